@@ -1,0 +1,61 @@
+# One door for people and for CI. `make demo` and `make test` set up whatever they need.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+
+.PHONY: setup setup-dev demo test check fmt bench bench-scheduler bench-engine docs leaf eval-leaf test-statistics clean
+
+$(BIN)/python:
+	@$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); [ "$$(id -u)" = 0 ] && apt-get update -q && apt-get install -y -q python3-venv \
+	  && $(PYTHON) -m venv $(VENV); } || { echo "no virtual environment: apt-get install python3-venv, then make again"; exit 1; }
+
+$(VENV)/.demo: $(BIN)/python pyproject.toml
+	$(PIP) -e .
+	@touch $@
+
+$(VENV)/.test: $(BIN)/python pyproject.toml
+	$(PIP) -e '.[test]'
+	@touch $@ $(VENV)/.demo
+
+$(VENV)/.dev: $(BIN)/python pyproject.toml
+	$(PIP) -e '.[dev]'
+	@touch $@ $(VENV)/.demo $(VENV)/.test
+
+setup: $(VENV)/.dev                ## environment with everything a developer needs
+
+demo: $(VENV)/.demo                ## install, then answer eight prompts at once with the embedded model
+	$(BIN)/quire demo
+
+test: $(VENV)/.test                ## every test that needs no GPU
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal tests
+
+check: $(VENV)/.dev                ## format, lint, types, import contracts, house and control-plane tests
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 tests/house tests/unit/core tests/unit/config tests/unit/kv_cache tests/unit/scheduler tests/kernels
+
+fmt: $(VENV)/.dev                  ## rewrite files in the house format
+	$(BIN)/ruff check --fix-only --quiet .
+	$(BIN)/ruff format .
+
+bench: bench-scheduler bench-engine
+
+bench-scheduler: $(VENV)/.demo     ## cost of the control plane per step, no model
+	$(BIN)/quire bench scheduler
+
+bench-engine: $(VENV)/.test        ## prefix caching and continuous batching on the embedded model
+	$(BIN)/python benchmarks/engine/bench_leaf.py
+
+docs: $(VENV)/.dev                 ## regenerate the reference pages
+	$(BIN)/python -m quire.entrypoints.args --write-docs
+
+leaf: $(VENV)/.dev                 ## make the embedded model anew (hours on two cores)
+	$(BIN)/python -m training.build --hours 2
+
+eval-leaf: $(VENV)/.test           ## score the embedded model on held-out prompts, through the engine
+	$(BIN)/python -m training.evaluate --engine quire --count 500
+
+clean:
+	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache

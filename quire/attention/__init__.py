@@ -1,0 +1,1 @@
+"""Paged attention: the interface, what a step tells it, and the backends."""

@@ -1,0 +1,1 @@
+"""Attention implementations, one file each; none imports another."""

@@ -1,0 +1,215 @@
+"""Attention in plain torch operations: runs on any device, and is what native kernels are compared with.
+
+Made by `attention.selector`, called by every attention layer. Owns two scratch buffers and the plan of the step
+that is running.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch.nn.functional import scaled_dot_product_attention
+
+from quire.attention.backend import AttentionBackend, AttentionParams
+from quire.attention.decode_tiles import DecodeTile, plan_decode_tiles
+from quire.attention.metadata import AttentionMetadata
+
+# Gathered keys and values of one decode tile, and the score mask of one run of prompt tokens, in bytes.
+MAX_TILE_BYTES = 16 << 20
+MAX_MASK_BYTES = 16 << 20
+MAX_PLANS = 8
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+
+
+@dataclass(frozen=True, slots=True)
+class _StepPlan:
+    """How one step is computed by the layers of one kind: tiles of decodes, and the other requests one by one."""
+
+    metadata: AttentionMetadata
+    tiles: list[DecodeTile]
+    prompts: list[int]
+
+
+class TorchReferenceBackend(AttentionBackend):
+    """Any mix of decodes and prompt chunks, grouped-query heads, sliding windows.
+
+    A tile of decodes is one gather of its pages and one masked attention call; prompt chunks are looped over.
+    """
+
+    name = "torch_reference"
+    preferred_block_size = 16
+
+    def __init__(self) -> None:
+        self._plans: dict[tuple[object, ...], _StepPlan] = {}
+        self._scratch: dict[str, torch.Tensor] = {}
+
+    @staticmethod
+    def unsupported_reasons(params: AttentionParams, dtype: torch.dtype, device: torch.device) -> list[str]:
+        """It serves every device and head size, in the three floating types of checkpoints."""
+        return [] if dtype in DTYPES else [f"dtype {dtype} is not one of {', '.join(map(str, DTYPES))}"]
+
+    @staticmethod
+    def kv_cache_shape(num_blocks: int, block_size: int, num_kv_heads: int, head_size: int) -> tuple[int, ...]:
+        """[keys or values, page, token of the page, head, element]."""
+        return (2, num_blocks, block_size, num_kv_heads, head_size)
+
+    def forward(
+        self,
+        params: AttentionParams,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        kv_cache: torch.Tensor,
+        metadata: AttentionMetadata,
+    ) -> torch.Tensor:
+        """Write this step's keys and values to their slots, then attend causally over each request's pages.
+
+        Rows of `query` past `metadata.num_tokens` are padding and come back as zeros.
+        """
+        num_tokens = metadata.num_tokens
+        slots = metadata.slot_mapping[:num_tokens]
+        for cache, new in zip(kv_cache, (key, value), strict=True):
+            cache.flatten(0, 1).index_copy_(0, slots, new[:num_tokens])
+        output = torch.empty(query.shape, dtype=query.dtype, device=query.device)
+        output[num_tokens:] = 0
+        plan = self._plan(params, metadata, kv_cache)
+        for tile in plan.tiles:
+            self._attend_tile(params, tile, query, kv_cache, output)
+        for request in plan.prompts:
+            self._attend_prompt(params, metadata, request, query, key, value, kv_cache, output)
+        return output
+
+    def _plan(self, params: AttentionParams, metadata: AttentionMetadata, kv_cache: torch.Tensor) -> _StepPlan:
+        """The step's plan, made by its first layer of each kind."""
+        page_bytes = 2 * kv_cache[0, 0].numel() * kv_cache.element_size()
+        key = (id(metadata), params.sliding_window, kv_cache.shape[2], page_bytes, kv_cache.dtype)
+        found = self._plans.get(key)
+        if found is not None:
+            return found
+        query_lens = np.diff(metadata.query_start_loc_np[: metadata.num_reqs + 1])
+        tiles = plan_decode_tiles(
+            metadata,
+            np.flatnonzero(query_lens == 1),
+            block_size=kv_cache.shape[2],
+            sliding_window=params.sliding_window,
+            max_tile_pages=MAX_TILE_BYTES // page_bytes,
+            dtype=kv_cache.dtype,
+        )
+        plan = _StepPlan(metadata=metadata, tiles=tiles, prompts=np.flatnonzero(query_lens > 1).tolist())
+        if len(self._plans) >= MAX_PLANS:
+            self._plans.clear()
+        self._plans[key] = plan
+        return plan
+
+    def _attend_tile(
+        self,
+        params: AttentionParams,
+        tile: DecodeTile,
+        query: torch.Tensor,
+        kv_cache: torch.Tensor,
+        output: torch.Tensor,
+    ) -> None:
+        """The query heads of a group are laid out as the rows of one small attention over their key head."""
+        queries = query.index_select(0, tile.query_rows).view(tile.num_reqs, params.num_kv_heads, -1, params.head_size)
+        keys, values = (self._gather(part, kv_cache[i], tile) for i, part in enumerate(("keys", "values")))
+        attended = scaled_dot_product_attention(queries, keys, values, attn_mask=tile.mask, scale=params.scale)
+        output.index_copy_(0, tile.query_rows, attended.reshape(tile.num_reqs, params.num_heads, params.head_size))
+
+    def _gather(self, part: str, cache: torch.Tensor, tile: DecodeTile) -> torch.Tensor:
+        """The tile's tokens, [num_reqs, num_kv_heads, num_keys, head_size], copied into a scratch buffer.
+
+        The buffer is kept because fresh memory costs more than the copy. Tokens that the request did not write are
+        zeroed: the mask alone would let their NaNs through.
+        """
+        pages = self._copy_pages(part, cache, tile.block_ids)
+        pages.flatten(0, 1).index_fill_(0, tile.unwritten, 0)
+        return pages.view(tile.num_reqs, -1, *cache.shape[2:]).transpose(1, 2)
+
+    def _copy_pages(self, part: str, cache: torch.Tensor, block_ids: torch.Tensor) -> torch.Tensor:
+        shape = (len(block_ids), *cache.shape[1:])
+        num_elements = int(np.prod(shape))
+        scratch = self._scratch.get(part)
+        if scratch is None or scratch.numel() < num_elements or scratch.dtype != cache.dtype:
+            scratch = torch.empty(num_elements, dtype=cache.dtype, device=cache.device)
+            self._scratch[part] = scratch
+        return torch.index_select(cache, 0, block_ids, out=scratch[:num_elements].view(shape))
+
+    def _attend_prompt(
+        self,
+        params: AttentionParams,
+        metadata: AttentionMetadata,
+        request: int,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        kv_cache: torch.Tensor,
+        output: torch.Tensor,
+    ) -> None:
+        """Several query tokens of one request, over keys that are in this step alone or in pages too."""
+        start, end = (int(row) for row in metadata.query_start_loc_np[request : request + 2])
+        num_cached = int(metadata.seq_lens_np[request]) - (end - start)
+        if num_cached == 0:
+            keys, values, first_key = key[start:end], value[start:end], 0
+        else:
+            block_size = kv_cache.shape[2]
+            first_page = 0
+            if params.sliding_window is not None:
+                first_page = max(0, num_cached + 1 - params.sliding_window) // block_size
+            num_pages = -(-(num_cached + end - start) // block_size)
+            block_ids = metadata.block_table[request, first_page:num_pages]
+            first_key = first_page * block_size
+            keys, values = (cache.index_select(0, block_ids).flatten(0, 1) for cache in kv_cache)
+        attend_causally(params, query[start:end], keys, values, num_cached, first_key, output[start:end])
+
+
+def attend_causally(
+    params: AttentionParams,
+    query: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    first_position: int,
+    first_key: int,
+    output: torch.Tensor,
+) -> None:
+    """Attention of consecutive tokens of one request, in runs short enough to bound the mask.
+
+    Args:
+        query: [query_len, num_heads, head_size], tokens at first_position and on.
+        keys, values: [num_keys, num_kv_heads, head_size], tokens at first_key and on; may run past the last query.
+        output: [query_len, num_heads, head_size]; written.
+    """
+    query_len, window = query.shape[0], params.sliding_window
+    if first_position == 0 and (window is None or window >= query_len):
+        output.copy_(_attend(params, query, keys[:query_len], values[:query_len], mask=None))
+        return
+    run = max(16, MAX_MASK_BYTES // (4 * keys.shape[0]))
+    if window is not None:
+        run = min(run, max(64, window))
+    for start in range(0, query_len, run):
+        end = min(start + run, query_len)
+        positions = torch.arange(first_position + start, first_position + end, device=query.device)
+        oldest = 0 if window is None else max(0, first_position + start - window + 1)
+        seen = slice(max(0, oldest - first_key), first_position + end - first_key)
+        key_positions = torch.arange(first_key + seen.start, first_key + seen.stop, device=query.device)
+        mask = key_positions <= positions[:, None]
+        if window is not None:
+            mask &= key_positions > positions[:, None] - window
+        output[start:end] = _attend(params, query[start:end], keys[seen], values[seen], mask)
+
+
+def _attend(
+    params: AttentionParams, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor | None
+) -> torch.Tensor:
+    """One request's attention, [query_len, num_heads, head_size]; without a mask it is causal."""
+    attended = scaled_dot_product_attention(
+        query.transpose(0, 1).unsqueeze(0),
+        keys.transpose(0, 1).unsqueeze(0),
+        values.transpose(0, 1).unsqueeze(0),
+        attn_mask=mask,
+        is_causal=mask is None,
+        scale=params.scale,
+        enable_gqa=params.num_heads != params.num_kv_heads,
+    )
+    return attended.squeeze(0).transpose(0, 1)

@@ -1,0 +1,111 @@
+"""A `QuireConfig` from flat names, as `LLM(...)`, the command line and a config file give them.
+
+Called by `entrypoints.args` and `LLM`. No state: the table of names is read from the config classes.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from quire.config.base import SettingInfo, info_of, settings_of
+from quire.config.cache import CacheConfig
+from quire.config.cross_checks import check_supported
+from quire.config.device import DeviceConfig, ParallelConfig
+from quire.config.engine import ObservabilityConfig, QuireConfig
+from quire.config.model import LoadConfig, ModelConfig
+from quire.config.not_yet import NOT_YET, is_neutral
+from quire.config.scheduler import SchedulerConfig
+from quire.errors import ConfigError, UnsupportedError, nearest
+from quire.utils.checks import shown
+
+SECTIONS: dict[str, type] = {
+    "model": ModelConfig,
+    "load": LoadConfig,
+    "cache": CacheConfig,
+    "scheduler": SchedulerConfig,
+    "device": DeviceConfig,
+    "parallel": ParallelConfig,
+    "observability": ObservabilityConfig,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """Where a setting lives: `QuireConfig.<section>.<field>`."""
+
+    section: str
+    field: str
+    info: SettingInfo
+
+
+def all_settings() -> list[Setting]:
+    """Every setting, in the order of the config classes."""
+    return [
+        Setting(section, field.name, info_of(field))
+        for section, config in SECTIONS.items()
+        for field in settings_of(config)
+    ]
+
+
+def settings_by_name() -> dict[str, Setting]:
+    """Every setting under each of its names, aliases included."""
+    return {name: one for one in all_settings() for name in (one.info.name, *one.info.aliases)}
+
+
+def build_config(**values: Any) -> QuireConfig:
+    """The configuration that the given settings make; what is not given has its default.
+
+    Args:
+        values: settings by user-facing name or alias, as in `max_model_len=2048`. None means the default.
+
+    Raises:
+        ConfigError: a name is unknown (the nearest valid one is named), or a value is not allowed.
+        UnsupportedError: a known setting that Quire does not honour yet.
+    """
+    known = settings_by_name()
+    sections: dict[str, dict[str, Any]] = {}
+    for name, value in values.items():
+        if name in known:
+            _put(sections, known[name], name, value)
+        else:
+            _drop_neutral(name, value, known)
+    config = QuireConfig(**{section: SECTIONS[section](**fields) for section, fields in sections.items()})
+    check_supported(config)
+    return config
+
+
+def _put(sections: dict[str, dict[str, Any]], setting: Setting, name: str, value: Any) -> None:
+    if value is None and setting.info.default is not None:
+        return
+    fields = sections.setdefault(setting.section, {})
+    if setting.field in fields:
+        raise ConfigError(
+            f"{name} and another name of the same setting were both given",
+            hint=f"give {setting.info.name} once",
+            field=setting.info.name,
+        )
+    fields[setting.field] = os.fspath(value) if isinstance(value, os.PathLike) else value
+
+
+def _drop_neutral(name: str, value: Any, known: Iterable[str]) -> None:
+    if name not in NOT_YET:
+        close = nearest(name, [*known, *NOT_YET])
+        hint = f"did you mean {close!r}?" if close else "docs/reference/settings.md lists all settings"
+        raise ConfigError(f"unknown setting {name!r}", hint=hint, field=name)
+    if not is_neutral(name, value):
+        raise UnsupportedError(
+            f"{name}={shown(value)}: {name} is known but not supported yet", hint=f"leave out {name}", field=name
+        )
+
+
+def settings_as_dict(config: QuireConfig) -> dict[str, Any]:
+    """User-facing name -> value of every setting."""
+    return {one.info.name: getattr(getattr(config, one.section), one.field) for one in all_settings()}
+
+
+def section_doc(section: str) -> str:
+    """What a section of the configuration is about."""
+    return (SECTIONS[section].__doc__ or "").strip()

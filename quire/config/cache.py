@@ -1,0 +1,41 @@
+"""The KV cache: page size, how much memory, prefix caching."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from quire.config.base import check_settings, setting
+
+KV_CACHE_DTYPES = ("auto", "float16", "bfloat16", "float32")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CacheConfig:
+    """Size and behaviour of the paged KV cache."""
+
+    block_size: int | None = setting(
+        None, "Tokens per page; default: the attention backend's choice.", minimum=1, maximum=4096
+    )
+    memory_utilization: float = setting(
+        0.9, "Share of the memory that is free for this process that weights, workspace and KV cache may use.",
+        flag="gpu_memory_utilization", aliases=("device_memory_utilization",), minimum=0.01, maximum=1.0,
+    )  # fmt: skip
+    kv_cache_memory_bytes: int | None = setting(
+        None, "Bytes for the KV cache; overrides the computed budget.", minimum=1, is_size=True
+    )
+    num_blocks: int | None = setting(
+        None, "Number of pages, the null page included; overrides every budget.", flag="num_gpu_blocks_override",
+        minimum=2, maximum=2**31 - 1,
+    )  # fmt: skip
+    kv_cache_dtype: str = setting(
+        "auto", "Type of cached keys and values; auto = the model's, which is the only one supported yet.",
+        choices=KV_CACHE_DTYPES,
+    )  # fmt: skip
+    enable_prefix_caching: bool = setting(True, "Share full pages between requests that begin alike.")
+    prefix_caching_hash_algo: str = setting("sha256", "Hash of page contents.", choices=("sha256",))
+    watermark: float = setting(
+        0.0, "Share of pages kept free when a waiting request is admitted.", minimum=0.0, below=1.0
+    )
+
+    def __post_init__(self) -> None:
+        check_settings(self)

@@ -1,0 +1,89 @@
+"""Rules between settings, the model and the machine: what one field's range cannot say.
+
+Called by `config.resolve` and, for what needs no model, by `entrypoints.args`. Pure.
+"""
+
+from __future__ import annotations
+
+from quire.config.engine import QuireConfig
+from quire.errors import ConfigError, UnsupportedError
+from quire.platforms.interface import Platform
+
+PARALLEL_SIZES = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size")
+
+
+def check_supported(config: QuireConfig) -> None:
+    """Raise for settings that are known but not honoured (yet); needs no model."""
+    if config.model.trust_remote_code:
+        raise UnsupportedError(
+            "trust_remote_code=True is refused: Quire never runs code from a model directory",
+            hint="leave out trust_remote_code; the model must be of a family that Quire implements",
+            field="trust_remote_code",
+        )
+    if config.model.quantization is not None:
+        raise UnsupportedError(
+            f"quantization={config.model.quantization!r} is not supported yet",
+            hint="leave out quantization and use an unquantized checkpoint",
+            field="quantization",
+        )
+    for name in PARALLEL_SIZES:
+        size = getattr(config.parallel, name)
+        if size != 1:
+            raise UnsupportedError(
+                f"{name}={size} is not supported yet: the model runs in one process", hint=f"use {name}=1", field=name
+            )
+
+
+def check_device(config: QuireConfig, platform: Platform) -> None:
+    """Raise when the device asked for is not the one the platform describes."""
+    asked = config.device.device
+    if asked != "auto" and asked != platform.device:
+        raise ConfigError(
+            f"device={asked!r} cannot be used: this machine offers {platform.describe()}",
+            hint=f"use device='{platform.device}' or 'auto'",
+            field="device",
+        )
+
+
+def check_against_model(config: QuireConfig) -> None:
+    """Raise when lengths or types do not fit the model."""
+    assert config.arch is not None and config.model.max_model_len is not None, "checked after the rules have run"
+    limit, asked = config.arch.max_position_embeddings, config.model.max_model_len
+    if asked > limit:
+        raise ConfigError(
+            f"max_model_len={asked} is longer than the model's own limit of {limit} tokens",
+            hint=f"use max_model_len <= {limit}",
+            field="max_model_len",
+        )
+    if config.cache.kv_cache_dtype != config.model.dtype:
+        raise UnsupportedError(
+            f"kv_cache_dtype={config.cache.kv_cache_dtype!r} differs from dtype={config.model.dtype!r}",
+            hint="leave out kv_cache_dtype",
+            field="kv_cache_dtype",
+        )
+    threshold = config.scheduler.long_prefill_token_threshold
+    if threshold > asked:
+        raise ConfigError(
+            f"long_prefill_token_threshold={threshold} is larger than max_model_len={asked}",
+            hint=f"use long_prefill_token_threshold <= {asked}",
+            field="long_prefill_token_threshold",
+        )
+
+
+def check_batch(config: QuireConfig) -> None:
+    """Raise when the limits of a step contradict each other."""
+    tokens, seqs = config.scheduler.max_num_batched_tokens, config.scheduler.max_num_seqs
+    max_model_len = config.model.max_model_len
+    assert tokens is not None and seqs is not None and max_model_len is not None, "checked after the rules have run"
+    if seqs > tokens:
+        raise ConfigError(
+            f"max_num_seqs={seqs} is larger than max_num_batched_tokens={tokens}, and each needs a token a step",
+            hint=f"use max_num_seqs <= {tokens}, or max_num_batched_tokens >= {seqs}",
+            field="max_num_seqs",
+        )
+    if not config.scheduler.enable_chunked_prefill and tokens < max_model_len:
+        raise ConfigError(
+            f"max_num_batched_tokens={tokens} is less than max_model_len={max_model_len} and chunked prefill is off",
+            hint=f"use max_num_batched_tokens >= {max_model_len}, a smaller max_model_len, or enable_chunked_prefill",
+            field="max_num_batched_tokens",
+        )

@@ -1,0 +1,38 @@
+"""The device, the parallel layout, and the attention backend."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from quire.config.base import check_settings, setting
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceConfig:
+    """What runs the model."""
+
+    device: str = setting("auto", "auto = CUDA when present, else CPU.", choices=("auto", "cpu", "cuda"))
+    num_threads: int | None = setting(
+        None, "Compute threads on the CPU; default: the CPUs this process may use.", minimum=1, maximum=4096
+    )
+    attention_backend: str = setting("auto", "Attention implementation.", choices=("auto", "torch_reference"))
+
+    def __post_init__(self) -> None:
+        check_settings(self)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParallelConfig:
+    """How the model is divided over processes."""
+
+    tensor_parallel_size: int = setting(
+        1, "Processes that share each layer; only 1 is supported yet.", minimum=1, short="-tp"
+    )
+    pipeline_parallel_size: int = setting(
+        1, "Processes that each hold some layers; only 1 is supported yet.", minimum=1, short="-pp"
+    )
+    data_parallel_size: int = setting(1, "Replicas of the engine; only 1 is supported yet.", minimum=1, short="-dp")
+    distributed_executor_backend: str = setting("auto", "Kind of executor.", choices=("auto", "uni"))
+
+    def __post_init__(self) -> None:
+        check_settings(self)

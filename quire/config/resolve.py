@@ -1,0 +1,256 @@
+"""How every `auto` becomes a value: a list of named pure rules, each of which says why.
+
+Called once by the entry points, with the machine and the model's shape; the caller logs the decisions.
+A rule never overrides what the user gave. Checks that need the whole configuration are in `config.cross_checks`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+from quire.config.cross_checks import check_against_model, check_batch, check_device, check_supported
+from quire.config.engine import QuireConfig
+from quire.config.hf_config import ModelArch
+from quire.platforms.interface import Platform
+
+GIB = 1 << 30
+DTYPE_NAMES = {"half": "float16", "float": "float32"}
+KEEP_DTYPE = ("float16", "bfloat16", "float32")
+
+
+class UsageContext(Enum):
+    """Who runs the engine; a server trades batch size for shorter steps."""
+
+    LLM_CLASS = "offline generation"
+    API_SERVER = "server"
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What a rule chose: `name` is the user-facing name of the setting."""
+
+    name: str
+    value: Any
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.name}={self.value} ({self.reason})"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Surroundings:
+    """What the rules may look at besides the configuration.
+
+    Attributes:
+        platform: the machine.
+        usage: who runs the engine.
+        block_sizes: attention backend -> tokens per page it prefers.
+    """
+
+    platform: Platform
+    usage: UsageContext = UsageContext.LLM_CLASS
+    block_sizes: Mapping[str, int] = field(default_factory=lambda: {"torch_reference": 16})
+
+
+Rule = Callable[[QuireConfig, Surroundings], tuple[QuireConfig, "Decision | None"]]
+
+
+def resolve(
+    config: QuireConfig,
+    platform: Platform,
+    arch: ModelArch,
+    *,
+    usage: UsageContext = UsageContext.LLM_CLASS,
+    block_sizes: Mapping[str, int] | None = None,
+) -> tuple[QuireConfig, list[Decision]]:
+    """`config` with every auto replaced, and what was chosen.
+
+    Args:
+        config: as the user gave it.
+        platform: the machine, with the device chosen (`detect_platform(config.device.device)`).
+        arch: the model's shape.
+        usage: who runs the engine.
+        block_sizes: attention backend -> tokens per page it prefers; default: 16 for each.
+
+    Raises:
+        ConfigError: settings contradict each other, the model or the machine.
+        UnsupportedError: a known setting that is not honoured yet.
+    """
+    around = Surroundings(platform=platform, usage=usage)
+    if block_sizes is not None:
+        around = dataclasses.replace(around, block_sizes=block_sizes)
+    config = dataclasses.replace(config, arch=arch)
+    check_supported(config)
+    check_device(config, platform)
+    decisions = []
+    for rule in RULES:
+        config, decision = rule(config, around)
+        if decision is not None:
+            decisions.append(decision)
+    check_against_model(config)
+    check_batch(config)
+    return config, decisions
+
+
+def resolve_device(config: QuireConfig, around: Surroundings) -> tuple[QuireConfig, Decision | None]:
+    """CUDA when the machine has it, else the CPU."""
+    if config.device.device != "auto":
+        return config, None
+    return _choose(config, "device", "device", around.platform.device, around.platform.describe())
+
+
+def resolve_num_threads(config: QuireConfig, around: Surroundings) -> tuple[QuireConfig, Decision | None]:
+    """As many compute threads as CPUs this process may use."""
+    if config.device.num_threads is not None:
+        return config, None
+    return _choose(config, "device", "num_threads", max(1, around.platform.num_cpus), "CPUs this process may use")
+
+
+def resolve_attention_backend(config: QuireConfig, around: Surroundings) -> tuple[QuireConfig, Decision | None]:
+    """The only implementation there is yet."""
+    if config.device.attention_backend != "auto":
+        return config, None
+    return _choose(config, "device", "attention_backend", "torch_reference", "runs on every device")
+
+
+def resolve_executor(config: QuireConfig, around: Surroundings) -> tuple[QuireConfig, Decision | None]:
+    """One process while nothing is divided."""
+    if config.parallel.distributed_executor_backend != "auto":
+        return config, None
+    return _choose(config, "parallel", "distributed_executor_backend", "uni", "the model runs in one process")
+
+
+def resolve_names(config: QuireConfig, around: Surroundings) -> tuple[QuireConfig, Decision | None]:
+    """The model is served under the name it was given by."""
+    if config.model.served_model_name is not None:
+        return config, None
+    return _choose(config, "model", "served_model_name", config.model.model, "the model as given")
+
+
+def resolve_load_format(config: QuireConfig, around: Surroundings) -> tuple[QuireConfig, Decision | None]:
+    """Safetensors: the only format that cannot run code."""
+    if config.load.load_format != "auto":
+        return config, None
+    return _choose(config, "load", "load_format", "safetensors", "the only weight format that cannot run code")
+
+
+def resolve_dtype(config: QuireConfig, around: Surroundings) -> tuple[QuireConfig, Decision | None]:
+    """The checkpoint's type where the device computes it natively, else one that loses no digits."""
+    if config.model.dtype != "auto":
+        name = DTYPE_NAMES.get(config.model.dtype, config.model.dtype)
+        return _replace(config, "model", dtype=name), None
+    return _choose(config, "model", "dtype", *_dtype_for(_arch(config).torch_dtype, around.platform))
+
+
+def resolve_kv_cache_dtype(config: QuireConfig, around: Surroundings) -> tuple[QuireConfig, Decision | None]:
+    """Keys and values are kept in the model's type."""
+    if config.cache.kv_cache_dtype != "auto":
+        return config, None
+    return _choose(config, "cache", "kv_cache_dtype", config.model.dtype, "the model's dtype")
+
+
+def resolve_block_size(config: QuireConfig, around: Surroundings) -> tuple[QuireConfig, Decision | None]:
+    """What the attention backend prefers."""
+    if config.cache.block_size is not None:
+        return config, None
+    backend = config.device.attention_backend
+    return _choose(config, "cache", "block_size", around.block_sizes.get(backend, 16), f"preferred by {backend}")
+
+
+def resolve_max_model_len(config: QuireConfig, around: Surroundings) -> tuple[QuireConfig, Decision | None]:
+    """The longest sequence the model was made for."""
+    if config.model.max_model_len is not None:
+        return config, None
+    limit = _arch(config).max_position_embeddings
+    return _choose(config, "model", "max_model_len", limit, "max_position_embeddings of the model")
+
+
+def resolve_max_num_seqs(config: QuireConfig, around: Surroundings) -> tuple[QuireConfig, Decision | None]:
+    """By device and usage, but never above a token budget that the user gave."""
+    if config.scheduler.max_num_seqs is not None:
+        return config, None
+    _, value, device = _batch_defaults(around)
+    reason = f"{around.usage.value} on {device}"
+    budget = config.scheduler.max_num_batched_tokens
+    if budget is not None and budget < value:
+        value, reason = budget, f"not above max_num_batched_tokens={budget}"
+    return _choose(config, "scheduler", "max_num_seqs", value, reason)
+
+
+def resolve_max_num_batched_tokens(config: QuireConfig, around: Surroundings) -> tuple[QuireConfig, Decision | None]:
+    """By device and usage, within what max_num_seqs full requests could fill."""
+    scheduler, max_model_len = config.scheduler, config.model.max_model_len or 1
+    if scheduler.max_num_batched_tokens is not None:
+        return config, None
+    max_num_seqs = scheduler.max_num_seqs or 1
+    value, _, device = _batch_defaults(around)
+    reason = f"{around.usage.value} on {device}"
+    if value > max_num_seqs * max_model_len:
+        value, reason = max_num_seqs * max_model_len, "max_num_seqs requests of max_model_len tokens"
+    if value < max_num_seqs:
+        value, reason = max_num_seqs, "one token for each of max_num_seqs requests"
+    if not scheduler.enable_chunked_prefill and value < max_model_len:
+        value, reason = max_model_len, "chunked prefill is off: a step must hold the longest prompt"
+    return _choose(config, "scheduler", "max_num_batched_tokens", value, reason)
+
+
+RULES: tuple[Rule, ...] = (
+    resolve_device,
+    resolve_num_threads,
+    resolve_attention_backend,
+    resolve_executor,
+    resolve_names,
+    resolve_load_format,
+    resolve_dtype,
+    resolve_kv_cache_dtype,
+    resolve_block_size,
+    resolve_max_model_len,
+    resolve_max_num_seqs,
+    resolve_max_num_batched_tokens,
+)
+
+
+def _replace(config: QuireConfig, section: str, **values: Any) -> QuireConfig:
+    return dataclasses.replace(config, **{section: dataclasses.replace(getattr(config, section), **values)})
+
+
+def _choose(config: QuireConfig, section: str, name: str, value: Any, reason: str) -> tuple[QuireConfig, Decision]:
+    return _replace(config, section, **{name: value}), Decision(name, value, reason)
+
+
+def _arch(config: QuireConfig) -> ModelArch:
+    assert config.arch is not None, "resolve() sets the architecture before the rules run"
+    return config.arch
+
+
+def _dtype_for(checkpoint: str, platform: Platform) -> tuple[str, str]:
+    """(dtype, reason) for weights stored as `checkpoint` ("" = not said)."""
+    name = DTYPE_NAMES.get(checkpoint, checkpoint)
+    if name not in KEEP_DTYPE:
+        return "float32", f"the checkpoint names {name or 'no dtype'}"
+    if name == "float32":
+        return "float32", "the checkpoint is float32"
+    if name == "bfloat16":
+        if platform.has_fast_bfloat16:
+            return "bfloat16", "the checkpoint is bfloat16"
+        return "float32", f"the checkpoint is bfloat16, which this {platform.device} does not compute natively"
+    if platform.is_cpu:
+        return "float32", "the checkpoint is float16, which the CPU does not compute natively"
+    return "float16", "the checkpoint is float16"
+
+
+def _batch_defaults(around: Surroundings) -> tuple[int, int, str]:
+    """(max_num_batched_tokens, max_num_seqs, what they are for)."""
+    is_server = around.usage is UsageContext.API_SERVER
+    platform = around.platform
+    if platform.is_cpu:
+        return (2048, 128, "a CPU") if is_server else (4096, 256, "a CPU")
+    if platform.memory_bytes >= 160 * GIB:
+        return 16384, 1024, "a GPU of at least 160 GiB"
+    if platform.memory_bytes >= 70 * GIB and not any("a100" in gpu.name.lower() for gpu in platform.gpus):
+        return (8192 if is_server else 16384), 1024, "a GPU of at least 70 GiB"
+    return (2048 if is_server else 8192), 256, "this GPU"

@@ -1,0 +1,30 @@
+"""How much work one step may hold, and who goes first."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from quire.config.base import check_settings, setting
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SchedulerConfig:
+    """Limits and policy of the scheduler."""
+
+    max_num_batched_tokens: int | None = setting(
+        None, "Most tokens computed in one step; default by device.", minimum=1, maximum=2**24, is_size=True
+    )
+    max_num_seqs: int | None = setting(
+        None, "Most requests running at once; default by device.", minimum=1, maximum=65536
+    )
+    scheduling_policy: str = setting("fcfs", "Order of waiting requests.", choices=("fcfs",))
+    enable_chunked_prefill: bool = setting(True, "Compute a long prompt in parts beside other requests' decode steps.")
+    long_prefill_token_threshold: int = setting(
+        0, "Most prompt tokens of one request per step while others run, in tokens; 0 = no limit.", minimum=0
+    )
+    reserve_full_prompt: bool = setting(
+        True, "Admit a request only when pages for its whole prompt are free.", flag="scheduler_reserve_full_isl"
+    )
+
+    def __post_init__(self) -> None:
+        check_settings(self)

@@ -1,0 +1,91 @@
+"""The messages between front-end and engine core.
+
+A request goes in as one `EngineCoreRequest`; one step comes back as one `EngineCoreOutputs` of arrays. The
+front-end names a request by an integer `handle` that it never reuses.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+
+import numpy as np
+
+from quire.core.logprobs import LogprobsArrays
+from quire.core.sampling_params import SamplingParams
+from quire.core.stats import RequestEvent, SchedulerStats
+
+
+class FinishReason(IntEnum):
+    """Why a request ended; `str()` is the name users see."""
+
+    STOP = 0
+    LENGTH = 1
+    ABORT = 2
+    ERROR = 3
+    REPETITION = 4
+
+    def __str__(self) -> str:
+        return self.name.lower()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineCoreRequest:
+    """A validated request.
+
+    Attributes:
+        handle: the front-end's integer name, unique for the engine's life.
+        request_id: the user's name, for logs.
+        prompt_token_ids: [num_prompt_tokens] int32, at least one.
+        sampling_params: normalised by the input processor; `max_tokens` is a number, `n` is 1.
+        seed: 64-bit key of the request's random numbers.
+        eos_token_id: ends the request unless `ignore_eos`; -1 = none.
+        arrival_time: seconds, wall clock.
+        priority: lower runs first (priority policy only).
+        cache_salt: requests share cached pages only with requests of the same salt.
+    """
+
+    handle: int
+    request_id: str
+    prompt_token_ids: np.ndarray
+    sampling_params: SamplingParams
+    seed: int
+    eos_token_id: int = -1
+    arrival_time: float = 0.0
+    priority: int = 0
+    cache_salt: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class FinishedRequest:
+    """A request that ended in this step; `stop_reason` is the stop id that matched, None for EOS and length."""
+
+    handle: int
+    finish_reason: FinishReason
+    stop_reason: int | None = None
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineCoreOutputs:
+    """One step's outputs.
+
+    Attributes:
+        handles: [num_new_tokens] int64; a handle appears once per new token, in order.
+        new_token_ids: [num_new_tokens] int32.
+        logprobs: `index` refers to entries of `handles`.
+        prompt_logprobs: (handle, lines) as positions are computed; `index` is the prompt position.
+        finished: requests that ended; their last tokens are in this message.
+        events: turning points since the last message.
+        stats: the control plane after this step.
+        timestamp: seconds, monotonic clock.
+    """
+
+    handles: np.ndarray
+    new_token_ids: np.ndarray
+    logprobs: LogprobsArrays | None
+    prompt_logprobs: tuple[tuple[int, LogprobsArrays], ...]
+    finished: tuple[FinishedRequest, ...]
+    events: tuple[RequestEvent, ...]
+    stats: SchedulerStats
+    timestamp: float

@@ -1,0 +1,63 @@
+"""What users get back: `RequestOutput`, `CompletionOutput`, `Logprob`. Made by the front-end's output processor."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from quire.core.stats import RequestStateStats
+
+
+@dataclass(frozen=True, slots=True)
+class Logprob:
+    """Log-probability of one token: natural logarithm, 1-based rank in the vocabulary, its text."""
+
+    logprob: float
+    rank: int | None = None
+    decoded_token: str | None = None
+
+
+@dataclass(slots=True)
+class CompletionOutput:
+    """One of a request's `n` answers.
+
+    Attributes:
+        index: which of the `n`.
+        text, token_ids: the answer so far (CUMULATIVE, FINAL_ONLY) or what is new (DELTA).
+        cumulative_logprob: sum over the sampled tokens; None when logprobs were not asked for.
+        logprobs: per token: token id -> Logprob, the sampled token first.
+        finish_reason: "stop", "length", "abort", "error", "repetition"; None while it runs.
+        stop_reason: the stop string or stop id that matched; None for EOS.
+    """
+
+    index: int
+    text: str
+    token_ids: list[int]
+    cumulative_logprob: float | None = None
+    logprobs: list[dict[int, Logprob]] | None = None
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+
+    def finished(self) -> bool:
+        """True once the answer has ended."""
+        return self.finish_reason is not None
+
+
+@dataclass(slots=True)
+class RequestOutput:
+    """A request's answers.
+
+    Attributes:
+        prompt: its text; None when it came as token ids.
+        prompt_logprobs: per prompt token; the first is None; None when not asked for.
+        num_cached_tokens: prompt tokens that were found in the prefix cache.
+        metrics: timings of the request.
+    """
+
+    request_id: str
+    prompt: str | None
+    prompt_token_ids: list[int]
+    outputs: list[CompletionOutput]
+    finished: bool
+    prompt_logprobs: list[dict[int, Logprob] | None] | None = None
+    num_cached_tokens: int | None = None
+    metrics: RequestStateStats = field(default_factory=RequestStateStats)

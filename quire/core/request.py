@@ -1,0 +1,94 @@
+"""A request as the control plane holds it. Owned by the scheduler, from arrival to the end."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import IntEnum
+
+import numpy as np
+
+from quire.core.engine_messages import EngineCoreRequest
+
+ExtraKeys = tuple[tuple[str, str], ...]
+"""What besides its tokens decides a page's content, as (kind, value): ("cache_salt", s), later ("lora", name), ..."""
+
+
+class RequestStatus(IntEnum):
+    """Where a request stands. Any value above PREEMPTED is an end."""
+
+    WAITING = 0
+    RUNNING = 1
+    PREEMPTED = 2
+    FINISHED_STOPPED = 3
+    FINISHED_LENGTH_CAPPED = 4
+    FINISHED_ABORTED = 5
+    FINISHED_ERROR = 6
+
+    @property
+    def is_finished(self) -> bool:
+        """True once the request has ended, however it ended."""
+        return self > RequestStatus.PREEMPTED
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """One request off the hot path; while it is running, its lengths live in its `RequestTable` row.
+
+    Attributes:
+        message: what the front-end sent; never changes.
+        token_ids: [num_tokens] int32; prompt and output so far. Current only while the request has no row.
+        arrival: its place in the order of arrival, unique.
+        stop_token_ids: ids that end it, EOS apart.
+        extra_keys: page number -> what besides tokens decides its content; only pages that have such keys.
+        status: where it stands.
+        row: its row, -1 when it has none.
+        num_preemptions: how often it lost its row.
+        num_cached_tokens: prompt tokens found in the prefix cache at first admission; -1 before it.
+        num_prompt_logprobs_sent: prompt positions whose log-probabilities went out; a recomputed prompt repeats none.
+        block_hashes: hash of each full page of `token_ids` known so far, in order.
+    """
+
+    message: EngineCoreRequest
+    token_ids: np.ndarray
+    arrival: int = 0
+    stop_token_ids: frozenset[int] = frozenset()
+    extra_keys: dict[int, ExtraKeys] = field(default_factory=dict)
+    status: RequestStatus = RequestStatus.WAITING
+    row: int = -1
+    num_preemptions: int = 0
+    num_cached_tokens: int = -1
+    num_prompt_logprobs_sent: int = 0
+    block_hashes: list[bytes] = field(default_factory=list)
+
+    @classmethod
+    def from_message(cls, message: EngineCoreRequest, arrival: int = 0) -> Request:
+        """The request as it arrives."""
+        salt = message.cache_salt
+        return cls(
+            message=message,
+            token_ids=np.ascontiguousarray(message.prompt_token_ids, dtype=np.int32),
+            arrival=arrival,
+            stop_token_ids=frozenset(message.sampling_params.stop_token_ids or ()),
+            extra_keys={} if salt is None else {0: (("cache_salt", salt),)},
+        )
+
+    @property
+    def handle(self) -> int:
+        """The front-end's name of the request."""
+        return self.message.handle
+
+    @property
+    def request_id(self) -> str:
+        """The user's name of the request."""
+        return self.message.request_id
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        """Prompt length in tokens."""
+        return len(self.message.prompt_token_ids)
+
+    @property
+    def may_read_prefix_cache(self) -> bool:
+        """False when the user asked for it, or when every prompt position must be computed for its logprobs."""
+        params = self.message.sampling_params
+        return not params.skip_reading_prefix_cache and params.prompt_logprobs is None

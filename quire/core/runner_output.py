@@ -1,0 +1,30 @@
+"""What the data plane returns for one step. Made by `ModelRunner.sample_tokens`, read by `Scheduler.update_from_output`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from quire.core.logprobs import LogprobsArrays
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelRunnerOutput:
+    """Sampled tokens of one step.
+
+    Attributes:
+        rows: [num_sampled] int32; `SchedulerOutput.rows[is_sampling]`, in that order.
+        sampled_token_ids: [num_sampled] int32.
+        logprobs: lines for the entries of `rows` that asked for them; None when none did.
+        prompt_logprobs: row -> lines for prompt positions computed in this step; `index` holds positions of
+            the *predicted* prompt token, so it starts at 1.
+        errors: row -> what went wrong, for sampling rows whose token means nothing (the model gave NaN, or no
+            token was possible): the token is not to be used and the request ends with an error.
+    """
+
+    rows: np.ndarray
+    sampled_token_ids: np.ndarray
+    logprobs: LogprobsArrays | None = None
+    prompt_logprobs: dict[int, LogprobsArrays] = field(default_factory=dict)
+    errors: dict[int, str] = field(default_factory=dict)

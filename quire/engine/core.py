@@ -1,0 +1,48 @@
+"""EngineCore: schedule -> execute -> sample -> update, nothing else.
+
+Called by an engine core client. Owns the executor and the scheduler.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from quire.core.engine_messages import EngineCoreOutputs, EngineCoreRequest, FinishReason
+from quire.executor.base import Executor
+from quire.scheduler.interface import SchedulerInterface
+
+
+class EngineCore:
+    """One engine: a scheduler and the executor that runs what it decides."""
+
+    def __init__(self, executor: Executor, scheduler: SchedulerInterface) -> None:
+        self._executor = executor
+        self._scheduler = scheduler
+
+    def add_request(self, request: EngineCoreRequest) -> None:
+        """Queue a request; raises `ValidationError` when it can never run."""
+        self._scheduler.add_request(request)
+
+    def abort_requests(self, handles: Iterable[int]) -> None:
+        """End requests; their pages are free before the next step."""
+        self._scheduler.finish_requests(handles, FinishReason.ABORT)
+
+    def step(self) -> EngineCoreOutputs | None:
+        """Run one step; None when there was nothing to run."""
+        scheduled = self._scheduler.schedule()
+        if scheduled is None:
+            return self._scheduler.take_outputs()
+        self._executor.execute_model(scheduled)
+        return self._scheduler.update_from_output(scheduled, self._executor.sample_tokens())
+
+    def has_unfinished_requests(self) -> bool:
+        """True while any request waits or runs."""
+        return self._scheduler.has_unfinished_requests()
+
+    def reset_prefix_cache(self) -> bool:
+        """Forget all cached pages; False while any page is in use."""
+        return self._scheduler.reset_prefix_cache()
+
+    def shutdown(self) -> None:
+        """Release the executor; harmless when repeated."""
+        self._executor.shutdown()

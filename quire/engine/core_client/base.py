@@ -1,0 +1,32 @@
+"""How a front-end talks to an engine core, wherever that core runs."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable
+
+from quire.core.engine_messages import EngineCoreOutputs, EngineCoreRequest
+
+
+class EngineCoreClient(ABC):
+    """The front-end's end of the line to an engine core."""
+
+    @abstractmethod
+    def add_request(self, request: EngineCoreRequest) -> None:
+        """Send a request."""
+
+    @abstractmethod
+    def abort_requests(self, handles: Iterable[int]) -> None:
+        """Ask for requests to end; each still gets a final output."""
+
+    @abstractmethod
+    def get_output(self) -> EngineCoreOutputs | None:
+        """The next step's outputs; None when nothing is unfinished."""
+
+    @abstractmethod
+    def reset_prefix_cache(self) -> bool:
+        """Forget all cached pages; False while any page is in use."""
+
+    @abstractmethod
+    def shutdown(self) -> None:
+        """End the core; harmless when repeated."""

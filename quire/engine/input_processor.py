@@ -1,0 +1,159 @@
+"""InputProcessor: whatever the user passed, validated and tokenized into a form the engine core takes.
+
+Called by `LLMEngine.add_request`. Owns nothing that changes. Everything that can be wrong with a request is found
+here, before the engine core hears of it.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from quire.core.inputs import TextPrompt, TokensPrompt, parse_prompt
+from quire.core.sampling_params import SamplingParams
+from quire.engine.generation_defaults import GenerationDefaults
+from quire.errors import ValidationError
+from quire.tokenization.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InputLimits:
+    """What the model and the settings allow.
+
+    Attributes:
+        vocab_size: of the model; token ids are below it.
+        max_model_len: prompt and output together, in tokens.
+        max_logprobs: most log-probabilities per token; -1 = no limit.
+    """
+
+    vocab_size: int
+    max_model_len: int
+    max_logprobs: int = 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PreparedRequest:
+    """A request that can run.
+
+    Attributes:
+        prompt: its text; None when it came as ids.
+        prompt_token_ids: [num_prompt_tokens] int32.
+        params: normalised: `max_tokens` is a number, -1 of logprobs is the vocabulary, bad words are ids; `n` as asked.
+        eos_token_id: -1 = none.
+    """
+
+    prompt: str | None
+    prompt_token_ids: np.ndarray
+    params: SamplingParams
+    eos_token_id: int
+    cache_salt: str | None
+
+
+class InputProcessor:
+    """Validates and tokenizes.
+
+    Args:
+        limits: of the model and settings.
+        tokenizer: None when the engine works with ids alone.
+        defaults: ends of a turn.
+        validate_params: a further check of the parameters, for custom logits processors.
+    """
+
+    def __init__(
+        self,
+        limits: InputLimits,
+        tokenizer: Tokenizer | None,
+        defaults: GenerationDefaults,
+        validate_params: Callable[[SamplingParams], None] | None = None,
+    ) -> None:
+        self._limits = limits
+        self._tokenizer = tokenizer
+        self._defaults = defaults
+        self._validate_params = validate_params
+
+    def prepare(self, prompt: Any, params: SamplingParams, *, add_special_tokens: bool = True) -> PreparedRequest:
+        """Make a request of `prompt` (any form that `core.inputs.parse_prompt` takes) and `params`.
+
+        Raises:
+            ValidationError: something about it is wrong; the message names the field, the value and the limit.
+        """
+        if not isinstance(params, SamplingParams):
+            raise ValidationError(
+                f"sampling_params must be a SamplingParams, not {type(params).__name__}", field="sampling_params"
+            )
+        parsed = parse_prompt(prompt)
+        token_ids = self._token_ids(parsed, add_special_tokens)
+        self._check_prompt(token_ids)
+        return PreparedRequest(
+            prompt=parsed.prompt,
+            prompt_token_ids=token_ids,
+            params=self._normalize(params, len(token_ids)),
+            eos_token_id=self._defaults.eos_token_id,
+            cache_salt=parsed.cache_salt,
+        )
+
+    def _token_ids(self, prompt: TextPrompt | TokensPrompt, add_special_tokens: bool) -> np.ndarray:
+        if isinstance(prompt, TokensPrompt):
+            return np.asarray(prompt.prompt_token_ids, dtype=np.int32)
+        if self._tokenizer is None:
+            raise ValidationError(
+                "a text prompt needs a tokenizer, and this engine runs with skip_tokenizer_init",
+                hint="pass {'prompt_token_ids': [...]}",
+                field="prompt",
+            )
+        return np.asarray(self._tokenizer.encode(prompt.prompt, add_special_tokens), dtype=np.int32)
+
+    def _check_prompt(self, token_ids: np.ndarray) -> None:
+        max_model_len, vocab_size = self._limits.max_model_len, self._limits.vocab_size
+        if len(token_ids) == 0:
+            raise ValidationError("the prompt has no tokens", hint="pass at least one token", field="prompt")
+        if len(token_ids) >= max_model_len:
+            raise ValidationError(
+                f"the prompt has {len(token_ids)} tokens; prompt and output together may have {max_model_len}",
+                hint=f"shorten the prompt to at most {max_model_len - 1} tokens, or raise max_model_len",
+                field="prompt",
+            )
+        outside = np.flatnonzero((token_ids < 0) | (token_ids >= vocab_size))
+        if len(outside):
+            raise ValidationError(
+                f"prompt_token_ids[{outside[0]}] is {token_ids[outside[0]]}, the vocabulary has ids 0 to "
+                f"{vocab_size - 1}",
+                hint="tokenize the prompt with this model's own tokenizer",
+                field="prompt_token_ids",
+            )
+
+    def _normalize(self, params: SamplingParams, num_prompt_tokens: int) -> SamplingParams:
+        params.validate_for_model(
+            vocab_size=self._limits.vocab_size,
+            max_logprobs=self._limits.max_logprobs,
+            has_tokenizer=self._tokenizer is not None,
+        )
+        if self._validate_params is not None:
+            self._validate_params(params)
+        params = copy.copy(params)  # shallow: fields are replaced below, never changed in place
+        room = self._limits.max_model_len - num_prompt_tokens
+        params.max_tokens = room if params.max_tokens is None else min(params.max_tokens, room)
+        if params.logprobs == -1:
+            params.logprobs = self._limits.vocab_size
+        if params.prompt_logprobs == -1:
+            params.prompt_logprobs = self._limits.vocab_size
+        if self._defaults.other_eos_token_ids and not params.ignore_eos:
+            own = params.stop_token_ids or []
+            params.stop_token_ids = list(dict.fromkeys([*own, *self._defaults.other_eos_token_ids]))
+        if params.bad_words and self._tokenizer is not None:
+            params.bad_words_token_ids = bad_words_token_ids(self._tokenizer, params.bad_words)
+        return params
+
+
+def bad_words_token_ids(tokenizer: Tokenizer, words: list[str]) -> list[list[int]]:
+    """Token forms of each word: at the beginning of a text, and after a space."""
+    forms: dict[tuple[int, ...], None] = {}
+    for word in words:
+        stem = word.lstrip(" ")
+        for text in (stem, " " + stem) if stem else (word,):
+            forms[tuple(tokenizer.encode(text, add_special_tokens=False))] = None
+    return [list(ids) for ids in forms if ids]

@@ -1,0 +1,134 @@
+"""OutputProcessor: one step's arrays in, the outputs that users get out.
+
+Called by `LLMEngine` after each step of the engine core. Owns every unfinished request's `RequestGroup`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from quire.core.engine_messages import EngineCoreOutputs, FinishReason
+from quire.core.outputs import RequestOutput
+from quire.engine.logprobs import lines_by_entry
+from quire.engine.request_state import RequestGroup, RequestState
+from quire.logger import get_logger
+
+logger = get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessedStep:
+    """What one step means for the front-end.
+
+    Attributes:
+        outputs: what is due to the users, in the order in which requests first appear in the step.
+        handles_to_abort: answers that a stop text ended; the engine core does not know it yet.
+        started: handles that got their first token or ended: their prompt is computed.
+    """
+
+    outputs: list[RequestOutput] = field(default_factory=list)
+    handles_to_abort: list[int] = field(default_factory=list)
+    started: list[int] = field(default_factory=list)
+
+
+class OutputProcessor:
+    """Keeps what is unfinished, and turns steps into outputs."""
+
+    def __init__(self) -> None:
+        self._groups: dict[str, RequestGroup] = {}
+        self._by_handle: dict[int, tuple[RequestGroup, RequestState]] = {}
+
+    def __len__(self) -> int:
+        return len(self._groups)
+
+    def __contains__(self, request_id: object) -> bool:
+        return request_id in self._groups
+
+    @property
+    def request_ids(self) -> list[str]:
+        """Unfinished requests, oldest first."""
+        return list(self._groups)
+
+    def add(self, group: RequestGroup) -> None:
+        """Begin to follow a request, whose id no unfinished one has."""
+        assert group.request_id not in self._groups, "the engine checks ids before it sends anything"
+        self._groups[group.request_id] = group
+        self._by_handle.update({state.handle: (group, state) for state in group.states})
+
+    def forget(self, request_ids: Iterable[str]) -> list[int]:
+        """Stop following requests, without any output; returns the handles of their unfinished answers."""
+        handles = self.handles_of(request_ids)
+        for request_id in {self._by_handle[handle][0].request_id for handle in handles}:
+            self._remove(self._groups[request_id])
+        return handles
+
+    def handles_of(self, request_ids: Iterable[str]) -> list[int]:
+        """Handles of the unfinished answers of requests; unknown ids have none."""
+        groups = [self._groups[request_id] for request_id in request_ids if request_id in self._groups]
+        return [state.handle for group in groups for state in group.states if not state.is_finished]
+
+    def end(self, handle: int, reason: FinishReason) -> RequestOutput | None:
+        """An answer ended before the engine core ever saw it; the output that is due, if any."""
+        group, state = self._by_handle[handle]
+        state.end(reason)
+        return self._take_output(group, {state.index})
+
+    def process(self, step: EngineCoreOutputs) -> ProcessedStep:
+        """Take in one step; handles that are not followed (any longer) are ignored."""
+        processed = ProcessedStep()
+        self._note_events(step)
+        self._add_prompt_logprobs(step)
+        finished = {one.handle: one for one in step.finished}
+        changed: dict[str, set[int]] = {}
+        for handle, tokens in _tokens_by_handle(step, also=finished).items():
+            if handle not in self._by_handle:
+                continue
+            group, state = self._by_handle[handle]
+            if not state.token_ids:
+                processed.started.append(handle)
+            end = finished.get(handle)
+            if end is not None and end.error is not None:
+                logger.error("request %s failed: %s", group.request_id, end.error)
+            if state.add_tokens(tokens, step.logprobs, end, step.timestamp):
+                processed.handles_to_abort.append(handle)
+            if state.is_finished:
+                del self._by_handle[handle]
+            changed.setdefault(group.request_id, set()).add(state.index)
+        for request_id, indexes in changed.items():
+            output = self._take_output(self._groups[request_id], indexes)
+            if output is not None:
+                processed.outputs.append(output)
+        return processed
+
+    def _take_output(self, group: RequestGroup, changed: set[int]) -> RequestOutput | None:
+        if group.is_finished:
+            self._remove(group)
+        return group.take_output(changed)
+
+    def _remove(self, group: RequestGroup) -> None:
+        del self._groups[group.request_id]
+        for state in group.states:
+            self._by_handle.pop(state.handle, None)
+
+    def _note_events(self, step: EngineCoreOutputs) -> None:
+        for event in step.events:
+            if event.handle in self._by_handle:
+                self._by_handle[event.handle][1].note_event(event)
+
+    def _add_prompt_logprobs(self, step: EngineCoreOutputs) -> None:
+        for handle, arrays in step.prompt_logprobs:
+            if handle in self._by_handle:
+                self._by_handle[handle][1].logprobs.add_prompt(arrays)
+
+
+def _tokens_by_handle(step: EngineCoreOutputs, also: Iterable[int]) -> dict[int, list[tuple[int, int | None]]]:
+    """Handle -> its new tokens, each with its line in the logprobs; `also` names handles that need an entry."""
+    lines = lines_by_entry(step.logprobs)
+    tokens: dict[int, list[tuple[int, int | None]]] = {}
+    pairs = zip(step.handles.tolist(), step.new_token_ids.tolist(), strict=True)
+    for entry, (handle, token_id) in enumerate(pairs):
+        tokens.setdefault(handle, []).append((token_id, lines.get(entry)))
+    for handle in also:
+        tokens.setdefault(handle, [])
+    return tokens

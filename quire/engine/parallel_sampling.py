@@ -1,0 +1,86 @@
+"""n answers to one prompt: `n` requests in the engine core, one for the user.
+
+Called by `LLMEngine`. Owns the answers that wait until the first one has computed the prompt they share.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable
+
+from quire.core.engine_messages import EngineCoreRequest
+from quire.core.sampling_params import SamplingParams
+from quire.engine.input_processor import PreparedRequest
+from quire.engine.seeds import request_key
+
+
+def child_params(params: SamplingParams, index: int) -> SamplingParams:
+    """Parameters of answer `index`: one answer, from a seed of its own when the request has one."""
+    child = copy.copy(params)
+    child.n = 1
+    if params.seed is not None:
+        child.seed = params.seed + index
+    if index > 0:
+        child.prompt_logprobs = None  # the first answer has them
+        child.skip_reading_prefix_cache = params.skip_reading_prefix_cache and params.prompt_logprobs is None
+    return child
+
+
+def make_children(
+    prepared: PreparedRequest,
+    request_id: str,
+    handles: Iterable[int],
+    engine_seed: int,
+    *,
+    arrival_time: float = 0.0,
+    priority: int = 0,
+) -> list[EngineCoreRequest]:
+    """One message for each answer; `handles` gives their names, in the order of their indexes."""
+    messages = []
+    for index, handle in enumerate(handles):
+        params = child_params(prepared.params, index)
+        messages.append(
+            EngineCoreRequest(
+                handle=handle,
+                request_id=request_id if prepared.params.n == 1 else f"{index}_{request_id}",
+                prompt_token_ids=prepared.prompt_token_ids,
+                sampling_params=params,
+                seed=request_key(params.seed, engine_seed, handle),
+                eos_token_id=prepared.eos_token_id,
+                arrival_time=arrival_time,
+                priority=priority,
+                cache_salt=prepared.cache_salt,
+            )
+        )
+    return messages
+
+
+class WaitingChildren:
+    """Answers that are sent once the first answer of their request has its first token.
+
+    Until then the prompt's pages are not in the prefix cache, and each of them would compute the prompt again.
+    """
+
+    def __init__(self) -> None:
+        self._by_first: dict[int, list[EngineCoreRequest]] = {}
+
+    def add(self, first_handle: int, children: list[EngineCoreRequest]) -> None:
+        """Keep `children` until `first_handle` has started."""
+        if children:
+            self._by_first[first_handle] = children
+
+    def release(self, started: Iterable[int]) -> list[EngineCoreRequest]:
+        """The children of requests whose first answer has started."""
+        return [child for handle in started for child in self._by_first.pop(handle, ())]
+
+    def drop(self, handles: Iterable[int]) -> set[int]:
+        """Forget those of `handles` that were never sent; returns them."""
+        unwanted, dropped = set(handles), set()
+        for first_handle, children in list(self._by_first.items()):
+            dropped |= {child.handle for child in children if child.handle in unwanted}
+            kept = [child for child in children if child.handle not in unwanted]
+            if kept:
+                self._by_first[first_handle] = kept
+            else:
+                del self._by_first[first_handle]
+        return dropped

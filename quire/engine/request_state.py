@@ -1,0 +1,222 @@
+"""What the front-end keeps of a request: its answers as they grow, and what of them was handed out.
+
+Owned by the `OutputProcessor`. A `RequestGroup` is what the user submitted; each of its `n` answers is one
+`RequestState`, which the engine core knows by a handle of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, field
+
+from quire.core.engine_messages import FinishedRequest, FinishReason
+from quire.core.logprobs import LogprobsArrays
+from quire.core.outputs import CompletionOutput, RequestOutput
+from quire.core.sampling_params import RequestOutputKind, SamplingParams
+from quire.core.stats import EventKind, RequestEvent, RequestStateStats
+from quire.engine.detokenizer import Detokenizer
+from quire.engine.logprobs import LogprobLine, LogprobsCollector
+from quire.tokenization.tokenizer import Tokenizer
+
+NewTokens = Sequence[tuple[int, int | None]]  # (token id, its line in the step's logprobs)
+
+
+class RequestState:
+    """One answer.
+
+    Args:
+        handle: the engine core's name for it.
+        index: which of the request's `n` answers.
+        params: as the engine core got them.
+        prompt_token_ids: what the answer follows.
+        tokenizer: None when the engine works with ids alone.
+        arrival_ts: seconds on the monotonic clock.
+    """
+
+    def __init__(
+        self,
+        handle: int,
+        index: int,
+        params: SamplingParams,
+        prompt_token_ids: Sequence[int],
+        tokenizer: Tokenizer | None,
+        arrival_ts: float = 0.0,
+    ) -> None:
+        self.handle = handle
+        self.index = index
+        self.token_ids: list[int] = []
+        self.finish_reason: str | None = None
+        self.stop_reason: int | str | None = None
+        self.num_cached_tokens: int | None = None
+        self.stats = RequestStateStats()
+        self.detokenizer = Detokenizer(tokenizer, params, prompt_token_ids)
+        self.logprobs = LogprobsCollector(
+            tokenizer, wants_output=params.logprobs is not None, wants_prompt=params.prompt_logprobs is not None
+        )
+        self._arrival_ts = arrival_ts
+        self._decodes_at_end = params.output_kind is RequestOutputKind.FINAL_ONLY
+        self._keeps_stop_text = params.include_stop_str_in_output
+        self._num_decoded = 0
+        self._num_taken = 0
+
+    @property
+    def is_finished(self) -> bool:
+        """True once the answer has ended."""
+        return self.finish_reason is not None
+
+    def add_tokens(
+        self,
+        new_tokens: NewTokens,
+        logprobs: LogprobsArrays | None,
+        finished: FinishedRequest | None,
+        timestamp: float,
+    ) -> bool:
+        """Take in one step's tokens, and its end if the engine core ended it.
+
+        Returns:
+            True when a stop text ended the answer, so that the engine core has to be told.
+        """
+        first = len(self.token_ids)
+        self.token_ids.extend(token_id for token_id, _ in new_tokens)
+        if new_tokens:
+            self._note_times(timestamp)
+        if finished is not None or self.detokenizer.has_stop_strings or not self._decodes_at_end:
+            self._decode(finished)
+        for token_id_and_line in new_tokens[: len(self.token_ids) - first]:
+            line = token_id_and_line[1]
+            if logprobs is not None and line is not None:
+                self.logprobs.add_output(logprobs, line)
+        self.stats.num_generation_tokens = len(self.token_ids)
+        is_stopped_here = self.is_finished
+        if finished is not None and not is_stopped_here:
+            self.end(finished.finish_reason, finished.stop_reason)
+        return is_stopped_here and finished is None
+
+    def note_event(self, event: RequestEvent) -> None:
+        """Take in a turning point."""
+        stats = self.stats
+        stats.events.append(event)
+        if event.kind is EventKind.QUEUED:
+            stats.queued_ts = event.timestamp
+        elif event.kind is EventKind.PREEMPTED:
+            stats.num_preemptions += 1
+        elif not stats.scheduled_ts:
+            stats.scheduled_ts = event.timestamp
+            self.num_cached_tokens = event.num_cached_tokens
+
+    def end(self, reason: FinishReason, stop_reason: int | str | None = None) -> None:
+        """The answer has ended; what is left of its text becomes visible."""
+        late_stop = self.detokenizer.finish()
+        self.finish_reason = str(FinishReason.STOP if late_stop else reason)
+        self.stop_reason = late_stop or stop_reason
+
+    def take_completion(self, *, delta: bool) -> CompletionOutput:
+        """The answer so far, or what is new in it."""
+        start = self._num_taken if delta else 0
+        self._num_taken = len(self.token_ids)
+        logprobs = self.logprobs.output
+        return CompletionOutput(
+            index=self.index,
+            text=self.detokenizer.take(delta=delta),
+            token_ids=self.token_ids[start:],
+            cumulative_logprob=self.logprobs.cumulative,
+            logprobs=None if logprobs is None else logprobs[start:],
+            finish_reason=self.finish_reason,
+            stop_reason=self.stop_reason,
+        )
+
+    def _decode(self, finished: FinishedRequest | None) -> None:
+        """Make text of the tokens that have none yet; a stop text cuts the tokens after it."""
+        first = self._num_decoded
+        ends_with_stop_token = finished is not None and finished.finish_reason is FinishReason.STOP
+        stopped = self.detokenizer.push(
+            self.token_ids[first:], is_last_hidden=ends_with_stop_token and not self._keeps_stop_text
+        )
+        if stopped is not None:
+            del self.token_ids[first + stopped.num_tokens :]
+            self.finish_reason, self.stop_reason = str(FinishReason.STOP), stopped.stop
+        self._num_decoded = len(self.token_ids)
+
+    def _note_times(self, timestamp: float) -> None:
+        if not self.stats.first_token_ts:
+            self.stats.first_token_ts = timestamp
+            self.stats.first_token_latency = timestamp - self._arrival_ts
+        self.stats.last_token_ts = timestamp
+
+
+@dataclass(slots=True)
+class RequestGroup:
+    """A request as the user sees it.
+
+    Attributes:
+        request_id: the user's name for it.
+        prompt: its text, if it came as text.
+        output_kind: what each output holds.
+        states: its answers, by index.
+        arrival_time: seconds, wall clock.
+    """
+
+    request_id: str
+    prompt: str | None
+    prompt_token_ids: list[int]
+    output_kind: RequestOutputKind
+    states: list[RequestState]
+    arrival_time: float = 0.0
+    _prompt_logprobs_taken: bool = field(default=False)
+
+    @property
+    def is_finished(self) -> bool:
+        """True once every answer has ended."""
+        return all(state.is_finished for state in self.states)
+
+    def take_output(self, changed: Collection[int]) -> RequestOutput | None:
+        """The output that is due now, or None.
+
+        Args:
+            changed: indexes of answers that got tokens or ended since the last call.
+        """
+        is_delta = self.output_kind is RequestOutputKind.DELTA
+        if self.output_kind is RequestOutputKind.FINAL_ONLY and not self.is_finished:
+            return None
+        states = [state for state in self.states if not is_delta or state.index in changed]
+        return RequestOutput(
+            request_id=self.request_id,
+            prompt=self.prompt,
+            prompt_token_ids=self.prompt_token_ids,
+            outputs=[state.take_completion(delta=is_delta) for state in states],
+            finished=self.is_finished,
+            prompt_logprobs=self._take_prompt_logprobs(once=is_delta),
+            num_cached_tokens=self.states[0].num_cached_tokens,
+            metrics=self._metrics(),
+        )
+
+    def _take_prompt_logprobs(self, *, once: bool) -> list[LogprobLine | None] | None:
+        lines = self.states[0].logprobs.prompt
+        if lines is None or (once and self._prompt_logprobs_taken):
+            return None
+        self._prompt_logprobs_taken = True
+        return list(lines)
+
+    def _metrics(self) -> RequestStateStats:
+        """Timings of the whole request: from its first answer's beginning to its last one's end."""
+        if len(self.states) == 1:
+            stats = self.states[0].stats
+            stats.arrival_time = self.arrival_time
+            return stats
+        parts = [state.stats for state in self.states]
+        return RequestStateStats(
+            num_generation_tokens=sum(part.num_generation_tokens for part in parts),
+            num_preemptions=sum(part.num_preemptions for part in parts),
+            arrival_time=self.arrival_time,
+            queued_ts=_earliest(part.queued_ts for part in parts),
+            scheduled_ts=_earliest(part.scheduled_ts for part in parts),
+            first_token_ts=_earliest(part.first_token_ts for part in parts),
+            last_token_ts=max(part.last_token_ts for part in parts),
+            first_token_latency=_earliest(part.first_token_latency for part in parts),
+            events=[event for part in parts for event in part.events],
+        )
+
+
+def _earliest(times: Iterable[float]) -> float:
+    """The smallest of `times` that has happened (0 = not yet)."""
+    return min((time for time in times if time), default=0.0)

@@ -1,0 +1,1 @@
+"""What users touch: the `LLM` class and the command line."""

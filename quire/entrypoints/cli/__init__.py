@@ -1,0 +1,1 @@
+"""The `quire` command: one module per subcommand, imported only when chosen."""

@@ -1,0 +1,113 @@
+"""The `quire` command: finds the subcommand, imports its module, and prints errors without a traceback.
+
+A subcommand's module has `add_arguments(parser)` and `run(args) -> int`. Nothing heavy is imported before one
+is chosen, so `quire --help` is immediate. No state.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+from types import ModuleType
+
+from quire.errors import QuireError, unknown_name
+from quire.version import __version__
+
+COMMANDS: dict[str, tuple[str, str]] = {
+    "generate": ("quire.entrypoints.cli.generate", "complete prompts from the command line, a file or stdin"),
+    "chat": ("quire.entrypoints.cli.chat", "talk to the model"),
+    "demo": ("quire.entrypoints.cli.demo", "eight prompts answered at once by the embedded model"),
+    "bench latency": ("quire.entrypoints.cli.bench_latency", "time one batch from prompt to last token"),
+    "bench throughput": ("quire.entrypoints.cli.bench_throughput", "tokens per second over many requests"),
+    "bench scheduler": ("quire.entrypoints.cli.bench_scheduler", "time the control plane alone, without a model"),
+    "collect-env": ("quire.entrypoints.cli.collect_env", "describe this machine and installation"),
+}
+EXIT_ERROR = 2
+EXIT_INTERRUPTED = 130
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line; returns the exit status.
+
+    Args:
+        argv: arguments without the program's name; default: those of the process.
+    """
+    try:
+        return _run(list(sys.argv[1:] if argv is None else argv))
+    except QuireError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return EXIT_ERROR
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPTED
+    except BrokenPipeError:
+        # The reader went away; keep the interpreter from failing again when it flushes.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+
+
+def _run(argv: list[str]) -> int:
+    if not argv or argv[0] in ("-h", "--help"):
+        print(_overview())
+        return 0
+    if argv[0] in ("-V", "--version"):
+        print(f"quire {__version__}")
+        return 0
+    name, rest = _split_command(argv)
+    if not name:
+        return 0
+    return _run_command(name, rest)
+
+
+def _split_command(argv: list[str]) -> tuple[str, list[str]]:
+    """(command, its arguments); ("", []) when help for a family of commands was printed."""
+    for words in (2, 1):
+        name = " ".join(argv[:words])
+        if name in COMMANDS and len(argv) >= words:
+            return name, argv[words:]
+    family = [command for command in COMMANDS if command.startswith(f"{argv[0]} ")]
+    if not family:
+        raise unknown_name("flag" if argv[0].startswith("-") else "command", argv[0], _first_words())
+    if len(argv) == 1 or argv[1] in ("-h", "--help"):
+        print(_overview(family))
+        return "", []
+    raise unknown_name(f"{argv[0]} command", argv[1], [command.split()[1] for command in family])
+
+
+def _run_command(name: str, argv: list[str]) -> int:
+    # Imported here so that `quire --help` and `--version` do not pay for the configuration.
+    from quire.entrypoints.args import QuireParser
+
+    module = importlib.import_module(COMMANDS[name][0])
+    parser = QuireParser(prog=f"quire {name}", description=_description(module))
+    module.add_arguments(parser)
+    args = parser.parse_args(argv)
+    if getattr(args, "print_config", False):
+        from quire.entrypoints.cli.common import print_config
+
+        return print_config(args)
+    return int(module.run(args))
+
+
+def _first_words() -> list[str]:
+    return sorted({command.split()[0] for command in COMMANDS} | {"--help", "--version"})
+
+
+def _description(module: ModuleType) -> str:
+    return (module.__doc__ or "").strip().split("\n\n")[0]
+
+
+def _overview(commands: Sequence[str] = tuple(COMMANDS)) -> str:
+    width = max(map(len, commands))
+    lines = [f"  {name:<{width}}  {COMMANDS[name][1]}" for name in commands]
+    return "\n".join(
+        [
+            "usage: quire COMMAND [options]",
+            "",
+            "commands:",
+            *lines,
+            "",
+            "`quire COMMAND --help` shows the options of a command; `quire --version` the version.",
+        ]
+    )

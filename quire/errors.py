@@ -1,0 +1,96 @@
+"""Every exception Quire raises on purpose, drawn as one tree.
+
+Called from all layers. Two branches: the caller was wrong (`QuireClientError`, also a `ValueError`, maps
+to HTTP 4xx) or the environment cannot do it (`QuireServerError`, maps to 5xx). Broken invariants of our own
+are `assert`s. A message says what was given, what is allowed and what to do (the hint).
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class QuireError(Exception):
+    """Root of the tree.
+
+    Args:
+        message: what was given and what is allowed.
+        hint: what to do about it; shown on a line of its own.
+        field: the parameter, flag, tensor or file the error is about.
+    """
+
+    def __init__(self, message: str, *, hint: str | None = None, field: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+        self.field = field
+
+    def __str__(self) -> str:
+        return f"{self.message}\nhint: {self.hint}" if self.hint else self.message
+
+
+class QuireClientError(QuireError, ValueError):
+    """The caller was wrong; repeating the same call cannot succeed."""
+
+
+class ValidationError(QuireClientError):
+    """A request's parameter or prompt is out of its allowed range."""
+
+
+class UnsupportedError(QuireClientError):
+    """A known parameter or feature that Quire does not honour (yet)."""
+
+
+class ConfigError(QuireClientError):
+    """A setting is unknown, malformed, or contradicts another."""
+
+
+class ModelError(QuireClientError):
+    """A model directory is incomplete, malformed, hostile, or of an unknown kind."""
+
+
+class WeightsError(ModelError):
+    """A weight file is malformed, or its tensors are not those the model needs."""
+
+
+class TokenizerError(ModelError):
+    """The tokenizer is missing or unusable."""
+
+
+class ChatTemplateError(QuireClientError):
+    """The chat template is missing, unsafe, too expensive, or refused the messages."""
+
+
+class ShapeError(QuireClientError):
+    """A tensor's size, dtype, stride or device differs from the promised one."""
+
+
+class QuireServerError(QuireError, RuntimeError):
+    """The environment cannot do what was asked."""
+
+
+class NotEnoughMemoryError(QuireServerError):
+    """The memory that is left does not hold what the settings ask for."""
+
+
+class EngineDeadError(QuireServerError):
+    """The engine stopped and cannot serve this call."""
+
+
+class EngineGenerateError(QuireServerError):
+    """One request failed inside the engine; others go on."""
+
+
+def nearest(name: str, valid: Iterable[str]) -> str | None:
+    """The valid name closest to `name`, or None when nothing is close."""
+    found = difflib.get_close_matches(name, list(valid), n=1, cutoff=0.5)
+    return found[0] if found else None
+
+
+def unknown_name(kind: str, name: str, valid: Iterable[str], error: type[QuireError] = ConfigError) -> QuireError:
+    """An error of class `error` for an unknown `kind` (as in "flag") that names the nearest valid one."""
+    options = sorted(valid)
+    close = nearest(name, options)
+    hint = f"did you mean {close!r}?" if close else f"valid: {', '.join(options)}"
+    return error(f"unknown {kind} {name!r}", hint=hint, field=name)

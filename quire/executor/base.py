@@ -1,0 +1,37 @@
+"""The interface between engine core and workers. One process today; more kinds implement the same calls."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+
+from quire.core.kv_spec import AttentionSpec, KVCacheConfig
+from quire.core.runner_output import ModelRunnerOutput
+from quire.core.scheduler_output import SchedulerOutput
+
+
+class Executor(ABC):
+    """Drives the workers that hold the model. Made with the model loaded and no KV cache yet."""
+
+    @abstractmethod
+    def kv_cache_specs(self) -> dict[str, AttentionSpec]:
+        """Layer name -> what it needs from the KV cache."""
+
+    @abstractmethod
+    def available_kv_cache_bytes(self) -> int:
+        """Bytes the KV cache may take, weights and workspace already subtracted."""
+
+    @abstractmethod
+    def initialize_kv_cache(self, kv_cache_config: KVCacheConfig) -> None:
+        """Allocate the cache and warm up."""
+
+    @abstractmethod
+    def execute_model(self, scheduler_output: SchedulerOutput) -> None:
+        """Apply the message to the rows and run the model; keep what sampling needs."""
+
+    @abstractmethod
+    def sample_tokens(self) -> ModelRunnerOutput:
+        """Sample the step that `execute_model` ran."""
+
+    @abstractmethod
+    def shutdown(self) -> None:
+        """Release the workers; harmless when repeated."""

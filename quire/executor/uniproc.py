@@ -1,0 +1,62 @@
+"""UniProcExecutor: the worker lives in the caller's own process. Owns the worker."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from quire.config.engine import QuireConfig
+from quire.core.kv_spec import AttentionSpec, KVCacheConfig
+from quire.core.runner_output import ModelRunnerOutput
+from quire.core.scheduler_output import SchedulerOutput
+from quire.errors import EngineDeadError
+from quire.executor.base import Executor
+from quire.platforms.interface import Platform
+from quire.sample.logits_processor import ProcessorSource, load_processors
+from quire.worker.worker import Worker
+
+
+class UniProcExecutor(Executor):
+    """Calls one worker directly.
+
+    Args:
+        config: resolved.
+        platform: the machine.
+        logits_processors: custom processors, classes or "module:Class".
+
+    Raises:
+        QuireError: whatever keeps the model from loading.
+    """
+
+    def __init__(
+        self, config: QuireConfig, platform: Platform, logits_processors: Sequence[ProcessorSource] = ()
+    ) -> None:
+        self._worker: Worker | None = Worker(config, platform, load_processors(logits_processors))
+
+    def kv_cache_specs(self) -> dict[str, AttentionSpec]:
+        """As `Worker.kv_cache_specs`."""
+        return self._live_worker().kv_cache_specs()
+
+    def available_kv_cache_bytes(self) -> int:
+        """As `Worker.available_kv_cache_bytes`."""
+        return self._live_worker().available_kv_cache_bytes()
+
+    def initialize_kv_cache(self, kv_cache_config: KVCacheConfig) -> None:
+        """As `Worker.initialize_kv_cache`."""
+        self._live_worker().initialize_kv_cache(kv_cache_config)
+
+    def execute_model(self, scheduler_output: SchedulerOutput) -> None:
+        """As `Worker.execute_model`."""
+        self._live_worker().execute_model(scheduler_output)
+
+    def sample_tokens(self) -> ModelRunnerOutput:
+        """As `Worker.sample_tokens`."""
+        return self._live_worker().sample_tokens()
+
+    def shutdown(self) -> None:
+        """Let go of the worker, its model and its memory."""
+        self._worker = None
+
+    def _live_worker(self) -> Worker:
+        if self._worker is None:
+            raise EngineDeadError("the executor was shut down", hint="make a new engine")
+        return self._worker

@@ -1,0 +1,1 @@
+"""Operations on tensors that know nothing of the engine."""

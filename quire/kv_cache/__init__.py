@@ -1,0 +1,1 @@
+"""Paged KV cache, control plane: which request owns which page, which pages hold which prefix. No torch."""

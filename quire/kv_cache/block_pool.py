@@ -1,0 +1,83 @@
+"""The pages: who uses each one, what is free, what is cached.
+
+Called by the single-type managers; the scheduler sees only `KVCacheManager`. Owns reference counts, the free
+list and the prefix index. A page id never changes meaning while a request holds it.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from quire.kv_cache.free_list import FreeList
+from quire.kv_cache.prefix_index import PrefixIndex
+
+NULL_BLOCK_ID = 0
+"""A page that is never given out: the target of padding."""
+
+
+class BlockPool:
+    """`num_blocks` pages of `block_size` tokens, the null page included.
+
+    Attributes:
+        num_usable_blocks: pages without the null page.
+        prefix_index: which pages can be found by their content; managers look up and publish there.
+    """
+
+    def __init__(self, num_blocks: int, block_size: int) -> None:
+        self.num_usable_blocks = num_blocks - 1
+        self._ref_counts = np.zeros(num_blocks, dtype=np.int32)
+        self._free = FreeList(num_blocks)
+        self.prefix_index = PrefixIndex(num_blocks, block_size)
+
+    @property
+    def num_free_blocks(self) -> int:
+        """Pages that nobody uses, cached ones included."""
+        return len(self._free)
+
+    @property
+    def num_cached_blocks(self) -> int:
+        """Pages that can be found by their content, in use or free."""
+        return len(self.prefix_index)
+
+    @property
+    def usage(self) -> float:
+        """Share of pages in use, null page excluded."""
+        return 1.0 - len(self._free) / self.num_usable_blocks
+
+    def ref_counts(self) -> np.ndarray:
+        """[num_blocks] int32, a copy: how many requests use each page."""
+        return np.array(self._ref_counts)
+
+    def take(self, num_blocks: int) -> np.ndarray:
+        """Give out free pages, [num_blocks] int32; what was cached in them is forgotten. As many must be free."""
+        block_ids = self._free.take(num_blocks)
+        self.prefix_index.forget(block_ids[self.prefix_index.is_cached[block_ids]].tolist())
+        self._ref_counts[block_ids] = 1
+        return block_ids
+
+    def num_free_among(self, block_ids: np.ndarray) -> int:
+        """How many of these cached pages nobody uses, so that sharing them shrinks the free list."""
+        return len(block_ids) - int(np.count_nonzero(self._ref_counts[block_ids]))
+
+    def share(self, block_ids: np.ndarray) -> None:
+        """Add a user to each of these cached, distinct pages."""
+        self._free.remove_cached(block_ids[self._ref_counts[block_ids] == 0])
+        self._ref_counts[block_ids] += 1
+
+    def free(self, block_ids: np.ndarray) -> None:
+        """Take one user off each of a request's pages, given in the order of its tokens; its tail is evicted first."""
+        self._ref_counts[block_ids] -= 1
+        counts = self._ref_counts[block_ids]
+        assert not (counts < 0).any(), "a page was freed more often than it was taken"
+        unused = block_ids[counts == 0][::-1]
+        is_cached = self.prefix_index.is_cached[unused]
+        self._free.push_cached(unused[is_cached])
+        self._free.push_plain(unused[~is_cached])
+
+    def reset_prefix_cache(self) -> bool:
+        """Forget all cached pages; False, and nothing done, while any page is in use."""
+        if len(self._free) != self.num_usable_blocks:
+            return False
+        self.prefix_index.forget(np.flatnonzero(self.prefix_index.is_cached).tolist())
+        self._free.reset()
+        return True

@@ -1,0 +1,30 @@
+"""The token ids each cached page was computed from, kept beside the pages.
+
+Owned by the prefix index, which compares them on a hit, so that a hash collision is a miss.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+
+class TokenPages:
+    """[num_blocks, block_size] int32; memory of pages never written is not touched."""
+
+    def __init__(self, num_blocks: int, block_size: int) -> None:
+        self._block_size = block_size
+        self._token_ids = np.zeros((num_blocks, block_size), dtype=np.int32)
+
+    def write(self, block_ids: np.ndarray, token_ids: np.ndarray) -> None:
+        """Set the pages' tokens; `token_ids` is [num_pages, block_size]."""
+        self._token_ids[block_ids] = token_ids
+
+    def num_matching(self, block_ids: np.ndarray, token_ids: np.ndarray) -> int:
+        """How many leading pages hold exactly the leading tokens of `token_ids` ([num_tokens], enough for all)."""
+        wanted = token_ids[: len(block_ids) * self._block_size].reshape(len(block_ids), self._block_size)
+        differs = (self._token_ids[block_ids] != wanted).any(axis=1)
+        return int(differs.argmax()) if differs.any() else len(block_ids)
+
+    def are_equal(self, block_id: int, other: int) -> bool:
+        """True when two pages hold the same tokens."""
+        return bool((self._token_ids[block_id] == self._token_ids[other]).all())

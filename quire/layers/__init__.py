@@ -1,0 +1,1 @@
+"""The parts that decoder models are made of. Each owns its parameters; none knows which model it is in."""

@@ -1,0 +1,1 @@
+"""Model families, and the reading of model directories."""

@@ -1,0 +1,90 @@
+"""Builds a model and fills it with weights. Called by the worker; owns nothing."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+import torch
+
+from quire.attention.backend import AttentionBackend, AttentionParams
+from quire.attention.selector import select_backend
+from quire.config.hf_config import ModelArch
+from quire.config.model import LoadConfig
+from quire.distributed.parallel_context import ParallelContext
+from quire.errors import UnsupportedError
+from quire.layers.options import TensorOptions
+from quire.models.blocks import DecoderForCausalLM
+from quire.models.interfaces import BuildContext
+from quire.models.registry import model_class
+from quire.models.weights import load_weights
+
+
+def load_model(
+    arch: ModelArch,
+    model_path: str,
+    load: LoadConfig,
+    dtype: torch.dtype,
+    device: torch.device,
+    parallel: ParallelContext,
+    backend: AttentionBackend | None,
+    max_model_len: int,
+    seed: int,
+) -> DecoderForCausalLM:
+    """The model of `arch`, ready to run.
+
+    Args:
+        model_path: directory with the safetensors files; not looked at when `load_format` is "dummy".
+        dtype: of parameters and activations; checkpoint tensors are converted.
+        backend: for every attention layer; None = the first that fits.
+        max_model_len: longest sequence, in tokens.
+        seed: of dummy weights.
+
+    Raises:
+        ModelError: unknown architecture, or weights (WeightsError) that are malformed or not this model's.
+        ConfigError: no attention backend fits.
+        UnsupportedError: more than one rank.
+    """
+    if parallel.tensor_parallel_size != 1:
+        raise UnsupportedError(
+            f"tensor_parallel_size={parallel.tensor_parallel_size} is not supported yet",
+            hint="use tensor_parallel_size=1",
+            field="tensor_parallel_size",
+        )
+    build = BuildContext(
+        arch=arch,
+        options=TensorOptions(dtype, device),
+        parallel=parallel,
+        backend=backend or select_backend("auto", attention_params(arch), dtype, device),
+        max_model_len=max_model_len,
+    )
+    with torch.no_grad():
+        model = model_class(arch.architecture)(build).eval()
+        if load.load_format == "dummy":
+            fill_dummy_weights(model, arch.initializer_range, seed)
+        else:
+            ignored = ("lm_head.weight",) if arch.tie_word_embeddings else ()
+            load_weights(Path(model_path), model.checkpoint_tensors(), ignored=ignored)
+    return model
+
+
+def attention_params(arch: ModelArch) -> AttentionParams:
+    """The layer that is hardest to serve: one with a sliding window, when there is one."""
+    return AttentionParams(
+        num_heads=arch.total_num_heads,
+        num_kv_heads=arch.total_num_kv_heads,
+        head_size=arch.head_size,
+        scale=arch.head_size**-0.5,
+        sliding_window=min((window for window in arch.sliding_window if window is not None), default=None),
+    )
+
+
+def fill_dummy_weights(model: DecoderForCausalLM, std: float, seed: int) -> None:
+    """Random weights that depend on the seed and each tensor's checkpoint name alone: gains 1, the rest normal."""
+    for name, target in model.checkpoint_tensors().items():
+        if name.endswith("norm.weight"):
+            target.fill_(1.0)
+            continue
+        digest = hashlib.sha256(f"{seed}:{name}".encode()).digest()
+        generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "little", signed=True))
+        target.copy_(torch.empty(target.shape).normal_(0.0, std, generator=generator))

@@ -1,0 +1,29 @@
+"""Qwen3: the shared decoder with a norm on every query and key head."""
+
+from __future__ import annotations
+
+import torch
+
+from quire.layers.norm import RMSNorm
+from quire.models.blocks import DecoderAttention, DecoderForCausalLM
+from quire.models.interfaces import BuildContext
+
+
+class Qwen3Attention(DecoderAttention):
+    """Normalises heads before they are rotated."""
+
+    def __init__(self, build: BuildContext, layer_idx: int, name: str) -> None:
+        super().__init__(build, layer_idx, name)
+        eps, options = build.arch.rms_norm_eps, build.options
+        self.q_norm = RMSNorm(self.head_size, eps, options=options)
+        self.k_norm = RMSNorm(self.head_size, eps, options=options)
+
+    def prepare_heads(self, query: torch.Tensor, key: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Normalise each head over its elements."""
+        return self.q_norm(query), self.k_norm(key)
+
+
+class Qwen3ForCausalLM(DecoderForCausalLM):
+    """As published: no biases unless the checkpoint sets `attention_bias`."""
+
+    attention_class = Qwen3Attention

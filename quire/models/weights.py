@@ -1,0 +1,168 @@
+"""Finds the weight files of a model directory and copies their tensors into a model. No state.
+
+Called by `loader`. Only safetensors files are read: other formats can run code when they are opened.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable
+from pathlib import Path
+
+import torch
+
+from quire.errors import WeightsError
+from quire.models.json_file import read_json_object
+from quire.models.safetensors_file import DOWNLOAD_AGAIN, SafetensorsFile, TensorEntry
+
+MAX_INDEX_BYTES = 64 << 20
+INDEX_NAME = "model.safetensors.index.json"
+REFUSED_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt", ".gguf", ".h5", ".msgpack")
+MODEL_DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
+# Values that old checkpoints carry and models compute themselves.
+COMPUTED_TENSORS = re.compile(r"(^|\.)rotary_emb\.(inv_freq|cos_cached|sin_cached)$")
+
+
+def load_weights(directory: Path, targets: dict[str, torch.Tensor], *, ignored: Collection[str] = ()) -> None:
+    """Copy every tensor of the directory's safetensors files to its target, converting the dtype.
+
+    Every header is checked, and the names and shapes of all tensors compared, before any data is read.
+
+    Args:
+        targets: checkpoint name -> memory to fill.
+        ignored: names that the checkpoint may have and the model does not need.
+
+    Raises:
+        WeightsError: a malformed file, a missing or unexpected tensor, or one of a wrong shape or dtype.
+    """
+    expected_files, paths = find_weight_files(directory)
+    owners = _owners(SafetensorsFile(path) for path in paths)
+    _check_index(expected_files, owners)
+    used = {name: file for name, file in owners.items() if name in targets or not _is_ignored(name, ignored)}
+    _check_names(directory, used, targets)
+    for name, target in targets.items():
+        _check_tensor(used[name], used[name].entries[name], target)
+    for name, target in targets.items():
+        target.copy_(used[name].tensor(name))
+
+
+def find_weight_files(directory: Path) -> tuple[dict[str, Path], list[Path]]:
+    """Tensor name -> file as the index says (empty without an index), and the files to read.
+
+    Raises:
+        WeightsError: no safetensors file, or an index that is malformed or names files that are not there.
+    """
+    index_path = directory / INDEX_NAME
+    if index_path.exists():
+        expected_files = _read_index(index_path)
+        return expected_files, sorted(set(expected_files.values()))
+    single = directory / "model.safetensors"
+    if single.exists():
+        return {}, [single]
+    paths = sorted(path for path in directory.glob("*.safetensors") if not path.name.startswith("consolidated"))
+    if not paths:
+        raise _no_weights(directory)
+    return {}, paths
+
+
+def _read_index(index_path: Path) -> dict[str, Path]:
+    weight_map = read_json_object(index_path, MAX_INDEX_BYTES, WeightsError).get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise WeightsError(f"{index_path} has no weight_map", hint=DOWNLOAD_AGAIN, field=INDEX_NAME)
+    files: dict[object, Path] = {}
+    for tensor, name in weight_map.items():
+        if name not in files if isinstance(name, str) else True:
+            files[name] = _shard_path(index_path, tensor, name)
+    return {tensor: files[name] for tensor, name in weight_map.items()}
+
+
+def _shard_path(index_path: Path, tensor: str, name: object) -> Path:
+    if not isinstance(name, str) or not re.fullmatch(r"[\w][\w.\-]*\.safetensors", name):
+        raise WeightsError(
+            f"{index_path} puts tensor {tensor[:200]!r} in {str(name)[:200]!r}",
+            hint="it must be the plain name of a .safetensors file in the same directory",
+            field="weight_map",
+        )
+    path = index_path.parent / name
+    if not path.exists():
+        raise WeightsError(f"{index_path} names {name}, which is missing", hint="download that file too", field=name)
+    return path
+
+
+def _no_weights(directory: Path) -> WeightsError:
+    refused = sorted(path.name for path in directory.iterdir() if path.suffix in REFUSED_SUFFIXES)
+    if not refused:
+        return WeightsError(f"{directory} has no .safetensors file", hint="download the weights too", field="weights")
+    return WeightsError(
+        f"{directory} has no .safetensors file, only {', '.join(refused[:3])}, which Quire refuses to open",
+        hint="convert it where you trust it: transformers' model.save_pretrained(directory) writes safetensors",
+        field=refused[0],
+    )
+
+
+def _owners(files: Iterable[SafetensorsFile]) -> dict[str, SafetensorsFile]:
+    """Tensor name -> the file that holds it."""
+    owners: dict[str, SafetensorsFile] = {}
+    for file in files:
+        for name in file.entries:
+            if name in owners:
+                raise WeightsError(
+                    f"tensor {name[:200]!r} is in {owners[name].path.name} and in {file.path.name}",
+                    hint="remove one of the files, or add the index that belongs to them",
+                    field=name,
+                )
+            owners[name] = file
+    return owners
+
+
+def _check_index(expected_files: dict[str, Path], owners: dict[str, SafetensorsFile]) -> None:
+    for name, path in expected_files.items():
+        if name not in owners or owners[name].path != path:
+            raise WeightsError(
+                f"{INDEX_NAME} says that tensor {name[:200]!r} is in {path.name}, but it is not",
+                hint="index and files belong to different versions: download them again",
+                field=name,
+            )
+
+
+def _is_ignored(name: str, ignored: Collection[str]) -> bool:
+    return name in ignored or COMPUTED_TENSORS.search(name) is not None
+
+
+def _check_names(directory: Path, found: Collection[str], targets: Collection[str]) -> None:
+    missing, unexpected = set(targets) - set(found), set(found) - set(targets)
+    if missing:
+        raise WeightsError(
+            f"{directory} lacks {_some(missing)} that config.json calls for",
+            hint=f"config.json and the weights do not belong together (unexpected: {_some(unexpected)})"
+            if unexpected
+            else "download all files of the checkpoint",
+            field=min(missing),
+        )
+    if unexpected:
+        raise WeightsError(
+            f"{directory} has {_some(unexpected)} that the architecture in config.json does not have",
+            hint="config.json and the weights do not belong together; check its architecture and its sizes",
+            field=min(unexpected),
+        )
+
+
+def _some(names: set[str]) -> str:
+    shown = ", ".join(name[:200] for name in sorted(names)[:5])
+    return f"{len(names)} tensors: {shown}{', ...' if len(names) > 5 else ''}"
+
+
+def _check_tensor(file: SafetensorsFile, entry: TensorEntry, target: torch.Tensor) -> None:
+    if entry.shape != tuple(target.shape):
+        raise WeightsError(
+            f"{file.path.name}: tensor {entry.name} has shape {list(entry.shape)}, config.json gives "
+            f"{list(target.shape)}",
+            hint="config.json and the weights do not belong together",
+            field=entry.name,
+        )
+    if entry.dtype not in MODEL_DTYPES:
+        raise WeightsError(
+            f"{file.path.name}: tensor {entry.name} is {entry.dtype}, a quantized or integer type",
+            hint="use the model's unquantized checkpoint (float16, bfloat16 or float32)",
+            field=entry.name,
+        )

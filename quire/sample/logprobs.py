@@ -1,0 +1,66 @@
+"""Log-probabilities of sampled or prompt tokens and of the likeliest ones, with ranks. Pure functions.
+
+Called by the sampler and by the worker for prompt log-probabilities.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from quire.core.logprobs import LogprobsArrays
+from quire.sample.ragged import line_blocks, to_device
+
+_LOW_31_BITS = 0x7FFFFFFF
+_LOW_32_BITS = 0xFFFFFFFF
+
+
+def gather_logprobs(
+    scores: torch.Tensor, token_ids: np.ndarray, num_top: np.ndarray, index: np.ndarray
+) -> LogprobsArrays:
+    """One line per row of `scores`: the given token, then the row's `num_top` likeliest.
+
+    Args:
+        scores: [n, vocab_size] float32; log-probabilities, or logits when these are wanted instead.
+        token_ids: [n] integers; column 0 of the result.
+        num_top: [n] integers in [0, vocab_size].
+        index: [n] integers; which entry of the step each line belongs to.
+
+    Returns:
+        Lines of width 1 + max(num_top). Column 0 ranks by the number of tokens with at least its score; the top
+        tokens rank 1, 2, ... in the order of falling score, ties by rising id.
+    """
+    width = int(num_top.max(initial=0))
+    chosen = to_device(token_ids.astype(np.int64), scores.device)[:, None]
+    ids = torch.cat((chosen, likeliest(scores, width)), dim=1)
+    values = scores.gather(1, ids)
+    ids_np, values_np = ids.cpu().numpy().astype(np.int32), values.cpu().numpy()
+    ranks = np.broadcast_to(np.arange(width + 1, dtype=np.int32), ids_np.shape).copy()
+    ranks[:, 0] = (scores >= values[:, :1]).sum(dim=1).cpu().numpy()
+    is_padding = np.arange(width + 1) > num_top[:, None]
+    ids_np[is_padding], values_np[is_padding], ranks[is_padding] = -1, np.nan, 0
+    return LogprobsArrays(index=index.astype(np.int32), token_ids=ids_np, logprobs=values_np, ranks=ranks)
+
+
+def likeliest(scores: torch.Tensor, count: int) -> torch.Tensor:
+    """[n, count] int64: ids of the largest of [n, vocab_size] float32 `scores`, falling; ties by rising id.
+
+    Scores and ids are packed into integers that sort in that order and never tie, so the first ids do not depend
+    on how many are asked for.
+    """
+    if count == 0 or not len(scores):
+        return torch.empty((len(scores), count), dtype=torch.int64, device=scores.device)
+    return torch.cat([_likeliest(block, count) for block in line_blocks(scores)])
+
+
+def _likeliest(scores: torch.Tensor, count: int) -> torch.Tensor:
+    bits = (scores + 0.0).view(torch.int32)  # + 0.0 turns -0.0 into 0.0
+    ordered = bits ^ ((bits >> 31) & _LOW_31_BITS)  # integers in the order of the floats
+    ids = torch.arange(scores.shape[1], device=scores.device)
+    keys = (ordered.to(torch.int64) << 32) | (_LOW_32_BITS - ids)
+    return _LOW_32_BITS - (keys.topk(count, dim=1).values & _LOW_32_BITS)
+
+
+def scores_of(logits: torch.Tensor, logprobs_mode: str) -> torch.Tensor:
+    """What the log-probability fields hold for float32 `logits`: their log-softmax, or themselves (`*_logits`)."""
+    return logits if logprobs_mode.endswith("_logits") else torch.log_softmax(logits, dim=-1)

@@ -1,0 +1,168 @@
+"""Which waiting requests get a row in this step.
+
+Called by the scheduler. Owns nothing: it moves requests from the queue to rows. A feature that makes a request
+wait (a grammar that compiles, an adapter that loads) adds an `AdmissionGate`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+import numpy as np
+
+from quire.core.request import Request, RequestStatus
+from quire.core.scheduler_output import NewRequestData
+from quire.core.stats import EventKind
+from quire.kv_cache.manager import CachedPrefix, KVCacheManager
+from quire.scheduler.budget import TokenCap
+from quire.scheduler.outbox import Outbox
+from quire.scheduler.request_queue import RequestQueue
+from quire.scheduler.request_table import RequestTable
+from quire.scheduler.running import RunningRows
+from quire.scheduler.step_plan import StepPlan
+
+
+class Verdict(Enum):
+    """What a gate says of a waiting request."""
+
+    GO = "go"
+    SKIP = "skip this one in this step"
+    STOP = "admit nobody else in this step"
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A waiting request as it would be admitted: what is cached of it, and how many tokens it would compute."""
+
+    request: Request
+    prefix: CachedPrefix
+    num_new_tokens: int
+
+
+AdmissionGate = Callable[[Candidate, StepPlan], Verdict]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdmissionRules:
+    """The settings that admission follows.
+
+    Attributes:
+        enable_chunked_prefill: a prompt may be computed in parts.
+        reserve_full_prompt: admit only when pages for the whole prompt are free and not needed by others' prompts.
+        watermark_blocks: pages left free when a request joins others.
+        caps: bounds on the tokens of one request.
+        gates: reasons to wait, asked in order.
+    """
+
+    enable_chunked_prefill: bool
+    reserve_full_prompt: bool
+    watermark_blocks: int
+    caps: Sequence[TokenCap]
+    gates: Sequence[AdmissionGate]
+
+
+class Admission:
+    """Moves requests from the queue to rows while rows, tokens and pages last."""
+
+    def __init__(
+        self,
+        rules: AdmissionRules,
+        queue: RequestQueue,
+        table: RequestTable,
+        running: RunningRows,
+        kv: KVCacheManager,
+        outbox: Outbox,
+    ) -> None:
+        self._rules = rules
+        self._queue = queue
+        self._table = table
+        self._running = running
+        self._kv = kv
+        self._outbox = outbox
+
+    def admit_waiting(self, plan: StepPlan) -> None:
+        """Place waiting requests on rows and plan them, in the order of the queue."""
+        skipped = []
+        num_promised = self._num_promised_blocks() if self._queue else 0
+        while self._queue and plan.budget.num_left > 0 and self._table.num_free_rows:
+            candidate = self._make_candidate(self._queue.peek(), plan)
+            verdict = self._judge(candidate, plan, num_promised)
+            if verdict is Verdict.STOP:
+                break
+            request = self._queue.pop()
+            if verdict is Verdict.SKIP:
+                skipped.append(request)
+                continue
+            self._place(candidate, plan)
+            num_promised += self._num_promised_to(candidate)
+        for request in skipped:
+            self._queue.add(request)
+
+    def _make_candidate(self, request: Request, plan: StepPlan) -> Candidate:
+        prefix = self._kv.get_computed_blocks(request)
+        num_wanted = np.array([len(request.token_ids) - prefix.num_tokens])
+        for cap in self._rules.caps:
+            num_wanted = cap(num_wanted, len(self._running) + len(self._queue))
+        num_new_tokens = int(num_wanted[0])
+        if self._rules.enable_chunked_prefill:
+            num_new_tokens = min(num_new_tokens, plan.budget.num_left)
+        return Candidate(request, prefix, num_new_tokens)
+
+    def _judge(self, candidate: Candidate, plan: StepPlan, num_promised: int) -> Verdict:
+        for gate in self._rules.gates:
+            verdict = gate(candidate, plan)
+            if verdict is not Verdict.GO:
+                return verdict
+        fits = candidate.num_new_tokens <= plan.budget.num_left and self._pages_fit(candidate, plan, num_promised)
+        return Verdict.GO if fits else Verdict.STOP
+
+    def _pages_fit(self, candidate: Candidate, plan: StepPlan, num_promised: int) -> bool:
+        num_tokens = candidate.prefix.num_tokens + candidate.num_new_tokens
+        if self._rules.reserve_full_prompt:
+            num_tokens = len(candidate.request.token_ids)
+        num_needed = self._kv.num_blocks_to_place(candidate.prefix, num_tokens) + num_promised
+        if not plan.is_empty:
+            num_needed += self._rules.watermark_blocks
+        return num_needed <= self._kv.num_free_blocks
+
+    def _num_promised_blocks(self) -> int:
+        """Pages that running rows still need for the tokens they have."""
+        if not self._rules.reserve_full_prompt:
+            return 0
+        rows = self._running.rows
+        return int(self._kv.num_missing_blocks(rows, self._table.num_tokens[rows]).sum())
+
+    def _num_promised_to(self, placed: Candidate) -> int:
+        if not self._rules.reserve_full_prompt:
+            return 0
+        row = np.array([placed.request.row])
+        return int(self._kv.num_missing_blocks(row, self._table.num_tokens[row])[0])
+
+    def _place(self, candidate: Candidate, plan: StepPlan) -> None:
+        request, prefix = candidate.request, candidate.prefix
+        row = self._table.allocate(request, prefix.num_tokens)
+        block_ids = self._kv.place(row, request, prefix, prefix.num_tokens + candidate.num_new_tokens)
+        self._running.add(row)
+        if request.num_cached_tokens < 0:
+            request.num_cached_tokens = prefix.num_tokens
+            plan.num_prefix_queries += request.num_prompt_tokens
+            plan.num_prefix_hits += prefix.num_tokens
+        request.status = RequestStatus.RUNNING
+        self._outbox.note_event(request.handle, EventKind.SCHEDULED, request.num_cached_tokens)
+        plan.add_new(_new_request_data(request, row, block_ids), candidate.num_new_tokens)
+
+
+def _new_request_data(request: Request, row: int, block_ids: tuple[np.ndarray, ...]) -> NewRequestData:
+    message = request.message
+    return NewRequestData(
+        row=row,
+        request_id=message.request_id,
+        token_ids=request.token_ids,
+        num_prompt_tokens=request.num_prompt_tokens,
+        sampling_params=message.sampling_params,
+        seed=message.seed,
+        eos_token_id=message.eos_token_id,
+        block_ids=block_ids,
+    )

@@ -1,0 +1,42 @@
+"""What the engine core asks of a scheduler."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Protocol
+
+from quire.core.engine_messages import EngineCoreOutputs, EngineCoreRequest, FinishReason
+from quire.core.runner_output import ModelRunnerOutput
+from quire.core.scheduler_output import SchedulerOutput
+
+
+class SchedulerInterface(Protocol):
+    """Who runs in each step, and on which pages."""
+
+    def add_request(self, request: EngineCoreRequest) -> None:
+        """Queue a request.
+
+        Raises:
+            ValidationError: it can never run (longer than max_model_len, or than the whole cache).
+        """
+
+    def finish_requests(self, handles: Iterable[int], reason: FinishReason) -> None:
+        """End requests from outside, in any state; unknown and finished handles are ignored."""
+
+    def schedule(self) -> SchedulerOutput | None:
+        """Decide the next step; None when no request can compute (nothing left, or only rows to free later)."""
+
+    def update_from_output(self, scheduled: SchedulerOutput, output: ModelRunnerOutput) -> EngineCoreOutputs:
+        """Take in the step's tokens: lengths advance, full pages are published, ended requests leave."""
+
+    def take_outputs(self) -> EngineCoreOutputs | None:
+        """Ends and events that happened outside a step (aborts); None when there are none."""
+
+    def has_unfinished_requests(self) -> bool:
+        """True while any request waits or runs."""
+
+    def get_request_counts(self) -> tuple[int, int]:
+        """(running, waiting)."""
+
+    def reset_prefix_cache(self) -> bool:
+        """Forget all cached pages; False, and nothing done, while any page is in use."""

@@ -1,0 +1,62 @@
+"""The scheduler's limits as numbers, checked against each other.
+
+Made once by the scheduler from its configuration.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from quire.config.scheduler import SchedulerConfig
+from quire.errors import ConfigError
+from quire.scheduler.budget import TokenCap, cap_long_prefill
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """How much may run.
+
+    Attributes:
+        max_num_seqs: requests at once.
+        max_num_batched_tokens: tokens in one step.
+        max_model_len: tokens of one request, prompt and output.
+        caps: bounds on the tokens of one request in one step.
+    """
+
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    max_model_len: int
+    caps: tuple[TokenCap, ...]
+
+
+def make_limits(config: SchedulerConfig, max_model_len: int) -> Limits:
+    """The limits of a resolved configuration.
+
+    Raises:
+        ConfigError: a limit is missing, or the limits contradict each other.
+    """
+    if config.max_num_seqs is None or config.max_num_batched_tokens is None:
+        raise ConfigError(
+            f"max_num_seqs={config.max_num_seqs}, max_num_batched_tokens={config.max_num_batched_tokens}: "
+            "the scheduler needs numbers",
+            hint="resolve the configuration first",
+        )
+    if not config.enable_chunked_prefill and config.max_num_batched_tokens < max_model_len:
+        raise ConfigError(
+            f"without chunked prefill a prompt of max_model_len={max_model_len} tokens must fit in one step of "
+            f"max_num_batched_tokens={config.max_num_batched_tokens}",
+            hint="enable chunked prefill, raise max_num_batched_tokens, or lower max_model_len",
+            field="max_num_batched_tokens",
+        )
+    return Limits(
+        max_num_seqs=config.max_num_seqs,
+        max_num_batched_tokens=config.max_num_batched_tokens,
+        max_model_len=max_model_len,
+        caps=_make_caps(config),
+    )
+
+
+def _make_caps(config: SchedulerConfig) -> tuple[TokenCap, ...]:
+    if config.enable_chunked_prefill and config.long_prefill_token_threshold > 0:
+        return (cap_long_prefill(config.long_prefill_token_threshold),)
+    return ()

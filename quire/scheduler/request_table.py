@@ -1,0 +1,104 @@
+"""RequestTable: what the scheduler knows of admitted requests, as columns of arrays.
+
+Written by the scheduler alone. A request owns one row from admission until it ends or is preempted; the same
+row number names it in the worker. Decisions about all requests of a step are vector operations over rows.
+"""
+
+from __future__ import annotations
+
+from enum import IntFlag
+
+import numpy as np
+
+from quire.core.request import Request
+
+
+class RowFlag(IntFlag):
+    """Unusual needs of a row; only flagged rows take the slow path that serves them."""
+
+    NONE = 0
+    HAS_STOP_IDS = 1
+
+
+class RequestTable:
+    """Fixed rows; columns are public and indexed by row.
+
+    Attributes:
+        token_ids: [max_num_seqs, max_model_len] int32; prompt and output. Memory not written is not touched.
+        num_tokens: [max_num_seqs] int32; prompt and output tokens so far.
+        num_prompt_tokens: [max_num_seqs] int32.
+        num_computed_tokens: [max_num_seqs] int32; tokens whose keys and values are in the cache.
+        max_total_tokens: [max_num_seqs] int32; at this many tokens the request ends.
+        min_total_tokens: [max_num_seqs] int32; below this many tokens no stop id ends it.
+        eos_token_id: [max_num_seqs] int32; -1 = none, or ignored.
+        flags: [max_num_seqs] uint8; `RowFlag`.
+        handle: [max_num_seqs] int64; -1 = free row.
+        arrival: [max_num_seqs] int64; place in the order of arrival.
+        requests: the request of each row, None = free row.
+    """
+
+    def __init__(self, max_num_seqs: int, max_model_len: int) -> None:
+        self._max_model_len = max_model_len
+        self.token_ids = np.zeros((max_num_seqs, max_model_len), dtype=np.int32)
+        self.num_tokens = np.zeros(max_num_seqs, dtype=np.int32)
+        self.num_prompt_tokens = np.zeros(max_num_seqs, dtype=np.int32)
+        self.num_computed_tokens = np.zeros(max_num_seqs, dtype=np.int32)
+        self.max_total_tokens = np.zeros(max_num_seqs, dtype=np.int32)
+        self.min_total_tokens = np.zeros(max_num_seqs, dtype=np.int32)
+        self.eos_token_id = np.full(max_num_seqs, -1, dtype=np.int32)
+        self.flags = np.zeros(max_num_seqs, dtype=np.uint8)
+        self.handle = np.full(max_num_seqs, -1, dtype=np.int64)
+        self.arrival = np.zeros(max_num_seqs, dtype=np.int64)
+        self.requests: list[Request | None] = [None] * max_num_seqs
+        self._free_rows = list(range(max_num_seqs - 1, -1, -1))
+
+    @property
+    def num_free_rows(self) -> int:
+        """Rows that no request owns."""
+        return len(self._free_rows)
+
+    def allocate(self, request: Request, num_computed_tokens: int) -> int:
+        """Put a request on a free row, `num_computed_tokens` of it being cached; there must be a free row."""
+        row = self._free_rows.pop()
+        message, params = request.message, request.message.sampling_params
+        num_tokens, num_prompt_tokens = len(request.token_ids), request.num_prompt_tokens
+        self.token_ids[row, :num_tokens] = request.token_ids
+        self.num_tokens[row] = num_tokens
+        self.num_prompt_tokens[row] = num_prompt_tokens
+        self.num_computed_tokens[row] = num_computed_tokens
+        self.max_total_tokens[row] = max_total_tokens(num_prompt_tokens, params.max_tokens, self._max_model_len)
+        self.min_total_tokens[row] = num_prompt_tokens + params.min_tokens
+        self.eos_token_id[row] = -1 if params.ignore_eos else message.eos_token_id
+        self.flags[row] = RowFlag.HAS_STOP_IDS if request.stop_token_ids else RowFlag.NONE
+        self.handle[row] = request.handle
+        self.arrival[row] = request.arrival
+        self.requests[row] = request
+        request.row = row
+        return row
+
+    def append_tokens(self, rows: np.ndarray, token_ids: np.ndarray) -> None:
+        """Add one token to each of these distinct rows; both are [num_rows]."""
+        self.token_ids[rows, self.num_tokens[rows]] = token_ids
+        self.num_tokens[rows] += 1
+
+    def tokens_of(self, row: int) -> np.ndarray:
+        """[num_tokens] int32, a copy."""
+        return np.array(self.token_ids[row, : self.num_tokens[row]])
+
+    def request_on(self, row: int) -> Request:
+        """The request that owns this row."""
+        request = self.requests[row]
+        assert request is not None, "only rows in use are asked for their request"
+        return request
+
+    def free(self, row: int) -> None:
+        """Take the row from its request."""
+        self.request_on(row).row = -1
+        self.requests[row] = None
+        self.handle[row] = -1
+        self._free_rows.append(row)
+
+
+def max_total_tokens(num_prompt_tokens: int, max_tokens: int | None, max_model_len: int) -> int:
+    """Prompt and output tokens at which a request ends; `max_tokens` None = as many as fit."""
+    return max_model_len if max_tokens is None else min(num_prompt_tokens + max_tokens, max_model_len)

@@ -1,0 +1,59 @@
+"""The rows that run, and what each of them computes in a step.
+
+Called by the scheduler. `RunningRows` owns the order of the running rows; the functions decide nothing but
+token counts, for all rows at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from quire.kv_cache.manager import KVCacheManager
+from quire.scheduler.budget import TokenCap
+from quire.scheduler.request_table import RequestTable
+from quire.scheduler.step_plan import StepPlan
+
+
+class RunningRows:
+    """Rows of running requests, in order of arrival.
+
+    Attributes:
+        rows: [num_running] intp (what numpy indexes fastest with); replaced, never written in place.
+    """
+
+    def __init__(self, table: RequestTable) -> None:
+        self._arrival = table.arrival
+        self.rows = np.empty(0, dtype=np.intp)
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def add(self, row: int) -> None:
+        """Insert a row in its place."""
+        place = int(np.searchsorted(self._arrival[self.rows], self._arrival[row]))
+        self.rows = np.concatenate([self.rows[:place], np.array([row], dtype=np.intp), self.rows[place:]])
+
+    def remove(self, rows: Sequence[int]) -> None:
+        """Remove rows that are here."""
+        self.rows = self.rows[~np.isin(self.rows, rows)]
+
+    def last_arrived(self) -> int:
+        """The row of the request that arrived last; there must be one."""
+        return int(self.rows[-1])
+
+
+def num_wanted_tokens(
+    rows: np.ndarray, table: RequestTable, caps: Sequence[TokenCap], num_unfinished: int
+) -> np.ndarray:
+    """[num_rows] tokens each row would compute if the budget were no limit: all it has, cut by the caps."""
+    num_wanted: np.ndarray = table.num_tokens[rows] - table.num_computed_tokens[rows]
+    for cap in caps:
+        num_wanted = cap(num_wanted, num_unfinished)
+    return num_wanted
+
+
+def num_missing_blocks(rows: np.ndarray, table: RequestTable, plan: StepPlan, kv: KVCacheManager) -> np.ndarray:
+    """[num_rows] pages each row lacks to compute what is planned for it."""
+    return kv.num_missing_blocks(rows, table.num_computed_tokens[rows] + plan.num_tokens(rows))

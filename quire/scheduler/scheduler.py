@@ -1,0 +1,277 @@
+"""Scheduler: who runs in each step, on which pages, and when a request ends.
+
+Called by EngineCore: `schedule`, then `update_from_output` with what the step sampled. Owns the request table,
+the waiting queue and the KV cache manager. The only state between a step's two halves is `_in_flight`.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from quire.config.cache import CacheConfig
+from quire.config.scheduler import SchedulerConfig
+from quire.core.engine_messages import EngineCoreOutputs, EngineCoreRequest, FinishedRequest, FinishReason
+from quire.core.kv_spec import KVCacheConfig
+from quire.core.logprobs import LogprobsArrays
+from quire.core.request import Request, RequestStatus
+from quire.core.runner_output import ModelRunnerOutput
+from quire.core.scheduler_output import SchedulerOutput
+from quire.core.stats import EventKind, SchedulerStats
+from quire.kv_cache.manager import KVCacheManager
+from quire.scheduler.admission import Admission, AdmissionGate, AdmissionRules
+from quire.scheduler.budget import StepBudget
+from quire.scheduler.limits import make_limits
+from quire.scheduler.outbox import Outbox
+from quire.scheduler.preemption import choose_victim, suspend
+from quire.scheduler.request_queue import make_request_queue
+from quire.scheduler.request_table import RequestTable
+from quire.scheduler.running import RunningRows, num_missing_blocks, num_wanted_tokens
+from quire.scheduler.step_plan import StepPlan
+from quire.scheduler.stop import find_stops
+from quire.scheduler.update import keep_alive, take_unsent_prompt_logprobs
+from quire.scheduler.validation import check_can_run
+
+_STATUS_OF_REASON = {
+    FinishReason.STOP: RequestStatus.FINISHED_STOPPED,
+    FinishReason.REPETITION: RequestStatus.FINISHED_STOPPED,
+    FinishReason.LENGTH: RequestStatus.FINISHED_LENGTH_CAPPED,
+    FinishReason.ABORT: RequestStatus.FINISHED_ABORTED,
+    FinishReason.ERROR: RequestStatus.FINISHED_ERROR,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class _InFlight:
+    """The step that was scheduled and not yet taken in; `handles` is who owned its rows."""
+
+    scheduled: SchedulerOutput
+    handles: np.ndarray
+    plan: StepPlan
+
+
+class Scheduler:
+    """First come, first served, with chunked prefill, prefix caching and preemption by recompute.
+
+    Args:
+        scheduler_config: resolved: its limits are numbers.
+        cache_config: prefix caching and watermark.
+        kv_cache_config: number and size of pages.
+        max_model_len: most tokens of a request, prompt and output.
+        clock: seconds, for events.
+        gates: further reasons for which a waiting request must wait.
+
+    Raises:
+        ConfigError: a limit is missing, or the limits contradict each other.
+    """
+
+    def __init__(
+        self,
+        scheduler_config: SchedulerConfig,
+        cache_config: CacheConfig,
+        kv_cache_config: KVCacheConfig,
+        max_model_len: int,
+        clock: Callable[[], float] = time.monotonic,
+        gates: Sequence[AdmissionGate] = (),
+    ) -> None:
+        self._limits = make_limits(scheduler_config, max_model_len)
+        self._clock = clock
+        self._kv = KVCacheManager(
+            kv_cache_config,
+            enable_prefix_caching=cache_config.enable_prefix_caching,
+            max_num_seqs=self._limits.max_num_seqs,
+            max_model_len=max_model_len,
+        )
+        self._table = RequestTable(self._limits.max_num_seqs, max_model_len)
+        self._running = RunningRows(self._table)
+        self._queue = make_request_queue(scheduler_config.scheduling_policy)
+        self._outbox = Outbox(clock)
+        rules = AdmissionRules(
+            enable_chunked_prefill=scheduler_config.enable_chunked_prefill,
+            reserve_full_prompt=scheduler_config.reserve_full_prompt,
+            watermark_blocks=int(cache_config.watermark * kv_cache_config.num_blocks),
+            caps=self._limits.caps,
+            gates=gates,
+        )
+        self._admission = Admission(rules, self._queue, self._table, self._running, self._kv, self._outbox)
+        self._requests: dict[int, Request] = {}
+        self._arrivals = itertools.count()
+        self._freed_rows: list[int] = []
+        self._num_steps = 0
+        self._in_flight: _InFlight | None = None
+
+    # --- requests come and go ---
+
+    def add_request(self, request: EngineCoreRequest) -> None:
+        """Queue a request.
+
+        Raises:
+            ValidationError: it can never run (longer than max_model_len, or than the whole cache).
+        """
+        assert request.handle not in self._requests, "a handle names one request"
+        check_can_run(request, self._limits.max_model_len, self._kv)
+        queued = Request.from_message(request, next(self._arrivals))
+        self._kv.hash_prompt(queued)
+        self._requests[request.handle] = queued
+        self._queue.add(queued)
+        self._outbox.note_event(request.handle, EventKind.QUEUED)
+
+    def finish_requests(self, handles: Iterable[int], reason: FinishReason) -> None:
+        """End requests from outside, in any state; unknown and finished handles are ignored."""
+        for handle in handles:
+            request = self._requests.get(handle)
+            if request is None:
+                continue
+            if request.row >= 0:
+                self._vacate([request.row])
+            else:
+                self._queue.remove(handle)
+            self._end(request, FinishedRequest(handle, reason))
+
+    def _end(self, request: Request, finished: FinishedRequest) -> None:
+        request.status = _STATUS_OF_REASON[finished.finish_reason]
+        del self._requests[request.handle]
+        self._outbox.note_finished(finished)
+
+    def _vacate(self, rows: Sequence[int]) -> None:
+        """Take rows and pages from running requests; the worker hears of it in the next message."""
+        self._running.remove(rows)
+        for row in rows:
+            self._kv.free(row)
+            self._table.free(row)
+        self._freed_rows.extend(rows)
+
+    # --- first half of a step ---
+
+    def schedule(self) -> SchedulerOutput | None:
+        """Decide the next step; None when no request can compute (nothing left, or only rows to free later)."""
+        assert self._in_flight is None, "a step is taken in before the next one is scheduled"
+        plan = StepPlan(StepBudget(self._limits.max_num_batched_tokens), self._limits.max_num_seqs)
+        self._schedule_running(plan)
+        if not plan.num_preemptions:
+            self._admission.admit_waiting(plan)
+        return self._freeze(plan)
+
+    def _schedule_running(self, plan: StepPlan) -> None:
+        rows = self._running.rows
+        plan.add_running(rows, num_wanted_tokens(rows, self._table, self._limits.caps, len(self._requests)))
+        missing = num_missing_blocks(rows, self._table, plan, self._kv)
+        while missing.sum() > self._kv.num_free_blocks:
+            self._preempt(choose_victim(self._running), plan)
+            missing = num_missing_blocks(self._running.rows, self._table, plan, self._kv)
+        plan.set_new_blocks(self._kv.allocate(self._running.rows, missing))
+
+    def _preempt(self, row: int, plan: StepPlan) -> None:
+        request = self._table.request_on(row)
+        plan.undo(row)
+        plan.num_preemptions += 1
+        suspend(request, self._table)
+        self._vacate([row])
+        self._queue.add(request)
+        self._outbox.note_event(request.handle, EventKind.PREEMPTED)
+
+    def _freeze(self, plan: StepPlan) -> SchedulerOutput | None:
+        if plan.is_empty:
+            return None
+        scheduled = plan.freeze(self._num_steps, self._freed_rows, self._table)
+        self._in_flight = _InFlight(scheduled, self._table.handle[scheduled.rows], plan)
+        self._freed_rows = []
+        self._num_steps += 1
+        return scheduled
+
+    # --- second half of a step ---
+
+    def update_from_output(self, scheduled: SchedulerOutput, output: ModelRunnerOutput) -> EngineCoreOutputs:
+        """Take in the step's tokens: lengths advance, full pages are published, ended requests leave."""
+        step, self._in_flight = self._in_flight, None
+        assert step is not None and step.scheduled is scheduled, "the step that was scheduled last is taken in once"
+        rows = scheduled.rows.astype(np.intp)
+        is_alive = self._table.handle[rows] == step.handles
+        rows = rows[is_alive]
+        self._table.num_computed_tokens[rows] += scheduled.num_scheduled_tokens[is_alive]
+        sampled = keep_alive(scheduled, output, is_alive)
+        self._table.append_tokens(sampled.rows, sampled.token_ids)
+        self._kv.cache_full_blocks(rows, self._table.num_computed_tokens[rows], self._table.token_ids)
+        handles = self._table.handle[sampled.rows]
+        prompt_logprobs = self._take_prompt_logprobs(output, rows)
+        self._end_stopped(sampled.rows, sampled.token_ids)
+        return self._make_outputs(handles, sampled.token_ids, sampled.logprobs, prompt_logprobs, step)
+
+    def _take_prompt_logprobs(
+        self, output: ModelRunnerOutput, rows: np.ndarray
+    ) -> tuple[tuple[int, LogprobsArrays], ...]:
+        """(handle, lines) of rows that are alive."""
+        if not output.prompt_logprobs:
+            return ()
+        taken = []
+        for row in rows[np.isin(rows, list(output.prompt_logprobs))].tolist():
+            request = self._table.request_on(row)
+            lines = take_unsent_prompt_logprobs(request, output.prompt_logprobs[row])
+            if lines is not None:
+                taken.append((request.handle, lines))
+        return tuple(taken)
+
+    def _end_stopped(self, rows: np.ndarray, token_ids: np.ndarray) -> None:
+        stops = find_stops(self._table, rows, token_ids)
+        for stop in stops:
+            request = self._table.request_on(stop.row)
+            self._end(request, FinishedRequest(request.handle, stop.reason, stop.stop_token_id))
+        if stops:
+            self._vacate([stop.row for stop in stops])
+
+    def take_outputs(self) -> EngineCoreOutputs | None:
+        """Ends and events that happened outside a step (aborts); None when there are none."""
+        if not self._outbox:
+            return None
+        return self._make_outputs(np.empty(0, np.int64), np.empty(0, np.int32), None, (), None)
+
+    def _make_outputs(
+        self,
+        handles: np.ndarray,
+        token_ids: np.ndarray,
+        logprobs: LogprobsArrays | None,
+        prompt_logprobs: tuple[tuple[int, LogprobsArrays], ...],
+        step: _InFlight | None,
+    ) -> EngineCoreOutputs:
+        finished, events = self._outbox.take()
+        return EngineCoreOutputs(
+            handles=handles,
+            new_token_ids=token_ids,
+            logprobs=logprobs,
+            prompt_logprobs=prompt_logprobs,
+            finished=finished,
+            events=events,
+            stats=self._make_stats(step),
+            timestamp=self._clock(),
+        )
+
+    def _make_stats(self, step: _InFlight | None) -> SchedulerStats:
+        num_running, num_waiting = self.get_request_counts()
+        return SchedulerStats(
+            step=self._num_steps - 1 if self._num_steps else 0,
+            num_running=num_running,
+            num_waiting=num_waiting,
+            num_scheduled_tokens=step.scheduled.total_num_scheduled_tokens if step else 0,
+            num_preemptions=step.plan.num_preemptions if step else 0,
+            kv_cache_usage=self._kv.usage,
+            prefix_cache_queries=step.plan.num_prefix_queries if step else 0,
+            prefix_cache_hits=step.plan.num_prefix_hits if step else 0,
+        )
+
+    # --- state ---
+
+    def has_unfinished_requests(self) -> bool:
+        """True while any request waits or runs."""
+        return bool(self._requests)
+
+    def get_request_counts(self) -> tuple[int, int]:
+        """(running, waiting)."""
+        return len(self._running), len(self._queue)
+
+    def reset_prefix_cache(self) -> bool:
+        """Forget all cached pages; False, and nothing done, while any page is in use."""
+        return self._kv.reset_prefix_cache()

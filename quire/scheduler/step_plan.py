@@ -1,0 +1,81 @@
+"""What the current step has chosen so far. Made anew for every step by the scheduler, then frozen into a message.
+
+Owns the step's token counts; every choice can be undone with one call until the plan is frozen.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from quire.core.scheduler_output import NewBlocks, NewRequestData, SchedulerOutput
+from quire.scheduler.budget import StepBudget
+from quire.scheduler.request_table import RequestTable
+
+
+class StepPlan:
+    """Rows and tokens of one step.
+
+    Attributes:
+        budget: what is left of the step's tokens.
+        num_preemptions: requests that lost their row to this step.
+        num_prefix_queries, num_prefix_hits: tokens looked for, and found, in the prefix cache by first admissions.
+    """
+
+    def __init__(self, budget: StepBudget, max_num_seqs: int) -> None:
+        self.budget = budget
+        self.num_preemptions = 0
+        self.num_prefix_queries = 0
+        self.num_prefix_hits = 0
+        self._num_tokens = np.zeros(max_num_seqs, dtype=np.int32)
+        self._running_rows = np.empty(0, dtype=np.intp)
+        self._new_blocks: tuple[NewBlocks, ...] = ()
+        self._new_reqs: dict[int, NewRequestData] = {}
+
+    @property
+    def is_empty(self) -> bool:
+        """True while nothing is planned."""
+        return not self._num_tokens.any()
+
+    def num_tokens(self, rows: np.ndarray) -> np.ndarray:
+        """[num_rows] tokens planned for these rows."""
+        num_tokens: np.ndarray = self._num_tokens[rows]
+        return num_tokens
+
+    def add_running(self, rows: np.ndarray, num_wanted: np.ndarray) -> None:
+        """Plan placed rows, in this order, with as many of the tokens they want as the budget holds."""
+        self._running_rows = rows
+        self._num_tokens[rows] = self.budget.take_in_order(num_wanted)
+
+    def set_new_blocks(self, new_blocks: tuple[NewBlocks, ...]) -> None:
+        """Note the pages, per KV cache group, that the planned running rows were given."""
+        self._new_blocks = new_blocks
+
+    def add_new(self, new_req: NewRequestData, num_tokens: int) -> None:
+        """Plan a request that was placed on a row just now."""
+        self.budget.take(num_tokens)
+        self._num_tokens[new_req.row] = num_tokens
+        self._new_reqs[new_req.row] = new_req
+
+    def undo(self, row: int) -> None:
+        """Drop a row from the plan, as if it had never been planned. Its pages are the caller's concern."""
+        self.budget.refund(int(self._num_tokens[row]))
+        self._num_tokens[row] = 0
+        self._new_reqs.pop(row, None)
+
+    def freeze(self, step: int, freed_rows: list[int], table: RequestTable) -> SchedulerOutput:
+        """The plan as a message: running rows first, then new ones, each in the order planned."""
+        rows = np.concatenate([self._running_rows, np.fromiter(self._new_reqs, np.intp, len(self._new_reqs))])
+        rows = rows[self._num_tokens[rows] > 0]
+        num_scheduled_tokens = self._num_tokens[rows]
+        num_computed_tokens = table.num_computed_tokens[rows]
+        return SchedulerOutput(
+            step=step,
+            freed_rows=np.array(freed_rows, dtype=np.int32),
+            new_reqs=tuple(self._new_reqs.values()),
+            new_blocks=self._new_blocks,
+            rows=rows.astype(np.int32),
+            num_scheduled_tokens=num_scheduled_tokens,
+            num_computed_tokens=num_computed_tokens,
+            is_sampling=num_computed_tokens + num_scheduled_tokens == table.num_tokens[rows],
+            total_num_scheduled_tokens=int(num_scheduled_tokens.sum()),
+        )

@@ -1,0 +1,58 @@
+"""Which requests end with the token they were just given.
+
+Called by the scheduler's update. Pure functions over rows; only rows with stop ids of their own are looped over.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from quire.core.engine_messages import FinishReason
+from quire.scheduler.request_table import RequestTable, RowFlag
+
+
+class Stop(NamedTuple):
+    """One request that ends: its row, why, and the stop id that matched."""
+
+    row: int
+    reason: FinishReason
+    stop_token_id: int | None = None
+
+
+def find_stops(table: RequestTable, rows: np.ndarray, token_ids: np.ndarray) -> list[Stop]:
+    """Requests that end now, in the order of `rows`. The first that holds decides:
+
+    1. the token is EOS, and at least `min_tokens` are out: STOP;
+    2. the token is a stop id, and at least `min_tokens` are out: STOP with that id;
+    3. the length limit is reached: LENGTH.
+
+    Args:
+        table: lengths and limits; the tokens are appended already.
+        rows: [num_sampled] rows.
+        token_ids: [num_sampled] the newest token of each.
+    """
+    num_tokens = table.num_tokens[rows]
+    may_stop = num_tokens >= table.min_total_tokens[rows]
+    is_eos = may_stop & (token_ids == table.eos_token_id[rows])
+    is_stop_id = may_stop & _is_own_stop_id(table, rows, token_ids)
+    is_full = num_tokens >= table.max_total_tokens[rows]
+    stops = []
+    for i in np.flatnonzero(is_eos | is_stop_id | is_full).tolist():
+        if is_eos[i]:
+            stops.append(Stop(int(rows[i]), FinishReason.STOP))
+        elif is_stop_id[i]:
+            stops.append(Stop(int(rows[i]), FinishReason.STOP, int(token_ids[i])))
+        else:
+            stops.append(Stop(int(rows[i]), FinishReason.LENGTH))
+    return stops
+
+
+def _is_own_stop_id(table: RequestTable, rows: np.ndarray, token_ids: np.ndarray) -> np.ndarray:
+    """[num_sampled] bool; the slow path of rows flagged HAS_STOP_IDS."""
+    matches = np.zeros(len(rows), dtype=np.bool_)
+    flagged = np.flatnonzero(table.flags[rows] & RowFlag.HAS_STOP_IDS)
+    for i, row, token_id in zip(flagged.tolist(), rows[flagged].tolist(), token_ids[flagged].tolist(), strict=True):
+        matches[i] = token_id in table.request_on(row).stop_token_ids
+    return matches

@@ -1,0 +1,68 @@
+"""What of a step's results still counts: requests that ended while the step ran take nothing from it.
+
+Called by the scheduler's update. Pure functions.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from quire.core.logprobs import LogprobsArrays
+from quire.core.request import Request
+from quire.core.runner_output import ModelRunnerOutput
+from quire.core.scheduler_output import SchedulerOutput
+
+
+@dataclass(frozen=True, slots=True)
+class Sampled:
+    """New tokens of rows that still run.
+
+    Attributes:
+        rows: [num_sampled] intp.
+        token_ids: [num_sampled] int32.
+        logprobs: `index` refers to entries of `rows`.
+    """
+
+    rows: np.ndarray
+    token_ids: np.ndarray
+    logprobs: LogprobsArrays | None
+
+
+def keep_alive(scheduled: SchedulerOutput, output: ModelRunnerOutput, is_alive: np.ndarray) -> Sampled:
+    """The step's samples without those of rows that are no longer alive; `is_alive` is [num_reqs] bool."""
+    rows = scheduled.rows[scheduled.is_sampling]
+    assert np.array_equal(rows, output.rows), "the worker must answer for exactly the rows that sample"
+    is_kept = is_alive[scheduled.is_sampling]
+    rows = rows.astype(np.intp)
+    if is_kept.all():
+        return Sampled(rows, output.sampled_token_ids, output.logprobs)
+    logprobs = None if output.logprobs is None else _keep_logprobs(output.logprobs, is_kept)
+    return Sampled(rows[is_kept], output.sampled_token_ids[is_kept], logprobs)
+
+
+def _keep_logprobs(logprobs: LogprobsArrays, is_kept: np.ndarray) -> LogprobsArrays:
+    """Lines of kept entries, renumbered to where those entries are now."""
+    lines = is_kept[logprobs.index]
+    new_index = (np.cumsum(is_kept) - 1).astype(np.int32)
+    return LogprobsArrays(
+        index=new_index[logprobs.index[lines]],
+        token_ids=logprobs.token_ids[lines],
+        logprobs=logprobs.logprobs[lines],
+        ranks=logprobs.ranks[lines],
+    )
+
+
+def take_unsent_prompt_logprobs(request: Request, lines: LogprobsArrays) -> LogprobsArrays | None:
+    """Lines of prompt positions that did not go out before the request was preempted; None when all did."""
+    is_new = lines.index >= request.num_prompt_logprobs_sent
+    if not is_new.any():
+        return None
+    request.num_prompt_logprobs_sent = int(lines.index[-1]) + 1
+    return LogprobsArrays(
+        index=lines.index[is_new],
+        token_ids=lines.token_ids[is_new],
+        logprobs=lines.logprobs[is_new],
+        ranks=lines.ranks[is_new],
+    )

@@ -1,0 +1,165 @@
+"""Tokenizer: text to token ids and back, whatever kind of vocabulary a model directory holds.
+
+Made by the engine factory with `load_tokenizer`; used by the input processor, the detokenizer and users
+(`LLM.get_tokenizer`). Owns the loaded vocabulary, which never changes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from quire.errors import TokenizerError, ValidationError
+from quire.tokenization.backend import TokenizerBackend
+from quire.tokenization.fast_backend import load_fast_backend
+from quire.tokenization.files import read_json_object
+from quire.tokenization.sentencepiece_model import load_sentencepiece_backend
+from quire.tokenization.token_bytes import NOTHING_HIDDEN, TokenTable, metaspace_bytes
+
+ROLES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+
+
+class Tokenizer:
+    """A vocabulary with its special tokens.
+
+    Args:
+        backend: the loaded vocabulary.
+        special_tokens: role ("eos_token") -> text.
+        config: tokenizer_config.json as read.
+        directory: where it was loaded from.
+    """
+
+    def __init__(
+        self,
+        backend: TokenizerBackend,
+        special_tokens: dict[str, str],
+        config: dict[str, Any] | None = None,
+        directory: Path | None = None,
+    ) -> None:
+        self._backend = backend
+        self.special_tokens = dict(special_tokens)
+        self.config = config or {}
+        self.directory = directory
+
+    @property
+    def vocab_size(self) -> int:
+        """Highest token id plus one."""
+        return self._backend.vocab_size
+
+    @property
+    def special_ids(self) -> frozenset[int]:
+        """Ids that `skip_special_tokens` leaves out."""
+        return self._backend.special_ids
+
+    @property
+    def table(self) -> TokenTable | None:
+        """Bytes by token id; None when this vocabulary's decoder does not work token by token."""
+        return self._backend.table
+
+    @property
+    def bos_token_id(self) -> int | None:
+        """Id of the token that begins a text, if there is one."""
+        return self._id_of_role("bos_token")
+
+    @property
+    def eos_token_id(self) -> int | None:
+        """Id of the token that ends a text, if there is one."""
+        return self._id_of_role("eos_token")
+
+    def encode(self, text: str, add_special_tokens: bool = True, *, allow_special: bool = True) -> list[int]:
+        """Token ids of `text`.
+
+        Args:
+            text: any valid Unicode.
+            add_special_tokens: write what the vocabulary puts around a text (usually BOS in front).
+            allow_special: a special token's name in `text` is that token; False reads it as plain text.
+
+        Raises:
+            ValidationError: `text` is not a string or holds lone surrogates.
+        """
+        if not isinstance(text, str):
+            raise ValidationError(f"text must be a str, not {type(text).__name__}", field="prompt")
+        try:
+            return self._backend.encode(text, add_special_tokens=add_special_tokens, allow_special=allow_special)
+        except UnicodeEncodeError as error:
+            raise ValidationError(
+                f"text holds half of a surrogate pair at character {error.start}",
+                hint="decode the text as UTF-8 before it is sent",
+                field="prompt",
+            ) from error
+
+    def decode(self, token_ids: int | Sequence[int], skip_special_tokens: bool = True) -> str:
+        """Text of `token_ids`; ids outside the vocabulary have none."""
+        ids = [token_ids] if isinstance(token_ids, int) else token_ids
+        hidden = self.special_ids if skip_special_tokens else NOTHING_HIDDEN
+        if self.table is not None:
+            return self.table.decode(ids, hidden)
+        return self._backend.decode([token_id for token_id in ids if token_id not in hidden])
+
+    def token_text(self, token_id: int) -> str:
+        """What one token looks like inside a text: its leading space kept, special tokens shown."""
+        if self.table is not None:
+            return self.table.piece(token_id).decode("utf-8", "replace")
+        token = self._backend.id_to_token(token_id)
+        return "" if token is None else metaspace_bytes(token).decode("utf-8", "replace")
+
+    def convert_ids_to_tokens(self, token_ids: Iterable[int]) -> list[str]:
+        """The vocabulary's entries; "" for ids it does not have."""
+        return [self._backend.id_to_token(token_id) or "" for token_id in token_ids]
+
+    def convert_tokens_to_ids(self, tokens: Iterable[str]) -> list[int | None]:
+        """The ids of vocabulary entries; None for those it does not have."""
+        return [self._backend.token_to_id(token) for token in tokens]
+
+    def _id_of_role(self, role: str) -> int | None:
+        text = self.special_tokens.get(role)
+        return None if text is None else self._backend.token_to_id(text)
+
+
+def load_tokenizer(directory: str | Path) -> Tokenizer:
+    """The tokenizer in a model directory: tokenizer.json, else SentencePiece's tokenizer.model.
+
+    Raises:
+        TokenizerError: there is none, or it is malformed; nothing in the directory is executed.
+    """
+    root = Path(directory)
+    config = read_json_object(root / "tokenizer_config.json")
+    special_tokens = _special_tokens(read_json_object(root / "special_tokens_map.json"), config)
+    if (root / "tokenizer.json").exists():
+        backend: TokenizerBackend = load_fast_backend(root / "tokenizer.json", config, special_tokens)
+    elif (root / "tokenizer.model").exists():
+        added = read_json_object(root / "added_tokens.json")
+        pieces = load_sentencepiece_backend(root / "tokenizer.model", config, added, special_tokens)
+        special_tokens = {**pieces.own_special_tokens(), **special_tokens}
+        backend = pieces
+    else:
+        raise TokenizerError(
+            f"no tokenizer.json and no tokenizer.model in {root}",
+            hint="put the model's tokenizer files there, name another directory with tokenizer=..., "
+            "or work with token ids alone: skip_tokenizer_init=True",
+            field="tokenizer",
+        )
+    return Tokenizer(backend, special_tokens, config, root)
+
+
+def _special_tokens(*sources: dict[str, Any]) -> dict[str, str]:
+    """Role -> text; a later source wins."""
+    found: dict[str, str] = {}
+    for source in sources:
+        for role in ROLES:
+            text = _token_text(source.get(role))
+            if text:
+                found[role] = text
+        extra = source.get("additional_special_tokens")
+        for position, entry in enumerate(extra if isinstance(extra, list) else []):
+            text = _token_text(entry)
+            if text:
+                found[f"additional_special_tokens[{position}]"] = text
+    return found
+
+
+def _token_text(entry: Any) -> str | None:
+    """The text of a special token, written as a string or as an object with `content`."""
+    content = entry.get("content") if isinstance(entry, dict) else entry
+    return content if isinstance(content, str) else None

@@ -1,0 +1,1 @@
+"""Small helpers any layer may use: value checks, memory limits."""

@@ -1,0 +1,59 @@
+"""What attention needs to know of a step: one metadata per KV cache group, shared by the group's layers.
+
+Called by the model runner once per step. Owns the order of the layers; the tensors belong to the runner.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from quire.attention.context import ForwardContext
+from quire.attention.metadata import AttentionMetadata
+from quire.core.kv_spec import KVCacheConfig
+from quire.worker.block_tables import BlockTables
+from quire.worker.input_batch import InputBatch
+
+
+class AttentionGroups:
+    """Builds the forward context of a step.
+
+    Args:
+        kv_cache_config: the groups.
+        layer_names: every attention layer, in the model's order.
+        kv_caches: the cache tensor of each layer, in the same order.
+    """
+
+    def __init__(
+        self, kv_cache_config: KVCacheConfig, layer_names: Sequence[str], kv_caches: Sequence[torch.Tensor]
+    ) -> None:
+        group_of = {name: i for i, group in enumerate(kv_cache_config.groups) for name in group.layer_names}
+        self._group_of_layer = [group_of[name] for name in layer_names]
+        self._num_groups = len(kv_cache_config.groups)
+        self._kv_caches = tuple(kv_caches)
+
+    def forward_context(self, batch: InputBatch, block_tables: BlockTables) -> ForwardContext:
+        """The context of a step of at least one request."""
+        per_group = [self._metadata(group, batch, block_tables) for group in range(self._num_groups)]
+        return ForwardContext(tuple(per_group[group] for group in self._group_of_layer), self._kv_caches)
+
+    @staticmethod
+    def _metadata(group: int, batch: InputBatch, block_tables: BlockTables) -> AttentionMetadata:
+        device = batch.input_ids.device
+        max_seq_len = int(batch.seq_lens.max())
+        return AttentionMetadata(
+            num_reqs=batch.num_reqs,
+            num_tokens=batch.num_tokens,
+            query_start_loc=torch.from_numpy(batch.query_start_loc).to(device),
+            seq_lens=torch.from_numpy(batch.seq_lens).to(device),
+            block_table=torch.from_numpy(block_tables.gather(group, batch.rows, max_seq_len)).to(device),
+            slot_mapping=torch.from_numpy(block_tables.slots(group, batch.token_rows, batch.token_positions)).to(
+                device
+            ),
+            query_start_loc_np=batch.query_start_loc,
+            seq_lens_np=batch.seq_lens,
+            max_query_len=int(np.diff(batch.query_start_loc).max()),
+            max_seq_len=max_seq_len,
+        )

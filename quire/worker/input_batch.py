@@ -1,0 +1,48 @@
+"""InputBatch: the tokens of one step, gathered from the rows. Made by `prepare_inputs`, read until the step ends."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InputBatch:
+    """One step's inputs. Request i of the batch owns tokens query_start_loc[i] .. query_start_loc[i + 1] - 1.
+
+    Attributes:
+        rows: [num_reqs] int32; the row of each request.
+        num_computed_tokens: [num_reqs] int32; tokens cached before this step.
+        query_start_loc: [num_reqs + 1] int32.
+        seq_lens: [num_reqs] int32; tokens cached after this step.
+        input_ids: [num_tokens] int32, on the device.
+        positions: [num_tokens] int64, on the device.
+        token_rows, token_positions: [num_tokens]; row and position of each token, on the host.
+        sampling_rows: [num_sampled] int32; rows that get a token, in the order of the batch.
+        sampling_positions: [num_sampled] int32; index in its sequence of each token to be sampled.
+        logits_indices: [num_sampled] int64; the step's token whose hidden state predicts each of them.
+    """
+
+    rows: np.ndarray
+    num_computed_tokens: np.ndarray
+    query_start_loc: np.ndarray
+    seq_lens: np.ndarray
+    input_ids: torch.Tensor
+    positions: torch.Tensor
+    token_rows: np.ndarray
+    token_positions: np.ndarray
+    sampling_rows: np.ndarray
+    sampling_positions: np.ndarray
+    logits_indices: np.ndarray
+
+    @property
+    def num_reqs(self) -> int:
+        """Requests in the step."""
+        return len(self.rows)
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens in the step."""
+        return len(self.token_rows)

@@ -1,0 +1,45 @@
+"""Allocates the KV cache: one tensor per attention layer, in the attention backend's layout."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from quire.attention.backend import AttentionBackend
+from quire.core.kv_spec import KVCacheConfig
+
+_ALIGNMENT = 64  # bytes; a cache line, and the widest vector register
+
+
+def allocate_kv_caches(
+    kv_cache_config: KVCacheConfig,
+    layer_names: Sequence[str],
+    backend: AttentionBackend,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> list[torch.Tensor]:
+    """A zeroed cache tensor per layer, in the order of `layer_names`.
+
+    On a CPU memory is only taken as pages are first written. Layers share nothing: page i of the table is page i of
+    every layer of the group.
+    """
+    spec_of = {name: group.spec for group in kv_cache_config.groups for name in group.layer_names}
+    caches = []
+    for name in layer_names:
+        spec = spec_of[name]
+        shape = backend.kv_cache_shape(kv_cache_config.num_blocks, spec.block_size, spec.num_kv_heads, spec.head_size)
+        caches.append(_zeros(shape, dtype, device))
+    return caches
+
+
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """Zeros; on a CPU from the operating system's zero pages, which torch.zeros would touch one by one."""
+    if device.type != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
+    num_bytes = math.prod(shape) * dtype.itemsize
+    buffer = np.zeros(num_bytes + _ALIGNMENT, dtype=np.uint8)
+    start = -buffer.ctypes.data % _ALIGNMENT
+    return torch.from_numpy(buffer[start : start + num_bytes]).view(dtype).view(shape)

@@ -1,0 +1,146 @@
+"""How many bytes the KV cache may take: what is free, less weights and the workspace of the largest step.
+
+Called by the worker before and after the model is loaded. Pure functions; the numbers come in as arguments. The
+workspace is computed, not measured: a trial run of the largest step would take minutes on a CPU.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from quire.config.hf_config import ModelArch
+from quire.errors import NotEnoughMemoryError
+from quire.utils.memory import MIB, format_bytes
+
+# Allocator slack, thread stacks, libraries that load late.
+RESERVED_BYTES = 128 * MIB
+# Buffers of the attention backend that do not grow with the model (tiles, masks, scores of one run).
+ATTENTION_BYTES = 96 * MIB
+# Float32 logits, their copy, float64 running sums, sort keys of log-probabilities: bytes per logit at the worst moment.
+SAMPLING_BYTES_PER_LOGIT = 32
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepLimits:
+    """The largest step: requests, tokens, and tokens of one request."""
+
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    max_model_len: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryBudget:
+    """Where the memory goes.
+
+    Attributes:
+        free_bytes: what the process could take before the model was loaded.
+        utilization: share of it that the engine may use.
+        weights_bytes, workspace_bytes: taken off first.
+        kv_cache_bytes: what the KV cache may take.
+        useful_bytes: what `max_num_seqs` requests of `max_model_len` tokens would fill; None = no such cap.
+    """
+
+    free_bytes: int
+    utilization: float
+    weights_bytes: int
+    workspace_bytes: int
+    kv_cache_bytes: int
+    useful_bytes: int | None
+
+    def describe(self) -> str:
+        """One line: what was chosen and why."""
+        left = f"{format_bytes(self.free_bytes)} free x {self.utilization:.2f}"
+        taken = f"{format_bytes(self.weights_bytes)} weights - {format_bytes(self.workspace_bytes)} workspace"
+        is_capped = self.kv_cache_bytes == self.useful_bytes
+        reason = "; capped: max_num_seqs requests of max_model_len tokens need no more" if is_capped else ""
+        return f"KV cache may take {format_bytes(self.kv_cache_bytes)} = {left} - {taken}{reason}"
+
+
+def estimate_weights_bytes(arch: ModelArch, max_model_len: int, dtype_bytes: int) -> int:
+    """Bytes of a model's parameters and rotary tables, before it is built."""
+    heads_size = arch.total_num_heads * arch.head_size
+    kv_size = arch.total_num_kv_heads * arch.head_size
+    attention = arch.hidden_size * (heads_size + 2 * kv_size) + heads_size * arch.hidden_size
+    mlp = 3 * arch.hidden_size * arch.intermediate_size
+    embeddings = arch.vocab_size * arch.hidden_size * (1 if arch.tie_word_embeddings else 2)
+    rotary_bytes = 4 * max_model_len * arch.head_size
+    return (arch.num_layers * (attention + mlp + 2 * arch.hidden_size) + embeddings) * dtype_bytes + rotary_bytes
+
+
+def estimate_workspace_bytes(arch: ModelArch, limits: StepLimits, dtype_bytes: int) -> int:
+    """Bytes that the largest step needs besides weights and cache: activations, attention, logits and sampling."""
+    heads_size = arch.total_num_heads * arch.head_size
+    kv_size = arch.total_num_kv_heads * arch.head_size
+    # The residual stream and projections in the model's type; norms, rotation and activation go through float32.
+    elements = 4 * arch.hidden_size + 2 * (heads_size + 2 * kv_size) + 3 * arch.intermediate_size
+    float32_elements = 2 * max(arch.hidden_size + heads_size, arch.intermediate_size)
+    activations = limits.max_num_batched_tokens * (elements * dtype_bytes + float32_elements * 4)
+    # Keys and values of one long request, gathered from their pages and repeated per query head.
+    gathered = 2 * limits.max_model_len * (kv_size + heads_size) * dtype_bytes
+    num_logits = min(limits.max_num_seqs, limits.max_num_batched_tokens)
+    sampling = num_logits * arch.vocab_size * SAMPLING_BYTES_PER_LOGIT
+    return RESERVED_BYTES + ATTENTION_BYTES + max(activations + gathered, sampling)
+
+
+def plan_memory(
+    *,
+    free_bytes: int,
+    utilization: float,
+    weights_bytes: int,
+    workspace_bytes: int,
+    useful_bytes: int | None,
+) -> MemoryBudget:
+    """Divide the memory.
+
+    Args:
+        useful_bytes: more than this would never be read; None = take all there is.
+
+    Raises:
+        NotEnoughMemoryError: nothing is left for the KV cache; says what would work.
+    """
+    left = int(free_bytes * utilization) - weights_bytes - workspace_bytes
+    if left <= 0:
+        raise _no_room(free_bytes, utilization, weights_bytes, workspace_bytes)
+    return MemoryBudget(
+        free_bytes=free_bytes,
+        utilization=utilization,
+        weights_bytes=weights_bytes,
+        workspace_bytes=workspace_bytes,
+        kv_cache_bytes=left if useful_bytes is None else min(left, useful_bytes),
+        useful_bytes=useful_bytes,
+    )
+
+
+def check_allocation(needed_bytes: int, free_bytes: int, workspace_bytes: int) -> None:
+    """Refuse a KV cache, of a size that the user gave, that the machine cannot hold beside the workspace.
+
+    Raises:
+        NotEnoughMemoryError: names the largest size that fits.
+    """
+    most = free_bytes - workspace_bytes
+    if needed_bytes > most:
+        raise NotEnoughMemoryError(
+            f"a KV cache of {format_bytes(needed_bytes)} does not fit: {format_bytes(free_bytes)} is free and "
+            f"{format_bytes(workspace_bytes)} of it is workspace",
+            hint=f"use kv_cache_memory_bytes <= {max(0, most)}, or fewer pages (num_gpu_blocks_override)",
+            field="kv_cache_memory_bytes",
+        )
+
+
+def _no_room(free_bytes: int, utilization: float, weights_bytes: int, workspace_bytes: int) -> NotEnoughMemoryError:
+    needed_bytes = weights_bytes + workspace_bytes
+    usable = f"{format_bytes(free_bytes)} is free and gpu_memory_utilization={utilization:.2f} of it may be used"
+    hints = [f"free memory until {format_bytes(int(needed_bytes / utilization) + 1)} is available"]
+    if needed_bytes < free_bytes:
+        hints.insert(0, f"raise gpu_memory_utilization above {needed_bytes / free_bytes:.2f}")
+    if weights_bytes < free_bytes * utilization:
+        hints.insert(0, "lower max_num_batched_tokens or max_num_seqs")
+    else:
+        hints.append("use a smaller model")
+    return NotEnoughMemoryError(
+        f"the model needs {format_bytes(weights_bytes)} for weights and {format_bytes(workspace_bytes)} for "
+        f"workspace, and something for the KV cache; {usable}",
+        hint=", or ".join(hints),
+        field="gpu_memory_utilization",
+    )

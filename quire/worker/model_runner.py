@@ -1,0 +1,95 @@
+"""ModelRunner: the order of a step, nothing else.
+
+Called by the worker, twice per step: `execute_model` computes, `sample_tokens` chooses. What each part does is in
+the file named after it. Owns the rows, the block tables and the step that waits to be sampled.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from quire.core.runner_output import ModelRunnerOutput
+from quire.core.scheduler_output import SchedulerOutput
+from quire.models.interfaces import CausalLM
+from quire.sample.states import SamplingStates
+from quire.worker.attention_groups import AttentionGroups
+from quire.worker.block_tables import BlockTables
+from quire.worker.input_batch import InputBatch
+from quire.worker.prepare_inputs import prepare_inputs
+from quire.worker.request_states import RequestStates
+from quire.worker.sampling_step import SamplingStep
+
+
+@dataclass(frozen=True, slots=True)
+class _PendingStep:
+    """A step that was computed and not sampled yet; `hidden` is [num_tokens, hidden_size]."""
+
+    batch: InputBatch
+    hidden: torch.Tensor
+
+
+class ModelRunner:
+    """Runs what the scheduler decided.
+
+    Args:
+        device: where the model is.
+        logprobs_mode: what log-probability fields hold.
+    """
+
+    def __init__(
+        self,
+        model: CausalLM,
+        requests: RequestStates,
+        block_tables: BlockTables,
+        sampling: SamplingStates,
+        attention: AttentionGroups,
+        device: torch.device,
+        logprobs_mode: str = "raw_logprobs",
+    ) -> None:
+        self._model = model
+        self._requests = requests
+        self._block_tables = block_tables
+        self._sampling = sampling
+        self._attention = attention
+        self._device = device
+        self._sampling_step = SamplingStep(model, requests, sampling, logprobs_mode)
+        self._pending: _PendingStep | None = None
+
+    @torch.inference_mode()
+    def execute_model(self, scheduled: SchedulerOutput) -> None:
+        """Compute a step's tokens and keep what sampling needs."""
+        assert self._pending is None, "the step before was not sampled"
+        self._apply(scheduled)
+        batch = prepare_inputs(scheduled, self._requests, self._device)
+        if not batch.num_reqs:
+            hidden = torch.empty(0, device=self._device)
+        else:
+            context = self._attention.forward_context(batch, self._block_tables)
+            hidden = self._model.forward(batch.input_ids, batch.positions, context)
+        self._pending = _PendingStep(batch, hidden)
+
+    @torch.inference_mode()
+    def sample_tokens(self) -> ModelRunnerOutput:
+        """Choose the tokens of the step that was computed."""
+        assert self._pending is not None, "no step was computed"
+        pending, self._pending = self._pending, None
+        return self._sampling_step.run(pending.batch, pending.hidden)
+
+    def _apply(self, scheduled: SchedulerOutput) -> None:
+        """Bring rows and tables up to date: frees, then additions, then new pages."""
+        for row in scheduled.freed_rows.tolist():
+            self._sampling.remove_row(row)
+        for request in scheduled.new_reqs:
+            self._requests.add_row(request)
+            self._block_tables.set_row(request.row, request.block_ids)
+            self._sampling.add_row(
+                request.row,
+                request.sampling_params,
+                request.token_ids,
+                request.num_prompt_tokens,
+                request.seed,
+                request.eos_token_id,
+            )
+        self._block_tables.append(scheduled.new_blocks)

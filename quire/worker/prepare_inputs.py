@@ -1,0 +1,37 @@
+"""From the scheduler's message to the step's tokens: vector operations over rows, no loop over requests."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from quire.core.scheduler_output import SchedulerOutput
+from quire.worker.input_batch import InputBatch
+from quire.worker.request_states import RequestStates
+
+
+def prepare_inputs(scheduled: SchedulerOutput, requests: RequestStates, device: torch.device) -> InputBatch:
+    """Gather the tokens that `scheduled` wants computed; its rows, frees and additions are applied already."""
+    counts = scheduled.num_scheduled_tokens
+    query_start_loc = np.zeros(len(counts) + 1, dtype=np.int32)
+    np.cumsum(counts, out=query_start_loc[1:])
+    # Position of a token = its index in the step, shifted by a constant per request.
+    shifts = scheduled.num_computed_tokens - query_start_loc[:-1]
+    token_positions = np.arange(query_start_loc[-1], dtype=np.int64) + np.repeat(shifts, counts)
+    token_rows = np.repeat(scheduled.rows, counts)
+    seq_lens = (scheduled.num_computed_tokens + counts).astype(np.int32)
+    sampling = scheduled.is_sampling
+    input_ids = requests.token_ids[token_rows, token_positions]
+    return InputBatch(
+        rows=scheduled.rows,
+        num_computed_tokens=scheduled.num_computed_tokens,
+        query_start_loc=query_start_loc,
+        seq_lens=seq_lens,
+        input_ids=torch.from_numpy(input_ids).to(device),
+        positions=torch.from_numpy(token_positions).to(device),
+        token_rows=token_rows,
+        token_positions=token_positions,
+        sampling_rows=scheduled.rows[sampling],
+        sampling_positions=seq_lens[sampling],
+        logits_indices=query_start_loc[1:][sampling].astype(np.int64) - 1,
+    )

@@ -1,0 +1,72 @@
+"""The second half of a step: from hidden states to sampled tokens, written back to the rows.
+
+Called by the model runner. Holds references; the state is in `RequestStates` and `SamplingStates`.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from quire.core.runner_output import ModelRunnerOutput
+from quire.logger import get_logger
+from quire.models.interfaces import CausalLM
+from quire.sample.sampler import Sampler, SamplerOutput
+from quire.sample.states import SamplingStates
+from quire.worker.input_batch import InputBatch
+from quire.worker.prompt_logprobs import compute_prompt_logprobs
+from quire.worker.request_states import RequestStates
+
+logger = get_logger(__name__)
+
+
+class SamplingStep:
+    """Logits for the rows that need them, a token for the rows that sample.
+
+    Args:
+        logprobs_mode: what log-probability fields hold.
+    """
+
+    def __init__(self, model: CausalLM, requests: RequestStates, sampling: SamplingStates, logprobs_mode: str) -> None:
+        self._model = model
+        self._requests = requests
+        self._sampling = sampling
+        self._sampler = Sampler(sampling, logprobs_mode)
+        self._logprobs_mode = logprobs_mode
+
+    def run(self, batch: InputBatch, hidden: torch.Tensor) -> ModelRunnerOutput:
+        """Sample the step whose hidden states are `hidden` [num_tokens, hidden_size]."""
+        prompt_logprobs = compute_prompt_logprobs(
+            self._model, hidden, batch, self._requests, self._sampling.vocab_size, self._logprobs_mode
+        )
+        rows, positions = batch.sampling_rows, batch.sampling_positions
+        sampled = self._sample(batch, hidden, rows, positions)
+        self._requests.append(rows, positions, sampled.token_ids)
+        self._sampling.append(rows, sampled.token_ids)
+        return ModelRunnerOutput(
+            rows=rows,
+            sampled_token_ids=sampled.token_ids,
+            logprobs=sampled.logprobs,
+            prompt_logprobs=prompt_logprobs,
+            errors=self._errors(rows[sampled.is_invalid], positions[sampled.is_invalid]),
+        )
+
+    def _sample(
+        self, batch: InputBatch, hidden: torch.Tensor, rows: np.ndarray, positions: np.ndarray
+    ) -> SamplerOutput:
+        if not len(rows):
+            return SamplerOutput(np.empty(0, dtype=np.int32), None, np.empty(0, dtype=np.bool_))
+        if len(rows) < batch.num_tokens:
+            hidden = hidden[torch.from_numpy(batch.logits_indices).to(hidden.device)]
+        return self._sampler.sample(self._model.compute_logits(hidden), rows, positions)
+
+    def _errors(self, rows: np.ndarray, positions: np.ndarray) -> dict[int, str]:
+        """Row -> what went wrong, for tokens that mean nothing."""
+        errors = {}
+        for row, position in zip(rows.tolist(), positions.tolist(), strict=True):
+            errors[row] = (
+                f"the model gave no usable score for the token at position {position}: "
+                "its logits are NaN or infinite, or the request's masks leave no token possible"
+            )
+            logger.error("request %s: %s", self._requests.request_ids[row], errors[row])
+        return errors

@@ -1,0 +1,31 @@
+"""The layers of the house, checked: see [tool.importlinter] in pyproject.toml."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_imports_keep_the_contracts():
+    command = [sys.executable, "-c", "from importlinter.cli import lint_imports_command; lint_imports_command()"]
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "ignore"}
+    result = subprocess.run([*command, "--no-cache"], cwd=ROOT, env=env, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, f"an import crosses a wall; move the code or write an ADR\n{result.stdout}"
+
+
+def test_importing_quire_loads_no_heavy_library():
+    code = "import sys, quire; print(sorted({'torch', 'numpy', 'tokenizers', 'transformers'} & set(sys.modules)))"
+    result = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert result.stdout.strip() == "[]"
+
+
+def test_the_control_plane_runs_without_torch():
+    code = (
+        "import sys; sys.modules['torch'] = None\n"
+        "import quire.scheduler.scheduler, quire.kv_cache.manager, quire.config, quire.core.outputs"
+    )
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)

@@ -1,0 +1,88 @@
+"""Sizes and words that keep the core readable."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+SOURCES = sorted(p for top in ("quire", "training", "benchmarks", "tests") for p in (ROOT / top).rglob("*.py"))
+PACKAGE = [p for p in SOURCES if p.is_relative_to(ROOT / "quire")]
+TEXTS = [p for p in ROOT.rglob("*.md") if not {"build", ".venv", "node_modules"} & set(p.relative_to(ROOT).parts)]
+
+
+def relative(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+def test_no_file_is_over_500_lines():
+    long = {relative(p): n for p in SOURCES if (n := len(p.read_text().splitlines())) > 500}
+    assert not long, f"each of these is probably two things; split it: {long}"
+
+
+def test_no_function_of_the_package_is_over_90_lines():
+    long = {}
+    for path in PACKAGE:
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                length = (node.end_lineno or 0) - node.lineno + 1
+                if length > 90:
+                    long[f"{relative(path)}:{node.name}"] = length
+    assert not long, f"split these: {long}"
+
+
+def test_every_module_of_the_package_says_what_it_is():
+    silent = [relative(p) for p in PACKAGE if p.stat().st_size and not ast.get_docstring(ast.parse(p.read_text()))]
+    assert not silent, f"add a module docstring to {silent}"
+
+
+def test_nothing_is_swallowed():
+    swallowing = []
+    for path in PACKAGE:
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ExceptHandler):
+                bare = node.type is None or (isinstance(node.type, ast.Name) and node.type.id == "BaseException")
+                only_pass = len(node.body) == 1 and isinstance(node.body[0], ast.Pass)
+                broad = isinstance(node.type, ast.Name) and node.type.id == "Exception"
+                if bare and not any(isinstance(n, ast.Raise) for n in ast.walk(node)) or (broad and only_pass):
+                    swallowing.append(f"{relative(path)}:{node.lineno}")
+    assert not swallowing, f"name the exception and log or answer it: {swallowing}"
+
+
+def test_the_package_runs_no_code_from_data():
+    words = re.compile(r"\b(pickle|marshal|shelve)\b.*import|import (pickle|marshal|shelve)|(?<![.\w])(eval|exec)\(")
+    found = [f"{relative(p)}:{i}" for p in PACKAGE for i, line in enumerate(p.read_text().splitlines(), 1) if words.search(line)]
+    assert not found, f"no pickle, no eval: {found}"
+
+
+def test_files_named_in_the_architecture_page_exist():
+    page = (ROOT / "ARCHITECTURE.md").read_text()
+    named = set(re.findall(r"`((?:quire|training|benchmarks|tests|docs)/[\w./-]+)`", page))
+    missing = sorted(name for name in named if not (ROOT / name).exists())
+    assert named and not missing, f"ARCHITECTURE.md names files that are gone: {missing}"
+
+
+@pytest.mark.parametrize("page", TEXTS, ids=relative)
+def test_relative_links_lead_somewhere(page: Path):
+    broken = [
+        target
+        for target in re.findall(r"\]\((?!https?:|#|mailto:)([^)#]+)", page.read_text())
+        if not (page.parent / target).exists()
+    ]
+    assert not broken, f"{relative(page)} links to {broken}"
+
+
+def test_the_version_has_an_entry_in_the_changelog():
+    version = re.search(r'__version__ = "(.+)"', (ROOT / "quire/version.py").read_text())
+    assert version and f"[{version[1]}]" in (ROOT / "CHANGELOG.md").read_text()
+
+
+def test_nothing_generated_is_committed():
+    if not (ROOT / ".git").exists():
+        pytest.skip("not a git checkout")
+    tracked = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
+    assert not [name for name in tracked if name.endswith((".pyc", ".so")) or name.startswith(("build/", ".venv/"))]

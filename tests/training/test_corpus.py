@@ -1,0 +1,83 @@
+"""Tests of the corpus: same seed, same text; the split is clean; checkers are strict."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+
+import pytest
+
+from training.corpus.base import held_out, is_right, sum_key
+from training.corpus.registry import EVALUATED, MEASURED, MIXTURE, held_out_samples, training_samples
+
+
+def _take(seed: int, count: int):
+    return list(itertools.islice(training_samples(seed), count))
+
+
+def test_generator_is_deterministic():
+    assert _take(3, 300) == _take(3, 300)
+    assert _take(3, 300) != _take(4, 300)
+    assert held_out_samples("sums", 20) == held_out_samples("sums", 20)
+
+
+def test_every_task_occurs():
+    assert {s.task for s in _take(5, 4000)} == set(MIXTURE)
+
+
+@pytest.mark.parametrize("task", EVALUATED)
+def test_held_out_prompts_never_train(task):
+    keys = {k for s in held_out_samples(task, 100) for k in s.keys}
+    assert keys and all(held_out(k) for k in keys)
+
+
+def test_training_never_shows_a_held_out_key():
+    for sample in _take(6, 3000):
+        assert not any(held_out(k) for k in sample.keys)
+
+
+def test_no_held_out_sum_in_any_training_text():
+    """Looks at the text itself: neither a + b nor c - a of a held-out pair is there."""
+    for sample in _take(7, 6000):
+        text = " ".join([m["content"] for m in sample.messages] + [sample.answer])
+        for a, op, b in re.findall(r"(?<!\d)(\d\d) ?([+-]) ?(\d\d)(?!\d)", text):
+            x, y = int(a), int(b)
+            pair = (x, y) if op == "+" else (y, x - y)
+            if min(pair) > 9 and (op == "+" or sample.task == "differences"):
+                assert not held_out(sum_key(*pair)), text
+
+
+@pytest.mark.parametrize("task", EVALUATED)
+def test_checkers_accept_the_answer_and_reject_others(task):
+    samples = held_out_samples(task, 60)
+    for sample in samples:
+        assert is_right(sample.answer, sample.check), sample
+        assert not is_right("", sample.check)
+    if task in MEASURED:
+        others = [s.answer for s in samples[1:]] + [samples[0].answer]
+        wrong = sum(is_right(o, s.check) for s, o in zip(samples, others))
+        assert wrong <= 6  # a few answers are the same by chance
+
+
+def test_checkers_reject_near_misses():
+    assert is_right("12 + 34 = 46", {"kind": "number", "value": 46})
+    assert not is_right("12 + 34 = 47", {"kind": "number", "value": 46})
+    story = {"kind": "text", "must": ["red kite"], "no": ["blue box"]}
+    assert is_right("Mia found a red kite.", story)
+    assert not is_right("Mia found a blue box and a red kite.", story)
+    assert not is_right("Mia found a red kitew.", story)
+    value = {"name": "Anna", "age": 3}
+    assert is_right(json.dumps(value), {"kind": "json", "value": value})
+    assert not is_right('{"name": "Anna", "age": "3"}', {"kind": "json", "value": value})
+    assert not is_right('{"name": "Anna", "age": 3} ok', {"kind": "json", "value": value})
+    call = {"name": "f", "arguments": {"a": 1}}
+    block = f"<tool_call>\n{json.dumps(call)}\n</tool_call>"
+    check = {"kind": "tools", "calls": [call]}
+    assert is_right(block, check)
+    assert not is_right(block + "\n" + block, check)
+    assert not is_right("Sure! " + block, check)
+    assert not is_right(block.replace("1", "2"), check)
+    thought = {"kind": "number", "value": 4, "thought": True}
+    assert is_right("<think>\n2 + 2\n</think>\n\n4", thought)
+    assert not is_right("4", thought)

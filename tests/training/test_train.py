@@ -1,0 +1,92 @@
+"""Tests of model, optimiser and trainer on a tiny network."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from training import tokenizer as tok
+from training.data import Corpus
+from training.export import export
+from training.evaluate import load_model
+from training.generate import generate_ids
+from training.model import Leaf, LeafConfig
+from training.muon import orthogonalise
+from training.prepare import encode_part
+from training.train import Settings, Trainer, schedule
+
+TINY = LeafConfig(vocab_size=500, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=2,
+                  num_key_value_heads=1, head_dim=16, max_position_embeddings=1024)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    path = tmp_path_factory.mktemp("corpus")
+    tok.save(tok.train_tokenizer(300, 500, seed=1), path)
+    ids, answer, lengths, tasks = encode_part((str(path / "tokenizer.json"), 1, 150, 1024))
+    names = sorted(set(tasks))
+    np.save(path / "tokens.npy", ids)
+    np.save(path / "answer.npy", answer)
+    np.save(path / "starts.npy", np.concatenate([[0], np.cumsum(lengths)]))
+    np.save(path / "tasks.npy", np.array([names.index(t) for t in tasks], np.uint8))
+    (path / "tasks.json").write_text(str(names).replace("'", '"'))
+    return path
+
+
+def _trainer(folder, steps):
+    return Trainer(Settings(folder, hours=1.0, batch_tokens=2048, compile=False, max_steps=steps, model=TINY,
+                            log_every=1000))
+
+
+def test_batches_cover_the_corpus_once(folder):
+    corpus = Corpus(folder)
+    plan = corpus.plan(0, 0, 2048)
+    docs = np.sort(np.concatenate(plan))
+    assert (docs == np.arange(len(corpus.starts) - 1)).all()
+    ids, targets, weights = corpus.batch(plan[0], "cpu")
+    assert ids.shape == targets.shape == weights.shape
+    assert {round(w, 3) for w in weights.unique().tolist()} <= {0.0, 0.1, 1.0}
+
+
+def test_resume_is_exact(folder, monkeypatch):
+    monkeypatch.setattr("training.train.time.monotonic", lambda: 0.0)  # learning rate follows the clock
+    straight = _trainer(folder, 6)
+    straight.run()
+    expected = {k: v.clone() for k, v in straight.model.state_dict().items()}
+    straight.path.unlink()
+    _trainer(folder, 3).run()
+    resumed = _trainer(folder, 6)
+    assert resumed.step == 3
+    resumed.run()
+    for name, value in resumed.model.state_dict().items():
+        assert torch.equal(value, expected[name]), name
+
+
+def test_export_and_reload(folder, tmp_path):
+    trainer = _trainer(folder, 1)
+    trainer.save()
+    assert export(folder, tmp_path / "leaf") < 20 * 2**20
+    model = load_model(None, tmp_path / "leaf")
+    names = set(model.state_dict())
+    assert "model.layers.1.self_attn.q_norm.weight" in names and "lm_head.weight" not in names
+    assert model.config == TINY
+
+
+def test_padding_does_not_change_answers():
+    model = Leaf(TINY).eval()
+    prompts = [[5, 6, 7, 8, 9], [10, 11], [12]]
+    together = generate_ids(model, prompts, 5)
+    assert together == [generate_ids(model, [p], 5)[0] for p in prompts]
+
+
+def test_muon_update_is_nearly_orthogonal():
+    g = torch.randn(3, 24, 40, generator=torch.Generator().manual_seed(0))
+    values = torch.linalg.svdvals(orthogonalise(g).float())
+    assert values.min() > 0.5 and values.max() < 1.4
+
+
+def test_schedule_rises_and_falls():
+    assert schedule(0.0, 0.01) < 0.1
+    assert schedule(0.2, 0.01) == 1.0
+    assert schedule(1.0, 0.01) == 0.0

@@ -1,0 +1,187 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from quire.config import QuireConfig
+from quire.config.build import build_config
+from quire.config.hf_config import ModelArch, RopeConfig
+from quire.config.resolve import GIB, Decision, UsageContext, resolve
+from quire.errors import ConfigError, QuireClientError, UnsupportedError
+from quire.platforms.interface import GpuInfo, Platform
+from quire.utils.memory import MemoryInfo
+
+
+def make_platform(flags: frozenset[str] = frozenset(), num_cpus: int = 2) -> Platform:
+    memory = MemoryInfo(total_bytes=16 * GIB, available_bytes=8 * GIB, limited_by="test")
+    return Platform(device="cpu", cpu_name="test", cpu_flags=flags, num_cpus=num_cpus, memory=memory)
+
+
+def make_gpu(total_gib: int, name: str = "H100", capability: tuple[int, int] = (9, 0)) -> Platform:
+    memory = MemoryInfo(total_bytes=16 * GIB, available_bytes=8 * GIB, limited_by="test")
+    gpus = (GpuInfo(name=name, total_bytes=total_gib * GIB, capability=capability),)
+    return Platform(device="cuda", cpu_name="test", cpu_flags=frozenset(), num_cpus=2, memory=memory, gpus=gpus)
+
+
+def make_arch(torch_dtype: str = "bfloat16", max_position_embeddings: int = 2048) -> ModelArch:
+    return ModelArch(
+        architecture="LlamaForCausalLM", model_type="llama", vocab_size=64, hidden_size=32, intermediate_size=64,
+        num_layers=2, total_num_heads=4, total_num_kv_heads=2, head_size=8, rms_norm_eps=1e-6, hidden_act="silu",
+        max_position_embeddings=max_position_embeddings, rope=RopeConfig(), sliding_window=(None, None),
+        torch_dtype=torch_dtype,
+    )  # fmt: skip
+
+
+BF16_CPU = make_platform(frozenset({"avx512_bf16"}))
+PLAIN_CPU = make_platform()
+
+
+def decided(decisions: list[Decision]) -> dict[str, object]:
+    return {decision.name: decision.value for decision in decisions}
+
+
+def test_every_auto_becomes_a_value_with_a_reason() -> None:
+    config, decisions = resolve(QuireConfig(), PLAIN_CPU, make_arch())
+    values = decided(decisions)
+    assert values == {
+        "device": "cpu", "num_threads": 2, "attention_backend": "torch_reference",
+        "distributed_executor_backend": "uni", "served_model_name": "leaf", "load_format": "safetensors",
+        "dtype": "float32", "kv_cache_dtype": "float32", "block_size": 16, "max_model_len": 2048,
+        "max_num_seqs": 256, "max_num_batched_tokens": 4096,
+    }  # fmt: skip
+    assert all(decision.reason for decision in decisions)
+    assert config.cache.block_size == 16 and config.model.max_model_len == 2048
+    assert str(decisions[0]) == "device=cpu (cpu: test, 2 usable CPUs)"
+
+
+def test_resolving_twice_decides_nothing_more() -> None:
+    config, _ = resolve(QuireConfig(), PLAIN_CPU, make_arch())
+    again, decisions = resolve(config, PLAIN_CPU, make_arch())
+    assert again == config and decisions == []
+
+
+def test_what_the_user_gave_is_kept() -> None:
+    given_config = build_config(
+        dtype="half", max_model_len=100, max_num_seqs=3, max_num_batched_tokens=50, block_size=8, num_threads=1
+    )
+    config, decisions = resolve(given_config, PLAIN_CPU, make_arch())
+    assert config.model.dtype == "float16" and config.model.max_model_len == 100 and config.cache.block_size == 8
+    assert config.scheduler.max_num_seqs == 3 and config.scheduler.max_num_batched_tokens == 50
+    assert not {"dtype", "max_model_len", "max_num_seqs", "max_num_batched_tokens"} & set(decided(decisions))
+
+
+@pytest.mark.parametrize(
+    ("platform", "checkpoint", "expected"),
+    [
+        (BF16_CPU, "bfloat16", "bfloat16"),
+        (PLAIN_CPU, "bfloat16", "float32"),
+        (PLAIN_CPU, "float16", "float32"),
+        (BF16_CPU, "float16", "float32"),
+        (BF16_CPU, "float32", "float32"),
+        (BF16_CPU, "", "float32"),
+        (make_gpu(80), "bfloat16", "bfloat16"),
+        (make_gpu(80), "float16", "float16"),
+        (make_gpu(16, "T4", (7, 5)), "bfloat16", "float32"),
+    ],
+    ids=lambda value: getattr(value, "device", value),
+)
+def test_dtype_follows_checkpoint_and_platform(platform: Platform, checkpoint: str, expected: str) -> None:
+    config, _ = resolve(QuireConfig(), platform, make_arch(checkpoint))
+    assert config.model.dtype == expected == config.cache.kv_cache_dtype
+
+
+@pytest.mark.parametrize(
+    ("platform", "usage", "expected"),
+    [
+        (PLAIN_CPU, UsageContext.LLM_CLASS, (4096, 256)),
+        (PLAIN_CPU, UsageContext.API_SERVER, (2048, 128)),
+        (make_gpu(180), UsageContext.LLM_CLASS, (16384, 1024)),
+        (make_gpu(180), UsageContext.API_SERVER, (16384, 1024)),
+        (make_gpu(80), UsageContext.LLM_CLASS, (16384, 1024)),
+        (make_gpu(80), UsageContext.API_SERVER, (8192, 1024)),
+        (make_gpu(80, "NVIDIA A100 80GB"), UsageContext.API_SERVER, (2048, 256)),
+        (make_gpu(24, "L4"), UsageContext.LLM_CLASS, (8192, 256)),
+        (make_gpu(24, "L4"), UsageContext.API_SERVER, (2048, 256)),
+    ],
+)
+def test_batch_limits_follow_device_and_usage(
+    platform: Platform, usage: UsageContext, expected: tuple[int, int]
+) -> None:
+    config, _ = resolve(QuireConfig(), platform, make_arch(), usage=usage)
+    assert (config.scheduler.max_num_batched_tokens, config.scheduler.max_num_seqs) == expected
+
+
+def test_the_token_budget_is_not_above_what_the_requests_could_fill() -> None:
+    config, _ = resolve(build_config(max_num_seqs=2, max_model_len=100), PLAIN_CPU, make_arch())
+    assert config.scheduler.max_num_batched_tokens == 200
+
+
+def test_a_small_token_budget_lowers_the_number_of_requests() -> None:
+    config, _ = resolve(build_config(max_num_batched_tokens=64), PLAIN_CPU, make_arch())
+    assert config.scheduler.max_num_seqs == 64
+
+
+def test_many_requests_raise_the_token_budget() -> None:
+    config, _ = resolve(build_config(max_num_seqs=5000), PLAIN_CPU, make_arch())
+    assert config.scheduler.max_num_batched_tokens == 5000
+
+
+def test_without_chunked_prefill_a_step_holds_the_longest_prompt() -> None:
+    config, _ = resolve(build_config(enable_chunked_prefill=False), PLAIN_CPU, make_arch("float32", 8192))
+    assert config.scheduler.max_num_batched_tokens == 8192
+
+
+def test_the_backend_chooses_its_page_size() -> None:
+    config, _ = resolve(QuireConfig(), PLAIN_CPU, make_arch(), block_sizes={"torch_reference": 32})
+    assert config.cache.block_size == 32
+
+
+BAD = {
+    "longer than the model": ({"max_model_len": 4096}, ConfigError, "max_model_len", "<= 2048"),
+    "more requests than tokens": (
+        {"max_num_seqs": 9, "max_num_batched_tokens": 8}, ConfigError, "max_num_seqs", "max_num_seqs <= 8",
+    ),
+    "no chunks and too few tokens": (
+        {"enable_chunked_prefill": False, "max_num_batched_tokens": 1024},
+        ConfigError, "max_num_batched_tokens", ">= 2048",
+    ),
+    "threshold beyond the model": (
+        {"long_prefill_token_threshold": 4096}, ConfigError, "long_prefill_token_threshold", "<= 2048",
+    ),
+    "a device that is not there": ({"device": "cuda"}, ConfigError, "device", "device='cpu'"),
+    "another cache type": ({"kv_cache_dtype": "float16"}, UnsupportedError, "kv_cache_dtype", "leave out"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("given_settings", "error", "field", "fix"), BAD.values(), ids=BAD.keys())
+def test_contradictions_are_refused_with_numbers_and_the_fix(
+    given_settings: dict[str, object], error: type[Exception], field: str, fix: str
+) -> None:
+    with pytest.raises(error) as caught:
+        resolve(build_config(**given_settings), PLAIN_CPU, make_arch())
+    assert isinstance(caught.value, QuireClientError)
+    assert caught.value.field == field and fix in str(caught.value.hint)
+
+
+@settings(deadline=None, max_examples=200)
+@given(
+    seqs=st.none() | st.integers(1, 2000), tokens=st.none() | st.integers(1, 20000),
+    length=st.none() | st.integers(1, 3000), chunked=st.booleans(), usage=st.sampled_from(UsageContext),
+)  # fmt: skip
+def test_any_limits_are_resolved_consistently_or_refused(
+    seqs: int | None, tokens: int | None, length: int | None, chunked: bool, usage: UsageContext
+) -> None:
+    given_config = build_config(
+        max_num_seqs=seqs, max_num_batched_tokens=tokens, max_model_len=length, enable_chunked_prefill=chunked
+    )
+    try:
+        config, _ = resolve(given_config, PLAIN_CPU, make_arch(), usage=usage)
+    except ConfigError as error:
+        assert error.hint
+        assert tokens is not None or (length or 0) > 2048
+        return
+    limits = config.scheduler
+    assert 1 <= limits.max_num_seqs <= limits.max_num_batched_tokens  # type: ignore[operator]
+    assert chunked or limits.max_num_batched_tokens >= config.model.max_model_len  # type: ignore[operator]
+    assert seqs in (None, limits.max_num_seqs) and tokens in (None, limits.max_num_batched_tokens)

@@ -1,0 +1,107 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from quire.kv_cache.block_hash import hash_full_pages
+from quire.kv_cache.block_pool import NULL_BLOCK_ID, BlockPool
+from quire.kv_cache.prefix_index import ROOT_PREFIX_ID
+
+TOKENS = np.arange(8, dtype=np.int32)
+HASHES = hash_full_pages(TOKENS, 2, {})
+
+
+def publish(pool: BlockPool, block_ids: np.ndarray) -> None:
+    """Publish pages as the leading pages of TOKENS."""
+    pages = TOKENS[: 2 * len(block_ids)].reshape(-1, 2)
+    pool.prefix_index.write_tokens(block_ids, pages)
+    parent = ROOT_PREFIX_ID
+    for page, block_id in enumerate(block_ids.tolist()):
+        parent = pool.prefix_index.publish(block_id, HASHES[page], parent, ())
+
+
+def test_the_null_page_is_never_given_out():
+    pool = BlockPool(6, 2)
+    assert NULL_BLOCK_ID not in pool.take(5).tolist()
+    assert pool.num_free_blocks == 0 and pool.usage == 1.0
+
+
+def test_free_and_used_make_the_total():
+    pool = BlockPool(6, 2)
+    taken = pool.take(2)
+    assert (pool.num_free_blocks, pool.usage) == (3, 0.4)
+    pool.free(taken)
+    assert (pool.num_free_blocks, pool.usage) == (5, 0.0)
+
+
+def test_a_page_freed_twice_is_a_broken_invariant():
+    pool = BlockPool(6, 2)
+    taken = pool.take(1)
+    pool.free(taken)
+    with pytest.raises(AssertionError, match="freed more often"):
+        pool.free(taken)
+
+
+def test_a_shared_page_is_free_when_its_last_user_leaves():
+    pool = BlockPool(6, 2)
+    pages = pool.take(2)
+    publish(pool, pages)
+    pool.share(pages)
+    pool.free(pages)
+    assert pool.num_free_blocks == 3
+    pool.free(pages)
+    assert pool.num_free_blocks == 5
+
+
+def test_a_free_cached_page_is_found_and_taken_back_into_use():
+    pool = BlockPool(6, 2)
+    pages = pool.take(2)
+    publish(pool, pages)
+    pool.free(pages)
+    found = pool.prefix_index.find(HASHES, TOKENS, {})
+    assert found.tolist() == pages.tolist()
+    assert pool.num_free_among(found) == 2
+    pool.share(found)
+    assert pool.num_free_among(found) == 0
+    assert pool.num_free_blocks == 3
+
+
+def test_a_cached_page_is_forgotten_only_when_it_is_taken():
+    pool = BlockPool(4, 2)
+    pages = pool.take(2)
+    publish(pool, pages)
+    pool.free(pages)
+    pool.take(1)
+    assert pool.num_cached_blocks == 2
+    pool.take(1)
+    assert pool.prefix_index.find(HASHES, TOKENS, {}).tolist() == [pages[0]]
+
+
+def test_the_tail_of_a_request_is_evicted_first():
+    pool = BlockPool(5, 2)
+    pages = pool.take(4)
+    publish(pool, pages)
+    pool.free(pages)
+    assert pool.take(4).tolist() == pages[::-1].tolist()
+
+
+def test_the_least_recently_used_page_is_evicted_first():
+    pool = BlockPool(4, 2)
+    pages = pool.take(3)
+    publish(pool, pages)
+    pool.free(pages)
+    pool.share(pages[2:])
+    pool.free(pages[2:])
+    assert pool.take(3).tolist() == [pages[1], pages[0], pages[2]]
+
+
+def test_reset_forgets_the_cache_only_when_no_page_is_in_use():
+    pool = BlockPool(4, 2)
+    pages = pool.take(1)
+    publish(pool, pages)
+    assert not pool.reset_prefix_cache()
+    assert pool.num_cached_blocks == 1
+    pool.free(pages)
+    assert pool.reset_prefix_cache()
+    assert pool.num_cached_blocks == 0
+    assert sorted(pool.take(3).tolist()) == [1, 2, 3]

@@ -1,0 +1,102 @@
+"""Linear, embedding, norm, logits head and attention layer, one by one."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
+
+from quire.attention.backend import AttentionParams
+from quire.attention.backends.torch_reference import TorchReferenceBackend
+from quire.attention.context import ForwardContext
+from quire.layers.attention import Attention
+from quire.layers.embedding import TokenEmbedding
+from quire.layers.linear import Linear, LinearMethod, MergedLinear
+from quire.layers.logits import LogitsHead
+from quire.layers.norm import RMSNorm
+from quire.layers.options import TensorOptions
+from tests.models.stepping import make_metadata
+
+FLOAT32 = TensorOptions(torch.float32, torch.device("cpu"))
+
+
+def filled(layer: torch.nn.Module) -> torch.nn.Module:
+    generator = torch.Generator().manual_seed(3)
+    for parameter in layer.parameters():
+        parameter.normal_(generator=generator)
+    return layer
+
+
+@pytest.mark.parametrize("bias", [False, True], ids=["no bias", "bias"])
+def test_linear_multiplies_and_adds(bias: bool):
+    layer = filled(Linear(5, 3, bias=bias, options=FLOAT32))
+    x = torch.randn(4, 5)
+    expected = x @ layer.weight.T + (layer.bias if bias else 0)
+    assert torch.allclose(layer(x), expected, atol=1e-6)
+    assert layer(x[:0]).shape == (0, 3)
+
+
+def test_merged_linear_is_its_projections_side_by_side():
+    layer = filled(MergedLinear(5, {"q_proj": 4, "k_proj": 2}, bias=True, options=FLOAT32))
+    x = torch.randn(3, 5)
+    weights, biases = dict(layer.shards(layer.weight)), dict(layer.shards(layer.bias))
+    expected = torch.cat([x @ weights[name].T + biases[name] for name in ("q_proj", "k_proj")], dim=-1)
+    assert list(weights) == ["q_proj", "k_proj"] and torch.allclose(layer(x), expected, atol=1e-6)
+
+
+def test_shards_are_views_so_that_loading_fills_the_fused_weight():
+    layer = MergedLinear(2, {"a": 1, "b": 3}, bias=False, options=FLOAT32)
+    for value, (_, rows) in enumerate(layer.shards(layer.weight.data)):
+        rows.fill_(value)
+    assert layer.weight[:, 0].tolist() == [0, 1, 1, 1]
+
+
+def test_a_linear_method_decides_how_a_weight_is_stored():
+    class Int8Method(LinearMethod):
+        def create_weights(self, layer: Linear, bias: bool, options: TensorOptions) -> None:
+            layer.register_buffer("packed", torch.ones(layer.output_size, layer.input_size, dtype=torch.int8))
+
+        def apply(self, layer: Linear, x: torch.Tensor) -> torch.Tensor:
+            return x @ layer.packed.T.float()
+
+    layer = Linear(4, 2, bias=False, options=FLOAT32, method=Int8Method())
+    assert layer(torch.ones(1, 4)).tolist() == [[4.0, 4.0]] and not list(layer.parameters())
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64], ids=str)
+def test_embedding_looks_up_rows(dtype: torch.dtype):
+    layer = filled(TokenEmbedding(7, 3, options=FLOAT32))
+    assert torch.equal(layer(torch.tensor([6, 0, 6], dtype=dtype)), layer.weight[[6, 0, 6]])
+    assert layer(torch.zeros(0, dtype=dtype)).shape == (0, 3)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+def test_rms_norm_equals_that_of_transformers_bit_for_bit(dtype: torch.dtype):
+    layer = filled(RMSNorm(24, 1e-6, options=TensorOptions(dtype, torch.device("cpu"))))
+    reference = Qwen3RMSNorm(24, 1e-6).to(dtype)
+    reference.weight.data.copy_(layer.weight)
+    x, residual = torch.randn(2, 9, 24).to(dtype)
+    assert torch.equal(layer(x), reference(x))
+    normed, total = layer.add_and_norm(x, residual)
+    assert torch.equal(total, x + residual) and torch.equal(normed, reference(x + residual))
+
+
+def test_logits_are_float32_and_a_tied_head_shares_its_memory():
+    options = TensorOptions(torch.bfloat16, torch.device("cpu"))
+    table = filled(TokenEmbedding(11, 4, options=options)).weight
+    head = LogitsHead(11, 4, options=options, tied_weight=table)
+    assert head.weight.data_ptr() == table.data_ptr()
+    assert head(torch.ones(2, 4, dtype=torch.bfloat16)).dtype == torch.float32
+    assert LogitsHead(11, 4, options=options).weight.data_ptr() != table.data_ptr()
+
+
+def test_the_attention_layer_uses_its_own_cache_and_metadata():
+    params = AttentionParams(num_heads=2, num_kv_heads=1, head_size=4, scale=1.0)
+    layer = Attention(params, TorchReferenceBackend(), layer_idx=1, layer_name="layers.1")
+    caches = tuple(torch.zeros(TorchReferenceBackend.kv_cache_shape(3, 4, 1, 4)) for _ in range(2))
+    metadata = make_metadata([2], [2], [[2]], block_size=4)
+    output = layer(
+        torch.randn(2, 2, 4), torch.ones(2, 1, 4), torch.ones(2, 1, 4), ForwardContext((metadata,) * 2, caches)
+    )
+    assert torch.allclose(output, torch.ones(2, 8))
+    assert not caches[0].any() and bool((caches[1][:, 2, :2] == 1).all())

@@ -1,0 +1,116 @@
+"""`load_model`: construction, dummy weights, names, tied embeddings, KV specs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from quire.attention.backends.torch_reference import TorchReferenceBackend
+from quire.config.hf_config import ARCHITECTURES, ModelArch, parse_hf_config
+from quire.config.model import LoadConfig
+from quire.core.kv_spec import AttentionSpec
+from quire.distributed.parallel_context import ParallelContext
+from quire.errors import ConfigError, ModelError, UnsupportedError
+from quire.layers.linear import MergedLinear
+from quire.models.blocks import DecoderForCausalLM
+from quire.models.loader import load_model
+from quire.models.registry import MODEL_CLASSES, model_class
+
+
+def make_arch(architecture: str = "LlamaForCausalLM", **fields: Any) -> ModelArch:
+    raw = {
+        "vocab_size": 50,
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 8,
+        "max_position_embeddings": 64,
+    }
+    return parse_hf_config({"architectures": [architecture], **raw, **fields})
+
+
+def load(
+    arch: ModelArch, *, seed: int = 0, dtype: torch.dtype = torch.float32, tp: int = 1, **kwargs: Any
+) -> DecoderForCausalLM:
+    backend = kwargs.pop("backend", TorchReferenceBackend())
+    parallel = ParallelContext(0, tp)
+    return load_model(
+        arch, "", LoadConfig(load_format="dummy"), dtype, torch.device("cpu"), parallel, backend, 64, seed
+    )
+
+
+def test_every_known_architecture_has_a_class():
+    assert set(MODEL_CLASSES) == set(ARCHITECTURES)
+    for name in MODEL_CLASSES:
+        assert model_class(name).__name__ == name
+    with pytest.raises(ModelError, match="did you mean 'Qwen3ForCausalLM'"):
+        model_class("Qwen3ForCasualLM")
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_dummy_weights_depend_on_seed_and_name_alone(architecture: str):
+    small = load(make_arch(architecture)).checkpoint_tensors()
+    deep = load(make_arch(architecture, num_hidden_layers=3)).checkpoint_tensors()
+    other = load(make_arch(architecture), seed=1).checkpoint_tensors()
+    assert all(torch.equal(tensor, deep[name]) for name, tensor in small.items())
+    matrices = [name for name, tensor in small.items() if tensor.dim() == 2]
+    assert not any(torch.equal(small[name], other[name]) for name in matrices)
+    assert not torch.equal(
+        small["model.layers.0.self_attn.q_proj.weight"], small["model.layers.1.self_attn.q_proj.weight"]
+    )
+    assert bool((small["model.norm.weight"] == 1).all())
+
+
+def test_fused_modules_are_those_of_the_mapping():
+    model = load(make_arch())
+    fused = {
+        name.rpartition(".")[2]: tuple(m.shard_sizes)
+        for name, m in model.named_modules()
+        if isinstance(m, MergedLinear)
+    }
+    assert fused == dict(model.packed_modules_mapping)
+
+
+def test_checkpoint_tensors_cover_every_parameter_once():
+    model = load(make_arch("Qwen2ForCausalLM"))
+    tensors = model.checkpoint_tensors()
+    assert sum(t.numel() for t in tensors.values()) == sum(p.numel() for p in model.parameters())
+    for tensor in tensors.values():
+        tensor.fill_(3.0)
+    assert all(bool((parameter == 3.0).all()) for parameter in model.parameters())
+
+
+def test_tied_embeddings_share_storage_and_are_one_checkpoint_tensor():
+    tied, apart = load(make_arch(tie_word_embeddings=True)), load(make_arch())
+    assert tied.lm_head.weight.data_ptr() == tied.model.embed_tokens.weight.data_ptr()
+    assert "lm_head.weight" not in tied.checkpoint_tensors() and "lm_head.weight" in apart.checkpoint_tensors()
+
+
+def test_kv_cache_specs_are_in_layer_order_with_each_layers_window():
+    arch = make_arch("Qwen2ForCausalLM", use_sliding_window=True, sliding_window=9, max_window_layers=1)
+    specs = load(arch, dtype=torch.bfloat16).kv_cache_specs(16)
+    spec = AttentionSpec(block_size=16, num_kv_heads=2, head_size=8, dtype_bytes=2)
+    assert list(specs) == ["model.layers.0.self_attn.attn", "model.layers.1.self_attn.attn"]
+    windowed = AttentionSpec(block_size=16, num_kv_heads=2, head_size=8, dtype_bytes=2, sliding_window=9)
+    assert list(specs.values()) == [spec, windowed]
+
+
+def test_a_backend_is_chosen_when_none_is_given():
+    assert load(make_arch(), backend=None).kv_cache_specs(16)
+    with pytest.raises(ConfigError, match="no attention backend"):
+        load(make_arch(), backend=None, dtype=torch.float64)
+
+
+def test_more_than_one_rank_is_refused():
+    with pytest.raises(UnsupportedError, match="tensor_parallel_size=2"):
+        load(make_arch(), tp=2)
+
+
+def test_parameters_need_no_gradient_and_have_the_asked_dtype():
+    model = load(make_arch(), dtype=torch.float16)
+    assert all(not p.requires_grad and p.dtype == torch.float16 for p in model.parameters())
+    assert not model.training

@@ -1,0 +1,288 @@
+"""A scheduler with a pretended worker: every message is checked, every key and value is traced to its prefix.
+
+The worker's KV cache holds, for each slot, a fingerprint of the tokens up to that position. A row may only read
+slots that hold the fingerprints of its own tokens, so a page shared, reused or published wrongly is found at once.
+Sampled tokens depend on the tokens before them alone, so what a request gets is known beforehand.
+"""
+
+from __future__ import annotations
+
+import itertools
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from quire.config.cache import CacheConfig
+from quire.config.scheduler import SchedulerConfig
+from quire.core.engine_messages import EngineCoreOutputs, EngineCoreRequest, FinishedRequest, FinishReason
+from quire.core.kv_spec import AttentionSpec, KVCacheConfig, KVCacheGroupSpec
+from quire.core.runner_output import ModelRunnerOutput
+from quire.core.sampling_params import SamplingParams
+from quire.core.scheduler_output import SchedulerOutput
+from quire.core.stats import EventKind, RequestEvent, SchedulerStats
+from quire.scheduler.scheduler import Scheduler
+
+EOS = 0
+VOCAB_SIZE = 50
+
+
+def make_kv_cache_config(num_blocks: int, block_size: int) -> KVCacheConfig:
+    spec = AttentionSpec(block_size=block_size, num_kv_heads=1, head_size=1, dtype_bytes=4)
+    return KVCacheConfig(num_blocks=num_blocks, groups=(KVCacheGroupSpec(layer_names=("layer",), spec=spec),))
+
+
+def make_scheduler(
+    *,
+    num_blocks: int = 64,
+    block_size: int = 4,
+    max_model_len: int = 100,
+    max_num_seqs: int = 8,
+    budget: int = 64,
+    prefix_caching: bool = True,
+    watermark: float = 0.0,
+    gates: Sequence[Any] = (),
+    **scheduler_settings: Any,
+) -> Scheduler:
+    ticks = itertools.count()
+    return Scheduler(
+        SchedulerConfig(max_num_batched_tokens=budget, max_num_seqs=max_num_seqs, **scheduler_settings),
+        CacheConfig(block_size=block_size, enable_prefix_caching=prefix_caching, watermark=watermark),
+        make_kv_cache_config(num_blocks, block_size),
+        max_model_len,
+        clock=lambda: float(next(ticks)),
+        gates=gates,
+    )
+
+
+def make_request(
+    handle: int,
+    prompt: Sequence[int] | int = 5,
+    *,
+    max_tokens: int | None = 4,
+    ignore_eos: bool = True,
+    cache_salt: str | None = None,
+    **params: Any,
+) -> EngineCoreRequest:
+    """A request; a number as prompt stands for that many tokens that no other handle's prompt begins with."""
+    token_ids = [(handle * 7 + i) % 1000 + 100 for i in range(prompt)] if isinstance(prompt, int) else list(prompt)
+    return EngineCoreRequest(
+        handle=handle,
+        request_id=f"r{handle}",
+        prompt_token_ids=np.array(token_ids, dtype=np.int32),
+        sampling_params=SamplingParams(max_tokens=max_tokens, ignore_eos=ignore_eos, **params),
+        seed=handle,
+        eos_token_id=EOS,
+        cache_salt=cache_salt,
+    )
+
+
+def next_token(token_ids: np.ndarray) -> int:
+    """What the pretended model samples after these tokens."""
+    return zlib.crc32(np.ascontiguousarray(token_ids, dtype=np.int32).tobytes()) % VOCAB_SIZE
+
+
+def expected_answer(request: EngineCoreRequest, max_model_len: int) -> tuple[list[int], FinishedRequest]:
+    """What a request gets when it runs to its end, computed one token at a time."""
+    params = request.sampling_params
+    limit = max_model_len - len(request.prompt_token_ids)
+    max_tokens = limit if params.max_tokens is None else min(params.max_tokens, limit)
+    tokens = request.prompt_token_ids.tolist()
+    answer: list[int] = []
+    while True:
+        token = next_token(np.array(tokens))
+        tokens.append(token)
+        answer.append(token)
+        if len(answer) >= params.min_tokens:
+            if token == request.eos_token_id and not params.ignore_eos:
+                return answer, FinishedRequest(request.handle, FinishReason.STOP)
+            if token in (params.stop_token_ids or ()):
+                return answer, FinishedRequest(request.handle, FinishReason.STOP, token)
+        if len(answer) >= max_tokens:
+            return answer, FinishedRequest(request.handle, FinishReason.LENGTH)
+
+
+def running_fingerprints(token_ids: np.ndarray) -> list[int]:
+    """Fingerprint of each prefix of the tokens."""
+    fingerprints, crc = [], 0
+    for token in token_ids.tolist():
+        crc = zlib.crc32(int(token).to_bytes(4, "little"), crc)
+        fingerprints.append(crc)
+    return fingerprints
+
+
+@dataclass
+class _Row:
+    token_ids: np.ndarray
+    block_ids: list[int]
+
+
+class FakeWorker:
+    """Applies messages in the promised order and refuses those that break a promise."""
+
+    def __init__(self, num_blocks: int, block_size: int) -> None:
+        self.block_size = block_size
+        self.rows: dict[int, _Row] = {}
+        self.slots = np.full((num_blocks, block_size), -1, dtype=np.int64)
+
+    def execute(self, scheduled: SchedulerOutput) -> ModelRunnerOutput:
+        self._apply(scheduled)
+        assert len(set(scheduled.rows.tolist())) == len(scheduled.rows) > 0
+        assert (scheduled.num_scheduled_tokens >= 1).all()
+        assert scheduled.num_scheduled_tokens.sum() == scheduled.total_num_scheduled_tokens
+        self._write(scheduled)
+        for row, computed in zip(scheduled.rows.tolist(), scheduled.num_computed_tokens.tolist(), strict=True):
+            self._check_reads(row, computed)
+        return self._sample(scheduled)
+
+    def _apply(self, scheduled: SchedulerOutput) -> None:
+        for row in scheduled.freed_rows.tolist():
+            del self.rows[row]
+        for new in scheduled.new_reqs:
+            assert new.row not in self.rows, "a row was given out twice"
+            assert new.row in scheduled.rows
+            self.rows[new.row] = _Row(new.token_ids.copy(), new.block_ids[0].tolist())
+        for blocks in scheduled.new_blocks:
+            for row, column, block_id in zip(
+                blocks.rows.tolist(), blocks.columns.tolist(), blocks.block_ids.tolist(), strict=True
+            ):
+                assert column == len(self.rows[row].block_ids)
+                self.rows[row].block_ids.append(block_id)
+        for row in self.rows.values():
+            assert 0 not in row.block_ids, "the null page was given out"
+
+    def _write(self, scheduled: SchedulerOutput) -> None:
+        written: set[tuple[int, int]] = set()
+        for row, start, count in zip(
+            scheduled.rows.tolist(),
+            scheduled.num_computed_tokens.tolist(),
+            scheduled.num_scheduled_tokens.tolist(),
+            strict=True,
+        ):
+            state = self.rows[row]
+            assert start + count <= len(state.token_ids), "computing tokens that do not exist"
+            fingerprints = running_fingerprints(state.token_ids[: start + count])
+            for position in range(start, start + count):
+                slot = (state.block_ids[position // self.block_size], position % self.block_size)
+                assert slot not in written, "two rows write one slot"
+                written.add(slot)
+                self.slots[slot] = fingerprints[position]
+
+    def _check_reads(self, row: int, num_computed: int) -> None:
+        state = self.rows[row]
+        for position, fingerprint in enumerate(running_fingerprints(state.token_ids[:num_computed])):
+            slot = (state.block_ids[position // self.block_size], position % self.block_size)
+            assert self.slots[slot] == fingerprint, f"row {row} reads keys of another prefix at position {position}"
+
+    def _sample(self, scheduled: SchedulerOutput) -> ModelRunnerOutput:
+        ends = scheduled.num_computed_tokens + scheduled.num_scheduled_tokens
+        lengths = np.array([len(self.rows[row].token_ids) for row in scheduled.rows.tolist()])
+        assert np.array_equal(scheduled.is_sampling, ends == lengths)
+        rows = scheduled.rows[scheduled.is_sampling]
+        tokens = np.array([next_token(self.rows[row].token_ids) for row in rows.tolist()], dtype=np.int32)
+        for row, token in zip(rows.tolist(), tokens, strict=True):
+            self.rows[row].token_ids = np.append(self.rows[row].token_ids, token)
+        return ModelRunnerOutput(rows=rows, sampled_token_ids=tokens)
+
+
+@dataclass
+class Engine:
+    """Steps a scheduler with a fake worker and collects what the front-end would see."""
+
+    scheduler: Scheduler
+    worker: FakeWorker = field(init=False)
+    budget: int = 1 << 30
+    tokens: dict[int, list[int]] = field(default_factory=dict)
+    finished: dict[int, FinishedRequest] = field(default_factory=dict)
+    events: list[RequestEvent] = field(default_factory=list)
+    stats: list[SchedulerStats] = field(default_factory=list)
+    scheduled: list[SchedulerOutput] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        pool = self.scheduler._kv
+        self.worker = FakeWorker(pool.num_usable_blocks + 1, pool.block_size)
+
+    def add(self, *requests: EngineCoreRequest) -> None:
+        for request in requests:
+            self.scheduler.add_request(request)
+            self.tokens[request.handle] = []
+
+    def abort(self, *handles: int) -> None:
+        self.scheduler.finish_requests(handles, FinishReason.ABORT)
+
+    def step(self, abort_in_flight: Sequence[int] = ()) -> SchedulerOutput | None:
+        scheduled = self.scheduler.schedule()
+        check_invariants(self.scheduler)
+        if scheduled is None:
+            self.receive(self.scheduler.take_outputs())
+            return None
+        assert scheduled.total_num_scheduled_tokens <= self.budget, "scheduled over budget"
+        self.scheduled.append(scheduled)
+        output = self.worker.execute(scheduled)
+        self.abort(*abort_in_flight)
+        self.receive(self.scheduler.update_from_output(scheduled, output))
+        check_invariants(self.scheduler)
+        return scheduled
+
+    def receive(self, outputs: EngineCoreOutputs | None) -> None:
+        if outputs is None:
+            return
+        for handle, token in zip(outputs.handles.tolist(), outputs.new_token_ids.tolist(), strict=True):
+            assert handle not in self.finished, "a token after the end"
+            self.tokens[handle].append(token)
+        for end in outputs.finished:
+            assert end.handle not in self.finished, "a request ended twice"
+            self.finished[end.handle] = end
+        self.events.extend(outputs.events)
+        self.stats.append(outputs.stats)
+
+    def run(self, max_steps: int = 2000) -> None:
+        """Step until every request has ended."""
+        for _ in range(max_steps):
+            if not self.scheduler.has_unfinished_requests():
+                self.step()
+                return
+            assert self.step() is not None, "requests are left, but nothing is scheduled"
+        raise AssertionError("the requests do not end")
+
+    def events_of(self, handle: int) -> list[EventKind]:
+        return [event.kind for event in self.events if event.handle == handle]
+
+    @property
+    def num_preemptions(self) -> int:
+        return sum(stats.num_preemptions for stats in self.stats)
+
+
+def check_invariants(scheduler: Scheduler) -> None:
+    """No page owned twice beyond sharing; free + used = total; rows and queue hold each request once."""
+    pool, table, kv = scheduler._kv._pool, scheduler._table, scheduler._kv
+    rows = scheduler._running.rows.tolist()
+    owners = np.zeros(pool.num_usable_blocks + 1, dtype=np.int32)
+    for row in rows:
+        pages = kv.get_block_ids(row)[0]
+        assert len(set(pages.tolist())) == len(pages), "a request holds a page twice"
+        owners[pages] += 1
+    assert owners[0] == 0, "the null page has an owner"
+    assert np.array_equal(pool.ref_counts(), owners), "reference counts differ from the number of owners"
+    assert np.count_nonzero(owners) + pool.num_free_blocks == pool.num_usable_blocks, "free + used != total"
+    assert sorted(rows) == np.flatnonzero(table.handle >= 0).tolist()
+    assert table.arrival[rows].tolist() == sorted(table.arrival[rows].tolist())
+    assert len(rows) + table.num_free_rows == len(table.handle)
+    assert len(rows) + len(scheduler._queue) == len(scheduler._requests)
+
+
+def same_message(first: SchedulerOutput, second: SchedulerOutput) -> bool:
+    """True when two messages are equal to the last byte (parameters compared by identity of their values)."""
+    return _plain(first) == _plain(second)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, np.ndarray):
+        return (value.dtype.str, value.tolist())
+    if isinstance(value, (tuple, list)):
+        return [_plain(item) for item in value]
+    if hasattr(value, "__dataclass_fields__"):
+        return {name: _plain(getattr(value, name)) for name in value.__dataclass_fields__}
+    return value

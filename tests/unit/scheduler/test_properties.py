@@ -1,0 +1,198 @@
+"""What holds for every load: random requests, pools, budgets and settings, against the pretended worker.
+
+More examples: QUIRE_EXAMPLES=5000 pytest tests/unit/scheduler/test_properties.py
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from quire.core.engine_messages import EngineCoreRequest, FinishReason
+from quire.core.request import ExtraKeys
+from quire.errors import ValidationError
+from quire.kv_cache.manager import KVCacheManager
+from quire.scheduler import scheduler as scheduler_module
+from tests.unit.scheduler.harness import Engine, expected_answer, make_request, make_scheduler, same_message
+
+EXAMPLES = int(os.environ.get("QUIRE_EXAMPLES", "60"))
+MAX_MODEL_LEN = 40
+SHARED_TEXTS = ([3] * 40, [3, 3, 3, 3, 4, 5, 6, 7, 8, 9] * 4)
+
+
+@dataclass(frozen=True)
+class Add:
+    request: EngineCoreRequest
+
+
+@dataclass(frozen=True)
+class Abort:
+    handle: int
+
+
+@dataclass(frozen=True)
+class Step:
+    abort_in_flight: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Reset:
+    pass
+
+
+@st.composite
+def scheduler_settings(draw: st.DrawFn) -> dict[str, Any]:
+    chunked = draw(st.booleans())
+    return {
+        "max_model_len": MAX_MODEL_LEN,
+        "num_blocks": draw(st.integers(2, 30)),
+        "block_size": draw(st.integers(1, 5)),
+        "max_num_seqs": draw(st.integers(1, 6)),
+        "budget": draw(st.integers(1, 50) if chunked else st.integers(MAX_MODEL_LEN, 60)),
+        "enable_chunked_prefill": chunked,
+        "long_prefill_token_threshold": draw(st.sampled_from([0, 1, 3, 10])),
+        "reserve_full_prompt": draw(st.booleans()),
+        "watermark": draw(st.sampled_from([0.0, 0.2])),
+        "prefix_caching": draw(st.booleans()),
+    }
+
+
+@st.composite
+def prompts(draw: st.DrawFn) -> list[int]:
+    shared = draw(st.sampled_from(SHARED_TEXTS))[: draw(st.integers(0, 25))]
+    own = draw(st.lists(st.integers(1, 3), max_size=10))
+    return shared + own or [1]
+
+
+@st.composite
+def requests(draw: st.DrawFn, handle: int) -> EngineCoreRequest:
+    return make_request(
+        handle,
+        draw(prompts()),
+        max_tokens=draw(st.one_of(st.none(), st.integers(1, 20))),
+        ignore_eos=draw(st.booleans()),
+        stop_token_ids=draw(st.one_of(st.none(), st.lists(st.integers(1, 49), max_size=6))),
+        skip_reading_prefix_cache=draw(st.sampled_from([None, None, True])),
+        cache_salt=draw(st.sampled_from([None, None, "salt"])),
+    )
+
+
+@st.composite
+def scripts(draw: st.DrawFn) -> list[Add | Abort | Step | Reset]:
+    script: list[Add | Abort | Step | Reset] = []
+    num_added = 0
+    for kind in draw(st.lists(st.sampled_from("aaassssxfr"), min_size=1, max_size=40)):
+        handles = st.integers(0, max(0, num_added - 1))
+        if kind == "a":
+            script.append(Add(draw(requests(num_added))))
+            num_added += 1
+        elif kind == "x":
+            script.append(Abort(draw(handles)))
+        elif kind == "r":
+            script.append(Reset())
+        else:
+            script.append(Step((draw(handles),) if kind == "f" else ()))
+    return script
+
+
+def play(config: dict[str, Any], script: list[Add | Abort | Step | Reset]) -> tuple[Engine, dict[int, Any]]:
+    """Run a script, then everything that is left, to the end; (engine, accepted requests)."""
+    engine = Engine(make_scheduler(**config), budget=config["budget"])
+    accepted: dict[int, Any] = {}
+    for action in script:
+        if isinstance(action, Add):
+            try:
+                engine.add(action.request)
+                accepted[action.request.handle] = action.request
+            except ValidationError as error:
+                assert error.hint
+        elif isinstance(action, Abort):
+            engine.abort(action.handle)
+        elif isinstance(action, Reset):
+            engine.scheduler.reset_prefix_cache()
+        else:
+            engine.step(action.abort_in_flight)
+    engine.run()
+    return engine, accepted
+
+
+def check_answers(engine: Engine, accepted: dict[int, Any]) -> None:
+    """Every accepted request ended; those that were not aborted got what they get when they run alone."""
+    assert engine.finished.keys() == accepted.keys()
+    for handle, request in accepted.items():
+        answer, end = expected_answer(request, MAX_MODEL_LEN)
+        got = engine.tokens[handle]
+        if engine.finished[handle].finish_reason is FinishReason.ABORT:
+            assert got == answer[: len(got)]
+        else:
+            assert (got, engine.finished[handle]) == (answer, end)
+
+
+@settings(max_examples=EXAMPLES, deadline=None)
+@given(scheduler_settings(), scripts())
+def test_whatever_arrives_every_request_ends_with_its_own_answer_and_no_page_is_misused(config, script):
+    engine, accepted = play(config, script)
+    check_answers(engine, accepted)
+    assert engine.scheduler.get_request_counts() == (0, 0)
+    assert engine.scheduler._kv.usage == 0.0
+    assert engine.scheduler.reset_prefix_cache()
+
+
+@settings(max_examples=EXAMPLES // 2, deadline=None)
+@given(scheduler_settings(), scripts())
+def test_the_same_arrivals_give_the_same_schedule(config, script):
+    first, _ = play(config, script)
+    second, _ = play(config, script)
+    assert len(first.scheduled) == len(second.scheduled)
+    assert all(same_message(a, b) for a, b in zip(first.scheduled, second.scheduled, strict=True))
+    assert first.events == second.events and first.stats == second.stats
+
+
+@settings(max_examples=EXAMPLES // 2, deadline=None)
+@given(scheduler_settings(), scripts(), st.integers(0, 40))
+def test_a_request_that_ends_before_it_was_planned_leaves_no_trace(config, script, place):
+    place = min(place, len(script))
+    ghost = make_request(999, [3] * 12, max_tokens=3)
+    haunted = [*script[:place], Add(ghost), Abort(999), *script[place:]]
+    first, _ = play(config, script)
+    second, _ = play(config, haunted)
+    assert len(first.scheduled) == len(second.scheduled)
+    assert all(same_message(a, b) for a, b in zip(first.scheduled, second.scheduled, strict=True))
+
+
+def two_bit_hash(parent: bytes, tokens: bytes, extra_keys: ExtraKeys) -> bytes:
+    return bytes([(sum(parent) + sum(tokens)) % 4])
+
+
+@settings(max_examples=EXAMPLES // 2, deadline=None)
+@given(scheduler_settings(), scripts())
+def test_a_hash_that_collides_all_the_time_costs_hits_but_never_a_wrong_page(config, script):
+    colliding = functools.partial(KVCacheManager, hash_fn=two_bit_hash)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(scheduler_module, "KVCacheManager", colliding)
+        engine, accepted = play({**config, "prefix_caching": True}, script)
+    check_answers(engine, accepted)
+
+
+@settings(max_examples=EXAMPLES // 2, deadline=None)
+@given(st.integers(3, 8), st.integers(1, 4), st.booleans())
+def test_a_pool_too_small_for_all_preempts_and_still_ends_everything(num_seqs, block_size, prefix_caching):
+    longest = 30
+    config = {
+        "max_model_len": MAX_MODEL_LEN,
+        "num_blocks": -(-longest // block_size) + 2,
+        "block_size": block_size,
+        "max_num_seqs": num_seqs,
+        "budget": 50,
+        "prefix_caching": prefix_caching,
+    }
+    script: list[Any] = [Add(make_request(handle, [handle + 1] * 4, max_tokens=24)) for handle in range(num_seqs)]
+    engine, accepted = play(config, script)
+    check_answers(engine, accepted)
+    assert engine.num_preemptions > 0

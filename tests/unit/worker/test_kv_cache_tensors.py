@@ -1,0 +1,29 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from quire.core.kv_spec import AttentionSpec, KVCacheConfig, KVCacheGroupSpec
+from quire.utils.memory import GIB
+from quire.worker.kv_cache_tensors import allocate_kv_caches
+from tests.unit.worker.toy_model import ToyBackend
+
+
+def resident_bytes() -> int:
+    with open("/proc/self/statm") as statm:
+        return int(statm.read().split()[1]) * 4096
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_caches_are_zero_aligned_and_take_memory_only_when_written(dtype: torch.dtype) -> None:
+    spec = AttentionSpec(block_size=16, num_kv_heads=1, head_size=1, dtype_bytes=dtype.itemsize)
+    num_blocks = 2 * GIB // (16 * dtype.itemsize)
+    config = KVCacheConfig(num_blocks=num_blocks, groups=(KVCacheGroupSpec(layer_names=("a", "b"), spec=spec),))
+    before = resident_bytes()
+    first, second = allocate_kv_caches(config, ["b", "a"], ToyBackend(), dtype, torch.device("cpu"))
+    assert first.shape == (num_blocks, 16) and first.dtype == dtype
+    assert first.data_ptr() % 64 == 0 and first.data_ptr() != second.data_ptr()
+    assert bool((first[:100] == 0).all()) and bool((first[-100:] == 0).all())
+    first[5] = 1
+    assert bool((second[5] == 0).all())
+    assert resident_bytes() - before < GIB // 4

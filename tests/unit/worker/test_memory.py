@@ -1,0 +1,119 @@
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from quire.errors import NotEnoughMemoryError
+from quire.utils.memory import GIB, MIB
+from quire.worker.memory import (
+    StepLimits,
+    check_allocation,
+    estimate_weights_bytes,
+    estimate_workspace_bytes,
+    plan_memory,
+)
+from tests.unit.worker.tiny import TINY_ARCH, tiny_config
+
+LIMITS = StepLimits(max_num_seqs=8, max_num_batched_tokens=512, max_model_len=128)
+
+
+@settings(deadline=None)
+@given(
+    st.integers(0, 100 * GIB),
+    st.floats(0.05, 1.0),
+    st.integers(0, 60 * GIB),
+    st.integers(0, 20 * GIB),
+    st.none() | st.integers(1, 50 * GIB),
+)
+def test_the_parts_never_exceed_what_may_be_used(
+    free: int, utilization: float, weights: int, workspace: int, useful: int | None
+) -> None:
+    try:
+        budget = plan_memory(
+            free_bytes=free,
+            utilization=utilization,
+            weights_bytes=weights,
+            workspace_bytes=workspace,
+            useful_bytes=useful,
+        )
+    except NotEnoughMemoryError:
+        assert int(free * utilization) <= weights + workspace
+        return
+    assert 0 < budget.kv_cache_bytes
+    assert budget.kv_cache_bytes + weights + workspace <= free * utilization
+    assert useful is None or budget.kv_cache_bytes <= useful
+
+
+def test_the_log_line_says_what_was_chosen_and_why() -> None:
+    budget = plan_memory(
+        free_bytes=10 * GIB, utilization=0.9, weights_bytes=2 * GIB, workspace_bytes=GIB, useful_bytes=None
+    )
+    line = "KV cache may take 6.00 GiB = 10.00 GiB free x 0.90 - 2.00 GiB weights - 1.00 GiB workspace"
+    assert budget.describe() == line
+    capped = plan_memory(
+        free_bytes=10 * GIB, utilization=0.9, weights_bytes=2 * GIB, workspace_bytes=GIB, useful_bytes=100 * MIB
+    )
+    assert capped.describe().startswith("KV cache may take 100.0 MiB =") and "capped" in capped.describe()
+
+
+@pytest.mark.parametrize(
+    ("free", "utilization", "weights", "expected"),
+    [
+        (
+            10 * GIB,
+            0.5,
+            4 * GIB,
+            "lower max_num_batched_tokens or max_num_seqs, or raise gpu_memory_utilization above 0.60",
+        ),
+        (10 * GIB, 0.9, 12 * GIB, "free memory until 15.56 GiB is available, or use a smaller model"),
+    ],
+)
+def test_a_refusal_names_the_numbers_and_what_would_work(
+    free: int, utilization: float, weights: int, expected: str
+) -> None:
+    with pytest.raises(NotEnoughMemoryError, match=f"{weights / GIB:.2f} GiB for weights") as caught:
+        plan_memory(
+            free_bytes=free,
+            utilization=utilization,
+            weights_bytes=weights,
+            workspace_bytes=2 * GIB,
+            useful_bytes=None,
+        )
+    assert caught.value.hint is not None and expected in caught.value.hint
+
+
+def test_a_given_cache_size_is_held_against_the_free_memory() -> None:
+    check_allocation(GIB, 3 * GIB, 2 * GIB)
+    with pytest.raises(NotEnoughMemoryError, match=r"1\.00 GiB does not fit: 2\.50 GiB is free") as caught:
+        check_allocation(GIB, 2 * GIB + 512 * MIB, 2 * GIB)
+    assert caught.value.hint and f"kv_cache_memory_bytes <= {512 * MIB}" in caught.value.hint
+
+
+def test_the_estimate_of_the_weights_is_what_the_model_takes() -> None:
+    import torch
+
+    from quire.distributed.parallel_context import ParallelContext
+    from quire.models.loader import load_model
+
+    for tie in (True, False):
+        arch = dataclasses.replace(TINY_ARCH, tie_word_embeddings=tie)
+        model = load_model(
+            arch, "", tiny_config().load, torch.float32, torch.device("cpu"), ParallelContext(), None, 128, 0
+        )
+        tensors = [*model.parameters(), *model.buffers()]
+        actual = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+        assert 0.98 * actual <= estimate_weights_bytes(arch, 128, 4) <= 1.02 * actual
+
+
+def test_the_workspace_grows_with_every_limit() -> None:
+    arch = dataclasses.replace(TINY_ARCH, vocab_size=50_000, intermediate_size=4096)
+    base = estimate_workspace_bytes(arch, LIMITS, 4)
+    many = StepLimits(max_num_seqs=4096, max_num_batched_tokens=4096, max_model_len=128)
+    assert estimate_workspace_bytes(arch, many, 4) > base
+    long = dataclasses.replace(LIMITS, max_model_len=10_000_000)
+    assert estimate_workspace_bytes(arch, long, 4) > base
+    tokens = dataclasses.replace(LIMITS, max_num_batched_tokens=100_000)
+    assert estimate_workspace_bytes(arch, tokens, 4) > base

@@ -1,0 +1,85 @@
+"""Copying and looking up: repeat words, write JSON lists, read small tables.
+
+Dense practice for the one skill that stories, extraction and tool calls share:
+finding a word of the prompt and writing it again. Called by the registry.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from typing import Any
+
+from training.corpus import words
+from training.corpus.base import Sample, assistant, maybe_system, user
+
+_FIELDS = {
+    "name": words.NAMES, "city": words.CITIES, "color": words.COLOURS, "animal": words.ANIMALS, "job": words.JOBS,
+    "day": words.DAYS, "month": words.MONTHS, "item": words.GOODS, "food": words.FOODS, "place": words.PLACES,
+    "last name": words.SURNAMES, "hobby": words.HOBBIES, "thing": words.OBJECTS, "fruit": words.FRUITS,
+}
+
+
+def _value(rng: random.Random) -> Any:
+    r = rng.random()
+    if r < 0.15:
+        return rng.randint(1, 999)
+    return words.made_up_word(rng) if r < 0.2 else rng.choice(rng.choice(list(_FIELDS.values())))
+
+
+def _repeat(rng: random.Random) -> tuple[list[tuple[str, str]], str]:
+    items = [_value(rng) for _ in range(rng.randint(1, 8))]
+    plain = [str(i) for i in items]
+    if rng.random() < 0.5:
+        shown = (", " if rng.random() < 0.5 else " ").join(plain)
+        ask = rng.choice(("Repeat: {x}", "Say this again: {x}", "Repeat after me: {x}", "Copy this: {x}", "Echo {x}"))
+        return [(ask.format(x=shown), shown)], ",".join(plain)
+    ask = rng.choice(("Write as a JSON list: {x}", "Make a JSON array of {x}", "JSON list of {x}", "{x}\n\nAs a JSON list."))
+    return [(ask.format(x=", ".join(plain)), json.dumps(items))], ",".join(plain)
+
+
+def _table(rng: random.Random) -> tuple[list[tuple[str, str]], str]:
+    fields = rng.sample(list(_FIELDS), rng.randint(2, 6))
+    record: dict[str, Any] = {f: rng.choice(_FIELDS[f]) for f in fields}
+    if rng.random() < 0.5:
+        record["age"] = rng.randint(5, 95)
+        fields.append("age")
+    shown = rng.choice((", ", "\n")).join(f"{k}: {v}" for k, v in record.items())
+    key = "|".join(map(str, record.values()))
+    if rng.random() < 0.4:
+        wanted = rng.sample(fields, rng.randint(1, len(fields)))
+        ask = rng.choice(("{t}\nGive {f} as JSON.", "Extract {f} as JSON: {t}", "{t}\n\nReturn JSON with the keys {f}."))
+        return [(ask.format(t=shown, f=words.join_and(wanted)), json.dumps({w: record[w] for w in wanted}))], key
+    asked = [rng.choice(fields) for _ in range(rng.randint(1, 5))]
+    turns = [(rng.choice(("What is the {f}?", "Which {f}?", "{f}?", "Tell me the {f}.")).format(f=f), f"{record[f]}") for f in asked]
+    return [(f"{shown}\n\n{turns[0][0]}", turns[0][1])] + turns[1:], key
+
+
+def _pairs(rng: random.Random) -> tuple[list[tuple[str, str]], str]:
+    n = rng.randint(2, 6)
+    people, pool = rng.sample(words.NAMES, n), rng.choice((words.OBJECTS, words.FOODS, words.ANIMALS, words.FRUITS))
+    things = rng.sample(pool, n)
+    verb = rng.choice(("has", "likes", "sees", "wants", "found", "lost"))
+    base = {"has": "have", "likes": "like", "sees": "see", "wants": "want", "found": "find", "lost": "lose"}[verb]
+    does = "did" if verb in ("found", "lost") else "does"
+    shown = " ".join(f"{p} {verb} the {t}." for p, t in zip(people, things))
+    turns = []
+    for _ in range(rng.randint(1, 5)):
+        i = rng.randrange(n)
+        if rng.random() < 0.5:
+            turns.append((f"Who {verb} the {things[i]}?", f"{people[i]} {verb} the {things[i]}."))
+        else:
+            turns.append((f"What {does} {people[i]} {base}?", f"{people[i]} {verb} the {things[i]}."))
+    return [(f"{shown}\n\n{turns[0][0]}", turns[0][1])] + turns[1:], "|".join(people + things)
+
+
+def make_copying(rng: random.Random, single: bool) -> Sample:
+    """One of the copying exercises, with up to five questions."""
+    turns, key = rng.choice((_repeat, _table, _pairs))(rng)
+    if single:
+        turns = turns[:1]
+    messages = maybe_system(rng, 0.1)
+    for question, answer in turns[:-1]:
+        messages += [user(question), assistant(answer)]
+    answer = turns[-1][1]
+    return Sample("copying", messages + [user(turns[-1][0])], answer, {"kind": "exact", "value": answer}, (f"copy:{key}",))

@@ -1,0 +1,83 @@
+"""Optimisers: Muon for hidden matrices, AdamW for embeddings and norms.
+
+Muon (Jordan et al., 2024) keeps a momentum of the gradient and replaces it by
+the nearest orthogonal matrix, found by a few Newton-Schulz steps. Called by
+train.py. `Muon` owns the momentum buffers; AdamW is PyTorch's.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+# Coefficients of the quintic a*x + b*x^3 + c*x^5 that drives singular values to ~1.
+NS_COEFFICIENTS = (3.4445, -4.7750, 2.0315)
+
+
+def orthogonalise(g: Tensor, steps: int = 5) -> Tensor:
+    """Returns a near-orthogonal matrix with the singular vectors of `g`.
+
+    Args:
+        g: Batch of matrices [batch, rows, cols].
+        steps: Number of Newton-Schulz steps.
+    """
+    a, b, c = NS_COEFFICIENTS
+    x = g.to(torch.bfloat16)
+    flip = x.shape[-2] > x.shape[-1]
+    if flip:
+        x = x.mT
+    x = x / (x.float().norm(dim=(-2, -1), keepdim=True) + 1e-7).to(x.dtype)
+    x = x.contiguous()
+    for _ in range(steps):
+        s = x @ x.mT
+        x = a * x + (b * s + c * (s @ s)) @ x
+    return (x.mT if flip else x).to(g.dtype)
+
+
+class Muon(torch.optim.Optimizer):
+    """Momentum, Newton-Schulz orthogonalisation, decoupled weight decay.
+
+    Args:
+        params: Two-dimensional parameters (hidden matrices).
+        lr: Step size; the update has singular values about 1 before it.
+        momentum: Decay of the gradient average (Nesterov form).
+        weight_decay: Decoupled decay per unit of lr.
+    """
+
+    def __init__(self, params: list[nn.Parameter], lr: float = 0.02, momentum: float = 0.95,
+                 weight_decay: float = 0.0) -> None:
+        super().__init__(params, dict(lr=lr, momentum=momentum, weight_decay=weight_decay))
+
+    @torch.no_grad()
+    def step(self) -> None:  # type: ignore[override]
+        """Applies one update to every parameter that has a gradient."""
+        for group in self.param_groups:
+            by_shape: dict[torch.Size, list[Tensor]] = {}
+            for p in group["params"]:
+                if p.grad is not None:
+                    by_shape.setdefault(p.shape, []).append(p)
+            for shape, params in by_shape.items():
+                updates = []
+                for p in params:
+                    state = self.state[p]
+                    if "momentum" not in state:
+                        state["momentum"] = torch.zeros_like(p)
+                    m = state["momentum"]
+                    m.lerp_(p.grad, 1 - group["momentum"])
+                    updates.append(p.grad.lerp(m, group["momentum"]))
+                scale = max(1.0, shape[0] / shape[1]) ** 0.5
+                for p, u in zip(params, orthogonalise(torch.stack(updates))):
+                    p.mul_(1 - group["lr"] * group["weight_decay"])
+                    p.add_(u, alpha=-group["lr"] * scale)
+
+
+def build_optimisers(model: nn.Module, lr_muon: float, lr_adam: float,
+                     weight_decay: float) -> list[torch.optim.Optimizer]:
+    """Splits the parameters: 2-D hidden matrices to Muon, the rest to AdamW."""
+    matrices = [p for n, p in model.named_parameters() if p.ndim == 2 and "embed" not in n]
+    embeds = [p for n, p in model.named_parameters() if "embed" in n]
+    norms = [p for n, p in model.named_parameters() if p.ndim == 1]
+    adam = torch.optim.AdamW(
+        [{"params": embeds, "lr": lr_adam}, {"params": norms, "lr": lr_adam}],
+        betas=(0.9, 0.98), eps=1e-10, weight_decay=0.0, fused=True)
+    return [Muon(matrices, lr=lr_muon, weight_decay=weight_decay), adam]
