@@ -26,7 +26,13 @@ _LAZY = {
 }
 
 __all__ = [
-    "LLM", "CompletionOutput", "LLMEngine", "Logprob", "RequestOutput", "RequestOutputKind", "SamplingParams",
+    "LLM",
+    "CompletionOutput",
+    "LLMEngine",
+    "Logprob",
+    "RequestOutput",
+    "RequestOutputKind",
+    "SamplingParams",
     "__version__",
 ]
 

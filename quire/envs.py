@@ -22,3 +22,9 @@ def checks_enabled() -> bool:
 def hub_offline() -> bool:
     """HF_HUB_OFFLINE=1: never contact a model hub."""
     return os.environ.get("HF_HUB_OFFLINE", "0") not in ("", "0")
+
+
+def omp_num_threads() -> int | None:
+    """OMP_NUM_THREADS: most compute threads on the CPU, as other numeric libraries read it; None = not set."""
+    value = os.environ.get("OMP_NUM_THREADS", "")
+    return int(value) if value.isdecimal() and int(value) > 0 else None

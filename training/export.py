@@ -49,6 +49,7 @@ def export(build: Path, target: Path) -> int:
     target.mkdir(parents=True, exist_ok=True)
     weights = {k: v.to(torch.bfloat16).contiguous() for k, v in state["model"].items()}
     save_file(weights, str(target / "model.safetensors"), metadata={"format": "pt"})
+    (target / "model.safetensors").chmod(0o644)
     (target / "config.json").write_text(json.dumps(hf_config(config), indent=2) + "\n")
     for name in COPIED:
         shutil.copyfile(build / name, target / name)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -130,11 +131,15 @@ class Trainer:
                 f"{speed:.0f} tok/s | {tasks}")
 
     def run(self) -> None:
-        """Trains until the hours (or max_steps) are used up."""
+        """Trains until the hours (or max_steps) are used up, or a SIGTERM asks to stop."""
+        stop: list[int] = []
+        signal.signal(signal.SIGTERM, lambda number, frame: stop.append(number))
         mark, marked, saved = time.monotonic(), self.tokens, time.monotonic()
         last = mark
         with open(self.s.folder / "train.log", "a") as log:
-            while self.elapsed < self.s.hours * 3600 and not (self.s.max_steps and self.step >= self.s.max_steps):
+            while self.elapsed < self.s.hours * 3600 and not stop:
+                if self.s.max_steps and self.step >= self.s.max_steps:
+                    break
                 self.train_step()
                 now = time.monotonic()
                 self.elapsed, last = self.elapsed + now - last, now

@@ -8,6 +8,14 @@ from quire.config.model import LoadConfig, ModelConfig
 from quire.config.scheduler import SchedulerConfig
 
 __all__ = [
-    "CacheConfig", "DeviceConfig", "LoadConfig", "ModelArch", "ModelConfig", "ObservabilityConfig", "ParallelConfig",
-    "QuireConfig", "RopeConfig", "SchedulerConfig",
+    "CacheConfig",
+    "DeviceConfig",
+    "LoadConfig",
+    "ModelArch",
+    "ModelConfig",
+    "ObservabilityConfig",
+    "ParallelConfig",
+    "QuireConfig",
+    "RopeConfig",
+    "SchedulerConfig",
 ]

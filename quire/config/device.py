@@ -13,7 +13,10 @@ class DeviceConfig:
 
     device: str = setting("auto", "auto = CUDA when present, else CPU.", choices=("auto", "cpu", "cuda"))
     num_threads: int | None = setting(
-        None, "Compute threads on the CPU; default: the CPUs this process may use.", minimum=1, maximum=4096
+        None,
+        "Compute threads on the CPU; default: the CPUs this process may use, at most OMP_NUM_THREADS.",
+        minimum=1,
+        maximum=4096,
     )
     attention_backend: str = setting("auto", "Attention implementation.", choices=("auto", "torch_reference"))
 

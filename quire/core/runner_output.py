@@ -1,4 +1,4 @@
-"""What the data plane returns for one step. Made by `ModelRunner.sample_tokens`, read by `Scheduler.update_from_output`."""
+"""What the data plane returns for a step: made by `ModelRunner.sample_tokens`, read by `update_from_output`."""
 
 from __future__ import annotations
 

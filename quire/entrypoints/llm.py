@@ -78,6 +78,7 @@ class LLM:
         self.llm_engine = engine
         self._names = itertools.count()
         self._enqueued: list[str] = []
+        self._finished: dict[str, RequestOutput] = {}
 
     def generate(
         self,
@@ -238,21 +239,25 @@ class LLM:
 
     def _run(self, names: list[str], use_tqdm: bool) -> list[RequestOutput]:
         """Step until `names` are finished; when that fails, or is interrupted, none of them stays behind."""
-        wanted = set(names)
-        finished: dict[str, RequestOutput] = {}
+        awaited = {*names, *self._enqueued}
+        unfinished = set(names) - self._finished.keys()
         try:
             with Progress(len(names), is_enabled=use_tqdm) as progress, DeferredInterrupt() as interrupt:
-                while len(finished) < len(names):
+                while unfinished:
                     interrupt.raise_if_pending()
+                    assert self.llm_engine.has_unfinished_requests(), "every request ends with a final output"
                     for output in self.llm_engine.step():
-                        if output.finished and output.request_id in wanted:
-                            finished[output.request_id] = output
+                        if output.finished and output.request_id in awaited:
+                            self._finished[output.request_id] = output
+                            unfinished.discard(output.request_id)
                             progress.add(len(output.prompt_token_ids), output.metrics.num_generation_tokens)
                     progress.tick()
         except BaseException:
             self.llm_engine.discard_requests(names)
+            for name in names:
+                self._finished.pop(name, None)
             raise
-        return [finished[name] for name in names]
+        return [self._finished.pop(name) for name in names]
 
     def _params_for(self, given: Params, count: int) -> list[SamplingParams]:
         """One for each prompt, of which only the final output is of interest."""

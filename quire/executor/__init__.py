@@ -1,0 +1,1 @@
+"""Where workers run: one file per kind of executor."""

@@ -10,6 +10,7 @@ import dataclasses
 from quire.config.cache import CacheConfig
 from quire.core.kv_spec import AttentionSpec, KVCacheConfig, KVCacheGroupSpec
 from quire.errors import NotEnoughMemoryError, UnsupportedError
+from quire.utils.memory import format_bytes
 
 
 def plan_kv_cache(
@@ -88,13 +89,3 @@ def _not_enough_memory(
         hint=f"use max_model_len <= {longest}, or {more}" if longest else more,
         field="max_model_len",
     )
-
-
-def format_bytes(num_bytes: int) -> str:
-    """A size for people: "9.2 GiB"."""
-    size = float(num_bytes)
-    for unit in ("bytes", "KiB", "MiB"):
-        if abs(size) < 1024:
-            return f"{size:.0f} bytes" if unit == "bytes" else f"{size:.1f} {unit}"
-        size /= 1024
-    return f"{size:.1f} GiB"

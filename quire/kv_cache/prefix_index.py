@@ -18,6 +18,10 @@ ROOT_PREFIX_ID = 0
 """The empty prefix, parent of every first page."""
 
 
+CachedPage = tuple[bytes, int, int, ExtraKeys]
+"""Hash, prefix id, prefix id of the page before, extra keys. A plain tuple: one is made for every full page."""
+
+
 class PrefixIndex:
     """The cached pages, by hash. Of pages with equal content the first published is kept.
 
@@ -32,14 +36,11 @@ class PrefixIndex:
         self.is_cached = np.zeros(num_blocks, dtype=np.bool_)
         self._token_pages = TokenPages(num_blocks, block_size)
         self._block_of_hash: dict[bytes, int] = {}
-        self._hash_of: dict[int, bytes] = {}  # these four are by page id
-        self._prefix_id_of: dict[int, int] = {}
-        self._parent_id_of: dict[int, int] = {}
-        self._extra_keys_of: dict[int, ExtraKeys] = {}  # only of pages that have any
+        self._pages: dict[int, CachedPage] = {}
         self._last_prefix_id = ROOT_PREFIX_ID
 
     def __len__(self) -> int:
-        return len(self._hash_of)
+        return len(self._pages)
 
     def find(
         self, block_hashes: Sequence[bytes], token_ids: np.ndarray, extra_keys: Mapping[int, ExtraKeys]
@@ -58,16 +59,19 @@ class PrefixIndex:
         parent_id = ROOT_PREFIX_ID
         for page, block_hash in enumerate(block_hashes):
             block_id = self._block_of_hash.get(block_hash)
-            if block_id is None or not self._has_links(block_id, parent_id, extra_keys.get(page, ())):
+            if block_id is None:
+                break
+            _, prefix_id, *links = self._pages[block_id]
+            if links != [parent_id, extra_keys.get(page, ())]:
                 break
             found.append(block_id)
-            parent_id = self._prefix_id_of[block_id]
+            parent_id = prefix_id
         block_ids = np.array(found, dtype=np.int32)
         return block_ids[: self._token_pages.num_matching(block_ids, token_ids)] if found else block_ids
 
     def prefix_id(self, block_ids: np.ndarray) -> int:
         """Name of the prefix that these cached pages, in order, hold."""
-        return self._prefix_id_of[int(block_ids[-1])] if len(block_ids) else ROOT_PREFIX_ID
+        return self._pages[int(block_ids[-1])][1] if len(block_ids) else ROOT_PREFIX_ID
 
     def write_tokens(self, block_ids: np.ndarray, token_ids: np.ndarray) -> None:
         """Note what full pages hold, before they are published; `token_ids` is [num_pages, block_size]."""
@@ -84,27 +88,19 @@ class PrefixIndex:
         """
         twin = self._block_of_hash.get(block_hash)
         if twin is not None:
-            if self._has_links(twin, parent_id, extra_keys) and self._token_pages.are_equal(twin, block_id):
-                return self._prefix_id_of[twin]
+            _, prefix_id, *links = self._pages[twin]
+            if links == [parent_id, extra_keys] and self._token_pages.are_equal(twin, block_id):
+                return prefix_id
             self.forget([twin])
         self._last_prefix_id += 1
         self._block_of_hash[block_hash] = block_id
-        self._hash_of[block_id] = block_hash
-        self._prefix_id_of[block_id] = self._last_prefix_id
-        self._parent_id_of[block_id] = parent_id
-        if extra_keys:
-            self._extra_keys_of[block_id] = extra_keys
+        self._pages[block_id] = (block_hash, self._last_prefix_id, parent_id, extra_keys)
         self.is_cached[block_id] = True
         return self._last_prefix_id
 
     def forget(self, block_ids: Iterable[int]) -> None:
         """Make cached pages impossible to find."""
         for block_id in block_ids:
-            del self._block_of_hash[self._hash_of.pop(block_id)]
-            del self._prefix_id_of[block_id], self._parent_id_of[block_id]
-            self._extra_keys_of.pop(block_id, None)
+            block_hash, *_ = self._pages.pop(block_id)
+            del self._block_of_hash[block_hash]
             self.is_cached[block_id] = False
-
-    def _has_links(self, block_id: int, parent_id: int, extra_keys: ExtraKeys) -> bool:
-        """True when a cached page follows this prefix, under these keys."""
-        return self._parent_id_of[block_id] == parent_id and self._extra_keys_of.get(block_id, ()) == extra_keys

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from quire import envs
 from quire.errors import ConfigError
 from quire.platforms.cpu import read_cpu
 from quire.platforms.cuda import read_gpus, torch_has_cuda
@@ -29,10 +30,16 @@ def detect_platform(device: str = "auto", *, proc_root: Path = PROC_ROOT, cgroup
         device="cuda" if gpus else "cpu",
         cpu_name=cpu_name,
         cpu_flags=cpu_flags,
-        num_cpus=count_usable_cpus(proc_root, cgroup_root),
+        num_cpus=_num_cpus(proc_root, cgroup_root),
         memory=read_memory(proc_root, cgroup_root),
         gpus=gpus,
     )
+
+
+def _num_cpus(proc_root: Path, cgroup_root: Path) -> int:
+    """CPUs this process may keep busy: what the system allows, or OMP_NUM_THREADS when that is fewer."""
+    usable, asked = count_usable_cpus(proc_root, cgroup_root), envs.omp_num_threads()
+    return usable if asked is None else min(usable, asked)
 
 
 def _usable_gpus(*, required: bool) -> tuple[GpuInfo, ...]:

@@ -20,12 +20,13 @@ def take_lines(tensor: torch.Tensor, lines: np.ndarray) -> torch.Tensor:
     return tensor.index_select(0, to_device(lines, tensor.device))
 
 
-def line_blocks(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
+def line_blocks(tensor: torch.Tensor) -> list[torch.Tensor]:
     """The lines of [num_lines, width] in runs of at most `MAX_BLOCK_ELEMENTS`, as views.
 
     Temporaries of a run stay small enough to be recycled by the allocator and to sit in the cache.
     """
-    return tensor.split(max(1, MAX_BLOCK_ELEMENTS // tensor.shape[1]))
+    num_lines = max(1, MAX_BLOCK_ELEMENTS // tensor.shape[1])
+    return [tensor[start : start + num_lines] for start in range(0, len(tensor), num_lines)]
 
 
 def ragged_index(lists: Sequence[np.ndarray], device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:

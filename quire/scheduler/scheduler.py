@@ -190,6 +190,8 @@ class Scheduler:
         step, self._in_flight = self._in_flight, None
         assert step is not None and step.scheduled is scheduled, "the step that was scheduled last is taken in once"
         rows = scheduled.rows.astype(np.intp)
+        if output.errors:
+            self._end_failed(rows[self._table.handle[rows] == step.handles], output.errors)
         is_alive = self._table.handle[rows] == step.handles
         rows = rows[is_alive]
         self._table.num_computed_tokens[rows] += scheduled.num_scheduled_tokens[is_alive]
@@ -214,6 +216,13 @@ class Scheduler:
             if lines is not None:
                 taken.append((request.handle, lines))
         return tuple(taken)
+
+    def _end_failed(self, rows: np.ndarray, errors: dict[int, str]) -> None:
+        """End the requests among these living rows whose token means nothing; the step leaves no trace of them."""
+        for row in rows[np.isin(rows, list(errors))].tolist():
+            request = self._table.request_on(row)
+            self._end(request, FinishedRequest(request.handle, FinishReason.ERROR, error=errors[row]))
+            self._vacate([row])
 
     def _end_stopped(self, rows: np.ndarray, token_ids: np.ndarray) -> None:
         stops = find_stops(self._table, rows, token_ids)

@@ -17,6 +17,9 @@ from quire.tokenization.files import MIB, read_bytes
 from quire.tokenization.token_bytes import METASPACE, Leading, TokenTable, metaspace_bytes
 
 MAX_MODEL_BYTES = 64 * MIB
+# A second `normalizer_spec` (field 3) with `add_dummy_prefix` (its field 3) false: protocol buffers merge a message
+# that appears twice, and the later value of a field wins.
+NO_DUMMY_PREFIX = b"\x1a\x02\x18\x00"
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,8 +45,7 @@ class SentencePieceBackend:
 
     def __init__(self, proto: bytes, options: SentencePieceOptions) -> None:
         self._library = _processor(proto)
-        self._without_prefix = _processor(proto)
-        self._without_prefix.override_normalizer_spec(add_dummy_prefix=False)
+        self._without_prefix = _processor(proto + NO_DUMMY_PREFIX)
         self._options = options
         self._num_pieces = int(self._library.get_piece_size())
         self._added_by_id = {token_id: text for text, token_id in options.added.items()}

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import FrameType
@@ -36,7 +36,7 @@ class TemplateLimits:
     """
 
     max_source_chars: int = 256 << 10
-    max_events: int = 1_000_000
+    max_events: int = 500_000
     max_weight: int = 8 << 20
     deadline_s: float = 5.0
 
@@ -98,23 +98,24 @@ class Budget:
     def _weight(self, value: Any) -> int:
         if isinstance(value, str):
             return len(value) + 1
-        if not isinstance(value, (list, tuple, Mapping)):
+        if not isinstance(value, (list, tuple, dict)):
             return 1
         known = self._weights.get(id(value))
         if known is not None:
             return known[1]
         weight = self._total_weight(value)
-        if isinstance(value, Mapping):
+        if isinstance(value, dict):
             weight += self._total_weight(value.values())
         self._keep(value, weight)
         return weight
 
-    def _total_weight(self, items: Iterable[Any]) -> int:
-        total = 1
+    def _total_weight(self, items: Collection[Any]) -> int:
+        total = self.require_weight(len(items) + 1)
         for item in items:
-            if type(item) in SCALARS:
-                total += 1
-            else:
+            kind = type(item)
+            if kind is str:
+                total += len(item)
+            elif kind not in SCALARS:
                 total = self.require_weight(total + self._weight(item))
         return total
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, ItemsView, Iterable, KeysView, Mapping, ValuesView
+from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime
 from typing import Any, NoReturn
 
@@ -40,6 +40,7 @@ METHODS: Mapping[type, frozenset[str]] = {
     list: frozenset(("count", "index")),
     tuple: frozenset(("count", "index")),
 }
+VIEWS = (type({}.keys()), type({}.values()), type({}.items()))
 CHECK = "quire_check"
 CONCAT = "quire_concat"
 MAX_INDENT = 64
@@ -121,7 +122,7 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
         if isinstance(owner, str):
             args = self._before_text_method(owner, obj.__name__, args)
         result = super().call(context, obj, *args, **kwargs)
-        if isinstance(result, (KeysView, ValuesView, ItemsView)):
+        if isinstance(result, VIEWS):
             result = list(result)  # a view has no weight of its own
         return self.budget.check(result)
 
@@ -271,7 +272,7 @@ def _filter(node: nodes.Expr, name: str) -> nodes.Filter:
 
 def _is_lazy(value: Any) -> bool:
     """True for sequences that are made while they are read."""
-    plain = (str, bytes, int, float, list, tuple, Mapping, Undefined, range)
+    plain = (str, bytes, int, float, list, tuple, dict, Undefined, range)
     return value is not None and not isinstance(value, plain) and isinstance(value, Iterable)
 
 

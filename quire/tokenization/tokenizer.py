@@ -81,13 +81,14 @@ class Tokenizer:
         if not isinstance(text, str):
             raise ValidationError(f"text must be a str, not {type(text).__name__}", field="prompt")
         try:
-            return self._backend.encode(text, add_special_tokens=add_special_tokens, allow_special=allow_special)
+            text.encode("utf-8")
         except UnicodeEncodeError as error:
             raise ValidationError(
                 f"text holds half of a surrogate pair at character {error.start}",
                 hint="decode the text as UTF-8 before it is sent",
                 field="prompt",
             ) from error
+        return self._backend.encode(text, add_special_tokens=add_special_tokens, allow_special=allow_special)
 
     def decode(self, token_ids: int | Sequence[int], skip_special_tokens: bool = True) -> str:
         """Text of `token_ids`; ids outside the vocabulary have none."""

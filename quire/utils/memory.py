@@ -36,10 +36,13 @@ class MemoryInfo:
 
 
 def format_bytes(num_bytes: int) -> str:
-    """`num_bytes` for people: GiB from 1 GiB up, else MiB."""
-    if abs(num_bytes) >= GIB:
-        return f"{num_bytes / GIB:.2f} GiB"
-    return f"{num_bytes / MIB:.1f} MiB"
+    """A size for people: "9.2 GiB"."""
+    size = float(num_bytes)
+    for unit in ("bytes", "KiB", "MiB"):
+        if abs(size) < 1024:
+            return f"{size:.0f} bytes" if unit == "bytes" else f"{size:.1f} {unit}"
+        size /= 1024
+    return f"{size:.1f} GiB"
 
 
 def read_memory(proc_root: Path = PROC_ROOT, cgroup_root: Path = CGROUP_ROOT) -> MemoryInfo:

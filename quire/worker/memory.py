@@ -12,8 +12,8 @@ from quire.config.hf_config import ModelArch
 from quire.errors import NotEnoughMemoryError
 from quire.utils.memory import MIB, format_bytes
 
-# Allocator slack, thread stacks, libraries that load late.
-RESERVED_BYTES = 128 * MIB
+# Thread stacks, libraries that load late, and freed memory that the allocator keeps (see `allocator`).
+RESERVED_BYTES = 256 * MIB
 # Buffers of the attention backend that do not grow with the model (tiles, masks, scores of one run).
 ATTENTION_BYTES = 96 * MIB
 # Float32 logits, their copy, float64 running sums, sort keys of log-probabilities: bytes per logit at the worst moment.

@@ -22,6 +22,7 @@ from quire.platforms.interface import Platform
 from quire.sample.logits_processor import LogitsProcessor
 from quire.sample.states import SamplingStates
 from quire.utils.memory import read_memory
+from quire.worker.allocator import keep_freed_memory
 from quire.worker.attention_groups import AttentionGroups
 from quire.worker.block_tables import BlockTables
 from quire.worker.kv_cache_tensors import allocate_kv_caches
@@ -63,6 +64,7 @@ class Worker:
         self._device = torch.device(platform.device)
         self._platform = platform
         self._custom_processors = tuple(custom_processors)
+        keep_freed_memory()
         torch.set_num_threads(config.device.num_threads or platform.num_cpus)
         self._workspace_bytes = estimate_workspace_bytes(self._arch, self._limits, self._dtype.itemsize)
         self._free_bytes = self._read_free_bytes()

@@ -49,14 +49,35 @@ class Reference:
 def random_prompts(vocab_size: int, seed: int, shared: int = 0) -> list[list[int]]:
     """32 prompts of 1 to 600 tokens; the first `shared` tokens are common to those that are long enough."""
     rng = random.Random(seed)
-    lengths = [1, 2, 15, 16, 17, 31, 32, 33, 63, 64, 65, 599, 600, *(rng.randint(3, 600) for _ in range(NUM_PROMPTS - 13))]
+    lengths = [
+        1,
+        2,
+        15,
+        16,
+        17,
+        31,
+        32,
+        33,
+        63,
+        64,
+        65,
+        599,
+        600,
+        *(rng.randint(3, 600) for _ in range(NUM_PROMPTS - 13)),
+    ]
     common = [rng.randrange(vocab_size) for _ in range(shared)]
     return [(common + [rng.randrange(vocab_size) for _ in range(n)])[:n] if n > shared else common[:n] for n in lengths]
 
 
 def run(path: Path, prompts: list[list[int]], **settings: object) -> list[RequestOutput]:
     """All prompts at once, on a fresh engine."""
-    defaults = {"dtype": "float32", "max_model_len": MAX_MODEL_LEN, "block_size": 16, "max_num_seqs": 32}
+    defaults = {
+        "dtype": "float32",
+        "max_model_len": MAX_MODEL_LEN,
+        "block_size": 16,
+        "max_num_seqs": 32,
+        "num_threads": 1,
+    }
     with LLM(str(path), **{**defaults, **settings}) as llm:
         return llm.generate([{"prompt_token_ids": p} for p in prompts], GREEDY, use_tqdm=False)
 
@@ -79,7 +100,9 @@ def test_prompts_submitted_together_equal_transformers(family, budget):
 def test_prefix_cache_hits_equal_transformers(family):
     path, reference, vocab_size = family
     prompts = random_prompts(vocab_size, seed=2, shared=200)
-    with LLM(str(path), dtype="float32", max_model_len=MAX_MODEL_LEN, block_size=16, max_num_seqs=32) as llm:
+    with LLM(
+        str(path), dtype="float32", max_model_len=MAX_MODEL_LEN, block_size=16, max_num_seqs=32, num_threads=1
+    ) as llm:
         inputs = [{"prompt_token_ids": p} for p in prompts]
         first = llm.generate(inputs, GREEDY, use_tqdm=False)
         second = llm.generate(inputs, GREEDY, use_tqdm=False)
@@ -91,7 +114,8 @@ def test_prefix_cache_hits_equal_transformers(family):
 
 def test_preempted_requests_equal_transformers(family):
     path, reference, vocab_size = family
-    outputs = run(path, random_prompts(vocab_size, seed=3), num_gpu_blocks_override=90, max_num_batched_tokens=2048)
+    pool = {"num_gpu_blocks_override": 90, "max_num_batched_tokens": 64, "scheduler_reserve_full_isl": False}
+    outputs = run(path, random_prompts(vocab_size, seed=3), **pool)
     assert sum(output.metrics.num_preemptions for output in outputs) >= 10
     for output in outputs:
         reference.check(output)
@@ -110,7 +134,13 @@ def test_prompt_logprobs_equal_transformers(family):
     path, reference, vocab_size = family
     prompts = random_prompts(vocab_size, seed=5)[:16]
     params = SamplingParams(temperature=0, max_tokens=1, prompt_logprobs=2)
-    settings = {"dtype": "float32", "max_model_len": MAX_MODEL_LEN, "block_size": 16, "max_num_seqs": 16}
+    settings = {
+        "dtype": "float32",
+        "max_model_len": MAX_MODEL_LEN,
+        "block_size": 16,
+        "max_num_seqs": 16,
+        "num_threads": 1,
+    }
     with LLM(str(path), max_num_batched_tokens=50, **settings) as llm:
         outputs = llm.generate([{"prompt_token_ids": p} for p in prompts], params, use_tqdm=False)
     for output in outputs:

@@ -23,8 +23,15 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def seeded(seed: int) -> SamplingParams:
     return SamplingParams(
-        temperature=1.0, top_p=0.95, top_k=50, min_p=0.01, presence_penalty=0.3, repetition_penalty=1.1,
-        seed=seed, max_tokens=MAX_TOKENS, ignore_eos=True,
+        temperature=1.0,
+        top_p=0.95,
+        top_k=50,
+        min_p=0.01,
+        presence_penalty=0.3,
+        repetition_penalty=1.1,
+        seed=seed,
+        max_tokens=MAX_TOKENS,
+        ignore_eos=True,
     )
 
 
@@ -34,7 +41,7 @@ def prompts(count: int) -> list[dict[str, list[int]]]:
 
 
 def engine(path: Path, **settings: object) -> LLM:
-    return LLM(str(path), dtype="float32", max_model_len=128, block_size=8, **settings)
+    return LLM(str(path), dtype="float32", max_model_len=128, block_size=8, num_threads=1, **settings)
 
 
 @pytest.fixture(scope="module")

@@ -48,14 +48,19 @@ def test_nothing_is_swallowed():
                 bare = node.type is None or (isinstance(node.type, ast.Name) and node.type.id == "BaseException")
                 only_pass = len(node.body) == 1 and isinstance(node.body[0], ast.Pass)
                 broad = isinstance(node.type, ast.Name) and node.type.id == "Exception"
-                if bare and not any(isinstance(n, ast.Raise) for n in ast.walk(node)) or (broad and only_pass):
+                if (bare and not any(isinstance(n, ast.Raise) for n in ast.walk(node))) or (broad and only_pass):
                     swallowing.append(f"{relative(path)}:{node.lineno}")
     assert not swallowing, f"name the exception and log or answer it: {swallowing}"
 
 
 def test_the_package_runs_no_code_from_data():
     words = re.compile(r"\b(pickle|marshal|shelve)\b.*import|import (pickle|marshal|shelve)|(?<![.\w])(eval|exec)\(")
-    found = [f"{relative(p)}:{i}" for p in PACKAGE for i, line in enumerate(p.read_text().splitlines(), 1) if words.search(line)]
+    found = [
+        f"{relative(p)}:{i}"
+        for p in PACKAGE
+        for i, line in enumerate(p.read_text().splitlines(), 1)
+        if words.search(line)
+    ]
     assert not found, f"no pickle, no eval: {found}"
 
 

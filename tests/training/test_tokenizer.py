@@ -35,7 +35,9 @@ def test_digits_are_single_tokens(tokenizer):
     assert tokenizer.encode("2024+17").tokens == list("2024+17")
 
 
-@pytest.mark.parametrize("text", ["Hello, world!", "naïve 東京 🙂\n\tx  y ", "".join(map(chr, range(1, 256))), '{"a": [1, 2]}'])
+@pytest.mark.parametrize(
+    "text", ["Hello, world!", "naïve 東京 🙂\n\tx  y ", "".join(map(chr, range(1, 256))), '{"a": [1, 2]}']
+)
 def test_round_trip(tokenizer, text):
     assert tokenizer.decode(tokenizer.encode(text).ids, skip_special_tokens=False) == text
 
@@ -58,8 +60,15 @@ def test_template_equals_training_text(folder, task):
 
 def test_template_with_history_and_parallel_tools(folder):
     calls = [{"function": {"name": "f", "arguments": {"a": i}}} for i in (1, 2)]
-    messages = [system("s"), user("u"), {"role": "assistant", "content": "", "tool_calls": calls},
-                {"role": "tool", "content": "1"}, {"role": "tool", "content": "2"}, assistant("a"), user("v")]
+    messages = [
+        system("s"),
+        user("u"),
+        {"role": "assistant", "content": "", "tool_calls": calls},
+        {"role": "tool", "content": "1"},
+        {"role": "tool", "content": "2"},
+        assistant("a"),
+        user("v"),
+    ]
     sample = Sample("x", messages, "w", tools=[{"type": "function", "function": {"name": "f"}}])
     text = _template(folder).render(messages=messages, tools=sample.tools, add_generation_prompt=True)
     assert text == tok.prompt_text(sample)

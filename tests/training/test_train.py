@@ -8,16 +8,24 @@ import torch
 
 from training import tokenizer as tok
 from training.data import Corpus
-from training.export import export
 from training.evaluate import load_model
+from training.export import export
 from training.generate import generate_ids
 from training.model import Leaf, LeafConfig
 from training.muon import orthogonalise
 from training.prepare import encode_part
 from training.train import Settings, Trainer, schedule
 
-TINY = LeafConfig(vocab_size=500, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=2,
-                  num_key_value_heads=1, head_dim=16, max_position_embeddings=1024)
+TINY = LeafConfig(
+    vocab_size=500,
+    hidden_size=32,
+    intermediate_size=48,
+    num_hidden_layers=2,
+    num_attention_heads=2,
+    num_key_value_heads=1,
+    head_dim=16,
+    max_position_embeddings=1024,
+)
 
 
 @pytest.fixture(scope="module")
@@ -35,8 +43,9 @@ def folder(tmp_path_factory):
 
 
 def _trainer(folder, steps):
-    return Trainer(Settings(folder, hours=1.0, batch_tokens=2048, compile=False, max_steps=steps, model=TINY,
-                            log_every=1000))
+    return Trainer(
+        Settings(folder, hours=1.0, batch_tokens=2048, compile=False, max_steps=steps, model=TINY, log_every=1000)
+    )
 
 
 def test_batches_cover_the_corpus_once(folder):

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import json
 import random
-from typing import Any, Callable
+from collections.abc import Callable
+from typing import Any
 
 from training.corpus import words
 from training.corpus.base import Sample, maybe_system, system, user

@@ -7,7 +7,7 @@ randomness is the seed that the caller passes.
 from __future__ import annotations
 
 import random
-from typing import Callable, Iterator
+from collections.abc import Callable, Iterator
 
 from training.corpus import arithmetic, chat, convert, copying, extract, lists, stories, tales, think, tools
 from training.corpus.base import Sample, held_out

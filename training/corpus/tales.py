@@ -29,7 +29,7 @@ _PLOTS = (
     ("was too tired to walk", "carried all the bags", "rest is not a shame"),
     ("was cold in the snow", "lent a warm {colour} blanket", "warm hearts are better than warm coats"),
 )
-_TRAITS = "brave shy clever kind lazy curious funny gentle quiet cheerful".split()
+_TRAITS = ["brave", "shy", "clever", "kind", "lazy", "curious", "funny", "gentle", "quiet", "cheerful"]
 
 
 def tale(rng: random.Random, hero: str, name: str) -> str:

@@ -7,8 +7,9 @@ the model reads the schema in its prompt instead of remembering one function.
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Callable
+from typing import Any
 
 from training.corpus import words
 

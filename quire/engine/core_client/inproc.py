@@ -16,16 +16,21 @@ class InprocClient(EngineCoreClient):
         self._core = core
 
     def add_request(self, request: EngineCoreRequest) -> None:
+        """Queue a request; raises `ValidationError` when it can never run."""
         self._core.add_request(request)
 
     def abort_requests(self, handles: Iterable[int]) -> None:
+        """End requests; each still gets a final output."""
         self._core.abort_requests(handles)
 
     def get_output(self) -> EngineCoreOutputs | None:
+        """Run one step."""
         return self._core.step()
 
     def reset_prefix_cache(self) -> bool:
+        """Forget all cached pages; False while any page is in use."""
         return self._core.reset_prefix_cache()
 
     def shutdown(self) -> None:
+        """End the core; harmless when repeated."""
         self._core.shutdown()

@@ -25,14 +25,16 @@ from quire.core.runner_output import ModelRunnerOutput
 from quire.core.sampling_params import SamplingParams
 from quire.core.scheduler_output import SchedulerOutput
 from quire.scheduler.scheduler import Scheduler
+from quire.utils.checks import check_int
 
 BLOCK_SIZE = 16
 TOKEN_BUDGET = 16384
 PROMPT_TOKEN_STRIDE = 7919
 VOCAB_SIZE = 30000
+MAX_COUNT = 65536
 
 
-def run(num_reqs_list: Sequence[int], prompt_len: int = 512, steps: int = 256) -> dict[str, Any]:
+def measure(num_reqs_list: Sequence[int], prompt_len: int = 512, steps: int = 256) -> dict[str, Any]:
     """Measure each number of concurrent requests.
 
     Args:
@@ -44,7 +46,7 @@ def run(num_reqs_list: Sequence[int], prompt_len: int = 512, steps: int = 256) -
         Machine and sizes, `results`: one record per number of requests, times in microseconds, and
         `scaling`: median decode step of the largest over that of the smallest.
     """
-    results = [_measure(num_reqs, prompt_len, steps) for num_reqs in num_reqs_list]
+    results = [_measure_one(num_reqs, prompt_len, steps) for num_reqs in num_reqs_list]
     by_size = sorted(results, key=lambda result: result["num_reqs"])
     return {
         "benchmark": "scheduler",
@@ -59,7 +61,7 @@ def run(num_reqs_list: Sequence[int], prompt_len: int = 512, steps: int = 256) -
     }
 
 
-def _measure(num_reqs: int, prompt_len: int, steps: int) -> dict[str, float]:
+def _measure_one(num_reqs: int, prompt_len: int, steps: int) -> dict[str, float]:
     max_tokens = steps + num_reqs * prompt_len // TOKEN_BUDGET + 8  # the first decode while the last are prefilled
     scheduler = _make_scheduler(num_reqs, prompt_len + max_tokens)
     requests = [_make_request(handle, prompt_len, max_tokens) for handle in range(num_reqs)]
@@ -134,17 +136,29 @@ def print_table(report: dict[str, Any]) -> None:
     print(f"largest over smallest: {report['scaling']:.2f}")
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run from the command line; the last line is one JSON object."""
-    parser = argparse.ArgumentParser(prog="quire bench scheduler", description=run.__doc__)
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add this command's flags."""
     parser.add_argument("--num-reqs", type=int, nargs="+", default=[64, 256, 1024], help="requests that run together")
     parser.add_argument("--prompt-len", type=int, default=512, help="tokens of each prompt")
     parser.add_argument("--steps", type=int, default=256, help="decode steps to time")
-    args = parser.parse_args(argv)
-    report = run(args.num_reqs, args.prompt_len, args.steps)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Measure and print; the last line is one JSON object."""
+    for name, values in (("num_reqs", args.num_reqs), ("prompt_len", [args.prompt_len]), ("steps", [args.steps])):
+        for value in values:
+            check_int(name, value, 1, MAX_COUNT)
+    report = measure(args.num_reqs, args.prompt_len, args.steps)
     print_table(report)
     print(json.dumps(report))
     return 0
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The same as `quire bench scheduler`, as a module of its own."""
+    parser = argparse.ArgumentParser(prog="quire bench scheduler")
+    add_arguments(parser)
+    return run(parser.parse_args(argv))
 
 
 if __name__ == "__main__":

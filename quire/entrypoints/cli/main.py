@@ -16,9 +16,9 @@ from quire.errors import QuireError, unknown_name
 from quire.version import __version__
 
 COMMANDS: dict[str, tuple[str, str]] = {
+    "demo": ("quire.entrypoints.cli.demo", "eight prompts answered at once by the embedded model"),
     "generate": ("quire.entrypoints.cli.generate", "complete prompts from the command line, a file or stdin"),
     "chat": ("quire.entrypoints.cli.chat", "talk to the model"),
-    "demo": ("quire.entrypoints.cli.demo", "eight prompts answered at once by the embedded model"),
     "bench latency": ("quire.entrypoints.cli.bench_latency", "time one batch from prompt to last token"),
     "bench throughput": ("quire.entrypoints.cli.bench_throughput", "tokens per second over many requests"),
     "bench scheduler": ("quire.entrypoints.cli.bench_scheduler", "time the control plane alone, without a model"),

@@ -43,6 +43,8 @@ class FullAttentionManager:
 
     def append(self, rows: np.ndarray, num_missing: np.ndarray) -> NewBlocks:
         """Give each row `num_missing` ([num_rows]) pages more; they must be free."""
+        due = np.flatnonzero(num_missing)
+        rows, num_missing = rows[due], num_missing[due]
         flat_rows = np.repeat(rows, num_missing)
         columns = _ragged_arange(self._num_blocks[rows], num_missing)
         block_ids = self._pool.take(len(flat_rows))
@@ -90,13 +92,12 @@ class FullAttentionManager:
     def _publish_page(self, row: int, page: int, block_id: int, tokens: bytes) -> None:
         request = self._requests[row]
         assert request is not None, "a row that computed tokens belongs to a request"
-        keys = request.extra_keys.get(page, ())
+        keys = request.extra_keys.get(page, ()) if request.extra_keys else ()
         hashes = request.block_hashes
         if page == len(hashes):
             hashes.append(self._hash_fn(hashes[-1] if hashes else ROOT_HASH, tokens, keys))
-        self._last_prefix_id[row] = self._pool.prefix_index.publish(
-            block_id, hashes[page], self._last_prefix_id[row], keys
-        )
+        prefix_ids = self._last_prefix_id
+        prefix_ids[row] = self._pool.prefix_index.publish(block_id, hashes[page], prefix_ids[row], keys)
 
     def free(self, row: int) -> None:
         """Give up the row's pages; cached ones stay findable until they are taken."""

@@ -2,11 +2,11 @@ from __future__ import annotations
 
 import json
 
-from quire.entrypoints.cli import bench_scheduler
+from quire.entrypoints.cli.main import main
 
 
 def test_the_benchmark_measures_every_size_and_ends_in_one_json_object(capsys):
-    assert bench_scheduler.main(["--num-reqs", "4", "8", "--prompt-len", "40", "--steps", "3"]) == 0
+    assert main(["bench", "scheduler", "--num-reqs", "4", "8", "--prompt-len", "40", "--steps", "3"]) == 0
     lines = capsys.readouterr().out.strip().splitlines()
     report = json.loads(lines[-1])
     assert [result["num_reqs"] for result in report["results"]] == [4, 8]

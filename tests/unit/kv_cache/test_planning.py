@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from quire.config.cache import CacheConfig
 from quire.core.kv_spec import AttentionSpec
 from quire.errors import NotEnoughMemoryError, UnsupportedError
-from quire.kv_cache.planning import format_bytes, max_model_len_that_fits, min_num_blocks, plan_kv_cache
+from quire.kv_cache.planning import max_model_len_that_fits, min_num_blocks, plan_kv_cache
 
 PAGE_BYTES = 2 * 16 * 2 * 64 * 2
 
@@ -87,9 +87,3 @@ def test_the_longest_length_and_the_fewest_pages_are_inverse(num_blocks, block_s
     longest = max_model_len_that_fits(num_blocks, block_size)
     assert min_num_blocks(longest, block_size) == num_blocks
     assert min_num_blocks(longest + 1, block_size) == num_blocks + 1
-
-
-def test_sizes_are_written_for_people():
-    assert [format_bytes(n) for n in (5, 2048, 3 << 20, 16 << 30, 5 << 40)] == [
-        "5 bytes", "2.0 KiB", "3.0 MiB", "16.0 GiB", "5120.0 GiB"
-    ]  # fmt: skip

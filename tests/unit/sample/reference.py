@@ -1,4 +1,4 @@
-"""The sampler's semantics, one row at a time, in plain Python and float64. Slow, written for reading; no shared code."""
+"""The sampler's semantics, one row at a time, in plain Python and float64. No shared code."""
 
 from __future__ import annotations
 

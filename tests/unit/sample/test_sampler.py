@@ -176,6 +176,19 @@ def test_a_row_gets_the_same_bits_alone_as_in_a_shuffled_batch_of_64(mode: str) 
             assert line_of(alone.logprobs, 0, num_top) == line_of(together.logprobs, entry, num_top)
 
 
+def test_a_batch_too_large_for_one_block_gets_the_same_bits(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    for row in range(8):
+        bench.add(row, SamplingParams(top_p=0.9, top_k=20 + row, logprobs=row), seed=row)
+    logits = random_logits(8)
+    whole = bench.sample(logits, list(range(8)))
+    monkeypatch.setattr("quire.sample.ragged.MAX_BLOCK_ELEMENTS", 3 * VOCAB_SIZE)
+    cut = bench.sample(logits, list(range(8)))
+    assert cut.token_ids.tolist() == whole.token_ids.tolist()
+    assert whole.logprobs is not None and cut.logprobs is not None
+    assert cut.logprobs.token_ids.tolist() == whole.logprobs.token_ids.tolist()
+    assert cut.logprobs.logprobs.tobytes() == whole.logprobs.logprobs.tobytes()
+
+
 def test_the_number_of_threads_does_not_change_a_bit() -> None:
     logits = random_logits(16, 3, 40_009)
     numbers = uniform(np.arange(16, dtype=np.uint64), np.arange(16))

@@ -255,3 +255,29 @@ def test_the_pretended_worker_notices_a_page_of_another_prefix():
     worker.slots[1, 2] = 12345
     with pytest.raises(AssertionError, match="reads keys of another prefix at position 2"):
         engine.step()
+
+
+def test_a_request_whose_token_means_nothing_ends_alone_and_publishes_nothing():
+    scheduler = make_scheduler()
+    for handle in (0, 1):
+        scheduler.add_request(make_request(handle, 8))
+    scheduled, output = one_step(scheduler)
+    failed_row = int(scheduled.rows[0])
+    outputs = scheduler.update_from_output(scheduled, dataclasses.replace(output, errors={failed_row: "NaN"}))
+    assert outputs.finished == (FinishedRequest(0, FinishReason.ERROR, error="NaN"),)
+    assert outputs.handles.tolist() == [1]
+    scheduler.add_request(make_request(0, 8))
+    scheduled, _ = one_step(scheduler)
+    assert scheduled.num_computed_tokens[scheduled.num_scheduled_tokens > 1].tolist() == [0]
+    assert failed_row in scheduled.freed_rows
+
+
+def test_an_error_of_a_request_aborted_meanwhile_is_ignored():
+    scheduler = make_scheduler()
+    scheduler.add_request(make_request(0))
+    scheduled, output = one_step(scheduler)
+    scheduler.finish_requests([0], FinishReason.ABORT)
+    outputs = scheduler.update_from_output(
+        scheduled, dataclasses.replace(output, errors={int(scheduled.rows[0]): "NaN"})
+    )
+    assert [end.finish_reason for end in outputs.finished] == [FinishReason.ABORT]

@@ -112,7 +112,8 @@ def test_cpu_quotas_of_either_version_cut_the_affinity_mask(machine: FakeMachine
 
 
 @pytest.mark.parametrize(
-    ("num_bytes", "text"), [(0, "0.0 MiB"), (5 * MB, "5.0 MiB"), (3 * 1024 * MB, "3.00 GiB"), (-2048 * MB, "-2.00 GiB")]
+    ("num_bytes", "text"),
+    [(5, "5 bytes"), (2048, "2.0 KiB"), (3 * MB, "3.0 MiB"), (-2048 * MB, "-2.0 GiB"), (5 << 40, "5120.0 GiB")],
 )
 def test_sizes_are_written_for_people(num_bytes: int, text: str) -> None:
     assert format_bytes(num_bytes) == text

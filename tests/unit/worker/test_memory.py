@@ -42,7 +42,7 @@ def test_the_parts_never_exceed_what_may_be_used(
     except NotEnoughMemoryError:
         assert int(free * utilization) <= weights + workspace
         return
-    assert 0 < budget.kv_cache_bytes
+    assert budget.kv_cache_bytes > 0
     assert budget.kv_cache_bytes + weights + workspace <= free * utilization
     assert useful is None or budget.kv_cache_bytes <= useful
 
@@ -51,7 +51,7 @@ def test_the_log_line_says_what_was_chosen_and_why() -> None:
     budget = plan_memory(
         free_bytes=10 * GIB, utilization=0.9, weights_bytes=2 * GIB, workspace_bytes=GIB, useful_bytes=None
     )
-    line = "KV cache may take 6.00 GiB = 10.00 GiB free x 0.90 - 2.00 GiB weights - 1.00 GiB workspace"
+    line = "KV cache may take 6.0 GiB = 10.0 GiB free x 0.90 - 2.0 GiB weights - 1.0 GiB workspace"
     assert budget.describe() == line
     capped = plan_memory(
         free_bytes=10 * GIB, utilization=0.9, weights_bytes=2 * GIB, workspace_bytes=GIB, useful_bytes=100 * MIB
@@ -68,13 +68,13 @@ def test_the_log_line_says_what_was_chosen_and_why() -> None:
             4 * GIB,
             "lower max_num_batched_tokens or max_num_seqs, or raise gpu_memory_utilization above 0.60",
         ),
-        (10 * GIB, 0.9, 12 * GIB, "free memory until 15.56 GiB is available, or use a smaller model"),
+        (10 * GIB, 0.9, 12 * GIB, "free memory until 15.6 GiB is available, or use a smaller model"),
     ],
 )
 def test_a_refusal_names_the_numbers_and_what_would_work(
     free: int, utilization: float, weights: int, expected: str
 ) -> None:
-    with pytest.raises(NotEnoughMemoryError, match=f"{weights / GIB:.2f} GiB for weights") as caught:
+    with pytest.raises(NotEnoughMemoryError, match=f"{weights / GIB:.1f} GiB for weights") as caught:
         plan_memory(
             free_bytes=free,
             utilization=utilization,
@@ -87,7 +87,7 @@ def test_a_refusal_names_the_numbers_and_what_would_work(
 
 def test_a_given_cache_size_is_held_against_the_free_memory() -> None:
     check_allocation(GIB, 3 * GIB, 2 * GIB)
-    with pytest.raises(NotEnoughMemoryError, match=r"1\.00 GiB does not fit: 2\.50 GiB is free") as caught:
+    with pytest.raises(NotEnoughMemoryError, match=r"1\.0 GiB does not fit: 2\.5 GiB is free") as caught:
         check_allocation(GIB, 2 * GIB + 512 * MIB, 2 * GIB)
     assert caught.value.hint and f"kv_cache_memory_bytes <= {512 * MIB}" in caught.value.hint
 

@@ -15,10 +15,13 @@ from quire.config import (
     RopeConfig,
     SchedulerConfig,
 )
+from quire.core.kv_spec import KVCacheConfig, KVCacheGroupSpec
+from quire.executor.base import Executor
 from quire.platforms import Platform
 from quire.utils.memory import GIB, MemoryInfo
 
 VOCAB_SIZE = 211
+NUM_BLOCKS = 1200
 
 TINY_ARCH = ModelArch(
     architecture="LlamaForCausalLM",
@@ -71,3 +74,10 @@ def cpu_platform(available_bytes: int = 4 * GIB) -> Platform:
         num_cpus=1,
         memory=MemoryInfo(total_bytes=8 * GIB, available_bytes=available_bytes, limited_by="test"),
     )
+
+
+def cache_config(executor: Executor, num_blocks: int = NUM_BLOCKS) -> KVCacheConfig:
+    """One group of all layers."""
+    specs = executor.kv_cache_specs()
+    group = KVCacheGroupSpec(layer_names=tuple(specs), spec=next(iter(specs.values())))
+    return KVCacheConfig(num_blocks=num_blocks, groups=(group,))
