@@ -28,3 +28,14 @@ def omp_num_threads() -> int | None:
     """OMP_NUM_THREADS: most compute threads on the CPU, as other numeric libraries read it; None = not set."""
     value = os.environ.get("OMP_NUM_THREADS", "")
     return int(value) if value.isdecimal() and int(value) > 0 else None
+
+
+def prefer_sleeping_threads() -> None:
+    """Let idle compute threads sleep early (GOMP_SPINCOUNT=1000), unless the user set a policy of their own.
+
+    By default GNU OpenMP's threads spin for milliseconds while they wait. When another process wants the same CPUs,
+    each parallel loop of a small model then takes a scheduler's time slice. Read by libgomp when torch is loaded,
+    so it has no effect after that.
+    """
+    if "OMP_WAIT_POLICY" not in os.environ:
+        os.environ.setdefault("GOMP_SPINCOUNT", "1000")

@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from quire import envs
 from quire.config import QuireConfig
 from quire.config.build import build_config
 from quire.core.engine_messages import EngineCoreOutputs, EngineCoreRequest, FinishReason
@@ -45,6 +46,7 @@ class LLMEngine:
     @classmethod
     def from_config(cls, config: QuireConfig, **options: Any) -> LLMEngine:
         """The engine that `config` describes; `options` as `engine.factory.build_parts`."""
+        envs.prefer_sleeping_threads()
         from quire.engine.factory import build_parts  # late: loads torch
 
         return cls(build_parts(config, **options))

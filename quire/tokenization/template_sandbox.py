@@ -40,7 +40,8 @@ METHODS: Mapping[type, frozenset[str]] = {
     list: frozenset(("count", "index")),
     tuple: frozenset(("count", "index")),
 }
-VIEWS = (type({}.keys()), type({}.values()), type({}.items()))
+EMPTY: dict[str, object] = {}
+VIEWS = (type(EMPTY.keys()), type(EMPTY.values()), type(EMPTY.items()))
 CHECK = "quire_check"
 CONCAT = "quire_concat"
 MAX_INDENT = 64

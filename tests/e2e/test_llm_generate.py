@@ -157,7 +157,9 @@ def test_engine_settings_by_name(checkpoint):
 BAD_DIRECTORIES = {
     "no tokenizer": {"tokenizer.json": None},
     "broken tokenizer": {"tokenizer.json": b"{"},
-    "looping template": {"chat_template.jinja": b"{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"},
+    "looping template": {
+        "chat_template.jinja": b"{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
+    },
     "growing template": {"chat_template.jinja": b"{{ 'a' * 10**10 }}"},
     "escaping template": {"chat_template.jinja": b"{{ ''.__class__.__mro__[1].__subclasses__() }}"},
     "broken template": {"chat_template.jinja": b"{% if %}"},

@@ -74,7 +74,12 @@ def test_chat_answers_one_message(client, capsys):
 
 
 def test_chat_answers_each_line_and_remembers(client, capsys, monkeypatch):
-    run(chat, "--no-stats", stdin="one\ntwo\n/clear\nthree\n/system be kind\nfour\n/exit\nfive\n", monkeypatch=monkeypatch)
+    run(
+        chat,
+        "--no-stats",
+        stdin="one\ntwo\n/clear\nthree\n/system be kind\nfour\n/exit\nfive\n",
+        monkeypatch=monkeypatch,
+    )
     decode = make_engine(client).tokenizer.decode
     prompts = [decode(request.prompt_token_ids.tolist()) for request in client.requests]
     assert len(prompts) == 4

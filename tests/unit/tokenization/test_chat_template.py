@@ -47,7 +47,8 @@ QWEN_LIKE = """
 {%- set ns = namespace(multi_step_tool=true, last_query_index=messages|length - 1) %}
 {%- for message in messages[::-1] %}
     {%- set index = (messages|length - 1) - loop.index0 %}
-    {%- if ns.multi_step_tool and message.role == "user" and message.content is string and not(message.content.startswith('<r>')) %}
+    {%- set is_text = message.content is string and not(message.content.startswith('<r>')) %}
+    {%- if ns.multi_step_tool and message.role == "user" and is_text %}
         {%- set ns.multi_step_tool = false %}
         {%- set ns.last_query_index = index %}
     {%- endif %}
@@ -60,7 +61,9 @@ QWEN_LIKE = """
             {%- set reasoning = content.split('</think>')[0].rstrip('\n').split('<think>')[-1].lstrip('\n') %}
             {%- set content = content.split('</think>')[-1].lstrip('\n') %}
         {%- endif %}
-        {% generation %}{{- '<|im_start|>' ~ message.role ~ '\n' ~ content ~ loop.index0 ~ (reasoning | length) }}{% endgeneration %}
+        {% generation %}
+            {{- '<|im_start|>' ~ message.role ~ '\n' ~ content ~ loop.index0 ~ (reasoning | length) }}
+        {%- endgeneration %}
     {%- else %}
         {{- '<|im_start|>' + message.role + '\n' + content + '<|im_end|>\n' }}
     {%- endif %}
