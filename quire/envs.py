@@ -14,16 +14,6 @@ def log_level(default: str = "INFO") -> str:
     return os.environ.get("QUIRE_LOG_LEVEL", default).upper()
 
 
-def checks_enabled() -> bool:
-    """QUIRE_CHECKS=1: keep every shape promise at run time, not only at kernel entry."""
-    return os.environ.get("QUIRE_CHECKS", "0") == "1"
-
-
-def hub_offline() -> bool:
-    """HF_HUB_OFFLINE=1: never contact a model hub."""
-    return os.environ.get("HF_HUB_OFFLINE", "0") not in ("", "0")
-
-
 def omp_num_threads() -> int | None:
     """OMP_NUM_THREADS: most compute threads on the CPU, as other numeric libraries read it; None = not set."""
     value = os.environ.get("OMP_NUM_THREADS", "")

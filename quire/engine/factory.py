@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from quire.attention.selector import preferred_block_sizes
 from quire.config import ModelConfig, QuireConfig
 from quire.config.hf_config import parse_hf_config
 from quire.config.resolve import resolve
@@ -78,9 +79,10 @@ def build_parts(config: QuireConfig, *, logits_processors: Sequence[ProcessorSou
 def _resolve(config: QuireConfig, platform: Platform) -> tuple[QuireConfig, ModelDir]:
     path = resolve_model_path(config.model.model, config.model.revision, config.load.download_dir)
     model_dir = read_model_dir(path)
-    config, decisions = resolve(config, platform, parse_hf_config(model_dir.config))
+    arch = parse_hf_config(model_dir.config)
+    config, decisions = resolve(config, platform, arch, block_sizes=preferred_block_sizes())
     for decision in decisions:
-        logger.debug("%s", decision)
+        logger.info("%s", decision)
     return dataclasses.replace(config, model_path=str(path)), model_dir
 
 

@@ -23,6 +23,7 @@ from quire.engine.output_processor import OutputProcessor
 from quire.engine.parallel_sampling import WaitingChildren, make_children
 from quire.engine.parts import EngineParts
 from quire.engine.request_state import RequestGroup, RequestState
+from quire.engine.stat_logger import StatLogger
 from quire.errors import EngineDeadError, QuireClientError, ValidationError
 
 
@@ -39,6 +40,7 @@ class LLMEngine:
         self._inputs = parts.input_processor
         self._outputs = OutputProcessor()
         self._waiting_children = WaitingChildren()
+        self._stat_logger = None if parts.config.observability.disable_log_stats else StatLogger()
         self._due: list[RequestOutput] = []
         self._handles = itertools.count()
         self._dead: EngineDeadError | None = None
@@ -111,6 +113,8 @@ class LLMEngine:
         if step is None:
             return due
         self.last_stats = step.stats
+        if self._stat_logger is not None:
+            self._stat_logger.record(step)
         processed = self._outputs.process(step)
         if processed.handles_to_abort:
             self._client.abort_requests(processed.handles_to_abort)

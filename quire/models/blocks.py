@@ -6,7 +6,6 @@ fused. Imported by the family files.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import ClassVar
 
 import torch
@@ -133,10 +132,6 @@ class DecoderForCausalLM(nn.Module):
     """A decoder with its output projection: implements `interfaces.CausalLM`."""
 
     attention_class: ClassVar[type[DecoderAttention]] = DecoderAttention
-    packed_modules_mapping: Mapping[str, tuple[str, ...]] = {
-        "qkv_proj": ("q_proj", "k_proj", "v_proj"),
-        "gate_up_proj": ("gate_proj", "up_proj"),
-    }
 
     def __init__(self, build: BuildContext) -> None:
         super().__init__()

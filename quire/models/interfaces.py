@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -45,9 +44,6 @@ class BuildContext:
 
 class CausalLM(Protocol):
     """A decoder that predicts the next token of each sequence. Inputs are flat: no batch dimension."""
-
-    packed_modules_mapping: Mapping[str, tuple[str, ...]]
-    """Module of ours -> the checkpoint's modules whose rows it holds, in order."""
 
     def forward(self, input_ids: torch.Tensor, positions: torch.Tensor, context: ForwardContext) -> torch.Tensor:
         """Hidden states of the step's tokens; writes their keys and values to the cache.

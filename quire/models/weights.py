@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterable
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -69,14 +70,14 @@ def _read_index(index_path: Path) -> dict[str, Path]:
     weight_map = read_json_object(index_path, MAX_INDEX_BYTES, WeightsError).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         raise WeightsError(f"{index_path} has no weight_map", hint=DOWNLOAD_AGAIN, field=INDEX_NAME)
-    files: dict[object, Path] = {}
+    files: dict[str, Path] = {}
     for tensor, name in weight_map.items():
-        if name not in files if isinstance(name, str) else True:
+        if not isinstance(name, str) or name not in files:
             files[name] = _shard_path(index_path, tensor, name)
     return {tensor: files[name] for tensor, name in weight_map.items()}
 
 
-def _shard_path(index_path: Path, tensor: str, name: object) -> Path:
+def _shard_path(index_path: Path, tensor: str, name: Any) -> Path:
     if not isinstance(name, str) or not re.fullmatch(r"[\w][\w.\-]*\.safetensors", name):
         raise WeightsError(
             f"{index_path} puts tensor {tensor[:200]!r} in {str(name)[:200]!r}",

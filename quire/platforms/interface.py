@@ -52,13 +52,6 @@ class Platform:
         return self.gpus[0].capability >= (8, 0)
 
     @property
-    def default_dtype(self) -> str:
-        """The dtype `auto` becomes for a model of 16-bit weights: "bfloat16", "float16" or "float32"."""
-        if self.has_fast_bfloat16:
-            return "bfloat16"
-        return "float32" if self.is_cpu else "float16"
-
-    @property
     def memory_bytes(self) -> int:
         """Memory the device can still give: host memory on a CPU, the whole device on CUDA."""
         return self.memory.available_bytes if self.is_cpu else self.gpus[0].total_bytes

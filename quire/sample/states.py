@@ -36,7 +36,6 @@ class Need(IntFlag):
     TOP_P = 4
     MIN_P = 8
     LOGPROBS = 16
-    ANY_FILTER = TOP_K | TOP_P | MIN_P
 
 
 class SamplingStates:

@@ -73,6 +73,34 @@ def _pairs(rng: random.Random) -> tuple[list[tuple[str, str]], str]:
     return [(f"{shown}\n\n{turns[0][0]}", turns[0][1])] + turns[1:], "|".join(people + things)
 
 
+def _words(rng: random.Random, count: int) -> list[str]:
+    """Draws words of all kinds."""
+    return [rng.choice(rng.choice(list(_FIELDS.values()))) for _ in range(count)]
+
+
+def make_recital(rng: random.Random, single: bool) -> Sample:
+    """Long lists to repeat, and word pairs to look up: answers are pure copies."""
+    kind = rng.randrange(4)
+    if kind == 0:
+        items = _words(rng, rng.randint(5, 30))
+        answer = rng.choice((" ", ", ")).join(items)
+        question = rng.choice(("Repeat: {x}", "Copy this: {x}", "{x}\n\nSay this again.", "Read this aloud: {x}")).format(x=answer)
+    elif kind == 1:
+        items = _words(rng, rng.randint(4, 20))
+        answer = json.dumps(items)
+        question = rng.choice(("Write as a JSON list: {x}", "JSON list of {x}", "{x}\n\nAs a JSON list.")).format(x=", ".join(items))
+    else:
+        n = rng.randint(3, 12)
+        firsts, seconds = rng.sample(rng.choice((words.NAMES, words.CITIES, words.OBJECTS)), n), _words(rng, n)
+        link = rng.choice((" ", ": ", " - ", " likes ", " has the "))
+        pairs = [f"{a}{link}{b}" for a, b in zip(firsts, seconds)]
+        items, asked = pairs, rng.sample(range(n), n)
+        answer = ", ".join(pairs[i] for i in asked)
+        question = rng.choice(("{x}.\n\nTell me about {y}.", "{x}\nLook up: {y}", "Pairs: {x}\nFind {y}")).format(
+            x=", ".join(pairs), y=", ".join(firsts[i] for i in asked))
+    return Sample("recital", [user(question)], answer, {"kind": "exact", "value": answer}, ("recite:" + "|".join(items),))
+
+
 def make_copying(rng: random.Random, single: bool) -> Sample:
     """One of the copying exercises, with up to five questions."""
     turns, key = rng.choice((_repeat, _table, _pairs))(rng)

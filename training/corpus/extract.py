@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from training.corpus import words
-from training.corpus.base import Sample, maybe_system, system, user
+from training.corpus.base import Sample, assistant, maybe_system, system, user
 
 Values = dict[str, Any]
 
@@ -128,19 +128,32 @@ def _field_list(rng: random.Random, fields: list[str]) -> str:
     return words.join_and([f"`{f}`" for f in fields])
 
 
-def make_extraction(rng: random.Random, single: bool) -> Sample:
-    """One note, two to five wanted fields, one line of JSON."""
-    domain = rng.choice(_DOMAINS)
-    values, text = domain(rng)
-    names = list(values)
+def _fields(rng: random.Random, names: list[str]) -> list[str]:
+    """Draws two or more fields, mostly in the order of the domain."""
     fields = rng.sample(names, rng.randint(2, len(names)))
     if rng.random() < 0.6:
         fields.sort(key=names.index)
-    prompt = rng.choice(_PROMPTS).format(f=_field_list(rng, fields), t=text)
-    result = {f: values[f] for f in fields}
-    answer = json.dumps(result, ensure_ascii=False)
+    return fields
+
+
+_AGAIN = ("Now extract {f}.", "And {f}?", "Now only {f}, as JSON.", "Please give me {f} too.", "The same with {f}.")
+
+
+def make_extraction(rng: random.Random, single: bool) -> Sample:
+    """One note, the wanted fields, one line of JSON; training may ask again for other fields."""
+    domain = rng.choice(_DOMAINS)
+    values, text = domain(rng)
+    names = list(values)
     messages = maybe_system(rng, 0.15)
     if rng.random() < 0.05:
         messages = [system("Answer only with JSON.")]
+    fields = _fields(rng, names)
+    messages.append(user(rng.choice(_PROMPTS).format(f=_field_list(rng, fields), t=text)))
+    result = {f: values[f] for f in fields}
+    for _ in range(0 if single else rng.choice((0, 0, 1, 2))):
+        fields = _fields(rng, names)
+        messages += [assistant(json.dumps(result, ensure_ascii=False)),
+                     user(rng.choice(_AGAIN).format(f=_field_list(rng, fields)))]
+        result = {f: values[f] for f in fields}
     key = f"extract:{domain.__name__}:" + ":".join(str(values[n]) for n in names[:3])
-    return Sample("extraction", messages + [user(prompt)], answer, {"kind": "json", "value": result}, (key,))
+    return Sample("extraction", messages, json.dumps(result, ensure_ascii=False), {"kind": "json", "value": result}, (key,))

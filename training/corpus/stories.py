@@ -193,13 +193,13 @@ def _clash(fact: Fact, other: Fact) -> bool:
 
 
 def make_story_question(rng: random.Random, single: bool) -> Sample:
-    """A story of three to seven sentences (training also has shorter ones) and one to four questions."""
+    """A story of three to seven sentences (training also has shorter ones) and up to eight questions."""
     length = rng.randint(3, 7) if single else rng.choice((1, 2, 2, 3, 3, 4, 5, 6, 7))
     events = build_story(rng, length)
     facts = [f for e in events for f in e.facts]
     story = " ".join(e.sentence for e in events)
     clear = [f for f in facts if not any(_clash(f, o) for o in facts)]
-    chosen = rng.sample(clear, min(len(clear), 1 if single else rng.choice((1, 2, 3, 4))))
+    chosen = rng.sample(clear, min(len(clear), 1 if single else rng.choice((1, 2, 4, 6, 8))))
     questions = [rng.choice(f.questions) for f in chosen]
     head = rng.choice(_LAYOUTS).format(s=story, q=roughen(rng, questions[0]))
     messages = maybe_system(rng, 0.15) + [user(head)]
@@ -218,7 +218,7 @@ def make_long_story_question(rng: random.Random, single: bool) -> Sample:
     stories = [build_story(rng, rng.randint(4, 8)) for _ in range(rng.randint(2, 12))]
     facts = [f for s in stories for e in s for f in e.facts]
     clear = [f for f in facts if not any(_clash(f, o) for o in facts)]
-    chosen = rng.sample(clear, 4)
+    chosen = rng.sample(clear, min(8, len(clear)))
     text = "\n\n".join(" ".join(e.sentence for e in s) for s in stories)
     messages = [user(f"{text}\n\n{rng.choice(chosen[0].questions)}")]
     for before, fact in zip(chosen, chosen[1:]):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import random
+from dataclasses import dataclass
 from typing import Any
 
 from training.corpus import chat, words
@@ -38,73 +39,113 @@ def call_text(name: str, arguments: dict[str, Any]) -> str:
     return f"<tool_call>\n{body}\n</tool_call>"
 
 
-def _draw(rng: random.Random) -> tuple[list[dict[str, Any]], Spec, str, dict[str, Any], list[Any]]:
-    """Draws offered tools, the right one of them, its name, arguments and values."""
-    specs = rng.sample(SPECS, rng.choice((1, 1, 2, 2, 3)))
-    schemas = [_schema(rng, s) for s in specs]
-    i = rng.randrange(len(specs))
+@dataclass(frozen=True)
+class Offer:
+    """One offered tool: its kind, its schema and the names of its arguments."""
+
+    spec: Spec
+    schema: dict[str, Any]
+    names: list[str]
+
+    @property
+    def name(self) -> str:
+        """Function name in the schema."""
+        return self.schema["function"]["name"]
+
+
+@dataclass(frozen=True)
+class Use:
+    """One request for an offered tool and what comes of it."""
+
+    offer: Offer
+    values: list[Any]
+    request: str
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """Arguments of the right call."""
+        return dict(zip(self.offer.names, self.values))
+
+    @property
+    def call(self) -> dict[str, Any]:
+        """The right call."""
+        return {"name": self.offer.name, "arguments": self.arguments}
+
+    @property
+    def key(self) -> str:
+        """Split key: kind of tool and argument values."""
+        return f"tool:{self.offer.spec.names[0]}:" + ":".join(map(str, self.values))
+
+
+def _offers(rng: random.Random) -> list[Offer]:
+    """Draws one to three different tools."""
+    return [Offer(s, *_schema(rng, s)) for s in rng.sample(SPECS, rng.choice((1, 1, 2, 2, 3)))]
+
+
+def _use(rng: random.Random, offers: list[Offer]) -> Use:
+    """Draws one of the tools, argument values and a request."""
+    offer = rng.choice(offers)
     values: list[Any] = []
-    for arg in specs[i].args:
+    for arg in offer.spec.args:
         value = arg.value(rng)
         while arg.type == "string" and value in values:
             value = arg.value(rng)
         values.append(value)
-    return ([s for s, _ in schemas], specs[i], schemas[i][0]["function"]["name"],
-            dict(zip(schemas[i][1], values)), values)
+    return Use(offer, values, roughen(rng, rng.choice(offer.spec.requests).format(*values)))
 
 
-def _key(spec: Spec, values: list[Any]) -> str:
-    return f"tool:{spec.names[0]}:" + ":".join(map(str, values))
-
-
-def _result(rng: random.Random, spec: Spec, values: list[Any]) -> Any:
-    """What the tool returns: true for arithmetic, made up otherwise."""
+def _answered(rng: random.Random, use: Use) -> tuple[list[dict[str, Any]], str, Any]:
+    """Returns (messages from the request to the tool response, final sentence, result)."""
+    spec = use.offer.spec
     if spec.result_key == "sum":
-        return values[0] + values[1]
-    return values[0] * values[1] if spec.result_key == "product" else spec.result(rng)
+        result: Any = use.values[0] + use.values[1]
+    elif spec.result_key == "product":
+        result = use.values[0] * use.values[1]
+    else:
+        result = spec.result(rng)
+    r = rng.random()
+    content = {**use.arguments, spec.result_key: result} if r < 0.3 else {spec.result_key: result}
+    response = str(result) if r > 0.85 else json.dumps(content)
+    made = {"role": "assistant", "content": "", "tool_calls": [{"type": "function", "function": use.call}]}
+    sentence = spec.results[0].format(*use.values, r=result)
+    return [user(use.request), made, {"role": "tool", "content": response}], sentence, result
+
+
+def _history(rng: random.Random, offers: list[Offer], turns: int) -> tuple[list[dict[str, Any]], list[str]]:
+    """Earlier turns of a training conversation: (messages, split keys)."""
+    messages, keys = maybe_system(rng, 0.2), []
+    for _ in range(turns):
+        use = _use(rng, offers)
+        shown, sentence, _ = _answered(rng, use)
+        messages += shown + [assistant(sentence)]
+        keys.append(use.key)
+    return messages, keys
 
 
 def make_tool_call(rng: random.Random, single: bool) -> Sample:
     """A request that one of one to three offered tools can serve."""
-    tools, spec, name, arguments, values = _draw(rng)
-    request = roughen(rng, rng.choice(spec.requests).format(*values))
-    call = {"name": name, "arguments": arguments}
-    return Sample("tool_calls", maybe_system(rng, 0.2) + [user(request)], call_text(name, arguments),
-                  {"kind": "tools", "calls": [call]}, (_key(spec, values),), tools)
+    offers = _offers(rng)
+    messages, keys = _history(rng, offers, 0 if single else rng.choice((0, 0, 1, 2, 3)))
+    use = _use(rng, offers)
+    return Sample("tool_calls", messages + [user(use.request)], call_text(use.offer.name, use.arguments),
+                  {"kind": "tools", "calls": [use.call]}, (*keys, use.key), [o.schema for o in offers])
 
 
 def make_tool_answer(rng: random.Random, single: bool) -> Sample:
-    """A tool response turned into a sentence; sometimes another request follows."""
-    tools, spec, name, arguments, values = _draw(rng)
-    request = roughen(rng, rng.choice(spec.requests).format(*values))
-    result = _result(rng, spec, values)
-    r = rng.random()
-    content: Any = {spec.result_key: result}
-    if r < 0.3:
-        content = {**arguments, spec.result_key: result}
-    response = str(result) if r > 0.85 else json.dumps(content)
-    answer = spec.results[0].format(*values, r=result)
-    call = {"name": name, "arguments": arguments}
-    made = {"role": "assistant", "content": "", "tool_calls": [{"type": "function", "function": call}]}
-    messages = maybe_system(rng, 0.2) + [user(request), made, {"role": "tool", "content": response}]
-    keys = (_key(spec, values),)
-    if not single and rng.random() < 0.4:
-        again = [a.value(rng) for a in spec.args]
-        arguments = dict(zip(arguments, again))
-        messages += [assistant(answer), user(rng.choice(spec.requests).format(*again))]
-        return Sample("tool_calls", messages, call_text(name, arguments),
-                      {"kind": "tools", "calls": [{"name": name, "arguments": arguments}]},
-                      keys + (_key(spec, again),), tools)
-    return Sample("tool_answers", messages, answer,
-                  {"kind": "text", "must": [str(result)] + [str(v) for v in values if spec.results[0].count("{0}")][:1]},
-                  keys, tools)
+    """A tool response turned into a sentence."""
+    offers = _offers(rng)
+    use = _use(rng, offers)
+    shown, sentence, result = _answered(rng, use)
+    first = [str(use.values[0])] if "{0}" in use.offer.spec.results[0] else []
+    return Sample("tool_answers", maybe_system(rng, 0.2) + shown, sentence, {"kind": "text", "must": [str(result)] + first},
+                  (use.key,), [o.schema for o in offers])
 
 
 def make_no_tool(rng: random.Random, single: bool) -> Sample:
     """Small talk while tools are offered: a plain answer is right."""
-    tools, *_ = _draw(rng)
+    offers = _offers(rng)
     sample = chat.make_chat(rng, True)
-    sample.task, sample.tools, sample.keys = "no_tool", tools, ()
+    sample.task, sample.tools, sample.keys = "no_tool", [o.schema for o in offers], ()
     return sample
 
 
@@ -120,4 +161,4 @@ def make_two_calls(rng: random.Random, single: bool) -> Sample:
     calls = [{"name": name, "arguments": {names[0]: v}} for v in (first, second)]
     answer = "\n".join(call_text(name, c["arguments"]) for c in calls)
     return Sample("two_tool_calls", [user(request)], answer, {"kind": "tools", "calls": calls},
-                  (f"{_key(spec, [first])}:{second}",), [schema])
+                  (f"tool:{spec.names[0]}:{first}:{second}",), [schema])

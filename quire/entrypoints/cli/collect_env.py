@@ -113,8 +113,7 @@ def _version(package: str) -> str | None:
 def _own_environment() -> dict[str, Any]:
     return {
         "QUIRE_LOG_LEVEL": envs.log_level(),
-        "QUIRE_CHECKS": envs.checks_enabled(),
-        "HF_HUB_OFFLINE": envs.hub_offline(),
+        "OMP_NUM_THREADS": envs.omp_num_threads(),
     }
 
 

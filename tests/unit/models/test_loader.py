@@ -13,7 +13,6 @@ from quire.config.model import LoadConfig
 from quire.core.kv_spec import AttentionSpec
 from quire.distributed.parallel_context import ParallelContext
 from quire.errors import ConfigError, ModelError, UnsupportedError
-from quire.layers.linear import MergedLinear
 from quire.models.blocks import DecoderForCausalLM
 from quire.models.loader import load_model
 from quire.models.registry import MODEL_CLASSES, model_class
@@ -63,16 +62,6 @@ def test_dummy_weights_depend_on_seed_and_name_alone(architecture: str):
         small["model.layers.0.self_attn.q_proj.weight"], small["model.layers.1.self_attn.q_proj.weight"]
     )
     assert bool((small["model.norm.weight"] == 1).all())
-
-
-def test_fused_modules_are_those_of_the_mapping():
-    model = load(make_arch())
-    fused = {
-        name.rpartition(".")[2]: tuple(m.shard_sizes)
-        for name, m in model.named_modules()
-        if isinstance(m, MergedLinear)
-    }
-    assert fused == dict(model.packed_modules_mapping)
 
 
 def test_checkpoint_tensors_cover_every_parameter_once():

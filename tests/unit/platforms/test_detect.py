@@ -35,7 +35,7 @@ def test_bfloat16_is_the_default_on_a_cpu_only_when_it_computes_it_natively(
 ) -> None:
     platform = detect_platform("cpu", proc_root=fake_proc(tmp_path, flags), cgroup_root=tmp_path / "none")
     assert platform.device == "cpu" and platform.is_cpu and platform.cpu_name == "Some CPU"
-    assert platform.default_dtype == dtype and platform.has_fast_bfloat16 == (dtype == "bfloat16")
+    assert platform.has_fast_bfloat16 == (dtype == "bfloat16")
     assert platform.memory_bytes == 1500 * 1024 and platform.num_cpus >= 1
     assert "Some CPU" in platform.describe()
 
@@ -50,7 +50,7 @@ def test_a_gpu_platform_describes_the_gpu() -> None:
     gpu = GpuInfo(name="H100", total_bytes=80 * GIB, capability=(9, 0))
     memory = MemoryInfo(total_bytes=GIB, available_bytes=GIB, limited_by="x")
     platform = Platform(device="cuda", cpu_name="c", cpu_flags=frozenset(), num_cpus=4, memory=memory, gpus=(gpu, gpu))
-    assert platform.memory_bytes == 80 * GIB and platform.default_dtype == "bfloat16"
+    assert platform.memory_bytes == 80 * GIB
     assert "H100" in platform.describe() and "2" in platform.describe()
 
 

@@ -5,8 +5,6 @@ Its "keys" are the token ids. If a page, a slot, a length or a position is wrong
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import numpy as np
 import torch
 
@@ -51,8 +49,6 @@ class ToyBackend(AttentionBackend):
 
 class ToyModel:
     """Implements `CausalLM`; its hidden states are its logits."""
-
-    packed_modules_mapping: Mapping[str, tuple[str, ...]] = {}
 
     def forward(self, input_ids: torch.Tensor, positions: torch.Tensor, context: ForwardContext) -> torch.Tensor:
         (cache,), (metadata,) = context.kv_caches, context.metadata

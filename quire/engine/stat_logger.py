@@ -1,0 +1,55 @@
+"""StatLogger: one line of statistics every few seconds while steps run. Called by `LLMEngine`; owns its window."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from quire.core.engine_messages import EngineCoreOutputs
+from quire.logger import get_logger
+
+INTERVAL_S = 10.0
+
+logger = get_logger(__name__)
+
+
+class StatLogger:
+    """Sums steps up to a line.
+
+    Args:
+        clock: seconds.
+        interval_s: seconds between lines.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic, interval_s: float = INTERVAL_S) -> None:
+        self._clock = clock
+        self._interval_s = interval_s
+        self._begin_window()
+
+    def record(self, step: EngineCoreOutputs) -> None:
+        """Take in one step; log when the window is full."""
+        stats = step.stats
+        self._num_computed += stats.num_scheduled_tokens
+        self._num_generated += len(step.handles)
+        self._num_preemptions += stats.num_preemptions
+        self._num_queries += stats.prefix_cache_queries
+        self._num_hits += stats.prefix_cache_hits
+        seconds = self._clock() - self._start
+        if seconds >= self._interval_s:
+            logger.info(
+                "%.0f tokens/s computed, %.0f tokens/s generated, %d running, %d waiting, %d preemptions, "
+                "KV cache %.1f%% used, prefix cache hits %.1f%%",
+                self._num_computed / seconds,
+                self._num_generated / seconds,
+                stats.num_running,
+                stats.num_waiting,
+                self._num_preemptions,
+                100 * stats.kv_cache_usage,
+                100 * self._num_hits / max(1, self._num_queries),
+            )
+            self._begin_window()
+
+    def _begin_window(self) -> None:
+        self._start = self._clock()
+        self._num_computed = self._num_generated = self._num_preemptions = 0
+        self._num_queries = self._num_hits = 0

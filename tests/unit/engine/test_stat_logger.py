@@ -1,0 +1,38 @@
+from __future__ import annotations
+
+import logging
+
+import numpy as np
+
+from quire.core.engine_messages import EngineCoreOutputs
+from quire.core.stats import SchedulerStats
+from quire.engine.stat_logger import StatLogger
+
+
+def step(num_tokens: int, **stats: float) -> EngineCoreOutputs:
+    return EngineCoreOutputs(
+        handles=np.arange(num_tokens),
+        new_token_ids=np.zeros(num_tokens, dtype=np.int32),
+        logprobs=None,
+        prompt_logprobs=(),
+        finished=(),
+        events=(),
+        stats=SchedulerStats(**stats),  # type: ignore[arg-type]
+        timestamp=0.0,
+    )
+
+
+def test_one_line_sums_up_the_steps_of_a_window(caplog):
+    now = [0.0]
+    stats = StatLogger(clock=lambda: now[0], interval_s=10.0)
+    with caplog.at_level(logging.INFO):
+        stats.record(step(2, num_scheduled_tokens=100, prefix_cache_queries=50, prefix_cache_hits=10))
+        assert not caplog.messages
+        now[0] = 20.0
+        stats.record(step(2, num_scheduled_tokens=100, num_running=3, kv_cache_usage=0.5, num_preemptions=1))
+        now[0] = 25.0
+        stats.record(step(9, num_scheduled_tokens=9))
+    assert caplog.messages == [
+        "10 tokens/s computed, 0 tokens/s generated, 3 running, 0 waiting, 1 preemptions, "
+        "KV cache 50.0% used, prefix cache hits 20.0%"
+    ]
