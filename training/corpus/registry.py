@@ -17,7 +17,7 @@ Maker = Callable[[random.Random, bool], Sample]
 # maker -> share of training samples (not of tokens)
 MIXTURE: dict[str, tuple[Maker, float]] = {
     "copying": (copying.make_copying, 12.0),
-    "recital": (copying.make_recital, 200.0),
+    "recital": (copying.make_recital, 8.0),
     "sums": (arithmetic.make_sums, 8.0),
     "word_sums": (arithmetic.make_word_sums, 1.5),
     "differences": (arithmetic.make_differences, 2.5),
