@@ -14,7 +14,7 @@ class DeviceConfig:
     device: str = setting("auto", "auto = CUDA when present, else CPU.", choices=("auto", "cpu", "cuda"))
     num_threads: int | None = setting(
         None,
-        "Compute threads on the CPU; default: the CPUs this process may use, at most OMP_NUM_THREADS.",
+        "Compute threads on the CPU; default: one a usable core, at most OMP_NUM_THREADS.",
         minimum=1,
         maximum=4096,
     )

@@ -107,7 +107,7 @@ def resolve_num_threads(config: QuireConfig, around: Surroundings) -> tuple[Quir
     """As many compute threads as CPUs this process may use."""
     if config.device.num_threads is not None:
         return config, None
-    return _choose(config, "device", "num_threads", max(1, around.platform.num_cpus), "CPUs this process may use")
+    return _choose(config, "device", "num_threads", max(1, around.platform.num_cpus), "usable cores")
 
 
 def resolve_attention_backend(config: QuireConfig, around: Surroundings) -> tuple[QuireConfig, Decision | None]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from quire.utils.memory import PROC_ROOT
+from quire.utils.cgroup import PROC_ROOT
 
 _FLAG_FIELDS = ("flags", "Features")
 _NAME_FIELDS = ("model name", "Hardware", "CPU part")

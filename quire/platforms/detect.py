@@ -9,7 +9,9 @@ from quire.errors import ConfigError
 from quire.platforms.cpu import read_cpu
 from quire.platforms.cuda import read_gpus, torch_has_cuda
 from quire.platforms.interface import GpuInfo, Platform
-from quire.utils.memory import CGROUP_ROOT, PROC_ROOT, count_usable_cpus, read_memory
+from quire.utils.cgroup import CGROUP_ROOT, PROC_ROOT
+from quire.utils.cpus import read_usable_cpus
+from quire.utils.memory import read_memory
 
 
 def detect_platform(device: str = "auto", *, proc_root: Path = PROC_ROOT, cgroup_root: Path = CGROUP_ROOT) -> Platform:
@@ -37,8 +39,8 @@ def detect_platform(device: str = "auto", *, proc_root: Path = PROC_ROOT, cgroup
 
 
 def _num_cpus(proc_root: Path, cgroup_root: Path) -> int:
-    """CPUs this process may keep busy: what the system allows, or OMP_NUM_THREADS when that is fewer."""
-    usable, asked = count_usable_cpus(proc_root, cgroup_root), envs.omp_num_threads()
+    """CPUs worth keeping busy: one a core, as the system allows, or OMP_NUM_THREADS when that is fewer."""
+    usable, asked = read_usable_cpus(proc_root, cgroup_root).num_threads, envs.omp_num_threads()
     return usable if asked is None else min(usable, asked)
 
 

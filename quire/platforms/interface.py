@@ -27,7 +27,7 @@ class Platform:
         device: what runs the model: "cpu" or "cuda".
         cpu_name: for logs.
         cpu_flags: instruction sets that both CPU and operating system offer.
-        num_cpus: CPUs this process may keep busy.
+        num_cpus: CPUs worth keeping busy: one a physical core, as affinity, cpusets and quotas allow.
         memory: host memory of this process.
         gpus: CUDA devices that the installed torch can use; empty on a CPU platform.
     """
@@ -59,5 +59,5 @@ class Platform:
     def describe(self) -> str:
         """One line for logs and `collect-env`."""
         if self.is_cpu:
-            return f"cpu: {self.cpu_name}, {self.num_cpus} usable CPUs"
+            return f"cpu: {self.cpu_name}, {self.num_cpus} usable cores"
         return f"cuda: {self.gpus[0].name}, {len(self.gpus)} device(s)"

@@ -75,7 +75,7 @@ def _describe_machine(machine: Platform) -> dict[str, Any]:
         "device": machine.describe(),
         "cpu": machine.cpu_name,
         "cpus_in_machine": os.cpu_count(),
-        "cpus_usable": machine.num_cpus,
+        "cores_usable": machine.num_cpus,
         "cpu_flags": [flag for flag in CPU_FLAGS if flag in machine.cpu_flags],
         "fast_bfloat16": machine.has_fast_bfloat16,
         "memory_total": format_bytes(machine.memory.total_bytes),

@@ -138,7 +138,7 @@ def test_collect_env_describes_the_machine_without_secrets(
     assert cli.main(["collect-env", "--json"]) == 0
     text = capsys.readouterr().out
     report = json.loads(text)
-    assert report["quire"] == __version__ and report["packages"]["torch"] and report["cpus_usable"] >= 1
+    assert report["quire"] == __version__ and report["packages"]["torch"] and report["cores_usable"] >= 1
     assert "hf_secret_value" not in text
     assert cli.main(["collect-env"]) == 0
     assert "memory_available" in capsys.readouterr().out

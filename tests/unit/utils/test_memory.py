@@ -1,11 +1,10 @@
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pytest
 
-from quire.utils.memory import count_usable_cpus, format_bytes, read_memory
+from quire.utils.memory import format_bytes, read_memory
 
 MB = 1 << 20
 
@@ -35,9 +34,6 @@ class FakeMachine:
         """(total MB, available MB, what limited it)."""
         info = read_memory(self.proc, self.cgroup)
         return info.total_bytes // MB, info.available_bytes // MB, info.limited_by
-
-    def cpus(self) -> int:
-        return count_usable_cpus(self.proc, self.cgroup)
 
 
 @pytest.fixture
@@ -96,19 +92,6 @@ def test_v1_limits_are_read_with_their_own_names(machine: FakeMachine) -> None:
 def test_a_full_cgroup_leaves_nothing(machine: FakeMachine) -> None:
     machine.in_cgroup("0::/a").write("a", memory__max=100 * MB, memory__current=130 * MB)
     assert machine.read()[1] == 0
-
-
-def test_cpu_quotas_of_either_version_cut_the_affinity_mask(machine: FakeMachine) -> None:
-    affinity = len(os.sched_getaffinity(0))
-    assert machine.cpus() == affinity
-    machine.in_cgroup("0::/a").write("a", cpu__max="max 100000")
-    assert machine.cpus() == affinity
-    machine.write("a", cpu__max="50000 100000")
-    assert machine.cpus() == 1
-    machine.in_cgroup("4:cpu,cpuacct:/b").write("cpu,cpuacct/b", cpu__cfs_quota_us=-1, cpu__cfs_period_us=100000)
-    assert machine.cpus() == affinity
-    machine.write("cpu,cpuacct/b", cpu__cfs_quota_us=80000, cpu__cfs_period_us=100000)
-    assert machine.cpus() == 1
 
 
 @pytest.mark.parametrize(
