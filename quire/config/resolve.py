@@ -104,7 +104,7 @@ def resolve_device(config: QuireConfig, around: Surroundings) -> tuple[QuireConf
 
 
 def resolve_num_threads(config: QuireConfig, around: Surroundings) -> tuple[QuireConfig, Decision | None]:
-    """As many compute threads as CPUs this process may use."""
+    """As many compute threads as usable cores."""
     if config.device.num_threads is not None:
         return config, None
     return _choose(config, "device", "num_threads", max(1, around.platform.num_cpus), "usable cores")

@@ -52,7 +52,7 @@ def test_every_auto_becomes_a_value_with_a_reason() -> None:
     }  # fmt: skip
     assert all(decision.reason for decision in decisions)
     assert config.cache.block_size == 16 and config.model.max_model_len == 2048
-    assert str(decisions[0]) == "device=cpu (cpu: test, 2 usable CPUs)"
+    assert str(decisions[0]) == "device=cpu (cpu: test, 2 usable cores)"
 
 
 def test_resolving_twice_decides_nothing_more() -> None:
