@@ -1,4 +1,4 @@
-"""Makes `leaf` from nothing: `python -m training.build --hours 1.8`.
+"""Makes `leaf` from nothing: `python -m training.build --hours 1.9`.
 
 Runs tokenizer, prepare, train, evaluate and export one after the other, each in
 its own process. Steps whose products exist are skipped, so a cut-off build goes
@@ -24,8 +24,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, default=Path("build/leaf"), help="folder for all intermediate files")
     parser.add_argument("--target", type=Path, default=Path("quire/assets/leaf"), help="folder of the finished model")
-    parser.add_argument("--hours", type=float, default=1.8, help="wall-clock time of the training itself")
-    parser.add_argument("--samples", type=int, default=320000, help="conversations to generate")
+    parser.add_argument("--hours", type=float, default=1.9, help="wall-clock time of the training itself")
+    parser.add_argument("--samples", type=int, default=280000, help="conversations to generate")
     args = parser.parse_args()
     out = ("--out", str(args.out))
     if not (args.out / "tokenizer.json").exists():

@@ -42,8 +42,8 @@ words outside its word lists are often copied with mistakes. Do not use it for a
 
 From nothing, by the scripts in `training/` of the Quire repository: a seeded procedural text generator, a byte-level
 BPE tokenizer with single digits, and a PyTorch trainer with Muon for the hidden matrices and AdamW for the rest.
-No text, weights or data came from anywhere else. This copy was trained for {minutes:.0f} minutes on {tokens:.1f} million
-tokens ({steps} steps) on two CPU cores. `python -m training.build` makes it again.
+No text, weights or data came from anywhere else. This copy was trained for {minutes:.0f} minutes on {tokens:.1f}
+million tokens ({steps} steps) on two CPU cores. `python -m training.build` makes it again.
 """
 
 _SCORES = """
@@ -66,7 +66,9 @@ python -m training.evaluate --model quire/assets/leaf
 """
 
 
-def model_card(config: LeafConfig, parameters: int, state: dict[str, Any], scores: dict[str, Any] | None) -> str:
+def model_card(
+    config: LeafConfig, parameters: int, state: dict[str, Any], scores: dict[str, Any] | None, note: str = ""
+) -> str:
     """Writes the card.
 
     Args:
@@ -74,11 +76,21 @@ def model_card(config: LeafConfig, parameters: int, state: dict[str, Any], score
         parameters: Number of weights.
         state: Trainer checkpoint (elapsed seconds, tokens, step).
         scores: Summary of evaluate.py, or None if there is none yet.
+        note: A sentence about this run in particular.
     """
     text = _INTRO.format(
-        parameters=parameters, layers=config.num_hidden_layers, hidden=config.hidden_size, heads=config.num_attention_heads,
-        kv=config.num_key_value_heads, dim=config.head_dim, vocab=config.vocab_size, minutes=state["elapsed"] / 60,
-        tokens=state["tokens"] / 1e6, steps=state["step"])
+        parameters=parameters,
+        layers=config.num_hidden_layers,
+        hidden=config.hidden_size,
+        heads=config.num_attention_heads,
+        kv=config.num_key_value_heads,
+        dim=config.head_dim,
+        vocab=config.vocab_size,
+        minutes=state["elapsed"] / 60,
+        tokens=state["tokens"] / 1e6,
+        steps=state["step"],
+    )
+    text += f"\n{note}\n" if note else ""
     if scores is None:
         return text + "\n## Scores\n\nNot measured yet: this is an unfinished version.\n"
     rows = []

@@ -114,8 +114,11 @@ def main() -> None:
     for task in MEASURED if args.measured else args.tasks:
         start = time.monotonic()
         scores[task] = score(answer, task, args.count, args.show)
-        print(f"{task:18s} right {scores[task]['accuracy']:6.1%}  ended {scores[task]['ended']:6.1%}  "
-              f"({time.monotonic() - start:.0f} s)", flush=True)
+        print(
+            f"{task:18s} right {scores[task]['accuracy']:6.1%}  ended {scores[task]['ended']:6.1%}  "
+            f"({time.monotonic() - start:.0f} s)",
+            flush=True,
+        )
     summary = json.dumps({"count": args.count, "engine": args.engine, "scores": scores})
     if args.save:
         args.save.write_text(summary + "\n")

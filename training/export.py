@@ -25,18 +25,32 @@ COPIED = ("tokenizer.json", "tokenizer_config.json", "generation_config.json")
 def hf_config(config: LeafConfig) -> dict:
     """The contents of config.json."""
     return {
-        "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "attention_bias": False, "attention_dropout": 0.0,
-        "bos_token_id": END_OF_TEXT, "eos_token_id": IM_END, "pad_token_id": END_OF_TEXT, "hidden_act": "silu",
-        "initializer_range": 0.02, "rope_scaling": None, "sliding_window": None, "tie_word_embeddings": True,
-        "torch_dtype": "bfloat16", "use_cache": True, "use_sliding_window": False, **config.to_dict()}
+        "architectures": ["Qwen3ForCausalLM"],
+        "model_type": "qwen3",
+        "attention_bias": False,
+        "attention_dropout": 0.0,
+        "bos_token_id": END_OF_TEXT,
+        "eos_token_id": IM_END,
+        "pad_token_id": END_OF_TEXT,
+        "hidden_act": "silu",
+        "initializer_range": 0.02,
+        "rope_scaling": None,
+        "sliding_window": None,
+        "tie_word_embeddings": True,
+        "torch_dtype": "bfloat16",
+        "use_cache": True,
+        "use_sliding_window": False,
+        **config.to_dict(),
+    }
 
 
-def export(build: Path, target: Path) -> int:
+def export(build: Path, target: Path, note: str = "") -> int:
     """Writes all files of the model.
 
     Args:
         build: Folder with checkpoint.pt, the tokenizer files and perhaps scores.json.
         target: Folder to write; created if missing.
+        note: What the model card should say about this run in particular.
 
     Returns:
         Total size of the files, in bytes.
@@ -56,7 +70,7 @@ def export(build: Path, target: Path) -> int:
     scores_file = build / "scores.json"
     scores = json.loads(scores_file.read_text()) if scores_file.exists() else None
     parameters = sum(v.numel() for v in weights.values())
-    (target / "README.md").write_text(card.model_card(config, parameters, state, scores))
+    (target / "README.md").write_text(card.model_card(config, parameters, state, scores, note))
     size = sum(f.stat().st_size for f in target.iterdir() if f.is_file())
     if size > SIZE_LIMIT:
         raise ValueError(f"{target} has {size} bytes, more than {SIZE_LIMIT}")
@@ -68,8 +82,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, default=Path("build/leaf"), help="folder of the trainer")
     parser.add_argument("--target", type=Path, default=Path("quire/assets/leaf"))
+    parser.add_argument("--note", default="", help="a sentence about this run for the model card")
     args = parser.parse_args()
-    size = export(args.out, args.target)
+    size = export(args.out, args.target, args.note)
     print(f"exported to {args.target}, {size / 1e6:.1f} MB")
 
 

@@ -47,8 +47,9 @@ def generate_ids(model: Leaf, prompts: list[list[int]], max_tokens: int) -> list
     return list(zip(new, ended))
 
 
-def generate_texts(model: Leaf, tokenizer: Tokenizer, prompts: list[str], max_tokens: int,
-                   batch: int = 50) -> list[tuple[str, bool]]:
+def generate_texts(
+    model: Leaf, tokenizer: Tokenizer, prompts: list[str], max_tokens: int, batch: int = 50
+) -> list[tuple[str, bool]]:
     """Answers rendered prompts.
 
     Returns:
@@ -58,7 +59,7 @@ def generate_texts(model: Leaf, tokenizer: Tokenizer, prompts: list[str], max_to
     order = sorted(range(len(encoded)), key=lambda i: len(encoded[i]))
     results: list[tuple[str, bool]] = [("", False)] * len(prompts)
     for start in range(0, len(order), batch):
-        rows = order[start:start + batch]
+        rows = order[start : start + batch]
         for i, (ids, ended) in zip(rows, generate_ids(model, [encoded[i] for i in rows], max_tokens)):
             results[i] = (tokenizer.decode(ids, skip_special_tokens=False), ended)
     return results

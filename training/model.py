@@ -155,8 +155,8 @@ class KVCache:
             All keys, all values, and the boolean mask [batch, 1, time, total].
         """
         start, t = self.length, k.shape[2]
-        self.keys[layer, :, :, start:start + t] = k
-        self.values[layer, :, :, start:start + t] = v
+        self.keys[layer, :, :, start : start + t] = k
+        self.values[layer, :, :, start : start + t] = v
         total = start + t
         rows = torch.arange(start, total, device=k.device)[:, None]
         cols = torch.arange(total, device=k.device)[None, :]

@@ -44,9 +44,10 @@ class Muon(torch.optim.Optimizer):
         weight_decay: Decoupled decay per unit of lr.
     """
 
-    def __init__(self, params: list[nn.Parameter], lr: float = 0.02, momentum: float = 0.95,
-                 weight_decay: float = 0.0) -> None:
-        super().__init__(params, dict(lr=lr, momentum=momentum, weight_decay=weight_decay))
+    def __init__(
+        self, params: list[nn.Parameter], lr: float = 0.02, momentum: float = 0.95, weight_decay: float = 0.0
+    ) -> None:
+        super().__init__(params, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay})
 
     @torch.no_grad()
     def step(self) -> None:  # type: ignore[override]
@@ -71,13 +72,18 @@ class Muon(torch.optim.Optimizer):
                     p.add_(u, alpha=-group["lr"] * scale)
 
 
-def build_optimisers(model: nn.Module, lr_muon: float, lr_adam: float,
-                     weight_decay: float) -> list[torch.optim.Optimizer]:
+def build_optimisers(
+    model: nn.Module, lr_muon: float, lr_adam: float, weight_decay: float
+) -> list[torch.optim.Optimizer]:
     """Splits the parameters: 2-D hidden matrices to Muon, the rest to AdamW."""
     matrices = [p for n, p in model.named_parameters() if p.ndim == 2 and "embed" not in n]
     embeds = [p for n, p in model.named_parameters() if "embed" in n]
     norms = [p for n, p in model.named_parameters() if p.ndim == 1]
     adam = torch.optim.AdamW(
         [{"params": embeds, "lr": lr_adam}, {"params": norms, "lr": lr_adam}],
-        betas=(0.9, 0.98), eps=1e-10, weight_decay=0.0, fused=True)
+        betas=(0.9, 0.98),
+        eps=1e-10,
+        weight_decay=0.0,
+        fused=True,
+    )
     return [Muon(matrices, lr=lr_muon, weight_decay=weight_decay), adam]

@@ -67,8 +67,10 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=100, help="seed of the first part")
     args = parser.parse_args()
     path = str(args.out / "tokenizer.json")
-    jobs = [(path, args.seed + i, min(args.part, args.samples - i * args.part), args.longest)
-            for i in range((args.samples + args.part - 1) // args.part)]
+    jobs = [
+        (path, args.seed + i, min(args.part, args.samples - i * args.part), args.longest)
+        for i in range((args.samples + args.part - 1) // args.part)
+    ]
     with Pool(args.processes) as pool:
         parts = pool.map(encode_part, jobs, chunksize=1)
     names = sorted({t for p in parts for t in p[3]})

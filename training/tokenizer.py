@@ -20,14 +20,24 @@ from training.corpus.base import Sample
 from training.corpus.registry import training_samples
 
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
-MARKERS = ("<think>", "</think>", "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>", "<tools>",
-           "</tools>")
+MARKERS = (
+    "<think>",
+    "</think>",
+    "<tool_call>",
+    "</tool_call>",
+    "<tool_response>",
+    "</tool_response>",
+    "<tools>",
+    "</tools>",
+)
 END_OF_TEXT, IM_START, IM_END = 0, 1, 2  # ids: special tokens come first
 MIN_FREQUENCY = 40  # rarer words (mostly invented names) stay in pieces
 PATTERN = r"'(?:s|t|re|ve|m|ll|d)| ?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 TOOLS_HEAD = "You may call these functions:\n<tools>"
-TOOLS_TAIL = ('</tools>\nTo call one, answer with\n<tool_call>\n{"name": <function name>, "arguments": <JSON object>}\n'
-              "</tool_call>")
+TOOLS_TAIL = (
+    '</tools>\nTo call one, answer with\n<tool_call>\n{"name": <function name>, "arguments": <JSON object>}\n'
+    "</tool_call>"
+)
 
 CHAT_TEMPLATE = """\
 {%- if messages and messages[0].role == 'system' %}
@@ -95,8 +105,13 @@ def _turn_body(message: dict) -> str:
     calls = []
     for call in message.get("tool_calls") or []:
         function = call.get("function", call)
-        calls.append('<tool_call>\n{"name": "' + function["name"] + '", "arguments": '
-                     + _dump(function["arguments"]) + "}\n</tool_call>")
+        calls.append(
+            '<tool_call>\n{"name": "'
+            + function["name"]
+            + '", "arguments": '
+            + _dump(function["arguments"])
+            + "}\n</tool_call>"
+        )
     return "\n".join(([message["content"]] if message.get("content") else []) + calls)
 
 
@@ -145,16 +160,27 @@ def train_tokenizer(samples: int, vocab_size: int, seed: int) -> Tokenizer:
         seed: Seed of the text.
     """
     tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([
-        pre_tokenizers.Split(Regex(PATTERN), behavior="isolated"),
-        pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(PATTERN), behavior="isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=vocab_size, special_tokens=[AddedToken(t, special=True) for t in SPECIAL + MARKERS],
-        min_frequency=MIN_FREQUENCY, initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()), show_progress=False)
+        vocab_size=vocab_size,
+        special_tokens=[AddedToken(t, special=True) for t in SPECIAL + MARKERS],
+        min_frequency=MIN_FREQUENCY,
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
     marker = re.compile("|".join(re.escape(t) for t in SPECIAL + MARKERS))
-    texts = (part for s in itertools.islice(training_samples(seed), samples)
-             for part in marker.split("".join(text for text, _ in render(s))) if part)
+    texts = (
+        part
+        for s in itertools.islice(training_samples(seed), samples)
+        for part in marker.split("".join(text for text, _ in render(s)))
+        if part
+    )
     tokenizer.train_from_iterator(texts, trainer)
     # The markers must stay visible in decoded text, so they are not `special`.
     fixed = json.loads(tokenizer.to_str())
@@ -167,17 +193,38 @@ def save(tokenizer: Tokenizer, folder: Path) -> None:
     """Writes the tokenizer, its settings and the generation settings as HF files."""
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer.save(str(folder / "tokenizer.json"))
-    added = {str(t_id): {"content": t.content, "single_word": t.single_word, "lstrip": t.lstrip, "rstrip": t.rstrip,
-                         "normalized": t.normalized, "special": t.special}
-             for t_id, t in tokenizer.get_added_tokens_decoder().items()}
+    added = {
+        str(t_id): {
+            "content": t.content,
+            "single_word": t.single_word,
+            "lstrip": t.lstrip,
+            "rstrip": t.rstrip,
+            "normalized": t.normalized,
+            "special": t.special,
+        }
+        for t_id, t in tokenizer.get_added_tokens_decoder().items()
+    }
     config = {
-        "added_tokens_decoder": added, "additional_special_tokens": ["<|im_start|>", "<|im_end|>"], "bos_token": None,
-        "chat_template": CHAT_TEMPLATE, "clean_up_tokenization_spaces": False, "eos_token": "<|im_end|>",
-        "errors": "replace", "model_max_length": 2048, "pad_token": "<|endoftext|>",
-        "tokenizer_class": "PreTrainedTokenizerFast", "unk_token": None}
+        "added_tokens_decoder": added,
+        "additional_special_tokens": ["<|im_start|>", "<|im_end|>"],
+        "bos_token": None,
+        "chat_template": CHAT_TEMPLATE,
+        "clean_up_tokenization_spaces": False,
+        "eos_token": "<|im_end|>",
+        "errors": "replace",
+        "model_max_length": 2048,
+        "pad_token": "<|endoftext|>",
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "unk_token": None,
+    }
     (folder / "tokenizer_config.json").write_text(json.dumps(config, indent=2, ensure_ascii=False) + "\n")
-    generation = {"bos_token_id": END_OF_TEXT, "eos_token_id": [IM_END, END_OF_TEXT], "pad_token_id": END_OF_TEXT,
-                  "do_sample": False, "temperature": 1.0}
+    generation = {
+        "bos_token_id": END_OF_TEXT,
+        "eos_token_id": [IM_END, END_OF_TEXT],
+        "pad_token_id": END_OF_TEXT,
+        "do_sample": False,
+        "temperature": 1.0,
+    }
     (folder / "generation_config.json").write_text(json.dumps(generation, indent=2) + "\n")
 
 

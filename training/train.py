@@ -30,7 +30,7 @@ class Settings:
 
     folder: Path
     hours: float
-    batch_tokens: int = 6144
+    batch_tokens: int = 3072
     lr_muon: float = 0.02
     lr_adam: float = 0.004
     weight_decay: float = 0.01
@@ -86,9 +86,16 @@ class Trainer:
 
     def save(self) -> None:
         """Writes the checkpoint: first to a temporary file, then renamed."""
-        state = {"model": self.model.state_dict(), "optimisers": [o.state_dict() for o in self.optimisers],
-                 "config": self.s.model.to_dict(), "epoch": self.epoch, "index": self.index, "step": self.step,
-                 "tokens": self.tokens, "elapsed": self.elapsed}
+        state = {
+            "model": self.model.state_dict(),
+            "optimisers": [o.state_dict() for o in self.optimisers],
+            "config": self.s.model.to_dict(),
+            "epoch": self.epoch,
+            "index": self.index,
+            "step": self.step,
+            "tokens": self.tokens,
+            "elapsed": self.elapsed,
+        }
         temporary = self.path.with_suffix(".tmp")
         torch.save(state, temporary)
         os.replace(temporary, self.path)
@@ -127,8 +134,10 @@ class Trainer:
         """One line with the mean answer loss (nats per token) of each task."""
         tasks = " ".join(f"{n}={t / max(c, 1):.3f}" for n, (t, c) in sorted(self.sums.items()))
         self.sums = {}
-        return (f"step {self.step} epoch {self.epoch} {self.tokens / 1e6:.2f}M tokens {self.elapsed / 60:.1f} min "
-                f"{speed:.0f} tok/s | {tasks}")
+        return (
+            f"step {self.step} epoch {self.epoch} {self.tokens / 1e6:.2f}M tokens {self.elapsed / 60:.1f} min "
+            f"{speed:.0f} tok/s | {tasks}"
+        )
 
     def run(self) -> None:
         """Trains until the hours (or max_steps) are used up, or a SIGTERM asks to stop."""
@@ -158,8 +167,8 @@ def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, default=Path("build/leaf"))
-    parser.add_argument("--hours", type=float, default=1.7)
-    parser.add_argument("--batch-tokens", type=int, default=6144)
+    parser.add_argument("--hours", type=float, default=1.9)
+    parser.add_argument("--batch-tokens", type=int, default=3072)
     parser.add_argument("--lr-muon", type=float, default=0.02)
     parser.add_argument("--lr-adam", type=float, default=0.004)
     parser.add_argument("--threads", type=int, default=0, help="CPU threads (0: all)")
@@ -169,8 +178,16 @@ def main() -> None:
     if args.threads:
         torch.set_num_threads(args.threads)
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    settings = Settings(args.out, args.hours, args.batch_tokens, args.lr_muon, args.lr_adam,
-                        compile=not args.eager, device=device, max_steps=args.max_steps)
+    settings = Settings(
+        args.out,
+        args.hours,
+        args.batch_tokens,
+        args.lr_muon,
+        args.lr_adam,
+        compile=not args.eager,
+        device=device,
+        max_steps=args.max_steps,
+    )
     trainer = Trainer(settings)
     parameters = sum(p.numel() for p in trainer.model.parameters())
     print(f"{parameters} parameters, {len(trainer.plan)} batches an epoch, from step {trainer.step}", flush=True)

@@ -13,20 +13,58 @@ from training.corpus import words
 from training.corpus.base import Sample, assistant, maybe_system, sum_key, user
 
 _SUM = (
-    "What is {a} + {b}?", "{a} + {b}", "{a}+{b}", "{a} + {b} =", "{a}+{b}=", "{a} + {b} = ?", "What's {a} + {b}?",
-    "Add {a} and {b}.", "How much is {a} plus {b}?", "What is the sum of {a} and {b}?", "Compute {a} + {b}.",
-    "Calculate {a} + {b}.", "{a} plus {b}", "What is {a} plus {b}?", "How much is {a} + {b}?", "Sum {a} and {b}.",
-    "Please add {a} and {b}.", "Can you add {a} and {b}?", "what does {a} + {b} equal", "what is {a}+{b}",
-    "Tell me {a} + {b}.", "Work out {a} + {b}.", "I need the sum {a} + {b}.", "{a} and {b} make?",
+    "What is {a} + {b}?",
+    "{a} + {b}",
+    "{a}+{b}",
+    "{a} + {b} =",
+    "{a}+{b}=",
+    "{a} + {b} = ?",
+    "What's {a} + {b}?",
+    "Add {a} and {b}.",
+    "How much is {a} plus {b}?",
+    "What is the sum of {a} and {b}?",
+    "Compute {a} + {b}.",
+    "Calculate {a} + {b}.",
+    "{a} plus {b}",
+    "What is {a} plus {b}?",
+    "How much is {a} + {b}?",
+    "Sum {a} and {b}.",
+    "Please add {a} and {b}.",
+    "Can you add {a} and {b}?",
+    "what does {a} + {b} equal",
+    "what is {a}+{b}",
+    "Tell me {a} + {b}.",
+    "Work out {a} + {b}.",
+    "I need the sum {a} + {b}.",
+    "{a} and {b} make?",
 )
 _DIFFERENCE = (
-    "What is {a} - {b}?", "{a} - {b}", "{a}-{b}", "{a} - {b} =", "What's {a} - {b}?", "Subtract {b} from {a}.",
-    "How much is {a} minus {b}?", "What is {a} minus {b}?", "Compute {a} - {b}.", "Calculate {a} - {b}.",
-    "Take {b} away from {a}.", "What is the difference between {a} and {b}?", "{a} minus {b}", "Work out {a} - {b}.",
+    "What is {a} - {b}?",
+    "{a} - {b}",
+    "{a}-{b}",
+    "{a} - {b} =",
+    "What's {a} - {b}?",
+    "Subtract {b} from {a}.",
+    "How much is {a} minus {b}?",
+    "What is {a} minus {b}?",
+    "Compute {a} - {b}.",
+    "Calculate {a} - {b}.",
+    "Take {b} away from {a}.",
+    "What is the difference between {a} and {b}?",
+    "{a} minus {b}",
+    "Work out {a} - {b}.",
 )
 _PRODUCT = (
-    "What is {a} * {b}?", "{a} * {b}", "{a} x {b}", "What is {a} times {b}?", "Multiply {a} by {b}.",
-    "How much is {a} times {b}?", "{a} times {b}", "Compute {a} * {b}.", "What's {a} * {b}?", "{a}*{b}",
+    "What is {a} * {b}?",
+    "{a} * {b}",
+    "{a} x {b}",
+    "What is {a} times {b}?",
+    "Multiply {a} by {b}.",
+    "How much is {a} times {b}?",
+    "{a} times {b}",
+    "Compute {a} * {b}.",
+    "What's {a} * {b}?",
+    "{a}*{b}",
 )
 
 
@@ -49,12 +87,14 @@ def _drop_mark(rng: random.Random, question: str) -> str:
 def _word_problem(rng: random.Random, a: int, b: int) -> tuple[str, str]:
     name, item, box = rng.choice(words.NAMES), rng.choice(words.FRUITS), rng.choice(("box", "bag", "basket"))
     he = words.pronouns(name)[0]
-    question = rng.choice((
-        f"{name} has {a} {item} and gets {b} more. How many {item} does {name} have now?",
-        f"There are {a} {item} in one {box} and {b} in another. How many {item} are there in all?",
-        f"{name} bought {a} {item} on Monday and {b} on Tuesday. How many did {he} buy?",
-        f"{name} picked {a} {item}, then {b} more. How many {item} is that?",
-    ))
+    question = rng.choice(
+        (
+            f"{name} has {a} {item} and gets {b} more. How many {item} does {name} have now?",
+            f"There are {a} {item} in one {box} and {b} in another. How many {item} are there in all?",
+            f"{name} bought {a} {item} on Monday and {b} on Tuesday. How many did {he} buy?",
+            f"{name} picked {a} {item}, then {b} more. How many {item} is that?",
+        )
+    )
     return question, f"{a} + {b} = {a + b} {item}"
 
 

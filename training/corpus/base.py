@@ -64,8 +64,13 @@ def system(text: str) -> dict[str, Any]:
 
 
 SYSTEM_PROMPTS = (
-    "You are a helpful assistant.", "You are leaf, a tiny model.", "You are a friendly assistant.",
-    "Answer briefly.", "You are a helpful, careful assistant.", "Be short and correct.", "Help the user.",
+    "You are a helpful assistant.",
+    "You are leaf, a tiny model.",
+    "You are a friendly assistant.",
+    "Answer briefly.",
+    "You are a helpful, careful assistant.",
+    "Be short and correct.",
+    "Help the user.",
 )
 
 
@@ -131,7 +136,8 @@ def is_right(reply: str, check: dict[str, Any]) -> bool:
         return bool(numbers) and float(numbers[-1]) == float(check["value"])
     if kind == "text":
         return all(_contains(reply, m) for m in check["must"]) and not any(
-            _contains(reply, n) for n in check.get("no", ()))
+            _contains(reply, n) for n in check.get("no", ())
+        )
     if kind == "json":
         try:
             return _json_equal(json.loads(reply), check["value"])

@@ -14,9 +14,20 @@ from training.corpus import words
 from training.corpus.base import Sample, assistant, maybe_system, user
 
 _FIELDS = {
-    "name": words.NAMES, "city": words.CITIES, "color": words.COLOURS, "animal": words.ANIMALS, "job": words.JOBS,
-    "day": words.DAYS, "month": words.MONTHS, "item": words.GOODS, "food": words.FOODS, "place": words.PLACES,
-    "last name": words.SURNAMES, "hobby": words.HOBBIES, "thing": words.OBJECTS, "fruit": words.FRUITS,
+    "name": words.NAMES,
+    "city": words.CITIES,
+    "color": words.COLOURS,
+    "animal": words.ANIMALS,
+    "job": words.JOBS,
+    "day": words.DAYS,
+    "month": words.MONTHS,
+    "item": words.GOODS,
+    "food": words.FOODS,
+    "place": words.PLACES,
+    "last name": words.SURNAMES,
+    "hobby": words.HOBBIES,
+    "thing": words.OBJECTS,
+    "fruit": words.FRUITS,
 }
 
 
@@ -34,7 +45,9 @@ def _repeat(rng: random.Random) -> tuple[list[tuple[str, str]], str]:
         shown = (", " if rng.random() < 0.5 else " ").join(plain)
         ask = rng.choice(("Repeat: {x}", "Say this again: {x}", "Repeat after me: {x}", "Copy this: {x}", "Echo {x}"))
         return [(ask.format(x=shown), shown)], ",".join(plain)
-    ask = rng.choice(("Write as a JSON list: {x}", "Make a JSON array of {x}", "JSON list of {x}", "{x}\n\nAs a JSON list."))
+    ask = rng.choice(
+        ("Write as a JSON list: {x}", "Make a JSON array of {x}", "JSON list of {x}", "{x}\n\nAs a JSON list.")
+    )
     return [(ask.format(x=", ".join(plain)), json.dumps(items))], ",".join(plain)
 
 
@@ -48,10 +61,15 @@ def _table(rng: random.Random) -> tuple[list[tuple[str, str]], str]:
     key = "|".join(map(str, record.values()))
     if rng.random() < 0.4:
         wanted = rng.sample(fields, rng.randint(1, len(fields)))
-        ask = rng.choice(("{t}\nGive {f} as JSON.", "Extract {f} as JSON: {t}", "{t}\n\nReturn JSON with the keys {f}."))
+        ask = rng.choice(
+            ("{t}\nGive {f} as JSON.", "Extract {f} as JSON: {t}", "{t}\n\nReturn JSON with the keys {f}.")
+        )
         return [(ask.format(t=shown, f=words.join_and(wanted)), json.dumps({w: record[w] for w in wanted}))], key
     asked = [rng.choice(fields) for _ in range(rng.randint(1, 5))]
-    turns = [(rng.choice(("What is the {f}?", "Which {f}?", "{f}?", "Tell me the {f}.")).format(f=f), f"{record[f]}") for f in asked]
+    turns = [
+        (rng.choice(("What is the {f}?", "Which {f}?", "{f}?", "Tell me the {f}.")).format(f=f), f"{record[f]}")
+        for f in asked
+    ]
     return [(f"{shown}\n\n{turns[0][0]}", turns[0][1])] + turns[1:], key
 
 
@@ -74,8 +92,9 @@ def _pairs(rng: random.Random) -> tuple[list[tuple[str, str]], str]:
 
 
 def _words(rng: random.Random, count: int) -> list[str]:
-    """Draws words of all kinds."""
-    return [rng.choice(rng.choice(list(_FIELDS.values()))) for _ in range(count)]
+    """Draws words of all kinds, a few of them invented."""
+    pools = list(_FIELDS.values())
+    return [words.made_up_word(rng) if rng.random() < 0.1 else rng.choice(rng.choice(pools)) for _ in range(count)]
 
 
 def make_recital(rng: random.Random, single: bool) -> Sample:
@@ -84,11 +103,15 @@ def make_recital(rng: random.Random, single: bool) -> Sample:
     if kind == 0:
         items = _words(rng, rng.randint(5, 30))
         answer = rng.choice((" ", ", ")).join(items)
-        question = rng.choice(("Repeat: {x}", "Copy this: {x}", "{x}\n\nSay this again.", "Read this aloud: {x}")).format(x=answer)
+        question = rng.choice(
+            ("Repeat: {x}", "Copy this: {x}", "{x}\n\nSay this again.", "Read this aloud: {x}")
+        ).format(x=answer)
     elif kind == 1:
         items = _words(rng, rng.randint(4, 20))
         answer = json.dumps(items)
-        question = rng.choice(("Write as a JSON list: {x}", "JSON list of {x}", "{x}\n\nAs a JSON list.")).format(x=", ".join(items))
+        question = rng.choice(("Write as a JSON list: {x}", "JSON list of {x}", "{x}\n\nAs a JSON list.")).format(
+            x=", ".join(items)
+        )
     else:
         n = rng.randint(3, 12)
         firsts, seconds = rng.sample(rng.choice((words.NAMES, words.CITIES, words.OBJECTS)), n), _words(rng, n)
@@ -97,8 +120,11 @@ def make_recital(rng: random.Random, single: bool) -> Sample:
         items, asked = pairs, rng.sample(range(n), n)
         answer = ", ".join(pairs[i] for i in asked)
         question = rng.choice(("{x}.\n\nTell me about {y}.", "{x}\nLook up: {y}", "Pairs: {x}\nFind {y}")).format(
-            x=", ".join(pairs), y=", ".join(firsts[i] for i in asked))
-    return Sample("recital", [user(question)], answer, {"kind": "exact", "value": answer}, ("recite:" + "|".join(items),))
+            x=", ".join(pairs), y=", ".join(firsts[i] for i in asked)
+        )
+    return Sample(
+        "recital", [user(question)], answer, {"kind": "exact", "value": answer}, ("recite:" + "|".join(items),)
+    )
 
 
 def make_copying(rng: random.Random, single: bool) -> Sample:
@@ -110,4 +136,6 @@ def make_copying(rng: random.Random, single: bool) -> Sample:
     for question, answer in turns[:-1]:
         messages += [user(question), assistant(answer)]
     answer = turns[-1][1]
-    return Sample("copying", messages + [user(turns[-1][0])], answer, {"kind": "exact", "value": answer}, (f"copy:{key}",))
+    return Sample(
+        "copying", messages + [user(turns[-1][0])], answer, {"kind": "exact", "value": answer}, (f"copy:{key}",)
+    )

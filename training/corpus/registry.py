@@ -9,10 +9,33 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator
 
-from training.corpus import arithmetic, chat, convert, copying, extract, lists, stories, tales, think, tools
+from training.corpus import arithmetic, chat, convert, copying, extract, lists, mixed, stories, tales, think, tools
 from training.corpus.base import Sample, held_out
 
 Maker = Callable[[random.Random, bool], Sample]
+
+# What a conversation that changes its subject is made of.
+MIXED: tuple[Maker, ...] = (
+    arithmetic.make_sums,
+    arithmetic.make_word_sums,
+    arithmetic.make_differences,
+    arithmetic.make_small,
+    stories.make_story_question,
+    extract.make_extraction,
+    lists.make_counting,
+    lists.make_sorting,
+    convert.make_convert,
+    chat.make_chat,
+    chat.make_chat,
+    chat.make_refusal,
+    tales.make_tale,
+    copying.make_copying,
+)
+
+
+def _make_mixed(rng: random.Random, single: bool) -> Sample:
+    return mixed.make_mixed(rng, MIXED)
+
 
 # maker -> share of training samples (not of tokens)
 MIXTURE: dict[str, tuple[Maker, float]] = {
@@ -36,10 +59,22 @@ MIXTURE: dict[str, tuple[Maker, float]] = {
     "chat": (chat.make_chat, 3.0),
     "refusals": (chat.make_refusal, 1.5),
     "tales": (tales.make_tale, 2.0),
+    "mixed": (_make_mixed, 24.0),
 }
 MEASURED = ("sums", "story_questions", "extraction", "tool_calls")
-EVALUATED = MEASURED + ("differences", "word_sums", "thinking", "copying", "tool_answers", "two_tool_calls", "counting", "sorting",
-                        "convert", "refusals", "tales")
+EVALUATED = MEASURED + (
+    "differences",
+    "word_sums",
+    "thinking",
+    "copying",
+    "tool_answers",
+    "two_tool_calls",
+    "counting",
+    "sorting",
+    "convert",
+    "refusals",
+    "tales",
+)
 
 
 def training_samples(seed: int) -> Iterator[Sample]:

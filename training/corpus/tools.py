@@ -28,8 +28,11 @@ def _schema(rng: random.Random, spec: Spec) -> tuple[dict[str, Any], list[str]]:
             properties[name]["description"] = arg.description
         if arg.enum:
             properties[name]["enum"] = list(arg.enum)
-    function = {"name": rng.choice(spec.names), "description": spec.description + rng.choice(("", ".")),
-                "parameters": {"type": "object", "properties": properties, "required": names}}
+    function = {
+        "name": rng.choice(spec.names),
+        "description": spec.description + rng.choice(("", ".")),
+        "parameters": {"type": "object", "properties": properties, "required": names},
+    }
     return {"type": "function", "function": function}, names
 
 
@@ -127,8 +130,14 @@ def make_tool_call(rng: random.Random, single: bool) -> Sample:
     offers = _offers(rng)
     messages, keys = _history(rng, offers, 0 if single else rng.choice((0, 0, 1, 2, 3)))
     use = _use(rng, offers)
-    return Sample("tool_calls", messages + [user(use.request)], call_text(use.offer.name, use.arguments),
-                  {"kind": "tools", "calls": [use.call]}, (*keys, use.key), [o.schema for o in offers])
+    return Sample(
+        "tool_calls",
+        messages + [user(use.request)],
+        call_text(use.offer.name, use.arguments),
+        {"kind": "tools", "calls": [use.call]},
+        (*keys, use.key),
+        [o.schema for o in offers],
+    )
 
 
 def make_tool_answer(rng: random.Random, single: bool) -> Sample:
@@ -137,15 +146,21 @@ def make_tool_answer(rng: random.Random, single: bool) -> Sample:
     use = _use(rng, offers)
     shown, sentence, result = _answered(rng, use)
     first = [str(use.values[0])] if "{0}" in use.offer.spec.results[0] else []
-    return Sample("tool_answers", maybe_system(rng, 0.2) + shown, sentence, {"kind": "text", "must": [str(result)] + first},
-                  (use.key,), [o.schema for o in offers])
+    return Sample(
+        "tool_answers",
+        maybe_system(rng, 0.2) + shown,
+        sentence,
+        {"kind": "text", "must": [str(result)] + first},
+        (use.key,),
+        [o.schema for o in offers],
+    )
 
 
 def make_no_tool(rng: random.Random, single: bool) -> Sample:
     """Small talk while tools are offered: a plain answer is right."""
     offers = _offers(rng)
     sample = chat.make_chat(rng, True)
-    sample.task, sample.tools, sample.keys = "no_tool", [o.schema for o in offers], ()
+    sample.task, sample.tools = "no_tool", [o.schema for o in offers]
     return sample
 
 
@@ -160,5 +175,11 @@ def make_two_calls(rng: random.Random, single: bool) -> Sample:
     name = schema["function"]["name"]
     calls = [{"name": name, "arguments": {names[0]: v}} for v in (first, second)]
     answer = "\n".join(call_text(name, c["arguments"]) for c in calls)
-    return Sample("two_tool_calls", [user(request)], answer, {"kind": "tools", "calls": calls},
-                  (f"tool:{spec.names[0]}:{first}:{second}",), [schema])
+    return Sample(
+        "two_tool_calls",
+        [user(request)],
+        answer,
+        {"kind": "tools", "calls": calls},
+        (f"tool:{spec.names[0]}:{first}:{second}",),
+        [schema],
+    )
