@@ -25,10 +25,10 @@ PROMPTS = (
     "Mia bought 14 apples on Monday and 23 on Tuesday. How many did she buy?",
     "Read the story and answer.\n\nAt noon, Oscar had soup. Oscar lost a ball at the park.\n\nWhat did Oscar lose?",
     "Extract customer, quantity and day as JSON: Please send 15 yellow baskets to Iris on Tuesday.",
-    "Sort these numbers: 42, 7, 19, 3",
+    "What is 9 weeks in days?",
     "Write 18:45 as 12-hour time.",
     "Tell me a story about a horse named Anna.",
-    "Hello! Who are you?",
+    "Who are you?",
 )
 REFRESHES_PER_S = 12
 
