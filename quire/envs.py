@@ -24,8 +24,8 @@ def prefer_sleeping_threads() -> None:
     """Let idle compute threads sleep early (GOMP_SPINCOUNT=10000), unless the user set a policy of their own.
 
     By default GNU OpenMP's threads spin for milliseconds while they wait. When another process wants the same CPUs,
-    each parallel loop of a small model then takes a scheduler's time slice. 10000 turns cost nothing on an idle machine (docs/LOG.md). Read by libgomp when torch is loaded,
-    so it has no effect after that.
+    each parallel loop of a small model then takes a scheduler's time slice. 10000 turns cost nothing on an idle
+    machine (docs/LOG.md). Read by libgomp when torch is loaded, so it has no effect after that.
     """
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", "10000")
