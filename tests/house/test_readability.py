@@ -90,4 +90,8 @@ def test_nothing_generated_is_committed():
     if not (ROOT / ".git").exists():
         pytest.skip("not a git checkout")
     tracked = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
-    assert not [name for name in tracked if name.endswith((".pyc", ".so")) or name.startswith(("build/", ".venv/"))]
+    assert not [
+        name
+        for name in tracked
+        if name.endswith((".pyc", ".so", ".whl", ".tar.gz", ".zip", ".pt")) or name.startswith(("build/", ".venv/"))
+    ]
