@@ -74,6 +74,10 @@ class NotEnoughMemoryError(QuireServerError):
     """The memory that is left does not hold what the settings ask for."""
 
 
+class NativeLibraryError(QuireServerError):
+    """The C++ kernels are not built, or none of their tiers runs here."""
+
+
 class EngineDeadError(QuireServerError):
     """The engine stopped and cannot serve this call."""
 

@@ -1,0 +1,17 @@
+#include "bindings/bindings.h"
+
+namespace quire {
+
+void bind_elementwise(nb::module_& m) {
+  m.def("rms_norm",
+        [](int tier, Pool& pool, uintptr_t x, int64_t x_stride, uintptr_t residual, uintptr_t weight, uintptr_t out,
+           int64_t num_rows, int64_t size, float eps, int dtype) {
+          const RmsNormArgs args{at<void>(x),   x_stride, at<void>(residual), at<void>(weight),
+                                 at<void>(out), num_rows, size,               eps,
+                                 static_cast<DType>(dtype)};
+          nb::gil_scoped_release release;
+          tier_at(tier).elementwise->rms_norm(pool, args);
+        });
+}
+
+}  // namespace quire

@@ -1,0 +1,10 @@
+#include "bindings/bindings.h"
+
+NB_MODULE(_quire_native, m) {
+  quire::bind_runtime(m);
+  quire::bind_elementwise(m);
+  quire::bind_gemm(m);
+  quire::bind_quant(m);
+  quire::bind_attention(m);
+  quire::bind_sampling(m);
+}

@@ -1,0 +1,26 @@
+// The tiers: the same kernels compiled for different instruction sets, with the same bits from each.
+#pragma once
+
+#include "quire/attention.h"
+#include "quire/elementwise.h"
+#include "quire/gemm.h"
+#include "quire/quant.h"
+#include "quire/sampling.h"
+
+namespace quire {
+
+struct Tier {
+  const char* name;
+  bool (*is_supported)();  // by this CPU and this operating system
+  const ElementwiseKernels* elementwise;
+  const GemmKernels* gemm;
+  const QuantKernels* quant;
+  const AttentionKernels* attention;
+  const SamplingKernels* sampling;
+};
+
+// Every tier of this build, best first; the emulated one last.
+extern const Tier tiers[];
+extern const int num_tiers;
+
+}  // namespace quire

@@ -1,0 +1,103 @@
+// F16 in two 256-bit registers.
+#pragma once
+
+#include <immintrin.h>
+
+namespace quire::QUIRE_TIER {
+
+struct F16 {
+  __m256 lo, hi;
+};
+
+static inline F16 zero() { return {_mm256_setzero_ps(), _mm256_setzero_ps()}; }
+static inline F16 set1(float x) { return {_mm256_set1_ps(x), _mm256_set1_ps(x)}; }
+static inline F16 load(const float* p) { return {_mm256_loadu_ps(p), _mm256_loadu_ps(p + 8)}; }
+static inline __m256 widen(__m128i halves) {
+  return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(halves), 16));
+}
+static inline F16 load(const bf16* p) {
+  return {widen(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))),
+          widen(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p + 8)))};
+}
+// Lanes from n on are zero; memory beyond them is not touched. 0 <= n <= 16.
+template <class T>
+static inline F16 load_n(const T* p, int64_t n) {
+  alignas(32) T lanes[16] = {};
+  for (int64_t i = 0; i < n; ++i) lanes[i] = p[i];
+  return load(lanes);
+}
+
+static inline __m128i round_to_bf16(__m256 x) {
+  const __m256i bits = _mm256_castps_si256(x);
+  const __m256i odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
+  const __m256i rounded = _mm256_add_epi32(bits, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7fff)));
+  const __m256i quiet = _mm256_or_si256(bits, _mm256_set1_epi32(0x400000));
+  const __m256i is_nan = _mm256_castps_si256(_mm256_cmp_ps(x, x, _CMP_UNORD_Q));
+  const __m256i chosen = _mm256_srli_epi32(_mm256_blendv_epi8(rounded, quiet, is_nan), 16);
+  return _mm_packus_epi32(_mm256_castsi256_si128(chosen), _mm256_extracti128_si256(chosen, 1));
+}
+static inline void store(float* p, F16 x) {
+  _mm256_storeu_ps(p, x.lo);
+  _mm256_storeu_ps(p + 8, x.hi);
+}
+static inline void store(bf16* p, F16 x) {
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(p), round_to_bf16(x.lo));
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(p + 8), round_to_bf16(x.hi));
+}
+template <class T>
+static inline void store_n(T* p, int64_t n, F16 x) {
+  alignas(32) T lanes[16];
+  store(lanes, x);
+  for (int64_t i = 0; i < n; ++i) p[i] = lanes[i];
+}
+
+static inline F16 operator+(F16 a, F16 b) { return {_mm256_add_ps(a.lo, b.lo), _mm256_add_ps(a.hi, b.hi)}; }
+static inline F16 operator-(F16 a, F16 b) { return {_mm256_sub_ps(a.lo, b.lo), _mm256_sub_ps(a.hi, b.hi)}; }
+static inline F16 operator*(F16 a, F16 b) { return {_mm256_mul_ps(a.lo, b.lo), _mm256_mul_ps(a.hi, b.hi)}; }
+static inline F16 operator/(F16 a, F16 b) { return {_mm256_div_ps(a.lo, b.lo), _mm256_div_ps(a.hi, b.hi)}; }
+// a > b ? a : b, so b when either is NaN.
+static inline F16 max(F16 a, F16 b) { return {_mm256_max_ps(a.lo, b.lo), _mm256_max_ps(a.hi, b.hi)}; }
+// a < b ? a : b, so b when either is NaN.
+static inline F16 min(F16 a, F16 b) { return {_mm256_min_ps(a.lo, b.lo), _mm256_min_ps(a.hi, b.hi)}; }
+// Where x < limit: `below`, elsewhere (NaN too): `otherwise`.
+static inline F16 select_less(F16 x, F16 limit, F16 below, F16 otherwise) {
+  return {_mm256_blendv_ps(otherwise.lo, below.lo, _mm256_cmp_ps(x.lo, limit.lo, _CMP_LT_OQ)),
+          _mm256_blendv_ps(otherwise.hi, below.hi, _mm256_cmp_ps(x.hi, limit.hi, _CMP_LT_OQ))};
+}
+// a * b + c where a * b is exact in float32 (two bfloat16 numbers): one rounding, fused or not.
+static inline F16 add_exact_product(F16 a, F16 b, F16 c) {
+  return {_mm256_fmadd_ps(a.lo, b.lo, c.lo), _mm256_fmadd_ps(a.hi, b.hi, c.hi)};
+}
+static inline __m256 pow2_half(__m256 n) {
+  const __m256i exponent = _mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127));
+  return _mm256_castsi256_ps(_mm256_slli_epi32(exponent, 23));
+}
+// 2 ** n for integers -126 <= n <= 127.
+static inline F16 pow2(F16 n) { return {pow2_half(n.lo), pow2_half(n.hi)}; }
+static inline void split_half(const bf16* p, __m256& even, __m256& odd) {
+  const __m256i pairs = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
+  even = _mm256_castsi256_ps(_mm256_slli_epi32(pairs, 16));
+  odd = _mm256_castsi256_ps(_mm256_and_si256(pairs, _mm256_set1_epi32(static_cast<int>(0xffff0000u))));
+}
+// Sixteen pairs of bfloat16 numbers: the first of each pair, and the second.
+static inline void load_pairs(const bf16* p, F16& even, F16& odd) {
+  split_half(p, even.lo, odd.lo);
+  split_half(p + 16, even.hi, odd.hi);
+}
+// Lanes are folded in halves: 16 to 8, 8 to 4, 4 to 2, 2 to 1.
+static inline float hsum(F16 x) {
+  const __m256 half = _mm256_add_ps(x.lo, x.hi);
+  const __m128 quarter = _mm_add_ps(_mm256_castps256_ps128(half), _mm256_extractf128_ps(half, 1));
+  const __m128 pair = _mm_add_ps(quarter, _mm_movehl_ps(quarter, quarter));
+  return _mm_cvtss_f32(_mm_add_ss(pair, _mm_movehdup_ps(pair)));
+}
+static inline float hmax(F16 x) {
+  const __m256 half = _mm256_max_ps(x.lo, x.hi);
+  const __m128 quarter = _mm_max_ps(_mm256_castps256_ps128(half), _mm256_extractf128_ps(half, 1));
+  const __m128 pair = _mm_max_ps(quarter, _mm_movehl_ps(quarter, quarter));
+  return _mm_cvtss_f32(_mm_max_ss(pair, _mm_movehdup_ps(pair)));
+}
+static inline void prefetch_l1(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T0); }
+static inline void prefetch_l2(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T1); }
+
+}  // namespace quire::QUIRE_TIER

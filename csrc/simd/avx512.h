@@ -1,0 +1,76 @@
+// F16 in one 512-bit register.
+#pragma once
+
+#include <immintrin.h>
+
+namespace quire::QUIRE_TIER {
+
+struct F16 {
+  __m512 v;
+};
+
+static inline F16 zero() { return {_mm512_setzero_ps()}; }
+static inline F16 set1(float x) { return {_mm512_set1_ps(x)}; }
+static inline F16 load(const float* p) { return {_mm512_loadu_ps(p)}; }
+static inline F16 load(const bf16* p) {
+  const __m512i wide = _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+  return {_mm512_castsi512_ps(_mm512_slli_epi32(wide, 16))};
+}
+static inline __mmask16 first_lanes(int64_t n) { return static_cast<__mmask16>((1u << n) - 1); }
+// Lanes from n on are zero; memory beyond them is not touched. 0 <= n <= 16.
+static inline F16 load_n(const float* p, int64_t n) { return {_mm512_maskz_loadu_ps(first_lanes(n), p)}; }
+static inline F16 load_n(const bf16* p, int64_t n) {
+  const __m512i wide = _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(first_lanes(n), p));
+  return {_mm512_castsi512_ps(_mm512_slli_epi32(wide, 16))};
+}
+
+static inline __m256i round_to_bf16(F16 x) {
+  const __m512i bits = _mm512_castps_si512(x.v);
+  const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
+  __m512i rounded = _mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff)));
+  const __mmask16 is_nan = _mm512_cmp_ps_mask(x.v, x.v, _CMP_UNORD_Q);
+  rounded = _mm512_mask_or_epi32(rounded, is_nan, bits, _mm512_set1_epi32(0x400000));
+  return _mm512_cvtepi32_epi16(_mm512_srli_epi32(rounded, 16));
+}
+static inline void store(float* p, F16 x) { _mm512_storeu_ps(p, x.v); }
+static inline void store(bf16* p, F16 x) { _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), round_to_bf16(x)); }
+static inline void store_n(float* p, int64_t n, F16 x) { _mm512_mask_storeu_ps(p, first_lanes(n), x.v); }
+static inline void store_n(bf16* p, int64_t n, F16 x) { _mm256_mask_storeu_epi16(p, first_lanes(n), round_to_bf16(x)); }
+
+static inline F16 operator+(F16 a, F16 b) { return {_mm512_add_ps(a.v, b.v)}; }
+static inline F16 operator-(F16 a, F16 b) { return {_mm512_sub_ps(a.v, b.v)}; }
+static inline F16 operator*(F16 a, F16 b) { return {_mm512_mul_ps(a.v, b.v)}; }
+static inline F16 operator/(F16 a, F16 b) { return {_mm512_div_ps(a.v, b.v)}; }
+// a > b ? a : b, so b when either is NaN.
+static inline F16 max(F16 a, F16 b) { return {_mm512_max_ps(a.v, b.v)}; }
+// a < b ? a : b, so b when either is NaN.
+static inline F16 min(F16 a, F16 b) { return {_mm512_min_ps(a.v, b.v)}; }
+// Where x < limit: `below`, elsewhere (NaN too): `otherwise`.
+static inline F16 select_less(F16 x, F16 limit, F16 below, F16 otherwise) {
+  return {_mm512_mask_blend_ps(_mm512_cmp_ps_mask(x.v, limit.v, _CMP_LT_OQ), otherwise.v, below.v)};
+}
+// a * b + c where a * b is exact in float32 (two bfloat16 numbers): one rounding, fused or not.
+static inline F16 add_exact_product(F16 a, F16 b, F16 c) { return {_mm512_fmadd_ps(a.v, b.v, c.v)}; }
+// 2 ** n for integers -126 <= n <= 127.
+static inline F16 pow2(F16 n) {
+  const __m512i exponent = _mm512_add_epi32(_mm512_cvtps_epi32(n.v), _mm512_set1_epi32(127));
+  return {_mm512_castsi512_ps(_mm512_slli_epi32(exponent, 23))};
+}
+// Sixteen pairs of bfloat16 numbers: the first of each pair, and the second.
+static inline void load_pairs(const bf16* p, F16& even, F16& odd) {
+  const __m512i pairs = _mm512_loadu_si512(p);
+  even.v = _mm512_castsi512_ps(_mm512_slli_epi32(pairs, 16));
+  odd.v = _mm512_castsi512_ps(_mm512_and_si512(pairs, _mm512_set1_epi32(static_cast<int>(0xffff0000u))));
+}
+// Lanes are folded in halves: 16 to 8, 8 to 4, 4 to 2, 2 to 1.
+static inline float hsum(F16 x) {
+  const __m256 half = _mm256_add_ps(_mm512_castps512_ps256(x.v), _mm512_extractf32x8_ps(x.v, 1));
+  const __m128 quarter = _mm_add_ps(_mm256_castps256_ps128(half), _mm256_extractf128_ps(half, 1));
+  const __m128 pair = _mm_add_ps(quarter, _mm_movehl_ps(quarter, quarter));
+  return _mm_cvtss_f32(_mm_add_ss(pair, _mm_movehdup_ps(pair)));
+}
+static inline float hmax(F16 x) { return _mm512_reduce_max_ps(x.v); }
+static inline void prefetch_l1(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T0); }
+static inline void prefetch_l2(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T1); }
+
+}  // namespace quire::QUIRE_TIER

@@ -1,0 +1,112 @@
+// F16 in plain C++, for any processor; the compiler vectorises what it can.
+#pragma once
+
+namespace quire::QUIRE_TIER {
+
+struct F16 {
+  float v[16];
+};
+
+static inline float float_of(uint32_t bits) {
+  float x;
+  __builtin_memcpy(&x, &bits, 4);
+  return x;
+}
+static inline uint32_t bits_of(float x) {
+  uint32_t bits;
+  __builtin_memcpy(&bits, &x, 4);
+  return bits;
+}
+static inline float widen(bf16 x) { return float_of(static_cast<uint32_t>(x.bits) << 16); }
+static inline float widen(float x) { return x; }
+static inline void narrow(float x, float& out) { out = x; }
+static inline void narrow(float x, bf16& out) {
+  const uint32_t bits = bits_of(x);
+  const uint32_t rounded = x != x ? bits | 0x400000u : bits + 0x7fffu + ((bits >> 16) & 1u);
+  out.bits = static_cast<uint16_t>(rounded >> 16);
+}
+
+template <class Fn>
+static inline F16 each_lane(Fn fn) {
+  F16 out;
+  for (int i = 0; i < 16; ++i) out.v[i] = fn(i);
+  return out;
+}
+static inline F16 zero() { return {}; }
+static inline F16 set1(float x) {
+  return each_lane([=](int) { return x; });
+}
+template <class T>
+static inline F16 load(const T* p) {
+  return each_lane([=](int i) { return widen(p[i]); });
+}
+// Lanes from n on are zero; memory beyond them is not touched. 0 <= n <= 16.
+template <class T>
+static inline F16 load_n(const T* p, int64_t n) {
+  return each_lane([=](int i) { return i < n ? widen(p[i]) : 0.0f; });
+}
+template <class T>
+static inline void store(T* p, const F16& x) {
+  for (int i = 0; i < 16; ++i) narrow(x.v[i], p[i]);
+}
+template <class T>
+static inline void store_n(T* p, int64_t n, const F16& x) {
+  for (int64_t i = 0; i < n; ++i) narrow(x.v[i], p[i]);
+}
+
+static inline F16 operator+(const F16& a, const F16& b) {
+  return each_lane([&](int i) { return a.v[i] + b.v[i]; });
+}
+static inline F16 operator-(const F16& a, const F16& b) {
+  return each_lane([&](int i) { return a.v[i] - b.v[i]; });
+}
+static inline F16 operator*(const F16& a, const F16& b) {
+  return each_lane([&](int i) { return a.v[i] * b.v[i]; });
+}
+static inline F16 operator/(const F16& a, const F16& b) {
+  return each_lane([&](int i) { return a.v[i] / b.v[i]; });
+}
+// a > b ? a : b, so b when either is NaN.
+static inline F16 max(const F16& a, const F16& b) {
+  return each_lane([&](int i) { return a.v[i] > b.v[i] ? a.v[i] : b.v[i]; });
+}
+// a < b ? a : b, so b when either is NaN.
+static inline F16 min(const F16& a, const F16& b) {
+  return each_lane([&](int i) { return a.v[i] < b.v[i] ? a.v[i] : b.v[i]; });
+}
+// Where x < limit: `below`, elsewhere (NaN too): `otherwise`.
+static inline F16 select_less(const F16& x, const F16& limit, const F16& below, const F16& otherwise) {
+  return each_lane([&](int i) { return x.v[i] < limit.v[i] ? below.v[i] : otherwise.v[i]; });
+}
+// a * b + c where a * b is exact in float32 (two bfloat16 numbers): one rounding, fused or not.
+static inline F16 add_exact_product(const F16& a, const F16& b, const F16& c) {
+  return each_lane([&](int i) { return a.v[i] * b.v[i] + c.v[i]; });
+}
+// 2 ** n for integers -126 <= n <= 127.
+static inline F16 pow2(const F16& n) {
+  return each_lane([&](int i) { return float_of(static_cast<uint32_t>(static_cast<int32_t>(n.v[i]) + 127) << 23); });
+}
+// Sixteen pairs of bfloat16 numbers: the first of each pair, and the second.
+static inline void load_pairs(const bf16* p, F16& even, F16& odd) {
+  for (int i = 0; i < 16; ++i) {
+    even.v[i] = widen(p[2 * i]);
+    odd.v[i] = widen(p[2 * i + 1]);
+  }
+}
+// Lanes are folded in halves: 16 to 8, 8 to 4, 4 to 2, 2 to 1.
+static inline float hsum(F16 x) {
+  for (int half = 8; half > 0; half /= 2) {
+    for (int i = 0; i < half; ++i) x.v[i] += x.v[i + half];
+  }
+  return x.v[0];
+}
+static inline float hmax(F16 x) {
+  for (int half = 8; half > 0; half /= 2) {
+    for (int i = 0; i < half; ++i) x.v[i] = x.v[i] > x.v[i + half] ? x.v[i] : x.v[i + half];
+  }
+  return x.v[0];
+}
+static inline void prefetch_l1(const void* p) { __builtin_prefetch(p, 0, 3); }
+static inline void prefetch_l2(const void* p) { __builtin_prefetch(p, 0, 2); }
+
+}  // namespace quire::QUIRE_TIER
