@@ -8,6 +8,8 @@ from dataclasses import dataclass
 import torch
 
 from quire.attention.metadata import AttentionMetadata
+from quire.kernels.reference.norm import rms_norm
+from quire.kernels.reference.rotary import rotary_embedding
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,6 +28,34 @@ class AttentionParams:
     head_size: int
     scale: float
     sliding_window: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Rotation:
+    """Rotary embedding of a step's tokens.
+
+    Attributes:
+        cos, sin: [max_positions, rotary_dim / 2] float32.
+        positions: [num_tokens] int64.
+    """
+
+    cos: torch.Tensor
+    sin: torch.Tensor
+    positions: torch.Tensor
+
+    def rotate(self, x: torch.Tensor) -> torch.Tensor:
+        """Rotate the heads of `x` [num_tokens, num_heads, head_size]."""
+        cos, sin = (table.index_select(0, self.positions).unsqueeze(1) for table in (self.cos, self.sin))
+        return rotary_embedding(x, cos, sin)
+
+
+@dataclass(frozen=True, slots=True)
+class HeadNorms:
+    """Gains [head_size] of the norm on every query and key head, before they are rotated."""
+
+    query: torch.Tensor
+    key: torch.Tensor
+    eps: float
 
 
 class AttentionBackend(ABC):
@@ -64,3 +94,29 @@ class AttentionBackend(ABC):
         Returns:
             [num_tokens, num_heads, head_size], dtype of `query`.
         """
+
+    def forward_fused(
+        self,
+        params: AttentionParams,
+        qkv: torch.Tensor,
+        rotation: Rotation,
+        head_norms: HeadNorms | None,
+        kv_cache: torch.Tensor,
+        metadata: AttentionMetadata,
+    ) -> torch.Tensor:
+        """From the fused projection to the heads' outputs: norm, rotate, cache, attend.
+
+        Args:
+            qkv: [num_tokens, (num_heads + 2 * num_kv_heads) * head_size]: queries, keys, values; may be overwritten.
+            kv_cache: mutated.
+
+        Returns:
+            [num_tokens, num_heads * head_size].
+        """
+        num_heads = [params.num_heads, params.num_kv_heads, params.num_kv_heads]
+        query, key, value = torch.split(qkv.view(len(qkv), sum(num_heads), params.head_size), num_heads, dim=1)
+        if head_norms is not None:
+            query = rms_norm(query, head_norms.query, head_norms.eps)
+            key = rms_norm(key, head_norms.key, head_norms.eps)
+        query, key = rotation.rotate(query), rotation.rotate(key)
+        return self.forward(params, query, key, value, kv_cache, metadata).flatten(1)

@@ -5,12 +5,12 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from quire.attention.backend import AttentionBackend, AttentionParams
+from quire.attention.backend import AttentionBackend, AttentionParams, HeadNorms, Rotation
 from quire.attention.context import ForwardContext
 
 
 class Attention(nn.Module):
-    """One layer's paged attention.
+    """One layer's paged attention, from the fused projection to the heads' outputs.
 
     Args:
         layer_idx: its place in `ForwardContext.kv_caches` and `metadata`.
@@ -25,17 +25,15 @@ class Attention(nn.Module):
         self.layer_name = layer_name
 
     def forward(
-        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, context: ForwardContext
+        self, qkv: torch.Tensor, rotation: Rotation, context: ForwardContext, head_norms: HeadNorms | None = None
     ) -> torch.Tensor:
-        """Cache the new keys and values, then attend.
+        """Norm and rotate the heads, cache the new keys and values, then attend.
 
         Args:
-            query: [num_tokens, num_heads, head_size].
-            key, value: [num_tokens, num_kv_heads, head_size].
+            qkv: [num_tokens, (num_heads + 2 * num_kv_heads) * head_size]; may be overwritten.
 
         Returns:
             [num_tokens, num_heads * head_size].
         """
         cache, metadata = context.kv_caches[self.layer_idx], context.metadata[self.layer_idx]
-        output = self.backend.forward(self.params, query, key, value, cache, metadata)
-        return output.flatten(1)
+        return self.backend.forward_fused(self.params, qkv, rotation, head_norms, cache, metadata)

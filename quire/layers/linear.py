@@ -1,48 +1,24 @@
-"""Matrix products: `Linear`, and `MergedLinear` for projections that share their input.
-
-How the weight is stored and multiplied is a `LinearMethod`: the seam for quantization.
-"""
+"""Matrix products: `Linear`, and `MergedLinear` for projections that share their input."""
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 
 import torch
 from torch import nn
 
-from quire.layers.options import TensorOptions
-
-
-class LinearMethod(ABC):
-    """How one kind of weight is stored and applied. Holds no tensors: those are the layer's parameters."""
-
-    @abstractmethod
-    def create_weights(self, layer: Linear, bias: bool, options: TensorOptions) -> None:
-        """Register the parameters of `layer`, output rows first."""
-
-    @abstractmethod
-    def apply(self, layer: Linear, x: torch.Tensor) -> torch.Tensor:
-        """Multiply: [num_tokens, input_size] -> [num_tokens, output_size]."""
-
-
-class UnquantizedLinearMethod(LinearMethod):
-    """A dense `weight` [output_size, input_size] and an optional `bias` [output_size]."""
-
-    def create_weights(self, layer: Linear, bias: bool, options: TensorOptions) -> None:
-        """Register `weight` and `bias`."""
-        layer.register_parameter("weight", options.parameter(layer.output_size, layer.input_size))
-        layer.register_parameter("bias", options.parameter(layer.output_size) if bias else None)
-
-    def apply(self, layer: Linear, x: torch.Tensor) -> torch.Tensor:
-        """Multiply by the transposed weight, add the bias."""
-        return nn.functional.linear(x, layer.weight, layer.bias)
+from quire.layers.linear_method import LinearMethod
+from quire.layers.options import LayerOptions
+from quire.layers.weight_target import TensorTarget, WeightTarget
 
 
 class Linear(nn.Module):
-    """A projection of [num_tokens, input_size] to [num_tokens, output_size]."""
+    """A projection of [num_tokens, input_size] to [num_tokens, output_size].
 
-    weight: nn.Parameter
+    Args:
+        method: how the weight is stored; default: what the options' kernels choose.
+    """
+
     bias: nn.Parameter | None
 
     def __init__(
@@ -51,18 +27,25 @@ class Linear(nn.Module):
         output_size: int,
         *,
         bias: bool,
-        options: TensorOptions,
+        options: LayerOptions,
         method: LinearMethod | None = None,
     ) -> None:
         super().__init__()
         self.input_size = input_size
         self.output_size = output_size
-        self.method = method or UnquantizedLinearMethod()
-        self.method.create_weights(self, bias, options)
+        self.method = method or options.kernels.linear_method(output_size, input_size)
+        self.method.create_weights(self, output_size, input_size, options.dtype, options.device)
+        self.register_parameter("bias", options.parameter(output_size) if bias else None)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Multiply by the weight."""
-        return self.method.apply(self, x)
+        """Multiply by the weight, add the bias."""
+        return self.method.apply(self, x, self.bias, x.dtype)
+
+    def targets(self, name: str) -> Iterator[tuple[str, WeightTarget]]:
+        """The checkpoint's name of each of this layer's tensors, and where it goes; `name` is the layer's."""
+        yield f"{name}.weight", self.method.row_target(self, 0, self.output_size)
+        if self.bias is not None:
+            yield f"{name}.bias", TensorTarget(self.bias.data)
 
 
 class MergedLinear(Linear):
@@ -78,12 +61,17 @@ class MergedLinear(Linear):
         shard_sizes: Mapping[str, int],
         *,
         bias: bool,
-        options: TensorOptions,
+        options: LayerOptions,
         method: LinearMethod | None = None,
     ) -> None:
         super().__init__(input_size, sum(shard_sizes.values()), bias=bias, options=options, method=method)
         self.shard_sizes = dict(shard_sizes)
 
-    def shards(self, parameter: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
-        """Name and view of each projection's rows in one of this layer's parameters."""
-        yield from zip(self.shard_sizes, torch.split(parameter, list(self.shard_sizes.values())), strict=True)
+    def targets(self, name: str) -> Iterator[tuple[str, WeightTarget]]:
+        """Each projection's tensors, named as siblings of this layer."""
+        parent, first_row = name.rpartition(".")[0], 0
+        for shard, num_rows in self.shard_sizes.items():
+            yield f"{parent}.{shard}.weight", self.method.row_target(self, first_row, num_rows)
+            if self.bias is not None:
+                yield f"{parent}.{shard}.bias", TensorTarget(self.bias.data[first_row : first_row + num_rows])
+            first_row += num_rows

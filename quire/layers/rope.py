@@ -11,9 +11,9 @@ import math
 import torch
 from torch import nn
 
+from quire.attention.backend import Rotation
 from quire.config.hf_rope import RopeConfig
 from quire.errors import ModelError
-from quire.kernels.reference.rotary import rotary_embedding
 
 
 class RotaryEmbedding(nn.Module):
@@ -28,18 +28,13 @@ class RotaryEmbedding(nn.Module):
     def __init__(self, rope: RopeConfig, max_positions: int, device: torch.device) -> None:
         super().__init__()
         angles, scale = rotary_angles(rope, max_positions)
-        # [max_positions, 1, rotary_dim / 2]
-        self.register_buffer("cos", (angles.cos() * scale).unsqueeze(1).to(device), persistent=False)
-        self.register_buffer("sin", (angles.sin() * scale).unsqueeze(1).to(device), persistent=False)
+        # [max_positions, rotary_dim / 2]
+        self.register_buffer("cos", (angles.cos() * scale).to(device), persistent=False)
+        self.register_buffer("sin", (angles.sin() * scale).to(device), persistent=False)
 
-    def forward(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Cosines and sines of the step's tokens, [num_tokens, 1, rotary_dim / 2] float32."""
-        return self.cos.index_select(0, positions), self.sin.index_select(0, positions)
-
-    @staticmethod
-    def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-        """Rotate the heads of `x` [num_tokens, num_heads, head_size]."""
-        return rotary_embedding(x, cos, sin)
+    def forward(self, positions: torch.Tensor) -> Rotation:
+        """What rotates the heads of tokens at `positions` [num_tokens]."""
+        return Rotation(self.cos, self.sin, positions)
 
 
 def rotary_angles(rope: RopeConfig, max_positions: int) -> tuple[torch.Tensor, float]:

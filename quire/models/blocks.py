@@ -11,20 +11,16 @@ from typing import ClassVar
 import torch
 from torch import nn
 
-from quire.attention.backend import AttentionParams
+from quire.attention.backend import AttentionParams, HeadNorms, Rotation
 from quire.attention.context import ForwardContext
 from quire.core.kv_spec import AttentionSpec
-from quire.layers.activation import SiluAndMul
 from quire.layers.attention import Attention
-from quire.layers.embedding import TokenEmbedding
+from quire.layers.embedding import TokenTable
 from quire.layers.linear import Linear, MergedLinear
-from quire.layers.logits import LogitsHead
 from quire.layers.norm import RMSNorm
 from quire.layers.rope import RotaryEmbedding
+from quire.layers.weight_target import TensorTarget, WeightTarget
 from quire.models.interfaces import BuildContext
-
-# Cosines and sines of the step's tokens.
-Rotation = tuple[torch.Tensor, torch.Tensor]
 
 
 class DecoderAttention(nn.Module):
@@ -33,35 +29,27 @@ class DecoderAttention(nn.Module):
     def __init__(self, build: BuildContext, layer_idx: int, name: str) -> None:
         super().__init__()
         arch, options = build.arch, build.options
-        self.num_heads, self.num_kv_heads, self.head_size = build.num_heads, build.num_kv_heads, arch.head_size
-        self.qkv_sizes = [heads * arch.head_size for heads in (self.num_heads, self.num_kv_heads, self.num_kv_heads)]
-        shard_sizes = dict(zip(("q_proj", "k_proj", "v_proj"), self.qkv_sizes, strict=True))
+        query_size, kv_size = build.num_heads * arch.head_size, build.num_kv_heads * arch.head_size
+        shard_sizes = {"q_proj": query_size, "k_proj": kv_size, "v_proj": kv_size}
         self.qkv_proj = MergedLinear(arch.hidden_size, shard_sizes, bias=arch.attention_bias, options=options)
-        self.o_proj = Linear(self.qkv_sizes[0], arch.hidden_size, bias=arch.output_bias, options=options)
+        self.o_proj = Linear(query_size, arch.hidden_size, bias=arch.output_bias, options=options)
         params = AttentionParams(
-            num_heads=self.num_heads,
-            num_kv_heads=self.num_kv_heads,
+            num_heads=build.num_heads,
+            num_kv_heads=build.num_kv_heads,
             head_size=arch.head_size,
             scale=arch.head_size**-0.5,
             sliding_window=arch.sliding_window[layer_idx],
         )
         self.attn = Attention(params, build.backend, layer_idx, f"{name}.attn")
 
-    def prepare_heads(self, query: torch.Tensor, key: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """What a family does to the heads before they are rotated; nothing here."""
-        return query, key
+    def head_norms(self) -> HeadNorms | None:
+        """Norms on the heads before they are rotated, where a family has them."""
+        return None
 
     def forward(self, x: torch.Tensor, rotation: Rotation, context: ForwardContext) -> torch.Tensor:
         """[num_tokens, hidden_size] -> [num_tokens, hidden_size]."""
-        q, k, v = torch.split(self.qkv_proj(x), self.qkv_sizes, dim=-1)
-        query, key = self.prepare_heads(self._split_heads(q, self.num_heads), self._split_heads(k, self.num_kv_heads))
-        query, key = RotaryEmbedding.rotate(query, *rotation), RotaryEmbedding.rotate(key, *rotation)
-        value = self._split_heads(v, self.num_kv_heads)
-        output: torch.Tensor = self.o_proj(self.attn(query, key, value, context))
+        output: torch.Tensor = self.o_proj(self.attn(self.qkv_proj(x), rotation, context, self.head_norms()))
         return output
-
-    def _split_heads(self, x: torch.Tensor, num_heads: int) -> torch.Tensor:
-        return x.view(-1, num_heads, self.head_size)
 
 
 class GatedMLP(nn.Module):
@@ -73,11 +61,11 @@ class GatedMLP(nn.Module):
         shard_sizes = dict.fromkeys(("gate_proj", "up_proj"), arch.intermediate_size)
         self.gate_up_proj = MergedLinear(arch.hidden_size, shard_sizes, bias=arch.mlp_bias, options=options)
         self.down_proj = Linear(arch.intermediate_size, arch.hidden_size, bias=arch.mlp_bias, options=options)
-        self.activation = SiluAndMul()
+        self.kernels = options.kernels
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """[num_tokens, hidden_size] -> [num_tokens, hidden_size]."""
-        output: torch.Tensor = self.down_proj(self.activation(self.gate_up_proj(x)))
+        output: torch.Tensor = self.down_proj(self.kernels.silu_and_mul(self.gate_up_proj(x)))
         return output
 
 
@@ -93,10 +81,16 @@ class DecoderLayer(nn.Module):
         self.post_attention_layernorm = RMSNorm(size, eps, options=options)
 
     def forward(
-        self, x: torch.Tensor, residual: torch.Tensor, rotation: Rotation, context: ForwardContext
+        self, x: torch.Tensor, residual: torch.Tensor | None, rotation: Rotation, context: ForwardContext
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Add the layer before (`x`) to the residual stream; return this layer's output and the stream."""
-        x, residual = self.input_layernorm.add_and_norm(x, residual)
+        """Add the layer before (`x`) to the residual stream; return this layer's output and the stream.
+
+        The first layer has no stream yet (None): it begins with the embedding.
+        """
+        if residual is None:
+            x, residual = self.input_layernorm(x), x
+        else:
+            x, residual = self.input_layernorm.add_and_norm(x, residual)
         x = self.self_attn(x, rotation, context)
         x, residual = self.post_attention_layernorm.add_and_norm(x, residual)
         return self.mlp(x), residual
@@ -110,7 +104,7 @@ class DecoderModel(nn.Module):
     def __init__(self, build: BuildContext, attention_class: type[DecoderAttention]) -> None:
         super().__init__()
         arch, options = build.arch, build.options
-        self.embed_tokens = TokenEmbedding(arch.vocab_size, arch.hidden_size, options=options)
+        self.embed_tokens = TokenTable(arch.vocab_size, arch.hidden_size, options=options)
         self.layers = nn.ModuleList(
             DecoderLayer(build, attention_class(build, layer_idx, f"model.layers.{layer_idx}.self_attn"))
             for layer_idx in range(arch.num_layers)
@@ -120,12 +114,11 @@ class DecoderModel(nn.Module):
 
     def forward(self, input_ids: torch.Tensor, positions: torch.Tensor, context: ForwardContext) -> torch.Tensor:
         """[num_tokens] -> [num_tokens, hidden_size]."""
-        x = self.embed_tokens(input_ids)
-        residual = torch.zeros_like(x)
+        x, residual = self.embed_tokens.lookup(input_ids), None
         rotation = self.rotary(positions)
         for layer in self.layers:
             x, residual = layer(x, residual, rotation, context)
-        return self.norm.add_and_norm(x, residual)[0]
+        return self.norm(x) if residual is None else self.norm.add_and_norm(x, residual)[0]
 
 
 class DecoderForCausalLM(nn.Module):
@@ -137,8 +130,12 @@ class DecoderForCausalLM(nn.Module):
         super().__init__()
         arch = build.arch
         self.model = DecoderModel(build, self.attention_class)
-        tied_weight = self.model.embed_tokens.weight if arch.tie_word_embeddings else None
-        self.lm_head = LogitsHead(arch.vocab_size, arch.hidden_size, options=build.options, tied_weight=tied_weight)
+        self.lm_head = (
+            self.model.embed_tokens
+            if arch.tie_word_embeddings
+            else TokenTable(arch.vocab_size, arch.hidden_size, options=build.options)
+        )
+        self.dtype = build.options.dtype
 
     def forward(self, input_ids: torch.Tensor, positions: torch.Tensor, context: ForwardContext) -> torch.Tensor:
         """Hidden states [num_tokens, hidden_size] of the step's tokens; writes their keys and values."""
@@ -147,12 +144,10 @@ class DecoderForCausalLM(nn.Module):
 
     def compute_logits(self, hidden_rows: torch.Tensor) -> torch.Tensor:
         """[num_logits, hidden_size] -> [num_logits, vocab_size] float32."""
-        logits: torch.Tensor = self.lm_head(hidden_rows)
-        return logits
+        return self.lm_head.logits(hidden_rows)
 
     def kv_cache_specs(self, block_size: int) -> dict[str, AttentionSpec]:
         """Layer name -> what it needs from the KV cache, in layer order."""
-        dtype_bytes = self.model.embed_tokens.weight.element_size()
         specs = {}
         for module in self.modules():
             if isinstance(module, Attention):
@@ -160,19 +155,24 @@ class DecoderForCausalLM(nn.Module):
                     block_size=block_size,
                     num_kv_heads=module.params.num_kv_heads,
                     head_size=module.params.head_size,
-                    dtype_bytes=dtype_bytes,
+                    dtype_bytes=self.dtype.itemsize,
                     sliding_window=module.params.sliding_window,
                 )
         return specs
 
-    def checkpoint_tensors(self) -> dict[str, torch.Tensor]:
-        """The checkpoint's name of each tensor -> the memory it is copied to (a view, for fused projections)."""
-        tensors: dict[str, torch.Tensor] = {}
-        for module_name, module in self.named_modules():
-            for name, parameter in module.named_parameters(prefix=module_name, recurse=False):
-                if isinstance(module, MergedLinear):
-                    parent, leaf = module_name.rpartition(".")[0], name.rpartition(".")[2]
-                    tensors.update({f"{parent}.{shard}.{leaf}": rows for shard, rows in module.shards(parameter.data)})
-                elif module is not self.lm_head or parameter is not self.model.embed_tokens.weight:
-                    tensors[name] = parameter.data
-        return tensors
+    def checkpoint_targets(self) -> dict[str, WeightTarget]:
+        """The checkpoint's name of each tensor -> where it goes (rows of a fused projection, for some)."""
+        targets: dict[str, WeightTarget] = {}
+        for name, module in self.named_modules():
+            if isinstance(module, Linear):
+                targets.update(module.targets(name))
+            else:
+                own = module.named_parameters(prefix=name, recurse=False)
+                targets.update({parameter_name: TensorTarget(parameter.data) for parameter_name, parameter in own})
+        return targets
+
+    def stored_tensors(self) -> dict[str, torch.Tensor]:
+        """Every tensor that holds weights, as stored, under this program's own names."""
+        weights = dict(self.named_parameters())
+        packed = {name: tensor for name, tensor in self.named_buffers() if not name.startswith("model.rotary.")}
+        return {name: tensor.detach() for name, tensor in {**weights, **packed}.items()}

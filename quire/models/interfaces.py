@@ -12,7 +12,8 @@ from quire.attention.context import ForwardContext
 from quire.config.hf_config import ModelArch
 from quire.core.kv_spec import AttentionSpec
 from quire.distributed.parallel_context import ParallelContext
-from quire.layers.options import TensorOptions
+from quire.layers.options import LayerOptions
+from quire.layers.weight_target import WeightTarget
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,13 +21,13 @@ class BuildContext:
     """Everything a model's constructor is given.
 
     Attributes:
-        options: type and place of the parameters.
+        options: type and place of the parameters, and the kernels.
         backend: serves every attention layer of the model.
         max_model_len: positions the rotary tables cover, in tokens.
     """
 
     arch: ModelArch
-    options: TensorOptions
+    options: LayerOptions
     parallel: ParallelContext
     backend: AttentionBackend
     max_model_len: int
@@ -64,6 +65,10 @@ class CausalLM(Protocol):
         """Layer name -> what it needs from the KV cache; in the order of `ForwardContext.kv_caches`."""
         ...
 
-    def checkpoint_tensors(self) -> dict[str, torch.Tensor]:
-        """The checkpoint's name of each tensor -> the memory it is copied to."""
+    def checkpoint_targets(self) -> dict[str, WeightTarget]:
+        """The checkpoint's name of each tensor -> where it goes."""
+        ...
+
+    def stored_tensors(self) -> dict[str, torch.Tensor]:
+        """Every tensor that holds weights, as stored, under this program's own names."""
         ...

@@ -13,7 +13,7 @@ from quire.config.hf_config import ModelArch
 from quire.config.model import LoadConfig
 from quire.distributed.parallel_context import ParallelContext
 from quire.errors import UnsupportedError
-from quire.layers.options import TensorOptions
+from quire.layers.options import LayerOptions
 from quire.models.blocks import DecoderForCausalLM
 from quire.models.interfaces import BuildContext
 from quire.models.registry import model_class
@@ -53,7 +53,7 @@ def load_model(
         )
     build = BuildContext(
         arch=arch,
-        options=TensorOptions(dtype, device),
+        options=LayerOptions(dtype, device),
         parallel=parallel,
         backend=backend or select_backend("auto", attention_params(arch), dtype, device),
         max_model_len=max_model_len,
@@ -64,7 +64,7 @@ def load_model(
             fill_dummy_weights(model, arch.initializer_range, seed)
         else:
             ignored = ("lm_head.weight",) if arch.tie_word_embeddings else ()
-            load_weights(Path(model_path), model.checkpoint_tensors(), ignored=ignored)
+            load_weights(Path(model_path), model.checkpoint_targets(), ignored=ignored)
     return model
 
 
@@ -81,10 +81,10 @@ def attention_params(arch: ModelArch) -> AttentionParams:
 
 def fill_dummy_weights(model: DecoderForCausalLM, std: float, seed: int) -> None:
     """Random weights that depend on the seed and each tensor's checkpoint name alone: gains 1, the rest normal."""
-    for name, target in model.checkpoint_tensors().items():
+    for name, target in model.checkpoint_targets().items():
         if name.endswith("norm.weight"):
-            target.fill_(1.0)
+            target.load(torch.ones(target.shape))
             continue
         digest = hashlib.sha256(f"{seed}:{name}".encode()).digest()
         generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "little", signed=True))
-        target.copy_(torch.empty(target.shape).normal_(0.0, std, generator=generator))
+        target.load(torch.empty(target.shape).normal_(0.0, std, generator=generator))

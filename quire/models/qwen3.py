@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import torch
-
+from quire.attention.backend import HeadNorms
 from quire.layers.norm import RMSNorm
 from quire.models.blocks import DecoderAttention, DecoderForCausalLM
 from quire.models.interfaces import BuildContext
@@ -15,12 +14,13 @@ class Qwen3Attention(DecoderAttention):
     def __init__(self, build: BuildContext, layer_idx: int, name: str) -> None:
         super().__init__(build, layer_idx, name)
         eps, options = build.arch.rms_norm_eps, build.options
-        self.q_norm = RMSNorm(self.head_size, eps, options=options)
-        self.k_norm = RMSNorm(self.head_size, eps, options=options)
+        self.q_norm = RMSNorm(build.arch.head_size, eps, options=options)
+        self.k_norm = RMSNorm(build.arch.head_size, eps, options=options)
+        self._head_norms = HeadNorms(self.q_norm.weight, self.k_norm.weight, eps)
 
-    def prepare_heads(self, query: torch.Tensor, key: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Normalise each head over its elements."""
-        return self.q_norm(query), self.k_norm(key)
+    def head_norms(self) -> HeadNorms:
+        """Each head is normalised over its elements."""
+        return self._head_norms
 
 
 class Qwen3ForCausalLM(DecoderForCausalLM):

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from quire.errors import WeightsError
+from quire.layers.weight_target import WeightTarget
 from quire.models.json_file import read_json_object
 from quire.models.safetensors_file import DOWNLOAD_AGAIN, SafetensorsFile, TensorEntry
 
@@ -24,17 +25,18 @@ MODEL_DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 COMPUTED_TENSORS = re.compile(r"(^|\.)rotary_emb\.(inv_freq|cos_cached|sin_cached)$")
 
 
-def load_weights(directory: Path, targets: dict[str, torch.Tensor], *, ignored: Collection[str] = ()) -> None:
-    """Copy every tensor of the directory's safetensors files to its target, converting the dtype.
+def load_weights(directory: Path, targets: dict[str, WeightTarget], *, ignored: Collection[str] = ()) -> None:
+    """Give every tensor of the directory's safetensors files to its target, which converts the dtype.
 
     Every header is checked, and the names and shapes of all tensors compared, before any data is read.
 
     Args:
-        targets: checkpoint name -> memory to fill.
+        targets: checkpoint name -> where it goes.
         ignored: names that the checkpoint may have and the model does not need.
 
     Raises:
-        WeightsError: a malformed file, a missing or unexpected tensor, or one of a wrong shape or dtype.
+        WeightsError: a malformed file, a missing or unexpected tensor, one of a wrong shape or dtype, or one with NaN
+            or infinite values.
     """
     expected_files, paths = find_weight_files(directory)
     owners = _owners(SafetensorsFile(path) for path in paths)
@@ -44,7 +46,8 @@ def load_weights(directory: Path, targets: dict[str, torch.Tensor], *, ignored: 
     for name, target in targets.items():
         _check_tensor(used[name], used[name].entries[name], target)
     for name, target in targets.items():
-        target.copy_(used[name].tensor(name))
+        if not target.load(used[name].tensor(name)):
+            raise _not_finite(used[name], name)
 
 
 def find_weight_files(directory: Path) -> tuple[dict[str, Path], list[Path]]:
@@ -153,8 +156,18 @@ def _some(names: set[str]) -> str:
     return f"{len(names)} tensors: {shown}{', ...' if len(names) > 5 else ''}"
 
 
-def _check_tensor(file: SafetensorsFile, entry: TensorEntry, target: torch.Tensor) -> None:
-    if entry.shape != tuple(target.shape):
+def _not_finite(file: SafetensorsFile, name: str) -> WeightsError:
+    count = int((~file.tensor(name).float().isfinite()).sum())
+    problem = f"has {count} values that are NaN or infinite" if count else "has values too large for the model's dtype"
+    return WeightsError(
+        f"{file.path.name}: tensor {name} {problem}",
+        hint="the checkpoint is damaged: download it again" if count else "use dtype bfloat16 or float32",
+        field=name,
+    )
+
+
+def _check_tensor(file: SafetensorsFile, entry: TensorEntry, target: WeightTarget) -> None:
+    if entry.shape != target.shape:
         raise WeightsError(
             f"{file.path.name}: tensor {entry.name} has shape {list(entry.shape)}, config.json gives "
             f"{list(target.shape)}",

@@ -152,7 +152,7 @@ class Worker:
         )
 
     def _weights_bytes(self) -> int:
-        tensors = self._model.checkpoint_tensors().values()
+        tensors = self._model.stored_tensors().values()
         return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
     def _useful_bytes(self) -> int:

@@ -63,7 +63,7 @@ class Stepper:
 
     def __post_init__(self) -> None:
         specs = self.model.kv_cache_specs(self.block_size)
-        weight = self.model.model.embed_tokens.weight
+        weight = self.model.model.norm.weight
         self.kv_caches = tuple(
             torch.full(
                 TorchReferenceBackend.kv_cache_shape(

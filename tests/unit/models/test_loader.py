@@ -13,6 +13,7 @@ from quire.config.model import LoadConfig
 from quire.core.kv_spec import AttentionSpec
 from quire.distributed.parallel_context import ParallelContext
 from quire.errors import ConfigError, ModelError, UnsupportedError
+from quire.layers.weight_target import TensorTarget
 from quire.models.blocks import DecoderForCausalLM
 from quire.models.loader import load_model
 from quire.models.registry import MODEL_CLASSES, model_class
@@ -42,6 +43,12 @@ def load(
     )
 
 
+def tensors_of(model: DecoderForCausalLM) -> dict[str, torch.Tensor]:
+    targets = model.checkpoint_targets()
+    assert all(isinstance(target, TensorTarget) for target in targets.values())
+    return {name: target.tensor for name, target in targets.items()}
+
+
 def test_every_known_architecture_has_a_class():
     assert set(MODEL_CLASSES) == set(ARCHITECTURES)
     for name in MODEL_CLASSES:
@@ -52,9 +59,9 @@ def test_every_known_architecture_has_a_class():
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_dummy_weights_depend_on_seed_and_name_alone(architecture: str):
-    small = load(make_arch(architecture)).checkpoint_tensors()
-    deep = load(make_arch(architecture, num_hidden_layers=3)).checkpoint_tensors()
-    other = load(make_arch(architecture), seed=1).checkpoint_tensors()
+    small = tensors_of(load(make_arch(architecture)))
+    deep = tensors_of(load(make_arch(architecture, num_hidden_layers=3)))
+    other = tensors_of(load(make_arch(architecture), seed=1))
     assert all(torch.equal(tensor, deep[name]) for name, tensor in small.items())
     matrices = [name for name, tensor in small.items() if tensor.dim() == 2]
     assert not any(torch.equal(small[name], other[name]) for name in matrices)
@@ -64,9 +71,9 @@ def test_dummy_weights_depend_on_seed_and_name_alone(architecture: str):
     assert bool((small["model.norm.weight"] == 1).all())
 
 
-def test_checkpoint_tensors_cover_every_parameter_once():
+def test_checkpoint_targets_cover_every_parameter_once():
     model = load(make_arch("Qwen2ForCausalLM"))
-    tensors = model.checkpoint_tensors()
+    tensors = tensors_of(model)
     assert sum(t.numel() for t in tensors.values()) == sum(p.numel() for p in model.parameters())
     for tensor in tensors.values():
         tensor.fill_(3.0)
@@ -75,8 +82,8 @@ def test_checkpoint_tensors_cover_every_parameter_once():
 
 def test_tied_embeddings_share_storage_and_are_one_checkpoint_tensor():
     tied, apart = load(make_arch(tie_word_embeddings=True)), load(make_arch())
-    assert tied.lm_head.weight.data_ptr() == tied.model.embed_tokens.weight.data_ptr()
-    assert "lm_head.weight" not in tied.checkpoint_tensors() and "lm_head.weight" in apart.checkpoint_tensors()
+    assert tied.lm_head is tied.model.embed_tokens
+    assert "lm_head.weight" not in tied.checkpoint_targets() and "lm_head.weight" in apart.checkpoint_targets()
 
 
 def test_kv_cache_specs_are_in_layer_order_with_each_layers_window():

@@ -11,6 +11,7 @@ import torch
 from safetensors.torch import save_file
 
 from quire.errors import WeightsError
+from quire.layers.weight_target import TensorTarget
 from quire.models.weights import INDEX_NAME, load_weights
 
 NAMES = ("a.weight", "b.weight", "c.bias")
@@ -22,6 +23,10 @@ def targets(dtype: torch.dtype = torch.float32) -> dict[str, torch.Tensor]:
         "b.weight": torch.zeros(4, dtype=dtype),
         "c.bias": torch.zeros(1),
     }
+
+
+def load(directory: Path, filled: dict[str, torch.Tensor], *, ignored: tuple[str, ...] = ()) -> None:
+    load_weights(directory, {name: TensorTarget(tensor) for name, tensor in filled.items()}, ignored=ignored)
 
 
 def tensors(dtype: torch.dtype = torch.float32) -> dict[str, torch.Tensor]:
@@ -44,7 +49,7 @@ def assert_loaded(filled: dict[str, torch.Tensor]) -> None:
 def refusal(directory: Path, ignored: tuple[str, ...] = ()) -> WeightsError:
     untouched = targets()
     with pytest.raises(WeightsError) as caught:
-        load_weights(directory, untouched, ignored=ignored)
+        load(directory, untouched, ignored=ignored)
     assert caught.value.hint and not any(tensor.any() for tensor in untouched.values())
     return caught.value
 
@@ -52,7 +57,7 @@ def refusal(directory: Path, ignored: tuple[str, ...] = ()) -> WeightsError:
 def test_a_single_file_fills_the_targets(tmp_path: Path):
     save_file(tensors(), tmp_path / "model.safetensors")
     filled = targets()
-    load_weights(tmp_path, filled)
+    load(tmp_path, filled)
     assert_loaded(filled)
 
 
@@ -64,7 +69,7 @@ def test_shards_fill_the_targets_through_links_as_in_the_hub_cache(tmp_path: Pat
     for path in blobs.iterdir():
         (snapshot / path.name).symlink_to(path)
     filled = targets()
-    load_weights(snapshot, filled)
+    load(snapshot, filled)
     assert_loaded(filled)
 
 
@@ -73,14 +78,14 @@ def test_files_of_other_names_are_read_when_there_is_no_index(tmp_path: Path):
     (tmp_path / INDEX_NAME).unlink()
     save_file(tensors(), tmp_path / "consolidated.safetensors")
     filled = targets()
-    load_weights(tmp_path, filled)
+    load(tmp_path, filled)
     assert_loaded(filled)
 
 
 def test_the_dtype_is_converted(tmp_path: Path):
     save_file(tensors(torch.bfloat16), tmp_path / "model.safetensors")
     filled = targets()
-    load_weights(tmp_path, filled)
+    load(tmp_path, filled)
     assert torch.equal(filled["b.weight"], tensors(torch.bfloat16)["b.weight"].float())
 
 
@@ -88,7 +93,7 @@ def test_ignorable_tensors_are_ignored(tmp_path: Path):
     extra = {"lm_head.weight": torch.ones(2), "model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(2)}
     save_file({**tensors(), **extra}, tmp_path / "model.safetensors")
     filled = targets()
-    load_weights(tmp_path, filled, ignored=("lm_head.weight",))
+    load(tmp_path, filled, ignored=("lm_head.weight",))
     assert_loaded(filled)
     assert "1 tensors: lm_head.weight" in str(refusal(tmp_path))
 
@@ -97,7 +102,7 @@ def test_missing_tensors_are_counted_and_the_first_five_named(tmp_path: Path):
     save_file({"a.weight": torch.zeros(2, 3)}, tmp_path / "model.safetensors")
     many = {**targets(), **{f"layer.{i}": torch.zeros(1) for i in range(9)}}
     with pytest.raises(WeightsError) as caught:
-        load_weights(tmp_path, many)
+        load(tmp_path, many)
     assert "lacks 11 tensors: b.weight, c.bias, layer.0, layer.1, layer.2, ..." in str(caught.value)
 
 
@@ -161,3 +166,21 @@ def test_a_malformed_index_is_refused(tmp_path: Path, text: str):
     save_sharded(tmp_path)
     (tmp_path / INDEX_NAME).write_text(text)
     assert INDEX_NAME in str(refusal(tmp_path))
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("-inf")], ids=str)
+def test_values_that_are_not_finite_are_named(tmp_path: Path, value: float):
+    broken = tensors()
+    broken["b.weight"][2] = value
+    save_file(broken, tmp_path / "model.safetensors")
+    with pytest.raises(WeightsError, match=r"tensor b\.weight has 1 values that are NaN or infinite") as caught:
+        load(tmp_path, targets())
+    assert caught.value.field == "b.weight" and caught.value.hint
+
+
+def test_values_too_large_for_the_dtype_are_named(tmp_path: Path):
+    large = tensors()
+    large["b.weight"][0] = 1e6
+    save_file(large, tmp_path / "model.safetensors")
+    with pytest.raises(WeightsError, match="too large for the model's dtype"):
+        load(tmp_path, targets(torch.float16))

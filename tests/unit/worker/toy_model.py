@@ -12,6 +12,7 @@ from quire.attention.backend import AttentionBackend, AttentionParams
 from quire.attention.context import ForwardContext
 from quire.attention.metadata import AttentionMetadata
 from quire.core.kv_spec import AttentionSpec
+from quire.layers.weight_target import WeightTarget
 
 VOCAB_SIZE = 97
 
@@ -73,5 +74,8 @@ class ToyModel:
     def kv_cache_specs(self, block_size: int) -> dict[str, AttentionSpec]:
         return {"toy": AttentionSpec(block_size=block_size, num_kv_heads=1, head_size=1, dtype_bytes=4)}
 
-    def checkpoint_tensors(self) -> dict[str, torch.Tensor]:
+    def checkpoint_targets(self) -> dict[str, WeightTarget]:
+        return {}
+
+    def stored_tensors(self) -> dict[str, torch.Tensor]:
         return {}

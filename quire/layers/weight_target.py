@@ -1,0 +1,34 @@
+"""Where one tensor of a checkpoint goes. Made by layers, filled by `models.weights`; no state of its own."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+
+import torch
+
+
+class WeightTarget(ABC):
+    """The place of one checkpoint tensor in a model.
+
+    Attributes:
+        shape: what the tensor must have.
+    """
+
+    shape: tuple[int, ...]
+
+    @abstractmethod
+    def load(self, tensor: torch.Tensor) -> bool:
+        """Take the values, converting the dtype; False when some are NaN or infinite, as given or as converted."""
+
+
+class TensorTarget(WeightTarget):
+    """A tensor (a view, for a part of a fused one) that is overwritten."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self.tensor = tensor
+        self.shape = tuple(tensor.shape)
+
+    def load(self, tensor: torch.Tensor) -> bool:
+        """Copy."""
+        self.tensor.copy_(tensor)
+        return bool(self.tensor.isfinite().all())
