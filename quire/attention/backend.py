@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 
@@ -61,8 +62,8 @@ class HeadNorms:
 class AttentionBackend(ABC):
     """Paged attention: one instance serves every layer of a model."""
 
-    name: str
-    preferred_block_size: int
+    name: ClassVar[str]
+    preferred_block_size: ClassVar[int]
 
     @staticmethod
     @abstractmethod

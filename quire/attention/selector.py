@@ -7,11 +7,14 @@ from collections.abc import Mapping
 import torch
 
 from quire.attention.backend import AttentionBackend, AttentionParams
+from quire.attention.backends.native_cpu import NativeCpuBackend
 from quire.attention.backends.torch_reference import TorchReferenceBackend
 from quire.errors import ConfigError, unknown_name
+from quire.kernels.native.runtime import NativeRuntime
 
 # In order of preference.
 BACKENDS: Mapping[str, type[AttentionBackend]] = {
+    NativeCpuBackend.name: NativeCpuBackend,
     TorchReferenceBackend.name: TorchReferenceBackend,
 }
 
@@ -21,11 +24,18 @@ def preferred_block_sizes() -> dict[str, int]:
     return {name: backend.preferred_block_size for name, backend in BACKENDS.items()}
 
 
-def select_backend(name: str, params: AttentionParams, dtype: torch.dtype, device: torch.device) -> AttentionBackend:
+def select_backend(
+    name: str,
+    params: AttentionParams,
+    dtype: torch.dtype,
+    device: torch.device,
+    runtime: NativeRuntime | None = None,
+) -> AttentionBackend:
     """A new backend that can serve a layer like `params`.
 
     Args:
         name: a backend's name, or "auto".
+        runtime: the C++ kernels, for the backend that uses them.
 
     Raises:
         ConfigError: no such backend, or none fits; lists every candidate and its reasons.
@@ -36,6 +46,10 @@ def select_backend(name: str, params: AttentionParams, dtype: torch.dtype, devic
     refusals = []
     for candidate, backend in candidates.items():
         reasons = backend.unsupported_reasons(params, dtype, device)
+        if issubclass(backend, NativeCpuBackend):
+            if runtime is not None and not reasons:
+                return backend(runtime)
+            reasons = reasons or ["the native kernels are not in use"]
         if not reasons:
             return backend()
         refusals.append(f"{candidate}: {'; '.join(reasons)}")

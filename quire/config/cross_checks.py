@@ -20,12 +20,6 @@ def check_supported(config: QuireConfig) -> None:
             hint="leave out trust_remote_code; the model must be of a family that Quire implements",
             field="trust_remote_code",
         )
-    if config.model.quantization is not None:
-        raise UnsupportedError(
-            f"quantization={config.model.quantization!r} is not supported yet",
-            hint="leave out quantization and use an unquantized checkpoint",
-            field="quantization",
-        )
     for name in PARALLEL_SIZES:
         size = getattr(config.parallel, name)
         if size != 1:
@@ -60,6 +54,13 @@ def check_against_model(config: QuireConfig) -> None:
             f"kv_cache_dtype={config.cache.kv_cache_dtype!r} differs from dtype={config.model.dtype!r}",
             hint="leave out kv_cache_dtype",
             field="kv_cache_dtype",
+        )
+    if config.model.quantization is not None and config.device.attention_backend != "native_cpu":
+        raise UnsupportedError(
+            f"quantization={config.model.quantization!r} needs the native CPU kernels, and "
+            f"{config.device.attention_backend} was chosen",
+            hint="use device='cpu' with attention_backend='native_cpu', or leave out quantization",
+            field="quantization",
         )
     threshold = config.scheduler.long_prefill_token_threshold
     if threshold > asked:

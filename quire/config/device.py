@@ -18,7 +18,9 @@ class DeviceConfig:
         minimum=1,
         maximum=4096,
     )
-    attention_backend: str = setting("auto", "Attention implementation.", choices=("auto", "torch_reference"))
+    attention_backend: str = setting(
+        "auto", "Attention implementation.", choices=("auto", "native_cpu", "torch_reference")
+    )
 
     def __post_init__(self) -> None:
         check_settings(self)

@@ -20,7 +20,13 @@ class ModelConfig:
     trust_remote_code: bool = setting(False, "Refused when true: Quire never runs code from a model directory.")
     revision: str | None = setting(None, "Branch, tag or commit on the hub.")
     dtype: str = setting("auto", "Type of weights and activations.", choices=DTYPES)
-    quantization: str | None = setting(None, "Weight quantization; none is supported yet.", short="-q")
+    quantization: str | None = setting(
+        None,
+        "Quantize the weights while they are loaded, for the native CPU kernels: int8 (a scale per output) or int4 "
+        "(a scale per output and group; the token table stays int8). Activations are quantized per token.",
+        choices=("int8", "int4"), short="-q",
+    )  # fmt: skip
+    quantization_report: bool = setting(False, "Log how far each quantized tensor is from the checkpoint's.")
     max_model_len: int | None = setting(
         None, "Longest prompt plus output, in tokens; default: the model's own limit.",
         minimum=1, maximum=2**30, is_size=True,

@@ -49,10 +49,12 @@ class Surroundings:
         platform: the machine.
         usage: who runs the engine.
         block_sizes: attention backend -> tokens per page it prefers.
+        native_problem: why the native CPU kernels cannot be used; None = they can.
     """
 
     platform: Platform
     usage: UsageContext = UsageContext.LLM_CLASS
+    native_problem: str | None = "not looked for"
     block_sizes: Mapping[str, int] = field(default_factory=lambda: {"torch_reference": 16})
 
 
@@ -66,6 +68,7 @@ def resolve(
     *,
     usage: UsageContext = UsageContext.LLM_CLASS,
     block_sizes: Mapping[str, int] | None = None,
+    native_problem: str | None = "not looked for",
 ) -> tuple[QuireConfig, list[Decision]]:
     """`config` with every auto replaced, and what was chosen.
 
@@ -75,12 +78,13 @@ def resolve(
         arch: the model's shape.
         usage: who runs the engine.
         block_sizes: attention backend -> tokens per page it prefers; default: 16 for each.
+        native_problem: why the native CPU kernels cannot be used; None = they can.
 
     Raises:
         ConfigError: settings contradict each other, the model or the machine.
         UnsupportedError: a known setting that is not honoured yet.
     """
-    around = Surroundings(platform=platform, usage=usage)
+    around = Surroundings(platform=platform, usage=usage, native_problem=native_problem)
     if block_sizes is not None:
         around = dataclasses.replace(around, block_sizes=block_sizes)
     config = dataclasses.replace(config, arch=arch)
@@ -111,10 +115,13 @@ def resolve_num_threads(config: QuireConfig, around: Surroundings) -> tuple[Quir
 
 
 def resolve_attention_backend(config: QuireConfig, around: Surroundings) -> tuple[QuireConfig, Decision | None]:
-    """The only implementation there is yet."""
+    """The native kernels where they can be used."""
     if config.device.attention_backend != "auto":
         return config, None
-    return _choose(config, "device", "attention_backend", "torch_reference", "runs on every device")
+    problem = _native_problem(config, around)
+    if problem is None:
+        return _choose(config, "device", "attention_backend", "native_cpu", "the CPU's own kernels")
+    return _choose(config, "device", "attention_backend", "torch_reference", problem)
 
 
 def resolve_executor(config: QuireConfig, around: Surroundings) -> tuple[QuireConfig, Decision | None]:
@@ -143,7 +150,8 @@ def resolve_dtype(config: QuireConfig, around: Surroundings) -> tuple[QuireConfi
     if config.model.dtype != "auto":
         name = DTYPE_NAMES.get(config.model.dtype, config.model.dtype)
         return _replace(config, "model", dtype=name), None
-    return _choose(config, "model", "dtype", *_dtype_for(_arch(config).torch_dtype, around.platform))
+    is_native = _native_problem(config, around) is None and config.device.attention_backend != "torch_reference"
+    return _choose(config, "model", "dtype", *_dtype_for(_arch(config).torch_dtype, around.platform, is_native))
 
 
 def resolve_kv_cache_dtype(config: QuireConfig, around: Surroundings) -> tuple[QuireConfig, Decision | None]:
@@ -201,11 +209,11 @@ def resolve_max_num_batched_tokens(config: QuireConfig, around: Surroundings) ->
 RULES: tuple[Rule, ...] = (
     resolve_device,
     resolve_num_threads,
-    resolve_attention_backend,
     resolve_executor,
     resolve_names,
     resolve_load_format,
     resolve_dtype,
+    resolve_attention_backend,
     resolve_kv_cache_dtype,
     resolve_block_size,
     resolve_max_model_len,
@@ -227,7 +235,21 @@ def _arch(config: QuireConfig) -> ModelArch:
     return config.arch
 
 
-def _dtype_for(checkpoint: str, platform: Platform) -> tuple[str, str]:
+def _native_problem(config: QuireConfig, around: Surroundings) -> str | None:
+    """Why the native CPU kernels cannot serve this model; None = they can. `dtype` may still be "auto"."""
+    if not around.platform.is_cpu:
+        return "runs on every device"
+    if around.native_problem is not None:
+        return f"no native kernels: {around.native_problem}"
+    if config.model.dtype == "float16":
+        return "the native kernels compute in bfloat16 and float32"
+    head_size = _arch(config).head_size
+    if head_size % 2 or head_size > 256:
+        return f"the native kernels need an even head_size of at most 256, this model has {head_size}"
+    return None
+
+
+def _dtype_for(checkpoint: str, platform: Platform, is_native: bool) -> tuple[str, str]:
     """(dtype, reason) for weights stored as `checkpoint` ("" = not said)."""
     name = DTYPE_NAMES.get(checkpoint, checkpoint)
     if name not in KEEP_DTYPE:
@@ -235,7 +257,7 @@ def _dtype_for(checkpoint: str, platform: Platform) -> tuple[str, str]:
     if name == "float32":
         return "float32", "the checkpoint is float32"
     if name == "bfloat16":
-        if platform.has_fast_bfloat16:
+        if is_native or platform.has_fast_bfloat16:
             return "bfloat16", "the checkpoint is bfloat16"
         return "float32", f"the checkpoint is bfloat16, which this {platform.device} does not compute natively"
     if platform.is_cpu:

@@ -20,6 +20,10 @@ class WeightTarget(ABC):
     def load(self, tensor: torch.Tensor) -> bool:
         """Take the values, converting the dtype; False when some are NaN or infinite, as given or as converted."""
 
+    @abstractmethod
+    def stored(self) -> torch.Tensor:
+        """The values as the model holds them, in any floating type: what quantization made of them."""
+
 
 class TensorTarget(WeightTarget):
     """A tensor (a view, for a part of a fused one) that is overwritten."""
@@ -32,3 +36,7 @@ class TensorTarget(WeightTarget):
         """Copy."""
         self.tensor.copy_(tensor)
         return bool(self.tensor.isfinite().all())
+
+    def stored(self) -> torch.Tensor:
+        """The tensor itself."""
+        return self.tensor

@@ -13,6 +13,7 @@ from quire.config.hf_config import ModelArch
 from quire.config.model import LoadConfig
 from quire.distributed.parallel_context import ParallelContext
 from quire.errors import UnsupportedError
+from quire.layers.kernels import LayerKernels, TorchKernels
 from quire.layers.options import LayerOptions
 from quire.models.blocks import DecoderForCausalLM
 from quire.models.interfaces import BuildContext
@@ -30,6 +31,8 @@ def load_model(
     backend: AttentionBackend | None,
     max_model_len: int,
     seed: int,
+    kernels: LayerKernels | None = None,
+    reports_error: bool = False,
 ) -> DecoderForCausalLM:
     """The model of `arch`, ready to run.
 
@@ -39,6 +42,8 @@ def load_model(
         backend: for every attention layer; None = the first that fits.
         max_model_len: longest sequence, in tokens.
         seed: of dummy weights.
+        kernels: what computes the layers; None = torch.
+        reports_error: log how far each stored tensor is from the checkpoint's.
 
     Raises:
         ModelError: unknown architecture, or weights (WeightsError) that are malformed or not this model's.
@@ -53,7 +58,7 @@ def load_model(
         )
     build = BuildContext(
         arch=arch,
-        options=LayerOptions(dtype, device),
+        options=LayerOptions(dtype, device, kernels or TorchKernels()),
         parallel=parallel,
         backend=backend or select_backend("auto", attention_params(arch), dtype, device),
         max_model_len=max_model_len,
@@ -64,7 +69,7 @@ def load_model(
             fill_dummy_weights(model, arch.initializer_range, seed)
         else:
             ignored = ("lm_head.weight",) if arch.tie_word_embeddings else ()
-            load_weights(Path(model_path), model.checkpoint_targets(), ignored=ignored)
+            load_weights(Path(model_path), model.checkpoint_targets(), ignored=ignored, reports_error=reports_error)
     return model
 
 

@@ -14,8 +14,11 @@ import torch
 
 from quire.errors import WeightsError
 from quire.layers.weight_target import WeightTarget
+from quire.logger import get_logger
 from quire.models.json_file import read_json_object
 from quire.models.safetensors_file import DOWNLOAD_AGAIN, SafetensorsFile, TensorEntry
+
+logger = get_logger(__name__)
 
 MAX_INDEX_BYTES = 64 << 20
 INDEX_NAME = "model.safetensors.index.json"
@@ -25,7 +28,9 @@ MODEL_DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 COMPUTED_TENSORS = re.compile(r"(^|\.)rotary_emb\.(inv_freq|cos_cached|sin_cached)$")
 
 
-def load_weights(directory: Path, targets: dict[str, WeightTarget], *, ignored: Collection[str] = ()) -> None:
+def load_weights(
+    directory: Path, targets: dict[str, WeightTarget], *, ignored: Collection[str] = (), reports_error: bool = False
+) -> None:
     """Give every tensor of the directory's safetensors files to its target, which converts the dtype.
 
     Every header is checked, and the names and shapes of all tensors compared, before any data is read.
@@ -33,6 +38,7 @@ def load_weights(directory: Path, targets: dict[str, WeightTarget], *, ignored: 
     Args:
         targets: checkpoint name -> where it goes.
         ignored: names that the checkpoint may have and the model does not need.
+        reports_error: log the relative error of each tensor as stored.
 
     Raises:
         WeightsError: a malformed file, a missing or unexpected tensor, one of a wrong shape or dtype, or one with NaN
@@ -46,8 +52,18 @@ def load_weights(directory: Path, targets: dict[str, WeightTarget], *, ignored: 
     for name, target in targets.items():
         _check_tensor(used[name], used[name].entries[name], target)
     for name, target in targets.items():
-        if not target.load(used[name].tensor(name)):
+        tensor = used[name].tensor(name)
+        if not target.load(tensor):
             raise _not_finite(used[name], name)
+        if reports_error:
+            logger.info("%s: relative error %.5f as stored", name, relative_error(tensor, target.stored()))
+
+
+def relative_error(given: torch.Tensor, stored: torch.Tensor) -> float:
+    """Root mean square of the difference, relative to that of `given`; 0 for zeros."""
+    wide = given.float()
+    norm = float(wide.norm())
+    return float((stored.float() - wide).norm()) / norm if norm else 0.0
 
 
 def find_weight_files(directory: Path) -> tuple[dict[str, Path], list[Path]]:

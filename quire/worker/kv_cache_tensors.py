@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import math
+import mmap
 from collections.abc import Sequence
 
-import numpy as np
 import torch
 
 from quire.attention.backend import AttentionBackend
 from quire.core.kv_spec import KVCacheConfig
-
-_ALIGNMENT = 64  # bytes; a cache line, and the widest vector register
 
 
 def allocate_kv_caches(
@@ -36,10 +34,11 @@ def allocate_kv_caches(
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """Zeros; on a CPU from the operating system's zero pages, which torch.zeros would touch one by one."""
+    """Zeros; on a CPU from the operating system's zero pages, huge ones where it has them."""
     if device.type != "cpu":
         return torch.zeros(shape, dtype=dtype, device=device)
     num_bytes = math.prod(shape) * dtype.itemsize
-    buffer = np.zeros(num_bytes + _ALIGNMENT, dtype=np.uint8)
-    start = -buffer.ctypes.data % _ALIGNMENT
-    return torch.from_numpy(buffer[start : start + num_bytes]).view(dtype).view(shape)
+    pages = mmap.mmap(-1, max(num_bytes, 1))
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        pages.madvise(mmap.MADV_HUGEPAGE)
+    return torch.frombuffer(pages, dtype=torch.uint8)[:num_bytes].view(dtype).view(shape)

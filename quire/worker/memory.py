@@ -6,6 +6,7 @@ workspace is computed, not measured: a trial run of the largest step would take 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from quire.config.hf_config import ModelArch
@@ -18,6 +19,8 @@ RESERVED_BYTES = 256 * MIB
 ATTENTION_BYTES = 96 * MIB
 # Float32 logits, their copy, float64 running sums, sort keys of log-probabilities: bytes per logit at the worst moment.
 SAMPLING_BYTES_PER_LOGIT = 32
+# Bytes per weight of projections and of token tables, scales included, by quantization.
+WEIGHT_BYTES: Mapping[str | None, tuple[float, float]] = {"int8": (1.01, 1.01), "int4": (0.54, 1.01)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +60,9 @@ class MemoryBudget:
         return f"KV cache may take {format_bytes(self.kv_cache_bytes)} = {left} - {taken}{reason}"
 
 
-def estimate_weights_bytes(arch: ModelArch, max_model_len: int, dtype_bytes: int) -> int:
+def estimate_weights_bytes(
+    arch: ModelArch, max_model_len: int, dtype_bytes: int, quantization: str | None = None
+) -> int:
     """Bytes of a model's parameters and rotary tables, before it is built."""
     heads_size = arch.total_num_heads * arch.head_size
     kv_size = arch.total_num_kv_heads * arch.head_size
@@ -65,7 +70,9 @@ def estimate_weights_bytes(arch: ModelArch, max_model_len: int, dtype_bytes: int
     mlp = 3 * arch.hidden_size * arch.intermediate_size
     embeddings = arch.vocab_size * arch.hidden_size * (1 if arch.tie_word_embeddings else 2)
     rotary_bytes = 4 * max_model_len * arch.head_size
-    return (arch.num_layers * (attention + mlp + 2 * arch.hidden_size) + embeddings) * dtype_bytes + rotary_bytes
+    layer_bytes, table_bytes = WEIGHT_BYTES.get(quantization, (dtype_bytes, dtype_bytes))
+    norms = 2 * arch.num_layers * arch.hidden_size * dtype_bytes
+    return int(arch.num_layers * (attention + mlp) * layer_bytes + embeddings * table_bytes) + norms + rotary_bytes
 
 
 def estimate_workspace_bytes(arch: ModelArch, limits: StepLimits, dtype_bytes: int) -> int:

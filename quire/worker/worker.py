@@ -34,6 +34,7 @@ from quire.worker.memory import (
     plan_memory,
 )
 from quire.worker.model_runner import ModelRunner
+from quire.worker.native import make_kernels, make_runtime
 from quire.worker.request_states import RequestStates
 from quire.worker.warmup import warm_up
 
@@ -65,12 +66,17 @@ class Worker:
         self._platform = platform
         self._custom_processors = tuple(custom_processors)
         keep_freed_memory()
-        torch.set_num_threads(config.device.num_threads or platform.num_cpus)
+        num_threads = config.device.num_threads or platform.num_cpus
+        self._runtime = make_runtime(config, num_threads)
+        # One pool of threads: two at once would fight for the cores.
+        torch.set_num_threads(num_threads if self._runtime is None else 1)
         self._workspace_bytes = estimate_workspace_bytes(self._arch, self._limits, self._dtype.itemsize)
         self._free_bytes = self._read_free_bytes()
         self._check_weights_fit()
         params = attention_params(self._arch)
-        self._backend = select_backend(config.device.attention_backend, params, self._dtype, self._device)
+        self._backend = select_backend(
+            config.device.attention_backend, params, self._dtype, self._device, self._runtime
+        )
         self._model = load_model(
             self._arch,
             config.model_path,
@@ -81,6 +87,8 @@ class Worker:
             self._backend,
             self._limits.max_model_len,
             config.model.seed,
+            make_kernels(config, self._runtime, self._dtype),
+            reports_error=config.model.quantization_report,
         )
         self._runner: ModelRunner | None = None
 
@@ -146,7 +154,9 @@ class Worker:
         plan_memory(
             free_bytes=self._free_bytes,
             utilization=self._config.cache.memory_utilization,
-            weights_bytes=estimate_weights_bytes(self._arch, self._limits.max_model_len, self._dtype.itemsize),
+            weights_bytes=estimate_weights_bytes(
+                self._arch, self._limits.max_model_len, self._dtype.itemsize, self._config.model.quantization
+            ),
             workspace_bytes=self._workspace_bytes,
             useful_bytes=None,
         )

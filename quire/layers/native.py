@@ -1,0 +1,209 @@
+"""The layers on the C++ library: packed weights, bfloat16, float32 or quantized, and its elementwise kernels.
+
+Made by the worker with its runtime. Weights live on huge pages, in the order in which kernels stream them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from quire.kernels.native import elementwise, linear, quant
+from quire.kernels.native.arena import HugeArena
+from quire.kernels.native.runtime import NativeRuntime
+from quire.layers.kernels import LayerKernels
+from quire.layers.linear_method import LinearMethod
+from quire.layers.weight_target import WeightTarget
+
+QUANTIZATIONS = ("int8", "int4")
+
+
+class _PackedRows(WeightTarget):
+    """Rows of a packed weight.
+
+    Args:
+        pack: writes them and says whether they are finite.
+        unpack: reads them back.
+    """
+
+    def __init__(
+        self, shape: tuple[int, int], pack: Callable[[torch.Tensor], bool], unpack: Callable[[], torch.Tensor]
+    ) -> None:
+        self.shape = shape
+        self._pack = pack
+        self._unpack = unpack
+
+    def load(self, tensor: torch.Tensor) -> bool:
+        """Pack."""
+        return self._pack(tensor)
+
+    def stored(self) -> torch.Tensor:
+        """Unpack."""
+        return self._unpack()
+
+
+@dataclass(frozen=True)
+class PackedLinearMethod(LinearMethod):
+    """Weights in the model's type, as panels of 16 outputs."""
+
+    runtime: NativeRuntime
+    arena: HugeArena
+
+    def create_weights(
+        self, layer: nn.Module, output_size: int, input_size: int, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        """Register `packed`."""
+        layer.register_buffer("packed", self.arena.zeros(linear.packed_shape(output_size, input_size, dtype), dtype))
+
+    def row_target(self, layer: nn.Module, first_row: int, num_rows: int) -> WeightTarget:
+        """Packs the rows where they belong."""
+        packed, input_size = layer.get_buffer("packed"), _size(layer, "input_size")
+        return _PackedRows(
+            (num_rows, input_size),
+            lambda rows: linear.pack_rows(self.runtime, rows, packed, first_row),
+            lambda: linear.unpack_rows(self.runtime, packed, input_size, first_row, num_rows),
+        )
+
+    def apply(
+        self, layer: nn.Module, x: torch.Tensor, bias: torch.Tensor | None, out_dtype: torch.dtype
+    ) -> torch.Tensor:
+        """Multiply."""
+        packed, output_size = layer.get_buffer("packed"), _size(layer, "output_size")
+        return linear.linear(self.runtime, x, packed, output_size, bias, out_dtype=out_dtype)
+
+    def gather_rows(self, layer: nn.Module, row_ids: torch.Tensor) -> torch.Tensor:
+        """Unpack the rows."""
+        return linear.gather_rows(self.runtime, row_ids, layer.get_buffer("packed"), _size(layer, "input_size"))
+
+
+@dataclass(frozen=True)
+class Int8LinearMethod(LinearMethod):
+    """One scale per output; activations are quantized per token."""
+
+    runtime: NativeRuntime
+    arena: HugeArena
+    dtype: torch.dtype
+
+    def create_weights(
+        self, layer: nn.Module, output_size: int, input_size: int, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        """Register `packed` and `scales`."""
+        shape = quant.int8_packed_shape(output_size, input_size)
+        layer.register_buffer("packed", self.arena.zeros(shape, torch.int8))
+        layer.register_buffer("scales", self.arena.zeros((shape[0] * 16,), torch.float32))
+
+    def row_target(self, layer: nn.Module, first_row: int, num_rows: int) -> WeightTarget:
+        """Quantizes the rows where they belong."""
+        packed, scales, input_size = layer.get_buffer("packed"), layer.get_buffer("scales"), _size(layer, "input_size")
+        return _PackedRows(
+            (num_rows, input_size),
+            lambda rows: quant.pack_int8_rows(self.runtime, rows, packed, scales, first_row),
+            lambda: quant.unpack_int8_rows(self.runtime, packed, scales, input_size, first_row, num_rows),
+        )
+
+    def apply(
+        self, layer: nn.Module, x: torch.Tensor, bias: torch.Tensor | None, out_dtype: torch.dtype
+    ) -> torch.Tensor:
+        """Quantize the activations and multiply."""
+        packed, scales = layer.get_buffer("packed"), layer.get_buffer("scales")
+        return quant.linear_int8(
+            self.runtime, x, packed, scales, _size(layer, "output_size"), bias, out_dtype=out_dtype
+        )
+
+    def gather_rows(self, layer: nn.Module, row_ids: torch.Tensor) -> torch.Tensor:
+        """Rows times their scale."""
+        packed, scales, input_size = layer.get_buffer("packed"), layer.get_buffer("scales"), _size(layer, "input_size")
+        return quant.gather_int8_rows(self.runtime, row_ids, packed, scales, input_size, self.dtype)
+
+
+@dataclass(frozen=True)
+class Int4LinearMethod(LinearMethod):
+    """One scale per output and group of inputs; activations are quantized to int8 per token."""
+
+    runtime: NativeRuntime
+    arena: HugeArena
+    dtype: torch.dtype
+
+    def create_weights(
+        self, layer: nn.Module, output_size: int, input_size: int, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        """Register `packed` and `scales`."""
+        packed = self.arena.zeros(quant.int4_packed_shape(output_size, input_size), torch.uint8)
+        scales = self.arena.zeros(quant.int4_scales_shape(output_size, input_size), torch.float32)
+        layer.register_buffer("packed", packed)
+        layer.register_buffer("scales", scales)
+
+    def row_target(self, layer: nn.Module, first_row: int, num_rows: int) -> WeightTarget:
+        """Quantizes the rows where they belong."""
+        packed, scales, input_size = layer.get_buffer("packed"), layer.get_buffer("scales"), _size(layer, "input_size")
+        return _PackedRows(
+            (num_rows, input_size),
+            lambda rows: quant.pack_int4_rows(self.runtime, rows, packed, scales, first_row),
+            lambda: quant.unpack_int4_rows(self.runtime, packed, scales, input_size, first_row, num_rows),
+        )
+
+    def apply(
+        self, layer: nn.Module, x: torch.Tensor, bias: torch.Tensor | None, out_dtype: torch.dtype
+    ) -> torch.Tensor:
+        """Quantize the activations and multiply."""
+        packed, scales = layer.get_buffer("packed"), layer.get_buffer("scales")
+        return quant.linear_int4(
+            self.runtime, x, packed, scales, _size(layer, "output_size"), bias, out_dtype=out_dtype
+        )
+
+    def gather_rows(self, layer: nn.Module, row_ids: torch.Tensor) -> torch.Tensor:
+        """Rows times their scales."""
+        packed, scales, input_size = layer.get_buffer("packed"), layer.get_buffer("scales"), _size(layer, "input_size")
+        return quant.gather_int4_rows(self.runtime, row_ids, packed, scales, input_size, self.dtype)
+
+
+class NativeKernels(LayerKernels):
+    """The C++ library on a CPU.
+
+    Args:
+        runtime: tier and threads.
+        dtype: of activations: bfloat16 or float32.
+        quantization: of the weights: None, "int8" or "int4".
+    """
+
+    def __init__(self, runtime: NativeRuntime, dtype: torch.dtype, quantization: str | None = None) -> None:
+        self._runtime = runtime
+        self._dtype = dtype
+        self._quantization = quantization
+        self._arena = HugeArena()
+
+    def linear_method(self, output_size: int, input_size: int) -> LinearMethod:
+        """Packed, in the model's type or quantized."""
+        if self._quantization == "int4":
+            return Int4LinearMethod(self._runtime, self._arena, self._dtype)
+        return self.table_method(output_size, input_size)
+
+    def table_method(self, vocab_size: int, hidden_size: int) -> LinearMethod:
+        """As projections, but no less than 8 bits: every token passes through it twice."""
+        if self._quantization is not None:
+            return Int8LinearMethod(self._runtime, self._arena, self._dtype)
+        return PackedLinearMethod(self._runtime, self._arena)
+
+    def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+        """One pass over the rows."""
+        return elementwise.rms_norm(self._runtime, x, weight, eps)
+
+    def add_rms_norm(
+        self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """One pass; `residual` becomes the sum."""
+        return elementwise.rms_norm(self._runtime, x, weight, eps, residual), residual
+
+    def silu_and_mul(self, x: torch.Tensor) -> torch.Tensor:
+        """One pass."""
+        return elementwise.silu_and_mul(self._runtime, x)
+
+
+def _size(layer: nn.Module, name: str) -> int:
+    """`output_size` or `input_size` of a `Linear`."""
+    size = getattr(layer, name)
+    assert isinstance(size, int)
+    return size
