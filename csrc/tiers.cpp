@@ -10,18 +10,20 @@
 
 namespace quire {
 
-#define QUIRE_DECLARE(tier)                          \
-  namespace tier {                                   \
+#define QUIRE_DECLARE(tier)                            \
+  namespace tier {                                     \
   extern const ElementwiseKernels elementwise_kernels; \
-  extern const GemmKernels gemm_kernels;             \
-  extern const QuantKernels quant_kernels;           \
-  extern const AttentionKernels attention_kernels;   \
-  extern const SamplingKernels sampling_kernels;     \
+  extern const GemmKernels gemm_kernels;               \
+  extern const QuantKernels quant_kernels;             \
+  extern const AttentionKernels attention_kernels;     \
+  extern const SamplingKernels sampling_kernels;       \
+  extern const SelfTestKernels self_test_kernels;      \
   }
-#define QUIRE_TIER_ENTRY(tier, is_supported)                                                                      \
-  {                                                                                                               \
-#tier, is_supported, &tier::elementwise_kernels, &tier::gemm_kernels, &tier::quant_kernels, &tier::attention_kernels, \
-        &tier::sampling_kernels                                                                                   \
+#define QUIRE_TIER_ENTRY(tier, is_supported)                                            \
+  {                                                                                     \
+#tier, is_supported, &tier::elementwise_kernels, &tier::gemm_kernels,                   \
+        &tier::quant_kernels, &tier::attention_kernels, &tier::sampling_kernels,        \
+        &tier::self_test_kernels                                                        \
   }
 
 QUIRE_DECLARE(portable)

@@ -19,6 +19,11 @@ class DeviceConfig:
         maximum=4096,
     )
     attention_backend: str = setting("auto", "Attention implementation.", choices=("auto", "torch_reference"))
+    kernel_tier: str = setting(
+        "auto",
+        "Instruction set of the native CPU kernels; auto = the best that runs here. All give the same results.",
+        choices=("auto", "amx", "avx512", "avx2", "portable"),
+    )
 
     def __post_init__(self) -> None:
         check_settings(self)
