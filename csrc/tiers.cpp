@@ -10,24 +10,27 @@
 
 namespace quire {
 
-#define QUIRE_DECLARE(tier)                          \
-  namespace tier {                                   \
+#define QUIRE_DECLARE(tier)                            \
+  namespace tier {                                     \
   extern const ElementwiseKernels elementwise_kernels; \
-  extern const GemmKernels gemm_kernels;             \
-  extern const QuantKernels quant_kernels;           \
-  extern const AttentionKernels attention_kernels;   \
-  extern const SamplingKernels sampling_kernels;     \
+  extern const GemmKernels gemm_kernels;               \
+  extern const QuantKernels quant_kernels;             \
+  extern const AttentionKernels attention_kernels;     \
+  extern const SamplingKernels sampling_kernels;       \
+  extern const SelfTestKernels self_test_kernels;      \
   }
-#define QUIRE_TIER_ENTRY(tier, is_supported)                                                                      \
-  {                                                                                                               \
-#tier, is_supported, &tier::elementwise_kernels, &tier::gemm_kernels, &tier::quant_kernels, &tier::attention_kernels, \
-        &tier::sampling_kernels                                                                                   \
+#define QUIRE_TIER_ENTRY(tier, is_supported)                                            \
+  {                                                                                     \
+#tier, is_supported, &tier::elementwise_kernels, &tier::gemm_kernels,                   \
+        &tier::quant_kernels, &tier::attention_kernels, &tier::sampling_kernels,        \
+        &tier::self_test_kernels                                                        \
   }
 
 QUIRE_DECLARE(portable)
 #if QUIRE_HAS_AVX2
 QUIRE_DECLARE(avx2)
 QUIRE_DECLARE(avx512)
+QUIRE_DECLARE(avx512_bf16)
 QUIRE_DECLARE(amx)
 QUIRE_DECLARE(amx_emulated)
 #endif
@@ -73,6 +76,11 @@ bool has_avx512() {
          has_bits(features.ecx, kVnni);
 }
 
+bool has_avx512_bf16() {
+  constexpr uint32_t kBf16 = 1u << 5;  // leaf 7, subleaf 1, eax
+  return has_avx512() && cpuid(7, 0).eax >= 1 && has_bits(cpuid(7, 1).eax, kBf16);
+}
+
 // The kernel lets a process use tile data only after it asked; the answer covers its threads and forked children.
 bool may_use_tiles() {
 #if defined(__linux__) && defined(SYS_arch_prctl)
@@ -98,6 +106,7 @@ bool has_amx() {
 const Tier tiers[] = {
 #if QUIRE_HAS_AVX2
     QUIRE_TIER_ENTRY(amx, has_amx),
+    QUIRE_TIER_ENTRY(avx512_bf16, has_avx512_bf16),
     QUIRE_TIER_ENTRY(avx512, has_avx512),
     QUIRE_TIER_ENTRY(avx2, has_avx2),
 #endif

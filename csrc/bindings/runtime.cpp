@@ -23,6 +23,10 @@ void bind_runtime(nb::module_& m) {
     return names;
   });
   m.def("is_tier_supported", [](int tier) { return tier_at(tier).is_supported(); });
+  m.def("self_test", [](int tier, int64_t timeout_ms, int fault) {
+    nb::gil_scoped_release release;
+    return self_test(tier, timeout_ms, static_cast<Fault>(fault));
+  });
   m.def("map_huge", [](int64_t bytes) { return reinterpret_cast<uintptr_t>(map_huge(bytes)); });
   m.def("unmap_huge", [](uintptr_t address, int64_t bytes) { unmap_huge(at<void>(address), bytes); });
 }

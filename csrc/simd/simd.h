@@ -8,7 +8,7 @@
 
 #include "quire/types.h"
 
-#if defined(QUIRE_TIER_AVX512) || defined(QUIRE_TIER_AMX)
+#if defined(QUIRE_TIER_AVX512) || defined(QUIRE_TIER_AVX512_BF16) || defined(QUIRE_TIER_AMX)
 #include "simd/avx512.h"
 #elif defined(QUIRE_TIER_AVX2)
 #include "simd/avx2.h"

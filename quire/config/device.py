@@ -21,6 +21,11 @@ class DeviceConfig:
     attention_backend: str = setting(
         "auto", "Attention implementation.", choices=("auto", "native_cpu", "torch_reference")
     )
+    kernel_tier: str = setting(
+        "auto",
+        "Instruction set of the native CPU kernels; auto = the best that runs here. All give the same results.",
+        choices=("auto", "amx", "avx512_bf16", "avx512", "avx2", "portable"),
+    )
 
     def __post_init__(self) -> None:
         check_settings(self)

@@ -15,6 +15,7 @@ from typing import Any
 from quire.config.cross_checks import check_against_model, check_batch, check_device, check_supported
 from quire.config.engine import QuireConfig
 from quire.config.hf_config import ModelArch
+from quire.errors import ConfigError
 from quire.platforms.interface import Platform
 
 GIB = 1 << 30
@@ -49,13 +50,14 @@ class Surroundings:
         platform: the machine.
         usage: who runs the engine.
         block_sizes: attention backend -> tokens per page it prefers.
-        native_problem: why the native CPU kernels cannot be used; None = they can.
+        kernel_tiers: tier of the native kernels -> why it does not run here, None = it does; best first. Empty
+            where they are not built.
     """
 
     platform: Platform
     usage: UsageContext = UsageContext.LLM_CLASS
-    native_problem: str | None = "not looked for"
     block_sizes: Mapping[str, int] = field(default_factory=lambda: {"torch_reference": 16})
+    kernel_tiers: Mapping[str, str | None] = field(default_factory=dict)
 
 
 Rule = Callable[[QuireConfig, Surroundings], tuple[QuireConfig, "Decision | None"]]
@@ -68,7 +70,7 @@ def resolve(
     *,
     usage: UsageContext = UsageContext.LLM_CLASS,
     block_sizes: Mapping[str, int] | None = None,
-    native_problem: str | None = "not looked for",
+    kernel_tiers: Mapping[str, str | None] | None = None,
 ) -> tuple[QuireConfig, list[Decision]]:
     """`config` with every auto replaced, and what was chosen.
 
@@ -78,13 +80,13 @@ def resolve(
         arch: the model's shape.
         usage: who runs the engine.
         block_sizes: attention backend -> tokens per page it prefers; default: 16 for each.
-        native_problem: why the native CPU kernels cannot be used; None = they can.
+        kernel_tiers: tier of the native kernels -> why it does not run here, None = it does; best first.
 
     Raises:
         ConfigError: settings contradict each other, the model or the machine.
         UnsupportedError: a known setting that is not honoured yet.
     """
-    around = Surroundings(platform=platform, usage=usage, native_problem=native_problem)
+    around = Surroundings(platform=platform, usage=usage, kernel_tiers=kernel_tiers or {})
     if block_sizes is not None:
         around = dataclasses.replace(around, block_sizes=block_sizes)
     config = dataclasses.replace(config, arch=arch)
@@ -122,6 +124,25 @@ def resolve_attention_backend(config: QuireConfig, around: Surroundings) -> tupl
     if problem is None:
         return _choose(config, "device", "attention_backend", "native_cpu", "the CPU's own kernels")
     return _choose(config, "device", "attention_backend", "torch_reference", problem)
+
+
+def resolve_kernel_tier(config: QuireConfig, around: Surroundings) -> tuple[QuireConfig, Decision | None]:
+    """The best tier that runs here; one that was asked for and does not run is refused."""
+    asked, tiers = config.device.kernel_tier, around.kernel_tiers
+    running = [name for name, problem in tiers.items() if problem is None]
+    if not running or config.device.attention_backend != "native_cpu":
+        return config, None
+    if asked != "auto":
+        if asked not in running:
+            raise ConfigError(
+                f"kernel_tier={asked!r} does not run on this machine: {tiers.get(asked, 'not in this build')}",
+                hint=f"use 'auto', or one of {', '.join(running)}",
+                field="kernel_tier",
+            )
+        return config, None
+    refused = [f"{name}: {problem}" for name, problem in tiers.items() if problem is not None]
+    reason = "; ".join([f"the best of the native kernels that run here ({', '.join(running)})", *refused])
+    return _choose(config, "device", "kernel_tier", running[0], reason)
 
 
 def resolve_executor(config: QuireConfig, around: Surroundings) -> tuple[QuireConfig, Decision | None]:
@@ -214,6 +235,7 @@ RULES: tuple[Rule, ...] = (
     resolve_load_format,
     resolve_dtype,
     resolve_attention_backend,
+    resolve_kernel_tier,
     resolve_kv_cache_dtype,
     resolve_block_size,
     resolve_max_model_len,
@@ -239,8 +261,8 @@ def _native_problem(config: QuireConfig, around: Surroundings) -> str | None:
     """Why the native CPU kernels cannot serve this model; None = they can. `dtype` may still be "auto"."""
     if not around.platform.is_cpu:
         return "runs on every device"
-    if around.native_problem is not None:
-        return f"no native kernels: {around.native_problem}"
+    if None not in around.kernel_tiers.values():
+        return "the native kernels are not built (quire collect-env says why)"
     if config.model.dtype == "float16":
         return "the native kernels compute in bfloat16 and float32"
     head_size = _arch(config).head_size

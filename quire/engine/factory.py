@@ -24,7 +24,7 @@ from quire.engine.parts import EngineParts
 from quire.errors import TokenizerError
 from quire.executor.base import Executor
 from quire.executor.uniproc import UniProcExecutor
-from quire.kernels.native.probe import native_problem
+from quire.kernels.native.library import tier_problems
 from quire.kv_cache.planning import plan_kv_cache
 from quire.logger import get_logger
 from quire.models.hub import resolve_model_path
@@ -81,9 +81,8 @@ def _resolve(config: QuireConfig, platform: Platform) -> tuple[QuireConfig, Mode
     path = resolve_model_path(config.model.model, config.model.revision, config.load.download_dir)
     model_dir = read_model_dir(path)
     arch = parse_hf_config(model_dir.config)
-    config, decisions = resolve(
-        config, platform, arch, block_sizes=preferred_block_sizes(), native_problem=native_problem()
-    )
+    kernel_tiers = tier_problems() if platform.is_cpu else {}
+    config, decisions = resolve(config, platform, arch, block_sizes=preferred_block_sizes(), kernel_tiers=kernel_tiers)
     for decision in decisions:
         logger.info("%s", decision)
     return dataclasses.replace(config, model_path=str(path)), model_dir

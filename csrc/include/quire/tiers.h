@@ -6,6 +6,7 @@
 #include "quire/gemm.h"
 #include "quire/quant.h"
 #include "quire/sampling.h"
+#include "quire/selftest.h"
 
 namespace quire {
 
@@ -17,6 +18,7 @@ struct Tier {
   const QuantKernels* quant;
   const AttentionKernels* attention;
   const SamplingKernels* sampling;
+  const SelfTestKernels* self_test;
 };
 
 // Every tier of this build, best first; the emulated one last.

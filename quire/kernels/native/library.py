@@ -1,17 +1,33 @@
-"""Loads the C++ library and says which of its tiers this machine can run.
+"""Loads the C++ library and says which of its tiers this machine can run, and why not the others.
 
-Called by `runtime`. No state: Python's import system loads the extension module once per process.
+Called by `runtime`, the engine's factory and `collect-env`. Keeps what it found: a tier is tested once per process.
 """
 
 from __future__ import annotations
 
+import functools
+from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
 
-from quire.errors import NativeLibraryError
+from quire.errors import ConfigError, NativeLibraryError, unknown_name
+from quire.logger import get_logger
+
+logger = get_logger(__name__)
 
 # A tier that only tests force: the tile unit done in plain C++.
 EMULATED_TIER = "amx_emulated"
+# Far above the milliseconds that a self-test takes, for machines that are busy or read the library from a slow disk.
+SELF_TEST_TIMEOUT_MS = 10_000
+NOT_OFFERED = "the CPU or the operating system does not offer its instructions"
+
+
+@dataclass(frozen=True, slots=True)
+class TierReport:
+    """One tier of the build on this machine: `problem` is None when it runs here, otherwise why it does not."""
+
+    name: str
+    problem: str | None
 
 
 def load_library() -> Any:
@@ -36,11 +52,67 @@ def tier_names() -> list[str]:
     return list(load_library().tier_names())
 
 
+def examine_tiers() -> tuple[TierReport, ...]:
+    """The tiers of the build, best first, without the emulated one.
+
+    A tier runs here when the CPU has its instructions, the operating system saves its registers and permits them, and
+    its kernels, run in a child process, gave the bits of the portable tier. One that fails only the last is logged.
+    """
+    return _examine(load_library())
+
+
+def tier_problems() -> dict[str, str | None]:
+    """Tier -> why it does not run here, None = it does; best first. Empty where the library cannot be loaded."""
+    try:
+        return {report.name: report.problem for report in examine_tiers()}
+    except NativeLibraryError:
+        return {}
+
+
 def supported_tiers() -> list[str]:
-    """The tiers that this CPU and operating system run, best first; without the emulated one."""
-    library = load_library()
-    return [
-        name
+    """The tiers that run here, best first; without the emulated one."""
+    return [report.name for report in examine_tiers() if report.problem is None]
+
+
+def choose_tier(tier: str) -> str:
+    """The name of a tier that runs here: the best for "auto".
+
+    Raises:
+        ConfigError: no such tier, or it does not run on this machine; says why.
+    """
+    if tier == EMULATED_TIER and tier in tier_names():
+        return tier
+    problems = {report.name: report.problem for report in examine_tiers()}
+    supported = [name for name, problem in problems.items() if problem is None]
+    if tier == "auto":
+        return supported[0]
+    if tier not in problems:
+        raise unknown_name("kernel tier", tier, ["auto", *problems])
+    if problems[tier] is not None:
+        raise ConfigError(
+            f"kernel tier {tier!r} does not run on this machine: {problems[tier]}",
+            hint=f"use 'auto', or one of {', '.join(supported)}",
+            field="kernel_tier",
+        )
+    return tier
+
+
+@functools.cache
+def _examine(library: Any) -> tuple[TierReport, ...]:
+    reports = [
+        TierReport(name, _problem(library, index, name))
         for index, name in enumerate(library.tier_names())
-        if name != EMULATED_TIER and library.is_tier_supported(index)
+        if name != EMULATED_TIER
     ]
+    for report in reports:
+        if report.problem not in (None, NOT_OFFERED):
+            logger.warning("kernel tier %s is not used: %s", report.name, report.problem)
+    return tuple(reports)
+
+
+def _problem(library: Any, index: int, name: str) -> str | None:
+    if not library.is_tier_supported(index):
+        return NOT_OFFERED
+    if name == "portable":
+        return None  # what the others are compared with
+    return library.self_test(index, SELF_TEST_TIMEOUT_MS, 0) or None

@@ -8,8 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from quire.errors import ConfigError, unknown_name
-from quire.kernels.native.library import EMULATED_TIER, load_library, supported_tiers, tier_names
+from quire.kernels.native.library import choose_tier, load_library, tier_names
 
 # Idle workers spin this long, so that the kernels of a step, and steps while requests run, need no wake-up.
 DEFAULT_SPIN_US = 2000
@@ -46,19 +45,3 @@ class NativeRuntime:
         self.tier_idx = tier_names().index(self.tier)
         self.num_threads = num_threads
         self.pool = self.library.Pool(num_threads, list(cpus), spin_us)
-
-
-def choose_tier(tier: str) -> str:
-    """The name of a tier that runs here: the best for "auto"."""
-    names, supported = tier_names(), supported_tiers()
-    if tier == "auto":
-        return supported[0]
-    if tier not in names:
-        raise unknown_name("kernel tier", tier, ["auto", *names])
-    if tier not in supported and tier != EMULATED_TIER:
-        raise ConfigError(
-            f"kernel tier {tier!r} does not run on this machine",
-            hint=f"use 'auto', or one of {', '.join(supported)}",
-            field="kernel_tier",
-        )
-    return tier

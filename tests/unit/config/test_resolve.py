@@ -185,3 +185,28 @@ def test_any_limits_are_resolved_consistently_or_refused(
     assert 1 <= limits.max_num_seqs <= limits.max_num_batched_tokens  # type: ignore[operator]
     assert chunked or limits.max_num_batched_tokens >= config.model.max_model_len  # type: ignore[operator]
     assert seqs in (None, limits.max_num_seqs) and tokens in (None, limits.max_num_batched_tokens)
+
+
+TIERS = {"amx": "no such instructions", "avx512": None, "portable": None}
+
+
+def test_the_best_kernel_tier_that_runs_is_chosen_and_the_reason_names_the_others() -> None:
+    config, decisions = resolve(QuireConfig(), PLAIN_CPU, make_arch(), kernel_tiers=TIERS)
+    (decision,) = [decision for decision in decisions if decision.name == "kernel_tier"]
+    assert config.device.kernel_tier == decision.value == "avx512"
+    assert "avx512, portable" in decision.reason and "amx: no such instructions" in decision.reason
+
+
+def test_a_kernel_tier_that_was_asked_for_is_kept_or_refused_with_the_reason() -> None:
+    config, _ = resolve(build_config(kernel_tier="portable"), PLAIN_CPU, make_arch(), kernel_tiers=TIERS)
+    assert config.device.kernel_tier == "portable"
+    with pytest.raises(ConfigError, match="'amx' does not run on this machine: no such instructions") as caught:
+        resolve(build_config(kernel_tier="amx"), PLAIN_CPU, make_arch(), kernel_tiers=TIERS)
+    assert caught.value.hint == "use 'auto', or one of avx512, portable"
+    with pytest.raises(ConfigError, match="not in this build"):
+        resolve(build_config(kernel_tier="avx2"), PLAIN_CPU, make_arch(), kernel_tiers=TIERS)
+
+
+def test_without_native_kernels_no_tier_is_decided() -> None:
+    config, decisions = resolve(QuireConfig(), PLAIN_CPU, make_arch())
+    assert config.device.kernel_tier == "auto" and "kernel_tier" not in decided(decisions)
