@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "bindings/bindings.h"
+#include "quire/checksum.h"
 #include "quire/memory.h"
 
 namespace quire {
@@ -28,6 +29,10 @@ void bind_runtime(nb::module_& m) {
     return self_test(tier, timeout_ms, static_cast<Fault>(fault));
   });
   m.def("map_huge", [](int64_t bytes) { return reinterpret_cast<uintptr_t>(map_huge(bytes)); });
+  m.def("checksum", [](Pool& pool, uintptr_t address, int64_t bytes) {
+    nb::gil_scoped_release release;
+    return checksum(pool, at<void>(address), bytes);
+  });
   m.def("unmap_huge", [](uintptr_t address, int64_t bytes) { unmap_huge(at<void>(address), bytes); });
 }
 

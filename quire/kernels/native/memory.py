@@ -1,0 +1,66 @@
+"""Memory of the native library: tensors on huge pages, and checksums. Called by the worker and the loader; no state."""
+
+from __future__ import annotations
+
+import ctypes
+import weakref
+from collections.abc import Sequence
+
+import torch
+
+from quire.errors import NotEnoughMemoryError, ShapeError
+from quire.kernels.native.library import load_library
+from quire.kernels.native.runtime import NativeRuntime
+from quire.utils.memory import format_bytes, read_memory
+
+HUGE_PAGE_BYTES = 2 << 20
+MAX_BYTES = 1 << 46  # half of what a process can address
+
+
+def huge_empty(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+    """A contiguous CPU tensor of zeros on huge pages, whose memory goes back to the system with its last view.
+
+    Pages are taken when they are first written, and rounded up to 2 MiB: for weights, caches and large buffers.
+
+    Raises:
+        ShapeError: a negative size.
+        NotEnoughMemoryError: the system refuses the mapping; says how much was asked and how much there is.
+    """
+    if any(size < 0 for size in shape):
+        raise ShapeError(f"shape {list(shape)} has a negative size", field="shape")
+    num_bytes = dtype.itemsize
+    for size in shape:
+        num_bytes *= int(size)
+    if num_bytes == 0:
+        return torch.empty(tuple(shape), dtype=dtype)
+    library = load_library()
+    address = library.map_huge(num_bytes) if num_bytes <= MAX_BYTES else 0
+    if address == 0:
+        memory = read_memory()
+        raise NotEnoughMemoryError(
+            f"{format_bytes(num_bytes)} of memory for a tensor of shape {list(shape)} cannot be had: "
+            f"{format_bytes(memory.available_bytes)} of {format_bytes(memory.total_bytes)} is free "
+            f"(limited by {memory.limited_by})",
+            hint="use a smaller model, fewer KV cache blocks, or a machine with more memory",
+            field="memory",
+        )
+    # The tensor's storage keeps the buffer; the buffer's end is the memory's end.
+    buffer = (ctypes.c_char * num_bytes).from_address(address)
+    release = weakref.finalize(buffer, library.unmap_huge, address, num_bytes)
+    release.atexit = False  # tensors may outlive the interpreter's exit handlers; the process's end frees everything
+    return torch.frombuffer(buffer, dtype=torch.uint8).view(dtype).view(tuple(shape))
+
+
+def checksum(runtime: NativeRuntime, tensor: torch.Tensor) -> int:
+    """64 bits over the bytes of a contiguous CPU tensor: finds damage, not forgery.
+
+    Raises:
+        ShapeError: another device, or strided memory.
+
+    Cost: reads the tensor once; bandwidth bound.
+    """
+    if tensor.device.type != "cpu" or not tensor.is_contiguous():
+        raise ShapeError(
+            f"a checksum needs contiguous CPU memory, not {tensor.device} {tensor.stride()}", field="tensor"
+        )
+    return int(runtime.library.checksum(runtime.pool, tensor.data_ptr(), tensor.numel() * tensor.itemsize))
