@@ -1,10 +1,244 @@
+// Linear layers on int8 and int4 weights. Two phases: rows of x are quantised once, then tasks of columns take them.
+// Sums of products are exact integers; what rounds is written once on F16, so every tier gives the same bits.
 #include "quire/quant.h"
 
+#include "kernels/quant_dot.h"
+#include "kernels/quant_pack.h"
+#include "kernels/quant_rows.h"
 #include "simd/simd.h"
 
 namespace quire::QUIRE_TIER {
+namespace {
+
+constexpr int64_t kMaxTaskRows = 240;           // their sums stay in the second cache; a multiple of 16 and of 6
+constexpr int64_t kQuantizedPerTask = 16384;    // elements of x
+constexpr int64_t kWeightBytesPerTask = 262144;  // enough to stream, while few rows are served
+
+// The rows of x as int8, in memory shared by all tasks of a call.
+struct QuantizedRows {
+  int8_t* q;  // [rows up to a multiple of kRowsPadding][stride]
+  int64_t stride;
+  float* scales;    // [rows]
+  int32_t* starts;  // [rows][num_groups]
+  int64_t num_groups;
+};
+
+// Rows an odd number of cache lines apart, so that they fall into different sets of the cache.
+int64_t quantized_stride(int64_t input_size) { return (ceil_div(input_size, 64) | 1) * 64; }
+
+QuantizedRows allocate_rows(Pool& pool, int64_t num_rows, int64_t input_size, int64_t num_groups) {
+  const int64_t stride = quantized_stride(input_size);
+  const int64_t q_bytes = round_up(num_rows, kRowsPadding) * stride;
+  const int64_t scales_bytes = round_up(num_rows * 4, 64);
+  char* memory = static_cast<char*>(pool.shared_scratch(q_bytes + scales_bytes + num_rows * num_groups * 4));
+  return {reinterpret_cast<int8_t*>(memory), stride, reinterpret_cast<float*>(memory + q_bytes),
+          reinterpret_cast<int32_t*>(memory + q_bytes + scales_bytes), num_groups};
+}
+
+template <class T>
+void quantize_one(const QuantLinearArgs& args, const QuantizedRows& rows, int64_t m, int64_t group_size,
+                  int32_t factor) {
+  const T* x = static_cast<const T*>(args.x) + m * args.x_stride;
+  const RowScale scale = row_scale(x, args.input_size);
+  rows.scales[m] = scale.scale;
+  quantize_row(x, args.input_size, scale, rows.q + m * rows.stride, round_up(args.input_size, 64), group_size, factor,
+               rows.starts + m * rows.num_groups);
+}
+
+void quantize_rows(Pool& pool, const QuantLinearArgs& args, const QuantizedRows& rows, int64_t group_size,
+                   int32_t factor) {
+  const int64_t rows_per_task = max_i64(1, kQuantizedPerTask / args.input_size);
+  parallel_for(pool, ceil_div(args.num_rows, rows_per_task), [&](int64_t task, int) {
+    const int64_t end = min_i64(args.num_rows, (task + 1) * rows_per_task);
+    for (int64_t m = task * rows_per_task; m < end; ++m) {
+      if (args.x_dtype == DType::bf16) {
+        quantize_one<bf16>(args, rows, m, group_size, factor);
+      } else {
+        quantize_one<float>(args, rows, m, group_size, factor);
+      }
+    }
+  });
+}
+
+// How the result is cut: tasks of whole column groups (kDotPanels panels) by rows. No bit of it depends on this.
+struct Tasks {
+  int64_t num_groups, groups_per_task, column_tasks, rows_per_task, row_tasks;
+
+  Tasks(const Pool& pool, const QuantLinearArgs& args, int64_t panel_bytes) {
+    const int64_t wanted = 4 * pool.num_threads();
+    num_groups = ceil_div(args.output_size, kDotCols);
+    rows_per_task = round_up(ceil_div(args.num_rows, ceil_div(args.num_rows, kMaxTaskRows)), 48);
+    row_tasks = ceil_div(args.num_rows, rows_per_task);
+    const int64_t streamed = max_i64(1, kWeightBytesPerTask / (panel_bytes * kDotPanels));
+    groups_per_task = max_i64(1, min_i64(streamed, num_groups / wanted));
+    column_tasks = ceil_div(num_groups, groups_per_task);
+  }
+  int64_t count() const { return column_tasks * row_tasks; }
+};
+
+// One column group of one task.
+struct Part {
+  int64_t first_row, rows, first_panel, panels;
+};
+
+template <class T>
+inline F16 load_bias(const void* bias, int64_t i, int64_t n) {
+  return load_n(static_cast<const T*>(bias) + i, n);
+}
+
+// out = value(m, column) + bias, for the columns of the part; value gives F16 of 16 columns.
+template <class T, class Value>
+void write_out(const QuantLinearArgs& args, const Part& part, const Value& value) {
+  for (int64_t m = 0; m < part.rows; ++m) {
+    T* out = static_cast<T*>(args.out) + (part.first_row + m) * args.output_size;
+    for (int64_t p = 0; p < part.panels; ++p) {
+      const int64_t column = (part.first_panel + p) * kPanelSize;
+      const int64_t n = min_i64(kPanelSize, args.output_size - column);
+      F16 v = value(m, p);
+      if (args.bias != nullptr) {
+        v = v + (args.bias_dtype == DType::bf16 ? load_bias<bf16>(args.bias, column, n)
+                                                : load_bias<float>(args.bias, column, n));
+      }
+      store_n(out + column, n, v);
+    }
+  }
+}
+
+template <class Value>
+void write_part(const QuantLinearArgs& args, const Part& part, const Value& value) {
+  if (args.out_dtype == DType::bf16) {
+    write_out<bf16>(args, part, value);
+  } else {
+    write_out<float>(args, part, value);
+  }
+}
+
+// sums[m][columns] = the start of row m.
+void fill_sums(int32_t* sums, const Part& part, const QuantizedRows& rows, int64_t group) {
+  for (int64_t m = 0; m < part.rows; ++m) {
+    const int32_t start = rows.starts[(part.first_row + m) * rows.num_groups + group];
+    for (int64_t n = 0; n < kDotCols; ++n) sums[m * kDotCols + n] = start;
+  }
+}
+
+int64_t sums_bytes(int64_t rows) { return round_up(rows, kRowsPadding) * kDotCols * 4; }
+
+void int8_part(const QuantLinearArgs& args, const QuantizedRows& rows, const Part& part, int32_t* sums) {
+  const int64_t panel_bytes = int8_panel_bytes(args.input_size);
+  const int64_t quads = ceil_div(args.input_size, kInt8TileK) * (kInt8TileK / 4);
+  fill_sums(sums, part, rows, 0);
+  DotBlock block{};
+  block.q_stride = rows.stride;
+  block.rows = part.rows;
+  block.w_stride = panel_bytes;
+  block.panels = part.panels;
+  block.sums = sums;
+  const uint8_t* w = args.packed + part.first_panel * panel_bytes;
+  for (int64_t k = 0; k < quads; k += kBlockQuads) {
+    block.q = rows.q + part.first_row * rows.stride + k * 4;
+    block.w = w + k * 64;
+    block.quads = min_i64(kBlockQuads, quads - k);
+    const bool is_last = k + kBlockQuads >= quads;
+    block.next = is_last ? w + kDotPanels * panel_bytes : block.w + kBlockQuads * 64;
+    dot_block<false>(block);
+  }
+  const float* scales = static_cast<const float*>(args.scales) + part.first_panel * kPanelSize;
+  write_part(args, part, [&](int64_t m, int64_t p) {
+    const F16 scale = set1(rows.scales[part.first_row + m]) * load(scales + p * kPanelSize);
+    return load_int32(sums + m * kDotCols + p * kPanelSize) * scale;
+  });
+}
+
+void int4_part(const QuantLinearArgs& args, const QuantizedRows& rows, const Part& part, int32_t* sums) {
+  const int64_t panel_bytes = int4_panel_bytes(args.input_size);
+  const int64_t quads = args.group_size / 4, units = args.group_size / kInt4UnitK;
+  float* totals = reinterpret_cast<float*>(sums) + sums_bytes(part.rows) / 4;
+  uint8_t* unpacked = reinterpret_cast<uint8_t*>(totals) + sums_bytes(part.rows);
+  __builtin_memset(totals, 0, static_cast<uint64_t>(part.rows * kDotCols * 4));
+  DotBlock block{};
+  block.q_stride = rows.stride;
+  block.rows = part.rows;
+  block.w = unpacked;
+  block.w_stride = quads * 64;
+  block.panels = part.panels;
+  block.quads = quads;
+  block.sums = sums;
+  const uint8_t* packed = args.packed + part.first_panel * panel_bytes;
+  const bf16* scales = static_cast<const bf16*>(args.scales) + part.first_panel * rows.num_groups * kPanelSize;
+  for (int64_t g = 0; g < rows.num_groups; ++g) {
+    for (int64_t p = 0; p < part.panels; ++p) {
+      unpack_units(packed + p * panel_bytes + g * units * kInt4UnitBytes, units, unpacked + p * quads * 64);
+    }
+    fill_sums(sums, part, rows, g);
+    block.q = rows.q + part.first_row * rows.stride + g * args.group_size;
+    dot_block<true>(block);
+    for (int64_t p = 0; p < part.panels; ++p) {
+      const F16 scale = load(scales + (p * rows.num_groups + g) * kPanelSize);
+      for (int64_t i = p * kPanelSize; i < part.rows * kDotCols; i += kDotCols) {
+        store(totals + i, load(totals + i) + load_int32(sums + i) * scale);
+      }
+    }
+  }
+  write_part(args, part, [&](int64_t m, int64_t p) {
+    return load(totals + m * kDotCols + p * kPanelSize) * set1(rows.scales[part.first_row + m]);
+  });
+}
+
+// part(first row, rows, first panel, panels, scratch) for all of the result.
+template <class Fn>
+void for_each_part(Pool& pool, const QuantLinearArgs& args, int64_t panel_bytes, int64_t scratch_bytes,
+                   int64_t tile_quads, const Fn& fn) {
+  const Tasks tasks(pool, args, panel_bytes);
+  const int64_t num_panels = ceil_div(args.output_size, kPanelSize);
+  parallel_for(pool, tasks.count(), [&](int64_t task, int thread) {
+    Part part{};
+    part.first_row = task / tasks.column_tasks * tasks.rows_per_task;
+    part.rows = min_i64(tasks.rows_per_task, args.num_rows - part.first_row);
+    int32_t* sums = static_cast<int32_t*>(pool.scratch(thread, 2 * sums_bytes(part.rows) + scratch_bytes));
+    const DotScope scope(part.rows, tile_quads);
+    const int64_t first = task % tasks.column_tasks * tasks.groups_per_task;
+    const int64_t end = min_i64(tasks.num_groups, first + tasks.groups_per_task);
+    for (int64_t group = first; group < end; ++group) {
+      part.first_panel = group * kDotPanels;
+      part.panels = min_i64(kDotPanels, num_panels - part.first_panel);
+      fn(part, sums);
+    }
+  });
+}
+
+// Shared scratch is one call's at a time.
+class PoolLock {
+ public:
+  explicit PoolLock(Pool& pool) : pool_(pool) { pool_.lock(); }
+  ~PoolLock() { pool_.unlock(); }
+  PoolLock(const PoolLock&) = delete;
+  PoolLock& operator=(const PoolLock&) = delete;
+
+ private:
+  Pool& pool_;
+};
+
+void linear_int8(Pool& pool, const QuantLinearArgs& args) {
+  const PoolLock lock(pool);
+  const QuantizedRows rows = allocate_rows(pool, args.num_rows, args.input_size, 1);
+  quantize_rows(pool, args, rows, args.input_size, -128);
+  for_each_part(pool, args, int8_panel_bytes(args.input_size), 0, kInt8TileK / 4,
+                [&](const Part& part, int32_t* sums) { int8_part(args, rows, part, sums); });
+}
+
+void linear_int4(Pool& pool, const QuantLinearArgs& args) {
+  const PoolLock lock(pool);
+  const QuantizedRows rows =
+      allocate_rows(pool, args.num_rows, args.input_size, ceil_div(args.input_size, args.group_size));
+  quantize_rows(pool, args, rows, args.group_size, -8);
+  for_each_part(pool, args, int4_panel_bytes(args.input_size), kDotCols * args.group_size,
+                min_i64(16, args.group_size / 4),
+                [&](const Part& part, int32_t* sums) { int4_part(args, rows, part, sums); });
+}
+
+}  // namespace
 
 extern const QuantKernels quant_kernels;
-const QuantKernels quant_kernels = {0};
+const QuantKernels quant_kernels = {linear_int8, linear_int4, pack_int8, pack_int4, gather_int8, gather_int4};
 
 }  // namespace quire::QUIRE_TIER

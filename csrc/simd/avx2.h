@@ -100,4 +100,17 @@ static inline float hmax(F16 x) {
 static inline void prefetch_l1(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T0); }
 static inline void prefetch_l2(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T1); }
 
+// Quantised GEMM. Sixteen integers as floats.
+static inline F16 load_int32(const int32_t* p) {
+  return {_mm256_cvtepi32_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))),
+          _mm256_cvtepi32_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p + 8)))};
+}
+// Integers -128 <= x <= 127 as bytes.
+static inline void store_int8(int8_t* p, F16 x) {
+  const __m256i pairs = _mm256_packs_epi32(_mm256_cvtps_epi32(x.lo), _mm256_cvtps_epi32(x.hi));
+  const __m256i ordered = _mm256_permute4x64_epi64(pairs, 0xd8);
+  const __m128i bytes = _mm_packs_epi16(_mm256_castsi256_si128(ordered), _mm256_extracti128_si256(ordered, 1));
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(p), bytes);
+}
+
 }  // namespace quire::QUIRE_TIER

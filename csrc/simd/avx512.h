@@ -73,4 +73,11 @@ static inline float hmax(F16 x) { return _mm512_reduce_max_ps(x.v); }
 static inline void prefetch_l1(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T0); }
 static inline void prefetch_l2(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T1); }
 
+// Quantised GEMM. Sixteen integers as floats.
+static inline F16 load_int32(const int32_t* p) { return {_mm512_cvtepi32_ps(_mm512_loadu_si512(p))}; }
+// Integers -128 <= x <= 127 as bytes.
+static inline void store_int8(int8_t* p, F16 x) {
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(x.v)));
+}
+
 }  // namespace quire::QUIRE_TIER

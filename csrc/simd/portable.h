@@ -109,4 +109,13 @@ static inline float hmax(F16 x) {
 static inline void prefetch_l1(const void* p) { __builtin_prefetch(p, 0, 3); }
 static inline void prefetch_l2(const void* p) { __builtin_prefetch(p, 0, 2); }
 
+// Quantised GEMM. Sixteen integers as floats.
+static inline F16 load_int32(const int32_t* p) {
+  return each_lane([=](int i) { return static_cast<float>(p[i]); });
+}
+// Integers -128 <= x <= 127 as bytes.
+static inline void store_int8(int8_t* p, const F16& x) {
+  for (int i = 0; i < 16; ++i) p[i] = static_cast<int8_t>(static_cast<int32_t>(x.v[i]));
+}
+
 }  // namespace quire::QUIRE_TIER

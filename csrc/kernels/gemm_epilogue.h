@@ -1,0 +1,95 @@
+// From float32 sums to the outputs: bias, activation, rounding.
+#pragma once
+
+#include "quire/gemm.h"
+#include "simd/simd.h"
+
+namespace quire::QUIRE_TIER {
+
+// The panels that a kernel works through. Gated weights alternate: the gates of 16 outputs, then their ups.
+static inline int64_t num_work_panels(const LinearArgs& args) {
+  const int64_t panels = ceil_div(args.output_size, kPanelSize);
+  return args.is_gated ? 2 * panels : panels;
+}
+
+// Where in the packed weight a panel of work lies.
+static inline int64_t packed_panel(const LinearArgs& args, int64_t panel) {
+  if (!args.is_gated) return panel;
+  return panel / 2 + panel % 2 * (args.output_size / kPanelSize);
+}
+
+static inline F16 with_bias(const LinearArgs& args, F16 sum, int64_t first, int64_t n) {
+  if (args.bias == nullptr) return sum;
+  if (args.bias_dtype == DType::bf16) return sum + load_n(static_cast<const bf16*>(args.bias) + first, n);
+  return sum + load_n(static_cast<const float*>(args.bias) + first, n);
+}
+
+static inline F16 rounded(F16 x, DType dtype) {
+  if (dtype == DType::f32) return x;
+  bf16 narrow[16];
+  store(narrow, x);
+  return load(narrow);
+}
+
+static inline void store_outputs(const LinearArgs& args, int64_t row, int64_t first, int64_t n, F16 values) {
+  const int64_t at = row * args.out_stride + first;
+  if (args.out_dtype == DType::bf16) {
+    bf16* out = static_cast<bf16*>(args.out) + at;
+    n == 16 ? store(out, values) : store_n(out, n, values);
+  } else {
+    float* out = static_cast<float*>(args.out) + at;
+    n == 16 ? store(out, values) : store_n(out, n, values);
+  }
+}
+
+// sums[panel][row][16] of panels of work `panel` .. `panel + num_panels - 1`; `panel_stride` and `row_stride` in floats.
+static inline void finish(const LinearArgs& args, const float* sums, int64_t panel_stride, int64_t row_stride,
+                          int64_t panel, int64_t num_panels, int64_t first_row, int64_t num_rows) {
+  const int64_t step = args.is_gated ? 2 : 1;
+  for (int64_t row = 0; row < num_rows; ++row) {
+    const float* of_row = sums + row * row_stride;
+    for (int64_t p = 0; p < num_panels; p += step) {
+      const int64_t first = (panel + p) / step * kPanelSize;
+      const int64_t n = min_i64(kPanelSize, args.output_size - first);
+      F16 values = with_bias(args, load(of_row + p * panel_stride), first, n);
+      if (args.is_gated) {
+        const F16 up = with_bias(args, load(of_row + (p + 1) * panel_stride), args.output_size + first, n);
+        values = silu(rounded(values, args.dtype)) * rounded(up, args.dtype);
+      }
+      store_outputs(args, first_row + row, first, n, values);
+    }
+  }
+}
+
+// How a product is divided into tasks: row blocks of one group of panels follow each other, so that the weights of the
+// group are read from memory once.
+struct Division {
+  int64_t rows_per_task, num_row_blocks;
+  int64_t panels_per_task, num_groups;
+
+  int64_t num_tasks() const { return num_row_blocks * num_groups; }
+};
+
+// Tasks as large as leaves several for every thread. `max_panels` is a power of two; groups of gated panels stay even.
+static inline Division divide(const LinearArgs& args, int num_threads, int64_t max_rows, int64_t max_panels) {
+  constexpr int64_t kTasksPerThread = 8;
+  const int64_t num_panels = num_work_panels(args), min_panels = args.is_gated ? 2 : 1;
+  Division d;
+  auto set_rows = [&](int64_t limit) {
+    d.num_row_blocks = ceil_div(args.num_rows, limit);
+    d.rows_per_task = round_up(ceil_div(args.num_rows, d.num_row_blocks), kPanelSize);
+    d.num_row_blocks = ceil_div(args.num_rows, d.rows_per_task);
+  };
+  auto set_panels = [&](int64_t panels) {
+    d.panels_per_task = panels;
+    d.num_groups = ceil_div(num_panels, panels);
+  };
+  set_rows(max_rows);
+  set_panels(max_panels);
+  while (d.num_tasks() < kTasksPerThread * num_threads && d.panels_per_task > 4) set_panels(d.panels_per_task / 2);
+  while (d.num_tasks() < 3 * num_threads && d.rows_per_task > 64) set_rows(d.rows_per_task / 2);
+  while (d.num_tasks() < 2 * num_threads && d.panels_per_task > min_panels) set_panels(d.panels_per_task / 2);
+  return d;
+}
+
+}  // namespace quire::QUIRE_TIER

@@ -1,0 +1,176 @@
+// Products on vector registers: bfloat16 and float32 weights, every tier.
+//
+// A register block is R rows of one panel: an even and an odd chain for each row, over one tile (32 inputs), then
+// total += even + odd, with the totals in level 1 cache. Activations are widened to float32 beforehand, so that a chain
+// step is one multiply-add with a broadcast from memory; weights are widened once for R rows.
+// Few rows (one register block): four panels in turns, a tile of each, are four streams from memory, fetched ahead.
+// More rows: blocks of 8 tiles; the weights of a block (8 KB) stay in level 1 while all register blocks pass.
+#pragma once
+
+#include "kernels/gemm_epilogue.h"
+#include "kernels/gemm_lanes.h"
+
+namespace quire::QUIRE_TIER {
+
+constexpr int64_t kBlockTiles = 8;
+constexpr int64_t kBlockDepth = kBlockTiles * kTileDepth;
+constexpr int64_t kVectorRows = 256;   // of a task: their widened block is 256 KB of level 2 cache
+constexpr int64_t kVectorPanels = 16;  // of a task
+constexpr int64_t kStreams = 4;
+constexpr int64_t kAheadBytes = 4096;  // of each stream
+constexpr int64_t kLine = 64;
+
+// totals[r][16] += x[r] . weights over num_tiles tiles. Row r of x is at x + r * kBlockDepth.
+// Meanwhile `lines` cache lines for each tile are fetched, from `ahead` on.
+template <class T, int R>
+static void dot_tiles(const float* x, const T* weights, int64_t num_tiles, float* totals, const char* ahead,
+                      int64_t lines) {
+  for (int64_t tile = 0; tile < num_tiles; ++tile, x += kTileDepth, weights += kTileSize) {
+    for (int64_t line = 0; line < lines; ++line, ahead += kLine) prefetch_l2(ahead);
+    for (int first = 0; first < kPanelSize; first += kLanes) {
+      Lanes even[R], odd[R];
+#pragma GCC unroll 16
+      for (int r = 0; r < R; ++r) even[r] = odd[r] = lanes_of(0.0f);
+#pragma GCC unroll 2
+      for (int pair = 0; pair < kTileDepth / 2; ++pair) {
+        Lanes even_weights, odd_weights;
+        load_pair(weights, pair, first, even_weights, odd_weights);
+#pragma GCC unroll 16
+        for (int r = 0; r < R; ++r) {
+          const float* inputs = x + r * kBlockDepth + 2 * pair;
+          even[r] = chain<T>(lanes_of(inputs[0]), even_weights, even[r]);
+          odd[r] = chain<T>(lanes_of(inputs[1]), odd_weights, odd[r]);
+        }
+      }
+#pragma GCC unroll 16
+      for (int r = 0; r < R; ++r) {
+        float* total = totals + r * kPanelSize + first;
+        lanes_store(total, lanes_add(lanes_load(total), lanes_add(even[r], odd[r])));
+      }
+    }
+  }
+}
+
+template <class T>
+using DotTiles = void (*)(const float*, const T*, int64_t, float*, const char*, int64_t);
+
+template <class T>
+static DotTiles<T> dot_tiles_of(int64_t num_rows) {
+  switch (num_rows) {
+    case 1: return dot_tiles<T, 1>;
+    case 2: return dot_tiles<T, 2>;
+    case 3: return dot_tiles<T, 3>;
+    case 4: return dot_tiles<T, 4>;
+    case 5: return dot_tiles<T, 5>;
+    case 6: return dot_tiles<T, 6>;
+#if defined(QUIRE_TIER_AVX512) || defined(QUIRE_TIER_AMX)
+    case 7: return dot_tiles<T, 7>;
+    case 8: return dot_tiles<T, 8>;
+    case 9: return dot_tiles<T, 9>;
+    case 10: return dot_tiles<T, 10>;
+    case 11: return dot_tiles<T, 11>;
+    default: return dot_tiles<T, 12>;
+#else
+    default: return dot_tiles<T, 6>;
+#endif
+  }
+}
+
+// wide[r][kBlockDepth] = x[first_row + r] from input `first` on, `depth` of them, then zeros up to a whole tile.
+template <class T>
+static void widen_block(const LinearArgs& args, int64_t first_row, int64_t num_rows, int64_t first, int64_t depth,
+                        float* wide) {
+  const T* x = static_cast<const T*>(args.x) + first_row * args.x_stride + first;
+  for (int64_t row = 0; row < num_rows; ++row, x += args.x_stride, wide += kBlockDepth) {
+    int64_t i = 0;
+    for (; i + 16 <= depth; i += 16) store(wide + i, load(x + i));
+    for (; i < round_up(depth, kTileDepth); i += 16) store(wide + i, load_n(x + i, max_i64(0, min_i64(16, depth - i))));
+  }
+}
+
+template <class T>
+class VectorTask {
+ public:
+  VectorTask(Pool& pool, const LinearArgs& args, const Division& d, int64_t task, int thread) : args_(args) {
+    num_tiles_ = ceil_div(args.input_size, kTileDepth);
+    panel_ = task / d.num_row_blocks * d.panels_per_task;
+    num_panels_ = min_i64(d.panels_per_task, num_work_panels(args) - panel_);
+    first_row_ = task % d.num_row_blocks * d.rows_per_task;
+    num_rows_ = min_i64(d.rows_per_task, args.num_rows - first_row_);
+    next_panel_ = min_i64(panel_ + num_panels_ * pool.num_threads(), num_work_panels(args) - 1);
+    float* scratch = static_cast<float*>(
+        pool.scratch(thread, (d.rows_per_task * kBlockDepth + d.panels_per_task * d.rows_per_task * kPanelSize) * 4));
+    wide_ = scratch;
+    totals_ = scratch + num_rows_ * kBlockDepth;
+  }
+
+  void run() {
+    __builtin_memset(totals_, 0, num_panels_ * num_rows_ * kPanelSize * 4);
+    for (int64_t tile = 0; tile < num_tiles_; tile += kBlockTiles) {
+      const int64_t first = tile * kTileDepth;
+      widen_block<T>(args_, first_row_, num_rows_, first, min_i64(kBlockDepth, args_.input_size - first), wide_);
+      const int64_t tiles = min_i64(kBlockTiles, num_tiles_ - tile);
+      if (num_rows_ <= kMaxRows) {
+        stream(tile, tiles);
+      } else {
+        block(tile, tiles);
+      }
+    }
+    finish(args_, totals_, num_rows_ * kPanelSize, kPanelSize, panel_, num_panels_, first_row_, num_rows_);
+  }
+
+ private:
+  const T* tile_at(int64_t panel, int64_t tile) const {
+    return static_cast<const T*>(args_.weight) + (packed_panel(args_, panel) * num_tiles_ + tile) * kTileSize;
+  }
+
+  // The tile that its stream reads kAheadBytes after this one; past its end, the one of the task after the next ones.
+  const char* ahead_of(int64_t panel, int64_t tile) const {
+    constexpr int64_t kAhead = kAheadBytes / (kTileSize * sizeof(T));
+    if (tile + kAhead < num_tiles_) return reinterpret_cast<const char*>(tile_at(panel, tile + kAhead));
+    const int64_t next = min_i64(next_panel_ + panel - panel_, num_work_panels(args_) - 1);
+    return reinterpret_cast<const char*>(tile_at(next, max_i64(0, tile + kAhead - num_tiles_) % num_tiles_));
+  }
+
+  void stream(int64_t first_tile, int64_t num_tiles) {
+    const DotTiles<T> dot = dot_tiles_of<T>(num_rows_);
+    for (int64_t tile = 0; tile < num_tiles; ++tile) {
+      for (int64_t p = 0; p < num_panels_; ++p) {
+        dot(wide_ + tile * kTileDepth, tile_at(panel_ + p, first_tile + tile), 1, totals_ + p * num_rows_ * kPanelSize,
+            ahead_of(panel_ + p, first_tile + tile), kTileSize * sizeof(T) / kLine);
+      }
+    }
+  }
+
+  void block(int64_t tile, int64_t tiles) {
+    const int64_t num_blocks = ceil_div(num_rows_, kMaxRows);
+    const int64_t lines = ceil_div(kTileSize * sizeof(T) / kLine, num_blocks);
+    for (int64_t p = 0; p < num_panels_; ++p) {
+      const T* weights = tile_at(panel_ + p, tile);
+      const bool is_last = p + 1 == num_panels_;
+      const int64_t next_tile = min_i64(is_last ? tile + kBlockTiles : tile, num_tiles_ - tiles);
+      const char* next = reinterpret_cast<const char*>(tile_at(is_last ? panel_ : panel_ + p + 1, next_tile));
+      for (int64_t i = 0; i < num_blocks; ++i) {
+        // Blocks differ by one row at most.
+        const int64_t row = i * num_rows_ / num_blocks, rows = (i + 1) * num_rows_ / num_blocks - row;
+        dot_tiles_of<T>(rows)(wide_ + row * kBlockDepth, weights, tiles, totals_ + (p * num_rows_ + row) * kPanelSize,
+                              next + i * lines * tiles * kLine, lines);
+      }
+    }
+  }
+
+  const LinearArgs& args_;
+  int64_t num_tiles_, panel_, num_panels_, first_row_, num_rows_, next_panel_;
+  float *wide_, *totals_;
+};
+
+template <class T>
+static void linear_vector(Pool& pool, const LinearArgs& args) {
+  const bool is_stream = args.num_rows <= kMaxRows;
+  const Division d = divide(args, pool.num_threads(), kVectorRows, is_stream ? kStreams : kVectorPanels);
+  parallel_for(pool, d.num_tasks(), [&](int64_t task, int thread) {
+    VectorTask<T>(pool, args, d, task, thread).run();
+  });
+}
+
+}  // namespace quire::QUIRE_TIER

@@ -1,0 +1,296 @@
+"""Quantised linear layers against their references: integers are exact, so every comparison is bit for bit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import pytest
+import torch
+
+from quire.errors import ShapeError
+from quire.kernels.native import quant
+from quire.kernels.native.checks import DTYPE_CODES
+from quire.kernels.native.runtime import NativeRuntime
+from quire.kernels.reference import quant as reference
+from tests.kernels.native.guards import Guarded, guarded, randn, same_bits
+
+BF16, F32 = torch.bfloat16, torch.float32
+# (outputs, inputs): around panels of 16 and 64, tiles of 32, 64 and 128, and blocks of 256 inputs.
+SIZES = [(1, 1), (15, 31), (16, 64), (17, 65), (67, 257), (131, 320), (64, 416), (80, 640)]
+ROWS = [0, 1, 2, 5, 7, 16, 17, 50]
+
+
+@dataclass
+class Weight:
+    """One matrix, packed by a runtime, and what it means."""
+
+    bits: int
+    packed: torch.Tensor
+    scales: torch.Tensor
+    all_finite: bool
+    output_size: int
+    input_size: int
+
+    @property
+    def group_size(self) -> int:
+        return quant.int4_group_size(self.input_size) if self.bits == 4 else 0
+
+    def group_scales(self) -> torch.Tensor:
+        """[output_size, num_groups] float32."""
+        return self.scales.float().transpose(1, 2).flatten(0, 1)[: self.output_size].contiguous()
+
+    def unpacked(self, runtime: NativeRuntime) -> torch.Tensor:
+        unpack = quant.unpack_int8_rows if self.bits == 8 else quant.unpack_int4_rows
+        return unpack(runtime, self.packed, self.scales, 0, self.output_size, self.input_size)
+
+    def codes(self, runtime: NativeRuntime) -> torch.Tensor:
+        """[output_size, input_size] integers."""
+        scales = self.scales[: self.output_size, None] if self.bits == 8 else self._scales_of_inputs()
+        return torch.round(torch.where(scales != 0, self.unpacked(runtime) / scales, 0.0)).long()
+
+    def _scales_of_inputs(self) -> torch.Tensor:
+        return self.group_scales().repeat_interleave(self.group_size, dim=1)[:, : self.input_size]
+
+    def linear(self, runtime: NativeRuntime, x: torch.Tensor, bias=None, out_dtype=None) -> torch.Tensor:
+        linear = quant.linear_int8 if self.bits == 8 else quant.linear_int4
+        return linear(runtime, x, self.packed, self.scales, self.output_size, bias, out_dtype=out_dtype)
+
+    def expected(self, runtime: NativeRuntime, x: torch.Tensor, bias=None, out_dtype=None) -> torch.Tensor:
+        codes = self.codes(runtime)
+        if self.bits == 8:
+            out = reference.linear_int8(x, codes, self.scales[: self.output_size], bias, out_dtype)
+        else:
+            out = reference.linear_int4(x, codes, self.group_scales(), self.group_size, bias, out_dtype)
+        return torch.empty(out.shape, dtype=out.dtype).copy_(out)  # rows of one number keep no broadcast stride
+
+
+def shapes(bits: int, output_size: int, input_size: int) -> tuple[tuple[int, ...], tuple[int, ...], torch.dtype]:
+    """Shapes of the packed weight and of its scales, and the dtype of the latter."""
+    if bits == 8:
+        return quant.int8_packed_shape(output_size, input_size), quant.int8_scales_shape(output_size), F32
+    return quant.int4_packed_shape(output_size, input_size), quant.int4_scales_shape(output_size, input_size), BF16
+
+
+def packer(bits: int) -> Callable[..., bool]:
+    return quant.pack_int8_rows if bits == 8 else quant.pack_int4_rows
+
+
+def pack(runtime: NativeRuntime, bits: int, rows: torch.Tensor) -> Weight:
+    """Pack into memory full of a pattern between guard bands."""
+    packed_shape, scales_shape, scale_dtype = shapes(bits, *rows.shape)
+    packed = Guarded(*packed_shape, dtype=torch.int8)
+    scales = Guarded(*scales_shape, dtype=scale_dtype)
+    all_finite = packer(bits)(runtime, rows, packed.tensor, scales.tensor, 0)
+    packed.assert_bands()
+    scales.assert_bands()
+    return Weight(bits, packed.tensor, scales.tensor, all_finite, *rows.shape)
+
+
+bits_of_weights = pytest.mark.parametrize("bits", [8, 4], ids="int{}".format)
+sizes = pytest.mark.parametrize("size", SIZES, ids=lambda size: f"{size[0]}x{size[1]}")
+
+
+@bits_of_weights
+@sizes
+@pytest.mark.parametrize("dtype", [BF16, F32], ids=str)
+def test_linear_equals_its_reference(runtime: NativeRuntime, bits: int, size: tuple[int, int], dtype: torch.dtype):
+    weight = pack(runtime, bits, randn(*size, dtype=dtype))
+    for num_rows in ROWS:
+        x, bias = randn(num_rows, size[1], dtype=dtype), randn(size[0], dtype=dtype)
+        before = x.clone()
+        assert same_bits(weight.linear(runtime, x), weight.expected(runtime, x))
+        assert same_bits(weight.linear(runtime, x, bias), weight.expected(runtime, x, bias))
+        assert same_bits(x, before)
+    out = weight.linear(runtime, x, bias.float(), out_dtype=F32)
+    assert same_bits(out, weight.expected(runtime, x, bias.float(), F32))
+
+
+@bits_of_weights
+@sizes
+def test_every_tier_packs_the_same_bytes(
+    runtime: NativeRuntime, portable: NativeRuntime, bits: int, size: tuple[int, int]
+):
+    for dtype in (BF16, torch.float16, F32):
+        rows = randn(*size, dtype=dtype)
+        mine, other = pack(runtime, bits, rows), pack(portable, bits, rows)
+        assert same_bits(mine.packed, other.packed) and same_bits(mine.scales, other.scales)
+
+
+@sizes
+def test_int8_weights_are_those_of_the_reference(runtime: NativeRuntime, size: tuple[int, int]):
+    rows = randn(*size)
+    weight = pack(runtime, 8, rows)
+    q, scales = reference.quantize_int8(rows)
+    assert weight.all_finite and same_bits(weight.scales[: size[0]], scales)
+    assert same_bits(weight.unpacked(runtime), q.float() * scales[:, None])
+
+
+@sizes
+def test_int4_weights_are_nearly_the_best_for_their_scales(runtime: NativeRuntime, size: tuple[int, int]):
+    rows = randn(*size)
+    weight = pack(runtime, 4, rows)
+    group_size = weight.group_size
+    scales = weight.group_scales().repeat_interleave(group_size, dim=1)[:, : size[1]]
+    unpacked = weight.unpacked(runtime).double()
+    # The nearest code, but for the rounding of the quotient in float32.
+    best_codes = reference.nearest_int4(rows.double(), scales.double())
+    error, least = (unpacked - rows).abs(), (best_codes * scales - rows).abs()
+    assert weight.all_finite and bool((error <= least + 1e-5 * scales.abs()).all())
+    # Scales cost at most 1 % more error than a fine search, and the rounding of a scale to 8 bits.
+    q, best_scales = reference.quantize_int4(rows, group_size)
+    searched = q * best_scales.repeat_interleave(group_size, dim=1)[:, : size[1]]
+    limit = 1.01 * quant.weight_error(rows, searched) + 2**-8
+    assert quant.weight_error(rows, unpacked) <= limit
+
+
+@bits_of_weights
+def test_a_row_alone_equals_the_row_in_a_batch(runtime: NativeRuntime, portable: NativeRuntime, bits: int):
+    weight = pack(runtime, bits, randn(83, 640))
+    x = randn(261, 640, dtype=BF16)  # more rows than one task takes
+    batch = weight.linear(runtime, x)
+    if bits == 8:
+        assert same_bits(batch, weight.expected(runtime, x))
+    for num_rows in (1, 3, 16, 24, 37):
+        assert same_bits(weight.linear(runtime, x[:num_rows]), batch[:num_rows])
+    for row in (100, 240, 260):
+        assert same_bits(weight.linear(runtime, x[row : row + 1]), batch[row : row + 1])
+        assert same_bits(weight.linear(portable, x[row : row + 1]), batch[row : row + 1])
+
+
+@bits_of_weights
+def test_rows_are_packed_in_parts_at_any_output(runtime: NativeRuntime, bits: int):
+    rows = randn(75, 96)
+    whole, parts = pack(runtime, bits, rows), pack(runtime, bits, torch.zeros(75, 96))
+    for first, end in ((40, 75), (0, 3), (3, 3), (3, 40)):
+        assert packer(bits)(runtime, rows[first:end], parts.packed, parts.scales, first)
+    assert same_bits(parts.unpacked(runtime), whole.unpacked(runtime))
+
+
+@bits_of_weights
+def test_strided_rows_are_read_by_their_stride(runtime: NativeRuntime, bits: int):
+    wide = randn(40, 200)
+    weight = pack(runtime, bits, wide[:, 7:103])
+    assert same_bits(weight.packed, pack(runtime, bits, wide[:, 7:103].clone()).packed)
+    x = randn(9, 300, dtype=BF16)[:, 5:101]
+    assert same_bits(weight.linear(runtime, x), weight.linear(runtime, x.clone()))
+
+
+@bits_of_weights
+@pytest.mark.parametrize("dtype", [BF16, F32], ids=str)
+def test_gathered_rows_are_the_unpacked_ones(runtime: NativeRuntime, bits: int, dtype: torch.dtype):
+    weight = pack(runtime, bits, randn(70, 161))
+    gather = quant.gather_int8_rows if bits == 8 else quant.gather_int4_rows
+    unpacked = weight.unpacked(runtime)
+    for ids in ([], [69], [3, 3, 0, 69, 17, 64]):
+        wanted = torch.tensor(ids, dtype=torch.int32)
+        rows = gather(runtime, wanted, weight.packed, weight.scales, 161, dtype)
+        assert same_bits(rows, unpacked[wanted.long()].to(dtype))
+    for bad in (-1, 80):
+        with pytest.raises(ShapeError, match="ids are"):
+            gather(runtime, torch.tensor([0, bad]), weight.packed, weight.scales, 161, dtype)
+
+
+@bits_of_weights
+@pytest.mark.parametrize("dtype", [BF16, F32], ids=str)
+def test_zeros_give_the_bias_and_broken_rows_give_nan_alone(runtime: NativeRuntime, bits: int, dtype: torch.dtype):
+    weight = pack(runtime, bits, randn(35, 130))
+    bias = randn(35, dtype=dtype)
+    x = randn(23, 130, dtype=dtype)
+    clean = weight.linear(runtime, x, bias)
+    x[2] = 0.0
+    x[5, 129] = torch.nan
+    x[11, 0] = torch.inf
+    x[22, 64] = -torch.inf
+    out = weight.linear(runtime, x, bias)
+    broken = [5, 11, 22]
+    assert bool(out[broken].isnan().all()) and same_bits(out[2], bias)
+    untouched = [row for row in range(23) if row not in (2, *broken)]
+    assert same_bits(out[untouched], clean[untouched])
+
+
+@bits_of_weights
+def test_extreme_magnitudes_are_as_exact_as_others(runtime: NativeRuntime, bits: int):
+    rows = randn(32, 128)
+    rows[3] *= 2.0**120
+    rows[4] *= 2.0**-90
+    rows[5] = 0.0
+    rows[6] = 2.0**-100  # counts as zero
+    weight = pack(runtime, bits, rows)
+    unpacked = weight.unpacked(runtime)
+    assert weight.all_finite and not unpacked[5:7].any()
+    worst = 0.01 if bits == 8 else 0.15
+    for row in (0, 3, 4):
+        assert quant.weight_error(rows[row] / rows[row].abs().max(), unpacked[row] / rows[row].abs().max()) < worst
+    x = randn(6, 128)
+    x[1] *= 2.0**100
+    x[2] *= 2.0**-80
+    x[3] = 2.0**-100
+    for row in (1, 2):
+        scale = 2.0 ** (100 if row == 1 else -80)
+        moved = weight.linear(runtime, x[row : row + 1])[0, [0, 1, 2]] / scale
+        assert same_bits(moved, weight.linear(runtime, x[row : row + 1] / scale)[0, [0, 1, 2]])
+    assert not weight.linear(runtime, x)[3].any()
+
+
+@bits_of_weights
+def test_weights_that_are_not_finite_are_reported(runtime: NativeRuntime, bits: int):
+    for value in (torch.nan, torch.inf, -torch.inf):
+        rows = randn(40, 70)
+        rows[39, 69] = value
+        weight = pack(runtime, bits, rows)
+        assert not weight.all_finite
+        out = weight.linear(runtime, randn(2, 70))
+        assert bool(out[:, 39].isnan().all()) and bool(out[:, :39].isfinite().all())
+
+
+@bits_of_weights
+def test_nothing_is_written_outside_the_result(runtime: NativeRuntime, bits: int):
+    weight = pack(runtime, bits, randn(37, 130))
+    kernel = runtime.library.linear_int8 if bits == 8 else runtime.library.linear_int4
+    for num_rows in (1, 4, 19):
+        x, out = guarded(randn(num_rows, 130)), Guarded(num_rows, 37)
+        kernel(
+            runtime.tier_idx, runtime.pool, x.tensor.data_ptr(), 130, weight.packed.data_ptr(),
+            weight.scales.data_ptr(), 0, out.tensor.data_ptr(), num_rows, 37, 130, weight.group_size,
+            DTYPE_CODES[F32], DTYPE_CODES[F32], DTYPE_CODES[F32],
+        )  # fmt: skip
+        out.assert_bands()
+        assert same_bits(out.tensor, weight.linear(runtime, x.tensor))
+
+
+@bits_of_weights
+def test_impossible_tensors_are_refused(runtime: NativeRuntime, bits: int):
+    weight = pack(runtime, bits, randn(32, 64))
+    x = randn(2, 64)
+    linear = quant.linear_int8 if bits == 8 else quant.linear_int4
+    for given in (x.double(), x.T, randn(2, 65), x[0]):
+        with pytest.raises(ShapeError):
+            weight.linear(runtime, given)
+    with pytest.raises(ShapeError, match="bias"):
+        weight.linear(runtime, x, randn(33))
+    with pytest.raises(ShapeError, match="out_dtype"):
+        weight.linear(runtime, x, out_dtype=BF16)
+    with pytest.raises(ShapeError, match="packed"):
+        linear(runtime, x, weight.packed.float(), weight.scales, 32)
+    with pytest.raises(ShapeError, match="packed"):
+        linear(runtime, x, weight.packed, weight.scales, 33)
+    with pytest.raises(ShapeError, match="scales"):
+        linear(runtime, x, weight.packed, weight.scales[:1], 32)
+    with pytest.raises(ShapeError, match="do not fit"):
+        packer(bits)(runtime, randn(3, 64), weight.packed, weight.scales, 30)
+
+
+@pytest.mark.parametrize(
+    "input_size, group_size",
+    [(1, 32), (32, 32), (33, 64), (96, 32), (127, 128), (896, 128), (320, 64), (4864, 128), (8960, 128)],
+)
+def test_int4_groups_are_the_largest_that_divide_the_inputs(input_size: int, group_size: int):
+    assert quant.int4_group_size(input_size) == group_size
+
+
+def test_the_error_of_a_weight_is_relative():
+    rows = randn(4, 8)
+    assert quant.weight_error(rows, rows) == 0.0
+    assert quant.weight_error(rows, 0 * rows) == pytest.approx(1.0)
+    assert quant.weight_error(0 * rows, 0 * rows) == 0.0
