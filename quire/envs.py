@@ -7,6 +7,7 @@ before a config exists.
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 
 def log_level(default: str = "INFO") -> str:
@@ -18,6 +19,22 @@ def omp_num_threads() -> int | None:
     """OMP_NUM_THREADS: most compute threads on the CPU, as other numeric libraries read it; None = not set."""
     value = os.environ.get("OMP_NUM_THREADS", "")
     return int(value) if value.isdecimal() and int(value) > 0 else None
+
+
+def cache_dir() -> Path | None:
+    """QUIRE_CACHE_DIR: where Quire keeps what it can make again; by default `quire` in the user's cache directory.
+
+    None where neither the variable nor a home directory says where that is.
+    """
+    own, shared = os.environ.get("QUIRE_CACHE_DIR", ""), os.environ.get("XDG_CACHE_HOME", "")
+    if own:
+        return Path(own).expanduser()
+    if os.path.isabs(shared):  # others are invalid and ignored, says the XDG base directory specification
+        return Path(shared) / "quire"
+    try:
+        return Path.home() / ".cache" / "quire"
+    except RuntimeError:
+        return None
 
 
 def prefer_sleeping_threads() -> None:

@@ -108,7 +108,7 @@ def linear(
     out_dtype: torch.dtype | None = None,
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """x W^T + bias, summed in float32 and rounded once. A row's result does not depend on the other rows.
+    """X W^T + bias, summed in float32 and rounded once. A row's result does not depend on the other rows.
 
     Args:
         x: [num_rows, input_size] bfloat16 or float32; rows may be strided.

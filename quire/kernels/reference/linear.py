@@ -8,7 +8,7 @@ TILE_DEPTH = 32
 
 
 def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-    """x W^T + bias in float64, not rounded: what a kernel's result is close to.
+    """X W^T + bias in float64, not rounded: what a kernel's result is close to.
 
     Args:
         x: [num_rows, input_size].
@@ -23,7 +23,7 @@ def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = No
 
 
 def linear_in_order(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-    """x W^T + bias in float32, in the order of the tile unit: what a kernel's result is equal to, bit for bit.
+    """X W^T + bias in float32, in the order of the tile unit: what a kernel's result is equal to, bit for bit.
 
     Inputs come in tiles of 32. In a tile the even inputs form one chain of sums and the odd ones another, each from
     zero; their sum is added to the total. The bias is added last.

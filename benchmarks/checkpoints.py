@@ -1,0 +1,228 @@
+"""Random checkpoints with the shapes of real models, in Hugging Face format, for benchmarks.
+
+The speed of an engine does not depend on what the weights say, so these stand in where the published files cannot be
+had. Any engine that reads the format takes them: `config.json`, one `model.safetensors` in bfloat16, and a byte-level
+BPE tokenizer with a chat template. The same name and seed give the same weights everywhere; the tokenizer is trained
+on the sources of the standard library that runs this.
+
+    python benchmarks/checkpoints.py qwen-0.5b llama-1b --out build/checkpoints
+
+Needs torch, safetensors and tokenizers; memory for one model, disk for it once more.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import sysconfig
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+WEIGHT_STD = 0.02
+TOKENIZER_SIZE = 32000
+CORPUS_BYTES = 12_000_000
+BOS, EOS = "<s>", "</s>"
+ROLES = ("<|system|>", "<|user|>", "<|assistant|>")
+CHAT_TEMPLATE = (
+    "{%- for message in messages -%}<|{{ message['role'] }}|>{{ message['content'] }}" + EOS + "{%- endfor -%}"
+    "{%- if add_generation_prompt -%}<|assistant|>{%- endif -%}"
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shape:
+    """Sizes of one decoder, by the names of its config.json."""
+
+    model_type: str
+    architecture: str
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_hidden_layers: int
+    num_attention_heads: int
+    num_key_value_heads: int
+    head_dim: int
+    max_position_embeddings: int
+    rope_theta: float
+    has_qkv_bias: bool
+
+    def config(self) -> dict[str, object]:
+        """What config.json says; the embedding is also the output layer."""
+        sizes = {name: value for name, value in vars(self).items() if name not in ("architecture", "has_qkv_bias")}
+        biases = {} if self.model_type == "qwen2" else {"attention_bias": False, "mlp_bias": False}
+        return {
+            "architectures": [self.architecture],
+            **sizes,
+            **biases,
+            "hidden_act": "silu",
+            "rms_norm_eps": 1e-6,
+            "attention_dropout": 0.0,
+            "initializer_range": WEIGHT_STD,
+            "tie_word_embeddings": True,
+            "use_cache": True,
+            "bos_token_id": 0,
+            "eos_token_id": 1,
+            "torch_dtype": "bfloat16",
+        }
+
+
+SHAPES = {
+    "qwen-0.5b": Shape(
+        model_type="qwen2",
+        architecture="Qwen2ForCausalLM",
+        vocab_size=151936,
+        hidden_size=896,
+        intermediate_size=4864,
+        num_hidden_layers=24,
+        num_attention_heads=14,
+        num_key_value_heads=2,
+        head_dim=64,
+        max_position_embeddings=8192,
+        rope_theta=1e6,
+        has_qkv_bias=True,
+    ),
+    "llama-1b": Shape(
+        model_type="llama",
+        architecture="LlamaForCausalLM",
+        vocab_size=128256,
+        hidden_size=2048,
+        intermediate_size=8192,
+        num_hidden_layers=16,
+        num_attention_heads=32,
+        num_key_value_heads=8,
+        head_dim=64,
+        max_position_embeddings=8192,
+        rope_theta=5e5,
+        has_qkv_bias=False,
+    ),
+    "llama-tiny": Shape(
+        model_type="llama",
+        architecture="LlamaForCausalLM",
+        vocab_size=32000,
+        hidden_size=256,
+        intermediate_size=704,
+        num_hidden_layers=4,
+        num_attention_heads=8,
+        num_key_value_heads=4,
+        head_dim=32,
+        max_position_embeddings=4096,
+        rope_theta=1e4,
+        has_qkv_bias=False,
+    ),
+}
+
+
+def tensor_sizes(shape: Shape) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """Name and size of every tensor, in the order in which their values are drawn."""
+    hidden = shape.hidden_size
+    q_size = shape.num_attention_heads * shape.head_dim
+    kv_size = shape.num_key_value_heads * shape.head_dim
+    yield "model.embed_tokens.weight", (shape.vocab_size, hidden)
+    for layer in range(shape.num_hidden_layers):
+        prefix = f"model.layers.{layer}"
+        yield f"{prefix}.input_layernorm.weight", (hidden,)
+        for name, size in (("q", q_size), ("k", kv_size), ("v", kv_size)):
+            yield f"{prefix}.self_attn.{name}_proj.weight", (size, hidden)
+            if shape.has_qkv_bias:
+                yield f"{prefix}.self_attn.{name}_proj.bias", (size,)
+        yield f"{prefix}.self_attn.o_proj.weight", (hidden, q_size)
+        yield f"{prefix}.post_attention_layernorm.weight", (hidden,)
+        yield f"{prefix}.mlp.gate_proj.weight", (shape.intermediate_size, hidden)
+        yield f"{prefix}.mlp.up_proj.weight", (shape.intermediate_size, hidden)
+        yield f"{prefix}.mlp.down_proj.weight", (hidden, shape.intermediate_size)
+    yield "model.norm.weight", (hidden,)
+
+
+def random_weights(shape: Shape, seed: int) -> dict[str, torch.Tensor]:
+    """Every tensor of the model in bfloat16: norms are 1, the rest is normal with mean 0."""
+    generator = torch.Generator().manual_seed(seed)
+    weights = {}
+    for name, size in tensor_sizes(shape):
+        if "norm" in name:
+            weights[name] = torch.ones(size, dtype=torch.bfloat16)
+        else:
+            weights[name] = torch.empty(size).normal_(0.0, WEIGHT_STD, generator=generator).to(torch.bfloat16)
+    return weights
+
+
+def corpus() -> Iterator[str]:
+    """ASCII sources of the standard library in a fixed order, about `CORPUS_BYTES` of them."""
+    left = CORPUS_BYTES
+    for path in sorted(Path(sysconfig.get_paths()["stdlib"]).rglob("*.py")):
+        if "site-packages" in path.parts:
+            continue
+        data = path.read_bytes()
+        if data.isascii() and left > 0:
+            left -= len(data)
+            yield data.decode("ascii")
+
+
+def train_tokenizer() -> Tokenizer:
+    """A byte-level BPE tokenizer: ids 0 and 1 begin and end a text, the next ones name the roles of a chat."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=TOKENIZER_SIZE,
+        special_tokens=[BOS, EOS, *ROLES],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(corpus(), trainer)
+    return tokenizer
+
+
+def write_json(path: Path, content: dict[str, object]) -> None:
+    path.write_text(json.dumps(content, indent=2) + "\n")
+
+
+def write_checkpoint(name: str, directory: Path, tokenizer: Tokenizer, seed: int = 0) -> int:
+    """Write one model into `directory`; returns the number of its parameters."""
+    shape = SHAPES[name]
+    directory.mkdir(parents=True, exist_ok=True)
+    tokenizer.save(str(directory / "tokenizer.json"))
+    write_json(
+        directory / "tokenizer_config.json",
+        {
+            "tokenizer_class": "PreTrainedTokenizerFast",
+            "bos_token": BOS,
+            "eos_token": EOS,
+            "pad_token": EOS,
+            "chat_template": CHAT_TEMPLATE,
+            "clean_up_tokenization_spaces": False,
+            "model_max_length": shape.max_position_embeddings,
+        },
+    )
+    write_json(directory / "generation_config.json", {"bos_token_id": 0, "eos_token_id": 1})
+    write_json(directory / "config.json", shape.config())
+    weights = random_weights(shape, seed)
+    partial = directory / "model.safetensors.partial"
+    save_file(weights, partial, metadata={"format": "pt"})
+    partial.rename(directory / "model.safetensors")
+    return sum(tensor.numel() for tensor in weights.values())
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="+", choices=SHAPES, metavar="NAME", help=", ".join(SHAPES))
+    parser.add_argument("--out", type=Path, default=Path("build/checkpoints"), help="each gets a folder of its name")
+    parser.add_argument("--seed", type=int, default=0)
+    args = parser.parse_args()
+    tokenizer = train_tokenizer()
+    for name in args.names:
+        start = time.perf_counter()
+        num_parameters = write_checkpoint(name, args.out / name, tokenizer, args.seed)
+        seconds = time.perf_counter() - start
+        print(f"{args.out / name}: {num_parameters / 1e6:.0f} million parameters, {seconds:.1f} s", flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
