@@ -7,7 +7,7 @@
 
 namespace quire::QUIRE_TIER {
 
-#if defined(QUIRE_TIER_AVX512) || defined(QUIRE_TIER_AMX)
+#if defined(QUIRE_SIMD_AVX512)
 
 using Lanes = __m512;
 constexpr int kMaxRows = 12;  // rows of a register block: two chains each, and two registers of weights

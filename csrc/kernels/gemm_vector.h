@@ -3,12 +3,15 @@
 // A register block is R rows of one panel: an even and an odd chain for each row, over one tile (32 inputs), then
 // total += even + odd, with the totals in level 1 cache. Activations are widened to float32 beforehand, so that a chain
 // step is one multiply-add with a broadcast from memory; weights are widened once for R rows.
+// Where the processor multiplies pairs of bfloat16 numbers (avx512_bf16), a step of both chains takes four inputs and one
+// instruction each: see simd/bf16_dot.h. Activations are then kept as pairs, 16 words for a tile.
 // Few rows (one register block): four panels in turns, a tile of each, are four streams from memory, fetched ahead.
 // More rows: blocks of 8 tiles; the weights of a block (8 KB) stay in level 1 while all register blocks pass.
 #pragma once
 
 #include "kernels/gemm_epilogue.h"
 #include "kernels/gemm_lanes.h"
+#include "simd/bf16_dot.h"
 
 namespace quire::QUIRE_TIER {
 
@@ -20,28 +23,71 @@ constexpr int64_t kStreams = 4;
 constexpr int64_t kAheadBytes = 4096;  // of each stream
 constexpr int64_t kLine = 64;
 
-// totals[r][16] += x[r] . weights over num_tiles tiles. Row r of x is at x + r * kBlockDepth.
+// Floats that hold a tile's inputs of one row: widened, or as pairs of bfloat16.
+#if defined(QUIRE_TIER_AVX512_BF16)
+template <class T>
+constexpr int64_t kInputFloats = sizeof(T) == 2 ? kTileDepth / 2 : kTileDepth;
+#else
+template <class T>
+constexpr int64_t kInputFloats = kTileDepth;
+#endif
+
+// Both chains of R rows over one tile, for the lanes of a panel from `first` on. Row r of x is at x + r * x_stride.
+template <class T, int R>
+static inline void chains(const float* x, int64_t x_stride, const T* weights, int first, Lanes* even, Lanes* odd) {
+#pragma GCC unroll 2
+  for (int pair = 0; pair < kTileDepth / 2; ++pair) {
+    Lanes even_weights, odd_weights;
+    load_pair(weights, pair, first, even_weights, odd_weights);
+#pragma GCC unroll 16
+    for (int r = 0; r < R; ++r) {
+      const float* inputs = x + r * x_stride + 2 * pair;
+      even[r] = chain<T>(lanes_of(inputs[0]), even_weights, even[r]);
+      odd[r] = chain<T>(lanes_of(inputs[1]), odd_weights, odd[r]);
+    }
+  }
+}
+
+#if defined(QUIRE_TIER_AVX512_BF16)
+
+template <int R>
+static inline void chains_of_pairs(const float* x, int64_t x_stride, const bf16* weights, Lanes* even, Lanes* odd) {
+#pragma GCC unroll 2
+  for (int step = 0; step < kTileDepth / 4; ++step) {
+    F16 even_weights, odd_weights;
+    load_chain_pairs(weights + step * 64, weights + step * 64 + 32, even_weights, odd_weights);
+#pragma GCC unroll 16
+    for (int r = 0; r < R; ++r) {
+      const float* inputs = x + r * x_stride + 2 * step;
+      even[r] = add_chain_pairs({lanes_of(inputs[0])}, even_weights, {even[r]}).v;
+      odd[r] = add_chain_pairs({lanes_of(inputs[1])}, odd_weights, {odd[r]}).v;
+    }
+  }
+}
+
+#endif
+
+// totals[r][16] += x[r] . weights over num_tiles tiles. Row r of x is at x + r * kBlockTiles * kInputFloats.
 // Meanwhile `lines` cache lines for each tile are fetched, from `ahead` on.
 template <class T, int R>
 static void dot_tiles(const float* x, const T* weights, int64_t num_tiles, float* totals, const char* ahead,
                       int64_t lines) {
-  for (int64_t tile = 0; tile < num_tiles; ++tile, x += kTileDepth, weights += kTileSize) {
+  constexpr int64_t kStride = kBlockTiles * kInputFloats<T>;
+  for (int64_t tile = 0; tile < num_tiles; ++tile, x += kInputFloats<T>, weights += kTileSize) {
     for (int64_t line = 0; line < lines; ++line, ahead += kLine) prefetch_l2(ahead);
     for (int first = 0; first < kPanelSize; first += kLanes) {
       Lanes even[R], odd[R];
 #pragma GCC unroll 16
       for (int r = 0; r < R; ++r) even[r] = odd[r] = lanes_of(0.0f);
-#pragma GCC unroll 2
-      for (int pair = 0; pair < kTileDepth / 2; ++pair) {
-        Lanes even_weights, odd_weights;
-        load_pair(weights, pair, first, even_weights, odd_weights);
-#pragma GCC unroll 16
-        for (int r = 0; r < R; ++r) {
-          const float* inputs = x + r * kBlockDepth + 2 * pair;
-          even[r] = chain<T>(lanes_of(inputs[0]), even_weights, even[r]);
-          odd[r] = chain<T>(lanes_of(inputs[1]), odd_weights, odd[r]);
-        }
+#if defined(QUIRE_TIER_AVX512_BF16)
+      if constexpr (sizeof(T) == 2) {
+        chains_of_pairs<R>(x, kStride, weights, even, odd);
+      } else {
+        chains<T, R>(x, kStride, weights, first, even, odd);
       }
+#else
+      chains<T, R>(x, kStride, weights, first, even, odd);
+#endif
 #pragma GCC unroll 16
       for (int r = 0; r < R; ++r) {
         float* total = totals + r * kPanelSize + first;
@@ -63,7 +109,7 @@ static DotTiles<T> dot_tiles_of(int64_t num_rows) {
     case 4: return dot_tiles<T, 4>;
     case 5: return dot_tiles<T, 5>;
     case 6: return dot_tiles<T, 6>;
-#if defined(QUIRE_TIER_AVX512) || defined(QUIRE_TIER_AMX)
+#if defined(QUIRE_SIMD_AVX512)
     case 7: return dot_tiles<T, 7>;
     case 8: return dot_tiles<T, 8>;
     case 9: return dot_tiles<T, 9>;
@@ -76,15 +122,49 @@ static DotTiles<T> dot_tiles_of(int64_t num_rows) {
   }
 }
 
-// wide[r][kBlockDepth] = x[first_row + r] from input `first` on, `depth` of them, then zeros up to a whole tile.
+#if defined(QUIRE_TIER_AVX512_BF16)
+
+// Of 32 inputs, the pairs of the even and of the odd chain in turns: (2, 0), (3, 1), (6, 4), (7, 5), ...
+static inline void store_pairs(float* out, __m512i inputs) {
+  const __m512i even = _mm512_and_si512(inputs, _mm512_set1_epi32(0xffff)), odd = _mm512_srli_epi32(inputs, 16);
+  const __m512i next_even = _mm512_srli_epi64(even, 32), next_odd = _mm512_srli_epi64(odd, 32);
+  // In every 64 bits: low word (even pair) = even << 16 | next even, high word = odd << 16 | next odd.
+  const __m512i low = _mm512_or_si512(_mm512_slli_epi32(even, 16), next_even);
+  const __m512i high = _mm512_or_si512(_mm512_slli_epi32(odd, 16), next_odd);
+  _mm512_storeu_si512(out, _mm512_mask_blend_epi32(0xaaaa, low, _mm512_slli_epi64(high, 32)));
+}
+
+#endif
+
+// One row's inputs of up to a tile as the chains take them; missing ones are zero.
+template <class T>
+static inline void store_inputs(const T* x, int64_t n, float* out) {
+#if defined(QUIRE_TIER_AVX512_BF16)
+  if constexpr (sizeof(T) == 2) {
+    const __mmask32 lanes = n >= 32 ? 0xffffffffu : (1u << n) - 1;
+    store_pairs(out, _mm512_maskz_loadu_epi16(lanes, x));
+    return;
+  }
+#endif
+  if (n >= kTileDepth) {
+    store(out, load(x));
+    store(out + 16, load(x + 16));
+  } else {
+    store(out, load_n(x, min_i64(n, 16)));
+    store(out + 16, load_n(x + min_i64(n, 16), max_i64(0, n - 16)));
+  }
+}
+
+// wide[r][kBlockTiles][kInputFloats] = x[first_row + r] from input `first` on, `depth` of them, then zeros up to a whole
+// tile.
 template <class T>
 static void widen_block(const LinearArgs& args, int64_t first_row, int64_t num_rows, int64_t first, int64_t depth,
                         float* wide) {
   const T* x = static_cast<const T*>(args.x) + first_row * args.x_stride + first;
-  for (int64_t row = 0; row < num_rows; ++row, x += args.x_stride, wide += kBlockDepth) {
-    int64_t i = 0;
-    for (; i + 16 <= depth; i += 16) store(wide + i, load(x + i));
-    for (; i < round_up(depth, kTileDepth); i += 16) store(wide + i, load_n(x + i, max_i64(0, min_i64(16, depth - i))));
+  for (int64_t row = 0; row < num_rows; ++row, x += args.x_stride, wide += kBlockTiles * kInputFloats<T>) {
+    for (int64_t i = 0; i < depth; i += kTileDepth) {
+      store_inputs(x + i, min_i64(kTileDepth, depth - i), wide + i / kTileDepth * kInputFloats<T>);
+    }
   }
 }
 
@@ -136,7 +216,7 @@ class VectorTask {
     const DotTiles<T> dot = dot_tiles_of<T>(num_rows_);
     for (int64_t tile = 0; tile < num_tiles; ++tile) {
       for (int64_t p = 0; p < num_panels_; ++p) {
-        dot(wide_ + tile * kTileDepth, tile_at(panel_ + p, first_tile + tile), 1, totals_ + p * num_rows_ * kPanelSize,
+        dot(wide_ + tile * kInputFloats<T>, tile_at(panel_ + p, first_tile + tile), 1, totals_ + p * num_rows_ * kPanelSize,
             ahead_of(panel_ + p, first_tile + tile), kTileSize * sizeof(T) / kLine);
       }
     }
@@ -153,7 +233,7 @@ class VectorTask {
       for (int64_t i = 0; i < num_blocks; ++i) {
         // Blocks differ by one row at most.
         const int64_t row = i * num_rows_ / num_blocks, rows = (i + 1) * num_rows_ / num_blocks - row;
-        dot_tiles_of<T>(rows)(wide_ + row * kBlockDepth, weights, tiles, totals_ + (p * num_rows_ + row) * kPanelSize,
+        dot_tiles_of<T>(rows)(wide_ + row * kBlockTiles * kInputFloats<T>, weights, tiles, totals_ + (p * num_rows_ + row) * kPanelSize,
                               next + i * lines * tiles * kLine, lines);
       }
     }

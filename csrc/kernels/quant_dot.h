@@ -30,7 +30,7 @@ struct DotBlock {
 
 #if defined(QUIRE_TIER_AMX) || defined(QUIRE_TIER_AMX_EMULATED)
 #include "kernels/quant_dot_tile.h"
-#elif defined(QUIRE_TIER_AVX512)
+#elif defined(QUIRE_SIMD_AVX512)
 #include "kernels/quant_dot_avx512.h"
 #elif defined(QUIRE_TIER_AVX2)
 #include "kernels/quant_dot_avx2.h"

@@ -3,6 +3,8 @@
 
 #include <immintrin.h>
 
+#define QUIRE_SIMD_AVX512 1
+
 namespace quire::QUIRE_TIER {
 
 struct F16 {

@@ -10,7 +10,6 @@
 
 namespace quire {
 
-constexpr int64_t kPanelSize = 16;                       // outputs
 constexpr int64_t kTileDepth = 32;                       // inputs
 constexpr int64_t kTileSize = kPanelSize * kTileDepth;   // elements
 

@@ -14,7 +14,6 @@
 
 namespace quire {
 
-constexpr int64_t kPanelSize = 16;  // outputs of a panel
 constexpr int64_t kInt8TileK = 64;
 constexpr int64_t kInt4UnitK = 32;
 constexpr int64_t kInt4UnitBytes = 256;
