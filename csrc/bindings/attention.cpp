@@ -1,7 +1,81 @@
 #include "bindings/bindings.h"
 
 namespace quire {
+namespace {
 
-void bind_attention(nb::module_&) {}
+// What is wrong with the indices that a kernel would follow, or null: then it has run.
+template <class Args>
+const char* run_checked(void (*kernel)(Pool&, const Args&), Pool& pool, const Args& args) {
+  nb::gil_scoped_release release;
+  const char* fault = find_fault(args);
+  if (fault == nullptr) kernel(pool, args);
+  return fault;
+}
+
+}  // namespace
+
+void bind_attention(nb::module_& m) {
+  nb::class_<KvCache>(m, "KvCache")
+      .def("__init__", [](KvCache* self, uintptr_t data, int64_t num_blocks, int64_t num_kv_heads, int64_t block_size,
+                          int64_t head_size, int dtype) {
+        new (self) KvCache{at<void>(data), num_blocks, num_kv_heads, block_size, head_size, static_cast<DType>(dtype)};
+      });
+  m.def("paged_attention",
+        [](int tier, Pool& pool, uintptr_t query, int64_t query_stride, uintptr_t out, const KvCache& cache,
+           uintptr_t block_table, int64_t max_blocks, uintptr_t query_start_loc, uintptr_t seq_lens, int64_t num_reqs,
+           int64_t num_tokens, int64_t num_heads, float scale, int64_t window, float soft_cap, uintptr_t sinks,
+           uintptr_t slopes) {
+          const PagedAttentionArgs args{at<void>(query),
+                                        query_stride,
+                                        at<void>(out),
+                                        cache,
+                                        at<int32_t>(block_table),
+                                        max_blocks,
+                                        at<int32_t>(query_start_loc),
+                                        at<int32_t>(seq_lens),
+                                        num_reqs,
+                                        num_tokens,
+                                        num_heads,
+                                        scale,
+                                        window,
+                                        soft_cap,
+                                        at<float>(sinks),
+                                        at<float>(slopes)};
+          return run_checked(tier_at(tier).attention->paged_attention, pool, args);
+        });
+  m.def("rope_and_cache",
+        [](int tier, Pool& pool, uintptr_t qkv, int64_t qkv_stride, int64_t num_tokens, int64_t num_heads,
+           uintptr_t cos, uintptr_t sin, int64_t max_positions, int64_t half, uintptr_t positions,
+           bool are_positions_wide, uintptr_t slots, uintptr_t q_norm, uintptr_t k_norm, float eps,
+           const KvCache& cache) {
+          const RopeAndCacheArgs args{at<void>(qkv),
+                                      qkv_stride,
+                                      num_tokens,
+                                      num_heads,
+                                      at<float>(cos),
+                                      at<float>(sin),
+                                      max_positions,
+                                      half,
+                                      at<void>(positions),
+                                      are_positions_wide,
+                                      at<int64_t>(slots),
+                                      at<void>(q_norm),
+                                      at<void>(k_norm),
+                                      eps,
+                                      cache};
+          return run_checked(tier_at(tier).attention->rope_and_cache, pool, args);
+        });
+  m.def("write_kv", [](int tier, Pool& pool, uintptr_t key, uintptr_t value, int64_t key_stride, int64_t value_stride,
+                       int64_t num_tokens, uintptr_t slots, const KvCache& cache) {
+    const WriteKvArgs args{at<void>(key), at<void>(value), key_stride, value_stride, num_tokens, at<int64_t>(slots),
+                           cache};
+    return run_checked(tier_at(tier).attention->write_kv, pool, args);
+  });
+  m.def("copy_pages", [](int tier, Pool& pool, const KvCache& cache, uintptr_t source_ids, uintptr_t target_ids,
+                         int64_t num_pages) {
+    const CopyPagesArgs args{cache, at<int64_t>(source_ids), at<int64_t>(target_ids), num_pages};
+    return run_checked(tier_at(tier).attention->copy_pages, pool, args);
+  });
+}
 
 }  // namespace quire

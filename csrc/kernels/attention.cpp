@@ -1,10 +1,343 @@
+// Attention over paged keys and values: decodes and prompt chunks alike.
+//
+// A row is one query of one head. Its softmax is taken over splits of 256 tokens, counted from position 0, whose
+// results are merged in order; within a split every sum has a fixed order too (attention_tile.h). So a row's bits
+// depend on its query, its position and the keys and values it sees, and on nothing else.
+//
+// Source: Dao et al. 2022 (FlashAttention), section 3.1 (tiles, online softmax).
 #include "quire/attention.h"
 
-#include "simd/simd.h"
+#include "kernels/attention_amx.h"
+#include "kernels/attention_plan.h"
+#include "kernels/attention_tile.h"
 
 namespace quire::QUIRE_TIER {
+namespace {
+
+// From row to row of the scores: no multiple of a page of memory, so that rows do not share cache sets.
+constexpr int64_t kScoreStride = kSplit + 16;
+constexpr float kLowest = -__builtin_inff();
+
+// Rows whose scores are held at a time.
+template <class T>
+constexpr int64_t kBlockRows = 8;
+#if defined(QUIRE_TIER_AMX) || defined(QUIRE_TIER_AMX_EMULATED)
+template <>
+constexpr int64_t kBlockRows<bf16> = kTileRows;
+#endif
+
+// What a thread needs for one task.
+template <class T>
+struct Scratch {
+  float* query;  // [num_rows][query_stride]
+  int64_t query_stride;
+  float* maxima;  // [num_rows], and so on: the results so far
+  float* sums;
+  float* outputs;      // [num_rows][padded head]
+  float* scores;       // [kBlockRows][kScoreStride], then the softmax weights
+  float* block_maxima;  // of one block and split
+  float* block_sums;
+  float* block_outputs;
+  T* values;         // a tile of values without tokens that are not seen
+  AmxScratch amx;
+};
+
+template <class U>
+inline U* take(char*& memory, int64_t count) {
+  U* taken = reinterpret_cast<U*>(memory);
+  memory += round_up(count * static_cast<int64_t>(sizeof(U)), 64);
+  return taken;
+}
+
+// The memory of `scratch`, laid out from `memory` (which may be null); returns its bytes.
+template <class T>
+int64_t lay_out(const PagedAttentionArgs& args, char* memory, Scratch<T>& scratch) {
+  char* const start = memory;
+  const int64_t padded = padded_head(args);
+  const int64_t num_rows = round_up(item_tokens(args) * group_size(args), kBlockRows<T>);
+  scratch.query_stride = padded + 16;
+  scratch.query = take<float>(memory, num_rows * scratch.query_stride);
+  scratch.maxima = take<float>(memory, num_rows);
+  scratch.sums = take<float>(memory, num_rows);
+  scratch.outputs = take<float>(memory, num_rows * padded);
+  scratch.scores = take<float>(memory, kBlockRows<T> * kScoreStride);
+  scratch.block_maxima = take<float>(memory, kBlockRows<T>);
+  scratch.block_sums = take<float>(memory, kBlockRows<T>);
+  scratch.block_outputs = take<float>(memory, kBlockRows<T> * padded);
+  scratch.values = take<T>(memory, kTile * args.cache.head_size);
+  memory += lay_out_amx(memory, num_rows, args.cache.head_size, scratch.amx);
+  return memory - start;
+}
+
+// Consecutive rows of an item, and the tokens of one split that any of them sees.
+struct Block {
+  int64_t first_row;
+  int64_t num_rows;
+  int64_t base;    // first token of the split
+  int64_t oldest;  // seen: oldest .. end - 1
+  int64_t end;
+};
+
+template <class T>
+class Worker {
+ public:
+  Worker(const PagedAttentionArgs& args, const Task& task, const Scratch<T>& scratch)
+      : args_(args), item_(task.item), task_(task), cache_(args.cache), scratch_(scratch), group_(group_size(args)),
+        num_rows_(task.item.num_tokens * group_), padded_(padded_head(args)),
+        pages_(args.block_table + task.item.request * args.max_blocks) {}
+
+  void run() {
+    load_queries();
+    if (task_.partials == nullptr) start_rows();
+    for (int64_t split = task_.first_split; split < task_.end_split; ++split) {
+      for (int64_t row = 0; row < num_rows_; row += kBlockRows<T>) {
+        const Block block = block_at(row, split);
+        if (block.oldest < block.end) attend(block);
+        if (task_.partials == nullptr) {
+          if (block.oldest < block.end) merge_block(block);
+        } else {
+          store_partials(block, split);
+        }
+      }
+    }
+    if (task_.partials == nullptr) store_rows();
+  }
+
+  // The partials of a cut item, in order.
+  void merge() {
+    start_rows();
+    for (int64_t split = task_.first_split; split < task_.end_split; ++split) {
+      for (int64_t row = 0; row < num_rows_; ++row) {
+        const float* partial = partial_of(split - item_.first_split(), row);
+        merge_row(row, partial[0], partial[1], partial + kPartialHead);
+      }
+    }
+    store_rows();
+  }
+
+ private:
+  int64_t position_of(int64_t row) const { return item_.position + row / group_; }
+  int64_t head_of(int64_t row) const { return item_.kv_head * group_ + row % group_; }
+  float* partial_of(int64_t split, int64_t row) const {
+    return task_.partials + (split * num_rows_ + row) * partial_stride(args_);
+  }
+
+  Block block_at(int64_t first_row, int64_t split) const {
+    Block block{first_row, min_i64(kBlockRows<T>, num_rows_ - first_row), split * kSplit, 0, 0};
+    block.oldest = max_i64(block.base, oldest_seen(args_, position_of(first_row)));
+    block.end = min_i64(block.base + kSplit, position_of(first_row + block.num_rows - 1) + 1);
+    return block;
+  }
+
+  void load_queries() {
+    const int64_t size = cache_.head_size;
+    for (int64_t row = 0; row < num_rows_; ++row) {
+      const T* query = static_cast<const T*>(args_.query) + (item_.first_token + row / group_) * args_.query_stride +
+                       head_of(row) * size;
+      float* wide = scratch_.query + row * scratch_.query_stride;
+      for (int64_t i = 0; i < size; i += 16) store(wide + i, load_some(query + i, size - i));
+      load_amx_query(scratch_.amx, row, query, size);
+    }
+  }
+
+  void start_rows() {
+    for (int64_t row = 0; row < num_rows_; ++row) {
+      scratch_.maxima[row] = args_.sinks ? args_.sinks[head_of(row)] : kLowest;
+      scratch_.sums[row] = args_.sinks ? 1.0f : 0.0f;
+    }
+    for (int64_t i = 0; i < num_rows_ * padded_; i += 16) store(scratch_.outputs + i, zero());
+  }
+
+  // Results of the block's rows over its split alone.
+  void attend(const Block& block) {
+    // Whole tiles of values; scores in sixteen lanes, since the last page may end between.
+    const int64_t tiles_begin = block.oldest / kTile * kTile, tiles_end = round_up(block.end, kTile);
+    const int64_t begin = block.oldest / 16 * 16, end = round_up(block.end, 16);
+    if constexpr (kHasAmx<T>) start_amx(scratch_.amx, block.num_rows);
+    find_scores(block, begin, end);
+    for (int64_t r = 0; r < block.num_rows; ++r) find_weights(block, r, begin, end, tiles_begin, tiles_end);
+    for (int64_t i = 0; i < block.num_rows * padded_; i += 16) store(scratch_.block_outputs + i, zero());
+    for (int64_t token = tiles_begin; token < tiles_end; token += kTile) {
+      add_values(block, token - block.base, value_tile(token, block.oldest, block.end));
+    }
+    if constexpr (kHasAmx<T>) finish_amx(scratch_.amx);
+  }
+
+  void find_scores(const Block& block, int64_t begin, int64_t end) {
+    const int64_t block_size = cache_.block_size;
+    for (int64_t token = begin; token < end;) {
+      const int64_t offset = token % block_size, num = min_i64(block_size - offset, end - token);
+      const T* keys = key_page<T>(cache_, pages_[token / block_size], item_.kv_head) + offset * kPair<T>;
+      float* scores = scratch_.scores + token - block.base;
+      if constexpr (kHasAmx<T>) {
+        multiply_keys_amx(scratch_.amx, block.first_row, keys, block_size, cache_.head_size, num, scores, kScoreStride);
+      } else {
+        multiply_rows<false>(scratch_.query + block.first_row * scratch_.query_stride, scratch_.query_stride,
+                             block.num_rows, keys, kPair<T> * block_size, cache_.head_size, num, scores, kScoreStride);
+      }
+      token += num;
+    }
+  }
+
+  // Scores to what the softmax is taken of.
+  F16 adjust(F16 score, F16 slope, float distance) const {
+    score = score * set1(args_.scale);
+    if (args_.soft_cap > 0.0f) score = set1(args_.soft_cap) * tanh(score / set1(args_.soft_cap));
+    if (args_.slopes != nullptr) score = score + slope * (lane_numbers() + set1(distance));
+    return score;
+  }
+
+  void find_weights(const Block& block, int64_t r, int64_t begin, int64_t end, int64_t tiles_begin, int64_t tiles_end) {
+    const int64_t position = position_of(block.first_row + r), oldest = oldest_seen(args_, position);
+    const F16 slope = set1(args_.slopes ? args_.slopes[head_of(block.first_row + r)] : 0.0f);
+    float* const row = scratch_.scores + r * kScoreStride - block.base;
+    F16 top = set1(kLowest);
+    for (int64_t token = begin; token < end; token += 16) {
+      F16 score = adjust(load(row + token), slope, static_cast<float>(token - position));
+      if (token < oldest || token + 16 > position + 1) {
+        const F16 lowest = set1(kLowest), from = set1(static_cast<float>(oldest - token));
+        const F16 to = set1(static_cast<float>(position + 1 - token));
+        score = select_less(lane_numbers(), to, select_less(lane_numbers(), from, lowest, score), lowest);
+      }
+      top = max(top, score);
+      store(row + token, score);
+    }
+    const float maximum = hmax(top);
+    F16 sum = zero();
+    for (int64_t token = tiles_begin; token < tiles_end; token += 16) {
+      F16 weight = zero();
+      if (token >= begin && token < end && maximum != kLowest) weight = exp(load(row + token) - set1(maximum));
+      if constexpr (sizeof(T) == 2) weight = as_bf16(weight);
+      sum = sum + weight;
+      if constexpr (kHasAmx<T>) {
+        store_amx_weights(scratch_.amx, r, token - block.base, weight);
+      } else {
+        store(row + token, weight);
+      }
+    }
+    scratch_.block_maxima[r] = maximum;
+    scratch_.block_sums[r] = hsum(sum);
+  }
+
+  // The values of 32 tokens as one tile. Tokens outside oldest .. end - 1 are zeros: their weight is zero, but what
+  // lies there may be anything.
+  const T* value_tile(int64_t token, int64_t oldest, int64_t end) {
+    const int64_t block_size = cache_.block_size, size = cache_.head_size;
+    if (block_size % kTile == 0 && token >= oldest && token + kTile <= end) {
+      return value_page<T>(cache_, pages_[token / block_size], item_.kv_head) + token % block_size * size;
+    }
+    constexpr int64_t pair = kPair<T>;
+    __builtin_memset(scratch_.values, 0, kTile * size * sizeof(T));
+    for (int64_t t = 0; t < kTile; t += pair) {
+      const int64_t first = max_i64(oldest, token + t), last = min_i64(end, token + t + pair);
+      if (first >= last) continue;
+      const T* values = value_page<T>(cache_, pages_[first / block_size], item_.kv_head) +
+                        first % block_size / pair * pair * size;
+      T* tile = scratch_.values + t * size;
+      if (last - first == pair) {
+        __builtin_memcpy(tile, values, pair * size * sizeof(T));
+      } else {
+        for (int64_t i = 0; i < size; ++i) tile[i * pair + first % pair] = values[i * pair + first % pair];
+      }
+    }
+    return scratch_.values;
+  }
+
+  void add_values(const Block& block, int64_t column, const T* values) {
+    const int64_t size = cache_.head_size;
+    if constexpr (kHasAmx<T>) {
+      add_values_amx(scratch_.amx, column, values, size, scratch_.block_outputs, padded_);
+    } else {
+      multiply_rows<true>(scratch_.scores + column, kScoreStride, block.num_rows, values, kPair<T> * size, kTile, size,
+                          scratch_.block_outputs, padded_);
+    }
+  }
+
+  void merge_block(const Block& block) {
+    for (int64_t r = 0; r < block.num_rows; ++r) {
+      merge_row(block.first_row + r, scratch_.block_maxima[r], scratch_.block_sums[r],
+                scratch_.block_outputs + r * padded_);
+    }
+  }
+
+  void merge_row(int64_t row, float maximum, float sum, const float* outputs) {
+    if (maximum == kLowest) return;  // it sees none of the split
+    const float before = scratch_.maxima[row], merged = before > maximum ? before : maximum;
+    const F16 keep = exp(set1(before - merged)), add = exp(set1(maximum - merged));
+    store_n(scratch_.sums + row, 1, set1(scratch_.sums[row]) * keep + set1(sum) * add);
+    scratch_.maxima[row] = merged;
+    float* totals = scratch_.outputs + row * padded_;
+    for (int64_t i = 0; i < padded_; i += 16) store(totals + i, load(totals + i) * keep + load(outputs + i) * add);
+  }
+
+  void store_partials(const Block& block, int64_t split) {
+    const bool sees_any = block.oldest < block.end;
+    for (int64_t r = 0; r < block.num_rows; ++r) {
+      float* partial = partial_of(split - item_.first_split(), block.first_row + r);
+      partial[0] = sees_any ? scratch_.block_maxima[r] : kLowest;
+      if (partial[0] == kLowest) continue;
+      partial[1] = scratch_.block_sums[r];
+      __builtin_memcpy(partial + kPartialHead, scratch_.block_outputs + r * padded_, padded_ * sizeof(float));
+    }
+  }
+
+  void store_rows() {
+    const int64_t size = cache_.head_size;
+    for (int64_t row = 0; row < num_rows_; ++row) {
+      T* out = static_cast<T*>(args_.out) +
+               ((item_.first_token + row / group_) * args_.num_heads + head_of(row)) * size;
+      const F16 sum = set1(scratch_.sums[row]);
+      const float* totals = scratch_.outputs + row * padded_;
+      // Adding zero: the sign of a zero could tell which tokens without weight were in the tiles.
+      for (int64_t i = 0; i < size; i += 16) store_some(out + i, size - i, load(totals + i) / sum + zero());
+    }
+  }
+
+  const PagedAttentionArgs& args_;
+  const Item& item_;
+  const Task& task_;
+  const KvCache& cache_;
+  const Scratch<T>& scratch_;
+  const int64_t group_, num_rows_, padded_;
+  const int32_t* pages_;
+};
+
+template <class T>
+void attend_all(Pool& pool, const PagedAttentionArgs& args) {
+  const Plan plan = make_plan(pool, args);
+  Scratch<T> sizes;
+  const int64_t bytes = lay_out<T>(args, nullptr, sizes);
+  parallel_for(pool, plan.num_tasks, [&](int64_t i, int thread) {
+    Scratch<T> scratch;
+    lay_out<T>(args, static_cast<char*>(pool.scratch(thread, bytes)), scratch);
+    Worker<T>(args, plan.tasks[i], scratch).run();
+  });
+  parallel_for(pool, plan.num_cut_items, [&](int64_t i, int thread) {
+    Scratch<T> scratch;
+    lay_out<T>(args, static_cast<char*>(pool.scratch(thread, bytes)), scratch);
+    Worker<T>(args, plan.cut_items[i], scratch).merge();
+  });
+}
+
+void paged_attention(Pool& pool, const PagedAttentionArgs& args) {
+  const int64_t num_used = args.num_reqs > 0 ? args.query_start_loc[args.num_reqs] : 0;
+  const int64_t row_bytes = args.num_heads * args.cache.head_size * (args.cache.dtype == DType::bf16 ? 2 : 4);
+  if (num_used < args.num_tokens) {
+    __builtin_memset(static_cast<char*>(args.out) + num_used * row_bytes, 0, (args.num_tokens - num_used) * row_bytes);
+  }
+  if (num_used == 0) return;
+  pool.lock();
+  if (args.cache.dtype == DType::bf16) {
+    attend_all<bf16>(pool, args);
+  } else {
+    attend_all<float>(pool, args);
+  }
+  pool.unlock();
+}
+
+}  // namespace
 
 extern const AttentionKernels attention_kernels;
-const AttentionKernels attention_kernels = {0};
+const AttentionKernels attention_kernels = {paged_attention, rope_and_cache, write_kv, copy_pages};
 
 }  // namespace quire::QUIRE_TIER

@@ -114,3 +114,21 @@ static inline void store_int8(int8_t* p, F16 x) {
 }
 
 }  // namespace quire::QUIRE_TIER
+
+// --- attention ---
+namespace quire::QUIRE_TIER {
+
+// As `load_pairs`; pairs from n on are zero and not touched. 0 <= n <= 16.
+static inline void load_pairs_n(const bf16* p, int64_t n, F16& even, F16& odd) {
+  alignas(32) bf16 pairs[32] = {};
+  for (int64_t i = 0; i < 2 * n; ++i) pairs[i] = p[i];
+  load_pairs(pairs, even, odd);
+}
+// Each lane rounded to a bfloat16 number.
+static inline F16 as_bf16(F16 x) { return {widen(round_to_bf16(x.lo)), widen(round_to_bf16(x.hi))}; }
+// 0, 1, .. 15.
+static inline F16 lane_numbers() {
+  return {_mm256_setr_ps(0, 1, 2, 3, 4, 5, 6, 7), _mm256_setr_ps(8, 9, 10, 11, 12, 13, 14, 15)};
+}
+
+}  // namespace quire::QUIRE_TIER

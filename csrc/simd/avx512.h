@@ -83,3 +83,23 @@ static inline void store_int8(int8_t* p, F16 x) {
 }
 
 }  // namespace quire::QUIRE_TIER
+
+// --- attention ---
+namespace quire::QUIRE_TIER {
+
+// As `load_pairs`; pairs from n on are zero and not touched. 0 <= n <= 16.
+static inline void load_pairs_n(const bf16* p, int64_t n, F16& even, F16& odd) {
+  const __m512i pairs = _mm512_maskz_loadu_epi32(first_lanes(n), p);
+  even.v = _mm512_castsi512_ps(_mm512_slli_epi32(pairs, 16));
+  odd.v = _mm512_castsi512_ps(_mm512_and_si512(pairs, _mm512_set1_epi32(static_cast<int>(0xffff0000u))));
+}
+// Each lane rounded to a bfloat16 number.
+static inline F16 as_bf16(F16 x) {
+  return {_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(round_to_bf16(x)), 16))};
+}
+// 0, 1, .. 15.
+static inline F16 lane_numbers() {
+  return {_mm512_setr_ps(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15)};
+}
+
+}  // namespace quire::QUIRE_TIER

@@ -30,3 +30,11 @@ static inline F16 exp(F16 x) {
 static inline F16 silu(F16 x) { return x / (set1(1.0f) + exp(zero() - x)); }
 
 }  // namespace quire::QUIRE_TIER
+
+// --- attention ---
+namespace quire::QUIRE_TIER {
+
+// Within 2 ** -22 of tanh(x).
+static inline F16 tanh(F16 x) { return set1(1.0f) - set1(2.0f) / (exp(x + x) + set1(1.0f)); }
+
+}  // namespace quire::QUIRE_TIER

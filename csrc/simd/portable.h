@@ -119,3 +119,28 @@ static inline void store_int8(int8_t* p, const F16& x) {
 }
 
 }  // namespace quire::QUIRE_TIER
+
+// --- attention ---
+namespace quire::QUIRE_TIER {
+
+// As `load_pairs`; pairs from n on are zero and not touched. 0 <= n <= 16.
+static inline void load_pairs_n(const bf16* p, int64_t n, F16& even, F16& odd) {
+  for (int i = 0; i < 16; ++i) {
+    even.v[i] = i < n ? widen(p[2 * i]) : 0.0f;
+    odd.v[i] = i < n ? widen(p[2 * i + 1]) : 0.0f;
+  }
+}
+// Each lane rounded to a bfloat16 number.
+static inline F16 as_bf16(const F16& x) {
+  return each_lane([&](int i) {
+    bf16 rounded;
+    narrow(x.v[i], rounded);
+    return widen(rounded);
+  });
+}
+// 0, 1, .. 15.
+static inline F16 lane_numbers() {
+  return each_lane([](int i) { return static_cast<float>(i); });
+}
+
+}  // namespace quire::QUIRE_TIER

@@ -16,6 +16,10 @@ def paged_attention(
     seq_lens: torch.Tensor,
     scale: float,
     sliding_window: int | None = None,
+    *,
+    soft_cap: float = 0.0,
+    sinks: torch.Tensor | None = None,
+    alibi_slopes: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Attend from each request's newest tokens to all of its tokens that are not later than the query.
 
@@ -28,14 +32,19 @@ def paged_attention(
         seq_lens: [num_reqs]; tokens in the cache.
         scale: factor on the scores.
         sliding_window: tokens a query sees, itself included; None = all.
+        soft_cap: scores become soft_cap * tanh(score / soft_cap); 0 = as they are.
+        sinks: [num_heads]; one more logit of each head, without a value.
+        alibi_slopes: [num_heads]; slope * (key position - query position) is added to the scores.
 
     Returns:
-        [num_tokens, num_heads, head_size], dtype of `query`, computed in float32.
+        [num_tokens, num_heads, head_size], dtype of `query`, computed in float32 (float64 inputs: in float64).
 
     Raises:
         ShapeError: a size differs from the above.
 
-    Source: Kwon et al. 2023 (PagedAttention), section 4.1; window as in Jiang et al. 2023 (Mistral 7B), section 2.
+    Source: Kwon et al. 2023 (PagedAttention), section 4.1; window as in Jiang et al. 2023 (Mistral 7B), section 2;
+        soft cap as in Gemma Team 2024 (Gemma 2), section 2; sinks as in Agarwal et al. 2025 (gpt-oss), section 2;
+        slopes as in Press et al. 2022 (ALiBi), section 3.
     """
     check_shapes(
         query=(query, "num_tokens num_heads head_size"),
@@ -52,7 +61,13 @@ def paged_attention(
             position = seq_len - (last - token)
             keys = _tokens_seen(key_cache, block_table[request], position, sliding_window)
             values = _tokens_seen(value_cache, block_table[request], position, sliding_window)
-            output[token] = _attend(query[token], keys, values, scale)
+            distances = torch.arange(1 - keys.shape[0], 1, dtype=keys.dtype)
+            logits = _logits(query[token].to(keys.dtype), keys, scale)
+            if soft_cap:
+                logits = soft_cap * torch.tanh(logits / soft_cap)
+            if alibi_slopes is not None:
+                logits = logits + alibi_slopes[:, None].to(keys) * distances.to(keys)
+            output[token] = _average(logits, values, sinks).to(query.dtype)
     return output
 
 
@@ -63,15 +78,22 @@ def _tokens_seen(
     block_size = cache.shape[1]
     oldest = 0 if sliding_window is None else max(0, position - sliding_window + 1)
     rows = [cache[block_ids[seen // block_size], seen % block_size] for seen in range(oldest, position + 1)]
-    return torch.stack(rows).float()
+    seen = torch.stack(rows)
+    return seen.to(torch.promote_types(seen.dtype, torch.float32))
 
 
-def _attend(query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scale: float) -> torch.Tensor:
-    """One query [num_heads, head_size] over [num_seen, num_kv_heads, head_size]; head h reads key head h // group."""
+def _logits(query: torch.Tensor, keys: torch.Tensor, scale: float) -> torch.Tensor:
+    """[num_heads, num_seen] of one query [num_heads, head_size]; head h reads key head h // group."""
     num_heads, num_kv_heads = query.shape[0], keys.shape[1]
-    heads = []
-    for head in range(num_heads):
-        kv_head = head // (num_heads // num_kv_heads)
-        scores = keys[:, kv_head] @ query[head].float() * scale
-        heads.append(torch.softmax(scores, dim=0) @ values[:, kv_head])
-    return torch.stack(heads).to(query.dtype)
+    group = num_heads // num_kv_heads
+    return torch.stack([keys[:, head // group] @ query[head] * scale for head in range(num_heads)])
+
+
+def _average(logits: torch.Tensor, values: torch.Tensor, sinks: torch.Tensor | None) -> torch.Tensor:
+    """Values [num_seen, num_kv_heads, head_size] weighted by the softmax of each head's logits and its sink."""
+    num_heads, num_seen = logits.shape
+    group = num_heads // values.shape[1]
+    if sinks is not None:
+        logits = torch.cat((logits, sinks[:, None].to(logits)), dim=1)
+    weights = torch.softmax(logits, dim=1)[:, :num_seen]
+    return torch.stack([weights[head] @ values[:, head // group] for head in range(num_heads)])

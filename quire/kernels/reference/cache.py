@@ -1,4 +1,4 @@
-"""Reference: writing keys and values into their pages."""
+"""Reference: writing keys and values into their pages, and copying pages."""
 
 from __future__ import annotations
 
@@ -42,3 +42,14 @@ def reshape_and_cache(
         page, offset = divmod(slot, block_size)
         key_cache[page, offset] = key[token]
         value_cache[page, offset] = value[token]
+
+
+def copy_pages(cache: torch.Tensor, src_ids: torch.Tensor, dst_ids: torch.Tensor) -> None:
+    """Copy pages onto others, in place.
+
+    Args:
+        cache: [num_blocks, ...]; mutated.
+        src_ids, dst_ids: [num_pages] int64; targets are distinct, and none is the source of another copy.
+    """
+    for source, target in zip(src_ids.tolist(), dst_ids.tolist(), strict=True):
+        cache[target] = cache[source]

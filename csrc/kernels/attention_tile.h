@@ -1,0 +1,142 @@
+// The inner products of attention: a few rows of float32 numbers against keys or values as they lie in a page.
+//
+// The order of additions, the same in every tier and for any number of rows. bf16: k in tiles of 32; within one, the
+// even k and the odd k are added up from zero one by one, and their sum is added to the result, as the tile unit does.
+// f32: one by one.
+#pragma once
+
+#include "kernels/attention_cache.h"
+
+namespace quire::QUIRE_TIER {
+namespace {
+
+constexpr int64_t kTile = 32;
+
+// Rows and columns of sixteen lanes whose sums stay in registers. A few rows alone would wait for their own sums.
+#if defined(QUIRE_TIER_AVX512) || defined(QUIRE_TIER_AMX)
+constexpr int kRegisterRows = 8;
+#else
+constexpr int kRegisterRows = 2;
+#endif
+template <int Rows>
+constexpr int kColumnsFor = 2 * Rows <= kRegisterRows ? 2 : 1;
+
+template <int N>
+struct Int {
+  static constexpr int value = N;
+};
+
+// Calls fn(Int<n>, first row) for groups of at most kRegisterRows rows.
+template <class Fn>
+inline void for_row_groups(int64_t num_rows, const Fn& fn) {
+  int64_t row = 0;
+  for (; row + kRegisterRows <= num_rows; row += kRegisterRows) fn(Int<kRegisterRows>{}, row);
+  switch (num_rows - row) {
+    case 1: return fn(Int<1>{}, row);
+#if defined(QUIRE_TIER_AVX512) || defined(QUIRE_TIER_AMX)
+    case 2: return fn(Int<2>{}, row);
+    case 3: return fn(Int<3>{}, row);
+    case 4: return fn(Int<4>{}, row);
+    case 5: return fn(Int<5>{}, row);
+    case 6: return fn(Int<6>{}, row);
+    case 7: return fn(Int<7>{}, row);
+#endif
+    default: return;
+  }
+}
+
+template <bool IsWhole>
+inline void load_column(const bf16* p, int64_t n, F16& even, F16& odd) {
+  if (IsWhole) {
+    load_pairs(p, even, odd);
+  } else {
+    load_pairs_n(p, n, even, odd);
+  }
+}
+
+// sum[r][c] += a[r][0 .. k - 1] . b, with k even. b[k / 2][columns][2]: `b_stride` elements from pair to pair.
+// With IsWhole false there is one column, of `num_lanes` lanes.
+template <bool IsWhole, int Rows, int Columns>
+inline void accumulate(const float* a, int64_t a_stride, const bf16* b, int64_t b_stride, int64_t k, int64_t num_lanes,
+                       F16 (&sum)[Rows][Columns]) {
+  for (int64_t tile = 0; tile < k; tile += kTile) {
+    const int64_t end = min_i64(k, tile + kTile);
+    F16 even[Rows][Columns], odd[Rows][Columns];
+    for (int r = 0; r < Rows; ++r) {
+      for (int c = 0; c < Columns; ++c) even[r][c] = odd[r][c] = zero();
+    }
+    for (int64_t i = tile; i < end; i += 2) {
+      F16 b_even[Columns], b_odd[Columns];
+      for (int c = 0; c < Columns; ++c) {
+        load_column<IsWhole>(b + i / 2 * b_stride + 32 * c, num_lanes, b_even[c], b_odd[c]);
+      }
+      for (int r = 0; r < Rows; ++r) {
+        const F16 a_even = set1(a[r * a_stride + i]), a_odd = set1(a[r * a_stride + i + 1]);
+        for (int c = 0; c < Columns; ++c) {
+          even[r][c] = add_exact_product(a_even, b_even[c], even[r][c]);
+          odd[r][c] = add_exact_product(a_odd, b_odd[c], odd[r][c]);
+        }
+      }
+    }
+    for (int r = 0; r < Rows; ++r) {
+      for (int c = 0; c < Columns; ++c) sum[r][c] = sum[r][c] + (even[r][c] + odd[r][c]);
+    }
+  }
+}
+
+// The same for float32: b[k][columns].
+template <bool IsWhole, int Rows, int Columns>
+inline void accumulate(const float* a, int64_t a_stride, const float* b, int64_t b_stride, int64_t k, int64_t num_lanes,
+                       F16 (&sum)[Rows][Columns]) {
+  for (int64_t i = 0; i < k; ++i) {
+    F16 columns[Columns];
+    for (int c = 0; c < Columns; ++c) {
+      columns[c] = IsWhole ? load(b + i * b_stride + 16 * c) : load_n(b + i * b_stride + 16 * c, num_lanes);
+    }
+    for (int r = 0; r < Rows; ++r) {
+      for (int c = 0; c < Columns; ++c) sum[r][c] = sum[r][c] + set1(a[r * a_stride + i]) * columns[c];
+    }
+  }
+}
+
+// out[r][0 .. 16 * Columns - 1] = (Adds ? out : 0) + a . b.
+template <bool Adds, bool IsWhole, int Rows, int Columns, class T>
+inline void multiply(const float* a, int64_t a_stride, const T* b, int64_t b_stride, int64_t k, int64_t num_lanes,
+                     float* out, int64_t out_stride) {
+  F16 sum[Rows][Columns];
+  for (int r = 0; r < Rows; ++r) {
+    for (int c = 0; c < Columns; ++c) sum[r][c] = Adds ? load(out + r * out_stride + 16 * c) : zero();
+  }
+  accumulate<IsWhole>(a, a_stride, b, b_stride, k, num_lanes, sum);
+  for (int r = 0; r < Rows; ++r) {
+    for (int c = 0; c < Columns; ++c) store(out + r * out_stride + 16 * c, sum[r][c]);
+  }
+}
+
+// out[num_rows][num_columns] = (Adds ? out : 0) + a[num_rows][k] . b[k][num_columns]. Rows of `out` have room for a
+// whole number of sixteen lanes; lanes past `num_columns` become zero.
+template <bool Adds, class T>
+inline void multiply_rows(const float* a, int64_t a_stride, int64_t num_rows, const T* b, int64_t b_stride, int64_t k,
+                          int64_t num_columns, float* out, int64_t out_stride) {
+  for_row_groups(num_rows, [&](auto rows, int64_t row) {
+    constexpr int num = decltype(rows)::value, wide = kColumnsFor<num>;
+    const float* a_row = a + row * a_stride;
+    float* out_row = out + row * out_stride;
+    int64_t column = 0;
+    for (; column + 16 * wide <= num_columns; column += 16 * wide) {
+      multiply<Adds, true, num, wide>(a_row, a_stride, b + kPair<T> * column, b_stride, k, 16, out_row + column,
+                                      out_stride);
+    }
+    for (; column + 16 <= num_columns; column += 16) {
+      multiply<Adds, true, num, 1>(a_row, a_stride, b + kPair<T> * column, b_stride, k, 16, out_row + column,
+                                   out_stride);
+    }
+    if (column < num_columns) {
+      multiply<Adds, false, num, 1>(a_row, a_stride, b + kPair<T> * column, b_stride, k, num_columns - column,
+                                    out_row + column, out_stride);
+    }
+  });
+}
+
+}  // namespace
+}  // namespace quire::QUIRE_TIER

@@ -1,0 +1,118 @@
+"""Attention by the native kernels: one call per layer, on the library's own threads and in its own page layout.
+
+Made by the worker, called by every attention layer. Holds the runtime; no state of a step.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from quire.attention.backend import AttentionBackend, AttentionParams
+from quire.attention.metadata import AttentionMetadata
+from quire.errors import NativeLibraryError
+from quire.kernels.native.attention import (
+    FLOATS,
+    MAX_HEAD_SIZE,
+    paged_attention,
+    reshape_and_cache,
+    rope_and_cache,
+)
+from quire.kernels.native.library import load_library
+from quire.kernels.native.runtime import NativeRuntime
+
+
+class NativeCpuBackend(AttentionBackend):
+    """Any mix of decodes and prompt chunks, grouped-query heads, sliding windows.
+
+    A token's result has the same bits in every batch and chunking, and on every tier and number of threads.
+    """
+
+    name = "native_cpu"
+    preferred_block_size = 32
+
+    def __init__(self, runtime: NativeRuntime) -> None:
+        self.runtime = runtime
+
+    @staticmethod
+    def unsupported_reasons(params: AttentionParams, dtype: torch.dtype, device: torch.device) -> list[str]:
+        """The processor's own memory, bfloat16 and float32, even head sizes, and a library that was built."""
+        reasons = []
+        if device.type != "cpu":
+            reasons.append(f"device {device.type} is not cpu")
+        if dtype not in FLOATS:
+            reasons.append(f"dtype {dtype} is not one of {', '.join(map(str, FLOATS))}")
+        if params.head_size % 2 or not 2 <= params.head_size <= MAX_HEAD_SIZE:
+            reasons.append(f"head_size {params.head_size} is not an even number up to {MAX_HEAD_SIZE}")
+        try:
+            load_library()
+        except NativeLibraryError as error:
+            reasons.append(str(error))
+        return reasons
+
+    @staticmethod
+    def kv_cache_shape(num_blocks: int, block_size: int, num_kv_heads: int, head_size: int) -> tuple[int, ...]:
+        """[page, head, keys or values, elements of the head's page]; the block size is a multiple of 16."""
+        return (num_blocks, num_kv_heads, 2, block_size * head_size)
+
+    def forward(
+        self,
+        params: AttentionParams,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        kv_cache: torch.Tensor,
+        metadata: AttentionMetadata,
+    ) -> torch.Tensor:
+        """Write this step's keys and values to their slots, then attend causally over each request's pages.
+
+        Rows of `query` past `metadata.num_tokens` are padding and come back as zeros.
+        """
+        num_tokens = metadata.num_tokens
+        slots = metadata.slot_mapping[:num_tokens]
+        reshape_and_cache(self.runtime, key[:num_tokens], value[:num_tokens], kv_cache, slots)
+        return self._attend(params, query, kv_cache, metadata)
+
+    def forward_fused(
+        self,
+        params: AttentionParams,
+        qkv: torch.Tensor,
+        rotation_tables: tuple[torch.Tensor, torch.Tensor],
+        positions: torch.Tensor,
+        kv_cache: torch.Tensor,
+        metadata: AttentionMetadata,
+        q_norm: torch.Tensor | None = None,
+        k_norm: torch.Tensor | None = None,
+        eps: float = 1e-6,
+    ) -> torch.Tensor:
+        """The whole attention block between its two projections.
+
+        Args:
+            qkv: [num_tokens, (num_heads + 2 * num_kv_heads) * head_size]; its queries are mutated.
+            rotation_tables: cosines and sines, each [max_positions, rotary_dim / 2] float32, contiguous.
+            positions: [num_tokens] int64 or int32.
+            kv_cache: mutated.
+            q_norm, k_norm: [head_size]; the weight of an RMS norm of each head before it is rotated.
+
+        Returns:
+            [num_tokens, num_heads * head_size]; rows past `metadata.num_tokens` are zeros.
+
+        Raises:
+            ShapeError: a size, dtype, device or stride differs from the above, or an index leads out of a tensor.
+        """
+        num_tokens, num_heads, head_size = metadata.num_tokens, params.num_heads, params.head_size
+        cos, sin = rotation_tables
+        block_size = kv_cache.shape[-1] // head_size
+        rope_and_cache(
+            self.runtime, qkv[:num_tokens], num_heads, params.num_kv_heads, head_size, cos, sin,
+            positions[:num_tokens], metadata.slot_mapping[:num_tokens], kv_cache, block_size, q_norm, k_norm, eps,
+        )  # fmt: skip
+        query = qkv[:, : num_heads * head_size].view(-1, num_heads, head_size)
+        return self._attend(params, query, kv_cache, metadata).flatten(1)
+
+    def _attend(
+        self, params: AttentionParams, query: torch.Tensor, kv_cache: torch.Tensor, metadata: AttentionMetadata
+    ) -> torch.Tensor:
+        return paged_attention(
+            self.runtime, query, kv_cache, metadata.block_table, metadata.query_start_loc, metadata.seq_lens,
+            params.scale, sliding_window=params.sliding_window,
+        )  # fmt: skip

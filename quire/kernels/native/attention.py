@@ -1,0 +1,265 @@
+"""Paged attention, and what writes its pages. Called by the `native_cpu` attention backend; stateless.
+
+A layer's cache is [num_blocks, num_kv_heads, 2, block_size * head_size], zeroed when allocated: the keys and then the
+values of one head's page, in the order that the products read them (`unpack_kv_cache` undoes it).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from quire.errors import ShapeError
+from quire.kernels.native.checks import DTYPE_CODES, check_tensor
+from quire.kernels.native.runtime import NativeRuntime
+
+FLOATS = (torch.bfloat16, torch.float32)
+BLOCK_SIZE_MULTIPLE = 16
+MAX_HEAD_SIZE = 256
+
+
+def paged_attention(
+    runtime: NativeRuntime,
+    query: torch.Tensor,
+    kv_cache: torch.Tensor,
+    block_table: torch.Tensor,
+    query_start_loc: torch.Tensor,
+    seq_lens: torch.Tensor,
+    scale: float,
+    *,
+    sliding_window: int | None = None,
+    soft_cap: float = 0.0,
+    sinks: torch.Tensor | None = None,
+    alibi_slopes: torch.Tensor | None = None,
+    out: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Attend from each request's newest tokens to all of its tokens that are not later than the query.
+
+    The bits of a row of the result depend on its query, its position and the keys and values it sees alone: not on
+    the batch, on how its prompt is cut into chunks, on pages and their size, on threads, or on the tier. In bfloat16
+    the softmax weights are rounded to bfloat16.
+
+    Args:
+        query: [num_tokens, num_heads, head_size]; heads of a token lie together, tokens may be strided.
+        kv_cache: this step's tokens are in it. Slots that no query sees may hold anything.
+        block_table: [num_reqs, max_blocks] int32; a page that no query sees is not looked up.
+        query_start_loc: [num_reqs + 1] int32; request i owns query rows query_start_loc[i] .. query_start_loc[i + 1]
+            - 1, its last tokens. Rows past the last request come back as zeros.
+        seq_lens: [num_reqs] int32; tokens in the cache.
+        scale: factor on the scores.
+        sliding_window: tokens a query sees, itself included; None = all.
+        soft_cap: scores become soft_cap * tanh(score / soft_cap); 0 = as they are.
+        sinks: [num_heads] float32; one more logit of each head, without a value.
+        alibi_slopes: [num_heads] float32; slope * (key position - query position) is added to the scores.
+        out: [num_tokens, num_heads, head_size], contiguous; written and returned.
+
+    Returns:
+        [num_tokens, num_heads, head_size], dtype of `query`.
+
+    Raises:
+        ShapeError: a size, dtype, device or stride differs from the above, or an index leads out of the cache.
+
+    Cost: reads the keys and values seen once per prompt chunk of up to 64 rows; bandwidth bound when decoding.
+    Reference: kernels/reference/attention.py
+    Source: Kwon et al. 2023 (PagedAttention), section 4.1; Dao et al. 2022 (FlashAttention), section 3.1.
+    """
+    dtype, num_kv_heads = query.dtype, kv_cache.shape[1] if kv_cache.dim() == 4 else 0
+    check_heads("query", query)
+    num_tokens, num_heads, head_size = query.shape
+    cache = native_cache(runtime, kv_cache, head_size, dtype)
+    if num_heads % num_kv_heads:
+        raise ShapeError(f"query has {num_heads} heads, no multiple of the cache's {num_kv_heads}", field="query")
+    check_tensor("block_table", block_table, (torch.int32,), (-1, -1))
+    num_reqs, max_blocks = block_table.shape
+    check_tensor("query_start_loc", query_start_loc, (torch.int32,), (num_reqs + 1,))
+    check_tensor("seq_lens", seq_lens, (torch.int32,), (num_reqs,))
+    if out is None:
+        out = torch.empty(num_tokens, num_heads, head_size, dtype=dtype)
+    else:
+        check_tensor("out", out, (dtype,), (num_tokens, num_heads, head_size))
+    if sliding_window is not None and sliding_window < 1:
+        raise ShapeError(f"sliding_window is {sliding_window}, expected at least 1", field="sliding_window")
+    refuse(runtime.library.paged_attention(
+        runtime.tier_idx, runtime.pool, query.data_ptr(), query.stride(0), out.data_ptr(), cache,
+        block_table.data_ptr(), max_blocks, query_start_loc.data_ptr(), seq_lens.data_ptr(), num_reqs, num_tokens,
+        num_heads, scale, sliding_window or 0, soft_cap, head_numbers("sinks", sinks, num_heads),
+        head_numbers("alibi_slopes", alibi_slopes, num_heads),
+    ))  # fmt: skip
+    return out
+
+
+def rope_and_cache(
+    runtime: NativeRuntime,
+    qkv: torch.Tensor,
+    num_heads: int,
+    num_kv_heads: int,
+    head_size: int,
+    cos: torch.Tensor,
+    sin: torch.Tensor,
+    positions: torch.Tensor,
+    slot_mapping: torch.Tensor,
+    kv_cache: torch.Tensor,
+    block_size: int,
+    q_norm: torch.Tensor | None = None,
+    k_norm: torch.Tensor | None = None,
+    eps: float = 1e-6,
+) -> None:
+    """Normalise and rotate the queries of a step in place, and write its keys, treated alike, and values to pages.
+
+    Args:
+        qkv: [num_tokens, (num_heads + 2 * num_kv_heads) * head_size]; rows may be strided. The queries are mutated,
+            keys and values left as they are.
+        cos, sin: [max_positions, rotary_dim / 2] float32; elements from rotary_dim on are not rotated.
+        positions: [num_tokens] int64 or int32, below max_positions.
+        slot_mapping: [num_tokens] int64: page * block_size + offset, distinct; negative = not written.
+        kv_cache: mutated.
+        q_norm, k_norm: [head_size]; the weight of an RMS norm of each head before it is rotated.
+
+    Raises:
+        ShapeError: a size, dtype, device or stride differs from the above, or an index leads out of a tensor.
+
+    Cost: one pass over the step's tokens.
+    Reference: kernels/reference/norm.py, rotary.py and cache.py
+    """
+    dtype = qkv.dtype
+    check_tensor("qkv", qkv, FLOATS, (-1, (num_heads + 2 * num_kv_heads) * head_size), strided_rows=True)
+    num_tokens = qkv.shape[0]
+    cache = native_cache(runtime, kv_cache, head_size, dtype, (num_kv_heads, block_size))
+    check_tensor("cos", cos, (torch.float32,), (-1, -1))
+    check_tensor("sin", sin, (torch.float32,), tuple(cos.shape))
+    max_positions, half = cos.shape
+    if 2 * half > head_size:
+        raise ShapeError(f"cos has {half} columns, at most {head_size // 2} fit a head", field="cos")
+    check_tensor("positions", positions, (torch.int64, torch.int32), (num_tokens,))
+    check_tensor("slot_mapping", slot_mapping, (torch.int64,), (num_tokens,))
+    norm_ptrs = []
+    for name, norm in (("q_norm", q_norm), ("k_norm", k_norm)):
+        if norm is not None:
+            check_tensor(name, norm, (dtype,), (head_size,))
+        norm_ptrs.append(norm.data_ptr() if norm is not None else 0)
+    refuse(runtime.library.rope_and_cache(
+        runtime.tier_idx, runtime.pool, qkv.data_ptr(), qkv.stride(0), num_tokens, num_heads, cos.data_ptr(),
+        sin.data_ptr(), max_positions, half, positions.data_ptr(), positions.dtype == torch.int64,
+        slot_mapping.data_ptr(), *norm_ptrs, eps, cache,
+    ))  # fmt: skip
+
+
+def reshape_and_cache(
+    runtime: NativeRuntime,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    kv_cache: torch.Tensor,
+    slot_mapping: torch.Tensor,
+) -> None:
+    """Write this step's keys and values into their pages, in place.
+
+    Args:
+        key, value: [num_tokens, num_kv_heads, head_size]; heads of a token lie together, tokens may be strided.
+        kv_cache: mutated.
+        slot_mapping: [num_tokens] int64: page * block_size + offset, distinct; negative = not written.
+
+    Raises:
+        ShapeError: a size, dtype, device or stride differs from the above, or a slot is out of the cache.
+
+    Cost: one pass over the step's tokens.
+    Reference: kernels/reference/cache.py
+    """
+    check_heads("key", key)
+    check_heads("value", value)
+    num_tokens, num_kv_heads, head_size = key.shape
+    if value.shape != key.shape or value.dtype != key.dtype:
+        raise ShapeError(f"value has shape {list(value.shape)}, expected {list(key.shape)}", field="value")
+    cache = native_cache(runtime, kv_cache, head_size, key.dtype, (num_kv_heads, None))
+    check_tensor("slot_mapping", slot_mapping, (torch.int64,), (num_tokens,))
+    refuse(runtime.library.write_kv(
+        runtime.tier_idx, runtime.pool, key.data_ptr(), value.data_ptr(), key.stride(0), value.stride(0), num_tokens,
+        slot_mapping.data_ptr(), cache,
+    ))  # fmt: skip
+
+
+def copy_pages(runtime: NativeRuntime, kv_cache: torch.Tensor, src_ids: torch.Tensor, dst_ids: torch.Tensor) -> None:
+    """Copy pages of a layer's cache onto others.
+
+    Args:
+        kv_cache: [num_blocks, ...], contiguous; mutated.
+        src_ids, dst_ids: [num_pages] int64; targets are distinct, and none is the source of another copy.
+
+    Raises:
+        ShapeError: a size, dtype, device or stride differs from the above, or a page is not in the cache.
+
+    Cost: reads and writes the pages; bandwidth bound.
+    Reference: kernels/reference/cache.py
+    """
+    check_tensor("kv_cache", kv_cache, FLOATS, (-1, -1, 2, -1))
+    check_tensor("src_ids", src_ids, (torch.int64,), (-1,))
+    check_tensor("dst_ids", dst_ids, (torch.int64,), (len(src_ids),))
+    num_blocks, num_kv_heads, _, page_size = kv_cache.shape
+    cache = runtime.library.KvCache(
+        kv_cache.data_ptr(), num_blocks, num_kv_heads, 1, page_size, DTYPE_CODES[kv_cache.dtype]
+    )
+    refuse(runtime.library.copy_pages(
+        runtime.tier_idx, runtime.pool, cache, src_ids.data_ptr(), dst_ids.data_ptr(), len(src_ids)
+    ))  # fmt: skip
+
+
+def unpack_kv_cache(kv_cache: torch.Tensor, head_size: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """The keys and the values of a layer's cache, each copied to [num_blocks, block_size, num_kv_heads, head_size]."""
+    num_blocks, num_kv_heads, _, page_size = kv_cache.shape
+    pair = 2 if kv_cache.dtype == torch.bfloat16 else 1
+    keys, values = kv_cache.unbind(2)
+    keys = keys.reshape(num_blocks, num_kv_heads, head_size // pair, -1, pair)
+    values = values.reshape(num_blocks, num_kv_heads, -1, head_size, pair)
+    shape = (num_blocks, page_size // head_size, num_kv_heads, head_size)
+    return keys.permute(0, 3, 1, 2, 4).reshape(shape), values.permute(0, 2, 4, 1, 3).reshape(shape)
+
+
+def native_cache(
+    runtime: NativeRuntime,
+    kv_cache: torch.Tensor,
+    head_size: int,
+    dtype: torch.dtype,
+    sizes: tuple[int | None, int | None] = (None, None),
+) -> Any:
+    """The library's view of a layer's cache; `sizes` are num_kv_heads and block_size, where known."""
+    if head_size % 2 or not 2 <= head_size <= MAX_HEAD_SIZE:
+        raise ShapeError(f"head_size is {head_size}, expected an even number up to {MAX_HEAD_SIZE}", field="head_size")
+    num_kv_heads, block_size = (-1 if size is None else size for size in sizes)
+    page_size = block_size * head_size if block_size > 0 else -1
+    check_tensor("kv_cache", kv_cache, (dtype,), (-1, num_kv_heads, 2, page_size))
+    num_blocks, num_kv_heads, _, page_size = kv_cache.shape
+    if page_size % (BLOCK_SIZE_MULTIPLE * head_size) or page_size == 0 or num_kv_heads == 0:
+        raise ShapeError(
+            f"kv_cache has shape {list(kv_cache.shape)}, expected pages of a multiple of {BLOCK_SIZE_MULTIPLE} tokens "
+            f"of {head_size} elements",
+            field="kv_cache",
+        )
+    return runtime.library.KvCache(
+        kv_cache.data_ptr(), num_blocks, num_kv_heads, page_size // head_size, head_size, DTYPE_CODES[dtype]
+    )
+
+
+def check_heads(name: str, tensor: torch.Tensor) -> None:
+    """Refuse anything but [num_tokens, num_heads, head_size] whose tokens alone may be strided."""
+    if tensor.dim() == 3 and tensor.stride(2) == 1 and tensor.stride(1) == tensor.shape[2]:
+        # As rows of a matrix: a token's heads lie together.
+        tensor = tensor.as_strided(
+            (tensor.shape[0], tensor.shape[1] * tensor.shape[2]), (tensor.stride(0), 1), tensor.storage_offset()
+        )
+        check_tensor(name, tensor, FLOATS, (-1, -1), strided_rows=True)
+        return
+    check_tensor(name, tensor, FLOATS, (-1, -1, -1))
+
+
+def head_numbers(name: str, tensor: torch.Tensor | None, num_heads: int) -> int:
+    """The address of one float32 number per head, or 0."""
+    if tensor is None:
+        return 0
+    check_tensor(name, tensor, (torch.float32,), (num_heads,))
+    return tensor.data_ptr()
+
+
+def refuse(fault: str | None) -> None:
+    """Raise what the library found in the indices it was given."""
+    if fault is not None:
+        raise ShapeError(fault, hint="indices of one step must belong to one cache and one batch")
