@@ -12,6 +12,20 @@ void bind_elementwise(nb::module_& m) {
           nb::gil_scoped_release release;
           tier_at(tier).elementwise->rms_norm(pool, args);
         });
+  m.def("gated_activation", [](int tier, Pool& pool, uintptr_t x, int64_t x_stride, uintptr_t out, int64_t num_rows,
+                               int64_t size, int activation, int dtype) {
+    const GatedActivationArgs args{
+        at<void>(x), x_stride, at<void>(out), num_rows, size, static_cast<Activation>(activation),
+        static_cast<DType>(dtype)};
+    nb::gil_scoped_release release;
+    tier_at(tier).elementwise->gated_activation(pool, args);
+  });
+  m.def("is_finite", [](int tier, Pool& pool, uintptr_t x, int64_t num_elements, int64_t element_bytes,
+                        uint32_t exponent_mask) {
+    const IsFiniteArgs args{at<void>(x), num_elements, element_bytes, exponent_mask};
+    nb::gil_scoped_release release;
+    return tier_at(tier).elementwise->is_finite(pool, args);
+  });
 }
 
 }  // namespace quire

@@ -13,7 +13,7 @@ namespace {
 constexpr int64_t kTile = 32;
 
 // Rows and columns of sixteen lanes whose sums stay in registers. A few rows alone would wait for their own sums.
-#if defined(QUIRE_TIER_AVX512) || defined(QUIRE_TIER_AMX)
+#if defined(QUIRE_SIMD_AVX512)
 constexpr int kRegisterRows = 8;
 #else
 constexpr int kRegisterRows = 2;
@@ -33,7 +33,7 @@ inline void for_row_groups(int64_t num_rows, const Fn& fn) {
   for (; row + kRegisterRows <= num_rows; row += kRegisterRows) fn(Int<kRegisterRows>{}, row);
   switch (num_rows - row) {
     case 1: return fn(Int<1>{}, row);
-#if defined(QUIRE_TIER_AVX512) || defined(QUIRE_TIER_AMX)
+#if defined(QUIRE_SIMD_AVX512)
     case 2: return fn(Int<2>{}, row);
     case 3: return fn(Int<3>{}, row);
     case 4: return fn(Int<4>{}, row);

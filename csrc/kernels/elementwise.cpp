@@ -7,13 +7,32 @@ namespace quire::QUIRE_TIER {
 namespace {
 
 constexpr int64_t kRowsPerTask = 4;
+constexpr int64_t kColumnsPerTask = 2048;
+constexpr int64_t kBytesPerTask = int64_t{1} << 18;
+
+// `n` of sixteen: whole vectors take the branch without a mask.
+template <class T>
+inline F16 load_some(const T* p, int64_t n) {
+  return n == 16 ? load(p) : load_n(p, n);
+}
+template <class T>
+inline void store_some(T* p, int64_t n, F16 x) {
+  n == 16 ? store(p, x) : store_n(p, n, x);
+}
+// As a number of T, which lies between two operations that round separately.
+template <class T>
+inline F16 rounded(F16 x) {
+  T values[16];
+  store(values, x);
+  return load(values);
+}
 
 template <class T>
 inline F16 row_values(const T* x, T* residual, int64_t i, int64_t n) {
-  if (residual == nullptr) return n == 16 ? load(x + i) : load_n(x + i, n);
-  const F16 sum = n == 16 ? load(x + i) + load(residual + i) : load_n(x + i, n) + load_n(residual + i, n);
-  store_n(residual + i, n, sum);
-  return n == 16 ? load(residual + i) : load_n(residual + i, n);  // as rounded
+  if (residual == nullptr) return load_some(x + i, n);
+  const F16 sum = rounded<T>(load_some(x + i, n) + load_some(residual + i, n));
+  store_some(residual + i, n, sum);
+  return sum;
 }
 
 template <class T>
@@ -32,9 +51,8 @@ void rms_norm_row(const RmsNormArgs& args, int64_t row) {
   const T* source = residual ? residual : x;
   for (int64_t i = 0; i < args.size; i += 16) {
     const int64_t n = min_i64(16, args.size - i);
-    T normed[16];  // rounded before the product, as the families' own code does
-    store(normed, load_n(source + i, n) * scale);
-    store_n(out + i, n, load(normed) * load_n(weight + i, n));
+    const F16 normed = rounded<T>(load_some(source + i, n) * scale);  // before the product, as the families' own code
+    store_some(out + i, n, normed * load_some(weight + i, n));
   }
 }
 
@@ -51,9 +69,67 @@ void rms_norm(Pool& pool, const RmsNormArgs& args) {
   });
 }
 
+template <class T, class Fn>
+void gate(const GatedActivationArgs& args, int64_t row, int64_t first, const Fn& fn) {
+  const T* gates = static_cast<const T*>(args.x) + row * args.x_stride;
+  const T* ups = gates + args.size;
+  T* out = static_cast<T*>(args.out) + row * args.size;
+  const int64_t end = min_i64(args.size, first + kColumnsPerTask);
+  for (int64_t i = first; i < end; i += 16) {
+    const int64_t n = min_i64(16, end - i);
+    store_some(out + i, n, rounded<T>(fn(load_some(gates + i, n))) * load_some(ups + i, n));
+  }
+}
+
+template <class T>
+void gate_by(const GatedActivationArgs& args, int64_t row, int64_t first) {
+  switch (args.activation) {
+    case Activation::silu:
+      return gate<T>(args, row, first, [](F16 x) { return silu(x); });
+    case Activation::gelu:
+      return gate<T>(args, row, first, [](F16 x) { return gelu(x); });
+    case Activation::gelu_tanh:
+      return gate<T>(args, row, first, [](F16 x) { return gelu_tanh(x); });
+  }
+}
+
+void gated_activation(Pool& pool, const GatedActivationArgs& args) {
+  const int64_t tasks_per_row = ceil_div(args.size, kColumnsPerTask);
+  parallel_for(pool, args.num_rows * tasks_per_row, [&](int64_t task, int) {
+    const int64_t row = task / tasks_per_row, first = task % tasks_per_row * kColumnsPerTask;
+    if (args.dtype == DType::bf16) {
+      gate_by<bf16>(args, row, first);
+    } else {
+      gate_by<float>(args, row, first);
+    }
+  });
+}
+
+template <class T>
+bool has_not_finite(const T* x, int64_t n, T mask) {
+  T found = 0;
+  for (int64_t i = 0; i < n; ++i) found |= static_cast<T>((x[i] & mask) == mask);
+  return found != 0;
+}
+
+bool is_finite(Pool& pool, const IsFiniteArgs& args) {
+  int found = 0;
+  const int64_t per_task = kBytesPerTask / args.element_bytes;
+  parallel_for(pool, ceil_div(args.num_elements, per_task), [&](int64_t task, int) {
+    if (__atomic_load_n(&found, __ATOMIC_RELAXED) != 0) return;
+    const int64_t first = task * per_task, n = min_i64(per_task, args.num_elements - first);
+    const bool here = args.element_bytes == 2
+                          ? has_not_finite(static_cast<const uint16_t*>(args.x) + first, n,
+                                           static_cast<uint16_t>(args.exponent_mask))
+                          : has_not_finite(static_cast<const uint32_t*>(args.x) + first, n, args.exponent_mask);
+    if (here) __atomic_store_n(&found, 1, __ATOMIC_RELAXED);
+  });
+  return found == 0;
+}
+
 }  // namespace
 
 extern const ElementwiseKernels elementwise_kernels;
-const ElementwiseKernels elementwise_kernels = {rms_norm};
+const ElementwiseKernels elementwise_kernels = {rms_norm, gated_activation, is_finite};
 
 }  // namespace quire::QUIRE_TIER

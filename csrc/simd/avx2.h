@@ -129,6 +129,46 @@ static inline F16 as_bf16(F16 x) { return {widen(round_to_bf16(x.lo)), widen(rou
 // 0, 1, .. 15.
 static inline F16 lane_numbers() {
   return {_mm256_setr_ps(0, 1, 2, 3, 4, 5, 6, 7), _mm256_setr_ps(8, 9, 10, 11, 12, 13, 14, 15)};
+
+// --- sampling ---
+// Bit i: a[i] < b[i].
+static inline uint32_t less_mask(F16 a, F16 b) {
+  return static_cast<uint32_t>(_mm256_movemask_ps(_mm256_cmp_ps(a.lo, b.lo, _CMP_LT_OQ))) |
+         static_cast<uint32_t>(_mm256_movemask_ps(_mm256_cmp_ps(a.hi, b.hi, _CMP_LT_OQ))) << 8;
+}
+// Lane i: `set` where bit i is 1, else `clear`.
+static inline F16 select_bits(uint32_t bits, F16 set, F16 clear) {
+  const __m256i bit = _mm256_setr_epi32(1, 2, 4, 8, 16, 32, 64, 128);
+  const __m256i lo = _mm256_and_si256(_mm256_set1_epi32(static_cast<int>(bits)), bit);
+  const __m256i hi = _mm256_and_si256(_mm256_set1_epi32(static_cast<int>(bits >> 8)), bit);
+  return {_mm256_blendv_ps(clear.lo, set.lo, _mm256_castsi256_ps(_mm256_cmpeq_epi32(lo, bit))),
+          _mm256_blendv_ps(clear.hi, set.hi, _mm256_castsi256_ps(_mm256_cmpeq_epi32(hi, bit)))};
+}
+// Sixteen sums of unsigned 64-bit integers.
+struct Fixed16 {
+  __m256i v[4];
+};
+static inline Fixed16 fixed_zero() {
+  const __m256i none = _mm256_setzero_si256();
+  return {{none, none, none, none}};
+}
+static inline __m256i to_fixed_quarter(__m128 x) {
+  // An integer below 2 ** 52 is the mantissa of itself plus 2 ** 52.
+  const __m256d whole = _mm256_round_pd(_mm256_cvtps_pd(x), _MM_FROUND_TO_ZERO | _MM_FROUND_NO_EXC);
+  const __m256i bits = _mm256_castpd_si256(_mm256_add_pd(whole, _mm256_set1_pd(4503599627370496.0)));
+  return _mm256_and_si256(bits, _mm256_set1_epi64x(0xfffffffffffff));
+}
+// The integer part of each lane, 0 <= x < 2 ** 52.
+static inline Fixed16 to_fixed(F16 x) {
+  return {{to_fixed_quarter(_mm256_castps256_ps128(x.lo)), to_fixed_quarter(_mm256_extractf128_ps(x.lo, 1)),
+           to_fixed_quarter(_mm256_castps256_ps128(x.hi)), to_fixed_quarter(_mm256_extractf128_ps(x.hi, 1))}};
+}
+static inline Fixed16 operator+(Fixed16 a, Fixed16 b) {
+  return {{_mm256_add_epi64(a.v[0], b.v[0]), _mm256_add_epi64(a.v[1], b.v[1]), _mm256_add_epi64(a.v[2], b.v[2]),
+           _mm256_add_epi64(a.v[3], b.v[3])}};
+}
+static inline void store(uint64_t* p, Fixed16 x) {
+  for (int i = 0; i < 4; ++i) _mm256_storeu_si256(reinterpret_cast<__m256i*>(p + 4 * i), x.v[i]);
 }
 
 }  // namespace quire::QUIRE_TIER

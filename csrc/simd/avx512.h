@@ -100,6 +100,29 @@ static inline F16 as_bf16(F16 x) {
 // 0, 1, .. 15.
 static inline F16 lane_numbers() {
   return {_mm512_setr_ps(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15)};
+
+// --- sampling ---
+// Bit i: a[i] < b[i].
+static inline uint32_t less_mask(F16 a, F16 b) { return _mm512_cmp_ps_mask(a.v, b.v, _CMP_LT_OQ); }
+// Lane i: `set` where bit i is 1, else `clear`.
+static inline F16 select_bits(uint32_t bits, F16 set, F16 clear) {
+  return {_mm512_mask_blend_ps(static_cast<__mmask16>(bits), clear.v, set.v)};
+}
+// Sixteen sums of unsigned 64-bit integers.
+struct Fixed16 {
+  __m512i lo, hi;
+};
+static inline Fixed16 fixed_zero() { return {_mm512_setzero_si512(), _mm512_setzero_si512()}; }
+// The integer part of each lane, 0 <= x < 2 ** 52.
+static inline Fixed16 to_fixed(F16 x) {
+  return {_mm512_cvttps_epi64(_mm512_castps512_ps256(x.v)), _mm512_cvttps_epi64(_mm512_extractf32x8_ps(x.v, 1))};
+}
+static inline Fixed16 operator+(Fixed16 a, Fixed16 b) {
+  return {_mm512_add_epi64(a.lo, b.lo), _mm512_add_epi64(a.hi, b.hi)};
+}
+static inline void store(uint64_t* p, Fixed16 x) {
+  _mm512_storeu_si512(p, x.lo);
+  _mm512_storeu_si512(p + 8, x.hi);
 }
 
 }  // namespace quire::QUIRE_TIER

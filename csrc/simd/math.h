@@ -29,6 +29,30 @@ static inline F16 exp(F16 x) {
 // x / (1 + e ** -x).
 static inline F16 silu(F16 x) { return x / (set1(1.0f) + exp(zero() - x)); }
 
+// --- elementwise ---
+static inline F16 abs(F16 x) { return max(x, zero() - x); }
+
+// The normal distribution function, (1 + erf(x / sqrt(2))) / 2, within 2e-7; NaN stays NaN.
+// Source: Abramowitz and Stegun 1964 (Handbook of Mathematical Functions), 7.1.26.
+static inline F16 normal_cdf(F16 x) {
+  const F16 one = set1(1.0f), z = abs(x) * set1(0.70710678f);
+  const F16 t = one / (one + set1(0.3275911f) * z);
+  F16 p = set1(1.061405429f);
+  p = p * t + set1(-1.453152027f);
+  p = p * t + set1(1.421413741f);
+  p = p * t + set1(-0.284496736f);
+  p = p * t + set1(0.254829592f);
+  const F16 tail = set1(0.5f) * (p * t * exp(zero() - z * z));
+  return select_less(x, zero(), tail, one - tail);
+}
+
+// (1 + tanh(y)) / 2 is 1 / (1 + e ** -2y): no digits are lost where tanh nears -1.
+static inline F16 gelu_tanh(F16 x) {
+  const F16 y = set1(0.79788456f) * (x + set1(0.044715f) * (x * x * x));
+  return x / (set1(1.0f) + exp(set1(-2.0f) * y));
+}
+static inline F16 gelu(F16 x) { return x * normal_cdf(x); }
+
 }  // namespace quire::QUIRE_TIER
 
 // --- attention ---

@@ -141,6 +141,36 @@ static inline F16 as_bf16(const F16& x) {
 // 0, 1, .. 15.
 static inline F16 lane_numbers() {
   return each_lane([](int i) { return static_cast<float>(i); });
+
+// --- sampling ---
+// Bit i: a[i] < b[i].
+static inline uint32_t less_mask(const F16& a, const F16& b) {
+  uint32_t bits = 0;
+  for (int i = 0; i < 16; ++i) bits |= static_cast<uint32_t>(a.v[i] < b.v[i]) << i;
+  return bits;
+}
+// Lane i: `set` where bit i is 1, else `clear`.
+static inline F16 select_bits(uint32_t bits, const F16& set, const F16& clear) {
+  return each_lane([&](int i) { return (bits >> i & 1u) != 0 ? set.v[i] : clear.v[i]; });
+}
+// Sixteen sums of unsigned 64-bit integers.
+struct Fixed16 {
+  uint64_t v[16];
+};
+static inline Fixed16 fixed_zero() { return {}; }
+// The integer part of each lane, 0 <= x < 2 ** 52.
+static inline Fixed16 to_fixed(const F16& x) {
+  Fixed16 out;
+  for (int i = 0; i < 16; ++i) out.v[i] = static_cast<uint64_t>(static_cast<int64_t>(x.v[i]));
+  return out;
+}
+static inline Fixed16 operator+(const Fixed16& a, const Fixed16& b) {
+  Fixed16 out;
+  for (int i = 0; i < 16; ++i) out.v[i] = a.v[i] + b.v[i];
+  return out;
+}
+static inline void store(uint64_t* p, const Fixed16& x) {
+  for (int i = 0; i < 16; ++i) p[i] = x.v[i];
 }
 
 }  // namespace quire::QUIRE_TIER

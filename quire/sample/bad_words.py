@@ -11,8 +11,9 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from quire.sample.logits_processor import LogitsProcessor, RowRequest
+from quire.sample.logits_processor import RowRequest
 from quire.sample.ragged import ragged_index, valid_ids
+from quire.sample.sparse_processor import SparseProcessor
 from quire.sample.token_masks import IMPOSSIBLE
 
 
@@ -25,7 +26,7 @@ class _Row:
         return [last for prefix, last in self.words if not prefix or self.output[-len(prefix) :] == prefix]
 
 
-class BadWords(LogitsProcessor):
+class BadWords(SparseProcessor):
     """The last token of each of the request's `bad_words_token_ids` is impossible after the others."""
 
     def __init__(self, vocab_size: int, max_num_seqs: int, device: torch.device) -> None:
@@ -53,9 +54,8 @@ class BadWords(LogitsProcessor):
         for row, token_id in zip(rows.tolist(), token_ids.tolist(), strict=True):
             self._rows[row].output.append(token_id)
 
-    def apply(self, logits: torch.Tensor, rows: np.ndarray) -> torch.Tensor:
+    def apply_to_lines(self, logits: torch.Tensor, lines: np.ndarray, rows: np.ndarray) -> None:
         """Mask the ids that would complete a word."""
         masked = [valid_ids(self._rows[row].masked_ids(), self.vocab_size) for row in rows.tolist()]
-        lines, ids = ragged_index(masked, self.device)
-        logits[lines, ids] = IMPOSSIBLE
-        return logits
+        at, ids = ragged_index(masked, lines, self.device)
+        logits[at, ids] = IMPOSSIBLE

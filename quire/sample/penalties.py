@@ -9,8 +9,11 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from quire.sample.logits_processor import LogitsProcessor, RowRequest
+from quire.kernels.native.runtime import NativeRuntime
+from quire.kernels.native.sampling import apply_penalties_inplace
+from quire.sample.logits_processor import RowRequest
 from quire.sample.ragged import ragged_index, to_device
+from quire.sample.sparse_processor import SparseProcessor
 
 _MIN_CAPACITY = 64
 
@@ -51,15 +54,21 @@ class _SeenTokens:
         return grown
 
 
-class Penalties(LogitsProcessor):
+class Penalties(SparseProcessor):
     """Makes tokens that were seen before less likely.
 
     A token of prompt or output: logit / repetition_penalty when positive, else logit * repetition_penalty.
     Then a token of the output: logit - frequency_penalty * count - presence_penalty.
+
+    Args:
+        runtime: native kernels for logits on a CPU; None = torch operations, which give the same bits.
     """
 
-    def __init__(self, vocab_size: int, max_num_seqs: int, device: torch.device) -> None:
+    def __init__(
+        self, vocab_size: int, max_num_seqs: int, device: torch.device, runtime: NativeRuntime | None = None
+    ) -> None:
         super().__init__(vocab_size, max_num_seqs, device)
+        self._runtime = runtime
         self._seen: dict[int, _SeenTokens] = {}
         # [max_num_seqs, 3] float32: repetition, frequency, presence.
         self._strengths = np.zeros((max_num_seqs, 3), dtype=np.float32)
@@ -87,13 +96,19 @@ class Penalties(LogitsProcessor):
         for row, token_id in zip(rows.tolist(), token_ids.tolist(), strict=True):
             self._seen[row].add(token_id)
 
-    def apply(self, logits: torch.Tensor, rows: np.ndarray) -> torch.Tensor:
+    def apply_to_lines(self, logits: torch.Tensor, lines: np.ndarray, rows: np.ndarray) -> None:
         """Touch the logits of seen tokens only."""
         seen = [self._seen[row] for row in rows.tolist()]
-        lines, ids = ragged_index([tokens.ids for tokens in seen], self.device)
-        counts = to_device(np.concatenate([tokens.counts for tokens in seen]), self.device)
-        repetition, frequency, presence = to_device(self._strengths[rows], self.device)[lines].unbind(1)
-        values = logits[lines, ids]
+        counts, strengths = np.concatenate([tokens.counts for tokens in seen]), self._strengths[rows]
+        if self._runtime is not None:
+            starts = np.cumsum([0, *(len(tokens.ids) for tokens in seen)])
+            ids = np.concatenate([tokens.ids for tokens in seen])
+            apply_penalties_inplace(self._runtime, logits, lines.astype(np.int32), starts, ids, counts, strengths)
+            return
+        at, token_ids = ragged_index([tokens.ids for tokens in seen], lines, self.device)
+        of_entry = np.repeat(np.arange(len(seen)), [len(tokens.ids) for tokens in seen])
+        repetition, frequency, presence = to_device(strengths[of_entry], self.device).unbind(1)
+        device_counts = to_device(counts, self.device)
+        values = logits[at, token_ids]
         values = torch.where(values > 0, values / repetition, values * repetition)
-        logits[lines, ids] = values - frequency * counts - presence * (counts > 0)
-        return logits
+        logits[at, token_ids] = values - frequency * device_counts - presence * (device_counts > 0)

@@ -29,10 +29,12 @@ def line_blocks(tensor: torch.Tensor) -> list[torch.Tensor]:
     return [tensor[start : start + num_lines] for start in range(0, len(tensor), num_lines)]
 
 
-def ragged_index(lists: Sequence[np.ndarray], device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """(line, token id) of each id in `lists`, of which list i belongs to line i; both [num_ids] int64."""
-    lines = np.repeat(np.arange(len(lists)), [len(ids) for ids in lists])
-    return to_device(lines, device), to_device(np.concatenate(lists).astype(np.int64, copy=False), device)
+def ragged_index(
+    lists: Sequence[np.ndarray], lines: np.ndarray, device: torch.device
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """(line, token id) of each id in `lists`, of which list i belongs to line lines[i]; both [num_ids] int64."""
+    at = np.repeat(lines, [len(ids) for ids in lists]).astype(np.int64, copy=False)
+    return to_device(at, device), to_device(np.concatenate(lists).astype(np.int64, copy=False), device)
 
 
 def valid_ids(ids: Sequence[int], vocab_size: int) -> np.ndarray:

@@ -17,10 +17,13 @@ import torch
 
 from quire.core.sampling_params import SamplingParams
 from quire.errors import QuireError
+from quire.kernels.native.runtime import NativeRuntime
+from quire.kernels.native.sampling import MAX_VOCAB_SIZE
 from quire.sample.bad_words import BadWords
 from quire.sample.logits_processor import LogitsProcessor, RowRequest, processor_failure
 from quire.sample.penalties import Penalties
 from quire.sample.ragged import take_lines, to_device
+from quire.sample.sparse_processor import SparseProcessor
 from quire.sample.token_masks import AllowedTokenIds, LogitBias, MinTokens
 
 _SEED_MASK = (1 << 64) - 1
@@ -46,11 +49,12 @@ class SamplingStates:
         vocab_size: width of the logits.
         device: where the logits are.
         custom_processors: classes of the engine's own processors, applied in this order.
+        runtime: native kernels to use for logits on a CPU; None = torch operations.
 
     Attributes:
         flags: [max_num_seqs] int64; `Need` and processor bits; 0 on free rows.
-        temperature: [max_num_seqs] float32; 1 on greedy rows.
-        top_k: int64; top_p: float64; log_min_p: float32; valid where the flag is set.
+        temperature: [max_num_seqs] float32; 0 on greedy rows.
+        top_k: int32, 0 where it does nothing; top_p: float64; log_min_p: float32; valid on random rows.
         num_logprobs: int64; top tokens wanted besides the sampled one; valid where LOGPROBS is set.
         seeds: uint64.
     """
@@ -61,22 +65,25 @@ class SamplingStates:
         vocab_size: int,
         device: torch.device,
         custom_processors: Sequence[type[LogitsProcessor]] = (),
+        runtime: NativeRuntime | None = None,
     ) -> None:
         self.vocab_size = vocab_size
+        self.runtime = runtime if device.type == "cpu" and vocab_size <= MAX_VOCAB_SIZE else None
         self.flags = np.zeros(max_num_seqs, dtype=np.int64)
-        self.temperature = np.ones(max_num_seqs, dtype=np.float32)
-        self.top_k = np.zeros(max_num_seqs, dtype=np.int64)
+        self.temperature = np.zeros(max_num_seqs, dtype=np.float32)
+        self.top_k = np.zeros(max_num_seqs, dtype=np.int32)
         self.top_p = np.ones(max_num_seqs, dtype=np.float64)
         self.log_min_p = np.zeros(max_num_seqs, dtype=np.float32)
         self.num_logprobs = np.zeros(max_num_seqs, dtype=np.int64)
         self.seeds = np.zeros(max_num_seqs, dtype=np.uint64)
         custom = [processor(vocab_size, max_num_seqs, device) for processor in custom_processors]
         early = [kind(vocab_size, max_num_seqs, device) for kind in (AllowedTokenIds, BadWords, MinTokens, LogitBias)]
-        late = [Penalties(vocab_size, max_num_seqs, device)]
+        late = [Penalties(vocab_size, max_num_seqs, device, self.runtime)]
         changing = [processor for processor in custom if not processor.is_argmax_invariant()]
         keeping = [processor for processor in custom if processor.is_argmax_invariant()]
         self._processors: list[LogitsProcessor] = [*early, *changing, *late, *keeping]
         self._num_argmax_changing = len(self._processors) - len(keeping)
+        self._argmax_invariant_bits = sum(bit for bit, _ in self._numbered(self._num_argmax_changing))
 
     def add_row(
         self,
@@ -106,7 +113,7 @@ class SamplingStates:
         self.flags[row] = 0
         self._write_columns(row, params, seed)
         flags = self._flags_of(params)
-        for bit, processor in self._numbered(0, len(self._processors)):
+        for bit, processor in self._numbered(0):
             if self._guarded(processor, "add_row", lambda p=processor: p.add_row(row, request)):  # type: ignore[misc]
                 flags |= bit
         self.flags[row] = flags
@@ -115,7 +122,7 @@ class SamplingStates:
         """The request on `row` is gone; a free row is left as it is."""
         flags = int(self.flags[row])
         self.flags[row] = 0
-        for bit, processor in self._numbered(0, len(self._processors)):
+        for bit, processor in self._numbered(0):
             if flags & bit:
                 processor.remove_row(row)
 
@@ -134,9 +141,18 @@ class SamplingStates:
         """Custom processors that only matter to random draws; `logits` [n, vocab_size] may be changed."""
         return self._apply(logits, rows, self._num_argmax_changing, len(self._processors))
 
+    def changes_logits(self, flags: np.ndarray) -> bool:
+        """Whether any of [n] `flags` names a processor."""
+        return int(np.bitwise_or.reduce(flags, initial=0)) >> _FIRST_PROCESSOR_BIT != 0
+
+    def has_argmax_invariant(self, flags: np.ndarray) -> np.ndarray:
+        """Which of [n] `flags` name a custom processor that `apply_argmax_invariant` would run; [n] bool."""
+        found: np.ndarray = (flags & self._argmax_invariant_bits) != 0
+        return found
+
     def _write_columns(self, row: int, params: SamplingParams, seed: int) -> None:
-        self.temperature[row] = 1.0 if params.is_greedy else params.temperature
-        self.top_k[row] = params.top_k
+        self.temperature[row] = 0.0 if params.is_greedy else params.temperature
+        self.top_k[row] = params.top_k if 0 < params.top_k < self.vocab_size else 0
         self.top_p[row] = params.top_p
         self.log_min_p[row] = math.log(params.min_p) if params.min_p > 0 else -math.inf
         self.num_logprobs[row] = (
@@ -159,9 +175,9 @@ class SamplingStates:
             flags |= Need.MIN_P
         return flags
 
-    def _numbered(self, start: int, stop: int) -> Iterator[tuple[int, LogitsProcessor]]:
-        """(flag bit, processor) of a range of processors."""
-        for number in range(start, stop):
+    def _numbered(self, start: int, stop: int | None = None) -> Iterator[tuple[int, LogitsProcessor]]:
+        """(flag bit, processor) of a range of processors, to the last when `stop` is None."""
+        for number in range(start, len(self._processors) if stop is None else stop):
             yield 1 << (_FIRST_PROCESSOR_BIT + number), self._processors[number]
 
     def _used(self, flags: np.ndarray, start: int, stop: int) -> Iterator[tuple[int, LogitsProcessor]]:
@@ -174,7 +190,9 @@ class SamplingStates:
         flags = self.flags[rows]
         for bit, processor in self._used(flags, start, stop):
             lines = np.flatnonzero(flags & bit)
-            if len(lines) == len(rows):
+            if isinstance(processor, SparseProcessor):
+                processor.apply_to_lines(logits, lines, rows[lines])
+            elif len(lines) == len(rows):
                 logits = self._apply_one(processor, logits, rows)
             else:
                 changed = self._apply_one(processor, take_lines(logits, lines), rows[lines])
@@ -187,7 +205,7 @@ class SamplingStates:
             given = f"{tuple(changed.shape)} {changed.dtype}"
             wanted = f"{tuple(logits.shape)} {logits.dtype}"
             raise processor_failure(processor, "apply", ValueError(f"returned {given}, expected {wanted}"))
-        return changed
+        return changed.contiguous()
 
     @staticmethod
     def _guarded(processor: LogitsProcessor, method: str, call: Callable[[], _T]) -> _T:

@@ -10,6 +10,7 @@ import torch
 
 from quire.sample.logits_processor import LogitsProcessor, RowRequest
 from quire.sample.ragged import ragged_index, to_device, valid_ids
+from quire.sample.sparse_processor import SparseProcessor
 
 IMPOSSIBLE = float("-inf")
 
@@ -38,13 +39,13 @@ class AllowedTokenIds(LogitsProcessor):
 
     def apply(self, logits: torch.Tensor, rows: np.ndarray) -> torch.Tensor:
         """Copy the allowed logits into a line of impossible ones."""
-        lines, ids = ragged_index([self._ids[row] for row in rows.tolist()], self.device)
+        lines, ids = ragged_index([self._ids[row] for row in rows.tolist()], np.arange(len(rows)), self.device)
         masked = torch.full_like(logits, IMPOSSIBLE)
         masked[lines, ids] = logits[lines, ids]
         return masked
 
 
-class LogitBias(LogitsProcessor):
+class LogitBias(SparseProcessor):
     """`logit_bias[id]` is added to the logit of each id."""
 
     def __init__(self, vocab_size: int, max_num_seqs: int, device: torch.device) -> None:
@@ -68,15 +69,14 @@ class LogitBias(LogitsProcessor):
         """Forget the request."""
         del self._biases[row]
 
-    def apply(self, logits: torch.Tensor, rows: np.ndarray) -> torch.Tensor:
+    def apply_to_lines(self, logits: torch.Tensor, lines: np.ndarray, rows: np.ndarray) -> None:
         """Add the biases."""
         biases = [self._biases[row] for row in rows.tolist()]
-        lines, ids = ragged_index([ids for ids, _ in biases], self.device)
-        logits[lines, ids] += to_device(np.concatenate([values for _, values in biases]), self.device)
-        return logits
+        at, ids = ragged_index([ids for ids, _ in biases], lines, self.device)
+        logits[at, ids] += to_device(np.concatenate([values for _, values in biases]), self.device)
 
 
-class MinTokens(LogitsProcessor):
+class MinTokens(SparseProcessor):
     """EOS and stop ids are impossible until the request has `min_tokens` output tokens."""
 
     def __init__(self, vocab_size: int, max_num_seqs: int, device: torch.device) -> None:
@@ -106,11 +106,10 @@ class MinTokens(LogitsProcessor):
         """One token fewer is missing."""
         self._num_missing[rows] -= 1
 
-    def apply(self, logits: torch.Tensor, rows: np.ndarray) -> torch.Tensor:
+    def apply_to_lines(self, logits: torch.Tensor, lines: np.ndarray, rows: np.ndarray) -> None:
         """Mask the rows that miss tokens."""
         none = np.empty(0, dtype=np.int64)
         missing = (self._num_missing[rows] > 0).tolist()
         masked = [self._stop_ids[row] if short else none for row, short in zip(rows.tolist(), missing, strict=True)]
-        lines, ids = ragged_index(masked, self.device)
-        logits[lines, ids] = IMPOSSIBLE
-        return logits
+        at, ids = ragged_index(masked, lines, self.device)
+        logits[at, ids] = IMPOSSIBLE

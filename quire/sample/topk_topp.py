@@ -23,9 +23,9 @@ def min_p_threshold(logits: torch.Tensor, log_min_p: torch.Tensor) -> torch.Tens
 
 
 def top_k_threshold(logits: torch.Tensor, top_k: torch.Tensor) -> torch.Tensor:
-    """[n] smallest logits kept, from [n, vocab_size] logits and [n] int64 counts in [1, vocab_size]."""
+    """[n] smallest logits kept, from [n, vocab_size] logits and [n] integer counts in [1, vocab_size]."""
     largest = _largest(logits, int(top_k.max()))
-    return largest.gather(1, top_k[:, None] - 1)[:, 0]
+    return largest.gather(1, top_k[:, None].long() - 1)[:, 0]
 
 
 def top_p_threshold(probs: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor:

@@ -10,6 +10,7 @@ import torch
 from scipy.stats import chisquare
 
 from quire.core.sampling_params import SamplingParams
+from quire.kernels.native.runtime import NativeRuntime
 from quire.sample.sampler import Sampler
 from quire.sample.states import SamplingStates
 
@@ -58,9 +59,11 @@ def exact_distribution(logits: np.ndarray, params: SamplingParams) -> np.ndarray
     return p / p.sum()
 
 
-def draw_many(logits: np.ndarray, params: SamplingParams, *, by_seed: bool) -> np.ndarray:
+def draw_many(
+    logits: np.ndarray, params: SamplingParams, runtime: NativeRuntime | None, *, by_seed: bool
+) -> np.ndarray:
     """[NUM_ROWS * NUM_STEPS] tokens: each row its own seed, or one seed and ever new positions."""
-    states = SamplingStates(NUM_ROWS, VOCAB_SIZE, torch.device("cpu"))
+    states = SamplingStates(NUM_ROWS, VOCAB_SIZE, torch.device("cpu"), runtime=runtime)
     sampler = Sampler(states)
     token_ids = np.array(PROMPT + OUTPUT, dtype=np.int32)
     for row in range(NUM_ROWS):
@@ -74,13 +77,18 @@ def draw_many(logits: np.ndarray, params: SamplingParams, *, by_seed: bool) -> n
     return np.concatenate(drawn)
 
 
+@pytest.fixture(scope="module", params=["torch", "native"])
+def runtime(request: pytest.FixtureRequest) -> NativeRuntime | None:
+    return NativeRuntime() if request.param == "native" else None
+
+
 @pytest.mark.parametrize("by_seed", [True, False], ids=["over_seeds", "over_positions"])
 @pytest.mark.parametrize("case", CASES)
-def test_frequencies_match_the_exact_distribution(case: str, by_seed: bool) -> None:
+def test_frequencies_match_the_exact_distribution(case: str, by_seed: bool, runtime: NativeRuntime | None) -> None:
     params = SamplingParams(**CASES[case])
     logits = np.random.default_rng(11).normal(0.0, 1.6, VOCAB_SIZE).astype(np.float32)
     probs = exact_distribution(logits, params)
-    tokens = draw_many(logits, params, by_seed=by_seed)
+    tokens = draw_many(logits, params, runtime, by_seed=by_seed)
     counts = np.bincount(tokens, minlength=VOCAB_SIZE)
     assert len(tokens) == 200_000
     assert counts[probs == 0].sum() == 0

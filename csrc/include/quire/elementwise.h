@@ -20,8 +20,31 @@ struct RmsNormArgs {
   DType dtype;  // of all of them: bf16 or f32
 };
 
+enum class Activation : int32_t { silu = 0, gelu = 1, gelu_tanh = 2 };
+
+// out[i, j] = activation(x[i, j]) * x[i, size + j]; the activation is rounded to the dtype before the product.
+struct GatedActivationArgs {
+  const void* x;
+  int64_t x_stride;  // elements
+  void* out;         // contiguous rows of `size`
+  int64_t num_rows;
+  int64_t size;
+  Activation activation;
+  DType dtype;  // bf16 or f32
+};
+
+// Whether every number is finite: none has all the bits of `exponent_mask`.
+struct IsFiniteArgs {
+  const void* x;
+  int64_t num_elements;
+  int64_t element_bytes;  // 2 or 4
+  uint32_t exponent_mask;
+};
+
 struct ElementwiseKernels {
   void (*rms_norm)(Pool&, const RmsNormArgs&);
+  void (*gated_activation)(Pool&, const GatedActivationArgs&);
+  bool (*is_finite)(Pool&, const IsFiniteArgs&);
 };
 
 }  // namespace quire

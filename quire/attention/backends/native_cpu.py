@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import torch
 
-from quire.attention.backend import AttentionBackend, AttentionParams
+from quire.attention.backend import AttentionBackend, AttentionParams, HeadNorms, Rotation
 from quire.attention.metadata import AttentionMetadata
 from quire.errors import NativeLibraryError
 from quire.kernels.native.attention import (
@@ -76,35 +76,26 @@ class NativeCpuBackend(AttentionBackend):
         self,
         params: AttentionParams,
         qkv: torch.Tensor,
-        rotation_tables: tuple[torch.Tensor, torch.Tensor],
-        positions: torch.Tensor,
+        rotation: Rotation,
+        head_norms: HeadNorms | None,
         kv_cache: torch.Tensor,
         metadata: AttentionMetadata,
-        q_norm: torch.Tensor | None = None,
-        k_norm: torch.Tensor | None = None,
-        eps: float = 1e-6,
     ) -> torch.Tensor:
-        """The whole attention block between its two projections.
+        """The whole attention block between its two projections, in two passes; overwrites the queries in `qkv`.
 
-        Args:
-            qkv: [num_tokens, (num_heads + 2 * num_kv_heads) * head_size]; its queries are mutated.
-            rotation_tables: cosines and sines, each [max_positions, rotary_dim / 2] float32, contiguous.
-            positions: [num_tokens] int64 or int32.
-            kv_cache: mutated.
-            q_norm, k_norm: [head_size]; the weight of an RMS norm of each head before it is rotated.
-
-        Returns:
-            [num_tokens, num_heads * head_size]; rows past `metadata.num_tokens` are zeros.
+        Rows past `metadata.num_tokens` come back as zeros.
 
         Raises:
-            ShapeError: a size, dtype, device or stride differs from the above, or an index leads out of a tensor.
+            ShapeError: a size, dtype, device or stride differs from the interface's, or an index leads out of a tensor.
         """
         num_tokens, num_heads, head_size = metadata.num_tokens, params.num_heads, params.head_size
-        cos, sin = rotation_tables
-        block_size = kv_cache.shape[-1] // head_size
+        q_norm, k_norm, eps = (
+            (None, None, 0.0) if head_norms is None else (head_norms.query, head_norms.key, head_norms.eps)
+        )
         rope_and_cache(
-            self.runtime, qkv[:num_tokens], num_heads, params.num_kv_heads, head_size, cos, sin,
-            positions[:num_tokens], metadata.slot_mapping[:num_tokens], kv_cache, block_size, q_norm, k_norm, eps,
+            self.runtime, qkv[:num_tokens], num_heads, params.num_kv_heads, head_size, rotation.cos, rotation.sin,
+            rotation.positions[:num_tokens], metadata.slot_mapping[:num_tokens], kv_cache,
+            kv_cache.shape[-1] // head_size, q_norm, k_norm, eps,
         )  # fmt: skip
         query = qkv[:, : num_heads * head_size].view(-1, num_heads, head_size)
         return self._attend(params, query, kv_cache, metadata).flatten(1)

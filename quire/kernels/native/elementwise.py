@@ -8,10 +8,21 @@ from quire.kernels.native.checks import DTYPE_CODES, check_tensor
 from quire.kernels.native.runtime import NativeRuntime
 
 FLOATS = (torch.bfloat16, torch.float32)
+# Numbers of `Activation` in csrc/include/quire/elementwise.h.
+_SILU = 0
+_GELU = {"none": 1, "tanh": 2}
+# The bits that are all ones in infinities and NaN alone.
+_EXPONENT_MASKS = {torch.bfloat16: 0x7F80, torch.float16: 0x7C00, torch.float32: 0x7F800000}
 
 
 def rms_norm(
-    runtime: NativeRuntime, x: torch.Tensor, weight: torch.Tensor, eps: float, residual: torch.Tensor | None = None
+    runtime: NativeRuntime,
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    eps: float,
+    residual: torch.Tensor | None = None,
+    *,
+    out: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Normalise each row of `x`, or of x + residual, which then replaces `residual` in place.
 
@@ -19,6 +30,7 @@ def rms_norm(
         x: [num_rows, size] bfloat16 or float32; rows may be strided.
         weight: [size].
         residual: [num_rows, size]; mutated.
+        out: [num_rows, size]; where to put the result; may be `x` when that is contiguous.
 
     Returns:
         [num_rows, size], dtype of `x`.
@@ -36,9 +48,91 @@ def rms_norm(
     if residual is not None:
         check_tensor("residual", residual, (x.dtype,), (num_rows, size))
         residual_ptr = residual.data_ptr()
-    out = torch.empty(num_rows, size, dtype=x.dtype)
+    out = _result(out, num_rows, size, x.dtype)
     runtime.library.rms_norm(
         runtime.tier_idx, runtime.pool, x.data_ptr(), x.stride(0), residual_ptr, weight.data_ptr(), out.data_ptr(),
         num_rows, size, eps, DTYPE_CODES[x.dtype],
     )  # fmt: skip
+    return out
+
+
+def silu_and_mul(runtime: NativeRuntime, x: torch.Tensor, *, out: torch.Tensor | None = None) -> torch.Tensor:
+    """The first half of each row through SiLU, times the second half.
+
+    SiLU is computed in float32 and rounded to the dtype of `x` before the product.
+
+    Args:
+        x: [num_rows, 2 * size] bfloat16 or float32; rows may be strided.
+        out: [num_rows, size]; where to put the result.
+
+    Returns:
+        [num_rows, size], dtype of `x`.
+
+    Raises:
+        ShapeError: a size, dtype, device or stride differs from the above.
+
+    Cost: reads x, writes the result; bandwidth bound outside the caches.
+    Reference: kernels/reference/activation.py
+    """
+    return _gated(runtime, x, _SILU, out)
+
+
+def gelu_and_mul(
+    runtime: NativeRuntime, x: torch.Tensor, approximate: str = "none", *, out: torch.Tensor | None = None
+) -> torch.Tensor:
+    """The first half of each row through GELU, times the second half; otherwise as `silu_and_mul`.
+
+    Args:
+        x: [num_rows, 2 * size] bfloat16 or float32; rows may be strided.
+        approximate: "none", or "tanh" for the approximation by a hyperbolic tangent.
+        out: [num_rows, size]; where to put the result.
+
+    Raises:
+        ShapeError: a size, dtype, device or stride differs from the above.
+        ValueError: another `approximate`.
+
+    Reference: kernels/reference/activation.py
+    """
+    if approximate not in _GELU:
+        raise ValueError(f"approximate={approximate!r}, expected 'none' or 'tanh'")
+    return _gated(runtime, x, _GELU[approximate], out)
+
+
+def is_finite(runtime: NativeRuntime, tensor: torch.Tensor) -> bool:
+    """Whether no element of `tensor` is NaN or infinite.
+
+    Args:
+        tensor: bfloat16, float16 or float32 of any shape, contiguous.
+
+    Raises:
+        ShapeError: a dtype, device or stride differs from the above.
+
+    Cost: one read, which ends early when there is something to find.
+    """
+    check_tensor("tensor", tensor, tuple(_EXPONENT_MASKS), (-1,) * tensor.dim())
+    return bool(
+        runtime.library.is_finite(
+            runtime.tier_idx, runtime.pool, tensor.data_ptr(), tensor.numel(), tensor.element_size(),
+            _EXPONENT_MASKS[tensor.dtype],
+        )
+    )  # fmt: skip
+
+
+def _gated(runtime: NativeRuntime, x: torch.Tensor, activation: int, out: torch.Tensor | None) -> torch.Tensor:
+    check_tensor("x", x, FLOATS, (-1, -1), strided_rows=True)
+    num_rows, width = x.shape
+    if width % 2:
+        check_tensor("x", x, FLOATS, (num_rows, width + 1))
+    out = _result(out, num_rows, width // 2, x.dtype)
+    runtime.library.gated_activation(
+        runtime.tier_idx, runtime.pool, x.data_ptr(), x.stride(0), out.data_ptr(), num_rows, width // 2, activation,
+        DTYPE_CODES[x.dtype],
+    )  # fmt: skip
+    return out
+
+
+def _result(out: torch.Tensor | None, num_rows: int, size: int, dtype: torch.dtype) -> torch.Tensor:
+    if out is None:
+        return torch.empty(num_rows, size, dtype=dtype)
+    check_tensor("out", out, (dtype,), (num_rows, size))
     return out

@@ -36,7 +36,7 @@ def randn(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> tor
     return torch.randn(*shape, generator=generator).to(dtype)
 
 
-def assert_close(actual: torch.Tensor, expected: torch.Tensor, atol: float, rtol: float = 0.0) -> None:
+def assert_close(actual: torch.Tensor, expected: torch.Tensor, atol: float | torch.Tensor, rtol: float = 0.0) -> None:
     """Close, and NaN nowhere: a comparison that NaN fails."""
     assert actual.shape == expected.shape, f"{actual.shape} != {expected.shape}"
     difference = (actual.double() - expected.double()).abs()

@@ -6,8 +6,9 @@ import pytest
 import torch
 
 from quire.errors import ShapeError
-from quire.kernels.native.elementwise import rms_norm
+from quire.kernels.native.elementwise import gelu_and_mul, is_finite, rms_norm, silu_and_mul
 from quire.kernels.native.runtime import NativeRuntime
+from quire.kernels.reference import activation
 from quire.kernels.reference import norm as reference
 from tests.kernels.native.guards import assert_close, guarded, randn, same_bits
 
@@ -56,3 +57,103 @@ def test_rows_of_a_wider_matrix_are_read_by_their_stride(runtime: NativeRuntime)
 def test_impossible_tensors_are_refused(runtime: NativeRuntime, x: torch.Tensor, weight: torch.Tensor):
     with pytest.raises(ShapeError):
         rms_norm(runtime, x, weight, 1e-5)
+
+
+def test_results_go_where_the_caller_wants_them(runtime: NativeRuntime):
+    x, weight = randn(5, 33), randn(33)
+    expected = rms_norm(runtime, x, weight, 1e-5)
+    out = guarded(torch.zeros(5, 33))
+    assert rms_norm(runtime, x, weight, 1e-5, out=out.tensor) is out.tensor
+    out.assert_bands()
+    assert same_bits(out.tensor, expected)
+    assert same_bits(rms_norm(runtime, x, weight, 1e-5, out=x), expected)
+    with pytest.raises(ShapeError, match="out has shape"):
+        rms_norm(runtime, x, weight, 1e-5, out=torch.zeros(5, 32))
+
+
+ACTIVATIONS = {
+    "silu": (silu_and_mul, activation.silu_and_mul),
+    "gelu": (gelu_and_mul, activation.gelu_and_mul),
+    "gelu of a tanh": (
+        lambda runtime, x, **out: gelu_and_mul(runtime, x, "tanh", **out),
+        lambda x: activation.gelu_and_mul(x, "tanh"),
+    ),
+}
+GATED_SIZES = [1, 15, 16, 17, 2047, 2049]
+
+
+@pytest.mark.parametrize("name", ACTIVATIONS)
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+@pytest.mark.parametrize("num_rows", [0, 1, 5], ids="{} rows".format)
+@pytest.mark.parametrize("size", GATED_SIZES, ids="size {}".format)
+def test_gated_activations_equal_their_references(
+    runtime: NativeRuntime, portable: NativeRuntime, size: int, num_rows: int, dtype: torch.dtype, name: str
+):
+    gated, expected = ACTIVATIONS[name]
+    x = (randn(num_rows, 2 * size) * 3).to(dtype)
+    before, out = x.clone(), guarded(torch.zeros(num_rows, size, dtype=dtype))
+    gated(runtime, x, out=out.tensor)
+    out.assert_bands()
+    assert same_bits(x, before)
+    # The activation is within 3e-7 of its gate, rounded, and so is the product; either may fall the other way.
+    rtol = {torch.bfloat16: 2.0**-7, torch.float32: 2e-6}[dtype]
+    gates, ups = x.double().chunk(2, dim=-1)
+    assert_close(out.tensor, expected(x), atol=3e-7 * (gates * ups).abs(), rtol=rtol)
+    assert same_bits(out.tensor, gated(portable, x))
+    for row in range(num_rows):
+        assert same_bits(out.tensor[row : row + 1], gated(runtime, x[row : row + 1]))
+
+
+@pytest.mark.parametrize("name", ACTIVATIONS)
+def test_the_activation_is_rounded_before_the_product(runtime: NativeRuntime, name: str):
+    gated, expected = ACTIVATIONS[name]
+    gates, ups = (randn(8, 8192) * 2).to(torch.bfloat16).chunk(2, dim=-1)
+    exact = expected(torch.cat((gates.double(), torch.ones_like(gates)), -1)).to(torch.bfloat16)
+    # All but a few of the far tail of gelu, where its 3e-7 decide a rounding.
+    assert (gated(runtime, torch.cat((gates, ups), -1)) == exact * ups).float().mean() > 0.99
+
+
+@pytest.mark.parametrize("name", ACTIVATIONS)
+def test_gates_of_any_size_stay_accurate(runtime: NativeRuntime, name: str):
+    gated, expected = ACTIVATIONS[name]
+    gates = torch.cat((torch.linspace(-30, 30, 4001), torch.tensor([0.0, -0.0, 1e30, 1e-30, -1e-30, torch.inf])))
+    x = torch.stack((gates, torch.ones_like(gates)), 1)
+    actual, wanted = gated(runtime, x)[:, 0], expected(x.double())[:, 0]
+    assert actual[-1] == torch.inf
+    assert_close(actual[:-1], wanted[:-1], atol=2e-6, rtol=1e-6)  # gelu: 3e-7 of the gate, below 6 in the tail
+    assert bool(gated(runtime, torch.tensor([[torch.nan, 1.0]])).isnan().all())
+
+
+def test_gated_rows_of_a_wider_matrix_are_read_by_their_stride(runtime: NativeRuntime):
+    wide = randn(5, 64)
+    assert same_bits(silu_and_mul(runtime, wide[:, :36]), silu_and_mul(runtime, wide[:, :36].clone()))
+
+
+def test_impossible_gates_are_refused(runtime: NativeRuntime):
+    with pytest.raises(ShapeError):
+        silu_and_mul(runtime, randn(2, 7))
+    with pytest.raises(ShapeError):
+        silu_and_mul(runtime, randn(2, 8), out=torch.zeros(2, 8))
+    with pytest.raises(ValueError, match="expected 'none' or 'tanh'"):
+        gelu_and_mul(runtime, randn(2, 8), "fast")
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
+@pytest.mark.parametrize("bad", [torch.nan, -torch.nan, torch.inf, -torch.inf], ids=["nan", "-nan", "inf", "-inf"])
+def test_one_bad_number_is_found_wherever_it_is(runtime: NativeRuntime, dtype: torch.dtype, bad: float):
+    x = torch.full((300_001,), torch.finfo(dtype).max, dtype=dtype)
+    x[::2] *= -1
+    x[::3] = 0
+    assert is_finite(runtime, x) and is_finite(runtime, x[:0]) and is_finite(runtime, x[:300].view(5, 60))
+    for at in (0, 1, 131_071, 131_072, 300_000):
+        changed = x.clone()
+        changed[at] = bad
+        assert not is_finite(runtime, changed)
+        assert is_finite(runtime, changed[:at]) and is_finite(runtime, changed[at + 1 :])
+
+
+def test_only_contiguous_floats_are_looked_through(runtime: NativeRuntime):
+    with pytest.raises(ShapeError):
+        is_finite(runtime, torch.zeros(3, dtype=torch.int32))
+    with pytest.raises(ShapeError):
+        is_finite(runtime, torch.zeros(3, 4).T)

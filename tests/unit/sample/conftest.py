@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from quire.core.sampling_params import SamplingParams
+from quire.kernels.native.runtime import NativeRuntime
 from quire.sample.sampler import Sampler, SamplerOutput
 from quire.sample.states import SamplingStates
 
@@ -42,12 +43,18 @@ class Bench:
         self.states.append(np.array(rows, dtype=np.int32), np.array(token_ids, dtype=np.int32))
 
 
+@pytest.fixture(scope="session", params=["torch", "native"])
+def runtime(request: pytest.FixtureRequest) -> NativeRuntime | None:
+    """Everything is tested by torch operations and by native kernels."""
+    return NativeRuntime(num_threads=2) if request.param == "native" else None
+
+
 @pytest.fixture
-def make_bench() -> Callable[..., Bench]:
+def make_bench(runtime: NativeRuntime | None) -> Callable[..., Bench]:
     def make(
         max_num_seqs: int = 8, vocab_size: int = VOCAB_SIZE, mode: str = "raw_logprobs", processors: tuple = ()
     ) -> Bench:
-        states = SamplingStates(max_num_seqs, vocab_size, torch.device("cpu"), processors)
+        states = SamplingStates(max_num_seqs, vocab_size, torch.device("cpu"), processors, runtime)
         return Bench(states, Sampler(states, mode))
 
     return make

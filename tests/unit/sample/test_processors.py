@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from quire.core.sampling_params import SamplingParams
 from quire.errors import ConfigError, EngineGenerateError, ValidationError
+from quire.kernels.native.runtime import NativeRuntime
 from quire.sample.logits_processor import LogitsProcessor, RowRequest, load_processors, validate_params
 from quire.sample.states import SamplingStates
 from tests.unit.sample import reference
@@ -40,13 +41,14 @@ CONSTRAINTS = st.fixed_dictionaries(
 
 @settings(deadline=None, max_examples=80)
 @given(
-    st.lists(st.tuples(CONSTRAINTS, TOKENS, st.lists(st.integers(0, 3), max_size=9)), min_size=1, max_size=5),
-    st.data(),
+    requests=st.lists(st.tuples(CONSTRAINTS, TOKENS, st.lists(st.integers(0, 3), max_size=9)), min_size=1, max_size=5),
+    data=st.data(),
 )
 def test_rows_match_the_reference_as_tokens_come_in_and_rows_go_and_come_back(
-    requests: list[tuple[dict[str, object], list[int], list[int]]], data: st.DataObject
+    runtime: NativeRuntime | None, requests: list[tuple[dict[str, object], list[int], list[int]]], data: st.DataObject
 ) -> None:
-    bench = Bench(SamplingStates(8, VOCAB_SIZE, torch.device("cpu")), None)  # type: ignore[arg-type]
+    states = SamplingStates(8, VOCAB_SIZE, torch.device("cpu"), runtime=runtime)
+    bench = Bench(states, None)  # type: ignore[arg-type]
     live: dict[int, tuple[SamplingParams, list[int], list[int]]] = {}
     for row, (values, prompt, output) in enumerate(requests):
         params = SamplingParams(**values)

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 import torch
@@ -8,8 +10,10 @@ from hypothesis import strategies as st
 
 from quire.core.logprobs import LogprobsArrays
 from quire.core.sampling_params import SamplingParams
+from quire.kernels.native.runtime import NativeRuntime
+from quire.sample.choosers.torch_ops import argmax, draw
 from quire.sample.rng import uniform
-from quire.sample.sampler import Sampler, argmax, draw
+from quire.sample.sampler import Sampler
 from quire.sample.states import SamplingStates
 from tests.unit.sample import reference
 from tests.unit.sample.conftest import VOCAB_SIZE, Bench
@@ -83,9 +87,8 @@ def test_a_draw_is_the_inverse_of_the_exact_distribution_at_the_rows_random_numb
 
 
 @pytest.mark.parametrize("mode", ["raw_logprobs", "raw_logits", "processed_logprobs", "processed_logits"])
-def test_logprob_fields_follow_the_mode(mode: str) -> None:
-    states = SamplingStates(4, VOCAB_SIZE, torch.device("cpu"))
-    bench = Bench(states, Sampler(states, mode))
+def test_logprob_fields_follow_the_mode(mode: str, make_bench: Callable[..., Bench]) -> None:
+    bench = make_bench(4, mode=mode)
     greedy = SamplingParams(temperature=0, logprobs=3, repetition_penalty=1.4, logit_bias={2: 9.0})
     random = SamplingParams(temperature=0.5, top_k=10, top_p=0.9, logprobs=5, presence_penalty=1.0)
     bench.add(0, greedy, [1, 2], [5])
@@ -154,10 +157,11 @@ MANY_PARAMS = [
 
 
 @pytest.mark.parametrize("mode", ["raw_logprobs", "processed_logprobs"])
-def test_a_row_gets_the_same_bits_alone_as_in_a_shuffled_batch_of_64(mode: str) -> None:
+def test_a_row_gets_the_same_bits_alone_as_in_a_shuffled_batch_of_64(
+    mode: str, make_bench: Callable[..., Bench]
+) -> None:
     vocab_size = 1009
-    states = SamplingStates(64, vocab_size, torch.device("cpu"))
-    bench = Bench(states, Sampler(states, mode))
+    bench = make_bench(64, vocab_size, mode)
     generator = np.random.default_rng(0)
     for row, params in enumerate(MANY_PARAMS):
         tokens = generator.integers(0, vocab_size, 9).tolist()
@@ -240,6 +244,46 @@ def test_impossible_tokens_are_never_drawn_whatever_the_random_number(
     at[0] = data.draw(st.sampled_from([at[0], 0.0, 1 - 2.0**-53]))
     for token_id, mask in zip(draw(logits, at).tolist(), masks, strict=True):
         assert token_id not in mask
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.3, 1.0])
+@pytest.mark.parametrize("scale", [0.5, 3.0])
+def test_native_kernels_choose_the_tokens_that_torch_does(temperature: float, scale: float) -> None:
+    num_lines, vocab_size = 64, 4001
+    tokens: list[np.ndarray] = []
+    for runtime in (None, NativeRuntime(num_threads=2)):
+        states = SamplingStates(num_lines, vocab_size, torch.device("cpu"), runtime=runtime)
+        bench = Bench(states, Sampler(states))
+        for row in range(num_lines):
+            filters = [{}, {"top_k": 1 + 9 * row}, {"top_p": 0.3 + row / 100}, {"min_p": 0.03}][row % 4]
+            bench.add(row, SamplingParams(temperature=temperature, **filters), [1, 2], seed=row)
+        drawn = []
+        for step in range(20):
+            logits = random_logits(num_lines, step, vocab_size) * (scale / 3)
+            drawn.append(bench.sample(logits, list(range(num_lines)), [2 + step] * num_lines).token_ids)
+        tokens.append(np.concatenate(drawn))
+    # Sums of 4001 float32 weights are off by 1e-6; that is how often a random number falls between the two edges.
+    assert (tokens[0] != tokens[1]).sum() <= (0 if temperature == 0 else 1)
+
+
+@pytest.mark.parametrize("mode", ["raw_logprobs", "processed_logprobs"])
+def test_rows_of_a_wider_matrix_and_its_transpose_are_sampled_alike(
+    make_bench: Callable[..., Bench], mode: str
+) -> None:
+    bench = make_bench(mode=mode)
+    bench.add(0, SamplingParams(temperature=0, logprobs=2))
+    bench.add(1, SamplingParams(top_p=0.9, presence_penalty=0.5, logprobs=1), [4, 5], [6])
+    bench.add(2, SamplingParams(top_k=9))
+    logits = random_logits(3)
+    rows, positions = np.arange(3, dtype=np.int32), np.array([3, 4, 5])
+    expected = bench.sampler.sample(logits.clone(), rows, positions)
+    wide = torch.cat((logits, torch.full((3, 9), torch.nan)), dim=1)
+    for strided in (wide[:, :VOCAB_SIZE], logits.T.contiguous().T):
+        found = bench.sampler.sample(strided, rows, positions)
+        assert found.token_ids.tolist() == expected.token_ids.tolist()
+        assert found.logprobs is not None and expected.logprobs is not None
+        assert found.logprobs.logprobs.tobytes() == expected.logprobs.logprobs.tobytes()
+    assert bool(wide[:, VOCAB_SIZE:].isnan().all())
 
 
 def test_sampling_nothing_gives_nothing(bench: Bench) -> None:
