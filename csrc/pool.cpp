@@ -3,9 +3,11 @@
 #include <pthread.h>
 #include <sched.h>
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
+#include <csignal>
 #include <mutex>
 #include <thread>
 #include <vector>
@@ -27,21 +29,22 @@ inline void cpu_relax() {
 #endif
 }
 
-// Subnormal floats count as zero while this lives: the tile unit treats them so, hence every tier does.
-class FlushSubnormals {
+// While this lives, floats round to nearest and subnormal ones count as zero: the tile unit does so whatever the mode of
+// its thread, hence every tier does.
+class FloatMode {
  public:
 #if defined(__x86_64__)
-  FlushSubnormals() : saved_(_mm_getcsr()) { _mm_setcsr(saved_ | 0x8040); }
-  ~FlushSubnormals() { _mm_setcsr(saved_); }
+  FloatMode() : saved_(_mm_getcsr()) { _mm_setcsr(0x1f80 | 0x8040); }
+  ~FloatMode() { _mm_setcsr(saved_); }
 
  private:
   unsigned saved_;
 #elif defined(__aarch64__)
-  FlushSubnormals() {
+  FloatMode() {
     asm volatile("mrs %0, fpcr" : "=r"(saved_));
-    asm volatile("msr fpcr, %0" ::"r"(saved_ | (uint64_t{1} << 24)));
+    asm volatile("msr fpcr, %0" ::"r"(uint64_t{1} << 24));
   }
-  ~FlushSubnormals() { asm volatile("msr fpcr, %0" ::"r"(saved_)); }
+  ~FloatMode() { asm volatile("msr fpcr, %0" ::"r"(saved_)); }
 
  private:
   uint64_t saved_;
@@ -71,7 +74,41 @@ constexpr uint64_t kOpen = uint64_t{1} << 15;
 constexpr uint64_t kEnteredMask = kOpen - 1;
 constexpr int kGenerationShift = 16;
 constexpr int kSpinsPerClockRead = 64;
-constexpr int64_t kWaitBeforeYieldUs = 200;
+// The next kernel of a step comes sooner than this. Who waits longer lets other threads of the machine go first.
+constexpr std::chrono::microseconds kPolite{50};
+
+using Clock = std::chrono::steady_clock;
+
+// Signals are for the threads of Python; the handlers of crashes still run where the crash is.
+class SignalsBlocked {
+ public:
+  SignalsBlocked() {
+    sigset_t all;
+    sigfillset(&all);
+    for (const int number : {SIGSEGV, SIGBUS, SIGILL, SIGFPE, SIGABRT, SIGTRAP, SIGSYS}) sigdelset(&all, number);
+    pthread_sigmask(SIG_BLOCK, &all, &saved_);
+  }
+  ~SignalsBlocked() { pthread_sigmask(SIG_SETMASK, &saved_, nullptr); }
+
+ private:
+  sigset_t saved_;
+};
+
+bool bind_to(std::thread& thread, int cpu) {
+#if defined(__linux__)
+  cpu_set_t* set = CPU_ALLOC(cpu + 1);
+  if (set == nullptr) return false;
+  const size_t bytes = CPU_ALLOC_SIZE(cpu + 1);
+  CPU_ZERO_S(bytes, set);
+  CPU_SET_S(cpu, bytes, set);
+  const bool is_bound = pthread_setaffinity_np(thread.native_handle(), bytes, set) == 0;
+  CPU_FREE(set);
+  return is_bound;
+#else
+  (void)thread, (void)cpu;
+  return false;
+#endif
+}
 
 }  // namespace
 
@@ -80,34 +117,43 @@ struct Pool::State {
   alignas(64) std::atomic<uint64_t> gate{0};  // generation << 16 | open | workers that entered
   alignas(64) std::atomic<int64_t> next{0};
   alignas(64) std::atomic<uint64_t> left{0};  // workers that entered this job and are done
-  TaskFn fn = nullptr;
+  // The job: written while the gate is closed and nobody is inside.
+  alignas(64) TaskFn fn = nullptr;
   void* context = nullptr;
   int64_t num_tasks = 0;
 
-  std::mutex sleep_mutex;
+  alignas(64) std::mutex sleep_mutex;
   std::condition_variable wake;
   std::atomic<int> num_asleep{0};
   std::atomic<bool> is_stopping{false};
-  int64_t spin_us = 0;
+  std::chrono::microseconds spin{0};
 
   std::vector<std::thread> threads;
   std::vector<Buffer> scratch;
   Buffer shared;
 
+  State(int num_threads, int64_t spin_us) : spin(spin_us), scratch(num_threads) {}
+
   void work(int thread) {
-    FlushSubnormals flush;
+    const FloatMode mode;
+    const TaskFn run_task = fn;
+    void* const job = context;
+    const int64_t end = num_tasks;
     for (;;) {
       const int64_t task = next.fetch_add(1, std::memory_order_relaxed);
-      if (task >= num_tasks) return;
-      fn(context, task, thread);
+      if (task >= end) return;
+      run_task(job, task, thread);
     }
   }
 
-  // True when a job newer than `seen` was entered.
+  static bool is_new(uint64_t gate, uint64_t seen) { return (gate & kOpen) != 0 && gate >> kGenerationShift != seen; }
+
+  // True when a job newer than `seen` was entered. Acquires what `run` wrote before it opened the gate: the entries of
+  // other workers in between are read-modify-writes, which continue its release.
   bool try_enter(uint64_t& seen) {
-    uint64_t now = gate.load(std::memory_order_acquire);
-    while ((now & kOpen) != 0 && (now >> kGenerationShift) != seen) {
-      if (gate.compare_exchange_weak(now, now + 1, std::memory_order_acquire)) {
+    uint64_t now = gate.load(std::memory_order_relaxed);
+    while (is_new(now, seen)) {
+      if (gate.compare_exchange_weak(now, now + 1, std::memory_order_acquire, std::memory_order_relaxed)) {
         seen = now >> kGenerationShift;
         return true;
       }
@@ -115,69 +161,106 @@ struct Pool::State {
     return false;
   }
 
-  bool is_open() const { return (gate.load() & kOpen) != 0; }
-
+  // Either this thread's `num_asleep` is seen by `run` after it opened the gate, or the open gate is seen here: both
+  // are sequentially consistent. `run` then notifies under the mutex, so not between this test and this sleep.
   void sleep(uint64_t seen) {
     std::unique_lock<std::mutex> held(sleep_mutex);
     num_asleep.fetch_add(1);
-    wake.wait(held, [&] { return is_stopping.load() || (is_open() && (gate.load() >> kGenerationShift) != seen); });
+    wake.wait(held, [&] { return is_stopping.load() || is_new(gate.load(), seen); });
     num_asleep.fetch_sub(1);
   }
 
   void worker(int thread) {
-    using clock = std::chrono::steady_clock;
     uint64_t seen = 0;
-    auto idle_since = clock::now();
-    int spins = 0;
-    while (!is_stopping.load(std::memory_order_relaxed)) {
+    Clock::time_point idle_since = Clock::now();
+    for (unsigned spins = 1; !is_stopping.load(std::memory_order_relaxed); ++spins) {
       if (try_enter(seen)) {
         work(thread);
         left.fetch_add(1, std::memory_order_release);
-        idle_since = clock::now();
-        spins = 0;
+        idle_since = Clock::now();
         continue;
       }
       cpu_relax();
-      if (++spins % kSpinsPerClockRead != 0) continue;
-      if (clock::now() - idle_since > std::chrono::microseconds(spin_us)) {
+      if (spins % kSpinsPerClockRead != 0) continue;
+      const Clock::duration idle = Clock::now() - idle_since;
+      if (idle > spin) {
         sleep(seen);
-        idle_since = clock::now();
+        idle_since = Clock::now();
+      } else if (idle > kPolite) {
+        sched_yield();
       }
     }
   }
 
+  // Acquires what the workers wrote: the adding of one to `left` continues the release of another.
   void wait_for(uint64_t entered) {
-    using clock = std::chrono::steady_clock;
-    clock::time_point started{};
-    for (int spins = 1; left.load(std::memory_order_acquire) != entered; ++spins) {
+    Clock::time_point started{};
+    for (unsigned spins = 1; left.load(std::memory_order_acquire) != entered; ++spins) {
       cpu_relax();
       if (spins % kSpinsPerClockRead != 0) continue;
-      if (started == clock::time_point{}) started = clock::now();
-      if (clock::now() - started > std::chrono::microseconds(kWaitBeforeYieldUs)) sched_yield();
+      if (started == Clock::time_point{}) started = Clock::now();
+      if (Clock::now() - started > kPolite) sched_yield();
     }
   }
 };
 
-Pool::Pool(int num_threads, const int* cpus, int64_t spin_us) : state_(new State), num_threads_(num_threads) {
-  state_->spin_us = spin_us;
-  state_->scratch = std::vector<Buffer>(num_threads);
-  for (int thread = 1; thread < num_threads; ++thread) {
-    state_->threads.emplace_back([this, thread] { state_->worker(thread); });
-#if defined(__linux__)
-    pthread_setname_np(state_->threads.back().native_handle(), "quire-compute");
-    if (cpus != nullptr) {
-      cpu_set_t set;
-      CPU_ZERO(&set);
-      CPU_SET(cpus[thread], &set);
-      pthread_setaffinity_np(state_->threads.back().native_handle(), sizeof(set), &set);
+// The pools of this process. A forked child has only the thread that forked: its pools go on without workers, and with
+// locks that no absent thread holds.
+struct Pool::Registry {
+  std::mutex mutex;
+  std::vector<Pool*> pools;
+
+  static Registry& get() {
+    static Registry* const registry = [] {
+      auto* made = new Registry;  // never destroyed: pools may outlive static objects
+      pthread_atfork([] { get().mutex.lock(); }, [] { get().mutex.unlock(); }, [] { get().after_fork(); });
+      return made;
+    }();
+    return *registry;
+  }
+
+  void add(Pool* pool) {
+    std::lock_guard<std::mutex> held(mutex);
+    pools.push_back(pool);
+  }
+  void remove(Pool* pool) {
+    std::lock_guard<std::mutex> held(mutex);
+    pools.erase(std::find(pools.begin(), pools.end(), pool));
+  }
+  void after_fork() {
+    for (Pool* pool : pools) {
+      pool->state_ = new State(1, 0);  // the old one is left: its threads cannot be joined
+      pool->num_threads_ = 1;
     }
-#else
-    (void)cpus;
+    mutex.unlock();
+  }
+};
+
+Pool::Pool(int num_threads, const int* cpus, int64_t spin_us)
+    : state_(new State(num_threads, spin_us)), num_threads_(num_threads) {
+  try {
+    const SignalsBlocked blocked;  // inherited by the threads made here
+    state_->threads.reserve(num_threads);
+    for (int thread = 1; thread < num_threads; ++thread) {
+      state_->threads.emplace_back([state = state_, thread] { state->worker(thread); });
+#if defined(__linux__)
+      pthread_setname_np(state_->threads.back().native_handle(), "quire-compute");
 #endif
+      if (cpus != nullptr && !bind_to(state_->threads.back(), cpus[thread])) ++num_unbound_;
+    }
+    Registry::get().add(this);
+  } catch (...) {
+    stop();
+    throw;
   }
 }
 
 Pool::~Pool() {
+  Registry::get().remove(this);
+  stop();
+}
+
+void Pool::stop() {
   {
     std::lock_guard<std::mutex> held(state_->sleep_mutex);
     state_->is_stopping.store(true);
@@ -189,10 +272,10 @@ Pool::~Pool() {
 
 void Pool::run(int64_t num_tasks, TaskFn fn, void* context) {
   if (num_tasks <= 0) return;
-  std::lock_guard<std::recursive_mutex> held(state_->callers);
   State& state = *state_;
+  std::lock_guard<std::recursive_mutex> held(state.callers);
   if (num_threads_ == 1 || num_tasks == 1) {
-    FlushSubnormals flush;
+    const FloatMode mode;
     for (int64_t task = 0; task < num_tasks; ++task) fn(context, task, 0);
     return;
   }
@@ -201,7 +284,7 @@ void Pool::run(int64_t num_tasks, TaskFn fn, void* context) {
   state.num_tasks = num_tasks;
   state.next.store(0, std::memory_order_relaxed);
   state.left.store(0, std::memory_order_relaxed);
-  const uint64_t generation = (state.gate.load() >> kGenerationShift) + 1;
+  const uint64_t generation = (state.gate.load(std::memory_order_relaxed) >> kGenerationShift) + 1;
   state.gate.store(generation << kGenerationShift | kOpen);
   if (state.num_asleep.load() > 0) {
     std::lock_guard<std::mutex> sleepers(state.sleep_mutex);

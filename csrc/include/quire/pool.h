@@ -14,15 +14,21 @@ using TaskFn = void (*)(void* context, int64_t task, int thread);
 class Pool {
  public:
   // cpus: one per thread, or null; thread i > 0 is bound to cpus[i]. Thread 0 belongs to the caller and is not bound.
+  // Throws std::system_error, with no thread left behind, when the system has no more threads to give.
   Pool(int num_threads, const int* cpus, int64_t spin_us);
   ~Pool();
   Pool(const Pool&) = delete;
   Pool& operator=(const Pool&) = delete;
 
+  // After a fork, the child's copy of a pool has one thread: the others did not come along.
   int num_threads() const { return num_threads_; }
 
+  // Workers that could not be bound to their CPU, and run anywhere.
+  int num_unbound() const { return num_unbound_; }
+
   // Runs tasks 0 .. num_tasks - 1, each exactly once, and returns when all are done. Calls from several threads take
-  // turns; a task must not call `run`. Tasks run with subnormal floats flushed to zero, as the tile unit does.
+  // turns; a task must not call `run`. Tasks round to nearest, with subnormal floats flushed to zero, as the tile unit
+  // does.
   void run(int64_t num_tasks, TaskFn fn, void* context);
 
   // Memory of `thread` for the length of one task, at least `bytes`, 64-byte aligned, contents undefined.
@@ -38,8 +44,11 @@ class Pool {
 
  private:
   struct State;
+  struct Registry;
+  void stop();
   State* state_;
   int num_threads_;
+  int num_unbound_ = 0;
 };
 
 }  // namespace quire

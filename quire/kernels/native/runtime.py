@@ -8,7 +8,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from quire.errors import ConfigError, NativeLibraryError
 from quire.kernels.native.library import choose_tier, load_library, tier_names
+from quire.logger import get_logger
+
+logger = get_logger(__name__)
 
 # Idle workers spin this long, so that the kernels of a step, and steps while requests run, need no wake-up.
 DEFAULT_SPIN_US = 2000
@@ -29,8 +33,8 @@ class NativeRuntime:
         pool: the library's thread pool.
 
     Raises:
-        NativeLibraryError: the library cannot be loaded.
-        ConfigError: no such tier, or this machine cannot run it.
+        NativeLibraryError: the library cannot be loaded, or the system has no more threads to give.
+        ConfigError: no such tier, this machine cannot run it, or numbers that make no pool.
     """
 
     def __init__(
@@ -44,4 +48,30 @@ class NativeRuntime:
         self.tier = choose_tier(tier)
         self.tier_idx = tier_names().index(self.tier)
         self.num_threads = num_threads
-        self.pool = self.library.Pool(num_threads, list(cpus), spin_us)
+        self.pool = _make_pool(self.library, num_threads, list(cpus), spin_us)
+
+
+def _make_pool(library: Any, num_threads: int, cpus: list[int], spin_us: int) -> Any:
+    if cpus and len(cpus) != num_threads:
+        raise ConfigError(
+            f"{len(cpus)} CPUs were given for {num_threads} threads",
+            hint="give one CPU for each thread, or none",
+            field="num_threads",
+        )
+    try:
+        pool = library.Pool(num_threads, cpus, spin_us)
+    except (TypeError, ValueError) as cause:
+        raise ConfigError(
+            f"no pool of {num_threads} threads on CPUs {cpus}, spinning {spin_us} us, can be made: {cause}",
+            hint="use 1 to 4096 threads, and CPUs of this machine",
+            field="num_threads",
+        ) from cause
+    except RuntimeError as cause:
+        raise NativeLibraryError(
+            f"the system did not give {num_threads - 1} threads: {cause}",
+            hint="use fewer num_threads, or raise the limit of processes (ulimit -u, pids.max of the cgroup)",
+            field="num_threads",
+        ) from cause
+    if pool.num_unbound:
+        logger.warning("%d of %d compute threads could not be bound to their CPU", pool.num_unbound, num_threads)
+    return pool
