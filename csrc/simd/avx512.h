@@ -82,10 +82,7 @@ static inline void store_int8(int8_t* p, F16 x) {
   _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(x.v)));
 }
 
-}  // namespace quire::QUIRE_TIER
-
-// --- attention ---
-namespace quire::QUIRE_TIER {
+// Attention.
 
 // As `load_pairs`; pairs from n on are zero and not touched. 0 <= n <= 16.
 static inline void load_pairs_n(const bf16* p, int64_t n, F16& even, F16& odd) {
@@ -100,8 +97,10 @@ static inline F16 as_bf16(F16 x) {
 // 0, 1, .. 15.
 static inline F16 lane_numbers() {
   return {_mm512_setr_ps(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15)};
+}
 
-// --- sampling ---
+// Sampling.
+
 // Bit i: a[i] < b[i].
 static inline uint32_t less_mask(F16 a, F16 b) { return _mm512_cmp_ps_mask(a.v, b.v, _CMP_LT_OQ); }
 // Lane i: `set` where bit i is 1, else `clear`.

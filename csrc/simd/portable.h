@@ -118,10 +118,7 @@ static inline void store_int8(int8_t* p, const F16& x) {
   for (int i = 0; i < 16; ++i) p[i] = static_cast<int8_t>(static_cast<int32_t>(x.v[i]));
 }
 
-}  // namespace quire::QUIRE_TIER
-
-// --- attention ---
-namespace quire::QUIRE_TIER {
+// Attention.
 
 // As `load_pairs`; pairs from n on are zero and not touched. 0 <= n <= 16.
 static inline void load_pairs_n(const bf16* p, int64_t n, F16& even, F16& odd) {
@@ -141,8 +138,10 @@ static inline F16 as_bf16(const F16& x) {
 // 0, 1, .. 15.
 static inline F16 lane_numbers() {
   return each_lane([](int i) { return static_cast<float>(i); });
+}
 
-// --- sampling ---
+// Sampling.
+
 // Bit i: a[i] < b[i].
 static inline uint32_t less_mask(const F16& a, const F16& b) {
   uint32_t bits = 0;

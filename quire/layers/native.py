@@ -91,9 +91,10 @@ class Int8LinearMethod(LinearMethod):
         self, layer: nn.Module, output_size: int, input_size: int, dtype: torch.dtype, device: torch.device
     ) -> None:
         """Register `packed` and `scales`."""
-        shape = quant.int8_packed_shape(output_size, input_size)
-        layer.register_buffer("packed", self.arena.zeros(shape, torch.int8))
-        layer.register_buffer("scales", self.arena.zeros((shape[0] * 16,), torch.float32))
+        packed = self.arena.zeros(quant.int8_packed_shape(output_size, input_size), quant.PACKED_DTYPE)
+        scales = self.arena.zeros(quant.int8_scales_shape(output_size), quant.INT8_SCALE_DTYPE)
+        layer.register_buffer("packed", packed)
+        layer.register_buffer("scales", scales)
 
     def row_target(self, layer: nn.Module, first_row: int, num_rows: int) -> WeightTarget:
         """Quantizes the rows where they belong."""
@@ -131,8 +132,8 @@ class Int4LinearMethod(LinearMethod):
         self, layer: nn.Module, output_size: int, input_size: int, dtype: torch.dtype, device: torch.device
     ) -> None:
         """Register `packed` and `scales`."""
-        packed = self.arena.zeros(quant.int4_packed_shape(output_size, input_size), torch.uint8)
-        scales = self.arena.zeros(quant.int4_scales_shape(output_size, input_size), torch.float32)
+        packed = self.arena.zeros(quant.int4_packed_shape(output_size, input_size), quant.PACKED_DTYPE)
+        scales = self.arena.zeros(quant.int4_scales_shape(output_size, input_size), quant.INT4_SCALE_DTYPE)
         layer.register_buffer("packed", packed)
         layer.register_buffer("scales", scales)
 

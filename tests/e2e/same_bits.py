@@ -36,7 +36,9 @@ CIRCUMSTANCES: dict[str, dict[str, Any]] = {
 def make_requests(count: int, vocab_size: int, max_tokens: int) -> tuple[list[dict[str, list[int]]], list[Any]]:
     """Prompts of 1 to 300 tokens, every second one greedy and the others seeded."""
     rng = random.Random(11)
-    prompts = [{"prompt_token_ids": [rng.randrange(vocab_size) for _ in range(rng.randint(1, 300))]} for _ in range(count)]
+    prompts = [
+        {"prompt_token_ids": [rng.randrange(vocab_size) for _ in range(rng.randint(1, 300))]} for _ in range(count)
+    ]
     seeded = {"temperature": 0.9, "top_p": 0.95, "top_k": 40}
     params = [
         SamplingParams(
@@ -85,7 +87,7 @@ def main() -> None:
     prompts, params = make_requests(args.count, args.vocab_size, args.max_tokens)
     common = {"quantization": args.quantization}
     num_different, expected = 0, None
-    cases = [(name, settings) for name, settings in CIRCUMSTANCES.items()]
+    cases = list(CIRCUMSTANCES.items())
     cases += [(f"tier {tier}", {"max_num_seqs": 64, "kernel_tier": tier}) for tier in args.tiers.split(",")]
     for name, settings in cases:
         start = time.perf_counter()

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from quire.kernels.native.library import EMULATED_TIER, supported_tiers
+from quire.kernels.native.library import supported_tiers
 from tests.e2e.same_bits import CIRCUMSTANCES, Answer, make_requests, run
 
 COUNT = 24

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from quire.attention.backend import AttentionParams
+from quire.attention.backend import AttentionParams, HeadNorms, Rotation
 from quire.attention.backends import native_cpu
 from quire.attention.backends.native_cpu import NativeCpuBackend
 from quire.attention.metadata import AttentionMetadata
@@ -71,6 +71,7 @@ def test_the_fused_block_is_norm_rotation_and_attention(has_norm: bool):
     caches = [make_cache(torch.float32) for _ in range(2)]
     angles = torch.randn(400, HEAD_SIZE // 2, generator=generator)
     norms = [torch.randn(HEAD_SIZE, generator=generator) if has_norm else None for _ in range(2)]
+    head_norms = HeadNorms(norms[0], norms[1], 1e-5) if norms[0] is not None and norms[1] is not None else None
     for step in STEPS:
         metadata = metadata_of(step)
         positions = torch.cat([torch.arange(n - query_len, n) for query_len, n in step])
@@ -82,7 +83,7 @@ def test_the_fused_block_is_norm_rotation_and_attention(has_norm: bool):
         query, key = (rotary_embedding(x, turn.cos(), turn.sin()) for x in (query, key))
         expected = backend.forward(params, query, key, value.contiguous(), caches[0], metadata)
         output = backend.forward_fused(
-            params, qkv, (angles.cos(), angles.sin()), positions, caches[1], metadata, *norms, eps=1e-5
+            params, qkv, Rotation(angles.cos(), angles.sin(), positions), head_norms, caches[1], metadata
         )
         assert output.shape == (metadata.num_tokens, 6 * HEAD_SIZE)
         assert torch.allclose(output, expected.flatten(1), atol=1e-5)
