@@ -14,6 +14,8 @@ constexpr int64_t kMaxTaskRows = 240;           // their sums stay in the second
 constexpr int64_t kQuantizedPerTask = 16384;    // elements of x
 constexpr int64_t kWeightBytesPerTask = 262144;  // enough to stream, while few rows are served
 
+constexpr int64_t kFetchAhead = 4096;            // bytes of a panel of int4 weights
+
 // The rows of x as int8, in memory shared by all tasks of a call.
 struct QuantizedRows {
   int8_t* q;  // [rows up to a multiple of kRowsPadding][stride]
@@ -114,9 +116,9 @@ void write_part(const QuantLinearArgs& args, const Part& part, const Value& valu
 }
 
 // sums[m][columns] = the start of row m.
-void fill_sums(int32_t* sums, const Part& part, const QuantizedRows& rows, int64_t group) {
+void fill_sums(int32_t* sums, const Part& part, const QuantizedRows& rows) {
   for (int64_t m = 0; m < part.rows; ++m) {
-    const int32_t start = rows.starts[(part.first_row + m) * rows.num_groups + group];
+    const int32_t start = rows.starts[part.first_row + m];
     for (int64_t n = 0; n < kDotCols; ++n) sums[m * kDotCols + n] = start;
   }
 }
@@ -126,7 +128,7 @@ int64_t sums_bytes(int64_t rows) { return round_up(rows, kRowsPadding) * kDotCol
 void int8_part(const QuantLinearArgs& args, const QuantizedRows& rows, const Part& part, int32_t* sums) {
   const int64_t panel_bytes = int8_panel_bytes(args.input_size);
   const int64_t quads = ceil_div(args.input_size, kInt8TileK) * (kInt8TileK / 4);
-  fill_sums(sums, part, rows, 0);
+  fill_sums(sums, part, rows);
   DotBlock block{};
   block.q_stride = rows.stride;
   block.rows = part.rows;
@@ -140,7 +142,7 @@ void int8_part(const QuantLinearArgs& args, const QuantizedRows& rows, const Par
     block.quads = min_i64(kBlockQuads, quads - k);
     const bool is_last = k + kBlockQuads >= quads;
     block.next = is_last ? w + kDotPanels * panel_bytes : block.w + kBlockQuads * 64;
-    dot_block<false>(block);
+    dot_block(block);
   }
   const float* scales = static_cast<const float*>(args.scales) + part.first_panel * kPanelSize;
   write_part(args, part, [&](int64_t m, int64_t p) {
@@ -151,33 +153,42 @@ void int8_part(const QuantLinearArgs& args, const QuantizedRows& rows, const Par
 
 void int4_part(const QuantLinearArgs& args, const QuantizedRows& rows, const Part& part, int32_t* sums) {
   const int64_t panel_bytes = int4_panel_bytes(args.input_size);
-  const int64_t quads = args.group_size / 4, units = args.group_size / kInt4UnitK;
+  const int64_t units = args.group_size / kInt4UnitK, group_bytes = units * kInt4UnitBytes;
+  const bool is_packed = takes_packed(part.rows);
   float* totals = reinterpret_cast<float*>(sums) + sums_bytes(part.rows) / 4;
   uint8_t* unpacked = reinterpret_cast<uint8_t*>(totals) + sums_bytes(part.rows);
   __builtin_memset(totals, 0, static_cast<uint64_t>(part.rows * kDotCols * 4));
-  DotBlock block{};
+  GroupBlock block{};
   block.q_stride = rows.stride;
   block.rows = part.rows;
   block.w = unpacked;
-  block.w_stride = quads * 64;
+  block.w_stride = is_packed ? panel_bytes : 2 * group_bytes;
   block.panels = part.panels;
-  block.quads = quads;
+  block.quads = args.group_size / 4;
+  block.starts_stride = rows.num_groups;
+  block.scales_stride = rows.num_groups * kPanelSize;
+  block.totals = totals;
   block.sums = sums;
   const uint8_t* packed = args.packed + part.first_panel * panel_bytes;
-  const bf16* scales = static_cast<const bf16*>(args.scales) + part.first_panel * rows.num_groups * kPanelSize;
+  const bf16* scales = static_cast<const bf16*>(args.scales) + part.first_panel * block.scales_stride;
   for (int64_t g = 0; g < rows.num_groups; ++g) {
-    for (int64_t p = 0; p < part.panels; ++p) {
-      unpack_units(packed + p * panel_bytes + g * units * kInt4UnitBytes, units, unpacked + p * quads * 64);
-    }
-    fill_sums(sums, part, rows, g);
+    // What comes kFetchAhead bytes later in each panel, and after its end in the panels of the next column group.
+    const int64_t ahead = g * group_bytes + kFetchAhead;
+    const uint8_t* next = packed + (ahead < panel_bytes ? ahead : ahead + (kDotPanels - 1) * panel_bytes);
     block.q = rows.q + part.first_row * rows.stride + g * args.group_size;
-    dot_block<true>(block);
-    for (int64_t p = 0; p < part.panels; ++p) {
-      const F16 scale = load(scales + (p * rows.num_groups + g) * kPanelSize);
-      for (int64_t i = p * kPanelSize; i < part.rows * kDotCols; i += kDotCols) {
-        store(totals + i, load(totals + i) + load_int32(sums + i) * scale);
-      }
+    block.starts = rows.starts + part.first_row * rows.num_groups + g;
+    block.scales = scales + g * kPanelSize;
+    if (is_packed) {
+      block.w = packed + g * group_bytes;
+      block.next = next;
+      dot_packed_group(block);
+      continue;
     }
+    for (int64_t p = 0; p < part.panels; ++p) {
+      for (int64_t i = 0; i < group_bytes; i += 64) fetch(next + p * panel_bytes + i);
+      unpack_units(packed + p * panel_bytes + g * group_bytes, units, unpacked + p * 2 * group_bytes);
+    }
+    dot_group(block);
   }
   write_part(args, part, [&](int64_t m, int64_t p) {
     return load(totals + m * kDotCols + p * kPanelSize) * set1(rows.scales[part.first_row + m]);

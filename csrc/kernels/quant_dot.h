@@ -2,7 +2,9 @@
 // tier may do it in its own order. One implementation per tier, all with this interface:
 //
 //   DotScope(rows, tile_quads)   lives around the blocks of a task, each with that many rows and whole tiles of k
-//   dot_block<kNibbles>(block)   kNibbles: every w is below 16
+//   dot_block(block)             sums of bytes
+//   dot_group(group)             one group of int4 weights, unpacked to bytes, scaled into float32 totals
+//   takes_packed(rows)           whether this is better: dot_packed_group(group), which unpacks in registers
 #pragma once
 
 #include "quire/quant.h"
@@ -13,6 +15,16 @@ namespace quire::QUIRE_TIER {
 constexpr int64_t kDotPanels = 4;                         // panels side by side: four streams of weights
 constexpr int64_t kDotCols = kDotPanels * kPanelSize;     // columns of a row of sums
 constexpr int64_t kRowsPadding = 16;                      // q and sums have rows up to a multiple of this
+
+// Fetches a line into the second cache. Own assembly: GCC 12 takes a function of one prefetch for one without effect,
+// and drops calls to it that it has not inlined yet.
+[[gnu::always_inline]] static inline void fetch(const uint8_t* p) {
+#if defined(__x86_64__)
+  asm volatile("prefetcht1 %0" ::"m"(*p));
+#else
+  __builtin_prefetch(p, 0, 2);
+#endif
+}
 
 struct DotBlock {
   const int8_t* q;  // [rows][q_stride]
@@ -25,6 +37,41 @@ struct DotBlock {
   int32_t* sums;        // [rows][kDotCols]
   const uint8_t* next;  // weights wanted after this block, laid out like `w`: fetched into the cache; null = none
 };
+
+// totals[m][n] += float(starts[m] + sum over the group of q[m][k] * w[k][n]) * scales[n].
+struct GroupBlock {
+  const int8_t* q;  // [rows][q_stride]
+  int64_t q_stride;
+  int64_t rows;
+  const uint8_t* w;  // bytes below 16 as in DotBlock, or packed units of 32 k; panels are w_stride bytes apart
+  int64_t w_stride;
+  int64_t panels;
+  int64_t quads;
+  const int32_t* starts;  // of row m at m * starts_stride
+  int64_t starts_stride;
+  const bf16* scales;  // 16 of each panel, scales_stride apart
+  int64_t scales_stride;
+  float* totals;        // [rows][kDotCols]
+  int32_t* sums;        // room for [rows][kDotCols]
+  const uint8_t* next;  // packed: weights wanted later, laid out like `w`
+};
+
+// dot_group by way of a block product.
+template <class Dot>
+static inline void dot_group_by(const GroupBlock& group, const Dot& dot) {
+  for (int64_t m = 0; m < group.rows; ++m) {
+    const int32_t start = group.starts[m * group.starts_stride];
+    for (int64_t n = 0; n < kDotCols; ++n) group.sums[m * kDotCols + n] = start;
+  }
+  dot(DotBlock{group.q, group.q_stride, group.rows, group.w, group.w_stride, group.panels, group.quads, group.sums,
+               nullptr});
+  for (int64_t p = 0; p < group.panels; ++p) {
+    const F16 scale = load(group.scales + p * group.scales_stride);
+    for (int64_t i = p * kPanelSize; i < group.rows * kDotCols; i += kDotCols) {
+      store(group.totals + i, load(group.totals + i) + load_int32(group.sums + i) * scale);
+    }
+  }
+}
 
 }  // namespace quire::QUIRE_TIER
 

@@ -89,10 +89,10 @@ static inline void dot_rows(const DotBlock& block, int64_t m, int64_t p) {
 
 // Quads are a multiple of 8.
 template <bool kNibbles>
-static inline void dot_block(const DotBlock& block) {
+static inline void dot_panels(const DotBlock& block) {
   if (block.next != nullptr) {
     for (int64_t p = 0; p < block.panels; ++p) {
-      for (int64_t k = 0; k < block.quads; ++k) prefetch_l2(block.next + p * block.w_stride + k * 64);
+      for (int64_t k = 0; k < block.quads; ++k) fetch(block.next + p * block.w_stride + k * 64);
     }
   }
   for (int64_t p = 0; p < block.panels; ++p) {
@@ -100,6 +100,13 @@ static inline void dot_block(const DotBlock& block) {
     for (; m + 2 <= block.rows; m += 2) dot_rows<kNibbles, 2>(block, m, p);
     if (m < block.rows) dot_rows<kNibbles, 1>(block, m, p);
   }
+}
+
+static inline void dot_block(const DotBlock& block) { dot_panels<false>(block); }
+static inline bool takes_packed(int64_t) { return false; }
+static inline void dot_packed_group(const GroupBlock&) {}
+static inline void dot_group(const GroupBlock& group) {
+  dot_group_by(group, [](const DotBlock& block) { dot_panels<true>(block); });
 }
 
 }  // namespace quire::QUIRE_TIER

@@ -9,7 +9,6 @@ struct DotScope {
   DotScope(int64_t, int64_t) {}
 };
 
-template <bool kNibbles>
 static inline void dot_block(const DotBlock& block) {
   for (int64_t m = 0; m < block.rows; ++m) {
     for (int64_t p = 0; p < block.panels; ++p) {
@@ -27,6 +26,12 @@ static inline void dot_block(const DotBlock& block) {
       __builtin_memcpy(out, sums, sizeof(sums));
     }
   }
+}
+
+static inline bool takes_packed(int64_t) { return false; }
+static inline void dot_packed_group(const GroupBlock&) {}
+static inline void dot_group(const GroupBlock& group) {
+  dot_group_by(group, [](const DotBlock& block) { dot_block(block); });
 }
 
 }  // namespace quire::QUIRE_TIER

@@ -1,18 +1,30 @@
 // AMX: u8 weights as they are stored are B tiles, rows of q are A tiles. Up to 16 rows: one row of tiles by four
-// panels. More: 2 x 2 tiles, each A and B tile loaded for two products.
+// panels. More: 2 x 2 tiles, each A and B tile loaded for two products. On the processor a few rows go to VNNI, which
+// needs no tiles and unpacks nibbles in registers; emulated, they go to tiles too.
 #pragma once
 
 #include "simd/tile.h"
+
+#if defined(QUIRE_TIER_AMX)
+#include "kernels/quant_dot_vnni.h"
+#endif
 
 namespace quire::QUIRE_TIER {
 
 constexpr int64_t kBlockQuads = 128;
 constexpr int64_t kTileQuads = 16;
 
+#if defined(QUIRE_TIER_AMX)
+static inline bool goes_to_vnni(int64_t rows) { return rows <= kVnniRows; }
+#else
+static inline bool goes_to_vnni(int64_t) { return false; }
+#endif
+
 class DotScope {
  public:
   // tile_quads: 16, or 8 where the groups of k are that short.
-  DotScope(int64_t rows, int64_t tile_quads) {
+  DotScope(int64_t rows, int64_t tile_quads) : has_tiles_(!goes_to_vnni(rows)) {
+    if (!has_tiles_) return;
     const int tile_rows = static_cast<int>(min_i64(rows, 16)), quads = static_cast<int>(tile_quads);
     TileConfig config;
     for (int tile = 0; tile < 4; ++tile) config.set(tile, tile_rows, 64);
@@ -20,9 +32,14 @@ class DotScope {
     for (int tile = 6; tile < 8; ++tile) config.set(tile, quads, 64);
     tile_configure(config);
   }
-  ~DotScope() { tile_release(); }
+  ~DotScope() {
+    if (has_tiles_) tile_release();
+  }
   DotScope(const DotScope&) = delete;
   DotScope& operator=(const DotScope&) = delete;
+
+ private:
+  bool has_tiles_;
 };
 
 constexpr int64_t kSumsStride = kDotCols * 4;
@@ -37,7 +54,7 @@ static inline void store_sums(const DotBlock& block, int64_t m, int64_t p) {
   tile_store<T>(block.sums + m * kDotCols + p * kPanelSize, kSumsStride);
 }
 static inline void fetch_tile(const uint8_t* next) {
-  for (int line = 0; line < 16; ++line) prefetch_l2(next + 64 * line);
+  for (int line = 0; line < 16; ++line) fetch(next + 64 * line);
 }
 
 template <int P>
@@ -98,8 +115,7 @@ static inline void dot_tile_square(const DotBlock& block, int64_t m, int64_t p, 
 }
 
 // Rows beyond `rows` in a last tile of a taller block are computed from whatever lies there, and dropped.
-template <bool kNibbles>
-static inline void dot_block(const DotBlock& block) {
+static inline void tile_dot_block(const DotBlock& block) {
   const int64_t tile_quads = min_i64(kTileQuads, block.quads);
   const bool has_next = block.next != nullptr;
   if (block.rows <= 16 || block.panels < kDotPanels) {
@@ -111,6 +127,24 @@ static inline void dot_block(const DotBlock& block) {
     for (int64_t m = 0; m < paired_rows; m += 32) dot_tile_square(block, m, p, tile_quads, has_next && m == 0);
   }
   if (paired_rows < block.rows) dot_tile_row(block, paired_rows, tile_quads, false);
+}
+
+#if defined(QUIRE_TIER_AMX)
+static inline void dot_block(const DotBlock& block) {
+  if (goes_to_vnni(block.rows)) {
+    vnni_dot_block(block);
+  } else {
+    tile_dot_block(block);
+  }
+}
+static inline void dot_packed_group(const GroupBlock& group) { vnni_dot_packed_group(group); }
+#else
+static inline void dot_block(const DotBlock& block) { tile_dot_block(block); }
+static inline void dot_packed_group(const GroupBlock&) {}
+#endif
+static inline bool takes_packed(int64_t rows) { return goes_to_vnni(rows); }
+static inline void dot_group(const GroupBlock& group) {
+  dot_group_by(group, [](const DotBlock& block) { tile_dot_block(block); });
 }
 
 }  // namespace quire::QUIRE_TIER
