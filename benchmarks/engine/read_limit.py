@@ -1,0 +1,71 @@
+"""How fast one stream could decode if a step did nothing but read the weights once. Imported by `bench_cpu.py`."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import math
+import statistics
+import time
+from pathlib import Path
+
+import torch
+
+from quire.errors import NativeLibraryError
+
+READ_BYTES = 1 << 28
+ROUNDS = 7
+
+
+def read_bandwidth(num_threads: int) -> tuple[float, str]:
+    """Bytes a second that so many threads read from memory, and what read them: the native library, or torch."""
+    try:
+        from quire.kernels.native.runtime import NativeRuntime
+
+        ceilings = importlib.import_module("benchmarks.kernels.ceilings")
+        runtime = NativeRuntime(num_threads=num_threads)
+    except (ImportError, NativeLibraryError):
+        return _torch_read_bandwidth(num_threads), "torch"
+    return ceilings.Ceilings(runtime).measure("read", ROUNDS), "native kernel"
+
+
+def weight_bytes(checkpoint: Path, quantization: str | None) -> int:
+    """Bytes of weights that a decode step reads: every matrix once, in bfloat16 or as `quantization` stores it.
+
+    The token table counts when it is the output layer too; otherwise a step reads but a row of it.
+    """
+    is_tied = json.loads((checkpoint / "config.json").read_text()).get("tie_word_embeddings", False)
+    total = 0.0
+    for path in sorted(checkpoint.glob("*.safetensors")):
+        with path.open("rb") as file:
+            header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
+        for name, entry in header.items():
+            is_table = name.endswith("embed_tokens.weight")
+            if name != "__metadata__" and (is_tied or not is_table):
+                is_int8 = quantization == "int8" or is_table or name == "lm_head.weight"
+                total += _stored_bytes(entry["shape"], quantization, is_int8)
+    return round(total)
+
+
+def _stored_bytes(shape: list[int], quantization: str | None, is_int8: bool) -> float:
+    count = math.prod(shape)
+    if quantization is None or len(shape) < 2:
+        return 2.0 * count
+    if is_int8:
+        return count + 4.0 * shape[0]
+    group_size = next(size for size in (128, 64, 32, 1) if shape[1] % size == 0)
+    return count * (0.5 + 2.0 / group_size)
+
+
+def _torch_read_bandwidth(num_threads: int) -> float:
+    """A sum over memory that no cache holds."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(num_threads)
+    data = torch.ones(READ_BYTES // 4)
+    times = []
+    for _ in range(ROUNDS):
+        start = time.perf_counter()
+        data.sum()
+        times.append(time.perf_counter() - start)
+    torch.set_num_threads(before)
+    return READ_BYTES / statistics.median(times)
