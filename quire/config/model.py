@@ -59,6 +59,9 @@ class LoadConfig:
         "'auto' and 'safetensors' read safetensors files; 'dummy' makes seeded random weights.",
         choices=("auto", "safetensors", "dummy"),
     )
+    packing_cache: bool = setting(
+        True, "Keep the weights as the native kernels want them on disk (QUIRE_CACHE_DIR), for faster starts."
+    )
     download_dir: str | None = setting(None, "Directory for files from the hub; default: the hub client's cache.")
 
     def __post_init__(self) -> None:

@@ -20,6 +20,7 @@ from quire.platforms.interface import Platform
 
 GIB = 1 << 30
 DTYPE_NAMES = {"half": "float16", "float": "float32"}
+NATIVE_BLOCK_UNIT = 16  # tokens
 KEEP_DTYPE = ("float16", "bfloat16", "float32")
 
 
@@ -118,9 +119,15 @@ def resolve_num_threads(config: QuireConfig, around: Surroundings) -> tuple[Quir
 
 def resolve_attention_backend(config: QuireConfig, around: Surroundings) -> tuple[QuireConfig, Decision | None]:
     """The native kernels where they can be used."""
+    problem = _native_problem(config, around)
+    if config.device.attention_backend == "native_cpu" and problem is not None:
+        raise ConfigError(
+            f"attention_backend='native_cpu' cannot be used: {problem}",
+            hint="change that, or use attention_backend='auto'",
+            field="attention_backend",
+        )
     if config.device.attention_backend != "auto":
         return config, None
-    problem = _native_problem(config, around)
     if problem is None:
         return _choose(config, "device", "attention_backend", "native_cpu", "the CPU's own kernels")
     return _choose(config, "device", "attention_backend", "torch_reference", problem)
@@ -260,11 +267,14 @@ def _arch(config: QuireConfig) -> ModelArch:
 def _native_problem(config: QuireConfig, around: Surroundings) -> str | None:
     """Why the native CPU kernels cannot serve this model; None = they can. `dtype` may still be "auto"."""
     if not around.platform.is_cpu:
-        return "runs on every device"
+        return f"they run on a CPU, and the device is {around.platform.device}"
     if None not in around.kernel_tiers.values():
         return "the native kernels are not built (quire collect-env says why)"
     if config.model.dtype == "float16":
         return "the native kernels compute in bfloat16 and float32"
+    block_size = config.cache.block_size
+    if block_size is not None and block_size % NATIVE_BLOCK_UNIT:
+        return f"the native kernels need a block_size that is a multiple of {NATIVE_BLOCK_UNIT}, {block_size} was given"
     head_size = _arch(config).head_size
     if head_size % 2 or head_size > 256:
         return f"the native kernels need an even head_size of at most 256, this model has {head_size}"

@@ -6,8 +6,10 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 
 import torch
+from torch import nn
 
 from quire.kernels.reference.activation import silu_and_mul
 from quire.kernels.reference.norm import add_rms_norm, rms_norm
@@ -16,6 +18,10 @@ from quire.layers.linear_method import LinearMethod, UnquantizedLinearMethod
 
 class LayerKernels(ABC):
     """The operations of the layers, by one implementation."""
+
+    def packing(self) -> Mapping[str, str | int] | None:
+        """What stored weights depend on besides the checkpoint; None = they are the checkpoint's own tensors."""
+        return None
 
     @abstractmethod
     def linear_method(self, output_size: int, input_size: int) -> LinearMethod:
@@ -38,6 +44,12 @@ class LayerKernels(ABC):
     @abstractmethod
     def silu_and_mul(self, x: torch.Tensor) -> torch.Tensor:
         """[num_tokens, 2 * size] -> [num_tokens, size]."""
+
+    def gated_linear(
+        self, method: LinearMethod, layer: nn.Module, x: torch.Tensor, bias: torch.Tensor | None
+    ) -> torch.Tensor:
+        """silu(gate) * up of a layer whose outputs are gates, then ups."""
+        return self.silu_and_mul(method.apply(layer, x, bias, x.dtype))
 
 
 class TorchKernels(LayerKernels):

@@ -5,7 +5,7 @@ Made by the worker with its runtime. Weights live on huge pages, in the order in
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -18,7 +18,8 @@ from quire.layers.kernels import LayerKernels
 from quire.layers.linear_method import LinearMethod
 from quire.layers.weight_target import WeightTarget
 
-QUANTIZATIONS = ("int8", "int4")
+# To be raised with every change of a packed layout: packed weights on disk are then made anew.
+PACKING_VERSION = 1
 
 
 class _PackedRows(WeightTarget):
@@ -176,6 +177,10 @@ class NativeKernels(LayerKernels):
         self._quantization = quantization
         self._arena = HugeArena()
 
+    def packing(self) -> Mapping[str, str | int]:
+        """All tiers share a layout."""
+        return {"layout": PACKING_VERSION, "dtype": str(self._dtype), "quantization": self._quantization or "none"}
+
     def linear_method(self, output_size: int, input_size: int) -> LinearMethod:
         """Packed, in the model's type or quantized."""
         if self._quantization == "int4":
@@ -201,6 +206,15 @@ class NativeKernels(LayerKernels):
     def silu_and_mul(self, x: torch.Tensor) -> torch.Tensor:
         """One pass."""
         return elementwise.silu_and_mul(self._runtime, x)
+
+    def gated_linear(
+        self, method: LinearMethod, layer: nn.Module, x: torch.Tensor, bias: torch.Tensor | None
+    ) -> torch.Tensor:
+        """Gates and ups meet before they are written, where the weight allows it; the bits are the same."""
+        size = _size(layer, "output_size") // 2
+        if not isinstance(method, PackedLinearMethod) or size % linear.PANEL_SIZE:
+            return super().gated_linear(method, layer, x, bias)
+        return linear.gated_linear(self._runtime, x, layer.get_buffer("packed"), size, bias)
 
 
 def _size(layer: nn.Module, name: str) -> int:

@@ -65,7 +65,10 @@ class GatedMLP(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """[num_tokens, hidden_size] -> [num_tokens, hidden_size]."""
-        output: torch.Tensor = self.down_proj(self.kernels.silu_and_mul(self.gate_up_proj(x)))
+        projection = self.gate_up_proj
+        output: torch.Tensor = self.down_proj(
+            self.kernels.gated_linear(projection.method, projection, x, projection.bias)
+        )
         return output
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import torch
@@ -17,8 +18,12 @@ from quire.layers.kernels import LayerKernels, TorchKernels
 from quire.layers.options import LayerOptions
 from quire.models.blocks import DecoderForCausalLM
 from quire.models.interfaces import BuildContext
+from quire.models.packing_cache import PackingCache
+from quire.models.packing_key import packing_key
 from quire.models.registry import model_class
-from quire.models.weights import load_weights
+from quire.models.weights import find_weight_files, load_weights
+
+MIN_KEPT_BYTES = 64 << 20
 
 
 def load_model(
@@ -32,6 +37,7 @@ def load_model(
     max_model_len: int,
     seed: int,
     kernels: LayerKernels | None = None,
+    packing_cache: PackingCache | None = None,
     reports_error: bool = False,
 ) -> DecoderForCausalLM:
     """The model of `arch`, ready to run.
@@ -43,6 +49,7 @@ def load_model(
         max_model_len: longest sequence, in tokens.
         seed: of dummy weights.
         kernels: what computes the layers; None = torch.
+        packing_cache: where weights in the form of `kernels` are kept.
         reports_error: log how far each stored tensor is from the checkpoint's.
 
     Raises:
@@ -69,8 +76,40 @@ def load_model(
             fill_dummy_weights(model, arch.initializer_range, seed)
         else:
             ignored = ("lm_head.weight",) if arch.tie_word_embeddings else ()
-            load_weights(Path(model_path), model.checkpoint_targets(), ignored=ignored, reports_error=reports_error)
+
+            def read_checkpoint() -> None:
+                load_weights(Path(model_path), model.checkpoint_targets(), ignored=ignored, reports_error=reports_error)
+
+            load_through_cache(packing_cache, Path(model_path), build.options.kernels.packing(), model, read_checkpoint)
     return model
+
+
+def load_through_cache(
+    cache: PackingCache | None,
+    model_path: Path,
+    packing: Mapping[str, str | int] | None,
+    model: DecoderForCausalLM,
+    read_checkpoint: Callable[[], None],
+) -> None:
+    """Fill the model from its packed weights on disk, or by `read_checkpoint`, and keep them for the next start.
+
+    Small models are not kept: they are packed in less time than it takes to check them.
+    """
+    stored = model.stored_tensors()
+    num_bytes = sum(tensor.numel() * tensor.itemsize for tensor in stored.values())
+    if cache is None or packing is None or num_bytes < MIN_KEPT_BYTES:
+        read_checkpoint()
+        return
+    key = packing_key(find_weight_files(model_path)[1], packing)
+    kept = cache.open(key)
+    if kept is not None and {name: (t.shape, t.dtype) for name, t in kept.items()} == {
+        name: (t.shape, t.dtype) for name, t in stored.items()
+    }:
+        for name, tensor in stored.items():
+            tensor.copy_(kept[name])
+        return
+    read_checkpoint()
+    cache.write(key, stored)
 
 
 def attention_params(arch: ModelArch) -> AttentionParams:

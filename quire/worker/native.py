@@ -9,6 +9,7 @@ from quire.kernels.native.runtime import NativeRuntime
 from quire.layers.kernels import LayerKernels, TorchKernels
 from quire.layers.native import NativeKernels
 from quire.logger import get_logger
+from quire.models.packing_cache import PackingCache, default_cache_directory
 
 logger = get_logger(__name__)
 
@@ -27,3 +28,11 @@ def make_kernels(config: QuireConfig, runtime: NativeRuntime | None, dtype: torc
     if runtime is None:
         return TorchKernels()
     return NativeKernels(runtime, dtype, config.model.quantization)
+
+
+def make_packing_cache(config: QuireConfig, runtime: NativeRuntime | None) -> PackingCache | None:
+    """Where packed weights are kept; None when nothing is packed, or the errors of packing are asked for."""
+    directory = default_cache_directory()
+    if runtime is None or directory is None or not config.load.packing_cache or config.model.quantization_report:
+        return None
+    return PackingCache(directory, runtime)

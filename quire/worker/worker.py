@@ -34,7 +34,7 @@ from quire.worker.memory import (
     plan_memory,
 )
 from quire.worker.model_runner import ModelRunner
-from quire.worker.native import make_kernels, make_runtime
+from quire.worker.native import make_kernels, make_packing_cache, make_runtime
 from quire.worker.request_states import RequestStates
 from quire.worker.warmup import warm_up
 
@@ -88,6 +88,7 @@ class Worker:
             self._limits.max_model_len,
             config.model.seed,
             make_kernels(config, self._runtime, self._dtype),
+            packing_cache=make_packing_cache(config, self._runtime),
             reports_error=config.model.quantization_report,
         )
         self._runner: ModelRunner | None = None
@@ -129,7 +130,7 @@ class Worker:
             self._model,
             RequestStates(max_num_seqs, max_model_len, self._arch.vocab_size),
             block_tables,
-            SamplingStates(max_num_seqs, self._arch.vocab_size, self._device, self._custom_processors),
+            SamplingStates(max_num_seqs, self._arch.vocab_size, self._device, self._custom_processors, self._runtime),
             attention,
             self._device,
             self._config.model.logprobs_mode,

@@ -87,7 +87,20 @@ BAD_SETTINGS: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     "absurd number of requests": ({"max_num_seqs": 10**9}, ("max_num_seqs", "65536")),
     "no chunks and short steps": ({"enable_chunked_prefill": False}, ("max_num_batched_tokens", str(MAX_LEN))),
     "unknown dtype": ({"dtype": "fp8"}, ("dtype", "bfloat16")),
-    "quantization": ({"quantization": "awq"}, ("quantization", "unquantized")),
+    "unknown quantization": ({"quantization": "awq"}, ("quantization", "int8")),
+    "quantization without its kernels": (
+        {"quantization": "int8", "attention_backend": "torch_reference"},
+        ("quantization", "native_cpu"),
+    ),
+    "pages that the kernels cannot have": (
+        {"block_size": 8, "attention_backend": "native_cpu"},
+        ("native_cpu", "block_size", "multiple of 16"),
+    ),
+    "half precision for the native kernels": (
+        {"dtype": "float16", "attention_backend": "native_cpu"},
+        ("native_cpu", "float32"),
+    ),
+    "unknown kernel tier": ({"kernel_tier": "mmx"}, ("kernel_tier", "avx2")),
     "two processes": ({"tensor_parallel_size": 2}, ("tensor_parallel_size", "tensor_parallel_size=1")),
     "remote code": ({"trust_remote_code": True}, ("trust_remote_code", "never runs code")),
     "adapters": ({"enable_lora": True}, ("enable_lora", "leave out")),

@@ -87,7 +87,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("seed", range(3), ids=lambda seed: f"seed {seed}")
 def test_a_crowd_under_pressure_changes_no_answer(checkpoint: Path, seed: int):
     rng = random.Random(seed)
-    settings = {"dtype": "float32", "max_model_len": 160, "block_size": 8, "num_threads": 1}
+    settings = {"dtype": "float32", "max_model_len": 160, "block_size": 16, "num_threads": 1}
     with LLM(str(checkpoint), max_num_seqs=4, **settings) as llm:
         vocab_size = llm.get_tokenizer().vocab_size
         shared = [rng.randrange(vocab_size) for _ in range(40)]
@@ -97,7 +97,7 @@ def test_a_crowd_under_pressure_changes_no_answer(checkpoint: Path, seed: int):
         for prompt, one in zip(prompts, params):
             llm.reset_prefix_cache()
             alone += llm.generate(prompt, one, use_tqdm=False)
-    pressure = {"max_num_batched_tokens": 48, "num_gpu_blocks_override": 48, "scheduler_reserve_full_isl": False}
+    pressure = {"max_num_batched_tokens": 48, "num_gpu_blocks_override": 26, "scheduler_reserve_full_isl": False}
     with LLM(str(checkpoint), max_num_seqs=16, **pressure, **settings) as llm:
         crowd = llm.generate(prompts, params, use_tqdm=False)
     assert sum(output.metrics.num_preemptions for output in crowd) > 0

@@ -41,7 +41,7 @@ def prompts(count: int) -> list[dict[str, list[int]]]:
 
 
 def engine(path: Path, **settings: object) -> LLM:
-    return LLM(str(path), dtype="float32", max_model_len=128, block_size=8, num_threads=1, **settings)
+    return LLM(str(path), dtype="float32", max_model_len=128, block_size=16, num_threads=1, **settings)
 
 
 @pytest.fixture(scope="module")
@@ -69,7 +69,7 @@ def test_with_prompts_cut_into_chunks_of_seven_tokens(checkpoint, alone):
 
 
 def test_preempted(checkpoint, alone):
-    with engine(checkpoint, max_num_seqs=12, num_gpu_blocks_override=40) as llm:
+    with engine(checkpoint, max_num_seqs=12, num_gpu_blocks_override=19) as llm:
         outputs = llm.generate(prompts(12), [seeded(i) for i in range(12)], use_tqdm=False)
     assert sum(output.metrics.num_preemptions for output in outputs) >= 5
     assert tokens_of(outputs) == alone
