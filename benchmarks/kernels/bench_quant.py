@@ -106,8 +106,12 @@ def main() -> int:
     small = Case(runtime, 8, (64 * args.threads, 256), 1)
     x = torch.randn(960, 256, dtype=torch.bfloat16)
     rate = 2 * 960 * small.rows.numel() / median_seconds(lambda i: small.run(x, i), args.budget)
-    print(f"tier {runtime.tier}, {args.threads} threads: reads {ceiling / 1e9:.1f} GB/s, {rate / 1e9:.0f} GOP/s in cache")
-    print(f"{'bits':>4} {'outputs x inputs':>18} {'rows':>5} {'ms':>8} {'GB/s':>6} {'%read':>6} {'GOP/s':>6} {'%rate':>6}")
+    print(
+        f"tier {runtime.tier}, {args.threads} threads: reads {ceiling / 1e9:.1f} GB/s, {rate / 1e9:.0f} GOP/s in cache"
+    )
+    print(
+        f"{'bits':>4} {'outputs x inputs':>18} {'rows':>5} {'ms':>8} {'GB/s':>6} {'%read':>6} {'GOP/s':>6} {'%rate':>6}"
+    )
     figures = []
     for bits in args.bits:
         for size in (SHAPES[index] for index in args.shapes):
@@ -122,7 +126,9 @@ def main() -> int:
                     f"{100 * read / ceiling:>6.1f} {products / 1e9:>6.0f} {100 * products / rate:>6.1f}"
                 )
                 figures.append({"bits": bits, "size": size, "rows": num_rows, "ms": seconds * 1e3})
-            print(f"     packed in {case.pack_s * 1e3:.0f} ms ({case.rows.numel() / case.pack_s / 1e6:.0f} M weights/s)")
+            print(
+                f"     packed in {case.pack_s * 1e3:.0f} ms ({case.rows.numel() / case.pack_s / 1e6:.0f} M weights/s)"
+            )
             runtime.library.unmap_huge(case.packed.data_ptr(), case.packed.numel())
     print(json.dumps({"tier": runtime.tier, "read_gb_s": ceiling / 1e9, "in_cache_gop_s": rate / 1e9, "runs": figures}))
     return 0
