@@ -154,40 +154,29 @@ void int8_part(const QuantLinearArgs& args, const QuantizedRows& rows, const Par
 void int4_part(const QuantLinearArgs& args, const QuantizedRows& rows, const Part& part, int32_t* sums) {
   const int64_t panel_bytes = int4_panel_bytes(args.input_size);
   const int64_t units = args.group_size / kInt4UnitK, group_bytes = units * kInt4UnitBytes;
-  const bool is_packed = takes_packed(part.rows);
   float* totals = reinterpret_cast<float*>(sums) + sums_bytes(part.rows) / 4;
-  uint8_t* unpacked = reinterpret_cast<uint8_t*>(totals) + sums_bytes(part.rows);
   __builtin_memset(totals, 0, static_cast<uint64_t>(part.rows * kDotCols * 4));
+  const uint8_t* packed = args.packed + part.first_panel * panel_bytes;
+  const bf16* scales = static_cast<const bf16*>(args.scales) + part.first_panel * rows.num_groups * kPanelSize;
   GroupBlock block{};
   block.q_stride = rows.stride;
   block.rows = part.rows;
-  block.w = unpacked;
-  block.w_stride = is_packed ? panel_bytes : 2 * group_bytes;
+  block.panel_stride = panel_bytes;
   block.panels = part.panels;
-  block.quads = args.group_size / 4;
+  block.units = units;
   block.starts_stride = rows.num_groups;
   block.scales_stride = rows.num_groups * kPanelSize;
   block.totals = totals;
   block.sums = sums;
-  const uint8_t* packed = args.packed + part.first_panel * panel_bytes;
-  const bf16* scales = static_cast<const bf16*>(args.scales) + part.first_panel * block.scales_stride;
+  block.unpacked = reinterpret_cast<uint8_t*>(totals) + sums_bytes(part.rows);
   for (int64_t g = 0; g < rows.num_groups; ++g) {
-    // What comes kFetchAhead bytes later in each panel, and after its end in the panels of the next column group.
-    const int64_t ahead = g * group_bytes + kFetchAhead;
-    const uint8_t* next = packed + (ahead < panel_bytes ? ahead : ahead + (kDotPanels - 1) * panel_bytes);
     block.q = rows.q + part.first_row * rows.stride + g * args.group_size;
+    block.packed = packed + g * group_bytes;
     block.starts = rows.starts + part.first_row * rows.num_groups + g;
     block.scales = scales + g * kPanelSize;
-    if (is_packed) {
-      block.w = packed + g * group_bytes;
-      block.next = next;
-      dot_packed_group(block);
-      continue;
-    }
-    for (int64_t p = 0; p < part.panels; ++p) {
-      for (int64_t i = 0; i < group_bytes; i += 64) fetch(next + p * panel_bytes + i);
-      unpack_units(packed + p * panel_bytes + g * group_bytes, units, unpacked + p * 2 * group_bytes);
-    }
+    // What comes kFetchAhead bytes later in each panel, and after its end in the panels of the next column group.
+    const int64_t ahead = g * group_bytes + kFetchAhead;
+    block.next = packed + (ahead < panel_bytes ? ahead : ahead + (kDotPanels - 1) * panel_bytes);
     dot_group(block);
   }
   write_part(args, part, [&](int64_t m, int64_t p) {

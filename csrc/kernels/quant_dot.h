@@ -3,8 +3,7 @@
 //
 //   DotScope(rows, tile_quads)   lives around the blocks of a task, each with that many rows and whole tiles of k
 //   dot_block(block)             sums of bytes
-//   dot_group(group)             one group of int4 weights, unpacked to bytes, scaled into float32 totals
-//   takes_packed(rows)           whether this is better: dot_packed_group(group), which unpacks in registers
+//   dot_group(group)             one group of int4 weights, scaled into float32 totals
 #pragma once
 
 #include "quire/quant.h"
@@ -43,28 +42,44 @@ struct GroupBlock {
   const int8_t* q;  // [rows][q_stride]
   int64_t q_stride;
   int64_t rows;
-  const uint8_t* w;  // bytes below 16 as in DotBlock, or packed units of 32 k; panels are w_stride bytes apart
-  int64_t w_stride;
+  const uint8_t* packed;  // units of 32 k; panels are panel_stride bytes apart
+  int64_t panel_stride;
   int64_t panels;
-  int64_t quads;
+  int64_t units;
   const int32_t* starts;  // of row m at m * starts_stride
   int64_t starts_stride;
   const bf16* scales;  // 16 of each panel, scales_stride apart
   int64_t scales_stride;
   float* totals;        // [rows][kDotCols]
   int32_t* sums;        // room for [rows][kDotCols]
-  const uint8_t* next;  // packed: weights wanted later, laid out like `w`
+  uint8_t* unpacked;    // room for [panels][units][2 * kInt4UnitBytes]
+  const uint8_t* next;  // weights wanted later, laid out like `packed`
 };
 
-// dot_group by way of a block product.
+// Units of a panel to bytes [8 quads][16][4] a unit.
+static inline void unpack_units(const uint8_t* __restrict packed, int64_t units, uint8_t* __restrict out) {
+  for (int64_t u = 0; u < units; ++u, packed += kInt4UnitBytes, out += 2 * kInt4UnitBytes) {
+    for (int64_t i = 0; i < kInt4UnitBytes; ++i) {
+      out[i] = packed[i] & 15;
+      out[kInt4UnitBytes + i] = packed[i] >> 4;
+    }
+  }
+}
+
+// dot_group by way of unpacked bytes and a product of blocks: the unpacking is shared by all rows.
 template <class Dot>
-static inline void dot_group_by(const GroupBlock& group, const Dot& dot) {
+static inline void dot_unpacked_group(const GroupBlock& group, const Dot& dot) {
+  const int64_t bytes = group.units * kInt4UnitBytes;
+  for (int64_t p = 0; p < group.panels; ++p) {
+    for (int64_t i = 0; i < bytes; i += 64) fetch(group.next + p * group.panel_stride + i);
+    unpack_units(group.packed + p * group.panel_stride, group.units, group.unpacked + p * 2 * bytes);
+  }
   for (int64_t m = 0; m < group.rows; ++m) {
     const int32_t start = group.starts[m * group.starts_stride];
     for (int64_t n = 0; n < kDotCols; ++n) group.sums[m * kDotCols + n] = start;
   }
-  dot(DotBlock{group.q, group.q_stride, group.rows, group.w, group.w_stride, group.panels, group.quads, group.sums,
-               nullptr});
+  dot(DotBlock{group.q, group.q_stride, group.rows, group.unpacked, 2 * bytes, group.panels,
+               group.units * kInt4UnitK / 4, group.sums, nullptr});
   for (int64_t p = 0; p < group.panels; ++p) {
     const F16 scale = load(group.scales + p * group.scales_stride);
     for (int64_t i = p * kPanelSize; i < group.rows * kDotCols; i += kDotCols) {

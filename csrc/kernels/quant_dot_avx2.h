@@ -103,10 +103,8 @@ static inline void dot_panels(const DotBlock& block) {
 }
 
 static inline void dot_block(const DotBlock& block) { dot_panels<false>(block); }
-static inline bool takes_packed(int64_t) { return false; }
-static inline void dot_packed_group(const GroupBlock&) {}
 static inline void dot_group(const GroupBlock& group) {
-  dot_group_by(group, [](const DotBlock& block) { dot_panels<true>(block); });
+  dot_unpacked_group(group, [](const DotBlock& block) { dot_panels<true>(block); });
 }
 
 }  // namespace quire::QUIRE_TIER

@@ -11,8 +11,6 @@ struct DotScope {
   DotScope(int64_t, int64_t) {}
 };
 static inline void dot_block(const DotBlock& block) { vnni_dot_block(block); }
-static inline bool takes_packed(int64_t rows) { return rows <= kVnniRows; }
-static inline void dot_packed_group(const GroupBlock& block) { vnni_dot_packed_group(block); }
-static inline void dot_group(const GroupBlock& block) { vnni_dot_group(block); }
+static inline void dot_group(const GroupBlock& group) { vnni_dot_group(group); }
 
 }  // namespace quire::QUIRE_TIER

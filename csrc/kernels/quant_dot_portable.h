@@ -28,10 +28,8 @@ static inline void dot_block(const DotBlock& block) {
   }
 }
 
-static inline bool takes_packed(int64_t) { return false; }
-static inline void dot_packed_group(const GroupBlock&) {}
 static inline void dot_group(const GroupBlock& group) {
-  dot_group_by(group, [](const DotBlock& block) { dot_block(block); });
+  dot_unpacked_group(group, [](const DotBlock& block) { dot_block(block); });
 }
 
 }  // namespace quire::QUIRE_TIER

@@ -129,22 +129,20 @@ static inline void tile_dot_block(const DotBlock& block) {
   if (paired_rows < block.rows) dot_tile_row(block, paired_rows, tile_quads, false);
 }
 
+static inline void tile_dot_group(const GroupBlock& group) {
+  dot_unpacked_group(group, [](const DotBlock& block) { tile_dot_block(block); });
+}
+
 #if defined(QUIRE_TIER_AMX)
 static inline void dot_block(const DotBlock& block) {
-  if (goes_to_vnni(block.rows)) {
-    vnni_dot_block(block);
-  } else {
-    tile_dot_block(block);
-  }
+  goes_to_vnni(block.rows) ? vnni_dot_block(block) : tile_dot_block(block);
 }
-static inline void dot_packed_group(const GroupBlock& group) { vnni_dot_packed_group(group); }
+static inline void dot_group(const GroupBlock& group) {
+  goes_to_vnni(group.rows) ? vnni_dot_group(group) : tile_dot_group(group);
+}
 #else
 static inline void dot_block(const DotBlock& block) { tile_dot_block(block); }
-static inline void dot_packed_group(const GroupBlock&) {}
+static inline void dot_group(const GroupBlock& group) { tile_dot_group(group); }
 #endif
-static inline bool takes_packed(int64_t rows) { return goes_to_vnni(rows); }
-static inline void dot_group(const GroupBlock& group) {
-  dot_group_by(group, [](const DotBlock& block) { tile_dot_block(block); });
-}
 
 }  // namespace quire::QUIRE_TIER

@@ -88,11 +88,9 @@ struct VnniDot {
   }
 };
 
-template <int R, int P, bool kPacked>
+template <int R, int P>
 struct VnniGroup {
   [[gnu::noinline]] static void run(const GroupBlock& block, int64_t m, int64_t p0) {
-    const int8_t* q = block.q + m * block.q_stride;
-    const uint8_t* w = block.w + p0 * block.w_stride;
     __m512i sums[R][P];
 #pragma GCC unroll 8
     for (int r = 0; r < R; ++r) {
@@ -100,12 +98,9 @@ struct VnniGroup {
 #pragma GCC unroll 8
       for (int p = 0; p < P; ++p) sums[r][p] = start;
     }
-    if (kPacked) {
-      add_packed_products<R, P>(sums, q, block.q_stride, w, block.w_stride, block.quads / 8,
-                                block.next + p0 * block.w_stride);
-    } else {
-      add_products<R, P, 0>(sums, q, block.q_stride, w, block.w_stride, block.quads, nullptr);
-    }
+    add_packed_products<R, P>(sums, block.q + m * block.q_stride, block.q_stride,
+                              block.packed + p0 * block.panel_stride, block.panel_stride, block.units,
+                              block.next + p0 * block.panel_stride);
     float* totals = block.totals + m * kDotCols + p0 * kPanelSize;
 #pragma GCC unroll 8
     for (int p = 0; p < P; ++p, totals += kPanelSize) {
@@ -167,30 +162,20 @@ static inline void vnni_dot_block(const DotBlock& block) {
 }
 
 template <int R>
-using PackedOnePanel = VnniGroup<R, 1, true>;
+using GroupOnePanel = VnniGroup<R, 1>;
 template <int R>
-using PackedPanels = VnniGroup<R, 4, true>;
-template <int R>
-using GroupOnePanel = VnniGroup<R, 1, false>;
-template <int R>
-using GroupPanels = VnniGroup<R, 4, false>;
+using GroupPanels = VnniGroup<R, 4>;
 
-template <template <int> class OnePanel, template <int> class Panels>
-static inline void vnni_group_rows(const GroupBlock& block) {
+static inline void vnni_dot_group(const GroupBlock& block) {
   const int64_t rows_per_block = ceil_div(block.rows, ceil_div(block.rows, kVnniRows));
   for (int64_t m = 0; m < block.rows; m += rows_per_block) {
     const int64_t rows = min_i64(rows_per_block, block.rows - m);
     if (block.panels == kDotPanels) {
-      with_rows<Panels>(rows, block, m, int64_t{0});
+      with_rows<GroupPanels>(rows, block, m, int64_t{0});
     } else {
-      for (int64_t p = 0; p < block.panels; ++p) with_rows<OnePanel>(rows, block, m, p);
+      for (int64_t p = 0; p < block.panels; ++p) with_rows<GroupOnePanel>(rows, block, m, p);
     }
   }
-}
-
-static inline void vnni_dot_group(const GroupBlock& block) { vnni_group_rows<GroupOnePanel, GroupPanels>(block); }
-static inline void vnni_dot_packed_group(const GroupBlock& block) {
-  vnni_group_rows<PackedOnePanel, PackedPanels>(block);
 }
 
 }  // namespace quire::QUIRE_TIER

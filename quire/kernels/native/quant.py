@@ -37,8 +37,8 @@ def int8_scales_shape(output_size: int) -> tuple[int, ...]:
 
 def int4_group_size(input_size: int) -> int:
     """Inputs that share a scale: the largest of 128, 64, 32 that divides `input_size` rounded up to 32."""
-    padded_size = _ceil_div(input_size, 32) * 32
-    return next(size for size in (128, 64, 32) if padded_size % size == 0)
+    num_units = _ceil_div(input_size, 32)
+    return 128 if num_units % 4 == 0 else 64 if num_units % 2 == 0 else 32
 
 
 def int4_packed_shape(output_size: int, input_size: int) -> tuple[int, ...]:
@@ -131,8 +131,8 @@ def linear_int8(
     Cost: reads output_size * input_size bytes of weights: bandwidth bound up to about 8 tokens.
     Reference: kernels/reference/quant.py
     """
-    _check_packed(packed, int8_packed_shape(output_size, x.shape[-1]))
-    check_tensor("scales", scales, (INT8_SCALE_DTYPE,), int8_scales_shape(output_size))
+    _check("packed", packed, PACKED_DTYPE, int8_packed_shape(output_size, x.shape[-1]))
+    _check("scales", scales, INT8_SCALE_DTYPE, int8_scales_shape(output_size))
     return _linear(runtime.library.linear_int8, runtime, x, packed, scales, output_size, 0, bias, out_dtype)
 
 
@@ -167,9 +167,9 @@ def linear_int4(
     Reference: kernels/reference/quant.py
     """
     input_size = x.shape[-1]
-    _check_packed(packed, int4_packed_shape(output_size, input_size))
-    check_tensor("scales", scales, (INT4_SCALE_DTYPE,), int4_scales_shape(output_size, input_size))
     group_size = int4_group_size(input_size)
+    _check("packed", packed, PACKED_DTYPE, int4_packed_shape(output_size, input_size))
+    _check("scales", scales, INT4_SCALE_DTYPE, int4_scales_shape(output_size, input_size))
     return _linear(runtime.library.linear_int4, runtime, x, packed, scales, output_size, group_size, bias, out_dtype)
 
 
@@ -264,16 +264,18 @@ def _check_input_size(input_size: int) -> None:
         )
 
 
-def _check_packed(packed: torch.Tensor, shape: tuple[int, ...]) -> None:
-    check_tensor("packed", packed, (PACKED_DTYPE,), shape)
+def _check(name: str, tensor: torch.Tensor, dtype: torch.dtype, shape: tuple[int, ...]) -> None:
+    """`check_tensor` for the common case: a product of one row takes microseconds, and so would three checks."""
+    if tensor.dtype is not dtype or tensor.shape != shape or not (tensor.is_contiguous() and tensor.is_cpu):
+        check_tensor(name, tensor, (dtype,), shape)
 
 
 def _check_int8(packed: torch.Tensor, scales: torch.Tensor, input_size: int) -> tuple[int, int]:
     """The outputs that `packed` has room for, and `input_size`."""
     _check_input_size(input_size)
     num_outputs = packed.shape[0] * PANEL_SIZE
-    _check_packed(packed, int8_packed_shape(num_outputs, input_size))
-    check_tensor("scales", scales, (INT8_SCALE_DTYPE,), int8_scales_shape(num_outputs))
+    _check("packed", packed, PACKED_DTYPE, int8_packed_shape(num_outputs, input_size))
+    _check("scales", scales, INT8_SCALE_DTYPE, int8_scales_shape(num_outputs))
     return num_outputs, input_size
 
 
@@ -281,8 +283,8 @@ def _check_int4(packed: torch.Tensor, scales: torch.Tensor, input_size: int) -> 
     """The outputs that `packed` has room for, and `input_size`."""
     _check_input_size(input_size)
     num_outputs = packed.shape[0] * PANEL_SIZE
-    _check_packed(packed, int4_packed_shape(num_outputs, input_size))
-    check_tensor("scales", scales, (INT4_SCALE_DTYPE,), int4_scales_shape(num_outputs, input_size))
+    _check("packed", packed, PACKED_DTYPE, int4_packed_shape(num_outputs, input_size))
+    _check("scales", scales, INT4_SCALE_DTYPE, int4_scales_shape(num_outputs, input_size))
     return num_outputs, input_size
 
 
@@ -328,21 +330,24 @@ def _linear(
     bias: torch.Tensor | None,
     out_dtype: torch.dtype | None,
 ) -> torch.Tensor:
-    check_tensor("x", x, FLOATS, (-1, -1), strided_rows=True)
+    x_dtype = x.dtype
+    if x.dim() != 2 or x_dtype not in FLOATS or not (x.is_contiguous() and x.is_cpu):
+        check_tensor("x", x, FLOATS, (-1, -1), strided_rows=True)
     num_tokens, input_size = x.shape
     _check_input_size(input_size)
     bias_ptr, bias_dtype = 0, torch.float32
     if bias is not None:
-        check_tensor("bias", bias, (torch.float32, x.dtype), (output_size,))
-        bias_ptr, bias_dtype = bias.data_ptr(), bias.dtype
-    out_dtype = x.dtype if out_dtype is None else out_dtype
-    if out_dtype not in (x.dtype, torch.float32):
-        raise ShapeError(f"out_dtype is {out_dtype}, expected {x.dtype} or torch.float32", field="out_dtype")
-    out = torch.empty(num_tokens, output_size, dtype=out_dtype)
-    if out.numel():
+        bias_dtype = bias.dtype if bias.dtype is x_dtype else torch.float32
+        _check("bias", bias, bias_dtype, (output_size,))
+        bias_ptr = bias.data_ptr()
+    out_dtype = x_dtype if out_dtype is None else out_dtype
+    if out_dtype is not x_dtype and out_dtype is not torch.float32:
+        raise ShapeError(f"out_dtype is {out_dtype}, expected {x_dtype} or torch.float32", field="out_dtype")
+    out = torch.empty((num_tokens, output_size), dtype=out_dtype)
+    if num_tokens and output_size:
         linear(
             runtime.tier_idx, runtime.pool, x.data_ptr(), x.stride(0), packed.data_ptr(), scales.data_ptr(), bias_ptr,
-            out.data_ptr(), num_tokens, output_size, input_size, group_size, DTYPE_CODES[x.dtype],
+            out.data_ptr(), num_tokens, output_size, input_size, group_size, DTYPE_CODES[x_dtype],
             DTYPE_CODES[bias_dtype], DTYPE_CODES[out_dtype],
         )  # fmt: skip
     return out
