@@ -100,4 +100,16 @@ static inline float hmax(F16 x) {
 static inline void prefetch_l1(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T0); }
 static inline void prefetch_l2(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T1); }
 
+// gemm
+// Past the caches, for outputs larger than they are; p is 32-byte aligned. `store_fence` before others may read.
+static inline void stream(float* p, F16 x) {
+  _mm256_stream_ps(p, x.lo);
+  _mm256_stream_ps(p + 8, x.hi);
+}
+static inline void stream(bf16* p, F16 x) {
+  _mm_stream_si128(reinterpret_cast<__m128i*>(p), round_to_bf16(x.lo));
+  _mm_stream_si128(reinterpret_cast<__m128i*>(p + 8), round_to_bf16(x.hi));
+}
+static inline void store_fence() { _mm_sfence(); }
+
 }  // namespace quire::QUIRE_TIER

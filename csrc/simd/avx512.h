@@ -73,4 +73,13 @@ static inline float hmax(F16 x) { return _mm512_reduce_max_ps(x.v); }
 static inline void prefetch_l1(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T0); }
 static inline void prefetch_l2(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T1); }
 
+// gemm
+// Past the caches, for outputs larger than they are; p is 32-byte aligned. `store_fence` before others may read.
+static inline void stream(float* p, F16 x) {
+  _mm256_stream_ps(p, _mm512_castps512_ps256(x.v));
+  _mm256_stream_ps(p + 8, _mm512_extractf32x8_ps(x.v, 1));
+}
+static inline void stream(bf16* p, F16 x) { _mm256_stream_si256(reinterpret_cast<__m256i*>(p), round_to_bf16(x)); }
+static inline void store_fence() { _mm_sfence(); }
+
 }  // namespace quire::QUIRE_TIER

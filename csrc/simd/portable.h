@@ -109,4 +109,12 @@ static inline float hmax(F16 x) {
 static inline void prefetch_l1(const void* p) { __builtin_prefetch(p, 0, 3); }
 static inline void prefetch_l2(const void* p) { __builtin_prefetch(p, 0, 2); }
 
+// gemm
+// Past the caches where the tier can.
+template <class T>
+static inline void stream(T* p, const F16& x) {
+  store(p, x);
+}
+static inline void store_fence() {}
+
 }  // namespace quire::QUIRE_TIER
