@@ -1,5 +1,5 @@
-// Products with packed weights. Every output is one chain of sums over K in tiles of 32 (see the headers), never split and
-// in the same order whatever the number of rows and threads: a row's result does not depend on its batch.
+// Products with packed weights. Every output is one chain of sums over K in tiles of 32 (see the headers), never split
+// and in the same order whatever the number of rows and threads: a row's result does not depend on its batch.
 #include "quire/gemm.h"
 
 #include "kernels/gemm_parts.h"

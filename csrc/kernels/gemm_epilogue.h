@@ -31,21 +31,30 @@ static inline F16 rounded(F16 x, DType dtype) {
   return load(narrow);
 }
 
-static inline void store_outputs(const LinearArgs& args, int64_t row, int64_t first, int64_t n, F16 values) {
-  const int64_t at = row * args.out_stride + first;
-  if (args.out_dtype == DType::bf16) {
-    bf16* out = static_cast<bf16*>(args.out) + at;
-    n == 16 ? store(out, values) : store_n(out, n, values);
+// Outputs that no cache holds until they are read go to memory directly, without being read first.
+static inline bool is_streamed(const LinearArgs& args) {
+  constexpr int64_t kBytes = 4 << 20;
+  const int64_t size = args.out_dtype == DType::bf16 ? 2 : 4;
+  const uint64_t places = reinterpret_cast<uintptr_t>(args.out) | static_cast<uint64_t>(args.out_stride * size);
+  return args.num_rows * args.output_size * size >= kBytes && places % 32 == 0;
+}
+
+template <class T>
+static inline void store_outputs(T* out, int64_t n, F16 values, bool streamed) {
+  if (n < kPanelSize) {
+    store_n(out, n, values);
+  } else if (streamed) {
+    stream(out, values);
   } else {
-    float* out = static_cast<float*>(args.out) + at;
-    n == 16 ? store(out, values) : store_n(out, n, values);
+    store(out, values);
   }
 }
 
-// sums[panel][row][16] of panels of work `panel` .. `panel + num_panels - 1`; `panel_stride` and `row_stride` in floats.
+// sums[panel][row][16] of panels of work `panel` .. `panel + num_panels - 1`; strides in floats.
 static inline void finish(const LinearArgs& args, const float* sums, int64_t panel_stride, int64_t row_stride,
                           int64_t panel, int64_t num_panels, int64_t first_row, int64_t num_rows) {
   const int64_t step = args.is_gated ? 2 : 1;
+  const bool streamed = is_streamed(args);
   for (int64_t row = 0; row < num_rows; ++row) {
     const float* of_row = sums + row * row_stride;
     for (int64_t p = 0; p < num_panels; p += step) {
@@ -56,9 +65,15 @@ static inline void finish(const LinearArgs& args, const float* sums, int64_t pan
         const F16 up = with_bias(args, load(of_row + (p + 1) * panel_stride), args.output_size + first, n);
         values = silu(rounded(values, args.dtype)) * rounded(up, args.dtype);
       }
-      store_outputs(args, first_row + row, first, n, values);
+      const int64_t place = (first_row + row) * args.out_stride + first;
+      if (args.out_dtype == DType::bf16) {
+        store_outputs(static_cast<bf16*>(args.out) + place, n, values, streamed);
+      } else {
+        store_outputs(static_cast<float*>(args.out) + place, n, values, streamed);
+      }
     }
   }
+  if (streamed) store_fence();
 }
 
 // How a product is divided into tasks: row blocks of one group of panels follow each other, so that the weights of the
@@ -73,7 +88,8 @@ struct Division {
 // Tasks as large as leaves several for every thread. `max_panels` is a power of two; groups of gated panels stay even.
 static inline Division divide(const LinearArgs& args, int num_threads, int64_t max_rows, int64_t max_panels) {
   constexpr int64_t kTasksPerThread = 8;
-  const int64_t num_panels = num_work_panels(args), min_panels = args.is_gated ? 2 : 1;
+  const int64_t num_panels = num_work_panels(args);
+  const int64_t min_panels = args.is_gated || args.num_rows > 16 ? 2 : 1;
   Division d;
   auto set_rows = [&](int64_t limit) {
     d.num_row_blocks = ceil_div(args.num_rows, limit);

@@ -1,5 +1,5 @@
-// Lanes: one register of floats, whatever its width. The inner loops of products keep many of them, and an F16 of several
-// registers would spill.
+// Lanes: one register of floats, whatever its width. The inner loops of products keep many of them, and an F16 of
+// several registers would spill.
 #pragma once
 
 #include "quire/gemm.h"
@@ -10,7 +10,7 @@ namespace quire::QUIRE_TIER {
 #if defined(QUIRE_SIMD_AVX512)
 
 using Lanes = __m512;
-constexpr int kMaxRows = 12;  // rows of a register block: two chains each, and two registers of weights
+constexpr int kMaxRows = 11;  // rows of a register block: two chains each, and two registers of weights
 static inline Lanes lanes_of(float x) { return _mm512_set1_ps(x); }
 static inline Lanes lanes_load(const float* p) { return _mm512_loadu_ps(p); }
 static inline void lanes_store(float* p, Lanes x) { _mm512_storeu_ps(p, x); }

@@ -3,17 +3,17 @@
 // Activations are first copied into tiles, [16-row tile][K tile][rows][32], so that a tile is read from consecutive
 // lines: rows of a matrix are often a multiple of 4 KB apart and would share one set of the level 1 cache.
 //
-// Up to 16 rows: the time is that of reading the weights. One row tile against four panels, a tile of each in turn: four
-// streams from memory, fetched 4 KB ahead, and no sum leaves the registers.
+// Up to 16 rows: the time is that of reading the weights. One row tile against four panels, a tile of each in turn:
+// four streams from memory, fetched 4 KB ahead, and no sum leaves the registers.
 //
 // More rows: 2 x 2 tiles (4 sums, 2 of activations, 2 of weights) take 4 tile loads for 4 products of 16 cycles. A tile
 // load takes 8 cycles from level 1 (48 KB) and about 25 from level 2 (2 MB), so at most every other one may come from
-// there, the sums that K blocks reload included. K goes in blocks of up to 7 tiles and panels in fours. For four panels:
-//   up to 4 row tiles: pair of panels outside, pairs of row tiles inside. The block's activations (28 KB) stay in level 1
-//     for all panels, the pair of panels (14 KB) for all rows: every tile comes from level 2 once for all products.
-//   more: pairs of row tiles outside, the two pairs of panels inside. The four panels (28 KB) stay for all row tiles, and
-//     two row tiles (14 KB) for both pairs: with the sums, 34 bytes a cycle from level 2, where weights of one pair kept
-//     in blocks of 8 need 48, more than it gives.
+// there, the sums that K blocks reload included. K goes in blocks of up to 7 tiles and panels in fours:
+//   up to 4 row tiles: pairs of panels outside, pairs of row tiles inside. The block's activations (28 KB) stay in
+//     level 1 for all panels, a pair of panels (14 KB) for all rows: each tile comes from level 2 once.
+//   more: pairs of row tiles outside, the two pairs of panels inside. The four panels (28 KB) stay for all row tiles,
+//     two row tiles (14 KB) for both pairs: with the sums, 34 bytes a cycle from level 2. With the weights of one pair
+//     of panels kept, in blocks of 8 tiles, it would be 48, more than level 2 gives.
 // Weights of the next four panels are fetched to level 2 meanwhile, a tile of each in turn and the same number of lines
 // at every step, so that memory is never idle: with up to 64 rows its time is what counts.
 #pragma once
@@ -71,22 +71,23 @@ class FetchAhead {
  public:
   void start(const char* const* panels, int64_t num_tiles) {
     for (int64_t p = 0; p < kQuad; ++p) panels_[p] = panels[p];
-    end_ = num_tiles * kQuad * 16;
+    end_ = static_cast<uint32_t>(num_tiles * kQuad * 16);
     line_ = 0;
   }
-  // `lines` divides 16 or is a multiple of it.
-  inline void next(int64_t lines) {
-    for (; lines > 0 && line_ < end_; lines -= 16) {
+  // `lines` is a power of two.
+  inline void next(uint32_t lines) {
+    for (const uint32_t stop = line_ + lines; line_ < stop && line_ < end_;) {
       const char* from = panels_[line_ / 16 % kQuad] + line_ / 64 * kTileBytes + line_ % 16 * 64;
-      const int64_t n = min_i64(lines, 16);
-      for (int64_t i = 0; i < n; ++i) prefetch_l2(from + i * 64);
+      const uint32_t n = lines < 16 ? lines : 16;
+#pragma GCC unroll 1
+      for (uint32_t i = 0; i < n; ++i) prefetch_l2(from + i * 64);
       line_ += n;
     }
   }
 
  private:
   const char* panels_[kQuad];
-  int64_t end_ = 0, line_ = 0;
+  uint32_t end_ = 0, line_ = 0;
 };
 
 template <int P>
@@ -135,16 +136,16 @@ static void stream_tiles(const PackedRows& x, const char* const* panels, const c
   if constexpr (P > 3) tile_store<3>(sums + 768, 64);
 }
 
-// sums[row tile][panel] += x . weights over num_tiles tiles, RT row tiles and PT panels. x_next and the sums of the next
-// block are brought to level 1 on the way, `lines` lines of weights a step to level 2.
+// sums[row tile][panel] += x . weights over num_tiles tiles, RT row tiles and PT panels. On the way, a row tile and
+// the sums of the next block are brought to level 1, and `lines` lines of weights a step to level 2.
 struct Block2x2 {
   const char* x[2];
   const char* weights[2];
   float* sums[2][2];
-  const char* x_next[2];
+  const char* x_next;  // null = none
   const float* sums_next[2][2];
   int64_t num_tiles;
-  int64_t lines;
+  uint32_t lines;
   bool is_first;  // of K: sums start at zero
 };
 
@@ -165,7 +166,9 @@ static void block_tiles(const Block2x2& b, FetchAhead& ahead) {
     tile_load<6>(b.weights[0] + at, 64);
     tile_load<4>(b.x[0] + at, 64);
     tile_dot_bf16<0, 4, 6>();
-    for (int64_t i = 0; i < 16; ++i) prefetch_l1(b.x_next[0] + at + i * 64);
+    if (b.x_next != nullptr) {
+      for (int64_t i = 0; i < 16; ++i) prefetch_l1(b.x_next + at + i * 64);
+    }
     if constexpr (PT > 1) {
       tile_load<7>(b.weights[1] + at, 64);
       tile_dot_bf16<1, 4, 7>();
@@ -174,7 +177,6 @@ static void block_tiles(const Block2x2& b, FetchAhead& ahead) {
     if constexpr (RT > 1) {
       tile_load<5>(b.x[1] + at, 64);
       tile_dot_bf16<2, 5, 6>();
-      for (int64_t i = 0; i < 16; ++i) prefetch_l1(b.x_next[1] + at + i * 64);
       if constexpr (PT > 1) tile_dot_bf16<3, 5, 7>();
     }
     for (int64_t i = tile * sum_lines; i < min_i64(16, (tile + 1) * sum_lines); ++i) {
@@ -277,7 +279,7 @@ class TileTask {
     const bool rows_inside = num_row_tiles_ <= 4;
     const int64_t num_steps = panel_pairs * row_pairs;
     // 64 lines for each tile of K to fetch, in as many turns as there are steps: a power of two in each.
-    int64_t lines = 64;
+    uint32_t lines = 64;
     while (lines > 1 && lines / 2 * num_steps >= 64) lines /= 2;
     Block2x2 block;
     block.num_tiles = num_tiles;
@@ -291,11 +293,14 @@ class TileTask {
       int64_t row_tile, first, next_row_tile, next_first;
       place(step, row_tile, first);
       place(min_i64(step + 1, num_steps - 1), next_row_tile, next_first);
+      // Inner rows are in level 1 already; otherwise each pair of panels brings one of the next two row tiles.
+      const int64_t fetched = row_tile + 2 + (first - panel) / 2;
+      block.x_next =
+          rows_inside || fetched >= num_row_tiles_ ? nullptr : x_.at(first_row_ / kTileRows + fetched, tile);
       for (int i = 0; i < 2; ++i) {
         const int64_t r = min_i64(row_tile + i, num_row_tiles_ - 1), p = min_i64(first + i, num_panels_ - 1);
         const int64_t next_r = min_i64(next_row_tile + i, num_row_tiles_ - 1);
         block.x[i] = x_.at(first_row_ / kTileRows + r, tile);
-        block.x_next[i] = x_.at(first_row_ / kTileRows + next_r, tile);
         block.weights[i] = weights_at(panel_ + p, tile);
         for (int j = 0; j < 2; ++j) {
           block.sums[i][j] = sums_at(r, min_i64(first + j, num_panels_ - 1));

@@ -20,6 +20,7 @@ constexpr int64_t kBlockDepth = kBlockTiles * kTileDepth;
 constexpr int64_t kVectorRows = 256;   // of a task: their widened block is 256 KB of level 2 cache
 constexpr int64_t kVectorPanels = 16;  // of a task
 constexpr int64_t kStreams = 4;
+constexpr int64_t kStreamRows = kMaxRows < 8 ? kMaxRows : 8;  // more are bound by arithmetic
 constexpr int64_t kAheadBytes = 4096;  // of each stream
 constexpr int64_t kLine = 64;
 
@@ -35,7 +36,7 @@ constexpr int64_t kInputFloats = kTileDepth;
 // Both chains of R rows over one tile, for the lanes of a panel from `first` on. Row r of x is at x + r * x_stride.
 template <class T, int R>
 static inline void chains(const float* x, int64_t x_stride, const T* weights, int first, Lanes* even, Lanes* odd) {
-#pragma GCC unroll 2
+#pragma GCC unroll 4
   for (int pair = 0; pair < kTileDepth / 2; ++pair) {
     Lanes even_weights, odd_weights;
     load_pair(weights, pair, first, even_weights, odd_weights);
@@ -72,9 +73,13 @@ static inline void chains_of_pairs(const float* x, int64_t x_stride, const bf16*
 template <class T, int R>
 static void dot_tiles(const float* x, const T* weights, int64_t num_tiles, float* totals, const char* ahead,
                       int64_t lines) {
+  // One or two rows in wide registers take weights as fast as they come: fetching every line ourselves then crowds out
+  // the processor's own prefetching (1.2 times slower at one row on Zen 4: bench_linear.py --rows 1 --threads 1).
+  constexpr int64_t kEvery = R <= 2 && kLanes == 16 ? 2 : 1;
   constexpr int64_t kStride = kBlockTiles * kInputFloats<T>;
   for (int64_t tile = 0; tile < num_tiles; ++tile, x += kInputFloats<T>, weights += kTileSize) {
-    for (int64_t line = 0; line < lines; ++line, ahead += kLine) prefetch_l2(ahead);
+    for (int64_t line = 0; line < lines; line += kEvery) prefetch_l2(ahead + line * kLine);
+    ahead += lines * kLine;
     for (int first = 0; first < kPanelSize; first += kLanes) {
       Lanes even[R], odd[R];
 #pragma GCC unroll 16
@@ -97,6 +102,80 @@ static void dot_tiles(const float* x, const T* weights, int64_t num_tiles, float
   }
 }
 
+#if defined(QUIRE_TIER_AVX512_BF16)
+
+constexpr int64_t kPairRows = 6;  // of a register block that spans two panels
+
+constexpr int64_t kPairTileFloats = kTileSize;  // of two panels' tile, as pairs: [8 steps][2 panels][2 chains][16]
+
+// Two panels' tiles as the chains take them, once for all rows of a task.
+static inline void arrange_pairs(const bf16* weights, int64_t panel_stride, int64_t num_tiles, float* out) {
+  for (int64_t step = 0; step < num_tiles * kTileDepth / 4; ++step, weights += 64, out += 64) {
+#pragma GCC unroll 2
+    for (int p = 0; p < 2; ++p) {
+      F16 even, odd;
+      load_chain_pairs(weights + p * panel_stride, weights + p * panel_stride + 32, even, odd);
+      store(out + 32 * p, even);
+      store(out + 32 * p + 16, odd);
+    }
+  }
+}
+
+// As `dot_tiles`, for two panels at once: a pair of inputs is broadcast once for both, or loads would bound the rate.
+template <int R>
+static void dot_two_panels(const float* x, const float* weights, int64_t num_tiles, float* totals,
+                           int64_t totals_stride, const char* ahead, int64_t lines) {
+  constexpr int64_t kStride = kBlockTiles * kInputFloats<bf16>;
+  for (int64_t tile = 0; tile < num_tiles; ++tile, x += kInputFloats<bf16>, weights += kPairTileFloats) {
+    for (int64_t line = 0; line < lines; ++line, ahead += kLine) prefetch_l2(ahead);
+    F16 even[R][2], odd[R][2];
+#pragma GCC unroll 16
+    for (int r = 0; r < R; ++r) even[r][0] = even[r][1] = odd[r][0] = odd[r][1] = zero();
+#pragma GCC unroll 2
+    for (int step = 0; step < kTileDepth / 4; ++step) {
+      F16 even_weights[2], odd_weights[2];
+#pragma GCC unroll 2
+      for (int p = 0; p < 2; ++p) {
+        even_weights[p] = load(weights + step * 64 + p * 32);
+        odd_weights[p] = load(weights + step * 64 + p * 32 + 16);
+      }
+#pragma GCC unroll 16
+      for (int r = 0; r < R; ++r) {
+        const float* inputs = x + r * kStride + 2 * step;
+        const F16 even_inputs = set1(inputs[0]), odd_inputs = set1(inputs[1]);
+#pragma GCC unroll 2
+        for (int p = 0; p < 2; ++p) {
+          even[r][p] = add_chain_pairs(even_inputs, even_weights[p], even[r][p]);
+          odd[r][p] = add_chain_pairs(odd_inputs, odd_weights[p], odd[r][p]);
+        }
+      }
+    }
+#pragma GCC unroll 16
+    for (int r = 0; r < R; ++r) {
+#pragma GCC unroll 2
+      for (int p = 0; p < 2; ++p) {
+        float* total = totals + p * totals_stride + r * kPanelSize;
+        store(total, load(total) + (even[r][p] + odd[r][p]));
+      }
+    }
+  }
+}
+
+using DotTwoPanels = void (*)(const float*, const float*, int64_t, float*, int64_t, const char*, int64_t);
+
+static DotTwoPanels dot_two_panels_of(int64_t num_rows) {
+  switch (num_rows) {
+    case 1: return dot_two_panels<1>;
+    case 2: return dot_two_panels<2>;
+    case 3: return dot_two_panels<3>;
+    case 4: return dot_two_panels<4>;
+    case 5: return dot_two_panels<5>;
+    default: return dot_two_panels<6>;
+  }
+}
+
+#endif
+
 template <class T>
 using DotTiles = void (*)(const float*, const T*, int64_t, float*, const char*, int64_t);
 
@@ -114,8 +193,7 @@ static DotTiles<T> dot_tiles_of(int64_t num_rows) {
     case 8: return dot_tiles<T, 8>;
     case 9: return dot_tiles<T, 9>;
     case 10: return dot_tiles<T, 10>;
-    case 11: return dot_tiles<T, 11>;
-    default: return dot_tiles<T, 12>;
+    default: return dot_tiles<T, 11>;
 #else
     default: return dot_tiles<T, 6>;
 #endif
@@ -178,10 +256,11 @@ class VectorTask {
     first_row_ = task % d.num_row_blocks * d.rows_per_task;
     num_rows_ = min_i64(d.rows_per_task, args.num_rows - first_row_);
     next_panel_ = min_i64(panel_ + num_panels_ * pool.num_threads(), num_work_panels(args) - 1);
-    float* scratch = static_cast<float*>(
-        pool.scratch(thread, (d.rows_per_task * kBlockDepth + d.panels_per_task * d.rows_per_task * kPanelSize) * 4));
-    wide_ = scratch;
-    totals_ = scratch + num_rows_ * kBlockDepth;
+    const int64_t wide_size = d.rows_per_task * kBlockDepth;
+    const int64_t totals_size = d.panels_per_task * d.rows_per_task * kPanelSize;
+    wide_ = static_cast<float*>(pool.scratch(thread, (wide_size + totals_size + kBlockTiles * kTileSize) * 4));
+    totals_ = wide_ + wide_size;
+    pairs_ = totals_ + totals_size;
   }
 
   void run() {
@@ -190,7 +269,7 @@ class VectorTask {
       const int64_t first = tile * kTileDepth;
       widen_block<T>(args_, first_row_, num_rows_, first, min_i64(kBlockDepth, args_.input_size - first), wide_);
       const int64_t tiles = min_i64(kBlockTiles, num_tiles_ - tile);
-      if (num_rows_ <= kMaxRows) {
+      if (num_rows_ <= kStreamRows) {
         stream(tile, tiles);
       } else {
         block(tile, tiles);
@@ -223,30 +302,62 @@ class VectorTask {
   }
 
   void block(int64_t tile, int64_t tiles) {
+#if defined(QUIRE_TIER_AVX512_BF16)
+    if constexpr (sizeof(T) == 2) {
+      int64_t p = 0;
+      for (; p + 2 <= num_panels_; p += 2) block_of_two(p, tile, tiles);
+      if (p < num_panels_) block_of_one(p, tile, tiles);
+      return;
+    }
+#endif
+    for (int64_t p = 0; p < num_panels_; ++p) block_of_one(p, tile, tiles);
+  }
+
+#if defined(QUIRE_TIER_AVX512_BF16)
+
+  void block_of_two(int64_t p, int64_t tile, int64_t tiles) {
+    const int64_t num_blocks = ceil_div(num_rows_, kPairRows);
+    const int64_t lines = ceil_div(2 * kTileSize * sizeof(T) / kLine, num_blocks);
+    const bool is_last = p + 2 >= num_panels_;
+    const int64_t next_tile = min_i64(is_last ? tile + kBlockTiles : tile, num_tiles_ - tiles);
+    const char* next = reinterpret_cast<const char*>(tile_at(is_last ? panel_ : panel_ + p + 2, next_tile));
+    const int64_t panel_stride = tile_at(panel_ + p + 1, tile) - tile_at(panel_ + p, tile);
+    arrange_pairs(tile_at(panel_ + p, tile), panel_stride, tiles, pairs_);
+    for (int64_t i = 0; i < num_blocks; ++i) {
+      const int64_t row = i * num_rows_ / num_blocks, rows = (i + 1) * num_rows_ / num_blocks - row;
+      // The first half of the blocks fetches the next pair's first panel, the others its second.
+      const int64_t done = i * lines * tiles * kLine, panel_bytes = tiles * kTileSize * sizeof(T);
+      const char* ahead = done < panel_bytes ? next + done : next + panel_stride * sizeof(T) + done - panel_bytes;
+      dot_two_panels_of(rows)(wide_ + row * kBlockTiles * kInputFloats<T>, pairs_, tiles,
+                              totals_ + (p * num_rows_ + row) * kPanelSize, num_rows_ * kPanelSize, ahead, lines);
+    }
+  }
+
+#endif
+
+  void block_of_one(int64_t p, int64_t tile, int64_t tiles) {
     const int64_t num_blocks = ceil_div(num_rows_, kMaxRows);
     const int64_t lines = ceil_div(kTileSize * sizeof(T) / kLine, num_blocks);
-    for (int64_t p = 0; p < num_panels_; ++p) {
-      const T* weights = tile_at(panel_ + p, tile);
-      const bool is_last = p + 1 == num_panels_;
-      const int64_t next_tile = min_i64(is_last ? tile + kBlockTiles : tile, num_tiles_ - tiles);
-      const char* next = reinterpret_cast<const char*>(tile_at(is_last ? panel_ : panel_ + p + 1, next_tile));
-      for (int64_t i = 0; i < num_blocks; ++i) {
-        // Blocks differ by one row at most.
-        const int64_t row = i * num_rows_ / num_blocks, rows = (i + 1) * num_rows_ / num_blocks - row;
-        dot_tiles_of<T>(rows)(wide_ + row * kBlockTiles * kInputFloats<T>, weights, tiles, totals_ + (p * num_rows_ + row) * kPanelSize,
-                              next + i * lines * tiles * kLine, lines);
-      }
+    const T* weights = tile_at(panel_ + p, tile);
+    const bool is_last = p + 1 == num_panels_;
+    const int64_t next_tile = min_i64(is_last ? tile + kBlockTiles : tile, num_tiles_ - tiles);
+    const char* next = reinterpret_cast<const char*>(tile_at(is_last ? panel_ : panel_ + p + 1, next_tile));
+    for (int64_t i = 0; i < num_blocks; ++i) {
+      // Blocks differ by one row at most.
+      const int64_t row = i * num_rows_ / num_blocks, rows = (i + 1) * num_rows_ / num_blocks - row;
+      dot_tiles_of<T>(rows)(wide_ + row * kBlockTiles * kInputFloats<T>, weights, tiles,
+                            totals_ + (p * num_rows_ + row) * kPanelSize, next + i * lines * tiles * kLine, lines);
     }
   }
 
   const LinearArgs& args_;
   int64_t num_tiles_, panel_, num_panels_, first_row_, num_rows_, next_panel_;
-  float *wide_, *totals_;
+  float *wide_, *totals_, *pairs_;
 };
 
 template <class T>
 static void linear_vector(Pool& pool, const LinearArgs& args) {
-  const bool is_stream = args.num_rows <= kMaxRows;
+  const bool is_stream = args.num_rows <= kStreamRows;
   const Division d = divide(args, pool.num_threads(), kVectorRows, is_stream ? kStreams : kVectorPanels);
   parallel_for(pool, d.num_tasks(), [&](int64_t task, int thread) {
     VectorTask<T>(pool, args, d, task, thread).run();

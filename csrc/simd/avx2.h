@@ -170,4 +170,17 @@ static inline void store(uint64_t* p, Fixed16 x) {
   for (int i = 0; i < 4; ++i) _mm256_storeu_si256(reinterpret_cast<__m256i*>(p + 4 * i), x.v[i]);
 }
 
+// Products.
+
+// Past the caches, for outputs larger than they are; p is 32-byte aligned. `store_fence` before others may read.
+static inline void stream(float* p, F16 x) {
+  _mm256_stream_ps(p, x.lo);
+  _mm256_stream_ps(p + 8, x.hi);
+}
+static inline void stream(bf16* p, F16 x) {
+  _mm_stream_si128(reinterpret_cast<__m128i*>(p), round_to_bf16(x.lo));
+  _mm_stream_si128(reinterpret_cast<__m128i*>(p + 8), round_to_bf16(x.hi));
+}
+static inline void store_fence() { _mm_sfence(); }
+
 }  // namespace quire::QUIRE_TIER

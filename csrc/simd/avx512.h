@@ -124,4 +124,14 @@ static inline void store(uint64_t* p, Fixed16 x) {
   _mm512_storeu_si512(p + 8, x.hi);
 }
 
+// Products.
+
+// Past the caches, for outputs larger than they are; p is 32-byte aligned. `store_fence` before others may read.
+static inline void stream(float* p, F16 x) {
+  _mm256_stream_ps(p, _mm512_castps512_ps256(x.v));
+  _mm256_stream_ps(p + 8, _mm512_extractf32x8_ps(x.v, 1));
+}
+static inline void stream(bf16* p, F16 x) { _mm256_stream_si256(reinterpret_cast<__m256i*>(p), round_to_bf16(x)); }
+static inline void store_fence() { _mm_sfence(); }
+
 }  // namespace quire::QUIRE_TIER

@@ -172,4 +172,13 @@ static inline void store(uint64_t* p, const Fixed16& x) {
   for (int i = 0; i < 16; ++i) p[i] = x.v[i];
 }
 
+// Products.
+
+// Past the caches where the tier can.
+template <class T>
+static inline void stream(T* p, const F16& x) {
+  store(p, x);
+}
+static inline void store_fence() {}
+
 }  // namespace quire::QUIRE_TIER

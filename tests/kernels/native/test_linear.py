@@ -73,6 +73,15 @@ def test_rows_beyond_a_task_have_the_same_bits(runtime: NativeRuntime, portable:
     assert same_bits(linear(runtime, x, packed_weight, 80), linear(portable, x, packed_weight, 80))
 
 
+@pytest.mark.parametrize("output_size", [1056, 1060], ids="{} outputs".format)
+def test_outputs_larger_than_the_caches_have_the_same_bits(runtime: NativeRuntime, output_size: int):
+    weight, x = randn(output_size, 4, dtype=BF16), randn(1024, 4, dtype=BF16, seed=1)
+    out = Guarded(1024, output_size, dtype=F32)
+    linear(runtime, x, packed(runtime, weight), output_size, out_dtype=F32, out=out.tensor)
+    out.assert_bands()
+    assert same_bits(out.tensor, reference.linear_in_order(x, weight))
+
+
 @pytest.mark.parametrize("num_rows", [1, 20], ids="{} rows".format)
 @pytest.mark.parametrize("dtype, bias_dtype", [(BF16, BF16), (BF16, F32), (F32, F32)], ids=str)
 def test_a_bias_is_added_in_float32_before_rounding(
