@@ -78,6 +78,7 @@ class Case:
             self.packed[copy].copy_(self.packed[0])
 
     def run(self, x: torch.Tensor, copy: int) -> torch.Tensor:
+        """The product with one of the copies."""
         return self.linear(self.runtime, x, self.packed[copy % self.copies], self.scales, self.size[0])
 
     def check(self) -> None:
