@@ -10,7 +10,7 @@ from quire.platforms.cpu import read_cpu
 from quire.platforms.cuda import read_gpus, torch_has_cuda
 from quire.platforms.interface import GpuInfo, Platform
 from quire.utils.cgroup import CGROUP_ROOT, PROC_ROOT
-from quire.utils.cpus import read_usable_cpus
+from quire.utils.cpus import UsableCpus, read_usable_cpus
 from quire.utils.memory import read_memory
 
 
@@ -28,20 +28,22 @@ def detect_platform(device: str = "auto", *, proc_root: Path = PROC_ROOT, cgroup
         raise ConfigError(f"unknown device {device!r}", hint="valid: auto, cpu, cuda", field="device")
     gpus = () if device == "cpu" else _usable_gpus(required=device == "cuda")
     cpu_name, cpu_flags = read_cpu(proc_root)
+    cpus = read_usable_cpus(proc_root, cgroup_root)
     return Platform(
         device="cuda" if gpus else "cpu",
         cpu_name=cpu_name,
         cpu_flags=cpu_flags,
-        num_cpus=_num_cpus(proc_root, cgroup_root),
+        num_cpus=_num_cpus(cpus),
         memory=read_memory(proc_root, cgroup_root),
         gpus=gpus,
+        cpus=cpus,
     )
 
 
-def _num_cpus(proc_root: Path, cgroup_root: Path) -> int:
-    """CPUs worth keeping busy: one a core, as the system allows, or OMP_NUM_THREADS when that is fewer."""
-    usable, asked = read_usable_cpus(proc_root, cgroup_root).num_threads, envs.omp_num_threads()
-    return usable if asked is None else min(usable, asked)
+def _num_cpus(cpus: UsableCpus) -> int:
+    """CPUs worth keeping busy, or OMP_NUM_THREADS when that is fewer."""
+    asked = envs.omp_num_threads()
+    return cpus.num_threads if asked is None else min(cpus.num_threads, asked)
 
 
 def _usable_gpus(*, required: bool) -> tuple[GpuInfo, ...]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from quire.utils.cpus import UsableCpus
 from quire.utils.memory import MemoryInfo
 
 # Without one of these, bfloat16 arithmetic is emulated and slower than float32.
@@ -30,6 +31,7 @@ class Platform:
         num_cpus: CPUs worth keeping busy: one a physical core, as affinity, cpusets and quotas allow.
         memory: host memory of this process.
         gpus: CUDA devices that the installed torch can use; empty on a CPU platform.
+        cpus: what is known of the CPUs, to place threads on them; None = nothing.
     """
 
     device: str
@@ -38,6 +40,7 @@ class Platform:
     num_cpus: int
     memory: MemoryInfo
     gpus: tuple[GpuInfo, ...] = field(default=())
+    cpus: UsableCpus | None = None
 
     @property
     def is_cpu(self) -> bool:
@@ -55,6 +58,10 @@ class Platform:
     def memory_bytes(self) -> int:
         """Memory the device can still give: host memory on a CPU, the whole device on CUDA."""
         return self.memory.available_bytes if self.is_cpu else self.gpus[0].total_bytes
+
+    def compute_cpus(self, num_threads: int) -> tuple[int, ...]:
+        """The CPU to bind each of `num_threads` compute threads to; empty = bind none."""
+        return () if self.cpus is None else self.cpus.compute_cpus(num_threads)
 
     def describe(self) -> str:
         """One line for logs and `collect-env`."""

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import subprocess
 import sys
 from pathlib import Path
@@ -44,6 +45,12 @@ def test_arm_features_are_read_too(tmp_path: Path) -> None:
     proc = fake_proc(tmp_path)
     (proc / "cpuinfo").write_text("processor : 0\nFeatures : fp asimd bf16\nCPU part : 0xd4f\n")
     assert detect_platform("cpu", proc_root=proc, cgroup_root=tmp_path / "none").has_fast_bfloat16
+
+
+def test_a_platform_says_where_compute_threads_belong(tmp_path: Path) -> None:
+    platform = detect_platform("cpu", proc_root=fake_proc(tmp_path), cgroup_root=tmp_path / "none")
+    assert platform.cpus is not None and len(platform.compute_cpus(platform.num_cpus)) in (0, platform.num_cpus)
+    assert dataclasses.replace(platform, cpus=None).compute_cpus(4) == ()
 
 
 def test_a_gpu_platform_describes_the_gpu() -> None:
