@@ -4,21 +4,28 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
+NATIVE := CMakeLists.txt $(wildcard csrc/*.cpp csrc/*/*.cpp csrc/*/*.h csrc/include/quire/*.h)
+
 .PHONY: setup setup-dev demo test check fmt bench bench-scheduler bench-engine docs leaf eval-leaf test-statistics clean
 
 $(BIN)/python:
 	@$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); [ "$$(id -u)" = 0 ] && apt-get update -q && apt-get install -y -q python3-venv \
 	  && $(PYTHON) -m venv $(VENV); } || { echo "no virtual environment: apt-get install python3-venv, then make again"; exit 1; }
 
-$(VENV)/.demo: $(BIN)/python pyproject.toml
+.PHONY: compiler
+compiler:
+	@command -v c++ >/dev/null || { [ "$$(id -u)" = 0 ] && apt-get update -q && apt-get install -y -q g++; } \
+	  || { echo "no C++ compiler for the native kernels: apt-get install g++, then make again"; exit 1; }
+
+$(VENV)/.demo: $(BIN)/python pyproject.toml $(NATIVE) | compiler
 	$(PIP) -e .
 	@touch $@
 
-$(VENV)/.test: $(BIN)/python pyproject.toml
+$(VENV)/.test: $(BIN)/python pyproject.toml $(NATIVE) | compiler
 	$(PIP) -e '.[test]'
 	@touch $@ $(VENV)/.demo
 
-$(VENV)/.dev: $(BIN)/python pyproject.toml
+$(VENV)/.dev: $(BIN)/python pyproject.toml $(NATIVE) | compiler
 	$(PIP) -e '.[dev]'
 	@touch $@ $(VENV)/.demo $(VENV)/.test
 
