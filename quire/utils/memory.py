@@ -31,6 +31,15 @@ class MemoryInfo:
     limited_by: str
 
 
+def read_huge_page_mode(sys_root: Path = Path("/sys")) -> str:
+    """When the system gives transparent huge pages: "always", "madvise" (to who asks, as Quire does), or "never"."""
+    try:
+        modes = (sys_root / "kernel/mm/transparent_hugepage/enabled").read_text()
+    except OSError:
+        return "unknown"
+    return next((mode[1:-1] for mode in modes.split() if mode.startswith("[")), "unknown")
+
+
 def format_bytes(num_bytes: int) -> str:
     """A size for people: "9.2 GiB"."""
     size = float(num_bytes)

@@ -17,9 +17,11 @@ from typing import Any
 from quire import envs
 from quire.config.base import info_of, settings_of
 from quire.config.device import DeviceConfig
+from quire.errors import NativeLibraryError
+from quire.kernels.native.library import choose_tier, examine_tiers
 from quire.platforms.detect import detect_platform
 from quire.platforms.interface import Platform
-from quire.utils.memory import format_bytes
+from quire.utils.memory import format_bytes, read_huge_page_mode
 from quire.version import __version__
 
 PACKAGES = (
@@ -64,6 +66,7 @@ def collect() -> dict[str, Any]:
         "os": python_platform.platform(),
         "packages": {name: _version(name) for name in PACKAGES},
         **_describe_machine(machine),
+        **_describe_native(),
         **_describe_torch(),
         "attention_backends": [name for name in _backend_choices() if name != "auto"],
         "environment": _own_environment(),
@@ -76,12 +79,27 @@ def _describe_machine(machine: Platform) -> dict[str, Any]:
         "cpu": machine.cpu_name,
         "cpus_in_machine": os.cpu_count(),
         "cores_usable": machine.num_cpus,
+        "cpu_topology": machine.cpus.describe() if machine.cpus is not None else "unknown",
+        "compute_threads_bound_to": machine.compute_cpus(machine.num_cpus) or "no CPU: the system places them",
         "cpu_flags": [flag for flag in CPU_FLAGS if flag in machine.cpu_flags],
         "fast_bfloat16": machine.has_fast_bfloat16,
         "memory_total": format_bytes(machine.memory.total_bytes),
         "memory_available": format_bytes(machine.memory.available_bytes),
         "memory_limited_by": machine.memory.limited_by,
+        "huge_pages": read_huge_page_mode(),
         "gpus": [f"{gpu.name}, {format_bytes(gpu.total_bytes)}, capability {gpu.capability}" for gpu in machine.gpus],
+    }
+
+
+def _describe_native() -> dict[str, Any]:
+    try:
+        reports = examine_tiers()
+    except NativeLibraryError as error:
+        return {"native_library": f"failed: {error.message}"}
+    return {
+        "kernel_tier": choose_tier("auto"),
+        "kernel_tiers": [report.name for report in reports if report.problem is None],
+        "kernel_tiers_refused": [f"{report.name}: {report.problem}" for report in reports if report.problem],
     }
 
 
@@ -113,6 +131,7 @@ def _version(package: str) -> str | None:
 def _own_environment() -> dict[str, Any]:
     return {
         "QUIRE_LOG_LEVEL": envs.log_level(),
+        "QUIRE_CACHE_DIR": str(envs.cache_dir()),
         "OMP_NUM_THREADS": envs.omp_num_threads(),
     }
 
@@ -120,6 +139,6 @@ def _own_environment() -> dict[str, Any]:
 def _as_text(value: Any) -> str:
     if isinstance(value, dict):
         return ", ".join(f"{name} {'not installed' if one is None else one}" for name, one in value.items())
-    if isinstance(value, list):
+    if isinstance(value, list | tuple):
         return ", ".join(map(str, value)) or "none"
     return str(value)

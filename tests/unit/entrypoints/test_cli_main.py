@@ -139,6 +139,7 @@ def test_collect_env_describes_the_machine_without_secrets(
     text = capsys.readouterr().out
     report = json.loads(text)
     assert report["quire"] == __version__ and report["packages"]["torch"] and report["cores_usable"] >= 1
+    assert report["kernel_tier"] == report["kernel_tiers"][0] and "cores" in report["cpu_topology"]
     assert "hf_secret_value" not in text
     assert cli.main(["collect-env"]) == 0
     assert "memory_available" in capsys.readouterr().out

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from quire.utils.memory import format_bytes, read_memory
+from quire.utils.memory import format_bytes, read_huge_page_mode, read_memory
 
 MB = 1 << 20
 
@@ -100,3 +100,14 @@ def test_a_full_cgroup_leaves_nothing(machine: FakeMachine) -> None:
 )
 def test_sizes_are_written_for_people(num_bytes: int, text: str) -> None:
     assert format_bytes(num_bytes) == text
+
+
+@pytest.mark.parametrize(
+    ("text", "mode"), [("always [madvise] never\n", "madvise"), ("", "unknown"), (None, "unknown")]
+)
+def test_the_mode_of_huge_pages_is_read(tmp_path: Path, text: str | None, mode: str) -> None:
+    folder = tmp_path / "kernel/mm/transparent_hugepage"
+    folder.mkdir(parents=True)
+    if text is not None:
+        (folder / "enabled").write_text(text)
+    assert read_huge_page_mode(tmp_path) == mode
