@@ -10,7 +10,7 @@
 namespace quire::QUIRE_TIER {
 namespace {
 
-// Tokens whose softmax is taken at a time, counted from position 0, so that a query's result has one order of additions.
+// Tokens whose softmax is taken at a time, counted from position 0: one order of additions for a query's result.
 constexpr int64_t kSplit = 256;
 // Rows of an item, unless the group alone has more.
 constexpr int64_t kItemRows = 64;

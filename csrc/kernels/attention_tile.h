@@ -54,11 +54,13 @@ inline void load_column(const bf16* p, int64_t n, F16& even, F16& odd) {
   }
 }
 
+inline void prefetch_ahead(const void* p, int64_t ahead) { prefetch_l2(static_cast<const char*>(p) + ahead); }
+
 // sum[r][c] += a[r][0 .. k - 1] . b, with k even. b[k / 2][columns][2]: `b_stride` elements from pair to pair.
-// With IsWhole false there is one column, of `num_lanes` lanes.
+// With IsWhole false there is one column, of `num_lanes` lanes. What lies `ahead` bytes from b is fetched meanwhile.
 template <bool IsWhole, int Rows, int Columns>
 inline void accumulate(const float* a, int64_t a_stride, const bf16* b, int64_t b_stride, int64_t k, int64_t num_lanes,
-                       F16 (&sum)[Rows][Columns]) {
+                       int64_t ahead, F16 (&sum)[Rows][Columns]) {
   for (int64_t tile = 0; tile < k; tile += kTile) {
     const int64_t end = min_i64(k, tile + kTile);
     F16 even[Rows][Columns], odd[Rows][Columns];
@@ -69,6 +71,7 @@ inline void accumulate(const float* a, int64_t a_stride, const bf16* b, int64_t 
       F16 b_even[Columns], b_odd[Columns];
       for (int c = 0; c < Columns; ++c) {
         load_column<IsWhole>(b + i / 2 * b_stride + 32 * c, num_lanes, b_even[c], b_odd[c]);
+        prefetch_ahead(b + i / 2 * b_stride + 32 * c, ahead);
       }
       for (int r = 0; r < Rows; ++r) {
         const F16 a_even = set1(a[r * a_stride + i]), a_odd = set1(a[r * a_stride + i + 1]);
@@ -87,11 +90,12 @@ inline void accumulate(const float* a, int64_t a_stride, const bf16* b, int64_t 
 // The same for float32: b[k][columns].
 template <bool IsWhole, int Rows, int Columns>
 inline void accumulate(const float* a, int64_t a_stride, const float* b, int64_t b_stride, int64_t k, int64_t num_lanes,
-                       F16 (&sum)[Rows][Columns]) {
+                       int64_t ahead, F16 (&sum)[Rows][Columns]) {
   for (int64_t i = 0; i < k; ++i) {
     F16 columns[Columns];
     for (int c = 0; c < Columns; ++c) {
       columns[c] = IsWhole ? load(b + i * b_stride + 16 * c) : load_n(b + i * b_stride + 16 * c, num_lanes);
+      prefetch_ahead(b + i * b_stride + 16 * c, ahead);
     }
     for (int r = 0; r < Rows; ++r) {
       for (int c = 0; c < Columns; ++c) sum[r][c] = sum[r][c] + set1(a[r * a_stride + i]) * columns[c];
@@ -102,12 +106,12 @@ inline void accumulate(const float* a, int64_t a_stride, const float* b, int64_t
 // out[r][0 .. 16 * Columns - 1] = (Adds ? out : 0) + a . b.
 template <bool Adds, bool IsWhole, int Rows, int Columns, class T>
 inline void multiply(const float* a, int64_t a_stride, const T* b, int64_t b_stride, int64_t k, int64_t num_lanes,
-                     float* out, int64_t out_stride) {
+                     int64_t ahead, float* out, int64_t out_stride) {
   F16 sum[Rows][Columns];
   for (int r = 0; r < Rows; ++r) {
     for (int c = 0; c < Columns; ++c) sum[r][c] = Adds ? load(out + r * out_stride + 16 * c) : zero();
   }
-  accumulate<IsWhole>(a, a_stride, b, b_stride, k, num_lanes, sum);
+  accumulate<IsWhole>(a, a_stride, b, b_stride, k, num_lanes, ahead, sum);
   for (int r = 0; r < Rows; ++r) {
     for (int c = 0; c < Columns; ++c) store(out + r * out_stride + 16 * c, sum[r][c]);
   }
@@ -117,22 +121,22 @@ inline void multiply(const float* a, int64_t a_stride, const T* b, int64_t b_str
 // whole number of sixteen lanes; lanes past `num_columns` become zero.
 template <bool Adds, class T>
 inline void multiply_rows(const float* a, int64_t a_stride, int64_t num_rows, const T* b, int64_t b_stride, int64_t k,
-                          int64_t num_columns, float* out, int64_t out_stride) {
+                          int64_t num_columns, int64_t ahead, float* out, int64_t out_stride) {
   for_row_groups(num_rows, [&](auto rows, int64_t row) {
     constexpr int num = decltype(rows)::value, wide = kColumnsFor<num>;
     const float* a_row = a + row * a_stride;
     float* out_row = out + row * out_stride;
     int64_t column = 0;
     for (; column + 16 * wide <= num_columns; column += 16 * wide) {
-      multiply<Adds, true, num, wide>(a_row, a_stride, b + kPair<T> * column, b_stride, k, 16, out_row + column,
+      multiply<Adds, true, num, wide>(a_row, a_stride, b + kPair<T> * column, b_stride, k, 16, ahead, out_row + column,
                                       out_stride);
     }
     for (; column + 16 <= num_columns; column += 16) {
-      multiply<Adds, true, num, 1>(a_row, a_stride, b + kPair<T> * column, b_stride, k, 16, out_row + column,
+      multiply<Adds, true, num, 1>(a_row, a_stride, b + kPair<T> * column, b_stride, k, 16, ahead, out_row + column,
                                    out_stride);
     }
     if (column < num_columns) {
-      multiply<Adds, false, num, 1>(a_row, a_stride, b + kPair<T> * column, b_stride, k, num_columns - column,
+      multiply<Adds, false, num, 1>(a_row, a_stride, b + kPair<T> * column, b_stride, k, num_columns - column, ahead,
                                     out_row + column, out_stride);
     }
   });

@@ -68,12 +68,17 @@ def paged_attention(
     check_heads("query", query)
     num_tokens, num_heads, head_size = query.shape
     cache = native_cache(runtime, kv_cache, head_size, dtype)
-    if num_heads % num_kv_heads:
-        raise ShapeError(f"query has {num_heads} heads, no multiple of the cache's {num_kv_heads}", field="query")
-    check_tensor("block_table", block_table, (torch.int32,), (-1, -1))
+    if num_heads % num_kv_heads or num_heads == 0:
+        raise ShapeError(
+            f"query has {num_heads} heads, expected a multiple of the cache's {num_kv_heads}", field="query"
+        )
+    if block_table.dim() != 2 or not is_plain(block_table, torch.int32):
+        check_tensor("block_table", block_table, (torch.int32,), (-1, -1))
     num_reqs, max_blocks = block_table.shape
-    check_tensor("query_start_loc", query_start_loc, (torch.int32,), (num_reqs + 1,))
-    check_tensor("seq_lens", seq_lens, (torch.int32,), (num_reqs,))
+    if query_start_loc.shape != (num_reqs + 1,) or not is_plain(query_start_loc, torch.int32):
+        check_tensor("query_start_loc", query_start_loc, (torch.int32,), (num_reqs + 1,))
+    if seq_lens.shape != (num_reqs,) or not is_plain(seq_lens, torch.int32):
+        check_tensor("seq_lens", seq_lens, (torch.int32,), (num_reqs,))
     if out is None:
         out = torch.empty(num_tokens, num_heads, head_size, dtype=dtype)
     else:
@@ -226,7 +231,8 @@ def native_cache(
         raise ShapeError(f"head_size is {head_size}, expected an even number up to {MAX_HEAD_SIZE}", field="head_size")
     num_kv_heads, block_size = (-1 if size is None else size for size in sizes)
     page_size = block_size * head_size if block_size > 0 else -1
-    check_tensor("kv_cache", kv_cache, (dtype,), (-1, num_kv_heads, 2, page_size))
+    if kv_cache.dim() != 4 or num_kv_heads > 0 or kv_cache.shape[2] != 2 or not is_plain(kv_cache, dtype):
+        check_tensor("kv_cache", kv_cache, (dtype,), (-1, num_kv_heads, 2, page_size))
     num_blocks, num_kv_heads, _, page_size = kv_cache.shape
     if page_size % (BLOCK_SIZE_MULTIPLE * head_size) or page_size == 0 or num_kv_heads == 0:
         raise ShapeError(
@@ -239,15 +245,19 @@ def native_cache(
     )
 
 
+def is_plain(tensor: torch.Tensor, dtype: torch.dtype) -> bool:
+    """Contiguous in host memory: asked first, since the full check of a tensor costs more than a short kernel."""
+    return tensor.dtype is dtype and tensor.is_contiguous() and tensor.device.type == "cpu"
+
+
 def check_heads(name: str, tensor: torch.Tensor) -> None:
     """Refuse anything but [num_tokens, num_heads, head_size] whose tokens alone may be strided."""
-    if tensor.dim() == 3 and tensor.stride(2) == 1 and tensor.stride(1) == tensor.shape[2]:
-        # As rows of a matrix: a token's heads lie together.
-        tensor = tensor.as_strided(
-            (tensor.shape[0], tensor.shape[1] * tensor.shape[2]), (tensor.stride(0), 1), tensor.storage_offset()
-        )
-        check_tensor(name, tensor, FLOATS, (-1, -1), strided_rows=True)
-        return
+    if tensor.dim() == 3 and tensor.dtype in FLOATS and tensor.device.type == "cpu":
+        num_tokens, num_heads, head_size = tensor.shape
+        between_tokens, between_heads, between_elements = tensor.stride()
+        is_token_whole = between_elements == 1 and (between_heads == head_size or num_heads <= 1)
+        if is_token_whole and (between_tokens >= num_heads * head_size or num_tokens <= 1):
+            return
     check_tensor(name, tensor, FLOATS, (-1, -1, -1))
 
 

@@ -226,6 +226,7 @@ def pack(step: Step) -> torch.Tensor:
     "change",
     [
         {"query": randn(3, 3, 64, dtype=BF16)},
+        {"query": randn(3, 0, 64, dtype=BF16)},
         {"query": randn(3, 4, 64)},
         {"query": randn(3, 4, 63, dtype=BF16)},
         {"query": randn(3, 4, 128, dtype=BF16)[..., ::2]},
