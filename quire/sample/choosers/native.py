@@ -12,7 +12,7 @@ import torch
 from quire.kernels.native import sampling as native
 from quire.kernels.native.runtime import NativeRuntime
 from quire.sample.ragged import take_lines, to_device
-from quire.sample.rng import uniform
+from quire.sample.rng import STREAM_SAMPLE
 from quire.sample.states import Need, SamplingStates
 from quire.sample.topk_topp import drop_below_inplace
 
@@ -60,7 +60,7 @@ class NativeChooser:
             top_k=states.top_k[rows],
             top_p=states.top_p[rows],
             log_min_p=states.log_min_p[rows],
-            uniforms=uniform(states.seeds[rows], positions),
+            uniforms=native.uniforms(self._runtime, states.seeds[rows], positions.astype(np.uint64), STREAM_SAMPLE),
         )
         token_ids, thresholds = native.sample(self._runtime, logits, params)
         shown = shown[temperature[shown] > 0]
