@@ -47,6 +47,16 @@ def median_ms(call: Callable[[], object], repeats: int) -> float:
     return 1e3 * statistics.median(times)
 
 
+def make_logits(num_lines: int, vocab_size: int, shape: str) -> torch.Tensor:
+    """Lines whose probabilities fall as a power of the rank, as a model's do; or normal logits, which are flatter."""
+    generator = torch.Generator().manual_seed(0)
+    noise = torch.randn(num_lines, vocab_size, generator=generator)
+    if shape == "normal":
+        return noise * 2.5
+    order = torch.randperm(vocab_size, generator=generator)
+    return noise * 0.5 - 1.5 * torch.log1p(order.float())
+
+
 def make_sampler(
     params: SamplingParams, num_lines: int, vocab_size: int, runtime: NativeRuntime | None
 ) -> tuple[SamplingStates, Sampler]:
@@ -86,6 +96,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--lines", type=int, nargs="+", default=[1, 64])
     parser.add_argument("--vocab-size", type=int, default=151_936)
+    parser.add_argument("--shape", choices=["power", "normal"], default="power")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--tier", default="auto")
     parser.add_argument("--repeats", type=int, default=16)
@@ -93,11 +104,10 @@ def main() -> None:
     args = parser.parse_args()
     runtime = NativeRuntime(args.tier, num_threads=args.threads)
     torch.set_num_threads(args.threads)
-    print(f"tier {runtime.tier}, {args.threads} threads, {args.vocab_size} tokens")
+    print(f"tier {runtime.tier}, {args.threads} threads, {args.vocab_size} tokens, {args.shape} logits")
     results: dict[str, dict[str, float]] = {}
     for num_lines in args.lines:
-        generator = torch.Generator().manual_seed(0)
-        logits = torch.randn(num_lines, args.vocab_size, generator=generator) * 2.5
+        logits = make_logits(num_lines, args.vocab_size, args.shape)
         num_bytes = 4 * logits.numel()
         ceiling_ms = median_ms(lambda x=logits: is_finite(runtime, x), 4 * args.repeats)  # type: ignore[misc]
         print(f"{num_lines:4d} lines  one read         {ceiling_ms:8.3f} ms  {num_bytes / ceiling_ms / 1e6:.1f} GB/s")

@@ -3,6 +3,12 @@
 namespace quire {
 
 void bind_sampling(nb::module_& m) {
+  m.def("uniforms", [](int tier, uintptr_t seeds, uintptr_t positions, int64_t count, uint32_t stream,
+                       uintptr_t uniforms) {
+    const UniformArgs args{at<uint64_t>(seeds), at<uint64_t>(positions), count, stream, at<double>(uniforms)};
+    nb::gil_scoped_release release;
+    tier_at(tier).sampling->uniforms(args);
+  });
   m.def("sample", [](int tier, Pool& pool, uintptr_t logits, int64_t stride, int64_t num_lines, int64_t vocab_size,
                      uintptr_t temperature, uintptr_t top_k, uintptr_t top_p, uintptr_t log_min_p, uintptr_t uniforms,
                      uintptr_t token_ids, uintptr_t thresholds) {

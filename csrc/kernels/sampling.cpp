@@ -9,7 +9,7 @@
 namespace quire::QUIRE_TIER {
 namespace {
 
-constexpr int64_t kLikeliestLinesPerTask = 16;
+constexpr int64_t kLinesPerThread = 2;     // from here on a thread does whole lines: they stay in its cache
 constexpr int64_t kFirstCandidates = 128;  // tokens first looked at for top-p
 
 // The largest logit of every block of every line, and the weight of parts of lines, in the pool's shared memory.
@@ -36,28 +36,48 @@ class Survey {
   int64_t num_parts() const { return num_parts_; }
   const uint64_t* weights(int64_t i) const { return weights_ + i * num_parts_; }
 
-  void find_maxima() const {
-    parallel_for(pool_, lines_.num_lines * num_parts_, [&](int64_t task, int) {
-      const int64_t i = task / num_parts_, first = task % num_parts_ * kBlocksPerTask;
-      const int64_t end = min_i64(num_blocks_, first + kBlocksPerTask);
-      QUIRE_TIER::find_maxima(line(i).logits, lines_.vocab_size, first, end, maxima_ + i * num_blocks_);
-    });
-  }
-
-  // The weights of the parts of every line i that is usable and has `try_score(i, largest logit, score)`.
-  template <class Score, class TryScore>
-  void weigh(const TryScore& try_score) const {
-    parallel_for(pool_, lines_.num_lines * num_parts_, [&](int64_t task, int) {
-      const int64_t i = task / num_parts_, start = task % num_parts_ * kColumnsPerTask;
+  // Surveys every line i and then calls `finish(i, thread)`. Lines are weighed that are usable and for which
+  // `try_score(i, largest logit, score)` is true; none of them when `weighs` is false.
+  template <class Score, class TryScore, class Finish>
+  void run(bool weighs, const TryScore& try_score, const Finish& finish) const {
+    const auto weigh = [&](int64_t i, int64_t part, int64_t end_part) {
       float largest;
       Score score;
-      if (!find_largest(line(i), largest) || !try_score(i, largest, score)) return;
-      const int64_t end = min_i64(lines_.vocab_size, start + kColumnsPerTask);
-      weights_[task] = QUIRE_TIER::weigh(line(i), score, score(largest), start, end);
+      if (weighs && find_largest(line(i), largest) && try_score(i, largest, score)) {
+        for (; part < end_part; ++part) weigh_part(i, part, score, score(largest));
+      }
+    };
+    if (lines_.num_lines >= kLinesPerThread * pool_.num_threads()) {
+      parallel_for(pool_, lines_.num_lines, [&](int64_t i, int thread) {
+        find(i, 0, num_parts_);
+        weigh(i, 0, num_parts_);
+        finish(i, thread);
+      });
+      return;
+    }
+    const int64_t num_tasks = lines_.num_lines * num_parts_;
+    parallel_for(pool_, num_tasks, [&](int64_t task, int) {
+      find(task / num_parts_, task % num_parts_, task % num_parts_ + 1);
     });
+    if (weighs) {
+      parallel_for(pool_, num_tasks, [&](int64_t task, int) {
+        weigh(task / num_parts_, task % num_parts_, task % num_parts_ + 1);
+      });
+    }
+    parallel_for(pool_, lines_.num_lines, finish);
   }
 
  private:
+  void find(int64_t i, int64_t part, int64_t end_part) const {
+    const int64_t end = min_i64(num_blocks_, end_part * kBlocksPerTask);
+    find_maxima(line(i).logits, lines_.vocab_size, part * kBlocksPerTask, end, maxima_ + i * num_blocks_);
+  }
+  template <class Score>
+  void weigh_part(int64_t i, int64_t part, const Score& score, float largest) const {
+    const int64_t end = min_i64(lines_.vocab_size, (part + 1) * kColumnsPerTask);
+    weights_[i * num_parts_ + part] = QUIRE_TIER::weigh(line(i), score, largest, part * kColumnsPerTask, end);
+  }
+
   Pool& pool_;
   const LogitLines& lines_;
   int64_t num_blocks_, num_parts_;
@@ -153,8 +173,7 @@ class Draw {
     __builtin_memcpy(candidates.spare, candidates.weights, sizeof(uint64_t) * candidates.count);
     const uint64_t wanted = wanted_weight(total, top_p_);
     threshold_ = score_of_key(select(candidates.keys, candidates.spare, candidates.count, wanted).key);
-    candidates.keep_from(threshold_);
-    return candidates.weigh(largest_);
+    return candidates.keep_weights_from(threshold_);
   }
 
   int32_t draw_from_parts(const uint64_t* parts, uint64_t left) const {
@@ -209,23 +228,43 @@ void sample(Pool& pool, const SampleArgs& args) {
   const int64_t num_lines = args.lines.num_lines;
   if (num_lines == 0) return;
   const Survey survey(pool, args.lines);
-  survey.find_maxima();
   bool weighs = false;
   for (int64_t i = 0; args.temperature != nullptr && i < num_lines; ++i) {
     weighs |= args.temperature[i] > 0.0f && !Draw::is_filtered(args, i);
   }
-  if (weighs) {
-    survey.weigh<Tempered>([&](int64_t i, float largest, Tempered& score) {
-      if (!is_drawn(args, i, largest) || Draw::is_filtered(args, i)) return false;
-      score.temperature = args.temperature[i];
-      return true;
-    });
+  const auto try_score = [&](int64_t i, float largest, Tempered& score) {
+    if (!is_drawn(args, i, largest) || Draw::is_filtered(args, i)) return false;
+    score.temperature = args.temperature[i];
+    return true;
+  };
+  survey.run<Tempered>(weighs, try_score,
+                       [&](int64_t i, int thread) { sample_line(args, survey, i, pool, thread); });
+}
+
+// The first two words of Philox4x32-10 make 53 random bits.
+// Source: Salmon, Moraes, Dror, Shaw 2011, "Parallel random numbers: as easy as 1, 2, 3", section 3.3.
+inline double philox_uniform(uint64_t seed, uint64_t position, uint32_t stream) {
+  uint32_t key[2] = {static_cast<uint32_t>(seed), static_cast<uint32_t>(seed >> 32)};
+  uint32_t word[4] = {static_cast<uint32_t>(position), static_cast<uint32_t>(position >> 32), stream, 0};
+  for (int round = 0; round < 10; ++round) {
+    const uint64_t a = uint64_t{0xD2511F53} * word[0], b = uint64_t{0xCD9E8D57} * word[2];
+    const uint32_t next0 = static_cast<uint32_t>(b >> 32) ^ word[1] ^ key[0];
+    const uint32_t next2 = static_cast<uint32_t>(a >> 32) ^ word[3] ^ key[1];
+    word[1] = static_cast<uint32_t>(b);
+    word[3] = static_cast<uint32_t>(a);
+    word[0] = next0;
+    word[2] = next2;
+    key[0] += 0x9E3779B9u;
+    key[1] += 0xBB67AE85u;
   }
-  const int64_t per_task = args.temperature == nullptr ? kLikeliestLinesPerTask : 1;
-  parallel_for(pool, ceil_div(num_lines, per_task), [&](int64_t task, int thread) {
-    const int64_t end = min_i64(num_lines, (task + 1) * per_task);
-    for (int64_t i = task * per_task; i < end; ++i) sample_line(args, survey, i, pool, thread);
-  });
+  const uint64_t mantissa = static_cast<uint64_t>(word[0]) << 21 | word[1] >> 11;
+  return static_cast<double>(mantissa) * (1.0 / 9007199254740992.0);  // 2 ** -53
+}
+
+void uniforms(const UniformArgs& args) {
+  for (int64_t i = 0; i < args.count; ++i) {
+    args.uniforms[i] = philox_uniform(args.seeds[i], args.positions[i], args.stream);
+  }
 }
 
 void apply_penalties(Pool& pool, const PenaltyArgs& args) {
@@ -334,9 +373,8 @@ void write_line(const LogprobsArgs& args, int64_t i, const Line& line, const Sco
 void logprobs(Pool& pool, const LogprobsArgs& args) {
   if (args.lines.num_lines == 0) return;
   const Survey survey(pool, args.lines);
-  survey.find_maxima();
-  if (!args.is_logits) survey.weigh<Plain>([](int64_t, float, Plain&) { return true; });
-  parallel_for(pool, args.lines.num_lines, [&](int64_t i, int thread) {
+  const auto try_score = [](int64_t, float, Plain&) { return true; };
+  survey.run<Plain>(!args.is_logits, try_score, [&](int64_t i, int thread) {
     const Line line = survey.line(i);
     const int64_t num_top = min_i64(line.size, min_i64(args.width - 1, args.num_top[i]));
     for (int64_t j = 0; j <= num_top; ++j) {
@@ -357,6 +395,6 @@ void logprobs(Pool& pool, const LogprobsArgs& args) {
 }  // namespace
 
 extern const SamplingKernels sampling_kernels;
-const SamplingKernels sampling_kernels = {sample, apply_penalties, apply_bitmask, logprobs};
+const SamplingKernels sampling_kernels = {uniforms, sample, apply_penalties, apply_bitmask, logprobs};
 
 }  // namespace quire::QUIRE_TIER

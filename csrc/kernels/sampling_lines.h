@@ -155,26 +155,28 @@ struct Selected {
 };
 
 // The smallest key whose larger keys weigh less than `wanted`, which is in [1, weight of all]. `weights` null: 1 each.
-// Digit by digit from the top: only keys with the digits found so far stay. Overwrites keys and weights.
+// Digit by digit below the bits that all share: only keys with the digits found so far stay. Overwrites both.
 inline Selected select(uint32_t* keys, uint64_t* weights, int64_t n, uint64_t wanted) {
+  uint32_t differing = 0;
+  for (int64_t i = 0; i < n; ++i) differing |= keys[i] ^ keys[0];
   uint64_t above = 0;
-  uint32_t found = 0;
-  for (int shift = 24; shift >= 0; shift -= 8) {
+  for (int bits = differing == 0 ? 0 : 32 - __builtin_clz(differing); bits > 0 && n > 1;) {
+    const int shift = bits > 8 ? bits - 8 : 0;
     uint64_t bins[256] = {};
     for (int64_t i = 0; i < n; ++i) bins[keys[i] >> shift & 255u] += weights != nullptr ? weights[i] : 1;
     uint32_t digit = 255;
     while (digit > 0 && above + bins[digit] < wanted) above += bins[digit--];
-    found |= digit << shift;
     int64_t kept = 0;
     for (int64_t i = 0; i < n; ++i) {
-      if ((keys[i] >> shift & 255u) != digit) continue;
+      const bool is_kept = (keys[i] >> shift & 255u) == digit;
       keys[kept] = keys[i];
       if (weights != nullptr) weights[kept] = weights[i];
-      ++kept;
+      kept += is_kept;
     }
     n = kept;
+    bits = shift;
   }
-  return {found, above};
+  return {keys[0], above};
 }
 
 // Falling order, by merging runs; `spare` is as long. Returns where the result lies.
@@ -196,6 +198,8 @@ inline uint64_t* sort_falling(uint64_t* values, uint64_t* spare, int64_t n) {
 
 // Tokens taken out of a line, in rising id; and room to select among them.
 struct Candidates {
+  static constexpr int64_t kBytesPerToken = 28;
+
   int64_t count;
   int32_t* ids;
   float* scores;
@@ -203,15 +207,18 @@ struct Candidates {
   uint64_t* weights;
   uint64_t* spare;
 
-  static int64_t bytes(int64_t size) { return 32 * round_up(size, 16); }
+  // With room for one vector past the last token.
+  static int64_t bytes(int64_t size) { return kBytesPerToken * room_for(size); }
   Candidates(void* memory, int64_t size) : count(0) {
-    const int64_t room = round_up(size, 16);
+    const int64_t room = room_for(size);
     weights = static_cast<uint64_t*>(memory);
     spare = weights + room;
     ids = reinterpret_cast<int32_t*>(spare + room);
     scores = reinterpret_cast<float*>(ids + room);
     keys = reinterpret_cast<uint32_t*>(scores + room);
   }
+
+  static int64_t room_for(int64_t size) { return round_up(size, 16) + 16; }
 
   // Every token with a score of at least `bound`.
   template <class Score>
@@ -223,15 +230,8 @@ struct Candidates {
       const int64_t end = min_i64(line.size, (block + 1) * kBlock);
       for (int64_t i = block * kBlock; i < end; i += 16) {
         const F16 values = score(load_or(line.logits + i, end - i, zero()));
-        uint32_t bits = ~less_mask(values, low) & lanes_below(end - i);
-        if (bits == 0) continue;
-        float lanes[16];
-        store(lanes, values);
-        for (; bits != 0; bits &= bits - 1) {
-          const int lane = __builtin_ctz(bits);
-          ids[count] = static_cast<int32_t>(i + lane);
-          scores[count++] = lanes[lane];
-        }
+        const uint32_t bits = ~less_mask(values, low) & lanes_below(end - i);
+        if (bits != 0) count += pack(bits, values, static_cast<int32_t>(i), scores + count, ids + count);
       }
     }
   }
@@ -239,11 +239,27 @@ struct Candidates {
   void keep_from(float bound) {
     int64_t kept = 0;
     for (int64_t i = 0; i < count; ++i) {
-      if (scores[i] < bound) continue;
       ids[kept] = ids[i];
-      scores[kept++] = scores[i];
+      scores[kept] = scores[i];
+      kept += scores[i] >= bound;
     }
     count = kept;
+  }
+
+  // Keeps `weights` too; returns their sum.
+  uint64_t keep_weights_from(float bound) {
+    int64_t kept = 0;
+    uint64_t total = 0;
+    for (int64_t i = 0; i < count; ++i) {
+      const bool is_kept = scores[i] >= bound;
+      ids[kept] = ids[i];
+      scores[kept] = scores[i];
+      weights[kept] = weights[i];
+      total += is_kept ? weights[i] : 0;
+      kept += is_kept;
+    }
+    count = kept;
+    return total;
   }
 
   void set_keys() {

@@ -143,6 +143,18 @@ static inline F16 select_bits(uint32_t bits, F16 set, F16 clear) {
   return {_mm256_blendv_ps(clear.lo, set.lo, _mm256_castsi256_ps(_mm256_cmpeq_epi32(lo, bit))),
           _mm256_blendv_ps(clear.hi, set.hi, _mm256_castsi256_ps(_mm256_cmpeq_epi32(hi, bit)))};
 }
+// The lanes whose bits are 1, side by side, and their numbers plus `first`. May write 16 of each. Returns how many.
+static inline int pack(uint32_t bits, F16 x, int32_t first, float* values, int32_t* numbers) {
+  alignas(32) float lanes[16];
+  store(lanes, x);
+  int count = 0;
+  for (; bits != 0; bits &= bits - 1) {
+    const int lane = __builtin_ctz(bits);
+    values[count] = lanes[lane];
+    numbers[count++] = first + lane;
+  }
+  return count;
+}
 // Sixteen sums of unsigned 64-bit integers.
 struct Fixed16 {
   __m256i v[4];

@@ -107,6 +107,15 @@ static inline uint32_t less_mask(F16 a, F16 b) { return _mm512_cmp_ps_mask(a.v, 
 static inline F16 select_bits(uint32_t bits, F16 set, F16 clear) {
   return {_mm512_mask_blend_ps(static_cast<__mmask16>(bits), clear.v, set.v)};
 }
+// The lanes whose bits are 1, side by side, and their numbers plus `first`. May write 16 of each. Returns how many.
+static inline int pack(uint32_t bits, F16 x, int32_t first, float* values, int32_t* numbers) {
+  const __mmask16 mask = static_cast<__mmask16>(bits);
+  const __m512i lane = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+  _mm512_storeu_ps(values, _mm512_maskz_compress_ps(mask, x.v));
+  const __m512i number = _mm512_add_epi32(lane, _mm512_set1_epi32(first));
+  _mm512_storeu_si512(numbers, _mm512_maskz_compress_epi32(mask, number));
+  return __builtin_popcount(bits);
+}
 // Sixteen sums of unsigned 64-bit integers.
 struct Fixed16 {
   __m512i lo, hi;

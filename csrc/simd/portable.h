@@ -152,6 +152,16 @@ static inline uint32_t less_mask(const F16& a, const F16& b) {
 static inline F16 select_bits(uint32_t bits, const F16& set, const F16& clear) {
   return each_lane([&](int i) { return (bits >> i & 1u) != 0 ? set.v[i] : clear.v[i]; });
 }
+// The lanes whose bits are 1, side by side, and their numbers plus `first`. May write 16 of each. Returns how many.
+static inline int pack(uint32_t bits, const F16& x, int32_t first, float* values, int32_t* numbers) {
+  int count = 0;
+  for (; bits != 0; bits &= bits - 1) {
+    const int lane = __builtin_ctz(bits);
+    values[count] = x.v[lane];
+    numbers[count++] = first + lane;
+  }
+  return count;
+}
 // Sixteen sums of unsigned 64-bit integers.
 struct Fixed16 {
   uint64_t v[16];

@@ -18,6 +18,10 @@ from quire.sample.logprobs import logprob_lines
 from quire.sample.ragged import take_lines
 from quire.sample.states import Need, SamplingStates
 
+# Plain integers: operators of flag types cost as much as a small array's.
+_LOGPROBS = int(Need.LOGPROBS)
+_NONE = np.empty(0, dtype=np.int64)
+
 
 @dataclass(frozen=True, slots=True)
 class SamplerOutput:
@@ -65,15 +69,18 @@ class Sampler:
             EngineGenerateError: a custom processor raised.
         """
         flags = self._states.flags[rows]
-        wanted = np.flatnonzero(flags & Need.LOGPROBS)
+        needs = int(np.bitwise_or.reduce(flags, initial=0))
+        wanted = np.flatnonzero(flags & _LOGPROBS) if needs & _LOGPROBS else _NONE
         logits = logits.float()
         if logits.stride(1) != 1:
             logits = logits.contiguous()
-        is_changed = self._chooser.changes_logits or self._states.changes_logits(flags)
+        has_processor = self._states.has_processor(needs)
+        is_changed = has_processor or self._chooser.changes_logits
         scored = take_lines(logits, wanted) if len(wanted) and self._is_raw and is_changed else None
-        logits = self._states.apply_argmax_changing(logits, rows)
-        processed = wanted[:0] if self._is_raw else wanted
-        token_ids, is_invalid = self._chooser.choose(logits, rows, positions, flags, processed)
+        if has_processor:
+            logits = self._states.apply_argmax_changing(logits, rows)
+        shown = _NONE if self._is_raw else wanted
+        token_ids, is_invalid = self._chooser.choose(logits, rows, positions, flags, shown)
         if not len(wanted):
             return SamplerOutput(token_ids, None, is_invalid)
         if scored is None:

@@ -141,9 +141,10 @@ class SamplingStates:
         """Custom processors that only matter to random draws; `logits` [n, vocab_size] may be changed."""
         return self._apply(logits, rows, self._num_argmax_changing, len(self._processors))
 
-    def changes_logits(self, flags: np.ndarray) -> bool:
-        """Whether any of [n] `flags` names a processor."""
-        return int(np.bitwise_or.reduce(flags, initial=0)) >> _FIRST_PROCESSOR_BIT != 0
+    @staticmethod
+    def has_processor(needs: int) -> bool:
+        """Whether the bits of some rows' flags name a processor."""
+        return needs >> _FIRST_PROCESSOR_BIT != 0
 
     def has_argmax_invariant(self, flags: np.ndarray) -> np.ndarray:
         """Which of [n] `flags` name a custom processor that `apply_argmax_invariant` would run; [n] bool."""

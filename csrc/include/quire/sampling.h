@@ -13,6 +13,15 @@ struct LogitLines {
   int64_t vocab_size;  // 1 .. 2 ** 20
 };
 
+// One number in [0, 1) per (seed, position), of 53 random bits; streams are independent.
+struct UniformArgs {
+  const uint64_t* seeds;
+  const uint64_t* positions;
+  int64_t count;
+  uint32_t stream;
+  double* uniforms;
+};
+
 // A token per line: the likeliest, the lowest id of equals; or a draw where the line has a temperature.
 // -1 where the line holds NaN or +inf, or nothing finite.
 struct SampleArgs {
@@ -59,6 +68,7 @@ struct LogprobsArgs {
 };
 
 struct SamplingKernels {
+  void (*uniforms)(const UniformArgs&);
   void (*sample)(Pool&, const SampleArgs&);
   void (*apply_penalties)(Pool&, const PenaltyArgs&);
   void (*apply_bitmask)(Pool&, const BitmaskArgs&);

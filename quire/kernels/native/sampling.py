@@ -61,6 +61,32 @@ def argmax(runtime: NativeRuntime, logits: torch.Tensor) -> np.ndarray:
     return token_ids
 
 
+def uniforms(runtime: NativeRuntime, seeds: np.ndarray, positions: np.ndarray, stream: int = 0) -> np.ndarray:
+    """One uniform number per (seed, position).
+
+    Args:
+        seeds, positions: [n] uint64.
+        stream: which of the independent numbers of (seed, position), in [0, 2**32).
+
+    Returns:
+        [n] float64 in [0, 1), multiples of 2**-53.
+
+    Raises:
+        ShapeError: a size or dtype differs from the above.
+
+    Reference: sample/rng.py
+    """
+    count = len(seeds)
+    out = np.empty(count, dtype=np.float64)
+    runtime.library.uniforms(
+        runtime.tier_idx,
+        _check_array("seeds", seeds, np.uint64, (count,)),
+        _check_array("positions", positions, np.uint64, (count,)),
+        count, stream, out.ctypes.data,
+    )  # fmt: skip
+    return out
+
+
 def sample(runtime: NativeRuntime, logits: torch.Tensor, params: DrawParams) -> tuple[np.ndarray, np.ndarray]:
     """The likeliest id of each line, or one drawn from its softmax after temperature, min-p, top-k and top-p.
 

@@ -12,9 +12,11 @@ import torch
 from quire.kernels.native import sampling as native
 from quire.kernels.native.runtime import NativeRuntime
 from quire.sample.ragged import take_lines, to_device
-from quire.sample.rng import uniform
+from quire.sample.rng import STREAM_SAMPLE
 from quire.sample.states import Need, SamplingStates
 from quire.sample.topk_topp import drop_below_inplace
+
+_RANDOM = int(Need.RANDOM)
 
 
 class NativeChooser:
@@ -35,7 +37,7 @@ class NativeChooser:
         self, logits: torch.Tensor, rows: np.ndarray, positions: np.ndarray, flags: np.ndarray, shown: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray]:
         """Choose a token for each line; see `Chooser`."""
-        if np.bitwise_or.reduce(flags, initial=0) & Need.RANDOM:
+        if (flags & _RANDOM).any():
             token_ids = self._draw(logits, rows, positions, flags, shown)
         else:
             token_ids = native.argmax(self._runtime, logits)
@@ -49,7 +51,7 @@ class NativeChooser:
     ) -> np.ndarray:
         states = self._states
         temperature = states.temperature[rows]
-        custom = np.flatnonzero(((flags & Need.RANDOM) != 0) & states.has_argmax_invariant(flags))
+        custom = np.flatnonzero(((flags & _RANDOM) != 0) & states.has_argmax_invariant(flags))
         if len(custom):
             part = take_lines(logits, custom).div_(torch.from_numpy(temperature[custom])[:, None])
             part = states.apply_argmax_invariant(part, rows[custom])
@@ -60,7 +62,7 @@ class NativeChooser:
             top_k=states.top_k[rows],
             top_p=states.top_p[rows],
             log_min_p=states.log_min_p[rows],
-            uniforms=uniform(states.seeds[rows], positions),
+            uniforms=native.uniforms(self._runtime, states.seeds[rows], positions.astype(np.uint64), STREAM_SAMPLE),
         )
         token_ids, thresholds = native.sample(self._runtime, logits, params)
         shown = shown[temperature[shown] > 0]

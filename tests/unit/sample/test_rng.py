@@ -3,6 +3,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from quire.kernels.native import sampling as native
+from quire.kernels.native.runtime import NativeRuntime
 from quire.sample.rng import philox4x32, uniform
 
 # Published with Random123 (Salmon et al. 2011): key, counter, result.
@@ -50,3 +52,12 @@ def test_numbers_are_in_the_unit_interval_and_evenly_spread_over_positions_and_o
         chi_square = ((counts - n / 256) ** 2 / (n / 256)).sum()
         assert 170 < chi_square < 350  # 255 degrees of freedom: 170 and 350 are beyond p = 1e-4
         assert abs(np.corrcoef(numbers[:-1], numbers[1:])[0, 1]) < 0.01
+
+
+def test_the_native_numbers_are_the_same() -> None:
+    runtime, generator = NativeRuntime(), np.random.default_rng(0)
+    seeds, positions = generator.integers(0, 2**64, (2, 500), dtype=np.uint64)
+    seeds[:64] = np.uint64(1) << np.arange(64, dtype=np.uint64)
+    for stream in (0, 7, 2**32 - 1):
+        found = native.uniforms(runtime, seeds, positions, stream)
+        assert found.tobytes() == uniform(seeds, positions, stream).tobytes()
