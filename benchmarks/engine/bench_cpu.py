@@ -131,7 +131,7 @@ def run_start(arguments: list[str]) -> dict[str, dict[str, float]]:
     """
     results = {}
     with tempfile.TemporaryDirectory(dir=os.environ.get("TMPDIR", "/var/tmp")) as cache:
-        environment = {**os.environ, "XDG_CACHE_HOME": cache}
+        environment = {**os.environ, "QUIRE_CACHE_DIR": cache}
         for name in ("cold", "warm"):
             begun = time.perf_counter()
             command = [sys.executable, "-m", "benchmarks.engine.bench_cpu", "--first-token", *arguments]

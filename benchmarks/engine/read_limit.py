@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import math
 import statistics
@@ -11,7 +10,9 @@ from pathlib import Path
 
 import torch
 
+from benchmarks.kernels.ceilings import Ceilings
 from quire.errors import NativeLibraryError
+from quire.kernels.native.runtime import NativeRuntime
 
 READ_BYTES = 1 << 28
 ROUNDS = 7
@@ -20,13 +21,10 @@ ROUNDS = 7
 def read_bandwidth(num_threads: int) -> tuple[float, str]:
     """Bytes a second that so many threads read from memory, and what read them: the native library, or torch."""
     try:
-        from quire.kernels.native.runtime import NativeRuntime
-
-        ceilings = importlib.import_module("benchmarks.kernels.ceilings")
         runtime = NativeRuntime(num_threads=num_threads)
-    except (ImportError, NativeLibraryError):
+    except NativeLibraryError:
         return _torch_read_bandwidth(num_threads), "torch"
-    return ceilings.Ceilings(runtime).measure("read", ROUNDS), "native kernel"
+    return Ceilings(runtime).measure("read", ROUNDS), "native kernel"
 
 
 def weight_bytes(checkpoint: Path, quantization: str | None) -> int:
