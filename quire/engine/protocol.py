@@ -1,0 +1,78 @@
+"""EngineClient: what a server needs of an engine. `AsyncLLM` is one; tests have another.
+
+Called by the HTTP layer, which knows no more of the engine than this.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterable
+from typing import Any, Protocol
+
+from quire.config import QuireConfig
+from quire.core.outputs import RequestOutput
+from quire.core.sampling_params import SamplingParams
+from quire.engine.generation_defaults import GenerationDefaults
+from quire.tokenization.chat_template import ChatTemplate
+from quire.tokenization.tokenizer import Tokenizer
+
+
+class EngineClient(Protocol):
+    """Requests in, streams of outputs out, on one event loop.
+
+    Attributes:
+        config: resolved.
+        tokenizer: None with skip_tokenizer_init.
+        chat_template: None when the model has none.
+        defaults: the model's own settings for generation.
+    """
+
+    config: QuireConfig
+    tokenizer: Tokenizer | None
+    chat_template: ChatTemplate | None
+    defaults: GenerationDefaults
+
+    @property
+    def errored(self) -> bool:
+        """True once the engine is of no further use."""
+
+    @property
+    def is_paused(self) -> bool:
+        """True between `pause_generation` and `resume_generation`."""
+
+    def generate(
+        self,
+        prompt: Any,
+        sampling_params: SamplingParams,
+        request_id: str,
+        *,
+        priority: int = 0,
+        cache_salt: str | None = None,
+        add_special_tokens: bool = True,
+    ) -> AsyncIterator[RequestOutput]:
+        """Outputs of one request as they come, by `sampling_params.output_kind`; the last has `finished`.
+
+        Leaving the iterator early ends the request. While a reader is slow, its deltas are merged.
+
+        Raises:
+            ValidationError: the request cannot run; no other is affected.
+            EngineGenerateError: this request failed.
+            EngineDeadError: the engine has stopped for good.
+        """
+
+    async def abort(self, request_ids: str | Iterable[str]) -> None:
+        """End requests; each gets its final output. Unknown and finished ids are ignored."""
+
+    async def check_health(self) -> None:
+        """Return if the engine can serve; raises `EngineDeadError` otherwise."""
+
+    async def reset_prefix_cache(self) -> bool:
+        """Forget all cached pages; False while any page is in use."""
+
+    async def pause_generation(self) -> None:
+        """Stop running steps; requests wait."""
+
+    async def resume_generation(self) -> None:
+        """Go on after a pause."""
+
+    def shutdown(self) -> None:
+        """End the engine core; harmless when repeated."""
