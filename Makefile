@@ -62,7 +62,7 @@ leaf: $(VENV)/.dev                 ## make the embedded model anew (hours on two
 	$(BIN)/python -m training.build --hours 2
 
 eval-leaf: $(VENV)/.test           ## score the embedded model on held-out prompts, through the engine
-	$(BIN)/python -m training.evaluate --engine quire --measured --count 500
+	$(BIN)/python -m training.evaluate --engine quire --measured --count 500 $(EVAL_FLAGS)
 
 clean:
 	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache
