@@ -73,7 +73,7 @@ def quire_answers(llm: LLM) -> Answer:
 
 
 def perplexity(llm: LLM, samples: list[Sample]) -> float:
-    """e to the mean negative log-probability of the right answers' tokens, the end of the turn included."""
+    """Per token of the right answers, the end of the turn included: e to the mean of -logprob."""
     from quire import SamplingParams
 
     tokenizer = llm.get_tokenizer()
