@@ -63,7 +63,7 @@ static inline void finish(const LinearArgs& args, const float* sums, int64_t pan
       F16 values = with_bias(args, load(of_row + p * panel_stride), first, n);
       if (args.is_gated) {
         const F16 up = with_bias(args, load(of_row + (p + 1) * panel_stride), args.output_size + first, n);
-        values = silu(rounded(values, args.dtype)) * rounded(up, args.dtype);
+        values = rounded(silu(rounded(values, args.dtype)), args.dtype) * rounded(up, args.dtype);
       }
       const int64_t place = (first_row + row) * args.out_stride + first;
       if (args.out_dtype == DType::bf16) {

@@ -47,11 +47,25 @@ class _PackedRows(WeightTarget):
 
 
 @dataclass(frozen=True)
-class PackedLinearMethod(LinearMethod):
-    """Weights in the model's type, as panels of 16 outputs."""
+class NativeLinearMethod(LinearMethod):
+    """What the methods below share.
+
+    Attributes:
+        runtime: tier and threads.
+        arena: where weights live.
+    """
 
     runtime: NativeRuntime
     arena: HugeArena
+
+    def apply_gated(self, layer: nn.Module, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        """The product, then one pass over it."""
+        return elementwise.silu_and_mul(self.runtime, self.apply(layer, x, bias, x.dtype))
+
+
+@dataclass(frozen=True)
+class PackedLinearMethod(NativeLinearMethod):
+    """Weights in the model's type, as panels of 16 outputs."""
 
     def create_weights(
         self, layer: nn.Module, output_size: int, input_size: int, dtype: torch.dtype, device: torch.device
@@ -75,17 +89,22 @@ class PackedLinearMethod(LinearMethod):
         packed, output_size = layer.get_buffer("packed"), _size(layer, "output_size")
         return linear.linear(self.runtime, x, packed, output_size, bias, out_dtype=out_dtype)
 
+    def apply_gated(self, layer: nn.Module, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        """Gates and ups meet before they are written, where both fill whole panels."""
+        size = _size(layer, "output_size") // 2
+        if size % linear.PANEL_SIZE:
+            return super().apply_gated(layer, x, bias)
+        return linear.gated_linear(self.runtime, x, layer.get_buffer("packed"), size, bias)
+
     def gather_rows(self, layer: nn.Module, row_ids: torch.Tensor) -> torch.Tensor:
         """Unpack the rows."""
         return linear.gather_rows(self.runtime, row_ids, layer.get_buffer("packed"), _size(layer, "input_size"))
 
 
 @dataclass(frozen=True)
-class Int8LinearMethod(LinearMethod):
+class Int8LinearMethod(NativeLinearMethod):
     """One scale per output; activations are quantized per token."""
 
-    runtime: NativeRuntime
-    arena: HugeArena
     dtype: torch.dtype
 
     def create_weights(
@@ -103,7 +122,7 @@ class Int8LinearMethod(LinearMethod):
         return _PackedRows(
             (num_rows, input_size),
             lambda rows: quant.pack_int8_rows(self.runtime, rows, packed, scales, first_row),
-            lambda: quant.unpack_int8_rows(self.runtime, packed, scales, input_size, first_row, num_rows),
+            lambda: quant.unpack_int8_rows(self.runtime, packed, scales, first_row, num_rows, input_size),
         )
 
     def apply(
@@ -122,11 +141,9 @@ class Int8LinearMethod(LinearMethod):
 
 
 @dataclass(frozen=True)
-class Int4LinearMethod(LinearMethod):
+class Int4LinearMethod(NativeLinearMethod):
     """One scale per output and group of inputs; activations are quantized to int8 per token."""
 
-    runtime: NativeRuntime
-    arena: HugeArena
     dtype: torch.dtype
 
     def create_weights(
@@ -144,7 +161,7 @@ class Int4LinearMethod(LinearMethod):
         return _PackedRows(
             (num_rows, input_size),
             lambda rows: quant.pack_int4_rows(self.runtime, rows, packed, scales, first_row),
-            lambda: quant.unpack_int4_rows(self.runtime, packed, scales, input_size, first_row, num_rows),
+            lambda: quant.unpack_int4_rows(self.runtime, packed, scales, first_row, num_rows, input_size),
         )
 
     def apply(
@@ -202,19 +219,6 @@ class NativeKernels(LayerKernels):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """One pass; `residual` becomes the sum."""
         return elementwise.rms_norm(self._runtime, x, weight, eps, residual), residual
-
-    def silu_and_mul(self, x: torch.Tensor) -> torch.Tensor:
-        """One pass."""
-        return elementwise.silu_and_mul(self._runtime, x)
-
-    def gated_linear(
-        self, method: LinearMethod, layer: nn.Module, x: torch.Tensor, bias: torch.Tensor | None
-    ) -> torch.Tensor:
-        """Gates and ups meet before they are written, where the weight allows it; the bits are the same."""
-        size = _size(layer, "output_size") // 2
-        if not isinstance(method, PackedLinearMethod) or size % linear.PANEL_SIZE:
-            return super().gated_linear(method, layer, x, bias)
-        return linear.gated_linear(self._runtime, x, layer.get_buffer("packed"), size, bias)
 
 
 def _size(layer: nn.Module, name: str) -> int:

@@ -61,14 +61,10 @@ class GatedMLP(nn.Module):
         shard_sizes = dict.fromkeys(("gate_proj", "up_proj"), arch.intermediate_size)
         self.gate_up_proj = MergedLinear(arch.hidden_size, shard_sizes, bias=arch.mlp_bias, options=options)
         self.down_proj = Linear(arch.intermediate_size, arch.hidden_size, bias=arch.mlp_bias, options=options)
-        self.kernels = options.kernels
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """[num_tokens, hidden_size] -> [num_tokens, hidden_size]."""
-        projection = self.gate_up_proj
-        output: torch.Tensor = self.down_proj(
-            self.kernels.gated_linear(projection.method, projection, x, projection.bias)
-        )
+        output: torch.Tensor = self.down_proj(self.gate_up_proj.forward_gated(x))
         return output
 
 

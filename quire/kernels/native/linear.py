@@ -140,7 +140,7 @@ def gated_linear(
     activation: str = "silu",
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """activation(x G^T) * (x U^T) in one pass, with the bits of `linear` followed by the activation.
+    """activation(x G^T) * (x U^T) in one pass, with the bits of `linear` followed by `silu_and_mul`.
 
     Args:
         x: [num_rows, input_size] bfloat16 or float32; rows may be strided.
