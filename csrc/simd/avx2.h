@@ -195,4 +195,15 @@ static inline void stream(bf16* p, F16 x) {
 }
 static inline void store_fence() { _mm_sfence(); }
 
+// Attention's softmax.
+
+static inline __m256 add_to_exponent(__m256 x, __m256 shifted) {
+  const __m256i n = _mm256_slli_epi32(_mm256_castps_si256(shifted), 23);
+  return _mm256_castsi256_ps(_mm256_add_epi32(_mm256_castps_si256(x), n));
+}
+// x * 2 ** n where `shifted` is n + 1.5 * 2 ** 23 and neither x nor the result is subnormal.
+static inline F16 add_to_exponent(F16 x, F16 shifted) {
+  return {add_to_exponent(x.lo, shifted.lo), add_to_exponent(x.hi, shifted.hi)};
+}
+
 }  // namespace quire::QUIRE_TIER

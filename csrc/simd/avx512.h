@@ -143,4 +143,12 @@ static inline void stream(float* p, F16 x) {
 static inline void stream(bf16* p, F16 x) { _mm256_stream_si256(reinterpret_cast<__m256i*>(p), round_to_bf16(x)); }
 static inline void store_fence() { _mm_sfence(); }
 
+// Attention's softmax.
+
+// x * 2 ** n where `shifted` is n + 1.5 * 2 ** 23 and neither x nor the result is subnormal.
+static inline F16 add_to_exponent(F16 x, F16 shifted) {
+  const __m512i n = _mm512_slli_epi32(_mm512_castps_si512(shifted.v), 23);
+  return {_mm512_castsi512_ps(_mm512_add_epi32(_mm512_castps_si512(x.v), n))};
+}
+
 }  // namespace quire::QUIRE_TIER

@@ -191,4 +191,11 @@ static inline void stream(T* p, const F16& x) {
 }
 static inline void store_fence() {}
 
+// Attention's softmax.
+
+// x * 2 ** n where `shifted` is n + 1.5 * 2 ** 23 and neither x nor the result is subnormal.
+static inline F16 add_to_exponent(const F16& x, const F16& shifted) {
+  return each_lane([&](int i) { return float_of(bits_of(x.v[i]) + (bits_of(shifted.v[i]) << 23)); });
+}
+
 }  // namespace quire::QUIRE_TIER
