@@ -5,7 +5,8 @@ Called by an engine core client. Owns the executor and the scheduler.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import time
+from collections.abc import Callable, Iterable
 
 from quire.core.engine_messages import EngineCoreOutputs, EngineCoreRequest, FinishReason
 from quire.executor.base import Executor
@@ -13,11 +14,18 @@ from quire.scheduler.interface import SchedulerInterface
 
 
 class EngineCore:
-    """One engine: a scheduler and the executor that runs what it decides."""
+    """One engine: a scheduler and the executor that runs what it decides.
 
-    def __init__(self, executor: Executor, scheduler: SchedulerInterface) -> None:
+    Args:
+        clock: seconds, for the duration of steps.
+    """
+
+    def __init__(
+        self, executor: Executor, scheduler: SchedulerInterface, clock: Callable[[], float] = time.perf_counter
+    ) -> None:
         self._executor = executor
         self._scheduler = scheduler
+        self._clock = clock
 
     def add_request(self, request: EngineCoreRequest) -> None:
         """Queue a request; raises `ValidationError` when it can never run."""
@@ -32,8 +40,10 @@ class EngineCore:
         scheduled = self._scheduler.schedule()
         if scheduled is None:
             return self._scheduler.take_outputs()
+        start = self._clock()
         self._executor.execute_model(scheduled)
-        return self._scheduler.update_from_output(scheduled, self._executor.sample_tokens())
+        output = self._executor.sample_tokens()
+        return self._scheduler.update_from_output(scheduled, output, self._clock() - start)
 
     def has_unfinished_requests(self) -> bool:
         """True while any request waits or runs."""
