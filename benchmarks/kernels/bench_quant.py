@@ -58,34 +58,28 @@ class Case:
     """One weight in `copies` copies, packed in int8 or int4."""
 
     def __init__(self, runtime: NativeRuntime, bits: int, size: tuple[int, int], rotated_bytes: int) -> None:
-        self.runtime, self.bits, self.size = runtime, bits, size
-        self.linear = quant.linear_int8 if bits == 8 else quant.linear_int4
-        if bits == 8:
-            packed_shape, scales_shape = quant.int8_packed_shape(*size), quant.int8_scales_shape(size[0])
-            scale_dtype, pack = quant.INT8_SCALE_DTYPE, quant.pack_int8_rows
-        else:
-            packed_shape, scales_shape = quant.int4_packed_shape(*size), quant.int4_scales_shape(*size)
-            scale_dtype, pack = quant.INT4_SCALE_DTYPE, quant.pack_int4_rows
+        self.runtime, self.size = runtime, size
+        self.format = quant.INT8 if bits == 8 else quant.INT4
+        packed_shape = self.format.packed_shape(*size)
         self.weight_bytes = int(torch.Size(packed_shape).numel())
         self.copies = max(1, min(400, rotated_bytes // self.weight_bytes))
         self.packed = huge_tensor(runtime, (self.copies, *packed_shape), quant.PACKED_DTYPE)
-        self.scales = torch.zeros(scales_shape, dtype=scale_dtype)
+        self.scales = torch.zeros(self.format.scales_shape(*size), dtype=self.format.scale_dtype)
         self.rows = torch.randn(size, dtype=torch.bfloat16)
         start = time.perf_counter()
-        pack(runtime, self.rows, self.packed[0], self.scales, 0)
+        self.format.pack_rows(runtime, self.rows, self.packed[0], self.scales, 0)
         self.pack_s = time.perf_counter() - start
         for copy in range(1, self.copies):
             self.packed[copy].copy_(self.packed[0])
 
     def run(self, x: torch.Tensor, copy: int) -> torch.Tensor:
         """The product with one of the copies."""
-        return self.linear(self.runtime, x, self.packed[copy % self.copies], self.scales, self.size[0])
+        return self.format.linear(self.runtime, x, self.packed[copy % self.copies], self.scales, self.size[0])
 
     def check(self) -> None:
         """The product of a few rows against the dequantised weight in float32."""
         x = torch.randn(3, self.size[1], dtype=torch.bfloat16)
-        unpack = quant.unpack_int8_rows if self.bits == 8 else quant.unpack_int4_rows
-        weight = unpack(self.runtime, self.packed[0], self.scales, 0, *self.size)
+        weight = self.format.unpack_rows(self.runtime, self.packed[0], self.scales, self.size[1], 0, self.size[0])
         q, scales = reference.quantize_int8(x)
         expected = (q * scales[:, None]) @ weight.T
         difference = self.run(x, 0).float() - expected

@@ -102,14 +102,16 @@ def load_through_cache(
         return
     key = packing_key(find_weight_files(model_path)[1], packing)
     kept = cache.open(key)
-    if kept is not None and {name: (t.shape, t.dtype) for name, t in kept.items()} == {
-        name: (t.shape, t.dtype) for name, t in stored.items()
-    }:
+    if kept is not None and _layout(kept) == _layout(stored):
         for name, tensor in stored.items():
             tensor.copy_(kept[name])
         return
     read_checkpoint()
     cache.write(key, stored)
+
+
+def _layout(tensors: Mapping[str, torch.Tensor]) -> dict[str, tuple[torch.Size, torch.dtype]]:
+    return {name: (tensor.shape, tensor.dtype) for name, tensor in tensors.items()}
 
 
 def attention_params(arch: ModelArch) -> AttentionParams:

@@ -2,18 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 
 from quire.errors import ShapeError
 
+# What weights in the model's type and activations may be.
+FLOATS = (torch.bfloat16, torch.float32)
 # Numbers of `DType` in csrc/include/quire/types.h.
 DTYPE_CODES = {torch.bfloat16: 0, torch.float32: 1, torch.int8: 2, torch.int32: 3}
 
 
+def check_rows(name: str, tensor: torch.Tensor) -> None:
+    """Refuse anything but rows of activations: [any, any] of `FLOATS`, rows any distance apart.
+
+    Raises:
+        ShapeError: as `check_tensor`.
+    """
+    if tensor.dim() == 2 and tensor.dtype in FLOATS and tensor.is_cpu and tensor.is_contiguous():
+        return
+    check_tensor(name, tensor, FLOATS, (-1, -1), strided_rows=True)
+
+
 def check_tensor(
-    name: str, tensor: torch.Tensor, dtypes: Sequence[torch.dtype], shape: Sequence[int], *, strided_rows: bool = False
+    name: str,
+    tensor: torch.Tensor,
+    dtypes: tuple[torch.dtype, ...],
+    shape: tuple[int, ...],
+    *,
+    strided_rows: bool = False,
 ) -> None:
     """Refuse a tensor that a kernel would misread.
 
@@ -25,6 +41,9 @@ def check_tensor(
     Raises:
         ShapeError: names the tensor, what it is and what was expected.
     """
+    # The usual case first: all of it would take longer than a short kernel.
+    if tensor.shape == shape and tensor.dtype in dtypes and tensor.is_cpu and tensor.is_contiguous():
+        return
     is_shaped = tensor.dim() == len(shape) and all(
         size in (-1, given) for size, given in zip(shape, tensor.shape, strict=False)
     )

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from quire.kernels.native.checks import DTYPE_CODES, check_tensor
+from quire.kernels.native.checks import DTYPE_CODES, FLOATS, check_rows, check_tensor
 from quire.kernels.native.runtime import NativeRuntime
 
-FLOATS = (torch.bfloat16, torch.float32)
 # Numbers of `Activation` in csrc/include/quire/elementwise.h.
 _SILU = 0
 _GELU = {"none": 1, "tanh": 2}
@@ -41,7 +40,7 @@ def rms_norm(
     Cost: reads x (and reads and writes residual), writes the result; bandwidth bound.
     Reference: kernels/reference/norm.py
     """
-    check_tensor("x", x, FLOATS, (-1, -1), strided_rows=True)
+    check_rows("x", x)
     num_rows, size = x.shape
     check_tensor("weight", weight, (x.dtype,), (size,))
     residual_ptr = 0
@@ -119,7 +118,7 @@ def is_finite(runtime: NativeRuntime, tensor: torch.Tensor) -> bool:
 
 
 def _gated(runtime: NativeRuntime, x: torch.Tensor, activation: int, out: torch.Tensor | None) -> torch.Tensor:
-    check_tensor("x", x, FLOATS, (-1, -1), strided_rows=True)
+    check_rows("x", x)
     num_rows, width = x.shape
     if width % 2:
         check_tensor("x", x, FLOATS, (num_rows, width + 1))

@@ -5,10 +5,9 @@ from __future__ import annotations
 import torch
 
 from quire.errors import ShapeError
-from quire.kernels.native.checks import DTYPE_CODES, check_tensor
+from quire.kernels.native.checks import DTYPE_CODES, FLOATS, check_rows, check_tensor
 from quire.kernels.native.runtime import NativeRuntime
 
-FLOATS = (torch.bfloat16, torch.float32)
 PANEL_SIZE = 16
 TILE_DEPTH = 32
 # Numbers of `RowType` in csrc/include/quire/gemm.h.
@@ -181,7 +180,7 @@ def _product(
     *,
     is_gated: bool,
 ) -> torch.Tensor:
-    check_tensor("x", x, FLOATS, (-1, -1), strided_rows=True)
+    check_rows("x", x)
     num_rows, input_size = x.shape
     num_weights = 2 * output_size if is_gated else output_size
     if input_size == 0:
