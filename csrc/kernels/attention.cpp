@@ -27,6 +27,13 @@ constexpr float kLog2OfE = 1.44269504f;
 // Tiles between a prefetch and its use.
 constexpr int64_t kAhead = 2;
 
+// Vectors of scores whose weights are found at a time.
+#if defined(QUIRE_SIMD_AVX512)
+constexpr int kWeighed = 4;
+#else
+constexpr int kWeighed = 1;
+#endif
+
 // Rows whose scores are held at a time.
 template <class T>
 constexpr int64_t kBlockRows = 8;
@@ -123,7 +130,7 @@ class Worker {
     for (int64_t split = task_.first_split; split < task_.end_split; ++split) {
       for (int64_t row = 0; row < num_rows_; ++row) {
         const float* partial = partial_of(split - item_.first_split(), row);
-        merge_row(row, partial[0], partial[1], partial + kPartialHead);
+        merge_rows(row, 1, partial, partial + 1, partial + kPartialHead, 0);
       }
     }
     store_rows();
@@ -265,16 +272,28 @@ class Worker {
     const F16 highest = set1(maximum), factor = set1(sizeof(T) == 2 ? scale * kLog2OfE : scale);
     F16 sum = zero();
     for (int64_t token = tiles_begin; token < begin; token += 16) put_weights(block, r, token, zero());
-    for (int64_t token = begin; token < end; token += 16) {
-      const F16 exponent = (load(row + token) - highest) * factor;
-      if constexpr (sizeof(T) == 2) {
-        sum = sum + put_weights(block, r, token, exp2_coarse(exponent));
-      } else {
-        sum = sum + put_weights(block, r, token, exp(exponent));
-      }
+    int64_t token = begin;
+    for (; token + 16 * kWeighed <= end; token += 16 * kWeighed) {
+      sum = weigh<kWeighed>(block, r, token, highest, factor, sum);
     }
+    for (; token < end; token += 16) sum = weigh<1>(block, r, token, highest, factor, sum);
     for (int64_t token = end; token < tiles_end; token += 16) put_weights(block, r, token, zero());
     scratch_.block_sums[r] = hsum(sum);
+  }
+
+  // Scores of N * 16 tokens to weights; returns `sum` with them added.
+  template <int N>
+  F16 weigh(const Block& block, int64_t r, int64_t token, F16 highest, F16 factor, F16 sum) {
+    const float* const scores = scratch_.scores + r * kScoreStride + token - block.base;
+    F16 weights[N];
+    for (int i = 0; i < N; ++i) weights[i] = (load(scores + 16 * i) - highest) * factor;
+    if constexpr (sizeof(T) == 2) {
+      exp2_coarse_inplace(weights);
+    } else {
+      for (int i = 0; i < N; ++i) weights[i] = exp(weights[i]);
+    }
+    for (int i = 0; i < N; ++i) sum = sum + put_weights(block, r, token + 16 * i, weights[i]);
+    return sum;
   }
 
   // Stores the weights of 16 tokens as the products take them; returns them as they are then.
@@ -329,20 +348,34 @@ class Worker {
   }
 
   void merge_block(const Block& block) {
-    for (int64_t r = 0; r < block.num_rows; ++r) {
-      merge_row(block.first_row + r, scratch_.block_maxima[r], scratch_.block_sums[r],
-                scratch_.block_outputs + r * padded_);
-    }
+    merge_rows(block.first_row, block.num_rows, scratch_.block_maxima, scratch_.block_sums, scratch_.block_outputs,
+               padded_);
   }
 
-  void merge_row(int64_t row, float maximum, float sum, const float* outputs) {
-    if (maximum == kLowest) return;  // it sees none of the split
-    const float before = scratch_.maxima[row], merged = before > maximum ? before : maximum;
-    const F16 keep = exp(set1(before - merged)), add = exp(set1(maximum - merged));
-    store_n(scratch_.sums + row, 1, set1(scratch_.sums[row]) * keep + set1(sum) * add);
-    scratch_.maxima[row] = merged;
-    float* totals = scratch_.outputs + row * padded_;
-    for (int64_t i = 0; i < padded_; i += 16) store(totals + i, load(totals + i) * keep + load(outputs + i) * add);
+  // Adds results of one split to those of rows first .. first + num - 1, row by row, 16 rows' factors at a time.
+  // A maximum of -inf: the row sees none of the split.
+  void merge_rows(int64_t first, int64_t num, const float* maxima, const float* sums, const float* outputs,
+                  int64_t output_stride) {
+    for (int64_t i = 0; i < num; i += 16) {
+      float *const before = scratch_.maxima + first + i, *const total = scratch_.sums + first + i;
+      const int64_t n = min_i64(16, num - i);
+      const F16 merged = max(load_some(maxima + i, n), load_some(before, n));
+      const F16 keep = exp(load_some(before, n) - merged), add = exp(load_some(maxima + i, n) - merged);
+      float keeps[16], adds[16];
+      store(keeps, keep);
+      store(adds, add);
+      const F16 sum = load_some(total, n) * keep + load_some(sums + i, n) * add;
+      const F16 lowest = set1(-__FLT_MAX__), given = load_some(maxima + i, n);
+      store_some(total, n, select_less(given, lowest, load_some(total, n), sum));
+      store_some(before, n, merged);
+      for (int64_t r = 0; r < n; ++r) {
+        if (maxima[i + r] == kLowest) continue;
+        const F16 keep_row = set1(keeps[r]), add_row = set1(adds[r]);
+        float* totals = scratch_.outputs + (first + i + r) * padded_;
+        const float* added = outputs + (i + r) * output_stride;
+        for (int64_t c = 0; c < padded_; c += 16) store(totals + c, load(totals + c) * keep_row + load(added + c) * add_row);
+      }
+    }
   }
 
   void store_partials(const Block& block, int64_t split) {

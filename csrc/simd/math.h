@@ -73,17 +73,19 @@ namespace quire::QUIRE_TIER {
 
 // 2 ** x for x <= 0 within 2 ** -18 of itself, for weights that are rounded to bfloat16: exactly 1 at 0, exactly 0 below
 // -125. Half the instructions of `exp`: a polynomial of degree 4 for |r| <= 1 / 2 (least largest relative error).
-static inline F16 exp2_coarse(F16 x) {
+// Of N at once, step by step: one alone would wait for its own results.
+template <int N>
+static inline void exp2_coarse_inplace(F16 (&x)[N]) {
   const F16 low = set1(-125.0f), magic = set1(12582912.0f);
-  const F16 bounded = max(low, x);  // in this order: NaN passes through
-  const F16 shifted = bounded + magic;
-  const F16 r = bounded - (shifted - magic);
-  F16 p = set1(0.009582853f);
-  p = p * r + set1(0.055906426f);
-  p = p * r + set1(0.24024099f);
-  p = p * r + set1(0.69312418f);
-  p = p * r + set1(1.0f);
-  return select_less(x, low, zero(), add_to_exponent(p, shifted));
+  F16 shifted[N], r[N], p[N];
+  for (int i = 0; i < N; ++i) r[i] = max(low, x[i]);  // in this order: NaN passes through
+  for (int i = 0; i < N; ++i) shifted[i] = r[i] + magic;
+  for (int i = 0; i < N; ++i) r[i] = r[i] - (shifted[i] - magic);
+  for (int i = 0; i < N; ++i) p[i] = set1(0.009582853f) * r[i] + set1(0.055906426f);
+  for (int i = 0; i < N; ++i) p[i] = p[i] * r[i] + set1(0.24024099f);
+  for (int i = 0; i < N; ++i) p[i] = p[i] * r[i] + set1(0.69312418f);
+  for (int i = 0; i < N; ++i) p[i] = p[i] * r[i] + set1(1.0f);
+  for (int i = 0; i < N; ++i) x[i] = select_less(x[i], low, zero(), add_to_exponent(p[i], shifted[i]));
 }
 
 // Within 2 ** -22 of tanh(x).
