@@ -97,8 +97,6 @@ static inline float hmax(F16 x) {
   const __m128 pair = _mm_max_ps(quarter, _mm_movehl_ps(quarter, quarter));
   return _mm_cvtss_f32(_mm_max_ss(pair, _mm_movehdup_ps(pair)));
 }
-static inline void prefetch_l1(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T0); }
-static inline void prefetch_l2(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T1); }
 
 // Quantised GEMM. Sixteen integers as floats.
 static inline F16 load_int32(const int32_t* p) {

@@ -72,8 +72,6 @@ static inline float hsum(F16 x) {
   return _mm_cvtss_f32(_mm_add_ss(pair, _mm_movehdup_ps(pair)));
 }
 static inline float hmax(F16 x) { return _mm512_reduce_max_ps(x.v); }
-static inline void prefetch_l1(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T0); }
-static inline void prefetch_l2(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T1); }
 
 // Quantised GEMM. Sixteen integers as floats.
 static inline F16 load_int32(const int32_t* p) { return {_mm512_cvtepi32_ps(_mm512_loadu_si512(p))}; }

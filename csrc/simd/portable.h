@@ -106,8 +106,6 @@ static inline float hmax(F16 x) {
   }
   return x.v[0];
 }
-static inline void prefetch_l1(const void* p) { __builtin_prefetch(p, 0, 3); }
-static inline void prefetch_l2(const void* p) { __builtin_prefetch(p, 0, 2); }
 
 // Quantised GEMM. Sixteen integers as floats.
 static inline F16 load_int32(const int32_t* p) {
