@@ -8,6 +8,8 @@ import torch
 
 from quire.errors import ShapeError
 
+# More elements than a machine holds: sizes up to here cannot overflow a product with the size of an element.
+MAX_SIZE = 1 << 40
 # Numbers of `DType` in csrc/include/quire/types.h.
 DTYPE_CODES = {torch.bfloat16: 0, torch.float32: 1, torch.int8: 2, torch.int32: 3}
 
@@ -25,6 +27,7 @@ def check_tensor(
     Raises:
         ShapeError: names the tensor, what it is and what was expected.
     """
+    check_is_tensor(name, tensor)
     is_shaped = tensor.dim() == len(shape) and all(
         size in (-1, given) for size, given in zip(shape, tensor.shape, strict=False)
     )
@@ -41,3 +44,53 @@ def check_tensor(
         is_laid_out = tensor.is_contiguous()
     if not is_laid_out and tensor.numel():
         raise ShapeError(f"{name} has strides {tensor.stride()}, expected contiguous memory", field=name)
+    if tensor.data_ptr() % tensor.itemsize:
+        raise ShapeError(f"{name} lies at an address that is no multiple of {tensor.itemsize}", field=name)
+
+
+def check_is_tensor(name: str, value: object) -> None:
+    """Refuse what is no tensor, and one without plain memory."""
+    if not isinstance(value, torch.Tensor):
+        raise ShapeError(f"{name} is {type(value).__name__}, expected a tensor", field=name)
+    if value.layout is not torch.strided:
+        raise ShapeError(f"{name} is {value.layout}, expected torch.strided", field=name)
+
+
+def check_size(name: str, size: int, minimum: int = 0, maximum: int = MAX_SIZE) -> None:
+    """Refuse what is no whole number of that range.
+
+    Raises:
+        ShapeError: names the size, what it is and what was expected.
+    """
+    if not isinstance(size, int) or not minimum <= size <= maximum:
+        raise ShapeError(f"{name} is {size!r}, expected a whole number from {minimum} to {maximum}", field=name)
+
+
+def check_number(name: str, number: float) -> None:
+    """Refuse what is no number."""
+    if not isinstance(number, (float, int)):
+        raise ShapeError(f"{name} is {number!r}, expected a number", field=name)
+
+
+def check_apart(name: str, written: torch.Tensor, **others: torch.Tensor | None) -> None:
+    """Refuse memory that a kernel writes while it reads it as another tensor.
+
+    Raises:
+        ShapeError: names both.
+    """
+    start, end = byte_span(written)
+    for other_name, other in others.items():
+        if other is None:
+            continue
+        other_start, other_end = byte_span(other)
+        if start < other_end and other_start < end:
+            raise ShapeError(f"{name} and {other_name} share memory", field=name)
+
+
+def byte_span(tensor: torch.Tensor) -> tuple[int, int]:
+    """The first address of a tensor with checked strides, and the one after its last."""
+    start = tensor.data_ptr()
+    if tensor.is_contiguous():
+        return start, start + tensor.numel() * tensor.itemsize
+    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return start, start + (last + 1) * tensor.itemsize if tensor.numel() else start

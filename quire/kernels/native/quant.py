@@ -11,7 +11,7 @@ from collections.abc import Callable
 import torch
 
 from quire.errors import ShapeError
-from quire.kernels.native.checks import DTYPE_CODES, check_tensor
+from quire.kernels.native.checks import DTYPE_CODES, check_apart, check_is_tensor, check_size, check_tensor
 from quire.kernels.native.runtime import NativeRuntime
 
 FLOATS = (torch.bfloat16, torch.float32)
@@ -70,7 +70,7 @@ def pack_int8_rows(
     Cost: reads the rows, writes half of their bytes (from bfloat16).
     Reference: kernels/reference/quant.py
     """
-    num_outputs, input_size = _check_int8(packed, scales, rows.shape[-1])
+    num_outputs, input_size = _check_int8(packed, scales, _row_size("rows", rows))
     pack = runtime.library.pack_int8
     return _pack(pack, runtime, rows, packed, scales, first_row, (num_outputs, input_size, 0))
 
@@ -95,7 +95,7 @@ def pack_int4_rows(
     Cost: about 10 vector operations per candidate and 16 weights.
     Reference: kernels/reference/quant.py
     """
-    num_outputs, input_size = _check_int4(packed, scales, rows.shape[-1])
+    num_outputs, input_size = _check_int4(packed, scales, _row_size("rows", rows))
     pack = runtime.library.pack_int4
     sizes = (num_outputs, input_size, int4_group_size(input_size))
     return _pack(pack, runtime, rows, packed, scales, first_row, sizes)
@@ -131,7 +131,8 @@ def linear_int8(
     Cost: reads output_size * input_size bytes of weights: bandwidth bound up to about 8 tokens.
     Reference: kernels/reference/quant.py
     """
-    _check("packed", packed, PACKED_DTYPE, int8_packed_shape(output_size, x.shape[-1]))
+    check_size("output_size", output_size)
+    _check("packed", packed, PACKED_DTYPE, int8_packed_shape(output_size, _row_size("x", x)))
     _check("scales", scales, INT8_SCALE_DTYPE, int8_scales_shape(output_size))
     return _linear(runtime.library.linear_int8, runtime, x, packed, scales, output_size, 0, bias, out_dtype)
 
@@ -166,7 +167,8 @@ def linear_int4(
     Cost: reads output_size * input_size / 2 bytes of weights: bandwidth bound up to about 4 tokens.
     Reference: kernels/reference/quant.py
     """
-    input_size = x.shape[-1]
+    check_size("output_size", output_size)
+    input_size = _row_size("x", x)
     group_size = int4_group_size(input_size)
     _check("packed", packed, PACKED_DTYPE, int4_packed_shape(output_size, input_size))
     _check("scales", scales, INT4_SCALE_DTYPE, int4_scales_shape(output_size, input_size))
@@ -234,7 +236,7 @@ def unpack_int8_rows(
     runtime: NativeRuntime, packed: torch.Tensor, scales: torch.Tensor, first_row: int, num_rows: int, input_size: int
 ) -> torch.Tensor:
     """Dequantised weights of outputs first_row .. first_row + num_rows - 1: [num_rows, input_size] float32."""
-    ids = torch.arange(first_row, first_row + num_rows)
+    ids = _row_ids(packed, first_row, num_rows)
     return gather_int8_rows(runtime, ids, packed, scales, input_size, torch.float32)
 
 
@@ -242,7 +244,7 @@ def unpack_int4_rows(
     runtime: NativeRuntime, packed: torch.Tensor, scales: torch.Tensor, first_row: int, num_rows: int, input_size: int
 ) -> torch.Tensor:
     """Dequantised weights of outputs first_row .. first_row + num_rows - 1: [num_rows, input_size] float32."""
-    ids = torch.arange(first_row, first_row + num_rows)
+    ids = _row_ids(packed, first_row, num_rows)
     return gather_int4_rows(runtime, ids, packed, scales, input_size, torch.float32)
 
 
@@ -257,23 +259,49 @@ def _ceil_div(a: int, b: int) -> int:
     return -(-a // b)
 
 
+def _row_size(name: str, rows: torch.Tensor) -> int:
+    """The elements of a row of a matrix."""
+    check_is_tensor(name, rows)
+    if rows.dim() != 2:
+        check_tensor(name, rows, FLOATS, (-1, -1))
+    return rows.shape[1]
+
+
+def _row_ids(packed: torch.Tensor, first_row: int, num_rows: int) -> torch.Tensor:
+    """The numbers of outputs that follow each other."""
+    num_outputs = _num_outputs(packed)
+    check_size("first_row", first_row, 0, num_outputs)
+    check_size("num_rows", num_rows, 0, num_outputs - first_row)
+    return torch.arange(first_row, first_row + num_rows)
+
+
+def _num_outputs(packed: torch.Tensor) -> int:
+    """The outputs that `packed` has room for."""
+    check_is_tensor("packed", packed)
+    if packed.dim() != 5:
+        check_tensor("packed", packed, (PACKED_DTYPE,), (-1,) * 5)
+    return packed.shape[0] * PANEL_SIZE
+
+
 def _check_input_size(input_size: int) -> None:
-    if not 1 <= input_size <= MAX_INPUT_SIZE:
+    if not isinstance(input_size, int) or not 1 <= input_size <= MAX_INPUT_SIZE:
         raise ShapeError(
-            f"quantised weights have {input_size} inputs, expected 1 .. {MAX_INPUT_SIZE}", field="input_size"
+            f"quantised weights have {input_size!r} inputs, expected 1 .. {MAX_INPUT_SIZE}", field="input_size"
         )
 
 
 def _check(name: str, tensor: torch.Tensor, dtype: torch.dtype, shape: tuple[int, ...]) -> None:
     """`check_tensor` for the common case: a product of one row takes microseconds, and so would three checks."""
-    if tensor.dtype is not dtype or tensor.shape != shape or not (tensor.is_contiguous() and tensor.is_cpu):
+    if not isinstance(tensor, torch.Tensor) or tensor.dtype is not dtype or tensor.shape != shape:
+        check_tensor(name, tensor, (dtype,), shape)
+    if not tensor.is_cpu or not tensor.is_contiguous() or tensor.data_ptr() % dtype.itemsize:
         check_tensor(name, tensor, (dtype,), shape)
 
 
 def _check_int8(packed: torch.Tensor, scales: torch.Tensor, input_size: int) -> tuple[int, int]:
     """The outputs that `packed` has room for, and `input_size`."""
     _check_input_size(input_size)
-    num_outputs = packed.shape[0] * PANEL_SIZE
+    num_outputs = _num_outputs(packed)
     _check("packed", packed, PACKED_DTYPE, int8_packed_shape(num_outputs, input_size))
     _check("scales", scales, INT8_SCALE_DTYPE, int8_scales_shape(num_outputs))
     return num_outputs, input_size
@@ -282,7 +310,7 @@ def _check_int8(packed: torch.Tensor, scales: torch.Tensor, input_size: int) -> 
 def _check_int4(packed: torch.Tensor, scales: torch.Tensor, input_size: int) -> tuple[int, int]:
     """The outputs that `packed` has room for, and `input_size`."""
     _check_input_size(input_size)
-    num_outputs = packed.shape[0] * PANEL_SIZE
+    num_outputs = _num_outputs(packed)
     _check("packed", packed, PACKED_DTYPE, int4_packed_shape(num_outputs, input_size))
     _check("scales", scales, INT4_SCALE_DTYPE, int4_scales_shape(num_outputs, input_size))
     return num_outputs, input_size
@@ -300,7 +328,10 @@ def _pack(
     num_outputs, input_size, group_size = sizes
     check_tensor("rows", rows, (*FLOATS, torch.float16), (-1, input_size), strided_rows=True)
     num_rows = rows.shape[0]
-    if first_row < 0 or first_row + num_rows > num_outputs:
+    check_size("first_row", first_row)
+    check_apart("packed", packed, rows=rows, scales=scales)
+    check_apart("scales", scales, rows=rows)
+    if first_row + num_rows > num_outputs:
         raise ShapeError(
             f"rows {first_row} .. {first_row + num_rows} do not fit into a packed weight of {num_outputs} outputs",
             field="first_row",
@@ -331,13 +362,13 @@ def _linear(
     out_dtype: torch.dtype | None,
 ) -> torch.Tensor:
     x_dtype = x.dtype
-    if x.dim() != 2 or x_dtype not in FLOATS or not (x.is_contiguous() and x.is_cpu):
+    if x.dim() != 2 or x_dtype not in FLOATS or not (x.is_cpu and x.is_contiguous()) or x.data_ptr() % x.itemsize:
         check_tensor("x", x, FLOATS, (-1, -1), strided_rows=True)
     num_tokens, input_size = x.shape
     _check_input_size(input_size)
     bias_ptr, bias_dtype = 0, torch.float32
     if bias is not None:
-        bias_dtype = bias.dtype if bias.dtype is x_dtype else torch.float32
+        bias_dtype = x_dtype if isinstance(bias, torch.Tensor) and bias.dtype is x_dtype else torch.float32
         _check("bias", bias, bias_dtype, (output_size,))
         bias_ptr = bias.data_ptr()
     out_dtype = x_dtype if out_dtype is None else out_dtype
