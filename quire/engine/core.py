@@ -17,15 +17,24 @@ class EngineCore:
     """One engine: a scheduler and the executor that runs what it decides.
 
     Args:
+        num_blocks: pages of the KV cache, for whoever asks.
+        on_step: called with the number of tokens of each step, before it runs.
         clock: seconds, for the duration of steps.
     """
 
     def __init__(
-        self, executor: Executor, scheduler: SchedulerInterface, clock: Callable[[], float] = time.perf_counter
+        self,
+        executor: Executor,
+        scheduler: SchedulerInterface,
+        num_blocks: int = 0,
+        on_step: Callable[[int], None] | None = None,
+        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._executor = executor
         self._scheduler = scheduler
         self._clock = clock
+        self._on_step = on_step
+        self.num_blocks = num_blocks
 
     def add_request(self, request: EngineCoreRequest) -> None:
         """Queue a request; raises `ValidationError` when it can never run."""
@@ -40,10 +49,16 @@ class EngineCore:
         scheduled = self._scheduler.schedule()
         if scheduled is None:
             return self._scheduler.take_outputs()
+        if self._on_step is not None:
+            self._on_step(scheduled.total_num_scheduled_tokens)
         start = self._clock()
         self._executor.execute_model(scheduled)
         output = self._executor.sample_tokens()
         return self._scheduler.update_from_output(scheduled, output, self._clock() - start)
+
+    def take_outputs(self) -> EngineCoreOutputs | None:
+        """Ends and events that happened outside a step; None when there are none."""
+        return self._scheduler.take_outputs()
 
     def has_unfinished_requests(self) -> bool:
         """True while any request waits or runs."""
