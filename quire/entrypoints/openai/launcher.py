@@ -11,9 +11,10 @@ import asyncio
 import contextlib
 import ipaddress
 import signal
+import socket
 import ssl
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -25,6 +26,7 @@ from quire import envs
 from quire.config.server import HttpConfig, ServerConfig
 from quire.engine.protocol import EngineClient
 from quire.entrypoints.openai.app import make_app
+from quire.entrypoints.openai.keys import read_api_keys
 from quire.entrypoints.openai.state import ServerState
 from quire.errors import ConfigError
 from quire.logger import get_logger
@@ -51,6 +53,7 @@ class DrainingServer(uvicorn.Server):
         self._state = state
         self._shutdown_timeout_s = shutdown_timeout_s
         self._draining: asyncio.Task[None] | None = None
+        self.on_started: Callable[[str], None] = lambda address: logger.info("listening on %s", address)
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -76,6 +79,31 @@ class DrainingServer(uvicorn.Server):
     def begin_drain(self) -> None:
         """As the first signal; for a program that runs the server in a thread of its own."""
         self._state.admission.is_draining = True
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Listen, then tell `on_started` where.
+
+        Raises:
+            ConfigError: the address cannot be listened on.
+        """
+        try:
+            await super().startup(sockets)
+        except SystemExit:
+            http = self.config
+            raise ConfigError(
+                f"cannot listen on {http.uds or f'{http.host}:{http.port}'}",
+                hint="the address is in use or not this machine's; choose another --port or --host",
+                field="port",
+            ) from None
+        self.on_started(self.address())
+
+    def address(self) -> str:
+        """Where the server listens, as a URL or the path of its socket."""
+        name = self.servers[0].sockets[0].getsockname()
+        if isinstance(name, str):
+            return name
+        host = f"[{name[0]}]" if ":" in name[0] else name[0]
+        return f"{'https' if self.config.is_ssl else 'http'}://{host}:{name[1]}"
 
     async def on_tick(self, counter: int) -> bool:
         """Called ten times a second: starts draining once it was asked for."""
@@ -129,6 +157,16 @@ def make_server(engine: EngineClient, config: ServerConfig, app: FastAPI | None 
     with _named_errors(config.http):
         options.load()
     return DrainingServer(options, app.state.server, config.http.shutdown_timeout)
+
+
+def check_files(config: ServerConfig) -> None:
+    """Read keys and look for TLS files, before anything costly is started.
+
+    Raises:
+        ConfigError: one cannot be read.
+    """
+    read_api_keys(config.api)
+    _tls(config.http)
 
 
 def warn_of_open_address(config: ServerConfig) -> bool:
