@@ -14,7 +14,7 @@ from quire.config.base import SettingInfo, info_of, settings_of
 from quire.config.cache import CacheConfig
 from quire.config.cross_checks import check_supported
 from quire.config.device import DeviceConfig, ParallelConfig
-from quire.config.engine import ObservabilityConfig, QuireConfig
+from quire.config.engine import ObservabilityConfig, QuireConfig, SupervisionConfig
 from quire.config.model import LoadConfig, ModelConfig
 from quire.config.not_yet import NOT_YET, is_neutral
 from quire.config.scheduler import SchedulerConfig
@@ -30,6 +30,7 @@ SECTIONS: dict[str, type] = {
     "device": DeviceConfig,
     "parallel": ParallelConfig,
     "observability": ObservabilityConfig,
+    "supervision": SupervisionConfig,
 }
 SERVER_SECTIONS: dict[str, type] = {"http": HttpConfig, "api": ApiConfig, "limits": LimitsConfig}
 

@@ -42,6 +42,10 @@ class EngineClient(Protocol):
         """True once the engine is of no further use."""
 
     @property
+    def num_restarts(self) -> int:
+        """How often the engine core was replaced."""
+
+    @property
     def is_paused(self) -> bool:
         """True between `pause_generation` and `resume_generation`."""
 

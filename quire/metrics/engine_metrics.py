@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
+from collections.abc import Callable
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.gc_collector import GCCollector
@@ -106,6 +107,11 @@ class EngineMetrics:
     def record_refusal(self, reason: str) -> None:
         """A request was not taken because too much waits: one of `REFUSALS`."""
         self._rejections.labels(model_name=self._labels["model_name"], reason=reason).inc()
+
+    def count_restarts(self, read: Callable[[], int]) -> None:
+        """Show what `read` returns as the number of times the engine core was replaced."""
+        doc = "Times the engine core was replaced while streams went on."
+        Gauge("quire:engine_restarts", doc, registry=self.registry).set_function(read)
 
     def render(self) -> bytes:
         """The page, in Prometheus' text format."""

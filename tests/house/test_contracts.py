@@ -38,3 +38,8 @@ def test_the_control_plane_runs_without_torch():
         "import quire.scheduler.scheduler, quire.kv_cache.manager, quire.config, quire.core.outputs"
     )
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
+
+
+def test_a_server_runs_without_torch():
+    code = "import sys; sys.modules['torch'] = None\nimport quire.engine.async_llm, quire.engine.llm_engine"
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)

@@ -38,6 +38,7 @@ def make_app(engine: EngineClient, config: ServerConfig) -> FastAPI:
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        await engine.check_health()
         yield
         state.keep_alive.close()
         state.prompts.close()
