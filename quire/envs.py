@@ -46,6 +46,11 @@ def native_library() -> Path | None:
     return Path(value) if value else None
 
 
+def api_key() -> str | None:
+    """QUIRE_API_KEY: a key that requests to the server must show; None = not set."""
+    return os.environ.get("QUIRE_API_KEY") or None
+
+
 def prefer_sleeping_threads() -> None:
     """Let idle compute threads sleep early (GOMP_SPINCOUNT=10000), unless the user set a policy of their own.
 
