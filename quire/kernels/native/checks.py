@@ -9,7 +9,9 @@ import torch
 from quire.errors import ShapeError
 
 # Numbers of `DType` in csrc/include/quire/types.h.
-DTYPE_CODES = {torch.bfloat16: 0, torch.float32: 1, torch.int8: 2, torch.int32: 3}
+DTYPE_CODES = {
+    torch.bfloat16: 0, torch.float32: 1, torch.int8: 2, torch.int32: 3, torch.float8_e4m3fn: 4, torch.float8_e5m2: 5,
+}  # fmt: skip
 
 
 def check_tensor(
