@@ -1,7 +1,9 @@
 """Paged attention, and what writes its pages. Called by the `native_cpu` attention backend; stateless.
 
 A layer's cache is [num_blocks, num_kv_heads, 2, block_size * head_size], zeroed when allocated: the keys and then the
-values of one head's page, in the order that the products read them (`unpack_kv_cache` undoes it).
+values of one head's page, in the order that the products read them (`unpack_kv_cache` undoes it). Its dtype is that of
+queries, keys and values, or with bfloat16 an eight-bit float: numbers are rounded to it as they are written (to the
+nearest, of two the even one; beyond the largest number to that number; NaN stays NaN) and read exactly.
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ from quire.kernels.native.checks import (
 from quire.kernels.native.runtime import NativeRuntime
 
 FLOATS = (torch.bfloat16, torch.float32)
+FLOATS_OF_8_BITS = (torch.float8_e4m3fn, torch.float8_e5m2)
 BLOCK_SIZE_MULTIPLE = 16
 MAX_HEAD_SIZE = 256
 MAX_HEADS = 1 << 20  # also of a page's tokens
@@ -218,7 +221,7 @@ def copy_pages(runtime: NativeRuntime, kv_cache: torch.Tensor, src_ids: torch.Te
     Cost: reads and writes the pages; bandwidth bound.
     Reference: kernels/reference/cache.py
     """
-    check_tensor("kv_cache", kv_cache, FLOATS, (-1, -1, 2, -1))
+    check_tensor("kv_cache", kv_cache, (*FLOATS, *FLOATS_OF_8_BITS), (-1, -1, 2, -1))
     check_tensor("src_ids", src_ids, (torch.int64,), (-1,))
     check_tensor("dst_ids", dst_ids, (torch.int64,), (len(src_ids),))
     num_blocks, num_kv_heads, _, page_size = kv_cache.shape
@@ -233,7 +236,7 @@ def copy_pages(runtime: NativeRuntime, kv_cache: torch.Tensor, src_ids: torch.Te
 def unpack_kv_cache(kv_cache: torch.Tensor, head_size: int) -> tuple[torch.Tensor, torch.Tensor]:
     """The keys and the values of a layer's cache, each copied to [num_blocks, block_size, num_kv_heads, head_size]."""
     num_blocks, num_kv_heads, _, page_size = kv_cache.shape
-    pair = 2 if kv_cache.dtype == torch.bfloat16 else 1
+    pair = 1 if kv_cache.dtype == torch.float32 else 2
     keys, values = kv_cache.unbind(2)
     keys = keys.reshape(num_blocks, num_kv_heads, head_size // pair, -1, pair)
     values = values.reshape(num_blocks, num_kv_heads, -1, head_size, pair)
@@ -248,14 +251,15 @@ def native_cache(
     dtype: torch.dtype,
     sizes: tuple[int | None, int | None] = (None, None),
 ) -> Any:
-    """The library's view of a layer's cache; `sizes` are num_kv_heads and block_size, where known."""
+    """The library's view of a layer's cache; `sizes`: num_kv_heads and block_size if known; `dtype`: of queries."""
     check_is_tensor("kv_cache", kv_cache)
     if head_size % 2 or not 2 <= head_size <= MAX_HEAD_SIZE:
         raise ShapeError(f"head_size is {head_size}, expected an even number up to {MAX_HEAD_SIZE}", field="head_size")
     num_kv_heads, block_size = (-1 if size is None else size for size in sizes)
     page_size = block_size * head_size if block_size > 0 else -1
     if kv_cache.dim() != 4 or num_kv_heads > 0 or kv_cache.shape[2] != 2 or not is_plain(kv_cache, dtype):
-        check_tensor("kv_cache", kv_cache, (dtype,), (-1, num_kv_heads, 2, page_size))
+        allowed = (dtype, *FLOATS_OF_8_BITS) if dtype is torch.bfloat16 else (dtype,)
+        check_tensor("kv_cache", kv_cache, allowed, (-1, num_kv_heads, 2, page_size))
     num_blocks, num_kv_heads, _, page_size = kv_cache.shape
     if page_size % (BLOCK_SIZE_MULTIPLE * head_size) or page_size == 0 or num_kv_heads == 0:
         raise ShapeError(
@@ -264,7 +268,7 @@ def native_cache(
             field="kv_cache",
         )
     return runtime.library.KvCache(
-        kv_cache.data_ptr(), num_blocks, num_kv_heads, page_size // head_size, head_size, DTYPE_CODES[dtype]
+        kv_cache.data_ptr(), num_blocks, num_kv_heads, page_size // head_size, head_size, DTYPE_CODES[kv_cache.dtype]
     )
 
 

@@ -11,7 +11,9 @@ FLOATS = (torch.bfloat16, torch.float32)
 # More elements than a machine holds: sizes up to here cannot overflow a product with the size of an element.
 MAX_SIZE = 1 << 40
 # Numbers of `DType` in csrc/include/quire/types.h.
-DTYPE_CODES = {torch.bfloat16: 0, torch.float32: 1, torch.int8: 2, torch.int32: 3}
+DTYPE_CODES = {
+    torch.bfloat16: 0, torch.float32: 1, torch.int8: 2, torch.int32: 3, torch.float8_e4m3fn: 4, torch.float8_e5m2: 5,
+}  # fmt: skip
 
 
 def check_rows(name: str, tensor: torch.Tensor) -> None:
