@@ -173,6 +173,70 @@ def linear_int4(
     return _linear(runtime.library.linear_int4, runtime, x, packed, scales, output_size, group_size, bias, out_dtype)
 
 
+def gated_linear_int8(
+    runtime: NativeRuntime,
+    x: torch.Tensor,
+    packed: torch.Tensor,
+    scales: torch.Tensor,
+    intermediate_size: int,
+    bias: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """silu(x G^T) * (x U^T) in one pass, with the bits of `linear_int8`, then `elementwise.silu_and_mul`.
+
+    Args:
+        x: [num_tokens, input_size] bfloat16 or float32; rows may be strided.
+        packed, scales: intermediate_size gate outputs, then as many up outputs, as `pack_int8_rows` wrote them.
+        intermediate_size: a multiple of 16.
+        bias: [2 * intermediate_size] float32 or the dtype of `x`.
+
+    Returns:
+        [num_tokens, intermediate_size], dtype of `x`.
+
+    Raises:
+        ShapeError: a size, dtype, device or stride differs from the above.
+
+    Cost: as `linear_int8` with twice the outputs, without writing and reading its result.
+    Reference: kernels/reference/quant.py, kernels/reference/activation.py
+    """
+    _check_intermediate_size(intermediate_size)
+    _check("packed", packed, PACKED_DTYPE, int8_packed_shape(2 * intermediate_size, x.shape[-1]))
+    _check("scales", scales, INT8_SCALE_DTYPE, int8_scales_shape(2 * intermediate_size))
+    linear = runtime.library.linear_int8
+    return _linear(linear, runtime, x, packed, scales, intermediate_size, 0, bias, None, is_gated=True)
+
+
+def gated_linear_int4(
+    runtime: NativeRuntime,
+    x: torch.Tensor,
+    packed: torch.Tensor,
+    scales: torch.Tensor,
+    intermediate_size: int,
+    bias: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """`gated_linear_int8` on int4 weights, with the bits of `linear_int4`, then `elementwise.silu_and_mul`.
+
+    Args:
+        packed, scales: intermediate_size gate outputs, then as many up outputs, as `pack_int4_rows` wrote them.
+        x, intermediate_size, bias: as `gated_linear_int8`.
+
+    Returns:
+        [num_tokens, intermediate_size], dtype of `x`.
+
+    Raises:
+        ShapeError: a size, dtype, device or stride differs from the above.
+
+    Cost: as `linear_int4` with twice the outputs, without writing and reading its result.
+    Reference: kernels/reference/quant.py, kernels/reference/activation.py
+    """
+    input_size = x.shape[-1]
+    group_size = int4_group_size(input_size)
+    _check_intermediate_size(intermediate_size)
+    _check("packed", packed, PACKED_DTYPE, int4_packed_shape(2 * intermediate_size, input_size))
+    _check("scales", scales, INT4_SCALE_DTYPE, int4_scales_shape(2 * intermediate_size, input_size))
+    linear = runtime.library.linear_int4
+    return _linear(linear, runtime, x, packed, scales, intermediate_size, group_size, bias, None, is_gated=True)
+
+
 def gather_int8_rows(
     runtime: NativeRuntime,
     ids: torch.Tensor,
@@ -264,6 +328,15 @@ def _check_input_size(input_size: int) -> None:
         )
 
 
+def _check_intermediate_size(intermediate_size: int) -> None:
+    if intermediate_size % PANEL_SIZE:
+        raise ShapeError(
+            f"intermediate_size is {intermediate_size}, expected a multiple of {PANEL_SIZE}",
+            hint="use linear_int8 or linear_int4, then the activation",
+            field="intermediate_size",
+        )
+
+
 def _check(name: str, tensor: torch.Tensor, dtype: torch.dtype, shape: tuple[int, ...]) -> None:
     """`check_tensor` for the common case: a product of one row takes microseconds, and so would three checks."""
     if tensor.dtype is not dtype or tensor.shape != shape or not (tensor.is_contiguous() and tensor.is_cpu):
@@ -329,6 +402,8 @@ def _linear(
     group_size: int,
     bias: torch.Tensor | None,
     out_dtype: torch.dtype | None,
+    *,
+    is_gated: bool = False,
 ) -> torch.Tensor:
     x_dtype = x.dtype
     if x.dim() != 2 or x_dtype not in FLOATS or not (x.is_contiguous() and x.is_cpu):
@@ -338,7 +413,7 @@ def _linear(
     bias_ptr, bias_dtype = 0, torch.float32
     if bias is not None:
         bias_dtype = bias.dtype if bias.dtype is x_dtype else torch.float32
-        _check("bias", bias, bias_dtype, (output_size,))
+        _check("bias", bias, bias_dtype, (2 * output_size if is_gated else output_size,))
         bias_ptr = bias.data_ptr()
     out_dtype = x_dtype if out_dtype is None else out_dtype
     if out_dtype is not x_dtype and out_dtype is not torch.float32:
@@ -348,7 +423,7 @@ def _linear(
         linear(
             runtime.tier_idx, runtime.pool, x.data_ptr(), x.stride(0), packed.data_ptr(), scales.data_ptr(), bias_ptr,
             out.data_ptr(), num_tokens, output_size, input_size, group_size, DTYPE_CODES[x_dtype],
-            DTYPE_CODES[bias_dtype], DTYPE_CODES[out_dtype],
+            DTYPE_CODES[bias_dtype], DTYPE_CODES[out_dtype], is_gated,
         )  # fmt: skip
     return out
 
