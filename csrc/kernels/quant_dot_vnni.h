@@ -24,12 +24,12 @@ static inline __m512i quad_at(const int8_t* q) { return _mm512_set1_epi32(*reint
 
 // Functions that take `sums` are always inlined, and loops over them unrolled: only then are they registers.
 
-// sums += R rows by P panels of bytes. While at it, the next weights of F panels from `next` on are fetched: one panel a
-// row block, so with many of them, to level 1, where the first row block would wait for level 2; more to level 2, as fast
-// as memory gives them.
+// sums += R rows by P panels of bytes. While at it, the next weights of F panels from `next` on are fetched. With many
+// row blocks F is 1, and they go to level 1: the first row block would wait for level 2. With few, memory is slower.
 template <int R, int P, int F>
-[[gnu::always_inline]] static inline void add_products(__m512i (&sums)[R][P], const int8_t* q, int64_t q_stride, const uint8_t* w,
-                                const PanelOffsets& offsets, int64_t quads, const uint8_t* next) {
+[[gnu::always_inline]] static inline void add_products(__m512i (&sums)[R][P], const int8_t* q, int64_t q_stride,
+                                                       const uint8_t* w, const PanelOffsets& offsets, int64_t quads,
+                                                       const uint8_t* next) {
   for (int64_t k = 0; k < quads; ++k, q += 4, w += 64) {
     __m512i b[P];
 #pragma GCC unroll 8
@@ -50,8 +50,10 @@ template <int R, int P, int F>
 
 // The same for nibbles, unpacked in registers; the next weights of all panels are fetched.
 template <int R, int P>
-[[gnu::always_inline]] static inline void add_packed_products(__m512i (&sums)[R][P], const int8_t* q, int64_t q_stride, const uint8_t* w,
-                                       const PanelOffsets& offsets, int64_t units, const uint8_t* next) {
+[[gnu::always_inline]] static inline void add_packed_products(__m512i (&sums)[R][P], const int8_t* q,
+                                                              int64_t q_stride, const uint8_t* w,
+                                                              const PanelOffsets& offsets, int64_t units,
+                                                              const uint8_t* next) {
   const __m512i mask = _mm512_set1_epi8(15);
   for (int64_t u = 0; u < units; ++u, q += kInt4UnitK) {
     for (int i = 0; i < 4; ++i, w += 64, next += 64) {
