@@ -7,8 +7,11 @@
 
 namespace quire::QUIRE_TIER {
 
+// `Args` is LinearArgs or QuantLinearArgs.
+
 // The panels that a kernel works through. Gated weights alternate: the gates of 16 outputs, then their ups.
-static inline int64_t num_work_panels(const LinearArgs& args) {
+template <class Args>
+static inline int64_t num_work_panels(const Args& args) {
   const int64_t panels = ceil_div(args.output_size, kPanelSize);
   return args.is_gated ? 2 * panels : panels;
 }
@@ -19,7 +22,8 @@ static inline int64_t packed_panel(const LinearArgs& args, int64_t panel) {
   return panel / 2 + panel % 2 * (args.output_size / kPanelSize);
 }
 
-static inline F16 with_bias(const LinearArgs& args, F16 sum, int64_t first, int64_t n) {
+template <class Args>
+static inline F16 with_bias(const Args& args, F16 sum, int64_t first, int64_t n) {
   if (args.bias == nullptr) return sum;
   if (args.bias_dtype == DType::bf16) return sum + load_n(static_cast<const bf16*>(args.bias) + first, n);
   return sum + load_n(static_cast<const float*>(args.bias) + first, n);
