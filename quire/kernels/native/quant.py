@@ -395,7 +395,7 @@ def _gather(
 ) -> torch.Tensor:
     num_outputs, input_size, group_size = sizes
     check_tensor("ids", ids, (torch.int64, torch.int32), (-1,))
-    if dtype not in FLOATS:
+    if not isinstance(dtype, torch.dtype) or dtype not in FLOATS:
         raise ShapeError(f"dtype is {dtype}, expected torch.bfloat16 or torch.float32", field="dtype")
     out = torch.empty(ids.shape[0], input_size, dtype=dtype)
     if not out.numel():
