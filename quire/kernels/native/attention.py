@@ -15,7 +15,6 @@ import torch
 from quire.errors import ShapeError
 from quire.kernels.native.checks import (
     DTYPE_CODES,
-    check_apart,
     check_is_tensor,
     check_number,
     check_size,
@@ -69,7 +68,8 @@ def paged_attention(
         [num_tokens, num_heads, head_size], dtype of `query`.
 
     Raises:
-        ShapeError: a size, dtype, device or stride differs from the above, or an index leads out of the cache.
+        ShapeError: a size, dtype, device or stride differs from the above, an index leads out of the cache, or what is
+            written overlaps another tensor.
 
     Cost: reads the keys and values seen once per prompt chunk of up to 64 rows; bandwidth bound when decoding.
     Reference: kernels/reference/attention.py
@@ -95,10 +95,6 @@ def paged_attention(
         out = torch.empty(num_tokens, num_heads, head_size, dtype=dtype)
     else:
         check_tensor("out", out, (dtype,), (num_tokens, num_heads, head_size))
-        check_apart(
-            "out", out, query=query, kv_cache=kv_cache, block_table=block_table, query_start_loc=query_start_loc,
-            seq_lens=seq_lens, sinks=sinks, alibi_slopes=alibi_slopes,
-        )  # fmt: skip
     if sliding_window is not None:
         check_size("sliding_window", sliding_window, 1)
     check_number("scale", scale)
@@ -140,7 +136,8 @@ def rope_and_cache(
         q_norm, k_norm: [head_size]; the weight of an RMS norm of each head before it is rotated.
 
     Raises:
-        ShapeError: a size, dtype, device or stride differs from the above, or an index leads out of a tensor.
+        ShapeError: a size, dtype, device or stride differs from the above, an index leads out of a tensor, or what is
+            written overlaps another tensor.
 
     Cost: one pass over the step's tokens.
     Reference: kernels/reference/norm.py, rotary.py and cache.py
@@ -159,7 +156,6 @@ def rope_and_cache(
         raise ShapeError(f"cos has {half} columns, at most {head_size // 2} fit a head", field="cos")
     check_tensor("positions", positions, (torch.int64, torch.int32), (num_tokens,))
     check_tensor("slot_mapping", slot_mapping, (torch.int64,), (num_tokens,))
-    check_apart("qkv", qkv, kv_cache=kv_cache)
     norm_ptrs = []
     for name, norm in (("q_norm", q_norm), ("k_norm", k_norm)):
         if norm is not None:
@@ -201,7 +197,6 @@ def reshape_and_cache(
         raise ShapeError(f"value has shape {list(value.shape)}, expected {list(key.shape)}", field="value")
     cache = native_cache(runtime, kv_cache, head_size, key.dtype, (num_kv_heads, None))
     check_tensor("slot_mapping", slot_mapping, (torch.int64,), (num_tokens,))
-    check_apart("kv_cache", kv_cache, key=key, value=value)
     refuse(runtime.library.write_kv(
         runtime.tier_idx, runtime.pool, key.data_ptr(), value.data_ptr(), key.stride(0), value.stride(0), num_tokens,
         slot_mapping.data_ptr(), cache,
@@ -308,4 +303,6 @@ def head_numbers(name: str, tensor: torch.Tensor | None, num_heads: int) -> int:
 def refuse(fault: str | None) -> None:
     """Raise what the library found in the indices it was given."""
     if fault is not None:
-        raise ShapeError(fault, hint="indices of one step must belong to one cache and one batch")
+        raise ShapeError(
+            fault, hint="indices of one step must belong to one cache and one batch, and its tensors must lie apart"
+        )

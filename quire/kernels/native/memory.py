@@ -36,10 +36,10 @@ def huge_empty(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
     num_bytes = dtype.itemsize
     for size in shape:
         num_bytes *= int(size)
-    if num_bytes == 0:
+    if num_bytes == 0 and max(shape) <= MAX_BYTES:
         return torch.empty(tuple(shape), dtype=dtype)
     library = load_library()
-    address = library.map_huge(num_bytes) if num_bytes <= MAX_BYTES else 0
+    address = library.map_huge(num_bytes) if 0 < num_bytes <= MAX_BYTES else 0
     if address == 0:
         memory = read_memory()
         raise NotEnoughMemoryError(

@@ -130,7 +130,7 @@ class QuantFormat(ABC):
         """
         num_outputs = self._check_weight(packed, scales, input_size)
         check_tensor("ids", ids, (torch.int64, torch.int32), (-1,))
-        if dtype not in FLOATS:
+        if not isinstance(dtype, torch.dtype) or dtype not in FLOATS:
             raise ShapeError(f"dtype is {dtype}, expected torch.bfloat16 or torch.float32", field="dtype")
         out = torch.empty(ids.shape[0], input_size, dtype=dtype)
         if not out.numel():
