@@ -25,6 +25,7 @@ from quire.engine.parts import EngineParts
 from quire.engine.request_state import RequestGroup, RequestState
 from quire.engine.stat_logger import StatLogger
 from quire.errors import EngineDeadError, QuireClientError, ValidationError
+from quire.utils.garbage import collector_paused
 
 
 class LLMEngine:
@@ -49,9 +50,10 @@ class LLMEngine:
     def from_config(cls, config: QuireConfig, **options: Any) -> LLMEngine:
         """The engine that `config` describes; `options` as `engine.factory.build_parts`."""
         envs.prefer_sleeping_threads()
-        from quire.engine.factory import build_parts  # late: loads torch
+        with collector_paused():
+            from quire.engine.factory import build_parts  # late: loads torch
 
-        return cls(build_parts(config, **options))
+            return cls(build_parts(config, **options))
 
     @classmethod
     def from_engine_args(cls, engine_args: QuireConfig | Mapping[str, Any]) -> LLMEngine:
