@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from quire.kernels.native.checks import DTYPE_CODES, FLOATS, check_rows, check_tensor
+from quire.errors import ShapeError
+from quire.kernels.native.checks import DTYPE_CODES, check_rows, check_tensor
 from quire.kernels.native.runtime import NativeRuntime
 
 # Numbers of `Activation` in csrc/include/quire/elementwise.h.
@@ -121,7 +122,7 @@ def _gated(runtime: NativeRuntime, x: torch.Tensor, activation: int, out: torch.
     check_rows("x", x)
     num_rows, width = x.shape
     if width % 2:
-        check_tensor("x", x, FLOATS, (num_rows, width + 1))
+        raise ShapeError(f"x has rows of {width} elements, expected as many gates as ups", field="x")
     out = _result(out, num_rows, width // 2, x.dtype)
     runtime.library.gated_activation(
         runtime.tier_idx, runtime.pool, x.data_ptr(), x.stride(0), out.data_ptr(), num_rows, width // 2, activation,
