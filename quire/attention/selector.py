@@ -19,11 +19,6 @@ BACKENDS: Mapping[str, type[AttentionBackend]] = {
 }
 
 
-def preferred_block_sizes() -> dict[str, int]:
-    """Backend -> tokens per page it works best with."""
-    return {name: backend.preferred_block_size for name, backend in BACKENDS.items()}
-
-
 def select_backend(
     name: str,
     params: AttentionParams,

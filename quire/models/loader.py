@@ -93,6 +93,7 @@ def load_through_cache(
 ) -> None:
     """Fill the model from its packed weights on disk, or by `read_checkpoint`, and keep them for the next start.
 
+    They are written while the model is already in use: nothing changes its weights.
     Small models are not kept: they are packed in less time than it takes to check them.
     """
     stored = model.stored_tensors()
@@ -101,17 +102,9 @@ def load_through_cache(
         read_checkpoint()
         return
     key = packing_key(find_weight_files(model_path)[1], packing)
-    kept = cache.open(key)
-    if kept is not None and _layout(kept) == _layout(stored):
-        for name, tensor in stored.items():
-            tensor.copy_(kept[name])
-        return
-    read_checkpoint()
-    cache.write(key, stored)
-
-
-def _layout(tensors: Mapping[str, torch.Tensor]) -> dict[str, tuple[torch.Size, torch.dtype]]:
-    return {name: (tensor.shape, tensor.dtype) for name, tensor in tensors.items()}
+    if cache.open(key, into=stored) is None:
+        read_checkpoint()
+        cache.write_behind(key, stored)
 
 
 def attention_params(arch: ModelArch) -> AttentionParams:

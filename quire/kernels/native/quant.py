@@ -12,7 +12,15 @@ from typing import ClassVar
 import torch
 
 from quire.errors import ShapeError
-from quire.kernels.native.checks import DTYPE_CODES, FLOATS, check_rows, check_tensor
+from quire.kernels.native.checks import (
+    DTYPE_CODES,
+    FLOATS,
+    check_apart,
+    check_is_tensor,
+    check_rows,
+    check_size,
+    check_tensor,
+)
 from quire.kernels.native.runtime import NativeRuntime
 
 PACKED_DTYPE = torch.int8
@@ -68,7 +76,10 @@ class QuantFormat(ABC):
         check_tensor("rows", rows, (*FLOATS, torch.float16), (-1, -1), strided_rows=True)
         num_rows, input_size = rows.shape
         num_outputs = self._check_weight(packed, scales, input_size)
-        if first_row < 0 or first_row + num_rows > num_outputs:
+        check_size("first_row", first_row)
+        check_apart("packed", packed, rows=rows, scales=scales)
+        check_apart("scales", scales, rows=rows)
+        if first_row + num_rows > num_outputs:
             raise ShapeError(
                 f"rows {first_row} .. {first_row + num_rows} do not fit into a packed weight of {num_outputs} outputs",
                 field="first_row",
@@ -92,6 +103,9 @@ class QuantFormat(ABC):
         first_row: int, num_rows: int,
     ) -> torch.Tensor:  # fmt: skip
         """Dequantised weights of outputs first_row .. first_row + num_rows - 1: [num_rows, input_size] float32."""
+        num_outputs = _num_outputs(packed)
+        check_size("first_row", first_row, 0, num_outputs)
+        check_size("num_rows", num_rows, 0, num_outputs - first_row)
         ids = torch.arange(first_row, first_row + num_rows)
         return self.gather_rows(runtime, ids, packed, scales, input_size, torch.float32)
 
@@ -167,6 +181,7 @@ class QuantFormat(ABC):
         num_tokens, input_size = x.shape
         x_dtype = x.dtype
         _check_input_size(input_size)
+        check_size("output_size", output_size)
         check_tensor("packed", packed, (PACKED_DTYPE,), self.packed_shape(output_size, input_size))
         check_tensor("scales", scales, (self.scale_dtype,), self.scales_shape(output_size, input_size))
         bias_ptr, bias_dtype = 0, torch.float32
@@ -188,7 +203,7 @@ class QuantFormat(ABC):
     def _check_weight(self, packed: torch.Tensor, scales: torch.Tensor, input_size: int) -> int:
         """The outputs that `packed` has room for."""
         _check_input_size(input_size)
-        num_outputs = packed.shape[0] * PANEL_SIZE
+        num_outputs = _num_outputs(packed)
         check_tensor("packed", packed, (PACKED_DTYPE,), self.packed_shape(num_outputs, input_size))
         check_tensor("scales", scales, (self.scale_dtype,), self.scales_shape(num_outputs, input_size))
         return num_outputs
@@ -235,8 +250,16 @@ def _ceil_div(a: int, b: int) -> int:
     return -(-a // b)
 
 
+def _num_outputs(packed: torch.Tensor) -> int:
+    """The outputs that `packed` has room for."""
+    check_is_tensor("packed", packed)
+    if packed.dim() != 5:
+        check_tensor("packed", packed, (PACKED_DTYPE,), (-1,) * 5)
+    return packed.shape[0] * PANEL_SIZE
+
+
 def _check_input_size(input_size: int) -> None:
-    if not 1 <= input_size <= MAX_INPUT_SIZE:
+    if not isinstance(input_size, int) or not 1 <= input_size <= MAX_INPUT_SIZE:
         raise ShapeError(
-            f"quantised weights have {input_size} inputs, expected 1 .. {MAX_INPUT_SIZE}", field="input_size"
+            f"quantised weights have {input_size!r} inputs, expected 1 .. {MAX_INPUT_SIZE}", field="input_size"
         )
