@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import torch
 
+from quire.errors import ShapeError
 from quire.kernels.native.checks import (
     DTYPE_CODES,
-    FLOATS,
     check_apart,
     check_is_tensor,
     check_number,
@@ -137,7 +137,7 @@ def _gated(runtime: NativeRuntime, x: torch.Tensor, activation: int, out: torch.
     check_rows("x", x)
     num_rows, width = x.shape
     if width % 2:
-        check_tensor("x", x, FLOATS, (num_rows, width + 1))
+        raise ShapeError(f"x has rows of {width} elements, expected as many gates as ups", field="x")
     if out is None:
         out = torch.empty(num_rows, width // 2, dtype=x.dtype)
     else:

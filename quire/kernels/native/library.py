@@ -91,7 +91,7 @@ def choose_tier(tier: str) -> str:
     if tier == EMULATED_TIER and tier in tier_names():
         return tier
     problems = {report.name: report.problem for report in examine_tiers()}
-    supported = [name for name, problem in problems.items() if problem is None]
+    supported = supported_tiers()
     if tier == "auto":
         return supported[0]
     if tier not in problems:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import math
 import weakref
 from collections.abc import Sequence
 
@@ -18,7 +19,7 @@ HUGE_PAGE_BYTES = 2 << 20
 MAX_BYTES = 1 << 46  # half of what a process can address
 
 
-def huge_empty(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+def huge_zeros(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
     """A contiguous CPU tensor of zeros on huge pages, whose memory goes back to the system with its last view.
 
     Pages are taken when they are first written, and rounded up to 2 MiB: for weights, caches and large buffers.
@@ -33,9 +34,7 @@ def huge_empty(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
         raise ShapeError(f"shape {list(shape)} has a negative size", field="shape")
     if not isinstance(dtype, torch.dtype):
         raise ShapeError(f"dtype is {dtype!r}, expected a torch.dtype", field="dtype")
-    num_bytes = dtype.itemsize
-    for size in shape:
-        num_bytes *= int(size)
+    num_bytes = math.prod(map(int, shape)) * dtype.itemsize
     if num_bytes == 0 and max(shape) <= MAX_BYTES:
         return torch.empty(tuple(shape), dtype=dtype)
     library = load_library()

@@ -300,8 +300,8 @@ def checksum(rng: random.Random) -> Call:
 CALLS: dict[str, Callable[[random.Random], Call]] = {
     maker.__name__: maker
     for maker in (
-        rms_norm, gated, is_finite, product, gated_product, pack, unpack, gather, quant_pack, quant_product, quant_gated_product,
-        quant_gather, paged_attention, rope_and_cache, reshape_and_cache, copy_pages, argmax, uniforms, sample,
+        rms_norm, gated, is_finite, product, gated_product, pack, unpack, gather, quant_pack, quant_product,
+        quant_gated_product, quant_gather, paged_attention, rope_and_cache, reshape_and_cache, copy_pages, argmax, uniforms, sample,
         penalties, bitmask, logprobs, huge_empty, checksum,
     )
 }  # fmt: skip
