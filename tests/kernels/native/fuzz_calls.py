@@ -284,12 +284,12 @@ def logprobs(rng: random.Random) -> Call:
     return Call(sampling.logprobs, args)
 
 
-def huge_empty(rng: random.Random) -> Call:
+def huge_zeros(rng: random.Random) -> Call:
     def function(runtime: NativeRuntime, rows: Any, columns: Any, dtype: Any) -> Any:
-        made = memory.huge_empty((rows, columns), dtype)
+        made = memory.huge_zeros((rows, columns), dtype)
         return made.flatten()[:9].clone(), tuple(made.shape)  # pages that nobody reads are not taken
 
-    function.__name__ = "huge_empty"
+    function.__name__ = "huge_zeros"
     return Call(function, {"rows": rng.randrange(5), "columns": rng.choice((3, 1 << 47)), "dtype": rng.choice(FLOATS)})
 
 
@@ -301,7 +301,7 @@ CALLS: dict[str, Callable[[random.Random], Call]] = {
     maker.__name__: maker
     for maker in (
         rms_norm, gated, is_finite, product, gated_product, pack, unpack, gather, quant_pack, quant_product,
-        quant_gated_product, quant_gather, paged_attention, rope_and_cache, reshape_and_cache, copy_pages, argmax, uniforms, sample,
-        penalties, bitmask, logprobs, huge_empty, checksum,
+        quant_gated_product, quant_gather, paged_attention, rope_and_cache, reshape_and_cache, copy_pages, argmax,
+        uniforms, sample, penalties, bitmask, logprobs, huge_zeros, checksum,
     )
 }  # fmt: skip
