@@ -12,37 +12,16 @@ from tests.server.servers import RunningServer
 from tests.server.test_protocol import CHAT, HELLO, events, post
 
 NAMES = [
-    "num_requests_running",
-    "num_requests_waiting",
-    "num_requests_waiting_by_reason",
-    "kv_cache_usage_perc",
-    "cache_config_info",
-    "prefix_cache_queries",
-    "prefix_cache_hits",
-    "num_preemptions",
-    "prompt_tokens",
-    "generation_tokens",
-    "prompt_tokens_by_source",
-    "prompt_tokens_cached",
-    "request_success",
-    "admission_rejections",
-    "request_prompt_tokens",
-    "request_generation_tokens",
-    "request_max_num_generation_tokens",
-    "request_params_max_tokens",
-    "request_prefill_kv_computed_tokens",
-    "iteration_tokens_total",
-    "request_params_n",
-    "request_num_preemptions",
-    "time_to_first_token_seconds",
-    "inter_token_latency_seconds",
-    "request_time_per_output_token_seconds",
-    "e2e_request_latency_seconds",
-    "request_queue_time_seconds",
-    "request_inference_time_seconds",
-    "request_prefill_time_seconds",
+    "num_requests_running", "num_requests_waiting", "num_requests_waiting_by_reason", "kv_cache_usage_perc",
+    "cache_config_info", "prefix_cache_queries", "prefix_cache_hits", "num_preemptions", "prompt_tokens",
+    "generation_tokens", "prompt_tokens_by_source", "prompt_tokens_cached", "request_success",
+    "admission_rejections", "request_prompt_tokens", "request_generation_tokens",
+    "request_max_num_generation_tokens", "request_params_max_tokens", "request_prefill_kv_computed_tokens",
+    "iteration_tokens_total", "request_params_n", "request_num_preemptions", "time_to_first_token_seconds",
+    "inter_token_latency_seconds", "request_time_per_output_token_seconds", "e2e_request_latency_seconds",
+    "request_queue_time_seconds", "request_inference_time_seconds", "request_prefill_time_seconds",
     "request_decode_time_seconds",
-]
+]  # fmt: skip
 
 
 @pytest.fixture(scope="module")

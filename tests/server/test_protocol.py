@@ -6,7 +6,6 @@ import asyncio
 import json
 import re
 import socket
-import threading
 from typing import Any
 
 import httpx
@@ -263,11 +262,12 @@ def test_a_client_that_vanishes_while_it_waits_leaves_nothing_behind(server):
 
 def test_a_silent_stream_gets_comments_and_then_its_answer():
     with RunningServer(ScriptedEngine(holds=True), sse_keep_alive_interval=1) as server:
-        release = threading.Timer(2.2, lambda: setattr(server.engine, "holds", False))
-        release.start()
-        answer = post(server, CHAT, {**HELLO, "stream": True})
-        assert answer.text.startswith(": keep-alive\n\n")
-        assert len(events(httpx.Response(200, text=answer.text.replace(": keep-alive\n\n", "")))) == 4
+        with httpx.stream("POST", server.url + CHAT, json={**HELLO, "stream": True}, timeout=20) as answer:
+            parts = answer.iter_text()
+            assert next(parts) == ": keep-alive\n\n"
+            server.engine.holds = False
+            rest = "".join(parts).replace(": keep-alive\n\n", "")
+        assert len(events(httpx.Response(200, text=rest))) == 4
 
 
 def test_openapi_describes_every_route(server):
