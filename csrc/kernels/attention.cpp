@@ -23,8 +23,16 @@ namespace {
 // From row to row of the scores: no multiple of a page of memory, so that rows do not share cache sets.
 constexpr int64_t kScoreStride = kSplit + 16;
 constexpr float kLowest = -__builtin_inff();
+constexpr float kLog2OfE = 1.44269504f;
 // Tiles between a prefetch and its use.
 constexpr int64_t kAhead = 2;
+
+// Vectors of scores whose weights are found at a time.
+#if defined(QUIRE_SIMD_AVX512)
+constexpr int kWeighed = 4;
+#else
+constexpr int kWeighed = 1;
+#endif
 
 // Rows whose scores are held at a time.
 template <class T>
@@ -32,6 +40,9 @@ constexpr int64_t kBlockRows = 8;
 #if defined(QUIRE_TIER_AMX) || defined(QUIRE_TIER_AMX_EMULATED)
 template <>
 constexpr int64_t kBlockRows<bf16> = kTileRows;
+#elif defined(QUIRE_TIER_AVX512_BF16)
+template <>
+constexpr int64_t kBlockRows<bf16> = 2 * kRegisterRows<bf16>;
 #endif
 
 // What a thread needs for one task.
@@ -92,14 +103,16 @@ class Worker {
   Worker(const PagedAttentionArgs& args, const Task& task, const Scratch<T>& scratch)
       : args_(args), item_(task.item), task_(task), cache_(args.cache), scratch_(scratch), group_(group_size(args)),
         num_rows_(task.item.num_tokens * group_), padded_(padded_head(args)),
+        is_plain_(args.scale > 0.0f && args.soft_cap <= 0.0f && args.slopes == nullptr),
         pages_(args.block_table + task.item.request * args.max_blocks) {}
 
   void run() {
     load_queries();
     if (task_.partials == nullptr) start_rows();
+    const int64_t num_blocks = ceil_div(num_rows_, kBlockRows<T>);
     for (int64_t split = task_.first_split; split < task_.end_split; ++split) {
-      for (int64_t row = 0; row < num_rows_; row += kBlockRows<T>) {
-        const Block block = block_at(row, split);
+      for (int64_t i = 0; i < num_blocks; ++i) {
+        const Block block = block_at(i * num_rows_ / num_blocks, (i + 1) * num_rows_ / num_blocks, split);
         if (block.oldest < block.end) attend(block);
         if (task_.partials == nullptr) {
           if (block.oldest < block.end) merge_block(block);
@@ -117,7 +130,7 @@ class Worker {
     for (int64_t split = task_.first_split; split < task_.end_split; ++split) {
       for (int64_t row = 0; row < num_rows_; ++row) {
         const float* partial = partial_of(split - item_.first_split(), row);
-        merge_row(row, partial[0], partial[1], partial + kPartialHead);
+        merge_rows(row, 1, partial, partial + 1, partial + kPartialHead, 0);
       }
     }
     store_rows();
@@ -130,8 +143,8 @@ class Worker {
     return task_.partials + (split * num_rows_ + row) * partial_stride(args_);
   }
 
-  Block block_at(int64_t first_row, int64_t split) const {
-    Block block{first_row, min_i64(kBlockRows<T>, num_rows_ - first_row), split * kSplit, 0, 0};
+  Block block_at(int64_t first_row, int64_t end_row, int64_t split) const {
+    Block block{first_row, end_row - first_row, split * kSplit, 0, 0};
     block.oldest = max_i64(block.base, oldest_seen(args_, position_of(first_row)));
     block.end = min_i64(block.base + kSplit, position_of(first_row + block.num_rows - 1) + 1);
     return block;
@@ -142,8 +155,14 @@ class Worker {
     for (int64_t row = 0; row < num_rows_; ++row) {
       const T* query = static_cast<const T*>(args_.query) + (item_.first_token + row / group_) * args_.query_stride +
                        head_of(row) * size;
-      float* wide = scratch_.query + row * scratch_.query_stride;
-      for (int64_t i = 0; i < size; i += 16) store(wide + i, load_some(query + i, size - i));
+      float* numbers = scratch_.query + row * scratch_.query_stride;
+#if defined(QUIRE_TIER_AVX512_BF16)
+      if constexpr (kHasPairs<T>) {
+        store_query_pairs(query, size, numbers);
+        continue;
+      }
+#endif
+      for (int64_t i = 0; i < size; i += 16) store(numbers + i, load_some(query + i, size - i));
       load_amx_query(scratch_.amx, row, query, size);
     }
   }
@@ -226,36 +245,71 @@ class Worker {
     return score;
   }
 
+  // The block's scores become softmax weights. Scores of a plain layer are multiplied by its scale once the maximum is
+  // subtracted, any other's before.
   void find_weights(const Block& block, int64_t r, int64_t begin, int64_t end, int64_t tiles_begin, int64_t tiles_end) {
     const int64_t position = position_of(block.first_row + r), oldest = oldest_seen(args_, position);
     const F16 slope = set1(args_.slopes ? args_.slopes[head_of(block.first_row + r)] : 0.0f);
     float* const row = scratch_.scores + r * kScoreStride - block.base;
     F16 top = set1(kLowest);
     for (int64_t token = begin; token < end; token += 16) {
-      F16 score = adjust(load(row + token), slope, static_cast<float>(token - position));
+      F16 score = load(row + token);
+      if (!is_plain_) {
+        score = adjust(score, slope, static_cast<float>(token - position));
+        store(row + token, score);
+      }
       if (token < oldest || token + 16 > position + 1) {
         const F16 lowest = set1(kLowest), from = set1(static_cast<float>(oldest - token));
         const F16 to = set1(static_cast<float>(position + 1 - token));
         score = select_less(lane_numbers(), to, select_less(lane_numbers(), from, lowest, score), lowest);
+        store(row + token, score);
       }
       top = max(top, score);
-      store(row + token, score);
     }
-    const float maximum = hmax(top);
+    const float maximum = hmax(top), scale = is_plain_ ? args_.scale : 1.0f;
+    scratch_.block_maxima[r] = maximum * scale;
+    if (maximum == kLowest) end = begin;  // no token has a weight
+    const F16 highest = set1(maximum), factor = set1(sizeof(T) == 2 ? scale * kLog2OfE : scale);
     F16 sum = zero();
-    for (int64_t token = tiles_begin; token < tiles_end; token += 16) {
-      F16 weight = zero();
-      if (token >= begin && token < end && maximum != kLowest) weight = exp(load(row + token) - set1(maximum));
-      if constexpr (sizeof(T) == 2) weight = as_bf16(weight);
-      sum = sum + weight;
-      if constexpr (kHasAmx<T>) {
-        store_amx_weights(scratch_.amx, r, token - block.base, weight);
-      } else {
-        store(row + token, weight);
-      }
+    for (int64_t token = tiles_begin; token < begin; token += 16) put_weights(block, r, token, zero());
+    int64_t token = begin;
+    for (; token + 16 * kWeighed <= end; token += 16 * kWeighed) {
+      sum = weigh<kWeighed>(block, r, token, highest, factor, sum);
     }
-    scratch_.block_maxima[r] = maximum;
+    for (; token < end; token += 16) sum = weigh<1>(block, r, token, highest, factor, sum);
+    for (int64_t token = end; token < tiles_end; token += 16) put_weights(block, r, token, zero());
     scratch_.block_sums[r] = hsum(sum);
+  }
+
+  // Scores of N * 16 tokens to weights; returns `sum` with them added.
+  template <int N>
+  F16 weigh(const Block& block, int64_t r, int64_t token, F16 highest, F16 factor, F16 sum) {
+    const float* const scores = scratch_.scores + r * kScoreStride + token - block.base;
+    F16 weights[N];
+    for (int i = 0; i < N; ++i) weights[i] = (load(scores + 16 * i) - highest) * factor;
+    if constexpr (sizeof(T) == 2) {
+      exp2_coarse_inplace(weights);
+    } else {
+      for (int i = 0; i < N; ++i) weights[i] = exp(weights[i]);
+    }
+    for (int i = 0; i < N; ++i) sum = sum + put_weights(block, r, token + 16 * i, weights[i]);
+    return sum;
+  }
+
+  // Stores the weights of 16 tokens as the products take them; returns them as they are then.
+  F16 put_weights(const Block& block, int64_t r, int64_t token, F16 weights) {
+    const int64_t column = token - block.base;
+    float* const row = scratch_.scores + r * kScoreStride;
+#if defined(QUIRE_TIER_AVX512_BF16)
+    if constexpr (kHasPairs<T>) return store_weight_pairs(row + column / 2, weights);
+#endif
+    if constexpr (sizeof(T) == 2) weights = as_bf16(weights);
+    if constexpr (kHasAmx<T>) {
+      store_amx_weights(scratch_.amx, r, column, weights);
+    } else {
+      store(row + column, weights);
+    }
+    return weights;
   }
 
   // The values of 32 tokens as one tile. Tokens outside oldest .. end - 1 are zeros: their weight is zero, but what
@@ -287,26 +341,41 @@ class Worker {
     if constexpr (kHasAmx<T>) {
       add_values_amx(scratch_.amx, column, values, size, scratch_.block_outputs, padded_);
     } else {
-      multiply_rows<true>(scratch_.scores + column, kScoreStride, block.num_rows, values, kPair<T> * size, kTile, size,
+      constexpr int64_t per_float = kHasPairs<T> ? 2 : 1;
+      multiply_rows<true>(scratch_.scores + column / per_float, kScoreStride, block.num_rows, values, kPair<T> * size, kTile, size,
                           ahead, scratch_.block_outputs, padded_);
     }
   }
 
   void merge_block(const Block& block) {
-    for (int64_t r = 0; r < block.num_rows; ++r) {
-      merge_row(block.first_row + r, scratch_.block_maxima[r], scratch_.block_sums[r],
-                scratch_.block_outputs + r * padded_);
-    }
+    merge_rows(block.first_row, block.num_rows, scratch_.block_maxima, scratch_.block_sums, scratch_.block_outputs,
+               padded_);
   }
 
-  void merge_row(int64_t row, float maximum, float sum, const float* outputs) {
-    if (maximum == kLowest) return;  // it sees none of the split
-    const float before = scratch_.maxima[row], merged = before > maximum ? before : maximum;
-    const F16 keep = exp(set1(before - merged)), add = exp(set1(maximum - merged));
-    store_n(scratch_.sums + row, 1, set1(scratch_.sums[row]) * keep + set1(sum) * add);
-    scratch_.maxima[row] = merged;
-    float* totals = scratch_.outputs + row * padded_;
-    for (int64_t i = 0; i < padded_; i += 16) store(totals + i, load(totals + i) * keep + load(outputs + i) * add);
+  // Adds results of one split to those of rows first .. first + num - 1, row by row, 16 rows' factors at a time.
+  // A maximum of -inf: the row sees none of the split.
+  void merge_rows(int64_t first, int64_t num, const float* maxima, const float* sums, const float* outputs,
+                  int64_t output_stride) {
+    for (int64_t i = 0; i < num; i += 16) {
+      float *const before = scratch_.maxima + first + i, *const total = scratch_.sums + first + i;
+      const int64_t n = min_i64(16, num - i);
+      const F16 merged = max(load_some(maxima + i, n), load_some(before, n));
+      const F16 keep = exp(load_some(before, n) - merged), add = exp(load_some(maxima + i, n) - merged);
+      float keeps[16], adds[16];
+      store(keeps, keep);
+      store(adds, add);
+      const F16 sum = load_some(total, n) * keep + load_some(sums + i, n) * add;
+      const F16 lowest = set1(-__FLT_MAX__), given = load_some(maxima + i, n);
+      store_some(total, n, select_less(given, lowest, load_some(total, n), sum));
+      store_some(before, n, merged);
+      for (int64_t r = 0; r < n; ++r) {
+        if (maxima[i + r] == kLowest) continue;
+        const F16 keep_row = set1(keeps[r]), add_row = set1(adds[r]);
+        float* totals = scratch_.outputs + (first + i + r) * padded_;
+        const float* added = outputs + (i + r) * output_stride;
+        for (int64_t c = 0; c < padded_; c += 16) store(totals + c, load(totals + c) * keep_row + load(added + c) * add_row);
+      }
+    }
   }
 
   void store_partials(const Block& block, int64_t split) {
@@ -338,6 +407,7 @@ class Worker {
   const KvCache& cache_;
   const Scratch<T>& scratch_;
   const int64_t group_, num_rows_, padded_;
+  const bool is_plain_;
   const int32_t* pages_;
 };
 

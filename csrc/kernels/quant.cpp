@@ -206,18 +206,6 @@ void for_each_part(Pool& pool, const QuantLinearArgs& args, int64_t panel_bytes,
   });
 }
 
-// Shared scratch is one call's at a time.
-class PoolLock {
- public:
-  explicit PoolLock(Pool& pool) : pool_(pool) { pool_.lock(); }
-  ~PoolLock() { pool_.unlock(); }
-  PoolLock(const PoolLock&) = delete;
-  PoolLock& operator=(const PoolLock&) = delete;
-
- private:
-  Pool& pool_;
-};
-
 void linear_int8(Pool& pool, const QuantLinearArgs& args) {
   const PoolLock lock(pool);
   const QuantizedRows rows = allocate_rows(pool, args.num_rows, args.input_size, 1);

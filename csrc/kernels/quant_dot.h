@@ -15,16 +15,6 @@ constexpr int64_t kDotPanels = 4;                         // panels side by side
 constexpr int64_t kDotCols = kDotPanels * kPanelSize;     // columns of a row of sums
 constexpr int64_t kRowsPadding = 16;                      // q and sums have rows up to a multiple of this
 
-// Fetches a line into the second cache. Own assembly: GCC 12 takes a function of one prefetch for one without effect,
-// and drops calls to it that it has not inlined yet.
-[[gnu::always_inline]] static inline void fetch(const uint8_t* p) {
-#if defined(__x86_64__)
-  asm volatile("prefetcht1 %0" ::"m"(*p));
-#else
-  __builtin_prefetch(p, 0, 2);
-#endif
-}
-
 struct DotBlock {
   const int8_t* q;  // [rows][q_stride]
   int64_t q_stride;
@@ -71,7 +61,7 @@ template <class Dot>
 static inline void dot_unpacked_group(const GroupBlock& group, const Dot& dot) {
   const int64_t bytes = group.units * kInt4UnitBytes;
   for (int64_t p = 0; p < group.panels; ++p) {
-    for (int64_t i = 0; i < bytes; i += 64) fetch(group.next + p * group.panel_stride + i);
+    for (int64_t i = 0; i < bytes; i += 64) prefetch_l2(group.next + p * group.panel_stride + i);
     unpack_units(group.packed + p * group.panel_stride, group.units, group.unpacked + p * 2 * bytes);
   }
   for (int64_t m = 0; m < group.rows; ++m) {

@@ -92,7 +92,7 @@ template <bool kNibbles>
 static inline void dot_panels(const DotBlock& block) {
   if (block.next != nullptr) {
     for (int64_t p = 0; p < block.panels; ++p) {
-      for (int64_t k = 0; k < block.quads; ++k) fetch(block.next + p * block.w_stride + k * 64);
+      for (int64_t k = 0; k < block.quads; ++k) prefetch_l2(block.next + p * block.w_stride + k * 64);
     }
   }
   for (int64_t p = 0; p < block.panels; ++p) {

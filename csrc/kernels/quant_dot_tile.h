@@ -54,7 +54,7 @@ static inline void store_sums(const DotBlock& block, int64_t m, int64_t p) {
   tile_store<T>(block.sums + m * kDotCols + p * kPanelSize, kSumsStride);
 }
 static inline void fetch_tile(const uint8_t* next) {
-  for (int line = 0; line < 16; ++line) fetch(next + 64 * line);
+  for (int line = 0; line < 16; ++line) prefetch_l2(next + 64 * line);
 }
 
 template <int P>

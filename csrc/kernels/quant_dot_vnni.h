@@ -33,7 +33,7 @@ template <int R, int P, int F>
 #pragma GCC unroll 8
     for (int p = 0; p < P; ++p) b[p] = _mm512_loadu_si512(w + p * w_stride);
 #pragma GCC unroll 8
-    for (int f = 0; f < F; ++f) fetch(next + f * w_stride + k * 64);
+    for (int f = 0; f < F; ++f) prefetch_l2(next + f * w_stride + k * 64);
 #pragma GCC unroll 8
     for (int r = 0; r < R; ++r) {
       const __m512i a = quad_at(q + r * q_stride);
@@ -53,7 +53,7 @@ template <int R, int P>
 #pragma GCC unroll 8
       for (int p = 0; p < P; ++p) {
         const __m512i pairs = _mm512_loadu_si512(w + p * w_stride);
-        fetch(next + p * w_stride);
+        prefetch_l2(next + p * w_stride);
         const __m512i low = _mm512_and_si512(pairs, mask);
         const __m512i high = _mm512_and_si512(_mm512_srli_epi16(pairs, 4), mask);
 #pragma GCC unroll 8

@@ -82,6 +82,12 @@ def check_batch(config: QuireConfig) -> None:
             hint=f"use max_num_seqs <= {tokens}, or max_num_batched_tokens >= {seqs}",
             field="max_num_seqs",
         )
+    if config.scheduler.max_decode_slowdown and not config.scheduler.enable_chunked_prefill:
+        raise ConfigError(
+            f"max_decode_slowdown={config.scheduler.max_decode_slowdown} cuts long prompts, and chunked prefill is off",
+            hint="enable chunked prefill, or use max_decode_slowdown=0",
+            field="max_decode_slowdown",
+        )
     if not config.scheduler.enable_chunked_prefill and tokens < max_model_len:
         raise ConfigError(
             f"max_num_batched_tokens={tokens} is less than max_model_len={max_model_len} and chunked prefill is off",

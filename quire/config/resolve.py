@@ -21,6 +21,7 @@ from quire.platforms.interface import Platform
 GIB = 1 << 30
 DTYPE_NAMES = {"half": "float16", "float": "float32"}
 NATIVE_BLOCK_UNIT = 16  # tokens
+SERVER_DECODE_SLOWDOWN = 2.0
 KEEP_DTYPE = ("float16", "bfloat16", "float32")
 
 
@@ -234,6 +235,16 @@ def resolve_max_num_batched_tokens(config: QuireConfig, around: Surroundings) ->
     return _choose(config, "scheduler", "max_num_batched_tokens", value, reason)
 
 
+def resolve_max_decode_slowdown(config: QuireConfig, around: Surroundings) -> tuple[QuireConfig, Decision | None]:
+    """Readers of a server's answers must not wait for others' prompts; offline, nobody reads along."""
+    if config.scheduler.max_decode_slowdown is not None:
+        return config, None
+    if not config.scheduler.enable_chunked_prefill:
+        return _choose(config, "scheduler", "max_decode_slowdown", 0.0, "chunked prefill is off: prompts are not cut")
+    value = SERVER_DECODE_SLOWDOWN if around.usage is UsageContext.API_SERVER else 0.0
+    return _choose(config, "scheduler", "max_decode_slowdown", value, around.usage.value)
+
+
 RULES: tuple[Rule, ...] = (
     resolve_device,
     resolve_num_threads,
@@ -248,6 +259,7 @@ RULES: tuple[Rule, ...] = (
     resolve_max_model_len,
     resolve_max_num_seqs,
     resolve_max_num_batched_tokens,
+    resolve_max_decode_slowdown,
 )
 
 

@@ -22,7 +22,7 @@ from quire.engine.front_end import Effects, FrontEnd, Submission
 from quire.engine.mp_factory import build_apart, launch_core
 from quire.engine.output_stream import OutputStream
 from quire.engine.parts import FrontEndParts
-from quire.engine.protocol import EngineClient
+from quire.engine.protocol import EngineClient, StepListener
 from quire.engine.stat_logger import StatLogger
 from quire.engine.supervisor import Supervisor
 from quire.errors import EngineDeadError, EngineGenerateError, QuireError
@@ -44,6 +44,7 @@ class AsyncLLM(EngineClient):
         tokenizer: None with skip_tokenizer_init.
         chat_template: None when the model has none.
         defaults: the model's own settings for generation.
+        step_listeners: called with every step.
         last_stats: the control plane after the newest step.
     """
 
@@ -52,6 +53,7 @@ class AsyncLLM(EngineClient):
         self.tokenizer = parts.tokenizer
         self.chat_template = parts.chat_template
         self.defaults = parts.defaults
+        self.step_listeners: list[StepListener] = []
         self.last_stats = SchedulerStats()
         self._front = FrontEnd(parts)
         self._streams: dict[str, OutputStream] = {}
@@ -178,6 +180,8 @@ class AsyncLLM(EngineClient):
         self.last_stats = step.stats
         if self._stat_logger is not None:
             self._stat_logger.record(step)
+        for listener in self.step_listeners:
+            listener(step)
         self._apply(self._front.process(step))
 
     def on_failed(self, handle: int, error: QuireError) -> None:

@@ -5,6 +5,7 @@ Called by an engine core client. Owns the executor and the scheduler.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable
 
 from quire.core.engine_messages import EngineCoreOutputs, EngineCoreRequest, FinishReason
@@ -21,6 +22,7 @@ class EngineCore:
         recovery: what to do when a step raises; its gate is the scheduler's.
         num_blocks: pages of the KV cache, for whoever asks.
         on_step: called with the number of tokens of each step, before it runs.
+        clock: seconds, for the duration of steps.
     """
 
     def __init__(
@@ -30,10 +32,12 @@ class EngineCore:
         recovery: StepRecovery,
         num_blocks: int = 0,
         on_step: Callable[[int], None] | None = None,
+        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._executor = executor
         self._scheduler = scheduler
         self._recovery = recovery
+        self._clock = clock
         self._on_step = on_step
         self.num_blocks = num_blocks
 
@@ -55,6 +59,7 @@ class EngineCore:
             return self.take_outputs()
         if self._on_step is not None:
             self._on_step(scheduled.total_num_scheduled_tokens)
+        start = self._clock()
         try:
             self._executor.execute_model(scheduled)
             sampled = self._executor.sample_tokens()
@@ -63,7 +68,7 @@ class EngineCore:
         except Exception as error:
             self._recovery.recover(self._scheduler, error)
             return self.take_outputs()
-        outputs = self._scheduler.update_from_output(scheduled, sampled)
+        outputs = self._scheduler.update_from_output(scheduled, sampled, self._clock() - start)
         self._recovery.note(outputs)
         return outputs
 

@@ -26,8 +26,14 @@ class SchedulerInterface(Protocol):
     def schedule(self) -> SchedulerOutput | None:
         """Decide the next step; None when no request can compute (nothing left, or only rows to free later)."""
 
-    def update_from_output(self, scheduled: SchedulerOutput, output: ModelRunnerOutput) -> EngineCoreOutputs:
-        """Take in the step's tokens: lengths advance, full pages are published, ended requests leave."""
+    def update_from_output(
+        self, scheduled: SchedulerOutput, output: ModelRunnerOutput, seconds: float | None = None
+    ) -> EngineCoreOutputs:
+        """Take in the step's tokens: lengths advance, full pages are published, ended requests leave.
+
+        Args:
+            seconds: how long the step took to compute and sample; None = not measured.
+        """
 
     def abandon_step(self) -> list[int]:
         """The step that was scheduled failed: it never was, and every running request waits again with its tokens.

@@ -67,7 +67,7 @@ class Worker:
         self._custom_processors = tuple(custom_processors)
         keep_freed_memory()
         num_threads = config.device.num_threads or platform.num_cpus
-        self._runtime = make_runtime(config, num_threads)
+        self._runtime = make_runtime(config, num_threads, platform)
         # One pool of threads: two at once would fight for the cores.
         torch.set_num_threads(num_threads if self._runtime is None else 1)
         self._workspace_bytes = estimate_workspace_bytes(self._arch, self._limits, self._dtype.itemsize)

@@ -15,6 +15,8 @@ struct bf16 {
 
 constexpr int64_t kPanelSize = 16;  // outputs that a packed weight keeps side by side
 
+constexpr int64_t kCacheLine = 64;  // bytes
+
 constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 constexpr int64_t round_up(int64_t a, int64_t b) { return ceil_div(a, b) * b; }
 constexpr int64_t min_i64(int64_t a, int64_t b) { return a < b ? a : b; }

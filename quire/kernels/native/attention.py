@@ -11,12 +11,20 @@ from typing import Any
 import torch
 
 from quire.errors import ShapeError
-from quire.kernels.native.checks import DTYPE_CODES, check_tensor
+from quire.kernels.native.checks import (
+    DTYPE_CODES,
+    check_apart,
+    check_is_tensor,
+    check_number,
+    check_size,
+    check_tensor,
+)
 from quire.kernels.native.runtime import NativeRuntime
 
 FLOATS = (torch.bfloat16, torch.float32)
 BLOCK_SIZE_MULTIPLE = 16
 MAX_HEAD_SIZE = 256
+MAX_HEADS = 1 << 20  # also of a page's tokens
 
 
 def paged_attention(
@@ -64,27 +72,34 @@ def paged_attention(
     Reference: kernels/reference/attention.py
     Source: Kwon et al. 2023 (PagedAttention), section 4.1; Dao et al. 2022 (FlashAttention), section 3.1.
     """
-    dtype, num_kv_heads = query.dtype, kv_cache.shape[1] if kv_cache.dim() == 4 else 0
     check_heads("query", query)
+    dtype = query.dtype
     num_tokens, num_heads, head_size = query.shape
     cache = native_cache(runtime, kv_cache, head_size, dtype)
+    num_kv_heads = kv_cache.shape[1]
     if num_heads % num_kv_heads or num_heads == 0:
         raise ShapeError(
             f"query has {num_heads} heads, expected a multiple of the cache's {num_kv_heads}", field="query"
         )
-    if block_table.dim() != 2 or not is_plain(block_table, torch.int32):
+    if not is_plain(block_table, torch.int32) or block_table.dim() != 2:
         check_tensor("block_table", block_table, (torch.int32,), (-1, -1))
     num_reqs, max_blocks = block_table.shape
-    if query_start_loc.shape != (num_reqs + 1,) or not is_plain(query_start_loc, torch.int32):
+    if not is_plain(query_start_loc, torch.int32) or query_start_loc.shape != (num_reqs + 1,):
         check_tensor("query_start_loc", query_start_loc, (torch.int32,), (num_reqs + 1,))
-    if seq_lens.shape != (num_reqs,) or not is_plain(seq_lens, torch.int32):
+    if not is_plain(seq_lens, torch.int32) or seq_lens.shape != (num_reqs,):
         check_tensor("seq_lens", seq_lens, (torch.int32,), (num_reqs,))
     if out is None:
         out = torch.empty(num_tokens, num_heads, head_size, dtype=dtype)
     else:
         check_tensor("out", out, (dtype,), (num_tokens, num_heads, head_size))
-    if sliding_window is not None and sliding_window < 1:
-        raise ShapeError(f"sliding_window is {sliding_window}, expected at least 1", field="sliding_window")
+        check_apart(
+            "out", out, query=query, kv_cache=kv_cache, block_table=block_table, query_start_loc=query_start_loc,
+            seq_lens=seq_lens, sinks=sinks, alibi_slopes=alibi_slopes,
+        )  # fmt: skip
+    if sliding_window is not None:
+        check_size("sliding_window", sliding_window, 1)
+    check_number("scale", scale)
+    check_number("soft_cap", soft_cap)
     refuse(runtime.library.paged_attention(
         runtime.tier_idx, runtime.pool, query.data_ptr(), query.stride(0), out.data_ptr(), cache,
         block_table.data_ptr(), max_blocks, query_start_loc.data_ptr(), seq_lens.data_ptr(), num_reqs, num_tokens,
@@ -127,9 +142,12 @@ def rope_and_cache(
     Cost: one pass over the step's tokens.
     Reference: kernels/reference/norm.py, rotary.py and cache.py
     """
-    dtype = qkv.dtype
+    for name, size in (("num_heads", num_heads), ("num_kv_heads", num_kv_heads), ("block_size", block_size)):
+        check_size(name, size, 1, MAX_HEADS)
+    check_size("head_size", head_size, 2, MAX_HEAD_SIZE)
+    check_number("eps", eps)
     check_tensor("qkv", qkv, FLOATS, (-1, (num_heads + 2 * num_kv_heads) * head_size), strided_rows=True)
-    num_tokens = qkv.shape[0]
+    dtype, num_tokens = qkv.dtype, qkv.shape[0]
     cache = native_cache(runtime, kv_cache, head_size, dtype, (num_kv_heads, block_size))
     check_tensor("cos", cos, (torch.float32,), (-1, -1))
     check_tensor("sin", sin, (torch.float32,), tuple(cos.shape))
@@ -138,6 +156,7 @@ def rope_and_cache(
         raise ShapeError(f"cos has {half} columns, at most {head_size // 2} fit a head", field="cos")
     check_tensor("positions", positions, (torch.int64, torch.int32), (num_tokens,))
     check_tensor("slot_mapping", slot_mapping, (torch.int64,), (num_tokens,))
+    check_apart("qkv", qkv, kv_cache=kv_cache)
     norm_ptrs = []
     for name, norm in (("q_norm", q_norm), ("k_norm", k_norm)):
         if norm is not None:
@@ -173,10 +192,13 @@ def reshape_and_cache(
     check_heads("key", key)
     check_heads("value", value)
     num_tokens, num_kv_heads, head_size = key.shape
-    if value.shape != key.shape or value.dtype != key.dtype:
+    if value.dtype != key.dtype:
+        raise ShapeError(f"value is {value.dtype}, expected {key.dtype}", field="value")
+    if value.shape != key.shape:
         raise ShapeError(f"value has shape {list(value.shape)}, expected {list(key.shape)}", field="value")
     cache = native_cache(runtime, kv_cache, head_size, key.dtype, (num_kv_heads, None))
     check_tensor("slot_mapping", slot_mapping, (torch.int64,), (num_tokens,))
+    check_apart("kv_cache", kv_cache, key=key, value=value)
     refuse(runtime.library.write_kv(
         runtime.tier_idx, runtime.pool, key.data_ptr(), value.data_ptr(), key.stride(0), value.stride(0), num_tokens,
         slot_mapping.data_ptr(), cache,
@@ -227,6 +249,7 @@ def native_cache(
     sizes: tuple[int | None, int | None] = (None, None),
 ) -> Any:
     """The library's view of a layer's cache; `sizes` are num_kv_heads and block_size, where known."""
+    check_is_tensor("kv_cache", kv_cache)
     if head_size % 2 or not 2 <= head_size <= MAX_HEAD_SIZE:
         raise ShapeError(f"head_size is {head_size}, expected an even number up to {MAX_HEAD_SIZE}", field="head_size")
     num_kv_heads, block_size = (-1 if size is None else size for size in sizes)
@@ -247,16 +270,25 @@ def native_cache(
 
 def is_plain(tensor: torch.Tensor, dtype: torch.dtype) -> bool:
     """Contiguous in host memory: asked first, since the full check of a tensor costs more than a short kernel."""
-    return tensor.dtype is dtype and tensor.is_contiguous() and tensor.device.type == "cpu"
+    return (
+        isinstance(tensor, torch.Tensor)
+        and tensor.dtype is dtype
+        and tensor.is_cpu
+        and tensor.layout is torch.strided
+        and tensor.is_contiguous()
+        and tensor.data_ptr() % dtype.itemsize == 0
+    )
 
 
 def check_heads(name: str, tensor: torch.Tensor) -> None:
     """Refuse anything but [num_tokens, num_heads, head_size] whose tokens alone may be strided."""
-    if tensor.dim() == 3 and tensor.dtype in FLOATS and tensor.device.type == "cpu":
+    check_is_tensor(name, tensor)
+    if tensor.dim() == 3 and tensor.dtype in FLOATS and tensor.is_cpu:
         num_tokens, num_heads, head_size = tensor.shape
         between_tokens, between_heads, between_elements = tensor.stride()
         is_token_whole = between_elements == 1 and (between_heads == head_size or num_heads <= 1)
-        if is_token_whole and (between_tokens >= num_heads * head_size or num_tokens <= 1):
+        is_aligned = tensor.data_ptr() % tensor.itemsize == 0
+        if is_aligned and is_token_whole and (between_tokens >= num_heads * head_size or num_tokens <= 1):
             return
     check_tensor(name, tensor, FLOATS, (-1, -1, -1))
 

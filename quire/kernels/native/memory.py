@@ -9,6 +9,7 @@ from collections.abc import Sequence
 import torch
 
 from quire.errors import NotEnoughMemoryError, ShapeError
+from quire.kernels.native.checks import check_is_tensor
 from quire.kernels.native.library import load_library
 from quire.kernels.native.runtime import NativeRuntime
 from quire.utils.memory import format_bytes, read_memory
@@ -26,8 +27,12 @@ def huge_empty(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
         ShapeError: a negative size.
         NotEnoughMemoryError: the system refuses the mapping; says how much was asked and how much there is.
     """
+    if not isinstance(shape, Sequence) or not all(isinstance(size, int) for size in shape):
+        raise ShapeError(f"shape is {shape!r}, expected whole numbers", field="shape")
     if any(size < 0 for size in shape):
         raise ShapeError(f"shape {list(shape)} has a negative size", field="shape")
+    if not isinstance(dtype, torch.dtype):
+        raise ShapeError(f"dtype is {dtype!r}, expected a torch.dtype", field="dtype")
     num_bytes = dtype.itemsize
     for size in shape:
         num_bytes *= int(size)
@@ -59,6 +64,7 @@ def checksum(runtime: NativeRuntime, tensor: torch.Tensor) -> int:
 
     Cost: reads the tensor once; bandwidth bound.
     """
+    check_is_tensor("tensor", tensor)
     if tensor.device.type != "cpu" or not tensor.is_contiguous():
         raise ShapeError(
             f"a checksum needs contiguous CPU memory, not {tensor.device} {tensor.stride()}", field="tensor"
