@@ -181,7 +181,11 @@ def main(ready_fd: int) -> None:
         return
     progress.enter(Phase.IDLE)
     _answer(ready_fd, CoreReady(num_blocks=core.num_blocks))
-    EngineCoreProc(core, inputs, outputs, progress).run()
+    try:
+        EngineCoreProc(core, inputs, outputs, progress).run()
+    except Exception:
+        logger.exception("the engine core stops")
+        os._exit(1)  # at once: nothing here is worth tidying up, and the parent waits for the end
 
 
 def _build(setup: CoreSetup, progress: ProgressPage) -> EngineCore:

@@ -225,11 +225,6 @@ class Scheduler:
         self._end_stopped(sampled.rows, sampled.token_ids)
         return self._make_outputs(handles, sampled.token_ids, sampled.logprobs, prompt_logprobs, step)
 
-    def _record_cost(self, scheduled: SchedulerOutput, seconds: float | None) -> None:
-        if self._costs is not None:
-            num_decoding = int(np.count_nonzero(scheduled.num_scheduled_tokens == 1))
-            self._costs.record(num_decoding, scheduled.total_num_scheduled_tokens - num_decoding, seconds)
-
     def abandon_step(self) -> list[int]:
         """The step that was scheduled failed: it never was, and every running request waits again with its tokens.
 
@@ -250,6 +245,11 @@ class Scheduler:
             self._queue.add(request)
             self._outbox.note_event(request.handle, EventKind.PREEMPTED)
         return [handle for handle in step.handles.tolist() if handle in self._requests]
+
+    def _record_cost(self, scheduled: SchedulerOutput, seconds: float | None) -> None:
+        if self._costs is not None:
+            num_decoding = int(np.count_nonzero(scheduled.num_scheduled_tokens == 1))
+            self._costs.record(num_decoding, scheduled.total_num_scheduled_tokens - num_decoding, seconds)
 
     def _take_prompt_logprobs(
         self, output: ModelRunnerOutput, rows: np.ndarray

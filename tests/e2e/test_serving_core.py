@@ -102,6 +102,11 @@ def test_streams_survive_cores_that_are(
     assert engine.num_restarts == before + count
 
 
+def test_an_engine_serves_one_event_loop(engine: AsyncLLM):
+    with pytest.raises(EngineDeadError, match="another event loop"):
+        asyncio.run(serving.stream(engine, "elsewhere", [1], LONG))
+
+
 def test_leaving_a_stream_ends_its_request_within_two_steps(engine: AsyncLLM, run: Run):
     async def leave() -> int:
         reader = engine.generate([1, 2, 3], LONG, "left")
