@@ -37,6 +37,15 @@ def cache_dir() -> Path | None:
         return None
 
 
+def native_library() -> Path | None:
+    """QUIRE_NATIVE_LIBRARY: a build of the native kernels to load in place of the installed one; None = not set.
+
+    For builds with sanitizers and of other compilers; processes started by this one inherit it.
+    """
+    value = os.environ.get("QUIRE_NATIVE_LIBRARY", "")
+    return Path(value) if value else None
+
+
 def api_key() -> str | None:
     """QUIRE_API_KEY: a key that requests to the server must show; None = not set."""
     return os.environ.get("QUIRE_API_KEY") or None

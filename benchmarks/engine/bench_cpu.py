@@ -5,9 +5,10 @@
 
 The cases of `benchmarks/workload.py`, which other engines run through `benchmarks/peers`, and two more: `start`, from
 the start of a fresh process to its first token, and `interleave`, what a long prompt does to the steps of requests
-that are decoding. Greedy, token ids in and out, no prefix caching. One stream is also given as a share of what the
-machine could do if it did nothing but read the weights once per token, at the speed of reading that the same run
-measures. Runs alone on a machine; the last line is one JSON object.
+that are decoding; it runs with the `max_decode_slowdown` of a server, where offline generation has no such limit.
+Greedy, token ids in and out, no prefix caching. One stream is also given as a share of what the machine could do if it
+did nothing but read the weights once per token, at the speed of reading that the same run measures. Runs alone on a
+machine; the last line is one JSON object.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from typing import Any
 from benchmarks import workload
 from benchmarks.engine.read_limit import read_bandwidth, weight_bytes
 from quire import LLM, SamplingParams
+from quire.config.resolve import SERVER_DECODE_SLOWDOWN
 from quire.core.sampling_params import RequestOutputKind
 
 OWN_CASES = ("start", "interleave")
@@ -154,15 +156,23 @@ def peak_rss_gib() -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
 
 
-def make_llm(args: argparse.Namespace) -> LLM:
-    """The engine; settings that were not given keep their defaults."""
+def make_llm(args: argparse.Namespace, **defaults: Any) -> LLM:
+    """The engine; settings that were not given have these defaults, or their own."""
     kv_cache_bytes = int(args.kv_cache_gib * 2**30)
-    return LLM(str(args.model), enable_prefix_caching=False, kv_cache_memory_bytes=kv_cache_bytes, **settings_of(args))
+    settings = {**defaults, **settings_of(args)}
+    return LLM(str(args.model), enable_prefix_caching=False, kv_cache_memory_bytes=kv_cache_bytes, **settings)
 
 
 def settings_of(args: argparse.Namespace) -> dict[str, Any]:
     """The engine's settings among the arguments, those that were given."""
-    names = ("quantization", "attention_backend", "kernel_tier", "num_threads", "max_num_batched_tokens")
+    names = (
+        "quantization",
+        "attention_backend",
+        "kernel_tier",
+        "num_threads",
+        "max_num_batched_tokens",
+        "max_decode_slowdown",
+    )
     return {name: getattr(args, name) for name in names if getattr(args, name) is not None}
 
 
@@ -179,6 +189,7 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument("--kernel-tier")
     parser.add_argument("--num-threads", type=int)
     parser.add_argument("--max-num-batched-tokens", type=int)
+    parser.add_argument("--max-decode-slowdown", type=float)
     parser.add_argument("--kv-cache-gib", type=float, default=2.0)
     names = ",".join((*workload.CASES, *OWN_CASES))
     parser.add_argument("--cases", default=names, help=f"separated by commas; default: {names}")
@@ -215,10 +226,13 @@ def main() -> int:
     for case in cases:
         results[case.name] = run_case(llm, case, rng)
         workload.print_case(case, results[case.name])
-    if "interleave" in wanted:
-        results["interleave"] = run_interleave(llm, rng)
     peak_gib = peak_rss_gib()
     llm.shutdown()
+    if "interleave" in wanted:
+        llm = make_llm(args, max_decode_slowdown=SERVER_DECODE_SLOWDOWN)
+        run_case(llm, workload.WARM_UP, rng)
+        results["interleave"] = run_interleave(llm, rng)
+        llm.shutdown()
     bandwidth_after, how = read_bandwidth(num_threads)
     bandwidth = (bandwidth + bandwidth_after) / 2
     limit = bandwidth / weight_bytes(args.model, args.quantization)

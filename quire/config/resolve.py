@@ -19,8 +19,9 @@ from quire.errors import ConfigError
 from quire.platforms.interface import Platform
 
 GIB = 1 << 30
-DTYPE_NAMES = {"half": "float16", "float": "float32"}
+DTYPE_NAMES = {"half": "float16", "float": "float32", "fp8": "fp8_e4m3"}
 NATIVE_BLOCK_UNIT = 16  # tokens
+SERVER_DECODE_SLOWDOWN = 2.0
 KEEP_DTYPE = ("float16", "bfloat16", "float32")
 
 
@@ -184,8 +185,9 @@ def resolve_dtype(config: QuireConfig, around: Surroundings) -> tuple[QuireConfi
 
 def resolve_kv_cache_dtype(config: QuireConfig, around: Surroundings) -> tuple[QuireConfig, Decision | None]:
     """Keys and values are kept in the model's type."""
-    if config.cache.kv_cache_dtype != "auto":
-        return config, None
+    given = config.cache.kv_cache_dtype
+    if given != "auto":
+        return _replace(config, "cache", kv_cache_dtype=DTYPE_NAMES.get(given, given)), None
     return _choose(config, "cache", "kv_cache_dtype", config.model.dtype, "the model's dtype")
 
 
@@ -234,6 +236,16 @@ def resolve_max_num_batched_tokens(config: QuireConfig, around: Surroundings) ->
     return _choose(config, "scheduler", "max_num_batched_tokens", value, reason)
 
 
+def resolve_max_decode_slowdown(config: QuireConfig, around: Surroundings) -> tuple[QuireConfig, Decision | None]:
+    """Readers of a server's answers must not wait for others' prompts; offline, nobody reads along."""
+    if config.scheduler.max_decode_slowdown is not None:
+        return config, None
+    if not config.scheduler.enable_chunked_prefill:
+        return _choose(config, "scheduler", "max_decode_slowdown", 0.0, "chunked prefill is off: prompts are not cut")
+    value = SERVER_DECODE_SLOWDOWN if around.usage is UsageContext.API_SERVER else 0.0
+    return _choose(config, "scheduler", "max_decode_slowdown", value, around.usage.value)
+
+
 RULES: tuple[Rule, ...] = (
     resolve_device,
     resolve_num_threads,
@@ -248,6 +260,7 @@ RULES: tuple[Rule, ...] = (
     resolve_max_model_len,
     resolve_max_num_seqs,
     resolve_max_num_batched_tokens,
+    resolve_max_decode_slowdown,
 )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from quire.config.base import check_settings, setting
+from quire.errors import ConfigError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,9 +23,21 @@ class SchedulerConfig:
     long_prefill_token_threshold: int = setting(
         0, "Most prompt tokens of one request per step while others run, in tokens; 0 = no limit.", minimum=0
     )
+    max_decode_slowdown: float | None = setting(
+        None,
+        "Most times its usual duration that a step of decoding requests may take because prompts are computed beside "
+        "them; longer prompts are cut smaller. At least 1, or 0 = no limit; default: 2 for a server, 0 offline.",
+        minimum=0.0,
+    )
     reserve_full_prompt: bool = setting(
         True, "Admit a request only when pages for its whole prompt are free.", flag="scheduler_reserve_full_isl"
     )
 
     def __post_init__(self) -> None:
         check_settings(self)
+        if self.max_decode_slowdown is not None and 0 < self.max_decode_slowdown < 1:
+            raise ConfigError(
+                f"max_decode_slowdown={self.max_decode_slowdown} asks for steps that are faster with more to compute",
+                hint="use a number of at least 1 (2 = twice as long), or 0 for no limit",
+                field="max_decode_slowdown",
+            )

@@ -93,6 +93,7 @@ def load_through_cache(
 ) -> None:
     """Fill the model from its packed weights on disk, or by `read_checkpoint`, and keep them for the next start.
 
+    They are written while the model is already in use: nothing changes its weights.
     Small models are not kept: they are packed in less time than it takes to check them.
     """
     stored = model.stored_tensors()
@@ -101,15 +102,9 @@ def load_through_cache(
         read_checkpoint()
         return
     key = packing_key(find_weight_files(model_path)[1], packing)
-    kept = cache.open(key)
-    if kept is not None and {name: (t.shape, t.dtype) for name, t in kept.items()} == {
-        name: (t.shape, t.dtype) for name, t in stored.items()
-    }:
-        for name, tensor in stored.items():
-            tensor.copy_(kept[name])
-        return
-    read_checkpoint()
-    cache.write(key, stored)
+    if cache.open(key, into=stored) is None:
+        read_checkpoint()
+        cache.write_behind(key, stored)
 
 
 def attention_params(arch: ModelArch) -> AttentionParams:

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-import mmap
+import math
 import os
 import stat
 import struct
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -28,7 +30,7 @@ FORMAT_VERSION = 1
 PREFIX = struct.Struct("<8sII32s")
 PAGE_BYTES = 4096
 MAX_HEADER_BYTES = 64 << 20
-MAX_DIMENSIONS = 8
+RUN_BYTES = 16 << 20  # what one thread reads at a time
 DTYPES = {
     name: getattr(torch, name)
     for name in ("bfloat16", "float16", "float32", "float64", "int8", "uint8", "int16", "int32", "int64")
@@ -46,6 +48,22 @@ class BadEntryError(QuireError):
     def __init__(self, message: str, *, is_damaged: bool = False) -> None:
         super().__init__(message)
         self.is_damaged = is_damaged
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Where one tensor lies: bytes begin .. end - 1 of the file, and zeros up to `padded_end`."""
+
+    name: str
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    begin: int
+    end: int
+    checksum: int
+
+    @property
+    def padded_end(self) -> int:
+        return self.begin + _padded(self.end - self.begin)
 
 
 def check_owner(status: os.stat_result, path: Path | str) -> None:
@@ -91,31 +109,48 @@ def write_packed_file(file: BinaryIO, key: str, tensors: Mapping[str, torch.Tens
         file.write(bytes(_padded(num_bytes) - num_bytes))
 
 
-def read_packed_file(file: int, key: str, runtime: NativeRuntime) -> dict[str, torch.Tensor]:
-    """The tensors of an open file, pointing into a private map of it, once every byte is known to be as written.
+def read_packed_file(
+    file: int, key: str, runtime: NativeRuntime, into: Mapping[str, torch.Tensor] | None = None
+) -> dict[str, torch.Tensor]:
+    """The tensors of an open file, copied to memory, once every byte of the copy is known to be as written.
 
     Args:
         file: descriptor.
+        runtime: as many threads as it has read at once; its pool computes checksums.
+        into: contiguous CPU tensors to copy to, the very ones that the file must hold; after an error they may hold
+            anything. None = new ones.
 
     Raises:
         BadEntryError: the file is not what `write_packed_file` made for `key`; says how.
-        OSError: it cannot be read or mapped.
+        OSError: it cannot be read.
+
+    Cost: one copy of the file, and one read of that copy.
     """
     status = os.fstat(file)
     if not stat.S_ISREG(status.st_mode):
         raise BadEntryError("it is not a regular file")
     check_owner(status, "it")
     header, data_start = _read_header(file, status.st_size, key)
-    # Private: writable to torch, but a write would never reach the file.
-    mapped = mmap.mmap(file, status.st_size, access=mmap.ACCESS_COPY)
-    mapped.madvise(mmap.MADV_WILLNEED)
     try:
-        tensors, end = _map_tensors(mapped, header["tensors"], data_start, runtime)
+        places, end = _find_places(header["tensors"], data_start, status.st_size)
+        tensors = (
+            {place.name: torch.empty(place.shape, dtype=place.dtype) for place in places} if into is None else into
+        )
     except (AttributeError, KeyError, TypeError, ValueError, RuntimeError) as cause:
         raise BadEntryError(f"its header is malformed: {cause!r}", is_damaged=True) from cause
     if end != status.st_size:
         raise BadEntryError(f"it has {status.st_size} bytes, its tensors end at {end}", is_damaged=True)
-    return tensors
+    if [(name, tensor.dtype, tensor.shape) for name, tensor in tensors.items()] != [
+        (place.name, place.dtype, place.shape) for place in places
+    ]:
+        raise BadEntryError("it holds other tensors than this model has")
+    _read_data(file, places, tensors, runtime.num_threads)
+    for place in places:
+        if checksum(runtime, tensors[place.name]) != place.checksum:
+            raise BadEntryError(f"tensor {place.name} does not have its checksum", is_damaged=True)
+        if any(os.pread(file, place.padded_end - place.end, place.end)):
+            raise BadEntryError(f"bytes behind tensor {place.name} are not zero", is_damaged=True)
+    return dict(tensors)
 
 
 def _read_header(file: int, file_size: int, key: str) -> tuple[dict[str, Any], int]:
@@ -145,35 +180,42 @@ def _read_header(file: int, file_size: int, key: str) -> tuple[dict[str, Any], i
     return header, data_start
 
 
-def _map_tensors(
-    mapped: mmap.mmap, entries: dict[str, Any], data_start: int, runtime: NativeRuntime
-) -> tuple[dict[str, torch.Tensor], int]:
-    """The tensors, checked, and where the last one ends."""
-    tensors = {}
+def _find_places(entries: dict[str, Any], data_start: int, file_size: int) -> tuple[list[_Place], int]:
+    """Where the tensors lie, one behind the other, and where the last one ends."""
+    places = []
     position = data_start
     for name, entry in entries.items():
         if data_start + entry["offset"] != position:
             raise BadEntryError(f"tensor {name} is not where the tensor before it ends", is_damaged=True)
-        tensor = _map_tensor(mapped, entry, position)
-        num_bytes = tensor.numel() * tensor.itemsize
-        end = position + _padded(num_bytes)
-        if checksum(runtime, tensor) != int(entry["checksum"], 16):
-            raise BadEntryError(f"tensor {name} does not have its checksum", is_damaged=True)
-        if any(mapped[position + num_bytes : end]):
-            raise BadEntryError(f"bytes behind tensor {name} are not zero", is_damaged=True)
-        tensors[name] = tensor
-        position = end
-    return tensors, position
+        dtype, shape = DTYPES[entry["dtype"]], tuple(entry["shape"])
+        num_bytes = dtype.itemsize * math.prod(shape)
+        if min(shape, default=0) < 0 or num_bytes > file_size - position:
+            raise ValueError(f"tensor {name} has shape {shape} in {file_size - position} bytes")
+        place = _Place(name, dtype, shape, position, position + num_bytes, int(entry["checksum"], 16))
+        places.append(place)
+        position = place.padded_end
+    return places, position
 
 
-def _map_tensor(mapped: mmap.mmap, entry: dict[str, Any], position: int) -> torch.Tensor:
-    dtype, shape = DTYPES[entry["dtype"]], tuple(entry["shape"])
-    num_bytes = dtype.itemsize
-    for size in shape:
-        num_bytes *= size
-    if num_bytes == 0:
-        return torch.empty(shape, dtype=dtype)
-    return torch.frombuffer(mapped, dtype=torch.uint8, offset=position, count=num_bytes).view(dtype).view(shape)
+def _read_data(file: int, places: Sequence[_Place], tensors: Mapping[str, torch.Tensor], num_threads: int) -> None:
+    """Copy every place to its tensor; threads share the work, most of which is the system's making of new pages."""
+    runs = []
+    for place in places:
+        if place.end > place.begin:
+            bytes_ = tensors[place.name].reshape(-1).view(torch.uint8).numpy().data
+            starts = range(0, len(bytes_), RUN_BYTES)
+            runs += [(bytes_[start : start + RUN_BYTES], place.begin + start) for start in starts]
+    with ThreadPoolExecutor(num_threads, thread_name_prefix="read-weights") as threads:
+        for _ in threads.map(lambda run: _read_run(file, *run), runs):
+            pass
+
+
+def _read_run(file: int, buffer: memoryview, position: int) -> None:
+    while len(buffer):
+        num_read = os.preadv(file, [buffer], position)
+        if num_read == 0:
+            raise BadEntryError("it became shorter while it was read", is_damaged=True)
+        buffer, position = buffer[num_read:], position + num_read
 
 
 def _padded(num_bytes: int) -> int:

@@ -1,4 +1,4 @@
-"""Packed weights kept on disk, so that the next start maps them instead of packing again.
+"""Packed weights kept on disk, so that the next start reads them instead of packing again.
 
 Called by the loader. One file per key, written whole and renamed into place; a file is used only when every byte of it
 is what was written. A cache that cannot be used is a warning and a miss, never an error. Owns no state but the files.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import tempfile
+import threading
 import time
 from collections.abc import Mapping
 from contextlib import suppress
@@ -50,16 +51,17 @@ class PackingCache:
         self._directory = directory
         self._runtime = runtime
         self._max_bytes = max_bytes
+        self._writer: threading.Thread | None = None
 
-    def open(self, key: str) -> dict[str, torch.Tensor] | None:
+    def open(self, key: str, into: Mapping[str, torch.Tensor] | None = None) -> dict[str, torch.Tensor] | None:
         """The tensors written under `key`, or None.
-
-        They point into a private map of the file, which lives as long as they do, even when the file is removed.
 
         Args:
             key: as from `packing_key`.
+            into: contiguous CPU tensors that take the values; names, shapes and types must be those that were written.
+                Where None is returned they are as they were, or zeros. None = new ones.
 
-        Cost: reads the entry once.
+        Cost: copies the entry once.
         """
         path = self._path(key)
         try:
@@ -71,7 +73,7 @@ class PackingCache:
             logger.warning("packed weights in %s are not used: %s", path, error)
             return None
         try:
-            tensors = read_packed_file(file, key, self._runtime)
+            tensors = read_packed_file(file, key, self._runtime, into)
             with suppress(OSError):  # on a read-only file system nothing is removed either
                 os.utime(file)
             return tensors
@@ -79,6 +81,8 @@ class PackingCache:
             logger.warning("packed weights in %s are not used: %s", path, error)
             if isinstance(error, BadEntryError) and error.is_damaged:
                 self._remove(path, file)
+            for tensor in (into or {}).values():
+                tensor.zero_()
             return None
         finally:
             os.close(file)
@@ -111,6 +115,19 @@ class PackingCache:
             return False
         self._prune(keep=self._path(key))
         return True
+
+    def write_behind(self, key: str, tensors: Mapping[str, torch.Tensor]) -> None:
+        """As `write`, in a thread of its own, which the end of the process waits for.
+
+        Nobody may change the tensors any more.
+        """
+        self._writer = threading.Thread(target=self.write, args=(key, tensors), name="keep-packed-weights")
+        self._writer.start()
+
+    def wait(self) -> None:
+        """Return when nothing is being written by `write_behind`."""
+        if self._writer is not None:
+            self._writer.join()
 
     def _path(self, key: str) -> Path:
         assert key.isalnum(), "a key is hexadecimal digits, so that it is a file name"

@@ -82,6 +82,14 @@ class SafetensorsFile:
             raw = raw.clone()
         return raw.view(entry.dtype).view(entry.shape)
 
+    def release(self, name: str) -> None:
+        """Give the memory that shows tensor `name` back to the system; who reads it again, reads the file again."""
+        entry = self.entries[name]
+        begin = -(-(self._data_start + entry.begin) // mmap.PAGESIZE) * mmap.PAGESIZE
+        num_bytes = (self._data_start + entry.end) // mmap.PAGESIZE * mmap.PAGESIZE - begin
+        if num_bytes > 0:
+            self._map.madvise(mmap.MADV_DONTNEED, begin, num_bytes)
+
     def _read_header(self, file: BinaryIO) -> dict[str, TensorEntry]:
         prefix = file.read(8)
         if len(prefix) < 8:

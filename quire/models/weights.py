@@ -57,6 +57,7 @@ def load_weights(
             raise _not_finite(used[name], name)
         if reports_error:
             logger.info("%s: relative error %.5f as stored", name, relative_error(tensor, target.stored()))
+        used[name].release(name)
 
 
 def relative_error(given: torch.Tensor, stored: torch.Tensor) -> float:

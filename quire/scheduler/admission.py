@@ -86,7 +86,7 @@ class Admission:
         """Place waiting requests on rows and plan them, in the order of the queue."""
         skipped = []
         num_promised = self._num_promised_blocks() if self._queue else 0
-        while self._queue and plan.budget.num_left > 0 and self._table.num_free_rows:
+        while self._queue and min(plan.budget.num_left, plan.prompts.num_left) > 0 and self._table.num_free_rows:
             candidate = self._make_candidate(self._queue.peek(), plan)
             verdict = self._judge(candidate, plan, num_promised)
             if verdict is Verdict.STOP:
@@ -107,7 +107,7 @@ class Admission:
             num_wanted = cap(num_wanted, len(self._running) + len(self._queue))
         num_new_tokens = int(num_wanted[0])
         if self._rules.enable_chunked_prefill:
-            num_new_tokens = min(num_new_tokens, plan.budget.num_left)
+            num_new_tokens = min(num_new_tokens, plan.budget.num_left, plan.prompts.num_left)
         return Candidate(request, prefix, num_new_tokens)
 
     def _judge(self, candidate: Candidate, plan: StepPlan, num_promised: int) -> Verdict:

@@ -34,6 +34,17 @@ class StepBudget:
         return granted
 
 
+def share_prompt_tokens(num_wanted: np.ndarray, prompts: StepBudget) -> np.ndarray:
+    """What rows that want `num_wanted` ([num_reqs]) tokens may compute when all their prompts share a budget.
+
+    A row that wants one token decodes, and gets it; the others spend `prompts` in the given order.
+    """
+    is_decoding = num_wanted == 1
+    granted = prompts.take_in_order(np.where(is_decoding, 0, num_wanted))
+    granted[is_decoding] = 1
+    return granted
+
+
 class TokenCap(Protocol):
     """Bounds what each request may compute in this step."""
 

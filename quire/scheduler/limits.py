@@ -20,12 +20,14 @@ class Limits:
         max_num_seqs: requests at once.
         max_num_batched_tokens: tokens in one step.
         max_model_len: tokens of one request, prompt and output.
+        max_decode_slowdown: most times its duration that a decode step may take with prompt tokens; None = no bound.
         caps: bounds on the tokens of one request in one step.
     """
 
     max_num_seqs: int
     max_num_batched_tokens: int
     max_model_len: int
+    max_decode_slowdown: float | None
     caps: tuple[TokenCap, ...]
 
 
@@ -52,6 +54,8 @@ def make_limits(config: SchedulerConfig, max_model_len: int) -> Limits:
         max_num_seqs=config.max_num_seqs,
         max_num_batched_tokens=config.max_num_batched_tokens,
         max_model_len=max_model_len,
+        # A prompt that cannot be cut cannot be slowed down either.
+        max_decode_slowdown=(config.max_decode_slowdown or None) if config.enable_chunked_prefill else None,
         caps=_make_caps(config),
     )
 

@@ -24,13 +24,14 @@ from quire.core.scheduler_output import SchedulerOutput
 from quire.core.stats import EventKind, SchedulerStats
 from quire.kv_cache.manager import KVCacheManager
 from quire.scheduler.admission import Admission, AdmissionGate, AdmissionRules
-from quire.scheduler.budget import StepBudget
+from quire.scheduler.budget import StepBudget, share_prompt_tokens
 from quire.scheduler.limits import make_limits
 from quire.scheduler.outbox import Outbox
 from quire.scheduler.preemption import choose_victim, suspend
 from quire.scheduler.request_queue import make_request_queue
 from quire.scheduler.request_table import RequestTable
 from quire.scheduler.running import RunningRows, num_missing_blocks, num_wanted_tokens
+from quire.scheduler.step_costs import StepCosts
 from quire.scheduler.step_plan import StepPlan
 from quire.scheduler.stop import find_stops
 from quire.scheduler.update import keep_alive, take_unsent_prompt_logprobs
@@ -80,6 +81,8 @@ class Scheduler:
     ) -> None:
         self._limits = make_limits(scheduler_config, max_model_len)
         self._clock = clock
+        slowdown = self._limits.max_decode_slowdown
+        self._costs = None if slowdown is None else StepCosts(slowdown)
         self._kv = KVCacheManager(
             kv_cache_config,
             enable_prefix_caching=cache_config.enable_prefix_caching,
@@ -120,7 +123,7 @@ class Scheduler:
         self._queue.add(queued)
         self._outbox.note_event(request.handle, EventKind.QUEUED)
 
-    def finish_requests(self, handles: Iterable[int], reason: FinishReason) -> None:
+    def finish_requests(self, handles: Iterable[int], reason: FinishReason, error: str | None = None) -> None:
         """End requests from outside, in any state; unknown and finished handles are ignored."""
         for handle in handles:
             request = self._requests.get(handle)
@@ -130,7 +133,7 @@ class Scheduler:
                 self._vacate([request.row])
             else:
                 self._queue.remove(handle)
-            self._end(request, FinishedRequest(handle, reason))
+            self._end(request, FinishedRequest(handle, reason, error=error))
 
     def _end(self, request: Request, finished: FinishedRequest) -> None:
         request.status = _STATUS_OF_REASON[finished.finish_reason]
@@ -152,18 +155,30 @@ class Scheduler:
         assert self._in_flight is None, "a step is taken in before the next one is scheduled"
         plan = StepPlan(StepBudget(self._limits.max_num_batched_tokens), self._limits.max_num_seqs)
         self._schedule_running(plan)
+        if plan.is_empty and len(self._running):
+            self._schedule_running(plan)  # prompts waited for decoding requests, and none of these is left
         if not plan.num_preemptions:
             self._admission.admit_waiting(plan)
         return self._freeze(plan)
 
     def _schedule_running(self, plan: StepPlan) -> None:
         rows = self._running.rows
-        plan.add_running(rows, num_wanted_tokens(rows, self._table, self._limits.caps, len(self._requests)))
+        plan.add_running(rows, self._num_wanted_tokens(rows, plan))
         missing = num_missing_blocks(rows, self._table, plan, self._kv)
         while missing.sum() > self._kv.num_free_blocks:
             self._preempt(choose_victim(self._running), plan)
             missing = num_missing_blocks(self._running.rows, self._table, plan, self._kv)
         plan.set_new_blocks(self._kv.allocate(self._running.rows, missing))
+
+    def _num_wanted_tokens(self, rows: np.ndarray, plan: StepPlan) -> np.ndarray:
+        """[num_rows] tokens each row would compute in this step if the budget were no limit."""
+        num_wanted = num_wanted_tokens(rows, self._table, self._limits.caps, len(self._requests))
+        if self._costs is None:
+            return num_wanted
+        num_decoding = int(np.count_nonzero(num_wanted == 1))
+        most = self._limits.max_num_batched_tokens
+        plan.prompts = StepBudget(min(most, self._costs.prompt_tokens_beside(num_decoding)) if num_decoding else most)
+        return share_prompt_tokens(num_wanted, plan.prompts)
 
     def _preempt(self, row: int, plan: StepPlan) -> None:
         request = self._table.request_on(row)
@@ -185,10 +200,17 @@ class Scheduler:
 
     # --- second half of a step ---
 
-    def update_from_output(self, scheduled: SchedulerOutput, output: ModelRunnerOutput) -> EngineCoreOutputs:
-        """Take in the step's tokens: lengths advance, full pages are published, ended requests leave."""
+    def update_from_output(
+        self, scheduled: SchedulerOutput, output: ModelRunnerOutput, seconds: float | None = None
+    ) -> EngineCoreOutputs:
+        """Take in the step's tokens: lengths advance, full pages are published, ended requests leave.
+
+        Args:
+            seconds: how long the step took to compute and sample; None = not measured.
+        """
         step, self._in_flight = self._in_flight, None
         assert step is not None and step.scheduled is scheduled, "the step that was scheduled last is taken in once"
+        self._record_cost(scheduled, seconds)
         rows = scheduled.rows.astype(np.intp)
         if output.errors:
             self._end_failed(rows[self._table.handle[rows] == step.handles], output.errors)
@@ -202,6 +224,32 @@ class Scheduler:
         prompt_logprobs = self._take_prompt_logprobs(output, rows)
         self._end_stopped(sampled.rows, sampled.token_ids)
         return self._make_outputs(handles, sampled.token_ids, sampled.logprobs, prompt_logprobs, step)
+
+    def _record_cost(self, scheduled: SchedulerOutput, seconds: float | None) -> None:
+        if self._costs is not None:
+            num_decoding = int(np.count_nonzero(scheduled.num_scheduled_tokens == 1))
+            self._costs.record(num_decoding, scheduled.total_num_scheduled_tokens - num_decoding, seconds)
+
+    def abandon_step(self) -> list[int]:
+        """The step that was scheduled failed: it never was, and every running request waits again with its tokens.
+
+        How much of the message the worker has applied is unknown, so all rows are given back, with those it freed.
+
+        Returns:
+            Handles of the requests that the step held.
+        """
+        step, self._in_flight = self._in_flight, None
+        assert step is not None, "only a step in flight can be abandoned"
+        rows = self._running.rows.tolist()
+        requests = [self._table.request_on(row) for row in rows]
+        for request in requests:
+            suspend(request, self._table)
+        self._vacate(rows)
+        self._freed_rows = list(dict.fromkeys([*step.scheduled.freed_rows.tolist(), *self._freed_rows]))
+        for request in requests:
+            self._queue.add(request)
+            self._outbox.note_event(request.handle, EventKind.PREEMPTED)
+        return [handle for handle in step.handles.tolist() if handle in self._requests]
 
     def _take_prompt_logprobs(
         self, output: ModelRunnerOutput, rows: np.ndarray

@@ -17,12 +17,14 @@ class StepPlan:
 
     Attributes:
         budget: what is left of the step's tokens.
+        prompts: what is left for requests that are admitted, where decoding requests bound prompt tokens.
         num_preemptions: requests that lost their row to this step.
         num_prefix_queries, num_prefix_hits: tokens looked for, and found, in the prefix cache by first admissions.
     """
 
     def __init__(self, budget: StepBudget, max_num_seqs: int) -> None:
         self.budget = budget
+        self.prompts = StepBudget(budget.num_left)
         self.num_preemptions = 0
         self.num_prefix_queries = 0
         self.num_prefix_hits = 0
@@ -53,14 +55,17 @@ class StepPlan:
     def add_new(self, new_req: NewRequestData, num_tokens: int) -> None:
         """Plan a request that was placed on a row just now."""
         self.budget.take(num_tokens)
+        self.prompts.take(num_tokens)
         self._num_tokens[new_req.row] = num_tokens
         self._new_reqs[new_req.row] = new_req
 
     def undo(self, row: int) -> None:
         """Drop a row from the plan, as if it had never been planned. Its pages are the caller's concern."""
-        self.budget.refund(int(self._num_tokens[row]))
+        num_tokens = int(self._num_tokens[row])
+        self.budget.refund(num_tokens)
         self._num_tokens[row] = 0
-        self._new_reqs.pop(row, None)
+        if self._new_reqs.pop(row, None) is not None:
+            self.prompts.refund(num_tokens)
 
     def freeze(self, step: int, freed_rows: list[int], table: RequestTable) -> SchedulerOutput:
         """The plan as a message: running rows first, then new ones, each in the order planned."""

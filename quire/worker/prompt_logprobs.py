@@ -6,8 +6,9 @@ import numpy as np
 import torch
 
 from quire.core.logprobs import LogprobsArrays
+from quire.kernels.native.runtime import NativeRuntime
 from quire.models.interfaces import CausalLM
-from quire.sample.logprobs import gather_logprobs, scores_of
+from quire.sample.logprobs import logprob_lines
 from quire.worker.input_batch import InputBatch
 from quire.worker.request_states import RequestStates
 
@@ -22,6 +23,7 @@ def compute_prompt_logprobs(
     requests: RequestStates,
     vocab_size: int,
     logprobs_mode: str,
+    runtime: NativeRuntime | None = None,
 ) -> dict[int, LogprobsArrays]:
     """Row -> lines for the prompt tokens that this step's hidden states predict.
 
@@ -30,6 +32,7 @@ def compute_prompt_logprobs(
 
     Args:
         hidden: [num_tokens, hidden_size].
+        runtime: native kernels for logits on a CPU; None = torch operations.
     """
     found: dict[int, LogprobsArrays] = {}
     for i in np.flatnonzero(requests.num_prompt_logprobs[batch.rows] >= 0).tolist():
@@ -46,6 +49,7 @@ def compute_prompt_logprobs(
                 int(requests.num_prompt_logprobs[row]),
                 max(1, MAX_LOGITS_BYTES // (4 * vocab_size)),
                 logprobs_mode,
+                runtime,
             )
     return found
 
@@ -58,14 +62,15 @@ def _lines_of_run(
     num_top: int,
     max_lines: int,
     logprobs_mode: str,
+    runtime: NativeRuntime | None,
 ) -> LogprobsArrays:
     """Lines for consecutive positions of one request, at most `max_lines` at a time."""
     parts = []
     for start in range(0, len(targets), max_lines):
         part = slice(start, start + max_lines)
-        scores = scores_of(model.compute_logits(hidden[part]), logprobs_mode)
+        logits = model.compute_logits(hidden[part])
         counts = np.full(len(targets[part]), num_top)
-        parts.append(gather_logprobs(scores, targets[part], counts, predicted[part]))
+        parts.append(logprob_lines(logits, targets[part], counts, predicted[part], logprobs_mode, runtime))
     return LogprobsArrays(
         index=np.concatenate([part.index for part in parts]),
         token_ids=np.concatenate([part.token_ids for part in parts]),

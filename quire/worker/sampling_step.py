@@ -37,7 +37,13 @@ class SamplingStep:
     def run(self, batch: InputBatch, hidden: torch.Tensor) -> ModelRunnerOutput:
         """Sample the step whose hidden states are `hidden` [num_tokens, hidden_size]."""
         prompt_logprobs = compute_prompt_logprobs(
-            self._model, hidden, batch, self._requests, self._sampling.vocab_size, self._logprobs_mode
+            self._model,
+            hidden,
+            batch,
+            self._requests,
+            self._sampling.vocab_size,
+            self._logprobs_mode,
+            self._sampling.runtime,
         )
         rows, positions = batch.sampling_rows, batch.sampling_positions
         sampled = self._sample(batch, hidden, rows, positions)

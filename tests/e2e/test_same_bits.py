@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from quire import LLM, SamplingParams
 from quire.kernels.native.library import supported_tiers
 from tests.e2e.same_bits import CIRCUMSTANCES, Answer, make_requests, run
 
@@ -31,3 +32,19 @@ def test_answers_are_the_same_bits(expected: tuple[str | None, list[Answer]], na
     )
     assert found == alone
     assert num_preemptions or name != "preempted"
+
+
+@pytest.mark.parametrize("max_num_batched_tokens", [7, 2048])
+def test_tokens_have_the_same_logprobs_in_a_prompt_as_when_they_were_sampled(max_num_batched_tokens: int):
+    prompt = list(range(5, 45))
+    settings = {"enable_prefix_caching": False, "max_model_len": 512, "attention_backend": "native_cpu"}
+    with LLM("leaf", max_num_seqs=4, max_num_batched_tokens=max_num_batched_tokens, **settings) as llm:
+        sampling = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True, logprobs=5)
+        (sampled,) = llm.generate({"prompt_token_ids": prompt}, sampling, use_tqdm=False)
+        whole = {"prompt_token_ids": [*prompt, *sampled.outputs[0].token_ids]}
+        (read,) = llm.generate(whole, SamplingParams(temperature=0, max_tokens=1, prompt_logprobs=5), use_tqdm=False)
+    assert lines(read.prompt_logprobs[len(prompt) :]) == lines(sampled.outputs[0].logprobs)
+
+
+def lines(logprobs: list[Any]) -> list[dict[int, tuple[float, int]]]:
+    return [{token: (entry.logprob, entry.rank) for token, entry in line.items()} for line in logprobs]

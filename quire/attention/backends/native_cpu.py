@@ -34,6 +34,11 @@ class NativeCpuBackend(AttentionBackend):
     def __init__(self, runtime: NativeRuntime) -> None:
         self.runtime = runtime
 
+    @classmethod
+    def try_create(cls, runtime: NativeRuntime | None) -> NativeCpuBackend | None:
+        """None without a runtime."""
+        return None if runtime is None else cls(runtime)
+
     @staticmethod
     def unsupported_reasons(params: AttentionParams, dtype: torch.dtype, device: torch.device) -> list[str]:
         """The processor's own memory, bfloat16 and float32, even head sizes, and a library that was built."""

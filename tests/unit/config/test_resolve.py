@@ -8,6 +8,7 @@ from quire.config import QuireConfig
 from quire.config.build import build_config
 from quire.config.hf_config import ModelArch, RopeConfig
 from quire.config.resolve import GIB, Decision, UsageContext, resolve
+from quire.config.scheduler import SchedulerConfig
 from quire.errors import ConfigError, QuireClientError, UnsupportedError
 from quire.platforms.interface import GpuInfo, Platform
 from quire.utils.memory import MemoryInfo
@@ -48,7 +49,7 @@ def test_every_auto_becomes_a_value_with_a_reason() -> None:
         "device": "cpu", "num_threads": 2, "attention_backend": "torch_reference",
         "distributed_executor_backend": "uni", "served_model_name": "leaf", "load_format": "safetensors",
         "dtype": "float32", "kv_cache_dtype": "float32", "block_size": 16, "max_model_len": 2048,
-        "max_num_seqs": 256, "max_num_batched_tokens": 4096,
+        "max_num_seqs": 256, "max_num_batched_tokens": 4096, "max_decode_slowdown": 0.0,
     }  # fmt: skip
     assert all(decision.reason for decision in decisions)
     assert config.cache.block_size == 16 and config.model.max_model_len == 2048
@@ -151,6 +152,10 @@ BAD = {
     ),
     "a device that is not there": ({"device": "cuda"}, ConfigError, "device", "device='cpu'"),
     "another cache type": ({"kv_cache_dtype": "float16"}, UnsupportedError, "kv_cache_dtype", "leave out"),
+    "a cache of eight bits without the native kernels": (
+        {"kv_cache_dtype": "fp8", "dtype": "bfloat16"}, UnsupportedError, "kv_cache_dtype",
+        "attention_backend='native_cpu'",
+    ),
 }  # fmt: skip
 
 
@@ -210,3 +215,27 @@ def test_a_kernel_tier_that_was_asked_for_is_kept_or_refused_with_the_reason() -
 def test_without_native_kernels_no_tier_is_decided() -> None:
     config, decisions = resolve(QuireConfig(), PLAIN_CPU, make_arch())
     assert config.device.kernel_tier == "auto" and "kernel_tier" not in decided(decisions)
+
+
+def test_a_server_bounds_how_much_prompts_slow_down_decoding_and_offline_generation_does_not():
+    server, _ = resolve(QuireConfig(), PLAIN_CPU, make_arch(), usage=UsageContext.API_SERVER)
+    offline, _ = resolve(QuireConfig(), PLAIN_CPU, make_arch())
+    assert (server.scheduler.max_decode_slowdown, offline.scheduler.max_decode_slowdown) == (2.0, 0.0)
+    given = QuireConfig(scheduler=SchedulerConfig(max_decode_slowdown=1.5))
+    assert resolve(given, PLAIN_CPU, make_arch())[0].scheduler.max_decode_slowdown == 1.5
+
+
+def test_prompts_that_cannot_be_cut_cannot_be_held_to_a_slowdown():
+    whole = SchedulerConfig(enable_chunked_prefill=False)
+    config, _ = resolve(QuireConfig(scheduler=whole), PLAIN_CPU, make_arch(), usage=UsageContext.API_SERVER)
+    assert config.scheduler.max_decode_slowdown == 0.0
+    asked = QuireConfig(scheduler=SchedulerConfig(enable_chunked_prefill=False, max_decode_slowdown=2.0))
+    with pytest.raises(ConfigError, match="chunked prefill is off") as refused:
+        resolve(asked, PLAIN_CPU, make_arch())
+    assert refused.value.field == "max_decode_slowdown"
+
+
+def test_a_slowdown_below_one_is_refused():
+    with pytest.raises(ConfigError, match="at least 1") as refused:
+        SchedulerConfig(max_decode_slowdown=0.5)
+    assert refused.value.field == "max_decode_slowdown"

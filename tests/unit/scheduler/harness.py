@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -193,6 +193,7 @@ class Engine:
 
     scheduler: Scheduler
     worker: FakeWorker = field(init=False)
+    duration: Callable[[SchedulerOutput], float | None] = lambda scheduled: None
     budget: int = 1 << 30
     tokens: dict[int, list[int]] = field(default_factory=dict)
     finished: dict[int, FinishedRequest] = field(default_factory=dict)
@@ -222,7 +223,7 @@ class Engine:
         self.scheduled.append(scheduled)
         output = self.worker.execute(scheduled)
         self.abort(*abort_in_flight)
-        self.receive(self.scheduler.update_from_output(scheduled, output))
+        self.receive(self.scheduler.update_from_output(scheduled, output, self.duration(scheduled)))
         check_invariants(self.scheduler)
         return scheduled
 

@@ -1,0 +1,121 @@
+"""What steps have cost so far, and how many prompt tokens a step may therefore hold beside decoding requests.
+
+Called by the scheduler. Owns the measurements. A step of d decoding requests and p prompt tokens is taken to last
+quiet(d) + p * prompt_token; both are medians of the newest measurements, so one slow step changes nothing. Times
+decide only how a prompt is cut, which no request's tokens depend on.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+# Prompt tokens of a step that are allowed whatever they cost: prompts must get on.
+MIN_PROMPT_TOKENS = 16
+# Of the time that prompt tokens may add, the part that is planned with; the rest is for estimates that are off.
+PLANNED_SHARE = 0.8
+# Steps beside prompts after which one without is worth its price: it says what decoding alone costs by then.
+MAX_STEPS_BESIDE = 64
+NUM_KEPT = 5
+
+
+def max_prompt_tokens(quiet_s: float, prompt_token_s: float, max_slowdown: float) -> float:
+    """Prompt tokens with which a step stays under `max_slowdown` times its quiet self.
+
+    Args:
+        quiet_s: seconds of the step without them.
+        prompt_token_s: seconds that each of them adds; 0 or less = nothing that could be measured.
+        max_slowdown: at least 1.
+    """
+    if prompt_token_s <= 0:
+        return float("inf")
+    return PLANNED_SHARE * (max_slowdown - 1) * quiet_s / prompt_token_s
+
+
+class StepCosts:
+    """Measured steps, and the bound that follows from them.
+
+    Args:
+        max_slowdown: most times the duration of a decode step that it may take with prompt tokens in it; at least 1.
+    """
+
+    def __init__(self, max_slowdown: float) -> None:
+        self._max_slowdown = max_slowdown
+        self._quiet_s: dict[int, deque[float]] = {}
+        self._prompt_token_s: deque[float] = deque(maxlen=NUM_KEPT)
+        self._num_beside = MAX_STEPS_BESIDE  # steps beside prompts since the last quiet one
+        self._most_granted = MIN_PROMPT_TOKENS // 2
+
+    def prompt_tokens_beside(self, num_decoding: int) -> int:
+        """Prompt tokens that the next step may hold beside `num_decoding` >= 1 requests that make a token each.
+
+        0 asks for a quiet step, which is measured; never twice in a row. Otherwise at least MIN_PROMPT_TOKENS, and at
+        most twice what was tried lately.
+        """
+        if self._num_beside >= MAX_STEPS_BESIDE:
+            return 0
+        quiet_s = self._estimate_quiet_s(num_decoding)
+        if quiet_s is None or not self._prompt_token_s:
+            return MIN_PROMPT_TOKENS
+        allowed = max_prompt_tokens(quiet_s, _upper_median(self._prompt_token_s), self._max_slowdown)
+        return max(MIN_PROMPT_TOKENS, int(min(allowed, 2 * self._most_granted)))
+
+    def record(self, num_decoding: int, num_prompt_tokens: int, seconds: float | None) -> None:
+        """Take in a step: what it held, and how long it took; None = not measured.
+
+        Steps of prompts alone say nothing here.
+        """
+        if not num_decoding:
+            return
+        if not num_prompt_tokens:
+            self._record_quiet(num_decoding, seconds)
+            return
+        self._num_beside += 1
+        if seconds is not None:
+            self._record_beside(num_decoding, num_prompt_tokens, seconds)
+
+    def _record_quiet(self, num_decoding: int, seconds: float | None) -> None:
+        is_first = self._num_beside >= MAX_STEPS_BESIDE
+        self._num_beside = 0
+        if seconds is None:
+            return
+        kept = self._quiet_s.setdefault(_size_class(num_decoding), deque(maxlen=NUM_KEPT))
+        if is_first:
+            kept.clear()  # contexts have grown since
+        kept.append(seconds)
+
+    def _record_beside(self, num_decoding: int, num_prompt_tokens: int, seconds: float) -> None:
+        quiet_s = self._estimate_quiet_s(num_decoding)
+        if quiet_s is None:
+            return
+        if seconds < quiet_s:  # decoding alone cannot take longer than this
+            quiet_s = seconds
+            self._quiet_s[_size_class(num_decoding)] = deque([seconds], maxlen=NUM_KEPT)
+        if num_prompt_tokens >= MIN_PROMPT_TOKENS:  # fewer say more of the clock than of their price
+            self._prompt_token_s.append((seconds - quiet_s) / num_prompt_tokens)
+            self._most_granted = max(num_prompt_tokens, self._most_granted // 2)
+
+    def _estimate_quiet_s(self, num_decoding: int) -> float | None:
+        """Seconds of a step of this many requests alone, rather too few than too many; None = nothing was measured."""
+        size = _size_class(num_decoding)
+        kept = self._quiet_s.get(size)
+        if kept:
+            return _lower_median(kept)
+        if not self._quiet_s:
+            return None
+        smaller = [measured for measured in self._quiet_s if measured < size]
+        nearest = max(smaller) if smaller else min(self._quiet_s)
+        return _lower_median(self._quiet_s[nearest]) * min(1.0, size / nearest)
+
+
+def _size_class(num_decoding: int) -> int:
+    """The number with all but its leading three binary digits dropped: classes at most a quarter wide."""
+    shift = max(0, num_decoding.bit_length() - 3)
+    return num_decoding >> shift << shift
+
+
+def _lower_median(values: deque[float]) -> float:
+    return sorted(values)[(len(values) - 1) // 2]
+
+
+def _upper_median(values: deque[float]) -> float:
+    return sorted(values)[len(values) // 2]
