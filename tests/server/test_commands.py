@@ -10,6 +10,7 @@ import sys
 import time
 from pathlib import Path
 
+import httpx
 import openai
 import pytest
 
@@ -62,6 +63,19 @@ def test_the_start_report_adds_up_to_the_time_since_the_process_began():
         pass
     assert [name for name, _ in report.phases] == ["python and imports", "one", "two"]
     assert f"ready in {report.total_s:.2f} s" in str(report) and "one 0.0" in str(report)
+
+
+def test_the_examples_of_the_page_run(capsys):
+    page = (Path(__file__).parents[2] / "docs/how-to/serve.md").read_text()
+    (example,) = re.findall(r"^```py\n(.*?)^```", page, re.DOTALL | re.MULTILINE)
+    bodies = re.findall(r"-d '(\{.*?\})'", page)
+    with RunningServer(ScriptedEngine()) as server:
+        code = example.replace("stream=True", "stream=True, max_tokens=5").replace("http://127.0.0.1:8000", server.url)
+        exec(compile(code, "example", "exec"), {})
+        assert capsys.readouterr().out.strip()
+        for path, body in zip(("/v1/chat/completions", "/v1/completions"), bodies, strict=True):
+            answer = httpx.post(server.url + path, content=body, headers={"content-type": "application/json"})
+            assert answer.status_code == 200 and "warnings" not in answer.text
 
 
 def test_chat_talks_to_a_server(capsys, monkeypatch):
