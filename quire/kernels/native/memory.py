@@ -36,7 +36,7 @@ def huge_empty(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
     num_bytes = dtype.itemsize
     for size in shape:
         num_bytes *= int(size)
-    if num_bytes == 0 and max(shape) <= MAX_BYTES:
+    if num_bytes == 0 and max(shape) <= 1 << 62:
         return torch.empty(tuple(shape), dtype=dtype)
     library = load_library()
     address = library.map_huge(num_bytes) if 0 < num_bytes <= MAX_BYTES else 0
