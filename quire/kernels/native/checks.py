@@ -25,29 +25,19 @@ def check_tensor(
     Raises:
         ShapeError: names the tensor, what it is and what was expected.
     """
-    given = tensor.shape
-    is_contiguous = tensor.is_contiguous()
-    if tensor.dtype in dtypes and is_contiguous and tensor.is_cpu and (given == shape or _fits(given, shape)):
-        return  # the rule; what follows finds out what to say of the exceptions
-    if not _fits(given, shape):
+    is_shaped = tensor.dim() == len(shape) and all(
+        size in (-1, given) for size, given in zip(shape, tensor.shape, strict=False)
+    )
+    if not is_shaped:
         wanted = ", ".join("any" if size == -1 else str(size) for size in shape)
-        raise ShapeError(f"{name} has shape {list(given)}, expected [{wanted}]", field=name)
+        raise ShapeError(f"{name} has shape {list(tensor.shape)}, expected [{wanted}]", field=name)
     if tensor.dtype not in dtypes:
         raise ShapeError(f"{name} is {tensor.dtype}, expected {' or '.join(map(str, dtypes))}", field=name)
     if tensor.device.type != "cpu":
         raise ShapeError(f"{name} is on {tensor.device}, expected cpu", field=name)
     if strided_rows:
-        is_laid_out = tensor.stride(-1) == 1 and (given[0] <= 1 or tensor.stride(0) >= given[-1])
+        is_laid_out = tensor.stride(-1) == 1 and (tensor.shape[0] <= 1 or tensor.stride(0) >= tensor.shape[-1])
     else:
-        is_laid_out = is_contiguous
+        is_laid_out = tensor.is_contiguous()
     if not is_laid_out and tensor.numel():
         raise ShapeError(f"{name} has strides {tensor.stride()}, expected contiguous memory", field=name)
-
-
-def _fits(given: Sequence[int], shape: Sequence[int]) -> bool:
-    if len(given) != len(shape):
-        return False
-    for size, wanted in zip(given, shape, strict=True):  # noqa: SIM110 - a generator costs more than all the rest
-        if size != wanted and wanted != -1:
-            return False
-    return True
