@@ -6,7 +6,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
 NATIVE := CMakeLists.txt $(wildcard csrc/*.cpp csrc/*/*.cpp csrc/*/*.h csrc/include/quire/*.h)
 
-.PHONY: setup setup-dev demo test check fmt bench bench-scheduler bench-engine docs leaf eval-leaf test-statistics clean
+.PHONY: setup setup-dev demo test check fmt bench bench-scheduler bench-engine docs leaf eval-leaf test-statistics sanitize fuzz-kernels clean
 
 $(BIN)/python:
 	@$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); [ "$$(id -u)" = 0 ] && apt-get update -q && apt-get install -y -q python3-venv \
@@ -28,6 +28,11 @@ $(VENV)/.test: $(BIN)/python pyproject.toml $(NATIVE) | compiler
 $(VENV)/.dev: $(BIN)/python pyproject.toml $(NATIVE) | compiler
 	$(PIP) -e '.[dev]'
 	@touch $@ $(VENV)/.demo $(VENV)/.test
+
+# What builds the native kernels outside of pip.
+$(VENV)/.native: $(VENV)/.test
+	$(PIP) cmake ninja 'nanobind>=2.4'
+	@touch $@
 
 setup: $(VENV)/.dev                ## environment with everything a developer needs
 
@@ -62,7 +67,13 @@ leaf: $(VENV)/.dev                 ## make the embedded model anew (hours on two
 	$(BIN)/python -m training.build --hours 2
 
 eval-leaf: $(VENV)/.test           ## score the embedded model on held-out prompts, through the engine
-	$(BIN)/python -m training.evaluate --engine quire --measured --count 500
+	$(BIN)/python -m training.evaluate --engine quire --measured --count 500 $(EVAL_FLAGS)
+
+sanitize: $(VENV)/.native         ## native kernel tests under ASan and UBSan, the thread pool under TSan
+	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python -m tests.robustness.sanitize
+
+fuzz-kernels: $(VENV)/.test        ## random right and wrong calls of the native kernels; SECONDS=60 by default
+	$(BIN)/python -m tests.robustness.fuzz --seconds $(or $(SECONDS),60)
 
 clean:
 	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache

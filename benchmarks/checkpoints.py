@@ -28,6 +28,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 WEIGHT_STD = 0.02
 TOKENIZER_SIZE = 32000
 CORPUS_BYTES = 12_000_000
+ARCHITECTURES = {"qwen2": "Qwen2ForCausalLM", "llama": "LlamaForCausalLM"}
 BOS, EOS = "<s>", "</s>"
 ROLES = ("<|system|>", "<|user|>", "<|assistant|>")
 CHAT_TEMPLATE = (
@@ -41,7 +42,6 @@ class Shape:
     """Sizes of one decoder, by the names of its config.json."""
 
     model_type: str
-    architecture: str
     vocab_size: int
     hidden_size: int
     intermediate_size: int
@@ -51,15 +51,18 @@ class Shape:
     head_dim: int
     max_position_embeddings: int
     rope_theta: float
-    has_qkv_bias: bool
+
+    @property
+    def has_qkv_bias(self) -> bool:
+        """Whether the projections of queries, keys and values have biases."""
+        return self.model_type == "qwen2"
 
     def config(self) -> dict[str, object]:
         """What config.json says; the embedding is also the output layer."""
-        sizes = {name: value for name, value in vars(self).items() if name not in ("architecture", "has_qkv_bias")}
-        biases = {} if self.model_type == "qwen2" else {"attention_bias": False, "mlp_bias": False}
+        biases = {} if self.has_qkv_bias else {"attention_bias": False, "mlp_bias": False}
         return {
-            "architectures": [self.architecture],
-            **sizes,
+            "architectures": [ARCHITECTURES[self.model_type]],
+            **vars(self),
             **biases,
             "hidden_act": "silu",
             "rms_norm_eps": 1e-6,
@@ -75,48 +78,18 @@ class Shape:
 
 SHAPES = {
     "qwen-0.5b": Shape(
-        model_type="qwen2",
-        architecture="Qwen2ForCausalLM",
-        vocab_size=151936,
-        hidden_size=896,
-        intermediate_size=4864,
-        num_hidden_layers=24,
-        num_attention_heads=14,
-        num_key_value_heads=2,
-        head_dim=64,
-        max_position_embeddings=8192,
-        rope_theta=1e6,
-        has_qkv_bias=True,
+        model_type="qwen2", vocab_size=151936, hidden_size=896, intermediate_size=4864, num_hidden_layers=24,
+        num_attention_heads=14, num_key_value_heads=2, head_dim=64, max_position_embeddings=8192, rope_theta=1e6,
     ),
     "llama-1b": Shape(
-        model_type="llama",
-        architecture="LlamaForCausalLM",
-        vocab_size=128256,
-        hidden_size=2048,
-        intermediate_size=8192,
-        num_hidden_layers=16,
-        num_attention_heads=32,
-        num_key_value_heads=8,
-        head_dim=64,
-        max_position_embeddings=8192,
-        rope_theta=5e5,
-        has_qkv_bias=False,
+        model_type="llama", vocab_size=128256, hidden_size=2048, intermediate_size=8192, num_hidden_layers=16,
+        num_attention_heads=32, num_key_value_heads=8, head_dim=64, max_position_embeddings=8192, rope_theta=5e5,
     ),
     "llama-tiny": Shape(
-        model_type="llama",
-        architecture="LlamaForCausalLM",
-        vocab_size=32000,
-        hidden_size=256,
-        intermediate_size=704,
-        num_hidden_layers=4,
-        num_attention_heads=8,
-        num_key_value_heads=4,
-        head_dim=32,
-        max_position_embeddings=4096,
-        rope_theta=1e4,
-        has_qkv_bias=False,
+        model_type="llama", vocab_size=32000, hidden_size=256, intermediate_size=704, num_hidden_layers=4,
+        num_attention_heads=8, num_key_value_heads=4, head_dim=32, max_position_embeddings=4096, rope_theta=1e4,
     ),
-}
+}  # fmt: skip
 
 
 def tensor_sizes(shape: Shape) -> Iterator[tuple[str, tuple[int, ...]]]:

@@ -14,85 +14,10 @@
 #include <sys/prctl.h>
 #endif
 
-#include "quire/tiers.h"
+#include "selftest_cases.h"
 
 namespace quire {
 namespace {
-
-// Numbers that are the same in every process: a linear congruential generator.
-class Numbers {
- public:
-  uint32_t bits() { return static_cast<uint32_t>((state_ = state_ * 6364136223846793005u + 1442695040888963407u) >> 33); }
-  float uniform() { return static_cast<float>(bits()) * 0x1p-30f - 1.0f; }  // -1 to 1
-  void fill(float* out, int64_t n) {
-    for (int64_t i = 0; i < n; ++i) out[i] = uniform();
-  }
-  void fill(bf16* out, int64_t n) {
-    for (int64_t i = 0; i < n; ++i) {
-      const float x = uniform();
-      uint32_t bits;
-      std::memcpy(&bits, &x, 4);
-      out[i].bits = static_cast<uint16_t>(bits >> 16);
-    }
-  }
-  void fill(int8_t* out, int64_t n) {
-    for (int64_t i = 0; i < n; ++i) out[i] = static_cast<int8_t>(bits());
-  }
-
- private:
-  uint64_t state_ = 1;
-};
-
-// Cases. Each makes its inputs, runs kernels of `tier` on `pool` and leaves the result in `out`, which holds zeros and
-// has the bytes named in the table. They run after a fork: no allocation but the pool's, no locks but the pool's.
-
-void products(const Tier& tier, Pool& pool, void* out) {
-  alignas(64) bf16 a[16 * kSelfTestDepth], b[16 * kSelfTestDepth];
-  alignas(64) int8_t a8[16 * kSelfTestDepth], b8[16 * kSelfTestDepth];
-  Numbers numbers;
-  numbers.fill(a, 16 * kSelfTestDepth);
-  numbers.fill(b, 16 * kSelfTestDepth);
-  numbers.fill(a8, 16 * kSelfTestDepth);
-  numbers.fill(b8, 16 * kSelfTestDepth);
-  struct Context {
-    const SelfTestKernels* kernels;
-    const bf16 *a, *b;
-    const int8_t *a8, *b8;
-    void* out;
-  } context{tier.self_test, a, b, a8, b8, out};
-  // By the pool, which sets the treatment of subnormal numbers.
-  const TaskFn task = [](void* pointer, int64_t, int) {
-    const Context& c = *static_cast<Context*>(pointer);
-    c.kernels->product_bf16(c.a, c.b, static_cast<float*>(c.out));
-    c.kernels->product_int8(c.a8, c.b8, static_cast<int32_t*>(c.out) + 256);
-  };
-  pool.run(1, task, &context);
-}
-
-template <class T, DType kDType>
-void rms_norm(const Tier& tier, Pool& pool, void* out) {
-  constexpr int64_t kRows = 3, kSize = 83;
-  T x[kRows * kSize], weight[kSize];
-  Numbers numbers;
-  numbers.fill(x, kRows * kSize);
-  numbers.fill(weight, kSize);
-  T* residual = static_cast<T*>(out) + kRows * kSize;
-  numbers.fill(residual, kRows * kSize);
-  tier.elementwise->rms_norm(pool, {x, kSize, residual, weight, out, kRows, kSize, 1e-6f, kDType});
-}
-
-struct Case {
-  const char* name;
-  int64_t out_bytes;
-  void (*run)(const Tier&, Pool&, void* out);
-};
-
-const Case kCases[] = {
-    {"products", 2 * 256 * 4, products},
-    {"rms_norm bf16", 2 * 3 * 83 * 2, rms_norm<bf16, DType::bf16>},
-    {"rms_norm f32", 2 * 3 * 83 * 4, rms_norm<float, DType::f32>},
-};
-constexpr int kNumCases = static_cast<int>(sizeof(kCases) / sizeof(kCases[0]));
 
 // What the child tells its parent, in memory that both map: it also arrives where someone else collects the child.
 struct Report {
@@ -119,9 +44,9 @@ void commit(Fault fault) {
   prctl(PR_SET_DUMPABLE, 0);
 #endif
   commit(fault);
-  for (int i = 0; i < kNumCases; ++i) {
+  for (int i = 0; i < num_self_test_cases; ++i) {
     report.case_idx = i;
-    kCases[i].run(tier, pool, actual[i].data());
+    self_test_cases[i].run(tier, pool, actual[i].data());
     if (fault == Fault::wrong_result) actual[i][0] ^= 1;
     if (std::memcmp(actual[i].data(), expected[i].data(), actual[i].size()) != 0) {
       report.verdict = kDiffers;
@@ -163,7 +88,7 @@ const Tier& portable_tier() {
 }
 
 std::string reason_of(const Report& report, bool has_ended, int status, int64_t timeout_ms) {
-  const std::string where = std::string(" in case '") + kCases[report.case_idx].name + "'";
+  const std::string where = std::string(" in case '") + self_test_cases[report.case_idx].name + "'";
   if (!has_ended) return "its self-test took longer than " + std::to_string(timeout_ms) + " ms" + where;
   if (report.verdict == kPassed) return "";
   if (report.verdict == kDiffers) return "its self-test gave other bits than the portable tier" + where;
@@ -174,17 +99,34 @@ std::string reason_of(const Report& report, bool has_ended, int status, int64_t 
   return "its self-test ended without a verdict" + where;
 }
 
+using Results = std::vector<std::vector<uint8_t>>;
+
+Results empty_results() {
+  Results results;
+  for (int i = 0; i < num_self_test_cases; ++i) results.emplace_back(self_test_cases[i].out_bytes);
+  return results;
+}
+
+// The bits of the portable tier, computed once.
+const Results& expected_results() {
+  static const Results* const expected = [] {
+    Pool pool(1, nullptr, 0);
+    auto* made = new Results(empty_results());
+    for (int i = 0; i < num_self_test_cases; ++i) self_test_cases[i].run(portable_tier(), pool, (*made)[i].data());
+    return made;
+  }();
+  return *expected;
+}
+
 }  // namespace
 
-std::string self_test(int tier, int64_t timeout_ms, Fault fault) {
+std::string self_test(int tier, int64_t timeout_ms, Fault fault, int idle_kernel) {
+  TierCopy tested(tiers[tier]);
+  if (fault == Fault::idle_kernel) idle_kernels[idle_kernel].put(tested);
   // Everything that allocates or locks is made before the fork: other threads may hold any lock at that moment.
   Pool pool(1, nullptr, 0);
-  std::vector<std::vector<uint8_t>> expected, actual;
-  for (const Case& one : kCases) {
-    expected.emplace_back(one.out_bytes);
-    actual.emplace_back(one.out_bytes);
-    one.run(portable_tier(), pool, expected.back().data());
-  }
+  const Results& expected = expected_results();
+  Results actual = empty_results();
   void* shared = mmap(nullptr, sizeof(Report), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
   if (shared == MAP_FAILED) return "its self-test found no memory";
   Report& report = *static_cast<Report*>(shared);
@@ -192,7 +134,7 @@ std::string self_test(int tier, int64_t timeout_ms, Fault fault) {
   report.verdict = kNone;
   std::string reason;
   const pid_t child = fork();
-  if (child == 0) run_child(tiers[tier], pool, fault, actual, expected, report);
+  if (child == 0) run_child(tested.tier, pool, fault, actual, expected, report);
   if (child < 0) {
     reason = std::string("its self-test could not start: ") + strerror(errno);
   } else {
@@ -202,6 +144,12 @@ std::string self_test(int tier, int64_t timeout_ms, Fault fault) {
   }
   munmap(shared, sizeof(Report));
   return reason;
+}
+
+std::vector<std::string> idle_kernel_names() {
+  std::vector<std::string> names;
+  for (int i = 0; i < num_idle_kernels; ++i) names.emplace_back(idle_kernels[i].name);
+  return names;
 }
 
 }  // namespace quire

@@ -37,6 +37,20 @@ def cache_dir() -> Path | None:
         return None
 
 
+def native_library() -> Path | None:
+    """QUIRE_NATIVE_LIBRARY: a build of the native kernels to load in place of the installed one; None = not set.
+
+    For builds with sanitizers and of other compilers; processes started by this one inherit it.
+    """
+    value = os.environ.get("QUIRE_NATIVE_LIBRARY", "")
+    return Path(value) if value else None
+
+
+def api_key() -> str | None:
+    """QUIRE_API_KEY: a key that requests to the server must show; None = not set."""
+    return os.environ.get("QUIRE_API_KEY") or None
+
+
 def prefer_sleeping_threads() -> None:
     """Let idle compute threads sleep early (GOMP_SPINCOUNT=10000), unless the user set a policy of their own.
 

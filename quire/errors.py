@@ -86,6 +86,10 @@ class EngineGenerateError(QuireServerError):
     """One request failed inside the engine; others go on."""
 
 
+class MessageError(QuireServerError):
+    """A message between the engine's processes is malformed."""
+
+
 def nearest(name: str, valid: Iterable[str]) -> str | None:
     """The valid name closest to `name`, or None when nothing is close."""
     found = difflib.get_close_matches(name, list(valid), n=1, cutoff=0.5)

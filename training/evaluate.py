@@ -1,7 +1,8 @@
 """Scores `leaf` on held-out prompts, task by task.
 
 `python -m training.evaluate` reads the trainer's checkpoint; `--model DIR` reads an
-exported folder; `--engine quire` asks the engine instead of the plain-torch code.
+exported folder; `--engine quire` asks the engine instead of the plain-torch code,
+with `--quantization` too, and then measures the perplexity of the right answers.
 Greedy answers; the last line printed is one JSON object. No state.
 """
 
@@ -9,9 +10,11 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from tokenizers import Tokenizer
@@ -20,7 +23,10 @@ from training.corpus.base import Sample, is_right
 from training.corpus.registry import EVALUATED, MEASURED, held_out_samples
 from training.generate import generate_texts
 from training.model import Leaf, LeafConfig
-from training.tokenizer import prompt_text
+from training.tokenizer import IM_END, prompt_text
+
+if TYPE_CHECKING:
+    from quire import LLM
 
 MAX_TOKENS = 200
 Answer = Callable[[list[Sample]], list[tuple[str, bool]]]
@@ -47,11 +53,10 @@ def torch_answers(model: Leaf, tokenizer: Tokenizer) -> Answer:
     return lambda samples: generate_texts(model, tokenizer, [prompt_text(s) for s in samples], MAX_TOKENS)
 
 
-def quire_answers(name: str) -> Answer:
-    """Answers with the engine: `quire.LLM(name).chat`."""
-    from quire import LLM, SamplingParams
+def quire_answers(llm: LLM) -> Answer:
+    """Answers with the engine: `LLM.chat`."""
+    from quire import SamplingParams
 
-    llm = LLM(name)
     params = SamplingParams(temperature=0, max_tokens=MAX_TOKENS)
 
     def answer(samples: list[Sample]) -> list[tuple[str, bool]]:
@@ -65,6 +70,26 @@ def quire_answers(name: str) -> Answer:
         return results
 
     return answer
+
+
+def perplexity(llm: LLM, samples: list[Sample]) -> float:
+    """Per token of the right answers, the end of the turn included: e to the mean of -logprob."""
+    from quire import SamplingParams
+
+    tokenizer = llm.get_tokenizer()
+    prompts = [tokenizer.encode(prompt_text(s), add_special_tokens=False) for s in samples]
+    answers = [[*tokenizer.encode(s.answer, add_special_tokens=False), IM_END] for s in samples]
+    params = SamplingParams(temperature=0, max_tokens=1, prompt_logprobs=0, detokenize=False)
+    outputs = llm.generate([{"prompt_token_ids": p + a} for p, a in zip(prompts, answers)], params)
+    logprobs = []
+    for output, prompt, answer in zip(outputs, prompts, answers):
+        of_prompt = output.prompt_logprobs
+        assert of_prompt is not None
+        for position, token in enumerate(answer, start=len(prompt)):
+            line = of_prompt[position]
+            assert line is not None
+            logprobs.append(line[token].logprob)
+    return math.exp(-sum(logprobs) / len(logprobs))
 
 
 def score(answer: Answer, task: str, count: int, show: int = 0) -> dict[str, float]:
@@ -99,13 +124,18 @@ def main() -> None:
     parser.add_argument("--tasks", nargs="*", default=list(EVALUATED))
     parser.add_argument("--measured", action="store_true", help="only the four measured tasks")
     parser.add_argument("--show", type=int, default=0, help="wrong answers to print, a task")
+    parser.add_argument("--quantization", choices=("int8", "int4"), default=None, help="of the engine's weights")
     parser.add_argument("--threads", type=int, default=0)
     parser.add_argument("--save", type=Path, default=None, help="file for the JSON object too")
     args = parser.parse_args()
     if args.threads:
         torch.set_num_threads(args.threads)
+    llm = None
     if args.engine == "quire":
-        answer = quire_answers(args.model or "leaf")
+        from quire import LLM
+
+        llm = LLM(args.model or "leaf", quantization=args.quantization)
+        answer = quire_answers(llm)
     else:
         folder = Path(args.model) if args.model else None
         tokenizer = Tokenizer.from_file(str((folder or args.out) / "tokenizer.json"))
@@ -114,12 +144,17 @@ def main() -> None:
     for task in MEASURED if args.measured else args.tasks:
         start = time.monotonic()
         scores[task] = score(answer, task, args.count, args.show)
+        if llm is not None:
+            scores[task]["perplexity"] = perplexity(llm, held_out_samples(task, args.count))
         print(
             f"{task:18s} right {scores[task]['accuracy']:6.1%}  ended {scores[task]['ended']:6.1%}  "
+            f"perplexity {scores[task].get('perplexity', math.nan):.4f}  "
             f"({time.monotonic() - start:.0f} s)",
             flush=True,
         )
-    summary = json.dumps({"count": args.count, "engine": args.engine, "scores": scores})
+    summary = json.dumps(
+        {"count": args.count, "engine": args.engine, "quantization": args.quantization, "scores": scores}
+    )
     if args.save:
         args.save.write_text(summary + "\n")
     print(summary)

@@ -62,8 +62,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--output-len", type=int, default=128)
+    parser.add_argument("--attention-backend", default="auto", help="as the setting of that name")
     args = parser.parse_args()
-    llm = LLM("leaf")
+    llm = LLM("leaf", attention_backend=args.attention_backend)
     vocab_size = llm.get_tokenizer().vocab_size
     rng = random.Random(0)
     tokens_per_second(llm, rng, vocab_size, 4, 8)

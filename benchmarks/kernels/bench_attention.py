@@ -1,8 +1,8 @@
-"""Paged attention of one layer: decodes against the read rate of memory, prompts against the multiply rate.
+"""Paged attention of one layer: decodes against the read rate of memory, prompts against the rate of products.
 
-Both ceilings are measured in the same run: a sum over a tensor larger than every cache, and a float32 matrix product
-(bfloat16 products are multiplied as float32 on every tier but amx). Contexts lie in pages of a cache larger than the
-processor's, and every repetition reads other ones. Run alone on the machine. The last line is one JSON object.
+Both ceilings are measured in the same run, on the same tier and threads (`ceilings.py`). Contexts lie in pages of a
+cache larger than the processor's, and every repetition reads other ones. Run alone on the machine, or with one thread
+and `--clock thread`. The last line is one JSON object.
 """
 
 from __future__ import annotations
@@ -17,37 +17,33 @@ from itertools import cycle
 
 import torch
 
+from benchmarks.kernels.ceilings import CLOCKS, Ceilings
 from quire.kernels.native.attention import paged_attention, unpack_kv_cache
 from quire.kernels.native.runtime import NativeRuntime
 from quire.kernels.reference.attention import paged_attention as reference_attention
 
 # (num_heads, num_kv_heads, head_size) of Qwen2.5-0.5B, Llama-3.2-1B and Llama-3.1-8B.
 LAYOUTS = {"14/2 d64": (14, 2, 64), "32/8 d64": (32, 8, 64), "32/8 d128": (32, 8, 128)}
-DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
+# Of the cache; queries of caches of eight bits are bfloat16.
+DTYPES = {
+    "bfloat16": torch.bfloat16,
+    "float32": torch.float32,
+    "fp8_e4m3": torch.float8_e4m3fn,
+    "fp8_e5m2": torch.float8_e5m2,
+}
 BLOCK_SIZE = 32
 
 
-def seconds_of(calls: list[Callable[[], object]], budget_s: float) -> tuple[float, float]:
+def seconds_of(calls: list[Callable[[], object]], budget_s: float, clock: str) -> tuple[float, float]:
     """Median and quartile spread of a call, the calls taken in turn for `budget_s` seconds."""
-    times, turn, end = [], cycle(calls), time.perf_counter() + budget_s
+    times, turn, end, now = [], cycle(calls), time.perf_counter() + budget_s, CLOCKS[clock]
     next(turn)()
     while time.perf_counter() < end or len(times) < 5:
-        call, start = next(turn), time.perf_counter()
+        call, start = next(turn), now()
         call()
-        times.append(time.perf_counter() - start)
+        times.append(now() - start)
     quarters = statistics.quantiles(times, n=4)
     return quarters[1], quarters[2] - quarters[0]
-
-
-def ceilings(num_threads: int, cache: torch.Tensor) -> tuple[float, float]:
-    """Bytes per second read, and float32 operations per second multiplied, by torch on as many threads."""
-    torch.set_num_threads(num_threads)
-    words = cache.view(torch.float32)
-    read_s = min(seconds_of([lambda: words.sum()], 0.5)[0] for _ in range(2))
-    a, b = torch.randn(2, 768, 768)
-    multiply_s = min(seconds_of([lambda: a @ b], 0.5)[0] for _ in range(2))
-    torch.set_num_threads(1)
-    return words.numel() * 4 / read_s, 2 * 768**3 / multiply_s
 
 
 def huge_cache(runtime: NativeRuntime, num_bytes: int, dtype: torch.dtype) -> torch.Tensor:
@@ -55,7 +51,8 @@ def huge_cache(runtime: NativeRuntime, num_bytes: int, dtype: torch.dtype) -> to
     address = runtime.library.map_huge(num_bytes)
     buffer = (ctypes.c_byte * num_bytes).from_address(address)
     flat = torch.frombuffer(buffer, dtype=dtype)
-    flat.copy_(torch.randn(1 << 16).to(dtype).repeat(flat.numel() >> 16))
+    period = torch.randn(1 << 16).to(dtype).view(torch.uint8)
+    flat.view(torch.uint8).copy_(period.repeat(num_bytes // len(period)))
     return flat
 
 
@@ -79,7 +76,8 @@ class Case:
             for row, pages in zip(table, order[start : start + sum(num_pages)].split(num_pages), strict=True):
                 row[: len(pages)] = pages
             self.tables.append(table)
-        self.query = torch.randn(sum(n for n, _ in batch), num_heads, head_size).to(flat.dtype)
+        self.query = torch.randn(sum(n for n, _ in batch), num_heads, head_size)
+        self.query = self.query.to(torch.float32 if flat.dtype == torch.float32 else torch.bfloat16)
         self.starts = torch.tensor([0] + [n for n, _ in batch]).cumsum(0).int()
         self.seq_lens = torch.tensor([n for _, n in batch]).int()
         self.num_bytes = sum(n for _, n in batch) * 2 * num_kv_heads * head_size * flat.element_size()
@@ -118,15 +116,20 @@ def main() -> int:
     parser.add_argument("--prompts", type=int, nargs="*", default=[256, 1024, 4096], help="tokens")
     parser.add_argument("--cache-mib", type=int, default=512)
     parser.add_argument("--budget-s", type=float, default=0.4, help="for each figure")
+    parser.add_argument("--clock", choices=CLOCKS, default="wall", help="thread: for one thread on a shared machine")
     args = parser.parse_args()
     torch.manual_seed(0)
     runtime = NativeRuntime(args.tier, args.threads)
+    ceilings = Ceilings(runtime, args.clock)
     flat = huge_cache(runtime, args.cache_mib << 20, DTYPES[args.dtype])
     figures: dict[str, float | str] = {"tier": runtime.tier, "threads": args.threads, "dtype": args.dtype}
     for name in args.layout or LAYOUTS:
         steps = {f"decode {n} x {ctx}": [(1, ctx)] * n for ctx in args.contexts for n in args.batches}
         steps.update({f"prompt {n}": [(n, n)] for n in args.prompts})
-        read_rate, multiply_rate = ceilings(args.threads, flat)
+        read_rate = ceilings.measure("read")
+        multiply_rate = ceilings.measure("float32")
+        if args.dtype != "float32":
+            multiply_rate = ceilings.measure("bf16") or multiply_rate
         print(f"{name}: reads at {read_rate / 1e9:.1f} GB/s, multiplies at {multiply_rate / 1e9:.0f} GFLOP/s")
         for step, batch in steps.items():
             case = Case(runtime, flat, LAYOUTS[name], batch)
@@ -135,7 +138,7 @@ def main() -> int:
                 continue
             case.check()
             calls = [lambda case=case, table=table: case.run(table) for table in case.tables]
-            median, spread = seconds_of(calls, args.budget_s)
+            median, spread = seconds_of(calls, args.budget_s, args.clock)
             read, flops = case.num_bytes / median, case.num_flops / median
             ideal = max(read / read_rate, flops / multiply_rate)
             print(

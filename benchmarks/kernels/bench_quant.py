@@ -1,8 +1,8 @@
 """Linear layers on int8 and int4 weights: time, bytes of weights per second, products per second.
 
-Weights rotate over copies beyond the caches. Two ceilings are taken in the same run: reading memory (a float32 sum),
-and this kernel's own rate on weights that stay in the first cache. Random data throughout. Run it alone on the
-machine. The last line is one JSON object.
+Weights rotate over copies beyond the caches. Both ceilings, of reading memory and of integer products, are measured in
+the same run (ceilings.py). Random data throughout. Run it alone on the machine, or with `--threads 1 --clock thread`.
+The last line is one JSON object.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from collections.abc import Callable
 
 import torch
 
+from benchmarks.kernels.ceilings import CLOCKS, Ceilings
 from quire.kernels.native import quant
 from quire.kernels.native.runtime import NativeRuntime
 from quire.kernels.reference import quant as reference
@@ -32,60 +33,45 @@ def huge_tensor(runtime: NativeRuntime, shape: tuple[int, ...], dtype: torch.dty
     return torch.frombuffer(buffer, dtype=dtype).view(shape)
 
 
-def median_seconds(call: Callable[[int], object], budget_s: float, least: int = 5) -> float:
+def median_seconds(call: Callable[[int], object], budget_s: float, clock: str, least: int = 5) -> float:
     """Median time of `call(i)` over about `budget_s` seconds, after one warm-up."""
+    now = CLOCKS[clock]
     call(0)
     times: list[float] = []
-    end = time.perf_counter() + budget_s
-    while len(times) < least or time.perf_counter() < end:
-        start = time.perf_counter()
+    end = now() + budget_s
+    while len(times) < least or now() < end:
+        start = now()
         call(len(times) + 1)
-        times.append(time.perf_counter() - start)
+        times.append(now() - start)
     return statistics.median(times)
-
-
-def read_ceiling(runtime: NativeRuntime, num_threads: int, budget_s: float) -> float:
-    """Bytes per second of a float32 sum over 256 MiB."""
-    data = huge_tensor(runtime, (64 * 1024 * 1024,), torch.float32)
-    data.fill_(1.0)
-    torch.set_num_threads(num_threads)
-    seconds = median_seconds(lambda _: data.sum(), budget_s)
-    torch.set_num_threads(1)
-    return data.numel() * 4 / seconds
 
 
 class Case:
     """One weight in `copies` copies, packed in int8 or int4."""
 
     def __init__(self, runtime: NativeRuntime, bits: int, size: tuple[int, int], rotated_bytes: int) -> None:
-        self.runtime, self.bits, self.size = runtime, bits, size
-        self.linear = quant.linear_int8 if bits == 8 else quant.linear_int4
-        if bits == 8:
-            packed_shape, scales_shape = quant.int8_packed_shape(*size), quant.int8_scales_shape(size[0])
-            scale_dtype, pack = quant.INT8_SCALE_DTYPE, quant.pack_int8_rows
-        else:
-            packed_shape, scales_shape = quant.int4_packed_shape(*size), quant.int4_scales_shape(*size)
-            scale_dtype, pack = quant.INT4_SCALE_DTYPE, quant.pack_int4_rows
+        self.runtime, self.size = runtime, size
+        self.format = quant.INT8 if bits == 8 else quant.INT4
+        packed_shape = self.format.packed_shape(*size)
         self.weight_bytes = int(torch.Size(packed_shape).numel())
         self.copies = max(1, min(400, rotated_bytes // self.weight_bytes))
         self.packed = huge_tensor(runtime, (self.copies, *packed_shape), quant.PACKED_DTYPE)
-        self.scales = torch.zeros(scales_shape, dtype=scale_dtype)
+        self.scales = torch.zeros(self.format.scales_shape(*size), dtype=self.format.scale_dtype)
         self.rows = torch.randn(size, dtype=torch.bfloat16)
         start = time.perf_counter()
-        pack(runtime, self.rows, self.packed[0], self.scales, 0)
+        self.format.pack_rows(runtime, self.rows, self.packed[0], self.scales, 0)
         self.pack_s = time.perf_counter() - start
         for copy in range(1, self.copies):
             self.packed[copy].copy_(self.packed[0])
 
     def run(self, x: torch.Tensor, copy: int) -> torch.Tensor:
         """The product with one of the copies."""
-        return self.linear(self.runtime, x, self.packed[copy % self.copies], self.scales, self.size[0])
+        return self.format.linear(self.runtime, x, self.packed[copy % self.copies], self.scales, self.size[0])
 
     def check(self) -> None:
         """The product of a few rows against the dequantised weight in float32."""
         x = torch.randn(3, self.size[1], dtype=torch.bfloat16)
-        unpack = quant.unpack_int8_rows if self.bits == 8 else quant.unpack_int4_rows
-        weight = unpack(self.runtime, self.packed[0], self.scales, 0, *self.size)
+        weight = self.format.unpack_rows(self.runtime, self.packed[0], self.scales, self.size[1], 0, self.size[0])
         q, scales = reference.quantize_int8(x)
         expected = (q * scales[:, None]) @ weight.T
         difference = self.run(x, 0).float() - expected
@@ -100,15 +86,14 @@ def main() -> int:
     parser.add_argument("--rows", type=int, nargs="+", default=ROWS)
     parser.add_argument("--shapes", type=int, nargs="+", default=list(range(len(SHAPES))))
     parser.add_argument("--budget", type=float, default=0.25, help="seconds per figure")
+    parser.add_argument("--clock", choices=CLOCKS, default="wall", help="thread: for one thread on a shared machine")
     parser.add_argument("--rotated-mib", type=int, default=192)
     args = parser.parse_args()
     runtime = NativeRuntime(args.tier, num_threads=args.threads)
-    ceiling = read_ceiling(runtime, args.threads, args.budget)
-    small = Case(runtime, 8, (64 * args.threads, 256), 1)
-    x = torch.randn(960, 256, dtype=torch.bfloat16)
-    rate = 2 * 960 * small.rows.numel() / median_seconds(lambda i: small.run(x, i), args.budget)
+    ceilings = Ceilings(runtime, args.clock)
+    ceiling, rate = ceilings.measure("read"), ceilings.measure("int8")
     print(
-        f"tier {runtime.tier}, {args.threads} threads: reads {ceiling / 1e9:.1f} GB/s, {rate / 1e9:.0f} GOP/s in cache"
+        f"tier {runtime.tier}, {args.threads} threads: reads {ceiling / 1e9:.1f} GB/s, {rate / 1e9:.0f} GOP/s at most"
     )
     print(
         f"{'bits':>4} {'outputs x inputs':>18} {'rows':>5} {'ms':>8} {'GB/s':>6} {'%read':>6} {'GOP/s':>6} {'%rate':>6}"
@@ -120,18 +105,19 @@ def main() -> int:
             case.check()
             for num_rows in args.rows:
                 x = torch.randn(num_rows, size[1], dtype=torch.bfloat16)
-                seconds = median_seconds(lambda i, x=x, case=case: case.run(x, i), args.budget)  # type: ignore[misc]
+                seconds = median_seconds(lambda i, x=x, case=case: case.run(x, i), args.budget, args.clock)  # type: ignore[misc]
                 read, products = case.weight_bytes / seconds, 2 * num_rows * size[0] * size[1] / seconds
+                share = f"{100 * products / rate:>6.1f}" if rate else "     -"
                 print(
                     f"{bits:>4} {size[0]:>9} x {size[1]:>6} {num_rows:>5} {seconds * 1e3:>8.3f} {read / 1e9:>6.1f} "
-                    f"{100 * read / ceiling:>6.1f} {products / 1e9:>6.0f} {100 * products / rate:>6.1f}"
+                    f"{100 * read / ceiling:>6.1f} {products / 1e9:>6.0f} {share}"
                 )
                 figures.append({"bits": bits, "size": size, "rows": num_rows, "ms": seconds * 1e3})
             print(
                 f"     packed in {case.pack_s * 1e3:.0f} ms ({case.rows.numel() / case.pack_s / 1e6:.0f} M weights/s)"
             )
             runtime.library.unmap_huge(case.packed.data_ptr(), case.packed.numel())
-    print(json.dumps({"tier": runtime.tier, "read_gb_s": ceiling / 1e9, "in_cache_gop_s": rate / 1e9, "runs": figures}))
+    print(json.dumps({"tier": runtime.tier, "read_gb_s": ceiling / 1e9, "int8_gop_s": rate / 1e9, "runs": figures}))
     return 0
 
 

@@ -47,10 +47,13 @@ void bind_runtime(nb::module_& m) {
     return names;
   });
   m.def("is_tier_supported", [](int tier) { return tier_at(tier).is_supported(); });
-  m.def("self_test", [](int tier, int64_t timeout_ms, int fault) {
-    nb::gil_scoped_release release;
-    return self_test(tier, timeout_ms, static_cast<Fault>(fault));
-  });
+  m.def("self_test",
+        [](int tier, int64_t timeout_ms, int fault, int idle_kernel) {
+          nb::gil_scoped_release release;
+          return self_test(tier, timeout_ms, static_cast<Fault>(fault), idle_kernel);
+        },
+        nb::arg("tier"), nb::arg("timeout_ms"), nb::arg("fault"), nb::arg("idle_kernel") = 0);
+  m.def("idle_kernel_names", &idle_kernel_names);
   m.def("map_huge", [](int64_t bytes) { return reinterpret_cast<uintptr_t>(map_huge(bytes)); });
   m.def("checksum", [](Pool& pool, uintptr_t address, int64_t bytes) {
     nb::gil_scoped_release release;

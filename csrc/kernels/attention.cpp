@@ -14,6 +14,7 @@
 #include "quire/attention.h"
 
 #include "kernels/attention_amx.h"
+#include "kernels/attention_fp8.h"
 #include "kernels/attention_plan.h"
 #include "kernels/attention_tile.h"
 
@@ -23,8 +24,16 @@ namespace {
 // From row to row of the scores: no multiple of a page of memory, so that rows do not share cache sets.
 constexpr int64_t kScoreStride = kSplit + 16;
 constexpr float kLowest = -__builtin_inff();
+constexpr float kLog2OfE = 1.44269504f;
 // Tiles between a prefetch and its use.
 constexpr int64_t kAhead = 2;
+
+// Vectors of scores whose weights are found at a time.
+#if defined(QUIRE_SIMD_AVX512)
+constexpr int kWeighed = 4;
+#else
+constexpr int kWeighed = 1;
+#endif
 
 // Rows whose scores are held at a time.
 template <class T>
@@ -32,6 +41,9 @@ constexpr int64_t kBlockRows = 8;
 #if defined(QUIRE_TIER_AMX) || defined(QUIRE_TIER_AMX_EMULATED)
 template <>
 constexpr int64_t kBlockRows<bf16> = kTileRows;
+#elif defined(QUIRE_TIER_AVX512_BF16)
+template <>
+constexpr int64_t kBlockRows<bf16> = 2 * kRegisterRows<bf16>;
 #endif
 
 // What a thread needs for one task.
@@ -46,7 +58,10 @@ struct Scratch {
   float* block_maxima;  // of one block and split
   float* block_sums;
   float* block_outputs;
-  T* values;         // a tile of values without tokens that are not seen
+  // Values of a tile without the tokens that are not seen. Of a cache of codes: keys and values as bfloat16, tile by
+  // tile, of a split with several blocks of rows or of one tile.
+  T* values;
+  T* keys;
   AmxScratch amx;
 };
 
@@ -72,7 +87,9 @@ int64_t lay_out(const PagedAttentionArgs& args, char* memory, Scratch<T>& scratc
   scratch.block_maxima = take<float>(memory, kBlockRows<T>);
   scratch.block_sums = take<float>(memory, kBlockRows<T>);
   scratch.block_outputs = take<float>(memory, kBlockRows<T> * padded);
-  scratch.values = take<T>(memory, kTile * args.cache.head_size);
+  const bool has_codes = is_fp8(args.cache.dtype);
+  scratch.values = take<T>(memory, (has_codes ? kSplit : kTile) * args.cache.head_size);
+  scratch.keys = take<T>(memory, (has_codes ? kSplit : 0) * args.cache.head_size);
   memory += lay_out_amx(memory, num_rows, args.cache.head_size, scratch.amx);
   return memory - start;
 }
@@ -92,14 +109,17 @@ class Worker {
   Worker(const PagedAttentionArgs& args, const Task& task, const Scratch<T>& scratch)
       : args_(args), item_(task.item), task_(task), cache_(args.cache), scratch_(scratch), group_(group_size(args)),
         num_rows_(task.item.num_tokens * group_), padded_(padded_head(args)),
+        num_blocks_(ceil_div(num_rows_, kBlockRows<T>)), has_codes_(is_fp8(args.cache.dtype)),
+        widener_(fp8_format(args.cache.dtype)), is_plain_(args.scale > 0.0f && args.soft_cap <= 0.0f && args.slopes == nullptr),
         pages_(args.block_table + task.item.request * args.max_blocks) {}
 
   void run() {
     load_queries();
     if (task_.partials == nullptr) start_rows();
     for (int64_t split = task_.first_split; split < task_.end_split; ++split) {
-      for (int64_t row = 0; row < num_rows_; row += kBlockRows<T>) {
-        const Block block = block_at(row, split);
+      if (has_codes_ && num_blocks_ > 1) widen_split(split);
+      for (int64_t i = 0; i < num_blocks_; ++i) {
+        const Block block = block_at(i * num_rows_ / num_blocks_, (i + 1) * num_rows_ / num_blocks_, split);
         if (block.oldest < block.end) attend(block);
         if (task_.partials == nullptr) {
           if (block.oldest < block.end) merge_block(block);
@@ -117,7 +137,7 @@ class Worker {
     for (int64_t split = task_.first_split; split < task_.end_split; ++split) {
       for (int64_t row = 0; row < num_rows_; ++row) {
         const float* partial = partial_of(split - item_.first_split(), row);
-        merge_row(row, partial[0], partial[1], partial + kPartialHead);
+        merge_rows(row, 1, partial, partial + 1, partial + kPartialHead, 0);
       }
     }
     store_rows();
@@ -130,8 +150,8 @@ class Worker {
     return task_.partials + (split * num_rows_ + row) * partial_stride(args_);
   }
 
-  Block block_at(int64_t first_row, int64_t split) const {
-    Block block{first_row, min_i64(kBlockRows<T>, num_rows_ - first_row), split * kSplit, 0, 0};
+  Block block_at(int64_t first_row, int64_t end_row, int64_t split) const {
+    Block block{first_row, end_row - first_row, split * kSplit, 0, 0};
     block.oldest = max_i64(block.base, oldest_seen(args_, position_of(first_row)));
     block.end = min_i64(block.base + kSplit, position_of(first_row + block.num_rows - 1) + 1);
     return block;
@@ -142,8 +162,14 @@ class Worker {
     for (int64_t row = 0; row < num_rows_; ++row) {
       const T* query = static_cast<const T*>(args_.query) + (item_.first_token + row / group_) * args_.query_stride +
                        head_of(row) * size;
-      float* wide = scratch_.query + row * scratch_.query_stride;
-      for (int64_t i = 0; i < size; i += 16) store(wide + i, load_some(query + i, size - i));
+      float* numbers = scratch_.query + row * scratch_.query_stride;
+#if defined(QUIRE_TIER_AVX512_BF16)
+      if constexpr (kHasPairs<T>) {
+        store_query_pairs(query, size, numbers);
+        continue;
+      }
+#endif
+      for (int64_t i = 0; i < size; i += 16) store(numbers + i, load_some(query + i, size - i));
       load_amx_query(scratch_.amx, row, query, size);
     }
   }
@@ -166,7 +192,7 @@ class Worker {
     for (int64_t r = 0; r < block.num_rows; ++r) find_weights(block, r, begin, end, tiles_begin, tiles_end);
     for (int64_t i = 0; i < block.num_rows * padded_; i += 16) store(scratch_.block_outputs + i, zero());
     for (int64_t token = tiles_begin; token < tiles_end; token += kTile) {
-      add_values(block, token, value_tile(token, block.oldest, block.end));
+      add_values(block, token);
     }
     if constexpr (kHasAmx<T>) finish_amx(scratch_.amx);
   }
@@ -175,35 +201,98 @@ class Worker {
     for (int64_t token = begin; token < end;) {
       const int64_t left_of_page = cache_.block_size - token % cache_.block_size;
       const int64_t num = min_i64(min_i64(kTile - token % kTile, left_of_page), end - token);
-      const T* keys = keys_at(token);
       float* scores = scratch_.scores + token - block.base;
-      const int64_t ahead = bytes_to_next(block, token, true, keys);
+      const Keys keys = keys_of(block, token, num);
       if constexpr (kHasAmx<T>) {
-        multiply_keys_amx(scratch_.amx, block.first_row, keys, cache_.block_size, cache_.head_size, num, scores,
-                          kScoreStride);
+        multiply_keys_amx(scratch_.amx, block.first_row, keys.data, keys.stride, cache_.head_size, num, keys.ahead,
+                          scores, kScoreStride);
       } else {
         multiply_rows<false>(scratch_.query + block.first_row * scratch_.query_stride, scratch_.query_stride,
-                             block.num_rows, keys, kPair<T> * cache_.block_size, cache_.head_size, num, ahead, scores,
-                             kScoreStride);
+                             block.num_rows, keys.data, kPair<T> * keys.stride, cache_.head_size, num, keys.ahead,
+                             scores, kScoreStride);
       }
       token += num;
     }
   }
 
-  const T* keys_at(int64_t token) const {
-    return key_page<T>(cache_, pages_[token / cache_.block_size], item_.kv_head) +
-           token % cache_.block_size * kPair<T>;
+  const char* keys_at(int64_t token) const {
+    const int64_t size = cache_.head_size, block_size = cache_.block_size;
+    const int64_t first = (pages_[token / block_size] * cache_.num_kv_heads + item_.kv_head) * 2 * block_size * size;
+    return static_cast<const char*>(cache_.data) + (first + token % block_size * kPair<T>) * element_bytes(cache_);
   }
-  const T* values_at(int64_t token) const {
-    return value_page<T>(cache_, pages_[token / cache_.block_size], item_.kv_head) +
-           token % cache_.block_size / kPair<T> * kPair<T> * cache_.head_size;
+  const char* values_at(int64_t token) const {
+    const int64_t size = cache_.head_size, offset = token % cache_.block_size;
+    return keys_at(token - offset) +
+           (cache_.block_size + offset / kPair<T> * kPair<T>) * size * element_bytes(cache_);
+  }
+
+  // Tokens from row to row of the pairs, and how far ahead memory is to be fetched meanwhile, in bytes.
+  struct Keys {
+    const T* data;
+    int64_t stride;
+    int64_t ahead;
+  };
+
+  // Keys of `num` tokens of one page and one tile.
+  Keys keys_of(const Block& block, int64_t token, int64_t num) {
+    if constexpr (sizeof(T) == 2) {
+      if (has_codes_) {
+        const bool has_all = num_blocks_ > 1;
+        bf16* keys = scratch_.keys + (has_all ? (token - block.base) / kTile * kTile * cache_.head_size : 0) +
+                     token % kTile * kPair<T>;
+        if (!has_all) widen_keys(token, num, bytes_to_next(block, token, true, keys_at(token)), keys);
+        return {keys, kTile, 0};
+      }
+    }
+    const char* keys = keys_at(token);
+    return {reinterpret_cast<const T*>(keys), cache_.block_size, bytes_to_next(block, token, true, keys)};
+  }
+
+  void widen_keys(int64_t token, int64_t num, int64_t ahead, bf16* out) const {
+    const uint8_t* codes = reinterpret_cast<const uint8_t*>(keys_at(token));
+    if (num == kTile && cache_.block_size == kTile) {
+      widen_codes(widener_, codes, kTile * cache_.head_size, ahead, out);
+      return;
+    }
+    for (int64_t i = 0; i < cache_.head_size / 2; ++i) {
+      widen_codes(widener_, codes + 2 * i * cache_.block_size, 2 * num, ahead, out + 2 * i * kTile);
+    }
+  }
+
+  // Values of a tile; tokens outside oldest .. end - 1 are zeros.
+  void widen_values(int64_t token, int64_t oldest, int64_t end, int64_t ahead, bf16* out) const {
+    const int64_t size = cache_.head_size;
+    for (int64_t t = 0; t < kTile; t += 2, out += 2 * size) {
+      const int64_t first = max_i64(oldest, token + t), last = min_i64(end, token + t + 2);
+      if (first >= last) {
+        __builtin_memset(out, 0, 2 * size * sizeof(bf16));
+        continue;
+      }
+      widen_codes(widener_, reinterpret_cast<const uint8_t*>(values_at(first)), 2 * size, ahead, out);
+      if (last - first == 2) continue;
+      for (int64_t i = 0; i < size; ++i) out[2 * i + 1 - first % 2].bits = 0;
+    }
+  }
+
+  // All that any row of the item sees of a split.
+  void widen_split(int64_t split) {
+    if constexpr (sizeof(T) == 2) {
+      const int64_t base = split * kSplit, oldest = max_i64(base, item_.oldest), end = min_i64(base + kSplit, item_.end);
+      for (int64_t token = oldest / 16 * 16; token < end; token += 16) {
+        bf16* keys = scratch_.keys + (token - base) / kTile * kTile * cache_.head_size + token % kTile * 2;
+        widen_keys(token, 16, 0, keys);
+      }
+      for (int64_t token = oldest / kTile * kTile; token < end; token += kTile) {
+        widen_values(token, oldest, end, 0, scratch_.values + (token - base) * cache_.head_size);
+      }
+    }
   }
 
   // How far from `here`, a tile of keys or values, the memory is that the item reads kAhead tiles later. 0 when its
   // earlier rows have just read it.
-  int64_t bytes_to_next(const Block& block, int64_t token, bool is_key, const T* here) const {
+  int64_t bytes_to_next(const Block& block, int64_t token, bool is_key, const char* here) const {
     if (block.first_row > 0) return 0;
-    const T* next = here;
+    const char* next = here;
     const int64_t later = token + kAhead * kTile;
     if (later < block.end) {
       next = is_key ? keys_at(later) : values_at(later);
@@ -215,7 +304,7 @@ class Worker {
         next = keys_at(block.base + kSplit + over);
       }
     }
-    return reinterpret_cast<const char*>(next) - reinterpret_cast<const char*>(here);
+    return next - here;
   }
 
   // Scores to what the softmax is taken of.
@@ -226,51 +315,93 @@ class Worker {
     return score;
   }
 
+  // The block's scores become softmax weights. Scores of a plain layer are multiplied by its scale once the maximum is
+  // subtracted, any other's before.
   void find_weights(const Block& block, int64_t r, int64_t begin, int64_t end, int64_t tiles_begin, int64_t tiles_end) {
     const int64_t position = position_of(block.first_row + r), oldest = oldest_seen(args_, position);
     const F16 slope = set1(args_.slopes ? args_.slopes[head_of(block.first_row + r)] : 0.0f);
     float* const row = scratch_.scores + r * kScoreStride - block.base;
     F16 top = set1(kLowest);
     for (int64_t token = begin; token < end; token += 16) {
-      F16 score = adjust(load(row + token), slope, static_cast<float>(token - position));
+      F16 score = load(row + token);
+      if (!is_plain_) {
+        score = adjust(score, slope, static_cast<float>(token - position));
+        store(row + token, score);
+      }
       if (token < oldest || token + 16 > position + 1) {
         const F16 lowest = set1(kLowest), from = set1(static_cast<float>(oldest - token));
         const F16 to = set1(static_cast<float>(position + 1 - token));
         score = select_less(lane_numbers(), to, select_less(lane_numbers(), from, lowest, score), lowest);
+        store(row + token, score);
       }
       top = max(top, score);
-      store(row + token, score);
     }
-    const float maximum = hmax(top);
+    const float maximum = hmax(top), scale = is_plain_ ? args_.scale : 1.0f;
+    scratch_.block_maxima[r] = maximum * scale;
+    if (maximum == kLowest) end = begin;  // no token has a weight
+    const F16 highest = set1(maximum), factor = set1(sizeof(T) == 2 ? scale * kLog2OfE : scale);
     F16 sum = zero();
-    for (int64_t token = tiles_begin; token < tiles_end; token += 16) {
-      F16 weight = zero();
-      if (token >= begin && token < end && maximum != kLowest) weight = exp(load(row + token) - set1(maximum));
-      if constexpr (sizeof(T) == 2) weight = as_bf16(weight);
-      sum = sum + weight;
-      if constexpr (kHasAmx<T>) {
-        store_amx_weights(scratch_.amx, r, token - block.base, weight);
-      } else {
-        store(row + token, weight);
-      }
+    for (int64_t token = tiles_begin; token < begin; token += 16) put_weights(block, r, token, zero());
+    int64_t token = begin;
+    for (; token + 16 * kWeighed <= end; token += 16 * kWeighed) {
+      sum = weigh<kWeighed>(block, r, token, highest, factor, sum);
     }
-    scratch_.block_maxima[r] = maximum;
+    for (; token < end; token += 16) sum = weigh<1>(block, r, token, highest, factor, sum);
+    for (int64_t token = end; token < tiles_end; token += 16) put_weights(block, r, token, zero());
     scratch_.block_sums[r] = hsum(sum);
+  }
+
+  // Scores of N * 16 tokens to weights; returns `sum` with them added.
+  template <int N>
+  F16 weigh(const Block& block, int64_t r, int64_t token, F16 highest, F16 factor, F16 sum) {
+    const float* const scores = scratch_.scores + r * kScoreStride + token - block.base;
+    F16 weights[N];
+    for (int i = 0; i < N; ++i) weights[i] = (load(scores + 16 * i) - highest) * factor;
+    if constexpr (sizeof(T) == 2) {
+      exp2_coarse_inplace(weights);
+    } else {
+      for (int i = 0; i < N; ++i) weights[i] = exp(weights[i]);
+    }
+    for (int i = 0; i < N; ++i) sum = sum + put_weights(block, r, token + 16 * i, weights[i]);
+    return sum;
+  }
+
+  // Stores the weights of 16 tokens as the products take them; returns them as they are then.
+  F16 put_weights(const Block& block, int64_t r, int64_t token, F16 weights) {
+    const int64_t column = token - block.base;
+    float* const row = scratch_.scores + r * kScoreStride;
+#if defined(QUIRE_TIER_AVX512_BF16)
+    if constexpr (kHasPairs<T>) return store_weight_pairs(row + column / 2, weights);
+#endif
+    if constexpr (sizeof(T) == 2) weights = as_bf16(weights);
+    if constexpr (kHasAmx<T>) {
+      store_amx_weights(scratch_.amx, r, column, weights);
+    } else {
+      store(row + column, weights);
+    }
+    return weights;
   }
 
   // The values of 32 tokens as one tile. Tokens outside oldest .. end - 1 are zeros: their weight is zero, but what
   // lies there may be anything.
-  const T* value_tile(int64_t token, int64_t oldest, int64_t end) {
-    const int64_t block_size = cache_.block_size, size = cache_.head_size;
-    if (block_size % kTile == 0 && token >= oldest && token + kTile <= end) {
-      return values_at(token);
-    }
+  const T* value_tile(const Block& block, int64_t token, int64_t ahead) {
+    const int64_t block_size = cache_.block_size, size = cache_.head_size, oldest = block.oldest, end = block.end;
     constexpr int64_t pair = kPair<T>;
+    if constexpr (sizeof(T) == 2) {
+      if (has_codes_) {
+        if (num_blocks_ > 1) return scratch_.values + (token - block.base) * size;
+        widen_values(token, oldest, end, ahead, scratch_.values);
+        return scratch_.values;
+      }
+    }
+    if (block_size % kTile == 0 && token >= oldest && token + kTile <= end) {
+      return reinterpret_cast<const T*>(values_at(token));
+    }
     __builtin_memset(scratch_.values, 0, kTile * size * sizeof(T));
     for (int64_t t = 0; t < kTile; t += pair) {
       const int64_t first = max_i64(oldest, token + t), last = min_i64(end, token + t + pair);
       if (first >= last) continue;
-      const T* values = values_at(first);
+      const T* values = reinterpret_cast<const T*>(values_at(first));
       T* tile = scratch_.values + t * size;
       if (last - first == pair) {
         __builtin_memcpy(tile, values, pair * size * sizeof(T));
@@ -281,32 +412,52 @@ class Worker {
     return scratch_.values;
   }
 
-  void add_values(const Block& block, int64_t token, const T* values) {
+  void add_values(const Block& block, int64_t token) {
     const int64_t size = cache_.head_size, column = token - block.base;
-    const int64_t ahead = bytes_to_next(block, token, false, values);
+    const char* const first = values_at(max_i64(token, block.oldest));
+    const int64_t to_next = bytes_to_next(block, token, false, first);
+    const T* values = value_tile(block, token, to_next);
+    // Codes were fetched as they were widened; a copied tile's next one is as far from the copy.
+    const char* const here = reinterpret_cast<const char*>(values);
+    const int64_t ahead = has_codes_ || to_next == 0 ? 0 : first + to_next - here;
     if constexpr (kHasAmx<T>) {
-      add_values_amx(scratch_.amx, column, values, size, scratch_.block_outputs, padded_);
+      add_values_amx(scratch_.amx, column, values, size, ahead, scratch_.block_outputs, padded_);
     } else {
-      multiply_rows<true>(scratch_.scores + column, kScoreStride, block.num_rows, values, kPair<T> * size, kTile, size,
-                          ahead, scratch_.block_outputs, padded_);
+      constexpr int64_t per_float = kHasPairs<T> ? 2 : 1;
+      multiply_rows<true>(scratch_.scores + column / per_float, kScoreStride, block.num_rows, values, kPair<T> * size,
+                          kTile, size, ahead, scratch_.block_outputs, padded_);
     }
   }
 
   void merge_block(const Block& block) {
-    for (int64_t r = 0; r < block.num_rows; ++r) {
-      merge_row(block.first_row + r, scratch_.block_maxima[r], scratch_.block_sums[r],
-                scratch_.block_outputs + r * padded_);
-    }
+    merge_rows(block.first_row, block.num_rows, scratch_.block_maxima, scratch_.block_sums, scratch_.block_outputs,
+               padded_);
   }
 
-  void merge_row(int64_t row, float maximum, float sum, const float* outputs) {
-    if (maximum == kLowest) return;  // it sees none of the split
-    const float before = scratch_.maxima[row], merged = before > maximum ? before : maximum;
-    const F16 keep = exp(set1(before - merged)), add = exp(set1(maximum - merged));
-    store_n(scratch_.sums + row, 1, set1(scratch_.sums[row]) * keep + set1(sum) * add);
-    scratch_.maxima[row] = merged;
-    float* totals = scratch_.outputs + row * padded_;
-    for (int64_t i = 0; i < padded_; i += 16) store(totals + i, load(totals + i) * keep + load(outputs + i) * add);
+  // Adds results of one split to those of rows first .. first + num - 1, row by row, 16 rows' factors at a time.
+  // A maximum of -inf: the row sees none of the split.
+  void merge_rows(int64_t first, int64_t num, const float* maxima, const float* sums, const float* outputs,
+                  int64_t output_stride) {
+    for (int64_t i = 0; i < num; i += 16) {
+      float *const before = scratch_.maxima + first + i, *const total = scratch_.sums + first + i;
+      const int64_t n = min_i64(16, num - i);
+      const F16 merged = max(load_some(maxima + i, n), load_some(before, n));
+      const F16 keep = exp(load_some(before, n) - merged), add = exp(load_some(maxima + i, n) - merged);
+      float keeps[16], adds[16];
+      store(keeps, keep);
+      store(adds, add);
+      const F16 sum = load_some(total, n) * keep + load_some(sums + i, n) * add;
+      const F16 lowest = set1(-__FLT_MAX__), given = load_some(maxima + i, n);
+      store_some(total, n, select_less(given, lowest, load_some(total, n), sum));
+      store_some(before, n, merged);
+      for (int64_t r = 0; r < n; ++r) {
+        if (maxima[i + r] == kLowest) continue;
+        const F16 keep_row = set1(keeps[r]), add_row = set1(adds[r]);
+        float* totals = scratch_.outputs + (first + i + r) * padded_;
+        const float* added = outputs + (i + r) * output_stride;
+        for (int64_t c = 0; c < padded_; c += 16) store(totals + c, load(totals + c) * keep_row + load(added + c) * add_row);
+      }
+    }
   }
 
   void store_partials(const Block& block, int64_t split) {
@@ -338,6 +489,10 @@ class Worker {
   const KvCache& cache_;
   const Scratch<T>& scratch_;
   const int64_t group_, num_rows_, padded_;
+  const int64_t num_blocks_;
+  const bool has_codes_;
+  const Fp8Widener widener_;
+  const bool is_plain_;
   const int32_t* pages_;
 };
 
@@ -360,16 +515,16 @@ void attend_all(Pool& pool, const PagedAttentionArgs& args) {
 
 void paged_attention(Pool& pool, const PagedAttentionArgs& args) {
   const int64_t num_used = args.num_reqs > 0 ? args.query_start_loc[args.num_reqs] : 0;
-  const int64_t row_bytes = args.num_heads * args.cache.head_size * (args.cache.dtype == DType::bf16 ? 2 : 4);
+  const int64_t row_bytes = args.num_heads * args.cache.head_size * (args.cache.dtype == DType::f32 ? 4 : 2);
   if (num_used < args.num_tokens) {
     __builtin_memset(static_cast<char*>(args.out) + num_used * row_bytes, 0, (args.num_tokens - num_used) * row_bytes);
   }
   if (num_used == 0) return;
   pool.lock();
-  if (args.cache.dtype == DType::bf16) {
-    attend_all<bf16>(pool, args);
-  } else {
+  if (args.cache.dtype == DType::f32) {
     attend_all<float>(pool, args);
+  } else {
+    attend_all<bf16>(pool, args);
   }
   pool.unlock();
 }

@@ -6,42 +6,51 @@
 #pragma once
 
 #include "kernels/attention_cache.h"
+#include "kernels/attention_pairs.h"
 
 namespace quire::QUIRE_TIER {
 namespace {
 
 constexpr int64_t kTile = 32;
 
-// Rows and columns of sixteen lanes whose sums stay in registers. A few rows alone would wait for their own sums.
+// Rows and columns of sixteen lanes whose chains stay in registers. A few rows alone would wait for their own sums.
 #if defined(QUIRE_SIMD_AVX512)
-constexpr int kRegisterRows = 8;
+template <class T>
+constexpr int kRegisterRows = kHasPairs<T> ? 6 : 8;
 #else
+template <class T>
 constexpr int kRegisterRows = 2;
 #endif
-template <int Rows>
-constexpr int kColumnsFor = 2 * Rows <= kRegisterRows ? 2 : 1;
+template <class T, int Rows>
+constexpr int kColumnsFor = kHasPairs<T> || 2 * Rows <= kRegisterRows<T> ? 2 : 1;
 
 template <int N>
 struct Int {
   static constexpr int value = N;
 };
 
-// Calls fn(Int<n>, first row) for groups of at most kRegisterRows rows.
-template <class Fn>
+// Calls fn(Int<n>, first row) for the fewest groups of at most kRegisterRows rows, of similar size.
+template <class T, class Fn>
 inline void for_row_groups(int64_t num_rows, const Fn& fn) {
-  int64_t row = 0;
-  for (; row + kRegisterRows <= num_rows; row += kRegisterRows) fn(Int<kRegisterRows>{}, row);
-  switch (num_rows - row) {
-    case 1: return fn(Int<1>{}, row);
+  const int64_t num_groups = ceil_div(num_rows, kRegisterRows<T>);
+  for (int64_t group = 0; group < num_groups; ++group) {
+    const int64_t row = group * num_rows / num_groups, num = (group + 1) * num_rows / num_groups - row;
+    if (num == kRegisterRows<T>) {
+      fn(Int<kRegisterRows<T>>{}, row);
+      continue;
+    }
+    switch (num) {
+      case 1: fn(Int<1>{}, row); break;
 #if defined(QUIRE_SIMD_AVX512)
-    case 2: return fn(Int<2>{}, row);
-    case 3: return fn(Int<3>{}, row);
-    case 4: return fn(Int<4>{}, row);
-    case 5: return fn(Int<5>{}, row);
-    case 6: return fn(Int<6>{}, row);
-    case 7: return fn(Int<7>{}, row);
+      case 2: fn(Int<2>{}, row); break;
+      case 3: fn(Int<3>{}, row); break;
+      case 4: fn(Int<4>{}, row); break;
+      case 5: fn(Int<5>{}, row); break;
+      case 6: fn(Int<(kHasPairs<T> ? 1 : 6)>{}, row); break;
+      case 7: fn(Int<(kHasPairs<T> ? 1 : 7)>{}, row); break;
 #endif
-    default: return;
+      default: break;
+    }
   }
 }
 
@@ -107,6 +116,12 @@ inline void accumulate(const float* a, int64_t a_stride, const float* b, int64_t
 template <bool Adds, bool IsWhole, int Rows, int Columns, class T>
 inline void multiply(const float* a, int64_t a_stride, const T* b, int64_t b_stride, int64_t k, int64_t num_lanes,
                      int64_t ahead, float* out, int64_t out_stride) {
+#if defined(QUIRE_TIER_AVX512_BF16)
+  if constexpr (kHasPairs<T>) {
+    multiply_pairs<Adds, IsWhole, Rows, Columns>(a, a_stride, b, b_stride, k, num_lanes, ahead, out, out_stride);
+    return;
+  }
+#endif
   F16 sum[Rows][Columns];
   for (int r = 0; r < Rows; ++r) {
     for (int c = 0; c < Columns; ++c) sum[r][c] = Adds ? load(out + r * out_stride + 16 * c) : zero();
@@ -118,12 +133,12 @@ inline void multiply(const float* a, int64_t a_stride, const T* b, int64_t b_str
 }
 
 // out[num_rows][num_columns] = (Adds ? out : 0) + a[num_rows][k] . b[k][num_columns]. Rows of `out` have room for a
-// whole number of sixteen lanes; lanes past `num_columns` become zero.
+// whole number of sixteen lanes; lanes past `num_columns` become zero. Rows of `a` are floats, or pairs with kHasPairs.
 template <bool Adds, class T>
 inline void multiply_rows(const float* a, int64_t a_stride, int64_t num_rows, const T* b, int64_t b_stride, int64_t k,
                           int64_t num_columns, int64_t ahead, float* out, int64_t out_stride) {
-  for_row_groups(num_rows, [&](auto rows, int64_t row) {
-    constexpr int num = decltype(rows)::value, wide = kColumnsFor<num>;
+  for_row_groups<T>(num_rows, [&](auto rows, int64_t row) {
+    constexpr int num = decltype(rows)::value, wide = kColumnsFor<T, num>;
     const float* a_row = a + row * a_stride;
     float* out_row = out + row * out_stride;
     int64_t column = 0;

@@ -1,6 +1,7 @@
 // What the machine gives at most, for benchmarks to divide by: reading memory, and products from registers or level 1.
 #include "kernels/gemm_lanes.h"
 #include "kernels/gemm_parts.h"
+#include "simd/bf16_dot.h"
 #if defined(QUIRE_TIER_AMX)
 #include "simd/tile.h"
 #endif
@@ -98,9 +99,22 @@ double tile_round(int64_t steps) {
 double bf16_round(int64_t steps) { return tile_round<false>(steps); }
 double int8_round(int64_t steps) { return tile_round<true>(steps); }
 
-#elif defined(QUIRE_TIER_AVX512)
+#elif defined(QUIRE_SIMD_AVX512)
 
+#if defined(QUIRE_TIER_AVX512_BF16)
+double bf16_round(int64_t steps) {
+  F16 sums[kNumChains], a = set1(1.0f), b = set1(1e-4f);
+  for (int i = 0; i < kNumChains; ++i) sums[i] = set1(static_cast<float>(i));
+  for (int64_t step = 0; step < steps; ++step) {
+    for (int i = 0; i < kNumChains; ++i) sums[i] = add_chain_pairs(a, b, sums[i]);
+  }
+  for (F16& sum : sums) keep(sum);
+  return 2.0 * 2 * 16 * kNumChains * static_cast<double>(steps);
+}
+#else
 double bf16_round(int64_t steps) { return float32_round(steps); }
+#endif
+
 double int8_round(int64_t steps) {
   __m512i sums[kNumChains];
   const __m512i a = _mm512_set1_epi32(0x5a37c1e9), b = _mm512_set1_epi32(0x31f7a94c);
@@ -110,6 +124,23 @@ double int8_round(int64_t steps) {
   }
   for (__m512i& sum : sums) keep(sum);
   return 2.0 * 64 * kNumChains * static_cast<double>(steps);
+}
+
+#elif defined(QUIRE_TIER_AVX2)
+
+double bf16_round(int64_t steps) { return float32_round(steps); }
+// Bytes as 16-bit numbers: their pairs of products, and the sum.
+double int8_round(int64_t steps) {
+  constexpr int kNumSums = 6;
+  __m256i sums[kNumSums], a = _mm256_set1_epi32(0x5a37c1e9);
+  const __m256i b = _mm256_set1_epi32(0x31f7a94c);
+  for (int i = 0; i < kNumSums; ++i) sums[i] = _mm256_set1_epi32(i);
+  for (int64_t step = 0; step < steps; ++step) {
+    asm volatile("" : "+x"(a));  // or the products would be taken out of the loop
+    for (int i = 0; i < kNumSums; ++i) sums[i] = _mm256_add_epi32(sums[i], _mm256_madd_epi16(a, b));
+  }
+  for (__m256i& sum : sums) keep(sum);
+  return 2.0 * 16 * kNumSums * static_cast<double>(steps);
 }
 
 #else

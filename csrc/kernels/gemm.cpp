@@ -4,6 +4,9 @@
 
 #include "kernels/gemm_parts.h"
 #include "kernels/gemm_vector.h"
+#if defined(QUIRE_TIER_AVX512_BF16)
+#include "kernels/gemm_pairs.h"
+#endif
 #if defined(QUIRE_TIER_AMX) || defined(QUIRE_TIER_AMX_EMULATED)
 #include "kernels/gemm_tiles.h"
 #endif
@@ -17,6 +20,9 @@ void linear(Pool& pool, const LinearArgs& args) {
 #if defined(QUIRE_TIER_AMX) || defined(QUIRE_TIER_AMX_EMULATED)
   linear_tiles(pool, args);
 #else
+#if defined(QUIRE_TIER_AVX512_BF16)
+  if (args.num_rows > kStreamRows) return linear_pairs(pool, args);
+#endif
   linear_vector<bf16>(pool, args);
 #endif
 }

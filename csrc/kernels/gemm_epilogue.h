@@ -2,12 +2,16 @@
 #pragma once
 
 #include "quire/gemm.h"
+#include "simd/bf16_dot.h"
 #include "simd/simd.h"
 
 namespace quire::QUIRE_TIER {
 
+// `Args` is LinearArgs or QuantLinearArgs.
+
 // The panels that a kernel works through. Gated weights alternate: the gates of 16 outputs, then their ups.
-static inline int64_t num_work_panels(const LinearArgs& args) {
+template <class Args>
+static inline int64_t num_work_panels(const Args& args) {
   const int64_t panels = ceil_div(args.output_size, kPanelSize);
   return args.is_gated ? 2 * panels : panels;
 }
@@ -18,17 +22,22 @@ static inline int64_t packed_panel(const LinearArgs& args, int64_t panel) {
   return panel / 2 + panel % 2 * (args.output_size / kPanelSize);
 }
 
-static inline F16 with_bias(const LinearArgs& args, F16 sum, int64_t first, int64_t n) {
+template <class Args>
+static inline F16 with_bias(const Args& args, F16 sum, int64_t first, int64_t n) {
   if (args.bias == nullptr) return sum;
   if (args.bias_dtype == DType::bf16) return sum + load_n(static_cast<const bf16*>(args.bias) + first, n);
   return sum + load_n(static_cast<const float*>(args.bias) + first, n);
 }
 
-static inline F16 rounded(F16 x, DType dtype) {
-  if (dtype == DType::f32) return x;
-  bf16 narrow[16];
-  store(narrow, x);
-  return load(narrow);
+static inline F16 rounded(F16 x, DType dtype) { return dtype == DType::f32 ? x : as_bf16(x); }
+
+static inline void store_result(float* out, F16 x) { store(out, x); }
+static inline void store_result(bf16* out, F16 x) {
+#if defined(QUIRE_TIER_AVX512_BF16)
+  store_normal(out, x);
+#else
+  store(out, x);
+#endif
 }
 
 // Outputs that no cache holds until they are read go to memory directly, without being read first.
@@ -46,34 +55,40 @@ static inline void store_outputs(T* out, int64_t n, F16 values, bool streamed) {
   } else if (streamed) {
     stream(out, values);
   } else {
-    store(out, values);
+    store_result(out, values);
   }
+}
+
+template <class T, bool kIsGated>
+static inline void finish_rows(const LinearArgs& args, const float* sums, int64_t panel_stride, int64_t row_stride,
+                               int64_t panel, int64_t num_panels, int64_t first_row, int64_t num_rows) {
+  constexpr int64_t kStep = kIsGated ? 2 : 1;
+  const bool streamed = is_streamed(args), is_plain = args.bias == nullptr;
+  for (int64_t row = 0; row < num_rows; ++row, sums += row_stride) {
+    T* out = static_cast<T*>(args.out) + (first_row + row) * args.out_stride;
+    for (int64_t p = 0; p < num_panels; p += kStep) {
+      const int64_t first = (panel + p) / kStep * kPanelSize;
+      const int64_t n = min_i64(kPanelSize, args.output_size - first);
+      F16 values = load(sums + p * panel_stride);
+      if (!is_plain) values = with_bias(args, values, first, n);
+      if constexpr (kIsGated) {
+        F16 up = load(sums + (p + 1) * panel_stride);
+        if (!is_plain) up = with_bias(args, up, args.output_size + first, n);
+        values = rounded(silu(rounded(values, args.dtype)), args.dtype) * rounded(up, args.dtype);
+      }
+      store_outputs(out + first, n, values, streamed);
+    }
+  }
+  if (streamed) store_fence();
 }
 
 // sums[panel][row][16] of panels of work `panel` .. `panel + num_panels - 1`; strides in floats.
 static inline void finish(const LinearArgs& args, const float* sums, int64_t panel_stride, int64_t row_stride,
                           int64_t panel, int64_t num_panels, int64_t first_row, int64_t num_rows) {
-  const int64_t step = args.is_gated ? 2 : 1;
-  const bool streamed = is_streamed(args);
-  for (int64_t row = 0; row < num_rows; ++row) {
-    const float* of_row = sums + row * row_stride;
-    for (int64_t p = 0; p < num_panels; p += step) {
-      const int64_t first = (panel + p) / step * kPanelSize;
-      const int64_t n = min_i64(kPanelSize, args.output_size - first);
-      F16 values = with_bias(args, load(of_row + p * panel_stride), first, n);
-      if (args.is_gated) {
-        const F16 up = with_bias(args, load(of_row + (p + 1) * panel_stride), args.output_size + first, n);
-        values = silu(rounded(values, args.dtype)) * rounded(up, args.dtype);
-      }
-      const int64_t place = (first_row + row) * args.out_stride + first;
-      if (args.out_dtype == DType::bf16) {
-        store_outputs(static_cast<bf16*>(args.out) + place, n, values, streamed);
-      } else {
-        store_outputs(static_cast<float*>(args.out) + place, n, values, streamed);
-      }
-    }
-  }
-  if (streamed) store_fence();
+  const auto rows = args.out_dtype == DType::bf16
+                        ? (args.is_gated ? finish_rows<bf16, true> : finish_rows<bf16, false>)
+                        : (args.is_gated ? finish_rows<float, true> : finish_rows<float, false>);
+  rows(args, sums, panel_stride, row_stride, panel, num_panels, first_row, num_rows);
 }
 
 // How a product is divided into tasks: row blocks of one group of panels follow each other, so that the weights of the

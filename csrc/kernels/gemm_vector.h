@@ -3,8 +3,9 @@
 // A register block is R rows of one panel: an even and an odd chain for each row, over one tile (32 inputs), then
 // total += even + odd, with the totals in level 1 cache. Activations are widened to float32 beforehand, so that a chain
 // step is one multiply-add with a broadcast from memory; weights are widened once for R rows.
-// Where the processor multiplies pairs of bfloat16 numbers (avx512_bf16), a step of both chains takes four inputs and one
-// instruction each: see simd/bf16_dot.h. Activations are then kept as pairs, 16 words for a tile.
+// Where the processor multiplies pairs of bfloat16 numbers (avx512_bf16), a step of both chains takes four inputs and
+// one instruction each: see simd/bf16_dot.h. Activations are then kept as pairs, 16 words for a tile. More rows than are
+// bound by memory are gemm_pairs.h's.
 // Few rows (one register block): four panels in turns, a tile of each, are four streams from memory, fetched ahead.
 // More rows: blocks of 8 tiles; the weights of a block (8 KB) stay in level 1 while all register blocks pass.
 #pragma once
@@ -22,7 +23,6 @@ constexpr int64_t kVectorPanels = 16;  // of a task
 constexpr int64_t kStreams = 4;
 constexpr int64_t kStreamRows = kMaxRows < 8 ? kMaxRows : 8;  // more are bound by arithmetic
 constexpr int64_t kAheadBytes = 4096;  // of each stream
-constexpr int64_t kLine = 64;
 
 // Floats that hold a tile's inputs of one row: widened, or as pairs of bfloat16.
 #if defined(QUIRE_TIER_AVX512_BF16)
@@ -78,8 +78,8 @@ static void dot_tiles(const float* x, const T* weights, int64_t num_tiles, float
   constexpr int64_t kEvery = R <= 2 && kLanes == 16 ? 2 : 1;
   constexpr int64_t kStride = kBlockTiles * kInputFloats<T>;
   for (int64_t tile = 0; tile < num_tiles; ++tile, x += kInputFloats<T>, weights += kTileSize) {
-    for (int64_t line = 0; line < lines; line += kEvery) prefetch_l2(ahead + line * kLine);
-    ahead += lines * kLine;
+    for (int64_t line = 0; line < lines; line += kEvery) prefetch_l2(ahead + line * kCacheLine);
+    ahead += lines * kCacheLine;
     for (int first = 0; first < kPanelSize; first += kLanes) {
       Lanes even[R], odd[R];
 #pragma GCC unroll 16
@@ -101,80 +101,6 @@ static void dot_tiles(const float* x, const T* weights, int64_t num_tiles, float
     }
   }
 }
-
-#if defined(QUIRE_TIER_AVX512_BF16)
-
-constexpr int64_t kPairRows = 6;  // of a register block that spans two panels
-
-constexpr int64_t kPairTileFloats = kTileSize;  // of two panels' tile, as pairs: [8 steps][2 panels][2 chains][16]
-
-// Two panels' tiles as the chains take them, once for all rows of a task.
-static inline void arrange_pairs(const bf16* weights, int64_t panel_stride, int64_t num_tiles, float* out) {
-  for (int64_t step = 0; step < num_tiles * kTileDepth / 4; ++step, weights += 64, out += 64) {
-#pragma GCC unroll 2
-    for (int p = 0; p < 2; ++p) {
-      F16 even, odd;
-      load_chain_pairs(weights + p * panel_stride, weights + p * panel_stride + 32, even, odd);
-      store(out + 32 * p, even);
-      store(out + 32 * p + 16, odd);
-    }
-  }
-}
-
-// As `dot_tiles`, for two panels at once: a pair of inputs is broadcast once for both, or loads would bound the rate.
-template <int R>
-static void dot_two_panels(const float* x, const float* weights, int64_t num_tiles, float* totals,
-                           int64_t totals_stride, const char* ahead, int64_t lines) {
-  constexpr int64_t kStride = kBlockTiles * kInputFloats<bf16>;
-  for (int64_t tile = 0; tile < num_tiles; ++tile, x += kInputFloats<bf16>, weights += kPairTileFloats) {
-    for (int64_t line = 0; line < lines; ++line, ahead += kLine) prefetch_l2(ahead);
-    F16 even[R][2], odd[R][2];
-#pragma GCC unroll 16
-    for (int r = 0; r < R; ++r) even[r][0] = even[r][1] = odd[r][0] = odd[r][1] = zero();
-#pragma GCC unroll 2
-    for (int step = 0; step < kTileDepth / 4; ++step) {
-      F16 even_weights[2], odd_weights[2];
-#pragma GCC unroll 2
-      for (int p = 0; p < 2; ++p) {
-        even_weights[p] = load(weights + step * 64 + p * 32);
-        odd_weights[p] = load(weights + step * 64 + p * 32 + 16);
-      }
-#pragma GCC unroll 16
-      for (int r = 0; r < R; ++r) {
-        const float* inputs = x + r * kStride + 2 * step;
-        const F16 even_inputs = set1(inputs[0]), odd_inputs = set1(inputs[1]);
-#pragma GCC unroll 2
-        for (int p = 0; p < 2; ++p) {
-          even[r][p] = add_chain_pairs(even_inputs, even_weights[p], even[r][p]);
-          odd[r][p] = add_chain_pairs(odd_inputs, odd_weights[p], odd[r][p]);
-        }
-      }
-    }
-#pragma GCC unroll 16
-    for (int r = 0; r < R; ++r) {
-#pragma GCC unroll 2
-      for (int p = 0; p < 2; ++p) {
-        float* total = totals + p * totals_stride + r * kPanelSize;
-        store(total, load(total) + (even[r][p] + odd[r][p]));
-      }
-    }
-  }
-}
-
-using DotTwoPanels = void (*)(const float*, const float*, int64_t, float*, int64_t, const char*, int64_t);
-
-static DotTwoPanels dot_two_panels_of(int64_t num_rows) {
-  switch (num_rows) {
-    case 1: return dot_two_panels<1>;
-    case 2: return dot_two_panels<2>;
-    case 3: return dot_two_panels<3>;
-    case 4: return dot_two_panels<4>;
-    case 5: return dot_two_panels<5>;
-    default: return dot_two_panels<6>;
-  }
-}
-
-#endif
 
 template <class T>
 using DotTiles = void (*)(const float*, const T*, int64_t, float*, const char*, int64_t);
@@ -200,27 +126,12 @@ static DotTiles<T> dot_tiles_of(int64_t num_rows) {
   }
 }
 
-#if defined(QUIRE_TIER_AVX512_BF16)
-
-// Of 32 inputs, the pairs of the even and of the odd chain in turns: (2, 0), (3, 1), (6, 4), (7, 5), ...
-static inline void store_pairs(float* out, __m512i inputs) {
-  const __m512i even = _mm512_and_si512(inputs, _mm512_set1_epi32(0xffff)), odd = _mm512_srli_epi32(inputs, 16);
-  const __m512i next_even = _mm512_srli_epi64(even, 32), next_odd = _mm512_srli_epi64(odd, 32);
-  // In every 64 bits: low word (even pair) = even << 16 | next even, high word = odd << 16 | next odd.
-  const __m512i low = _mm512_or_si512(_mm512_slli_epi32(even, 16), next_even);
-  const __m512i high = _mm512_or_si512(_mm512_slli_epi32(odd, 16), next_odd);
-  _mm512_storeu_si512(out, _mm512_mask_blend_epi32(0xaaaa, low, _mm512_slli_epi64(high, 32)));
-}
-
-#endif
-
 // One row's inputs of up to a tile as the chains take them; missing ones are zero.
 template <class T>
 static inline void store_inputs(const T* x, int64_t n, float* out) {
 #if defined(QUIRE_TIER_AVX512_BF16)
   if constexpr (sizeof(T) == 2) {
-    const __mmask32 lanes = n >= 32 ? 0xffffffffu : (1u << n) - 1;
-    store_pairs(out, _mm512_maskz_loadu_epi16(lanes, x));
+    store_chain_pairs(out, x, n);
     return;
   }
 #endif
@@ -258,9 +169,8 @@ class VectorTask {
     next_panel_ = min_i64(panel_ + num_panels_ * pool.num_threads(), num_work_panels(args) - 1);
     const int64_t wide_size = d.rows_per_task * kBlockDepth;
     const int64_t totals_size = d.panels_per_task * d.rows_per_task * kPanelSize;
-    wide_ = static_cast<float*>(pool.scratch(thread, (wide_size + totals_size + kBlockTiles * kTileSize) * 4));
+    wide_ = static_cast<float*>(pool.scratch(thread, (wide_size + totals_size) * 4));
     totals_ = wide_ + wide_size;
-    pairs_ = totals_ + totals_size;
   }
 
   void run() {
@@ -296,48 +206,18 @@ class VectorTask {
     for (int64_t tile = 0; tile < num_tiles; ++tile) {
       for (int64_t p = 0; p < num_panels_; ++p) {
         dot(wide_ + tile * kInputFloats<T>, tile_at(panel_ + p, first_tile + tile), 1, totals_ + p * num_rows_ * kPanelSize,
-            ahead_of(panel_ + p, first_tile + tile), kTileSize * sizeof(T) / kLine);
+            ahead_of(panel_ + p, first_tile + tile), kTileSize * sizeof(T) / kCacheLine);
       }
     }
   }
 
   void block(int64_t tile, int64_t tiles) {
-#if defined(QUIRE_TIER_AVX512_BF16)
-    if constexpr (sizeof(T) == 2) {
-      int64_t p = 0;
-      for (; p + 2 <= num_panels_; p += 2) block_of_two(p, tile, tiles);
-      if (p < num_panels_) block_of_one(p, tile, tiles);
-      return;
-    }
-#endif
-    for (int64_t p = 0; p < num_panels_; ++p) block_of_one(p, tile, tiles);
+    for (int64_t p = 0; p < num_panels_; ++p) block_of_panel(p, tile, tiles);
   }
 
-#if defined(QUIRE_TIER_AVX512_BF16)
-
-  void block_of_two(int64_t p, int64_t tile, int64_t tiles) {
-    const int64_t num_blocks = ceil_div(num_rows_, kPairRows);
-    const int64_t lines = ceil_div(2 * kTileSize * sizeof(T) / kLine, num_blocks);
-    const bool is_last = p + 2 >= num_panels_;
-    const int64_t next_tile = min_i64(is_last ? tile + kBlockTiles : tile, num_tiles_ - tiles);
-    const char* next = reinterpret_cast<const char*>(tile_at(is_last ? panel_ : panel_ + p + 2, next_tile));
-    const int64_t panel_stride = tile_at(panel_ + p + 1, tile) - tile_at(panel_ + p, tile);
-    arrange_pairs(tile_at(panel_ + p, tile), panel_stride, tiles, pairs_);
-    for (int64_t i = 0; i < num_blocks; ++i) {
-      const int64_t row = i * num_rows_ / num_blocks, rows = (i + 1) * num_rows_ / num_blocks - row;
-      // The first half of the blocks fetches the next pair's first panel, the others its second.
-      const int64_t done = i * lines * tiles * kLine, panel_bytes = tiles * kTileSize * sizeof(T);
-      const char* ahead = done < panel_bytes ? next + done : next + panel_stride * sizeof(T) + done - panel_bytes;
-      dot_two_panels_of(rows)(wide_ + row * kBlockTiles * kInputFloats<T>, pairs_, tiles,
-                              totals_ + (p * num_rows_ + row) * kPanelSize, num_rows_ * kPanelSize, ahead, lines);
-    }
-  }
-
-#endif
-
-  void block_of_one(int64_t p, int64_t tile, int64_t tiles) {
+  void block_of_panel(int64_t p, int64_t tile, int64_t tiles) {
     const int64_t num_blocks = ceil_div(num_rows_, kMaxRows);
-    const int64_t lines = ceil_div(kTileSize * sizeof(T) / kLine, num_blocks);
+    const int64_t lines = ceil_div(kTileSize * sizeof(T) / kCacheLine, num_blocks);
     const T* weights = tile_at(panel_ + p, tile);
     const bool is_last = p + 1 == num_panels_;
     const int64_t next_tile = min_i64(is_last ? tile + kBlockTiles : tile, num_tiles_ - tiles);
@@ -346,13 +226,13 @@ class VectorTask {
       // Blocks differ by one row at most.
       const int64_t row = i * num_rows_ / num_blocks, rows = (i + 1) * num_rows_ / num_blocks - row;
       dot_tiles_of<T>(rows)(wide_ + row * kBlockTiles * kInputFloats<T>, weights, tiles,
-                            totals_ + (p * num_rows_ + row) * kPanelSize, next + i * lines * tiles * kLine, lines);
+                            totals_ + (p * num_rows_ + row) * kPanelSize, next + i * lines * tiles * kCacheLine, lines);
     }
   }
 
   const LinearArgs& args_;
   int64_t num_tiles_, panel_, num_panels_, first_row_, num_rows_, next_panel_;
-  float *wide_, *totals_, *pairs_;
+  float *wide_, *totals_;
 };
 
 template <class T>

@@ -269,7 +269,7 @@ void uniforms(const UniformArgs& args) {
 
 void apply_penalties(Pool& pool, const PenaltyArgs& args) {
   parallel_for(pool, args.num_entries, [&](int64_t entry, int) {
-    const int64_t line = args.at[entry];
+    const int64_t line = args.line_ids[entry];
     if (line < 0 || line >= args.lines.num_lines) return;
     float* logits = args.lines.logits + line * args.lines.stride;
     const float* strengths = args.strengths + 3 * entry;
@@ -288,7 +288,7 @@ void apply_bitmask(Pool& pool, const BitmaskArgs& args) {
   const int64_t num_parts = ceil_div(vocab_size, kColumnsPerTask);
   parallel_for(pool, args.num_masks * num_parts, [&](int64_t task, int) {
     const int64_t mask = task / num_parts, start = task % num_parts * kColumnsPerTask;
-    const int64_t line = args.at != nullptr ? args.at[mask] : mask;
+    const int64_t line = args.line_ids != nullptr ? args.line_ids[mask] : mask;
     if (line < 0 || line >= args.lines.num_lines) return;
     float* logits = args.lines.logits + line * args.lines.stride;
     const int32_t* words = args.masks + mask * num_words;

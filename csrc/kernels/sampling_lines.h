@@ -97,21 +97,9 @@ inline int32_t find_id(const Line& line, float largest) {
 }
 
 // The weights of sixteen scores, given less the largest score: e ** x in units of 2 ** -42. x <= 0, not NaN.
-// As `exp` in simd/math.h, without what only other arguments need.
 inline Fixed16 weights_of(F16 x) {
-  const F16 magic = set1(12582912.0f);
-  const F16 bounded = max(x, set1(kWeightlessBelow));
-  const F16 n = (bounded * set1(1.44269504f) + magic) - magic;
-  const F16 r = (bounded - n * set1(0.693359375f)) - n * set1(-2.12194440e-4f);
-  F16 p = set1(1.0f / 5040.0f);
-  p = p * r + set1(1.0f / 720.0f);
-  p = p * r + set1(1.0f / 120.0f);
-  p = p * r + set1(1.0f / 24.0f);
-  p = p * r + set1(1.0f / 6.0f);
-  p = p * r + set1(0.5f);
-  p = p * r + set1(1.0f);
-  p = p * r + set1(1.0f);
-  return to_fixed(p * pow2(n + set1(static_cast<float>(kFractionBits))));
+  const ExpParts parts = exp_parts(max(x, set1(kWeightlessBelow)));
+  return to_fixed(parts.mantissa * pow2(parts.exponent + set1(static_cast<float>(kFractionBits))));
 }
 inline uint64_t total_of(const Fixed16& sums) {
   uint64_t lanes[16], total = 0;

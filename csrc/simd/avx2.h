@@ -97,8 +97,6 @@ static inline float hmax(F16 x) {
   const __m128 pair = _mm_max_ps(quarter, _mm_movehl_ps(quarter, quarter));
   return _mm_cvtss_f32(_mm_max_ss(pair, _mm_movehdup_ps(pair)));
 }
-static inline void prefetch_l1(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T0); }
-static inline void prefetch_l2(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T1); }
 
 // Quantised GEMM. Sixteen integers as floats.
 static inline F16 load_int32(const int32_t* p) {
@@ -194,5 +192,16 @@ static inline void stream(bf16* p, F16 x) {
   _mm_stream_si128(reinterpret_cast<__m128i*>(p + 8), round_to_bf16(x.hi));
 }
 static inline void store_fence() { _mm_sfence(); }
+
+// Attention's softmax.
+
+static inline __m256 add_to_exponent(__m256 x, __m256 shifted) {
+  const __m256i n = _mm256_slli_epi32(_mm256_castps_si256(shifted), 23);
+  return _mm256_castsi256_ps(_mm256_add_epi32(_mm256_castps_si256(x), n));
+}
+// x * 2 ** n where `shifted` is n + 1.5 * 2 ** 23 and neither x nor the result is subnormal.
+static inline F16 add_to_exponent(F16 x, F16 shifted) {
+  return {add_to_exponent(x.lo, shifted.lo), add_to_exponent(x.hi, shifted.hi)};
+}
 
 }  // namespace quire::QUIRE_TIER

@@ -71,9 +71,13 @@ static inline float hsum(F16 x) {
   const __m128 pair = _mm_add_ps(quarter, _mm_movehl_ps(quarter, quarter));
   return _mm_cvtss_f32(_mm_add_ss(pair, _mm_movehdup_ps(pair)));
 }
-static inline float hmax(F16 x) { return _mm512_reduce_max_ps(x.v); }
-static inline void prefetch_l1(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T0); }
-static inline void prefetch_l2(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T1); }
+// In the order of the other tiers, which decides what is left of a NaN.
+static inline float hmax(F16 x) {
+  const __m256 half = _mm256_max_ps(_mm512_castps512_ps256(x.v), _mm512_extractf32x8_ps(x.v, 1));
+  const __m128 quarter = _mm_max_ps(_mm256_castps256_ps128(half), _mm256_extractf128_ps(half, 1));
+  const __m128 pair = _mm_max_ps(quarter, _mm_movehl_ps(quarter, quarter));
+  return _mm_cvtss_f32(_mm_max_ss(pair, _mm_movehdup_ps(pair)));
+}
 
 // Quantised GEMM. Sixteen integers as floats.
 static inline F16 load_int32(const int32_t* p) { return {_mm512_cvtepi32_ps(_mm512_loadu_si512(p))}; }
@@ -142,5 +146,13 @@ static inline void stream(float* p, F16 x) {
 }
 static inline void stream(bf16* p, F16 x) { _mm256_stream_si256(reinterpret_cast<__m256i*>(p), round_to_bf16(x)); }
 static inline void store_fence() { _mm_sfence(); }
+
+// Attention's softmax.
+
+// x * 2 ** n where `shifted` is n + 1.5 * 2 ** 23 and neither x nor the result is subnormal.
+static inline F16 add_to_exponent(F16 x, F16 shifted) {
+  const __m512i n = _mm512_slli_epi32(_mm512_castps_si512(shifted.v), 23);
+  return {_mm512_castsi512_ps(_mm512_add_epi32(_mm512_castps_si512(x.v), n))};
+}
 
 }  // namespace quire::QUIRE_TIER

@@ -10,6 +10,8 @@
 
 #include <immintrin.h>
 
+#include "simd/simd.h"
+
 namespace quire::QUIRE_TIER {
 
 // Sixteen pairs of bfloat16 numbers travel in an F16.
@@ -28,6 +30,32 @@ static inline F16 set1_pair(bf16 first, bf16 second) {
 // sum + second * second, then + first * first.
 static inline F16 add_chain_pairs(F16 a, F16 b, F16 sum) {
   return {_mm512_dpbf16_ps(sum.v, (__m512bh)a.v, (__m512bh)b.v)};
+}
+
+// The same with the pair at `a` in every lane. Not the intrinsic: GCC 12 copies the sum first, and runs out of
+// registers.
+[[gnu::always_inline]] static inline void add_chain_pairs_of(__m512& sum, __m512 b, const float* a) {
+  struct [[gnu::may_alias, gnu::packed]] Pair {
+    uint32_t bits;
+  };
+  asm("vdpbf16ps %2%{1to16%}, %1, %0" : "+v"(sum) : "v"(b), "m"(*reinterpret_cast<const Pair*>(a)));
+}
+// Of 32 inputs, the pairs of the even and of the odd chain in turns: (2, 0), (3, 1), (6, 4), (7, 5), ...
+static inline void store_chain_pairs(float* out, __m512i inputs) {
+  const __m512i even = _mm512_and_si512(inputs, _mm512_set1_epi32(0xffff)), odd = _mm512_srli_epi32(inputs, 16);
+  const __m512i next_even = _mm512_srli_epi64(even, 32), next_odd = _mm512_srli_epi64(odd, 32);
+  // In every 64 bits: low word (even pair) = even << 16 | next even, high word = odd << 16 | next odd.
+  const __m512i low = _mm512_or_si512(_mm512_slli_epi32(even, 16), next_even);
+  const __m512i high = _mm512_or_si512(_mm512_slli_epi32(odd, 16), next_odd);
+  _mm512_storeu_si512(out, _mm512_mask_blend_epi32(0xaaaa, low, _mm512_slli_epi64(high, 32)));
+}
+// The first `n` inputs at `x`, then zeros up to 32.
+static inline void store_chain_pairs(float* out, const bf16* x, int64_t n) {
+  store_chain_pairs(out, _mm512_maskz_loadu_epi16(n >= 32 ? 0xffffffffu : (1u << n) - 1, x));
+}
+// As `store`, in one instruction that takes subnormal numbers for zero: for results of arithmetic, which has none.
+static inline void store_normal(bf16* p, F16 x) {
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), (__m256i)_mm512_cvtneps_pbh(x.v));
 }
 
 }  // namespace quire::QUIRE_TIER

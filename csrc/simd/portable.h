@@ -106,8 +106,6 @@ static inline float hmax(F16 x) {
   }
   return x.v[0];
 }
-static inline void prefetch_l1(const void* p) { __builtin_prefetch(p, 0, 3); }
-static inline void prefetch_l2(const void* p) { __builtin_prefetch(p, 0, 2); }
 
 // Quantised GEMM. Sixteen integers as floats.
 static inline F16 load_int32(const int32_t* p) {
@@ -190,5 +188,12 @@ static inline void stream(T* p, const F16& x) {
   store(p, x);
 }
 static inline void store_fence() {}
+
+// Attention's softmax.
+
+// x * 2 ** n where `shifted` is n + 1.5 * 2 ** 23 and neither x nor the result is subnormal.
+static inline F16 add_to_exponent(const F16& x, const F16& shifted) {
+  return each_lane([&](int i) { return float_of(bits_of(x.v[i]) + (bits_of(shifted.v[i]) << 23)); });
+}
 
 }  // namespace quire::QUIRE_TIER

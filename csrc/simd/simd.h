@@ -17,6 +17,7 @@
 #endif
 
 #include "simd/math.h"
+#include "simd/prefetch.h"
 
 namespace quire::QUIRE_TIER {
 
@@ -26,5 +27,18 @@ static inline void parallel_for(Pool& pool, int64_t num_tasks, const Body& body)
   pool.run(num_tasks, [](void* context, int64_t task, int thread) { (*static_cast<const Body*>(context))(task, thread); },
            const_cast<Body*>(&body));
 }
+
+// Holds `pool`: its shared scratch is one kernel call's at a time.
+template <class Pool>
+class PoolLock {
+ public:
+  explicit PoolLock(Pool& pool) : pool_(pool) { pool_.lock(); }
+  ~PoolLock() { pool_.unlock(); }
+  PoolLock(const PoolLock&) = delete;
+  PoolLock& operator=(const PoolLock&) = delete;
+
+ private:
+  Pool& pool_;
+};
 
 }  // namespace quire::QUIRE_TIER

@@ -9,6 +9,7 @@ from typing import ClassVar
 import torch
 
 from quire.attention.metadata import AttentionMetadata
+from quire.kernels.native.runtime import NativeRuntime
 from quire.kernels.reference.norm import rms_norm
 from quire.kernels.reference.rotary import rotary_embedding
 
@@ -52,7 +53,11 @@ class Rotation:
 
 @dataclass(frozen=True, slots=True)
 class HeadNorms:
-    """Gains [head_size] of the norm on every query and key head, before they are rotated."""
+    """Root-mean-square norms of every query and every key head, applied before they are rotated.
+
+    Attributes:
+        query, key: gains, [head_size].
+    """
 
     query: torch.Tensor
     key: torch.Tensor
@@ -64,6 +69,11 @@ class AttentionBackend(ABC):
 
     name: ClassVar[str]
     preferred_block_size: ClassVar[int]
+
+    @classmethod
+    def try_create(cls, runtime: NativeRuntime | None) -> AttentionBackend | None:
+        """A new backend; None where it takes the native kernels and they are not in use."""
+        return cls()
 
     @staticmethod
     @abstractmethod

@@ -19,11 +19,6 @@ BACKENDS: Mapping[str, type[AttentionBackend]] = {
 }
 
 
-def preferred_block_sizes() -> dict[str, int]:
-    """Backend -> tokens per page it works best with."""
-    return {name: backend.preferred_block_size for name, backend in BACKENDS.items()}
-
-
 def select_backend(
     name: str,
     params: AttentionParams,
@@ -46,12 +41,11 @@ def select_backend(
     refusals = []
     for candidate, backend in candidates.items():
         reasons = backend.unsupported_reasons(params, dtype, device)
-        if issubclass(backend, NativeCpuBackend):
-            if runtime is not None and not reasons:
-                return backend(runtime)
-            reasons = reasons or ["the native kernels are not in use"]
         if not reasons:
-            return backend()
+            made = backend.try_create(runtime)
+            if made is not None:
+                return made
+            reasons = ["the native kernels are not in use"]
         refusals.append(f"{candidate}: {'; '.join(reasons)}")
     hint = "use dtype float32, bfloat16 or float16" if name == "auto" else "use attention_backend='auto'"
     raise ConfigError(

@@ -2,7 +2,7 @@
 
 from quire.config.cache import CacheConfig
 from quire.config.device import DeviceConfig, ParallelConfig
-from quire.config.engine import ObservabilityConfig, QuireConfig
+from quire.config.engine import ObservabilityConfig, QuireConfig, SupervisionConfig
 from quire.config.hf_config import ModelArch, RopeConfig
 from quire.config.model import LoadConfig, ModelConfig
 from quire.config.scheduler import SchedulerConfig
@@ -18,4 +18,5 @@ __all__ = [
     "QuireConfig",
     "RopeConfig",
     "SchedulerConfig",
+    "SupervisionConfig",
 ]

@@ -6,7 +6,7 @@ Called by `entrypoints.args` and `LLM`. No state: the table of names is read fro
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,11 +14,12 @@ from quire.config.base import SettingInfo, info_of, settings_of
 from quire.config.cache import CacheConfig
 from quire.config.cross_checks import check_supported
 from quire.config.device import DeviceConfig, ParallelConfig
-from quire.config.engine import ObservabilityConfig, QuireConfig
+from quire.config.engine import ObservabilityConfig, QuireConfig, SupervisionConfig
 from quire.config.model import LoadConfig, ModelConfig
 from quire.config.not_yet import NOT_YET, is_neutral
 from quire.config.scheduler import SchedulerConfig
-from quire.errors import ConfigError, UnsupportedError, nearest
+from quire.config.server import ApiConfig, HttpConfig, LimitsConfig, ServerConfig
+from quire.errors import ConfigError, UnsupportedError, nearest, unknown_name
 from quire.utils.checks import shown
 
 SECTIONS: dict[str, type] = {
@@ -29,7 +30,9 @@ SECTIONS: dict[str, type] = {
     "device": DeviceConfig,
     "parallel": ParallelConfig,
     "observability": ObservabilityConfig,
+    "supervision": SupervisionConfig,
 }
+SERVER_SECTIONS: dict[str, type] = {"http": HttpConfig, "api": ApiConfig, "limits": LimitsConfig}
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,18 +44,18 @@ class Setting:
     info: SettingInfo
 
 
-def all_settings() -> list[Setting]:
-    """Every setting, in the order of the config classes."""
+def all_settings(sections: Mapping[str, type] = SECTIONS) -> list[Setting]:
+    """Every setting of the engine (or of other sections), in the order of the config classes."""
     return [
         Setting(section, field.name, info_of(field))
-        for section, config in SECTIONS.items()
+        for section, config in sections.items()
         for field in settings_of(config)
     ]
 
 
-def settings_by_name() -> dict[str, Setting]:
+def settings_by_name(sections: Mapping[str, type] = SECTIONS) -> dict[str, Setting]:
     """Every setting under each of its names, aliases included."""
-    return {name: one for one in all_settings() for name in (one.info.name, *one.info.aliases)}
+    return {name: one for one in all_settings(sections) for name in (one.info.name, *one.info.aliases)}
 
 
 def build_config(**values: Any) -> QuireConfig:
@@ -75,6 +78,21 @@ def build_config(**values: Any) -> QuireConfig:
     config = QuireConfig(**{section: SECTIONS[section](**fields) for section, fields in sections.items()})
     check_supported(config)
     return config
+
+
+def build_server_config(**values: Any) -> ServerConfig:
+    """The server that the given settings make; what is not given has its default.
+
+    Raises:
+        ConfigError: a name is unknown, or a value is not allowed.
+    """
+    known = settings_by_name(SERVER_SECTIONS)
+    sections: dict[str, dict[str, Any]] = {}
+    for name, value in values.items():
+        if name not in known:
+            raise unknown_name("server setting", name, known)
+        _put(sections, known[name], name, value)
+    return ServerConfig(**{section: SERVER_SECTIONS[section](**fields) for section, fields in sections.items()})
 
 
 def _put(sections: dict[str, dict[str, Any]], setting: Setting, name: str, value: Any) -> None:
@@ -108,4 +126,4 @@ def settings_as_dict(config: QuireConfig) -> dict[str, Any]:
 
 def section_doc(section: str) -> str:
     """What a section of the configuration is about."""
-    return (SECTIONS[section].__doc__ or "").strip()
+    return ({**SECTIONS, **SERVER_SECTIONS}[section].__doc__ or "").strip()

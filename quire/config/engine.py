@@ -23,6 +23,24 @@ class ObservabilityConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SupervisionConfig:
+    """How a server treats an engine core that dies or hangs."""
+
+    hang_timeout_s: float = setting(
+        10.0,
+        "A core that has work and for so long neither advances nor uses the CPU is killed, in seconds.",
+        minimum=0.2,
+        maximum=3600.0,
+    )
+    max_restarts: int = setting(
+        5, "Restarts of a core that never advances in between after which the engine gives up.", minimum=0, maximum=1000
+    )
+
+    def __post_init__(self) -> None:
+        check_settings(self)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class QuireConfig:
     """Everything an engine is built from. `arch` is None until `resolve` has read the model's config.json."""
 
@@ -33,5 +51,6 @@ class QuireConfig:
     device: DeviceConfig = field(default_factory=DeviceConfig)
     parallel: ParallelConfig = field(default_factory=ParallelConfig)
     observability: ObservabilityConfig = field(default_factory=ObservabilityConfig)
+    supervision: SupervisionConfig = field(default_factory=SupervisionConfig)
     arch: ModelArch | None = None
     model_path: str = ""

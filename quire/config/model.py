@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from quire.config.base import check_settings, setting
+from quire.config.not_yet import QUANTIZATIONS_NOT_YET
+from quire.errors import UnsupportedError
 
 DTYPES = ("auto", "half", "float16", "bfloat16", "float", "float32")
 
@@ -47,6 +49,12 @@ class ModelConfig:
     chat_template: str | None = setting(None, "Chat template: inline Jinja or a path; default: the tokenizer's.")
 
     def __post_init__(self) -> None:
+        if isinstance(self.quantization, str) and self.quantization in QUANTIZATIONS_NOT_YET:
+            raise UnsupportedError(
+                f"quantization={self.quantization!r} is known but not supported yet",
+                hint="use int8 or int4 with an unquantized checkpoint: its weights are quantized while they are loaded",
+                field="quantization",
+            )
         check_settings(self)
 
 

@@ -1,6 +1,7 @@
-"""Settings that users of vLLM know and Quire does not have yet, with the values that ask for nothing.
+"""Settings and values that users of vLLM know and Quire does not have yet.
 
-Read by `entrypoints.args`: a neutral value is accepted and dropped, any other is refused by name.
+Read by `config.build` and the configs: a neutral value of such a setting is accepted and dropped, any other is refused
+by name.
 """
 
 from __future__ import annotations
@@ -11,6 +12,16 @@ _OFF: tuple[Any, ...] = (None, False)
 _NONE: tuple[Any, ...] = (None,)
 _ANY_BOOL: tuple[Any, ...] = (None, False, True)
 
+# Values of `quantization`.
+QUANTIZATIONS_NOT_YET = (
+    "auto_awq", "auto_gptq", "awq", "awq_marlin", "bitsandbytes", "compressed-tensors", "deepseek_v4_fp8",
+    "experts_int8", "fbgemm_fp8", "fp8", "fp8_per_block", "fp8_per_channel", "fp8_per_tensor", "fp_quant", "gguf",
+    "gpt_oss_mxfp4", "gptq", "gptq_marlin", "humming", "inc", "int8_per_channel_weight_only", "modelopt",
+    "modelopt_fp4", "modelopt_mixed", "modelopt_mxfp8", "moe_wna16", "mxfp4", "mxfp8", "nvfp4_per_token", "online",
+    "quark", "torchao",
+)  # fmt: skip
+
+# Setting -> the values that ask for nothing.
 NOT_YET: dict[str, tuple[Any, ...]] = {
     # Honoured by having nothing to turn off.
     "enforce_eager": _ANY_BOOL,

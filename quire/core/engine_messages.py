@@ -43,6 +43,8 @@ class EngineCoreRequest:
         arrival_time: seconds, wall clock.
         priority: lower runs first (priority policy only).
         cache_salt: requests share cached pages only with requests of the same salt.
+        output_token_ids: [num_output_tokens] int32; what it has put out already, when it is continued; None = nothing.
+            Fewer than `max_tokens`. Counted by limits, penalties and positions as if it had never been interrupted.
     """
 
     handle: int
@@ -54,6 +56,7 @@ class EngineCoreRequest:
     arrival_time: float = 0.0
     priority: int = 0
     cache_salt: str | None = None
+    output_token_ids: np.ndarray | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypedDict
 
 from quire.errors import UnsupportedError, ValidationError, unknown_name
@@ -82,6 +82,15 @@ def parse_prompt(prompt: Any) -> TextPrompt | TokensPrompt:
     if getattr(prompt, "ndim", None) == 1 or (isinstance(prompt, Sequence) and not isinstance(prompt, bytes)):
         return TokensPrompt(_prompt_ids(prompt))
     raise wrong_type("prompt", prompt, "a text, a list of token ids, or a dict with 'prompt' or 'prompt_token_ids'")
+
+
+def with_cache_salt(prompt: TextPrompt | TokensPrompt, cache_salt: str) -> TextPrompt | TokensPrompt:
+    """The prompt with another salt.
+
+    Raises:
+        ValidationError: the salt is empty, too long, or has a character that a salt may not have.
+    """
+    return replace(prompt, cache_salt=_cache_salt(cache_salt))
 
 
 def parse_messages(messages: Any) -> list[ChatMessage]:

@@ -64,9 +64,12 @@ class Request:
     def from_message(cls, message: EngineCoreRequest, arrival: int = 0) -> Request:
         """The request as it arrives."""
         salt = message.cache_salt
+        token_ids = message.prompt_token_ids
+        if message.output_token_ids is not None:
+            token_ids = np.concatenate((token_ids, message.output_token_ids))
         return cls(
             message=message,
-            token_ids=np.ascontiguousarray(message.prompt_token_ids, dtype=np.int32),
+            token_ids=np.ascontiguousarray(token_ids, dtype=np.int32),
             arrival=arrival,
             stop_token_ids=frozenset(message.sampling_params.stop_token_ids or ()),
             extra_keys={} if salt is None else {0: (("cache_salt", salt),)},

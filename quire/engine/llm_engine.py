@@ -1,30 +1,26 @@
 """LLMEngine: requests in, outputs out, one step at a time. The synchronous front-end of an engine core.
 
-Called by `LLM` and the command line. Owns the processors and the names (handles) it gives to requests; the
-engine core behind `client` owns everything else.
+Called by `LLM` and the command line. Owns the front-end and the way to the engine core; the core behind `client` owns
+everything else.
 """
 
 from __future__ import annotations
 
-import itertools
-import time
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 from quire import envs
 from quire.config import QuireConfig
 from quire.config.build import build_config
-from quire.core.engine_messages import EngineCoreOutputs, EngineCoreRequest, FinishReason
+from quire.core.engine_messages import EngineCoreOutputs, EngineCoreRequest
 from quire.core.outputs import RequestOutput
 from quire.core.sampling_params import SamplingParams
 from quire.core.stats import SchedulerStats
-from quire.engine.input_processor import PreparedRequest
-from quire.engine.output_processor import OutputProcessor
-from quire.engine.parallel_sampling import WaitingChildren, make_children
+from quire.engine.front_end import FrontEnd
+from quire.engine.mp_factory import build_parts_apart
 from quire.engine.parts import EngineParts
-from quire.engine.request_state import RequestGroup, RequestState
 from quire.engine.stat_logger import StatLogger
-from quire.errors import EngineDeadError, QuireClientError, ValidationError
+from quire.errors import EngineDeadError, QuireClientError
 from quire.utils.garbage import collector_paused
 
 
@@ -38,17 +34,16 @@ class LLMEngine:
         self.defaults = parts.defaults
         self.last_stats = SchedulerStats()
         self._client = parts.client
-        self._inputs = parts.input_processor
-        self._outputs = OutputProcessor()
-        self._waiting_children = WaitingChildren()
+        self._front = FrontEnd(parts)
         self._stat_logger = None if parts.config.observability.disable_log_stats else StatLogger()
         self._due: list[RequestOutput] = []
-        self._handles = itertools.count()
         self._dead: EngineDeadError | None = None
 
     @classmethod
-    def from_config(cls, config: QuireConfig, **options: Any) -> LLMEngine:
-        """The engine that `config` describes; `options` as `engine.factory.build_parts`."""
+    def from_config(cls, config: QuireConfig, *, in_process: bool = True, **options: Any) -> LLMEngine:
+        """The engine that `config` describes, its core in this process or in another; `options` as `build_parts`."""
+        if not in_process:
+            return cls(build_parts_apart(config, **options))
         envs.prefer_sleeping_threads()
         with collector_paused():
             from quire.engine.factory import build_parts  # late: loads torch
@@ -89,18 +84,13 @@ class LLMEngine:
             EngineDeadError: the engine has stopped.
         """
         self._require_alive()
-        self._check_name(request_id, priority)
-        prepared = self._inputs.prepare(prompt, params, add_special_tokens=add_special_tokens)
-        arrival = time.time() if arrival_time is None else arrival_time
-        handles = [next(self._handles) for _ in range(params.n)]
-        seed = self.config.model.seed
-        messages = make_children(prepared, request_id, handles, seed, arrival_time=arrival, priority=priority)
-        shares_prompt = self._shares_prompt(prepared)
-        for message in messages[:1] if shares_prompt else messages:
+        submission = self._front.prepare(
+            request_id, prompt, params, arrival_time, priority, add_special_tokens=add_special_tokens
+        )
+        handles = [state.handle for state in submission.group.states]
+        for message in submission.messages:
             self._send(message, handles)
-        self._outputs.add(self._make_group(request_id, prepared, messages, arrival))
-        if shares_prompt:
-            self._waiting_children.add(handles[0], messages[1:])
+        self._front.follow(submission)
         return request_id
 
     def step(self) -> list[RequestOutput]:
@@ -117,12 +107,12 @@ class LLMEngine:
         self.last_stats = step.stats
         if self._stat_logger is not None:
             self._stat_logger.record(step)
-        processed = self._outputs.process(step)
-        if processed.handles_to_abort:
-            self._client.abort_requests(processed.handles_to_abort)
-        for message in self._waiting_children.release(processed.started):
+        effects = self._front.process(step)
+        if effects.handles_to_abort:
+            self._client.abort_requests(effects.handles_to_abort)
+        for message in effects.messages:
             self._client.add_request(message)
-        return due + processed.outputs
+        return due + effects.outputs
 
     def abort_request(self, request_ids: str | Iterable[str]) -> None:
         """End requests; each gets its final output (finish_reason "abort") from a later `step`.
@@ -130,27 +120,23 @@ class LLMEngine:
         Unknown and finished ids are ignored.
         """
         ids = [request_ids] if isinstance(request_ids, str) else list(request_ids)
-        handles = self._outputs.handles_of(ids)
-        unsent = self._waiting_children.drop(handles)
-        for handle in sorted(unsent):
-            output = self._outputs.end(handle, FinishReason.ABORT)
-            self._due += [output] if output is not None else []
-        self._client.abort_requests([handle for handle in handles if handle not in unsent])
+        effects = self._front.abort(ids)
+        self._due += effects.outputs
+        self._client.abort_requests(effects.handles_to_abort)
 
     def discard_requests(self, request_ids: Iterable[str]) -> None:
         """End requests without any further output."""
-        handles = self._outputs.forget(list(request_ids))
-        unsent = self._waiting_children.drop(handles)
+        handles = self._front.discard(list(request_ids))
         if self._dead is None:
-            self._client.abort_requests([handle for handle in handles if handle not in unsent])
+            self._client.abort_requests(handles)
 
     def has_unfinished_requests(self) -> bool:
         """True while `step` has anything to give."""
-        return len(self._outputs) > 0 or bool(self._due)
+        return len(self._front) > 0 or bool(self._due)
 
     def get_num_unfinished_requests(self) -> int:
         """Requests whose final output is still to come."""
-        return len(self._outputs)
+        return len(self._front)
 
     def reset_prefix_cache(self) -> bool:
         """Forget all cached pages; False while any page is in use."""
@@ -167,26 +153,11 @@ class LLMEngine:
         if self._dead is not None:
             raise self._dead
 
-    def _check_name(self, request_id: str, priority: int) -> None:
-        if request_id in self._outputs:
-            raise ValidationError(
-                f"request_id {request_id!r} is in use by an unfinished request",
-                hint="give each request an id of its own",
-                field="request_id",
-            )
-        policy = self.config.scheduler.scheduling_policy
-        if priority != 0 and policy == "fcfs":
-            raise ValidationError(
-                f"priority={priority} has no effect under scheduling_policy='fcfs'",
-                hint="leave out priority",
-                field="priority",
-            )
-
     def _run_core_step(self) -> EngineCoreOutputs | None:
         try:
             return self._client.get_output()
         except BaseException as error:  # whatever broke the step, the state behind it cannot be trusted
-            self._outputs.forget(self._outputs.request_ids)
+            self._front.discard(self._front.request_ids)
             self._dead = EngineDeadError(
                 f"the engine stopped: {type(error).__name__}: {error}",
                 hint="all unfinished requests are lost; make a new engine",
@@ -202,23 +173,3 @@ class LLMEngine:
         except QuireClientError:
             self._client.abort_requests(handles)
             raise
-
-    def _shares_prompt(self, prepared: PreparedRequest) -> bool:
-        """True when answers after the first would find the prompt's pages in the prefix cache."""
-        cache = self.config.cache
-        has_full_page = len(prepared.prompt_token_ids) > (cache.block_size or 1)
-        reads_cache = not prepared.params.skip_reading_prefix_cache or prepared.params.prompt_logprobs is not None
-        return prepared.params.n > 1 and cache.enable_prefix_caching and has_full_page and reads_cache
-
-    def _make_group(
-        self, request_id: str, prepared: PreparedRequest, messages: list[EngineCoreRequest], arrival_time: float
-    ) -> RequestGroup:
-        prompt_token_ids = prepared.prompt_token_ids.tolist()
-        arrival_ts = time.monotonic() - max(0.0, time.time() - arrival_time)
-        states = [
-            RequestState(message.handle, index, message.sampling_params, prompt_token_ids, self.tokenizer, arrival_ts)
-            for index, message in enumerate(messages)
-        ]
-        return RequestGroup(
-            request_id, prepared.prompt, prompt_token_ids, prepared.params.output_kind, states, arrival_time
-        )

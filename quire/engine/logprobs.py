@@ -40,6 +40,11 @@ class LogprobsCollector:
         if self.prompt is not None:
             self.prompt.extend(make_line(self._tokenizer, arrays, line) for line in range(len(arrays.index)))
 
+    def clear_prompt(self) -> None:
+        """Forget the lines of the prompt: they will come again."""
+        if self.prompt is not None:
+            self.prompt = [None]
+
 
 def make_line(tokenizer: Tokenizer | None, arrays: LogprobsArrays, line: int) -> LogprobLine:
     """Token id -> Logprob; the sampled (or prompt) token first, then falling; padding left out."""

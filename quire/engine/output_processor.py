@@ -25,11 +25,13 @@ class ProcessedStep:
         outputs: what is due to the users, in the order in which requests first appear in the step.
         handles_to_abort: answers that a stop text ended; the engine core does not know it yet.
         started: handles that got their first token or ended: their prompt is computed.
+        failures: request id -> what went wrong, for requests of which an answer failed.
     """
 
     outputs: list[RequestOutput] = field(default_factory=list)
     handles_to_abort: list[int] = field(default_factory=list)
     started: list[int] = field(default_factory=list)
+    failures: dict[str, str] = field(default_factory=dict)
 
 
 class OutputProcessor:
@@ -68,9 +70,19 @@ class OutputProcessor:
         groups = [self._groups[request_id] for request_id in request_ids if request_id in self._groups]
         return [state.handle for group in groups for state in group.states if not state.is_finished]
 
+    def state_of(self, handle: int) -> RequestState | None:
+        """An unfinished answer; None when it is not followed (any longer)."""
+        found = self._by_handle.get(handle)
+        return None if found is None or found[1].is_finished else found[1]
+
+    def request_of(self, handle: int) -> str | None:
+        """The id of the request an answer belongs to; None when it is not followed (any longer)."""
+        found = self._by_handle.get(handle)
+        return None if found is None else found[0].request_id
+
     def end(self, handle: int, reason: FinishReason) -> RequestOutput | None:
-        """An answer ended before the engine core ever saw it; the output that is due, if any."""
-        group, state = self._by_handle[handle]
+        """An answer ended without the engine core; the output that is due, if any."""
+        group, state = self._by_handle.pop(handle)
         state.end(reason)
         return self._take_output(group, {state.index})
 
@@ -90,6 +102,7 @@ class OutputProcessor:
             end = finished.get(handle)
             if end is not None and end.error is not None:
                 logger.error("request %s failed: %s", group.request_id, end.error)
+                processed.failures[group.request_id] = end.error
             if state.add_tokens(tokens, step.logprobs, end, step.timestamp):
                 processed.handles_to_abort.append(handle)
             if state.is_finished:

@@ -19,11 +19,16 @@ def child_params(params: SamplingParams, index: int) -> SamplingParams:
     child = copy.copy(params)
     child.n = 1
     if params.seed is not None:
-        child.seed = params.seed + index
+        child.seed = _wrapped_int64(params.seed + index)
     if index > 0:
         child.prompt_logprobs = None  # the first answer has them
         child.skip_reading_prefix_cache = params.skip_reading_prefix_cache and params.prompt_logprobs is None
     return child
+
+
+def _wrapped_int64(value: int) -> int:
+    """`value` modulo 2**64, in the range that a seed may have."""
+    return (value + 2**63) % 2**64 - 2**63
 
 
 def make_children(

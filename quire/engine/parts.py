@@ -13,12 +13,11 @@ from quire.tokenization.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EngineParts:
-    """The parts of one engine.
+class FrontEndParts:
+    """What turns requests into messages and steps into text.
 
     Attributes:
         config: resolved.
-        client: the way to the engine core.
         input_processor: validates and tokenizes.
         tokenizer: None with skip_tokenizer_init.
         chat_template: the model's or the user's; None when there is none.
@@ -26,8 +25,18 @@ class EngineParts:
     """
 
     config: QuireConfig
-    client: EngineCoreClient
     input_processor: InputProcessor
     tokenizer: Tokenizer | None
     chat_template: ChatTemplate | None
     defaults: GenerationDefaults
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineParts(FrontEndParts):
+    """The parts of an engine that its caller steps.
+
+    Attributes:
+        client: the way to the engine core.
+    """
+
+    client: EngineCoreClient

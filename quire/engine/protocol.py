@@ -5,15 +5,18 @@ Called by the HTTP layer, which knows no more of the engine than this.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
 from typing import Any, Protocol
 
 from quire.config import QuireConfig
+from quire.core.engine_messages import EngineCoreOutputs
 from quire.core.outputs import RequestOutput
 from quire.core.sampling_params import SamplingParams
 from quire.engine.generation_defaults import GenerationDefaults
 from quire.tokenization.chat_template import ChatTemplate
 from quire.tokenization.tokenizer import Tokenizer
+
+StepListener = Callable[[EngineCoreOutputs], None]
 
 
 class EngineClient(Protocol):
@@ -24,16 +27,23 @@ class EngineClient(Protocol):
         tokenizer: None with skip_tokenizer_init.
         chat_template: None when the model has none.
         defaults: the model's own settings for generation.
+        step_listeners: each is called on the event loop with every step of the engine core, before its outputs are
+            handed out; for counting, so they are quick and raise nothing.
     """
 
     config: QuireConfig
     tokenizer: Tokenizer | None
     chat_template: ChatTemplate | None
     defaults: GenerationDefaults
+    step_listeners: list[StepListener]
 
     @property
     def errored(self) -> bool:
         """True once the engine is of no further use."""
+
+    @property
+    def num_restarts(self) -> int:
+        """How often the engine core was replaced."""
 
     @property
     def is_paused(self) -> bool:

@@ -97,12 +97,17 @@ class RequestState:
         stats = self.stats
         stats.events.append(event)
         if event.kind is EventKind.QUEUED:
-            stats.queued_ts = event.timestamp
+            stats.queued_ts = stats.queued_ts or event.timestamp
         elif event.kind is EventKind.PREEMPTED:
             stats.num_preemptions += 1
         elif not stats.scheduled_ts:
             stats.scheduled_ts = event.timestamp
             self.num_cached_tokens = event.num_cached_tokens
+
+    def restart(self) -> None:
+        """The engine core lost the request and will be sent it again: what came before its first token comes again."""
+        if not self.token_ids:
+            self.logprobs.clear_prompt()
 
     def end(self, reason: FinishReason, stop_reason: int | str | None = None) -> None:
         """The answer has ended; what is left of its text becomes visible."""

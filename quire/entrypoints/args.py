@@ -9,13 +9,20 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
 from quire.config import QuireConfig
 from quire.config.base import SettingInfo
-from quire.config.build import SECTIONS, all_settings, build_config, section_doc, settings_as_dict
+from quire.config.build import (
+    SECTIONS,
+    all_settings,
+    build_config,
+    section_doc,
+    settings_as_dict,
+    settings_by_name,
+)
 from quire.config.not_yet import NOT_YET
 from quire.config.resolve import Decision
 from quire.errors import ConfigError, unknown_name
@@ -65,19 +72,28 @@ def flag_of(name: str) -> str:
     return "--" + name.replace("_", "-")
 
 
-def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add a flag for every setting, `--config` and `--print-config`; read them back with `config_from_args`."""
+def add_engine_arguments(parser: argparse.ArgumentParser, *, also: Mapping[str, type] | None = None) -> None:
+    """Add a flag for every setting, `--config` and `--print-config`; read them back with `config_from_args`.
+
+    Args:
+        also: further sections; read these back with `values_from_args`.
+    """
     top = parser.add_argument_group("configuration")
-    top.add_argument("--config", metavar="FILE", default=argparse.SUPPRESS, help="JSON file of settings; flags win.")
+    top.add_argument(
+        "--config", metavar="FILE", default=argparse.SUPPRESS, help="JSON or YAML file of settings; flags win."
+    )
     top.add_argument(
         "--print-config", action="store_true", default=argparse.SUPPRESS,
         help="Show every setting, what each auto became and why, then exit.",
     )  # fmt: skip
-    groups = {section: parser.add_argument_group(section, section_doc(section)) for section in SECTIONS}
-    for setting in all_settings():
+    sections = {**(also or {}), **SECTIONS}
+    groups = {section: parser.add_argument_group(section, section_doc(section)) for section in sections}
+    for setting in all_settings(sections):
         _add_setting(groups[setting.section], setting.info)
+    known = settings_by_name(sections)
     for name, neutral in NOT_YET.items():
-        _add_not_yet(parser, name, neutral)
+        if name not in known:
+            _add_not_yet(parser, name, neutral)
 
 
 def config_from_args(args: argparse.Namespace, **defaults: Any) -> QuireConfig:
@@ -86,27 +102,33 @@ def config_from_args(args: argparse.Namespace, **defaults: Any) -> QuireConfig:
     Raises:
         ConfigError, UnsupportedError: as `build_config`; the field is the setting's name.
     """
+    return build_config(**{**defaults, **values_from_args(args, SECTIONS)})
+
+
+def values_from_args(args: argparse.Namespace, sections: Mapping[str, type]) -> dict[str, Any]:
+    """What the flags, over the config file, give for the settings of `sections`; of the file, every name."""
     given = vars(args)
-    values = dict(defaults)
-    if "config" in given:
-        values.update(read_config_file(given["config"]))
-    for setting in all_settings():
+    values = read_config_file(given["config"]) if "config" in given else {}
+    known = settings_by_name(sections)
+    for setting in all_settings(sections):
         name = setting.info.name
         if name in given:
+            for other in (name, *setting.info.aliases):
+                values.pop(other, None)
             values[name] = parse_text(setting.info, given[name])
-    values.update({name: _loose(given[name]) for name in NOT_YET if name in given})
-    return build_config(**values)
+    values.update({name: _loose(given[name]) for name in NOT_YET if name in given and name not in known})
+    return values
 
 
 def read_config_file(path: str) -> dict[str, Any]:
-    """Settings from a JSON file: one object of name -> value; names may be written with dashes.
+    """Settings from a JSON or YAML file: one object of name -> value; names may be written with dashes.
 
     Raises:
-        ConfigError: the file is missing, too large, not JSON, or not one object.
+        ConfigError: the file is missing, too large, malformed, or not one object.
     """
     file = Path(path)
-    if file.suffix.lower() in (".yaml", ".yml", ".toml"):
-        raise ConfigError(f"config file {path}: {file.suffix} is not read", hint="write it as JSON", field="config")
+    if file.suffix.lower() == ".toml":
+        raise ConfigError(f"config file {path}: .toml is not read", hint="write it as YAML or JSON", field="config")
     try:
         with file.open("rb") as stream:
             text = stream.read(MAX_CONFIG_FILE_BYTES + 1)
@@ -116,6 +138,11 @@ def read_config_file(path: str) -> dict[str, Any]:
         ) from None
     if len(text) > MAX_CONFIG_FILE_BYTES:
         raise ConfigError(f"config file {path} is larger than 1 MiB", hint="keep settings only", field="config")
+    if file.suffix.lower() in (".yaml", ".yml"):
+        # Late: only who writes YAML needs the library.
+        from quire.entrypoints.yaml_config import parse_yaml
+
+        return _refuse_duplicates(parse_yaml(path, text))
     try:
         values = json.loads(text, object_pairs_hook=_refuse_duplicates)
     except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:

@@ -9,9 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 
 import torch
-from torch import nn
 
-from quire.kernels.reference.activation import silu_and_mul
 from quire.kernels.reference.norm import add_rms_norm, rms_norm
 from quire.layers.linear_method import LinearMethod, UnquantizedLinearMethod
 
@@ -41,16 +39,6 @@ class LayerKernels(ABC):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """(normalised sum, sum) of x and residual, which may be overwritten."""
 
-    @abstractmethod
-    def silu_and_mul(self, x: torch.Tensor) -> torch.Tensor:
-        """[num_tokens, 2 * size] -> [num_tokens, size]."""
-
-    def gated_linear(
-        self, method: LinearMethod, layer: nn.Module, x: torch.Tensor, bias: torch.Tensor | None
-    ) -> torch.Tensor:
-        """silu(gate) * up of a layer whose outputs are gates, then ups."""
-        return self.silu_and_mul(method.apply(layer, x, bias, x.dtype))
-
 
 class TorchKernels(LayerKernels):
     """Plain torch operations."""
@@ -72,7 +60,3 @@ class TorchKernels(LayerKernels):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """The reference."""
         return add_rms_norm(x, residual, weight, eps)
-
-    def silu_and_mul(self, x: torch.Tensor) -> torch.Tensor:
-        """The reference."""
-        return silu_and_mul(x)

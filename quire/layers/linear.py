@@ -41,6 +41,10 @@ class Linear(nn.Module):
         """Multiply by the weight, add the bias."""
         return self.method.apply(self, x, self.bias, x.dtype)
 
+    def forward_gated(self, x: torch.Tensor) -> torch.Tensor:
+        """silu(gates) * ups, where the outputs are gates, then ups: [num_tokens, output_size / 2]."""
+        return self.method.apply_gated(self, x, self.bias)
+
     def targets(self, name: str) -> Iterator[tuple[str, WeightTarget]]:
         """The checkpoint's name of each of this layer's tensors, and where it goes; `name` is the layer's."""
         yield f"{name}.weight", self.method.row_target(self, 0, self.output_size)

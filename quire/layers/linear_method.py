@@ -10,6 +10,7 @@ from abc import ABC, abstractmethod
 import torch
 from torch import nn
 
+from quire.kernels.reference.activation import silu_and_mul
 from quire.layers.weight_target import TensorTarget, WeightTarget
 
 
@@ -31,6 +32,14 @@ class LinearMethod(ABC):
         self, layer: nn.Module, x: torch.Tensor, bias: torch.Tensor | None, out_dtype: torch.dtype
     ) -> torch.Tensor:
         """Multiply and add the bias: [num_tokens, input_size] -> [num_tokens, output_size]."""
+
+    def apply_gated(self, layer: nn.Module, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        """silu(gates) * ups, of a layer whose outputs are gates, then as many ups; the bits of `apply`, then the gate.
+
+        Returns:
+            [num_tokens, output_size / 2], dtype of `x`.
+        """
+        return silu_and_mul(self.apply(layer, x, bias, x.dtype))
 
     @abstractmethod
     def gather_rows(self, layer: nn.Module, row_ids: torch.Tensor) -> torch.Tensor:

@@ -5,6 +5,7 @@ Made by the worker with its runtime. Weights live on huge pages, in the order in
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
@@ -22,7 +23,23 @@ from quire.layers.weight_target import WeightTarget
 PACKING_VERSION = 1
 
 
-class _PackedRows(WeightTarget):
+@dataclass(frozen=True, slots=True)
+class PackedWeight:
+    """A layer's weight as the kernels take it, kept whole: to look a layer's buffers up takes as long as a kernel.
+
+    Attributes:
+        packed: a buffer of the layer, filled in place and never replaced.
+        scales: likewise; empty unless quantized.
+        output_size, input_size: of the matrix, without the padding of `packed`.
+    """
+
+    packed: torch.Tensor
+    scales: torch.Tensor
+    output_size: int
+    input_size: int
+
+
+class PackedRows(WeightTarget):
     """Rows of a packed weight.
 
     Args:
@@ -47,119 +64,126 @@ class _PackedRows(WeightTarget):
 
 
 @dataclass(frozen=True)
-class PackedLinearMethod(LinearMethod):
-    """Weights in the model's type, as panels of 16 outputs."""
+class NativeLinearMethod(LinearMethod):
+    """What the methods below share.
+
+    Attributes:
+        runtime: tier and threads.
+        arena: where weights live.
+    """
 
     runtime: NativeRuntime
     arena: HugeArena
 
+    @abstractmethod
+    def allocate(self, output_size: int, input_size: int, dtype: torch.dtype) -> PackedWeight:
+        """A weight of zeros."""
+
     def create_weights(
         self, layer: nn.Module, output_size: int, input_size: int, dtype: torch.dtype, device: torch.device
     ) -> None:
-        """Register `packed`."""
-        layer.register_buffer("packed", self.arena.zeros(linear.packed_shape(output_size, input_size, dtype), dtype))
+        """Register `packed`, and `scales` where there are some."""
+        weight = self.allocate(output_size, input_size, dtype)
+        layer.register_buffer("packed", weight.packed)
+        if weight.scales.numel():
+            layer.register_buffer("scales", weight.scales)
+        layer.__dict__["packed_weight"] = weight
+
+    def apply_gated(self, layer: nn.Module, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        """The product, then one pass over it."""
+        return elementwise.silu_and_mul(self.runtime, self.apply(layer, x, bias, x.dtype))
+
+
+@dataclass(frozen=True)
+class PackedLinearMethod(NativeLinearMethod):
+    """Weights in the model's type, as panels of 16 outputs."""
+
+    def allocate(self, output_size: int, input_size: int, dtype: torch.dtype) -> PackedWeight:
+        """Panels of the dtype."""
+        packed = self.arena.zeros(linear.packed_shape(output_size, input_size, dtype), dtype)
+        return PackedWeight(packed, torch.empty(0), output_size, input_size)
 
     def row_target(self, layer: nn.Module, first_row: int, num_rows: int) -> WeightTarget:
         """Packs the rows where they belong."""
-        packed, input_size = layer.get_buffer("packed"), _size(layer, "input_size")
-        return _PackedRows(
-            (num_rows, input_size),
-            lambda rows: linear.pack_rows(self.runtime, rows, packed, first_row),
-            lambda: linear.unpack_rows(self.runtime, packed, input_size, first_row, num_rows),
+        weight = packed_weight(layer)
+        return PackedRows(
+            (num_rows, weight.input_size),
+            lambda rows: linear.pack_rows(self.runtime, rows, weight.packed, first_row),
+            lambda: linear.unpack_rows(self.runtime, weight.packed, weight.input_size, first_row, num_rows),
         )
 
     def apply(
         self, layer: nn.Module, x: torch.Tensor, bias: torch.Tensor | None, out_dtype: torch.dtype
     ) -> torch.Tensor:
         """Multiply."""
-        packed, output_size = layer.get_buffer("packed"), _size(layer, "output_size")
-        return linear.linear(self.runtime, x, packed, output_size, bias, out_dtype=out_dtype)
+        weight = packed_weight(layer)
+        return linear.linear(self.runtime, x, weight.packed, weight.output_size, bias, out_dtype=out_dtype)
+
+    def apply_gated(self, layer: nn.Module, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        """Gates and ups meet before they are written, where both fill whole panels."""
+        weight = packed_weight(layer)
+        size = weight.output_size // 2
+        if size % linear.PANEL_SIZE:
+            return super().apply_gated(layer, x, bias)
+        return linear.gated_linear(self.runtime, x, weight.packed, size, bias)
 
     def gather_rows(self, layer: nn.Module, row_ids: torch.Tensor) -> torch.Tensor:
         """Unpack the rows."""
-        return linear.gather_rows(self.runtime, row_ids, layer.get_buffer("packed"), _size(layer, "input_size"))
+        weight = packed_weight(layer)
+        return linear.gather_rows(self.runtime, row_ids, weight.packed, weight.input_size)
 
 
 @dataclass(frozen=True)
-class Int8LinearMethod(LinearMethod):
-    """One scale per output; activations are quantized per token."""
+class QuantizedLinearMethod(NativeLinearMethod):
+    """Integer weights with scales; activations are quantized to int8 per token.
 
-    runtime: NativeRuntime
-    arena: HugeArena
+    Attributes:
+        format: of the weights.
+        dtype: of activations, and of rows looked up.
+    """
+
+    format: quant.QuantFormat
     dtype: torch.dtype
 
-    def create_weights(
-        self, layer: nn.Module, output_size: int, input_size: int, dtype: torch.dtype, device: torch.device
-    ) -> None:
-        """Register `packed` and `scales`."""
-        packed = self.arena.zeros(quant.int8_packed_shape(output_size, input_size), quant.PACKED_DTYPE)
-        scales = self.arena.zeros(quant.int8_scales_shape(output_size), quant.INT8_SCALE_DTYPE)
-        layer.register_buffer("packed", packed)
-        layer.register_buffer("scales", scales)
+    def allocate(self, output_size: int, input_size: int, dtype: torch.dtype) -> PackedWeight:
+        """Integers and scales."""
+        packed = self.arena.zeros(self.format.packed_shape(output_size, input_size), quant.PACKED_DTYPE)
+        scales = self.arena.zeros(self.format.scales_shape(output_size, input_size), self.format.scale_dtype)
+        return PackedWeight(packed, scales, output_size, input_size)
 
     def row_target(self, layer: nn.Module, first_row: int, num_rows: int) -> WeightTarget:
         """Quantizes the rows where they belong."""
-        packed, scales, input_size = layer.get_buffer("packed"), layer.get_buffer("scales"), _size(layer, "input_size")
-        return _PackedRows(
+        weight = packed_weight(layer)
+        packed, scales, input_size = weight.packed, weight.scales, weight.input_size
+        return PackedRows(
             (num_rows, input_size),
-            lambda rows: quant.pack_int8_rows(self.runtime, rows, packed, scales, first_row),
-            lambda: quant.unpack_int8_rows(self.runtime, packed, scales, input_size, first_row, num_rows),
+            lambda rows: self.format.pack_rows(self.runtime, rows, packed, scales, first_row),
+            lambda: self.format.unpack_rows(self.runtime, packed, scales, input_size, first_row, num_rows),
         )
 
     def apply(
         self, layer: nn.Module, x: torch.Tensor, bias: torch.Tensor | None, out_dtype: torch.dtype
     ) -> torch.Tensor:
         """Quantize the activations and multiply."""
-        packed, scales = layer.get_buffer("packed"), layer.get_buffer("scales")
-        return quant.linear_int8(
-            self.runtime, x, packed, scales, _size(layer, "output_size"), bias, out_dtype=out_dtype
+        weight = packed_weight(layer)
+        return self.format.linear(
+            self.runtime, x, weight.packed, weight.scales, weight.output_size, bias, out_dtype=out_dtype
         )
 
-    def gather_rows(self, layer: nn.Module, row_ids: torch.Tensor) -> torch.Tensor:
-        """Rows times their scale."""
-        packed, scales, input_size = layer.get_buffer("packed"), layer.get_buffer("scales"), _size(layer, "input_size")
-        return quant.gather_int8_rows(self.runtime, row_ids, packed, scales, input_size, self.dtype)
-
-
-@dataclass(frozen=True)
-class Int4LinearMethod(LinearMethod):
-    """One scale per output and group of inputs; activations are quantized to int8 per token."""
-
-    runtime: NativeRuntime
-    arena: HugeArena
-    dtype: torch.dtype
-
-    def create_weights(
-        self, layer: nn.Module, output_size: int, input_size: int, dtype: torch.dtype, device: torch.device
-    ) -> None:
-        """Register `packed` and `scales`."""
-        packed = self.arena.zeros(quant.int4_packed_shape(output_size, input_size), quant.PACKED_DTYPE)
-        scales = self.arena.zeros(quant.int4_scales_shape(output_size, input_size), quant.INT4_SCALE_DTYPE)
-        layer.register_buffer("packed", packed)
-        layer.register_buffer("scales", scales)
-
-    def row_target(self, layer: nn.Module, first_row: int, num_rows: int) -> WeightTarget:
-        """Quantizes the rows where they belong."""
-        packed, scales, input_size = layer.get_buffer("packed"), layer.get_buffer("scales"), _size(layer, "input_size")
-        return _PackedRows(
-            (num_rows, input_size),
-            lambda rows: quant.pack_int4_rows(self.runtime, rows, packed, scales, first_row),
-            lambda: quant.unpack_int4_rows(self.runtime, packed, scales, input_size, first_row, num_rows),
-        )
-
-    def apply(
-        self, layer: nn.Module, x: torch.Tensor, bias: torch.Tensor | None, out_dtype: torch.dtype
-    ) -> torch.Tensor:
-        """Quantize the activations and multiply."""
-        packed, scales = layer.get_buffer("packed"), layer.get_buffer("scales")
-        return quant.linear_int4(
-            self.runtime, x, packed, scales, _size(layer, "output_size"), bias, out_dtype=out_dtype
-        )
+    def apply_gated(self, layer: nn.Module, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        """Gates and ups meet before they are written, where both fill whole panels."""
+        weight = packed_weight(layer)
+        size = weight.output_size // 2
+        if size % quant.PANEL_SIZE:
+            return super().apply_gated(layer, x, bias)
+        return self.format.gated_linear(self.runtime, x, weight.packed, weight.scales, size, bias)
 
     def gather_rows(self, layer: nn.Module, row_ids: torch.Tensor) -> torch.Tensor:
         """Rows times their scales."""
-        packed, scales, input_size = layer.get_buffer("packed"), layer.get_buffer("scales"), _size(layer, "input_size")
-        return quant.gather_int4_rows(self.runtime, row_ids, packed, scales, input_size, self.dtype)
+        weight = packed_weight(layer)
+        return self.format.gather_rows(
+            self.runtime, row_ids, weight.packed, weight.scales, weight.input_size, self.dtype
+        )
 
 
 class NativeKernels(LayerKernels):
@@ -184,13 +208,13 @@ class NativeKernels(LayerKernels):
     def linear_method(self, output_size: int, input_size: int) -> LinearMethod:
         """Packed, in the model's type or quantized."""
         if self._quantization == "int4":
-            return Int4LinearMethod(self._runtime, self._arena, self._dtype)
+            return QuantizedLinearMethod(self._runtime, self._arena, quant.INT4, self._dtype)
         return self.table_method(output_size, input_size)
 
     def table_method(self, vocab_size: int, hidden_size: int) -> LinearMethod:
         """As projections, but no less than 8 bits: every token passes through it twice."""
         if self._quantization is not None:
-            return Int8LinearMethod(self._runtime, self._arena, self._dtype)
+            return QuantizedLinearMethod(self._runtime, self._arena, quant.INT8, self._dtype)
         return PackedLinearMethod(self._runtime, self._arena)
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
@@ -203,22 +227,9 @@ class NativeKernels(LayerKernels):
         """One pass; `residual` becomes the sum."""
         return elementwise.rms_norm(self._runtime, x, weight, eps, residual), residual
 
-    def silu_and_mul(self, x: torch.Tensor) -> torch.Tensor:
-        """One pass."""
-        return elementwise.silu_and_mul(self._runtime, x)
 
-    def gated_linear(
-        self, method: LinearMethod, layer: nn.Module, x: torch.Tensor, bias: torch.Tensor | None
-    ) -> torch.Tensor:
-        """Gates and ups meet before they are written, where the weight allows it; the bits are the same."""
-        size = _size(layer, "output_size") // 2
-        if not isinstance(method, PackedLinearMethod) or size % linear.PANEL_SIZE:
-            return super().gated_linear(method, layer, x, bias)
-        return linear.gated_linear(self._runtime, x, layer.get_buffer("packed"), size, bias)
-
-
-def _size(layer: nn.Module, name: str) -> int:
-    """`output_size` or `input_size` of a `Linear`."""
-    size = getattr(layer, name)
-    assert isinstance(size, int)
-    return size
+def packed_weight(layer: nn.Module) -> PackedWeight:
+    """What `create_weights` made for a layer."""
+    weight = layer.__dict__["packed_weight"]
+    assert isinstance(weight, PackedWeight)
+    return weight

@@ -24,7 +24,13 @@ from quire.models.interfaces import BuildContext
 
 
 class DecoderAttention(nn.Module):
-    """Grouped-query self-attention with rotary positions."""
+    """Grouped-query self-attention with rotary positions.
+
+    Attributes:
+        head_norms: norms on the heads before they are rotated, in families that have them.
+    """
+
+    head_norms: HeadNorms | None = None
 
     def __init__(self, build: BuildContext, layer_idx: int, name: str) -> None:
         super().__init__()
@@ -42,13 +48,9 @@ class DecoderAttention(nn.Module):
         )
         self.attn = Attention(params, build.backend, layer_idx, f"{name}.attn")
 
-    def head_norms(self) -> HeadNorms | None:
-        """Norms on the heads before they are rotated, where a family has them."""
-        return None
-
     def forward(self, x: torch.Tensor, rotation: Rotation, context: ForwardContext) -> torch.Tensor:
         """[num_tokens, hidden_size] -> [num_tokens, hidden_size]."""
-        output: torch.Tensor = self.o_proj(self.attn(self.qkv_proj(x), rotation, context, self.head_norms()))
+        output: torch.Tensor = self.o_proj(self.attn(self.qkv_proj(x), rotation, context, self.head_norms))
         return output
 
 
@@ -61,14 +63,10 @@ class GatedMLP(nn.Module):
         shard_sizes = dict.fromkeys(("gate_proj", "up_proj"), arch.intermediate_size)
         self.gate_up_proj = MergedLinear(arch.hidden_size, shard_sizes, bias=arch.mlp_bias, options=options)
         self.down_proj = Linear(arch.intermediate_size, arch.hidden_size, bias=arch.mlp_bias, options=options)
-        self.kernels = options.kernels
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """[num_tokens, hidden_size] -> [num_tokens, hidden_size]."""
-        projection = self.gate_up_proj
-        output: torch.Tensor = self.down_proj(
-            self.kernels.gated_linear(projection.method, projection, x, projection.bias)
-        )
+        output: torch.Tensor = self.down_proj(self.gate_up_proj.forward_gated(x))
         return output
 
 

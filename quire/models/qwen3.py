@@ -16,11 +16,7 @@ class Qwen3Attention(DecoderAttention):
         eps, options = build.arch.rms_norm_eps, build.options
         self.q_norm = RMSNorm(build.arch.head_size, eps, options=options)
         self.k_norm = RMSNorm(build.arch.head_size, eps, options=options)
-        self._head_norms = HeadNorms(self.q_norm.weight, self.k_norm.weight, eps)
-
-    def head_norms(self) -> HeadNorms:
-        """Each head is normalised over its elements."""
-        return self._head_norms
+        self.head_norms = HeadNorms(self.q_norm.weight, self.k_norm.weight, eps)
 
 
 class Qwen3ForCausalLM(DecoderForCausalLM):

@@ -28,6 +28,14 @@ def check_can_run(message: EngineCoreRequest, max_model_len: int, kv: KVCacheMan
             field="prompt",
         )
     num_total = max_total_tokens(num_prompt_tokens, message.sampling_params.max_tokens, max_model_len)
+    num_output_tokens = 0 if message.output_token_ids is None else len(message.output_token_ids)
+    if num_prompt_tokens + num_output_tokens >= num_total:
+        raise ValidationError(
+            f"the request has put out {num_output_tokens} tokens already and may have at most "
+            f"{num_total - num_prompt_tokens}",
+            hint="raise max_tokens",
+            field="max_tokens",
+        )
     if num_total > kv.max_tokens_per_request:
         raise _exceeds_cache(num_prompt_tokens, num_total, kv)
 

@@ -60,6 +60,7 @@ class ChatTemplate:
         messages: Sequence[Mapping[str, Any]],
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
+        documents: Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
         content_format: str = "auto",
@@ -70,6 +71,7 @@ class ChatTemplate:
         Args:
             messages: each with "role" and "content" (text, or a list of text parts).
             tools: function descriptions, as templates expect them.
+            documents: texts to answer from, for templates that know them.
             add_generation_prompt: end with what begins the model's turn.
             continue_final_message: leave the last message open, to be continued by the model.
             content_format: "string" joins text parts; "openai" gives every content as parts; "auto" looks at the
@@ -90,7 +92,8 @@ class ChatTemplate:
         if continue_final_message:
             plain = mark_last_message(plain)
         variables = self._variables(template_kwargs)
-        variables |= {"messages": plain, "tools": template_tools(tools), "documents": None}
+        variables |= {"messages": plain, "tools": template_tools(tools)}
+        variables["documents"] = None if documents is None else plain_value(documents, "documents")
         variables["add_generation_prompt"] = add_generation_prompt
         text = self._render(variables)
         return cut_at_mark(text) if continue_final_message else text

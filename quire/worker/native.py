@@ -5,21 +5,30 @@ from __future__ import annotations
 import torch
 
 from quire.config.engine import QuireConfig
-from quire.kernels.native.runtime import NativeRuntime
+from quire.kernels.native.runtime import DEFAULT_SPIN_US, NativeRuntime
 from quire.layers.kernels import LayerKernels, TorchKernels
 from quire.layers.native import NativeKernels
 from quire.logger import get_logger
 from quire.models.packing_cache import PackingCache, default_cache_directory
+from quire.platforms.interface import Platform
 
 logger = get_logger(__name__)
 
+# Under a quota a spinning thread takes time that computing threads then lack: it waits from kernel to kernel of a step,
+# which are tens of microseconds apart, and not from step to step.
+QUOTA_SPIN_US = 100
 
-def make_runtime(config: QuireConfig, num_threads: int) -> NativeRuntime | None:
-    """Tier and threads of the native kernels; None when the config chose another backend."""
+
+def make_runtime(config: QuireConfig, num_threads: int, platform: Platform) -> NativeRuntime | None:
+    """Tier, threads and their places for the native kernels; None when the config chose another backend."""
     if config.device.attention_backend != "native_cpu":
         return None
-    runtime = NativeRuntime(config.device.kernel_tier, num_threads)
-    logger.info("native kernels: tier %s, %d threads", runtime.tier, num_threads)
+    cpus = platform.compute_cpus(num_threads)
+    has_quota = platform.cpus is not None and platform.cpus.quota is not None
+    spin_us = QUOTA_SPIN_US if has_quota else DEFAULT_SPIN_US
+    runtime = NativeRuntime(config.device.kernel_tier, num_threads, cpus, spin_us)
+    place = f"on CPUs {', '.join(map(str, cpus))}" if cpus else "on any CPU"
+    logger.info("native kernels: tier %s, %d threads %s", runtime.tier, num_threads, place)
     return runtime
 
 

@@ -69,9 +69,10 @@ def test_with_prompts_cut_into_chunks_of_seven_tokens(checkpoint, alone):
 
 
 def test_preempted(checkpoint, alone):
-    with engine(checkpoint, max_num_seqs=12, num_gpu_blocks_override=19) as llm:
-        outputs = llm.generate(prompts(12), [seeded(i) for i in range(12)], use_tqdm=False)
-    assert sum(output.metrics.num_preemptions for output in outputs) >= 3
+    with engine(checkpoint, max_num_seqs=12, num_gpu_blocks_override=31) as llm:
+        outputs = llm.generate(prompts(36), [seeded(i) for i in range(36)], use_tqdm=False)
+    assert sum(output.metrics.num_preemptions for output in outputs) >= 5
+    assert any(output.metrics.num_preemptions for output in outputs[:12])  # those that are compared
     assert tokens_of(outputs) == alone
 
 

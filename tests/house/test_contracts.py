@@ -23,9 +23,23 @@ def test_importing_quire_loads_no_heavy_library():
     assert result.stdout.strip() == "[]"
 
 
+def test_offline_generation_loads_no_web_framework():
+    code = (
+        "import sys, quire.entrypoints.llm, quire.entrypoints.args, quire.entrypoints.cli.main\n"
+        "print(sorted({'fastapi', 'starlette', 'uvicorn', 'yaml', 'prometheus_client'} & set(sys.modules)))"
+    )
+    result = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert result.stdout.strip() == "[]"
+
+
 def test_the_control_plane_runs_without_torch():
     code = (
         "import sys; sys.modules['torch'] = None\n"
         "import quire.scheduler.scheduler, quire.kv_cache.manager, quire.config, quire.core.outputs"
     )
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
+
+
+def test_a_server_runs_without_torch():
+    code = "import sys; sys.modules['torch'] = None\nimport quire.engine.async_llm, quire.engine.llm_engine"
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)

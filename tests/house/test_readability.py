@@ -66,7 +66,7 @@ def test_the_package_runs_no_code_from_data():
 
 def test_files_named_in_the_architecture_page_exist():
     page = (ROOT / "ARCHITECTURE.md").read_text()
-    named = set(re.findall(r"`((?:quire|training|benchmarks|tests|docs)/[\w./-]+)`", page))
+    named = set(re.findall(r"`((?:quire|csrc|training|benchmarks|tests|docs)/[\w./-]+)`", page))
     missing = sorted(name for name in named if not (ROOT / name).exists())
     assert named and not missing, f"ARCHITECTURE.md names files that are gone: {missing}"
 

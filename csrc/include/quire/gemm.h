@@ -14,8 +14,8 @@ constexpr int64_t kTileDepth = 32;                       // inputs
 constexpr int64_t kTileSize = kPanelSize * kTileDepth;   // elements
 
 // out[i][n] = x[i] . weight[n] + bias[n], rounded once to the dtype of out.
-// Gated: the weight has 2 * output_size outputs, gates then ups, and out = silu(gate) * up, where gate and up are first
-// rounded to x's dtype, as if they had been written and read back; output_size is then a multiple of 16.
+// Gated: the weight has 2 * output_size outputs, gates then ups, and out = silu(gate) * up, where gate, up and
+// silu(gate) are rounded to x's dtype, as by a product and then `gated_activation`; output_size is a multiple of 16.
 struct LinearArgs {
   const void* x;
   int64_t x_stride;  // elements

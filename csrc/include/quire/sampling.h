@@ -38,7 +38,7 @@ struct SampleArgs {
 // logits[line, id] of each line's distinct ids: / or * repetition, then - frequency * count - presence (count > 0).
 struct PenaltyArgs {
   LogitLines lines;
-  const int32_t* at;       // which lines the entries below belong to; distinct
+  const int32_t* line_ids;  // the line of each entry; distinct
   int64_t num_entries;
   const int64_t* starts;   // [num_entries + 1]: entry i has ids[starts[i] .. starts[i + 1])
   const int64_t* ids;
@@ -46,10 +46,10 @@ struct PenaltyArgs {
   const float* strengths;  // [num_entries, 3]: repetition, frequency, presence
 };
 
-// logits[at[i], id] = -inf where bit id of mask i is 0.
+// logits[line_ids[i], id] = -inf where bit id of mask i is 0.
 struct BitmaskArgs {
   LogitLines lines;
-  const int32_t* at;  // distinct lines; null = 0, 1, ...
+  const int32_t* line_ids;  // the line of each mask; distinct; null = 0, 1, ...
   int64_t num_masks;
   const int32_t* masks;  // [num_masks, ceil(vocab_size / 32)]; bit j of word i is id 32 * i + j
 };

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "quire/types.h"
 
@@ -19,10 +20,18 @@ struct SelfTestKernels {
 };
 
 // What the child does before it tests: nothing, or one of the ways in which a tier fails. For tests.
-enum class Fault : int32_t { none = 0, illegal_instruction = 1, bad_access = 2, hang = 3, wrong_result = 4 };
+enum class Fault : int32_t {
+  none = 0,
+  illegal_instruction = 1,
+  bad_access = 2,
+  hang = 3,
+  wrong_result = 4,
+  idle_kernel = 5,  // one of `idle_kernel_names` does nothing
+};
 
 // Runs every case of `selftest.cpp` with `tier` in a forked child and compares its bits with the portable tier's.
-// Returns "" when all agree, otherwise the reason in words.
-std::string self_test(int tier, int64_t timeout_ms, Fault fault);
+// Returns "" when all agree, otherwise the reason in words. `idle_kernel`: the number of that kernel.
+std::string self_test(int tier, int64_t timeout_ms, Fault fault, int idle_kernel);
+std::vector<std::string> idle_kernel_names();
 
 }  // namespace quire

@@ -6,7 +6,7 @@
 
 namespace quire {
 
-enum class DType : int32_t { bf16 = 0, f32 = 1, i8 = 2, i32 = 3 };
+enum class DType : int32_t { bf16 = 0, f32 = 1, i8 = 2, i32 = 3, f8e4m3 = 4, f8e5m2 = 5 };
 
 // A bfloat16 number as it lies in memory.
 struct bf16 {
@@ -14,6 +14,8 @@ struct bf16 {
 };
 
 constexpr int64_t kPanelSize = 16;  // outputs that a packed weight keeps side by side
+
+constexpr int64_t kCacheLine = 64;  // bytes
 
 constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 constexpr int64_t round_up(int64_t a, int64_t b) { return ceil_div(a, b) * b; }

@@ -8,6 +8,7 @@ from __future__ import annotations
 import torch
 
 from quire.attention.backend import AttentionBackend, AttentionParams, HeadNorms, Rotation
+from quire.attention.block_sizes import PREFERRED_BLOCK_SIZES
 from quire.attention.metadata import AttentionMetadata
 from quire.errors import NativeLibraryError
 from quire.kernels.native.attention import (
@@ -28,10 +29,15 @@ class NativeCpuBackend(AttentionBackend):
     """
 
     name = "native_cpu"
-    preferred_block_size = 32
+    preferred_block_size = PREFERRED_BLOCK_SIZES[name]
 
     def __init__(self, runtime: NativeRuntime) -> None:
         self.runtime = runtime
+
+    @classmethod
+    def try_create(cls, runtime: NativeRuntime | None) -> NativeCpuBackend | None:
+        """None without a runtime."""
+        return None if runtime is None else cls(runtime)
 
     @staticmethod
     def unsupported_reasons(params: AttentionParams, dtype: torch.dtype, device: torch.device) -> list[str]:

@@ -13,6 +13,7 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from quire.attention.backend import AttentionBackend, AttentionParams
+from quire.attention.block_sizes import PREFERRED_BLOCK_SIZES
 from quire.attention.decode_tiles import DecodeTile, plan_decode_tiles
 from quire.attention.metadata import AttentionMetadata
 
@@ -39,7 +40,7 @@ class TorchReferenceBackend(AttentionBackend):
     """
 
     name = "torch_reference"
-    preferred_block_size = 16
+    preferred_block_size = PREFERRED_BLOCK_SIZES[name]
 
     def __init__(self) -> None:
         self._plans: dict[tuple[object, ...], _StepPlan] = {}

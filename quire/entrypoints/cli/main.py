@@ -17,6 +17,7 @@ from quire.version import __version__
 
 COMMANDS: dict[str, tuple[str, str]] = {
     "demo": ("quire.entrypoints.cli.demo", "eight prompts answered at once by the embedded model"),
+    "serve": ("quire.entrypoints.cli.serve", "an OpenAI-compatible HTTP server"),
     "generate": ("quire.entrypoints.cli.generate", "complete prompts from the command line, a file or stdin"),
     "chat": ("quire.entrypoints.cli.chat", "talk to the model"),
     "bench latency": ("quire.entrypoints.cli.bench_latency", "time one batch from prompt to last token"),
@@ -84,9 +85,9 @@ def _run_command(name: str, argv: list[str]) -> int:
     module.add_arguments(parser)
     args = parser.parse_args(argv)
     if getattr(args, "print_config", False):
-        from quire.entrypoints.cli.common import print_config
+        from quire.entrypoints.cli import common
 
-        return print_config(args)
+        return int(getattr(module, "print_config", common.print_config)(args))
     return int(module.run(args))
 
 

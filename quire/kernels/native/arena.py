@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import torch
 
-from quire.kernels.native.memory import huge_empty
+from quire.kernels.native.memory import huge_zeros
 
 CHUNK_BYTES = 64 << 20
 _ALIGNMENT = 64  # bytes; a cache line, and the widest vector register
@@ -29,10 +29,10 @@ class HugeArena:
         num_bytes = math.prod(shape) * dtype.itemsize
         padded = -(-num_bytes // _ALIGNMENT) * _ALIGNMENT
         if padded > CHUNK_BYTES // 4:
-            raw = huge_empty((padded,), torch.uint8)
+            raw = huge_zeros((padded,), torch.uint8)
         else:
             if self._used + padded > len(self._chunk):
-                self._chunk, self._used = huge_empty((CHUNK_BYTES,), torch.uint8), 0
+                self._chunk, self._used = huge_zeros((CHUNK_BYTES,), torch.uint8), 0
             raw = self._chunk[self._used : self._used + padded]
             self._used += padded
         return raw[:num_bytes].view(dtype).view(tuple(shape))

@@ -1,7 +1,9 @@
 """Paged attention, and what writes its pages. Called by the `native_cpu` attention backend; stateless.
 
 A layer's cache is [num_blocks, num_kv_heads, 2, block_size * head_size], zeroed when allocated: the keys and then the
-values of one head's page, in the order that the products read them (`unpack_kv_cache` undoes it).
+values of one head's page, in the order that the products read them (`unpack_kv_cache` undoes it). Its dtype is that of
+queries, keys and values, or with bfloat16 an eight-bit float: numbers are rounded to it as they are written (to the
+nearest, of two the even one; beyond the largest number to that number; NaN stays NaN) and read exactly.
 """
 
 from __future__ import annotations
@@ -11,12 +13,20 @@ from typing import Any
 import torch
 
 from quire.errors import ShapeError
-from quire.kernels.native.checks import DTYPE_CODES, check_tensor
+from quire.kernels.native.checks import (
+    DTYPE_CODES,
+    check_is_tensor,
+    check_number,
+    check_size,
+    check_tensor,
+)
 from quire.kernels.native.runtime import NativeRuntime
 
 FLOATS = (torch.bfloat16, torch.float32)
+FLOATS_OF_8_BITS = (torch.float8_e4m3fn, torch.float8_e5m2)
 BLOCK_SIZE_MULTIPLE = 16
 MAX_HEAD_SIZE = 256
+MAX_HEADS = 1 << 20  # also of a page's tokens
 
 
 def paged_attention(
@@ -58,33 +68,37 @@ def paged_attention(
         [num_tokens, num_heads, head_size], dtype of `query`.
 
     Raises:
-        ShapeError: a size, dtype, device or stride differs from the above, or an index leads out of the cache.
+        ShapeError: a size, dtype, device or stride differs from the above, an index leads out of the cache, or what is
+            written overlaps another tensor.
 
     Cost: reads the keys and values seen once per prompt chunk of up to 64 rows; bandwidth bound when decoding.
     Reference: kernels/reference/attention.py
     Source: Kwon et al. 2023 (PagedAttention), section 4.1; Dao et al. 2022 (FlashAttention), section 3.1.
     """
-    dtype, num_kv_heads = query.dtype, kv_cache.shape[1] if kv_cache.dim() == 4 else 0
     check_heads("query", query)
+    dtype = query.dtype
     num_tokens, num_heads, head_size = query.shape
     cache = native_cache(runtime, kv_cache, head_size, dtype)
+    num_kv_heads = kv_cache.shape[1]
     if num_heads % num_kv_heads or num_heads == 0:
         raise ShapeError(
             f"query has {num_heads} heads, expected a multiple of the cache's {num_kv_heads}", field="query"
         )
-    if block_table.dim() != 2 or not is_plain(block_table, torch.int32):
+    if not is_plain(block_table, torch.int32) or block_table.dim() != 2:
         check_tensor("block_table", block_table, (torch.int32,), (-1, -1))
     num_reqs, max_blocks = block_table.shape
-    if query_start_loc.shape != (num_reqs + 1,) or not is_plain(query_start_loc, torch.int32):
+    if not is_plain(query_start_loc, torch.int32) or query_start_loc.shape != (num_reqs + 1,):
         check_tensor("query_start_loc", query_start_loc, (torch.int32,), (num_reqs + 1,))
-    if seq_lens.shape != (num_reqs,) or not is_plain(seq_lens, torch.int32):
+    if not is_plain(seq_lens, torch.int32) or seq_lens.shape != (num_reqs,):
         check_tensor("seq_lens", seq_lens, (torch.int32,), (num_reqs,))
     if out is None:
         out = torch.empty(num_tokens, num_heads, head_size, dtype=dtype)
     else:
         check_tensor("out", out, (dtype,), (num_tokens, num_heads, head_size))
-    if sliding_window is not None and sliding_window < 1:
-        raise ShapeError(f"sliding_window is {sliding_window}, expected at least 1", field="sliding_window")
+    if sliding_window is not None:
+        check_size("sliding_window", sliding_window, 1)
+    check_number("scale", scale)
+    check_number("soft_cap", soft_cap)
     refuse(runtime.library.paged_attention(
         runtime.tier_idx, runtime.pool, query.data_ptr(), query.stride(0), out.data_ptr(), cache,
         block_table.data_ptr(), max_blocks, query_start_loc.data_ptr(), seq_lens.data_ptr(), num_reqs, num_tokens,
@@ -122,14 +136,18 @@ def rope_and_cache(
         q_norm, k_norm: [head_size]; the weight of an RMS norm of each head before it is rotated.
 
     Raises:
-        ShapeError: a size, dtype, device or stride differs from the above, or an index leads out of a tensor.
+        ShapeError: a size, dtype, device or stride differs from the above, an index leads out of a tensor, or what is
+            written overlaps another tensor.
 
     Cost: one pass over the step's tokens.
     Reference: kernels/reference/norm.py, rotary.py and cache.py
     """
-    dtype = qkv.dtype
+    for name, size in (("num_heads", num_heads), ("num_kv_heads", num_kv_heads), ("block_size", block_size)):
+        check_size(name, size, 1, MAX_HEADS)
+    check_size("head_size", head_size, 2, MAX_HEAD_SIZE)
+    check_number("eps", eps)
     check_tensor("qkv", qkv, FLOATS, (-1, (num_heads + 2 * num_kv_heads) * head_size), strided_rows=True)
-    num_tokens = qkv.shape[0]
+    dtype, num_tokens = qkv.dtype, qkv.shape[0]
     cache = native_cache(runtime, kv_cache, head_size, dtype, (num_kv_heads, block_size))
     check_tensor("cos", cos, (torch.float32,), (-1, -1))
     check_tensor("sin", sin, (torch.float32,), tuple(cos.shape))
@@ -173,7 +191,9 @@ def reshape_and_cache(
     check_heads("key", key)
     check_heads("value", value)
     num_tokens, num_kv_heads, head_size = key.shape
-    if value.shape != key.shape or value.dtype != key.dtype:
+    if value.dtype != key.dtype:
+        raise ShapeError(f"value is {value.dtype}, expected {key.dtype}", field="value")
+    if value.shape != key.shape:
         raise ShapeError(f"value has shape {list(value.shape)}, expected {list(key.shape)}", field="value")
     cache = native_cache(runtime, kv_cache, head_size, key.dtype, (num_kv_heads, None))
     check_tensor("slot_mapping", slot_mapping, (torch.int64,), (num_tokens,))
@@ -196,7 +216,7 @@ def copy_pages(runtime: NativeRuntime, kv_cache: torch.Tensor, src_ids: torch.Te
     Cost: reads and writes the pages; bandwidth bound.
     Reference: kernels/reference/cache.py
     """
-    check_tensor("kv_cache", kv_cache, FLOATS, (-1, -1, 2, -1))
+    check_tensor("kv_cache", kv_cache, (*FLOATS, *FLOATS_OF_8_BITS), (-1, -1, 2, -1))
     check_tensor("src_ids", src_ids, (torch.int64,), (-1,))
     check_tensor("dst_ids", dst_ids, (torch.int64,), (len(src_ids),))
     num_blocks, num_kv_heads, _, page_size = kv_cache.shape
@@ -211,7 +231,7 @@ def copy_pages(runtime: NativeRuntime, kv_cache: torch.Tensor, src_ids: torch.Te
 def unpack_kv_cache(kv_cache: torch.Tensor, head_size: int) -> tuple[torch.Tensor, torch.Tensor]:
     """The keys and the values of a layer's cache, each copied to [num_blocks, block_size, num_kv_heads, head_size]."""
     num_blocks, num_kv_heads, _, page_size = kv_cache.shape
-    pair = 2 if kv_cache.dtype == torch.bfloat16 else 1
+    pair = 1 if kv_cache.dtype == torch.float32 else 2
     keys, values = kv_cache.unbind(2)
     keys = keys.reshape(num_blocks, num_kv_heads, head_size // pair, -1, pair)
     values = values.reshape(num_blocks, num_kv_heads, -1, head_size, pair)
@@ -226,13 +246,15 @@ def native_cache(
     dtype: torch.dtype,
     sizes: tuple[int | None, int | None] = (None, None),
 ) -> Any:
-    """The library's view of a layer's cache; `sizes` are num_kv_heads and block_size, where known."""
+    """The library's view of a layer's cache; `sizes`: num_kv_heads and block_size if known; `dtype`: of queries."""
+    check_is_tensor("kv_cache", kv_cache)
     if head_size % 2 or not 2 <= head_size <= MAX_HEAD_SIZE:
         raise ShapeError(f"head_size is {head_size}, expected an even number up to {MAX_HEAD_SIZE}", field="head_size")
     num_kv_heads, block_size = (-1 if size is None else size for size in sizes)
     page_size = block_size * head_size if block_size > 0 else -1
     if kv_cache.dim() != 4 or num_kv_heads > 0 or kv_cache.shape[2] != 2 or not is_plain(kv_cache, dtype):
-        check_tensor("kv_cache", kv_cache, (dtype,), (-1, num_kv_heads, 2, page_size))
+        allowed = (dtype, *FLOATS_OF_8_BITS) if dtype is torch.bfloat16 else (dtype,)
+        check_tensor("kv_cache", kv_cache, allowed, (-1, num_kv_heads, 2, page_size))
     num_blocks, num_kv_heads, _, page_size = kv_cache.shape
     if page_size % (BLOCK_SIZE_MULTIPLE * head_size) or page_size == 0 or num_kv_heads == 0:
         raise ShapeError(
@@ -241,22 +263,31 @@ def native_cache(
             field="kv_cache",
         )
     return runtime.library.KvCache(
-        kv_cache.data_ptr(), num_blocks, num_kv_heads, page_size // head_size, head_size, DTYPE_CODES[dtype]
+        kv_cache.data_ptr(), num_blocks, num_kv_heads, page_size // head_size, head_size, DTYPE_CODES[kv_cache.dtype]
     )
 
 
 def is_plain(tensor: torch.Tensor, dtype: torch.dtype) -> bool:
     """Contiguous in host memory: asked first, since the full check of a tensor costs more than a short kernel."""
-    return tensor.dtype is dtype and tensor.is_contiguous() and tensor.device.type == "cpu"
+    return (
+        isinstance(tensor, torch.Tensor)
+        and tensor.dtype is dtype
+        and tensor.is_cpu
+        and tensor.layout is torch.strided
+        and tensor.is_contiguous()
+        and tensor.data_ptr() % dtype.itemsize == 0
+    )
 
 
 def check_heads(name: str, tensor: torch.Tensor) -> None:
     """Refuse anything but [num_tokens, num_heads, head_size] whose tokens alone may be strided."""
-    if tensor.dim() == 3 and tensor.dtype in FLOATS and tensor.device.type == "cpu":
+    check_is_tensor(name, tensor)
+    if tensor.dim() == 3 and tensor.dtype in FLOATS and tensor.is_cpu:
         num_tokens, num_heads, head_size = tensor.shape
         between_tokens, between_heads, between_elements = tensor.stride()
         is_token_whole = between_elements == 1 and (between_heads == head_size or num_heads <= 1)
-        if is_token_whole and (between_tokens >= num_heads * head_size or num_tokens <= 1):
+        is_aligned = tensor.data_ptr() % tensor.itemsize == 0
+        if is_aligned and is_token_whole and (between_tokens >= num_heads * head_size or num_tokens <= 1):
             return
     check_tensor(name, tensor, FLOATS, (-1, -1, -1))
 
@@ -272,4 +303,6 @@ def head_numbers(name: str, tensor: torch.Tensor | None, num_heads: int) -> int:
 def refuse(fault: str | None) -> None:
     """Raise what the library found in the indices it was given."""
     if fault is not None:
-        raise ShapeError(fault, hint="indices of one step must belong to one cache and one batch")
+        raise ShapeError(
+            fault, hint="indices of one step must belong to one cache and one batch, and its tensors must lie apart"
+        )

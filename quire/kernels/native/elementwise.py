@@ -4,10 +4,17 @@ from __future__ import annotations
 
 import torch
 
-from quire.kernels.native.checks import DTYPE_CODES, check_tensor
+from quire.errors import ShapeError
+from quire.kernels.native.checks import (
+    DTYPE_CODES,
+    check_apart,
+    check_is_tensor,
+    check_number,
+    check_rows,
+    check_tensor,
+)
 from quire.kernels.native.runtime import NativeRuntime
 
-FLOATS = (torch.bfloat16, torch.float32)
 # Numbers of `Activation` in csrc/include/quire/elementwise.h.
 _SILU = 0
 _GELU = {"none": 1, "tanh": 2}
@@ -36,19 +43,26 @@ def rms_norm(
         [num_rows, size], dtype of `x`.
 
     Raises:
-        ShapeError: a size, dtype, device or stride differs from the above.
+        ShapeError: a size, dtype, device or stride differs from the above, or what is written overlaps another tensor.
 
     Cost: reads x (and reads and writes residual), writes the result; bandwidth bound.
     Reference: kernels/reference/norm.py
     """
-    check_tensor("x", x, FLOATS, (-1, -1), strided_rows=True)
+    check_rows("x", x)
     num_rows, size = x.shape
     check_tensor("weight", weight, (x.dtype,), (size,))
     residual_ptr = 0
     if residual is not None:
         check_tensor("residual", residual, (x.dtype,), (num_rows, size))
         residual_ptr = residual.data_ptr()
-    out = _result(out, num_rows, size, x.dtype)
+        check_apart("residual", residual, x=x, weight=weight)
+    check_number("eps", eps)
+    if out is None:
+        out = torch.empty(num_rows, size, dtype=x.dtype)
+    else:
+        check_tensor("out", out, (x.dtype,), (num_rows, size))
+        is_in_place = out.data_ptr() == x.data_ptr() and x.is_contiguous()
+        check_apart("out", out, x=None if is_in_place else x, weight=weight, residual=residual)
     runtime.library.rms_norm(
         runtime.tier_idx, runtime.pool, x.data_ptr(), x.stride(0), residual_ptr, weight.data_ptr(), out.data_ptr(),
         num_rows, size, eps, DTYPE_CODES[x.dtype],
@@ -109,6 +123,7 @@ def is_finite(runtime: NativeRuntime, tensor: torch.Tensor) -> bool:
 
     Cost: one read, which ends early when there is something to find.
     """
+    check_is_tensor("tensor", tensor)
     check_tensor("tensor", tensor, tuple(_EXPONENT_MASKS), (-1,) * tensor.dim())
     return bool(
         runtime.library.is_finite(
@@ -119,20 +134,17 @@ def is_finite(runtime: NativeRuntime, tensor: torch.Tensor) -> bool:
 
 
 def _gated(runtime: NativeRuntime, x: torch.Tensor, activation: int, out: torch.Tensor | None) -> torch.Tensor:
-    check_tensor("x", x, FLOATS, (-1, -1), strided_rows=True)
+    check_rows("x", x)
     num_rows, width = x.shape
     if width % 2:
-        check_tensor("x", x, FLOATS, (num_rows, width + 1))
-    out = _result(out, num_rows, width // 2, x.dtype)
+        raise ShapeError(f"x has rows of {width} elements, expected as many gates as ups", field="x")
+    if out is None:
+        out = torch.empty(num_rows, width // 2, dtype=x.dtype)
+    else:
+        check_tensor("out", out, (x.dtype,), (num_rows, width // 2))
+        check_apart("out", out, x=x)
     runtime.library.gated_activation(
         runtime.tier_idx, runtime.pool, x.data_ptr(), x.stride(0), out.data_ptr(), num_rows, width // 2, activation,
         DTYPE_CODES[x.dtype],
     )  # fmt: skip
-    return out
-
-
-def _result(out: torch.Tensor | None, num_rows: int, size: int, dtype: torch.dtype) -> torch.Tensor:
-    if out is None:
-        return torch.empty(num_rows, size, dtype=dtype)
-    check_tensor("out", out, (dtype,), (num_rows, size))
     return out

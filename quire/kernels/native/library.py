@@ -6,15 +6,20 @@ Called by `runtime`, the engine's factory and `collect-env`. Keeps what it found
 from __future__ import annotations
 
 import functools
+import sys
 from dataclasses import dataclass
 from importlib import import_module
+from importlib.util import find_spec, module_from_spec, spec_from_file_location
+from pathlib import Path
 from typing import Any
 
+from quire import envs
 from quire.errors import ConfigError, NativeLibraryError, unknown_name
 from quire.logger import get_logger
 
 logger = get_logger(__name__)
 
+MODULE_NAME = "quire.kernels.native._quire_native"
 # A tier that only tests force: the tile unit done in plain C++.
 EMULATED_TIER = "amx_emulated"
 # Far above the milliseconds that a self-test takes, for machines that are busy or read the library from a slow disk.
@@ -31,20 +36,23 @@ class TierReport:
 
 
 def load_library() -> Any:
-    """The extension module.
+    """The extension module: the installed one, or the one that QUIRE_NATIVE_LIBRARY names.
 
     Raises:
-        NativeLibraryError: it was not built, or was built for another Python.
+        NativeLibraryError: it was not built, is damaged, or was built for another Python.
     """
+    path = envs.native_library()
     try:
-        return import_module("quire.kernels.native._quire_native")
-    except ImportError as cause:
+        library = _load(path)
+    except (ImportError, OSError) as cause:
+        unset = "" if path is None else "unset QUIRE_NATIVE_LIBRARY, or "
         raise NativeLibraryError(
             f"the native kernels cannot be loaded: {cause}",
-            hint="build them: install a C++17 compiler (Debian: apt-get install g++) and install quire again, "
+            hint=f"{unset}build them: install a C++17 compiler (Debian: apt-get install g++) and install quire again, "
             "or use attention_backend='torch_reference'",
             field="native library",
         ) from cause
+    return library
 
 
 def tier_names() -> list[str]:
@@ -83,7 +91,7 @@ def choose_tier(tier: str) -> str:
     if tier == EMULATED_TIER and tier in tier_names():
         return tier
     problems = {report.name: report.problem for report in examine_tiers()}
-    supported = [name for name, problem in problems.items() if problem is None]
+    supported = supported_tiers()
     if tier == "auto":
         return supported[0]
     if tier not in problems:
@@ -108,6 +116,35 @@ def _examine(library: Any) -> tuple[TierReport, ...]:
         if report.problem not in (None, NOT_OFFERED):
             logger.warning("kernel tier %s is not used: %s", report.name, report.problem)
     return tuple(reports)
+
+
+def _load(path: Path | None) -> Any:
+    """The module in this file, or the installed one; once per process."""
+    if MODULE_NAME in sys.modules:
+        return sys.modules[MODULE_NAME]
+    spec = find_spec(MODULE_NAME) if path is None else spec_from_file_location(MODULE_NAME, path)
+    if spec is None or spec.loader is None or spec.origin is None:
+        raise ImportError("it was not built" if path is None else f"{path} is not an extension module")
+    _refuse_cut(Path(spec.origin))
+    if path is None:
+        return import_module(MODULE_NAME)
+    module = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    sys.modules[MODULE_NAME] = module
+    return module
+
+
+def _refuse_cut(path: Path) -> None:
+    """The system's loader is ended by a signal when it maps a file that a full disk cut short."""
+    with path.open("rb") as file:
+        header = file.read(64)
+    if header[:5] != b"\x7fELF\x02":
+        return
+    # The table of sections is the end of an ELF file: its place, the size of an entry, their number.
+    place, entry, count = (int.from_bytes(header[at : at + size], "little") for at, size in ((40, 8), (58, 2), (60, 2)))
+    expected, actual = place + entry * count, path.stat().st_size
+    if actual < expected:
+        raise ImportError(f"{path} has {actual} of its {expected} bytes")
 
 
 def _problem(library: Any, index: int, name: str) -> str | None:

@@ -5,10 +5,17 @@ from __future__ import annotations
 import torch
 
 from quire.errors import ShapeError
-from quire.kernels.native.checks import DTYPE_CODES, check_tensor
+from quire.kernels.native.checks import (
+    DTYPE_CODES,
+    FLOATS,
+    check_apart,
+    check_is_tensor,
+    check_rows,
+    check_size,
+    check_tensor,
+)
 from quire.kernels.native.runtime import NativeRuntime
 
-FLOATS = (torch.bfloat16, torch.float32)
 PANEL_SIZE = 16
 TILE_DEPTH = 32
 # Numbers of `RowType` in csrc/include/quire/gemm.h.
@@ -50,6 +57,7 @@ def pack_rows(runtime: NativeRuntime, rows: torch.Tensor, packed: torch.Tensor, 
     num_rows, input_size = rows.shape
     _check_packed(packed, input_size)
     _check_range(packed, first_row, num_rows)
+    check_apart("packed", packed, rows=rows)
     is_finite: bool = runtime.library.pack_rows(
         runtime.tier_idx, runtime.pool, rows.data_ptr(), rows.stride(0), _ROW_TYPES[rows.dtype], packed.data_ptr(),
         DTYPE_CODES[packed.dtype], num_rows, input_size, first_row,
@@ -140,7 +148,7 @@ def gated_linear(
     activation: str = "silu",
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """activation(x G^T) * (x U^T) in one pass, with the bits of `linear` followed by the activation.
+    """activation(x G^T) * (x U^T) in one pass, with the bits of `linear` followed by `silu_and_mul`.
 
     Args:
         x: [num_rows, input_size] bfloat16 or float32; rows may be strided.
@@ -159,8 +167,9 @@ def gated_linear(
     Cost: as `linear` with output_size = 2 * intermediate_size, without writing and reading its result.
     Reference: kernels/reference/linear.py, kernels/reference/activation.py
     """
-    if activation != "silu":
+    if not isinstance(activation, str) or activation != "silu":
         raise ShapeError(f"activation is {activation!r}, expected 'silu'", field="activation")
+    check_size("intermediate_size", intermediate_size)
     if intermediate_size % PANEL_SIZE:
         raise ShapeError(
             f"intermediate_size is {intermediate_size}, expected a multiple of {PANEL_SIZE}",
@@ -181,8 +190,9 @@ def _product(
     *,
     is_gated: bool,
 ) -> torch.Tensor:
-    check_tensor("x", x, FLOATS, (-1, -1), strided_rows=True)
+    check_rows("x", x)
     num_rows, input_size = x.shape
+    check_size("output_size", output_size)
     num_weights = 2 * output_size if is_gated else output_size
     if input_size == 0:
         raise ShapeError("x has rows of no elements", field="x")
@@ -191,12 +201,13 @@ def _product(
         check_tensor("bias", bias, (x.dtype, torch.float32), (num_weights,))
     if out_dtype is None:
         out_dtype = x.dtype
-    elif out_dtype not in (x.dtype, torch.float32):
+    elif out_dtype is not x.dtype and out_dtype is not torch.float32:
         raise ShapeError(f"out_dtype is {out_dtype}, expected {x.dtype} or torch.float32", field="out_dtype")
     if out is None:
         out = torch.empty(num_rows, output_size, dtype=out_dtype)
     else:
         check_tensor("out", out, (out_dtype,), (num_rows, output_size), strided_rows=True)
+        check_apart("out", out, x=x, packed=packed, bias=bias)
     runtime.library.linear(
         runtime.tier_idx, runtime.pool, x.data_ptr(), x.stride(0), packed.data_ptr(),
         0 if bias is None else bias.data_ptr(), out.data_ptr(), out.stride(0), num_rows, input_size, output_size,
@@ -226,11 +237,15 @@ def _num_rows(packed: torch.Tensor) -> int:
 
 
 def _check_packed(packed: torch.Tensor, input_size: int) -> None:
+    check_size("input_size", input_size)
+    check_is_tensor("packed", packed)
     check_tensor("packed", packed, FLOATS, (-1, *packed_shape(1, input_size, packed.dtype)[1:]))
 
 
 def _check_range(packed: torch.Tensor, first_row: int, num_rows: int) -> None:
-    if first_row < 0 or num_rows < 0 or first_row + num_rows > _num_rows(packed):
+    check_size("first_row", first_row)
+    check_size("num_rows", num_rows)
+    if first_row + num_rows > _num_rows(packed):
         raise ShapeError(
             f"rows {first_row} to {first_row + num_rows - 1} are outside the {_num_rows(packed)} rows of packed",
             field="first_row",

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import ctypes
+import math
 import weakref
 from collections.abc import Sequence
 
 import torch
 
 from quire.errors import NotEnoughMemoryError, ShapeError
+from quire.kernels.native.checks import check_is_tensor
 from quire.kernels.native.library import load_library
 from quire.kernels.native.runtime import NativeRuntime
 from quire.utils.memory import format_bytes, read_memory
@@ -17,7 +19,7 @@ HUGE_PAGE_BYTES = 2 << 20
 MAX_BYTES = 1 << 46  # half of what a process can address
 
 
-def huge_empty(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+def huge_zeros(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
     """A contiguous CPU tensor of zeros on huge pages, whose memory goes back to the system with its last view.
 
     Pages are taken when they are first written, and rounded up to 2 MiB: for weights, caches and large buffers.
@@ -26,15 +28,17 @@ def huge_empty(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
         ShapeError: a negative size.
         NotEnoughMemoryError: the system refuses the mapping; says how much was asked and how much there is.
     """
+    if not isinstance(shape, Sequence) or not all(isinstance(size, int) for size in shape):
+        raise ShapeError(f"shape is {shape!r}, expected whole numbers", field="shape")
     if any(size < 0 for size in shape):
         raise ShapeError(f"shape {list(shape)} has a negative size", field="shape")
-    num_bytes = dtype.itemsize
-    for size in shape:
-        num_bytes *= int(size)
-    if num_bytes == 0:
+    if not isinstance(dtype, torch.dtype):
+        raise ShapeError(f"dtype is {dtype!r}, expected a torch.dtype", field="dtype")
+    num_bytes = math.prod(map(int, shape)) * dtype.itemsize
+    if num_bytes == 0 and max(shape) <= MAX_BYTES:
         return torch.empty(tuple(shape), dtype=dtype)
     library = load_library()
-    address = library.map_huge(num_bytes) if num_bytes <= MAX_BYTES else 0
+    address = library.map_huge(num_bytes) if 0 < num_bytes <= MAX_BYTES else 0
     if address == 0:
         memory = read_memory()
         raise NotEnoughMemoryError(
@@ -59,6 +63,7 @@ def checksum(runtime: NativeRuntime, tensor: torch.Tensor) -> int:
 
     Cost: reads the tensor once; bandwidth bound.
     """
+    check_is_tensor("tensor", tensor)
     if tensor.device.type != "cpu" or not tensor.is_contiguous():
         raise ShapeError(
             f"a checksum needs contiguous CPU memory, not {tensor.device} {tensor.stride()}", field="tensor"

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from quire.errors import ShapeError
-from quire.kernels.native.checks import check_tensor
+from quire.kernels.native.checks import check_apart, check_size, check_tensor
 from quire.kernels.native.runtime import NativeRuntime
 
 MAX_VOCAB_SIZE = 1 << 20  # sums of weights over more tokens may overflow
@@ -76,7 +76,8 @@ def uniforms(runtime: NativeRuntime, seeds: np.ndarray, positions: np.ndarray, s
 
     Reference: sample/rng.py
     """
-    count = len(seeds)
+    check_size("stream", stream, 0, (1 << 32) - 1)
+    count = _length("seeds", seeds)
     out = np.empty(count, dtype=np.float64)
     runtime.library.uniforms(
         runtime.tier_idx,
@@ -115,6 +116,9 @@ def sample(runtime: NativeRuntime, logits: torch.Tensor, params: DrawParams) -> 
         _check_array("log_min_p", params.log_min_p, np.float32, (num_lines,)),
         _check_array("uniforms", params.uniforms, np.float64, (num_lines,)),
     )
+    smallest, largest = params.uniforms.min(initial=0.0), params.uniforms.max(initial=0.0)
+    if not (smallest >= 0.0 and largest < 1.0):  # NaN is neither
+        raise ShapeError(f"uniforms are {smallest} to {largest}, expected 0 to less than 1", field="uniforms")
     token_ids, thresholds = np.empty(num_lines, dtype=np.int32), np.empty(num_lines, dtype=np.float32)
     runtime.library.sample(
         runtime.tier_idx, runtime.pool, logits.data_ptr(), logits.stride(0), num_lines, vocab_size,
@@ -148,18 +152,21 @@ def apply_penalties_inplace(
     Reference: kernels/reference/sampling.py
     """
     num_lines, vocab_size = _check_logits(logits)
-    num_entries = len(lines)
+    num_entries = _length("lines", lines)
     lines_ptr = _check_array("lines", lines, np.int32, (num_entries,))
     starts_ptr = _check_array("starts", starts, np.int64, (num_entries + 1,))
     num_ids = int(starts[-1])
-    if starts[0] != 0 or (np.diff(starts) < 0).any():
+    if starts[0] != 0 or (starts[1:] < starts[:-1]).any():
         raise ShapeError(f"starts is {starts.tolist()}, expected 0 and then rising", field="starts")
-    runtime.library.apply_penalties(
-        runtime.tier_idx, runtime.pool, logits.data_ptr(), logits.stride(0), num_lines, vocab_size,
-        lines_ptr, num_entries, starts_ptr,
+    pointers = (
         _check_array("token_ids", token_ids, np.int64, (num_ids,)),
         _check_array("counts", counts, np.float32, (num_ids,)),
         _check_array("strengths", strengths, np.float32, (num_entries, 3)),
+    )
+    check_apart("logits", logits, lines=lines, starts=starts, token_ids=token_ids, counts=counts, strengths=strengths)
+    runtime.library.apply_penalties(
+        runtime.tier_idx, runtime.pool, logits.data_ptr(), logits.stride(0), num_lines, vocab_size,
+        lines_ptr, num_entries, starts_ptr, *pointers,
     )  # fmt: skip
 
 
@@ -180,9 +187,10 @@ def apply_bitmask_inplace(
     Reference: kernels/reference/sampling.py
     """
     num_lines, vocab_size = _check_logits(logits)
-    num_masks = num_lines if lines is None else len(lines)
+    num_masks = num_lines if lines is None else _length("lines", lines)
     check_tensor("bitmask", bitmask, (torch.int32,), (num_masks, -(-vocab_size // 32)))
     lines_ptr = 0 if lines is None else _check_array("lines", lines, np.int32, (num_masks,))
+    check_apart("logits", logits, bitmask=bitmask, lines=lines)
     runtime.library.apply_bitmask(
         runtime.tier_idx, runtime.pool, logits.data_ptr(), logits.stride(0), num_lines, vocab_size,
         lines_ptr, num_masks, bitmask.data_ptr(),
@@ -201,7 +209,7 @@ def logprobs(
 
     Args:
         logits: [n, vocab_size] float32; rows may be strided.
-        token_ids: [n] int32 in [0, vocab_size); column 0 of the result.
+        token_ids: [n] int32; column 0 of the result. One outside the vocabulary has score NaN and rank 0.
         num_top: [n] int32 in [0, vocab_size]; the next columns, by falling score and rising id.
         is_logits: scores are the logits.
 
@@ -216,15 +224,21 @@ def logprobs(
     Cost: one read of the logits, and one with an exponential each unless `is_logits`.
     Reference: kernels/reference/sampling.py
     """
+    if not isinstance(is_logits, bool):
+        raise ShapeError(f"is_logits is {is_logits!r}, expected True or False", field="is_logits")
     num_lines, vocab_size = _check_logits(logits)
-    width = 1 + int(num_top.max(initial=0))
+    num_top_ptr = _check_array("num_top", num_top, np.int32, (num_lines,))
+    fewest, most = int(num_top.min(initial=0)), int(num_top.max(initial=0))
+    if fewest < 0 or most > vocab_size:
+        raise ShapeError(f"num_top is {fewest} to {most}, expected 0 to {vocab_size}", field="num_top")
+    width = 1 + most
     shape = (num_lines, width)
     ids, scores = np.full(shape, -1, dtype=np.int32), np.full(shape, np.nan, dtype=np.float32)
     ranks = np.empty(num_lines, dtype=np.int32)
     runtime.library.logprobs(
         runtime.tier_idx, runtime.pool, logits.data_ptr(), logits.stride(0), num_lines, vocab_size,
         _check_array("token_ids", token_ids, np.int32, (num_lines,)),
-        _check_array("num_top", num_top, np.int32, (num_lines,)),
+        num_top_ptr,
         width, is_logits, ids.ctypes.data, scores.ctypes.data, ranks.ctypes.data,
     )  # fmt: skip
     return ids, scores, ranks
@@ -238,12 +252,20 @@ def _check_logits(logits: torch.Tensor) -> tuple[int, int]:
     return num_lines, vocab_size
 
 
+def _length(name: str, array: np.ndarray) -> int:
+    """The first size of an array."""
+    if not isinstance(array, np.ndarray) or array.ndim == 0:
+        raise ShapeError(f"{name} is {type(array).__name__}, expected an array", field=name)
+    return len(array)
+
+
 def _check_array(name: str, array: np.ndarray, dtype: type[np.generic], shape: tuple[int, ...]) -> int:
     """The address of `array`, which is what is expected."""
-    if array.shape != shape or array.dtype != dtype or not array.flags.c_contiguous:
+    _length(name, array)
+    if array.shape != shape or array.dtype != dtype or not (array.flags.c_contiguous and array.flags.aligned):
         raise ShapeError(
             f"{name} is {array.dtype} {list(array.shape)} with strides {array.strides}, "
-            f"expected contiguous {np.dtype(dtype)} {list(shape)}",
+            f"expected aligned, contiguous {np.dtype(dtype)} {list(shape)}",
             field=name,
         )
     return array.ctypes.data

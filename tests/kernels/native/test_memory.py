@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from quire.errors import NotEnoughMemoryError, ShapeError
-from quire.kernels.native.memory import HUGE_PAGE_BYTES, checksum, huge_empty
+from quire.kernels.native.memory import HUGE_PAGE_BYTES, checksum, huge_zeros
 from quire.kernels.native.runtime import NativeRuntime
 
 ROOT = Path(__file__).parents[3]
@@ -26,7 +26,7 @@ def resident_bytes() -> int:
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.int8, torch.uint8, torch.int64], ids=str)
 @pytest.mark.parametrize("shape", [(1,), (3, 5, 7), (1024, 1025), (2 * MIB,)], ids=str)
 def test_memory_is_zeroed_aligned_and_writable_to_its_end(shape: tuple[int, ...], dtype: torch.dtype):
-    tensor = huge_empty(shape, dtype)
+    tensor = huge_zeros(shape, dtype)
     assert tensor.shape == shape and tensor.dtype == dtype and tensor.is_contiguous()
     assert tensor.data_ptr() % HUGE_PAGE_BYTES == 0
     assert not tensor.any()
@@ -36,17 +36,17 @@ def test_memory_is_zeroed_aligned_and_writable_to_its_end(shape: tuple[int, ...]
 
 @pytest.mark.parametrize("shape", [(0,), (4, 0), (0, 1 << 60)], ids=str)
 def test_an_empty_tensor_needs_no_memory(shape: tuple[int, ...]):
-    assert huge_empty(shape, torch.float32).shape == shape
+    assert huge_zeros(shape, torch.float32).shape == shape
 
 
 def test_a_scalar_is_a_tensor_too():
-    assert huge_empty((), torch.float32).shape == ()
+    assert huge_zeros((), torch.float32).shape == ()
 
 
 def test_memory_goes_back_to_the_system_with_the_last_view():
     size = 64 * MIB
     before = resident_bytes()
-    tensor = huge_empty((size,), torch.uint8).fill_(1)
+    tensor = huge_zeros((size,), torch.uint8).fill_(1)
     assert resident_bytes() - before > size * 9 // 10
     view = tensor[size // 2 :].view(torch.int32)
     del tensor
@@ -61,7 +61,7 @@ def test_many_tensors_leave_no_memory_and_no_mapping_behind():
     num_maps = len(Path("/proc/self/maps").read_text().splitlines())
     before = resident_bytes()
     for _ in range(50):
-        huge_empty((4 * MIB,), torch.uint8).fill_(1)
+        huge_zeros((4 * MIB,), torch.uint8).fill_(1)
     assert resident_bytes() - before < 16 * MIB
     assert len(Path("/proc/self/maps").read_text().splitlines()) < num_maps + 20
 
@@ -69,19 +69,19 @@ def test_many_tensors_leave_no_memory_and_no_mapping_behind():
 @pytest.mark.parametrize("shape", [(1 << 44,), (1 << 60,), (1 << 40, 1 << 40)], ids=str)
 def test_more_memory_than_there_is_is_refused_with_the_numbers(shape: tuple[int, ...]):
     with pytest.raises(NotEnoughMemoryError, match=r"GiB of memory for a tensor of shape .* free \(limited by"):
-        huge_empty(shape, torch.float32)
+        huge_zeros(shape, torch.float32)
 
 
 def test_a_negative_size_is_refused():
     with pytest.raises(ShapeError, match="negative"):
-        huge_empty((4, -1), torch.float32)
+        huge_zeros((4, -1), torch.float32)
 
 
 def test_a_tensor_that_lives_until_the_interpreter_ends_does_no_harm():
     code = (
         "import threading, torch\n"
-        "from quire.kernels.native.memory import huge_empty\n"
-        "held = huge_empty((1 << 20,), torch.float32).fill_(1)\n"
+        "from quire.kernels.native.memory import huge_zeros\n"
+        "held = huge_zeros((1 << 20,), torch.float32).fill_(1)\n"
         "cycle = [held]; cycle.append(cycle); torch.held = held\n"
         "threading.Thread(target=threading.Event().wait, args=(), daemon=True).start()\n"
         "class AtExit:\n"

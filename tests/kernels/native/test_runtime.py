@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import os
+import re
+import shutil
 import subprocess
 import sys
 import time
@@ -18,6 +20,7 @@ from quire.kernels.native.library import EMULATED_TIER, choose_tier, examine_tie
 from quire.kernels.native.runtime import NativeRuntime
 
 ROOT = Path(__file__).parents[3]
+KERNEL_HEADERS = ("elementwise", "gemm", "quant", "attention", "sampling")
 FAULTS = {
     1: "ended by signal 4",
     2: "ended by signal 11",
@@ -49,6 +52,21 @@ def test_a_tier_that_fails_in_the_child_does_not_harm_the_parent(fault: int):
     library = load_library()
     reason = library.self_test(library.tier_names().index("portable"), 300, fault)
     assert FAULTS[fault] in reason and "in case 'products'" in reason
+
+
+@pytest.mark.parametrize("kernel", load_library().idle_kernel_names())
+def test_a_tier_whose_kernel_does_nothing_fails_its_self_test(kernel: str):
+    library = load_library()
+    number = library.idle_kernel_names().index(kernel)
+    reason = library.self_test(library.tier_names().index("portable"), 10_000, 5, number)
+    assert "other bits than the portable tier" in reason
+
+
+def test_the_self_test_calls_every_kernel():
+    code = "\n".join((ROOT / "csrc/include/quire" / f"{name}.h").read_text() for name in KERNEL_HEADERS)
+    tables = re.findall(r"struct (?!SelfTest)\w+Kernels \{(.*?)\};", code, re.DOTALL)
+    kernels = re.findall(r"\(\*(\w+)\)\(", "".join(tables))
+    assert set(load_library().idle_kernel_names()) == set(kernels) - {"run_ceiling"}
 
 
 class FakeLibrary:
@@ -94,14 +112,44 @@ def test_tiers_are_tested_once_per_process(monkeypatch):
 
 
 def test_a_library_that_is_not_built_says_what_to_install(monkeypatch):
-    def fail(name: str) -> Any:
-        raise ImportError("no such file")
-
-    monkeypatch.setattr(native, "import_module", fail)
-    with pytest.raises(NativeLibraryError, match="cannot be loaded: no such file") as caught:
+    monkeypatch.delenv("QUIRE_NATIVE_LIBRARY", raising=False)
+    monkeypatch.delitem(sys.modules, native.MODULE_NAME)
+    monkeypatch.setattr(native, "find_spec", lambda name: None)
+    with pytest.raises(NativeLibraryError, match="cannot be loaded: it was not built") as caught:
         load_library()
     assert "apt-get install g++" in str(caught.value.hint)
     assert native.tier_problems() == {}
+
+
+def load_other(path: Path) -> subprocess.CompletedProcess[str]:
+    code = (
+        "from quire.kernels.native.library import load_library; l = load_library(); l.tier_names(); print(l.__file__)"
+    )
+    search_path = f"{ROOT}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
+    environment = {**os.environ, "PYTHONPATH": search_path, "QUIRE_NATIVE_LIBRARY": str(path)}
+    return subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
+
+
+def test_another_build_is_loaded_where_it_is_named(tmp_path: Path):
+    own = Path(load_library().__file__)
+    copy = tmp_path / own.name
+    shutil.copy(own, copy)
+    assert load_other(copy).stdout.strip() == str(copy)
+
+
+@pytest.mark.parametrize("damage", ["missing", "empty", "cut", "text", "folder"])
+def test_a_library_that_is_missing_or_damaged_is_an_error_that_says_what_to_do(damage: str, tmp_path: Path):
+    own = Path(load_library().__file__)
+    path = tmp_path / ("notes.txt" if damage == "text" else own.name)
+    if damage == "folder":
+        path.mkdir()
+    elif damage != "missing":
+        path.write_bytes({"empty": b"", "cut": own.read_bytes()[:5000], "text": b"hello"}[damage])
+    result = load_other(path)
+    assert result.returncode == 1
+    last = result.stderr.strip().splitlines()[-2:]
+    assert "NativeLibraryError: the native kernels cannot be loaded" in last[0] and str(path) in last[0]
+    assert "QUIRE_NATIVE_LIBRARY" in last[1] and "install quire again" in last[1]
 
 
 def test_spawned_and_forked_processes_find_the_same_tiers(tmp_path: Path):

@@ -7,8 +7,10 @@ import torch
 
 from quire.attention import selector
 from quire.attention.backend import AttentionParams
+from quire.attention.backends.native_cpu import NativeCpuBackend
 from quire.attention.backends.torch_reference import TorchReferenceBackend
 from quire.errors import ConfigError
+from quire.kernels.native.runtime import NativeRuntime
 
 PARAMS = AttentionParams(num_heads=4, num_kv_heads=2, head_size=20, scale=0.2)
 CPU = torch.device("cpu")
@@ -57,6 +59,14 @@ def test_a_backend_asked_for_by_name_is_not_replaced():
     with pytest.raises(ConfigError, match="picky: head_size") as caught:
         selector.select_backend("picky", PARAMS, torch.float32, CPU)
     assert caught.value.hint == "use attention_backend='auto'"
+
+
+def test_the_native_backend_is_made_with_the_runtime_or_says_that_there_is_none():
+    runtime = NativeRuntime("portable")
+    backend = selector.select_backend("auto", PARAMS, torch.float32, CPU, runtime)
+    assert isinstance(backend, NativeCpuBackend) and backend.runtime is runtime
+    with pytest.raises(ConfigError, match="native_cpu: the native kernels are not in use"):
+        selector.select_backend("native_cpu", PARAMS, torch.float32, CPU)
 
 
 def test_an_unknown_name_is_answered_with_the_nearest():

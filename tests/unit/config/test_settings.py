@@ -94,13 +94,20 @@ def test_bad_values_of_every_setting_are_refused_with_its_name(name: str) -> Non
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("trust_remote_code", True), ("tensor_parallel_size", 2),
+    [("trust_remote_code", True), ("quantization", "awq"), ("quantization", "fp8"), ("tensor_parallel_size", 2),
      ("pipeline_parallel_size", 2), ("data_parallel_size", 4)],
 )  # fmt: skip
 def test_what_is_known_and_not_honoured_is_refused_before_any_model_is_read(name: str, value: object) -> None:
     with pytest.raises(UnsupportedError, match=f"{name}=") as caught:
         build_config(**{name: value})
     assert caught.value.field == name and caught.value.hint
+
+
+def test_an_unknown_quantization_is_answered_with_the_choices() -> None:
+    with pytest.raises(ConfigError, match="quantization='int3' is not one of int8, int4") as caught:
+        build_config(quantization="int3")
+    assert caught.value.field == "quantization" and caught.value.hint == "use one of int8, int4"
+    assert build_config(quantization="int4").model.quantization == "int4"
 
 
 def test_configs_are_frozen() -> None:

@@ -94,6 +94,11 @@ def test_a_config_file_gives_settings_and_flags_win(tmp_path: Path) -> None:
     assert config == build_config(max_model_len=32, dtype="float32", max_num_seqs=3)
 
 
+def test_a_config_file_may_be_yaml(tmp_path: Path) -> None:
+    file = write(tmp_path / "c.yaml", "max-model-len: 64\ndtype: float32  # exact\nenable_prefix_caching: false\n")
+    assert parse("--config", file) == build_config(max_model_len=64, dtype="float32", enable_prefix_caching=False)
+
+
 def test_defaults_of_a_command_lose_against_the_file(tmp_path: Path) -> None:
     parser = QuireParser(prog="quire test")
     add_engine_arguments(parser)
@@ -107,7 +112,14 @@ BAD_FILES = {
     "unknown key": ("c.json", '{"max-modle-len": 5}', "did you mean 'max_model_len'"),
     "wrong type": ("c.json", '{"max_model_len": "5"}', "must be an integer"),
     "given twice": ("c.json", '{"max_model_len": 5, "max-model-len": 6}', "twice"),
-    "yaml": ("c.yaml", "dtype: float32", "write it as JSON"),
+    "toml": ("c.toml", "dtype = 'float32'", "toml is not read"),
+    "yaml that is none": ("c.yaml", "dtype: [", "not YAML"),
+    "yaml that is a list": ("c.yml", "- dtype", "not one mapping"),
+    "yaml with an object": ("c.yaml", "dtype: !!python/object/apply:os.system [ls]", "not YAML"),
+    "yaml with a name twice": ("c.yaml", "max_num_seqs: 3\nmax-num-seqs: 4", "twice"),
+    "yaml with a key twice": ("c.yaml", "max_num_seqs: 3\nmax_num_seqs: 4", "twice"),
+    "yaml bomb": ("c.yaml", "a: &a [x, x]\nb: &b [*a, *a]", "aliases"),
+    "deep yaml": ("c.yaml", "a: " + "[" * 50_000, "too many entries"),
     "not text": ("c.json", "\udcff", "not JSON"),
     "huge": ("c.json", " " * (1 << 20) + "{}", "larger than 1 MiB"),
     "deep": ("c.json", "[" * 100_000, "not JSON"),

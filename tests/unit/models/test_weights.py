@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 
 from quire.errors import WeightsError
 from quire.layers.weight_target import TensorTarget
-from quire.models.weights import INDEX_NAME, load_weights
+from quire.models.weights import INDEX_NAME, load_weights, relative_error
 
 NAMES = ("a.weight", "b.weight", "c.bias")
 
@@ -184,3 +184,10 @@ def test_values_too_large_for_the_dtype_are_named(tmp_path: Path):
     save_file(large, tmp_path / "model.safetensors")
     with pytest.raises(WeightsError, match="too large for the model's dtype"):
         load(tmp_path, targets(torch.float16))
+
+
+def test_the_error_of_a_weight_is_relative():
+    rows = torch.randn(4, 8)
+    assert relative_error(rows, rows) == 0.0
+    assert relative_error(rows, 0 * rows) == pytest.approx(1.0)
+    assert relative_error(0 * rows, 0 * rows) == 0.0

@@ -1,0 +1,116 @@
+"""The HTTP server: where it listens, who may use it, and what one request may ask for.
+
+Read by `quire serve` alone; an engine in a Python program knows none of it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from quire.config.base import check_settings, setting
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HttpConfig:
+    """Where the server listens, and how it ends."""
+
+    host: str = setting("127.0.0.1", "Address to listen on; the default is reached from this machine alone.")
+    port: int = setting(8000, "TCP port; 0 = any free one, named in the log.", minimum=0, maximum=65535)
+    uds: str | None = setting(None, "Path of a Unix socket to listen on, in place of host and port.")
+    root_path: str = setting("", "Path prefix under which a proxy shows the server.")
+    ssl_keyfile: str | None = setting(None, "TLS: file of the private key (PEM).")
+    ssl_certfile: str | None = setting(None, "TLS: file of the certificate chain (PEM); turns TLS on.")
+    ssl_ca_certs: str | None = setting(None, "TLS: certificates of authorities that clients' certificates must be of.")
+    allowed_origins: str = setting(
+        "", "Web pages that may call the server from a browser: origins, comma separated, or *; empty = none (no CORS)."
+    )
+    timeout_keep_alive: int = setting(
+        5, "Seconds an idle connection stays open between two requests.", minimum=1, maximum=86400
+    )
+    shutdown_timeout: int = setting(
+        30, "Seconds that running answers get to finish after SIGTERM; what is left then ends with reason abort.",
+        minimum=0, maximum=86400,
+    )  # fmt: skip
+    disable_access_log: bool = setting(
+        False, "Do not log a line for each HTTP request.", aliases=("disable_uvicorn_access_log",)
+    )
+    disable_fastapi_docs: bool = setting(False, "Do not serve /openapi.json.")
+
+    def __post_init__(self) -> None:
+        check_settings(self)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ApiConfig:
+    """Keys, and what the API does beyond the model's own settings."""
+
+    api_key: str | None = setting(
+        None, "Key that requests must show (Authorization: Bearer ...). Visible in the process list: prefer a file."
+    )
+    api_key_file: str | None = setting(
+        None, "File of keys, one a line, optionally as tenant=key. QUIRE_API_KEY in the environment holds one key too."
+    )
+    isolate_tenants: bool = setting(
+        True, "With several tenants in the key file: each finds only its own pages in the prefix cache."
+    )
+    strict_requests: bool = setting(
+        False, "Refuse request fields that are unknown or have no effect; default: name them in `warnings`."
+    )
+    allow_special_tokens: bool = setting(
+        False, "Read names of control tokens in a text prompt of /v1/completions as these tokens, not as plain text."
+    )
+    trust_request_chat_template: bool = setting(False, "Let a request bring its own chat template (sandboxed).")
+    chat_template_content_format: str = setting(
+        "auto", "How message contents are given to the chat template.", choices=("auto", "string", "openai")
+    )
+    response_role: str = setting("assistant", "Role of the answers of a chat.")
+    return_tokens_as_token_ids: bool = setting(
+        False, "Write tokens in logprobs as token_id:N unless a request says no."
+    )
+    enable_force_include_usage: bool = setting(False, "End every stream with usage, asked for or not.")
+    enable_per_request_metrics: bool = setting(
+        False, "Add `metrics` to every answer: where its wall time went, in milliseconds."
+    )
+    enable_log_requests: bool = setting(False, "Log each request's parameters (never its text) when it arrives.")
+    sse_keep_alive_interval: int = setting(
+        15, "Seconds of silence after which a stream gets a comment line; 0 = never.", minimum=0, maximum=3600
+    )
+
+    def __post_init__(self) -> None:
+        check_settings(self)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LimitsConfig:
+    """The most that one request, and all of them, may ask for."""
+
+    max_body_bytes: int = setting(32 << 20, "Bytes of a request's body.", minimum=1024, maximum=1 << 32, is_size=True)
+    max_header_bytes: int = setting(32 << 10, "Bytes of a request's head.", minimum=1024, maximum=1 << 20, is_size=True)
+    max_json_depth: int = setting(64, "Levels of lists and objects in a body.", minimum=4, maximum=200)
+    body_timeout: int = setting(60, "Seconds for a request's body to arrive.", minimum=1, maximum=86400)
+    max_completion_prompts: int = setting(1024, "Prompts in one request.", minimum=1, maximum=65536)
+    max_answers: int = setting(1024, "Answers to one request: prompts times n.", minimum=1, maximum=65536)
+    max_stop_strings: int = setting(4, "Stop texts of a request.", minimum=1, maximum=1024)
+    max_stop_chars: int = setting(1024, "Characters of a stop text.", minimum=1, maximum=1 << 20)
+    max_id_entries: int = setting(
+        4096, "Entries of stop_token_ids, allowed_token_ids and logit_bias.", minimum=1, maximum=1 << 20
+    )
+    max_num_queued_reqs: int | None = setting(
+        None, "Answers that may wait for their turn; more are refused with 429 and Retry-After.", minimum=0
+    )
+    max_num_queued_tokens: int | None = setting(
+        None, "Prompt tokens that may wait for their turn; more are refused with 429 and Retry-After.", minimum=0,
+        is_size=True,
+    )  # fmt: skip
+
+    def __post_init__(self) -> None:
+        check_settings(self)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerConfig:
+    """Everything about the server that is no matter of the engine."""
+
+    http: HttpConfig = field(default_factory=HttpConfig)
+    api: ApiConfig = field(default_factory=ApiConfig)
+    limits: LimitsConfig = field(default_factory=LimitsConfig)

@@ -1,0 +1,116 @@
+"""What crosses between the front-end's process and the engine core's, besides what is inside. Values only.
+
+Encoded by `core.serial`. `ToCore` goes to the core, `FromCore` comes back, `CoreSetup` and `CoreReady` are exchanged
+once when a core starts.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from quire import errors
+from quire.config.engine import QuireConfig
+from quire.core.engine_messages import EngineCoreOutputs, EngineCoreRequest
+from quire.errors import EngineDeadError, QuireError
+
+
+class ErrorInfo(msgspec.Struct, frozen=True, omit_defaults=True):
+    """An exception: the name of its class in `quire.errors` ("" = none of them), and what it says."""
+
+    kind: str
+    message: str
+    hint: str | None = None
+    field: str | None = None
+
+    @classmethod
+    def of(cls, error: BaseException) -> ErrorInfo:
+        """What is to be told of `error`."""
+        if isinstance(error, QuireError):
+            known = next((kind.__name__ for kind in type(error).__mro__ if kind.__module__ == errors.__name__), "")
+            return cls(known, error.message, error.hint, error.field)
+        return cls("", f"{type(error).__name__}: {error}")
+
+    def to_error(self) -> QuireError:
+        """The same exception again; one of a foreign class becomes an `EngineDeadError`."""
+        kind: Any = getattr(errors, self.kind, None)
+        if not (isinstance(kind, type) and issubclass(kind, QuireError)):
+            kind = EngineDeadError
+        error: QuireError = kind(self.message, hint=self.hint, field=self.field)
+        return error
+
+
+class CoreSetup(msgspec.Struct, frozen=True):
+    """What a core process is given to start with.
+
+    Attributes:
+        config: resolved.
+        logits_processors: "module:Class" each.
+        input_address, output_address: ZMQ endpoints to connect to.
+        progress_path: file of the progress page.
+        parent_pid: whose child it is.
+    """
+
+    config: QuireConfig
+    logits_processors: list[str]
+    input_address: str
+    output_address: str
+    progress_path: str
+    parent_pid: int
+
+
+class CoreReady(msgspec.Struct, frozen=True, tag="ready"):
+    """The core is built. Attributes: its KV cache in pages."""
+
+    num_blocks: int
+
+
+class CoreFailed(msgspec.Struct, frozen=True, tag="failed"):
+    """The core cannot be built."""
+
+    error: ErrorInfo
+
+
+class AddRequest(msgspec.Struct, frozen=True, tag="add"):
+    """Queue a request."""
+
+    request: EngineCoreRequest
+
+
+class AbortRequests(msgspec.Struct, frozen=True, tag="abort"):
+    """End requests."""
+
+    handles: list[int]
+
+
+class UtilityCall(msgspec.Struct, frozen=True, tag="call"):
+    """Anything rare: "ping", "pause", "resume", "reset_prefix_cache". Answered by a `UtilityResult`."""
+
+    call_id: int
+    method: str
+
+
+class StepOutputs(msgspec.Struct, frozen=True, tag="outputs"):
+    """One step's outputs."""
+
+    outputs: EngineCoreOutputs
+
+
+class RequestRefused(msgspec.Struct, frozen=True, tag="refused"):
+    """A request that the core did not take."""
+
+    handle: int
+    error: ErrorInfo
+
+
+class UtilityResult(msgspec.Struct, frozen=True, tag="result"):
+    """Answer to a `UtilityCall`: a value, or an error."""
+
+    call_id: int
+    value: bool | None = None
+    error: ErrorInfo | None = None
+
+
+ToCore = AddRequest | AbortRequests | UtilityCall
+FromCore = StepOutputs | RequestRefused | UtilityResult

@@ -1,0 +1,262 @@
+"""AsyncLLM: requests in, streams of outputs out, on an event loop; the engine core runs in another process.
+
+Used by servers, through `engine.protocol.EngineClient`. Owns the front-end, the streams, and the supervisor that keeps
+the core running. Everything but `from_config` and `shutdown` is called on one event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from quire.config import QuireConfig
+from quire.config.build import build_config
+from quire.core.engine_messages import EngineCoreOutputs, FinishReason
+from quire.core.inputs import parse_prompt, with_cache_salt
+from quire.core.outputs import RequestOutput
+from quire.core.sampling_params import RequestOutputKind, SamplingParams
+from quire.core.stats import SchedulerStats
+from quire.engine.core_launcher import CoreProcess, processor_names
+from quire.engine.front_end import Effects, FrontEnd, Submission
+from quire.engine.mp_factory import build_apart, launch_core
+from quire.engine.output_stream import OutputStream
+from quire.engine.parts import FrontEndParts
+from quire.engine.protocol import EngineClient, StepListener
+from quire.engine.stat_logger import StatLogger
+from quire.engine.supervisor import Supervisor
+from quire.errors import EngineDeadError, EngineGenerateError, QuireError
+
+# Texts longer than this are tokenized beside the event loop.
+LONG_TEXT_CHARS = 20_000
+
+
+class AsyncLLM(EngineClient):
+    """An engine for many concurrent requests.
+
+    Args:
+        parts: the front-end.
+        core: the process of an engine core that is ready.
+        launch: starts another such process.
+
+    Attributes:
+        config: resolved.
+        tokenizer: None with skip_tokenizer_init.
+        chat_template: None when the model has none.
+        defaults: the model's own settings for generation.
+        step_listeners: called with every step.
+        last_stats: the control plane after the newest step.
+    """
+
+    def __init__(self, parts: FrontEndParts, core: CoreProcess, launch: Callable[[], CoreProcess]) -> None:
+        self.config = parts.config
+        self.tokenizer = parts.tokenizer
+        self.chat_template = parts.chat_template
+        self.defaults = parts.defaults
+        self.step_listeners: list[StepListener] = []
+        self.last_stats = SchedulerStats()
+        self._front = FrontEnd(parts)
+        self._streams: dict[str, OutputStream] = {}
+        self._stat_logger = None if parts.config.observability.disable_log_stats else StatLogger()
+        self._dead: EngineDeadError | None = None
+        self._supervisor = Supervisor(core, launch, self, parts.config.supervision.max_restarts)
+
+    @classmethod
+    def from_config(cls, config: QuireConfig, *, logits_processors: Sequence[str | type] = ()) -> AsyncLLM:
+        """The engine that `config` describes, its core ready; waits for that.
+
+        Raises:
+            QuireError: the settings, the model directory or the machine does not allow it.
+        """
+        front, core = build_apart(config, logits_processors=logits_processors)
+        return cls(front, core, lambda: launch_core(front.config, processor_names(logits_processors)))
+
+    @classmethod
+    def from_engine_args(cls, engine_args: QuireConfig | Mapping[str, Any], **options: Any) -> AsyncLLM:
+        """As `from_config`, from a configuration or from settings by name."""
+        config = engine_args if isinstance(engine_args, QuireConfig) else build_config(**engine_args)
+        return cls.from_config(config, **options)
+
+    @property
+    def errored(self) -> bool:
+        """True once the engine is of no further use."""
+        return self._dead is not None
+
+    @property
+    def is_paused(self) -> bool:
+        """True between `pause_generation` and `resume_generation`."""
+        return self._supervisor.is_paused
+
+    @property
+    def num_restarts(self) -> int:
+        """How often the engine core was replaced."""
+        return self._supervisor.num_restarts
+
+    @property
+    def core_pid(self) -> int | None:
+        """Process id of the engine core."""
+        return self._supervisor.core_pid
+
+    async def generate(
+        self,
+        prompt: Any,
+        sampling_params: SamplingParams,
+        request_id: str,
+        *,
+        priority: int = 0,
+        cache_salt: str | None = None,
+        add_special_tokens: bool = True,
+    ) -> AsyncIterator[RequestOutput]:
+        """Outputs of one request as they come, by `sampling_params.output_kind`; the last has `finished`.
+
+        Leaving the iterator early ends the request. While a reader is slow, its deltas are merged.
+
+        Raises:
+            ValidationError: the request cannot run; no other is affected.
+            EngineGenerateError: this request failed.
+            EngineDeadError: the engine has stopped for good.
+        """
+        self._require_alive()
+        self._supervisor.attach()
+        if cache_salt is not None:
+            prompt = with_cache_salt(parse_prompt(prompt), cache_salt)
+        submission = await self._prepare(request_id, prompt, sampling_params, priority, add_special_tokens)
+        stream = OutputStream(is_delta=submission.group.output_kind is RequestOutputKind.DELTA)
+        self._front.follow(submission)
+        self._streams[request_id] = stream
+        try:
+            for message in submission.messages:
+                self._supervisor.add_request(message)
+            while True:
+                output = await stream.get()
+                if output.finished:
+                    self._streams.pop(request_id, None)
+                yield output
+                if output.finished:
+                    return
+        finally:  # the reader left, was cancelled, or the request failed
+            if self._streams.get(request_id) is stream:
+                self._discard(request_id)
+
+    async def abort(self, request_ids: str | Iterable[str]) -> None:
+        """End requests; each gets its final output. Unknown and finished ids are ignored."""
+        ids = [request_ids] if isinstance(request_ids, str) else list(request_ids)
+        self._apply(self._front.abort(ids))
+
+    async def check_health(self) -> None:
+        """Return if the engine can serve; raises `EngineDeadError` otherwise."""
+        self._require_alive()
+        self._supervisor.attach()
+        await self._supervisor.check_health()
+
+    async def reset_prefix_cache(self) -> bool:
+        """Forget all cached pages; False while any page is in use."""
+        self._require_alive()
+        self._supervisor.attach()
+        return bool(await self._supervisor.call("reset_prefix_cache"))
+
+    async def pause_generation(self) -> None:
+        """Stop running steps; requests wait."""
+        self._require_alive()
+        self._supervisor.attach()
+        await self._supervisor.pause(True)
+
+    async def resume_generation(self) -> None:
+        """Go on after a pause."""
+        self._require_alive()
+        self._supervisor.attach()
+        await self._supervisor.pause(False)
+
+    def shutdown(self) -> None:
+        """End the engine core; harmless when repeated."""
+        if self._dead is None:
+            self.on_dead(EngineDeadError("the engine was shut down", hint="make a new one"))
+        self._supervisor.close()
+
+    # --- what the supervisor tells ---
+
+    def on_step(self, step: EngineCoreOutputs) -> None:
+        """A step's outputs came."""
+        self.last_stats = step.stats
+        if self._stat_logger is not None:
+            self._stat_logger.record(step)
+        for listener in self.step_listeners:
+            listener(step)
+        self._apply(self._front.process(step))
+
+    def on_failed(self, handle: int, error: QuireError) -> None:
+        """The core refused a request, or it was given up."""
+        request_id = self._front.request_of(handle)
+        if request_id is not None:
+            self._fail(request_id, error)
+
+    def on_aborted(self, handle: int) -> None:
+        """A request that was to end was lost with its core."""
+        if self._front.state_of(handle) is not None:
+            output = self._front.end(handle, FinishReason.ABORT)
+            self._deliver([output] if output is not None else [])
+
+    def on_dead(self, error: EngineDeadError) -> None:
+        """The engine is of no further use: every request ends with `error`."""
+        self._dead = self._dead or error
+        self._front.discard(self._front.request_ids)
+        streams, self._streams = self._streams, {}
+        for stream in streams.values():
+            stream.fail(error)
+
+    def restart(self, handle: int) -> list[int] | None:
+        """A request is about to be sent again: the tokens it has put out; None when nobody wants it any longer."""
+        state = self._front.state_of(handle)
+        if state is None:
+            return None
+        state.restart()
+        return state.token_ids
+
+    # --- within ---
+
+    async def _prepare(
+        self, request_id: str, prompt: Any, params: SamplingParams, priority: int, add_special_tokens: bool
+    ) -> Submission:
+        def prepare() -> Submission:
+            return self._front.prepare(
+                request_id, prompt, params, None, priority, add_special_tokens=add_special_tokens
+            )
+
+        if isinstance(prompt, str) and len(prompt) > LONG_TEXT_CHARS:
+            submission = await asyncio.to_thread(prepare)
+            self._require_alive()
+            self._front.check_name(request_id, priority)
+            return submission
+        return prepare()
+
+    def _apply(self, effects: Effects) -> None:
+        if effects.handles_to_abort:
+            self._supervisor.abort_requests(effects.handles_to_abort)
+        for message in effects.messages:
+            self._supervisor.add_request(message)
+        for request_id, failure in effects.failures.items():
+            self._fail(request_id, EngineGenerateError(failure, hint="other requests are not affected"))
+        self._deliver(effects.outputs)
+
+    def _deliver(self, outputs: Iterable[RequestOutput]) -> None:
+        for output in outputs:
+            stream = self._streams.get(output.request_id)
+            if stream is not None:
+                stream.put(output)
+
+    def _fail(self, request_id: str, error: QuireError) -> None:
+        stream = self._streams.get(request_id)
+        if stream is not None:
+            self._discard(request_id)
+            stream.fail(error)
+
+    def _discard(self, request_id: str) -> None:
+        """Forget a request; the core is told to end what it has of it."""
+        self._streams.pop(request_id, None)
+        handles = self._front.discard([request_id])
+        if handles and self._dead is None:
+            self._supervisor.abort_requests(handles)
+
+    def _require_alive(self) -> None:
+        if self._dead is not None:
+            raise self._dead

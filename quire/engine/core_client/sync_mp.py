@@ -1,0 +1,89 @@
+"""SyncMPClient: an engine core in another process, for a caller that waits for each step.
+
+Owns the core's process. A core that ends is not restarted: the caller is told with `EngineDeadError`.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import deque
+from collections.abc import Iterable
+
+from quire.core.engine_messages import EngineCoreOutputs, EngineCoreRequest
+from quire.core.wire import AbortRequests, AddRequest, FromCore, RequestRefused, StepOutputs, UtilityCall, UtilityResult
+from quire.engine.core_client.base import EngineCoreClient
+from quire.engine.core_launcher import CoreProcess
+from quire.errors import EngineDeadError
+
+POLL_S = 0.25
+
+
+class SyncMPClient(EngineCoreClient):
+    """Sends to a core and waits for its answers.
+
+    Args:
+        core: ready.
+    """
+
+    def __init__(self, core: CoreProcess) -> None:
+        self._core = core
+        self._steps: deque[EngineCoreOutputs] = deque()
+        self._live: set[int] = set()
+        self._call_ids = itertools.count()
+
+    def add_request(self, request: EngineCoreRequest) -> None:
+        """Queue a request; raises `ValidationError` when it can never run."""
+        self._live.add(request.handle)
+        self._core.link.send(AddRequest(request))
+        call_id = next(self._call_ids)
+        self._core.link.send(UtilityCall(call_id, "ping"))  # answered after the request was taken or refused
+        while True:
+            message = self._receive()
+            if isinstance(message, RequestRefused) and message.handle == request.handle:
+                self._live.discard(request.handle)
+                self._wait_for(call_id)
+                raise message.error.to_error()
+            if isinstance(message, UtilityResult) and message.call_id == call_id:
+                return
+
+    def abort_requests(self, handles: Iterable[int]) -> None:
+        """Ask for requests to end; each still gets a final output."""
+        self._core.link.send(AbortRequests(list(handles)))
+
+    def get_output(self) -> EngineCoreOutputs | None:
+        """The next step's outputs; None when nothing is unfinished."""
+        while not self._steps:
+            if not self._live:
+                return None
+            self._receive()
+        return self._steps.popleft()
+
+    def reset_prefix_cache(self) -> bool:
+        """Forget all cached pages; False while any page is in use."""
+        call_id = next(self._call_ids)
+        self._core.link.send(UtilityCall(call_id, "reset_prefix_cache"))
+        return bool(self._wait_for(call_id).value)
+
+    def shutdown(self) -> None:
+        """End the core; harmless when repeated."""
+        self._core.close()
+
+    def _wait_for(self, call_id: int) -> UtilityResult:
+        while True:
+            message = self._receive()
+            if isinstance(message, UtilityResult) and message.call_id == call_id:
+                return message
+
+    def _receive(self) -> FromCore:
+        """The next message; a step's outputs are kept for `get_output` too."""
+        while True:
+            is_alive = self._core.is_alive
+            message = self._core.link.receive(POLL_S)
+            if message is not None:
+                break
+            if not is_alive:
+                raise EngineDeadError("the engine core's process has ended", hint="make a new engine")
+        if isinstance(message, StepOutputs):
+            self._steps.append(message.outputs)
+            self._live.difference_update(one.handle for one in message.outputs.finished)
+        return message

@@ -1,0 +1,289 @@
+"""CoreProcess: one engine core in a child process: started, watched, ended. Owns the child and its link.
+
+Called by the clients of cores in other processes. A thread of its own starts the child and stays until the child has
+ended: the kernel kills the child with that thread, and a blocked event loop cannot be taken for a blocked core.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import msgspec
+
+from quire.config import QuireConfig
+from quire.core.wire import CoreFailed, CoreReady, CoreSetup
+from quire.engine.core_link import CoreLink
+from quire.engine.hang_detector import HangDetector, Sample
+from quire.engine.progress import Phase, ProgressPage, Word
+from quire.errors import ConfigError, EngineDeadError, QuireError
+from quire.logger import get_logger
+
+BOOT = "import sys; sys.path[:] = sys.argv[2:]; from quire.engine.core_proc import main; main(int(sys.argv[1]))"
+HELLO_TIMEOUT_S = 60.0
+CLOSE_TIMEOUT_S = 5.0
+MIN_POLL_S, MAX_POLL_S = 0.02, 0.25
+MAX_ANSWER_BYTES = 1 << 20
+
+logger = get_logger(__name__)
+
+
+class CoreProcess:
+    """A child process with an engine core.
+
+    Args:
+        config: resolved.
+        logits_processors: "module:Class" each.
+
+    Attributes:
+        link: where to talk to it, once it is ready.
+    """
+
+    def __init__(
+        self,
+        config: QuireConfig,
+        logits_processors: Sequence[str] = (),
+    ) -> None:
+        self.link = CoreLink()
+        self._config = config
+        self._on_exit: Callable[[CoreProcess, str], None] | None = None
+        self._exit_reason: str | None = None
+        self._exit_lock = threading.Lock()
+        self._progress = ProgressPage.create(self.link.directory / "progress")
+        self._setup = CoreSetup(
+            config=config,
+            logits_processors=list(logits_processors),
+            input_address=self.link.input_address,
+            output_address=self.link.output_address,
+            progress_path=str(self.link.directory / "progress"),
+            parent_pid=os.getpid(),
+        )
+        self._timeout_s = config.supervision.hang_timeout_s
+        self._detector = HangDetector(self._timeout_s)
+        self._child: subprocess.Popen[bytes] | None = None
+        self._answer: CoreReady | QuireError | None = None
+        self._answered = threading.Event()
+        self._is_closing = False
+        self._hang: str | None = None
+        self._thread = threading.Thread(target=self._keep, name="engine core", daemon=True)
+
+    def start(self) -> None:
+        """Start the child; returns at once."""
+        self._thread.start()
+
+    def wait_ready(self) -> CoreReady:
+        """Wait until the core is built.
+
+        Raises:
+            QuireError: it cannot be; the error that its process met.
+        """
+        self._answered.wait()
+        if isinstance(self._answer, CoreReady):
+            return self._answer
+        self.close()
+        raise self._answer or EngineDeadError("the engine core did not start")
+
+    @property
+    def pid(self) -> int | None:
+        """The child's process id."""
+        return None if self._child is None else self._child.pid
+
+    @property
+    def is_alive(self) -> bool:
+        """True until the child has ended."""
+        return self._thread.is_alive()
+
+    @property
+    def quiet_s(self) -> float:
+        """Seconds for which the core should have advanced and did not."""
+        return self._detector.quiet_s
+
+    def watch_exit(self, on_exit: Callable[[CoreProcess, str], None]) -> None:
+        """Call `on_exit` once, from another thread, when the child has ended without being asked to."""
+        with self._exit_lock:
+            self._on_exit = on_exit
+            reason = self._exit_reason
+        if reason is not None:
+            on_exit(self, reason)
+
+    def kill(self) -> None:
+        """End the child now, whatever it does."""
+        if self._child is not None and self._child.poll() is None:
+            self._child.kill()
+
+    def close(self, timeout_s: float = CLOSE_TIMEOUT_S) -> None:
+        """End the child and remove everything of it; harmless when repeated."""
+        self._is_closing = True
+        self._close_stdin()
+        if self._thread.is_alive() and self._thread is not threading.current_thread():
+            self._thread.join(timeout_s)
+            self.kill()
+            self._thread.join()
+        self.link.close()
+
+    def _close_stdin(self) -> None:
+        child = self._child
+        if child is not None and child.stdin is not None:
+            with contextlib.suppress(OSError):
+                child.stdin.close()
+
+    # --- the child's thread ---
+
+    def _keep(self) -> None:
+        ready_fd, child_fd = os.pipe()
+        try:
+            self._spawn(child_fd)
+        except OSError as error:
+            os.close(child_fd)
+            self._give_answer(EngineDeadError(f"the engine core's process cannot be started: {error}"))
+        else:
+            os.close(child_fd)
+            self._greet()
+            self._wait_for_answer(ready_fd)
+            self._watch()
+        finally:
+            os.close(ready_fd)
+            self.link.unlink()
+
+    def _spawn(self, child_fd: int) -> None:
+        command = [sys.executable, "-c", BOOT, str(child_fd), *sys.path]
+        self._child = subprocess.Popen(command, stdin=subprocess.PIPE, pass_fds=(child_fd,))
+        if self._is_closing:
+            self._child.kill()
+        setup = msgspec.msgpack.encode(self._setup)
+        assert self._child.stdin is not None
+        with contextlib.suppress(BrokenPipeError):  # it died at once: told by its exit code
+            self._child.stdin.write(len(setup).to_bytes(8, "little") + setup)
+            self._child.stdin.flush()
+
+    def _greet(self) -> None:
+        """Wait until the child has connected, then leave nothing on the disk."""
+        assert self._child is not None
+        deadline = time.monotonic() + HELLO_TIMEOUT_S
+        while not self.link.wait_for_hello(MAX_POLL_S):
+            if self._child.poll() is not None or self._is_closing or time.monotonic() > deadline:
+                self.kill()
+                break
+        self.link.unlink()
+
+    def _wait_for_answer(self, ready_fd: int) -> None:
+        """Read what the child says when it has built its core, or could not."""
+        data, last = b"", time.monotonic()
+        while True:
+            if select.select([ready_fd], [], [], self._poll_s)[0]:
+                part = os.read(ready_fd, 1 << 16)
+                data += part
+                if not part or len(data) > MAX_ANSWER_BYTES:
+                    break
+            now = time.monotonic()
+            self._look(now - last)
+            last = now
+        self._give_answer(self._read_answer(data))
+
+    def _read_answer(self, data: bytes) -> CoreReady | QuireError:
+        try:
+            answer = msgspec.msgpack.decode(data, type=CoreReady | CoreFailed)
+        except msgspec.DecodeError:
+            assert self._child is not None
+            self.kill()
+            why = self._hang or _describe_exit(self._child.wait())
+            return EngineDeadError(
+                f"the engine core's process ended before it was ready: {why}",
+                hint="its own messages, above, say more; with exit by signal 9, memory may have run out",
+            )
+        return answer.error.to_error() if isinstance(answer, CoreFailed) else answer
+
+    def _give_answer(self, answer: CoreReady | QuireError) -> None:
+        self._answer = answer
+        self._answered.set()
+
+    def _watch(self) -> None:
+        assert self._child is not None
+        last = time.monotonic()
+        while True:
+            try:
+                code = self._child.wait(self._poll_s)
+                break
+            except subprocess.TimeoutExpired:
+                now = time.monotonic()
+                self._look(now - last)
+                last = now
+        if not self._is_closing and isinstance(self._answer, CoreReady):
+            with self._exit_lock:
+                reason = self._exit_reason = self._hang or _describe_exit(code)
+                on_exit = self._on_exit
+            if on_exit is not None:
+                on_exit(self, reason)
+
+    @property
+    def _poll_s(self) -> float:
+        return min(MAX_POLL_S, max(MIN_POLL_S, self._timeout_s / 8))
+
+    def _look(self, elapsed_s: float) -> None:
+        hang = self._detector.observe(self._sample(), elapsed_s)
+        if hang is not None and self._hang is None:
+            self._hang = f"it hangs: {hang}"
+            logger.error("the engine core (process %s) is killed: %s", self.pid, self._hang)
+            self.kill()
+
+    def _sample(self) -> Sample:
+        words = self._progress.words
+        num_tokens, ns_per_token = int(words[Word.STEP_TOKENS]), int(words[Word.NS_PER_TOKEN])
+        phase = self._progress.phase
+        is_unread = self.link.num_sent > int(words[Word.NUM_RECEIVED])
+        return Sample(
+            progress=(phase, int(words[Word.NUM_TICKS]), int(words[Word.NUM_RECEIVED])),
+            should_advance=phase != Phase.IDLE or is_unread,
+            cpu_s=_cpu_seconds(self.pid) if self._config.device.device == "cpu" else None,
+            is_starting=phase == Phase.STARTING,
+            step_s=num_tokens * ns_per_token * 1e-9,
+        )
+
+
+def processor_names(processors: Sequence[str | type]) -> list[str]:
+    """Custom logits processors as "module:Class", the form in which they reach another process.
+
+    Raises:
+        ConfigError: a class cannot be found by its name.
+    """
+    return [_processor_name(processor) for processor in processors]
+
+
+def _processor_name(processor: str | type) -> str:
+    if isinstance(processor, str):
+        return processor
+    module, name = processor.__module__, processor.__qualname__
+    if module == "__main__" or getattr(sys.modules.get(module), name, None) is not processor:
+        raise ConfigError(
+            f"logits processor {name} cannot be named to the engine core's process",
+            hint="define it at the top of a module that can be imported, or pass 'module:Class'",
+            field="logits_processors",
+        )
+    return f"{module}:{name}"
+
+
+def _describe_exit(code: int) -> str:
+    if code < 0:
+        names = {int(one): one.name for one in signal.Signals}
+        return f"its process was ended by {names.get(-code, f'signal {-code}')}"
+    return f"its process exited with code {code}"
+
+
+def _cpu_seconds(pid: int | None) -> float | None:
+    """CPU time of a process; None where the system does not say. Waiting for a disk or for a CPU counts as work."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return None
+    state, *fields = text.rpartition(")")[2].split()
+    if state in "DR":
+        return time.monotonic()
+    return (int(fields[10]) + int(fields[11])) / os.sysconf("SC_CLK_TCK")

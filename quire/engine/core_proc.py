@@ -1,0 +1,237 @@
+"""EngineCoreProc: an engine core in a process of its own, between two sockets.
+
+Started by `core_launcher`, which writes a `CoreSetup` to its standard input and keeps that open: its end is the end of
+this process. Owns the engine core and the sockets' inner ends. The loop: take in what has come, run a step, send what
+it gave.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import shutil
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+
+import msgspec
+import zmq
+
+from quire import envs
+from quire.core.engine_messages import EngineCoreOutputs, EngineCoreRequest
+from quire.core.serial import MessageDecoder, MessageEncoder
+from quire.core.wire import (
+    AbortRequests,
+    AddRequest,
+    CoreFailed,
+    CoreReady,
+    CoreSetup,
+    ErrorInfo,
+    FromCore,
+    RequestRefused,
+    StepOutputs,
+    ToCore,
+    UtilityCall,
+    UtilityResult,
+)
+from quire.engine.core import EngineCore
+from quire.engine.progress import Phase, ProgressPage
+from quire.errors import EngineDeadError, MessageError, QuireError
+from quire.logger import configure_logging, get_logger
+
+HELLO = b"hello"
+PR_SET_PDEATHSIG = 1
+FILES_GONE_TIMEOUT_S = 30.0
+
+logger = get_logger(__name__)
+
+
+class _Handle(msgspec.Struct):
+    handle: int
+
+
+class _OnlyHandle(msgspec.Struct):
+    """As much of an `AddRequest` as is needed to answer one that cannot be read."""
+
+    request: _Handle
+
+
+class EngineCoreProc:
+    """The loop of a core's process.
+
+    Args:
+        core: what runs the steps.
+        inputs, outputs: connected PULL and PUSH sockets.
+        progress: where to show it.
+    """
+
+    def __init__(
+        self, core: EngineCore, inputs: zmq.Socket[bytes], outputs: zmq.Socket[bytes], progress: ProgressPage
+    ) -> None:
+        self._core = core
+        self._inputs = inputs
+        self._outputs = outputs
+        self._progress = progress
+        self._encoder = MessageEncoder()
+        self._decoder: MessageDecoder[ToCore] = MessageDecoder(ToCore)
+        self._is_paused = False
+
+    def run(self) -> None:
+        """Serve until the process ends."""
+        while True:
+            self.run_once()
+
+    def run_once(self) -> None:
+        """Take in what has come, waiting when there is nothing to do, then run a step."""
+        self._take_in()
+        outputs = self._core.take_outputs() if self._is_paused else self._step()
+        if outputs is not None:
+            self._send(StepOutputs(outputs))
+
+    def _step(self) -> EngineCoreOutputs | None:
+        start = time.monotonic_ns()
+        outputs = self._core.step()
+        self._progress.end_step(time.monotonic_ns() - start)
+        return outputs
+
+    def _take_in(self) -> None:
+        if self._is_paused or not self._core.has_unfinished_requests():
+            self._progress.enter(Phase.IDLE)
+            self._inputs.poll()
+            self._progress.enter(Phase.BUSY)
+        while self._inputs.poll(0):
+            frames = self._inputs.recv_multipart(zmq.NOBLOCK)
+            self._handle(frames)
+            self._progress.note_received()
+
+    def _handle(self, frames: list[bytes]) -> None:
+        try:
+            message = self._decoder.decode(frames)
+        except MessageError as error:
+            self._refuse_unreadable(frames, error)
+            return
+        if isinstance(message, AddRequest):
+            self._add(message.request)
+        elif isinstance(message, AbortRequests):
+            self._core.abort_requests(message.handles)
+        else:
+            self._call(message)
+
+    def _add(self, request: EngineCoreRequest) -> None:
+        try:
+            self._core.add_request(request)
+        except QuireError as error:
+            self._send(RequestRefused(request.handle, ErrorInfo.of(error)))
+
+    def _refuse_unreadable(self, frames: list[bytes], error: MessageError) -> None:
+        """Answer for a request whose message cannot be read, as far as it says whose it is."""
+        logger.error("a message was not taken: %s", error)
+        try:
+            handle = msgspec.msgpack.decode(frames[0], type=_OnlyHandle).request.handle
+        except (msgspec.DecodeError, RecursionError, IndexError):
+            return
+        self._send(RequestRefused(handle, ErrorInfo.of(error)))
+
+    def _call(self, call: UtilityCall) -> None:
+        value: bool | None = True
+        if call.method in ("pause", "resume"):
+            self._is_paused = call.method == "pause"
+        elif call.method == "reset_prefix_cache":
+            value = self._core.reset_prefix_cache()
+        elif call.method != "ping":
+            unknown = ErrorInfo.of(MessageError(f"the engine core has no method {call.method!r}"))
+            self._send(UtilityResult(call.call_id, error=unknown))
+            return
+        self._send(UtilityResult(call.call_id, value=value))
+
+    def _send(self, message: FromCore) -> None:
+        self._outputs.send_multipart(self._encoder.encode(message), copy=False)
+
+
+def main(ready_fd: int) -> None:
+    """Run the process: read the setup, build the core, say so on `ready_fd`, serve.
+
+    Ends with its parent, however that ends: when its standard input closes, and on Linux by the kernel too.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C is for the parent
+    setup = msgspec.msgpack.decode(_read_block(0), type=CoreSetup)
+    directory = Path(setup.progress_path).parent
+    threading.Thread(target=_end_with_parent, args=(directory,), name="parent watch", daemon=True).start()
+    context = zmq.Context()
+    inputs, outputs = context.socket(zmq.PULL), context.socket(zmq.PUSH)
+    for socket in (inputs, outputs):
+        socket.setsockopt(zmq.LINGER, 0)
+    inputs.setsockopt(zmq.RCVHWM, 0)
+    outputs.setsockopt(zmq.SNDHWM, 0)
+    progress = ProgressPage(setup.progress_path)
+    inputs.connect(setup.input_address)
+    outputs.connect(setup.output_address)
+    outputs.send(HELLO)
+    _wait_until_gone(directory)
+    _die_with_parent(setup.parent_pid)
+    configure_logging()
+    try:
+        core = _build(setup, progress)
+    except Exception as error:
+        if not isinstance(error, QuireError):
+            logger.exception("the engine core cannot be built")
+        _answer(ready_fd, CoreFailed(ErrorInfo.of(error)))
+        return
+    progress.enter(Phase.IDLE)
+    _answer(ready_fd, CoreReady(num_blocks=core.num_blocks))
+    EngineCoreProc(core, inputs, outputs, progress).run()
+
+
+def _build(setup: CoreSetup, progress: ProgressPage) -> EngineCore:
+    envs.prefer_sleeping_threads()
+    from quire.engine.factory import build_core  # late: loads torch
+    from quire.platforms.detect import detect_platform
+
+    platform = detect_platform(setup.config.device.device)
+    return build_core(setup.config, platform, logits_processors=setup.logits_processors, on_step=progress.begin_step)
+
+
+def _answer(ready_fd: int, answer: CoreReady | CoreFailed) -> None:
+    with os.fdopen(ready_fd, "wb") as pipe:
+        pipe.write(msgspec.msgpack.encode(answer))
+
+
+def _read_block(fd: int) -> bytes:
+    """Bytes preceded by their number (8 bytes, little endian)."""
+    size = int.from_bytes(_read_exactly(fd, 8), "little")
+    return _read_exactly(fd, size)
+
+
+def _read_exactly(fd: int, size: int) -> bytes:
+    parts = b""
+    while len(parts) < size:
+        part = os.read(fd, size - len(parts))
+        if not part:
+            raise EngineDeadError("the parent process is gone")
+        parts += part
+    return parts
+
+
+def _end_with_parent(directory: Path) -> None:
+    """End this process when the parent closes its end of the standard input, or dies."""
+    while os.read(0, 4096):
+        pass
+    shutil.rmtree(directory, ignore_errors=True)
+    os._exit(0)
+
+
+def _wait_until_gone(directory: Path) -> None:
+    """Wait for the parent to unlink the sockets' files, which a sudden end would leave behind."""
+    deadline = time.monotonic() + FILES_GONE_TIMEOUT_S
+    while directory.exists() and time.monotonic() < deadline:
+        time.sleep(0.002)
+
+
+def _die_with_parent(parent_pid: int) -> None:
+    """Let the kernel kill this process with its parent, even while it is stopped or stuck."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent_pid:
+        os._exit(0)

@@ -1,0 +1,182 @@
+"""FrontEnd: requests in, messages for an engine core out; the core's steps in, outputs for users out.
+
+Shared by `LLMEngine` and `AsyncLLM`, which differ in how messages travel. Owns the processors, the names (handles) it
+gives to requests, and what is kept of each unfinished one.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from quire.core.engine_messages import EngineCoreOutputs, EngineCoreRequest, FinishReason
+from quire.core.outputs import RequestOutput
+from quire.core.sampling_params import SamplingParams
+from quire.engine.input_processor import PreparedRequest
+from quire.engine.output_processor import OutputProcessor
+from quire.engine.parallel_sampling import WaitingChildren, make_children
+from quire.engine.parts import FrontEndParts
+from quire.engine.request_state import RequestGroup, RequestState
+from quire.errors import ValidationError
+
+
+@dataclass(frozen=True, slots=True)
+class Submission:
+    """A request that was checked.
+
+    Attributes:
+        group: what is to be kept of it.
+        messages: to be sent now.
+        waiting: to be sent when the first answer has started.
+    """
+
+    group: RequestGroup
+    messages: list[EngineCoreRequest]
+    waiting: list[EngineCoreRequest]
+
+
+@dataclass(frozen=True, slots=True)
+class Effects:
+    """What is to be done after a step or an abort.
+
+    Attributes:
+        outputs: due to the users.
+        handles_to_abort: answers whose end the engine core is to be told.
+        messages: answers to be sent now.
+        failures: request id -> what went wrong, for requests of `outputs` that failed.
+    """
+
+    outputs: list[RequestOutput] = field(default_factory=list)
+    handles_to_abort: list[int] = field(default_factory=list)
+    messages: list[EngineCoreRequest] = field(default_factory=list)
+    failures: dict[str, str] = field(default_factory=dict)
+
+
+class FrontEnd:
+    """Everything between a user and the messages of an engine core. Does not send; says what to send."""
+
+    def __init__(self, parts: FrontEndParts) -> None:
+        self.config = parts.config
+        self._tokenizer = parts.tokenizer
+        self._inputs = parts.input_processor
+        self._outputs = OutputProcessor()
+        self._waiting_children = WaitingChildren()
+        self._handles = itertools.count()
+
+    def __len__(self) -> int:
+        """Requests whose final output is still to come."""
+        return len(self._outputs)
+
+    def __contains__(self, request_id: object) -> bool:
+        return request_id in self._outputs
+
+    @property
+    def request_ids(self) -> list[str]:
+        """Unfinished requests, oldest first."""
+        return self._outputs.request_ids
+
+    def prepare(
+        self,
+        request_id: str,
+        prompt: Any,
+        params: SamplingParams,
+        arrival_time: float | None = None,
+        priority: int = 0,
+        *,
+        add_special_tokens: bool = True,
+    ) -> Submission:
+        """Check a request and name its answers; nothing is kept of it before `follow`.
+
+        Args:
+            request_id: the caller's name for it, unused by any unfinished request.
+            prompt: in any form of `core.inputs.parse_prompt`.
+            arrival_time: seconds, wall clock; default: now.
+
+        Raises:
+            ValidationError: the request cannot run.
+        """
+        self.check_name(request_id, priority)
+        prepared = self._inputs.prepare(prompt, params, add_special_tokens=add_special_tokens)
+        arrival = time.time() if arrival_time is None else arrival_time
+        handles = [next(self._handles) for _ in range(params.n)]
+        seed = self.config.model.seed
+        messages = make_children(prepared, request_id, handles, seed, arrival_time=arrival, priority=priority)
+        num_now = 1 if self._shares_prompt(prepared) else len(messages)
+        group = self._make_group(request_id, prepared, messages, arrival)
+        return Submission(group, messages[:num_now], messages[num_now:])
+
+    def check_name(self, request_id: str, priority: int) -> None:
+        """Refuse a name that is in use, or a priority that means nothing; raises `ValidationError`."""
+        if request_id in self._outputs:
+            raise ValidationError(
+                f"request_id {request_id!r} is in use by an unfinished request",
+                hint="give each request an id of its own",
+                field="request_id",
+            )
+        policy = self.config.scheduler.scheduling_policy
+        if priority != 0 and policy == "fcfs":
+            raise ValidationError(
+                f"priority={priority} has no effect under scheduling_policy='fcfs'",
+                hint="leave out priority",
+                field="priority",
+            )
+
+    def follow(self, submission: Submission) -> None:
+        """Keep a request whose messages were sent; its id must be unused still."""
+        self._outputs.add(submission.group)
+        self._waiting_children.add(submission.group.states[0].handle, submission.waiting)
+
+    def process(self, step: EngineCoreOutputs) -> Effects:
+        """Take in one step."""
+        processed = self._outputs.process(step)
+        messages = self._waiting_children.release(processed.started)
+        return Effects(processed.outputs, processed.handles_to_abort, messages, processed.failures)
+
+    def abort(self, request_ids: Iterable[str]) -> Effects:
+        """End requests; answers that were never sent end here, the others when the engine core was told."""
+        handles = self._outputs.handles_of(request_ids)
+        unsent = self._waiting_children.drop(handles)
+        ended = [self._outputs.end(handle, FinishReason.ABORT) for handle in sorted(unsent)]
+        outputs = [output for output in ended if output is not None]
+        return Effects(outputs, [handle for handle in handles if handle not in unsent])
+
+    def discard(self, request_ids: Iterable[str]) -> list[int]:
+        """Forget requests, without any output; returns the handles that the engine core knows."""
+        handles = self._outputs.forget(request_ids)
+        unsent = self._waiting_children.drop(handles)
+        return [handle for handle in handles if handle not in unsent]
+
+    def state_of(self, handle: int) -> RequestState | None:
+        """What is kept of an unfinished answer."""
+        return self._outputs.state_of(handle)
+
+    def end(self, handle: int, reason: FinishReason) -> RequestOutput | None:
+        """End an unfinished answer without the engine core; the output that is due, if any."""
+        return self._outputs.end(handle, reason)
+
+    def request_of(self, handle: int) -> str | None:
+        """The user's name of the unfinished request that an answer belongs to."""
+        return self._outputs.request_of(handle)
+
+    def _shares_prompt(self, prepared: PreparedRequest) -> bool:
+        """True when answers after the first would find the prompt's pages in the prefix cache."""
+        cache = self.config.cache
+        has_full_page = len(prepared.prompt_token_ids) > (cache.block_size or 1)
+        reads_cache = not prepared.params.skip_reading_prefix_cache or prepared.params.prompt_logprobs is not None
+        return prepared.params.n > 1 and cache.enable_prefix_caching and has_full_page and reads_cache
+
+    def _make_group(
+        self, request_id: str, prepared: PreparedRequest, messages: list[EngineCoreRequest], arrival_time: float
+    ) -> RequestGroup:
+        prompt_token_ids = prepared.prompt_token_ids.tolist()
+        arrival_ts = time.monotonic() - max(0.0, time.time() - arrival_time)
+        states = [
+            RequestState(message.handle, index, message.sampling_params, prompt_token_ids, self._tokenizer, arrival_ts)
+            for index, message in enumerate(messages)
+        ]
+        return RequestGroup(
+            request_id, prepared.prompt, prompt_token_ids, prepared.params.output_kind, states, arrival_time
+        )

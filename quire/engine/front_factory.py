@@ -1,0 +1,145 @@
+"""From a configuration to a front-end: everything of an engine that needs no model in memory. Loads no torch.
+
+Called by `engine.factory` for an engine in one process, and by `AsyncLLM` beside a core in another. Owns no state. A
+bad configuration, tokenizer or template is refused here, before any weight is read.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from quire.attention.block_sizes import PREFERRED_BLOCK_SIZES
+from quire.config import ModelConfig, QuireConfig
+from quire.config.hf_config import parse_hf_config
+from quire.config.resolve import resolve
+from quire.core.sampling_params import SamplingParams
+from quire.engine.generation_defaults import GenerationDefaults, read_generation_defaults
+from quire.engine.input_processor import InputLimits, InputProcessor
+from quire.engine.parts import FrontEndParts
+from quire.errors import TokenizerError
+from quire.kernels.native.library import tier_problems
+from quire.logger import get_logger
+from quire.models.hub import resolve_model_path
+from quire.models.model_dir import ModelDir, read_model_dir
+from quire.platforms.detect import detect_platform
+from quire.platforms.interface import Platform
+from quire.tokenization.chat_template import ChatTemplate, load_chat_template
+from quire.tokenization.tokenizer import Tokenizer, load_tokenizer
+
+logger = get_logger(__name__)
+
+
+def resolve_config(config: QuireConfig, platform: Platform | None = None) -> tuple[QuireConfig, ModelDir]:
+    """The configuration with nothing left open, and the model directory it was resolved for.
+
+    Raises:
+        QuireError: the configuration, the model directory or the machine does not allow it.
+    """
+    with phase("configuration"):
+        return _resolve(config, platform or detect_platform(config.device.device))
+
+
+def build_front_end(
+    config: QuireConfig, model_dir: ModelDir, validate_params: Callable[[SamplingParams], None] | None = None
+) -> FrontEndParts:
+    """What turns requests into messages and steps into text.
+
+    Args:
+        config: resolved.
+        validate_params: a further check of each request's parameters, for custom logits processors.
+
+    Raises:
+        QuireError: the tokenizer, the chat template or generation_config.json is unusable.
+    """
+    with phase("tokenizer and chat template"):
+        tokenizer = _load_tokenizer(config, model_dir.path)
+        chat_template = _load_template(config.model, tokenizer)
+        defaults = _read_defaults(config, model_dir, tokenizer)
+    return FrontEndParts(
+        config=config,
+        input_processor=InputProcessor(_limits(config), tokenizer, defaults, validate_params),
+        tokenizer=tokenizer,
+        chat_template=chat_template,
+        defaults=defaults,
+    )
+
+
+def _resolve(config: QuireConfig, platform: Platform) -> tuple[QuireConfig, ModelDir]:
+    path = resolve_model_path(config.model.model, config.model.revision, config.load.download_dir)
+    model_dir = read_model_dir(path)
+    arch = parse_hf_config(model_dir.config)
+    kernel_tiers = tier_problems() if platform.is_cpu else {}
+    config, decisions = resolve(config, platform, arch, block_sizes=PREFERRED_BLOCK_SIZES, kernel_tiers=kernel_tiers)
+    for decision in decisions:
+        logger.info("%s", decision)
+    return dataclasses.replace(config, model_path=str(path)), model_dir
+
+
+def _load_tokenizer(config: QuireConfig, model_path: Path) -> Tokenizer | None:
+    model = config.model
+    if model.skip_tokenizer_init:
+        return None
+    path = model_path
+    if model.tokenizer is not None and model.tokenizer != model.model:
+        path = resolve_model_path(model.tokenizer, None, config.load.download_dir)
+    tokenizer = load_tokenizer(path)
+    vocab_size = _vocab_size(config)
+    if tokenizer.vocab_size > vocab_size:
+        raise TokenizerError(
+            f"the tokenizer has ids up to {tokenizer.vocab_size - 1}, the model's vocabulary has {vocab_size}",
+            hint="use the tokenizer that belongs to the model",
+            field="tokenizer",
+        )
+    return tokenizer
+
+
+def _load_template(model: ModelConfig, tokenizer: Tokenizer | None) -> ChatTemplate | None:
+    """The chat template, tried out once."""
+    if tokenizer is None:
+        return None
+    template = load_chat_template(tokenizer, model.chat_template)
+    if template is not None:
+        template.probe()
+    return template
+
+
+def _read_defaults(config: QuireConfig, model_dir: ModelDir, tokenizer: Tokenizer | None) -> GenerationDefaults:
+    assert config.arch is not None, "resolve() sets the architecture"
+    return read_generation_defaults(
+        model_dir.generation_config,
+        None if tokenizer is None else tokenizer.eos_token_id,
+        config.arch.eos_token_ids,
+        config.arch.vocab_size,
+        use_sampling=config.model.generation_config == "auto",
+    )
+
+
+def _limits(config: QuireConfig) -> InputLimits:
+    return InputLimits(
+        vocab_size=_vocab_size(config),
+        max_model_len=max_model_len(config),
+        max_logprobs=config.model.max_logprobs,
+    )
+
+
+def _vocab_size(config: QuireConfig) -> int:
+    assert config.arch is not None, "resolve() sets the architecture"
+    return config.arch.vocab_size
+
+
+def max_model_len(config: QuireConfig) -> int:
+    """Most tokens of one request, prompt and output, of a resolved configuration."""
+    assert config.model.max_model_len is not None, "resolve() sets max_model_len"
+    return config.model.max_model_len
+
+
+@contextmanager
+def phase(name: str) -> Iterator[None]:
+    """Log how long a phase of the start took."""
+    start = time.perf_counter()
+    yield
+    logger.info("%s ready in %.2f s", name, time.perf_counter() - start)

@@ -1,0 +1,80 @@
+"""ProgressPage: what an engine core shows of itself while it runs, in memory shared with whoever watches it.
+
+Written by the core's process, read by `core_launcher`. Reading it needs nothing of the core: a core that hangs is seen
+to hang.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+from enum import IntEnum
+from pathlib import Path
+
+import numpy as np
+
+NUM_WORDS = 8
+
+
+class Word(IntEnum):
+    """Places of the page, one int64 each."""
+
+    PHASE = 0
+    NUM_TICKS = 1  # steps begun and steps ended
+    NUM_RECEIVED = 2  # messages taken in
+    STEP_TOKENS = 3  # tokens of the step that runs
+    NS_PER_TOKEN = 4  # of the slowest step so far
+
+
+class Phase(IntEnum):
+    """What the core is doing."""
+
+    STARTING = 0
+    IDLE = 1
+    BUSY = 2
+
+
+class ProgressPage:
+    """The page of one core.
+
+    Args:
+        path: an existing file of the page's size; it may be unlinked once both sides have opened it.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        try:
+            self._memory = mmap.mmap(fd, 8 * NUM_WORDS)
+        finally:
+            os.close(fd)
+        self.words = np.frombuffer(self._memory, dtype=np.int64)
+
+    @staticmethod
+    def create(path: str | Path) -> ProgressPage:
+        """A new page at `path`, all zero."""
+        Path(path).write_bytes(bytes(8 * NUM_WORDS))
+        return ProgressPage(path)
+
+    @property
+    def phase(self) -> Phase:
+        """What the core is doing."""
+        return Phase(int(self.words[Word.PHASE]))
+
+    def enter(self, phase: Phase) -> None:
+        """The core begins to do something else."""
+        self.words[Word.PHASE] = phase
+
+    def begin_step(self, num_tokens: int) -> None:
+        """A step of so many tokens begins."""
+        self.words[Word.STEP_TOKENS] = num_tokens
+        self.words[Word.NUM_TICKS] += 1
+
+    def end_step(self, elapsed_ns: int) -> None:
+        """The step has ended; it took `elapsed_ns` nanoseconds."""
+        per_token = elapsed_ns // max(1, int(self.words[Word.STEP_TOKENS]))
+        self.words[Word.NS_PER_TOKEN] = max(per_token, int(self.words[Word.NS_PER_TOKEN]))
+        self.words[Word.NUM_TICKS] += 1
+
+    def note_received(self) -> None:
+        """A message was taken in."""
+        self.words[Word.NUM_RECEIVED] += 1

@@ -1,0 +1,345 @@
+"""Supervisor: keeps one engine core running, and its requests alive when it dies.
+
+Used by `AsyncLLM`, on its event loop. Owns the core's process, the client to it, and what was sent and has not ended.
+A core that dies or hangs (`core_launcher` kills it) is replaced, and every live request is sent again together with
+the tokens it has put out: its randomness is keyed by seed and position, so it goes on as if nothing had happened.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from quire.core.engine_messages import EngineCoreOutputs, EngineCoreRequest
+from quire.core.wire import FromCore, RequestRefused, StepOutputs
+from quire.engine.core_client.async_mp import AsyncMPClient
+from quire.engine.core_launcher import CoreProcess
+from quire.engine.suspects import Suspects
+from quire.errors import EngineDeadError, EngineGenerateError, QuireError
+from quire.logger import get_logger
+
+# A request that ran in so many cores that died, without one token in between, is held to be what kills them.
+MAX_DEATHS = 3
+RETRY_S = 0.25  # doubled with each try
+HEALTH_QUIET_S = 2.0
+HEALTH_POLL_S = 0.05
+
+logger = get_logger(__name__)
+
+
+class Listener(Protocol):
+    """Who hears of what happens."""
+
+    def on_step(self, step: EngineCoreOutputs) -> None:
+        """A step's outputs came."""
+
+    def on_failed(self, handle: int, error: QuireError) -> None:
+        """The core refused a request, or a request was given up."""
+
+    def on_aborted(self, handle: int) -> None:
+        """A request whose end was asked for was lost with its core before it ended."""
+
+    def on_dead(self, error: EngineDeadError) -> None:
+        """The engine is of no further use."""
+
+    def restart(self, handle: int) -> list[int] | None:
+        """A request is about to be sent again: the tokens it has put out; None when nobody wants it any longer."""
+
+
+@dataclass(slots=True)
+class _Live:
+    """A request that was sent and has not ended.
+
+    Attributes:
+        num_deaths: cores in a row that died while it was with them and put out nothing.
+        is_aborting: its end was asked for.
+        is_sent: the core of now has it.
+    """
+
+    message: EngineCoreRequest
+    num_deaths: int = 0
+    is_aborting: bool = False
+    is_sent: bool = False
+
+
+class Supervisor:
+    """One engine core after another.
+
+    Args:
+        core: a core that is ready.
+        launch: starts another one.
+        listener: hears of everything.
+        max_restarts: cores in a row that may die without any progress.
+    """
+
+    def __init__(
+        self,
+        core: CoreProcess,
+        launch: Callable[[], CoreProcess],
+        listener: Listener,
+        max_restarts: int = 5,
+    ) -> None:
+        self._launch = launch
+        self._listener = listener
+        self._max_restarts = max_restarts
+        self._live: dict[int, _Live] = {}
+        self._suspects = Suspects()
+        self._core = core
+        self._client: AsyncMPClient | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._restarting: asyncio.Task[None] | None = None
+        self._is_closed = False
+        self.is_paused = False
+        self.num_restarts = 0
+        self._num_fruitless = 0
+        self._num_steps = 0
+
+    @property
+    def core_pid(self) -> int | None:
+        """Process id of the core of now."""
+        return self._core.pid
+
+    @property
+    def is_restarting(self) -> bool:
+        """True while there is no core to talk to."""
+        return self._client is None and self._loop is not None
+
+    @property
+    def quiet_s(self) -> float:
+        """Seconds for which the core should have advanced and did not."""
+        return self._core.quiet_s
+
+    def attach(self) -> None:
+        """Listen on the running event loop; done once."""
+        if self._loop is None:
+            self._loop = asyncio.get_running_loop()
+            self._connect()
+
+    # --- towards the core ---
+
+    def add_request(self, message: EngineCoreRequest) -> None:
+        """Send a request; it stays live until it ends, whatever becomes of the core."""
+        live = self._live[message.handle] = _Live(message)
+        self._send(live)
+
+    def abort_requests(self, handles: Iterable[int]) -> None:
+        """Ask for requests to end."""
+        wanted = [handle for handle in handles if handle in self._live]
+        sent = [handle for handle in wanted if self._live[handle].is_sent]
+        for handle in wanted:
+            self._live[handle].is_aborting = True
+        if sent and self._client is not None:
+            self._try(lambda client: client.abort_requests(sent))
+        for handle in set(wanted) - set(sent):
+            self._end_aborted(handle)
+
+    async def call(self, method: str) -> bool | None:
+        """Call a utility of the core; waits for a core when there is none now."""
+        while True:
+            if self._restarting is not None:
+                await asyncio.shield(self._restarting)
+            client = self._client
+            if self._is_closed or client is None:
+                raise EngineDeadError("the engine has stopped", hint="make a new one")
+            try:
+                return await client.call(method)
+            except EngineDeadError:
+                if self._client is client and self._restarting is None:
+                    await asyncio.sleep(0.01)  # its exit is about to be noticed
+
+    async def check_health(self) -> None:
+        """Return when the core answers, or advances; raises `EngineDeadError` when it does neither.
+
+        A core that is silent is asked, so that one which hangs is found even while nothing runs.
+        """
+        if self.is_restarting:
+            raise EngineDeadError("the engine core is being restarted", hint="try again in a few seconds")
+        answer = asyncio.ensure_future(self.call("ping"))
+        try:
+            while not answer.done():
+                if self.is_restarting or self.quiet_s > HEALTH_QUIET_S:
+                    raise EngineDeadError(f"the engine core has not advanced for {self.quiet_s:.1f} s")
+                num_steps = self._num_steps
+                await asyncio.wait([answer], timeout=HEALTH_POLL_S)
+                if self._num_steps != num_steps:
+                    return
+            await answer
+        finally:
+            answer.cancel()
+
+    async def pause(self, is_paused: bool) -> None:
+        """Stop running steps, or go on; holds for later cores too."""
+        self.is_paused = is_paused
+        await self.call("pause" if is_paused else "resume")
+
+    def close(self) -> None:
+        """End the core; harmless when repeated."""
+        self._is_closed = True
+        self._disconnect()
+        self._core.close()
+
+    def _send(self, live: _Live) -> None:
+        if self._client is None or not self._suspects.may_run(live.message.handle):
+            return
+        live.is_sent = self._try(lambda client: client.add_request(live.message))
+
+    def _try(self, send: Callable[[AsyncMPClient], None]) -> bool:
+        """Send, unless the core is gone: then it is about to be replaced, and what is live is sent again."""
+        assert self._client is not None
+        try:
+            send(self._client)
+        except EngineDeadError:
+            return False
+        return True
+
+    # --- from the core ---
+
+    def _on_message(self, message: FromCore) -> None:
+        if isinstance(message, StepOutputs):
+            self._note_step(message.outputs)
+            self._listener.on_step(message.outputs)
+        elif isinstance(message, RequestRefused) and self._live.pop(message.handle, None) is not None:
+            self._clear(message.handle)
+            self._listener.on_failed(message.handle, message.error.to_error())
+
+    def _note_step(self, step: EngineCoreOutputs) -> None:
+        """Requests that advanced are free of suspicion; those that ended are no longer live."""
+        self._num_steps += 1
+        ended = [one.handle for one in step.finished]
+        for handle in {*step.handles.tolist(), *ended}:
+            live = self._live.get(handle)
+            if live is not None:
+                live.num_deaths = self._num_fruitless = 0
+                self._clear(handle)
+        for handle in ended:
+            self._live.pop(handle, None)
+
+    def _clear(self, handle: int) -> None:
+        """A suspect has advanced or ended; the next ones may have their turn."""
+        if self._suspects.clear(handle):
+            for live in list(self._live.values()):
+                if not live.is_sent:
+                    self._resend(live)
+
+    # --- when a core dies ---
+
+    def _connect(self) -> None:
+        self._client = AsyncMPClient(self._core, self._on_message)
+        self._core.watch_exit(self._on_exit)
+
+    def _on_exit(self, core: CoreProcess, reason: str) -> None:
+        """Called from the core's thread."""
+        if self._loop is not None and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._begin_restart, core, reason)
+
+    def _begin_restart(self, core: CoreProcess, reason: str) -> None:
+        if self._is_closed or core is not self._core:
+            return
+        logger.error("the engine core stopped (%s); %d requests will be continued", reason, len(self._live))
+        self._disconnect()
+        self._restarting = asyncio.ensure_future(self._restart(reason))
+
+    def _disconnect(self) -> None:
+        client, self._client = self._client, None
+        if client is not None:
+            client.close(EngineDeadError("the engine core stopped"))
+
+    async def _restart(self, reason: str) -> None:
+        try:
+            await asyncio.to_thread(self._core.close)
+            is_narrowed = self._end_those_that_cannot_go_on()
+            while not self._is_closed:
+                self._num_fruitless += not is_narrowed
+                is_narrowed = False
+                if self._num_fruitless > self._max_restarts:
+                    raise self._hopeless(reason)
+                try:
+                    await self._start_another()
+                    break
+                except QuireError as error:
+                    logger.error("the engine core cannot be started again: %s", error)
+                    reason = error.message
+                    await asyncio.sleep(RETRY_S * 2**self._num_fruitless)
+        except EngineDeadError as error:
+            self._give_up(error)
+        finally:
+            self._restarting = None
+        if not self._is_closed:
+            await self._continue_all()
+
+    async def _start_another(self) -> None:
+        self._core = self._launch()
+        await asyncio.to_thread(self._core.wait_ready)
+        if not self._is_closed:
+            self._connect()
+            self.num_restarts += 1
+
+    def _hopeless(self, reason: str) -> EngineDeadError:
+        return EngineDeadError(
+            f"the engine core stopped {self._num_fruitless} times without any progress, at last because: {reason}",
+            hint="the log above says what it met",
+        )
+
+    def _end_those_that_cannot_go_on(self) -> bool:
+        """Count the death against the requests that were with the core; end aborted ones, and the one that kills it.
+
+        Returns:
+            True when fewer are suspects now than before, so that this death was of use.
+        """
+        for handle, live in list(self._live.items()):
+            if live.is_aborting:
+                self._end_aborted(handle)
+            elif live.is_sent:
+                live.is_sent = False
+                live.num_deaths += 1
+        accused = {handle for handle, live in self._live.items() if live.num_deaths >= MAX_DEATHS - 1}
+        if not accused:
+            return False
+        culprit = self._suspects.accuse(accused)
+        if culprit is None:
+            return True
+        if self._live[culprit].num_deaths >= MAX_DEATHS:
+            del self._live[culprit]
+            self._suspects.clear(culprit)
+            self._listener.on_failed(
+                culprit,
+                EngineGenerateError(
+                    f"the engine core stopped {MAX_DEATHS} times while it ran this request",
+                    hint="other requests go on; this one cannot be served",
+                ),
+            )
+        return False
+
+    def _end_aborted(self, handle: int) -> None:
+        del self._live[handle]
+        self._clear(handle)
+        self._listener.on_aborted(handle)
+
+    async def _continue_all(self) -> None:
+        if self.is_paused:
+            await self.call("pause")
+        for live in list(self._live.values()):
+            self._resend(live)
+
+    def _resend(self, live: _Live) -> None:
+        """Send a request again, with what it has put out by now."""
+        handle = live.message.handle
+        if live.is_sent or self._client is None or not self._suspects.may_run(handle):
+            return
+        token_ids = self._listener.restart(handle)
+        if token_ids is None:
+            self._live.pop(handle, None)
+            return
+        output = np.asarray(token_ids, dtype=np.int32) if token_ids else None
+        live.message = dataclasses.replace(live.message, output_token_ids=output)
+        self._send(live)
+
+    def _give_up(self, error: EngineDeadError) -> None:
+        self._is_closed = True
+        self._live.clear()
+        self._listener.on_dead(error)

@@ -1,0 +1,75 @@
+"""An OpenAI-compatible HTTP server.
+
+SIGTERM lets running answers finish (--shutdown-timeout) while new work gets 503; a second one ends at once.
+"""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from quire import envs
+from quire.config import QuireConfig
+from quire.config.build import SECTIONS, SERVER_SECTIONS, build_config, build_server_config, settings_by_name
+from quire.config.server import ServerConfig
+from quire.entrypoints.args import add_engine_arguments, values_from_args
+from quire.entrypoints.cli.common import print_resolved
+from quire.entrypoints.start_report import StartReport
+from quire.logger import configure_logging, get_logger
+
+logger = get_logger(__name__)
+
+DEFAULTS = {"disable_log_stats": False}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add this command's flags."""
+    parser.add_argument("model_argument", nargs="?", metavar="MODEL", help="As --model.")
+    add_engine_arguments(parser, also=SERVER_SECTIONS)
+
+
+def configs_from_args(args: argparse.Namespace) -> tuple[QuireConfig, ServerConfig]:
+    """What the flags, over the config file, make of engine and server.
+
+    Raises:
+        ConfigError, UnsupportedError: the setting is named.
+    """
+    values = values_from_args(args, {**SERVER_SECTIONS, **SECTIONS})
+    server_names = settings_by_name(SERVER_SECTIONS)
+    server: dict[str, Any] = {name: value for name, value in values.items() if name in server_names}
+    engine: dict[str, Any] = {name: value for name, value in values.items() if name not in server_names}
+    if args.model_argument is not None:
+        engine["model"] = args.model_argument
+    return build_config(**{**DEFAULTS, **engine}), build_server_config(**server)
+
+
+def print_config(args: argparse.Namespace) -> int:
+    """Show the engine's settings; returns the exit status."""
+    return print_resolved(configs_from_args(args)[0])
+
+
+def run(args: argparse.Namespace) -> int:
+    """Serve until a signal ends it."""
+    configure_logging()
+    report = StartReport()
+    with report.phase("settings"):
+        config, server_config = configs_from_args(args)
+    with report.phase("web framework"):
+        # Late: `--help` and a wrong flag need neither the framework nor the engine.
+        import uvloop
+
+        from quire.entrypoints.openai.launcher import check_files, make_server
+    with report.phase("engine"):
+        check_files(server_config)
+        from quire.engine.async_llm import AsyncLLM
+
+        envs.prefer_sleeping_threads()
+        engine = AsyncLLM.from_config(config)
+    try:
+        with report.phase("application"):
+            server = make_server(engine, server_config)
+        server.on_started = lambda address: logger.info("listening on %s; %s", address, report)
+        uvloop.run(server.serve())
+    finally:
+        engine.shutdown()
+    return 0

@@ -1,0 +1,1 @@
+"""The OpenAI-compatible HTTP server. It knows the engine by `quire.engine.protocol.EngineClient` alone."""

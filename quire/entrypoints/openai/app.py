@@ -1,0 +1,125 @@
+"""The application: routes and middleware around one engine. Called by the launcher and by tests."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import msgspec
+from fastapi import FastAPI
+from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import Request
+from starlette.responses import Response
+
+from quire.config.server import ServerConfig
+from quire.engine.protocol import EngineClient
+from quire.entrypoints.openai.errors import BAD_REQUEST, METHOD_NOT_ALLOWED, NOT_FOUND, ApiError
+from quire.entrypoints.openai.info_routes import InfoRoutes
+from quire.entrypoints.openai.keys import read_api_keys
+from quire.entrypoints.openai.middleware import Gate, LastResort, RequestLog
+from quire.entrypoints.openai.protocol.chat import ChatRequest
+from quire.entrypoints.openai.protocol.completion import CompletionRequest
+from quire.entrypoints.openai.protocol.tokenize import DetokenizeRequest, TokenizeRequest
+from quire.entrypoints.openai.routes import GenerationRoutes, Route, answered
+from quire.entrypoints.openai.state import ServerState, make_state
+from quire.version import __version__
+
+
+def make_app(engine: EngineClient, config: ServerConfig) -> FastAPI:
+    """The ASGI application; `app.state.server` is its `ServerState`.
+
+    Raises:
+        ConfigError: the API keys cannot be read.
+    """
+    keys = read_api_keys(config.api)
+    state = make_state(engine, config)
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        await engine.check_health()
+        yield
+        state.keep_alive.close()
+        state.prompts.close()
+
+    app = FastAPI(
+        title="Quire",
+        version=__version__,
+        root_path=config.http.root_path,
+        openapi_url=None if config.http.disable_fastapi_docs else "/openapi.json",
+        docs_url=None,  # the pages load scripts from elsewhere
+        redoc_url=None,
+        lifespan=lifespan,
+        redirect_slashes=False,
+        exception_handlers={HTTPException: _http_error},
+    )
+    app.state.server = state
+    _add_routes(app, state, keys.num_tenants)
+    app.add_middleware(LastResort)
+    app.add_middleware(Gate, keys=keys, limits=config.limits)
+    app.add_middleware(RequestLog, is_logged=not config.http.disable_access_log)
+    origins = [origin.strip() for origin in config.http.allowed_origins.split(",") if origin.strip()]
+    if origins:
+        app.add_middleware(CORSMiddleware, allow_origins=origins, allow_methods=["*"], allow_headers=["*"])
+    return app
+
+
+def _add_routes(app: FastAPI, state: ServerState, num_tenants: int) -> None:
+    generation, info = GenerationRoutes(state, num_tenants), InfoRoutes(state)
+
+    def add(path: str, route: Route, body: type | None = None, method: str = "GET") -> None:
+        extra: dict[str, Any] = {} if body is None else {"openapi_extra": {"requestBody": _schema(body)}}
+        method = method if body is None else "POST"
+        app.add_api_route(
+            path, _endpoint(answered(route)), methods=[method], response_model=None,
+            operation_id=f"{method} {path}", **extra,
+        )  # fmt: skip
+
+    add("/v1/completions", generation.completion, CompletionRequest)
+    add("/v1/chat/completions", generation.chat, ChatRequest)
+    add("/v1/models", info.models)
+    add("/v1/models/{model:path}", info.model)
+    add("/tokenize", info.tokenize, TokenizeRequest)
+    add("/detokenize", info.detokenize, DetokenizeRequest)
+    add("/health", info.health)
+    add("/live", info.live)
+    add("/ready", info.ready)
+    add("/ping", info.health)
+    add("/ping", info.health, method="POST")
+    add("/version", info.version)
+    add("/load", info.load)
+    add("/metrics", info.metrics)
+
+
+def _endpoint(route: Route) -> Callable[[Request], Any]:
+    async def endpoint(request: Request) -> Response:
+        return await route(request)
+
+    endpoint.__name__, endpoint.__doc__ = getattr(route, "__name__", "endpoint"), route.__doc__
+    endpoint.__annotations__ = {"request": Request, "return": Response}
+    return endpoint
+
+
+def _schema(body: type) -> dict[str, Any]:
+    """The request body for /openapi.json, its parts written out in place."""
+    (schema,), parts = msgspec.json.schema_components([body], ref_template="#/{name}")
+    return {"required": True, "content": {"application/json": {"schema": _inlined(schema, parts)}}}
+
+
+def _inlined(value: Any, parts: dict[str, Any]) -> Any:
+    if isinstance(value, dict):
+        if "$ref" in value:
+            return _inlined(parts[value["$ref"].removeprefix("#/")], parts)
+        return {name: _inlined(item, parts) for name, item in value.items()}
+    return [_inlined(item, parts) for item in value] if isinstance(value, list) else value
+
+
+async def _http_error(request: Request, error: Exception) -> Response:
+    """The framework's own refusals, from the catalogue."""
+    status = error.status_code if isinstance(error, HTTPException) else 400
+    if status == NOT_FOUND.status:
+        return ApiError(NOT_FOUND, "no such path; the API is under /v1").response()
+    if status == METHOD_NOT_ALLOWED.status:
+        return ApiError(METHOD_NOT_ALLOWED, f"this path does not take {request.method}").response()
+    return ApiError(BAD_REQUEST, "the request is malformed").response()

@@ -1,0 +1,100 @@
+"""What clients are told when something is wrong: a fixed catalogue, so that no internal text gets out.
+
+Raised as `ApiError` anywhere in the server; other exceptions become one in `api_error_of`. No state.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+import msgspec
+from starlette.responses import Response
+
+from quire.errors import EngineDeadError, EngineGenerateError, QuireClientError
+from quire.logger import get_logger
+
+logger = get_logger(__name__)
+
+MAX_MESSAGE_CHARS = 1000
+ADDRESS = re.compile(r"0x[0-9a-fA-F]{4,}")
+PATH = re.compile(r"(?<![\w<])/(?:[\w.@+-]+/)+[\w.@+-]*")
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorKind:
+    """A row of the catalogue."""
+
+    status: int
+    type: str
+
+
+BAD_REQUEST = ErrorKind(400, "BadRequestError")
+UNAUTHORIZED = ErrorKind(401, "AuthenticationError")
+NOT_FOUND = ErrorKind(404, "NotFoundError")
+METHOD_NOT_ALLOWED = ErrorKind(405, "MethodNotAllowedError")
+TIMEOUT = ErrorKind(408, "RequestTimeoutError")
+TOO_LARGE = ErrorKind(413, "RequestTooLargeError")
+HEADERS_TOO_LARGE = ErrorKind(431, "RequestTooLargeError")
+OVERLOADED = ErrorKind(429, "RateLimitError")
+INTERNAL = ErrorKind(500, "InternalServerError")
+UNAVAILABLE = ErrorKind(503, "ServiceUnavailableError")
+
+ENGINE_DEAD = "the engine has stopped; the server is of no further use until it is restarted"
+REQUEST_FAILED = "the request failed inside the engine; others are not affected"
+INTERNAL_MESSAGE = "internal error; the server's log says more under this request's X-Request-Id"
+
+
+class ApiError(Exception):
+    """An answer that is an error.
+
+    Args:
+        kind: status and type.
+        message: for the client; written by us, never the text of an unforeseen exception.
+        param: the field it is about.
+        retry_after_s: seconds after which trying again is of use; None = it is not.
+    """
+
+    def __init__(
+        self, kind: ErrorKind, message: str, *, param: str | None = None, retry_after_s: int | None = None
+    ) -> None:
+        super().__init__(message)
+        self.kind = kind
+        self.message = message
+        self.param = param
+        self.retry_after_s = retry_after_s
+
+    def content(self) -> bytes:
+        """The JSON object, as `{"error": {...}}`."""
+        error = {
+            "message": self.message, "type": self.kind.type, "param": self.param, "code": self.kind.status,
+        }  # fmt: skip
+        return msgspec.json.encode({"error": error})
+
+    def response(self) -> Response:
+        """The HTTP response."""
+        headers = {} if self.retry_after_s is None else {"retry-after": str(self.retry_after_s)}
+        if self.kind.status == UNAUTHORIZED.status:
+            headers["www-authenticate"] = "Bearer"
+        return Response(self.content(), self.kind.status, headers, media_type="application/json")
+
+
+def api_error_of(error: BaseException) -> ApiError:
+    """What the client is told of `error`; what must stay inside is logged."""
+    if isinstance(error, ApiError):
+        return error
+    if isinstance(error, QuireClientError):
+        text = f"{error.message} ({error.hint})" if error.hint else error.message
+        return ApiError(BAD_REQUEST, sanitised(text), param=error.field)
+    if isinstance(error, EngineDeadError):
+        return ApiError(UNAVAILABLE, ENGINE_DEAD, retry_after_s=5)
+    if isinstance(error, EngineGenerateError):
+        logger.error("%s", error)
+        return ApiError(INTERNAL, REQUEST_FAILED)
+    logger.error("unforeseen error", exc_info=error)
+    return ApiError(INTERNAL, INTERNAL_MESSAGE)
+
+
+def sanitised(text: str) -> str:
+    """`text` without addresses and file paths, and not too long."""
+    return PATH.sub("<path>", ADDRESS.sub("<address>", text))[:MAX_MESSAGE_CHARS]

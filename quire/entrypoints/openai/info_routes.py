@@ -1,0 +1,117 @@
+"""Routes that say how the server is and what it has, and the tokenizer's. Owns nothing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from quire.entrypoints.openai.errors import UNAVAILABLE, ApiError
+from quire.entrypoints.openai.prompts import Cut
+from quire.entrypoints.openai.protocol.reading import RequestFields, read_request
+from quire.entrypoints.openai.protocol.tokenize import DETOKENIZE_FIELDS, TOKENIZE_FIELDS
+from quire.entrypoints.openai.reading import read_body
+from quire.entrypoints.openai.routes import require_alive
+from quire.entrypoints.openai.state import ServerState
+from quire.errors import ValidationError
+from quire.utils.checks import check_int_list
+from quire.version import __version__
+
+METRICS_TYPE = "text/plain; version=1.0.0; charset=utf-8"
+
+
+class InfoRoutes:
+    """The routes that generate nothing."""
+
+    def __init__(self, state: ServerState) -> None:
+        self._state = state
+
+    async def models(self, request: Request) -> Response:
+        """The names that requests may ask for."""
+        return _json({"object": "list", "data": [self._card(name) for name in self._state.model_names]})
+
+    async def model(self, request: Request) -> Response:
+        """One model by name."""
+        return _json(self._card(self._state.check_model(request.path_params["model"])))
+
+    async def tokenize(self, request: Request) -> Response:
+        """Ids of a text or a conversation."""
+        body, warnings = await self._read(request, TOKENIZE_FIELDS)
+        self._state.check_model(body.model)
+        reader = self._state.prompts
+        if body.messages is not None:
+            prompt = await reader.read_chat(body, Cut(), add_special_tokens=bool(body.add_special_tokens))
+        elif body.prompt is not None:
+            special = body.add_special_tokens is not False
+            prompt = await reader.read(body.prompt, Cut(), add_special_tokens=special, warnings=warnings)
+        else:
+            raise ValidationError("prompt is missing", hint="give prompt or messages", field="prompt")
+        ids = list(prompt.prompt_token_ids)
+        content = {
+            "count": len(ids),
+            "max_model_len": reader.max_model_len,
+            "tokens": ids,
+            "token_strs": reader.tokenizer().convert_ids_to_tokens(ids) if body.return_token_strs else None,
+        }
+        return _json({**content, "warnings": warnings} if warnings else content)
+
+    async def detokenize(self, request: Request) -> Response:
+        """Text of ids."""
+        body, _ = await self._read(request, DETOKENIZE_FIELDS)
+        self._state.check_model(body.model)
+        vocab_size = self._state.prompts.tokenizer().vocab_size
+        ids = check_int_list("tokens", body.tokens, 0, vocab_size - 1)
+        return _json({"prompt": self._state.prompts.decode(ids)})
+
+    async def live(self, request: Request) -> Response:
+        """This process runs."""
+        return Response(status_code=200)
+
+    async def health(self, request: Request) -> Response:
+        """The engine can serve."""
+        await require_alive(self._state)
+        return Response(status_code=200)
+
+    async def ready(self, request: Request) -> Response:
+        """New work is taken."""
+        self._state.admission.refuse_when_draining()
+        await require_alive(self._state)
+        if self._state.engine.is_paused:
+            raise ApiError(UNAVAILABLE, "the server is paused", retry_after_s=5)
+        return Response(status_code=200)
+
+    async def version(self, request: Request) -> Response:
+        """Quire's version."""
+        return _json({"version": __version__})
+
+    async def load(self, request: Request) -> Response:
+        """Answers that were admitted and have not ended."""
+        return _json({"server_load": self._state.admission.num_answers})
+
+    async def metrics(self, request: Request) -> Response:
+        """Everything counted, for Prometheus."""
+        return Response(self._state.metrics.render(), headers={"content-type": METRICS_TYPE})
+
+    async def _read(self, request: Request, fields: RequestFields[Any]) -> tuple[Any, list[str]]:
+        config = self._state.config
+        body = await read_body(request, config.limits)
+        return read_request(body, fields, max_depth=config.limits.max_json_depth, is_strict=config.api.strict_requests)
+
+    def _card(self, name: str) -> dict[str, Any]:
+        model = self._state.engine.config.model
+        return {
+            "id": name,
+            "object": "model",
+            "created": self._state.created,
+            "owned_by": "quire",
+            "root": self._state.model_names[0],
+            "parent": None,
+            "max_model_len": model.max_model_len,
+            "permission": [],
+        }
+
+
+def _json(content: Any) -> Response:
+    return Response(msgspec.json.encode(content), media_type="application/json")

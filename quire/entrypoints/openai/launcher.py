@@ -1,0 +1,217 @@
+"""Runs the application under uvicorn: sockets, TLS, signals, and the end without a truncated stream.
+
+Called by `quire serve`. The first SIGTERM or SIGINT drains: new work is refused with 503 and Retry-After, running
+answers get `shutdown_timeout` seconds, what is left ends with reason abort and a well-formed final event. A second
+signal ends at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ipaddress
+import signal
+import socket
+import ssl
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import uvicorn
+from fastapi import FastAPI
+
+from quire import envs
+from quire.config.server import HttpConfig, ServerConfig
+from quire.engine.protocol import EngineClient
+from quire.entrypoints.openai.app import make_app
+from quire.entrypoints.openai.keys import read_api_keys
+from quire.entrypoints.openai.state import ServerState
+from quire.errors import ConfigError
+from quire.logger import get_logger
+
+logger = get_logger(__name__)
+
+SIGNALS = (signal.SIGTERM, signal.SIGINT)
+POLL_S = 0.05
+FINAL_EVENTS_S = 5.0
+NOTICE_S = 0.2
+
+
+class DrainingServer(uvicorn.Server):
+    """A uvicorn server that ends by draining.
+
+    Args:
+        config: uvicorn's.
+        state: of the application.
+        shutdown_timeout_s: seconds for running answers.
+    """
+
+    def __init__(self, config: uvicorn.Config, state: ServerState, shutdown_timeout_s: float) -> None:
+        super().__init__(config)
+        self._state = state
+        self._shutdown_timeout_s = shutdown_timeout_s
+        self._draining: asyncio.Task[None] | None = None
+        self.on_started: Callable[[str], None] = lambda address: logger.info("listening on %s", address)
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Handle the process's signals while the server runs; none is raised again afterwards."""
+        try:
+            originals = {number: signal.signal(number, self.handle_exit) for number in SIGNALS}
+        except ValueError:  # not the main thread: whoever runs it calls `begin_drain`
+            originals = {}
+        try:
+            yield
+        finally:
+            for number, handler in originals.items():
+                signal.signal(number, handler)
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """A signal came: drain, and when that is under way, end at once."""
+        if self._state.admission.is_draining:
+            logger.warning("second signal: ending at once")
+            self.force_exit = self.should_exit = True
+        else:
+            self._state.admission.is_draining = True  # the loop sees it at its next tick
+
+    def begin_drain(self) -> None:
+        """As the first signal; for a program that runs the server in a thread of its own."""
+        self._state.admission.is_draining = True
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Listen, then tell `on_started` where.
+
+        Raises:
+            ConfigError: the address cannot be listened on.
+        """
+        try:
+            await super().startup(sockets)
+        except SystemExit:
+            http = self.config
+            raise ConfigError(
+                f"cannot listen on {http.uds or f'{http.host}:{http.port}'}",
+                hint="the address is in use or not this machine's; choose another --port or --host",
+                field="port",
+            ) from None
+        self.on_started(self.address())
+
+    def address(self) -> str:
+        """Where the server listens, as a URL or the path of its socket."""
+        name = self.servers[0].sockets[0].getsockname()
+        if isinstance(name, str):
+            return name
+        host = f"[{name[0]}]" if ":" in name[0] else name[0]
+        return f"{'https' if self.config.is_ssl else 'http'}://{host}:{name[1]}"
+
+    async def on_tick(self, counter: int) -> bool:
+        """Called ten times a second: starts draining once it was asked for."""
+        if self._state.admission.is_draining and self._draining is None:
+            self._draining = asyncio.get_running_loop().create_task(self._drain())
+        return await super().on_tick(counter)
+
+    async def _drain(self) -> None:
+        state = self._state
+        logger.info(
+            "draining: %d answers run, new work is refused, deadline %g s",
+            state.admission.num_answers, self._shutdown_timeout_s,
+        )  # fmt: skip
+        deadline = time.monotonic() + self._shutdown_timeout_s
+        await asyncio.sleep(NOTICE_S)  # a load balancer that asks /ready learns of it before the socket closes
+        await self._wait_until_idle(deadline)
+        if state.running:
+            logger.warning("deadline: %d requests end unfinished (finish_reason abort)", len(state.running))
+            await state.engine.abort(list(state.running))
+            await self._wait_until_idle(time.monotonic() + FINAL_EVENTS_S)
+        self.should_exit = True
+
+    async def _wait_until_idle(self, deadline: float) -> None:
+        while self._state.admission.num_answers and time.monotonic() < deadline:
+            await asyncio.sleep(POLL_S)
+
+
+def make_server(engine: EngineClient, config: ServerConfig, app: FastAPI | None = None) -> DrainingServer:
+    """The server of an engine, not yet listening.
+
+    Raises:
+        ConfigError: keys or TLS files cannot be read.
+    """
+    app = app or make_app(engine, config)
+    warn_of_open_address(config)
+    options = uvicorn.Config(
+        app,
+        host=config.http.host,
+        port=config.http.port,
+        uds=config.http.uds,
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        lifespan="on",
+        timeout_keep_alive=config.http.timeout_keep_alive,
+        timeout_graceful_shutdown=int(FINAL_EVENTS_S),
+        h11_max_incomplete_event_size=config.limits.max_header_bytes,
+        ws="none",
+        **_tls(config.http),
+    )
+    with _named_errors(config.http):
+        options.load()
+    return DrainingServer(options, app.state.server, config.http.shutdown_timeout)
+
+
+def check_files(config: ServerConfig) -> None:
+    """Read keys and look for TLS files, before anything costly is started.
+
+    Raises:
+        ConfigError: one cannot be read.
+    """
+    read_api_keys(config.api)
+    _tls(config.http)
+
+
+def warn_of_open_address(config: ServerConfig) -> bool:
+    """Log what to do when others can reach a server without keys; returns whether they can."""
+    http, api = config.http, config.api
+    has_keys = api.api_key or api.api_key_file or envs.api_key()
+    if http.uds is not None or has_keys or is_loopback(http.host):
+        return False
+    logger.warning(
+        "listening on %s without API keys: everyone who reaches this machine can use the model. "
+        "Write keys to a file (openssl rand -hex 24 > keys; chmod 600 keys) and start with --api-key-file keys, "
+        "or listen on 127.0.0.1 behind a proxy that checks them",
+        http.host,
+    )
+    return True
+
+
+def is_loopback(host: str) -> bool:
+    """True for an address that only this machine reaches."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _tls(http: HttpConfig) -> dict[str, Any]:
+    given = {
+        "ssl_keyfile": http.ssl_keyfile, "ssl_certfile": http.ssl_certfile, "ssl_ca_certs": http.ssl_ca_certs,
+    }  # fmt: skip
+    files = {name: path for name, path in given.items() if path is not None}
+    if files and http.ssl_certfile is None:
+        name = next(iter(files))
+        raise ConfigError(f"{name} needs ssl_certfile", hint="give the certificate too", field="ssl_certfile")
+    for name, path in files.items():
+        if not Path(path).is_file():
+            raise ConfigError(f"{name} {path} is no file", hint="check the path", field=name)
+    return files
+
+
+@contextlib.contextmanager
+def _named_errors(http: HttpConfig) -> Iterator[None]:
+    try:
+        yield
+    except ssl.SSLError as error:
+        raise ConfigError(
+            f"the TLS certificate or key cannot be used: {error.reason}", hint="both must be PEM and belong together",
+            field="ssl_certfile",
+        ) from None  # fmt: skip

@@ -1,0 +1,133 @@
+"""What happens to every HTTP request before and after its route. Plain ASGI: nothing stands between a stream and its
+client.
+
+Owns nothing that changes but the number of requests under way.
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+import time
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from quire.config.server import LimitsConfig
+from quire.entrypoints.openai.errors import HEADERS_TOO_LARGE, UNAUTHORIZED, ApiError, api_error_of
+from quire.entrypoints.openai.keys import ApiKeys
+from quire.entrypoints.openai.running import ClientGoneError
+from quire.logger import get_logger
+
+access_logger = get_logger("quire.access")
+
+OPEN_PATHS = frozenset(("/live", "/health", "/ping"))
+QUIET_PATHS = frozenset((*OPEN_PATHS, "/ready", "/metrics", "/load"))
+REQUEST_ID = re.compile(rb"[\w.:+-]{1,128}", re.ASCII)
+
+
+class RequestLog:
+    """Gives every request an id (the client's own X-Request-Id where it is usable), and logs a line when it ends."""
+
+    def __init__(self, app: ASGIApp, *, is_logged: bool = True) -> None:
+        self._app = app
+        self._is_logged = is_logged
+        self.num_running = 0
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Handle a request."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        given = header(scope, b"x-request-id")
+        own_id = given if given is not None and REQUEST_ID.fullmatch(given) else None
+        request_id = own_id or secrets.token_hex(16).encode()
+        state = scope.setdefault("state", {})
+        state["server_send"] = send  # for streams: their bodies need none of the layers in between
+        state["received_s"] = start = time.monotonic()
+        state["own_request_id"] = None if own_id is None else own_id.decode()
+        status = 0
+
+        async def send_with_id(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                message["headers"] = [*message.get("headers", ()), (b"x-request-id", request_id)]
+            await send(message)
+
+        self.num_running += 1
+        try:
+            await self._app(scope, receive, send_with_id)
+        except ClientGoneError:
+            status = 499
+        finally:
+            self.num_running -= 1
+            if self._is_logged and scope["path"] not in QUIET_PATHS:
+                seconds = time.monotonic() - start
+                access_logger.info(
+                    "%s %s %d %.3f s id=%s",
+                    scope["method"], scope["path"][:200].encode("ascii", "backslashreplace").decode(), status, seconds,
+                    request_id.decode(),
+                )  # fmt: skip
+
+
+class Gate:
+    """Refuses requests with too large a head, or without a valid key."""
+
+    def __init__(self, app: ASGIApp, *, keys: ApiKeys, limits: LimitsConfig) -> None:
+        self._app = app
+        self._keys = keys
+        self._max_header_bytes = limits.max_header_bytes
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Handle a request."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        refusal = self._refusal(scope)
+        if refusal is not None:
+            await refusal.response()(scope, receive, send)
+            return
+        await self._app(scope, receive, send)
+
+    def _refusal(self, scope: Scope) -> ApiError | None:
+        size = len(scope.get("raw_path") or b"") + len(scope["query_string"])
+        size += sum(len(name) + len(value) + 4 for name, value in scope["headers"])
+        if size > self._max_header_bytes:
+            return ApiError(HEADERS_TOO_LARGE, f"the request's head is larger than {self._max_header_bytes} bytes")
+        if not self._keys or scope["path"] in OPEN_PATHS:
+            return None
+        tenant = self._keys.tenant_of(header(scope, b"authorization") or b"")
+        if tenant is None:
+            return ApiError(UNAUTHORIZED, "a valid API key is needed: send Authorization: Bearer KEY")
+        scope["state"]["tenant"] = tenant
+        return None
+
+
+class LastResort:
+    """Answers what no route foresaw with a plain 500 of the catalogue, and logs it."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Handle a request."""
+        is_started = False
+
+        async def watched(message: Message) -> None:
+            nonlocal is_started
+            is_started = True
+            await send(message)
+
+        try:
+            await self._app(scope, receive, watched)
+        except ClientGoneError:
+            raise
+        except Exception as error:
+            if scope["type"] != "http" or is_started:
+                raise
+            await api_error_of(error).response()(scope, receive, send)
+
+
+def header(scope: Scope, name: bytes) -> bytes | None:
+    """The value of a header, by its lower-case name."""
+    return next((value for one, value in scope["headers"] if one == name), None)

@@ -1,0 +1,185 @@
+"""PromptReader: the prompt of a request as token ids.
+
+Used by the routes. Templates and long texts are worked on in a thread, so that the event loop goes on. What a user
+typed never becomes a control token. Owns that thread, and what it knows of the tokenizer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from quire.config.server import ApiConfig
+from quire.core.inputs import TokensPrompt, parse_messages, parse_prompt
+from quire.engine.protocol import EngineClient
+from quire.entrypoints.openai.protocol.chat import ChatFields, chat_messages
+from quire.errors import ChatTemplateError, UnsupportedError, ValidationError
+from quire.tokenization.chat_template import ChatTemplate
+from quire.tokenization.control_tokens import ControlTokens
+from quire.tokenization.tokenizer import Tokenizer
+
+T = TypeVar("T")
+
+INLINE_CHARS = 4096
+CONTROL_WARNING = (
+    "the prompt holds names of control tokens, read as plain text; to write control tokens send token ids, or start "
+    "the server with --allow-special-tokens"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """What of a prompt is used: its last (`side` left) or first `num_tokens` tokens; None = all."""
+
+    num_tokens: int | None = None
+    side: str = "left"
+
+
+class PromptReader:
+    """Turns prompts into token ids.
+
+    Args:
+        engine: has the tokenizer and the template.
+        config: of the API.
+    """
+
+    def __init__(self, engine: EngineClient, config: ApiConfig) -> None:
+        self._engine = engine
+        self._config = config
+        self._control = None if engine.tokenizer is None else ControlTokens(engine.tokenizer)
+        self._threads = ThreadPoolExecutor(2, thread_name_prefix="prompt")
+
+    @property
+    def max_model_len(self) -> int:
+        """Prompt and answer together, in tokens."""
+        return self._engine.config.model.max_model_len or 1
+
+    def close(self) -> None:
+        """End the thread."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    def tokenizer(self) -> Tokenizer:
+        """The tokenizer.
+
+        Raises:
+            ValidationError: the engine runs without one.
+        """
+        if self._engine.tokenizer is None:
+            raise ValidationError(
+                "this server works with token ids alone (skip_tokenizer_init)", hint="send token ids", field="prompt"
+            )
+        return self._engine.tokenizer
+
+    async def read(
+        self, prompt: str | list[int], cut: Cut, *, add_special_tokens: bool = True, warnings: list[str] | None = None
+    ) -> TokensPrompt:
+        """A text or ids as a prompt.
+
+        Args:
+            cut: what of it is used.
+            add_special_tokens: write what the vocabulary puts around a text.
+            warnings: gets a line when names of control tokens were read as plain text.
+
+        Raises:
+            ValidationError: it is empty or malformed.
+        """
+        if isinstance(prompt, list):
+            return cut_prompt(parse_prompt(prompt), cut, self.max_model_len)
+        tokenizer = self.tokenizer()
+        allow = self._config.allow_special_tokens
+        if not allow and warnings is not None and self._control and self._control.is_named_in(prompt):
+            warnings.append(CONTROL_WARNING)
+        ids = await self._run(
+            len(prompt) > INLINE_CHARS,
+            lambda: tokenizer.encode(prompt, add_special_tokens, allow_special=allow),
+        )
+        return cut_prompt(TokensPrompt(tuple(ids), prompt), cut, self.max_model_len)
+
+    async def read_chat(self, request: ChatFields, cut: Cut, *, add_special_tokens: bool = False) -> TokensPrompt:
+        """A conversation as a prompt.
+
+        Raises:
+            ValidationError, ChatTemplateError, UnsupportedError: the conversation or the template does not allow it.
+        """
+        messages = chat_messages(request)
+        template = self._template(request)
+        return await self._run(True, lambda: self._render(template, request, messages, cut, add_special_tokens))
+
+    def decode(self, token_ids: list[int]) -> str:
+        """The text of ids, control tokens shown."""
+        return self.tokenizer().decode(token_ids, skip_special_tokens=False)
+
+    def _render(
+        self,
+        template: ChatTemplate,
+        request: ChatFields,
+        messages: list[dict[str, Any]],
+        cut: Cut,
+        add_special_tokens: bool,
+    ) -> TokensPrompt:
+        assert self._control is not None, "a template needs a tokenizer"
+        values: Mapping[str, Any] = {
+            "messages": parse_messages(messages),
+            "tools": request.tools,
+            "documents": request.documents,
+            "kwargs": request.chat_template_kwargs,
+        }
+        marked, mark = self._control.mark(values)
+        continues = bool(request.continue_final_message)
+        rendered = template.render(
+            marked["messages"],
+            tools=marked["tools"],
+            documents=marked["documents"],
+            add_generation_prompt=not continues
+            if request.add_generation_prompt is None
+            else request.add_generation_prompt,
+            continue_final_message=continues,
+            content_format=self._config.chat_template_content_format,
+            template_kwargs=marked["kwargs"],
+        )
+        text, ids = self._control.encode(rendered, mark)
+        if add_special_tokens:
+            around = self.tokenizer().encode("", add_special_tokens=True)
+            ids = [*around, *ids]
+        if not ids:
+            raise ValidationError("the chat template made an empty prompt of the messages", field="messages")
+        return cut_prompt(TokensPrompt(tuple(ids), text), cut, self.max_model_len)
+
+    def _template(self, request: ChatFields) -> ChatTemplate:
+        if request.chat_template is not None:
+            if not self._config.trust_request_chat_template:
+                raise UnsupportedError(
+                    "chat_template: this server takes no templates from requests",
+                    hint="leave it out, or start the server with --trust-request-chat-template",
+                    field="chat_template",
+                )
+            return ChatTemplate(request.chat_template, self.tokenizer().special_tokens)
+        if self._engine.chat_template is None:
+            raise ChatTemplateError(
+                "this model has no chat template",
+                hint="use /v1/completions, or start the server with --chat-template",
+                field="messages",
+            )
+        return self._engine.chat_template
+
+    async def _run(self, in_thread: bool, work: Callable[[], T]) -> T:
+        if not in_thread:
+            return work()
+        return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+
+
+def cut_prompt(prompt: Any, cut: Cut, max_model_len: int) -> TokensPrompt:
+    """`prompt` with what `cut` leaves of it; a prompt that was cut has no text."""
+    assert isinstance(prompt, TokensPrompt)
+    if cut.num_tokens is None:
+        return prompt
+    limit = max_model_len - 1 if cut.num_tokens == -1 else cut.num_tokens
+    ids = prompt.prompt_token_ids
+    if len(ids) <= limit:
+        return prompt
+    if limit == 0:
+        raise ValidationError("truncate_prompt_tokens=0 leaves no prompt", field="truncate_prompt_tokens")
+    return TokensPrompt(ids[:limit] if cut.side == "right" else ids[len(ids) - limit :])

@@ -1,0 +1,1 @@
+"""Requests as typed values. Validated once, here; ranges are those of `SamplingParams`."""

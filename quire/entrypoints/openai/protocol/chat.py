@@ -1,0 +1,126 @@
+"""POST /v1/chat/completions: its fields. No state."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from quire.config.server import LimitsConfig
+from quire.core.sampling_params import SamplingParams
+from quire.entrypoints.openai.protocol.generation import (
+    NO_EFFECT,
+    NOT_YET,
+    GenerationFields,
+    check_common,
+    sampling_params,
+)
+from quire.entrypoints.openai.protocol.reading import RequestFields
+from quire.errors import UnsupportedError, ValidationError
+from quire.utils.checks import check_int
+
+CHAT_NOT_YET: dict[str, tuple[Any, ...]] = {
+    **NOT_YET,
+    "functions": ([],),
+    "function_call": ("none",),
+    "audio": (),
+    "modalities": (["text"],),
+    "prediction": (),
+    "web_search_options": (),
+    "verbosity": ("medium",),
+    "reasoning_effort": ("none",),
+    "reasoning": (),
+    "thinking": (),
+    "include_reasoning": (True,),
+    "media_io_kwargs": ({},),
+    "mm_processor_kwargs": ({},),
+    "parallel_tool_calls": (True,),
+}
+
+
+class ChatFields(GenerationFields, kw_only=True):
+    """What makes the prompt of a chat."""
+
+    messages: list[dict[str, Any]] | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template: str | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    documents: list[dict[str, Any]] | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+
+
+class ChatRequest(ChatFields, kw_only=True):
+    """A chat."""
+
+    max_completion_tokens: int | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+
+
+CHAT_FIELDS = RequestFields(ChatRequest, CHAT_NOT_YET, NO_EFFECT)
+
+
+def chat_messages(request: ChatFields) -> list[dict[str, Any]]:
+    """The messages; empty fields that clients copy from earlier answers ("refusal": null) are left out.
+
+    Raises:
+        ValidationError: there are none.
+    """
+    if not request.messages:
+        raise ValidationError(
+            "messages is missing or empty", hint='give [{"role": "user", "content": ...}]', field="messages"
+        )
+    return [
+        {name: value for name, value in message.items() if name in ("role", "content") or value not in (None, [])}
+        for message in request.messages
+    ]
+
+
+def check_tools(request: ChatFields) -> None:
+    """Refuse what needs tool calls to be parsed out of the answer; with tool_choice none the template shows tools.
+
+    Raises:
+        ValidationError: an empty list of tools.
+        UnsupportedError: tools that the model may call.
+    """
+    if request.tools is not None and not request.tools:
+        raise ValidationError("tools is empty", hint="leave it out, or name a tool", field="tools")
+    if request.tool_choice not in (None, "none"):
+        raise UnsupportedError(
+            "tool_choice is known but only none is supported yet", hint="leave it out", field="tool_choice"
+        )
+    if request.tools and request.tool_choice is None:
+        raise UnsupportedError(
+            "tools: calls are not parsed out of the answer yet",
+            hint="with tool_choice=none the template shows the tools and the answer is plain text",
+            field="tools",
+        )
+
+
+def chat_params(request: ChatRequest, defaults: dict[str, Any], limits: LimitsConfig) -> SamplingParams:
+    """How tokens are chosen; without a limit of tokens the answer may fill the model's length."""
+    check_common(request, limits)
+    check_tools(request)
+    max_tokens = request.max_completion_tokens
+    if max_tokens is None:
+        max_tokens = request.max_tokens
+    else:
+        check_int("max_completion_tokens", max_tokens, 1)
+    logprobs = _logprobs(request)
+    return sampling_params(
+        request,
+        defaults,
+        max_tokens=defaults.get("max_tokens") if max_tokens is None else max_tokens,
+        logprobs=logprobs,
+        prompt_logprobs=request.prompt_logprobs,
+    )
+
+
+def _logprobs(request: ChatRequest) -> int | None:
+    if request.top_logprobs is not None:
+        check_int("top_logprobs", request.top_logprobs, -1)
+        if not request.logprobs and request.top_logprobs != 0:
+            raise ValidationError("top_logprobs needs logprobs=true", hint="set logprobs", field="top_logprobs")
+    if not request.logprobs:
+        return None
+    return request.top_logprobs or 0

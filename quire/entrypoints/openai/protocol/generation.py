@@ -1,0 +1,167 @@
+"""The fields that completions and chats share, and the `SamplingParams` they make. No state."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from quire.config.server import LimitsConfig
+from quire.core.sampling_params import RequestOutputKind, SamplingParams
+from quire.errors import UnsupportedError, ValidationError
+from quire.utils.checks import check_int, out_of_range
+
+NOT_YET: dict[str, tuple[Any, ...]] = {
+    "use_beam_search": (False,),
+    "length_penalty": (1.0, 1),
+    "best_of": (1,),
+    "structured_outputs": (),
+    "guided_json": (),
+    "guided_regex": (),
+    "guided_choice": (),
+    "guided_grammar": (),
+    "kv_transfer_params": (),
+    "ec_transfer_params": (),
+    "repetition_detection": (),
+    "thinking_token_budget": (-1,),
+    "stream_interval": (1,),
+    "watermarking": (False,),
+    "routed_experts_prompt_start": (0,),
+    "prompt_embeds": (),
+    "logprob_token_ids": (),
+    "return_token_offsets": (False,),
+    "return_weight_versions": (False,),
+    "mm_payload": (),
+    "session_id": (),
+}
+NO_EFFECT = frozenset(
+    ("user", "metadata", "safety_identifier", "prompt_cache_key", "prompt_cache_retention", "service_tier", "store")
+)
+
+
+class StreamOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """What a stream says besides its text."""
+
+    include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
+    include_obfuscation: bool | None = None
+
+
+class GenerationFields(msgspec.Struct, kw_only=True):
+    """Fields of both; None is "not given". Names, defaults and meaning are those of `SamplingParams` and of OpenAI."""
+
+    model: str | None = None
+    n: int | None = None
+    max_tokens: int | None = None
+    min_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
+    seed: int | None = None
+    stop: str | list[str] | None = None
+    stop_token_ids: list[int] | None = None
+    include_stop_str_in_output: bool | None = None
+    ignore_eos: bool | None = None
+    skip_special_tokens: bool | None = None
+    spaces_between_special_tokens: bool | None = None
+    logit_bias: dict[str, float] | None = None
+    allowed_token_ids: list[int] | None = None
+    bad_words: list[str] | None = None
+    prompt_logprobs: int | None = None
+    echo: bool | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    add_special_tokens: bool | None = None
+    truncate_prompt_tokens: int | None = None
+    truncation_side: str | None = None
+    priority: int | None = None
+    cache_salt: str | None = None
+    request_id: str | None = None
+    return_token_ids: bool | None = None
+    return_tokens_as_token_ids: bool | None = None
+    return_prompt_text: bool | None = None
+    response_format: dict[str, Any] | None = None
+    vllm_xargs: dict[str, Any] | None = None
+
+
+SAME_NAME = (
+    "n", "min_tokens", "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty",
+    "repetition_penalty", "seed", "stop", "stop_token_ids", "include_stop_str_in_output", "ignore_eos",
+    "skip_special_tokens", "spaces_between_special_tokens", "logit_bias", "allowed_token_ids", "bad_words",
+)  # fmt: skip
+
+
+def sampling_params(
+    request: GenerationFields,
+    defaults: Mapping[str, Any],
+    *,
+    max_tokens: int | None,
+    logprobs: int | None,
+    prompt_logprobs: int | None,
+) -> SamplingParams:
+    """How the tokens of `request` are chosen.
+
+    Args:
+        defaults: the model's own, for what the request leaves open.
+        max_tokens: None = as many as fit the model.
+
+    Raises:
+        ValidationError: a value is out of range.
+    """
+    given = {name: value for name in SAME_NAME if (value := getattr(request, name)) is not None}
+    return SamplingParams.from_optional(
+        **{
+            **defaults,
+            **given,
+            "max_tokens": max_tokens,
+            "logprobs": logprobs,
+            "prompt_logprobs": prompt_logprobs,
+            "extra_args": request.vllm_xargs,
+            "output_kind": RequestOutputKind.DELTA if request.stream else RequestOutputKind.FINAL_ONLY,
+        }
+    )
+
+
+def check_common(request: GenerationFields, limits: LimitsConfig, num_prompts: int = 1) -> None:
+    """Refuse what is too much or contradicts itself, before anything is computed.
+
+    Raises:
+        ValidationError, UnsupportedError: the field is named.
+    """
+    n = check_int("n", 1 if request.n is None else request.n, 1, limits.max_answers)
+    if n * num_prompts > limits.max_answers:
+        raise out_of_range("n", n, f"at most {limits.max_answers // num_prompts} with {num_prompts} prompts")
+    stops = [request.stop] if isinstance(request.stop, str) else request.stop or []
+    _check_count("stop", len(stops), limits.max_stop_strings)
+    if any(len(stop) > limits.max_stop_chars for stop in stops):
+        raise ValidationError(f"a text of stop is longer than {limits.max_stop_chars} characters", field="stop")
+    for name in ("stop_token_ids", "allowed_token_ids", "logit_bias"):
+        _check_count(name, len(getattr(request, name) or ()), limits.max_id_entries)
+    if request.stream_options is not None and not request.stream:
+        raise ValidationError("stream_options needs stream=true", hint="leave it out", field="stream_options")
+    if request.truncate_prompt_tokens is not None:
+        check_int("truncate_prompt_tokens", request.truncate_prompt_tokens, -1)
+    if request.truncation_side not in (None, "left", "right"):
+        raise ValidationError("truncation_side must be left or right", field="truncation_side")
+    if request.priority is not None:
+        check_int("priority", request.priority)
+    if request.response_format is not None and request.response_format.get("type") != "text":
+        raise UnsupportedError(
+            "response_format other than {'type': 'text'} is known but not supported yet", field="response_format"
+        )
+    if request.prompt_logprobs is not None:
+        check_int("prompt_logprobs", request.prompt_logprobs, -1)
+        if request.stream and request.prompt_logprobs != 0:
+            raise ValidationError(
+                "prompt_logprobs is not available in a stream", hint="use stream=false", field="prompt_logprobs"
+            )
+
+
+def _check_count(name: str, count: int, limit: int) -> None:
+    if count > limit:
+        raise ValidationError(f"{name} has {count} entries, at most {limit} are allowed", field=name)

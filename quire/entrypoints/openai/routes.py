@@ -1,0 +1,199 @@
+"""Routes: what each path of the API does. Made by `app.make_app`; owns nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import time
+from collections.abc import Awaitable, Callable
+from contextlib import aclosing
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from quire.core.inputs import TokensPrompt, parse_prompt
+from quire.core.outputs import RequestOutput
+from quire.core.sampling_params import SamplingParams
+from quire.entrypoints.openai.answer import AnswerForm
+from quire.entrypoints.openai.chat import ChatWriter
+from quire.entrypoints.openai.completion import CompletionWriter
+from quire.entrypoints.openai.errors import UNAVAILABLE, ApiError, api_error_of
+from quire.entrypoints.openai.prompts import Cut
+from quire.entrypoints.openai.protocol.chat import CHAT_FIELDS, ChatRequest, chat_params
+from quire.entrypoints.openai.protocol.completion import (
+    COMPLETION_FIELDS,
+    completion_params,
+    completion_prompts,
+)
+from quire.entrypoints.openai.protocol.generation import GenerationFields
+from quire.entrypoints.openai.protocol.reading import RequestFields, read_request
+from quire.entrypoints.openai.reading import read_body
+from quire.entrypoints.openai.running import ClientGoneError, Outputs, Work, run, unless_gone
+from quire.entrypoints.openai.sse import EventStream, EventWriter
+from quire.entrypoints.openai.state import ServerState, public_id
+from quire.errors import EngineDeadError
+from quire.logger import get_logger
+
+logger = get_logger(__name__)
+
+Route = Callable[[Request], Awaitable[Response]]
+JSON = "application/json"
+NO_CLIENT = 499
+
+
+def answered(route: Route) -> Route:
+    """`route`, with every exception answered from the catalogue."""
+
+    async def answer(request: Request) -> Response:
+        try:
+            return await route(request)
+        except ClientGoneError:
+            return Response(status_code=NO_CLIENT)
+        except Exception as error:  # the catalogue decides what the client is told, and logs the rest
+            return api_error_of(error).response()
+
+    answer.__name__, answer.__doc__ = route.__name__, route.__doc__
+    return answer
+
+
+class GenerationRoutes:
+    """The routes that generate text."""
+
+    def __init__(self, state: ServerState, num_tenants: int = 0) -> None:
+        self._state = state
+        self._isolates = num_tenants > 1 and state.config.api.isolate_tenants
+
+    async def completion(self, request: Request) -> Response:
+        """Complete one prompt or many."""
+        body, warnings = await self._read(request, COMPLETION_FIELDS)
+        model = self._state.check_model(body.model)
+        limits, reader = self._state.config.limits, self._state.prompts
+        given = completion_prompts(body, limits)
+        params = completion_params(body, self._state.engine.defaults.sampling, limits, len(given))
+        cut = _cut(body)
+        special = body.add_special_tokens is not False
+        prompts = [await reader.read(one, cut, add_special_tokens=special, warnings=warnings) for one in given]
+        work = self._work(request, body, "cmpl", prompts, params)
+        form = AnswerForm(
+            self._state, body, work, model=model, warnings=list(dict.fromkeys(warnings)), kind="text_completion"
+        )
+        echoed = None
+        if body.echo:
+            echoed = [
+                reader.decode(list(one.prompt_token_ids)) if one.prompt is None else one.prompt for one in prompts
+            ]
+        return await self._respond(request, body, work, CompletionWriter(form, body, echoed))
+
+    async def chat(self, request: Request) -> Response:
+        """Answer a conversation."""
+        body, warnings = await self._read(request, CHAT_FIELDS)
+        model = self._state.check_model(body.model)
+        params = chat_params(body, self._state.engine.defaults.sampling, self._state.config.limits)
+        prompt = await self._state.prompts.read_chat(body, _cut(body), add_special_tokens=bool(body.add_special_tokens))
+        work = self._work(request, body, "chatcmpl", [prompt], params)
+        kind = "chat.completion.chunk" if body.stream else "chat.completion"
+        form = AnswerForm(self._state, body, work, model=model, warnings=warnings, kind=kind)
+        writer = ChatWriter(form, body, self._state.config.api.response_role, _echoed_message(body))
+        return await self._respond(request, body, work, writer)
+
+    async def _read(self, request: Request, fields: RequestFields[Any]) -> tuple[Any, list[str]]:
+        state = self._state
+        state.admission.refuse_when_draining()
+        if state.engine.is_paused:
+            raise ApiError(UNAVAILABLE, "the server is paused", retry_after_s=5)
+        body = await read_body(request, state.config.limits)
+        return read_request(
+            body, fields, max_depth=state.config.limits.max_json_depth, is_strict=state.config.api.strict_requests
+        )
+
+    def _work(
+        self,
+        request: Request,
+        body: GenerationFields,
+        prefix: str,
+        prompts: list[TokensPrompt],
+        params: SamplingParams,
+    ) -> Work:
+        own_id = getattr(request.state, "own_request_id", None)
+        work = Work(
+            public_id=public_id(prefix, own_id, body.request_id),
+            prompts=prompts,
+            params=params,
+            priority=body.priority or 0,
+            cache_salt=self._cache_salt(request, body.cache_salt),
+            received_s=getattr(request.state, "received_s", time.monotonic()),
+        )
+        if self._state.config.api.enable_log_requests:
+            num_tokens = sum(len(prompt.prompt_token_ids) for prompt in prompts)
+            logger.info("request %s: %d prompts, %d tokens, %s", work.public_id, len(prompts), num_tokens, params)
+        return work
+
+    def _cache_salt(self, request: Request, salt: str | None) -> str | None:
+        """What the prefix cache tells this request's pages apart by: the client's salt within its tenant's own."""
+        if salt is not None:
+            parse_prompt({"prompt_token_ids": [0], "cache_salt": salt})  # the check of its characters
+        if not self._isolates:
+            return salt
+        return hashlib.sha256(f"{request.state.tenant}/{salt or ''}".encode()).hexdigest()[:32]
+
+    async def _respond(
+        self, request: Request, body: GenerationFields, work: Work, writer: CompletionWriter | ChatWriter
+    ) -> Response:
+        outputs = run(self._state, work)
+        if body.stream:
+            return await self._stream(request, outputs, writer)
+        whole = await unless_gone(request.receive, _collect(outputs, len(work.prompts)))
+        return Response(writer.whole(whole), media_type=JSON)
+
+    async def _stream(self, request: Request, outputs: Outputs, writer: EventWriter) -> Response:
+        """The stream, begun when the first output is there, so that a request that cannot run gets a status of its own;
+        one that waits long is begun before.
+        """
+        first = asyncio.ensure_future(_first(outputs))
+        keep_alive = self._state.keep_alive
+        try:
+            await unless_gone(request.receive, _settled(first, self._state.config.api.sse_keep_alive_interval or None))
+            if first.done():
+                first.result()
+        except BaseException:
+            first.cancel()
+            await asyncio.wait({first})
+            await outputs.aclose()
+            raise
+        return EventStream(outputs, first, writer, keep_alive)
+
+
+async def _settled(task: asyncio.Task[Any], timeout_s: float | None) -> None:
+    await asyncio.wait({task}, timeout=timeout_s)
+
+
+async def _first(outputs: Outputs) -> tuple[int, RequestOutput]:
+    return await outputs.__anext__()
+
+
+async def _collect(outputs: Outputs, num_prompts: int) -> list[RequestOutput]:
+    """The final output of every prompt."""
+    final: list[RequestOutput | None] = [None] * num_prompts
+    async with aclosing(outputs):
+        async for prompt_index, output in outputs:
+            final[prompt_index] = output
+    return [output for output in final if output is not None]
+
+
+def _cut(body: GenerationFields) -> Cut:
+    return Cut(body.truncate_prompt_tokens, body.truncation_side or "left")
+
+
+def _echoed_message(body: ChatRequest) -> str:
+    """The text that the answer begins with: that of the last message, if it is to be echoed."""
+    last = (body.messages or [{}])[-1]
+    content = last.get("content")
+    return content if body.echo and last.get("role") == "assistant" and isinstance(content, str) else ""
+
+
+async def require_alive(state: ServerState) -> None:
+    """Raise `EngineDeadError` unless the engine can serve."""
+    if state.engine.errored:
+        raise EngineDeadError("the engine has stopped")
+    await state.engine.check_health()

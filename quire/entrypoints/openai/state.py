@@ -1,0 +1,102 @@
+"""ServerState: what the routes of one server share. Made by `app.make_app`."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import re
+import secrets
+import time
+from dataclasses import dataclass, field
+
+from quire.config.server import ServerConfig
+from quire.engine.protocol import EngineClient
+from quire.entrypoints.openai.admission import Admission
+from quire.entrypoints.openai.errors import NOT_FOUND, ApiError
+from quire.entrypoints.openai.keep_alive import KeepAlive
+from quire.entrypoints.openai.prompts import PromptReader
+from quire.metrics.engine_metrics import EngineMetrics
+from quire.utils.checks import shown
+from quire.version import __version__
+
+REQUEST_ID = re.compile(r"[\w.:+-]{1,128}", re.ASCII)
+
+
+@dataclass(slots=True)
+class ServerState:
+    """Parts of a running server.
+
+    Attributes:
+        model_names: the first is reported, each may be asked for.
+        keep_alive: writes to silent streams.
+        running: engine's names of requests that run.
+        created: Unix time of the start.
+    """
+
+    engine: EngineClient
+    config: ServerConfig
+    model_names: list[str]
+    metrics: EngineMetrics
+    admission: Admission
+    prompts: PromptReader
+    keep_alive: KeepAlive
+    running: set[str] = field(default_factory=set)
+    created: int = field(default_factory=lambda: int(time.time()))
+    fingerprint: str = ""
+    _serial: itertools.count[int] = field(default_factory=itertools.count)
+
+    def engine_id(self, public_id: str) -> str:
+        """A name for the engine: the client's, made unique."""
+        return f"{public_id}-{next(self._serial)}"
+
+    def check_model(self, model: str | None) -> str:
+        """The name to report.
+
+        Raises:
+            ApiError: no such model.
+        """
+        if model is None or model == "" or model in self.model_names:
+            return model or self.model_names[0]
+        raise ApiError(
+            NOT_FOUND,
+            f"the model {shown(model)} does not exist; this server has {', '.join(self.model_names)}",
+            param="model",
+        )
+
+
+def make_state(engine: EngineClient, config: ServerConfig) -> ServerState:
+    """The parts of a server around `engine`."""
+    model = engine.config.model
+    names = [name.strip() for name in (model.served_model_name or model.model).split(",") if name.strip()]
+    metrics = EngineMetrics(engine.config, names[0])
+    max_num_seqs = engine.config.scheduler.max_num_seqs or 1
+    state = ServerState(
+        engine=engine,
+        config=config,
+        model_names=names,
+        metrics=metrics,
+        admission=Admission(config.limits, max_num_seqs, metrics.record_refusal),
+        prompts=PromptReader(engine, config.api),
+        keep_alive=KeepAlive(config.api.sse_keep_alive_interval),
+        fingerprint=fingerprint(engine),
+    )
+    metrics.count_restarts(lambda: engine.num_restarts)
+    engine.step_listeners.append(metrics.record_step)
+    engine.step_listeners.append(lambda step: state.admission.note_step(step.stats))
+    return state
+
+
+def fingerprint(engine: EngineClient) -> str:
+    """What answers with a seed depend on: the version, the model and how it is computed."""
+    model = engine.config.model
+    parts = (model.model, model.revision, model.dtype, model.quantization, model.seed, engine.config.device.device)
+    digest = hashlib.sha256(repr(parts).encode()).hexdigest()
+    return f"quire-{__version__}-{digest[:8]}"
+
+
+def public_id(prefix: str, header: str | None, from_body: str | None = None) -> str:
+    """The id of an answer, made of the client's own where that is usable."""
+    for own in (from_body, header):
+        if own is not None and REQUEST_ID.fullmatch(own):
+            return f"{prefix}-{own}"
+    return f"{prefix}-{secrets.token_hex(16)}"

@@ -1,0 +1,1 @@
+"""Prometheus metrics, under the names that dashboards for vLLM know, and Quire's own."""

@@ -1,0 +1,216 @@
+"""EngineMetrics: steps and requests of one engine, counted for Prometheus.
+
+Made and told by a server; reads records of `core` alone. Owns its registry, so that two servers in one process do
+not meet.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.gc_collector import GCCollector
+from prometheus_client.process_collector import ProcessCollector
+
+from quire.config import QuireConfig
+from quire.core.engine_messages import EngineCoreOutputs
+from quire.core.sampling_params import SamplingParams
+from quire.core.stats import RequestStateStats
+from quire.metrics import buckets
+from quire.metrics.histogram import TokenHistogram
+from quire.version import __version__
+
+FINISH_REASONS = ("stop", "length", "abort", "error", "repetition")
+REFUSALS = ("max_num_queued_reqs", "max_num_queued_tokens")
+
+
+class EngineMetrics:
+    """Everything `/metrics` shows of an engine.
+
+    Args:
+        config: resolved.
+        model_name: label of every series.
+    """
+
+    def __init__(self, config: QuireConfig, model_name: str) -> None:
+        self.registry = CollectorRegistry()
+        ProcessCollector(registry=self.registry)
+        GCCollector(registry=self.registry)
+        self._labels = {"model_name": model_name, "engine": "0"}
+        self._max_len = config.model.max_model_len or 1
+        self._make_step_metrics()
+        self._make_request_metrics()
+        self._make_info(config)
+
+    def record_step(self, step: EngineCoreOutputs) -> None:
+        """Take in one step of the engine core."""
+        stats = step.stats
+        self._running.set(stats.num_running)
+        self._waiting.set(stats.num_waiting)
+        self._waiting_for_capacity.set(stats.num_waiting)
+        self._kv_usage.set(stats.kv_cache_usage)
+        if stats.prefix_cache_queries:
+            self._prefix_queries.inc(stats.prefix_cache_queries)
+            self._prefix_hits.inc(stats.prefix_cache_hits)
+        if stats.num_preemptions:
+            self._preemptions.inc(stats.num_preemptions)
+        if stats.num_scheduled_tokens:
+            self._step_tokens.observe(stats.num_scheduled_tokens)
+        if len(step.handles):
+            self._generation_tokens.inc(len(step.handles))
+
+    def record_tokens(self, interval_s: float, count: int) -> None:
+        """`count` tokens of a request came after another `interval_s` seconds each."""
+        self._inter_token.observe(interval_s, count)
+
+    def record_request(
+        self, stats: RequestStateStats, params: SamplingParams, num_prompt_tokens: int, num_cached_tokens: int
+    ) -> None:
+        """A request has ended.
+
+        Args:
+            stats: its timings.
+            params: as the user gave them.
+            num_prompt_tokens, num_cached_tokens: of its prompt; the latter were found in the cache.
+        """
+        self._prompt_tokens.inc(num_prompt_tokens)
+        self._prompt_tokens_cached.inc(num_cached_tokens)
+        self._by_source.labels(**self._labels, source="local_compute").inc(num_prompt_tokens - num_cached_tokens)
+        self._by_source.labels(**self._labels, source="local_cache_hit").inc(num_cached_tokens)
+        self._request_prompt.observe(num_prompt_tokens)
+        self._request_computed.observe(num_prompt_tokens - num_cached_tokens)
+        self._request_generation.observe(stats.num_generation_tokens)
+        self._request_max_generation.observe(stats.num_generation_tokens)
+        self._request_n.observe(params.n)
+        self._request_preemptions.observe(stats.num_preemptions)
+        if params.max_tokens is not None:
+            self._request_max_tokens.observe(params.max_tokens)
+        self._e2e.observe(max(0.0, time.time() - stats.arrival_time))
+        if not stats.first_token_ts:
+            return
+        self._ttft.observe(stats.first_token_latency)
+        decode_s = stats.last_token_ts - stats.first_token_ts
+        self._decode.observe(decode_s)
+        if stats.num_generation_tokens > 1:
+            self._per_token.observe(decode_s / (stats.num_generation_tokens - 1))
+        if stats.scheduled_ts:
+            self._queue.observe(max(0.0, stats.scheduled_ts - stats.queued_ts))
+            self._prefill.observe(stats.first_token_ts - stats.scheduled_ts)
+            self._inference.observe(stats.last_token_ts - stats.scheduled_ts)
+
+    def record_finish(self, reason: str) -> None:
+        """One answer ended for `reason`."""
+        self._success.labels(**self._labels, finished_reason=reason).inc()
+
+    def record_refusal(self, reason: str) -> None:
+        """A request was not taken because too much waits: one of `REFUSALS`."""
+        self._rejections.labels(model_name=self._labels["model_name"], reason=reason).inc()
+
+    def count_restarts(self, read: Callable[[], int]) -> None:
+        """Show what `read` returns as the number of times the engine core was replaced."""
+        doc = "Times the engine core was replaced while streams went on."
+        Gauge("quire:engine_restarts", doc, registry=self.registry).set_function(read)
+
+    def render(self) -> bytes:
+        """The page, in Prometheus' text format."""
+        return generate_latest(self.registry)
+
+    def _gauge(self, name: str, doc: str) -> Gauge:
+        return Gauge(f"vllm:{name}", doc, list(self._labels), registry=self.registry).labels(**self._labels)
+
+    def _counter(self, name: str, doc: str) -> Counter:
+        return Counter(f"vllm:{name}", doc, list(self._labels), registry=self.registry).labels(**self._labels)
+
+    def _histogram(self, name: str, doc: str, bounds: tuple[float, ...]) -> Histogram:
+        family = Histogram(f"vllm:{name}", doc, list(self._labels), registry=self.registry, buckets=bounds)
+        return family.labels(**self._labels)
+
+    def _make_step_metrics(self) -> None:
+        self._running = self._gauge("num_requests_running", "Answers being computed.")
+        self._waiting = self._gauge("num_requests_waiting", "Answers that wait for their turn.")
+        by_reason = Gauge(
+            "vllm:num_requests_waiting_by_reason", "Answers that wait, by what for.", [*self._labels, "reason"],
+            registry=self.registry,
+        )  # fmt: skip
+        self._waiting_for_capacity = by_reason.labels(**self._labels, reason="capacity")
+        by_reason.labels(**self._labels, reason="deferred").set(0)
+        self._kv_usage = self._gauge("kv_cache_usage_perc", "Share of the KV cache's pages in use, 0 to 1.")
+        self._prefix_queries = self._counter("prefix_cache_queries", "Prompt tokens looked up in the prefix cache.")
+        self._prefix_hits = self._counter("prefix_cache_hits", "Prompt tokens found in the prefix cache.")
+        self._preemptions = self._counter("num_preemptions", "Answers stopped to make room, to be computed again.")
+        self._generation_tokens = self._counter("generation_tokens", "New tokens.")
+        self._prompt_tokens = self._counter("prompt_tokens", "Prompt tokens of requests that ended.")
+        self._prompt_tokens_cached = self._counter("prompt_tokens_cached", "Those found in the prefix cache.")
+        self._by_source = Counter(
+            "vllm:prompt_tokens_by_source", "Prompt tokens by where their keys and values came from.",
+            [*self._labels, "source"], registry=self.registry,
+        )  # fmt: skip
+        self._step_tokens = TokenHistogram(
+            "vllm:iteration_tokens_total",
+            "Tokens computed in a step.",
+            buckets.STEP_TOKENS,
+            self._labels,
+            self.registry,
+        )
+        self._inter_token = TokenHistogram(
+            "vllm:inter_token_latency_seconds", "From one new token to the next, in a stream.",
+            buckets.TOKEN_LATENCY_S, self._labels, self.registry,
+        )  # fmt: skip
+
+    def _make_request_metrics(self) -> None:
+        sizes = buckets.decades(self._max_len)
+        self._success = Counter(
+            "vllm:request_success", "Answers that ended.", [*self._labels, "finished_reason"], registry=self.registry
+        )
+        for reason in FINISH_REASONS:
+            self._success.labels(**self._labels, finished_reason=reason)
+        self._rejections = Counter(
+            "vllm:admission_rejections", "Requests refused because too much waits.", ["model_name", "reason"],
+            registry=self.registry,
+        )  # fmt: skip
+        for reason in REFUSALS:
+            self._rejections.labels(model_name=self._labels["model_name"], reason=reason)
+        self._request_prompt = self._histogram("request_prompt_tokens", "Prompt tokens of a request.", sizes)
+        self._request_generation = self._histogram("request_generation_tokens", "New tokens of a request.", sizes)
+        self._request_max_generation = self._histogram(
+            "request_max_num_generation_tokens", "New tokens that a request reached.", sizes
+        )
+        self._request_max_tokens = self._histogram("request_params_max_tokens", "max_tokens of a request.", sizes)
+        self._request_computed = self._histogram(
+            "request_prefill_kv_computed_tokens", "Prompt tokens of a request that were not in the cache.", sizes
+        )
+        self._request_n = self._histogram("request_params_n", "Answers that a request asked for.", buckets.ANSWERS)
+        self._request_preemptions = self._histogram(
+            "request_num_preemptions", "Times a request was stopped to make room.", buckets.PREEMPTIONS
+        )
+        self._ttft = self._histogram("time_to_first_token_seconds", "Arrival to first token.", buckets.TTFT_S)
+        self._per_token = self._histogram(
+            "request_time_per_output_token_seconds", "Mean time from token to token.", buckets.TOKEN_LATENCY_S
+        )
+        self._e2e = self._histogram("e2e_request_latency_seconds", "Arrival to end.", buckets.REQUEST_S)
+        self._queue = self._histogram("request_queue_time_seconds", "Waiting for a turn.", buckets.REQUEST_S)
+        self._inference = self._histogram("request_inference_time_seconds", "Turn to last token.", buckets.REQUEST_S)
+        self._prefill = self._histogram("request_prefill_time_seconds", "Turn to first token.", buckets.REQUEST_S)
+        self._decode = self._histogram("request_decode_time_seconds", "First to last token.", buckets.REQUEST_S)
+
+    def _make_info(self, config: QuireConfig) -> None:
+        cache = {name: str(value) for name, value in dataclasses.asdict(config.cache).items()}
+        labels = {**cache, "engine": "0"}
+        Gauge("vllm:cache_config_info", "Settings of the KV cache.", list(labels), registry=self.registry).labels(
+            **labels
+        ).set(1)
+        about = {
+            "version": __version__,
+            "model_name": self._labels["model_name"],
+            "device": config.device.device,
+            "attention_backend": config.device.attention_backend,
+            "kernel_tier": config.device.kernel_tier,
+            "num_threads": str(config.device.num_threads),
+            "dtype": config.model.dtype,
+            "quantization": str(config.model.quantization),
+        }
+        Gauge("quire:engine_info", "What computes, and on what.", list(about), registry=self.registry).labels(
+            **about
+        ).set(1)

@@ -1,0 +1,300 @@
+"""Engines for the server's tests: one that emits tokens by rule, one that steps a real engine in a thread."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import threading
+import time
+from collections.abc import AsyncIterator, Callable, Iterable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from quire.config import QuireConfig
+from quire.config.build import build_config
+from quire.core.engine_messages import EngineCoreOutputs
+from quire.core.inputs import TokensPrompt
+from quire.core.outputs import CompletionOutput, Logprob, RequestOutput
+from quire.core.sampling_params import RequestOutputKind, SamplingParams
+from quire.core.stats import RequestStateStats, SchedulerStats
+from quire.engine.generation_defaults import GenerationDefaults
+from quire.engine.input_processor import InputLimits, InputProcessor
+from quire.engine.llm_engine import LLMEngine
+from quire.engine.protocol import StepListener
+from quire.errors import EngineDeadError, EngineGenerateError
+from quire.models.hub import resolve_model_path
+from quire.tokenization.chat_template import load_chat_template
+from quire.tokenization.tokenizer import load_tokenizer
+
+VOCAB_SIZE, MAX_MODEL_LEN = 3072, 2048
+
+
+def scripted_config(**settings: Any) -> QuireConfig:
+    """As if resolved for the embedded model."""
+    return build_config(
+        **{"model": "leaf", "served_model_name": "leaf", "max_model_len": MAX_MODEL_LEN, "max_num_seqs": 64, **settings}
+    )
+
+
+def rule(prompt: list[int], seed: int, position: int) -> int:
+    """The token at `position` of the answer: printable, different for each prompt and seed."""
+    return 100 + (sum(prompt) * 31 + seed * 7919 + position * 104729) % 2500
+
+
+@dataclass
+class ScriptedEngine:
+    """Emits `rule`'s tokens, one a turn of the event loop (or every `interval_s`).
+
+    Attributes:
+        live: requests that run, by id; `peak` the most there were at once.
+        fails_after: tokens after which every request fails; `dies_after` the same for the engine.
+        holds: while set, nothing is emitted.
+    """
+
+    config: QuireConfig = field(default_factory=scripted_config)
+    interval_s: float = 0.0
+    fails_after: int | None = None
+    dies_after: int | None = None
+    holds: bool = False
+    is_paused: bool = False
+    errored: bool = False
+    num_restarts: int = 0
+
+    def __post_init__(self) -> None:
+        path = resolve_model_path("leaf", None, None)
+        self.tokenizer = load_tokenizer(path)
+        self.chat_template = load_chat_template(self.tokenizer)
+        self.defaults = GenerationDefaults(eos_token_id=2)
+        self.step_listeners: list[StepListener] = []
+        self.live: dict[str, SamplingParams] = {}
+        self.aborted: list[str] = []
+        self.salts: list[str | None] = []
+        self.prompts: list[list[int]] = []
+        self.peak = 0
+        self._inputs = InputProcessor(
+            InputLimits(vocab_size=VOCAB_SIZE, max_model_len=MAX_MODEL_LEN), self.tokenizer, self.defaults
+        )
+
+    async def generate(
+        self,
+        prompt: Any,
+        sampling_params: SamplingParams,
+        request_id: str,
+        *,
+        priority: int = 0,
+        cache_salt: str | None = None,
+        add_special_tokens: bool = True,
+    ) -> AsyncIterator[RequestOutput]:
+        assert request_id not in self.live, "ids are unique"
+        prepared = self._inputs.prepare(prompt, sampling_params, add_special_tokens=add_special_tokens)
+        ids = prepared.prompt_token_ids.tolist()
+        self.prompts.append(ids)
+        self.salts.append(cache_salt)
+        self.live[request_id] = sampling_params
+        self.peak = max(self.peak, len(self.live))
+        stats = RequestStateStats(arrival_time=time.time(), queued_ts=time.monotonic(), scheduled_ts=time.monotonic())
+        answers = [_Answer(self, ids, prepared.params, index) for index in range(prepared.params.n)]
+        start = time.monotonic()
+        try:
+            for position in itertools.count():
+                await asyncio.sleep(self.interval_s)
+                while self.holds and request_id not in self.aborted:
+                    await asyncio.sleep(0.005)
+                self._fail(position)
+                if request_id in self.aborted:
+                    for answer in answers:
+                        answer.reason = answer.reason or "abort"
+                else:
+                    for answer in answers:
+                        answer.step(position)
+                        stats.num_generation_tokens += answer.is_changed
+                stats.last_token_ts = time.monotonic()
+                if not position:
+                    stats.first_token_ts, stats.first_token_latency = stats.last_token_ts, stats.last_token_ts - start
+                finished = all(answer.reason is not None for answer in answers)
+                if prepared.params.output_kind is RequestOutputKind.DELTA or finished:
+                    yield self._output(request_id, prepared, ids, answers, finished, replace(stats))
+                if finished:
+                    return
+        finally:
+            del self.live[request_id]
+
+    def step(self, **stats: Any) -> None:
+        """Tell the listeners of a step with these statistics."""
+        empty = np.empty(0, dtype=np.int64)
+        record = EngineCoreOutputs(
+            handles=empty, new_token_ids=empty, logprobs=None, prompt_logprobs=(), finished=(), events=(),
+            stats=SchedulerStats(**stats), timestamp=time.monotonic(),
+        )  # fmt: skip
+        for listener in self.step_listeners:
+            listener(record)
+
+    async def abort(self, request_ids: str | Iterable[str]) -> None:
+        ids = [request_ids] if isinstance(request_ids, str) else request_ids
+        self.aborted += [one for one in ids if one not in self.aborted]
+
+    async def check_health(self) -> None:
+        if self.errored:
+            raise EngineDeadError("the engine has stopped: /secret/path 0xdeadbeef")
+
+    async def reset_prefix_cache(self) -> bool:
+        return True
+
+    async def pause_generation(self) -> None:
+        self.is_paused = True
+
+    async def resume_generation(self) -> None:
+        self.is_paused = False
+
+    def shutdown(self) -> None:
+        self.errored = True
+
+    def _fail(self, position: int) -> None:
+        if position == self.fails_after:
+            raise EngineGenerateError("division by zero in /usr/lib/kernel.py at 0x7f00deadbeef")
+        if self.errored or position == self.dies_after:
+            self.errored = True
+            raise EngineDeadError("segmentation fault in /usr/lib/kernel.so at 0x7f00deadbeef")
+
+    def _output(
+        self, request_id: str, prepared: Any, ids: list[int], answers: list[_Answer], finished: bool, stats: Any
+    ) -> RequestOutput:
+        is_delta = prepared.params.output_kind is RequestOutputKind.DELTA
+        shown = [answer for answer in answers if answer.is_changed or not is_delta]
+        prompt_logprobs = None
+        if prepared.params.prompt_logprobs is not None:
+            lines = [self.line(one, prepared.params.prompt_logprobs) for one in ids[1:]]
+            prompt_logprobs = [None, *lines]
+        return RequestOutput(
+            request_id, prepared.prompt, ids, [answer.take(is_delta) for answer in shown], finished,
+            prompt_logprobs=prompt_logprobs, num_cached_tokens=len(ids) // 2, metrics=stats,
+        )  # fmt: skip
+
+    def line(self, token_id: int, count: int) -> dict[int, Logprob]:
+        """The token with log-probability -1, then `count` others, the last impossible."""
+        line = {token_id: Logprob(-1.0, 2, self.tokenizer.token_text(token_id))}
+        for number in range(count):
+            other = (token_id + 1 + number) % VOCAB_SIZE
+            value = -float("inf") if number == 3 else -0.5 * (number + 1) if number == 0 else -1.5 - number
+            line[other] = Logprob(value, 1 if number == 0 else 2 + number, self.tokenizer.token_text(other))
+        return line
+
+
+class _Answer:
+    def __init__(self, engine: ScriptedEngine, prompt: list[int], params: SamplingParams, index: int) -> None:
+        self._engine, self._prompt, self._params, self._index = engine, prompt, params, index
+        self._seed = (params.seed or 0) + index
+        self._ids: list[int] = []
+        self._text = ""
+        self._num_taken = self._num_chars = 0
+        self.reason: str | None = None
+        self.stop_reason: str | int | None = None
+        self.is_changed = False
+
+    def step(self, position: int) -> None:
+        self.is_changed = self.reason is None
+        if self.reason is not None:
+            return
+        self._ids.append(rule(self._prompt, self._seed, position))
+        self._text = self._engine.tokenizer.decode(self._ids)
+        for stop in self._params.stop_strings:
+            if stop in self._text:
+                self._text = self._text[: self._text.index(stop)]
+                self.reason, self.stop_reason = "stop", stop
+                return
+        if position + 1 == self._params.max_tokens:
+            self.reason = "length"
+
+    def take(self, is_delta: bool) -> CompletionOutput:
+        first, begin = (self._num_taken, self._num_chars) if is_delta else (0, 0)
+        self._num_taken, self._num_chars = len(self._ids), len(self._text)
+        lines = None
+        if self._params.logprobs is not None:
+            lines = [self._engine.line(one, self._params.logprobs) for one in self._ids[first:]]
+        return CompletionOutput(
+            self._index, self._text[begin:], self._ids[first:], None, lines, self.reason, self.stop_reason
+        )
+
+
+class SteppedEngine:
+    """An `LLMEngine` that a thread steps while requests run."""
+
+    def __init__(self, engine: LLMEngine) -> None:
+        self.config, self.tokenizer = engine.config, engine.tokenizer
+        self.chat_template, self.defaults = engine.chat_template, engine.defaults
+        self.step_listeners: list[StepListener] = []
+        self.errored = self.is_paused = False
+        self.num_restarts = 0
+        self._engine = engine
+        self._lock = threading.Lock()
+        self._wake = threading.Event()
+        self._ends = False
+        self._queues: dict[str, Callable[[RequestOutput], Any]] = {}
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    async def generate(
+        self,
+        prompt: Any,
+        sampling_params: SamplingParams,
+        request_id: str,
+        *,
+        priority: int = 0,
+        cache_salt: str | None = None,
+        add_special_tokens: bool = True,
+    ) -> AsyncIterator[RequestOutput]:
+        if isinstance(prompt, TokensPrompt):
+            prompt = replace(prompt, cache_salt=cache_salt)
+        queue: asyncio.Queue[RequestOutput] = asyncio.Queue()
+        loop = asyncio.get_running_loop()
+        with self._lock:
+            self._engine.add_request(request_id, prompt, sampling_params, priority=priority, add_special_tokens=False)
+            self._queues[request_id] = lambda output: loop.call_soon_threadsafe(queue.put_nowait, output)
+        self._wake.set()
+        finished = False
+        try:
+            while not finished:
+                output = await queue.get()
+                finished = output.finished
+                yield output
+        finally:
+            with self._lock:
+                self._queues.pop(request_id, None)
+                self._engine.discard_requests([request_id])
+
+    async def abort(self, request_ids: str | Iterable[str]) -> None:
+        with self._lock:
+            self._engine.abort_request(request_ids)
+        self._wake.set()
+
+    async def check_health(self) -> None:
+        return None
+
+    async def reset_prefix_cache(self) -> bool:
+        with self._lock:
+            return self._engine.reset_prefix_cache()
+
+    async def pause_generation(self) -> None:
+        self.is_paused = True
+
+    async def resume_generation(self) -> None:
+        self.is_paused = False
+
+    def shutdown(self) -> None:
+        self._ends = True
+        self._wake.set()
+        self._thread.join()
+        self._engine.shutdown()
+
+    def _run(self) -> None:
+        while not self._ends:
+            with self._lock:
+                outputs = self._engine.step() if self._engine.has_unfinished_requests() else None
+                for output in outputs or ():
+                    if output.request_id in self._queues:
+                        self._queues[output.request_id](output)
+            if outputs is None:
+                self._wake.wait(0.05)
+                self._wake.clear()

@@ -1,0 +1,77 @@
+"""A server in a thread of this process, on a free port of the loopback."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import threading
+from typing import Any
+
+import openai
+
+from quire.config.server import ApiConfig, HttpConfig, LimitsConfig, ServerConfig
+from quire.entrypoints.openai.launcher import DrainingServer, make_server
+
+
+def server_config(**settings: Any) -> ServerConfig:
+    """Settings by field name, whatever their section."""
+    parts: dict[str, Any] = {}
+    for section, config in (("http", HttpConfig), ("api", ApiConfig), ("limits", LimitsConfig)):
+        names = [name for name in settings if name in config.__dataclass_fields__]
+        parts[section] = config(**{name: settings.pop(name) for name in names})
+    assert not settings, settings
+    return ServerConfig(**parts)
+
+
+class RunningServer:
+    """Listens while it is entered.
+
+    Attributes:
+        url: without a path.
+        engine: as given.
+    """
+
+    def __init__(self, engine: Any, **settings: Any) -> None:
+        self.engine = engine
+        self.server: DrainingServer = make_server(engine, server_config(**{"port": 0, **settings}))
+        self._socket = socket.socket()
+        self._socket.bind(("127.0.0.1", 0))
+        self.port = self._socket.getsockname()[1]
+        self.url = f"http://127.0.0.1:{self.port}"
+        self._thread = threading.Thread(target=self._run, daemon=True)
+
+    def __enter__(self) -> RunningServer:
+        self._thread.start()
+        while not self.server.started:
+            assert self._thread.is_alive(), "the server did not start"
+            threading.Event().wait(0.005)
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self.server.should_exit = True
+        self._thread.join(20)
+        assert not self._thread.is_alive(), "the server did not end"
+
+    def client(self, **options: Any) -> openai.OpenAI:
+        """OpenAI's own client."""
+        return openai.OpenAI(**{"base_url": f"{self.url}/v1", "api_key": "none", "max_retries": 0, **options})
+
+    def async_client(self, **options: Any) -> openai.AsyncOpenAI:
+        """The same, for an event loop."""
+        return openai.AsyncOpenAI(**{"base_url": f"{self.url}/v1", "api_key": "none", "max_retries": 0, **options})
+
+    @property
+    def state(self) -> Any:
+        """The server's state."""
+        return self.server._state
+
+    def wait_until(self, condition: Any) -> None:
+        """Wait until `condition()` holds, at most ten seconds."""
+        for _ in range(2000):
+            if condition():
+                return
+            threading.Event().wait(0.005)
+        raise AssertionError("it never came to be")
+
+    def _run(self) -> None:
+        asyncio.run(self.server.serve(sockets=[self._socket]))
