@@ -178,7 +178,7 @@ class Scheduler:
         num_decoding = int(np.count_nonzero(num_wanted == 1))
         most = self._limits.max_num_batched_tokens
         plan.prompts = StepBudget(min(most, self._costs.prompt_tokens_beside(num_decoding)) if num_decoding else most)
-        return share_prompt_tokens(num_wanted, plan.prompts)
+        return num_wanted if num_decoding == len(rows) else share_prompt_tokens(num_wanted, plan.prompts)
 
     def _preempt(self, row: int, plan: StepPlan) -> None:
         request = self._table.request_on(row)

@@ -64,6 +64,10 @@ def engine(model: str, temporary: Path) -> Iterator[AsyncLLM]:
     assert not is_alive(pid)
 
 
+def test_an_engine_for_servers_has_the_defaults_of_servers(engine: AsyncLLM):
+    assert engine.config.scheduler.max_decode_slowdown == 2.0
+
+
 def is_alive(pid: int | None) -> bool:
     assert pid is not None
     try:
