@@ -7,7 +7,7 @@ template <class Kernel>
 void bind_linear(nb::module_& m, const char* name, Kernel QuantKernels::*kernel) {
   m.def(name, [kernel](int tier, Pool& pool, uintptr_t x, int64_t x_stride, uintptr_t packed, uintptr_t scales,
                        uintptr_t bias, uintptr_t out, int64_t num_rows, int64_t output_size, int64_t input_size,
-                       int64_t group_size, int x_dtype, int bias_dtype, int out_dtype) {
+                       int64_t group_size, int x_dtype, int bias_dtype, int out_dtype, bool is_gated) {
     const QuantLinearArgs args{at<void>(x),
                                x_stride,
                                at<uint8_t>(packed),
@@ -20,7 +20,8 @@ void bind_linear(nb::module_& m, const char* name, Kernel QuantKernels::*kernel)
                                group_size,
                                static_cast<DType>(x_dtype),
                                static_cast<DType>(bias_dtype),
-                               static_cast<DType>(out_dtype)};
+                               static_cast<DType>(out_dtype),
+                               is_gated};
     nb::gil_scoped_release release;
     (tier_at(tier).quant->*kernel)(pool, args);
   });

@@ -7,8 +7,11 @@
 
 namespace quire::QUIRE_TIER {
 
+// `Args` is LinearArgs or QuantLinearArgs.
+
 // The panels that a kernel works through. Gated weights alternate: the gates of 16 outputs, then their ups.
-static inline int64_t num_work_panels(const LinearArgs& args) {
+template <class Args>
+static inline int64_t num_work_panels(const Args& args) {
   const int64_t panels = ceil_div(args.output_size, kPanelSize);
   return args.is_gated ? 2 * panels : panels;
 }
@@ -19,22 +22,22 @@ static inline int64_t packed_panel(const LinearArgs& args, int64_t panel) {
   return panel / 2 + panel % 2 * (args.output_size / kPanelSize);
 }
 
-static inline F16 with_bias(const LinearArgs& args, F16 sum, int64_t first, int64_t n) {
+template <class Args>
+static inline F16 with_bias(const Args& args, F16 sum, int64_t first, int64_t n) {
   if (args.bias == nullptr) return sum;
   if (args.bias_dtype == DType::bf16) return sum + load_n(static_cast<const bf16*>(args.bias) + first, n);
   return sum + load_n(static_cast<const float*>(args.bias) + first, n);
 }
 
-static inline F16 rounded(F16 x, DType dtype) { return dtype == DType::f32 ? x : as_bf16(x); }
-
-static inline void store_result(float* out, F16 x) { store(out, x); }
-static inline void store_result(bf16* out, F16 x) {
+// Results of arithmetic are never subnormal here: the pool's threads flush them.
 #if defined(QUIRE_TIER_AVX512_BF16)
-  store_normal(out, x);
+static inline F16 rounded(F16 x, DType dtype) { return dtype == DType::f32 ? x : as_bf16_normal(x); }
+static inline void store_result(bf16* out, F16 x) { store_normal(out, x); }
 #else
-  store(out, x);
+static inline F16 rounded(F16 x, DType dtype) { return dtype == DType::f32 ? x : as_bf16(x); }
+static inline void store_result(bf16* out, F16 x) { store(out, x); }
 #endif
-}
+static inline void store_result(float* out, F16 x) { store(out, x); }
 
 // Outputs that no cache holds until they are read go to memory directly, without being read first.
 static inline bool is_streamed(const LinearArgs& args) {

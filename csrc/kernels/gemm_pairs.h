@@ -4,13 +4,13 @@
 // the instruction itself. More rows would save loads, but their sums at the end of a tile then fill the schedulers, and
 // the products of the next tile wait; so each row's sums stand among the products of the next row.
 // The first rows of a task arrange the weights of a block as the chains take them while they use them; the other rows
-// find them in level 1. The weights wanted next are fetched to level 1 meanwhile: the first rows would wait for level 2.
-// Inputs are arranged once, by all threads, before the products.
+// find them in level 1. The weights wanted next are fetched to level 1 meanwhile: the first rows would wait for level
+// 2. Inputs are arranged once, by all threads, before the products.
 //
 // Ladder (GFLOP/s of one Zen 4 core whose instruction alone gives 236; 9728 x 896, 64 rows, weights from memory):
 //   6 rows of two panels, intrinsics, weights arranged beforehand     172
 //   own instruction, 4 rows, sums among products, fused arrangement   192
-//   weights fetched to level 1 instead of level 2                     205
+//   weights fetched to level 1 instead of level 2, blocks of 8 tiles  205
 //   totals in registers                                               208
 #pragma once
 

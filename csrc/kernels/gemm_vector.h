@@ -3,8 +3,8 @@
 // A register block is R rows of one panel: an even and an odd chain for each row, over one tile (32 inputs), then
 // total += even + odd, with the totals in level 1 cache. Activations are widened to float32 beforehand, so that a chain
 // step is one multiply-add with a broadcast from memory; weights are widened once for R rows.
-// Where the processor multiplies pairs of bfloat16 numbers (avx512_bf16), a step of both chains takes four inputs and one
-// instruction each: see simd/bf16_dot.h. Activations are then kept as pairs, 16 words for a tile. More rows than are
+// Where the processor multiplies pairs of bfloat16 numbers (avx512_bf16), a step of both chains takes four inputs and
+// one instruction each: see simd/bf16_dot.h. Activations are then kept as pairs, 16 words for a tile. More rows than are
 // bound by memory are gemm_pairs.h's.
 // Few rows (one register block): four panels in turns, a tile of each, are four streams from memory, fetched ahead.
 // More rows: blocks of 8 tiles; the weights of a block (8 KB) stay in level 1 while all register blocks pass.

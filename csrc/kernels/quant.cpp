@@ -2,6 +2,7 @@
 // Sums of products are exact integers; what rounds is written once on F16, so every tier gives the same bits.
 #include "quire/quant.h"
 
+#include "kernels/gemm_epilogue.h"
 #include "kernels/quant_dot.h"
 #include "kernels/quant_pack.h"
 #include "kernels/quant_rows.h"
@@ -68,7 +69,7 @@ struct Tasks {
 
   Tasks(const Pool& pool, const QuantLinearArgs& args, int64_t panel_bytes) {
     const int64_t wanted = 4 * pool.num_threads();
-    num_groups = ceil_div(args.output_size, kDotCols);
+    num_groups = ceil_div(num_work_panels(args), kDotPanels);
     rows_per_task = round_up(ceil_div(args.num_rows, ceil_div(args.num_rows, kMaxTaskRows)), 48);
     row_tasks = ceil_div(args.num_rows, rows_per_task);
     const int64_t streamed = max_i64(1, kWeightBytesPerTask / (panel_bytes * kDotPanels));
@@ -78,30 +79,37 @@ struct Tasks {
   int64_t count() const { return column_tasks * row_tasks; }
 };
 
-// One column group of one task.
+// One column group of one task. Of gated weights, panels are the gates of 16 outputs and their ups in turns.
 struct Part {
   int64_t first_row, rows, first_panel, panels;
 };
 
-template <class T>
-inline F16 load_bias(const void* bias, int64_t i, int64_t n) {
-  return load_n(static_cast<const T*>(bias) + i, n);
-}
+// Where the panels of a part lie, in something of `size` for each panel.
+struct Place {
+  int64_t first;
+  PanelOffsets offsets;
 
-// out = value(m, column) + bias, for the columns of the part; value gives F16 of 16 columns.
-template <class T, class Value>
+  Place(const QuantLinearArgs& args, const Part& part, int64_t size)
+      : first((args.is_gated ? part.first_panel / 2 : part.first_panel) * size), offsets(consecutive(size)) {
+    if (args.is_gated) offsets = {args.output_size / kPanelSize * size, size};
+  }
+};
+
+// out = value(m, panel) + bias for the columns of the part, or silu(gate) * up; value gives F16 of 16 columns.
+template <class T, bool kIsGated, class Value>
 void write_out(const QuantLinearArgs& args, const Part& part, const Value& value) {
+  constexpr int64_t kStep = kIsGated ? 2 : 1;
   for (int64_t m = 0; m < part.rows; ++m) {
     T* out = static_cast<T*>(args.out) + (part.first_row + m) * args.output_size;
-    for (int64_t p = 0; p < part.panels; ++p) {
-      const int64_t column = (part.first_panel + p) * kPanelSize;
+    for (int64_t p = 0; p < part.panels; p += kStep) {
+      const int64_t column = (part.first_panel + p) / kStep * kPanelSize;
       const int64_t n = min_i64(kPanelSize, args.output_size - column);
-      F16 v = value(m, p);
-      if (args.bias != nullptr) {
-        v = v + (args.bias_dtype == DType::bf16 ? load_bias<bf16>(args.bias, column, n)
-                                                : load_bias<float>(args.bias, column, n));
+      F16 v = with_bias(args, value(m, p), column, n);
+      if constexpr (kIsGated) {
+        const F16 up = with_bias(args, value(m, p + 1), args.output_size + column, n);
+        v = rounded(silu(rounded(v, args.x_dtype)), args.x_dtype) * rounded(up, args.x_dtype);
       }
-      store_n(out + column, n, v);
+      n == kPanelSize ? store_result(out + column, v) : store_n(out + column, n, v);
     }
   }
 }
@@ -109,9 +117,9 @@ void write_out(const QuantLinearArgs& args, const Part& part, const Value& value
 template <class Value>
 void write_part(const QuantLinearArgs& args, const Part& part, const Value& value) {
   if (args.out_dtype == DType::bf16) {
-    write_out<bf16>(args, part, value);
+    args.is_gated ? write_out<bf16, true>(args, part, value) : write_out<bf16, false>(args, part, value);
   } else {
-    write_out<float>(args, part, value);
+    args.is_gated ? write_out<float, true>(args, part, value) : write_out<float, false>(args, part, value);
   }
 }
 
@@ -132,21 +140,22 @@ void int8_part(const QuantLinearArgs& args, const QuantizedRows& rows, const Par
   DotBlock block{};
   block.q_stride = rows.stride;
   block.rows = part.rows;
-  block.w_stride = panel_bytes;
+  const Place place(args, part, panel_bytes), of_scales(args, part, kPanelSize);
+  block.w_offsets = place.offsets;
   block.panels = part.panels;
   block.sums = sums;
-  const uint8_t* w = args.packed + part.first_panel * panel_bytes;
+  const uint8_t* w = args.packed + place.first;
   for (int64_t k = 0; k < quads; k += kBlockQuads) {
     block.q = rows.q + part.first_row * rows.stride + k * 4;
     block.w = w + k * 64;
     block.quads = min_i64(kBlockQuads, quads - k);
     const bool is_last = k + kBlockQuads >= quads;
-    block.next = is_last ? w + kDotPanels * panel_bytes : block.w + kBlockQuads * 64;
+    block.next = is_last ? w + place.offsets.next_block() : block.w + kBlockQuads * 64;
     dot_block(block);
   }
-  const float* scales = static_cast<const float*>(args.scales) + part.first_panel * kPanelSize;
+  const float* scales = static_cast<const float*>(args.scales) + of_scales.first;
   write_part(args, part, [&](int64_t m, int64_t p) {
-    const F16 scale = set1(rows.scales[part.first_row + m]) * load(scales + p * kPanelSize);
+    const F16 scale = set1(rows.scales[part.first_row + m]) * load(scales + of_scales.offsets.at(p));
     return load_int32(sums + m * kDotCols + p * kPanelSize) * scale;
   });
 }
@@ -156,16 +165,17 @@ void int4_part(const QuantLinearArgs& args, const QuantizedRows& rows, const Par
   const int64_t units = args.group_size / kInt4UnitK, group_bytes = units * kInt4UnitBytes;
   float* totals = reinterpret_cast<float*>(sums) + sums_bytes(part.rows) / 4;
   __builtin_memset(totals, 0, static_cast<uint64_t>(part.rows * kDotCols * 4));
-  const uint8_t* packed = args.packed + part.first_panel * panel_bytes;
-  const bf16* scales = static_cast<const bf16*>(args.scales) + part.first_panel * rows.num_groups * kPanelSize;
+  const Place place(args, part, panel_bytes), of_scales(args, part, rows.num_groups * kPanelSize);
+  const uint8_t* packed = args.packed + place.first;
+  const bf16* scales = static_cast<const bf16*>(args.scales) + of_scales.first;
   GroupBlock block{};
   block.q_stride = rows.stride;
   block.rows = part.rows;
-  block.panel_stride = panel_bytes;
+  block.packed_offsets = place.offsets;
   block.panels = part.panels;
   block.units = units;
   block.starts_stride = rows.num_groups;
-  block.scales_stride = rows.num_groups * kPanelSize;
+  block.scales_offsets = of_scales.offsets;
   block.totals = totals;
   block.sums = sums;
   block.unpacked = reinterpret_cast<uint8_t*>(totals) + sums_bytes(part.rows);
@@ -176,7 +186,7 @@ void int4_part(const QuantLinearArgs& args, const QuantizedRows& rows, const Par
     block.scales = scales + g * kPanelSize;
     // What comes kFetchAhead bytes later in each panel, and after its end in the panels of the next column group.
     const int64_t ahead = g * group_bytes + kFetchAhead;
-    block.next = packed + (ahead < panel_bytes ? ahead : ahead + (kDotPanels - 1) * panel_bytes);
+    block.next = packed + (ahead < panel_bytes ? ahead : ahead - panel_bytes + place.offsets.next_block());
     dot_group(block);
   }
   write_part(args, part, [&](int64_t m, int64_t p) {
@@ -189,7 +199,7 @@ template <class Fn>
 void for_each_part(Pool& pool, const QuantLinearArgs& args, int64_t panel_bytes, int64_t scratch_bytes,
                    int64_t tile_quads, const Fn& fn) {
   const Tasks tasks(pool, args, panel_bytes);
-  const int64_t num_panels = ceil_div(args.output_size, kPanelSize);
+  const int64_t num_panels = num_work_panels(args);
   parallel_for(pool, tasks.count(), [&](int64_t task, int thread) {
     Part part{};
     part.first_row = task / tasks.column_tasks * tasks.rows_per_task;

@@ -15,12 +15,21 @@ constexpr int64_t kDotPanels = 4;                         // panels side by side
 constexpr int64_t kDotCols = kDotPanels * kPanelSize;     // columns of a row of sums
 constexpr int64_t kRowsPadding = 16;                      // q and sums have rows up to a multiple of this
 
+// How far each panel of a block lies from the first: panels that follow each other, or gates and ups in turns.
+struct PanelOffsets {
+  int64_t odd, pair;
+
+  int64_t at(int64_t panel) const { return (panel & 1) * odd + (panel >> 1) * pair; }
+  int64_t next_block() const { return kDotPanels / 2 * pair; }
+};
+static inline PanelOffsets consecutive(int64_t stride) { return {stride, 2 * stride}; }
+
 struct DotBlock {
   const int8_t* q;  // [rows][q_stride]
   int64_t q_stride;
   int64_t rows;
-  const uint8_t* w;  // [panels][quads][16][4]; panels are w_stride bytes apart
-  int64_t w_stride;
+  const uint8_t* w;  // of each panel [quads][16][4]
+  PanelOffsets w_offsets;  // bytes
   int64_t panels;  // 1 .. kDotPanels
   int64_t quads;
   int32_t* sums;        // [rows][kDotCols]
@@ -32,14 +41,14 @@ struct GroupBlock {
   const int8_t* q;  // [rows][q_stride]
   int64_t q_stride;
   int64_t rows;
-  const uint8_t* packed;  // units of 32 k; panels are panel_stride bytes apart
-  int64_t panel_stride;
+  const uint8_t* packed;  // of each panel, units of 32 k
+  PanelOffsets packed_offsets;  // bytes
   int64_t panels;
   int64_t units;
   const int32_t* starts;  // of row m at m * starts_stride
   int64_t starts_stride;
-  const bf16* scales;  // 16 of each panel, scales_stride apart
-  int64_t scales_stride;
+  const bf16* scales;  // 16 of each panel
+  PanelOffsets scales_offsets;
   float* totals;        // [rows][kDotCols]
   int32_t* sums;        // room for [rows][kDotCols]
   uint8_t* unpacked;    // room for [panels][units][2 * kInt4UnitBytes]
@@ -61,17 +70,17 @@ template <class Dot>
 static inline void dot_unpacked_group(const GroupBlock& group, const Dot& dot) {
   const int64_t bytes = group.units * kInt4UnitBytes;
   for (int64_t p = 0; p < group.panels; ++p) {
-    for (int64_t i = 0; i < bytes; i += 64) prefetch_l2(group.next + p * group.panel_stride + i);
-    unpack_units(group.packed + p * group.panel_stride, group.units, group.unpacked + p * 2 * bytes);
+    for (int64_t i = 0; i < bytes; i += 64) prefetch_l2(group.next + group.packed_offsets.at(p) + i);
+    unpack_units(group.packed + group.packed_offsets.at(p), group.units, group.unpacked + p * 2 * bytes);
   }
   for (int64_t m = 0; m < group.rows; ++m) {
     const int32_t start = group.starts[m * group.starts_stride];
     for (int64_t n = 0; n < kDotCols; ++n) group.sums[m * kDotCols + n] = start;
   }
-  dot(DotBlock{group.q, group.q_stride, group.rows, group.unpacked, 2 * bytes, group.panels,
+  dot(DotBlock{group.q, group.q_stride, group.rows, group.unpacked, consecutive(2 * bytes), group.panels,
                group.units * kInt4UnitK / 4, group.sums, nullptr});
   for (int64_t p = 0; p < group.panels; ++p) {
-    const F16 scale = load(group.scales + p * group.scales_stride);
+    const F16 scale = load(group.scales + group.scales_offsets.at(p));
     for (int64_t i = p * kPanelSize; i < group.rows * kDotCols; i += kDotCols) {
       store(group.totals + i, load(group.totals + i) + load_int32(group.sums + i) * scale);
     }

@@ -78,7 +78,7 @@ static inline void dot_nibbles(const int8_t* q, int64_t q_stride, const uint8_t*
 template <bool kNibbles, int R>
 static inline void dot_rows(const DotBlock& block, int64_t m, int64_t p) {
   const int8_t* q = block.q + m * block.q_stride;
-  const uint8_t* w = block.w + p * block.w_stride;
+  const uint8_t* w = block.w + block.w_offsets.at(p);
   int32_t* out = block.sums + m * kDotCols + p * kPanelSize;
   if (kNibbles) {
     dot_nibbles<R>(q, block.q_stride, w, block.quads, out);
@@ -92,7 +92,7 @@ template <bool kNibbles>
 static inline void dot_panels(const DotBlock& block) {
   if (block.next != nullptr) {
     for (int64_t p = 0; p < block.panels; ++p) {
-      for (int64_t k = 0; k < block.quads; ++k) prefetch_l2(block.next + p * block.w_stride + k * 64);
+      for (int64_t k = 0; k < block.quads; ++k) prefetch_l2(block.next + block.w_offsets.at(p) + k * 64);
     }
   }
   for (int64_t p = 0; p < block.panels; ++p) {

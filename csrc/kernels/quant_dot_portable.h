@@ -16,7 +16,7 @@ static inline void dot_block(const DotBlock& block) {
       uint32_t sums[kPanelSize];  // partial sums with the offset may pass 2 ** 31; the whole never does
       __builtin_memcpy(sums, out, sizeof(sums));
       const int8_t* q = block.q + m * block.q_stride;
-      const uint8_t* w = block.w + p * block.w_stride;
+      const uint8_t* w = block.w + block.w_offsets.at(p);
       for (int64_t k = 0; k < block.quads; ++k, q += 4, w += 64) {
         for (int n = 0; n < kPanelSize; ++n) {
           const uint8_t* v = w + 4 * n;

@@ -66,7 +66,8 @@ static inline void dot_panel(const uint8_t* w, const uint8_t* next, bool has_nex
 
 // One row of tiles by all panels of the block.
 static inline void dot_tile_row(const DotBlock& block, int64_t m, int64_t tile_quads, bool has_next) {
-  const int64_t panels = block.panels, stride = block.w_stride;
+  const int64_t panels = block.panels;
+  const PanelOffsets& offsets = block.w_offsets;
   load_sums<0>(block, m, 0);
   if (panels > 1) load_sums<1>(block, m, 1);
   if (panels > 2) load_sums<2>(block, m, 2);
@@ -76,9 +77,9 @@ static inline void dot_tile_row(const DotBlock& block, int64_t m, int64_t tile_q
     const uint8_t* next = has_next ? block.next + k * 64 : w;
     tile_load<4>(block.q + m * block.q_stride + k * 4, block.q_stride);
     dot_panel<0>(w, next, has_next);
-    if (panels > 1) dot_panel<1>(w + stride, next + stride, has_next);
-    if (panels > 2) dot_panel<2>(w + 2 * stride, next + 2 * stride, has_next);
-    if (panels > 3) dot_panel<3>(w + 3 * stride, next + 3 * stride, has_next);
+    if (panels > 1) dot_panel<1>(w + offsets.at(1), next + offsets.at(1), has_next);
+    if (panels > 2) dot_panel<2>(w + offsets.at(2), next + offsets.at(2), has_next);
+    if (panels > 3) dot_panel<3>(w + offsets.at(3), next + offsets.at(3), has_next);
   }
   store_sums<0>(block, m, 0);
   if (panels > 1) store_sums<1>(block, m, 1);
@@ -94,18 +95,18 @@ static inline void dot_tile_square(const DotBlock& block, int64_t m, int64_t p, 
   load_sums<3>(block, m + 16, p + 1);
   for (int64_t k = 0; k < block.quads; k += tile_quads) {
     const int8_t* q = block.q + m * block.q_stride + k * 4;
-    const uint8_t* w = block.w + p * block.w_stride + k * 64;
+    const uint8_t* w = block.w + block.w_offsets.at(p) + k * 64;
     tile_load<4>(q, block.q_stride);
     tile_load<5>(q + 16 * block.q_stride, block.q_stride);
     tile_load<6>(w, 64);
-    tile_load<7>(w + block.w_stride, 64);
+    tile_load<7>(w + block.w_offsets.odd, 64);
     tile_dot_s8u8<0, 4, 6>();
     tile_dot_s8u8<2, 5, 6>();
     tile_dot_s8u8<1, 4, 7>();
     tile_dot_s8u8<3, 5, 7>();
     if (has_next) {
-      fetch_tile(block.next + p * block.w_stride + k * 64);
-      fetch_tile(block.next + (p + 1) * block.w_stride + k * 64);
+      fetch_tile(block.next + block.w_offsets.at(p) + k * 64);
+      fetch_tile(block.next + block.w_offsets.at(p + 1) + k * 64);
     }
   }
   store_sums<0>(block, m, p);

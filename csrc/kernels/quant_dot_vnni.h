@@ -24,16 +24,21 @@ static inline __m512i quad_at(const int8_t* q) { return _mm512_set1_epi32(*reint
 
 // Functions that take `sums` are always inlined, and loops over them unrolled: only then are they registers.
 
-// sums += R rows by P panels of bytes. While at it, the next weights of F panels from `next` on are fetched.
+// sums += R rows by P panels of bytes. While at it, the next weights of F panels from `next` on are fetched. With many
+// row blocks F is 1, and they go to level 1: the first row block would wait for level 2. With few, memory is slower.
 template <int R, int P, int F>
-[[gnu::always_inline]] static inline void add_products(__m512i (&sums)[R][P], const int8_t* q, int64_t q_stride, const uint8_t* w,
-                                int64_t w_stride, int64_t quads, const uint8_t* next) {
+[[gnu::always_inline]] static inline void add_products(__m512i (&sums)[R][P], const int8_t* q, int64_t q_stride,
+                                                       const uint8_t* w, const PanelOffsets& offsets, int64_t quads,
+                                                       const uint8_t* next) {
   for (int64_t k = 0; k < quads; ++k, q += 4, w += 64) {
     __m512i b[P];
 #pragma GCC unroll 8
-    for (int p = 0; p < P; ++p) b[p] = _mm512_loadu_si512(w + p * w_stride);
+    for (int p = 0; p < P; ++p) b[p] = _mm512_loadu_si512(w + offsets.at(p));
 #pragma GCC unroll 8
-    for (int f = 0; f < F; ++f) prefetch_l2(next + f * w_stride + k * 64);
+    for (int f = 0; f < F; ++f) {
+      const uint8_t* wanted = next + offsets.at(f) + k * 64;
+      F == 1 ? prefetch_l1(wanted) : prefetch_l2(wanted);
+    }
 #pragma GCC unroll 8
     for (int r = 0; r < R; ++r) {
       const __m512i a = quad_at(q + r * q_stride);
@@ -45,15 +50,17 @@ template <int R, int P, int F>
 
 // The same for nibbles, unpacked in registers; the next weights of all panels are fetched.
 template <int R, int P>
-[[gnu::always_inline]] static inline void add_packed_products(__m512i (&sums)[R][P], const int8_t* q, int64_t q_stride, const uint8_t* w,
-                                       int64_t w_stride, int64_t units, const uint8_t* next) {
+[[gnu::always_inline]] static inline void add_packed_products(__m512i (&sums)[R][P], const int8_t* q,
+                                                              int64_t q_stride, const uint8_t* w,
+                                                              const PanelOffsets& offsets, int64_t units,
+                                                              const uint8_t* next) {
   const __m512i mask = _mm512_set1_epi8(15);
   for (int64_t u = 0; u < units; ++u, q += kInt4UnitK) {
     for (int i = 0; i < 4; ++i, w += 64, next += 64) {
 #pragma GCC unroll 8
       for (int p = 0; p < P; ++p) {
-        const __m512i pairs = _mm512_loadu_si512(w + p * w_stride);
-        prefetch_l2(next + p * w_stride);
+        const __m512i pairs = _mm512_loadu_si512(w + offsets.at(p));
+        prefetch_l2(next + offsets.at(p));
         const __m512i low = _mm512_and_si512(pairs, mask);
         const __m512i high = _mm512_and_si512(_mm512_srli_epi16(pairs, 4), mask);
 #pragma GCC unroll 8
@@ -78,8 +85,8 @@ struct VnniDot {
 #pragma GCC unroll 8
       for (int p = 0; p < P; ++p) sums[r][p] = _mm512_loadu_si512(out + r * kDotCols + p * kPanelSize);
     }
-    add_products<R, P, F>(sums, block.q + m * block.q_stride, block.q_stride, block.w + p0 * block.w_stride,
-                          block.w_stride, block.quads, next);
+    add_products<R, P, F>(sums, block.q + m * block.q_stride, block.q_stride, block.w + block.w_offsets.at(p0),
+                          block.w_offsets, block.quads, next);
 #pragma GCC unroll 8
     for (int r = 0; r < R; ++r) {
 #pragma GCC unroll 8
@@ -99,12 +106,12 @@ struct VnniGroup {
       for (int p = 0; p < P; ++p) sums[r][p] = start;
     }
     add_packed_products<R, P>(sums, block.q + m * block.q_stride, block.q_stride,
-                              block.packed + p0 * block.panel_stride, block.panel_stride, block.units,
-                              block.next + p0 * block.panel_stride);
+                              block.packed + block.packed_offsets.at(p0), block.packed_offsets, block.units,
+                              block.next + block.packed_offsets.at(p0));
     float* totals = block.totals + m * kDotCols + p0 * kPanelSize;
 #pragma GCC unroll 8
     for (int p = 0; p < P; ++p, totals += kPanelSize) {
-      const F16 scale = load(block.scales + (p0 + p) * block.scales_stride);
+      const F16 scale = load(block.scales + block.scales_offsets.at(p0 + p));
 #pragma GCC unroll 8
       for (int r = 0; r < R; ++r) {
         float* total = totals + r * kDotCols;
@@ -146,7 +153,7 @@ static inline void vnni_dot_block(const DotBlock& block) {
   const int64_t fetched = block.next == nullptr ? 0 : num_blocks == 1 ? 4 : num_blocks <= 3 ? 2 : 1;
   for (int64_t i = 0, m = 0; m < block.rows; ++i, m += rows_per_block) {
     const int64_t rows = min_i64(rows_per_block, block.rows - m);
-    const uint8_t* next = block.next + i * fetched * block.w_stride;
+    const uint8_t* next = block.next + block.w_offsets.at(i * fetched);
     if (block.panels < kDotPanels) {
       for (int64_t p = 0; p < block.panels; ++p) with_rows<DotOnePanel>(rows, block, m, p, next);
     } else if (fetched == 0 || i * fetched >= kDotPanels) {

@@ -32,7 +32,8 @@ static inline F16 add_chain_pairs(F16 a, F16 b, F16 sum) {
   return {_mm512_dpbf16_ps(sum.v, (__m512bh)a.v, (__m512bh)b.v)};
 }
 
-// The same with the pair at `a` in every lane. Not the intrinsic: GCC 12 copies the sum first, and runs out of registers.
+// The same with the pair at `a` in every lane. Not the intrinsic: GCC 12 copies the sum first, and runs out of
+// registers.
 [[gnu::always_inline]] static inline void add_chain_pairs_of(__m512& sum, __m512 b, const float* a) {
   struct [[gnu::may_alias, gnu::packed]] Pair {
     uint32_t bits;
@@ -55,6 +56,12 @@ static inline void store_chain_pairs(float* out, const bf16* x, int64_t n) {
 // As `store`, in one instruction that takes subnormal numbers for zero: for results of arithmetic, which has none.
 static inline void store_normal(bf16* p, F16 x) {
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), (__m256i)_mm512_cvtneps_pbh(x.v));
+}
+
+// As `as_bf16`, for results of arithmetic.
+static inline F16 as_bf16_normal(F16 x) {
+  const __m512i wide = _mm512_cvtepu16_epi32((__m256i)_mm512_cvtneps_pbh(x.v));
+  return {_mm512_castsi512_ps(_mm512_slli_epi32(wide, 16))};
 }
 
 }  // namespace quire::QUIRE_TIER

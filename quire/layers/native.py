@@ -170,6 +170,14 @@ class QuantizedLinearMethod(NativeLinearMethod):
             self.runtime, x, weight.packed, weight.scales, weight.output_size, bias, out_dtype=out_dtype
         )
 
+    def apply_gated(self, layer: nn.Module, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        """Gates and ups meet before they are written, where both fill whole panels."""
+        weight = packed_weight(layer)
+        size = weight.output_size // 2
+        if size % quant.PANEL_SIZE:
+            return super().apply_gated(layer, x, bias)
+        return self.format.gated_linear(self.runtime, x, weight.packed, weight.scales, size, bias)
+
     def gather_rows(self, layer: nn.Module, row_ids: torch.Tensor) -> torch.Tensor:
         """Rows times their scales."""
         weight = packed_weight(layer)

@@ -26,6 +26,9 @@ constexpr int64_t int4_panel_bytes(int64_t input_size) {
 
 // out[m][n] = sum over k of x[m][k] * weight[n][k], + bias[n]. Each row of x is quantised to int8 by its own absmax;
 // sums of products are exact integers. Strides are in elements.
+// Gated: the weight has 2 * output_size outputs, gates then ups, and out = silu(gate) * up, where gate, up and silu(gate)
+// are first rounded to x's dtype: the bits of the product followed by gated_activation. output_size is then a multiple
+// of 16.
 struct QuantLinearArgs {
   const void* x;  // bf16 or f32
   int64_t x_stride;
@@ -40,6 +43,7 @@ struct QuantLinearArgs {
   DType x_dtype;
   DType bias_dtype;  // bf16 or f32
   DType out_dtype;   // bf16 or f32
+  bool is_gated;
 };
 
 // Quantises rows of a weight into outputs first_row .. of `packed`.

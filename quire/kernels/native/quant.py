@@ -177,16 +177,58 @@ class QuantFormat(ABC):
         Cost: reads the packed weight once: bandwidth bound up to about 8 tokens (int8) or 4 (int4).
         Reference: kernels/reference/quant.py
         """
+        return self._product(runtime, x, packed, scales, output_size, bias, out_dtype, is_gated=False)
+
+    def gated_linear(
+        self,
+        runtime: NativeRuntime,
+        x: torch.Tensor,
+        packed: torch.Tensor,
+        scales: torch.Tensor,
+        intermediate_size: int,
+        bias: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """silu(x G^T) * (x U^T) in one pass, with the bits of `linear`, then `elementwise.silu_and_mul`.
+
+        Args:
+            x: [num_tokens, input_size] bfloat16 or float32; rows may be strided.
+            packed, scales: intermediate_size gate outputs, then as many up outputs, as `pack_rows` wrote them.
+            intermediate_size: a multiple of 16.
+            bias: [2 * intermediate_size] float32 or the dtype of `x`.
+
+        Returns:
+            [num_tokens, intermediate_size], dtype of `x`.
+
+        Raises:
+            ShapeError: a size, dtype, device or stride differs from the above.
+
+        Cost: as `linear` with twice the outputs, without writing and reading its result.
+        Reference: kernels/reference/quant.py, kernels/reference/activation.py
+        """
+        check_size("intermediate_size", intermediate_size)
+        if intermediate_size % PANEL_SIZE:
+            raise ShapeError(
+                f"intermediate_size is {intermediate_size}, expected a multiple of {PANEL_SIZE}",
+                hint="use linear, then the activation",
+                field="intermediate_size",
+            )
+        return self._product(runtime, x, packed, scales, intermediate_size, bias, None, is_gated=True)
+
+    def _product(
+        self, runtime: NativeRuntime, x: torch.Tensor, packed: torch.Tensor, scales: torch.Tensor, output_size: int,
+        bias: torch.Tensor | None, out_dtype: torch.dtype | None, *, is_gated: bool,
+    ) -> torch.Tensor:  # fmt: skip
         check_rows("x", x)
         num_tokens, input_size = x.shape
         x_dtype = x.dtype
         _check_input_size(input_size)
         check_size("output_size", output_size)
-        check_tensor("packed", packed, (PACKED_DTYPE,), self.packed_shape(output_size, input_size))
-        check_tensor("scales", scales, (self.scale_dtype,), self.scales_shape(output_size, input_size))
+        num_weights = 2 * output_size if is_gated else output_size
+        check_tensor("packed", packed, (PACKED_DTYPE,), self.packed_shape(num_weights, input_size))
+        check_tensor("scales", scales, (self.scale_dtype,), self.scales_shape(num_weights, input_size))
         bias_ptr, bias_dtype = 0, torch.float32
         if bias is not None:
-            check_tensor("bias", bias, (x_dtype, torch.float32), (output_size,))
+            check_tensor("bias", bias, (x_dtype, torch.float32), (num_weights,))
             bias_ptr, bias_dtype = bias.data_ptr(), bias.dtype
         out_dtype = x_dtype if out_dtype is None else out_dtype
         if out_dtype is not x_dtype and out_dtype is not torch.float32:
@@ -196,7 +238,7 @@ class QuantFormat(ABC):
             getattr(runtime.library, f"linear_{self.name}")(
                 runtime.tier_idx, runtime.pool, x.data_ptr(), x.stride(0), packed.data_ptr(), scales.data_ptr(),
                 bias_ptr, out.data_ptr(), num_tokens, output_size, input_size, self.group_size(input_size),
-                DTYPE_CODES[x_dtype], DTYPE_CODES[bias_dtype], DTYPE_CODES[out_dtype],
+                DTYPE_CODES[x_dtype], DTYPE_CODES[bias_dtype], DTYPE_CODES[out_dtype], is_gated,
             )  # fmt: skip
         return out
 

@@ -67,9 +67,11 @@ def test_a_row_does_not_depend_on_its_batch(runtime: NativeRuntime, dtype: torch
         assert same_bits(linear(runtime, x[-num_rows:], packed_weight, 200, out_dtype=F32), alone[-num_rows:])
 
 
-@pytest.mark.parametrize("num_rows", [300, 531], ids="{} rows".format)
-def test_rows_beyond_a_task_have_the_same_bits(runtime: NativeRuntime, portable: NativeRuntime, num_rows: int):
-    weight, x = randn(80, 96, dtype=BF16), randn(num_rows, 96, dtype=BF16, seed=1)
+@pytest.mark.parametrize("num_rows, input_size", [(300, 96), (531, 96), (261, 700)], ids=str)
+def test_rows_beyond_a_task_have_the_same_bits(
+    runtime: NativeRuntime, portable: NativeRuntime, num_rows: int, input_size: int
+):
+    weight, x = randn(80, input_size, dtype=BF16), randn(num_rows, input_size, dtype=BF16, seed=1)
     packed_weight = packed(portable, weight)
     assert same_bits(linear(runtime, x, packed_weight, 80), linear(portable, x, packed_weight, 80))
 

@@ -10,6 +10,7 @@ import torch
 from quire.errors import ShapeError
 from quire.kernels.native import quant
 from quire.kernels.native.checks import DTYPE_CODES
+from quire.kernels.native.elementwise import silu_and_mul
 from quire.kernels.native.runtime import NativeRuntime
 from quire.kernels.reference import quant as reference
 from quire.models.weights import relative_error
@@ -149,6 +150,29 @@ def test_a_row_alone_equals_the_row_in_a_batch(
 
 
 @formats
+@pytest.mark.parametrize("dtype", [BF16, F32], ids=str)
+@pytest.mark.parametrize("size", [16, 48, 64], ids="{} pairs".format)
+def test_gated_products_have_the_bits_of_the_product_then_the_activation(
+    runtime: NativeRuntime, portable: NativeRuntime, format: quant.QuantFormat, dtype: torch.dtype, size: int
+):
+    weight = pack(runtime, format, randn(2 * size, 290))
+    for num_rows, bias in ((0, None), (1, None), (9, randn(2 * size, dtype=dtype)), (35, randn(2 * size))):
+        x = randn(num_rows, 290, dtype=dtype)
+        out = format.gated_linear(runtime, x, weight.packed, weight.scales, size, bias)
+        assert same_bits(out, silu_and_mul(portable, weight.linear(runtime, x, bias)))
+
+
+@formats
+def test_gated_products_refuse_sizes_between_panels(runtime: NativeRuntime, format: quant.QuantFormat):
+    weight = pack(runtime, format, randn(48, 64))
+    with pytest.raises(ShapeError, match="intermediate_size is 24"):
+        format.gated_linear(runtime, randn(1, 64), weight.packed, weight.scales, 24)
+    for size in (32, 16):
+        with pytest.raises(ShapeError, match="packed"):
+            format.gated_linear(runtime, randn(1, 64), weight.packed, weight.scales, size)
+
+
+@formats
 def test_rows_are_packed_in_parts_at_any_output(runtime: NativeRuntime, format: quant.QuantFormat):
     rows = randn(75, 96)
     whole, parts = pack(runtime, format, rows), pack(runtime, format, torch.zeros(75, 96))
@@ -245,7 +269,7 @@ def test_nothing_is_written_outside_the_result(runtime: NativeRuntime, format: q
         kernel(
             runtime.tier_idx, runtime.pool, x.tensor.data_ptr(), 130, weight.packed.data_ptr(),
             weight.scales.data_ptr(), 0, out.tensor.data_ptr(), num_rows, 37, 130, weight.group_size,
-            DTYPE_CODES[F32], DTYPE_CODES[F32], DTYPE_CODES[F32],
+            DTYPE_CODES[F32], DTYPE_CODES[F32], DTYPE_CODES[F32], False,
         )  # fmt: skip
         out.assert_bands()
         assert same_bits(out.tensor, weight.linear(runtime, x.tensor))
