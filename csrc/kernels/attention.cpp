@@ -9,6 +9,9 @@
 // 2. each tile fetches the next but one into the first-level cache: 0.28, the misses that cache can have in flight
 // 3. into the second-level cache: 0.49
 // A read of whole 8 KiB pieces at random places, fetched alike, reaches 0.5. benchmarks/kernels/bench_attention.py
+// Prompts of 1024 tokens, heads 14/2 of 64, tier avx512_bf16, GFLOP/s, beside 118 of float32 multiply-adds alone:
+// 4. chains of multiply-adds: 65
+// 5. pairs of bfloat16, and a softmax of half the instructions: 116
 //
 // Source: Dao et al. 2022 (FlashAttention), section 3.1 (tiles, online softmax).
 #include "quire/attention.h"

@@ -29,8 +29,8 @@ class CacheConfig:
         minimum=2, maximum=2**31 - 1,
     )  # fmt: skip
     kv_cache_dtype: str = setting(
-        "auto", "Type of cached keys and values; auto = the model's. fp8 (= fp8_e4m3) and fp8_e5m2 take half the memory "
-        "of bfloat16 and round every number to eight bits; they need dtype bfloat16 and the native CPU kernels.",
+        "auto", "Type of cached keys and values; auto = the model's. fp8 (= fp8_e4m3) and fp8_e5m2 take half the "
+        "memory of bfloat16 and round every number to eight bits; they need dtype bfloat16 and the native CPU kernels.",
         choices=KV_CACHE_DTYPES,
     )  # fmt: skip
     enable_prefix_caching: bool = setting(True, "Share full pages between requests that begin alike.")

@@ -72,8 +72,8 @@ def _check_kv_cache_dtype(config: QuireConfig) -> None:
     if given in FP8_KV_CACHE_DTYPES:
         if dtype != "bfloat16" or backend != "native_cpu":
             raise UnsupportedError(
-                f"kv_cache_dtype={given!r} needs dtype='bfloat16' and attention_backend='native_cpu', and dtype={dtype!r} "
-                f"and attention_backend={backend!r} were chosen",
+                f"kv_cache_dtype={given!r} needs dtype='bfloat16' and attention_backend='native_cpu', and "
+                f"dtype={dtype!r} and attention_backend={backend!r} were chosen",
                 hint="use dtype='bfloat16' with attention_backend='native_cpu' on a CPU, or leave out kv_cache_dtype",
                 field="kv_cache_dtype",
             )

@@ -229,7 +229,10 @@ def native_cache(
     dtype: torch.dtype,
     sizes: tuple[int | None, int | None] = (None, None),
 ) -> Any:
-    """The library's view of a layer's cache; `sizes` are num_kv_heads and block_size, where known, `dtype` the queries'."""
+    """The library's view of a layer's cache; `sizes` are num_kv_heads and block_size, where known.
+
+    `dtype` is that of queries, keys and values.
+    """
     if head_size % 2 or not 2 <= head_size <= MAX_HEAD_SIZE:
         raise ShapeError(f"head_size is {head_size}, expected an even number up to {MAX_HEAD_SIZE}", field="head_size")
     num_kv_heads, block_size = (-1 if size is None else size for size in sizes)
