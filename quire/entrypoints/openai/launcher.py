@@ -152,6 +152,7 @@ def make_server(engine: EngineClient, config: ServerConfig, app: FastAPI | None 
         timeout_graceful_shutdown=int(FINAL_EVENTS_S),
         h11_max_incomplete_event_size=config.limits.max_header_bytes,
         ws="none",
+        http="h11",  # the parser that bounds a request's head before it is complete
         **_tls(config.http),
     )
     with _named_errors(config.http):
