@@ -131,7 +131,8 @@ def linear_int8(
     Cost: reads output_size * input_size bytes of weights: bandwidth bound up to about 8 tokens.
     Reference: kernels/reference/quant.py
     """
-    check_size("output_size", output_size)
+    if not isinstance(output_size, int) or output_size < 0:
+        check_size("output_size", output_size)
     _check("packed", packed, PACKED_DTYPE, int8_packed_shape(output_size, _row_size("x", x)))
     _check("scales", scales, INT8_SCALE_DTYPE, int8_scales_shape(output_size))
     return _linear(runtime.library.linear_int8, runtime, x, packed, scales, output_size, 0, bias, out_dtype)
@@ -167,7 +168,8 @@ def linear_int4(
     Cost: reads output_size * input_size / 2 bytes of weights: bandwidth bound up to about 4 tokens.
     Reference: kernels/reference/quant.py
     """
-    check_size("output_size", output_size)
+    if not isinstance(output_size, int) or output_size < 0:
+        check_size("output_size", output_size)
     input_size = _row_size("x", x)
     group_size = int4_group_size(input_size)
     _check("packed", packed, PACKED_DTYPE, int4_packed_shape(output_size, input_size))
@@ -261,8 +263,7 @@ def _ceil_div(a: int, b: int) -> int:
 
 def _row_size(name: str, rows: torch.Tensor) -> int:
     """The elements of a row of a matrix."""
-    check_is_tensor(name, rows)
-    if rows.dim() != 2:
+    if not isinstance(rows, torch.Tensor) or rows.dim() != 2 or rows.layout is not torch.strided:
         check_tensor(name, rows, FLOATS, (-1, -1))
     return rows.shape[1]
 
@@ -294,7 +295,9 @@ def _check(name: str, tensor: torch.Tensor, dtype: torch.dtype, shape: tuple[int
     """`check_tensor` for the common case: a product of one row takes microseconds, and so would three checks."""
     if not isinstance(tensor, torch.Tensor) or tensor.dtype is not dtype or tensor.shape != shape:
         check_tensor(name, tensor, (dtype,), shape)
-    if not tensor.is_cpu or not tensor.is_contiguous() or tensor.data_ptr() % dtype.itemsize:
+    if not (tensor.is_cpu and tensor.is_contiguous()) or (
+        dtype is not PACKED_DTYPE and tensor.data_ptr() % dtype.itemsize
+    ):
         check_tensor(name, tensor, (dtype,), shape)
 
 
