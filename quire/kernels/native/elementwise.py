@@ -55,7 +55,11 @@ def rms_norm(
     if residual is not None:
         check_tensor("residual", residual, (x.dtype,), (num_rows, size))
         residual_ptr = residual.data_ptr()
-        check_apart("residual", residual, x=x, weight=weight)
+        # `check_apart` costs as much as the kernel: nearly always both lie further apart than their sizes.
+        reach = x.data_ptr() - residual_ptr, weight.data_ptr() - residual_ptr
+        size_bytes = (num_rows * max(size, x.stride(0)) + size) * x.itemsize
+        if min(map(abs, reach)) < size_bytes:
+            check_apart("residual", residual, x=x, weight=weight)
     check_number("eps", eps)
     if out is None:
         out = torch.empty(num_rows, size, dtype=x.dtype)
