@@ -29,16 +29,15 @@ static inline F16 with_bias(const Args& args, F16 sum, int64_t first, int64_t n)
   return sum + load_n(static_cast<const float*>(args.bias) + first, n);
 }
 
-static inline F16 rounded(F16 x, DType dtype) { return dtype == DType::f32 ? x : as_bf16(x); }
-
-static inline void store_result(float* out, F16 x) { store(out, x); }
-static inline void store_result(bf16* out, F16 x) {
+// Results of arithmetic are never subnormal here: the pool's threads flush them.
 #if defined(QUIRE_TIER_AVX512_BF16)
-  store_normal(out, x);
+static inline F16 rounded(F16 x, DType dtype) { return dtype == DType::f32 ? x : as_bf16_normal(x); }
+static inline void store_result(bf16* out, F16 x) { store_normal(out, x); }
 #else
-  store(out, x);
+static inline F16 rounded(F16 x, DType dtype) { return dtype == DType::f32 ? x : as_bf16(x); }
+static inline void store_result(bf16* out, F16 x) { store(out, x); }
 #endif
-}
+static inline void store_result(float* out, F16 x) { store(out, x); }
 
 // Outputs that no cache holds until they are read go to memory directly, without being read first.
 static inline bool is_streamed(const LinearArgs& args) {

@@ -10,7 +10,7 @@
 // Ladder (GFLOP/s of one Zen 4 core whose instruction alone gives 236; 9728 x 896, 64 rows, weights from memory):
 //   6 rows of two panels, intrinsics, weights arranged beforehand     172
 //   own instruction, 4 rows, sums among products, fused arrangement   192
-//   weights fetched to level 1 instead of level 2                     205
+//   weights fetched to level 1 instead of level 2, blocks of 8 tiles  205
 //   totals in registers                                               208
 #pragma once
 

@@ -58,6 +58,12 @@ static inline void store_normal(bf16* p, F16 x) {
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), (__m256i)_mm512_cvtneps_pbh(x.v));
 }
 
+// As `as_bf16`, for results of arithmetic.
+static inline F16 as_bf16_normal(F16 x) {
+  const __m512i wide = _mm512_cvtepu16_epi32((__m256i)_mm512_cvtneps_pbh(x.v));
+  return {_mm512_castsi512_ps(_mm512_slli_epi32(wide, 16))};
+}
+
 }  // namespace quire::QUIRE_TIER
 
 #endif

@@ -39,8 +39,8 @@ def resolve_config(
     """The configuration with nothing left open, and the model directory it was resolved for.
 
     Args:
-        platform: None = this machine's.
-        usage: who runs the engine.
+        platform: the machine; None = looked at now.
+        usage: who runs the engine, on which some defaults depend.
 
     Raises:
         QuireError: the configuration, the model directory or the machine does not allow it.
