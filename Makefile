@@ -6,7 +6,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
 NATIVE := CMakeLists.txt $(wildcard csrc/*.cpp csrc/*/*.cpp csrc/*/*.h csrc/include/quire/*.h)
 
-.PHONY: setup setup-dev demo test check fmt bench bench-scheduler bench-engine docs leaf eval-leaf test-statistics sanitize clean
+.PHONY: setup setup-dev demo test check fmt bench bench-scheduler bench-engine docs leaf eval-leaf test-statistics sanitize fuzz-kernels clean
 
 $(BIN)/python:
 	@$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); [ "$$(id -u)" = 0 ] && apt-get update -q && apt-get install -y -q python3-venv \
@@ -71,6 +71,9 @@ eval-leaf: $(VENV)/.test           ## score the embedded model on held-out promp
 
 sanitize: $(VENV)/.native         ## native kernel tests under ASan and UBSan, the thread pool under TSan
 	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python -m tests.robustness.sanitize
+
+fuzz-kernels: $(VENV)/.test        ## random right and wrong calls of the native kernels; SECONDS=60 by default
+	$(BIN)/python -m tests.robustness.fuzz --seconds $(or $(SECONDS),60)
 
 clean:
 	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache

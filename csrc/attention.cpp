@@ -1,4 +1,5 @@
-// Checks of the indices that attention kernels follow into the cache: a wrong one is refused, not read.
+// Checks of the indices that attention kernels follow into the cache, and of memory that they would read as one thing
+// and write as another: a wrong one is refused, not read.
 #include "quire/attention.h"
 
 namespace quire {
@@ -12,9 +13,43 @@ const char* find_slot_fault(const int64_t* slots, int64_t num_tokens, const KvCa
   return nullptr;
 }
 
+struct Span {
+  Span(const void* data, int64_t bytes) : begin(static_cast<const char*>(data)), end(begin + max_i64(0, bytes)) {}
+  const char *begin, *end;
+};
+
+// Of `rows` rows of `size` elements; rows are `stride` elements apart.
+Span span_of(const void* data, int64_t rows, int64_t stride, int64_t size, int64_t element_bytes) {
+  return {data, rows > 0 ? ((rows - 1) * stride + size) * element_bytes : 0};
+}
+
+int64_t bytes_of(DType dtype) { return dtype == DType::bf16 ? 2 : 4; }
+
+Span span_of(const KvCache& cache) {
+  const int64_t heads = cache.num_blocks * cache.num_kv_heads;
+  return {cache.data, heads * 2 * cache.block_size * cache.head_size * bytes_of(cache.dtype)};
+}
+
+template <class... Spans>
+bool overlaps_any(const Span& written, const Spans&... others) {
+  return ((written.begin < others.end && others.begin < written.end) || ...);
+}
+
+constexpr char kOverlap[] = "a tensor that is written shares memory with another one";
+
 }  // namespace
 
 const char* find_fault(const PagedAttentionArgs& args) {
+  const int64_t bytes = bytes_of(args.cache.dtype), row = args.num_heads * args.cache.head_size;
+  const int64_t slope_bytes = args.slopes != nullptr ? args.num_heads * 4 : 0;
+  const int64_t sink_bytes = args.sinks != nullptr ? args.num_heads * 4 : 0;
+  if (overlaps_any(span_of(args.out, args.num_tokens, row, row, bytes), span_of(args.cache),
+                   span_of(args.query, args.num_tokens, args.query_stride, row, bytes),
+                   Span(args.block_table, args.num_reqs * args.max_blocks * 4),
+                   Span(args.query_start_loc, (args.num_reqs + 1) * 4), Span(args.seq_lens, args.num_reqs * 4),
+                   Span(args.sinks, sink_bytes), Span(args.slopes, slope_bytes))) {
+    return kOverlap;
+  }
   const int64_t block_size = args.cache.block_size;
   if (args.num_reqs > 0 && args.query_start_loc[0] != 0) return "query_start_loc does not start at 0";
   for (int64_t i = 0; i < args.num_reqs; ++i) {
@@ -37,6 +72,17 @@ const char* find_fault(const PagedAttentionArgs& args) {
 }
 
 const char* find_fault(const RopeAndCacheArgs& args) {
+  const int64_t bytes = bytes_of(args.cache.dtype), size = args.cache.head_size, tokens = args.num_tokens;
+  const int64_t row = (args.num_heads + 2 * args.cache.num_kv_heads) * size;
+  const Span pages = span_of(args.cache), qkv = span_of(args.qkv, tokens, args.qkv_stride, row, bytes);
+  const Span cos(args.cos, args.max_positions * args.half * 4), sin(args.sin, args.max_positions * args.half * 4);
+  const Span positions(args.positions, tokens * (args.are_positions_wide ? 8 : 4)), slots(args.slots, tokens * 8);
+  const Span q_norm(args.q_norm, args.q_norm != nullptr ? size * bytes : 0);
+  const Span k_norm(args.k_norm, args.k_norm != nullptr ? size * bytes : 0);
+  if (overlaps_any(pages, qkv, cos, sin, positions, slots, q_norm, k_norm) ||
+      overlaps_any(qkv, cos, sin, positions, slots, q_norm, k_norm)) {
+    return kOverlap;
+  }
   for (int64_t i = 0; i < args.num_tokens; ++i) {
     const int64_t position = args.are_positions_wide ? static_cast<const int64_t*>(args.positions)[i]
                                                      : static_cast<const int32_t*>(args.positions)[i];
@@ -45,9 +91,21 @@ const char* find_fault(const RopeAndCacheArgs& args) {
   return find_slot_fault(args.slots, args.num_tokens, args.cache);
 }
 
-const char* find_fault(const WriteKvArgs& args) { return find_slot_fault(args.slots, args.num_tokens, args.cache); }
+const char* find_fault(const WriteKvArgs& args) {
+  const int64_t bytes = bytes_of(args.cache.dtype), row = args.cache.num_kv_heads * args.cache.head_size;
+  if (overlaps_any(span_of(args.cache), span_of(args.key, args.num_tokens, args.key_stride, row, bytes),
+                   span_of(args.value, args.num_tokens, args.value_stride, row, bytes),
+                   Span(args.slots, args.num_tokens * 8))) {
+    return kOverlap;
+  }
+  return find_slot_fault(args.slots, args.num_tokens, args.cache);
+}
 
 const char* find_fault(const CopyPagesArgs& args) {
+  if (overlaps_any(span_of(args.cache), Span(args.source_ids, args.num_pages * 8),
+                   Span(args.target_ids, args.num_pages * 8))) {
+    return kOverlap;
+  }
   for (int64_t i = 0; i < args.num_pages; ++i) {
     const int64_t source = args.source_ids[i], target = args.target_ids[i];
     if (source < 0 || source >= args.cache.num_blocks || target < 0 || target >= args.cache.num_blocks) {

@@ -24,7 +24,13 @@ from quire.kernels.reference.attention import paged_attention as reference_atten
 
 # (num_heads, num_kv_heads, head_size) of Qwen2.5-0.5B, Llama-3.2-1B and Llama-3.1-8B.
 LAYOUTS = {"14/2 d64": (14, 2, 64), "32/8 d64": (32, 8, 64), "32/8 d128": (32, 8, 128)}
-DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
+# Of the cache; queries of caches of eight bits are bfloat16.
+DTYPES = {
+    "bfloat16": torch.bfloat16,
+    "float32": torch.float32,
+    "fp8_e4m3": torch.float8_e4m3fn,
+    "fp8_e5m2": torch.float8_e5m2,
+}
 BLOCK_SIZE = 32
 
 
@@ -45,7 +51,8 @@ def huge_cache(runtime: NativeRuntime, num_bytes: int, dtype: torch.dtype) -> to
     address = runtime.library.map_huge(num_bytes)
     buffer = (ctypes.c_byte * num_bytes).from_address(address)
     flat = torch.frombuffer(buffer, dtype=dtype)
-    flat.copy_(torch.randn(1 << 16).to(dtype).repeat(flat.numel() >> 16))
+    period = torch.randn(1 << 16).to(dtype).view(torch.uint8)
+    flat.view(torch.uint8).copy_(period.repeat(num_bytes // len(period)))
     return flat
 
 
@@ -69,7 +76,8 @@ class Case:
             for row, pages in zip(table, order[start : start + sum(num_pages)].split(num_pages), strict=True):
                 row[: len(pages)] = pages
             self.tables.append(table)
-        self.query = torch.randn(sum(n for n, _ in batch), num_heads, head_size).to(flat.dtype)
+        self.query = torch.randn(sum(n for n, _ in batch), num_heads, head_size)
+        self.query = self.query.to(torch.float32 if flat.dtype == torch.float32 else torch.bfloat16)
         self.starts = torch.tensor([0] + [n for n, _ in batch]).cumsum(0).int()
         self.seq_lens = torch.tensor([n for _, n in batch]).int()
         self.num_bytes = sum(n for _, n in batch) * 2 * num_kv_heads * head_size * flat.element_size()
@@ -120,7 +128,7 @@ def main() -> int:
         steps.update({f"prompt {n}": [(n, n)] for n in args.prompts})
         read_rate = ceilings.measure("read")
         multiply_rate = ceilings.measure("float32")
-        if args.dtype == "bfloat16":
+        if args.dtype != "float32":
             multiply_rate = ceilings.measure("bf16") or multiply_rate
         print(f"{name}: reads at {read_rate / 1e9:.1f} GB/s, multiplies at {multiply_rate / 1e9:.0f} GFLOP/s")
         for step, batch in steps.items():

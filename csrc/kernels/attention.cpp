@@ -14,6 +14,7 @@
 #include "quire/attention.h"
 
 #include "kernels/attention_amx.h"
+#include "kernels/attention_fp8.h"
 #include "kernels/attention_plan.h"
 #include "kernels/attention_tile.h"
 
@@ -57,7 +58,10 @@ struct Scratch {
   float* block_maxima;  // of one block and split
   float* block_sums;
   float* block_outputs;
-  T* values;         // a tile of values without tokens that are not seen
+  // Values of a tile without the tokens that are not seen. Of a cache of codes: keys and values as bfloat16, tile by
+  // tile, of a split with several blocks of rows or of one tile.
+  T* values;
+  T* keys;
   AmxScratch amx;
 };
 
@@ -83,7 +87,9 @@ int64_t lay_out(const PagedAttentionArgs& args, char* memory, Scratch<T>& scratc
   scratch.block_maxima = take<float>(memory, kBlockRows<T>);
   scratch.block_sums = take<float>(memory, kBlockRows<T>);
   scratch.block_outputs = take<float>(memory, kBlockRows<T> * padded);
-  scratch.values = take<T>(memory, kTile * args.cache.head_size);
+  const bool has_codes = is_fp8(args.cache.dtype);
+  scratch.values = take<T>(memory, (has_codes ? kSplit : kTile) * args.cache.head_size);
+  scratch.keys = take<T>(memory, (has_codes ? kSplit : 0) * args.cache.head_size);
   memory += lay_out_amx(memory, num_rows, args.cache.head_size, scratch.amx);
   return memory - start;
 }
@@ -103,16 +109,17 @@ class Worker {
   Worker(const PagedAttentionArgs& args, const Task& task, const Scratch<T>& scratch)
       : args_(args), item_(task.item), task_(task), cache_(args.cache), scratch_(scratch), group_(group_size(args)),
         num_rows_(task.item.num_tokens * group_), padded_(padded_head(args)),
-        is_plain_(args.scale > 0.0f && args.soft_cap <= 0.0f && args.slopes == nullptr),
+        num_blocks_(ceil_div(num_rows_, kBlockRows<T>)), has_codes_(is_fp8(args.cache.dtype)),
+        widener_(fp8_format(args.cache.dtype)), is_plain_(args.scale > 0.0f && args.soft_cap <= 0.0f && args.slopes == nullptr),
         pages_(args.block_table + task.item.request * args.max_blocks) {}
 
   void run() {
     load_queries();
     if (task_.partials == nullptr) start_rows();
-    const int64_t num_blocks = ceil_div(num_rows_, kBlockRows<T>);
     for (int64_t split = task_.first_split; split < task_.end_split; ++split) {
-      for (int64_t i = 0; i < num_blocks; ++i) {
-        const Block block = block_at(i * num_rows_ / num_blocks, (i + 1) * num_rows_ / num_blocks, split);
+      if (has_codes_ && num_blocks_ > 1) widen_split(split);
+      for (int64_t i = 0; i < num_blocks_; ++i) {
+        const Block block = block_at(i * num_rows_ / num_blocks_, (i + 1) * num_rows_ / num_blocks_, split);
         if (block.oldest < block.end) attend(block);
         if (task_.partials == nullptr) {
           if (block.oldest < block.end) merge_block(block);
@@ -185,7 +192,7 @@ class Worker {
     for (int64_t r = 0; r < block.num_rows; ++r) find_weights(block, r, begin, end, tiles_begin, tiles_end);
     for (int64_t i = 0; i < block.num_rows * padded_; i += 16) store(scratch_.block_outputs + i, zero());
     for (int64_t token = tiles_begin; token < tiles_end; token += kTile) {
-      add_values(block, token, value_tile(token, block.oldest, block.end));
+      add_values(block, token);
     }
     if constexpr (kHasAmx<T>) finish_amx(scratch_.amx);
   }
@@ -194,35 +201,98 @@ class Worker {
     for (int64_t token = begin; token < end;) {
       const int64_t left_of_page = cache_.block_size - token % cache_.block_size;
       const int64_t num = min_i64(min_i64(kTile - token % kTile, left_of_page), end - token);
-      const T* keys = keys_at(token);
       float* scores = scratch_.scores + token - block.base;
-      const int64_t ahead = bytes_to_next(block, token, true, keys);
+      const Keys keys = keys_of(block, token, num);
       if constexpr (kHasAmx<T>) {
-        multiply_keys_amx(scratch_.amx, block.first_row, keys, cache_.block_size, cache_.head_size, num, scores,
-                          kScoreStride);
+        multiply_keys_amx(scratch_.amx, block.first_row, keys.data, keys.stride, cache_.head_size, num, keys.ahead,
+                          scores, kScoreStride);
       } else {
         multiply_rows<false>(scratch_.query + block.first_row * scratch_.query_stride, scratch_.query_stride,
-                             block.num_rows, keys, kPair<T> * cache_.block_size, cache_.head_size, num, ahead, scores,
-                             kScoreStride);
+                             block.num_rows, keys.data, kPair<T> * keys.stride, cache_.head_size, num, keys.ahead,
+                             scores, kScoreStride);
       }
       token += num;
     }
   }
 
-  const T* keys_at(int64_t token) const {
-    return key_page<T>(cache_, pages_[token / cache_.block_size], item_.kv_head) +
-           token % cache_.block_size * kPair<T>;
+  const char* keys_at(int64_t token) const {
+    const int64_t size = cache_.head_size, block_size = cache_.block_size;
+    const int64_t first = (pages_[token / block_size] * cache_.num_kv_heads + item_.kv_head) * 2 * block_size * size;
+    return static_cast<const char*>(cache_.data) + (first + token % block_size * kPair<T>) * element_bytes(cache_);
   }
-  const T* values_at(int64_t token) const {
-    return value_page<T>(cache_, pages_[token / cache_.block_size], item_.kv_head) +
-           token % cache_.block_size / kPair<T> * kPair<T> * cache_.head_size;
+  const char* values_at(int64_t token) const {
+    const int64_t size = cache_.head_size, offset = token % cache_.block_size;
+    return keys_at(token - offset) +
+           (cache_.block_size + offset / kPair<T> * kPair<T>) * size * element_bytes(cache_);
+  }
+
+  // Tokens from row to row of the pairs, and how far ahead memory is to be fetched meanwhile, in bytes.
+  struct Keys {
+    const T* data;
+    int64_t stride;
+    int64_t ahead;
+  };
+
+  // Keys of `num` tokens of one page and one tile.
+  Keys keys_of(const Block& block, int64_t token, int64_t num) {
+    if constexpr (sizeof(T) == 2) {
+      if (has_codes_) {
+        const bool has_all = num_blocks_ > 1;
+        bf16* keys = scratch_.keys + (has_all ? (token - block.base) / kTile * kTile * cache_.head_size : 0) +
+                     token % kTile * kPair<T>;
+        if (!has_all) widen_keys(token, num, bytes_to_next(block, token, true, keys_at(token)), keys);
+        return {keys, kTile, 0};
+      }
+    }
+    const char* keys = keys_at(token);
+    return {reinterpret_cast<const T*>(keys), cache_.block_size, bytes_to_next(block, token, true, keys)};
+  }
+
+  void widen_keys(int64_t token, int64_t num, int64_t ahead, bf16* out) const {
+    const uint8_t* codes = reinterpret_cast<const uint8_t*>(keys_at(token));
+    if (num == kTile && cache_.block_size == kTile) {
+      widen_codes(widener_, codes, kTile * cache_.head_size, ahead, out);
+      return;
+    }
+    for (int64_t i = 0; i < cache_.head_size / 2; ++i) {
+      widen_codes(widener_, codes + 2 * i * cache_.block_size, 2 * num, ahead, out + 2 * i * kTile);
+    }
+  }
+
+  // Values of a tile; tokens outside oldest .. end - 1 are zeros.
+  void widen_values(int64_t token, int64_t oldest, int64_t end, int64_t ahead, bf16* out) const {
+    const int64_t size = cache_.head_size;
+    for (int64_t t = 0; t < kTile; t += 2, out += 2 * size) {
+      const int64_t first = max_i64(oldest, token + t), last = min_i64(end, token + t + 2);
+      if (first >= last) {
+        __builtin_memset(out, 0, 2 * size * sizeof(bf16));
+        continue;
+      }
+      widen_codes(widener_, reinterpret_cast<const uint8_t*>(values_at(first)), 2 * size, ahead, out);
+      if (last - first == 2) continue;
+      for (int64_t i = 0; i < size; ++i) out[2 * i + 1 - first % 2].bits = 0;
+    }
+  }
+
+  // All that any row of the item sees of a split.
+  void widen_split(int64_t split) {
+    if constexpr (sizeof(T) == 2) {
+      const int64_t base = split * kSplit, oldest = max_i64(base, item_.oldest), end = min_i64(base + kSplit, item_.end);
+      for (int64_t token = oldest / 16 * 16; token < end; token += 16) {
+        bf16* keys = scratch_.keys + (token - base) / kTile * kTile * cache_.head_size + token % kTile * 2;
+        widen_keys(token, 16, 0, keys);
+      }
+      for (int64_t token = oldest / kTile * kTile; token < end; token += kTile) {
+        widen_values(token, oldest, end, 0, scratch_.values + (token - base) * cache_.head_size);
+      }
+    }
   }
 
   // How far from `here`, a tile of keys or values, the memory is that the item reads kAhead tiles later. 0 when its
   // earlier rows have just read it.
-  int64_t bytes_to_next(const Block& block, int64_t token, bool is_key, const T* here) const {
+  int64_t bytes_to_next(const Block& block, int64_t token, bool is_key, const char* here) const {
     if (block.first_row > 0) return 0;
-    const T* next = here;
+    const char* next = here;
     const int64_t later = token + kAhead * kTile;
     if (later < block.end) {
       next = is_key ? keys_at(later) : values_at(later);
@@ -234,7 +304,7 @@ class Worker {
         next = keys_at(block.base + kSplit + over);
       }
     }
-    return reinterpret_cast<const char*>(next) - reinterpret_cast<const char*>(here);
+    return next - here;
   }
 
   // Scores to what the softmax is taken of.
@@ -314,17 +384,24 @@ class Worker {
 
   // The values of 32 tokens as one tile. Tokens outside oldest .. end - 1 are zeros: their weight is zero, but what
   // lies there may be anything.
-  const T* value_tile(int64_t token, int64_t oldest, int64_t end) {
-    const int64_t block_size = cache_.block_size, size = cache_.head_size;
-    if (block_size % kTile == 0 && token >= oldest && token + kTile <= end) {
-      return values_at(token);
-    }
+  const T* value_tile(const Block& block, int64_t token, int64_t ahead) {
+    const int64_t block_size = cache_.block_size, size = cache_.head_size, oldest = block.oldest, end = block.end;
     constexpr int64_t pair = kPair<T>;
+    if constexpr (sizeof(T) == 2) {
+      if (has_codes_) {
+        if (num_blocks_ > 1) return scratch_.values + (token - block.base) * size;
+        widen_values(token, oldest, end, ahead, scratch_.values);
+        return scratch_.values;
+      }
+    }
+    if (block_size % kTile == 0 && token >= oldest && token + kTile <= end) {
+      return reinterpret_cast<const T*>(values_at(token));
+    }
     __builtin_memset(scratch_.values, 0, kTile * size * sizeof(T));
     for (int64_t t = 0; t < kTile; t += pair) {
       const int64_t first = max_i64(oldest, token + t), last = min_i64(end, token + t + pair);
       if (first >= last) continue;
-      const T* values = values_at(first);
+      const T* values = reinterpret_cast<const T*>(values_at(first));
       T* tile = scratch_.values + t * size;
       if (last - first == pair) {
         __builtin_memcpy(tile, values, pair * size * sizeof(T));
@@ -335,15 +412,20 @@ class Worker {
     return scratch_.values;
   }
 
-  void add_values(const Block& block, int64_t token, const T* values) {
+  void add_values(const Block& block, int64_t token) {
     const int64_t size = cache_.head_size, column = token - block.base;
-    const int64_t ahead = bytes_to_next(block, token, false, values);
+    const char* const first = values_at(max_i64(token, block.oldest));
+    const int64_t to_next = bytes_to_next(block, token, false, first);
+    const T* values = value_tile(block, token, to_next);
+    // Codes were fetched as they were widened; a copied tile's next one is as far from the copy.
+    const char* const here = reinterpret_cast<const char*>(values);
+    const int64_t ahead = has_codes_ || to_next == 0 ? 0 : first + to_next - here;
     if constexpr (kHasAmx<T>) {
-      add_values_amx(scratch_.amx, column, values, size, scratch_.block_outputs, padded_);
+      add_values_amx(scratch_.amx, column, values, size, ahead, scratch_.block_outputs, padded_);
     } else {
       constexpr int64_t per_float = kHasPairs<T> ? 2 : 1;
-      multiply_rows<true>(scratch_.scores + column / per_float, kScoreStride, block.num_rows, values, kPair<T> * size, kTile, size,
-                          ahead, scratch_.block_outputs, padded_);
+      multiply_rows<true>(scratch_.scores + column / per_float, kScoreStride, block.num_rows, values, kPair<T> * size,
+                          kTile, size, ahead, scratch_.block_outputs, padded_);
     }
   }
 
@@ -407,6 +489,9 @@ class Worker {
   const KvCache& cache_;
   const Scratch<T>& scratch_;
   const int64_t group_, num_rows_, padded_;
+  const int64_t num_blocks_;
+  const bool has_codes_;
+  const Fp8Widener widener_;
   const bool is_plain_;
   const int32_t* pages_;
 };
@@ -430,16 +515,16 @@ void attend_all(Pool& pool, const PagedAttentionArgs& args) {
 
 void paged_attention(Pool& pool, const PagedAttentionArgs& args) {
   const int64_t num_used = args.num_reqs > 0 ? args.query_start_loc[args.num_reqs] : 0;
-  const int64_t row_bytes = args.num_heads * args.cache.head_size * (args.cache.dtype == DType::bf16 ? 2 : 4);
+  const int64_t row_bytes = args.num_heads * args.cache.head_size * (args.cache.dtype == DType::f32 ? 4 : 2);
   if (num_used < args.num_tokens) {
     __builtin_memset(static_cast<char*>(args.out) + num_used * row_bytes, 0, (args.num_tokens - num_used) * row_bytes);
   }
   if (num_used == 0) return;
   pool.lock();
-  if (args.cache.dtype == DType::bf16) {
-    attend_all<bf16>(pool, args);
-  } else {
+  if (args.cache.dtype == DType::f32) {
     attend_all<float>(pool, args);
+  } else {
+    attend_all<bf16>(pool, args);
   }
   pool.unlock();
 }

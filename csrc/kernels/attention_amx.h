@@ -63,6 +63,12 @@ inline const bf16* padded_tile(bf16* tile, const bf16* p, int64_t stride, int64_
   return tile;
 }
 
+// The rows of a tile that is multiplied later, `ahead` bytes from p; 0 = none.
+inline void fetch_tile(const bf16* p, int64_t stride, int64_t num_rows, int64_t ahead) {
+  if (ahead == 0) return;
+  for (int64_t i = 0; i < num_rows; ++i) prefetch_ahead(p + i * stride, ahead);
+}
+
 // Tile `Sum` += tile 4 . the tile at p.
 template <int Sum>
 inline void multiply_tile(const bf16* p, int64_t stride) {
@@ -78,7 +84,7 @@ inline void multiply_tile(const bf16* p, int64_t stride) {
 // Scores of the block's rows with `Columns` * 16 keys.
 template <int Columns>
 inline void multiply_key_columns(const AmxScratch& scratch, int64_t first_row, const bf16* keys, int64_t block_size,
-                                 int64_t head_size, float* scores, int64_t score_stride) {
+                                 int64_t head_size, int64_t ahead, float* scores, int64_t score_stride) {
   const bf16* query = scratch.query + first_row * scratch.query_stride;
   const int64_t stride = 2 * block_size;
   tile_zero<0>();
@@ -86,6 +92,7 @@ inline void multiply_key_columns(const AmxScratch& scratch, int64_t first_row, c
   for (int64_t k = 0; k < head_size; k += kTile) {
     const int64_t num_pairs = min_i64(kTile, head_size - k) / 2;
     const bf16* tile = keys + k / 2 * stride;
+    for (int c = 0; c < Columns; ++c) fetch_tile(tile + 32 * c, stride, num_pairs, ahead);
     tile_load<4>(query + k, scratch.query_stride * 2);
     if (num_pairs == 16) {
       multiply_tile<0>(tile, stride);
@@ -100,13 +107,16 @@ inline void multiply_key_columns(const AmxScratch& scratch, int64_t first_row, c
 }
 
 inline void multiply_keys_amx(const AmxScratch& scratch, int64_t first_row, const bf16* keys, int64_t block_size,
-                              int64_t head_size, int64_t num_keys, float* scores, int64_t score_stride) {
+                              int64_t head_size, int64_t num_keys, int64_t ahead, float* scores,
+                              int64_t score_stride) {
   int64_t key = 0;
   for (; key + 32 <= num_keys; key += 32) {
-    multiply_key_columns<2>(scratch, first_row, keys + 2 * key, block_size, head_size, scores + key, score_stride);
+    multiply_key_columns<2>(scratch, first_row, keys + 2 * key, block_size, head_size, ahead, scores + key,
+                            score_stride);
   }
   if (key < num_keys) {
-    multiply_key_columns<1>(scratch, first_row, keys + 2 * key, block_size, head_size, scores + key, score_stride);
+    multiply_key_columns<1>(scratch, first_row, keys + 2 * key, block_size, head_size, ahead, scores + key,
+                            score_stride);
   }
 }
 
@@ -116,10 +126,11 @@ inline void store_amx_weights(const AmxScratch& scratch, int64_t row, int64_t co
 
 template <int Sum>
 inline void add_value_column(const AmxScratch& scratch, const bf16* values, int64_t head_size, int64_t first,
-                             float* outputs, int64_t output_stride) {
+                             int64_t ahead, float* outputs, int64_t output_stride) {
   if (first >= head_size) return;
   const int64_t num = min_i64(16, head_size - first), stride = 2 * head_size;
   const bf16* tile = values + 2 * first;
+  fetch_tile(tile, stride, 16, ahead);
   tile_load<Sum>(outputs + first, output_stride * 4);
   if (num == 16) {
     multiply_tile<Sum>(tile, stride);
@@ -131,13 +142,13 @@ inline void add_value_column(const AmxScratch& scratch, const bf16* values, int6
 
 // outputs += weights of 32 tokens . their values.
 inline void add_values_amx(const AmxScratch& scratch, int64_t column, const bf16* values, int64_t head_size,
-                           float* outputs, int64_t output_stride) {
+                           int64_t ahead, float* outputs, int64_t output_stride) {
   tile_load<4>(scratch.weights + column, kWeightStride * 2);
   for (int64_t i = 0; i < head_size; i += 64) {
-    add_value_column<0>(scratch, values, head_size, i, outputs, output_stride);
-    add_value_column<1>(scratch, values, head_size, i + 16, outputs, output_stride);
-    add_value_column<2>(scratch, values, head_size, i + 32, outputs, output_stride);
-    add_value_column<3>(scratch, values, head_size, i + 48, outputs, output_stride);
+    add_value_column<0>(scratch, values, head_size, i, ahead, outputs, output_stride);
+    add_value_column<1>(scratch, values, head_size, i + 16, ahead, outputs, output_stride);
+    add_value_column<2>(scratch, values, head_size, i + 32, ahead, outputs, output_stride);
+    add_value_column<3>(scratch, values, head_size, i + 48, ahead, outputs, output_stride);
   }
 }
 

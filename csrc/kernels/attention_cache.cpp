@@ -1,6 +1,8 @@
 // Rotary embedding, and the writing and copying of pages. One pass over the tokens of a step.
 #include "kernels/attention_cache.h"
 
+#include "kernels/attention_fp8.h"
+
 namespace quire::QUIRE_TIER {
 namespace {
 
@@ -35,24 +37,39 @@ void rotate_head(const T* x, const float* cos, const float* sin, int64_t half, i
   if (x != out && 2 * half < size) __builtin_memcpy(out + 2 * half, x + 2 * half, (size - 2 * half) * sizeof(T));
 }
 
-void put_key(const bf16* key, const KvCache& cache, int64_t slot, int64_t kv_head) {
-  bf16* page = key_page<bf16>(cache, slot / cache.block_size, kv_head) + 2 * (slot % cache.block_size);
-  for (int64_t i = 0; i < cache.head_size / 2; ++i) {
-    __builtin_memcpy(page + 2 * i * cache.block_size, key + 2 * i, 2 * sizeof(bf16));
+template <class C>
+void put_key(const C* key, const KvCache& cache, int64_t slot, int64_t kv_head) {
+  constexpr int64_t pair = kPair<C>;
+  C* page = key_page<C>(cache, slot / cache.block_size, kv_head) + pair * (slot % cache.block_size);
+  for (int64_t i = 0; i < cache.head_size; i += pair) {
+    __builtin_memcpy(page + i * cache.block_size, key + i, pair * sizeof(C));
   }
-}
-void put_key(const float* key, const KvCache& cache, int64_t slot, int64_t kv_head) {
-  float* page = key_page<float>(cache, slot / cache.block_size, kv_head) + slot % cache.block_size;
-  for (int64_t i = 0; i < cache.head_size; ++i) page[i * cache.block_size] = key[i];
 }
 
 // A token of a pair is stored by itself: another thread may be writing the other one.
-template <class T>
-void put_value(const T* value, const KvCache& cache, int64_t slot, int64_t kv_head) {
-  constexpr int64_t pair = kPair<T>;
+template <class C>
+void put_value(const C* value, const KvCache& cache, int64_t slot, int64_t kv_head) {
+  constexpr int64_t pair = kPair<C>;
   const int64_t offset = slot % cache.block_size;
-  T* row = value_page<T>(cache, slot / cache.block_size, kv_head) + offset / pair * pair * cache.head_size;
+  C* row = value_page<C>(cache, slot / cache.block_size, kv_head) + offset / pair * pair * cache.head_size;
   for (int64_t i = 0; i < cache.head_size; ++i) row[i * pair + offset % pair] = value[i];
+}
+
+// A head's key and value of one token, in the cache's type.
+template <class T>
+void put_token(const T* key, const T* value, const KvCache& cache, int64_t slot, int64_t kv_head) {
+  if constexpr (sizeof(T) == 2) {
+    if (is_fp8(cache.dtype)) {
+      uint8_t codes[kMaxHeadSize];
+      round_to_codes(fp8_format(cache.dtype), key, cache.head_size, codes);
+      put_key(codes, cache, slot, kv_head);
+      round_to_codes(fp8_format(cache.dtype), value, cache.head_size, codes);
+      put_value(codes, cache, slot, kv_head);
+      return;
+    }
+  }
+  put_key(key, cache, slot, kv_head);
+  put_value(value, cache, slot, kv_head);
 }
 
 template <class T>
@@ -64,6 +81,7 @@ void rope_token(const RopeAndCacheArgs& args, int64_t token) {
   const float* sin = args.sin + position * args.half;
   T* heads = static_cast<T*>(args.qkv) + token * args.qkv_stride;
   T normed[kMaxHeadSize], key[kMaxHeadSize];
+  const T* values = heads + (args.num_heads + num_kv_heads) * size;
   const int64_t num_rotated = args.num_heads + (slot >= 0 ? num_kv_heads : 0);
   for (int64_t head = 0; head < num_rotated; ++head) {
     const bool is_key = head >= args.num_heads;
@@ -74,11 +92,9 @@ void rope_token(const RopeAndCacheArgs& args, int64_t token) {
       x = normed;
     }
     rotate_head(x, cos, sin, args.half, size, is_key ? key : heads + head * size);
-    if (is_key) put_key(key, args.cache, slot, head - args.num_heads);
+    const int64_t kv_head = head - args.num_heads;
+    if (is_key) put_token(key, values + kv_head * size, args.cache, slot, kv_head);
   }
-  if (slot < 0) return;
-  const T* values = heads + (args.num_heads + num_kv_heads) * size;
-  for (int64_t head = 0; head < num_kv_heads; ++head) put_value(values + head * size, args.cache, slot, head);
 }
 
 template <class T>
@@ -87,8 +103,8 @@ void write_token(const WriteKvArgs& args, int64_t token) {
   const T* key = static_cast<const T*>(args.key) + token * args.key_stride;
   const T* value = static_cast<const T*>(args.value) + token * args.value_stride;
   for (int64_t head = 0; head < args.cache.num_kv_heads; ++head) {
-    put_key(key + head * args.cache.head_size, args.cache, args.slots[token], head);
-    put_value(value + head * args.cache.head_size, args.cache, args.slots[token], head);
+    const int64_t first = head * args.cache.head_size;
+    put_token(key + first, value + first, args.cache, args.slots[token], head);
   }
 }
 
@@ -104,28 +120,27 @@ void for_each_token(Pool& pool, int64_t num_tokens, const Fn& fn) {
 
 void rope_and_cache(Pool& pool, const RopeAndCacheArgs& args) {
   for_each_token(pool, args.num_tokens, [&](int64_t token) {
-    if (args.cache.dtype == DType::bf16) {
-      rope_token<bf16>(args, token);
-    } else {
+    if (args.cache.dtype == DType::f32) {
       rope_token<float>(args, token);
+    } else {
+      rope_token<bf16>(args, token);
     }
   });
 }
 
 void write_kv(Pool& pool, const WriteKvArgs& args) {
   for_each_token(pool, args.num_tokens, [&](int64_t token) {
-    if (args.cache.dtype == DType::bf16) {
-      write_token<bf16>(args, token);
-    } else {
+    if (args.cache.dtype == DType::f32) {
       write_token<float>(args, token);
+    } else {
+      write_token<bf16>(args, token);
     }
   });
 }
 
 void copy_pages(Pool& pool, const CopyPagesArgs& args) {
   const KvCache& cache = args.cache;
-  const int64_t element_bytes = cache.dtype == DType::bf16 ? 2 : 4;
-  const int64_t page_bytes = cache.num_kv_heads * 2 * cache.block_size * cache.head_size * element_bytes;
+  const int64_t page_bytes = cache.num_kv_heads * 2 * cache.block_size * cache.head_size * element_bytes(cache);
   char* data = static_cast<char*>(cache.data);
   parallel_for(pool, args.num_pages, [&](int64_t i, int) {
     if (args.source_ids[i] == args.target_ids[i]) return;

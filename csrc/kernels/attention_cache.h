@@ -12,11 +12,17 @@ void copy_pages(Pool& pool, const CopyPagesArgs& args);
 
 namespace {
 
+inline int64_t element_bytes(const KvCache& cache) {
+  return cache.dtype == DType::f32 ? 4 : cache.dtype == DType::bf16 ? 2 : 1;
+}
+
 // Elements that lie together along the contracted dimension: two for the products in pairs of bfloat16.
 template <class T>
 constexpr int64_t kPair = 1;
 template <>
 constexpr int64_t kPair<bf16> = 2;
+template <>
+constexpr int64_t kPair<uint8_t> = 2;  // codes of eight-bit floats
 
 template <class T>
 inline T* key_page(const KvCache& cache, int64_t page, int64_t kv_head) {

@@ -71,7 +71,13 @@ static inline float hsum(F16 x) {
   const __m128 pair = _mm_add_ps(quarter, _mm_movehl_ps(quarter, quarter));
   return _mm_cvtss_f32(_mm_add_ss(pair, _mm_movehdup_ps(pair)));
 }
-static inline float hmax(F16 x) { return _mm512_reduce_max_ps(x.v); }
+// In the order of the other tiers, which decides what is left of a NaN.
+static inline float hmax(F16 x) {
+  const __m256 half = _mm256_max_ps(_mm512_castps512_ps256(x.v), _mm512_extractf32x8_ps(x.v, 1));
+  const __m128 quarter = _mm_max_ps(_mm256_castps256_ps128(half), _mm256_extractf128_ps(half, 1));
+  const __m128 pair = _mm_max_ps(quarter, _mm_movehl_ps(quarter, quarter));
+  return _mm_cvtss_f32(_mm_max_ss(pair, _mm_movehdup_ps(pair)));
+}
 
 // Quantised GEMM. Sixteen integers as floats.
 static inline F16 load_int32(const int32_t* p) { return {_mm512_cvtepi32_ps(_mm512_loadu_si512(p))}; }

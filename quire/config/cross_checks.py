@@ -5,6 +5,7 @@ Called by `config.resolve` and, for what needs no model, by `entrypoints.args`. 
 
 from __future__ import annotations
 
+from quire.config.cache import FP8_KV_CACHE_DTYPES
 from quire.config.engine import QuireConfig
 from quire.errors import ConfigError, UnsupportedError
 from quire.platforms.interface import Platform
@@ -49,12 +50,7 @@ def check_against_model(config: QuireConfig) -> None:
             hint=f"use max_model_len <= {limit}",
             field="max_model_len",
         )
-    if config.cache.kv_cache_dtype != config.model.dtype:
-        raise UnsupportedError(
-            f"kv_cache_dtype={config.cache.kv_cache_dtype!r} differs from dtype={config.model.dtype!r}",
-            hint="leave out kv_cache_dtype",
-            field="kv_cache_dtype",
-        )
+    _check_kv_cache_dtype(config)
     if config.model.quantization is not None and config.device.attention_backend != "native_cpu":
         raise UnsupportedError(
             f"quantization={config.model.quantization!r} needs the native CPU kernels, and "
@@ -68,6 +64,24 @@ def check_against_model(config: QuireConfig) -> None:
             f"long_prefill_token_threshold={threshold} is larger than max_model_len={asked}",
             hint=f"use long_prefill_token_threshold <= {asked}",
             field="long_prefill_token_threshold",
+        )
+
+
+def _check_kv_cache_dtype(config: QuireConfig) -> None:
+    given, dtype, backend = config.cache.kv_cache_dtype, config.model.dtype, config.device.attention_backend
+    if given in FP8_KV_CACHE_DTYPES:
+        if dtype != "bfloat16" or backend != "native_cpu":
+            raise UnsupportedError(
+                f"kv_cache_dtype={given!r} needs dtype='bfloat16' and attention_backend='native_cpu', and "
+                f"dtype={dtype!r} and attention_backend={backend!r} were chosen",
+                hint="use dtype='bfloat16' with attention_backend='native_cpu' on a CPU, or leave out kv_cache_dtype",
+                field="kv_cache_dtype",
+            )
+    elif given != dtype:
+        raise UnsupportedError(
+            f"kv_cache_dtype={given!r} differs from dtype={dtype!r}",
+            hint="leave out kv_cache_dtype, or use fp8_e4m3 or fp8_e5m2 with dtype='bfloat16'",
+            field="kv_cache_dtype",
         )
 
 

@@ -19,7 +19,7 @@ from quire.errors import ConfigError
 from quire.platforms.interface import Platform
 
 GIB = 1 << 30
-DTYPE_NAMES = {"half": "float16", "float": "float32"}
+DTYPE_NAMES = {"half": "float16", "float": "float32", "fp8": "fp8_e4m3"}
 NATIVE_BLOCK_UNIT = 16  # tokens
 SERVER_DECODE_SLOWDOWN = 2.0
 KEEP_DTYPE = ("float16", "bfloat16", "float32")
@@ -185,8 +185,9 @@ def resolve_dtype(config: QuireConfig, around: Surroundings) -> tuple[QuireConfi
 
 def resolve_kv_cache_dtype(config: QuireConfig, around: Surroundings) -> tuple[QuireConfig, Decision | None]:
     """Keys and values are kept in the model's type."""
-    if config.cache.kv_cache_dtype != "auto":
-        return config, None
+    given = config.cache.kv_cache_dtype
+    if given != "auto":
+        return _replace(config, "cache", kv_cache_dtype=DTYPE_NAMES.get(given, given)), None
     return _choose(config, "cache", "kv_cache_dtype", config.model.dtype, "the model's dtype")
 
 

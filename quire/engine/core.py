@@ -1,4 +1,4 @@
-"""EngineCore: schedule -> execute -> sample -> update, nothing else.
+"""EngineCore: schedule -> execute -> sample -> update; a step that raises goes to `step_recovery`.
 
 Called by an engine core client. Owns the executor and the scheduler.
 """
@@ -9,6 +9,8 @@ import time
 from collections.abc import Callable, Iterable
 
 from quire.core.engine_messages import EngineCoreOutputs, EngineCoreRequest, FinishReason
+from quire.engine.step_recovery import StepRecovery
+from quire.errors import EngineDeadError
 from quire.executor.base import Executor
 from quire.scheduler.interface import SchedulerInterface
 
@@ -17,6 +19,7 @@ class EngineCore:
     """One engine: a scheduler and the executor that runs what it decides.
 
     Args:
+        recovery: what to do when a step raises; its gate is the scheduler's.
         num_blocks: pages of the KV cache, for whoever asks.
         on_step: called with the number of tokens of each step, before it runs.
         clock: seconds, for the duration of steps.
@@ -26,12 +29,14 @@ class EngineCore:
         self,
         executor: Executor,
         scheduler: SchedulerInterface,
+        recovery: StepRecovery,
         num_blocks: int = 0,
         on_step: Callable[[int], None] | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._executor = executor
         self._scheduler = scheduler
+        self._recovery = recovery
         self._clock = clock
         self._on_step = on_step
         self.num_blocks = num_blocks
@@ -45,20 +50,34 @@ class EngineCore:
         self._scheduler.finish_requests(handles, FinishReason.ABORT)
 
     def step(self) -> EngineCoreOutputs | None:
-        """Run one step; None when there was nothing to run."""
+        """Run one step; None when there was nothing to run or to tell.
+
+        A step that raises ends the request that makes it raise; raises only when that is no single request.
+        """
         scheduled = self._scheduler.schedule()
         if scheduled is None:
-            return self._scheduler.take_outputs()
+            return self.take_outputs()
         if self._on_step is not None:
             self._on_step(scheduled.total_num_scheduled_tokens)
         start = self._clock()
-        self._executor.execute_model(scheduled)
-        output = self._executor.sample_tokens()
-        return self._scheduler.update_from_output(scheduled, output, self._clock() - start)
+        try:
+            self._executor.execute_model(scheduled)
+            sampled = self._executor.sample_tokens()
+        except EngineDeadError:
+            raise
+        except Exception as error:
+            self._recovery.recover(self._scheduler, error)
+            return self.take_outputs()
+        outputs = self._scheduler.update_from_output(scheduled, sampled, self._clock() - start)
+        self._recovery.note(outputs)
+        return outputs
 
     def take_outputs(self) -> EngineCoreOutputs | None:
         """Ends and events that happened outside a step; None when there are none."""
-        return self._scheduler.take_outputs()
+        outputs = self._scheduler.take_outputs()
+        if outputs is not None:
+            self._recovery.note(outputs)
+        return outputs
 
     def has_unfinished_requests(self) -> bool:
         """True while any request waits or runs."""

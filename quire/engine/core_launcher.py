@@ -21,7 +21,7 @@ import msgspec
 
 from quire.config import QuireConfig
 from quire.core.wire import CoreFailed, CoreReady, CoreSetup
-from quire.engine.core_client.link import CoreLink
+from quire.engine.core_link import CoreLink
 from quire.engine.hang_detector import HangDetector, Sample
 from quire.engine.progress import Phase, ProgressPage, Word
 from quire.errors import ConfigError, EngineDeadError, QuireError
@@ -278,12 +278,12 @@ def _describe_exit(code: int) -> str:
 
 
 def _cpu_seconds(pid: int | None) -> float | None:
-    """CPU time of a process; None where the system does not say. Waiting for a disk counts as work."""
+    """CPU time of a process; None where the system does not say. Waiting for a disk or for a CPU counts as work."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text()
     except OSError:
         return None
     state, *fields = text.rpartition(")")[2].split()
-    if state == "D":
+    if state in "DR":
         return time.monotonic()
     return (int(fields[10]) + int(fields[11])) / os.sysconf("SC_CLK_TCK")

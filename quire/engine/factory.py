@@ -12,6 +12,7 @@ from quire.engine.core import EngineCore
 from quire.engine.core_client.inproc import InprocClient
 from quire.engine.front_factory import build_front_end, max_model_len, phase, resolve_config
 from quire.engine.parts import EngineParts
+from quire.engine.step_recovery import StepRecovery
 from quire.executor.base import Executor
 from quire.executor.uniproc import UniProcExecutor
 from quire.kv_cache.planning import plan_kv_cache
@@ -69,11 +70,12 @@ def build_core(
     with phase("model"):
         executor: Executor = UniProcExecutor(config, platform, logits_processors)
     with phase("KV cache"):
-        scheduler, num_blocks = _make_scheduler(config, executor)
-    return EngineCore(executor, scheduler, num_blocks, on_step)
+        recovery = StepRecovery()
+        scheduler, num_blocks = _make_scheduler(config, executor, recovery)
+    return EngineCore(executor, scheduler, recovery, num_blocks, on_step)
 
 
-def _make_scheduler(config: QuireConfig, executor: Executor) -> tuple[Scheduler, int]:
+def _make_scheduler(config: QuireConfig, executor: Executor, recovery: StepRecovery) -> tuple[Scheduler, int]:
     """Divide the memory that is left, and start the control plane on it; also the number of pages."""
     max_len = max_model_len(config)
     specs, available_bytes = executor.kv_cache_specs(), executor.available_kv_cache_bytes()
@@ -84,4 +86,5 @@ def _make_scheduler(config: QuireConfig, executor: Executor) -> tuple[Scheduler,
         "KV cache: %d pages of %d tokens, room for %d tokens (%.1f requests of %d)",
         kv_cache_config.num_blocks, kv_cache_config.block_size, num_tokens, num_tokens / max_len, max_len,
     )  # fmt: skip
-    return Scheduler(config.scheduler, config.cache, kv_cache_config, max_len), kv_cache_config.num_blocks
+    scheduler = Scheduler(config.scheduler, config.cache, kv_cache_config, max_len, gates=(recovery.gate,))
+    return scheduler, kv_cache_config.num_blocks

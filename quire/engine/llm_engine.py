@@ -21,6 +21,7 @@ from quire.engine.mp_factory import build_parts_apart
 from quire.engine.parts import EngineParts
 from quire.engine.stat_logger import StatLogger
 from quire.errors import EngineDeadError, QuireClientError
+from quire.utils.garbage import collector_paused
 
 
 class LLMEngine:
@@ -44,9 +45,10 @@ class LLMEngine:
         if not in_process:
             return cls(build_parts_apart(config, **options))
         envs.prefer_sleeping_threads()
-        from quire.engine.factory import build_parts  # late: loads torch
+        with collector_paused():
+            from quire.engine.factory import build_parts  # late: loads torch
 
-        return cls(build_parts(config, **options))
+            return cls(build_parts(config, **options))
 
     @classmethod
     def from_engine_args(cls, engine_args: QuireConfig | Mapping[str, Any]) -> LLMEngine:

@@ -25,7 +25,7 @@ from quire.logger import get_logger
 
 # A request that ran in so many cores that died, without one token in between, is held to be what kills them.
 MAX_DEATHS = 3
-RETRY_S = 0.5
+RETRY_S = 0.25  # doubled with each try
 HEALTH_QUIET_S = 2.0
 HEALTH_POLL_S = 0.05
 
@@ -252,9 +252,10 @@ class Supervisor:
     async def _restart(self, reason: str) -> None:
         try:
             await asyncio.to_thread(self._core.close)
-            self._end_those_that_cannot_go_on()
+            is_narrowed = self._end_those_that_cannot_go_on()
             while not self._is_closed:
-                self._num_fruitless += 1
+                self._num_fruitless += not is_narrowed
+                is_narrowed = False
                 if self._num_fruitless > self._max_restarts:
                     raise self._hopeless(reason)
                 try:
@@ -263,7 +264,7 @@ class Supervisor:
                 except QuireError as error:
                     logger.error("the engine core cannot be started again: %s", error)
                     reason = error.message
-                    await asyncio.sleep(RETRY_S)
+                    await asyncio.sleep(RETRY_S * 2**self._num_fruitless)
         except EngineDeadError as error:
             self._give_up(error)
         finally:
@@ -284,8 +285,12 @@ class Supervisor:
             hint="the log above says what it met",
         )
 
-    def _end_those_that_cannot_go_on(self) -> None:
-        """Count the death against the requests that were with the core; end aborted ones, and the one that kills it."""
+    def _end_those_that_cannot_go_on(self) -> bool:
+        """Count the death against the requests that were with the core; end aborted ones, and the one that kills it.
+
+        Returns:
+            True when fewer are suspects now than before, so that this death was of use.
+        """
         for handle, live in list(self._live.items()):
             if live.is_aborting:
                 self._end_aborted(handle)
@@ -293,11 +298,14 @@ class Supervisor:
                 live.is_sent = False
                 live.num_deaths += 1
         accused = {handle for handle, live in self._live.items() if live.num_deaths >= MAX_DEATHS - 1}
-        culprit = self._suspects.accuse(accused) if accused else None
-        if culprit is not None and self._live[culprit].num_deaths >= MAX_DEATHS:
+        if not accused:
+            return False
+        culprit = self._suspects.accuse(accused)
+        if culprit is None:
+            return True
+        if self._live[culprit].num_deaths >= MAX_DEATHS:
             del self._live[culprit]
             self._suspects.clear(culprit)
-            self._num_fruitless = 0
             self._listener.on_failed(
                 culprit,
                 EngineGenerateError(
@@ -305,6 +313,7 @@ class Supervisor:
                     hint="other requests go on; this one cannot be served",
                 ),
             )
+        return False
 
     def _end_aborted(self, handle: int) -> None:
         del self._live[handle]

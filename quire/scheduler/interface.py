@@ -20,7 +20,7 @@ class SchedulerInterface(Protocol):
             ValidationError: it can never run (longer than max_model_len, or than the whole cache).
         """
 
-    def finish_requests(self, handles: Iterable[int], reason: FinishReason) -> None:
+    def finish_requests(self, handles: Iterable[int], reason: FinishReason, error: str | None = None) -> None:
         """End requests from outside, in any state; unknown and finished handles are ignored."""
 
     def schedule(self) -> SchedulerOutput | None:
@@ -33,6 +33,13 @@ class SchedulerInterface(Protocol):
 
         Args:
             seconds: how long the step took to compute and sample; None = not measured.
+        """
+
+    def abandon_step(self) -> list[int]:
+        """The step that was scheduled failed: it never was, and every running request waits again with its tokens.
+
+        Returns:
+            Handles of the requests that the step held.
         """
 
     def take_outputs(self) -> EngineCoreOutputs | None:

@@ -123,7 +123,7 @@ class Scheduler:
         self._queue.add(queued)
         self._outbox.note_event(request.handle, EventKind.QUEUED)
 
-    def finish_requests(self, handles: Iterable[int], reason: FinishReason) -> None:
+    def finish_requests(self, handles: Iterable[int], reason: FinishReason, error: str | None = None) -> None:
         """End requests from outside, in any state; unknown and finished handles are ignored."""
         for handle in handles:
             request = self._requests.get(handle)
@@ -133,7 +133,7 @@ class Scheduler:
                 self._vacate([request.row])
             else:
                 self._queue.remove(handle)
-            self._end(request, FinishedRequest(handle, reason))
+            self._end(request, FinishedRequest(handle, reason, error=error))
 
     def _end(self, request: Request, finished: FinishedRequest) -> None:
         request.status = _STATUS_OF_REASON[finished.finish_reason]
@@ -229,6 +229,27 @@ class Scheduler:
         if self._costs is not None:
             num_decoding = int(np.count_nonzero(scheduled.num_scheduled_tokens == 1))
             self._costs.record(num_decoding, scheduled.total_num_scheduled_tokens - num_decoding, seconds)
+
+    def abandon_step(self) -> list[int]:
+        """The step that was scheduled failed: it never was, and every running request waits again with its tokens.
+
+        How much of the message the worker has applied is unknown, so all rows are given back, with those it freed.
+
+        Returns:
+            Handles of the requests that the step held.
+        """
+        step, self._in_flight = self._in_flight, None
+        assert step is not None, "only a step in flight can be abandoned"
+        rows = self._running.rows.tolist()
+        requests = [self._table.request_on(row) for row in rows]
+        for request in requests:
+            suspend(request, self._table)
+        self._vacate(rows)
+        self._freed_rows = list(dict.fromkeys([*step.scheduled.freed_rows.tolist(), *self._freed_rows]))
+        for request in requests:
+            self._queue.add(request)
+            self._outbox.note_event(request.handle, EventKind.PREEMPTED)
+        return [handle for handle in step.handles.tolist() if handle in self._requests]
 
     def _take_prompt_logprobs(
         self, output: ModelRunnerOutput, rows: np.ndarray

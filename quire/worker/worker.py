@@ -5,6 +5,7 @@ Made and called by an executor. Owns the model and the KV cache for the life of 
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 
 import torch
@@ -39,6 +40,7 @@ from quire.worker.request_states import RequestStates
 from quire.worker.warmup import warm_up
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+KV_CACHE_DTYPES = {**DTYPES, "fp8_e4m3": torch.float8_e4m3fn, "fp8_e5m2": torch.float8_e5m2}
 
 logger = get_logger(__name__)
 
@@ -62,6 +64,7 @@ class Worker:
         self._config = config
         self._arch, self._limits, self._block_size = _resolved(config)
         self._dtype = DTYPES[config.model.dtype]
+        self._kv_cache_dtype = KV_CACHE_DTYPES[config.cache.kv_cache_dtype]
         self._device = torch.device(platform.device)
         self._platform = platform
         self._custom_processors = tuple(custom_processors)
@@ -95,7 +98,9 @@ class Worker:
 
     def kv_cache_specs(self) -> dict[str, AttentionSpec]:
         """Layer name -> what it needs from the KV cache, in layer order."""
-        return self._model.kv_cache_specs(self._block_size)
+        specs = self._model.kv_cache_specs(self._block_size)
+        dtype_bytes = self._kv_cache_dtype.itemsize
+        return {name: dataclasses.replace(spec, dtype_bytes=dtype_bytes) for name, spec in specs.items()}
 
     def available_kv_cache_bytes(self) -> int:
         """Bytes the KV cache may take; logs how they were found.
@@ -123,7 +128,7 @@ class Worker:
         check_allocation(needed_bytes, self._read_free_bytes(), self._workspace_bytes)
         max_num_seqs, max_model_len = self._limits.max_num_seqs, self._limits.max_model_len
         layer_names = list(self.kv_cache_specs())
-        kv_caches = allocate_kv_caches(kv_cache_config, layer_names, self._backend, self._dtype, self._device)
+        kv_caches = allocate_kv_caches(kv_cache_config, layer_names, self._backend, self._kv_cache_dtype, self._device)
         attention = AttentionGroups(kv_cache_config, layer_names, kv_caches)
         block_tables = BlockTables(kv_cache_config, max_num_seqs, max_model_len)
         self._runner = ModelRunner(

@@ -83,10 +83,11 @@ def main() -> None:
     parser.add_argument("--max-tokens", type=int, default=32)
     parser.add_argument("--vocab-size", type=int, default=3000)
     parser.add_argument("--quantization", default=None)
+    parser.add_argument("--kv-cache-dtype", default="auto")
     parser.add_argument("--tiers", default=",".join(supported_tiers()))
     args = parser.parse_args()
     prompts, params = make_requests(args.count, args.vocab_size, args.max_tokens)
-    common = {"quantization": args.quantization}
+    common = {"quantization": args.quantization, "kv_cache_dtype": args.kv_cache_dtype}
     num_different, expected = 0, None
     cases = list(CIRCUMSTANCES.items())
     cases += [(f"tier {tier}", {"max_num_seqs": 64, "kernel_tier": tier}) for tier in args.tiers.split(",")]

@@ -25,7 +25,10 @@ from quire.engine.async_llm import AsyncLLM
 from tests.e2e.tiny_model import write_tiny_model
 
 # Pages are scarce: requests are preempted too.
-SETTINGS: dict[str, Any] = {"max_num_seqs": 24, "block_size": 16, "num_gpu_blocks_override": 90, "num_threads": 1}
+SETTINGS: dict[str, Any] = {
+    "max_num_seqs": 24, "max_num_batched_tokens": 256, "block_size": 16, "num_gpu_blocks_override": 90,
+    "num_threads": 1,
+}  # fmt: skip
 
 
 def make_requests(count: int, max_tokens: int) -> list[tuple[Any, SamplingParams]]:

@@ -17,11 +17,12 @@ from typing import Any
 
 import pytest
 
+from quire import LLM
 from quire.config.build import build_config
 from quire.core.sampling_params import RequestOutputKind, SamplingParams
 from quire.engine.async_llm import AsyncLLM
 from quire.engine.llm_engine import LLMEngine
-from quire.errors import EngineDeadError, NotEnoughMemoryError, ValidationError
+from quire.errors import EngineDeadError, EngineGenerateError, NotEnoughMemoryError, ValidationError
 from tests.e2e import serving
 from tests.e2e.tiny_model import write_tiny_model
 
@@ -101,22 +102,6 @@ def test_streams_survive_cores_that_are(
     assert engine.num_restarts == before + count
 
 
-def test_health_finds_a_stopped_core_while_nothing_runs(engine: AsyncLLM, run: Run):
-    async def check() -> None:
-        await engine.check_health()
-        os.kill(engine.core_pid, signal.SIGSTOP)
-        with pytest.raises(EngineDeadError):
-            await engine.check_health()
-        while True:
-            try:
-                await engine.check_health()
-                return
-            except EngineDeadError:
-                await asyncio.sleep(0.05)
-
-    run(check())
-
-
 def test_leaving_a_stream_ends_its_request_within_two_steps(engine: AsyncLLM, run: Run):
     async def leave() -> int:
         reader = engine.generate([1, 2, 3], LONG, "left")
@@ -180,7 +165,7 @@ def test_a_slow_reader_gets_merged_deltas(engine: AsyncLLM, run: Run):
     assert token_ids == run(read())
 
 
-def test_requests_wait_through_a_pause(engine: AsyncLLM, run: Run):
+def test_requests_wait_through_a_pause_even_when_the_core_stops(engine: AsyncLLM, run: Run):
     async def pause() -> None:
         reader = engine.generate([9, 9], LONG, "paused")
         await anext(reader)
@@ -189,11 +174,11 @@ def test_requests_wait_through_a_pause(engine: AsyncLLM, run: Run):
         step = engine.last_stats.step
         waiting = asyncio.ensure_future(anext(engine.generate([8, 8], LONG, "new")))
         await engine.check_health()
-        os.kill(engine.core_pid, signal.SIGKILL)
-        restarts = engine.num_restarts
-        await wait_until(lambda: engine.num_restarts > restarts)
-        await engine.check_health()
-        assert engine.last_stats.step == step
+        os.kill(engine.core_pid, signal.SIGSTOP)
+        with pytest.raises(EngineDeadError):
+            await engine.check_health()
+        await wait_until_healthy(engine)
+        assert engine.last_stats.step <= step
         assert not waiting.done()
         await engine.resume_generation()
         await waiting
@@ -201,6 +186,14 @@ def test_requests_wait_through_a_pause(engine: AsyncLLM, run: Run):
         assert [output async for output in reader][-1].finished
 
     run(pause())
+
+
+async def wait_until_healthy(engine: AsyncLLM) -> None:
+    while True:
+        try:
+            return await engine.check_health()
+        except EngineDeadError:
+            await asyncio.sleep(0.05)
 
 
 def test_a_request_that_cannot_run_is_refused_alone(engine: AsyncLLM, run: Run):
@@ -215,22 +208,6 @@ def test_a_request_that_cannot_run_is_refused_alone(engine: AsyncLLM, run: Run):
         assert len((await other)[0][2]) == 100
 
     run(refuse())
-
-
-def test_what_the_core_refuses_is_that_requests_error(model: str, run: Run, temporary: Path):
-    config = build_config(model=model, num_gpu_blocks_override=3, block_size=16, max_model_len=100, num_threads=1)
-    engine = AsyncLLM.from_config(config)
-    try:
-        with pytest.raises(ValidationError, match="KV cache") as caught:
-            run(serving.stream(engine, "large", [1] * 50, LONG))
-        assert caught.value.field == "prompt"
-        small = SamplingParams(max_tokens=4, ignore_eos=True)
-        assert run(serving.stream(engine, "small", [1], small))[0][4] == "length"
-    finally:
-        engine.shutdown()
-    with pytest.raises(EngineDeadError, match="shut down"):
-        run(serving.stream(engine, "late", [1], LONG))
-    engine.shutdown()
 
 
 def test_an_engine_that_is_stepped_can_have_its_core_apart(model: str, temporary: Path, expected: list[Any]):
@@ -255,6 +232,63 @@ def test_an_engine_that_is_stepped_can_have_its_core_apart(model: str, temporary
                 engine.step()
     finally:
         engine.shutdown()
+
+
+@pytest.fixture(scope="module")
+def evil(model: str, temporary: Path) -> Iterator[AsyncLLM]:
+    """An engine in which a request can fail on purpose, and with a small KV cache."""
+    config = build_config(model=model, **{**serving.SETTINGS, "num_gpu_blocks_override": 6})
+    engine = AsyncLLM.from_config(config, logits_processors=["tests.e2e.evil_processor:Evil"])
+    yield engine
+    engine.shutdown()
+    engine.shutdown()
+    with pytest.raises(EngineDeadError, match="shut down"):
+        asyncio.run(serving.stream(engine, "late", [1], LONG))
+
+
+async def beside(engine: AsyncLLM, requests: list[Any], wishes: dict[str, int]) -> tuple[list[Any], Any]:
+    """Answers of `requests`, and what becomes of a request with `wishes` that comes first."""
+    params = LONG.clone()
+    params.extra_args, params.max_tokens = wishes, 20
+    found = await asyncio.gather(
+        serving.stream(engine, "evil", [4, 4], params), serving.stream_all(engine, requests), return_exceptions=True
+    )
+    return found[1], found[0]
+
+
+def test_what_the_core_refuses_is_that_requests_error(evil: AsyncLLM, run: Run):
+    with pytest.raises(ValidationError, match="KV cache") as caught:
+        run(serving.stream(evil, "large", [1] * 40, LONG))
+    assert caught.value.field == "max_tokens"
+
+
+def test_a_request_whose_step_raises_ends_alone(evil: AsyncLLM, run: Run, requests: list[Any], expected: list[Any]):
+    found, error = run(beside(evil, requests[:12], {"raise_at": 5}))
+    assert isinstance(error, EngineGenerateError)
+    assert "token 5 is too much" in error.message
+    assert found == expected[:12]
+    assert evil.num_restarts == 0
+
+
+def test_a_request_that_kills_its_core_ends_alone(evil: AsyncLLM, run: Run, requests: list[Any], expected: list[Any]):
+    found, error = run(beside(evil, requests[:2], {"exit_at": 5}))
+    assert isinstance(error, EngineGenerateError)
+    assert "stopped 3 times" in error.message
+    assert found == expected[:2]
+    assert evil.num_restarts == 3
+
+
+def test_in_one_process_too_a_request_whose_step_raises_ends_alone(
+    model: str, requests: list[Any], expected: list[Any]
+):
+    params = LONG.clone()
+    params.extra_args = {"raise_at": 5}
+    prompts, others = [[4, 4], *(one for one, _ in requests[:12])], [one for _, one in requests[:12]]
+    with LLM(model, logits_processors=["tests.e2e.evil_processor:Evil"], **serving.SETTINGS) as llm:
+        outputs = llm.generate(prompts, [params, *others], use_tqdm=False)
+    assert outputs[0].outputs[0].finish_reason == "error"
+    assert len(outputs[0].outputs[0].token_ids) == 5
+    assert [serving.answers_of(output) for output in outputs[1:]] == expected[:12]
 
 
 def test_what_keeps_a_core_from_starting_is_raised_as_it_was(model: str, temporary: Path):

@@ -15,7 +15,7 @@ struct KvCache {
   int64_t num_kv_heads;
   int64_t block_size;  // a multiple of 16
   int64_t head_size;   // even, at most kMaxHeadSize
-  DType dtype;         // bf16 or f32, of every activation too
+  DType dtype;         // bf16 or f32, of every activation too; f8e4m3 or f8e5m2: laid out as bf16, activations are bf16
 };
 
 constexpr int64_t kMaxHeadSize = 256;

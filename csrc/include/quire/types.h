@@ -6,7 +6,7 @@
 
 namespace quire {
 
-enum class DType : int32_t { bf16 = 0, f32 = 1, i8 = 2, i32 = 3 };
+enum class DType : int32_t { bf16 = 0, f32 = 1, i8 = 2, i32 = 3, f8e4m3 = 4, f8e5m2 = 5 };
 
 // A bfloat16 number as it lies in memory.
 struct bf16 {

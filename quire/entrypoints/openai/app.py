@@ -68,10 +68,13 @@ def make_app(engine: EngineClient, config: ServerConfig) -> FastAPI:
 def _add_routes(app: FastAPI, state: ServerState, num_tenants: int) -> None:
     generation, info = GenerationRoutes(state, num_tenants), InfoRoutes(state)
 
-    def add(path: str, route: Route, body: type | None = None, methods: tuple[str, ...] = ("GET",)) -> None:
+    def add(path: str, route: Route, body: type | None = None, method: str = "GET") -> None:
         extra: dict[str, Any] = {} if body is None else {"openapi_extra": {"requestBody": _schema(body)}}
-        methods = methods if body is None else ("POST",)
-        app.add_api_route(path, _endpoint(answered(route)), methods=list(methods), response_model=None, **extra)
+        method = method if body is None else "POST"
+        app.add_api_route(
+            path, _endpoint(answered(route)), methods=[method], response_model=None,
+            operation_id=f"{method} {path}", **extra,
+        )  # fmt: skip
 
     add("/v1/completions", generation.completion, CompletionRequest)
     add("/v1/chat/completions", generation.chat, ChatRequest)
@@ -82,7 +85,8 @@ def _add_routes(app: FastAPI, state: ServerState, num_tenants: int) -> None:
     add("/health", info.health)
     add("/live", info.live)
     add("/ready", info.ready)
-    add("/ping", info.health, methods=("GET", "POST"))
+    add("/ping", info.health)
+    add("/ping", info.health, method="POST")
     add("/version", info.version)
     add("/load", info.load)
     add("/metrics", info.metrics)

@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 from quire.core.inputs import TokensPrompt
 from quire.core.outputs import RequestOutput
 from quire.core.sampling_params import SamplingParams
+from quire.entrypoints.openai.admission import Ticket
 from quire.entrypoints.openai.errors import INTERNAL, REQUEST_FAILED, ApiError
 from quire.entrypoints.openai.state import ServerState
 
@@ -45,24 +46,24 @@ class Work:
     received_s: float = 0.0
 
 
-async def run(state: ServerState, work: Work) -> Outputs:
+def run(state: ServerState, work: Work) -> Outputs:
     """(index of the prompt, output) as they come.
 
     Raises:
         ApiError: too much waits, or the engine could not do it.
         QuireError: as `EngineClient.generate`.
     """
+    return _one(state, work, 0, is_all=True) if len(work.prompts) == 1 else _merged(state, work)
+
+
+def _enter(state: ServerState, work: Work) -> Ticket:
     num_tokens = sum(len(prompt.prompt_token_ids) for prompt in work.prompts)
-    ticket = state.admission.enter(len(work.prompts) * work.params.n, num_tokens)
-    try:
-        async with aclosing(_one(state, work, 0) if len(work.prompts) == 1 else _merged(state, work)) as outputs:
-            async for pair in outputs:
-                yield pair
-    finally:
-        state.admission.leave(ticket)
+    return state.admission.enter(len(work.prompts) * work.params.n, num_tokens)
 
 
-async def _one(state: ServerState, work: Work, index: int) -> Outputs:
+async def _one(state: ServerState, work: Work, index: int, *, is_all: bool = False) -> Outputs:
+    """The outputs of one prompt; `is_all` counts the whole request in and out."""
+    ticket = _enter(state, work) if is_all else None
     engine, prompt = state.engine, work.prompts[index]
     engine_id = state.engine_id(work.public_id)
     account = _Account(state, work.params, len(prompt.prompt_token_ids))
@@ -74,6 +75,8 @@ async def _one(state: ServerState, work: Work, index: int) -> Outputs:
             account.note(output)
             yield index, output
     finally:
+        if ticket is not None:
+            state.admission.leave(ticket)
         state.running.discard(engine_id)
         if account.num_open:
             account.close()
@@ -82,6 +85,7 @@ async def _one(state: ServerState, work: Work, index: int) -> Outputs:
 
 async def _merged(state: ServerState, work: Work) -> Outputs:
     """The outputs of several prompts; the first failure ends all of them."""
+    ticket = _enter(state, work)
     queue: asyncio.Queue[tuple[int, RequestOutput] | BaseException | None] = asyncio.Queue(maxsize=len(work.prompts))
 
     async def follow(index: int) -> None:
@@ -105,6 +109,7 @@ async def _merged(state: ServerState, work: Work) -> Outputs:
             else:
                 yield item
     finally:
+        state.admission.leave(ticket)
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -180,14 +185,17 @@ class _Account:
 
     def _note_intervals(self, output: RequestOutput) -> None:
         """From the last output's token to this one's; of an answer that comes whole, the mean."""
-        counts = [len(answer.token_ids) for answer in output.outputs]
-        steps, stats = max(counts, default=0), output.metrics
+        last_token_s = output.metrics.last_token_ts
+        if len(output.outputs) == 1:  # nearly always
+            steps = total = len(output.outputs[0].token_ids)
+        else:
+            counts = [len(answer.token_ids) for answer in output.outputs]
+            steps, total = max(counts, default=0), sum(counts)
         if not steps:
             return
         if self._last_token_s:
-            self._metrics.record_tokens((stats.last_token_ts - self._last_token_s) / steps, sum(counts))
+            self._metrics.record_tokens((last_token_s - self._last_token_s) / steps, total)
         elif steps > 1:
-            self._metrics.record_tokens(
-                (stats.last_token_ts - stats.first_token_ts) / (steps - 1), sum(counts) - len(counts)
-            )
-        self._last_token_s = stats.last_token_ts
+            mean = (last_token_s - output.metrics.first_token_ts) / (steps - 1)
+            self._metrics.record_tokens(mean, total - len(output.outputs))
+        self._last_token_s = last_token_s

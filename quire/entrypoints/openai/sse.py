@@ -58,12 +58,12 @@ class EventStream(Response):
         self._keep_alive = keep_alive
         self._send: Send | None = None
         self._is_over = False
-        self.last_write = time.monotonic()
+        self.last_write = time.monotonic() if first.done() else 0.0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the response; returns when it is complete or the client is gone."""
-        self._send = send
-        writing = asyncio.ensure_future(self._write(send))
+        self._send = scope.get("state", {}).get("server_send", send)
+        writing = asyncio.ensure_future(self._write(send, self._send))
         gone = asyncio.ensure_future(until_gone(receive))
         try:
             await asyncio.wait({writing, gone}, return_when=asyncio.FIRST_COMPLETED)
@@ -80,8 +80,8 @@ class EventStream(Response):
         if self._send is not None and not self._is_over:
             await self._send({"type": "http.response.body", "body": comment, "more_body": True})
 
-    async def _write(self, send: Send) -> None:
-        await send({"type": "http.response.start", "status": 200, "headers": HEADERS})
+    async def _write(self, start: Send, send: Send) -> None:
+        await start({"type": "http.response.start", "status": 200, "headers": HEADERS})
         self._keep_alive.add(self)
         try:
             tail = await self._write_outputs(send)

@@ -1,7 +1,9 @@
 """Paged attention, and what writes its pages. Called by the `native_cpu` attention backend; stateless.
 
 A layer's cache is [num_blocks, num_kv_heads, 2, block_size * head_size], zeroed when allocated: the keys and then the
-values of one head's page, in the order that the products read them (`unpack_kv_cache` undoes it).
+values of one head's page, in the order that the products read them (`unpack_kv_cache` undoes it). Its dtype is that of
+queries, keys and values, or with bfloat16 an eight-bit float: numbers are rounded to it as they are written (to the
+nearest, of two the even one; beyond the largest number to that number; NaN stays NaN) and read exactly.
 """
 
 from __future__ import annotations
@@ -13,7 +15,6 @@ import torch
 from quire.errors import ShapeError
 from quire.kernels.native.checks import (
     DTYPE_CODES,
-    check_apart,
     check_is_tensor,
     check_number,
     check_size,
@@ -22,6 +23,7 @@ from quire.kernels.native.checks import (
 from quire.kernels.native.runtime import NativeRuntime
 
 FLOATS = (torch.bfloat16, torch.float32)
+FLOATS_OF_8_BITS = (torch.float8_e4m3fn, torch.float8_e5m2)
 BLOCK_SIZE_MULTIPLE = 16
 MAX_HEAD_SIZE = 256
 MAX_HEADS = 1 << 20  # also of a page's tokens
@@ -66,7 +68,8 @@ def paged_attention(
         [num_tokens, num_heads, head_size], dtype of `query`.
 
     Raises:
-        ShapeError: a size, dtype, device or stride differs from the above, or an index leads out of the cache.
+        ShapeError: a size, dtype, device or stride differs from the above, an index leads out of the cache, or what is
+            written overlaps another tensor.
 
     Cost: reads the keys and values seen once per prompt chunk of up to 64 rows; bandwidth bound when decoding.
     Reference: kernels/reference/attention.py
@@ -92,10 +95,6 @@ def paged_attention(
         out = torch.empty(num_tokens, num_heads, head_size, dtype=dtype)
     else:
         check_tensor("out", out, (dtype,), (num_tokens, num_heads, head_size))
-        check_apart(
-            "out", out, query=query, kv_cache=kv_cache, block_table=block_table, query_start_loc=query_start_loc,
-            seq_lens=seq_lens, sinks=sinks, alibi_slopes=alibi_slopes,
-        )  # fmt: skip
     if sliding_window is not None:
         check_size("sliding_window", sliding_window, 1)
     check_number("scale", scale)
@@ -137,7 +136,8 @@ def rope_and_cache(
         q_norm, k_norm: [head_size]; the weight of an RMS norm of each head before it is rotated.
 
     Raises:
-        ShapeError: a size, dtype, device or stride differs from the above, or an index leads out of a tensor.
+        ShapeError: a size, dtype, device or stride differs from the above, an index leads out of a tensor, or what is
+            written overlaps another tensor.
 
     Cost: one pass over the step's tokens.
     Reference: kernels/reference/norm.py, rotary.py and cache.py
@@ -156,7 +156,6 @@ def rope_and_cache(
         raise ShapeError(f"cos has {half} columns, at most {head_size // 2} fit a head", field="cos")
     check_tensor("positions", positions, (torch.int64, torch.int32), (num_tokens,))
     check_tensor("slot_mapping", slot_mapping, (torch.int64,), (num_tokens,))
-    check_apart("qkv", qkv, kv_cache=kv_cache)
     norm_ptrs = []
     for name, norm in (("q_norm", q_norm), ("k_norm", k_norm)):
         if norm is not None:
@@ -198,7 +197,6 @@ def reshape_and_cache(
         raise ShapeError(f"value has shape {list(value.shape)}, expected {list(key.shape)}", field="value")
     cache = native_cache(runtime, kv_cache, head_size, key.dtype, (num_kv_heads, None))
     check_tensor("slot_mapping", slot_mapping, (torch.int64,), (num_tokens,))
-    check_apart("kv_cache", kv_cache, key=key, value=value)
     refuse(runtime.library.write_kv(
         runtime.tier_idx, runtime.pool, key.data_ptr(), value.data_ptr(), key.stride(0), value.stride(0), num_tokens,
         slot_mapping.data_ptr(), cache,
@@ -218,7 +216,7 @@ def copy_pages(runtime: NativeRuntime, kv_cache: torch.Tensor, src_ids: torch.Te
     Cost: reads and writes the pages; bandwidth bound.
     Reference: kernels/reference/cache.py
     """
-    check_tensor("kv_cache", kv_cache, FLOATS, (-1, -1, 2, -1))
+    check_tensor("kv_cache", kv_cache, (*FLOATS, *FLOATS_OF_8_BITS), (-1, -1, 2, -1))
     check_tensor("src_ids", src_ids, (torch.int64,), (-1,))
     check_tensor("dst_ids", dst_ids, (torch.int64,), (len(src_ids),))
     num_blocks, num_kv_heads, _, page_size = kv_cache.shape
@@ -233,7 +231,7 @@ def copy_pages(runtime: NativeRuntime, kv_cache: torch.Tensor, src_ids: torch.Te
 def unpack_kv_cache(kv_cache: torch.Tensor, head_size: int) -> tuple[torch.Tensor, torch.Tensor]:
     """The keys and the values of a layer's cache, each copied to [num_blocks, block_size, num_kv_heads, head_size]."""
     num_blocks, num_kv_heads, _, page_size = kv_cache.shape
-    pair = 2 if kv_cache.dtype == torch.bfloat16 else 1
+    pair = 1 if kv_cache.dtype == torch.float32 else 2
     keys, values = kv_cache.unbind(2)
     keys = keys.reshape(num_blocks, num_kv_heads, head_size // pair, -1, pair)
     values = values.reshape(num_blocks, num_kv_heads, -1, head_size, pair)
@@ -248,14 +246,15 @@ def native_cache(
     dtype: torch.dtype,
     sizes: tuple[int | None, int | None] = (None, None),
 ) -> Any:
-    """The library's view of a layer's cache; `sizes` are num_kv_heads and block_size, where known."""
+    """The library's view of a layer's cache; `sizes`: num_kv_heads and block_size if known; `dtype`: of queries."""
     check_is_tensor("kv_cache", kv_cache)
     if head_size % 2 or not 2 <= head_size <= MAX_HEAD_SIZE:
         raise ShapeError(f"head_size is {head_size}, expected an even number up to {MAX_HEAD_SIZE}", field="head_size")
     num_kv_heads, block_size = (-1 if size is None else size for size in sizes)
     page_size = block_size * head_size if block_size > 0 else -1
     if kv_cache.dim() != 4 or num_kv_heads > 0 or kv_cache.shape[2] != 2 or not is_plain(kv_cache, dtype):
-        check_tensor("kv_cache", kv_cache, (dtype,), (-1, num_kv_heads, 2, page_size))
+        allowed = (dtype, *FLOATS_OF_8_BITS) if dtype is torch.bfloat16 else (dtype,)
+        check_tensor("kv_cache", kv_cache, allowed, (-1, num_kv_heads, 2, page_size))
     num_blocks, num_kv_heads, _, page_size = kv_cache.shape
     if page_size % (BLOCK_SIZE_MULTIPLE * head_size) or page_size == 0 or num_kv_heads == 0:
         raise ShapeError(
@@ -264,7 +263,7 @@ def native_cache(
             field="kv_cache",
         )
     return runtime.library.KvCache(
-        kv_cache.data_ptr(), num_blocks, num_kv_heads, page_size // head_size, head_size, DTYPE_CODES[dtype]
+        kv_cache.data_ptr(), num_blocks, num_kv_heads, page_size // head_size, head_size, DTYPE_CODES[kv_cache.dtype]
     )
 
 
@@ -304,4 +303,6 @@ def head_numbers(name: str, tensor: torch.Tensor | None, num_heads: int) -> int:
 def refuse(fault: str | None) -> None:
     """Raise what the library found in the indices it was given."""
     if fault is not None:
-        raise ShapeError(fault, hint="indices of one step must belong to one cache and one batch")
+        raise ShapeError(
+            fault, hint="indices of one step must belong to one cache and one batch, and its tensors must lie apart"
+        )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 
 from quire.errors import ShapeError
@@ -11,7 +12,9 @@ FLOATS = (torch.bfloat16, torch.float32)
 # More elements than a machine holds: sizes up to here cannot overflow a product with the size of an element.
 MAX_SIZE = 1 << 40
 # Numbers of `DType` in csrc/include/quire/types.h.
-DTYPE_CODES = {torch.bfloat16: 0, torch.float32: 1, torch.int8: 2, torch.int32: 3}
+DTYPE_CODES = {
+    torch.bfloat16: 0, torch.float32: 1, torch.int8: 2, torch.int32: 3, torch.float8_e4m3fn: 4, torch.float8_e5m2: 5,
+}  # fmt: skip
 
 
 def check_rows(name: str, tensor: torch.Tensor) -> None:
@@ -47,9 +50,8 @@ def check_tensor(
     if isinstance(tensor, torch.Tensor) and tensor.shape == shape and tensor.dtype in dtypes and _is_plain(tensor):
         return
     check_is_tensor(name, tensor)
-    is_shaped = tensor.dim() == len(shape) and all(
-        size in (-1, given) for size, given in zip(shape, tensor.shape, strict=False)
-    )
+    given = tensor.shape
+    is_shaped = len(given) == len(shape) and all(map(_fits, shape, given))
     if not is_shaped:
         wanted = ", ".join("any" if size == -1 else str(size) for size in shape)
         raise ShapeError(f"{name} has shape {list(tensor.shape)}, expected [{wanted}]", field=name)
@@ -65,6 +67,10 @@ def check_tensor(
         raise ShapeError(f"{name} has strides {tensor.stride()}, expected contiguous memory", field=name)
     if tensor.data_ptr() % tensor.itemsize:
         raise ShapeError(f"{name} lies at an address that is no multiple of {tensor.itemsize}", field=name)
+
+
+def _fits(wanted: int, size: int) -> bool:
+    return wanted in (-1, size)
 
 
 def check_is_tensor(name: str, value: object) -> None:
@@ -91,7 +97,7 @@ def check_number(name: str, number: float) -> None:
         raise ShapeError(f"{name} is {number!r}, expected a number", field=name)
 
 
-def check_apart(name: str, written: torch.Tensor, **others: torch.Tensor | None) -> None:
+def check_apart(name: str, written: torch.Tensor, **others: torch.Tensor | np.ndarray | None) -> None:
     """Refuse memory that a kernel writes while it reads it as another tensor.
 
     Raises:
@@ -106,8 +112,10 @@ def check_apart(name: str, written: torch.Tensor, **others: torch.Tensor | None)
             raise ShapeError(f"{name} and {other_name} share memory", field=name)
 
 
-def byte_span(tensor: torch.Tensor) -> tuple[int, int]:
-    """The first address of a tensor with checked strides, and the one after its last."""
+def byte_span(tensor: torch.Tensor | np.ndarray) -> tuple[int, int]:
+    """The first address of a tensor with checked strides or a contiguous array, and the one after its last."""
+    if isinstance(tensor, np.ndarray):
+        return tensor.ctypes.data, tensor.ctypes.data + tensor.nbytes
     start = tensor.data_ptr()
     if tensor.is_contiguous():
         return start, start + tensor.numel() * tensor.itemsize

@@ -167,7 +167,7 @@ def gated_linear(
     Cost: as `linear` with output_size = 2 * intermediate_size, without writing and reading its result.
     Reference: kernels/reference/linear.py, kernels/reference/activation.py
     """
-    if activation != "silu":
+    if not isinstance(activation, str) or activation != "silu":
         raise ShapeError(f"activation is {activation!r}, expected 'silu'", field="activation")
     check_size("intermediate_size", intermediate_size)
     if intermediate_size % PANEL_SIZE:
@@ -201,7 +201,7 @@ def _product(
         check_tensor("bias", bias, (x.dtype, torch.float32), (num_weights,))
     if out_dtype is None:
         out_dtype = x.dtype
-    elif out_dtype not in (x.dtype, torch.float32):
+    elif out_dtype is not x.dtype and out_dtype is not torch.float32:
         raise ShapeError(f"out_dtype is {out_dtype}, expected {x.dtype} or torch.float32", field="out_dtype")
     if out is None:
         out = torch.empty(num_rows, output_size, dtype=out_dtype)

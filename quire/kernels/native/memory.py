@@ -34,11 +34,11 @@ def huge_zeros(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
         raise ShapeError(f"shape {list(shape)} has a negative size", field="shape")
     if not isinstance(dtype, torch.dtype):
         raise ShapeError(f"dtype is {dtype!r}, expected a torch.dtype", field="dtype")
-    num_bytes = math.prod(shape) * dtype.itemsize
-    if num_bytes == 0:
+    num_bytes = math.prod(map(int, shape)) * dtype.itemsize
+    if num_bytes == 0 and max(shape) <= MAX_BYTES:
         return torch.empty(tuple(shape), dtype=dtype)
     library = load_library()
-    address = library.map_huge(num_bytes) if num_bytes <= MAX_BYTES else 0
+    address = library.map_huge(num_bytes) if 0 < num_bytes <= MAX_BYTES else 0
     if address == 0:
         memory = read_memory()
         raise NotEnoughMemoryError(

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from quire.errors import ShapeError
-from quire.kernels.native.checks import check_size, check_tensor
+from quire.kernels.native.checks import check_apart, check_size, check_tensor
 from quire.kernels.native.runtime import NativeRuntime
 
 MAX_VOCAB_SIZE = 1 << 20  # sums of weights over more tokens may overflow
@@ -158,12 +158,15 @@ def apply_penalties_inplace(
     num_ids = int(starts[-1])
     if starts[0] != 0 or (starts[1:] < starts[:-1]).any():
         raise ShapeError(f"starts is {starts.tolist()}, expected 0 and then rising", field="starts")
-    runtime.library.apply_penalties(
-        runtime.tier_idx, runtime.pool, logits.data_ptr(), logits.stride(0), num_lines, vocab_size,
-        lines_ptr, num_entries, starts_ptr,
+    pointers = (
         _check_array("token_ids", token_ids, np.int64, (num_ids,)),
         _check_array("counts", counts, np.float32, (num_ids,)),
         _check_array("strengths", strengths, np.float32, (num_entries, 3)),
+    )
+    check_apart("logits", logits, lines=lines, starts=starts, token_ids=token_ids, counts=counts, strengths=strengths)
+    runtime.library.apply_penalties(
+        runtime.tier_idx, runtime.pool, logits.data_ptr(), logits.stride(0), num_lines, vocab_size,
+        lines_ptr, num_entries, starts_ptr, *pointers,
     )  # fmt: skip
 
 
@@ -187,6 +190,7 @@ def apply_bitmask_inplace(
     num_masks = num_lines if lines is None else _length("lines", lines)
     check_tensor("bitmask", bitmask, (torch.int32,), (num_masks, -(-vocab_size // 32)))
     lines_ptr = 0 if lines is None else _check_array("lines", lines, np.int32, (num_masks,))
+    check_apart("logits", logits, bitmask=bitmask, lines=lines)
     runtime.library.apply_bitmask(
         runtime.tier_idx, runtime.pool, logits.data_ptr(), logits.stride(0), num_lines, vocab_size,
         lines_ptr, num_masks, bitmask.data_ptr(),
@@ -220,6 +224,8 @@ def logprobs(
     Cost: one read of the logits, and one with an exponential each unless `is_logits`.
     Reference: kernels/reference/sampling.py
     """
+    if not isinstance(is_logits, bool):
+        raise ShapeError(f"is_logits is {is_logits!r}, expected True or False", field="is_logits")
     num_lines, vocab_size = _check_logits(logits)
     num_top_ptr = _check_array("num_top", num_top, np.int32, (num_lines,))
     fewest, most = int(num_top.min(initial=0)), int(num_top.max(initial=0))

@@ -17,7 +17,7 @@ from tests.kernels.native.guards import Guarded, guarded
 def pack_kv_cache(key_cache: torch.Tensor, value_cache: torch.Tensor) -> torch.Tensor:
     """Two [num_blocks, block_size, num_kv_heads, head_size] to the layout of the native kernels."""
     num_blocks, block_size, num_kv_heads, head_size = key_cache.shape
-    pair = 2 if key_cache.dtype == torch.bfloat16 else 1
+    pair = 1 if key_cache.dtype == torch.float32 else 2
     keys = key_cache.view(num_blocks, block_size, num_kv_heads, head_size // pair, pair).permute(0, 2, 3, 1, 4)
     values = value_cache.view(num_blocks, block_size // pair, pair, num_kv_heads, head_size).permute(0, 3, 1, 4, 2)
     return torch.stack((keys.flatten(2), values.flatten(2)), dim=2)

@@ -152,6 +152,10 @@ BAD = {
     ),
     "a device that is not there": ({"device": "cuda"}, ConfigError, "device", "device='cpu'"),
     "another cache type": ({"kv_cache_dtype": "float16"}, UnsupportedError, "kv_cache_dtype", "leave out"),
+    "a cache of eight bits without the native kernels": (
+        {"kv_cache_dtype": "fp8", "dtype": "bfloat16"}, UnsupportedError, "kv_cache_dtype",
+        "attention_backend='native_cpu'",
+    ),
 }  # fmt: skip
 
 

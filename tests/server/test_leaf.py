@@ -1,0 +1,65 @@
+"""The embedded model behind the server: what it answers is what `LLMEngine` answers."""
+
+from __future__ import annotations
+
+import asyncio
+
+import httpx
+import openai
+import pytest
+
+from quire.config.build import build_config
+from quire.engine.llm_engine import LLMEngine
+from tests.server.engines import SteppedEngine
+from tests.server.servers import RunningServer
+
+QUESTION = [{"role": "user", "content": "What is 27 + 58?"}]
+
+
+@pytest.fixture(scope="module")
+def leaf():
+    config = build_config(model="leaf", num_gpu_blocks_override=256, packing_cache=False)
+    stepped = SteppedEngine(LLMEngine.from_config(config))
+    with RunningServer(stepped) as server:
+        yield server
+    stepped.shutdown()
+
+
+def test_a_chat_has_the_right_answer_whole_and_streamed(leaf):
+    client = leaf.client()
+    whole = client.chat.completions.create(model="leaf", messages=QUESTION, temperature=0, max_tokens=40)
+    assert "85" in whole.choices[0].message.content and whole.choices[0].finish_reason == "stop"
+    stream = client.chat.completions.create(model="leaf", messages=QUESTION, temperature=0, max_tokens=40, stream=True)
+    assert "".join(one.choices[0].delta.content or "" for one in stream) == whole.choices[0].message.content
+
+
+def test_16_seeded_streams_at_once_are_those_of_single_requests(leaf):
+    async def ask(client: openai.AsyncOpenAI, seed: int) -> str:
+        stream = await client.completions.create(
+            model="leaf", prompt="Once upon a time", max_tokens=12, seed=seed, temperature=1.0, stream=True
+        )
+        return "".join([chunk.choices[0].text async for chunk in stream])
+
+    async def ask_all() -> list[str]:
+        http = httpx.AsyncClient(limits=httpx.Limits(max_connections=16))
+        async with leaf.async_client(http_client=http) as client:
+            return await asyncio.gather(*(ask(client, seed) for seed in range(16)))
+
+    together = asyncio.run(ask_all())
+    alone = leaf.client()
+    for seed in (0, 7):
+        answer = alone.completions.create(
+            model="leaf", prompt="Once upon a time", max_tokens=12, seed=seed, temperature=1.0
+        )
+        assert answer.choices[0].text == together[seed]
+
+
+def test_logprobs_and_cached_tokens_are_the_engines(leaf):
+    answer = leaf.client().completions.create(
+        model="leaf", prompt="The quick brown fox " * 12, max_tokens=2, temperature=0, logprobs=3, echo=True
+    )
+    choice = answer.choices[0]
+    assert "".join(choice.logprobs.tokens) == choice.text
+    assert all(value <= 0 for value in choice.logprobs.token_logprobs[1:])
+    again = leaf.client().completions.create(model="leaf", prompt="The quick brown fox " * 12, max_tokens=2)
+    assert again.usage.prompt_tokens_details.cached_tokens > 0

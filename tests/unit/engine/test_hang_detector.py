@@ -1,0 +1,69 @@
+"""A core that hangs is found; one that works is left alone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from quire.engine.hang_detector import BUSY_FACTOR, START_FACTOR, STEP_SLACK, HangDetector, Sample
+
+
+def looks(detector: HangDetector, count: int, elapsed_s: float = 1.0, **fields: Any) -> tuple[str | None, float]:
+    """The first complaint and the seconds until it, over `count` looks; `cpu_s` grows by `work` each time."""
+    work, cpu_s = fields.pop("work", 0.0), fields.pop("cpu_s", 5.0)
+    for number in range(count):
+        sample = Sample(
+            **{"progress": (1,), "should_advance": True, "cpu_s": None if work is None else cpu_s, **fields}
+        )
+        found = detector.observe(sample, elapsed_s)
+        if found:
+            return found, number * elapsed_s
+        cpu_s += work or 0.0
+    return None, 0.0
+
+
+def test_a_core_that_neither_advances_nor_works_is_stuck_after_the_timeout():
+    found, seconds = looks(HangDetector(10), 100)
+    assert found is not None and "no use of the CPU" in found
+    assert seconds == 10
+
+
+def test_an_idle_core_is_not_stuck():
+    detector = HangDetector(10)
+    assert looks(detector, 100, should_advance=False) == (None, 0.0)
+    assert detector.quiet_s == 0
+
+
+def test_a_core_that_advances_is_not_stuck():
+    detector = HangDetector(10)
+    assert not any(detector.observe(Sample(progress=(n,), should_advance=True, cpu_s=1.0), 5.0) for n in range(100))
+
+
+def test_a_long_step_that_works_is_waited_for():
+    assert looks(HangDetector(10), int(BUSY_FACTOR * 10) - 1, work=0.5)[0] is None
+    found, seconds = looks(HangDetector(10), 1000, work=0.5)
+    assert found is not None and "no step ended" in found
+    assert seconds == BUSY_FACTOR * 10
+
+
+def test_a_step_with_much_to_do_is_waited_for_longer():
+    found, seconds = looks(HangDetector(10), 10_000, work=0.5, step_s=30.0)
+    assert found is not None
+    assert seconds == STEP_SLACK * 30.0
+
+
+def test_where_cpu_time_says_nothing_steps_decide():
+    found, seconds = looks(HangDetector(10), 1000, work=None)
+    assert found is not None
+    assert seconds == BUSY_FACTOR * 10
+
+
+def test_a_starting_core_has_more_time():
+    found, seconds = looks(HangDetector(10), 1000, is_starting=True)
+    assert found is not None
+    assert seconds == START_FACTOR * 10
+    assert looks(HangDetector(10), 10_000, is_starting=True, work=0.1)[0] is None
+
+
+def test_time_in_which_nobody_watched_does_not_count():
+    found, _ = looks(HangDetector(10), 8, elapsed_s=3600.0)
+    assert found is None
