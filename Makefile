@@ -6,7 +6,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
 NATIVE := CMakeLists.txt $(wildcard csrc/*.cpp csrc/*/*.cpp csrc/*/*.h csrc/include/quire/*.h)
 
-.PHONY: setup setup-dev demo test check fmt bench bench-scheduler bench-engine docs leaf eval-leaf test-statistics sanitize fuzz-kernels clean
+.PHONY: setup setup-dev demo test check fmt bench bench-scheduler bench-engine docs leaf eval-leaf test-statistics sanitize fuzz-kernels test-tiers wheel test-wheel clean
 
 $(BIN)/python:
 	@$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); [ "$$(id -u)" = 0 ] && apt-get update -q && apt-get install -y -q python3-venv \
@@ -74,6 +74,16 @@ sanitize: $(VENV)/.native         ## native kernel tests under ASan and UBSan, t
 
 fuzz-kernels: $(VENV)/.test        ## random right and wrong calls of the native kernels; SECONDS=60 by default
 	$(BIN)/python -m tests.robustness.fuzz --seconds $(or $(SECONDS),60)
+
+test-tiers: $(VENV)/.test          ## kernel tests and tests with a model, on every tier of this machine in turn
+	$(BIN)/python -m tests.robustness.tiers
+
+wheel: $(BIN)/python | compiler    ## dist/quire-*.whl with all kernel tiers
+	$(BIN)/python -m pip --disable-pip-version-check wheel --quiet --no-deps --wheel-dir dist .
+	@ls -t dist/quire-*.whl | head -1
+
+test-wheel: wheel $(VENV)/.demo    ## the wheel, alone in a fresh environment, answers a prompt
+	$(BIN)/python -m tests.robustness.wheel
 
 clean:
 	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache

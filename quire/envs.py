@@ -37,6 +37,11 @@ def cache_dir() -> Path | None:
         return None
 
 
+def kernel_tier() -> str | None:
+    """QUIRE_KERNEL_TIER: what `kernel_tier="auto"` stands for, so that a whole run uses one tier; None = the best."""
+    return os.environ.get("QUIRE_KERNEL_TIER") or None
+
+
 def native_library() -> Path | None:
     """QUIRE_NATIVE_LIBRARY: a build of the native kernels to load in place of the installed one; None = not set.
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import random
+import statistics
 import sys
 import time
 from collections import defaultdict
@@ -131,7 +132,7 @@ def make_llm(args: argparse.Namespace, sections: Sections, num_seqs: int) -> LLM
 
 
 def measure(llm: LLM, sections: Sections, num_reqs: int, num_steps: int, clock: Callable[[], float]) -> dict[str, Any]:
-    """One batch size: seconds of a step, without sections and in them."""
+    """One batch size: the median step without sections, and the median of every section."""
     engine = llm.llm_engine
     output_len = 2 * num_steps + NUM_WARM_STEPS + 100
     assert engine.config.arch is not None, "the engine resolved its configuration"
@@ -139,29 +140,32 @@ def measure(llm: LLM, sections: Sections, num_reqs: int, num_steps: int, clock: 
     ids = submit(llm, [[rng.randrange(vocab_size) for _ in range(PROMPT_LEN)] for _ in range(num_reqs)], output_len)
     for _ in range(NUM_WARM_STEPS):
         engine.step()
-    start = clock()
+    plain = []
     for _ in range(num_steps):
+        start = clock()
         engine.step()
-    plain_s = (clock() - start) / num_steps
+        plain.append(clock() - start)
     assert engine.last_stats.num_scheduled_tokens == num_reqs, "every step must be a decode step of all requests"
-    sections.reset()
-    sections.is_on = True
+    steps = []
     for _ in range(num_steps):
+        sections.reset()
+        sections.is_on = True
         engine.step()
-    sections.is_on = False
+        sections.is_on = False
+        steps.append(sections.seconds)
     engine.discard_requests(ids)
     while engine.has_unfinished_requests():
         engine.step()
-    parts = {name: seconds / num_steps for name, seconds in sections.seconds.items()}
+    parts = {name: statistics.median(step[name] for step in steps) for name in steps[-1]}
     step_s = sum(parts.values())
     kernel_s = sum(seconds for name, seconds in parts.items() if name.startswith(KERNEL))
     return {
-        "step_us": 1e6 * plain_s,
+        "step_us": 1e6 * statistics.median(plain),
         "step_in_sections_us": 1e6 * step_s,
         "outside_us": 1e6 * (step_s - kernel_s),
         "outside_share": 1 - kernel_s / step_s,
         "parts_us": {name: 1e6 * seconds for name, seconds in sorted(parts.items(), key=lambda part: -part[1])},
-        "calls": {name: sections.counts[name] / num_steps for name in parts},
+        "calls": {name: sections.counts[name] for name in parts},
         "load": workload.load_average(),
     }
 
@@ -172,7 +176,7 @@ def print_result(num_reqs: int, result: dict[str, Any]) -> None:
     print(f"{'':36} {'us/step':>10} {'share':>7} {'calls':>7}")
     for name, us in result["parts_us"].items():
         share = us / result["step_in_sections_us"]
-        print(f"{name:36} {us:>10.1f} {share:>7.1%} {result['calls'][name]:>7.1f}")
+        print(f"{name:36} {us:>10.1f} {share:>7.1%} {result['calls'][name]:>7}")
 
 
 def parse_args() -> argparse.Namespace:

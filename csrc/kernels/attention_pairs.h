@@ -1,6 +1,6 @@
 // The inner products of attention by vdpbf16ps, for bfloat16: a step of both chains takes four numbers of a row and one
-// instruction each (simd/bf16_dot.h). Rows are kept as pairs: for every four numbers k .. k + 3 two words, (k + 2, k) and
-// (k + 3, k + 1). Where the instruction is missing nothing but the answer that it is.
+// instruction each (simd/bf16_dot.h). Rows are kept as pairs: for every four numbers k .. k + 3 two words, (k + 2, k)
+// and (k + 3, k + 1). Where the instruction is missing nothing but the answer that it is.
 #pragma once
 
 #include "kernels/attention_cache.h"
@@ -32,7 +32,8 @@ inline void store_query_pairs(const bf16* query, int64_t size, float* out) {
   }
 }
 
-// Rounds the weights of 16 tokens to bfloat16 and stores their pairs, 8 floats; returns them rounded. None is subnormal.
+// Rounds the weights of 16 tokens to bfloat16 and stores their pairs, 8 floats; returns them rounded. None may be
+// subnormal.
 inline F16 store_weight_pairs(float* out, F16 weights) {
   const __m256i rounded = (__m256i)_mm512_cvtneps_pbh(weights.v);
   store_pairs(out, rounded);

@@ -136,8 +136,10 @@ double int8_round(int64_t steps) {
   const __m256i b = _mm256_set1_epi32(0x31f7a94c);
   for (int i = 0; i < kNumSums; ++i) sums[i] = _mm256_set1_epi32(i);
   for (int64_t step = 0; step < steps; ++step) {
-    asm volatile("" : "+x"(a));  // or the products would be taken out of the loop
-    for (int i = 0; i < kNumSums; ++i) sums[i] = _mm256_add_epi32(sums[i], _mm256_madd_epi16(a, b));
+    for (int i = 0; i < kNumSums; ++i) {
+      asm volatile("" : "+x"(a));  // or one product would do for all
+      sums[i] = _mm256_add_epi32(sums[i], _mm256_madd_epi16(a, b));
+    }
   }
   for (__m256i& sum : sums) keep(sum);
   return 2.0 * 16 * kNumSums * static_cast<double>(steps);

@@ -71,8 +71,8 @@ static inline F16 gelu(F16 x) { return x * normal_cdf(x); }
 // --- attention ---
 namespace quire::QUIRE_TIER {
 
-// 2 ** x for x <= 0 within 2 ** -18 of itself, for weights that are rounded to bfloat16: exactly 1 at 0, exactly 0 below
-// -125. Half the instructions of `exp`: a polynomial of degree 4 for |r| <= 1 / 2 (least largest relative error).
+// 2 ** x for x <= 0 within 2 ** -18 of itself, for weights that are rounded to bfloat16: exactly 1 at 0, exactly 0
+// below -125. Half the instructions of `exp`: a polynomial of degree 4 for |r| <= 1 / 2 (least largest relative error).
 // Of N at once, step by step: one alone would wait for its own results.
 template <int N>
 static inline void exp2_coarse_inplace(F16 (&x)[N]) {

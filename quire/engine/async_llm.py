@@ -12,6 +12,7 @@ from typing import Any
 
 from quire.config import QuireConfig
 from quire.config.build import build_config
+from quire.config.resolve import UsageContext
 from quire.core.engine_messages import EngineCoreOutputs, FinishReason
 from quire.core.inputs import parse_prompt, with_cache_salt
 from quire.core.outputs import RequestOutput
@@ -68,7 +69,7 @@ class AsyncLLM(EngineClient):
         Raises:
             QuireError: the settings, the model directory or the machine does not allow it.
         """
-        front, core = build_apart(config, logits_processors=logits_processors)
+        front, core = build_apart(config, logits_processors=logits_processors, usage=UsageContext.API_SERVER)
         return cls(front, core, lambda: launch_core(front.config, processor_names(logits_processors)))
 
     @classmethod

@@ -8,6 +8,7 @@ it gave.
 from __future__ import annotations
 
 import ctypes
+import gc
 import os
 import shutil
 import signal
@@ -40,6 +41,7 @@ from quire.engine.core import EngineCore
 from quire.engine.progress import Phase, ProgressPage
 from quire.errors import EngineDeadError, MessageError, QuireError
 from quire.logger import configure_logging, get_logger
+from quire.utils.garbage import collector_paused
 
 HELLO = b"hello"
 PR_SET_PDEATHSIG = 1
@@ -181,16 +183,25 @@ def main(ready_fd: int) -> None:
         return
     progress.enter(Phase.IDLE)
     _answer(ready_fd, CoreReady(num_blocks=core.num_blocks))
-    EngineCoreProc(core, inputs, outputs, progress).run()
+    try:
+        EngineCoreProc(core, inputs, outputs, progress).run()
+    except Exception:
+        logger.exception("the engine core stops")
+        os._exit(1)  # at once: nothing here is worth tidying up, and the parent waits for the end
 
 
 def _build(setup: CoreSetup, progress: ProgressPage) -> EngineCore:
     envs.prefer_sleeping_threads()
-    from quire.engine.factory import build_core  # late: loads torch
-    from quire.platforms.detect import detect_platform
+    with collector_paused():
+        from quire.engine.factory import build_core  # late: loads torch
+        from quire.platforms.detect import detect_platform
 
-    platform = detect_platform(setup.config.device.device)
-    return build_core(setup.config, platform, logits_processors=setup.logits_processors, on_step=progress.begin_step)
+        platform = detect_platform(setup.config.device.device)
+        core = build_core(
+            setup.config, platform, logits_processors=setup.logits_processors, on_step=progress.begin_step
+        )
+        gc.freeze()  # what the process has by now it keeps: to look through it would stop a step
+    return core
 
 
 def _answer(ready_fd: int, answer: CoreReady | CoreFailed) -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 from quire.attention.block_sizes import PREFERRED_BLOCK_SIZES
 from quire.config import ModelConfig, QuireConfig
 from quire.config.hf_config import parse_hf_config
-from quire.config.resolve import resolve
+from quire.config.resolve import UsageContext, resolve
 from quire.core.sampling_params import SamplingParams
 from quire.engine.generation_defaults import GenerationDefaults, read_generation_defaults
 from quire.engine.input_processor import InputLimits, InputProcessor
@@ -33,14 +33,20 @@ from quire.tokenization.tokenizer import Tokenizer, load_tokenizer
 logger = get_logger(__name__)
 
 
-def resolve_config(config: QuireConfig, platform: Platform | None = None) -> tuple[QuireConfig, ModelDir]:
+def resolve_config(
+    config: QuireConfig, platform: Platform | None = None, usage: UsageContext = UsageContext.LLM_CLASS
+) -> tuple[QuireConfig, ModelDir]:
     """The configuration with nothing left open, and the model directory it was resolved for.
+
+    Args:
+        platform: the machine; None = looked at now.
+        usage: who runs the engine, on which some defaults depend.
 
     Raises:
         QuireError: the configuration, the model directory or the machine does not allow it.
     """
     with phase("configuration"):
-        return _resolve(config, platform or detect_platform(config.device.device))
+        return _resolve(config, platform or detect_platform(config.device.device), usage)
 
 
 def build_front_end(
@@ -68,12 +74,14 @@ def build_front_end(
     )
 
 
-def _resolve(config: QuireConfig, platform: Platform) -> tuple[QuireConfig, ModelDir]:
+def _resolve(config: QuireConfig, platform: Platform, usage: UsageContext) -> tuple[QuireConfig, ModelDir]:
     path = resolve_model_path(config.model.model, config.model.revision, config.load.download_dir)
     model_dir = read_model_dir(path)
     arch = parse_hf_config(model_dir.config)
     kernel_tiers = tier_problems() if platform.is_cpu else {}
-    config, decisions = resolve(config, platform, arch, block_sizes=PREFERRED_BLOCK_SIZES, kernel_tiers=kernel_tiers)
+    config, decisions = resolve(
+        config, platform, arch, usage=usage, block_sizes=PREFERRED_BLOCK_SIZES, kernel_tiers=kernel_tiers
+    )
     for decision in decisions:
         logger.info("%s", decision)
     return dataclasses.replace(config, model_path=str(path)), model_dir

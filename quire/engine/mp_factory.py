@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from quire.config import QuireConfig
+from quire.config.resolve import UsageContext
 from quire.core.sampling_params import SamplingParams
 from quire.engine.core_client.sync_mp import SyncMPClient
 from quire.engine.core_launcher import CoreProcess, processor_names
@@ -24,15 +25,21 @@ def launch_core(config: QuireConfig, logits_processors: Sequence[str] = ()) -> C
 
 
 def build_apart(
-    config: QuireConfig, *, logits_processors: Sequence[str | type] = ()
+    config: QuireConfig,
+    *,
+    logits_processors: Sequence[str | type] = (),
+    usage: UsageContext = UsageContext.LLM_CLASS,
 ) -> tuple[FrontEndParts, CoreProcess]:
     """A front-end, and the process of a core that is ready.
+
+    Args:
+        usage: who runs the engine.
 
     Raises:
         QuireError: the configuration, the model directory or the machine does not allow it; no process is left.
     """
     names = processor_names(logits_processors)
-    config, model_dir = resolve_config(config)
+    config, model_dir = resolve_config(config, usage=usage)
     core = launch_core(config, names)
     try:
         front = build_front_end(config, model_dir, _params_check(names))

@@ -115,7 +115,13 @@ class Supervisor:
         return self._core.quiet_s
 
     def attach(self) -> None:
-        """Listen on the running event loop; done once."""
+        """Listen on the running event loop; done once.
+
+        Raises:
+            EngineDeadError: another event loop is listening already.
+        """
+        if self._loop is not None and self._loop is not asyncio.get_running_loop():
+            raise EngineDeadError("this engine serves another event loop", hint="use it on one event loop")
         if self._loop is None:
             self._loop = asyncio.get_running_loop()
             self._connect()

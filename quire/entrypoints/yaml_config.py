@@ -9,6 +9,7 @@ import yaml
 from quire.errors import ConfigError
 
 MAX_EVENTS = 20_000
+MAX_DEPTH = 16
 
 
 def parse_yaml(path: str, text: bytes) -> list[tuple[str, Any]]:
@@ -18,11 +19,15 @@ def parse_yaml(path: str, text: bytes) -> list[tuple[str, Any]]:
         ConfigError: it is not YAML, uses aliases, or is not one mapping.
     """
     try:
+        depth = 0
         for count, event in enumerate(yaml.parse(text, Loader=yaml.SafeLoader)):
+            depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
             if isinstance(event, yaml.AliasEvent):
                 raise ConfigError(f"config file {path} uses aliases", hint="write the value out", field="config")
-            if count > MAX_EVENTS:
-                raise ConfigError(f"config file {path} has too many entries", hint="keep settings only", field="config")
+            if count > MAX_EVENTS or depth > MAX_DEPTH:
+                raise ConfigError(
+                    f"config file {path} has too many or too deep entries", hint="keep settings only", field="config"
+                )
         node = yaml.compose(text, Loader=yaml.SafeLoader)
         if node is None:
             return []

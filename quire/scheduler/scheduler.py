@@ -178,7 +178,7 @@ class Scheduler:
         num_decoding = int(np.count_nonzero(num_wanted == 1))
         most = self._limits.max_num_batched_tokens
         plan.prompts = StepBudget(min(most, self._costs.prompt_tokens_beside(num_decoding)) if num_decoding else most)
-        return share_prompt_tokens(num_wanted, plan.prompts)
+        return num_wanted if num_decoding == len(rows) else share_prompt_tokens(num_wanted, plan.prompts)
 
     def _preempt(self, row: int, plan: StepPlan) -> None:
         request = self._table.request_on(row)
@@ -225,11 +225,6 @@ class Scheduler:
         self._end_stopped(sampled.rows, sampled.token_ids)
         return self._make_outputs(handles, sampled.token_ids, sampled.logprobs, prompt_logprobs, step)
 
-    def _record_cost(self, scheduled: SchedulerOutput, seconds: float | None) -> None:
-        if self._costs is not None:
-            num_decoding = int(np.count_nonzero(scheduled.num_scheduled_tokens == 1))
-            self._costs.record(num_decoding, scheduled.total_num_scheduled_tokens - num_decoding, seconds)
-
     def abandon_step(self) -> list[int]:
         """The step that was scheduled failed: it never was, and every running request waits again with its tokens.
 
@@ -250,6 +245,11 @@ class Scheduler:
             self._queue.add(request)
             self._outbox.note_event(request.handle, EventKind.PREEMPTED)
         return [handle for handle in step.handles.tolist() if handle in self._requests]
+
+    def _record_cost(self, scheduled: SchedulerOutput, seconds: float | None) -> None:
+        if self._costs is not None:
+            num_decoding = int(np.count_nonzero(scheduled.num_scheduled_tokens == 1))
+            self._costs.record(num_decoding, scheduled.total_num_scheduled_tokens - num_decoding, seconds)
 
     def _take_prompt_logprobs(
         self, output: ModelRunnerOutput, rows: np.ndarray

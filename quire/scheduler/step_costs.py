@@ -15,7 +15,10 @@ MIN_PROMPT_TOKENS = 16
 PLANNED_SHARE = 0.8
 # Steps beside prompts after which one without is worth its price: it says what decoding alone costs by then.
 MAX_STEPS_BESIDE = 64
-NUM_KEPT = 5
+# Measurements whose median counts: many of quiet steps, which change little; few of prompts, whose price grows with
+# what they have behind them.
+NUM_QUIET_KEPT = 33
+NUM_PROMPTS_KEPT = 5
 
 
 def max_prompt_tokens(quiet_s: float, prompt_token_s: float, max_slowdown: float) -> float:
@@ -41,7 +44,7 @@ class StepCosts:
     def __init__(self, max_slowdown: float) -> None:
         self._max_slowdown = max_slowdown
         self._quiet_s: dict[int, deque[float]] = {}
-        self._prompt_token_s: deque[float] = deque(maxlen=NUM_KEPT)
+        self._prompt_token_s: deque[float] = deque(maxlen=NUM_PROMPTS_KEPT)
         self._num_beside = MAX_STEPS_BESIDE  # steps beside prompts since the last quiet one
         self._most_granted = MIN_PROMPT_TOKENS // 2
 
@@ -78,7 +81,7 @@ class StepCosts:
         self._num_beside = 0
         if seconds is None:
             return
-        kept = self._quiet_s.setdefault(_size_class(num_decoding), deque(maxlen=NUM_KEPT))
+        kept = self._quiet_s.setdefault(_size_class(num_decoding), deque(maxlen=NUM_QUIET_KEPT))
         if is_first:
             kept.clear()  # contexts have grown since
         kept.append(seconds)
@@ -89,7 +92,7 @@ class StepCosts:
             return
         if seconds < quiet_s:  # decoding alone cannot take longer than this
             quiet_s = seconds
-            self._quiet_s[_size_class(num_decoding)] = deque([seconds], maxlen=NUM_KEPT)
+            self._quiet_s[_size_class(num_decoding)] = deque([seconds], maxlen=NUM_QUIET_KEPT)
         if num_prompt_tokens >= MIN_PROMPT_TOKENS:  # fewer say more of the clock than of their price
             self._prompt_token_s.append((seconds - quiet_s) / num_prompt_tokens)
             self._most_granted = max(num_prompt_tokens, self._most_granted // 2)

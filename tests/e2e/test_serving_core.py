@@ -64,6 +64,10 @@ def engine(model: str, temporary: Path) -> Iterator[AsyncLLM]:
     assert not is_alive(pid)
 
 
+def test_an_engine_for_servers_has_the_defaults_of_servers(engine: AsyncLLM):
+    assert engine.config.scheduler.max_decode_slowdown == 2.0
+
+
 def is_alive(pid: int | None) -> bool:
     assert pid is not None
     try:
@@ -100,6 +104,11 @@ def test_streams_survive_cores_that_are(
     num_different = run(serving.rounds(engine, requests, expected, count, random.Random(sign), sign))
     assert num_different == 0
     assert engine.num_restarts == before + count
+
+
+def test_an_engine_serves_one_event_loop(engine: AsyncLLM):
+    with pytest.raises(EngineDeadError, match="another event loop"):
+        asyncio.run(serving.stream(engine, "elsewhere", [1], LONG))
 
 
 def test_leaving_a_stream_ends_its_request_within_two_steps(engine: AsyncLLM, run: Run):

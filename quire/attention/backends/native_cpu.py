@@ -95,12 +95,15 @@ class NativeCpuBackend(AttentionBackend):
             ShapeError: a size, dtype, device or stride differs from the interface's, or an index leads out of a tensor.
         """
         num_tokens, num_heads, head_size = metadata.num_tokens, params.num_heads, params.head_size
+        tokens = qkv if len(qkv) == num_tokens else qkv[:num_tokens]  # a slice costs more than a short kernel
+        positions, slots = rotation.positions, metadata.slot_mapping
         q_norm, k_norm, eps = (
             (None, None, 0.0) if head_norms is None else (head_norms.query, head_norms.key, head_norms.eps)
         )
         rope_and_cache(
-            self.runtime, qkv[:num_tokens], num_heads, params.num_kv_heads, head_size, rotation.cos, rotation.sin,
-            rotation.positions[:num_tokens], metadata.slot_mapping[:num_tokens], kv_cache,
+            self.runtime, tokens, num_heads, params.num_kv_heads, head_size, rotation.cos, rotation.sin,
+            positions if len(positions) == num_tokens else positions[:num_tokens],
+            slots if len(slots) == num_tokens else slots[:num_tokens], kv_cache,
             kv_cache.shape[-1] // head_size, q_norm, k_norm, eps,
         )  # fmt: skip
         query = qkv[:, : num_heads * head_size].view(-1, num_heads, head_size)

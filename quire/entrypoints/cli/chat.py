@@ -9,10 +9,12 @@ from __future__ import annotations
 import argparse
 import contextlib
 import sys
-from typing import Any
+from typing import Any, Protocol
 
+from quire import envs
 from quire.core.sampling_params import SamplingParams
 from quire.engine.llm_engine import LLMEngine
+from quire.entrypoints.cli.remote_chat import RemoteChat, remote_parameters
 from quire.entrypoints.cli.sampling import add_model_arguments, add_sampling_arguments, sampling_from_args, start_engine
 from quire.entrypoints.cli.streaming import AnswerStream, AnswerTimes
 from quire.errors import ChatTemplateError, QuireClientError
@@ -28,23 +30,48 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("conversation")
     group.add_argument("--quick", "-q", metavar="MESSAGE", help="Answer one message and end.")
     group.add_argument("--system-prompt", metavar="TEXT", help="What the model is told before the conversation.")
+    group.add_argument(
+        "--url", metavar="URL", help="Talk to a server, such as http://127.0.0.1:8000/v1, in place of a model in here."
+    )
+    group.add_argument("--api-key", metavar="KEY", help="For --url; default: QUIRE_API_KEY of the environment.")
     group.add_argument("--no-stats", action="store_true", help="Do not show speed and TTFT after each answer.")
 
 
 def run(args: argparse.Namespace) -> int:
     """Answer messages until there are no more."""
+    if args.url is not None:
+        remote = RemoteChat(args.url, args.api_key or envs.api_key(), remote_parameters(args), args.system_prompt)
+        _hold(remote, remote.model, args)
+        return 0
     engine = start_engine(args)
     try:
         session = ChatSession(engine, sampling_from_args(args, engine, max_tokens=None), args.system_prompt)
-        if args.quick is not None:
-            _answer(session, args.quick, shows_stats=not args.no_stats)
-            return 0
-        if sys.stdin.isatty():
-            print(f"{engine.config.model.served_model_name}: {HELP}", file=sys.stderr)
-        _converse(session, shows_stats=not args.no_stats)
+        _hold(session, engine.config.model.served_model_name or "", args)
         return 0
     finally:
         engine.shutdown()
+
+
+class Chat(Protocol):
+    """A conversation, held here or by a server."""
+
+    def set_system_prompt(self, text: str | None) -> None:
+        """Begin anew with `text` as the system prompt."""
+
+    def clear(self) -> None:
+        """Forget the conversation; the system prompt stays."""
+
+    def answer(self, message: str) -> AnswerTimes:
+        """Write the answer to `message` to stdout as it comes."""
+
+
+def _hold(chat: Chat, name: str, args: argparse.Namespace) -> None:
+    if args.quick is not None:
+        _answer(chat, args.quick, shows_stats=not args.no_stats)
+        return
+    if sys.stdin.isatty():
+        print(f"{name}: {HELP}", file=sys.stderr)
+    _converse(chat, shows_stats=not args.no_stats)
 
 
 class ChatSession:
@@ -91,7 +118,7 @@ class ChatSession:
         return stream.times
 
 
-def _converse(session: ChatSession, *, shows_stats: bool) -> None:
+def _converse(session: Chat, *, shows_stats: bool) -> None:
     is_terminal = sys.stdin.isatty()
     if is_terminal:
         with contextlib.suppress(ImportError):
@@ -109,7 +136,7 @@ def _converse(session: ChatSession, *, shows_stats: bool) -> None:
             _answer(session, line, shows_stats=shows_stats)
 
 
-def _obey(session: ChatSession, line: str) -> None:
+def _obey(session: Chat, line: str) -> None:
     command, _, rest = line.partition(" ")
     if command == "/clear":
         session.clear()
@@ -119,7 +146,7 @@ def _obey(session: ChatSession, line: str) -> None:
         print(HELP if command == "/help" else f"unknown command {command}: {HELP}", file=sys.stderr)
 
 
-def _answer(session: ChatSession, message: str, *, shows_stats: bool) -> None:
+def _answer(session: Chat, message: str, *, shows_stats: bool) -> None:
     """Answer one message; a conversation that grew too long is reported, not fatal."""
     try:
         times = session.answer(message)

@@ -10,9 +10,9 @@ from starlette.responses import Response
 
 from quire.entrypoints.openai.errors import UNAVAILABLE, ApiError
 from quire.entrypoints.openai.prompts import Cut
-from quire.entrypoints.openai.protocol.reading import RequestFields, read_request
+from quire.entrypoints.openai.protocol.reading import RequestFields
 from quire.entrypoints.openai.protocol.tokenize import DETOKENIZE_FIELDS, TOKENIZE_FIELDS
-from quire.entrypoints.openai.reading import read_body
+from quire.entrypoints.openai.reading import read_fields
 from quire.entrypoints.openai.routes import require_alive
 from quire.entrypoints.openai.state import ServerState
 from quire.errors import ValidationError
@@ -95,9 +95,7 @@ class InfoRoutes:
         return Response(self._state.metrics.render(), headers={"content-type": METRICS_TYPE})
 
     async def _read(self, request: Request, fields: RequestFields[Any]) -> tuple[Any, list[str]]:
-        config = self._state.config
-        body = await read_body(request, config.limits)
-        return read_request(body, fields, max_depth=config.limits.max_json_depth, is_strict=config.api.strict_requests)
+        return await read_fields(request, fields, self._state.config)
 
     def _card(self, name: str) -> dict[str, Any]:
         model = self._state.engine.config.model

@@ -87,6 +87,11 @@ class PromptReader:
             ValidationError: it is empty or malformed.
         """
         if isinstance(prompt, list):
+            if cut.num_tokens is None and len(prompt) >= self.max_model_len:  # before each id is looked at
+                raise ValidationError(
+                    f"the prompt has {len(prompt)} tokens; prompt and output together may have {self.max_model_len}",
+                    hint=f"shorten it to at most {self.max_model_len - 1} tokens", field="prompt",
+                )  # fmt: skip
             return cut_prompt(parse_prompt(prompt), cut, self.max_model_len)
         tokenizer = self.tokenizer()
         allow = self._config.allow_special_tokens

@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+from typing import TypeVar
 
+import msgspec
 from starlette.requests import Request
 
-from quire.config.server import LimitsConfig
+from quire.config.server import LimitsConfig, ServerConfig
 from quire.entrypoints.openai.errors import BAD_REQUEST, TIMEOUT, TOO_LARGE, ApiError
+from quire.entrypoints.openai.protocol.reading import RequestFields, read_request
 from quire.entrypoints.openai.running import ClientGoneError
+
+Fields = TypeVar("Fields", bound=msgspec.Struct)
+
+INLINE_BYTES = 256 << 10
 
 
 async def read_body(request: Request, limits: LimitsConfig) -> bytes:
@@ -43,6 +50,23 @@ async def _receive(request: Request, limits: LimitsConfig) -> bytes:
             raise _too_large(limits)
         if not message.get("more_body", False):
             return b"".join(parts)
+
+
+async def read_fields(
+    request: Request, fields: RequestFields[Fields], config: ServerConfig
+) -> tuple[Fields, list[str]]:
+    """The typed request, and what there is to say about fields that were not used; a long one is read in a thread.
+
+    Raises:
+        ApiError, ClientGoneError: as `read_body`.
+        ValidationError, UnsupportedError: as `read_request`.
+    """
+    body = await read_body(request, config.limits)
+
+    def read() -> tuple[Fields, list[str]]:
+        return read_request(body, fields, max_depth=config.limits.max_json_depth, is_strict=config.api.strict_requests)
+
+    return read() if len(body) <= INLINE_BYTES else await asyncio.to_thread(read)
 
 
 def _too_large(limits: LimitsConfig) -> ApiError:

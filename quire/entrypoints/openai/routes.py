@@ -27,8 +27,8 @@ from quire.entrypoints.openai.protocol.completion import (
     completion_prompts,
 )
 from quire.entrypoints.openai.protocol.generation import GenerationFields
-from quire.entrypoints.openai.protocol.reading import RequestFields, read_request
-from quire.entrypoints.openai.reading import read_body
+from quire.entrypoints.openai.protocol.reading import RequestFields
+from quire.entrypoints.openai.reading import read_fields
 from quire.entrypoints.openai.running import ClientGoneError, Outputs, Work, run, unless_gone
 from quire.entrypoints.openai.sse import EventStream, EventWriter
 from quire.entrypoints.openai.state import ServerState, public_id
@@ -102,10 +102,8 @@ class GenerationRoutes:
         state.admission.refuse_when_draining()
         if state.engine.is_paused:
             raise ApiError(UNAVAILABLE, "the server is paused", retry_after_s=5)
-        body = await read_body(request, state.config.limits)
-        return read_request(
-            body, fields, max_depth=state.config.limits.max_json_depth, is_strict=state.config.api.strict_requests
-        )
+        body: tuple[Any, list[str]] = await read_fields(request, fields, state.config)
+        return body
 
     def _work(
         self,

@@ -83,11 +83,13 @@ def supported_tiers() -> list[str]:
 
 
 def choose_tier(tier: str) -> str:
-    """The name of a tier that runs here: the best for "auto".
+    """The name of a tier that runs here: for "auto" that of QUIRE_KERNEL_TIER, or the best.
 
     Raises:
         ConfigError: no such tier, or it does not run on this machine; says why.
     """
+    if tier == "auto":
+        tier = envs.kernel_tier() or "auto"
     if tier == EMULATED_TIER and tier in tier_names():
         return tier
     problems = {report.name: report.problem for report in examine_tiers()}

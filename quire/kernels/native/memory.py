@@ -35,7 +35,7 @@ def huge_zeros(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
     if not isinstance(dtype, torch.dtype):
         raise ShapeError(f"dtype is {dtype!r}, expected a torch.dtype", field="dtype")
     num_bytes = math.prod(map(int, shape)) * dtype.itemsize
-    if num_bytes == 0 and max(shape) <= MAX_BYTES:
+    if num_bytes == 0 and max(shape) <= 1 << 62:
         return torch.empty(tuple(shape), dtype=dtype)
     library = load_library()
     address = library.map_huge(num_bytes) if 0 < num_bytes <= MAX_BYTES else 0

@@ -177,7 +177,7 @@ class QuantFormat(ABC):
         Cost: reads the packed weight once: bandwidth bound up to about 8 tokens (int8) or 4 (int4).
         Reference: kernels/reference/quant.py
         """
-        return self._multiply(runtime, x, packed, scales, output_size, bias, out_dtype, is_gated=False)
+        return self._product(runtime, x, packed, scales, output_size, bias, out_dtype, is_gated=False)
 
     def gated_linear(
         self,
@@ -212,20 +212,12 @@ class QuantFormat(ABC):
                 hint="use linear, then the activation",
                 field="intermediate_size",
             )
-        return self._multiply(runtime, x, packed, scales, intermediate_size, bias, None, is_gated=True)
+        return self._product(runtime, x, packed, scales, intermediate_size, bias, None, is_gated=True)
 
-    def _multiply(
-        self,
-        runtime: NativeRuntime,
-        x: torch.Tensor,
-        packed: torch.Tensor,
-        scales: torch.Tensor,
-        output_size: int,
-        bias: torch.Tensor | None,
-        out_dtype: torch.dtype | None,
-        *,
-        is_gated: bool,
-    ) -> torch.Tensor:
+    def _product(
+        self, runtime: NativeRuntime, x: torch.Tensor, packed: torch.Tensor, scales: torch.Tensor, output_size: int,
+        bias: torch.Tensor | None, out_dtype: torch.dtype | None, *, is_gated: bool,
+    ) -> torch.Tensor:  # fmt: skip
         check_rows("x", x)
         num_tokens, input_size = x.shape
         x_dtype = x.dtype

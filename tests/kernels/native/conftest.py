@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import pytest
 
+from quire import envs
 from quire.kernels.native.library import EMULATED_TIER, supported_tiers
 from quire.kernels.native.runtime import NativeRuntime
 
-TIERS = [*supported_tiers(), EMULATED_TIER]
+FORCED = envs.kernel_tier()  # set by `make test-tiers`
+TIERS = [*supported_tiers(), EMULATED_TIER] if FORCED is None else [FORCED]
 
 
 @pytest.fixture(scope="session", params=TIERS)

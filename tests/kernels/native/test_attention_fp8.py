@@ -1,4 +1,4 @@
-"""A KV cache of 8-bit floats: every code, the rounding to them, the same attention as over their exact values."""
+"""A KV cache of eight-bit floats: every code, the rounding to them, and attention as over their exact values."""
 
 from __future__ import annotations
 

@@ -29,7 +29,8 @@ FAULTS = {
 }
 
 
-def test_auto_takes_the_best_tier_that_runs():
+def test_auto_takes_the_best_tier_that_runs(monkeypatch):
+    monkeypatch.delenv("QUIRE_KERNEL_TIER", raising=False)
     assert choose_tier("auto") == supported_tiers()[0] == NativeRuntime("auto").tier
     assert supported_tiers()[-1] == "portable" and EMULATED_TIER not in supported_tiers()
 
@@ -39,6 +40,15 @@ def test_every_tier_that_runs_passes_its_self_test_and_can_be_forced(name: str):
     library = load_library()
     assert library.self_test(library.tier_names().index(name), 10_000, 0) == ""
     assert NativeRuntime(name).tier == name
+
+
+def test_auto_takes_the_tier_of_the_environment(monkeypatch):
+    monkeypatch.setenv("QUIRE_KERNEL_TIER", "portable")
+    assert choose_tier("auto") == NativeRuntime().tier == "portable"
+    assert choose_tier(supported_tiers()[0]) == supported_tiers()[0]  # what is asked for by name counts more
+    monkeypatch.setenv("QUIRE_KERNEL_TIER", "avx513")
+    with pytest.raises(ConfigError, match="unknown kernel tier 'avx513'"):
+        choose_tier("auto")
 
 
 def test_an_unknown_tier_is_refused_with_the_nearest_name():
@@ -88,6 +98,7 @@ class FakeLibrary:
 
 
 def use(monkeypatch: pytest.MonkeyPatch, library: Any) -> None:
+    monkeypatch.delenv("QUIRE_KERNEL_TIER", raising=False)
     monkeypatch.setattr(native, "load_library", lambda: library)
 
 

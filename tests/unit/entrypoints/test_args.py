@@ -119,7 +119,7 @@ BAD_FILES = {
     "yaml with a name twice": ("c.yaml", "max_num_seqs: 3\nmax-num-seqs: 4", "twice"),
     "yaml with a key twice": ("c.yaml", "max_num_seqs: 3\nmax_num_seqs: 4", "twice"),
     "yaml bomb": ("c.yaml", "a: &a [x, x]\nb: &b [*a, *a]", "aliases"),
-    "deep yaml": ("c.yaml", "a: " + "[" * 50_000, "too many entries"),
+    "deep yaml": ("c.yaml", "a: " + "[" * 50_000, "too deep"),
     "not text": ("c.json", "\udcff", "not JSON"),
     "huge": ("c.json", " " * (1 << 20) + "{}", "larger than 1 MiB"),
     "deep": ("c.json", "[" * 100_000, "not JSON"),

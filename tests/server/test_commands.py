@@ -1,0 +1,119 @@
+"""`quire serve` as a process, from its start-up report to SIGTERM, and `quire chat --url`."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import httpx
+import openai
+import pytest
+
+from quire.entrypoints.args import QuireParser
+from quire.entrypoints.cli import serve
+from quire.entrypoints.cli.main import main
+from quire.entrypoints.start_report import StartReport
+from quire.errors import ConfigError
+from tests.server.engines import ScriptedEngine
+from tests.server.servers import RunningServer
+
+
+def configs(*argv: str):
+    parser = QuireParser(prog="quire serve")
+    serve.add_arguments(parser)
+    return serve.configs_from_args(parser.parse_args(argv))
+
+
+def test_flags_of_engine_and_server_stand_side_by_side(tmp_path: Path):
+    file = tmp_path / "c.yaml"
+    file.write_text("port: 9000\nmax-num-seqs: 7\nmax_num_queued_reqs: 5\nhost: 0.0.0.0\n")
+    engine, server = configs("some/model", "--config", str(file), "--port", "0", "--max-body-bytes", "1MiB")
+    assert (engine.model.model, engine.scheduler.max_num_seqs) == ("some/model", 7)
+    assert (server.http.port, server.http.host) == (0, "0.0.0.0")
+    assert (server.limits.max_num_queued_reqs, server.limits.max_body_bytes) == (5, 1 << 20)
+    assert configs()[0].model.model == "leaf" and configs()[1].http.host == "127.0.0.1"
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["--prot", "1"], "did you mean '--port'"),
+        (["--port", "70000"], "0 to 65535"),
+        (["--host"], "--help"),
+        (["--max-json-depth", "1"], "4 to 200"),
+    ],
+    ids=["misspelt", "out of range", "no value", "too shallow"],
+)
+def test_a_bad_server_flag_is_refused_with_the_fix(argv: list[str], message: str):
+    with pytest.raises(ConfigError) as caught:
+        configs(*argv)
+    assert message in str(caught.value)
+
+
+def test_the_start_report_adds_up_to_the_time_since_the_process_began():
+    report = StartReport()
+    with report.phase("one"):
+        time.sleep(0.01)
+    with report.phase("two"):
+        pass
+    assert [name for name, _ in report.phases] == ["python and imports", "one", "two"]
+    assert f"ready in {report.total_s:.2f} s" in str(report) and "one 0.0" in str(report)
+
+
+def test_the_examples_of_the_page_run(capsys):
+    page = (Path(__file__).parents[2] / "docs/how-to/serve.md").read_text()
+    (example,) = re.findall(r"^```py\n(.*?)^```", page, re.DOTALL | re.MULTILINE)
+    bodies = re.findall(r"-d '(\{.*?\})'", page)
+    with RunningServer(ScriptedEngine()) as server:
+        code = example.replace("stream=True", "stream=True, max_tokens=5").replace("http://127.0.0.1:8000", server.url)
+        exec(compile(code, "example", "exec"), {})
+        assert capsys.readouterr().out.strip()
+        for path, body in zip(("/v1/chat/completions", "/v1/completions"), bodies, strict=True):
+            answer = httpx.post(server.url + path, content=body, headers={"content-type": "application/json"})
+            assert answer.status_code == 200 and "warnings" not in answer.text
+
+
+def test_chat_talks_to_a_server(capsys, monkeypatch):
+    with RunningServer(ScriptedEngine(), api_key="a-key-of-ours") as server:
+        arguments = ["chat", "--url", server.url, "--quick", "Hello", "--max-tokens", "5"]
+        assert main([*arguments, "--api-key", "a-key-of-ours"]) == 0
+        shown = capsys.readouterr()
+        assert shown.out.strip() and "5 tokens" in shown.err
+        monkeypatch.delenv("QUIRE_API_KEY", raising=False)
+        assert main(arguments) == 2 and "API key" in capsys.readouterr().err
+        assert main([*arguments, "--api-key", "a-key-of-ours", "--temperature", "9"]) == 0
+        assert "temperature" in capsys.readouterr().err
+    assert main(["chat", "--url", "http://127.0.0.1:1", "--quick", "Hello"]) == 2
+    assert "quire serve" in capsys.readouterr().err
+
+
+def test_a_served_stream_survives_sigterm_and_the_process_ends_cleanly(tmp_path: Path):
+    log = (tmp_path / "log").open("w+")
+    command = [sys.executable, "-m", "quire", "serve", "leaf", "--port", "0", "--num-gpu-blocks-override", "128"]
+    process = subprocess.Popen(command, stderr=log, env={**os.environ, "QUIRE_API_KEY": "a-key-of-ours"})
+    try:
+        found = None
+        while found is None:
+            assert process.poll() is None, Path(log.name).read_text()
+            time.sleep(0.05)
+            found = re.search(r"listening on (http://127\.0\.0\.1:\d+); ready in", Path(log.name).read_text())
+        client = openai.OpenAI(base_url=f"{found[1]}/v1", api_key="a-key-of-ours", max_retries=0)
+        stream = client.completions.create(
+            model="leaf", prompt="Once", max_tokens=300, stream=True, extra_body={"ignore_eos": True}
+        )
+        parts = iter(stream)
+        next(parts)
+        process.send_signal(signal.SIGTERM)
+        last = list(parts)[-1]
+        assert last.choices[0].finish_reason == "length"
+        assert process.wait(20) == 0
+    finally:
+        if process.poll() is None:
+            process.kill()
+            process.wait()
+        log.close()
