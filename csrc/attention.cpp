@@ -23,8 +23,6 @@ Span span_of(const void* data, int64_t rows, int64_t stride, int64_t size, int64
   return {data, rows > 0 ? ((rows - 1) * stride + size) * element_bytes : 0};
 }
 
-int64_t bytes_of(DType dtype) { return dtype == DType::bf16 ? 2 : 4; }
-
 Span span_of(const KvCache& cache) {
   const int64_t heads = cache.num_blocks * cache.num_kv_heads;
   return {cache.data, heads * 2 * cache.block_size * cache.head_size * bytes_of(cache.dtype)};
@@ -40,7 +38,7 @@ constexpr char kOverlap[] = "a tensor that is written shares memory with another
 }  // namespace
 
 const char* find_fault(const PagedAttentionArgs& args) {
-  const int64_t bytes = bytes_of(args.cache.dtype), row = args.num_heads * args.cache.head_size;
+  const int64_t bytes = bytes_of(args.cache.activation_dtype()), row = args.num_heads * args.cache.head_size;
   const int64_t slope_bytes = args.slopes != nullptr ? args.num_heads * 4 : 0;
   const int64_t sink_bytes = args.sinks != nullptr ? args.num_heads * 4 : 0;
   if (overlaps_any(span_of(args.out, args.num_tokens, row, row, bytes), span_of(args.cache),
@@ -72,7 +70,7 @@ const char* find_fault(const PagedAttentionArgs& args) {
 }
 
 const char* find_fault(const RopeAndCacheArgs& args) {
-  const int64_t bytes = bytes_of(args.cache.dtype), size = args.cache.head_size, tokens = args.num_tokens;
+  const int64_t bytes = bytes_of(args.cache.activation_dtype()), size = args.cache.head_size, tokens = args.num_tokens;
   const int64_t row = (args.num_heads + 2 * args.cache.num_kv_heads) * size;
   const Span pages = span_of(args.cache), qkv = span_of(args.qkv, tokens, args.qkv_stride, row, bytes);
   const Span cos(args.cos, args.max_positions * args.half * 4), sin(args.sin, args.max_positions * args.half * 4);
@@ -92,7 +90,7 @@ const char* find_fault(const RopeAndCacheArgs& args) {
 }
 
 const char* find_fault(const WriteKvArgs& args) {
-  const int64_t bytes = bytes_of(args.cache.dtype), row = args.cache.num_kv_heads * args.cache.head_size;
+  const int64_t bytes = bytes_of(args.cache.activation_dtype()), row = args.cache.num_kv_heads * args.cache.head_size;
   if (overlaps_any(span_of(args.cache), span_of(args.key, args.num_tokens, args.key_stride, row, bytes),
                    span_of(args.value, args.num_tokens, args.value_stride, row, bytes),
                    Span(args.slots, args.num_tokens * 8))) {

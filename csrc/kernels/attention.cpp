@@ -158,12 +158,12 @@ class Worker {
   const char* keys_at(int64_t token) const {
     const int64_t size = cache_.head_size, block_size = cache_.block_size;
     const int64_t first = (pages_[token / block_size] * cache_.num_kv_heads + item_.kv_head) * 2 * block_size * size;
-    return static_cast<const char*>(cache_.data) + (first + token % block_size * kPair<T>) * element_bytes(cache_);
+    return static_cast<const char*>(cache_.data) + (first + token % block_size * kPair<T>) * bytes_of(cache_.dtype);
   }
   const char* values_at(int64_t token) const {
     const int64_t size = cache_.head_size, offset = token % cache_.block_size;
     return keys_at(token - offset) +
-           (cache_.block_size + offset / kPair<T> * kPair<T>) * size * element_bytes(cache_);
+           (cache_.block_size + offset / kPair<T> * kPair<T>) * size * bytes_of(cache_.dtype);
   }
 
   // Tokens from row to row of the pairs, and how far ahead memory is to be fetched meanwhile, in bytes.

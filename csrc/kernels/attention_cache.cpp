@@ -140,7 +140,7 @@ void write_kv(Pool& pool, const WriteKvArgs& args) {
 
 void copy_pages(Pool& pool, const CopyPagesArgs& args) {
   const KvCache& cache = args.cache;
-  const int64_t page_bytes = cache.num_kv_heads * 2 * cache.block_size * cache.head_size * element_bytes(cache);
+  const int64_t page_bytes = cache.num_kv_heads * 2 * cache.block_size * cache.head_size * bytes_of(cache.dtype);
   char* data = static_cast<char*>(cache.data);
   parallel_for(pool, args.num_pages, [&](int64_t i, int) {
     if (args.source_ids[i] == args.target_ids[i]) return;

@@ -12,10 +12,6 @@ void copy_pages(Pool& pool, const CopyPagesArgs& args);
 
 namespace {
 
-inline int64_t element_bytes(const KvCache& cache) {
-  return cache.dtype == DType::f32 ? 4 : cache.dtype == DType::bf16 ? 2 : 1;
-}
-
 // Elements that lie together along the contracted dimension: two for the products in pairs of bfloat16.
 template <class T>
 constexpr int64_t kPair = 1;

@@ -42,7 +42,7 @@ static inline void store_result(float* out, F16 x) { store(out, x); }
 // Outputs that no cache holds until they are read go to memory directly, without being read first.
 static inline bool is_streamed(const LinearArgs& args) {
   constexpr int64_t kBytes = 4 << 20;
-  const int64_t size = args.out_dtype == DType::bf16 ? 2 : 4;
+  const int64_t size = bytes_of(args.out_dtype);
   const uint64_t places = reinterpret_cast<uintptr_t>(args.out) | static_cast<uint64_t>(args.out_stride * size);
   return args.num_rows * args.output_size * size >= kBytes && places % 32 == 0;
 }

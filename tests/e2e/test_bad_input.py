@@ -151,7 +151,7 @@ BAD_FLAGS: dict[str, tuple[list[str], tuple[str, ...]]] = {
     "text for a number": (["generate", "--max-num-seqs", "many", "hi"], ("--max-num-seqs", "an integer")),
     "flag without its value": (["generate", "--max-num-seqs"], ("--max-num-seqs", "--help")),
     "config file that is not there": (["generate", "--config", "/no/such.json", "hi"], ("/no/such.json", "path")),
-    "config file in yaml": (["generate", "--config", "/no/such.yaml", "hi"], (".yaml", "JSON")),
+    "yaml config file that is not there": (["generate", "--config", "/no/such.yaml", "hi"], ("/no/such.yaml", "path")),
 }
 
 

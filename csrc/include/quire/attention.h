@@ -16,6 +16,8 @@ struct KvCache {
   int64_t block_size;  // a multiple of 16
   int64_t head_size;   // even, at most kMaxHeadSize
   DType dtype;         // bf16 or f32, of every activation too; f8e4m3 or f8e5m2: laid out as bf16, activations are bf16
+
+  DType activation_dtype() const { return dtype == DType::f32 ? DType::f32 : DType::bf16; }
 };
 
 constexpr int64_t kMaxHeadSize = 256;

@@ -8,6 +8,11 @@ namespace quire {
 
 enum class DType : int32_t { bf16 = 0, f32 = 1, i8 = 2, i32 = 3, f8e4m3 = 4, f8e5m2 = 5 };
 
+// Of an element.
+constexpr int64_t bytes_of(DType dtype) {
+  return dtype == DType::f32 || dtype == DType::i32 ? 4 : dtype == DType::bf16 ? 2 : 1;
+}
+
 // A bfloat16 number as it lies in memory.
 struct bf16 {
   uint16_t bits;
