@@ -51,7 +51,9 @@ def test_the_same_memory_holds_twice_the_pages():
     handler = logging.Handler()
     handler.emit = records.append  # type: ignore[method-assign]
     logger = logging.getLogger("quire.engine.factory")
+    level = logger.level
     logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
     try:
         for kv_cache_dtype in ("bfloat16", "fp8_e4m3", "fp8_e5m2"):
             settings = {"max_model_len": 512, "num_threads": 1, "kv_cache_memory_bytes": 8 << 20}
@@ -62,6 +64,7 @@ def test_the_same_memory_holds_twice_the_pages():
             records.clear()
     finally:
         logger.removeHandler(handler)
+        logger.setLevel(level)
     assert num_pages["bfloat16"] > 10
     assert num_pages["fp8_e4m3"] == num_pages["fp8_e5m2"]
     assert num_pages["fp8_e4m3"] in (2 * num_pages["bfloat16"], 2 * num_pages["bfloat16"] + 1)
