@@ -1,19 +1,6 @@
-#include "bindings/bindings.h"
+#include "bindings/step_graph.h"
 
 namespace quire {
-namespace {
-
-// What is wrong with the indices that a kernel would follow, or null: then it has run.
-template <class Args>
-const char* run_checked(void (*kernel)(Pool&, const Args&), Pool& pool, const Args& args) {
-  nb::gil_scoped_release release;
-  const char* fault = find_fault(args);
-  if (fault == nullptr) kernel(pool, args);
-  return fault;
-}
-
-}  // namespace
-
 void bind_attention(nb::module_& m) {
   nb::class_<KvCache>(m, "KvCache")
       .def("__init__", [](KvCache* self, uintptr_t data, int64_t num_blocks, int64_t num_kv_heads, int64_t block_size,
@@ -41,7 +28,7 @@ void bind_attention(nb::module_& m) {
                                         soft_cap,
                                         at<float>(sinks),
                                         at<float>(slopes)};
-          return run_checked(tier_at(tier).attention->paged_attention, pool, args);
+          return run_noted(tier_at(tier).attention->paged_attention, pool, args);
         });
   m.def("rope_and_cache",
         [](int tier, Pool& pool, uintptr_t qkv, int64_t qkv_stride, int64_t num_tokens, int64_t num_heads,
@@ -63,18 +50,18 @@ void bind_attention(nb::module_& m) {
                                       at<void>(k_norm),
                                       eps,
                                       cache};
-          return run_checked(tier_at(tier).attention->rope_and_cache, pool, args);
+          return run_noted(tier_at(tier).attention->rope_and_cache, pool, args);
         });
   m.def("write_kv", [](int tier, Pool& pool, uintptr_t key, uintptr_t value, int64_t key_stride, int64_t value_stride,
                        int64_t num_tokens, uintptr_t slots, const KvCache& cache) {
     const WriteKvArgs args{at<void>(key), at<void>(value), key_stride, value_stride, num_tokens, at<int64_t>(slots),
                            cache};
-    return run_checked(tier_at(tier).attention->write_kv, pool, args);
+    return run_noted(tier_at(tier).attention->write_kv, pool, args);
   });
   m.def("copy_pages", [](int tier, Pool& pool, const KvCache& cache, uintptr_t source_ids, uintptr_t target_ids,
                          int64_t num_pages) {
     const CopyPagesArgs args{cache, at<int64_t>(source_ids), at<int64_t>(target_ids), num_pages};
-    return run_checked(tier_at(tier).attention->copy_pages, pool, args);
+    return run_noted(tier_at(tier).attention->copy_pages, pool, args);
   });
 }
 

@@ -1,4 +1,4 @@
-#include "bindings/bindings.h"
+#include "bindings/step_graph.h"
 
 namespace quire {
 
@@ -9,16 +9,14 @@ void bind_elementwise(nb::module_& m) {
           const RmsNormArgs args{at<void>(x),   x_stride, at<void>(residual), at<void>(weight),
                                  at<void>(out), num_rows, size,               eps,
                                  static_cast<DType>(dtype)};
-          nb::gil_scoped_release release;
-          tier_at(tier).elementwise->rms_norm(pool, args);
+          run_noted(tier_at(tier).elementwise->rms_norm, pool, args);
         });
   m.def("gated_activation", [](int tier, Pool& pool, uintptr_t x, int64_t x_stride, uintptr_t out, int64_t num_rows,
                                int64_t size, int activation, int dtype) {
     const GatedActivationArgs args{
         at<void>(x), x_stride, at<void>(out), num_rows, size, static_cast<Activation>(activation),
         static_cast<DType>(dtype)};
-    nb::gil_scoped_release release;
-    tier_at(tier).elementwise->gated_activation(pool, args);
+    run_noted(tier_at(tier).elementwise->gated_activation, pool, args);
   });
   m.def("is_finite", [](int tier, Pool& pool, uintptr_t x, int64_t num_elements, int64_t element_bytes,
                         uint32_t exponent_mask) {

@@ -1,4 +1,4 @@
-#include "bindings/bindings.h"
+#include "bindings/step_graph.h"
 
 namespace quire {
 
@@ -20,8 +20,7 @@ void bind_gemm(nb::module_& m) {
                                 static_cast<DType>(bias_dtype),
                                 static_cast<DType>(out_dtype),
                                 is_gated};
-          nb::gil_scoped_release release;
-          tier_at(tier).gemm->linear(pool, args);
+          run_noted(tier_at(tier).gemm->linear, pool, args);
         });
   m.def("pack_rows",
         [](int tier, Pool& pool, uintptr_t rows, int64_t row_stride, int row_type, uintptr_t packed, int packed_dtype,
@@ -42,8 +41,7 @@ void bind_gemm(nb::module_& m) {
            int64_t input_size, uintptr_t out) {
           const ReadRowsArgs args{at<void>(packed), static_cast<DType>(dtype), at<int64_t>(ids), first_row,
                                   num_rows,         input_size,                at<void>(out)};
-          nb::gil_scoped_release release;
-          tier_at(tier).gemm->read_rows(pool, args);
+          run_noted(tier_at(tier).gemm->read_rows, pool, args);
         });
   m.def("run_ceiling", [](int tier, Pool& pool, int ceiling, uintptr_t data, int64_t bytes, int64_t steps) {
     nb::gil_scoped_release release;

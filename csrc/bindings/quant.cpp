@@ -1,4 +1,4 @@
-#include "bindings/bindings.h"
+#include "bindings/step_graph.h"
 
 namespace quire {
 namespace {
@@ -22,8 +22,7 @@ void bind_linear(nb::module_& m, const char* name, Kernel QuantKernels::*kernel)
                                static_cast<DType>(bias_dtype),
                                static_cast<DType>(out_dtype),
                                is_gated};
-    nb::gil_scoped_release release;
-    (tier_at(tier).quant->*kernel)(pool, args);
+    run_noted(tier_at(tier).quant->*kernel, pool, args);
   });
 }
 
@@ -44,8 +43,7 @@ void bind_gather(nb::module_& m, const char* name, Kernel QuantKernels::*kernel)
                        int64_t num_rows, int64_t input_size, int64_t group_size, int dtype) {
     const QuantGatherArgs args{at<int64_t>(ids), at<uint8_t>(packed), at<void>(scales),         at<void>(out), num_rows,
                                input_size,       group_size,          static_cast<DType>(dtype)};
-    nb::gil_scoped_release release;
-    (tier_at(tier).quant->*kernel)(pool, args);
+    run_noted(tier_at(tier).quant->*kernel, pool, args);
   });
 }
 

@@ -46,6 +46,10 @@ class ModelConfig:
         "auto", "Default sampling parameters: 'auto' (the model's generation_config.json) or 'neutral'.",
         choices=("auto", "neutral"),
     )  # fmt: skip
+    enforce_eager: bool = setting(
+        False,
+        "Run every step kernel by kernel; otherwise decode steps are recorded once and replayed, where that pays.",
+    )
     chat_template: str | None = setting(None, "Chat template: inline Jinja or a path; default: the tokenizer's.")
 
     def __post_init__(self) -> None:

@@ -24,7 +24,6 @@ QUANTIZATIONS_NOT_YET = (
 # Setting -> the values that ask for nothing.
 NOT_YET: dict[str, tuple[Any, ...]] = {
     # Honoured by having nothing to turn off.
-    "enforce_eager": _ANY_BOOL,
     "disable_custom_all_reduce": _ANY_BOOL,
     "disable_hybrid_kv_cache_manager": (None, False),
     # Model and tokenizer.

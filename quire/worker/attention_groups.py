@@ -36,7 +36,10 @@ class AttentionGroups:
 
     def forward_context(self, batch: InputBatch, block_tables: BlockTables) -> ForwardContext:
         """The context of a step of at least one request."""
-        per_group = [self._metadata(group, batch, block_tables) for group in range(self._num_groups)]
+        return self.context_of([self._metadata(group, batch, block_tables) for group in range(self._num_groups)])
+
+    def context_of(self, per_group: Sequence[AttentionMetadata]) -> ForwardContext:
+        """The context of a step, from the metadata of each group."""
         return ForwardContext(tuple(per_group[group] for group in self._group_of_layer), self._kv_caches)
 
     @staticmethod

@@ -20,6 +20,7 @@ from quire.worker.input_batch import InputBatch
 from quire.worker.prepare_inputs import prepare_inputs
 from quire.worker.request_states import RequestStates
 from quire.worker.sampling_step import SamplingStep
+from quire.worker.step_graph import StepGraphs
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +37,7 @@ class ModelRunner:
     Args:
         device: where the model is.
         logprobs_mode: what log-probability fields hold.
+        step_graphs: replays decode steps; None = every step runs call by call.
     """
 
     def __init__(
@@ -47,6 +49,7 @@ class ModelRunner:
         attention: AttentionGroups,
         device: torch.device,
         logprobs_mode: str = "raw_logprobs",
+        step_graphs: StepGraphs | None = None,
     ) -> None:
         self._model = model
         self._requests = requests
@@ -55,6 +58,7 @@ class ModelRunner:
         self._attention = attention
         self._device = device
         self._sampling_step = SamplingStep(model, requests, sampling, logprobs_mode)
+        self._step_graphs = step_graphs
         self._pending: _PendingStep | None = None
 
     @torch.inference_mode()
@@ -66,8 +70,7 @@ class ModelRunner:
         if not batch.num_reqs:
             hidden = torch.empty(0, device=self._device)
         else:
-            context = self._attention.forward_context(batch, self._block_tables)
-            hidden = self._model.forward(batch.input_ids, batch.positions, context)
+            hidden = self._forward(batch)
         self._pending = _PendingStep(batch, hidden)
 
     @torch.inference_mode()
@@ -76,6 +79,12 @@ class ModelRunner:
         assert self._pending is not None, "no step was computed"
         pending, self._pending = self._pending, None
         return self._sampling_step.run(pending.batch, pending.hidden)
+
+    def _forward(self, batch: InputBatch) -> torch.Tensor:
+        if self._step_graphs is not None and (hidden := self._step_graphs.forward(batch)) is not None:
+            return hidden
+        context = self._attention.forward_context(batch, self._block_tables)
+        return self._model.forward(batch.input_ids, batch.positions, context)
 
     def _apply(self, scheduled: SchedulerOutput) -> None:
         """Bring rows and tables up to date: frees, then additions, then new pages."""

@@ -37,6 +37,7 @@ from quire.worker.memory import (
 from quire.worker.model_runner import ModelRunner
 from quire.worker.native import make_kernels, make_packing_cache, make_runtime
 from quire.worker.request_states import RequestStates
+from quire.worker.step_graph import StepGraphs
 from quire.worker.warmup import warm_up
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -139,9 +140,15 @@ class Worker:
             attention,
             self._device,
             self._config.model.logprobs_mode,
+            self._make_step_graphs(attention, block_tables),
         )
         num_tokens = min(self._block_size, max_model_len, self._limits.max_num_batched_tokens)
         warm_up(self._model, attention, block_tables, num_tokens, self._device)
+
+    def _make_step_graphs(self, attention: AttentionGroups, block_tables: BlockTables) -> StepGraphs | None:
+        if self._runtime is None or self._config.model.enforce_eager:
+            return None
+        return StepGraphs(self._runtime, self._model, attention, block_tables, self._arch.vocab_size)
 
     def execute_model(self, scheduled: SchedulerOutput) -> None:
         """Compute a step's tokens."""

@@ -20,7 +20,8 @@ Answer = tuple[tuple[int, ...], tuple[float, ...]]
 
 # Circumstance -> settings of the engine. The first is what the others are compared with.
 CIRCUMSTANCES: dict[str, dict[str, Any]] = {
-    "alone": {"max_num_seqs": 1, "num_threads": 1},
+    "alone": {"max_num_seqs": 1, "num_threads": 1, "enforce_eager": True},
+    "alone, replayed": {"max_num_seqs": 1, "num_threads": 1},
     "batches of 2": {"max_num_seqs": 2, "num_threads": 2},
     "batches of 17": {"max_num_seqs": 17, "num_threads": 2},
     "batches of 64": {"max_num_seqs": 64, "num_threads": 2},

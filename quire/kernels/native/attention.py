@@ -92,7 +92,7 @@ def paged_attention(
     if not is_plain(seq_lens, torch.int32) or seq_lens.shape != (num_reqs,):
         check_tensor("seq_lens", seq_lens, (torch.int32,), (num_reqs,))
     if out is None:
-        out = torch.empty(num_tokens, num_heads, head_size, dtype=dtype)
+        out = runtime.empty(num_tokens, num_heads, head_size, dtype=dtype)
     else:
         check_tensor("out", out, (dtype,), (num_tokens, num_heads, head_size))
     if sliding_window is not None:

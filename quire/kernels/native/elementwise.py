@@ -62,7 +62,7 @@ def rms_norm(
             check_apart("residual", residual, x=x, weight=weight)
     check_number("eps", eps)
     if out is None:
-        out = torch.empty(num_rows, size, dtype=x.dtype)
+        out = runtime.empty(num_rows, size, dtype=x.dtype)
     else:
         check_tensor("out", out, (x.dtype,), (num_rows, size))
         is_in_place = out.data_ptr() == x.data_ptr() and x.is_contiguous()
@@ -143,7 +143,7 @@ def _gated(runtime: NativeRuntime, x: torch.Tensor, activation: int, out: torch.
     if width % 2:
         raise ShapeError(f"x has rows of {width} elements, expected as many gates as ups", field="x")
     if out is None:
-        out = torch.empty(num_rows, width // 2, dtype=x.dtype)
+        out = runtime.empty(num_rows, width // 2, dtype=x.dtype)
     else:
         check_tensor("out", out, (x.dtype,), (num_rows, width // 2))
         check_apart("out", out, x=x)

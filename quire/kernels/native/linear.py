@@ -204,7 +204,7 @@ def _product(
     elif out_dtype is not x.dtype and out_dtype is not torch.float32:
         raise ShapeError(f"out_dtype is {out_dtype}, expected {x.dtype} or torch.float32", field="out_dtype")
     if out is None:
-        out = torch.empty(num_rows, output_size, dtype=out_dtype)
+        out = runtime.empty(num_rows, output_size, dtype=out_dtype)
     else:
         check_tensor("out", out, (out_dtype,), (num_rows, output_size), strided_rows=True)
         check_apart("out", out, x=x, packed=packed, bias=bias)
@@ -224,7 +224,7 @@ def _read_rows(
     first_row: int,
     num_rows: int,
 ) -> torch.Tensor:
-    out = torch.empty(num_rows, input_size, dtype=packed.dtype)
+    out = runtime.empty(num_rows, input_size, dtype=packed.dtype)
     runtime.library.read_packed_rows(
         runtime.tier_idx, runtime.pool, packed.data_ptr(), DTYPE_CODES[packed.dtype],
         0 if ids is None else ids.data_ptr(), first_row, num_rows, input_size, out.data_ptr(),

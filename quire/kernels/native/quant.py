@@ -132,7 +132,7 @@ class QuantFormat(ABC):
         check_tensor("ids", ids, (torch.int64, torch.int32), (-1,))
         if not isinstance(dtype, torch.dtype) or dtype not in FLOATS:
             raise ShapeError(f"dtype is {dtype}, expected torch.bfloat16 or torch.float32", field="dtype")
-        out = torch.empty(ids.shape[0], input_size, dtype=dtype)
+        out = runtime.empty(ids.shape[0], input_size, dtype=dtype)
         if not out.numel():
             return out
         low, high = (int(value) for value in torch.aminmax(ids))
@@ -233,7 +233,7 @@ class QuantFormat(ABC):
         out_dtype = x_dtype if out_dtype is None else out_dtype
         if out_dtype is not x_dtype and out_dtype is not torch.float32:
             raise ShapeError(f"out_dtype is {out_dtype}, expected {x_dtype} or torch.float32", field="out_dtype")
-        out = torch.empty((num_tokens, output_size), dtype=out_dtype)
+        out = runtime.empty(num_tokens, output_size, dtype=out_dtype)
         if num_tokens and output_size:
             getattr(runtime.library, f"linear_{self.name}")(
                 runtime.tier_idx, runtime.pool, x.data_ptr(), x.stride(0), packed.data_ptr(), scales.data_ptr(),

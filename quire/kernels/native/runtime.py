@@ -6,7 +6,9 @@ Made by the worker. Owns its thread pool.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Protocol
+
+import torch
 
 from quire.errors import ConfigError, NativeLibraryError
 from quire.kernels.native.library import choose_tier, load_library, tier_names
@@ -16,6 +18,13 @@ logger = get_logger(__name__)
 
 # Idle workers spin this long, so that the kernels of a step, and steps while requests run, need no wake-up.
 DEFAULT_SPIN_US = 2000
+
+
+class Scratch(Protocol):
+    """Where results go while a step is recorded."""
+
+    def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        """A tensor whose memory stays where it is for as long as the recording may be replayed."""
 
 
 class NativeRuntime:
@@ -31,6 +40,7 @@ class NativeRuntime:
         library: the extension module.
         tier, tier_idx: the tier's name, and its number in the library.
         pool: the library's thread pool.
+        scratch: where results go; None = to memory of their own.
 
     Raises:
         NativeLibraryError: the library cannot be loaded, or the system has no more threads to give.
@@ -49,6 +59,11 @@ class NativeRuntime:
         self.tier_idx = tier_names().index(self.tier)
         self.num_threads = num_threads
         self.pool = _make_pool(self.library, num_threads, list(cpus), spin_us)
+        self.scratch: Scratch | None = None
+
+    def empty(self, *shape: int, dtype: torch.dtype) -> torch.Tensor:
+        """Memory for the result of a kernel."""
+        return torch.empty(shape, dtype=dtype) if self.scratch is None else self.scratch.empty(shape, dtype)
 
 
 def _make_pool(library: Any, num_threads: int, cpus: list[int], spin_us: int) -> Any:

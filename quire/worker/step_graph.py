@@ -1,0 +1,170 @@
+"""StepGraphs: decode steps as recorded kernel calls, one graph for each number of requests.
+
+Called by the model runner. Owns the graphs, their inputs at fixed addresses and the arena of their results. The first
+step of a size is recorded while it runs, the second runs both ways and is compared bit for bit, later ones are
+replayed. A model that computes anything beside the recorded kernels stays call by call.
+"""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from quire.attention.metadata import AttentionMetadata
+from quire.errors import ShapeError
+from quire.kernels.native.runtime import NativeRuntime
+from quire.kernels.native.step_graph import GraphArena, StepGraph
+from quire.logger import get_logger
+from quire.models.interfaces import CausalLM
+from quire.worker.attention_groups import AttentionGroups
+from quire.worker.block_tables import BlockTables
+from quire.worker.input_batch import InputBatch
+
+logger = get_logger(__name__)
+
+# Larger steps spend little of their time between kernels.
+MAX_REQUESTS = 64
+ARENA_BYTES = 64 << 20
+
+
+# Operations of torch whose results no kernel reads: checks of ids.
+_CHECKS = ("aten::aminmax", "aten::item", "aten::_local_scalar_dense")
+
+
+class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Notes the operations of torch, other than views, that a recorded step would leave out."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.names: set[str] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if not func.is_view and func.name() not in _CHECKS:
+            self.names.add(func.name())
+        return func(*args, **(kwargs or {}))
+
+
+@dataclass(slots=True)
+class _Recorded:
+    """A recorded step; `hidden` is where its result appears."""
+
+    graph: StepGraph
+    hidden: torch.Tensor
+    is_proven: bool = False
+
+
+class StepGraphs:
+    """Runs the model on decode steps.
+
+    Args:
+        runtime: of the model's layers and its attention.
+        vocab_size: ids are below it.
+    """
+
+    def __init__(
+        self,
+        runtime: NativeRuntime,
+        model: CausalLM,
+        attention: AttentionGroups,
+        block_tables: BlockTables,
+        vocab_size: int,
+    ) -> None:
+        self._runtime = runtime
+        self._model = model
+        self._attention = attention
+        self._block_tables = block_tables
+        self._vocab_size = vocab_size
+        self._arena = GraphArena(ARENA_BYTES)
+        self._recorded: dict[int, _Recorded] = {}
+        self._refused: set[int] = set()
+        self._max_requests = min(MAX_REQUESTS, len(block_tables.tables[0]))
+        size = self._max_requests
+        self._input_ids = np.zeros(size, dtype=np.int64)
+        self._positions = np.zeros(size, dtype=np.int64)
+        self._query_start_loc = np.arange(size + 1, dtype=np.int32)
+        self._seq_lens = np.zeros(size, dtype=np.int32)
+        self._tables = [np.zeros((size, table.shape[1]), dtype=np.int32) for table in block_tables.tables]
+        self._slots = [np.zeros(size, dtype=np.int64) for _ in block_tables.tables]
+
+    def forward(self, batch: InputBatch) -> torch.Tensor | None:
+        """Hidden states [num_tokens, hidden_size] of a decode step, valid until the next step; None = not one of these.
+
+        Writes the step's keys and values, as the model does.
+        """
+        size = batch.num_reqs
+        if size != batch.num_tokens or size > self._max_requests or size in self._refused:
+            return None
+        self._load(batch)
+        recorded = self._recorded.get(size)
+        if recorded is None:
+            return self._record(size)
+        if not recorded.is_proven:
+            return self._prove(size, recorded)
+        recorded.graph.replay()
+        return recorded.hidden
+
+    def _load(self, batch: InputBatch) -> None:
+        """Put the step's inputs where graphs read them."""
+        size, input_ids = batch.num_reqs, batch.input_ids.numpy()
+        if int(input_ids.min()) < 0 or int(input_ids.max()) >= self._vocab_size:
+            raise ShapeError(f"a token id is outside the vocabulary of {self._vocab_size}", field="input_ids")
+        self._input_ids[:size] = input_ids
+        self._positions[:size] = batch.token_positions
+        self._seq_lens[:size] = batch.seq_lens
+        max_seq_len = int(batch.seq_lens.max())
+        for group, (table, slots) in enumerate(zip(self._tables, self._slots, strict=True)):
+            pages = self._block_tables.gather(group, batch.rows, max_seq_len)
+            table[:size, : pages.shape[1]] = pages
+            slots[:size] = self._block_tables.slots(group, batch.token_rows, batch.token_positions)
+
+    def _record(self, size: int) -> torch.Tensor:
+        graph, watch = StepGraph(self._runtime, self._arena), _Watch()
+        with graph.recording():
+            hidden = self._run(size, watch)
+        if self._arena.has_overflowed:
+            self._refused.add(size)
+        elif watch.names or not self._arena.holds(hidden):
+            names = ", ".join(sorted(watch.names)) or "its result elsewhere"
+            logger.warning("decode steps are not replayed: beside its kernels the model computes %s", names)
+            self._max_requests = 0
+        else:
+            self._recorded[size] = _Recorded(graph, hidden)
+        return hidden
+
+    def _prove(self, size: int, recorded: _Recorded) -> torch.Tensor:
+        expected = self._run(size)
+        recorded.graph.replay()
+        recorded.is_proven = torch.equal(expected.view(torch.uint8), recorded.hidden.view(torch.uint8))
+        if not recorded.is_proven:
+            logger.warning("steps of %d requests are not replayed: a replay gave other bits", size)
+            del self._recorded[size]
+            self._refused.add(size)
+        return expected
+
+    def _run(self, size: int, watch: _Watch | None = None) -> torch.Tensor:
+        """The model, call by call, on the inputs of the graphs."""
+        query_start_loc, seq_lens = self._query_start_loc[: size + 1], self._seq_lens[:size]
+        metadata = [
+            AttentionMetadata(
+                num_reqs=size,
+                num_tokens=size,
+                query_start_loc=torch.from_numpy(query_start_loc),
+                seq_lens=torch.from_numpy(seq_lens),
+                block_table=torch.from_numpy(table[:size]),
+                slot_mapping=torch.from_numpy(slots[:size]),
+                query_start_loc_np=query_start_loc,
+                seq_lens_np=seq_lens,
+                max_query_len=1,
+                max_seq_len=int(seq_lens.max()),
+            )
+            for table, slots in zip(self._tables, self._slots, strict=True)
+        ]
+        input_ids, positions = torch.from_numpy(self._input_ids[:size]), torch.from_numpy(self._positions[:size])
+        context = self._attention.context_of(metadata)
+        with watch or nullcontext():
+            return self._model.forward(input_ids, positions, context)

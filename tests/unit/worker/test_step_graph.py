@@ -1,0 +1,168 @@
+"""Recorded decode steps: replayed with other inputs, proven before they are trusted, refused where they cannot be."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from quire.errors import ShapeError
+from quire.kernels.native import elementwise, linear
+from quire.kernels.native.runtime import NativeRuntime
+from quire.kernels.native.step_graph import GraphArena, StepGraph
+from quire.worker import step_graph
+from quire.worker.input_batch import InputBatch
+from quire.worker.step_graph import StepGraphs
+
+VOCAB, SIZE = 48, 32
+
+
+class Tables:
+    """Block tables of one group that nobody reads."""
+
+    tables = (np.zeros((8, 4), dtype=np.int32),)
+
+    def gather(self, group: int, rows: np.ndarray, max_seq_len: int) -> np.ndarray:
+        return np.zeros((len(rows), 1), dtype=np.int32)
+
+    def slots(self, group: int, rows: np.ndarray, positions: np.ndarray) -> np.ndarray:
+        return np.zeros(len(rows), dtype=np.int64)
+
+
+class Attention:
+    def context_of(self, per_group: Any) -> None:
+        return None
+
+
+class Model:
+    """Looks tokens up and normalises them, by kernels alone unless told otherwise."""
+
+    def __init__(self, runtime: NativeRuntime, beside: str = "") -> None:
+        self.runtime, self.beside, self.num_calls = runtime, beside, 0
+        self.table = torch.zeros(linear.packed_shape(VOCAB, SIZE, torch.float32))
+        linear.pack_rows(runtime, torch.randn(VOCAB, SIZE, generator=torch.Generator().manual_seed(1)), self.table, 0)
+        self.weight = torch.rand(SIZE, generator=torch.Generator().manual_seed(2))
+
+    def forward(self, input_ids: torch.Tensor, positions: torch.Tensor, context: Any) -> torch.Tensor:
+        self.num_calls += 1
+        x = linear.gather_rows(self.runtime, input_ids, self.table, SIZE)
+        if self.beside == "between":
+            x = x * (1 + positions[:, None])
+        x = elementwise.rms_norm(self.runtime, x, self.weight, 1e-5)
+        return x * 2 if self.beside == "at the end" else x
+
+
+def batch(token_ids: list[int], num_reqs: int | None = None) -> InputBatch:
+    count = len(token_ids)
+    rows = np.arange(num_reqs or count, dtype=np.int32)
+    positions = np.arange(count, dtype=np.int64) + sum(token_ids)
+    return InputBatch(
+        rows=rows, num_computed_tokens=rows, query_start_loc=np.arange(len(rows) + 1, dtype=np.int32),
+        seq_lens=rows + 1, input_ids=torch.tensor(token_ids, dtype=torch.int32), positions=torch.from_numpy(positions),
+        token_rows=np.zeros(count, dtype=np.int32), token_positions=positions, sampling_rows=rows,
+        sampling_positions=rows, logits_indices=rows,
+    )  # fmt: skip
+
+
+def graphs_of(model: Model) -> StepGraphs:
+    return StepGraphs(model.runtime, model, Attention(), Tables(), VOCAB)  # type: ignore[arg-type]
+
+
+STEPS = [[3, 7], [5, 5], [0, 47], [9, 1], [2, 3]]
+
+
+def expected(model: Model, token_ids: list[int]) -> torch.Tensor:
+    positions = torch.arange(len(token_ids)) + sum(token_ids)
+    return Model(model.runtime, model.beside).forward(torch.tensor(token_ids), positions, None)
+
+
+def test_a_step_is_recorded_then_proven_then_replayed():
+    model = Model(NativeRuntime(num_threads=2))
+    graphs = graphs_of(model)
+    for i, token_ids in enumerate(STEPS):
+        hidden = graphs.forward(batch(token_ids))
+        assert hidden is not None and torch.equal(hidden, expected(model, token_ids))
+        assert model.num_calls == min(i + 1, 2)
+
+
+def test_each_number_of_requests_has_a_graph_of_its_own():
+    model = Model(NativeRuntime())
+    graphs = graphs_of(model)
+    for token_ids in ([1], [2, 3], [4, 5, 6]) * 4:
+        hidden = graphs.forward(batch(token_ids))
+        assert hidden is not None and torch.equal(hidden, expected(model, token_ids))
+    assert model.num_calls == 6
+
+
+@pytest.mark.parametrize("beside", ["between", "at the end"])
+def test_a_model_that_computes_beside_its_kernels_stays_call_by_call(beside: str):
+    model = Model(NativeRuntime(), beside)
+    graphs = graphs_of(model)
+    first = graphs.forward(batch(STEPS[0]))
+    assert first is not None and torch.equal(first, expected(model, STEPS[0]))
+    assert all(graphs.forward(batch(token_ids)) is None for token_ids in STEPS[1:])
+    assert graphs.forward(batch([1])) is None, "what one size met holds for all"
+
+
+def test_a_replay_with_other_bits_is_given_up():
+    model = Model(NativeRuntime())
+    graphs = graphs_of(model)
+    graphs.forward(batch(STEPS[0]))
+    model.weight = model.weight + 1  # another address than the recorded one
+    second = graphs.forward(batch(STEPS[1]))
+    x = linear.gather_rows(model.runtime, torch.tensor(STEPS[1]), model.table, SIZE)
+    assert second is not None and torch.equal(second, elementwise.rms_norm(model.runtime, x, model.weight, 1e-5))
+    assert graphs.forward(batch(STEPS[2])) is None
+
+
+def test_steps_with_prompts_and_steps_of_too_many_requests_are_left_alone():
+    model = Model(NativeRuntime())
+    graphs = graphs_of(model)
+    assert graphs.forward(batch([1, 2, 3], num_reqs=2)) is None
+    assert graphs.forward(batch([1] * (len(Tables.tables[0]) + 1))) is None
+    assert model.num_calls == 0
+
+
+def test_a_step_whose_results_do_not_fit_is_left_alone(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(step_graph, "ARENA_BYTES", 2 * SIZE * 4)
+    model = Model(NativeRuntime())
+    graphs = graphs_of(model)
+    first = graphs.forward(batch([1, 2]))
+    assert first is not None and torch.equal(first, expected(model, [1, 2]))
+    assert graphs.forward(batch([1, 2])) is None
+    for token_ids in ([4], [5], [6]):
+        hidden = graphs.forward(batch(token_ids))
+        assert hidden is not None and torch.equal(hidden, expected(model, token_ids))
+
+
+@pytest.mark.parametrize("token_id", [-1, VOCAB])
+def test_ids_outside_the_vocabulary_are_refused_before_a_replay(token_id: int):
+    graphs = graphs_of(Model(NativeRuntime()))
+    for token_ids in STEPS[:3]:
+        graphs.forward(batch(token_ids))
+    with pytest.raises(ShapeError, match="vocabulary of 48"):
+        graphs.forward(batch([0, token_id]))
+
+
+def test_a_recording_ends_with_the_step_that_failed():
+    runtime = NativeRuntime()
+    graph, arena = StepGraph(runtime, GraphArena(1 << 12)), GraphArena(1 << 12)
+    with pytest.raises(RuntimeError), graph.recording():
+        raise RuntimeError
+    other = StepGraph(runtime, arena)
+    with other.recording():
+        elementwise.rms_norm(runtime, torch.ones(1, 4), torch.ones(4), 1e-5)
+    elementwise.rms_norm(runtime, torch.ones(1, 4), torch.ones(4), 1e-5)
+    assert (graph.num_calls, other.num_calls, runtime.scratch) == (0, 1, None)
+
+
+def test_one_step_is_recorded_at_a_time():
+    runtime = NativeRuntime()
+    one, two = (StepGraph(runtime, GraphArena(1 << 12)) for _ in range(2))
+    with one.recording():
+        with pytest.raises(ValueError, match="another step"), two.recording():
+            pass
+        elementwise.rms_norm(runtime, torch.ones(1, 4), torch.ones(4), 1e-5)
+    assert one.num_calls == 1
