@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from quire.core.runner_output import ModelRunnerOutput
+from quire.kernels.native.kept_result import KeptResult
 from quire.logger import get_logger
 from quire.models.interfaces import CausalLM
 from quire.sample.sampler import Sampler, SamplerOutput
@@ -33,6 +34,7 @@ class SamplingStep:
         self._sampling = sampling
         self._sampler = Sampler(sampling, logprobs_mode)
         self._logprobs_mode = logprobs_mode
+        self._kept_logits = KeptResult()
 
     def run(self, batch: InputBatch, hidden: torch.Tensor) -> ModelRunnerOutput:
         """Sample the step whose hidden states are `hidden` [num_tokens, hidden_size]."""
@@ -64,7 +66,14 @@ class SamplingStep:
             return SamplerOutput(np.empty(0, dtype=np.int32), None, np.empty(0, dtype=np.bool_))
         if len(rows) < batch.num_tokens:
             hidden = hidden[torch.from_numpy(batch.logits_indices).to(hidden.device)]
-        return self._sampler.sample(self._model.compute_logits(hidden), rows, positions)
+        return self._sampler.sample(self._compute_logits(hidden), rows, positions)
+
+    def _compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """[num_logits, vocab_size] float32, valid until the next step."""
+        if self._sampling.runtime is None:
+            return self._model.compute_logits(hidden)
+        with self._kept_logits.lent_to(self._sampling.runtime):
+            return self._model.compute_logits(hidden)
 
     def _errors(self, rows: np.ndarray, positions: np.ndarray) -> dict[int, str]:
         """Row -> what went wrong, for tokens that mean nothing."""
