@@ -30,7 +30,7 @@ CIRCUMSTANCES: dict[str, dict[str, Any]] = {
     "chunks of 64": {"max_num_seqs": 17, "max_num_batched_tokens": 64},
     "chunks of 2048": {"max_num_seqs": 64, "max_num_batched_tokens": 2048},
     "prompts cut by their cost": {"max_num_seqs": 17, "max_num_batched_tokens": 320, "max_decode_slowdown": 2.0},
-    "cached": {"max_num_seqs": 17, "enable_prefix_caching": True},
+    "cached": {"max_num_seqs": 17, "enable_prefix_caching": True, "num_gpu_blocks_override": 4000},
     "preempted": {"max_num_seqs": 17, "num_gpu_blocks_override": 60},
 }
 
