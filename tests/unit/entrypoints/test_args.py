@@ -80,7 +80,9 @@ def test_a_bad_flag_is_refused_with_the_fix(argv: list[str], error: type[QuireCl
 
 
 def test_neutral_values_of_flags_not_supported_yet_are_accepted() -> None:
-    assert parse("--enforce-eager", "--no-enable-lora", "--stream-interval", "1", "prompt") == QuireConfig()
+    neutral = ("--disable-custom-all-reduce", "--no-enable-lora", "--stream-interval", "1", "prompt")
+    assert parse(*neutral) == QuireConfig()
+    assert parse("--enforce-eager", "prompt").model.enforce_eager
 
 
 def write(path: Path, text: str) -> str:
