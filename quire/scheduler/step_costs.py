@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import deque
 
 # Prompt tokens of a step that are allowed whatever they cost: prompts must get on.
-MIN_PROMPT_TOKENS = 16
+MIN_PROMPT_TOKENS = 8
 # Of the time that prompt tokens may add, the part that is planned with; the rest is for estimates that are off.
 PLANNED_SHARE = 0.8
 # Steps beside prompts after which one without is worth its price: it says what decoding alone costs by then.
