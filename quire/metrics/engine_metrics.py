@@ -20,6 +20,7 @@ from quire.core.sampling_params import SamplingParams
 from quire.core.stats import RequestStateStats
 from quire.metrics import buckets
 from quire.metrics.histogram import TokenHistogram
+from quire.utils.phases import Phases
 from quire.version import __version__
 
 FINISH_REASONS = ("stop", "length", "abort", "error", "repetition")
@@ -112,6 +113,11 @@ class EngineMetrics:
         """Show what `read` returns as the number of times the engine core was replaced."""
         doc = "Times the engine core was replaced while streams went on."
         Gauge("quire:engine_restarts", doc, registry=self.registry).set_function(read)
+
+    def show_start(self, process: str, phases: Phases) -> None:
+        """Show what the start of "server" or "engine_core" took."""
+        for name, seconds in phases:
+            self._start.labels(process=process, phase=name).set(seconds)
 
     def render(self) -> bytes:
         """The page, in Prometheus' text format."""
@@ -211,6 +217,10 @@ class EngineMetrics:
             "dtype": config.model.dtype,
             "quantization": str(config.model.quantization),
         }
+        self._start = Gauge(
+            "quire:startup_seconds", "What the start of the server and its engine core took, by phase.",
+            ["process", "phase"], registry=self.registry,
+        )  # fmt: skip
         Gauge("quire:engine_info", "What computes, and on what.", list(about), registry=self.registry).labels(
             **about
         ).set(1)

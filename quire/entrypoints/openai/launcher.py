@@ -30,6 +30,7 @@ from quire.entrypoints.openai.keys import read_api_keys
 from quire.entrypoints.openai.state import ServerState
 from quire.errors import ConfigError
 from quire.logger import get_logger
+from quire.utils.phases import Phases
 
 logger = get_logger(__name__)
 
@@ -96,6 +97,11 @@ class DrainingServer(uvicorn.Server):
                 field="port",
             ) from None
         self.on_started(self.address())
+
+    def show_start(self, server: Phases, core: Phases) -> None:
+        """Let /metrics tell what the start took."""
+        self._state.metrics.show_start("server", server)
+        self._state.metrics.show_start("engine_core", core)
 
     def address(self) -> str:
         """Where the server listens, as a URL or the path of its socket."""
