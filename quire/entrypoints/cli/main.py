@@ -22,6 +22,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "chat": ("quire.entrypoints.cli.chat", "talk to the model"),
     "bench latency": ("quire.entrypoints.cli.bench_latency", "time one batch from prompt to last token"),
     "bench throughput": ("quire.entrypoints.cli.bench_throughput", "tokens per second over many requests"),
+    "bench serve": ("quire.entrypoints.cli.bench_serve", "throughput and latencies of a running server under load"),
     "bench scheduler": ("quire.entrypoints.cli.bench_scheduler", "time the control plane alone, without a model"),
     "collect-env": ("quire.entrypoints.cli.collect_env", "describe this machine and installation"),
 }
