@@ -17,7 +17,7 @@ from quire.entrypoints.bench.answer_stream import AnswerReader, refusal
 from quire.entrypoints.bench.http_response import ResponseError, ResponseParser
 from quire.entrypoints.bench.records import Failure, Target
 
-MAX_ERROR_BYTES = 1 << 20
+MAX_BODY_BYTES = 1 << 20
 LOCAL_ERRORS = frozenset((errno.EMFILE, errno.ENFILE, errno.EADDRNOTAVAIL, errno.ENOBUFS, errno.ENOMEM))
 
 Clock = Callable[[], float]
@@ -28,7 +28,8 @@ class Answer:
 
     Attributes:
         reader: of the stream; empty when the response is none.
-        body: of a response that is no stream, its first MiB.
+        body: of a response that is no stream, up to a limit.
+        headers: of the response, by lower-case name.
         ended_s: when the response was complete or failed; 0 = neither.
         failure: None = a complete answer.
     """
@@ -37,6 +38,7 @@ class Answer:
         self.reader = AnswerReader()
         self.body = b""
         self.status = 0
+        self.headers: dict[str, str] = {}
         self.ended_s = 0.0
         self.failure: Failure | None = None
 
@@ -46,10 +48,12 @@ class Connection(asyncio.Protocol):
 
     Args:
         clock: seconds, monotonic.
+        max_body_bytes: how much is kept of a response that is no stream.
     """
 
-    def __init__(self, clock: Clock = time.monotonic) -> None:
+    def __init__(self, clock: Clock = time.monotonic, max_body_bytes: int = MAX_BODY_BYTES) -> None:
         self._clock = clock
+        self._max_body_bytes = max_body_bytes
         self._transport: asyncio.Transport | None = None
         self._parser = ResponseParser()
         self._answer = Answer()
@@ -119,12 +123,12 @@ class Connection(asyncio.Protocol):
     def _take(self, body: bytes, now: float) -> None:
         answer, parser = self._answer, self._parser
         if not answer.status:
-            answer.status = parser.status
+            answer.status, answer.headers = parser.status, parser.headers
             kind = parser.headers.get("content-type", "")
             self._is_stream = parser.status == 200 and kind.startswith("text/event-stream")
         if self._is_stream:
             answer.reader.feed(body, now)
-        elif len(answer.body) < MAX_ERROR_BYTES:
+        elif len(answer.body) < self._max_body_bytes:
             answer.body += body
         if parser.is_complete:
             self._finish(now)
@@ -160,9 +164,11 @@ class ConnectionPool:
 
     Args:
         clock: seconds, monotonic.
+        max_body_bytes: as of `Connection`.
     """
 
-    def __init__(self, target: Target, clock: Clock = time.monotonic) -> None:
+    def __init__(self, target: Target, clock: Clock = time.monotonic, max_body_bytes: int = MAX_BODY_BYTES) -> None:
+        self._max_body_bytes = max_body_bytes
         self._target = target
         self._clock = clock
         self._idle: list[Connection] = []
@@ -214,7 +220,7 @@ class ConnectionPool:
     async def _connect(self) -> Connection:
         target = self._target
         _, connection = await asyncio.get_running_loop().create_connection(
-            lambda: Connection(self._clock), target.host, target.port, ssl=self._tls,
+            lambda: Connection(self._clock, self._max_body_bytes), target.host, target.port, ssl=self._tls,
             server_hostname=target.host if self._tls else None,
         )  # fmt: skip
         return connection

@@ -20,9 +20,18 @@ POLL_S = 0.5
 
 
 def make_target(
-    base_url: str, endpoint: str, *, headers: Mapping[str, str], api_key: str | None, checks_certificate: bool = True
+    base_url: str,
+    endpoint: str,
+    *,
+    headers: Mapping[str, str],
+    api_key: str | None,
+    checks_certificate: bool = True,
+    flag: str = "--base-url",
 ) -> Target:
     """The target of an address, with or without /v1 at its end.
+
+    Args:
+        flag: that gave the address.
 
     Raises:
         ConfigError: the address, the endpoint or a header is none.
@@ -34,7 +43,9 @@ def make_target(
         port = 0
     if parts.scheme not in ("http", "https") or not parts.hostname or not port:
         raise ConfigError(
-            f"--base-url {base_url!r} is no address", hint="for example http://127.0.0.1:8000", field="base_url"
+            f"{flag} {base_url!r} is no address",
+            hint="for example http://127.0.0.1:8000",
+            field=flag.lstrip("-").replace("-", "_"),
         )
     if not endpoint.startswith("/") or not endpoint.endswith("/completions"):
         raise ConfigError(
