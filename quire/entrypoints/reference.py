@@ -11,9 +11,10 @@ from pathlib import Path
 
 import msgspec
 
-from quire.config.base import SettingInfo
+from quire.config.base import SettingInfo, info_of, settings_of
 from quire.config.build import SECTIONS, SERVER_SECTIONS, all_settings, section_doc
 from quire.config.not_yet import NOT_YET
+from quire.config.tenants import TenantLimits
 from quire.core import sampling_params
 from quire.core.sampling_params import SamplingParams
 
@@ -53,6 +54,22 @@ Flags of `quire serve` and keys of its config file (`--config`, YAML or JSON), b
 """
 
 
+TENANTS_HEAD = """## Tenants
+
+What a tenant may do, in a key file of the form
+
+```yaml
+tenants:
+  red:
+    keys: [a-key-of-8-or-more, another-one]
+    requests_per_minute: 600
+    max_tokens: 1024
+```
+
+`weight` is known and not supported yet. The tenant `default` has the keys of `--api-key` and `QUIRE_API_KEY`, too.
+"""
+
+
 def reference_pages() -> dict[str, str]:
     """File name -> content of every generated page."""
     return {
@@ -77,7 +94,8 @@ def render_server_reference() -> str:
     for section, config in SERVER_SECTIONS.items():
         parts.append(f"## {section}\n\n{section_doc(section)}\n")
         parts.append(_table([setting.info for setting in all_settings({section: config})]))
-    return "\n".join(parts)
+    limits = [info_of(field) for field in settings_of(TenantLimits)]
+    return "\n".join([*parts, TENANTS_HEAD, _table(limits)])
 
 
 def render_sampling_reference() -> str:

@@ -23,7 +23,12 @@ from quire.metrics.histogram import TokenHistogram
 from quire.version import __version__
 
 FINISH_REASONS = ("stop", "length", "abort", "error", "repetition")
-REFUSALS = ("max_num_queued_reqs", "max_num_queued_tokens")
+QUEUE_LIMITS = ("max_num_queued_reqs", "max_num_queued_tokens")
+REFUSALS = (
+    *QUEUE_LIMITS, "queue_share", "requests_per_minute", "tokens_per_minute", "max_concurrent", "max_tokens",
+    "priority", "bad_request", "unauthorized", "forbidden", "not_found", "method_not_allowed", "body_timeout",
+    "body_too_large", "head_too_large", "draining", "paused", "engine_dead",
+)  # fmt: skip
 
 
 class EngineMetrics:
@@ -104,9 +109,16 @@ class EngineMetrics:
         """One answer ended for `reason`."""
         self._success.labels(**self._labels, finished_reason=reason).inc()
 
-    def record_refusal(self, reason: str) -> None:
-        """A request was not taken because too much waits: one of `REFUSALS`."""
-        self._rejections.labels(model_name=self._labels["model_name"], reason=reason).inc()
+    def record_refusal(self, reason: str, tenant: str) -> None:
+        """A request was refused.
+
+        Args:
+            reason: one of `REFUSALS`.
+            tenant: whose it was, by the name in the key file; "" = nobody's that is known.
+        """
+        self._refusals.labels(reason=reason, tenant=tenant).inc()
+        if reason in QUEUE_LIMITS:
+            self._rejections.labels(model_name=self._labels["model_name"], reason=reason).inc()
 
     def count_restarts(self, read: Callable[[], int]) -> None:
         """Show what `read` returns as the number of times the engine core was replaced."""
@@ -170,8 +182,14 @@ class EngineMetrics:
             "vllm:admission_rejections", "Requests refused because too much waits.", ["model_name", "reason"],
             registry=self.registry,
         )  # fmt: skip
-        for reason in REFUSALS:
+        for reason in QUEUE_LIMITS:
             self._rejections.labels(model_name=self._labels["model_name"], reason=reason)
+        self._refusals = Counter(
+            "quire:requests_refused", "Requests refused, by reason and, where there are keys, tenant.",
+            ["reason", "tenant"], registry=self.registry,
+        )  # fmt: skip
+        for reason in REFUSALS:
+            self._refusals.labels(reason=reason, tenant="")
         self._request_prompt = self._histogram("request_prompt_tokens", "Prompt tokens of a request.", sizes)
         self._request_generation = self._histogram("request_generation_tokens", "New tokens of a request.", sizes)
         self._request_max_generation = self._histogram(

@@ -60,7 +60,7 @@ def run(args: argparse.Namespace) -> int:
 
         from quire.entrypoints.openai.launcher import check_files, make_server
     with report.phase("engine"):
-        check_files(server_config)
+        check_files(server_config, config.scheduler.scheduling_policy)
         from quire.engine.async_llm import AsyncLLM
 
         envs.prefer_sleeping_threads()
