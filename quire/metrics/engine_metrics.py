@@ -71,7 +71,12 @@ class EngineMetrics:
         self._inter_token.observe(interval_s, count)
 
     def record_request(
-        self, stats: RequestStateStats, params: SamplingParams, num_prompt_tokens: int, num_cached_tokens: int
+        self,
+        stats: RequestStateStats,
+        params: SamplingParams,
+        num_prompt_tokens: int,
+        num_cached_tokens: int,
+        max_answer_tokens: int,
     ) -> None:
         """A request has ended.
 
@@ -79,6 +84,7 @@ class EngineMetrics:
             stats: its timings.
             params: as the user gave them.
             num_prompt_tokens, num_cached_tokens: of its prompt; the latter were found in the cache.
+            max_answer_tokens: new tokens of its longest answer.
         """
         self._prompt_tokens.inc(num_prompt_tokens)
         self._prompt_tokens_cached.inc(num_cached_tokens)
@@ -87,7 +93,7 @@ class EngineMetrics:
         self._request_prompt.observe(num_prompt_tokens)
         self._request_computed.observe(num_prompt_tokens - num_cached_tokens)
         self._request_generation.observe(stats.num_generation_tokens)
-        self._request_max_generation.observe(stats.num_generation_tokens)
+        self._request_max_generation.observe(max_answer_tokens)
         self._request_n.observe(params.n)
         self._request_preemptions.observe(stats.num_preemptions)
         if params.max_tokens is not None:
@@ -122,8 +128,7 @@ class EngineMetrics:
 
     def count_restarts(self, read: Callable[[], int]) -> None:
         """Show what `read` returns as the number of times the engine core was replaced."""
-        doc = "Times the engine core was replaced while streams went on."
-        Gauge("quire:engine_restarts", doc, registry=self.registry).set_function(read)
+        self._restarts.set_function(read)
 
     def render(self) -> bytes:
         """The page, in Prometheus' text format."""
@@ -159,6 +164,8 @@ class EngineMetrics:
             "vllm:prompt_tokens_by_source", "Prompt tokens by where their keys and values came from.",
             [*self._labels, "source"], registry=self.registry,
         )  # fmt: skip
+        for source in ("local_compute", "local_cache_hit"):
+            self._by_source.labels(**self._labels, source=source)
         self._step_tokens = TokenHistogram(
             "vllm:iteration_tokens_total",
             "Tokens computed in a step.",
@@ -170,6 +177,10 @@ class EngineMetrics:
             "vllm:inter_token_latency_seconds", "From one new token to the next, in a stream.",
             buckets.TOKEN_LATENCY_S, self._labels, self.registry,
         )  # fmt: skip
+
+        self._restarts = Gauge(
+            "quire:engine_restarts", "Times the engine core was replaced while streams went on.", registry=self.registry
+        )
 
     def _make_request_metrics(self) -> None:
         sizes = buckets.decades(self._max_len)
@@ -193,7 +204,7 @@ class EngineMetrics:
         self._request_prompt = self._histogram("request_prompt_tokens", "Prompt tokens of a request.", sizes)
         self._request_generation = self._histogram("request_generation_tokens", "New tokens of a request.", sizes)
         self._request_max_generation = self._histogram(
-            "request_max_num_generation_tokens", "New tokens that a request reached.", sizes
+            "request_max_num_generation_tokens", "New tokens of a request's longest answer.", sizes
         )
         self._request_max_tokens = self._histogram("request_params_max_tokens", "max_tokens of a request.", sizes)
         self._request_computed = self._histogram(

@@ -123,11 +123,11 @@ class ScriptedEngine:
         finally:
             del self.live[request_id]
 
-    def step(self, **stats: Any) -> None:
-        """Tell the listeners of a step with these statistics."""
-        empty = np.empty(0, dtype=np.int64)
+    def step(self, num_new_tokens: int = 0, **stats: Any) -> None:
+        """Tell the listeners of a step with so many new tokens and these statistics."""
+        tokens = np.zeros(num_new_tokens, dtype=np.int64)
         record = EngineCoreOutputs(
-            handles=empty, new_token_ids=empty, logprobs=None, prompt_logprobs=(), finished=(), events=(),
+            handles=tokens, new_token_ids=tokens, logprobs=None, prompt_logprobs=(), finished=(), events=(),
             stats=SchedulerStats(**stats), timestamp=time.monotonic(),
         )  # fmt: skip
         for listener in self.step_listeners:

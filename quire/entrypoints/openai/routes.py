@@ -65,7 +65,8 @@ def answered(route: Route, state: ServerState) -> Route:
 def refused(request: Request, error: ApiError, state: ServerState) -> Response:
     """The answer to a request that is refused, which is counted."""
     if error.reason:
-        state.metrics.record_refusal(error.reason, request.state.tenant.name)
+        tenant = request.state.tenant
+        state.metrics.record_refusal(error.reason, "" if tenant is state.tenants.anonymous else tenant.name)
     return error.response()
 
 

@@ -18,6 +18,7 @@ from quire.entrypoints.openai.admission import Ticket
 from quire.entrypoints.openai.errors import INTERNAL, REQUEST_FAILED, ApiError
 from quire.entrypoints.openai.state import ServerState
 from quire.entrypoints.openai.tenants import Tenant
+from quire.errors import QuireClientError, QuireServerError
 
 T = TypeVar("T")
 Outputs = AsyncGenerator[tuple[int, RequestOutput], None]
@@ -77,12 +78,18 @@ async def _one(state: ServerState, work: Work, index: int, *, is_all: bool = Fal
         ):
             account.note(output)
             yield index, output
+    except QuireClientError:  # it never ran
+        account.num_open = 0
+        raise
+    except QuireServerError:
+        account.close("error")
+        raise
     finally:
         if ticket is not None:
             state.admission.leave(ticket)
         state.running.discard(engine_id)
         if account.num_open:
-            account.close()
+            account.close("abort")
             await engine.abort(engine_id)
 
 
@@ -158,7 +165,8 @@ class _Account:
         self._admission = state.admission
         self._params = params = work.params
         self._tenant = work.tenant
-        self._counted: dict[int, int] | None = {} if params.output_kind is RequestOutputKind.CUMULATIVE else None
+        self._is_cumulative = params.output_kind is RequestOutputKind.CUMULATIVE
+        self._num_tokens = [0] * params.n  # by answer
         self._num_prompt_tokens = num_prompt_tokens
         self._last_token_s = 0.0
         self.num_open = params.n
@@ -180,30 +188,31 @@ class _Account:
             self.num_open = 0
             self._admission.note_answers(output.metrics.num_generation_tokens, self._params.n)
             self._metrics.record_request(
-                output.metrics, self._params, self._num_prompt_tokens, output.num_cached_tokens or 0
-            )
+                output.metrics, self._params, self._num_prompt_tokens, output.num_cached_tokens or 0,
+                max(self._num_tokens),
+            )  # fmt: skip
         if failed:
             raise ApiError(INTERNAL, REQUEST_FAILED)
 
-    def close(self) -> None:
-        """The request is given up."""
+    def close(self, reason: str) -> None:
+        """What has not ended by itself ends for `reason`."""
         for _ in range(self.num_open):
-            self._metrics.record_finish("abort")
+            self._metrics.record_finish(reason)
+        self.num_open = 0
 
     def _num_new(self, answer: CompletionOutput) -> int:
         """Tokens of `answer` that were not counted yet."""
-        num_tokens = len(answer.token_ids)
-        if self._counted is None:
-            return num_tokens
-        before = self._counted.get(answer.index, 0)
-        self._counted[answer.index] = num_tokens
-        return num_tokens - before
+        num_new = len(answer.token_ids)
+        if self._is_cumulative:
+            num_new -= self._num_tokens[answer.index]
+        self._num_tokens[answer.index] += num_new
+        return num_new
 
     def _note_intervals(self, output: RequestOutput) -> None:
         """From the last output's token to this one's; of an answer that comes whole, the mean."""
         last_token_s = output.metrics.last_token_ts
-        if len(output.outputs) == 1 and self._counted is None:  # nearly always
-            steps = total = len(output.outputs[0].token_ids)
+        if len(output.outputs) == 1:  # nearly always
+            steps = total = self._num_new(output.outputs[0])
         else:
             counts = [self._num_new(answer) for answer in output.outputs]
             steps, total = max(counts, default=0), sum(counts)
