@@ -53,6 +53,11 @@ class ApiConfig:
         "changes. QUIRE_API_KEY in the environment holds one key too.",
     )
     isolate_tenants: bool = setting(True, "Each tenant finds only its own pages in the prefix cache.")
+    shared_prefixes: str | None = setting(
+        None,
+        "File (YAML) of prompt beginnings whose full pages in the prefix cache are shared by all tenants: lines of "
+        "name: {system: text}, {text: text} or {token_ids: [...]}.",
+    )
     strict_requests: bool = setting(
         False, "Refuse request fields that are unknown or have no effect; default: name them in `warnings`."
     )

@@ -136,12 +136,15 @@ class GenerationRoutes:
         params: SamplingParams,
     ) -> Work:
         own_id = getattr(request.state, "own_request_id", None)
+        salt = self._cache_salt(request, body.cache_salt)
+        if salt is not None:
+            prompts = [self._state.shared_prefixes.marked(prompt) for prompt in prompts]
         work = Work(
             public_id=public_id(prefix, own_id, body.request_id),
             prompts=prompts,
             params=params,
             priority=request.state.tenant.priority(_priority(request, body)),
-            cache_salt=self._cache_salt(request, body.cache_salt),
+            cache_salt=salt,
             received_s=getattr(request.state, "received_s", time.monotonic()),
             tenant=request.state.tenant,
         )

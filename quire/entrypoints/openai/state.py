@@ -16,6 +16,7 @@ from quire.entrypoints.openai.errors import NOT_FOUND, UNAVAILABLE, ApiError
 from quire.entrypoints.openai.keep_alive import KeepAlive
 from quire.entrypoints.openai.keys import ApiKeys
 from quire.entrypoints.openai.prompts import PromptReader
+from quire.entrypoints.openai.shared_prefixes import SharedPrefixes, read_shared_prefixes
 from quire.entrypoints.openai.tenants import Tenants
 from quire.metrics.engine_metrics import EngineMetrics
 from quire.utils.checks import shown
@@ -41,6 +42,7 @@ class ServerState:
     metrics: EngineMetrics
     admission: Admission
     tenants: Tenants
+    shared_prefixes: SharedPrefixes
     prompts: PromptReader
     keep_alive: KeepAlive
     running: set[str] = field(default_factory=set)
@@ -78,6 +80,7 @@ def make_state(engine: EngineClient, config: ServerConfig, keys: ApiKeys) -> Ser
     model = engine.config.model
     names = [name.strip() for name in (model.served_model_name or model.model).split(",") if name.strip()]
     metrics = EngineMetrics(engine.config, names[0])
+    prompts = PromptReader(engine, config.api)
     max_num_seqs = engine.config.scheduler.max_num_seqs or 1
     state = ServerState(
         engine=engine,
@@ -86,7 +89,8 @@ def make_state(engine: EngineClient, config: ServerConfig, keys: ApiKeys) -> Ser
         metrics=metrics,
         admission=Admission(config.limits, max_num_seqs),
         tenants=Tenants(keys),
-        prompts=PromptReader(engine, config.api),
+        shared_prefixes=read_shared_prefixes(config.api.shared_prefixes, engine, prompts),
+        prompts=prompts,
         keep_alive=KeepAlive(config.api.sse_keep_alive_interval),
         fingerprint=fingerprint(engine),
     )
