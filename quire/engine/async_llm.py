@@ -24,7 +24,7 @@ from quire.engine.mp_factory import EngineStart, begin_start
 from quire.engine.output_stream import OutputStream
 from quire.engine.parts import FrontEndParts
 from quire.engine.protocol import EngineClient, StepListener
-from quire.engine.stat_logger import StatLogger
+from quire.engine.stat_logger import INTERVAL_S, StatLogger
 from quire.engine.supervisor import Supervisor
 from quire.errors import EngineDeadError, EngineGenerateError, QuireError
 from quire.utils.phases import PhaseTimer
@@ -62,6 +62,7 @@ class AsyncLLM(EngineClient):
         self._streams: dict[str, OutputStream] = {}
         self._stat_logger = None if parts.config.observability.disable_log_stats else StatLogger()
         self.core_start = core.start_phases
+        self._stat_timer: asyncio.TimerHandle | None = None
         self._dead: EngineDeadError | None = None
         self._supervisor = Supervisor(core, launch, self, parts.config.supervision.max_restarts)
 
@@ -188,6 +189,8 @@ class AsyncLLM(EngineClient):
         """End the engine core; harmless when repeated."""
         if self._dead is None:
             self.on_dead(EngineDeadError("the engine was shut down", hint="make a new one"))
+        if self._stat_timer is not None:
+            self._stat_timer.cancel()
         self._supervisor.close()
 
     # --- what the supervisor tells ---
@@ -197,6 +200,8 @@ class AsyncLLM(EngineClient):
         self.last_stats = step.stats
         if self._stat_logger is not None:
             self._stat_logger.record(step)
+            if self._stat_timer is None:
+                self._stat_timer = asyncio.get_running_loop().call_later(INTERVAL_S, self._log_stats, self._stat_logger)
         for listener in self.step_listeners:
             listener(step)
         self._apply(self._front.process(step))
@@ -230,6 +235,11 @@ class AsyncLLM(EngineClient):
         return state.token_ids
 
     # --- within ---
+
+    def _log_stats(self, stat_logger: StatLogger) -> None:
+        """Log what came since the last line; the next step starts the timer anew."""
+        self._stat_timer = None
+        stat_logger.flush()
 
     async def _prepare(
         self, request_id: str, prompt: Any, params: SamplingParams, priority: int, add_special_tokens: bool

@@ -67,7 +67,7 @@ def run(args: argparse.Namespace) -> int:
 
             from quire.entrypoints.openai.launcher import check_files, make_server
 
-            check_files(server_config)
+            check_files(server_config, config.scheduler.scheduling_policy)
     except BaseException:
         start.cancel()
         raise

@@ -26,7 +26,7 @@ from quire import envs
 from quire.config.server import HttpConfig, ServerConfig
 from quire.engine.protocol import EngineClient
 from quire.entrypoints.openai.app import make_app
-from quire.entrypoints.openai.keys import read_api_keys
+from quire.entrypoints.openai.keys import read_checked_keys
 from quire.entrypoints.openai.state import ServerState
 from quire.errors import ConfigError
 from quire.logger import get_logger
@@ -166,13 +166,13 @@ def make_server(engine: EngineClient, config: ServerConfig, app: FastAPI | None 
     return DrainingServer(options, app.state.server, config.http.shutdown_timeout)
 
 
-def check_files(config: ServerConfig) -> None:
-    """Read keys and look for TLS files, before anything costly is started.
+def check_files(config: ServerConfig, policy: str) -> None:
+    """Read keys and look for TLS files, before anything costly is started; `policy` is the scheduling_policy.
 
     Raises:
         ConfigError: one cannot be read.
     """
-    read_api_keys(config.api)
+    read_checked_keys(config, policy)
     _tls(config.http)
 
 
