@@ -39,7 +39,7 @@ class ServerProcess:
         command = [sys.executable, "-m", "quire", "serve", "leaf", "--port", "0", "--num-threads", "1", *flags]
         with self._log_path.open("w") as log:
             self._process = subprocess.Popen(
-                command, cwd=ROOT, stdin=subprocess.DEVNULL, stderr=log, start_new_session=True,
+                command, cwd=ROOT, stdin=subprocess.DEVNULL, stderr=log,
                 env={**os.environ, "TMPDIR": str(self._temporary)},
             )  # fmt: skip
         self.pid = self._process.pid

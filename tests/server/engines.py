@@ -105,6 +105,7 @@ class ScriptedEngine:
                 self._fail(position)
                 if request_id in self.aborted:
                     for answer in answers:
+                        answer.is_changed = answer.is_changed or answer.reason is None
                         answer.reason = answer.reason or "abort"
                 else:
                     for answer in answers:
