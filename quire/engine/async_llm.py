@@ -20,7 +20,7 @@ from quire.core.sampling_params import RequestOutputKind, SamplingParams
 from quire.core.stats import SchedulerStats
 from quire.engine.core_launcher import CoreProcess, processor_names
 from quire.engine.front_end import Effects, FrontEnd, Submission
-from quire.engine.mp_factory import build_apart, launch_core
+from quire.engine.mp_factory import build_apart, launch_core, with_num_blocks
 from quire.engine.output_stream import OutputStream
 from quire.engine.parts import FrontEndParts
 from quire.engine.protocol import EngineClient, StepListener
@@ -70,7 +70,8 @@ class AsyncLLM(EngineClient):
             QuireError: the settings, the model directory or the machine does not allow it.
         """
         front, core = build_apart(config, logits_processors=logits_processors, usage=UsageContext.API_SERVER)
-        return cls(front, core, lambda: launch_core(front.config, processor_names(logits_processors)))
+        same = with_num_blocks(front.config, core.wait_ready().num_blocks)
+        return cls(front, core, lambda: launch_core(same, processor_names(logits_processors)))
 
     @classmethod
     def from_engine_args(cls, engine_args: QuireConfig | Mapping[str, Any], **options: Any) -> AsyncLLM:
@@ -92,6 +93,11 @@ class AsyncLLM(EngineClient):
     def num_restarts(self) -> int:
         """How often the engine core was replaced."""
         return self._supervisor.num_restarts
+
+    @property
+    def num_resumed(self) -> int:
+        """Answers that were continued on another engine core than they began on."""
+        return self._supervisor.num_resumed
 
     @property
     def core_pid(self) -> int | None:

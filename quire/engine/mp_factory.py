@@ -6,6 +6,7 @@ while the tokenizer loads.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Sequence
 
 from quire.config import QuireConfig
@@ -22,6 +23,15 @@ def launch_core(config: QuireConfig, logits_processors: Sequence[str] = ()) -> C
     core = CoreProcess(config, logits_processors)
     core.start()
     return core
+
+
+def with_num_blocks(config: QuireConfig, num_blocks: int) -> QuireConfig:
+    """`config` for a core that replaces one with so many pages: the memory is not divided anew.
+
+    What is free may be less by then, and a request that was taken must still fit; a core that finds too little free
+    memory says so and does not start.
+    """
+    return dataclasses.replace(config, cache=dataclasses.replace(config.cache, num_blocks=num_blocks))
 
 
 def build_apart(

@@ -108,10 +108,12 @@ class EngineMetrics:
         """A request was not taken because too much waits: one of `REFUSALS`."""
         self._rejections.labels(model_name=self._labels["model_name"], reason=reason).inc()
 
-    def count_restarts(self, read: Callable[[], int]) -> None:
-        """Show what `read` returns as the number of times the engine core was replaced."""
+    def count_restarts(self, num_restarts: Callable[[], int], num_resumed: Callable[[], int]) -> None:
+        """Show how often the engine core was replaced, and how many answers were continued on another one."""
         doc = "Times the engine core was replaced while streams went on."
-        Gauge("quire:engine_restarts", doc, registry=self.registry).set_function(read)
+        Gauge("quire:engine_restarts", doc, registry=self.registry).set_function(num_restarts)
+        doc = "Answers that were continued on another engine core than they began on."
+        Gauge("quire:resumed_streams", doc, registry=self.registry).set_function(num_resumed)
 
     def render(self) -> bytes:
         """The page, in Prometheus' text format."""

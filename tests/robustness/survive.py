@@ -172,6 +172,8 @@ async def disturbed(
     watching.cancel()
     with suppress(asyncio.CancelledError):
         await watching
+    if found.noticed_s is not None and found.recovered_s is None:
+        found.recovered_s = time.monotonic() - moment
     found.restarts = await num_restarts(server) - restarts
     found.different = [i for i, one in enumerate(exchanges) if answer_of(one) != expected[i]]
     found.silences = [silence for one in exchanges if (silence := one.silence_after(moment)) is not None]
@@ -182,9 +184,7 @@ async def disturbed(
 def wait_until_tidy(server: ServerProcess, num_files: int) -> float:
     """Wait until there is one child, no temporary file, and as many open files as before."""
     return wait_until(
-        lambda: len(children_of(server.pid)) == 1
-        and not server.leftovers
-        and num_open_files(server.pid) <= num_files,
+        lambda: len(children_of(server.pid)) == 1 and not server.leftovers and num_open_files(server.pid) <= num_files,
         f"nothing is left over (children {children_of(server.pid)}, files {server.leftovers}, "
         f"{num_open_files(server.pid)} open, {num_files} before)",
         timeout_s=10,
@@ -240,7 +240,7 @@ async def run_rounds(server: ServerProcess, count: int, num_streams: int, rng: r
     print(f"{num_streams} streams take {seconds:.1f} s undisturbed", flush=True)
 
     async def one(fault: Fault, is_right: Callable[[Round], bool], wait_s: float | None = None) -> None:
-        wait_s = seconds * rng.random() if wait_s is None else wait_s
+        wait_s = 0.7 * seconds * rng.random() if wait_s is None else wait_s
         found = await disturbed(server, requests, expected, fault, wait_s, rng)
         tally.add(found, is_right(found))
 

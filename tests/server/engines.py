@@ -61,6 +61,7 @@ class ScriptedEngine:
     is_paused: bool = False
     errored: bool = False
     num_restarts: int = 0
+    num_resumed: int = 0
 
     def __post_init__(self) -> None:
         path = resolve_model_path("leaf", None, None)
@@ -227,7 +228,7 @@ class SteppedEngine:
         self.chat_template, self.defaults = engine.chat_template, engine.defaults
         self.step_listeners: list[StepListener] = []
         self.errored = self.is_paused = False
-        self.num_restarts = 0
+        self.num_restarts = self.num_resumed = 0
         self._engine = engine
         self._lock = threading.Lock()
         self._wake = threading.Event()

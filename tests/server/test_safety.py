@@ -380,4 +380,3 @@ def test_what_cannot_be_ended_well_is_cut_and_counted(caplog, monkeypatch):
     assert isinstance(results[0], httpx.HTTPError)
     assert "1 answers were cut" in caplog.text
     assert not [record for record in caplog.records if record.levelname == "ERROR"]
-
