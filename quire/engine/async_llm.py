@@ -111,6 +111,11 @@ class AsyncLLM(EngineClient):
         return self._supervisor.num_restarts
 
     @property
+    def num_resumed(self) -> int:
+        """Answers that were continued on another engine core than they began on."""
+        return self._supervisor.num_resumed
+
+    @property
     def core_pid(self) -> int | None:
         """Process id of the engine core."""
         return self._supervisor.core_pid

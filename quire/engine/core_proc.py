@@ -15,6 +15,7 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -68,10 +69,17 @@ class EngineCoreProc:
         core: what runs the steps.
         inputs, outputs: connected PULL and PUSH sockets.
         progress: where to show it.
+        clock_ns: times steps, in nanoseconds: the process's CPU time where steps are computed by the CPU, so that a
+            process which was stopped, or had to wait for the CPU, does not seem slow.
     """
 
     def __init__(
-        self, core: EngineCore, inputs: zmq.Socket[bytes], outputs: zmq.Socket[bytes], progress: ProgressPage
+        self,
+        core: EngineCore,
+        inputs: zmq.Socket[bytes],
+        outputs: zmq.Socket[bytes],
+        progress: ProgressPage,
+        clock_ns: Callable[[], int] = time.monotonic_ns,
     ) -> None:
         self._core = core
         self._inputs = inputs
@@ -79,6 +87,7 @@ class EngineCoreProc:
         self._progress = progress
         self._encoder = MessageEncoder()
         self._decoder: MessageDecoder[ToCore] = MessageDecoder(ToCore)
+        self._clock_ns = clock_ns
         self._is_paused = False
 
     def run(self) -> None:
@@ -94,9 +103,9 @@ class EngineCoreProc:
             self._send(StepOutputs(outputs))
 
     def _step(self) -> EngineCoreOutputs | None:
-        start = time.monotonic_ns()
+        start = self._clock_ns()
         outputs = self._core.step()
-        self._progress.end_step(time.monotonic_ns() - start)
+        self._progress.end_step(self._clock_ns() - start)
         return outputs
 
     def _take_in(self) -> None:
@@ -188,7 +197,8 @@ def main(ready_fd: int) -> None:
     logger.info("engine core %s", timer)
     _answer(ready_fd, CoreReady(core.num_blocks, timer.phases))
     try:
-        EngineCoreProc(core, inputs, outputs, progress).run()
+        clock_ns = time.process_time_ns if setup.config.device.device == "cpu" else time.monotonic_ns
+        EngineCoreProc(core, inputs, outputs, progress, clock_ns).run()
     except Exception:
         logger.exception("the engine core stops")
         os._exit(1)  # at once: nothing here is worth tidying up, and the parent waits for the end

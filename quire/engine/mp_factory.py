@@ -6,6 +6,7 @@ first, and whatever else a program has to load is loaded meanwhile.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -64,11 +65,21 @@ class EngineStart:
 
     def launch_another(self) -> CoreProcess:
         """A process that takes the place of the core when that has ended."""
-        return launch_core(self.config, self.logits_processors)
+        config = with_num_blocks(self.config, self.core.wait_ready().num_blocks)
+        return launch_core(config, self.logits_processors)
 
     def cancel(self) -> None:
         """End the core's process."""
         self.core.close()
+
+
+def with_num_blocks(config: QuireConfig, num_blocks: int) -> QuireConfig:
+    """`config` for a core that replaces one with so many pages: the memory is not divided anew.
+
+    What is free may be less by then, and a request that was taken must still fit; a core that finds too little free
+    memory says so and does not start.
+    """
+    return dataclasses.replace(config, cache=dataclasses.replace(config.cache, num_blocks=num_blocks))
 
 
 def begin_start(

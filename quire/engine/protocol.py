@@ -46,6 +46,10 @@ class EngineClient(Protocol):
         """How often the engine core was replaced."""
 
     @property
+    def num_resumed(self) -> int:
+        """Answers that were continued on another engine core than they began on."""
+
+    @property
     def is_paused(self) -> bool:
         """True between `pause_generation` and `resume_generation`."""
 

@@ -127,9 +127,10 @@ class EngineMetrics:
         if reason in QUEUE_LIMITS:
             self._rejections.labels(model_name=self._labels["model_name"], reason=reason).inc()
 
-    def count_restarts(self, read: Callable[[], int]) -> None:
-        """Show what `read` returns as the number of times the engine core was replaced."""
-        self._restarts.set_function(read)
+    def count_restarts(self, num_restarts: Callable[[], int], num_resumed: Callable[[], int]) -> None:
+        """Show how often the engine core was replaced, and how many answers were continued on another one."""
+        self._restarts.set_function(num_restarts)
+        self._resumed.set_function(num_resumed)
 
     def show_start(self, process: str, phases: Phases) -> None:
         """Show what the start of "server" or "engine_core" took."""
@@ -187,6 +188,10 @@ class EngineMetrics:
         self._restarts = Gauge(
             "quire:engine_restarts", "Times the engine core was replaced while streams went on.", registry=self.registry
         )
+        self._resumed = Gauge(
+            "quire:resumed_streams", "Answers that were continued on another engine core than they began on.",
+            registry=self.registry,
+        )  # fmt: skip
 
     def _make_request_metrics(self) -> None:
         sizes = buckets.decades(self._max_len)

@@ -61,6 +61,7 @@ class ScriptedEngine:
     is_paused: bool = False
     errored: bool = False
     num_restarts: int = 0
+    num_resumed: int = 0
 
     def __post_init__(self) -> None:
         path = resolve_model_path("leaf", None, None)
@@ -107,6 +108,7 @@ class ScriptedEngine:
                 self._fail(position)
                 if request_id in self.aborted:
                     for answer in answers:
+                        answer.is_changed = answer.is_changed or answer.reason is None
                         answer.reason = answer.reason or "abort"
                 else:
                     for answer in answers:
@@ -228,7 +230,7 @@ class SteppedEngine:
         self.chat_template, self.defaults = engine.chat_template, engine.defaults
         self.step_listeners: list[StepListener] = []
         self.errored = self.is_paused = False
-        self.num_restarts = 0
+        self.num_restarts = self.num_resumed = 0
         self._engine = engine
         self._lock = threading.Lock()
         self._wake = threading.Event()

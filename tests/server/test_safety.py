@@ -341,7 +341,27 @@ def test_after_the_deadline_streams_end_well_formed():
         assert not server._thread.is_alive()
 
 
-def test_a_second_signal_ends_at_once():
+def test_a_second_signal_ends_at_once_with_final_events_and_no_traceback(caplog):
+    engine = ScriptedEngine(holds=True)
+    results: list[httpx.Response] = []
+    with RunningServer(engine, shutdown_timeout=600) as server:
+        thread = stream_in_thread(server, results)
+        server.wait_until(lambda: engine.live)
+        server.server.handle_exit(15, None)
+        server.server.handle_exit(15, None)
+        server._thread.join(10)
+        assert not server._thread.is_alive()
+        thread.join(10)
+    assert events(results[0])[-1]["choices"][0]["finish_reason"] == "abort"
+    assert "ending at once: 1 requests end unfinished" in caplog.text
+    assert not [record for record in caplog.records if record.levelname == "ERROR"]
+
+
+def test_what_cannot_be_ended_well_is_cut_and_counted(caplog, monkeypatch):
+    async def abort(self, request_ids):
+        """An engine that does not answer."""
+
+    monkeypatch.setattr(ScriptedEngine, "abort", abort)
     engine = ScriptedEngine(holds=True)
     results: list[object] = []
 
@@ -360,4 +380,7 @@ def test_a_second_signal_ends_at_once():
         server._thread.join(10)
         assert not server._thread.is_alive()
         thread.join(10)
-    assert isinstance(results[0], httpx.HTTPError) or results[0].status_code == 500
+        assert not engine.live
+    assert isinstance(results[0], httpx.HTTPError)
+    assert "1 answers were cut" in caplog.text
+    assert not [record for record in caplog.records if record.levelname == "ERROR"]

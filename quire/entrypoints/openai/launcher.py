@@ -37,6 +37,8 @@ logger = get_logger(__name__)
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 POLL_S = 0.05
 FINAL_EVENTS_S = 5.0
+FINAL_EVENTS_AT_ONCE_S = 1.0
+CLOSING_S = 1.0
 NOTICE_S = 0.2
 
 
@@ -103,6 +105,21 @@ class DrainingServer(uvicorn.Server):
         self._state.metrics.show_start("server", server)
         self._state.metrics.show_start("engine_core", core)
 
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Close what listens, end what runs: by final events, then by closing its connection."""
+        if self._draining is not None:
+            self._draining.cancel()
+        for server in self.servers:
+            server.close()
+        for connection in list(self.server_state.connections):
+            connection.shutdown()  # busy ones close after their answer
+        if self.force_exit:
+            await self._end_running("ending at once", FINAL_EVENTS_AT_ONCE_S)
+        await self._wait(lambda: not self.server_state.tasks, 0.0 if self.force_exit else FINAL_EVENTS_S)
+        await self._cut_the_rest()
+        self.force_exit = False  # nothing is left to wait for, and the application is told of its end
+        await super().shutdown(sockets)
+
     def address(self) -> str:
         """Where the server listens, as a URL or the path of its socket."""
         name = self.servers[0].sockets[0].getsockname()
@@ -125,15 +142,36 @@ class DrainingServer(uvicorn.Server):
         )  # fmt: skip
         deadline = time.monotonic() + self._shutdown_timeout_s
         await asyncio.sleep(NOTICE_S)  # a load balancer that asks /ready learns of it before the socket closes
-        await self._wait_until_idle(deadline)
-        if state.running:
-            logger.warning("deadline: %d requests end unfinished (finish_reason abort)", len(state.running))
-            await state.engine.abort(list(state.running))
-            await self._wait_until_idle(time.monotonic() + FINAL_EVENTS_S)
+        await self._wait(self._is_idle, deadline - time.monotonic())
+        await self._end_running("deadline", FINAL_EVENTS_S)
         self.should_exit = True
 
-    async def _wait_until_idle(self, deadline: float) -> None:
-        while self._state.admission.num_answers and time.monotonic() < deadline:
+    async def _end_running(self, why: str, timeout_s: float) -> None:
+        """Give every running answer its final event, as far as the engine and the clients take part."""
+        running = list(self._state.running)
+        if running:
+            logger.warning("%s: %d requests end unfinished (finish_reason abort)", why, len(running))
+            await self._state.engine.abort(running)
+            await self._wait(self._is_idle, timeout_s)
+
+    async def _cut_the_rest(self) -> None:
+        """Close the connections of answers that are not complete; their requests end as when a client goes away."""
+        connections = self.server_state.connections
+        cut = [one for one in connections if (cycle := getattr(one, "cycle", None)) and not cycle.response_complete]
+        for connection in cut:
+            connection.transport.abort()
+        if cut:
+            logger.warning("%d answers were cut: their clients did not read, or the engine did not answer", len(cut))
+        await self._wait(lambda: not self.server_state.tasks and not connections, CLOSING_S)
+        for connection in list(connections):  # the last bytes of a complete answer that nobody takes
+            connection.transport.abort()
+
+    def _is_idle(self) -> bool:
+        return not self._state.admission.num_answers
+
+    async def _wait(self, condition: Callable[[], bool], timeout_s: float) -> None:
+        deadline = time.monotonic() + timeout_s
+        while not condition() and time.monotonic() < deadline:
             await asyncio.sleep(POLL_S)
 
 
