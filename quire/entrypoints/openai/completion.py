@@ -40,7 +40,8 @@ class CompletionWriter:
 
     def events(self, prompt_index: int, output: RequestOutput) -> bytes:
         """As `EventWriter.events`."""
-        self._hide(output)
+        if self._hides_answer:
+            _hide(output)
         self._form.note(prompt_index, output)
         parts = []
         for answer in output.outputs:
@@ -62,18 +63,12 @@ class CompletionWriter:
         """The response to a request that is not a stream."""
         choices: list[dict[str, Any]] = []
         for prompt_index, output in enumerate(outputs):
-            self._hide(output)
+            if self._hides_answer:
+                _hide(output)
             self._form.note(prompt_index, output)
             answers = sorted(output.outputs, key=lambda one: one.index)
             choices += [self._choice(prompt_index, output, answer) for answer in answers]
         return self._form.whole(choices, {})
-
-    def _hide(self, output: RequestOutput) -> None:
-        """Leave out the one token that was made for a request of none."""
-        if self._hides_answer:
-            for answer in output.outputs:
-                answer.text, answer.token_ids = "", []
-                answer.logprobs = None if answer.logprobs is None else []
 
     def _choice(self, prompt_index: int, output: RequestOutput, answer: CompletionOutput) -> dict[str, Any]:
         index = prompt_index * self._n + answer.index
@@ -107,3 +102,10 @@ class CompletionWriter:
             lines = [*(output.prompt_logprobs or [None] * len(output.prompt_token_ids)), *lines]  # type: ignore[list-item]
         content, self._offsets[index] = self._logprobs.completion(token_ids, lines, self._offsets.get(index, 0))
         return content
+
+
+def _hide(output: RequestOutput) -> None:
+    """Leave out the one token that was made for a request of none."""
+    for answer in output.outputs:
+        answer.text, answer.token_ids = "", []
+        answer.logprobs = None if answer.logprobs is None else []
