@@ -26,6 +26,7 @@ from quire import envs
 from quire.config.server import HttpConfig, ServerConfig
 from quire.engine.protocol import EngineClient
 from quire.entrypoints.openai.app import make_app
+from quire.entrypoints.openai.connection import StreamingProtocol
 from quire.entrypoints.openai.keys import read_checked_keys
 from quire.entrypoints.openai.state import ServerState
 from quire.errors import ConfigError
@@ -196,7 +197,7 @@ def make_server(engine: EngineClient, config: ServerConfig, app: FastAPI | None 
         timeout_graceful_shutdown=int(FINAL_EVENTS_S),
         h11_max_incomplete_event_size=config.limits.max_header_bytes,
         ws="none",
-        http="h11",  # the parser that bounds a request's head before it is complete
+        http=StreamingProtocol,  # on h11, the parser that bounds a request's head before it is complete
         **_tls(config.http),
     )
     with _named_errors(config.http):

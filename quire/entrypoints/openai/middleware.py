@@ -43,7 +43,6 @@ class RequestLog:
         own_id = given if given is not None and REQUEST_ID.fullmatch(given) else None
         request_id = own_id or secrets.token_hex(16).encode()
         state = scope.setdefault("state", {})
-        state["server_send"] = send  # for streams: their bodies need none of the layers in between
         state["received_s"] = start = time.monotonic()
         state["own_request_id"] = None if own_id is None else own_id.decode()
         status = 0
