@@ -48,10 +48,15 @@ class ApiConfig:
         None, "Key that requests must show (Authorization: Bearer ...). Visible in the process list: prefer a file."
     )
     api_key_file: str | None = setting(
-        None, "File of keys, one a line, optionally as tenant=key. QUIRE_API_KEY in the environment holds one key too."
+        None,
+        "File of keys: one a line, optionally as tenant=key, or YAML with limits for each tenant. Read again when it "
+        "changes. QUIRE_API_KEY in the environment holds one key too.",
     )
-    isolate_tenants: bool = setting(
-        True, "With several tenants in the key file: each finds only its own pages in the prefix cache."
+    isolate_tenants: bool = setting(True, "Each tenant finds only its own pages in the prefix cache.")
+    shared_prefixes: str | None = setting(
+        None,
+        "File (YAML) of prompt beginnings whose full pages in the prefix cache are shared by all tenants: lines of "
+        "name: {system: text}, {text: text} or {token_ids: [...]}.",
     )
     strict_requests: bool = setting(
         False, "Refuse request fields that are unknown or have no effect; default: name them in `warnings`."

@@ -18,15 +18,16 @@ from quire.core.inputs import parse_prompt, with_cache_salt
 from quire.core.outputs import RequestOutput
 from quire.core.sampling_params import RequestOutputKind, SamplingParams
 from quire.core.stats import SchedulerStats
-from quire.engine.core_launcher import CoreProcess, processor_names
+from quire.engine.core_launcher import CoreProcess
 from quire.engine.front_end import Effects, FrontEnd, Submission
-from quire.engine.mp_factory import build_apart, launch_core, with_num_blocks
+from quire.engine.mp_factory import EngineStart, begin_start
 from quire.engine.output_stream import OutputStream
 from quire.engine.parts import FrontEndParts
 from quire.engine.protocol import EngineClient, StepListener
-from quire.engine.stat_logger import StatLogger
+from quire.engine.stat_logger import INTERVAL_S, StatLogger
 from quire.engine.supervisor import Supervisor
 from quire.errors import EngineDeadError, EngineGenerateError, QuireError
+from quire.utils.phases import PhaseTimer
 
 # Texts longer than this are tokenized beside the event loop.
 LONG_TEXT_CHARS = 20_000
@@ -47,6 +48,7 @@ class AsyncLLM(EngineClient):
         defaults: the model's own settings for generation.
         step_listeners: called with every step.
         last_stats: the control plane after the newest step.
+        core_start: phases of the first core's start.
     """
 
     def __init__(self, parts: FrontEndParts, core: CoreProcess, launch: Callable[[], CoreProcess]) -> None:
@@ -59,6 +61,8 @@ class AsyncLLM(EngineClient):
         self._front = FrontEnd(parts)
         self._streams: dict[str, OutputStream] = {}
         self._stat_logger = None if parts.config.observability.disable_log_stats else StatLogger()
+        self.core_start = core.start_phases
+        self._stat_timer: asyncio.TimerHandle | None = None
         self._dead: EngineDeadError | None = None
         self._supervisor = Supervisor(core, launch, self, parts.config.supervision.max_restarts)
 
@@ -69,9 +73,21 @@ class AsyncLLM(EngineClient):
         Raises:
             QuireError: the settings, the model directory or the machine does not allow it.
         """
-        front, core = build_apart(config, logits_processors=logits_processors, usage=UsageContext.API_SERVER)
-        same = with_num_blocks(front.config, core.wait_ready().num_blocks)
-        return cls(front, core, lambda: launch_core(same, processor_names(logits_processors)))
+        return cls.from_start(cls.begin(config, logits_processors=logits_processors))
+
+    @staticmethod
+    def begin(config: QuireConfig, *, logits_processors: Sequence[str | type] = ()) -> EngineStart:
+        """The first half of `from_config`: the core's process starts, and nothing waits for it.
+
+        Raises:
+            QuireError: as `from_config`.
+        """
+        return begin_start(config, logits_processors=logits_processors, usage=UsageContext.API_SERVER)
+
+    @classmethod
+    def from_start(cls, start: EngineStart, timer: PhaseTimer | None = None) -> AsyncLLM:
+        """The second half of `from_config`; `timer` gets its phases. Raises as that does."""
+        return cls(start.finish(timer), start.core, start.launch_another)
 
     @classmethod
     def from_engine_args(cls, engine_args: QuireConfig | Mapping[str, Any], **options: Any) -> AsyncLLM:
@@ -178,6 +194,8 @@ class AsyncLLM(EngineClient):
         """End the engine core; harmless when repeated."""
         if self._dead is None:
             self.on_dead(EngineDeadError("the engine was shut down", hint="make a new one"))
+        if self._stat_timer is not None:
+            self._stat_timer.cancel()
         self._supervisor.close()
 
     # --- what the supervisor tells ---
@@ -187,6 +205,8 @@ class AsyncLLM(EngineClient):
         self.last_stats = step.stats
         if self._stat_logger is not None:
             self._stat_logger.record(step)
+            if self._stat_timer is None:
+                self._stat_timer = asyncio.get_running_loop().call_later(INTERVAL_S, self._log_stats, self._stat_logger)
         for listener in self.step_listeners:
             listener(step)
         self._apply(self._front.process(step))
@@ -220,6 +240,11 @@ class AsyncLLM(EngineClient):
         return state.token_ids
 
     # --- within ---
+
+    def _log_stats(self, stat_logger: StatLogger) -> None:
+        """Log what came since the last line; the next step starts the timer anew."""
+        self._stat_timer = None
+        stat_logger.flush()
 
     async def _prepare(
         self, request_id: str, prompt: Any, params: SamplingParams, priority: int, add_special_tokens: bool

@@ -26,6 +26,7 @@ from quire.engine.hang_detector import HangDetector, Sample
 from quire.engine.progress import Phase, ProgressPage, Word
 from quire.errors import ConfigError, EngineDeadError, QuireError
 from quire.logger import get_logger
+from quire.utils.phases import Phases
 
 BOOT = "import sys; sys.path[:] = sys.argv[2:]; from quire.engine.core_proc import main; main(int(sys.argv[1]))"
 HELLO_TIMEOUT_S = 60.0
@@ -91,6 +92,11 @@ class CoreProcess:
             return self._answer
         self.close()
         raise self._answer or EngineDeadError("the engine core did not start")
+
+    @property
+    def start_phases(self) -> Phases:
+        """What the child's start took; empty before it is ready."""
+        return self._answer.start_phases if isinstance(self._answer, CoreReady) else ()
 
     @property
     def pid(self) -> int | None:

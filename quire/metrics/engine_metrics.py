@@ -20,10 +20,16 @@ from quire.core.sampling_params import SamplingParams
 from quire.core.stats import RequestStateStats
 from quire.metrics import buckets
 from quire.metrics.histogram import TokenHistogram
+from quire.utils.phases import Phases
 from quire.version import __version__
 
 FINISH_REASONS = ("stop", "length", "abort", "error", "repetition")
-REFUSALS = ("max_num_queued_reqs", "max_num_queued_tokens")
+QUEUE_LIMITS = ("max_num_queued_reqs", "max_num_queued_tokens")
+REFUSALS = (
+    *QUEUE_LIMITS, "queue_share", "requests_per_minute", "tokens_per_minute", "max_concurrent", "max_tokens",
+    "priority", "bad_request", "unauthorized", "forbidden", "not_found", "method_not_allowed", "body_timeout",
+    "body_too_large", "head_too_large", "draining", "paused", "engine_dead",
+)  # fmt: skip
 
 
 class EngineMetrics:
@@ -66,7 +72,12 @@ class EngineMetrics:
         self._inter_token.observe(interval_s, count)
 
     def record_request(
-        self, stats: RequestStateStats, params: SamplingParams, num_prompt_tokens: int, num_cached_tokens: int
+        self,
+        stats: RequestStateStats,
+        params: SamplingParams,
+        num_prompt_tokens: int,
+        num_cached_tokens: int,
+        max_answer_tokens: int,
     ) -> None:
         """A request has ended.
 
@@ -74,6 +85,7 @@ class EngineMetrics:
             stats: its timings.
             params: as the user gave them.
             num_prompt_tokens, num_cached_tokens: of its prompt; the latter were found in the cache.
+            max_answer_tokens: new tokens of its longest answer.
         """
         self._prompt_tokens.inc(num_prompt_tokens)
         self._prompt_tokens_cached.inc(num_cached_tokens)
@@ -82,7 +94,7 @@ class EngineMetrics:
         self._request_prompt.observe(num_prompt_tokens)
         self._request_computed.observe(num_prompt_tokens - num_cached_tokens)
         self._request_generation.observe(stats.num_generation_tokens)
-        self._request_max_generation.observe(stats.num_generation_tokens)
+        self._request_max_generation.observe(max_answer_tokens)
         self._request_n.observe(params.n)
         self._request_preemptions.observe(stats.num_preemptions)
         if params.max_tokens is not None:
@@ -104,16 +116,26 @@ class EngineMetrics:
         """One answer ended for `reason`."""
         self._success.labels(**self._labels, finished_reason=reason).inc()
 
-    def record_refusal(self, reason: str) -> None:
-        """A request was not taken because too much waits: one of `REFUSALS`."""
-        self._rejections.labels(model_name=self._labels["model_name"], reason=reason).inc()
+    def record_refusal(self, reason: str, tenant: str) -> None:
+        """A request was refused.
+
+        Args:
+            reason: one of `REFUSALS`.
+            tenant: whose it was, by the name in the key file; "" = nobody's that is known.
+        """
+        self._refusals.labels(reason=reason, tenant=tenant).inc()
+        if reason in QUEUE_LIMITS:
+            self._rejections.labels(model_name=self._labels["model_name"], reason=reason).inc()
 
     def count_restarts(self, num_restarts: Callable[[], int], num_resumed: Callable[[], int]) -> None:
         """Show how often the engine core was replaced, and how many answers were continued on another one."""
-        doc = "Times the engine core was replaced while streams went on."
-        Gauge("quire:engine_restarts", doc, registry=self.registry).set_function(num_restarts)
-        doc = "Answers that were continued on another engine core than they began on."
-        Gauge("quire:resumed_streams", doc, registry=self.registry).set_function(num_resumed)
+        self._restarts.set_function(num_restarts)
+        self._resumed.set_function(num_resumed)
+
+    def show_start(self, process: str, phases: Phases) -> None:
+        """Show what the start of "server" or "engine_core" took."""
+        for name, seconds in phases:
+            self._start.labels(process=process, phase=name).set(seconds)
 
     def render(self) -> bytes:
         """The page, in Prometheus' text format."""
@@ -149,6 +171,8 @@ class EngineMetrics:
             "vllm:prompt_tokens_by_source", "Prompt tokens by where their keys and values came from.",
             [*self._labels, "source"], registry=self.registry,
         )  # fmt: skip
+        for source in ("local_compute", "local_cache_hit"):
+            self._by_source.labels(**self._labels, source=source)
         self._step_tokens = TokenHistogram(
             "vllm:iteration_tokens_total",
             "Tokens computed in a step.",
@@ -159,6 +183,14 @@ class EngineMetrics:
         self._inter_token = TokenHistogram(
             "vllm:inter_token_latency_seconds", "From one new token to the next, in a stream.",
             buckets.TOKEN_LATENCY_S, self._labels, self.registry,
+        )  # fmt: skip
+
+        self._restarts = Gauge(
+            "quire:engine_restarts", "Times the engine core was replaced while streams went on.", registry=self.registry
+        )
+        self._resumed = Gauge(
+            "quire:resumed_streams", "Answers that were continued on another engine core than they began on.",
+            registry=self.registry,
         )  # fmt: skip
 
     def _make_request_metrics(self) -> None:
@@ -172,12 +204,18 @@ class EngineMetrics:
             "vllm:admission_rejections", "Requests refused because too much waits.", ["model_name", "reason"],
             registry=self.registry,
         )  # fmt: skip
-        for reason in REFUSALS:
+        for reason in QUEUE_LIMITS:
             self._rejections.labels(model_name=self._labels["model_name"], reason=reason)
+        self._refusals = Counter(
+            "quire:requests_refused", "Requests refused, by reason and, where there are keys, tenant.",
+            ["reason", "tenant"], registry=self.registry,
+        )  # fmt: skip
+        for reason in REFUSALS:
+            self._refusals.labels(reason=reason, tenant="")
         self._request_prompt = self._histogram("request_prompt_tokens", "Prompt tokens of a request.", sizes)
         self._request_generation = self._histogram("request_generation_tokens", "New tokens of a request.", sizes)
         self._request_max_generation = self._histogram(
-            "request_max_num_generation_tokens", "New tokens that a request reached.", sizes
+            "request_max_num_generation_tokens", "New tokens of a request's longest answer.", sizes
         )
         self._request_max_tokens = self._histogram("request_params_max_tokens", "max_tokens of a request.", sizes)
         self._request_computed = self._histogram(
@@ -213,6 +251,10 @@ class EngineMetrics:
             "dtype": config.model.dtype,
             "quantization": str(config.model.quantization),
         }
+        self._start = Gauge(
+            "quire:startup_seconds", "What the start of the server and its engine core took, by phase.",
+            ["process", "phase"], registry=self.registry,
+        )  # fmt: skip
         Gauge("quire:engine_info", "What computes, and on what.", list(about), registry=self.registry).labels(
             **about
         ).set(1)

@@ -16,6 +16,8 @@ from types import FrameType
 from typing import Any
 
 MAX_INTEGER_BITS = 4096
+# Calls within calls. Far from the interpreter's own limit: reaching that one can end the process.
+MAX_CALL_DEPTH = 50
 SCALARS = frozenset((int, float, bool, type(None)))
 
 
@@ -51,6 +53,7 @@ class Budget:
         self._deadline = time.monotonic() + limits.deadline_s
         self._weights: dict[int, tuple[Any, int]] = {}
         self._kept_weight = 0
+        self._call_depth = 0
 
     @contextmanager
     def tracing(self) -> Iterator[None]:
@@ -64,6 +67,16 @@ class Budget:
             yield
         finally:
             sys.settrace(previous)
+
+    def enter_call(self) -> None:
+        """A call begins inside those that have not been left; refuse the one that is too deep."""
+        self._call_depth += 1
+        if self._call_depth > MAX_CALL_DEPTH:
+            raise OverBudgetError(f"nests more than {MAX_CALL_DEPTH} calls")
+
+    def leave_call(self) -> None:
+        """The call that was entered last has returned. One that raises ends the rendering and need not be left."""
+        self._call_depth -= 1
 
     def check(self, value: Any) -> Any:
         """Return `value`; refuse one that is too large."""

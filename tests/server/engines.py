@@ -73,6 +73,7 @@ class ScriptedEngine:
         self.aborted: list[str] = []
         self.salts: list[str | None] = []
         self.prompts: list[list[int]] = []
+        self.priorities: list[int] = []
         self.peak = 0
         self._inputs = InputProcessor(
             InputLimits(vocab_size=VOCAB_SIZE, max_model_len=MAX_MODEL_LEN), self.tokenizer, self.defaults
@@ -93,6 +94,7 @@ class ScriptedEngine:
         ids = prepared.prompt_token_ids.tolist()
         self.prompts.append(ids)
         self.salts.append(cache_salt)
+        self.priorities.append(priority)
         self.live[request_id] = sampling_params
         self.peak = max(self.peak, len(self.live))
         stats = RequestStateStats(arrival_time=time.time(), queued_ts=time.monotonic(), scheduled_ts=time.monotonic())
@@ -116,18 +118,18 @@ class ScriptedEngine:
                 if not position:
                     stats.first_token_ts, stats.first_token_latency = stats.last_token_ts, stats.last_token_ts - start
                 finished = all(answer.reason is not None for answer in answers)
-                if prepared.params.output_kind is RequestOutputKind.DELTA or finished:
+                if prepared.params.output_kind is not RequestOutputKind.FINAL_ONLY or finished:
                     yield self._output(request_id, prepared, ids, answers, finished, replace(stats))
                 if finished:
                     return
         finally:
             del self.live[request_id]
 
-    def step(self, **stats: Any) -> None:
-        """Tell the listeners of a step with these statistics."""
-        empty = np.empty(0, dtype=np.int64)
+    def step(self, num_new_tokens: int = 0, **stats: Any) -> None:
+        """Tell the listeners of a step with so many new tokens and these statistics."""
+        tokens = np.zeros(num_new_tokens, dtype=np.int64)
         record = EngineCoreOutputs(
-            handles=empty, new_token_ids=empty, logprobs=None, prompt_logprobs=(), finished=(), events=(),
+            handles=tokens, new_token_ids=tokens, logprobs=None, prompt_logprobs=(), finished=(), events=(),
             stats=SchedulerStats(**stats), timestamp=time.monotonic(),
         )  # fmt: skip
         for listener in self.step_listeners:

@@ -182,22 +182,26 @@ def test_too_much_waiting_is_answered_with_when_to_come_back():
 
 def test_admission_counts_what_the_engine_computes_and_predicts_the_wait():
     now = [0.0]
-    refused = []
     limits = LimitsConfig(max_num_queued_reqs=2, max_num_queued_tokens=100)
-    admission = Admission(limits, 4, refused.append, clock=lambda: now[0])
+    admission = Admission(limits, 4, clock=lambda: now[0])
     tickets = [admission.enter(1, 10) for _ in range(6)]
     assert admission.num_queued == 2
-    with pytest.raises(ApiError):
+    with pytest.raises(ApiError) as caught:
         admission.enter(1, 1)
+    assert caught.value.reason == "max_num_queued_reqs" and caught.value.retry_after_s == 1, "nothing is measured"
     for ticket in tickets[:4]:
         now[0] += 2.0
         admission.leave(ticket)
-    assert admission.num_queued == 0 and refused == ["max_num_queued_reqs"]
+    assert admission.num_queued == 0
+    admission.note_answers(80, 4)
     admission.note_step(SchedulerStats(num_running=1, num_waiting=1))
+    now[0] += 1.0
+    admission.note_step(SchedulerStats(num_running=1, num_waiting=1, num_scheduled_tokens=25))
     assert admission.num_queued == 1, "pages ran out before rows did"
     with pytest.raises(ApiError) as caught:
         admission.enter(1, 1000)
-    assert refused[-1] == "max_num_queued_tokens" and caught.value.retry_after_s == 3
+    assert caught.value.reason == "max_num_queued_tokens"
+    assert caught.value.retry_after_s == 3, "10 + 20 tokens wait, then as many again, at 25 a second"
     for ticket in tickets:
         admission.leave(ticket)
     assert admission.num_answers == admission.num_tokens == 0

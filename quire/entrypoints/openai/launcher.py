@@ -26,10 +26,11 @@ from quire import envs
 from quire.config.server import HttpConfig, ServerConfig
 from quire.engine.protocol import EngineClient
 from quire.entrypoints.openai.app import make_app
-from quire.entrypoints.openai.keys import read_api_keys
+from quire.entrypoints.openai.keys import read_checked_keys
 from quire.entrypoints.openai.state import ServerState
 from quire.errors import ConfigError
 from quire.logger import get_logger
+from quire.utils.phases import Phases
 
 logger = get_logger(__name__)
 
@@ -98,6 +99,11 @@ class DrainingServer(uvicorn.Server):
                 field="port",
             ) from None
         self.on_started(self.address())
+
+    def show_start(self, server: Phases, core: Phases) -> None:
+        """Let /metrics tell what the start took."""
+        self._state.metrics.show_start("server", server)
+        self._state.metrics.show_start("engine_core", core)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Close what listens, end what runs: by final events, then by closing its connection."""
@@ -200,13 +206,13 @@ def make_server(engine: EngineClient, config: ServerConfig, app: FastAPI | None 
     return DrainingServer(options, app.state.server, config.http.shutdown_timeout)
 
 
-def check_files(config: ServerConfig) -> None:
-    """Read keys and look for TLS files, before anything costly is started.
+def check_files(config: ServerConfig, policy: str) -> None:
+    """Read keys and look for TLS files, before anything costly is started; `policy` is the scheduling_policy.
 
     Raises:
         ConfigError: one cannot be read.
     """
-    read_api_keys(config.api)
+    read_checked_keys(config, policy)
     _tls(config.http)
 
 

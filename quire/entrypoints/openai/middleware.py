@@ -14,9 +14,10 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from quire.config.server import LimitsConfig
 from quire.entrypoints.openai.errors import HEADERS_TOO_LARGE, UNAUTHORIZED, ApiError, api_error_of
-from quire.entrypoints.openai.keys import ApiKeys
 from quire.entrypoints.openai.running import ClientGoneError
+from quire.entrypoints.openai.tenants import Tenants
 from quire.logger import get_logger
+from quire.metrics.engine_metrics import EngineMetrics
 
 access_logger = get_logger("quire.access")
 
@@ -52,6 +53,8 @@ class RequestLog:
             if message["type"] == "http.response.start":
                 status = message["status"]
                 message["headers"] = [*message.get("headers", ()), (b"x-request-id", request_id)]
+                if "metered" in state:
+                    message["headers"] += state["metered"].headers()
             await send(message)
 
         self.num_running += 1
@@ -71,11 +74,12 @@ class RequestLog:
 
 
 class Gate:
-    """Refuses requests with too large a head, or without a valid key."""
+    """Refuses requests with too large a head, or without a valid key; names the tenant of the others."""
 
-    def __init__(self, app: ASGIApp, *, keys: ApiKeys, limits: LimitsConfig) -> None:
+    def __init__(self, app: ASGIApp, *, tenants: Tenants, limits: LimitsConfig, metrics: EngineMetrics) -> None:
         self._app = app
-        self._keys = keys
+        self._tenants = tenants
+        self._metrics = metrics
         self._max_header_bytes = limits.max_header_bytes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -85,6 +89,7 @@ class Gate:
             return
         refusal = self._refusal(scope)
         if refusal is not None:
+            self._metrics.record_refusal(refusal.reason, "")
             await refusal.response()(scope, receive, send)
             return
         await self._app(scope, receive, send)
@@ -94,9 +99,10 @@ class Gate:
         size += sum(len(name) + len(value) + 4 for name, value in scope["headers"])
         if size > self._max_header_bytes:
             return ApiError(HEADERS_TOO_LARGE, f"the request's head is larger than {self._max_header_bytes} bytes")
-        if not self._keys or scope["path"] in OPEN_PATHS:
+        scope["state"]["tenant"] = self._tenants.anonymous
+        if not self._tenants.needs_key or scope["path"] in OPEN_PATHS:
             return None
-        tenant = self._keys.tenant_of(header(scope, b"authorization") or b"")
+        tenant = self._tenants.of(header(scope, b"authorization") or b"")
         if tenant is None:
             return ApiError(UNAUTHORIZED, "a valid API key is needed: send Authorization: Bearer KEY")
         scope["state"]["tenant"] = tenant

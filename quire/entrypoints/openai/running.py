@@ -12,11 +12,13 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from quire.core.inputs import TokensPrompt
-from quire.core.outputs import RequestOutput
-from quire.core.sampling_params import SamplingParams
+from quire.core.outputs import CompletionOutput, RequestOutput
+from quire.core.sampling_params import RequestOutputKind, SamplingParams
 from quire.entrypoints.openai.admission import Ticket
 from quire.entrypoints.openai.errors import INTERNAL, REQUEST_FAILED, ApiError
 from quire.entrypoints.openai.state import ServerState
+from quire.entrypoints.openai.tenants import Tenant
+from quire.errors import QuireClientError, QuireServerError
 
 T = TypeVar("T")
 Outputs = AsyncGenerator[tuple[int, RequestOutput], None]
@@ -36,9 +38,11 @@ class Work:
         prompts: one or many, all with the same `params`.
         cache_salt: what the prefix cache tells requests apart by.
         received_s: when the request came, monotonic clock.
+        tenant: whose it is.
     """
 
     public_id: str
+    tenant: Tenant
     prompts: list[TokensPrompt]
     params: SamplingParams
     priority: int = 0
@@ -58,7 +62,7 @@ def run(state: ServerState, work: Work) -> Outputs:
 
 def _enter(state: ServerState, work: Work) -> Ticket:
     num_tokens = sum(len(prompt.prompt_token_ids) for prompt in work.prompts)
-    return state.admission.enter(len(work.prompts) * work.params.n, num_tokens)
+    return state.admission.enter(len(work.prompts) * work.params.n, num_tokens, work.tenant, work.params.max_tokens)
 
 
 async def _one(state: ServerState, work: Work, index: int, *, is_all: bool = False) -> Outputs:
@@ -66,7 +70,7 @@ async def _one(state: ServerState, work: Work, index: int, *, is_all: bool = Fal
     ticket = _enter(state, work) if is_all else None
     engine, prompt = state.engine, work.prompts[index]
     engine_id = state.engine_id(work.public_id)
-    account = _Account(state, work.params, len(prompt.prompt_token_ids))
+    account = _Account(state, work, len(prompt.prompt_token_ids))
     state.running.add(engine_id)
     try:
         async for output in engine.generate(
@@ -74,12 +78,18 @@ async def _one(state: ServerState, work: Work, index: int, *, is_all: bool = Fal
         ):
             account.note(output)
             yield index, output
+    except QuireClientError:  # it never ran
+        account.num_open = 0
+        raise
+    except QuireServerError:
+        account.close("error")
+        raise
     finally:
         if ticket is not None:
             state.admission.leave(ticket)
         state.running.discard(engine_id)
         if account.num_open:
-            account.close()
+            account.close("abort")
             await engine.abort(engine_id)
 
 
@@ -150,9 +160,13 @@ async def cancelled(task: asyncio.Future[Any]) -> None:
 class _Account:
     """Counts one engine request for the metrics."""
 
-    def __init__(self, state: ServerState, params: SamplingParams, num_prompt_tokens: int) -> None:
+    def __init__(self, state: ServerState, work: Work, num_prompt_tokens: int) -> None:
         self._metrics = state.metrics
-        self._params = params
+        self._admission = state.admission
+        self._params = params = work.params
+        self._tenant = work.tenant
+        self._is_cumulative = params.output_kind is RequestOutputKind.CUMULATIVE
+        self._num_tokens = [0] * params.n  # by answer
         self._num_prompt_tokens = num_prompt_tokens
         self._last_token_s = 0.0
         self.num_open = params.n
@@ -172,27 +186,39 @@ class _Account:
                 failed = failed or answer.finish_reason == "error"
         if output.finished:
             self.num_open = 0
+            self._admission.note_answers(output.metrics.num_generation_tokens, self._params.n)
             self._metrics.record_request(
-                output.metrics, self._params, self._num_prompt_tokens, output.num_cached_tokens or 0
-            )
+                output.metrics, self._params, self._num_prompt_tokens, output.num_cached_tokens or 0,
+                max(self._num_tokens),
+            )  # fmt: skip
         if failed:
             raise ApiError(INTERNAL, REQUEST_FAILED)
 
-    def close(self) -> None:
-        """The request is given up."""
+    def close(self, reason: str) -> None:
+        """What has not ended by itself ends for `reason`."""
         for _ in range(self.num_open):
-            self._metrics.record_finish("abort")
+            self._metrics.record_finish(reason)
+        self.num_open = 0
+
+    def _num_new(self, answer: CompletionOutput) -> int:
+        """Tokens of `answer` that were not counted yet."""
+        num_new = len(answer.token_ids)
+        if self._is_cumulative:
+            num_new -= self._num_tokens[answer.index]
+        self._num_tokens[answer.index] += num_new
+        return num_new
 
     def _note_intervals(self, output: RequestOutput) -> None:
         """From the last output's token to this one's; of an answer that comes whole, the mean."""
         last_token_s = output.metrics.last_token_ts
         if len(output.outputs) == 1:  # nearly always
-            steps = total = len(output.outputs[0].token_ids)
+            steps = total = self._num_new(output.outputs[0])
         else:
-            counts = [len(answer.token_ids) for answer in output.outputs]
+            counts = [self._num_new(answer) for answer in output.outputs]
             steps, total = max(counts, default=0), sum(counts)
         if not steps:
             return
+        self._tenant.charge(total)
         if self._last_token_s:
             self._metrics.record_tokens((last_token_s - self._last_token_s) / steps, total)
         elif steps > 1:

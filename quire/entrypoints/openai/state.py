@@ -12,9 +12,12 @@ from dataclasses import dataclass, field
 from quire.config.server import ServerConfig
 from quire.engine.protocol import EngineClient
 from quire.entrypoints.openai.admission import Admission
-from quire.entrypoints.openai.errors import NOT_FOUND, ApiError
+from quire.entrypoints.openai.errors import NOT_FOUND, UNAVAILABLE, ApiError
 from quire.entrypoints.openai.keep_alive import KeepAlive
+from quire.entrypoints.openai.keys import ApiKeys
 from quire.entrypoints.openai.prompts import PromptReader
+from quire.entrypoints.openai.shared_prefixes import SharedPrefixes, read_shared_prefixes
+from quire.entrypoints.openai.tenants import Tenants
 from quire.metrics.engine_metrics import EngineMetrics
 from quire.utils.checks import shown
 from quire.version import __version__
@@ -38,6 +41,8 @@ class ServerState:
     model_names: list[str]
     metrics: EngineMetrics
     admission: Admission
+    tenants: Tenants
+    shared_prefixes: SharedPrefixes
     prompts: PromptReader
     keep_alive: KeepAlive
     running: set[str] = field(default_factory=set)
@@ -48,6 +53,12 @@ class ServerState:
     def engine_id(self, public_id: str) -> str:
         """A name for the engine: the client's, made unique."""
         return f"{public_id}-{next(self._serial)}"
+
+    def refuse_new_work(self) -> None:
+        """Raise `ApiError` when the server takes no new work."""
+        self.admission.refuse_when_draining()
+        if self.engine.is_paused:
+            raise ApiError(UNAVAILABLE, "the server is paused", retry_after_s=5, reason="paused")
 
     def check_model(self, model: str | None) -> str:
         """The name to report.
@@ -64,19 +75,22 @@ class ServerState:
         )
 
 
-def make_state(engine: EngineClient, config: ServerConfig) -> ServerState:
-    """The parts of a server around `engine`."""
+def make_state(engine: EngineClient, config: ServerConfig, keys: ApiKeys) -> ServerState:
+    """The parts of a server around `engine`, for the tenants of `keys`."""
     model = engine.config.model
     names = [name.strip() for name in (model.served_model_name or model.model).split(",") if name.strip()]
     metrics = EngineMetrics(engine.config, names[0])
+    prompts = PromptReader(engine, config.api)
     max_num_seqs = engine.config.scheduler.max_num_seqs or 1
     state = ServerState(
         engine=engine,
         config=config,
         model_names=names,
         metrics=metrics,
-        admission=Admission(config.limits, max_num_seqs, metrics.record_refusal),
-        prompts=PromptReader(engine, config.api),
+        admission=Admission(config.limits, max_num_seqs),
+        tenants=Tenants(keys),
+        shared_prefixes=read_shared_prefixes(config.api.shared_prefixes, engine, prompts),
+        prompts=prompts,
         keep_alive=KeepAlive(config.api.sse_keep_alive_interval),
         fingerprint=fingerprint(engine),
     )
