@@ -13,6 +13,8 @@ from dataclasses import dataclass
 STEP_SLACK = 20.0
 # However few its tokens, it may take this many times the longest step so far.
 LONGEST_SLACK = 3.0
+# CPU seconds that the first use of something may cost a step, whatever its pace.
+FIRST_USE_S = 5.0
 # Where its pace or its CPU time is unknown, a step may take this many times the timeout.
 BUSY_FACTOR = 6.0
 # A starting core reads files and compiles nothing we can count.
@@ -94,7 +96,8 @@ class HangDetector:
             return f"no progress and no use of the CPU for {self._without_work_s:.1f} s"
         if sample.is_starting or self._without_progress_s < timeout_s:
             return None
-        most_cpu_s = max(timeout_s, STEP_SLACK * sample.step_s, LONGEST_SLACK * sample.longest_step_s)
+        slack_s = max(STEP_SLACK * sample.step_s, LONGEST_SLACK * sample.longest_step_s)
+        most_cpu_s = max(timeout_s, FIRST_USE_S, slack_s)
         if sample.step_s and self._fruitless_cpu_s >= most_cpu_s:
             return f"its step has used the CPU for {self._fruitless_cpu_s:.1f} s and should take {sample.step_s:.2g} s"
         if self._without_progress_s >= max(BUSY_FACTOR * timeout_s, STEP_SLACK * sample.step_s):

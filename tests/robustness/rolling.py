@@ -39,15 +39,22 @@ class TcpProxy:
         self.port = 0
         self._turn = itertools.count()
         self._server: asyncio.Server | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
 
     async def __aenter__(self) -> TcpProxy:
-        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0, backlog=512)
+        self._server = await asyncio.start_server(self._accept, "127.0.0.1", 0, backlog=512)
         self.port = self._server.sockets[0].getsockname()[1]
         return self
 
     async def __aexit__(self, *_: object) -> None:
         assert self._server is not None
         self._server.close()
+        await asyncio.gather(*self._tasks)
+
+    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.ensure_future(self._serve(reader, writer))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         inner_reader, inner_writer = await self._connect()
@@ -103,7 +110,7 @@ async def roll(num_restarts: int, num_clients: int, max_tokens: int, rng: random
     requests = make_requests(12, max_tokens)
     servers = await asyncio.gather(*(asyncio.to_thread(ServerProcess, *FLAGS) for _ in range(2)))
     try:
-        expected, _ = await undisturbed(servers[0], requests)
+        expected = (await undisturbed(servers[0], requests)).answers
         is_over = asyncio.Event()
         async with TcpProxy([server.port for server in servers]) as proxy:
             clients = [

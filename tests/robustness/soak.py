@@ -23,6 +23,7 @@ MAX_GROWTH = 0.03
 # Pages are few enough to be all touched early, so that memory can be level; requests are preempted too.
 FLAGS = ("--max-num-seqs", "64", "--num-gpu-blocks-override", "500", "--disable-access-log")
 NUM_CLIENTS = 96
+RESTARTS, TOKENS = "quire:engine_restarts", "vllm:generation_tokens_total"
 SAMPLE_S = 1.0
 
 
@@ -84,6 +85,7 @@ async def soak(
     """Ask with `num_clients` at once for as long as `may_go_on`."""
     course, rng, start = Course(), random.Random(seed), time.monotonic()
     core_pid = server.core_pid
+    page = (await ask(server.port, "/metrics")).body.decode()
     watching = asyncio.ensure_future(_watch(server, core_pid, course))
 
     async def client() -> None:
@@ -97,9 +99,10 @@ async def soak(
 
     await asyncio.gather(*(client() for _ in range(num_clients)))
     course.seconds = time.monotonic() - start
-    page = (await ask(server.port, "/metrics")).body.decode()
-    course.num_restarts = int(metric(page, "quire:engine_restarts")) + (server.core_pid != core_pid)
-    course.num_tokens = int(metric(page, "vllm:generation_tokens_total"))
+    later = (await ask(server.port, "/metrics")).body.decode()
+    counts = [int(metric(later, name) - metric(page, name)) for name in (RESTARTS, TOKENS)]
+    course.num_restarts, course.num_tokens = counts
+    assert course.num_restarts or server.core_pid == core_pid
     return course
 
 

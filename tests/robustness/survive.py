@@ -137,29 +137,48 @@ class Round:
                 f"silence median/max {silence} s, not ready {health} s after")  # fmt: skip
 
 
-async def undisturbed(server: ServerProcess, requests: list[Request]) -> tuple[list[Any], float]:
-    """What each stream says, and the seconds that all took."""
+@dataclass(frozen=True)
+class Undisturbed:
+    """What streams say when nothing happens.
+
+    Attributes:
+        answers: of each stream.
+        num_pieces: in which all of them came.
+        seconds: until the last one's end.
+    """
+
+    requests: list[Request]
+    answers: list[Any]
+    num_pieces: int
+    seconds: float
+
+
+async def undisturbed(server: ServerProcess, requests: list[Request]) -> Undisturbed:
+    """Stream all requests at once."""
     start = time.monotonic()
     exchanges = await asyncio.gather(*(ask(server.port, path, body) for path, body in requests))
-    return [answer_of(one) for one in exchanges], time.monotonic() - start
+    num_pieces = sum(len(one.pieces) for one in exchanges)
+    return Undisturbed(requests, [answer_of(one) for one in exchanges], num_pieces, time.monotonic() - start)
 
 
 async def disturbed(
-    server: ServerProcess, requests: list[Request], expected: list[Any], fault: Fault, wait_s: float, rng: random.Random
+    server: ServerProcess, usual: Undisturbed, fault: Fault, share: float, rng: random.Random, delay_s: float = 0.0
 ) -> Round:
-    """Stream all requests; do `fault` after `wait_s`; compare, and see that nothing is left over.
+    """Stream all requests; do `fault` when `share` of the answers has come; compare, and see that nothing is left over.
 
     Raises:
         AssertionError: a stream did not end well, or something was left over.
     """
     files, restarts = num_open_files(server.pid), await num_restarts(server)
     found = Round(str(fault.__doc__).rstrip("."))
-    exchanges = [Exchange() for _ in requests]
+    exchanges = [Exchange() for _ in usual.requests]
     streams = [
         asyncio.ensure_future(ask(server.port, path, body, exchange))
-        for (path, body), exchange in zip(requests, exchanges, strict=True)
+        for (path, body), exchange in zip(usual.requests, exchanges, strict=True)
     ]
-    await asyncio.sleep(wait_s)
+    while sum(len(one.pieces) for one in exchanges) < share * usual.num_pieces:
+        await asyncio.sleep(0.002)
+    await asyncio.sleep(delay_s)
     moment = time.monotonic()
     watching = asyncio.ensure_future(_watch_health(server, moment, found))
     await fault(server, rng)
@@ -175,7 +194,7 @@ async def disturbed(
     if found.noticed_s is not None and found.recovered_s is None:
         found.recovered_s = time.monotonic() - moment
     found.restarts = await num_restarts(server) - restarts
-    found.different = [i for i, one in enumerate(exchanges) if answer_of(one) != expected[i]]
+    found.different = [i for i, one in enumerate(exchanges) if answer_of(one) != usual.answers[i]]
     found.silences = [silence for one in exchanges if (silence := one.silence_after(moment)) is not None]
     found.tidied_s = wait_until_tidy(server, files)
     return found
@@ -232,16 +251,13 @@ class Tally:
 async def run_rounds(server: ServerProcess, count: int, num_streams: int, rng: random.Random) -> Tally:
     """Kill `count` times at random moments, then everything else once or twice."""
     tally = Tally()
-    requests, prompts = make_requests(num_streams, 120), long_requests(8)
-    expected, seconds = await undisturbed(server, requests)
-    again, _ = await undisturbed(server, requests)
-    assert again == expected, "streams are the same when nothing happens"
-    expected_long, seconds_long = await undisturbed(server, prompts)
-    print(f"{num_streams} streams take {seconds:.1f} s undisturbed", flush=True)
+    usual = await undisturbed(server, make_requests(num_streams, 120))
+    assert await answers_again(server, usual), "streams are the same when nothing happens"
+    prompts = await undisturbed(server, long_requests(8))
+    print(f"{num_streams} streams take {usual.seconds:.1f} s undisturbed", flush=True)
 
-    async def one(fault: Fault, is_right: Callable[[Round], bool], wait_s: float | None = None) -> None:
-        wait_s = 0.7 * seconds * rng.random() if wait_s is None else wait_s
-        found = await disturbed(server, requests, expected, fault, wait_s, rng)
+    async def one(fault: Fault, is_right: Callable[[Round], bool]) -> None:
+        found = await disturbed(server, usual, fault, 0.9 * rng.random(), rng)
         tally.add(found, is_right(found))
 
     for _ in range(count):
@@ -249,18 +265,22 @@ async def run_rounds(server: ServerProcess, count: int, num_streams: int, rng: r
     for _ in range(2):
         await one(kill_twice, lambda found: found.restarts == 2)
         await one(kill_during_restart, lambda found: found.restarts == 1)
-        await one(stop_and_continue, lambda found: found.restarts == 0, 0.3 * seconds)
-        await one(stop, is_noticed_and_recovered, 0.3 * seconds)
-        found = await disturbed(server, prompts, expected_long, kill, 0.3 * seconds_long * rng.random(), rng)
+        await one(stop_and_continue, lambda found: found.restarts == 0)
+        await one(stop, is_noticed_and_recovered)
+        found = await disturbed(server, prompts, kill, 0.0, rng, delay_s=0.3 * prompts.seconds * rng.random())
         found.name += " while it computes long prompts"
         tally.add(found)
-        found = await disturbed(server, [], [], kill, 0.0, rng)
+        found = await disturbed(server, Undisturbed([], [], 0, 0.0), kill, 0.0, rng)
         found.name += " while it is idle"
         tally.add(found)
-        answers, _ = await undisturbed(server, requests)
-        if answers != expected:
+        if not await answers_again(server, usual):
             tally.wrong.append("after that, streams differ")
     return tally
+
+
+async def answers_again(server: ServerProcess, usual: Undisturbed) -> bool:
+    """Whether the streams say the same once more."""
+    return (await undisturbed(server, usual.requests)).answers == usual.answers
 
 
 def is_noticed_and_recovered(found: Round) -> bool:

@@ -112,6 +112,8 @@ class DrainingServer(uvicorn.Server):
             self._draining.cancel()
         for server in self.servers:
             server.close()
+        if not self.force_exit:
+            await asyncio.sleep(NOTICE_S)  # who has just connected gets an answer: that it is to come again
         for connection in list(self.server_state.connections):
             connection.shutdown()  # busy ones close after their answer
         if self.force_exit:

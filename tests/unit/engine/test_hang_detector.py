@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from quire.engine.hang_detector import BUSY_FACTOR, LONGEST_SLACK, START_FACTOR, STEP_SLACK, HangDetector, Sample
 
 
@@ -65,6 +67,12 @@ def test_a_small_step_may_take_what_a_few_of_the_longest_took():
     found, seconds = looks(HangDetector(10), 1000, work=1.0, step_s=0.005, longest_step_s=12.0)
     assert found is not None
     assert seconds == LONGEST_SLACK * 12.0
+
+
+def test_with_a_short_timeout_the_first_use_of_something_is_no_hang():
+    found, seconds = looks(HangDetector(0.5), 10_000, elapsed_s=0.05, work=0.05, step_s=0.0005)
+    assert found is not None and "no step ended" in found
+    assert seconds == pytest.approx(BUSY_FACTOR * 0.5, abs=0.1)
 
 
 def test_a_core_that_gets_little_of_the_cpu_has_more_time():
