@@ -74,7 +74,10 @@ class ApiConfig:
     )
     enable_force_include_usage: bool = setting(False, "End every stream with usage, asked for or not.")
     enable_per_request_metrics: bool = setting(
-        False, "Add `metrics` to every answer: where its wall time went, in milliseconds."
+        False,
+        "Add `metrics`, a receipt, to every answer: the phases of its wall time in milliseconds, cached tokens, "
+        "preemptions, restarts of the engine that it outlived.",
+        aliases=("enable_receipts",),
     )
     enable_log_requests: bool = setting(False, "Log each request's parameters (never its text) when it arrives.")
     sse_keep_alive_interval: int = setting(

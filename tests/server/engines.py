@@ -145,6 +145,8 @@ class ScriptedEngine(Pumped):
                 if not position:
                     stats.first_token_ts, stats.first_token_latency = stats.last_token_ts, stats.last_token_ts - start
                 finished = all(answer.reason is not None for answer in answers)
+                if finished:
+                    stats.output_ts = time.monotonic()
                 if prepared.params.output_kind is not RequestOutputKind.FINAL_ONLY or finished:
                     yield self._output(request_id, prepared, ids, answers, finished, replace(stats))
                 if finished:
