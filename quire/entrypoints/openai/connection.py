@@ -12,10 +12,11 @@ from typing import Any
 
 from starlette.types import Scope
 from uvicorn import Config
-from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 
+from quire.config.server import LimitsConfig
 from quire.engine.output_stream import nothing
+from quire.entrypoints.openai.connection_limits import LimitedConnection, max_connections
 
 STATE_KEY = "connection"
 
@@ -46,7 +47,7 @@ class BodyWriter:
         self._write(b"%x\r\n%b\r\n" % (len(data), data) if self._is_chunked else data)
 
 
-class StreamingProtocol(H11Protocol):
+class StreamingProtocol(LimitedConnection):
     """A connection that the handlers of its requests find by `body_writer_of`."""
 
     def __init__(
@@ -87,6 +88,18 @@ class StreamingProtocol(H11Protocol):
             self._body.is_writable = False
             self._body = None
         super().connection_lost(exc)
+
+
+def protocol_factory(limits: LimitsConfig) -> Callable[..., StreamingProtocol]:
+    """What uvicorn calls for each connection."""
+    most = max_connections(limits)
+
+    def make(**arguments: Any) -> StreamingProtocol:
+        connection = StreamingProtocol(**arguments)
+        connection.max_connections = most
+        return connection
+
+    return make
 
 
 def body_writer_of(scope: Scope) -> BodyWriter:
