@@ -29,6 +29,10 @@ $(VENV)/.dev: $(BIN)/python pyproject.toml $(NATIVE) | compiler
 	$(PIP) -e '.[dev]'
 	@touch $@ $(VENV)/.demo $(VENV)/.test
 
+$(VENV)/.fuzz: $(BIN)/python pyproject.toml $(NATIVE) | compiler
+	$(PIP) -e '.[fuzz]'
+	@touch $@ $(VENV)/.demo $(VENV)/.test
+
 # What builds the native kernels outside of pip.
 $(VENV)/.native: $(VENV)/.test
 	$(PIP) cmake ninja 'nanobind>=2.4'
@@ -79,8 +83,7 @@ sanitize: $(VENV)/.native         ## native kernel tests under ASan and UBSan, t
 fuzz-kernels: $(VENV)/.test        ## random right and wrong calls of the native kernels; SECONDS=60 by default
 	$(BIN)/python -m tests.robustness.fuzz --seconds $(or $(SECONDS),60)
 
-fuzz-server: $(VENV)/.test         ## hostile requests beside streams that must not notice; REQUESTS=100000, SEED=...
-	$(PIP) 'schemathesis>=4'
+fuzz-server: $(VENV)/.fuzz         ## hostile requests beside streams that must not notice; REQUESTS=100000, SEED=...
 	nice -n 5 $(BIN)/python -m tests.robustness.fuzz_server --requests $(or $(REQUESTS),100000) $(if $(SEED),--seed $(SEED)) --schema
 
 test-tiers: $(VENV)/.test          ## kernel tests and tests with a model, on every tier of this machine in turn

@@ -11,6 +11,7 @@ import argparse
 import asyncio
 import random
 import re
+import signal
 import sys
 import tempfile
 import time
@@ -161,11 +162,12 @@ def main() -> int:
     parser.add_argument("--log", help="keep the server's log here")
     args = parser.parse_args()
     indices = list(range(args.requests)) if args.only is None else [args.only]
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that the server ends, too
     print(f"seed {args.seed}", flush=True)
     start = time.monotonic()
     with tempfile.TemporaryDirectory() as folder, Served(Path(folder)) as served:
         run = Run(served, args.seed)
-        asyncio.run(run.run(indices, args.players, max(10, args.requests // 200) if args.schema else 0))
+        asyncio.run(run.run(indices, args.players, max(10, args.requests // 500) if args.schema else 0))
         if args.log:
             Path(args.log).write_bytes(served.log.read_bytes())
     for failure in run.failures[:MAX_SHOWN]:

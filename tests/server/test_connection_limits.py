@@ -11,14 +11,23 @@ import struct
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import MagicMock
 
 import h11
 import httpx
 import pytest
+from uvicorn import Config
 from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.server import ServerState
 
 from quire.config.server import LimitsConfig
-from quire.entrypoints.openai.connection_limits import ConnectionWatch, max_connections
+from quire.entrypoints.openai.connection_limits import (
+    GRACE_S,
+    ConnectionWatch,
+    LimitedConnection,
+    max_connections,
+    protocol_factory,
+)
 from tests.server.engines import ScriptedEngine
 from tests.server.servers import RunningServer
 from tests.server.test_protocol import CHAT, HELLO, error_of, post
@@ -50,8 +59,11 @@ def response(raw: bytes) -> httpx.Response:
 
 @pytest.fixture(scope="module")
 def hasty():
-    with RunningServer(ScriptedEngine(), head_timeout=1, body_timeout=1, timeout_keep_alive=60) as running:
-        yield running
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("quire.entrypoints.openai.connection_limits.SWEEP_S", 0.05)
+        patch.setattr("quire.entrypoints.openai.connection_limits.GRACE_S", 0.3)
+        with RunningServer(ScriptedEngine(), head_timeout=1, body_timeout=1, timeout_keep_alive=60) as running:
+            yield running
 
 
 SLOW = {
@@ -137,7 +149,7 @@ def test_time_for_a_body_begins_with_the_body():
     connection.conn.their_state = h11.DONE
     assert not at(100)
     connection.conn.their_state = h11.SEND_BODY
-    assert not at(200) and at(213)
+    assert not at(200) and at(211 + GRACE_S)
 
 
 def test_a_client_that_reads_nothing_is_cut_off_and_one_that_reads_slowly_is_not():
@@ -160,6 +172,33 @@ def test_more_connections_than_allowed_are_told_so_at_once():
             other.close()
         server.wait_until(lambda: not server.server.server_state.connections)
         assert post(server, CHAT, HELLO).status_code == 200
+
+
+def test_the_limits_are_mixed_into_whatever_protocol_is_given():
+    class Special(H11Protocol):
+        num_made = 0
+
+        def connection_made(self, transport: Any) -> None:
+            Special.num_made += 1
+            super().connection_made(transport)
+
+    make = protocol_factory(Special, LimitsConfig(max_connections=3))
+    common = {
+        "config": Config(None, log_config=None, h11_max_incomplete_event_size=1000),
+        "server_state": ServerState(),
+        "app_state": {},
+    }
+    connection = make(**common, _loop=MagicMock())
+    assert isinstance(connection, Special) and isinstance(connection, LimitedConnection)
+    assert connection.max_connections == 3
+    connection.connection_made(MagicMock())
+    assert Special.num_made == 1 and connection in connection.connections
+    refused = make(**common, _loop=MagicMock())
+    refused.max_connections = 1
+    refused.connection_made(transport := MagicMock())
+    assert Special.num_made == 1 and b"503" in transport.write.call_args[0][0]
+    refused.data_received(b"GET")
+    refused.connection_lost(None)
 
 
 def test_the_limit_of_open_files_leaves_some_for_the_engine():

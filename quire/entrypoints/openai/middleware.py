@@ -90,7 +90,8 @@ class Gate:
         if refusal is not None:
             self._metrics.record_refusal(refusal.reason, "")
             response = refusal.response()
-            response.headers["connection"] = "close"  # its body is not read
+            if refusal.kind is BAD_REQUEST:
+                response.headers["connection"] = "close"  # where its body ends is not certain
             await response(scope, receive, send)
             return
         await self._app(scope, receive, send)

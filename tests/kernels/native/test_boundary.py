@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 import torch
 
+from quire.errors import ShapeError
 from quire.kernels.native import attention, elementwise, linear, memory, quant, sampling
+from quire.kernels.native.runtime import NativeRuntime
 from tests.kernels.native.fuzz import Boundary, Call, run
 from tests.kernels.native.fuzz_calls import CALLS
 from tests.kernels.native.guards import randn
@@ -50,3 +52,35 @@ def test_a_wrapper_that_trusts_its_tensors_is_found(wrong: Any):
     boundary = Boundary("portable", {"wrong": lambda rng: Call(wrong, {"x": randn(3, 5)})})
     with pytest.raises(AssertionError, match="seed"):
         run(boundary, range(200))
+
+
+SIZES = {
+    "ids of rows": ("gather", "ids"),
+    "first row to pack": ("pack", "first_row"),
+    "number of rows": ("unpack", "num_rows"),
+    "first row to unpack": ("unpack", "first_row"),
+    "source pages": ("copy", "src_ids"),
+    "target pages": ("copy", "dst_ids"),
+}
+
+
+@pytest.mark.parametrize(("call", "name"), SIZES.values(), ids=SIZES.keys())
+def test_cve_2026_21869_negative_and_huge_sizes_do_not_reach_native_code(portable: NativeRuntime, call: str, name: str):
+    made = next(one for seed in range(99) if holds_something((one := calls_of(call)(random.Random(seed))).args[name]))
+    made.function(portable, **made.args)
+    for wrong in (-1, -7, -(2**31), 2**31 - 1):
+        given = made.args[name]
+        spoilt = torch.full_like(given, wrong) if isinstance(given, torch.Tensor) else wrong
+        before = {key: value.clone() for key, value in made.args.items() if isinstance(value, torch.Tensor)}
+        with pytest.raises(ShapeError):
+            made.function(portable, **{**made.args, name: spoilt})
+        for key, value in before.items():
+            assert torch.equal(made.args[key].view(torch.uint8), value.view(torch.uint8)), key
+
+
+def holds_something(value: Any) -> bool:
+    return not isinstance(value, torch.Tensor) or value.numel() > 0
+
+
+def calls_of(word: str) -> Any:
+    return next(make for make in CALLS.values() if word in make.__name__ and "quant" not in make.__name__)

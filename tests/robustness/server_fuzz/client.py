@@ -137,7 +137,7 @@ class Player:
                 if outcome.answers[-1].headers.get("connection") == "close":
                     self.close()
                 return
-            except (EOFError, ConnectionError, asyncio.IncompleteReadError):
+            except (EOFError, OSError, asyncio.IncompleteReadError):
                 self.close()
                 if is_fresh:
                     return
@@ -151,7 +151,7 @@ class Player:
         try:
             await self._send(connection, case)
             await self._end(connection, case, outcome)
-        except (EOFError, ConnectionError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
+        except (EOFError, OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
             pass
         except ValueError as error:
             outcome.raw = error.args[0] if isinstance(error.args[0], bytes) else repr(error).encode()
