@@ -7,7 +7,7 @@ Owned by the `OutputProcessor`. A `RequestGroup` is what the user submitted; eac
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from quire.core.engine_messages import FinishedRequest, FinishReason
@@ -18,8 +18,6 @@ from quire.core.stats import EventKind, RequestEvent, RequestStateStats, merged_
 from quire.engine.detokenizer import Detokenizer
 from quire.engine.logprobs import LogprobLine, LogprobsCollector
 from quire.tokenization.tokenizer import Tokenizer
-
-NewTokens = Sequence[tuple[int, int | None]]  # (token id, its line in the step's logprobs)
 
 
 class RequestState:
@@ -67,28 +65,32 @@ class RequestState:
 
     def add_tokens(
         self,
-        new_tokens: NewTokens,
+        new_token_ids: list[int],
         logprobs: LogprobsArrays | None,
+        lines: Sequence[int | None],
         finished: FinishedRequest | None,
         timestamp: float,
     ) -> bool:
         """Take in one step's tokens, and its end if the engine core ended it.
 
+        Args:
+            lines: of the tokens in `logprobs`, None = it has none; empty when there are no logprobs.
+
         Returns:
             True when a stop text ended the answer, so that the engine core has to be told.
         """
         first = len(self.token_ids)
-        self.token_ids.extend(token_id for token_id, _ in new_tokens)
-        if new_tokens:
+        self.token_ids += new_token_ids
+        if new_token_ids:
             self._note_times(timestamp)
-        if finished is not None or self.detokenizer.has_stop_strings or not self._decodes_at_end:
+        if not self._decodes_at_end or finished is not None or self.detokenizer.has_stop_strings:
             self._decode(finished)
-        for token_id_and_line in new_tokens[: len(self.token_ids) - first]:
-            line = token_id_and_line[1]
-            if logprobs is not None and line is not None:
-                self.logprobs.add_output(logprobs, line)
+        if logprobs is not None:
+            for line in lines[: len(self.token_ids) - first]:
+                if line is not None:
+                    self.logprobs.add_output(logprobs, line)
         self.stats.num_generation_tokens = len(self.token_ids)
-        is_stopped_here = self.is_finished
+        is_stopped_here = self.finish_reason is not None
         if finished is not None and not is_stopped_here:
             self.end(finished.finish_reason, finished.stop_reason)
         return is_stopped_here and finished is None
@@ -174,24 +176,27 @@ class RequestGroup:
     @property
     def is_finished(self) -> bool:
         """True once every answer has ended."""
+        if len(self.states) == 1:  # nearly always
+            return self.states[0].finish_reason is not None
         return all(state.is_finished for state in self.states)
 
-    def take_output(self, changed: Collection[int]) -> RequestOutput | None:
+    def take_output(self, changed: Iterable[RequestState], *, finished: bool) -> RequestOutput | None:
         """The output that is due now, or None.
 
         Args:
-            changed: indexes of answers that got tokens or ended since the last call.
+            changed: answers that got tokens or ended since the last call.
+            finished: `is_finished`, which the caller knows.
         """
         is_delta = self.output_kind is RequestOutputKind.DELTA
-        if self.output_kind is RequestOutputKind.FINAL_ONLY and not self.is_finished:
+        if self.output_kind is RequestOutputKind.FINAL_ONLY and not finished:
             return None
-        states = [state for state in self.states if not is_delta or state.index in changed]
+        states = sorted(changed, key=_index_of) if is_delta else self.states
         return RequestOutput(
             request_id=self.request_id,
             prompt=self.prompt,
             prompt_token_ids=self.prompt_token_ids,
             outputs=[state.take_completion(delta=is_delta) for state in states],
-            finished=self.is_finished,
+            finished=finished,
             prompt_logprobs=self._take_prompt_logprobs(once=is_delta),
             num_cached_tokens=self.states[0].num_cached_tokens,
             metrics=self._metrics(),
@@ -206,8 +211,13 @@ class RequestGroup:
 
     def _metrics(self) -> RequestStateStats:
         """Timings of the whole request: from its first answer's beginning to its last one's end."""
-        stats = merged_stats([state.stats for state in self.states])
+        is_one = len(self.states) == 1  # nearly always
+        stats = self.states[0].stats if is_one else merged_stats([state.stats for state in self.states])
         stats.arrival_time = self.arrival_time
         if self.is_finished:
             stats.output_ts = time.monotonic()
         return stats
+
+
+def _index_of(state: RequestState) -> int:
+    return state.index

@@ -232,7 +232,8 @@ class Supervisor:
             live = self._live.get(handle)
             if live is not None:
                 live.num_deaths = self._num_fruitless = 0
-                self._clear(handle)
+                if not self._suspects.is_empty:
+                    self._clear(handle)
         for handle in ended:
             self._live.pop(handle, None)
 

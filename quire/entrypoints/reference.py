@@ -120,7 +120,9 @@ def _metrics() -> str:
     from quire.metrics.engine_metrics import EngineMetrics  # late: `--help` does not need it
 
     lines = ["| metric | type | labels | meaning |", "| --- | --- | --- | --- |"]
-    for family in EngineMetrics(QuireConfig(), "model").registry.collect():
+    metrics = EngineMetrics(QuireConfig(), "model")
+    metrics.show_start("server", [("settings", 0.0)])
+    for family in metrics.registry.collect():
         if family.name.startswith(("vllm:", "quire:")):
             name = f"{family.name}_total" if family.type == "counter" else family.name
             labels = {f"`{label}`": None for sample in family.samples for label in sample.labels if label != "le"}

@@ -17,7 +17,7 @@ from prometheus_client.process_collector import ProcessCollector
 from quire.config import QuireConfig
 from quire.core.engine_messages import EngineCoreOutputs
 from quire.core.sampling_params import SamplingParams
-from quire.core.stats import RequestStateStats
+from quire.core.stats import RequestStateStats, SchedulerStats
 from quire.metrics import buckets
 from quire.metrics.histogram import TokenHistogram
 from quire.utils.phases import Phases
@@ -52,11 +52,7 @@ class EngineMetrics:
 
     def record_step(self, step: EngineCoreOutputs) -> None:
         """Take in one step of the engine core."""
-        stats = step.stats
-        self._running.set(stats.num_running)
-        self._waiting.set(stats.num_waiting)
-        self._waiting_for_capacity.set(stats.num_waiting)
-        self._kv_usage.set(stats.kv_cache_usage)
+        stats = self._last_stats = step.stats
         if stats.prefix_cache_queries:
             self._prefix_queries.inc(stats.prefix_cache_queries)
             self._prefix_hits.inc(stats.prefix_cache_hits)
@@ -142,8 +138,10 @@ class EngineMetrics:
         """The page, in Prometheus' text format."""
         return generate_latest(self.registry)
 
-    def _gauge(self, name: str, doc: str) -> Gauge:
-        return Gauge(f"vllm:{name}", doc, list(self._labels), registry=self.registry).labels(**self._labels)
+    def _gauge(self, name: str, doc: str, read: Callable[[], float]) -> None:
+        """A gauge that shows what `read` returns when it is looked at."""
+        family = Gauge(f"vllm:{name}", doc, list(self._labels), registry=self.registry)
+        family.labels(**self._labels).set_function(read)
 
     def _counter(self, name: str, doc: str) -> Counter:
         return Counter(f"vllm:{name}", doc, list(self._labels), registry=self.registry).labels(**self._labels)
@@ -153,15 +151,18 @@ class EngineMetrics:
         return family.labels(**self._labels)
 
     def _make_step_metrics(self) -> None:
-        self._running = self._gauge("num_requests_running", "Answers being computed.")
-        self._waiting = self._gauge("num_requests_waiting", "Answers that wait for their turn.")
+        self._last_stats = SchedulerStats()
+        self._gauge("num_requests_running", "Answers being computed.", lambda: self._last_stats.num_running)
+        self._gauge("num_requests_waiting", "Answers that wait for their turn.", lambda: self._last_stats.num_waiting)
         by_reason = Gauge(
             "vllm:num_requests_waiting_by_reason", "Answers that wait, by what for.", [*self._labels, "reason"],
             registry=self.registry,
         )  # fmt: skip
-        self._waiting_for_capacity = by_reason.labels(**self._labels, reason="capacity")
+        waiting_for_capacity = by_reason.labels(**self._labels, reason="capacity")
+        waiting_for_capacity.set_function(lambda: self._last_stats.num_waiting)
         by_reason.labels(**self._labels, reason="deferred").set(0)
-        self._kv_usage = self._gauge("kv_cache_usage_perc", "Share of the KV cache's pages in use, 0 to 1.")
+        doc = "Share of the KV cache's pages in use, 0 to 1."
+        self._gauge("kv_cache_usage_perc", doc, lambda: self._last_stats.kv_cache_usage)
         self._prefix_queries = self._counter("prefix_cache_queries", "Prompt tokens looked up in the prefix cache.")
         self._prefix_hits = self._counter("prefix_cache_hits", "Prompt tokens found in the prefix cache.")
         self._preemptions = self._counter("num_preemptions", "Answers stopped to make room, to be computed again.")

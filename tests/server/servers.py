@@ -34,6 +34,7 @@ class RunningServer:
     def __init__(self, engine: Any, **settings: Any) -> None:
         self.engine = engine
         self.server: DrainingServer = make_server(engine, server_config(**{"port": 0, **settings}))
+        self.server.show_start([("settings", 0.25)], [("model", 0.5)])
         self._socket = socket.socket()
         self._socket.bind(("127.0.0.1", 0))
         self.port = self._socket.getsockname()[1]
