@@ -87,7 +87,7 @@ class AsyncLLM(EngineClient):
     @classmethod
     def from_start(cls, start: EngineStart, timer: PhaseTimer | None = None) -> AsyncLLM:
         """The second half of `from_config`; `timer` gets its phases. Raises as that does."""
-        return cls(start.finish(timer), start.core, start.launch_another)
+        return cls(start.finish(timer), start.core, start.launcher())
 
     @classmethod
     def from_engine_args(cls, engine_args: QuireConfig | Mapping[str, Any], **options: Any) -> AsyncLLM:

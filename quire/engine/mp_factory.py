@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from quire.config import QuireConfig
 from quire.config.resolve import UsageContext
@@ -63,10 +64,10 @@ class EngineStart:
             raise
         return front
 
-    def launch_another(self) -> CoreProcess:
-        """A process that takes the place of the core when that has ended."""
+    def launcher(self) -> Callable[[], CoreProcess]:
+        """Starts a process that takes the place of the core, which is ready, when that has ended; does not keep it."""
         config = with_num_blocks(self.config, self.core.wait_ready().num_blocks)
-        return launch_core(config, self.logits_processors)
+        return partial(launch_core, config, self.logits_processors)
 
     def cancel(self) -> None:
         """End the core's process."""
