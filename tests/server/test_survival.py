@@ -49,7 +49,7 @@ def test_streams_whose_core_is_killed_or_stopped_say_what_they_say_undisturbed(s
         assert found.noticed_s is not None and found.recovered_s is not None
     assert "has not advanced for" in server.log and "it hangs: no progress" in server.log
     pages = [line for line in server.log.splitlines() if "KV cache: " in line]
-    assert len(pages) == 3 and len({line.partition("KV cache: ")[2] for line in pages}) == 1
+    assert len(pages) >= 3 and len({line.partition("KV cache: ")[2] for line in pages}) == 1
 
 
 def test_while_the_core_restarts_the_server_is_alive_but_not_ready_and_requests_wait(server: ServerProcess):
