@@ -139,27 +139,48 @@ class AsyncLLM(EngineClient):
             EngineGenerateError: this request failed.
             EngineDeadError: the engine has stopped for good.
         """
+        stream = await self.open_stream(
+            prompt, sampling_params, request_id,
+            priority=priority, cache_salt=cache_salt, add_special_tokens=add_special_tokens,
+        )  # fmt: skip
+        try:
+            finished = False
+            while not finished:
+                output = await stream.get()
+                finished = output.finished
+                yield output
+        finally:  # the reader left, was cancelled, or the request failed
+            stream.close()
+
+    async def open_stream(
+        self,
+        prompt: Any,
+        sampling_params: SamplingParams,
+        request_id: str,
+        *,
+        priority: int = 0,
+        cache_salt: str | None = None,
+        add_special_tokens: bool = True,
+    ) -> OutputStream:
+        """As `EngineClient.open_stream`."""
         self._require_alive()
         self._supervisor.attach()
         if cache_salt is not None:
             prompt = with_cache_salt(parse_prompt(prompt), cache_salt)
         submission = await self._prepare(request_id, prompt, sampling_params, priority, add_special_tokens)
-        stream = OutputStream(is_delta=submission.group.output_kind is RequestOutputKind.DELTA)
+        stream = OutputStream(
+            is_delta=submission.group.output_kind is RequestOutputKind.DELTA,
+            on_close=lambda: self._leave(request_id, stream),
+        )
         self._front.follow(submission)
         self._streams[request_id] = stream
         try:
             for message in submission.messages:
                 self._supervisor.add_request(message)
-            while True:
-                output = await stream.get()
-                if output.finished:
-                    self._streams.pop(request_id, None)
-                yield output
-                if output.finished:
-                    return
-        finally:  # the reader left, was cancelled, or the request failed
-            if self._streams.get(request_id) is stream:
-                self._discard(request_id)
+        except BaseException:
+            stream.close()
+            raise
+        return stream
 
     async def abort(self, request_ids: str | Iterable[str]) -> None:
         """End requests; each gets its final output. Unknown and finished ids are ignored."""
@@ -271,8 +292,9 @@ class AsyncLLM(EngineClient):
         self._deliver(effects.outputs)
 
     def _deliver(self, outputs: Iterable[RequestOutput]) -> None:
+        streams = self._streams
         for output in outputs:
-            stream = self._streams.get(output.request_id)
+            stream = streams.pop(output.request_id, None) if output.finished else streams.get(output.request_id)
             if stream is not None:
                 stream.put(output)
 
@@ -281,6 +303,11 @@ class AsyncLLM(EngineClient):
         if stream is not None:
             self._discard(request_id)
             stream.fail(error)
+
+    def _leave(self, request_id: str, stream: OutputStream) -> None:
+        """The reader of a stream is gone; its request ends, unless it has."""
+        if self._streams.get(request_id) is stream:
+            self._discard(request_id)
 
     def _discard(self, request_id: str) -> None:
         """Forget a request; the core is told to end what it has of it."""

@@ -6,14 +6,15 @@ Owned by the `OutputProcessor`. A `RequestGroup` is what the user submitted; eac
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+import time
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 from quire.core.engine_messages import FinishedRequest, FinishReason
 from quire.core.logprobs import LogprobsArrays
 from quire.core.outputs import CompletionOutput, RequestOutput
 from quire.core.sampling_params import RequestOutputKind, SamplingParams
-from quire.core.stats import EventKind, RequestEvent, RequestStateStats
+from quire.core.stats import EventKind, RequestEvent, RequestStateStats, merged_stats
 from quire.engine.detokenizer import Detokenizer
 from quire.engine.logprobs import LogprobLine, LogprobsCollector
 from quire.tokenization.tokenizer import Tokenizer
@@ -106,6 +107,7 @@ class RequestState:
 
     def restart(self) -> None:
         """The engine core lost the request and will be sent it again: what came before its first token comes again."""
+        self.stats.num_restarts += 1
         if not self.token_ids:
             self.logprobs.clear_prompt()
 
@@ -204,24 +206,8 @@ class RequestGroup:
 
     def _metrics(self) -> RequestStateStats:
         """Timings of the whole request: from its first answer's beginning to its last one's end."""
-        if len(self.states) == 1:
-            stats = self.states[0].stats
-            stats.arrival_time = self.arrival_time
-            return stats
-        parts = [state.stats for state in self.states]
-        return RequestStateStats(
-            num_generation_tokens=sum(part.num_generation_tokens for part in parts),
-            num_preemptions=sum(part.num_preemptions for part in parts),
-            arrival_time=self.arrival_time,
-            queued_ts=_earliest(part.queued_ts for part in parts),
-            scheduled_ts=_earliest(part.scheduled_ts for part in parts),
-            first_token_ts=_earliest(part.first_token_ts for part in parts),
-            last_token_ts=max(part.last_token_ts for part in parts),
-            first_token_latency=_earliest(part.first_token_latency for part in parts),
-            events=[event for part in parts for event in part.events],
-        )
-
-
-def _earliest(times: Iterable[float]) -> float:
-    """The smallest of `times` that has happened (0 = not yet)."""
-    return min((time for time in times if time), default=0.0)
+        stats = merged_stats([state.stats for state in self.states])
+        stats.arrival_time = self.arrival_time
+        if self.is_finished:
+            stats.output_ts = time.monotonic()
+        return stats

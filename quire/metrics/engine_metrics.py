@@ -67,9 +67,10 @@ class EngineMetrics:
         if len(step.handles):
             self._generation_tokens.inc(len(step.handles))
 
-    def record_tokens(self, interval_s: float, count: int) -> None:
-        """`count` tokens of a request came after another `interval_s` seconds each."""
-        self._inter_token.observe(interval_s, count)
+    @property
+    def record_tokens(self) -> Callable[[float, int], None]:
+        """(seconds, count): so many tokens of a request came, each so long after the one before."""
+        return self._inter_token.observe
 
     def record_request(
         self,

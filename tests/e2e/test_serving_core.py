@@ -106,6 +106,21 @@ def test_streams_survive_cores_that_are(
     assert engine.num_restarts == before + count
 
 
+def test_a_request_says_how_many_restarts_it_outlived(engine: AsyncLLM, run: Run):
+    async def ask() -> Any:
+        killed = False
+        async for output in engine.generate({"prompt_token_ids": [5, 6, 7]}, LONG, "outlives"):
+            if not killed:
+                assert engine.core_pid is not None and output.metrics.num_restarts == 0
+                os.kill(engine.core_pid, signal.SIGKILL)
+                killed = True
+        return output.metrics
+
+    stats = run(ask())
+    assert stats.num_restarts == 1 and stats.num_generation_tokens == 100
+    assert 0 < stats.queued_ts <= stats.scheduled_ts <= stats.first_token_ts <= stats.last_token_ts <= stats.output_ts
+
+
 def test_an_engine_serves_one_event_loop(engine: AsyncLLM):
     with pytest.raises(EngineDeadError, match="another event loop"):
         asyncio.run(serving.stream(engine, "elsewhere", [1], LONG))

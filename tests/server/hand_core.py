@@ -68,6 +68,7 @@ class HandCore:
         self._core = EngineCore(executor, self._scheduler, recovery)
         self._proc = EngineCoreProc(self._core, self._inputs, outputs, page)
         self.num_turns = 0
+        self.start_phases: list[tuple[str, float]] = []
 
     @property
     def num_pages(self) -> int:

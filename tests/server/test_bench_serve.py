@@ -29,6 +29,32 @@ PATIENT = ["--max-client-lag-ms", "1e6", "--max-client-cpu", "1e6", "--disable-t
 SMALL = ["--num-prompts", "12", "--random-input-len", "20", "--random-output-len", "8", *PATIENT]
 
 
+TEXT, NUMBER = "text", "number"
+SCHEMA = {
+    "benchmark": TEXT, "date": TEXT, "client_version": TEXT, "base_url": TEXT, "endpoint": TEXT, "model_id": TEXT,
+    "dataset_name": TEXT, "num_prompts": int, "request_rate": TEXT, "burstiness": NUMBER, "max_concurrency": int,
+    "seed": int, "extra_fields": dict, "duration": NUMBER, "completed": int, "failed": int, "failures_by_kind": dict,
+    "first_failures": list, "token_count_source": TEXT, "total_input_tokens": int, "total_output_tokens": int,
+    "tokens_per_event": NUMBER, "request_throughput": NUMBER, "output_throughput": NUMBER,
+    "total_token_throughput": NUMBER, "request_goodput": NUMBER, "max_concurrent_requests": int,
+    "goodput_objectives_ms": dict, "client_limited": list, "client": dict,
+    **{f"{name}_{metric}_ms": NUMBER for metric in ("ttft", "tpot", "itl", "e2el")
+       for name in ("mean", "median", "std", "p50", "p99.9")},
+}  # fmt: skip
+CLIENT_SCHEMA = {
+    "num_processes": int, "cpu_share": NUMBER, "lag_p50_ms": NUMBER, "lag_p99_ms": NUMBER, "lag_max_ms": NUMBER,
+    "dispatch_p99_ms": NUMBER, "dispatch_max_ms": NUMBER, "rate_share": type(None), "num_local_errors": int,
+}  # fmt: skip
+
+
+def assert_schema(record: dict[str, Any], schema: dict[str, Any]) -> None:
+    """Exactly the fields of `schema`, each of its type."""
+    assert set(record) == set(schema)
+    for name, kind in schema.items():
+        kinds = {TEXT: str, NUMBER: (int, float)}.get(kind, kind)
+        assert isinstance(record[name], kinds), name
+
+
 @pytest.fixture(scope="module")
 def running() -> Iterator[RunningServer]:
     with RunningServer(ScriptedEngine(), api_key="a-key-of-ours") as server:
@@ -50,6 +76,7 @@ def bench(capsys: Any, url: str, *flags: str) -> tuple[int, dict[str, Any], str]
 def test_a_run_counts_every_request_and_token(capsys, running, tmp_path: Path):
     status, result, _ = bench(
         capsys, running.url, *SMALL, "--num-warmups", "3", "--goodput", "e2el:1e9", "--save-result", "--save-detailed",
+        "--max-concurrency", "4",
         "--result-dir", str(tmp_path), "--plot", str(tmp_path / "plot.svg"), "--metric-percentiles", "50,99.9",
     )  # fmt: skip
     assert status == 0
@@ -58,9 +85,8 @@ def test_a_run_counts_every_request_and_token(capsys, running, tmp_path: Path):
     assert result["token_count_source"] == "usage" and result["client_limited"] == []
     assert result["request_goodput"] == result["request_throughput"] == pytest.approx(12 / result["duration"])
     assert result["output_throughput"] == pytest.approx(96 / result["duration"])
-    for metric in ("ttft", "tpot", "itl", "e2el"):
-        for figure in ("mean", "median", "std", "p50", "p99.9"):
-            assert result[f"{figure}_{metric}_ms"] >= 0
+    assert_schema(result, SCHEMA)
+    assert_schema(result["client"], CLIENT_SCHEMA)
     assert result["median_ttft_ms"] <= result["median_e2el_ms"]
     (file,) = tmp_path.glob("*.json")
     details = json.loads(file.read_text())

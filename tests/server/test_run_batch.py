@@ -131,6 +131,8 @@ def test_an_output_of_other_requests_and_bad_flags_are_refused(capsys, engines, 
     assert main(["run-batch", "-i", source, "-o", str(out)]) == 2
     assert "foreign" in capsys.readouterr().err
     assert main(["run-batch", "-i", source, "-o", str(tmp_path / "o"), "--max-concurrency", "0"]) == 2
+    assert main(["run-batch", "-i", source, "-o", str(tmp_path / "o"), "--api-key", "a-key-of-ours"]) == 2
+    assert "QUIRE_API_KEY" in capsys.readouterr().err
     assert main(["run-batch", "-i", source]) == 2 and "--output-file" in capsys.readouterr().err
     assert not engines
 

@@ -172,6 +172,7 @@ class ConnectionPool:
         self._target = target
         self._clock = clock
         self._idle: list[Connection] = []
+        self._host = target.host  # its address, once known: names are not looked up for every connection
         self._tls = tls_context(target)
 
     async def ask(self, request: bytes, timeout_s: float) -> Answer:
@@ -219,10 +220,12 @@ class ConnectionPool:
 
     async def _connect(self) -> Connection:
         target = self._target
-        _, connection = await asyncio.get_running_loop().create_connection(
-            lambda: Connection(self._clock, self._max_body_bytes), target.host, target.port, ssl=self._tls,
+        transport, connection = await asyncio.get_running_loop().create_connection(
+            lambda: Connection(self._clock, self._max_body_bytes), self._host, target.port, ssl=self._tls,
             server_hostname=target.host if self._tls else None,
         )  # fmt: skip
+        peer = transport.get_extra_info("peername")
+        self._host = peer[0] if peer else self._host
         return connection
 
 

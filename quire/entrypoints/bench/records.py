@@ -87,7 +87,7 @@ class ClientHealth(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         cpu_share: CPU seconds per second of one process.
         lag_p50_ms, lag_p99_ms, lag_max_ms: by how much the event loop's timers were late.
-        dispatch_p99_ms: by how much requests were taken up after they were due.
+        dispatch_p99_ms, dispatch_max_ms: by how much requests were taken up after they were due.
         rate_share: dispatched over asked request rate; None = no rate was asked for.
         num_local_errors: connections that failed for want of open files or ports.
     """
@@ -97,6 +97,7 @@ class ClientHealth(msgspec.Struct, frozen=True, kw_only=True):
     lag_p99_ms: float
     lag_max_ms: float
     dispatch_p99_ms: float
+    dispatch_max_ms: float
     rate_share: float | None = None
     num_local_errors: int = 0
 

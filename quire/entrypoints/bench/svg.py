@@ -106,7 +106,7 @@ def _panel(panel: Panel) -> list[str]:
     for name, level in panel.levels:
         _, shown_y = at(x_ticks[0], level)
         parts.append(f'<line class="level" x1="{LEFT}" x2="{right}" y1="{shown_y}" y2="{shown_y}"/>')
-        parts.append(_text(right - 2, float(shown_y) - 3, f"{name} {level:.3g}", "level-name", "end"))
+        parts.append(_text(right - 2, float(shown_y) - 3, f"{name} {level:.4g}", "level-name", "end"))
     return parts
 
 

@@ -70,9 +70,10 @@ def _target(args: argparse.Namespace) -> Target:
         if not equals or not name:
             raise ConfigError(f"--header {text!r} has no value", hint="write --header NAME=VALUE", field="header")
         headers[name] = value
+    host = f"[{args.host}]" if ":" in args.host else args.host
     return make_target(
-        args.base_url or f"http://{args.host}:{args.port}", args.endpoint or BACKENDS[args.backend],
-        headers=headers, api_key=envs.api_key() or envs.openai_api_key(), checks_certificate=not args.insecure,
+        args.base_url or f"http://{host}:{args.port}", args.endpoint or BACKENDS[args.backend], headers=headers,
+        api_key=envs.api_key() or envs.openai_api_key(), checks_certificate=not args.insecure,
     )  # fmt: skip
 
 

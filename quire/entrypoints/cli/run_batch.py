@@ -65,11 +65,14 @@ def configs_from_args(args: argparse.Namespace) -> tuple[QuireConfig, ServerConf
     values = values_from_args(args, {**REQUEST_SECTIONS, **SECTIONS})
     names = settings_by_name(REQUEST_SECTIONS)
     server = build_server_config(**{name: value for name, value in values.items() if name in names})
-    # Nobody but this process asks: there is nothing to lock, and no access to log.
-    api = dataclasses.replace(server.api, api_key=None, api_key_file=None)
-    http = dataclasses.replace(server.http, disable_access_log=True)
+    for name in ("api_key", "api_key_file"):
+        if getattr(server.api, name) is not None:
+            raise ConfigError(
+                f"{name} is of no use: nobody but this process asks", hint="leave it out; for --url set QUIRE_API_KEY",
+                field=name,
+            )  # fmt: skip
     config = build_config(**{name: value for name, value in values.items() if name not in names})
-    return config, dataclasses.replace(server, api=api, http=http)
+    return config, dataclasses.replace(server, http=dataclasses.replace(server.http, disable_access_log=True))
 
 
 def print_config(args: argparse.Namespace) -> int:
@@ -83,6 +86,7 @@ def run(args: argparse.Namespace) -> int:
     if args.max_concurrency is not None:
         check_int("max_concurrency", args.max_concurrency, 1, MAX_CONCURRENCY)
     check_float("request_timeout", args.request_timeout, above=0)
+    configs = configs_from_args(args)
     requests = RequestFile(args.input_file)
     with ResultFile(args.output_file, retries_failed=args.retry_failed) as results:
         _check_same_batch(requests, results, args)
@@ -93,7 +97,7 @@ def run(args: argparse.Namespace) -> int:
                 on_progress=lambda counts: print(counts, file=sys.stderr, flush=True),
             )  # fmt: skip
 
-        counts = _run_remote(args, batch) if args.url is not None else _run_local(args, batch)
+        counts = _run_remote(args, batch) if args.url is not None else _run_local(*configs, batch)
         num_failed = counts.num_failed + counts.num_bad + results.finished.num_failed
     print(counts)
     if num_failed:
@@ -126,8 +130,7 @@ def _run_remote(args: argparse.Namespace, batch: Batch) -> BatchCounts:
     return run_on_loop(ask())
 
 
-def _run_local(args: argparse.Namespace, batch: Batch) -> BatchCounts:
-    config, server_config = configs_from_args(args)
+def _run_local(config: QuireConfig, server_config: ServerConfig, batch: Batch) -> BatchCounts:
     engine = start_engine(config)
     try:
         return run_on_loop(ask_engine(engine, server_config, batch))

@@ -41,7 +41,8 @@ class CompletionWriter:
 
     def events(self, prompt_index: int, output: RequestOutput) -> bytes:
         """As `EventWriter.events`."""
-        self._hide(output)
+        if self._hides_answer:
+            _hide(output)
         self._form.note(prompt_index, output)
         parts = []
         for answer in output.outputs:
@@ -63,18 +64,12 @@ class CompletionWriter:
         """The response to a request that is not a stream."""
         choices: list[dict[str, Any]] = []
         for prompt_index, output in enumerate(outputs):
-            self._hide(output)
+            if self._hides_answer:
+                _hide(output)
             self._form.note(prompt_index, output)
             answers = sorted(output.outputs, key=lambda one: one.index)
             choices += [self._choice(prompt_index, output, answer) for answer in answers]
         return self._form.whole(choices, {})
-
-    def _hide(self, output: RequestOutput) -> None:
-        """Leave out the one token that was made for a request of none."""
-        if self._hides_answer:
-            for answer in output.outputs:
-                answer.text, answer.token_ids = "", []
-                answer.logprobs = None if answer.logprobs is None else []
 
     def _choice(self, prompt_index: int, output: RequestOutput, answer: CompletionOutput) -> dict[str, Any]:
         index = prompt_index * self._n + answer.index
@@ -114,3 +109,10 @@ class CompletionWriter:
         if output.prompt_logprobs:
             self._prompt_lines[prompt_index] = output.prompt_logprobs
         return self._prompt_lines.get(prompt_index) or [None] * len(output.prompt_token_ids)
+
+
+def _hide(output: RequestOutput) -> None:
+    """Leave out the one token that was made for a request of none."""
+    for answer in output.outputs:
+        answer.text, answer.token_ids = "", []
+        answer.logprobs = None if answer.logprobs is None else []

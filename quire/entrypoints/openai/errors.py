@@ -126,4 +126,4 @@ def api_error_of(error: BaseException) -> ApiError:
 
 def sanitised(text: str) -> str:
     """`text` without addresses and file paths, and not too long."""
-    return PATH.sub("<path>", ADDRESS.sub("<address>", text))[:MAX_MESSAGE_CHARS]
+    return PATH.sub("<path>", ADDRESS.sub("<address>", text[: 2 * MAX_MESSAGE_CHARS]))[:MAX_MESSAGE_CHARS]

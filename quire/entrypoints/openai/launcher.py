@@ -12,22 +12,22 @@ import contextlib
 import ipaddress
 import signal
 import socket
-import ssl
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from types import FrameType
-from typing import Any
 
 import uvicorn
 from fastapi import FastAPI
 
 from quire import envs
-from quire.config.server import HttpConfig, ServerConfig
+from quire.config.server import ServerConfig
 from quire.engine.protocol import EngineClient
 from quire.entrypoints.openai.app import make_app
+from quire.entrypoints.openai.connection import protocol_factory
+from quire.entrypoints.openai.connection_limits import ConnectionWatch
 from quire.entrypoints.openai.keys import read_checked_keys
 from quire.entrypoints.openai.state import ServerState
+from quire.entrypoints.openai.tls import CertificateWatch, harden, named_errors, tls_options
 from quire.errors import ConfigError
 from quire.logger import get_logger
 from quire.utils.phases import Phases
@@ -38,7 +38,6 @@ SIGNALS = (signal.SIGTERM, signal.SIGINT)
 POLL_S = 0.05
 FINAL_EVENTS_S = 5.0
 FINAL_EVENTS_AT_ONCE_S = 1.0
-CLOSING_S = 1.0
 NOTICE_S = 0.2
 DEAD_NOTICE_S = 3.0
 
@@ -58,6 +57,7 @@ class DrainingServer(uvicorn.Server):
         self._shutdown_timeout_s = shutdown_timeout_s
         self._draining: asyncio.Task[None] | None = None
         self._dead_since_s = 0.0
+        self._watching: list[asyncio.Task[None]] = []
         self.on_started: Callable[[str], None] = lambda address: logger.info("listening on %s", address)
 
     @contextlib.contextmanager
@@ -100,6 +100,7 @@ class DrainingServer(uvicorn.Server):
                 hint="the address is in use or not this machine's; choose another --port or --host",
                 field="port",
             ) from None
+        self._watch()
         self.on_started(self.address())
 
     def show_start(self, server: Phases, core: Phases) -> None:
@@ -123,6 +124,16 @@ class DrainingServer(uvicorn.Server):
         await self._cut_the_rest()
         self.force_exit = False  # nothing is left to wait for, and the application is told of its end
         await super().shutdown(sockets)
+        for task in self._watching:
+            task.cancel()
+
+    def _watch(self) -> None:
+        config, loop = self._state.config, asyncio.get_running_loop()
+        connections = ConnectionWatch(self.server_state.connections, config.limits)
+        self._watching.append(loop.create_task(connections.run()))
+        if config.http.enable_ssl_refresh and self.config.ssl is not None:
+            certificates = CertificateWatch(self.config.ssl, config.http)
+            self._watching.append(loop.create_task(certificates.run()))
 
     def address(self) -> str:
         """Where the server listens, as a URL or the path of its socket."""
@@ -176,7 +187,8 @@ class DrainingServer(uvicorn.Server):
             connection.transport.abort()
         if cut:
             logger.warning("%d answers were cut: their clients did not read, or the engine did not answer", len(cut))
-        await self._wait(lambda: not self.server_state.tasks and not connections, CLOSING_S)
+        closing_s = FINAL_EVENTS_AT_ONCE_S if self.force_exit else FINAL_EVENTS_S
+        await self._wait(lambda: not self.server_state.tasks and not connections, closing_s)
         for connection in list(connections):  # the last bytes of a complete answer that nobody takes
             connection.transport.abort()
 
@@ -210,11 +222,13 @@ def make_server(engine: EngineClient, config: ServerConfig, app: FastAPI | None 
         timeout_graceful_shutdown=int(FINAL_EVENTS_S),
         h11_max_incomplete_event_size=config.limits.max_header_bytes,
         ws="none",
-        http="h11",  # the parser that bounds a request's head before it is complete
-        **_tls(config.http),
+        http=protocol_factory(config.limits),  # type: ignore[arg-type]
+        **tls_options(config.http),
     )
-    with _named_errors(config.http):
+    with named_errors():
         options.load()
+    if options.ssl is not None:
+        harden(options.ssl)
     return DrainingServer(options, app.state.server, config.http.shutdown_timeout)
 
 
@@ -225,7 +239,7 @@ def check_files(config: ServerConfig, policy: str) -> None:
         ConfigError: one cannot be read.
     """
     read_checked_keys(config, policy)
-    _tls(config.http)
+    tls_options(config.http)
 
 
 def warn_of_open_address(config: ServerConfig) -> bool:
@@ -249,28 +263,3 @@ def is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return host == "localhost"
-
-
-def _tls(http: HttpConfig) -> dict[str, Any]:
-    given = {
-        "ssl_keyfile": http.ssl_keyfile, "ssl_certfile": http.ssl_certfile, "ssl_ca_certs": http.ssl_ca_certs,
-    }  # fmt: skip
-    files = {name: path for name, path in given.items() if path is not None}
-    if files and http.ssl_certfile is None:
-        name = next(iter(files))
-        raise ConfigError(f"{name} needs ssl_certfile", hint="give the certificate too", field="ssl_certfile")
-    for name, path in files.items():
-        if not Path(path).is_file():
-            raise ConfigError(f"{name} {path} is no file", hint="check the path", field=name)
-    return files
-
-
-@contextlib.contextmanager
-def _named_errors(http: HttpConfig) -> Iterator[None]:
-    try:
-        yield
-    except ssl.SSLError as error:
-        raise ConfigError(
-            f"the TLS certificate or key cannot be used: {error.reason}", hint="both must be PEM and belong together",
-            field="ssl_certfile",
-        ) from None  # fmt: skip

@@ -19,8 +19,9 @@ from quire.entrypoints.bench.client_watch import (
 from quire.entrypoints.bench.records import ClientHealth, Failure, RequestRecord
 
 WELL = ClientHealth(
-    cpu_share=0.3, lag_p50_ms=0.1, lag_p99_ms=1, lag_max_ms=9, dispatch_p99_ms=1, rate_share=1.0, num_local_errors=0
-)
+    cpu_share=0.3, lag_p50_ms=0.1, lag_p99_ms=1, lag_max_ms=9, dispatch_p99_ms=1, dispatch_max_ms=2, rate_share=1.0,
+    num_local_errors=0,
+)  # fmt: skip
 
 
 def changed(**figures: float | None) -> ClientHealth:
@@ -36,6 +37,7 @@ def sent(index: int, due_s: float, late_s: float = 0.0, failure: Failure | None 
 def test_a_client_that_is_well_is_no_limit():
     assert ClientLimits().exceeded_by(WELL) == []
     assert ClientLimits().exceeded_by(changed(rate_share=None, dispatch_p99_ms=500)) == []
+    assert ClientLimits().exceeded_by(changed(rate_share=0.5, dispatch_max_ms=20)) == []  # a run of milliseconds
 
 
 @pytest.mark.parametrize(
@@ -43,7 +45,7 @@ def test_a_client_that_is_well_is_no_limit():
     [
         ({"lag_p99_ms": 20.5}, "event loop"),
         ({"cpu_share": 0.95}, "of a CPU"),
-        ({"rate_share": 0.9}, "request rate"),
+        ({"rate_share": 0.9, "dispatch_max_ms": 21.0}, "request rate"),
         ({"dispatch_p99_ms": 30.0}, "late"),
         ({"num_local_errors": 1}, "open files"),
     ],
@@ -69,7 +71,7 @@ def test_health_is_measured_from_lags_and_dispatches():
     health = measure_health(records, [0.001] * 99 + [0.05], cpu_s=2, wall_s=8, has_rate=True)
     assert health.cpu_share == 0.25 and health.rate_share == pytest.approx(0.8)
     assert (health.lag_p50_ms, health.lag_p99_ms, health.lag_max_ms) == (1, 1, 50)
-    assert health.dispatch_p99_ms == pytest.approx(1000) and health.num_local_errors == 1
+    assert health.dispatch_p99_ms == health.dispatch_max_ms == pytest.approx(1000) and health.num_local_errors == 1
     assert measure_health(records, [], cpu_s=0, wall_s=0, has_rate=False).rate_share is None
 
 

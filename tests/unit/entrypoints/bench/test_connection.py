@@ -73,7 +73,7 @@ def test_the_figures_of_a_request_are_exactly_those_of_its_bytes():
     assert transport.written == b"request" and answer.failure is None
     reader = answer.reader
     record = RequestRecord(
-        index=0, due_s=100, dispatched_s=100, started_s=100, ended_s=reader.last_choice_s or 0,
+        index=0, due_s=98, dispatched_s=99, started_s=100, ended_s=reader.last_choice_s or 0,
         event_times=reader.event_times, num_prompt_tokens=3, num_output_tokens=4, token_source="usage",
     )  # fmt: skip
     samples = collect([record])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import xml.etree.ElementTree as ElementTree
 
 import pytest
@@ -51,6 +52,19 @@ def test_many_points_are_thinned_and_the_largest_stays(monkeypatch):
     highest = min(y for _, y in circles(svg)[2])
     assert sum(y == highest for _, y in circles(svg)[2]) == 1
     assert "45 of 90 points" in svg
+
+
+def test_levels_and_the_curve_are_percentiles_of_all_values(monkeypatch):
+    monkeypatch.setattr(plots, "MAX_POINTS", 10)
+    records = make_records(101, 1)  # 500, 510, ... 1500 ms
+    svg = ElementTree.fromstring(plots.plot(records, 10.0, "t"))
+    texts = [text.text for text in svg.iter(f"{SVG}text")]
+    assert "p50 1000" in texts and "p99 1490" in texts
+    (curve, *_) = [line.attrib["points"].split() for line in svg.iter(f"{SVG}polyline")]
+    heights = [float(point.partition(",")[2]) for point in curve]
+    assert len(curve) == 101 and heights == sorted(heights, reverse=True)
+    steps = [before - after for before, after in itertools.pairwise(heights)]
+    assert max(steps) - min(steps) < 0.21  # evenly spread values make a straight line
 
 
 def test_a_run_without_an_answer_has_a_picture_too():
