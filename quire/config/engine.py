@@ -28,7 +28,8 @@ class SupervisionConfig:
 
     hang_timeout_s: float = setting(
         10.0,
-        "A core that has work and for so long neither advances nor uses the CPU is killed, in seconds.",
+        "A core that has work and for so long neither advances nor uses the CPU, or uses far more of it than its step "
+        "should take, is killed, in seconds.",
         minimum=0.2,
         maximum=3600.0,
     )

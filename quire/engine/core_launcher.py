@@ -135,6 +135,7 @@ class CoreProcess:
             self.kill()
             self._thread.join()
         self.link.close()
+        self._progress.close()
 
     def _close_stdin(self) -> None:
         child = self._child

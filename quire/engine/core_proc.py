@@ -168,7 +168,8 @@ def main(ready_fd: int) -> None:
     Ends with its parent, however that ends: when its standard input closes, and on Linux by the kernel too.
     """
     timer = PhaseTimer("python and imports")
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C is for the parent
+    for number in (signal.SIGINT, signal.SIGTERM):  # sent to a whole group, they are for the parent, which may drain
+        signal.signal(number, signal.SIG_IGN)
     setup = msgspec.msgpack.decode(_read_block(0), type=CoreSetup)
     directory = Path(setup.progress_path).parent
     threading.Thread(target=_end_with_parent, args=(directory,), name="parent watch", daemon=True).start()

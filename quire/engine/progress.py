@@ -56,6 +56,11 @@ class ProgressPage:
         Path(path).write_bytes(bytes(8 * NUM_WORDS))
         return ProgressPage(path)
 
+    def close(self) -> None:
+        """Give the memory and its file back; what was last seen stays readable. Harmless when repeated."""
+        self.words = self.words.copy()
+        self._memory.close()
+
     @property
     def phase(self) -> Phase:
         """What the core is doing."""

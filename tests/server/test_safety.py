@@ -11,6 +11,7 @@ import pytest
 
 from quire.config.server import LimitsConfig
 from quire.core.stats import SchedulerStats
+from quire.entrypoints.openai import launcher
 from quire.entrypoints.openai.access import ROUTE_ACCESS, Access
 from quire.entrypoints.openai.admission import Admission
 from quire.entrypoints.openai.errors import ApiError, api_error_of, sanitised
@@ -331,6 +332,14 @@ def test_a_dead_engine_is_said_so_everywhere():
             assert answer.status_code == 503 and "secret" not in answer.text and "retry-after" in answer.headers
         assert httpx.get(server.url + "/live").status_code == 200
         assert post(server, CHAT, HELLO).status_code == 503
+
+
+def test_a_server_whose_engine_has_stopped_for_good_ends(monkeypatch):
+    monkeypatch.setattr(launcher, "DEAD_NOTICE_S", 0.05)
+    with RunningServer(ScriptedEngine(dies_after=1)) as server:
+        assert events(post(server, CHAT, {**HELLO, "stream": True}))[-1]["error"]["code"] == 503
+        server._thread.join(10)
+        assert not server._thread.is_alive()
 
 
 def test_a_paused_engine_takes_no_new_work_but_is_healthy():

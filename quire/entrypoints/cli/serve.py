@@ -49,7 +49,7 @@ def print_config(args: argparse.Namespace) -> int:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Serve until a signal ends it."""
+    """Serve until a signal ends it, or the engine has stopped for good; returns the exit status."""
     configure_logging()
     timer = PhaseTimer("python and imports")
     with timer.phase("settings"):
@@ -83,6 +83,6 @@ def run(args: argparse.Namespace) -> int:
 
         server.on_started = report
         uvloop.run(server.serve())
+        return 1 if engine.errored else 0
     finally:
         engine.shutdown()
-    return 0

@@ -2,7 +2,7 @@
 
 Called by `quire serve`. The first SIGTERM or SIGINT drains: new work is refused with 503 and Retry-After, running
 answers get `shutdown_timeout` seconds, what is left ends with reason abort and a well-formed final event. A second
-signal ends at once.
+signal ends at once. A server whose engine has stopped for good ends, too.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ SIGNALS = (signal.SIGTERM, signal.SIGINT)
 POLL_S = 0.05
 FINAL_EVENTS_S = 5.0
 FINAL_EVENTS_AT_ONCE_S = 1.0
-CLOSING_S = 1.0
 NOTICE_S = 0.2
+DEAD_NOTICE_S = 3.0
 
 
 class DrainingServer(uvicorn.Server):
@@ -56,6 +56,7 @@ class DrainingServer(uvicorn.Server):
         self._state = state
         self._shutdown_timeout_s = shutdown_timeout_s
         self._draining: asyncio.Task[None] | None = None
+        self._dead_since_s = 0.0
         self._watching: list[asyncio.Task[None]] = []
         self.on_started: Callable[[str], None] = lambda address: logger.info("listening on %s", address)
 
@@ -143,10 +144,20 @@ class DrainingServer(uvicorn.Server):
         return f"{'https' if self.config.is_ssl else 'http'}://{host}:{name[1]}"
 
     async def on_tick(self, counter: int) -> bool:
-        """Called ten times a second: starts draining once it was asked for."""
+        """Called ten times a second: starts draining once it was asked for, ends when the engine is of no more use."""
+        if self._state.engine.errored:
+            self._note_dead()
         if self._state.admission.is_draining and self._draining is None:
             self._draining = asyncio.get_running_loop().create_task(self._drain())
         return await super().on_tick(counter)
+
+    def _note_dead(self) -> None:
+        """End after a moment in which `/health` says why."""
+        if not self._dead_since_s:
+            logger.error("the engine has stopped for good: ending in %g s", DEAD_NOTICE_S)
+            self._dead_since_s = time.monotonic()
+        elif time.monotonic() - self._dead_since_s > DEAD_NOTICE_S:
+            self.should_exit = True
 
     async def _drain(self) -> None:
         state = self._state
@@ -176,7 +187,8 @@ class DrainingServer(uvicorn.Server):
             connection.transport.abort()
         if cut:
             logger.warning("%d answers were cut: their clients did not read, or the engine did not answer", len(cut))
-        await self._wait(lambda: not self.server_state.tasks and not connections, CLOSING_S)
+        closing_s = FINAL_EVENTS_AT_ONCE_S if self.force_exit else FINAL_EVENTS_S
+        await self._wait(lambda: not self.server_state.tasks and not connections, closing_s)
         for connection in list(connections):  # the last bytes of a complete answer that nobody takes
             connection.transport.abort()
 
