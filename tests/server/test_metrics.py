@@ -191,7 +191,7 @@ def test_every_counter_and_histogram_agrees_with_a_replayed_count():
         "request_params_max_tokens_sum": sum(one[2] for one in ended) + 9 - 1,
         "request_prefill_kv_computed_tokens_sum": prompts - cached,
         "request_params_n_sum": sum(one[1] for one in ended),
-        "request_num_preemptions_sum": 0,
+        "request_num_preemptions_sum": 0, "traces_dropped_total": 0,
         "inter_token_latency_seconds_count": sum(n * (max_tokens - 1) for _, n, max_tokens in ended),
         "request_time_per_output_token_seconds_count": sum(n * max_tokens > 1 for _, n, max_tokens in ended),
     }  # fmt: skip

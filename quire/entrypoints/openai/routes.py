@@ -164,6 +164,7 @@ class GenerationRoutes:
     async def _respond(
         self, request: Request, body: GenerationFields, work: Work, writer: CompletionWriter | ChatWriter
     ) -> Response:
+        request.state.form = writer.form
         outputs = run(self._state, work)
         if body.stream:
             return await self._stream(request, outputs, writer)
