@@ -182,8 +182,8 @@ class RequestGroup:
         Args:
             changed: indexes of answers that got tokens or ended since the last call.
         """
-        is_delta = self.output_kind is RequestOutputKind.DELTA
-        if self.output_kind is RequestOutputKind.FINAL_ONLY and not self.is_finished:
+        is_delta, is_finished = self.output_kind is RequestOutputKind.DELTA, self.is_finished
+        if self.output_kind is RequestOutputKind.FINAL_ONLY and not is_finished:
             return None
         states = [state for state in self.states if not is_delta or state.index in changed]
         return RequestOutput(
@@ -191,10 +191,10 @@ class RequestGroup:
             prompt=self.prompt,
             prompt_token_ids=self.prompt_token_ids,
             outputs=[state.take_completion(delta=is_delta) for state in states],
-            finished=self.is_finished,
+            finished=is_finished,
             prompt_logprobs=self._take_prompt_logprobs(once=is_delta),
             num_cached_tokens=self.states[0].num_cached_tokens,
-            metrics=self._metrics(),
+            metrics=self._metrics(is_finished=is_finished),
         )
 
     def _take_prompt_logprobs(self, *, once: bool) -> list[LogprobLine | None] | None:
@@ -204,10 +204,11 @@ class RequestGroup:
         self._prompt_logprobs_taken = True
         return list(lines)
 
-    def _metrics(self) -> RequestStateStats:
+    def _metrics(self, *, is_finished: bool) -> RequestStateStats:
         """Timings of the whole request: from its first answer's beginning to its last one's end."""
-        stats = merged_stats([state.stats for state in self.states])
+        states = self.states
+        stats = states[0].stats if len(states) == 1 else merged_stats([state.stats for state in states])
         stats.arrival_time = self.arrival_time
-        if self.is_finished:
+        if is_finished:
             stats.output_ts = time.monotonic()
         return stats

@@ -166,6 +166,7 @@ def test_every_counter_and_histogram_agrees_with_a_replayed_count():
         assert httpx.get(server.url + complete).status_code == 405
         engine.is_paused = True
         assert post(server, complete, {"prompt": "x"}).status_code == 503
+        assert httpx.get(server.url + "/ready").status_code == 503, "a probe is not refused, it is answered"
         engine.is_paused, engine.holds, engine.fails_after = False, False, 1
         assert post(server, complete, {"prompt": [7] * 5}).status_code == 500
         for tokens in (1, 30, 300):

@@ -26,7 +26,8 @@ from quire.metrics.engine_metrics import EngineMetrics
 access_logger = get_logger("quire.access")
 
 OPEN_PATHS = frozenset(("/live", "/health", "/ping"))
-QUIET_PATHS = frozenset((*OPEN_PATHS, "/ready", "/metrics", "/load"))
+PROBE_PATHS = frozenset((*OPEN_PATHS, "/ready"))
+QUIET_PATHS = frozenset((*PROBE_PATHS, "/metrics", "/load"))
 REQUEST_ID = re.compile(rb"[\w.:+-]{1,128}", re.ASCII)
 
 

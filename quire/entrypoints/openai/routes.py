@@ -20,6 +20,7 @@ from quire.entrypoints.openai.answer import AnswerForm
 from quire.entrypoints.openai.chat import ChatWriter
 from quire.entrypoints.openai.completion import CompletionWriter
 from quire.entrypoints.openai.errors import ApiError, api_error_of
+from quire.entrypoints.openai.middleware import PROBE_PATHS
 from quire.entrypoints.openai.prompts import Cut
 from quire.entrypoints.openai.protocol.chat import CHAT_FIELDS, ChatRequest, chat_params
 from quire.entrypoints.openai.protocol.completion import (
@@ -63,8 +64,8 @@ def answered(route: Route, state: ServerState) -> Route:
 
 
 def refused(request: Request, error: ApiError, state: ServerState) -> Response:
-    """The answer to a request that is refused, which is counted."""
-    if error.reason:
+    """The answer to a request that is refused, which is counted; a probe that learns how the server is, is not."""
+    if error.reason and request.scope["path"] not in PROBE_PATHS:
         tenant = request.state.tenant
         state.metrics.record_refusal(error.reason, "" if tenant is state.tenants.anonymous else tenant.name)
     return error.response()
