@@ -6,7 +6,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
 NATIVE := CMakeLists.txt $(wildcard csrc/*.cpp csrc/*/*.cpp csrc/*/*.h csrc/include/quire/*.h)
 
-.PHONY: setup setup-dev demo test test-prometheus check fmt bench bench-scheduler bench-engine docs leaf eval-leaf test-statistics sanitize fuzz-kernels test-tiers wheel test-wheel clean
+.PHONY: setup setup-dev demo test check fmt bench bench-scheduler bench-engine docs leaf eval-leaf test-statistics sanitize fuzz-kernels fuzz-server test-tiers test-node test-prometheus wheel test-wheel clean
 
 $(BIN)/python:
 	@$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); [ "$$(id -u)" = 0 ] && apt-get update -q && apt-get install -y -q python3-venv \
@@ -79,8 +79,16 @@ sanitize: $(VENV)/.native         ## native kernel tests under ASan and UBSan, t
 fuzz-kernels: $(VENV)/.test        ## random right and wrong calls of the native kernels; SECONDS=60 by default
 	$(BIN)/python -m tests.robustness.fuzz --seconds $(or $(SECONDS),60)
 
+fuzz-server: $(VENV)/.test         ## hostile requests beside streams that must not notice; REQUESTS=100000, SEED=...
+	$(PIP) 'schemathesis>=4'
+	nice -n 5 $(BIN)/python -m tests.robustness.fuzz_server --requests $(or $(REQUESTS),100000) $(if $(SEED),--seed $(SEED)) --schema
+
 test-tiers: $(VENV)/.test          ## kernel tests and tests with a model, on every tier of this machine in turn
 	$(BIN)/python -m tests.robustness.tiers
+
+test-node: $(VENV)/.test           ## OpenAI's package for Node, installed by npm, against a running server
+	cd tests/server/node && npm install --no-package-lock --no-audit --no-fund
+	QUIRE_TEST_NODE=1 $(BIN)/python -m pytest tests/server/test_openai_node.py
 
 wheel: $(BIN)/python | compiler    ## dist/quire-*.whl with all kernel tiers
 	$(BIN)/python -m pip --disable-pip-version-check wheel --quiet --no-deps --wheel-dir dist .

@@ -82,6 +82,10 @@ class EngineDeadError(QuireServerError):
     """The engine stopped and cannot serve this call."""
 
 
+class EngineRestartingError(EngineDeadError):
+    """The engine core is being replaced, or is about to be; requests wait, and those that ran go on."""
+
+
 class EngineGenerateError(QuireServerError):
     """One request failed inside the engine; others go on."""
 
@@ -90,8 +94,13 @@ class MessageError(QuireServerError):
     """A message between the engine's processes is malformed."""
 
 
+MAX_NAME_CHARS = 100
+
+
 def nearest(name: str, valid: Iterable[str]) -> str | None:
-    """The valid name closest to `name`, or None when nothing is close."""
+    """The valid name closest to `name`, or None when nothing is close; an overlong name is close to nothing."""
+    if len(name) > MAX_NAME_CHARS:
+        return None
     found = difflib.get_close_matches(name, list(valid), n=1, cutoff=0.5)
     return found[0] if found else None
 
@@ -101,4 +110,5 @@ def unknown_name(kind: str, name: str, valid: Iterable[str], error: type[QuireEr
     options = sorted(valid)
     close = nearest(name, options)
     hint = f"did you mean {close!r}?" if close else f"valid: {', '.join(options)}"
-    return error(f"unknown {kind} {name!r}", hint=hint, field=name)
+    shown = name if len(name) <= MAX_NAME_CHARS else f"{name[:MAX_NAME_CHARS]}..."
+    return error(f"unknown {kind} {shown!r}", hint=hint, field=shown)

@@ -54,3 +54,9 @@ class QuireConfig:
     supervision: SupervisionConfig = field(default_factory=SupervisionConfig)
     arch: ModelArch | None = None
     model_path: str = ""
+
+    @property
+    def max_model_len(self) -> int:
+        """Most tokens of one request, prompt and output; of a resolved configuration."""
+        assert self.model.max_model_len is not None, "resolve() sets max_model_len"
+        return self.model.max_model_len

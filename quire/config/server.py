@@ -21,6 +21,15 @@ class HttpConfig:
     ssl_keyfile: str | None = setting(None, "TLS: file of the private key (PEM).")
     ssl_certfile: str | None = setting(None, "TLS: file of the certificate chain (PEM); turns TLS on.")
     ssl_ca_certs: str | None = setting(None, "TLS: certificates of authorities that clients' certificates must be of.")
+    ssl_cert_reqs: int | None = setting(
+        None,
+        "TLS: 0 = clients need no certificate, 1 = one that is shown is checked, 2 = they need one. Default: 2 with "
+        "ssl_ca_certs, else 0.",
+        minimum=0,
+        maximum=2,
+    )
+    ssl_ciphers: str | None = setting(None, "TLS: ciphers up to TLS 1.2, in OpenSSL's form; default: OpenSSL's own.")
+    enable_ssl_refresh: bool = setting(False, "TLS: read certificate, key and authorities again when a file changes.")
     allowed_origins: str = setting(
         "", "Web pages that may call the server from a browser: origins, comma separated, or *; empty = none (no CORS)."
     )
@@ -95,7 +104,17 @@ class LimitsConfig:
     max_body_bytes: int = setting(32 << 20, "Bytes of a request's body.", minimum=1024, maximum=1 << 32, is_size=True)
     max_header_bytes: int = setting(32 << 10, "Bytes of a request's head.", minimum=1024, maximum=1 << 20, is_size=True)
     max_json_depth: int = setting(64, "Levels of lists and objects in a body.", minimum=4, maximum=200)
+    max_json_containers: int = setting(
+        100_000, "Lists and objects in a body, each of which takes memory.", minimum=100, maximum=1 << 26
+    )
+    max_connections: int | None = setting(
+        None, "Connections at once; more get 503. Default: the limit of open files less 256, at most 16384.", minimum=1
+    )
+    head_timeout: int = setting(20, "Seconds for a request's head to arrive.", minimum=1, maximum=86400)
     body_timeout: int = setting(60, "Seconds for a request's body to arrive.", minimum=1, maximum=86400)
+    write_timeout: int = setting(
+        120, "Seconds after which a client that takes nothing of its answer is cut off.", minimum=1, maximum=86400
+    )
     max_completion_prompts: int = setting(1024, "Prompts in one request.", minimum=1, maximum=65536)
     max_answers: int = setting(1024, "Answers to one request: prompts times n.", minimum=1, maximum=65536)
     max_stop_strings: int = setting(4, "Stop texts of a request.", minimum=1, maximum=1024)

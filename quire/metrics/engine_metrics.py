@@ -20,6 +20,7 @@ from quire.core.sampling_params import SamplingParams
 from quire.core.stats import RequestStateStats
 from quire.metrics import buckets
 from quire.metrics.histogram import TokenHistogram
+from quire.utils.phases import Phases
 from quire.version import __version__
 
 FINISH_REASONS = ("stop", "length", "abort", "error", "repetition")
@@ -66,9 +67,10 @@ class EngineMetrics:
         if len(step.handles):
             self._generation_tokens.inc(len(step.handles))
 
-    def record_tokens(self, interval_s: float, count: int) -> None:
-        """`count` tokens of a request came after another `interval_s` seconds each."""
-        self._inter_token.observe(interval_s, count)
+    @property
+    def record_tokens(self) -> Callable[[float, int], None]:
+        """(seconds, count): so many tokens of a request came, each so long after the one before."""
+        return self._inter_token.observe
 
     def record_request(
         self,
@@ -130,9 +132,15 @@ class EngineMetrics:
         """Traces of `count` requests were not sent; may be called by any thread."""
         self._dropped_traces.inc(count)
 
-    def count_restarts(self, read: Callable[[], int]) -> None:
-        """Show what `read` returns as the number of times the engine core was replaced."""
-        self._restarts.set_function(read)
+    def count_restarts(self, num_restarts: Callable[[], int], num_resumed: Callable[[], int]) -> None:
+        """Show how often the engine core was replaced, and how many answers were continued on another one."""
+        self._restarts.set_function(num_restarts)
+        self._resumed.set_function(num_resumed)
+
+    def show_start(self, process: str, phases: Phases) -> None:
+        """Show what the start of "server" or "engine_core" took."""
+        for name, seconds in phases:
+            self._start.labels(process=process, phase=name).set(seconds)
 
     def render(self) -> bytes:
         """The page, in Prometheus' text format."""
@@ -185,6 +193,10 @@ class EngineMetrics:
         self._restarts = Gauge(
             "quire:engine_restarts", "Times the engine core was replaced while streams went on.", registry=self.registry
         )
+        self._resumed = Gauge(
+            "quire:resumed_streams", "Answers that were continued on another engine core than they began on.",
+            registry=self.registry,
+        )  # fmt: skip
 
     def _make_request_metrics(self) -> None:
         sizes = buckets.decades(self._max_len)
@@ -247,6 +259,10 @@ class EngineMetrics:
             "dtype": config.model.dtype,
             "quantization": str(config.model.quantization),
         }
+        self._start = Gauge(
+            "quire:startup_seconds", "What the start of the server and its engine core took, by phase.",
+            ["process", "phase"], registry=self.registry,
+        )  # fmt: skip
         Gauge("quire:engine_info", "What computes, and on what.", list(about), registry=self.registry).labels(
             **about
         ).set(1)

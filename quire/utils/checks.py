@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import math
 import numbers
+import reprlib
 from collections.abc import Sequence, Set
+from itertools import islice
 from typing import Any
 
 from quire.errors import QuireError, ValidationError
@@ -17,9 +19,29 @@ INT64_MIN, INT64_MAX = -(2**63), 2**63 - 1
 SHOWN_CHARS = 80
 
 
+class _ShortRepr(reprlib.Repr):
+    """`repr` whose cost does not grow with the value."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.maxlist = self.maxtuple = self.maxdict = self.maxset = self.maxfrozenset = self.maxdeque = SHOWN_CHARS
+        self.maxstring = self.maxlong = self.maxother = 2 * SHOWN_CHARS
+        self.maxlevel = 5
+
+    def repr_int(self, x: int, level: int) -> str:
+        bits = x.bit_length()
+        return super().repr_int(x, level) if bits < 4096 else f"<integer of {bits} bits>"
+
+    def repr_dict(self, x: dict[Any, Any], level: int) -> str:
+        if level <= 0:
+            return "{...}"
+        items = [f"{self.repr1(key, level - 1)}: {self.repr1(x[key], level - 1)}" for key in islice(x, SHOWN_CHARS)]
+        return "{" + ", ".join(items) + "}"
+
+
 def shown(value: object) -> str:
-    """`repr(value)` short enough for an error message."""
-    text = repr(value) if not isinstance(value, str) or len(value) < SHOWN_CHARS else repr(value[:SHOWN_CHARS])
+    """`repr(value)` short enough for an error message, at a cost that does not grow with the value."""
+    text = repr(value[:SHOWN_CHARS]) if isinstance(value, str) else _ShortRepr().repr(value)
     return text if len(text) <= SHOWN_CHARS else f"{text[:SHOWN_CHARS]}..."
 
 

@@ -299,7 +299,9 @@ def test_a_request_that_kills_its_core_ends_alone(evil: AsyncLLM, run: Run, requ
     assert isinstance(error, EngineGenerateError)
     assert "stopped 3 times" in error.message
     assert found == expected[:2]
-    assert evil.num_restarts == 3
+    # Three deaths in a row without a token from it; each of its four tokens may take a death of its own before that,
+    # as what a core sends last is lost with it, and one death more is spent on the half without it.
+    assert 3 <= evil.num_restarts <= 3 + 4 + 1
 
 
 def test_in_one_process_too_a_request_whose_step_raises_ends_alone(

@@ -22,6 +22,7 @@ from quire.core.stats import RequestStateStats, SchedulerStats
 from quire.engine.generation_defaults import GenerationDefaults
 from quire.engine.input_processor import InputLimits, InputProcessor
 from quire.engine.llm_engine import LLMEngine
+from quire.engine.output_stream import OutputStream
 from quire.engine.protocol import StepListener
 from quire.errors import EngineDeadError, EngineGenerateError
 from quire.models.hub import resolve_model_path
@@ -43,8 +44,34 @@ def rule(prompt: list[int], seed: int, position: int) -> int:
     return 100 + (sum(prompt) * 31 + seed * 7919 + position * 104729) % 2500
 
 
+class Pumped:
+    """`open_stream` of an engine that has `generate`: a task puts into the stream what it reads there.
+
+    Attributes:
+        waits_for_readers: the next output is asked for when the last one was taken.
+    """
+
+    waits_for_readers = True
+
+    async def open_stream(self, prompt: Any, params: SamplingParams, request_id: str, **options: Any) -> OutputStream:
+        async def pump() -> None:
+            try:
+                async for output in self.generate(prompt, params, request_id, **options):  # type: ignore[attr-defined]
+                    stream.put(output)
+                    while self.waits_for_readers and stream._output is not None:
+                        await asyncio.sleep(0)
+            except Exception as error:
+                stream.fail(error)
+
+        stream = OutputStream(
+            is_delta=params.output_kind is RequestOutputKind.DELTA, on_close=lambda: task.cancel() and None
+        )
+        task = asyncio.ensure_future(pump())
+        return stream
+
+
 @dataclass
-class ScriptedEngine:
+class ScriptedEngine(Pumped):
     """Emits `rule`'s tokens, one a turn of the event loop (or every `interval_s`).
 
     Attributes:
@@ -61,6 +88,7 @@ class ScriptedEngine:
     is_paused: bool = False
     errored: bool = False
     num_restarts: int = 0
+    num_resumed: int = 0
 
     def __post_init__(self) -> None:
         path = resolve_model_path("leaf", None, None)
@@ -107,6 +135,7 @@ class ScriptedEngine:
                 self._fail(position)
                 if request_id in self.aborted:
                     for answer in answers:
+                        answer.is_changed = answer.is_changed or answer.reason is None
                         answer.reason = answer.reason or "abort"
                 else:
                     for answer in answers:
@@ -222,7 +251,7 @@ class _Answer:
         )
 
 
-class SteppedEngine:
+class SteppedEngine(Pumped):
     """An `LLMEngine` that a thread steps while requests run."""
 
     def __init__(self, engine: LLMEngine) -> None:
@@ -230,7 +259,7 @@ class SteppedEngine:
         self.chat_template, self.defaults = engine.chat_template, engine.defaults
         self.step_listeners: list[StepListener] = []
         self.errored = self.is_paused = False
-        self.num_restarts = 0
+        self.num_restarts = self.num_resumed = 0
         self._engine = engine
         self._lock = threading.Lock()
         self._wake = threading.Event()

@@ -11,6 +11,7 @@ import pytest
 
 from quire.config.server import LimitsConfig
 from quire.core.stats import SchedulerStats
+from quire.entrypoints.openai.access import ROUTE_ACCESS, Access
 from quire.entrypoints.openai.admission import Admission
 from quire.entrypoints.openai.errors import ApiError, api_error_of, sanitised
 from quire.entrypoints.openai.keys import ApiKeys, read_api_keys
@@ -47,6 +48,45 @@ def test_every_path_but_liveness_needs_a_key(guarded):
     assert post(guarded, CHAT, HELLO, headers=bearer("wrong-key-123")).status_code == 401
     assert post(guarded, CHAT, HELLO, headers={"authorization": KEY}).status_code == 401
     assert post(guarded, CHAT, HELLO, headers=bearer(KEY)).status_code == 200
+
+
+def test_every_route_says_who_may_reach_it(guarded):
+    routes = {(path, method) for path, method in routes_of(guarded.server.config.app)}
+    assert {path for path, _ in routes} == set(ROUTE_ACCESS), (
+        "give each route a line in quire/entrypoints/openai/access.py"
+    )
+    for path, method in routes:
+        answer = httpx.request(method, guarded.url + path.replace("{model:path}", "leaf"))
+        assert (answer.status_code == 401) == (ROUTE_ACCESS[path] is Access.KEY), (path, method)
+
+
+def routes_of(app):
+    return [(route.path, method) for route in app.routes for method in route.methods]
+
+
+def test_liveness_is_open_below_the_prefix_of_a_proxy_and_nothing_else_is():
+    with RunningServer(ScriptedEngine(), root_path="/api", api_key=KEY) as server:
+        for path in ("/health", "/api/health"):
+            assert httpx.get(server.url + path).status_code == 200
+        for path in (
+            "/ready",
+            "/api/ready",
+            "/api/api/health",
+            "//health",
+            "/health/",
+            "/x/%2e%2e/health",
+            "/health%2f..%2fready",
+        ):
+            assert httpx.get(server.url + path).status_code == 401, path
+
+
+def test_strict_mode_refuses_fields_that_do_nothing_and_names_them():
+    with RunningServer(ScriptedEngine(), strict_requests=True) as server:
+        for name in ("user", "temprature", "metadata"):
+            answer = post(server, CHAT, {**HELLO, name: "x"})
+            assert answer.status_code == 400 and error_of(answer)["param"] == name
+        assert post(server, CHAT, {**HELLO, "user": None}).status_code == 200
+        assert post(server, "/tokenize", {"prompt": "a", "promt": "a"}).status_code == 400
 
 
 def test_ghsa_4qjh_a_tenants_cached_pages_are_its_own(guarded):
@@ -341,7 +381,27 @@ def test_after_the_deadline_streams_end_well_formed():
         assert not server._thread.is_alive()
 
 
-def test_a_second_signal_ends_at_once():
+def test_a_second_signal_ends_at_once_with_final_events_and_no_traceback(caplog):
+    engine = ScriptedEngine(holds=True)
+    results: list[httpx.Response] = []
+    with RunningServer(engine, shutdown_timeout=600) as server:
+        thread = stream_in_thread(server, results)
+        server.wait_until(lambda: engine.live)
+        server.server.handle_exit(15, None)
+        server.server.handle_exit(15, None)
+        server._thread.join(10)
+        assert not server._thread.is_alive()
+        thread.join(10)
+    assert events(results[0])[-1]["choices"][0]["finish_reason"] == "abort"
+    assert "ending at once: 1 requests end unfinished" in caplog.text
+    assert not [record for record in caplog.records if record.levelname == "ERROR"]
+
+
+def test_what_cannot_be_ended_well_is_cut_and_counted(caplog, monkeypatch):
+    async def abort(self, request_ids):
+        """An engine that does not answer."""
+
+    monkeypatch.setattr(ScriptedEngine, "abort", abort)
     engine = ScriptedEngine(holds=True)
     results: list[object] = []
 
@@ -360,4 +420,7 @@ def test_a_second_signal_ends_at_once():
         server._thread.join(10)
         assert not server._thread.is_alive()
         thread.join(10)
-    assert isinstance(results[0], httpx.HTTPError) or results[0].status_code == 500
+        assert not engine.live
+    assert isinstance(results[0], httpx.HTTPError)
+    assert "1 answers were cut" in caplog.text
+    assert not [record for record in caplog.records if record.levelname == "ERROR"]

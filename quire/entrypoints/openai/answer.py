@@ -30,13 +30,6 @@ class Usage:
     num_completion: int = 0
     num_cached: dict[int, int] = field(default_factory=dict)
 
-    def note(self, prompt_index: int, output: RequestOutput) -> None:
-        """Take in what is new in `output`."""
-        for answer in output.outputs:
-            self.num_completion += len(answer.token_ids)
-        if output.num_cached_tokens is not None:
-            self.num_cached[prompt_index] = output.num_cached_tokens
-
     def content(self) -> dict[str, Any]:
         """The `usage` object."""
         return {
@@ -89,7 +82,11 @@ class AnswerForm:
 
     def note(self, prompt_index: int, output: RequestOutput) -> None:
         """Count an output."""
-        self.usage.note(prompt_index, output)
+        usage = self.usage
+        for answer in output.outputs:
+            usage.num_completion += len(answer.token_ids)
+        if output.num_cached_tokens is not None:
+            usage.num_cached[prompt_index] = output.num_cached_tokens
         self._stats[prompt_index] = output.metrics
 
     def event(self, choices: list[dict[str, Any]], extra: dict[str, Any] | None = None) -> bytes:

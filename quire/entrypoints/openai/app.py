@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
@@ -62,7 +63,6 @@ def make_app(engine: EngineClient, config: ServerConfig) -> FastAPI:
     app = FastAPI(
         title="Quire",
         version=__version__,
-        root_path=config.http.root_path,
         openapi_url=None if config.http.disable_fastapi_docs else "/openapi.json",
         docs_url=None,  # the pages load scripts from elsewhere
         redoc_url=None,
@@ -70,6 +70,7 @@ def make_app(engine: EngineClient, config: ServerConfig) -> FastAPI:
         redirect_slashes=False,
         exception_handlers={HTTPException: _http_error},
     )
+    app.root_path = config.http.root_path
     app.state.server = state
     _add_routes(app, state)
     app.add_middleware(LastResort)
@@ -85,11 +86,13 @@ def _add_routes(app: FastAPI, state: ServerState) -> None:
     generation, info = GenerationRoutes(state), InfoRoutes(state)
 
     def add(path: str, route: Route, body: type | None = None, method: str = "GET") -> None:
-        extra: dict[str, Any] = {} if body is None else {"openapi_extra": {"requestBody": _schema(body)}}
+        described: dict[str, Any] = {} if body is None else {"requestBody": _schema(body)}
+        if "{" in path:
+            described["parameters"] = [_parameter(name) for name in re.findall(r"{(\w+)", path)]
         method = method if body is None else "POST"
         app.add_api_route(
             path, _endpoint(answered(route, state)), methods=[method], response_model=None,
-            operation_id=f"{method} {path}", **extra,
+            operation_id=f"{method} {path}", openapi_extra=described,
         )  # fmt: skip
 
     add("/v1/completions", generation.completion, CompletionRequest)
@@ -115,6 +118,10 @@ def _endpoint(route: Route) -> Callable[[Request], Any]:
     endpoint.__name__, endpoint.__doc__ = getattr(route, "__name__", "endpoint"), route.__doc__
     endpoint.__annotations__ = {"request": Request, "return": Response}
     return endpoint
+
+
+def _parameter(name: str) -> dict[str, Any]:
+    return {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
 
 
 def _schema(body: type) -> dict[str, Any]:

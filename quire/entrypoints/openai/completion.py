@@ -6,7 +6,7 @@ from typing import Any
 
 from quire.core.outputs import CompletionOutput, RequestOutput
 from quire.entrypoints.openai.answer import AnswerForm, encode
-from quire.entrypoints.openai.logprobs import LogprobsFormat, prompt_logprobs
+from quire.entrypoints.openai.logprobs import Line, LogprobsFormat, prompt_logprobs
 from quire.entrypoints.openai.protocol.completion import CompletionRequest
 from quire.entrypoints.openai.sse import DONE
 
@@ -29,6 +29,7 @@ class CompletionWriter:
         self._n = form.work.params.n
         self._hides_answer = request.max_tokens == 0
         self._offsets: dict[int, int] = {}
+        self._prompt_lines: dict[int, list[Line | None]] = {}
         self._started: set[int] = set()
         self._head = form.event_head()
         self._logprobs = None
@@ -40,7 +41,8 @@ class CompletionWriter:
 
     def events(self, prompt_index: int, output: RequestOutput) -> bytes:
         """As `EventWriter.events`."""
-        self._hide(output)
+        if self._hides_answer:
+            _hide(output)
         self.form.note(prompt_index, output)
         parts = []
         for answer in output.outputs:
@@ -62,18 +64,12 @@ class CompletionWriter:
         """The response to a request that is not a stream."""
         choices: list[dict[str, Any]] = []
         for prompt_index, output in enumerate(outputs):
-            self._hide(output)
+            if self._hides_answer:
+                _hide(output)
             self.form.note(prompt_index, output)
             answers = sorted(output.outputs, key=lambda one: one.index)
             choices += [self._choice(prompt_index, output, answer) for answer in answers]
         return self.form.whole(choices, {})
-
-    def _hide(self, output: RequestOutput) -> None:
-        """Leave out the one token that was made for a request of none."""
-        if self._hides_answer:
-            for answer in output.outputs:
-                answer.text, answer.token_ids = "", []
-                answer.logprobs = None if answer.logprobs is None else []
 
     def _choice(self, prompt_index: int, output: RequestOutput, answer: CompletionOutput) -> dict[str, Any]:
         index = prompt_index * self._n + answer.index
@@ -104,6 +100,19 @@ class CompletionWriter:
         token_ids, lines = list(answer.token_ids), list(answer.logprobs or [])
         if self._echoed is not None and is_first:
             token_ids = [*output.prompt_token_ids, *token_ids]
-            lines = [*(output.prompt_logprobs or [None] * len(output.prompt_token_ids)), *lines]  # type: ignore[list-item]
+            lines = [*self._lines_of_prompt(index // self._n, output), *lines]  # type: ignore[list-item]
         content, self._offsets[index] = self._logprobs.completion(token_ids, lines, self._offsets.get(index, 0))
         return content
+
+    def _lines_of_prompt(self, prompt_index: int, output: RequestOutput) -> list[Line | None]:
+        """Of a stream, they come with its first output alone, and every answer's echo shows them."""
+        if output.prompt_logprobs:
+            self._prompt_lines[prompt_index] = output.prompt_logprobs
+        return self._prompt_lines.get(prompt_index) or [None] * len(output.prompt_token_ids)
+
+
+def _hide(output: RequestOutput) -> None:
+    """Leave out the one token that was made for a request of none."""
+    for answer in output.outputs:
+        answer.text, answer.token_ids = "", []
+        answer.logprobs = None if answer.logprobs is None else []

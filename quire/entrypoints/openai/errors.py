@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import msgspec
 from starlette.responses import Response
 
-from quire.errors import EngineDeadError, EngineGenerateError, QuireClientError
+from quire.errors import EngineDeadError, EngineGenerateError, EngineRestartingError, QuireClientError
 from quire.logger import get_logger
 
 logger = get_logger(__name__)
@@ -54,6 +54,7 @@ INTERNAL = ErrorKind(500, "InternalServerError", "")
 UNAVAILABLE = ErrorKind(503, "ServiceUnavailableError", "engine_dead")
 
 ENGINE_DEAD = "the engine has stopped; the server is of no further use until it is restarted"
+ENGINE_RESTARTING = "the engine is being restarted; requests that run go on, new ones wait for it"
 REQUEST_FAILED = "the request failed inside the engine; others are not affected"
 INTERNAL_MESSAGE = "internal error; the server's log says more under this request's X-Request-Id"
 
@@ -112,6 +113,8 @@ def api_error_of(error: BaseException) -> ApiError:
     if isinstance(error, QuireClientError):
         text = f"{error.message} ({error.hint})" if error.hint else error.message
         return ApiError(BAD_REQUEST, sanitised(text), param=error.field)
+    if isinstance(error, EngineRestartingError):
+        return ApiError(UNAVAILABLE, ENGINE_RESTARTING, retry_after_s=1)
     if isinstance(error, EngineDeadError):
         return ApiError(UNAVAILABLE, ENGINE_DEAD, retry_after_s=5)
     if isinstance(error, EngineGenerateError):
@@ -123,4 +126,4 @@ def api_error_of(error: BaseException) -> ApiError:
 
 def sanitised(text: str) -> str:
     """`text` without addresses and file paths, and not too long."""
-    return PATH.sub("<path>", ADDRESS.sub("<address>", text))[:MAX_MESSAGE_CHARS]
+    return PATH.sub("<path>", ADDRESS.sub("<address>", text[: 2 * MAX_MESSAGE_CHARS]))[:MAX_MESSAGE_CHARS]

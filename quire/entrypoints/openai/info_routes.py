@@ -17,7 +17,6 @@ from quire.entrypoints.openai.routes import require_alive
 from quire.entrypoints.openai.state import ServerState
 from quire.entrypoints.openai.tenants import Tenant
 from quire.errors import ValidationError
-from quire.utils.checks import check_int_list
 from quire.version import __version__
 
 METRICS_TYPE = "text/plain; version=1.0.0; charset=utf-8"
@@ -62,9 +61,7 @@ class InfoRoutes:
         """Text of ids."""
         body, _ = await self._read(request, DETOKENIZE_FIELDS)
         self._state.check_model(body.model)
-        vocab_size = self._state.prompts.tokenizer().vocab_size
-        ids = check_int_list("tokens", body.tokens, 0, vocab_size - 1)
-        return _json({"prompt": self._state.prompts.decode(ids)})
+        return _json({"prompt": await self._state.prompts.decode_long(body.tokens)})
 
     async def live(self, request: Request) -> Response:
         """This process runs."""

@@ -12,31 +12,34 @@ import contextlib
 import ipaddress
 import signal
 import socket
-import ssl
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from types import FrameType
-from typing import Any
 
 import uvicorn
 from fastapi import FastAPI
 
 from quire import envs
-from quire.config.server import HttpConfig, ServerConfig
+from quire.config.server import ServerConfig
 from quire.engine.protocol import EngineClient
 from quire.entrypoints.openai.app import make_app
+from quire.entrypoints.openai.connection import protocol_factory
+from quire.entrypoints.openai.connection_limits import ConnectionWatch
 from quire.entrypoints.openai.keys import read_checked_keys
 from quire.entrypoints.openai.state import ServerState
+from quire.entrypoints.openai.tls import CertificateWatch, harden, named_errors, tls_options
 from quire.entrypoints.openai.tracing import check_endpoint
 from quire.errors import ConfigError
 from quire.logger import get_logger
+from quire.utils.phases import Phases
 
 logger = get_logger(__name__)
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 POLL_S = 0.05
 FINAL_EVENTS_S = 5.0
+FINAL_EVENTS_AT_ONCE_S = 1.0
+CLOSING_S = 1.0
 NOTICE_S = 0.2
 
 
@@ -54,6 +57,7 @@ class DrainingServer(uvicorn.Server):
         self._state = state
         self._shutdown_timeout_s = shutdown_timeout_s
         self._draining: asyncio.Task[None] | None = None
+        self._watching: list[asyncio.Task[None]] = []
         self.on_started: Callable[[str], None] = lambda address: logger.info("listening on %s", address)
 
     @contextlib.contextmanager
@@ -96,7 +100,40 @@ class DrainingServer(uvicorn.Server):
                 hint="the address is in use or not this machine's; choose another --port or --host",
                 field="port",
             ) from None
+        self._watch()
         self.on_started(self.address())
+
+    def show_start(self, server: Phases, core: Phases) -> None:
+        """Let /metrics tell what the start took."""
+        self._state.metrics.show_start("server", server)
+        self._state.metrics.show_start("engine_core", core)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Close what listens, end what runs: by final events, then by closing its connection."""
+        if self._draining is not None:
+            self._draining.cancel()
+        for server in self.servers:
+            server.close()
+        if not self.force_exit:
+            await asyncio.sleep(NOTICE_S)  # who has just connected gets an answer: that it is to come again
+        for connection in list(self.server_state.connections):
+            connection.shutdown()  # busy ones close after their answer
+        if self.force_exit:
+            await self._end_running("ending at once", FINAL_EVENTS_AT_ONCE_S)
+        await self._wait(lambda: not self.server_state.tasks, 0.0 if self.force_exit else FINAL_EVENTS_S)
+        await self._cut_the_rest()
+        self.force_exit = False  # nothing is left to wait for, and the application is told of its end
+        await super().shutdown(sockets)
+        for task in self._watching:
+            task.cancel()
+
+    def _watch(self) -> None:
+        config, loop = self._state.config, asyncio.get_running_loop()
+        connections = ConnectionWatch(self.server_state.connections, config.limits)
+        self._watching.append(loop.create_task(connections.run()))
+        if config.http.enable_ssl_refresh and self.config.ssl is not None:
+            certificates = CertificateWatch(self.config.ssl, config.http)
+            self._watching.append(loop.create_task(certificates.run()))
 
     def address(self) -> str:
         """Where the server listens, as a URL or the path of its socket."""
@@ -120,15 +157,36 @@ class DrainingServer(uvicorn.Server):
         )  # fmt: skip
         deadline = time.monotonic() + self._shutdown_timeout_s
         await asyncio.sleep(NOTICE_S)  # a load balancer that asks /ready learns of it before the socket closes
-        await self._wait_until_idle(deadline)
-        if state.running:
-            logger.warning("deadline: %d requests end unfinished (finish_reason abort)", len(state.running))
-            await state.engine.abort(list(state.running))
-            await self._wait_until_idle(time.monotonic() + FINAL_EVENTS_S)
+        await self._wait(self._is_idle, deadline - time.monotonic())
+        await self._end_running("deadline", FINAL_EVENTS_S)
         self.should_exit = True
 
-    async def _wait_until_idle(self, deadline: float) -> None:
-        while self._state.admission.num_answers and time.monotonic() < deadline:
+    async def _end_running(self, why: str, timeout_s: float) -> None:
+        """Give every running answer its final event, as far as the engine and the clients take part."""
+        running = list(self._state.running)
+        if running:
+            logger.warning("%s: %d requests end unfinished (finish_reason abort)", why, len(running))
+            await self._state.engine.abort(running)
+            await self._wait(self._is_idle, timeout_s)
+
+    async def _cut_the_rest(self) -> None:
+        """Close the connections of answers that are not complete; their requests end as when a client goes away."""
+        connections = self.server_state.connections
+        cut = [one for one in connections if (cycle := getattr(one, "cycle", None)) and not cycle.response_complete]
+        for connection in cut:
+            connection.transport.abort()
+        if cut:
+            logger.warning("%d answers were cut: their clients did not read, or the engine did not answer", len(cut))
+        await self._wait(lambda: not self.server_state.tasks and not connections, CLOSING_S)
+        for connection in list(connections):  # the last bytes of a complete answer that nobody takes
+            connection.transport.abort()
+
+    def _is_idle(self) -> bool:
+        return not self._state.admission.num_answers
+
+    async def _wait(self, condition: Callable[[], bool], timeout_s: float) -> None:
+        deadline = time.monotonic() + timeout_s
+        while not condition() and time.monotonic() < deadline:
             await asyncio.sleep(POLL_S)
 
 
@@ -153,11 +211,13 @@ def make_server(engine: EngineClient, config: ServerConfig, app: FastAPI | None 
         timeout_graceful_shutdown=int(FINAL_EVENTS_S),
         h11_max_incomplete_event_size=config.limits.max_header_bytes,
         ws="none",
-        http="h11",  # the parser that bounds a request's head before it is complete
-        **_tls(config.http),
+        http=protocol_factory(config.limits),  # type: ignore[arg-type]
+        **tls_options(config.http),
     )
-    with _named_errors(config.http):
+    with named_errors():
         options.load()
+    if options.ssl is not None:
+        harden(options.ssl)
     return DrainingServer(options, app.state.server, config.http.shutdown_timeout)
 
 
@@ -168,7 +228,7 @@ def check_files(config: ServerConfig, policy: str) -> None:
         ConfigError: one cannot be read.
     """
     read_checked_keys(config, policy)
-    _tls(config.http)
+    tls_options(config.http)
     if config.tracing.otlp_traces_endpoint is not None:
         check_endpoint(config.tracing.otlp_traces_endpoint)
 
@@ -194,28 +254,3 @@ def is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return host == "localhost"
-
-
-def _tls(http: HttpConfig) -> dict[str, Any]:
-    given = {
-        "ssl_keyfile": http.ssl_keyfile, "ssl_certfile": http.ssl_certfile, "ssl_ca_certs": http.ssl_ca_certs,
-    }  # fmt: skip
-    files = {name: path for name, path in given.items() if path is not None}
-    if files and http.ssl_certfile is None:
-        name = next(iter(files))
-        raise ConfigError(f"{name} needs ssl_certfile", hint="give the certificate too", field="ssl_certfile")
-    for name, path in files.items():
-        if not Path(path).is_file():
-            raise ConfigError(f"{name} {path} is no file", hint="check the path", field=name)
-    return files
-
-
-@contextlib.contextmanager
-def _named_errors(http: HttpConfig) -> Iterator[None]:
-    try:
-        yield
-    except ssl.SSLError as error:
-        raise ConfigError(
-            f"the TLS certificate or key cannot be used: {error.reason}", hint="both must be PEM and belong together",
-            field="ssl_certfile",
-        ) from None  # fmt: skip

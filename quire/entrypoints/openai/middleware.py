@@ -14,7 +14,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from quire.config.server import LimitsConfig
 from quire.core.stats import RequestStateStats
-from quire.entrypoints.openai.errors import HEADERS_TOO_LARGE, UNAUTHORIZED, ApiError, api_error_of
+from quire.entrypoints.openai.access import PROBE_PATHS, is_open
+from quire.entrypoints.openai.errors import BAD_REQUEST, HEADERS_TOO_LARGE, UNAUTHORIZED, ApiError, api_error_of
 from quire.entrypoints.openai.receipt import make_receipt
 from quire.entrypoints.openai.running import ClientGoneError
 from quire.entrypoints.openai.tenants import Tenants
@@ -25,9 +26,8 @@ from quire.metrics.engine_metrics import EngineMetrics
 
 access_logger = get_logger("quire.access")
 
-OPEN_PATHS = frozenset(("/live", "/health", "/ping"))
-PROBE_PATHS = frozenset((*OPEN_PATHS, "/ready"))
 QUIET_PATHS = frozenset((*PROBE_PATHS, "/metrics", "/load"))
+MAX_LOGGED_CHARS = 200
 REQUEST_ID = re.compile(rb"[\w.:+-]{1,128}", re.ASCII)
 
 
@@ -49,7 +49,6 @@ class RequestLog:
         own_id = given if given is not None and REQUEST_ID.fullmatch(given) else None
         request_id = own_id or secrets.token_hex(16).encode()
         state = scope.setdefault("state", {})
-        state["server_send"] = send  # for streams: their bodies need none of the layers in between
         state["received_s"] = start = time.monotonic()
         state["own_request_id"] = None if own_id is None else own_id.decode()
         status = 0
@@ -76,8 +75,7 @@ class RequestLog:
             if self._is_logged and scope["path"] not in QUIET_PATHS:
                 access_logger.info(
                     "%s %s %d %.3f s id=%s",
-                    scope["method"], scope["path"][:200].encode("ascii", "backslashreplace").decode(), status, seconds,
-                    request_id.decode(),
+                    scope["method"], _logged_path(scope), status, seconds, request_id.decode(),
                 )  # fmt: skip
 
 
@@ -116,7 +114,9 @@ class Gate:
         refusal = self._refusal(scope)
         if refusal is not None:
             self._metrics.record_refusal(refusal.reason, "")
-            await refusal.response()(scope, receive, send)
+            response = refusal.response()
+            response.headers["connection"] = "close"  # its body is not read
+            await response(scope, receive, send)
             return
         await self._app(scope, receive, send)
 
@@ -126,7 +126,10 @@ class Gate:
         if size > self._max_header_bytes:
             return ApiError(HEADERS_TOO_LARGE, f"the request's head is larger than {self._max_header_bytes} bytes")
         scope["state"]["tenant"] = self._tenants.anonymous
-        if not self._tenants.needs_key or scope["path"] in OPEN_PATHS:
+        names = {name for name, _ in scope["headers"]}
+        if b"content-length" in names and b"transfer-encoding" in names:  # a proxy in front may have read another one
+            return ApiError(BAD_REQUEST, "send content-length or transfer-encoding, not both")
+        if not self._tenants.needs_key or is_open(scope):
             return None
         tenant = self._tenants.of(header(scope, b"authorization") or b"")
         if tenant is None:
@@ -158,6 +161,11 @@ class LastResort:
             if scope["type"] != "http" or is_started:
                 raise
             await api_error_of(error).response()(scope, receive, send)
+
+
+def _logged_path(scope: Scope) -> str:
+    """The path as it was sent, which holds no line break and no control character."""
+    return bytes(scope.get("raw_path") or b"")[:MAX_LOGGED_CHARS].decode("ascii", "backslashreplace")
 
 
 def header(scope: Scope, name: bytes) -> bytes | None:

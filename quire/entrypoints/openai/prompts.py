@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, TypeVar
 
 from quire.config.server import ApiConfig
@@ -20,12 +21,14 @@ from quire.errors import ChatTemplateError, UnsupportedError, ValidationError
 from quire.tokenization.chat_template import ChatTemplate
 from quire.tokenization.control_tokens import ControlTokens
 from quire.tokenization.tokenizer import Tokenizer
+from quire.utils.checks import check_int_list
 
 T = TypeVar("T")
 
 INLINE_CHARS = 4096
 PROBES = ("a", " a", "1", "\n", "é", "...")
 """Beginnings of what may follow a constant text: they differ in their first token."""
+ALWAYS_CHARS = 1 << 18
 CONTROL_WARNING = (
     "the prompt holds names of control tokens, read as plain text; to write control tokens send token ids, or start "
     "the server with --allow-special-tokens"
@@ -96,6 +99,7 @@ class PromptReader:
                 )  # fmt: skip
             return cut_prompt(parse_prompt(prompt), cut, self.max_model_len)
         tokenizer = self.tokenizer()
+        self._check_length(prompt, "prompt")
         allow = self._config.allow_special_tokens
         if not allow and warnings is not None and self._control and self._control.is_named_in(prompt):
             warnings.append(CONTROL_WARNING)
@@ -138,6 +142,32 @@ class PromptReader:
         """The text of ids, control tokens shown."""
         return self.tokenizer().decode(token_ids, skip_special_tokens=False)
 
+    @cached_property
+    def max_chars(self) -> int:
+        """Characters that a prompt can have at most; a quarter of a million can always be counted."""
+        table = None if self._engine.tokenizer is None else self._engine.tokenizer.table
+        longest = 16
+        if table is not None:
+            longest = max((len(table.piece(one)) for one in range(self.tokenizer().vocab_size)), default=1)
+        return max(ALWAYS_CHARS, self.max_model_len * longest)
+
+    async def decode_long(self, token_ids: list[int]) -> str:
+        """As `decode`, of any number of ids that a prompt may have as characters."""
+        if len(token_ids) > ALWAYS_CHARS and len(token_ids) > self.max_chars:
+            raise ValidationError(
+                f"tokens has {len(token_ids)} entries, at most {self.max_chars} are allowed", field="tokens"
+            )
+        ids = check_int_list("tokens", token_ids, 0, self.tokenizer().vocab_size - 1)
+        return await self._run(len(ids) > INLINE_CHARS, lambda: self.decode(ids))
+
+    def _check_length(self, text: str, field: str) -> None:
+        """Refuse a text that cannot fit the model before it is tokenized, which takes a second for each megabyte."""
+        if len(text) > ALWAYS_CHARS and len(text) > self.max_chars:
+            raise ValidationError(
+                f"the prompt has {len(text)} characters; no prompt of so many fits this model",
+                hint=f"shorten it to less than {self.max_chars} characters", field=field,
+            )  # fmt: skip
+
     def _render(
         self,
         template: ChatTemplate,
@@ -166,6 +196,7 @@ class PromptReader:
             content_format=self._config.chat_template_content_format,
             template_kwargs=marked["kwargs"],
         )
+        self._check_length(rendered, "messages")
         text, ids = self._control.encode(rendered, mark)
         if add_special_tokens:
             around = self.tokenizer().encode("", add_special_tokens=True)

@@ -61,10 +61,14 @@ async def read_fields(
         ApiError, ClientGoneError: as `read_body`.
         ValidationError, UnsupportedError: as `read_request`.
     """
-    body = await read_body(request, config.limits)
+    limits = config.limits
+    body = await read_body(request, limits)
 
     def read() -> tuple[Fields, list[str]]:
-        return read_request(body, fields, max_depth=config.limits.max_json_depth, is_strict=config.api.strict_requests)
+        return read_request(
+            body, fields, max_depth=limits.max_json_depth, max_containers=limits.max_json_containers,
+            is_strict=config.api.strict_requests,
+        )  # fmt: skip
 
     return read() if len(body) <= INLINE_BYTES else await asyncio.to_thread(read)
 

@@ -7,7 +7,6 @@ import hashlib
 import re
 import time
 from collections.abc import Awaitable, Callable
-from contextlib import aclosing
 from typing import Any
 
 from starlette.requests import Request
@@ -16,11 +15,11 @@ from starlette.responses import Response
 from quire.core.inputs import TokensPrompt, parse_prompt
 from quire.core.outputs import RequestOutput
 from quire.core.sampling_params import RequestOutputKind, SamplingParams
+from quire.entrypoints.openai.access import is_probe
 from quire.entrypoints.openai.answer import AnswerForm
 from quire.entrypoints.openai.chat import ChatWriter
 from quire.entrypoints.openai.completion import CompletionWriter
 from quire.entrypoints.openai.errors import ApiError, api_error_of
-from quire.entrypoints.openai.middleware import PROBE_PATHS
 from quire.entrypoints.openai.prompts import Cut
 from quire.entrypoints.openai.protocol.chat import CHAT_FIELDS, ChatRequest, chat_params
 from quire.entrypoints.openai.protocol.completion import (
@@ -31,8 +30,8 @@ from quire.entrypoints.openai.protocol.completion import (
 from quire.entrypoints.openai.protocol.generation import GenerationFields
 from quire.entrypoints.openai.protocol.reading import RequestFields
 from quire.entrypoints.openai.reading import read_fields
-from quire.entrypoints.openai.running import ClientGoneError, Outputs, Work, run, unless_gone
-from quire.entrypoints.openai.sse import EventStream, EventWriter
+from quire.entrypoints.openai.running import ClientGoneError, Run, Work, unless_gone
+from quire.entrypoints.openai.sse import EventStream
 from quire.entrypoints.openai.state import ServerState, public_id
 from quire.entrypoints.openai.tenants import Tenant
 from quire.errors import EngineDeadError, ValidationError
@@ -65,7 +64,7 @@ def answered(route: Route, state: ServerState) -> Route:
 
 def refused(request: Request, error: ApiError, state: ServerState) -> Response:
     """The answer to a request that is refused, which is counted; a probe that learns how the server is, is not."""
-    if error.reason and request.scope["path"] not in PROBE_PATHS:
+    if error.reason and not is_probe(request.scope):
         tenant = request.state.tenant
         state.metrics.record_refusal(error.reason, "" if tenant is state.tenants.anonymous else tenant.name)
     return error.response()
@@ -166,44 +165,35 @@ class GenerationRoutes:
         self, request: Request, body: GenerationFields, work: Work, writer: CompletionWriter | ChatWriter
     ) -> Response:
         request.state.form = writer.form
-        outputs = run(self._state, work)
-        if body.stream:
-            return await self._stream(request, outputs, writer)
-        whole = await unless_gone(request.receive, _collect(outputs, len(work.prompts)))
-        return Response(writer.whole(whole), media_type=JSON)
-
-    async def _stream(self, request: Request, outputs: Outputs, writer: EventWriter) -> Response:
-        """The stream, begun when the first output is there, so that a request that cannot run gets a status of its own;
-        one that waits long is begun before.
-        """
-        first = asyncio.ensure_future(_first(outputs))
-        keep_alive = self._state.keep_alive
+        run = Run(self._state, work)
         try:
-            await unless_gone(request.receive, _settled(first, self._state.config.api.sse_keep_alive_interval or None))
-            if first.done():
-                first.result()
+            if body.stream:
+                first = await unless_gone(request.receive, self._first(run))
+                return EventStream(run, first, writer, self._state.keep_alive)
+            whole = await unless_gone(request.receive, _collect(run, len(work.prompts)))
+            return Response(writer.whole(whole), media_type=JSON)
         except BaseException:
-            first.cancel()
-            await asyncio.wait({first})
-            await outputs.aclose()
+            run.close()
             raise
-        return EventStream(outputs, first, writer, keep_alive)
+
+    async def _first(self, run: Run) -> tuple[int, RequestOutput] | None:
+        """The first output, so that a request that cannot run gets a status of its own; None when it waits long: then
+        the stream is begun before.
+        """
+        await run.start()
+        try:
+            return await asyncio.wait_for(run.next(), self._state.config.api.sse_keep_alive_interval or None)
+        except (TimeoutError, asyncio.TimeoutError):
+            return None
 
 
-async def _settled(task: asyncio.Task[Any], timeout_s: float | None) -> None:
-    await asyncio.wait({task}, timeout=timeout_s)
-
-
-async def _first(outputs: Outputs) -> tuple[int, RequestOutput]:
-    return await outputs.__anext__()
-
-
-async def _collect(outputs: Outputs, num_prompts: int) -> list[RequestOutput]:
+async def _collect(run: Run, num_prompts: int) -> list[RequestOutput]:
     """The final output of every prompt."""
+    await run.start()
     final: list[RequestOutput | None] = [None] * num_prompts
-    async with aclosing(outputs):
-        async for prompt_index, output in outputs:
-            final[prompt_index] = output
+    while not run.is_over:
+        prompt_index, output = await run.next()
+        final[prompt_index] = output
     return [output for output in final if output is not None]
 
 

@@ -98,7 +98,7 @@ def make_state(engine: EngineClient, config: ServerConfig, keys: ApiKeys) -> Ser
         keep_alive=KeepAlive(config.api.sse_keep_alive_interval),
         fingerprint=fingerprint(engine),
     )
-    metrics.count_restarts(lambda: engine.num_restarts)
+    metrics.count_restarts(lambda: engine.num_restarts, lambda: engine.num_resumed)
     engine.step_listeners.append(metrics.record_step)
     engine.step_listeners.append(lambda step: state.admission.note_step(step.stats))
     return state

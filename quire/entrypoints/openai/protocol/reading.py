@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
 import msgspec
+import numpy as np
 
 from quire.core.sampling_checks import is_one_of
 from quire.errors import UnsupportedError, ValidationError, nearest
@@ -38,19 +39,21 @@ class RequestFields(Generic[Request]):
 
 
 def read_request(
-    body: bytes, fields: RequestFields[Request], *, max_depth: int, is_strict: bool
+    body: bytes, fields: RequestFields[Request], *, max_depth: int, max_containers: int, is_strict: bool
 ) -> tuple[Request, list[str]]:
     """The request in `body`, and what there is to say about fields that were not used.
 
     Raises:
-        ValidationError: not JSON, nested too deeply, a value of the wrong type; strict: an unused field.
+        ValidationError: not JSON, too many or too deep parts, a value of the wrong type; strict: an unused field.
         UnsupportedError: a known field that is not supported yet.
     """
-    values = read_object(body, max_depth)
+    values = read_object(body, max_depth, max_containers)
     known = fields.request.__struct_fields__
     warnings: list[str] = []
     for name in [name for name in values if name not in known]:
         _refuse_not_yet(name, values[name], fields.not_yet)
+        if len(warnings) == MAX_WARNINGS:
+            continue
         warning = _unused(name, values[name], fields)
         if warning is not None:
             if is_strict:
@@ -60,15 +63,20 @@ def read_request(
         request = msgspec.convert(values, fields.request)
     except msgspec.ValidationError as error:
         raise _type_error(str(error)) from None
-    return request, warnings[:MAX_WARNINGS]
+    return request, warnings
 
 
-def read_object(body: bytes, max_depth: int) -> dict[str, Any]:
+def read_object(body: bytes, max_depth: int, max_containers: int) -> dict[str, Any]:
     """The JSON object in `body`.
 
     Raises:
-        ValidationError: it is something else, or nested deeper than `max_depth`.
+        ValidationError: it is something else, nested deeper than `max_depth`, or has too many lists and objects.
     """
+    num_brackets = body.count(b"{") + body.count(b"[")
+    if num_brackets > max_containers and _num_containers(body) > max_containers:  # before they are made
+        raise ValidationError(
+            f"the body has more than {max_containers} lists and objects", hint="split it into several requests"
+        )
     try:
         values = msgspec.json.decode(body)
     except UnicodeDecodeError:
@@ -79,9 +87,16 @@ def read_object(body: bytes, max_depth: int) -> dict[str, Any]:
         raise ValidationError(f"the body is not JSON: {error}", hint="send one JSON object") from None
     if not isinstance(values, dict):
         raise ValidationError("the body must be one JSON object", hint='send {"name": value, ...}')
-    if body.count(b"{") + body.count(b"[") > max_depth:
+    if num_brackets > max_depth:
         _check_depth(values, max_depth)
     return values
+
+
+def _num_containers(body: bytes) -> int:
+    """Brackets outside of texts."""
+    plain = np.frombuffer(body.replace(b"\\\\", b"").replace(b'\\"', b""), dtype=np.uint8)
+    is_inside = np.logical_xor.accumulate(plain == ord('"'))
+    return int(np.count_nonzero(((plain == ord("{")) | (plain == ord("["))) & ~is_inside))
 
 
 def _check_depth(value: Any, max_depth: int) -> None:

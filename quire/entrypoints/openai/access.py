@@ -1,0 +1,55 @@
+"""Who may reach which path. A path that is not in the table needs a key, and a test fails until it is.
+
+Read by the middleware. No state.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+
+from starlette.types import Scope
+
+
+class Access(Enum):
+    """Who may ask."""
+
+    OPEN = "everyone: a load balancer asks it, and it tells nothing but a status"
+    KEY = "whoever shows an API key, where there are keys"
+
+
+ROUTE_ACCESS = {
+    "/live": Access.OPEN,
+    "/health": Access.OPEN,
+    "/ping": Access.OPEN,
+    "/ready": Access.KEY,
+    "/load": Access.KEY,
+    "/metrics": Access.KEY,
+    "/version": Access.KEY,
+    "/openapi.json": Access.KEY,
+    "/v1/models": Access.KEY,
+    "/v1/models/{model:path}": Access.KEY,
+    "/v1/completions": Access.KEY,
+    "/v1/chat/completions": Access.KEY,
+    "/tokenize": Access.KEY,
+    "/detokenize": Access.KEY,
+}
+OPEN_PATHS = frozenset(path for path, access in ROUTE_ACCESS.items() if access is Access.OPEN)
+
+
+PROBE_PATHS = frozenset((*OPEN_PATHS, "/ready"))
+"""Paths that are asked how the server is: to hear that it is not well is no refusal."""
+
+
+def is_open(scope: Scope) -> bool:
+    """True for a path that needs no key, below the prefix (`root_path`) that a proxy adds."""
+    return _own_path(scope) in OPEN_PATHS
+
+
+def is_probe(scope: Scope) -> bool:
+    """True for one of `PROBE_PATHS`."""
+    return _own_path(scope) in PROBE_PATHS
+
+
+def _own_path(scope: Scope) -> str:
+    path: str = scope["path"]
+    return path.removeprefix(scope.get("root_path", ""))

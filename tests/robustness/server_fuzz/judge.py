@@ -1,0 +1,76 @@
+"""What a server may answer to a hostile request. No state."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+from quire.entrypoints.openai import errors
+from tests.robustness.server_fuzz.cases import Case
+from tests.robustness.server_fuzz.client import Answer, Outcome
+
+CATALOGUE = {kind.status: kind.type for kind in vars(errors).values() if isinstance(kind, errors.ErrorKind)}
+INSIDE = re.compile(
+    r'Traceback|File "|site-packages|/usr/|/home/|/work/|/tmp/|\w\.py\b|0x[0-9a-f]{6,}|msgspec|starlette|fastapi'
+    r"|uvicorn|h11|asyncio|Exception|\b(?:Value|Type|Key|Index|Attribute|Runtime|Overflow|Unicode\w+)Error"
+)
+LOG = re.compile(r"Traceback|unforeseen|Exception in|Fatal error|never retrieved|never awaited| ERROR | CRITICAL ")
+
+
+def complaints(case: Case, outcome: Outcome) -> list[str]:
+    """What is wrong with `outcome`, in words; empty when nothing is."""
+    if outcome.gave_up:
+        return ["no answer and no end in time"]
+    found = [f"not HTTP: {outcome.raw[:200]!r}"] if outcome.raw else []
+    if not outcome.answers and not outcome.raw and not case.may_be_silent:
+        found.append("closed without an answer")
+    for answer in outcome.answers:
+        found += _wrong(case, answer)
+    return found
+
+
+def _wrong(case: Case, answer: Answer) -> list[str]:
+    shown = f"{answer.status} {answer.body[:300]!r}"
+    if answer.status not in case.statuses:
+        return [f"status: {shown}"]
+    if answer.status >= 400:
+        return _wrong_error(case, answer, shown)
+    if answer.headers.get("content-type", "").startswith("text/event-stream"):
+        return _wrong_stream(answer.body)
+    if answer.headers.get("content-type") == "application/json" and answer.body:
+        content = _parsed(answer.body)
+        return [f"not an object: {shown}"] if not isinstance(content, dict) or "error" in content else []
+    return []
+
+
+def _wrong_error(case: Case, answer: Answer, shown: str) -> list[str]:
+    if not answer.body and "HEAD" in case.methods:
+        return []
+    content = _parsed(answer.body)
+    error = content.get("error") if isinstance(content, dict) and set(content) == {"error"} else None
+    if not isinstance(error, dict) or set(error) != {"message", "type", "param", "code"}:
+        return [f"not an error object: {shown}"]
+    if error["code"] != answer.status or error["type"] != CATALOGUE.get(answer.status) or not error["message"]:
+        return [f"not of the catalogue: {shown}"]
+    if INSIDE.search(error["message"]):
+        return [f"tells of the inside: {shown}"]
+    return []
+
+
+def _wrong_stream(body: bytes) -> list[str]:
+    blocks = [block for block in body.split(b"\n\n") if not block.startswith(b":")]
+    if blocks[-1] or len(blocks) < 2 or blocks[-2] != b"data: [DONE]":
+        return [f"a stream without its end: {body[-200:]!r}"]
+    for block in blocks[:-2]:
+        content = _parsed(block.removeprefix(b"data: "))
+        if not isinstance(content, dict) or "error" in content:
+            return [f"an event that is none: {block[:300]!r}"]
+    return []
+
+
+def _parsed(body: bytes) -> Any:
+    try:
+        return json.loads(body)
+    except ValueError:
+        return None

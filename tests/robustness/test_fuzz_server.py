@@ -1,0 +1,66 @@
+"""The server's fuzzing in small: hundreds of hostile requests beside eight streams."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+from tests.robustness.fuzz_server import Cases, Run
+from tests.robustness.server_fuzz.canaries import joined
+from tests.robustness.server_fuzz.cases import Case
+from tests.robustness.server_fuzz.client import Answer, Outcome
+from tests.robustness.server_fuzz.judge import complaints
+from tests.robustness.server_fuzz.processes import Levels, Served
+
+NUM_REQUESTS = 300
+
+
+def test_hostile_requests_hurt_nobody(tmp_path):
+    with Served(tmp_path) as served:
+        run = Run(served, seed=20)
+        asyncio.run(run.run(range(NUM_REQUESTS), num_players=8))
+    assert not run.failures
+    assert run.canaries.num_compared >= 8 and len(run.counts) >= 10
+    assert run.statuses[200] > 20 and run.statuses[400] > 100
+
+
+def test_a_case_follows_from_its_seed_and_number():
+    assert [Cases(5).case(i) for i in range(60)] == [Cases(5).case(i) for i in range(60)]
+    assert Cases(5).case(1) != Cases(6).case(1)
+
+
+def error(status: int, **fields: object) -> Answer:
+    content = {"message": "no", "type": "BadRequestError", "param": None, "code": status, **fields}
+    return Answer(status, {"content-type": "application/json"}, json.dumps({"error": content}).encode())
+
+
+def test_the_judge_hears_what_is_wrong():
+    case = Case("x", (b"",))
+    good = [error(400), Answer(200, {"content-type": "text/event-stream"}, b"data: {}\n\ndata: [DONE]\n\n")]
+    assert not complaints(case, Outcome(good))
+    bad = [
+        error(500), error(400, type="Other"), error(400, code=422), error(400, message='File "/usr/x.py"'),
+        error(400, message="ValueError"), Answer(400, {}, b"Bad Request"), Answer(302, {}, b""),
+        Answer(200, {"content-type": "text/event-stream"}, b"data: {}\n\n"),
+        Answer(200, {"content-type": "text/event-stream"}, b'data: {"error": {}}\n\ndata: [DONE]\n\n'),
+    ]  # fmt: skip
+    for answer in bad:
+        assert complaints(case, Outcome([answer])), answer
+    assert complaints(case, Outcome()) and complaints(case, Outcome(gave_up=True))
+
+
+def test_a_stream_is_the_same_however_it_was_cut_and_another_when_a_character_is():
+    def stream(*texts: str) -> bytes:
+        parts = [{"choices": [{"index": 0, "text": text, "logprobs": {"tokens": [text]}}]} for text in texts]
+        return b"".join(b"data: " + json.dumps(part).encode() + b"\n\n" for part in parts) + b"data: [DONE]\n\n"
+
+    assert b'"text": "abc"' in joined(stream("a", "bc"))
+    assert joined(stream("a", "b")) != joined(stream("a", "c"))
+
+
+def test_growing_memory_and_files_are_not_level():
+    levels = Levels([(100.0, 300.0, 30, 12)] * 40)
+    assert not levels.complaints()
+    assert len(Levels([(100.0 + i, 300.0 + 3 * i, 30 + 5 * i, 12) for i in range(40)]).complaints()) == 2 + 1 - (
+        10 < 12
+    )

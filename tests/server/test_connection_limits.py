@@ -1,0 +1,233 @@
+"""Clients that are too many, too slow, or send what is no HTTP."""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+import resource
+import socket
+import struct
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import h11
+import httpx
+import pytest
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from quire.config.server import LimitsConfig
+from quire.entrypoints.openai.connection_limits import ConnectionWatch, max_connections
+from tests.server.engines import ScriptedEngine
+from tests.server.servers import RunningServer
+from tests.server.test_protocol import CHAT, HELLO, error_of, post
+
+HEAD = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+
+
+def ask(server: RunningServer, *parts: bytes) -> bytes:
+    """What comes back until the server closes."""
+    with socket.create_connection(("127.0.0.1", server.port), timeout=20) as connection:
+        for part in parts:
+            connection.sendall(part)
+        return b"".join(iter(lambda: receive(connection), b""))
+
+
+def receive(connection: socket.socket) -> bytes:
+    try:
+        return connection.recv(1 << 16)
+    except ConnectionResetError:
+        return b""
+
+
+def response(raw: bytes) -> httpx.Response:
+    head, _, body = raw.partition(b"\r\n\r\n")
+    lines = head.decode().split("\r\n")
+    headers = dict(line.split(": ", 1) for line in lines[1:])
+    return httpx.Response(int(lines[0].split()[1]), headers=headers, content=body)
+
+
+@pytest.fixture(scope="module")
+def hasty():
+    with RunningServer(ScriptedEngine(), head_timeout=1, body_timeout=1, timeout_keep_alive=60) as running:
+        yield running
+
+
+SLOW = {
+    "nothing": b"",
+    "half a line": b"GET /v1/mod",
+    "a head without its end": HEAD + b"x: y\r\n",
+}
+
+
+@pytest.mark.parametrize("sent", SLOW.values(), ids=SLOW.keys())
+def test_cve_2026_9540_a_head_that_does_not_come_ends_the_connection(hasty, sent):
+    assert ask(hasty, sent) == b""
+
+
+@pytest.mark.parametrize("path", [b"/v1/completions", b"/nothing", b"/ping"], ids=["read", "no route", "not read"])
+def test_cve_2026_9540_a_body_that_does_not_come_ends_the_connection(hasty, path):
+    head = b"POST %s HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: 100\r\n\r\n{" % path
+    answer = response(ask(hasty, head))
+    assert answer.status_code == {b"/nothing": 404, b"/ping": 200}.get(path, 408)
+
+
+def test_cve_2026_9540_a_second_head_that_does_not_come_ends_the_connection(hasty):
+    raw = ask(hasty, b"GET /live HTTP/1.1\r\nhost: x\r\n\r\nGET /li")
+    assert raw.startswith(b"HTTP/1.1 200") and raw.count(b"HTTP/1.1") == 1
+
+
+def test_an_idle_connection_that_is_kept_alive_is_not_a_slow_one(hasty):
+    with httpx.Client() as client:
+        first = client.get(hasty.url + "/live")
+        address = first.extensions["network_stream"].get_extra_info("client_addr")
+        client_of = [one for one in hasty.server.server_state.connections if one.client == address]
+        watch = ConnectionWatch(client_of, LimitsConfig(head_timeout=1), clock=iter([0.0, 100.0]).__next__)
+        watch.sweep()
+        watch.sweep()
+        again = client.get(hasty.url + "/live")
+        assert again.extensions["network_stream"].get_extra_info("client_addr") == address
+
+
+def test_a_long_answer_is_no_slow_request(hasty):
+    hasty.engine.interval_s = 0.25
+    try:
+        assert post(hasty, CHAT, {**HELLO, "max_tokens": 14, "stream": True}).text.endswith("[DONE]\n\n")
+    finally:
+        hasty.engine.interval_s = 0.0
+
+
+class Transport:
+    def __init__(self) -> None:
+        self.size, self.is_aborted = 0, False
+
+    def get_write_buffer_size(self) -> int:
+        return self.size
+
+    def abort(self) -> None:
+        self.is_aborted = True
+
+
+def watched(state: Any, **limits: int) -> tuple[Any, Callable[[float], bool]]:
+    """A connection, and what sweeps it at a time and says whether it was ended."""
+    connection: Any = object.__new__(H11Protocol)
+    connection.conn, connection.cycle, connection.client = (
+        SimpleNamespace(their_state=state, trailing_data=(b"", False)),
+        None,
+        None,
+    )
+    connection.timeout_keep_alive_task, connection.transport = None, Transport()
+    now = [0.0]
+    watch = ConnectionWatch([connection], LimitsConfig(**limits), clock=lambda: now[0])
+
+    def at(seconds: float) -> bool:
+        now[0] = seconds
+        watch.sweep()
+        return connection.transport.is_aborted
+
+    return connection, at
+
+
+def test_time_for_a_body_begins_with_the_body():
+    connection, at = watched(h11.IDLE, head_timeout=10, body_timeout=10)
+    assert not at(0) and not at(9)
+    connection.conn.their_state = h11.SEND_BODY
+    assert not at(11) and not at(20)
+    connection.conn.their_state = h11.DONE
+    assert not at(100)
+    connection.conn.their_state = h11.SEND_BODY
+    assert not at(200) and at(213)
+
+
+def test_a_client_that_reads_nothing_is_cut_off_and_one_that_reads_slowly_is_not():
+    connection, at = watched(h11.DONE, write_timeout=10)
+    connection.transport.size = 9000
+    assert not at(0) and not at(9)
+    connection.transport.size = 8000
+    assert not at(18) and not at(27)
+    assert at(28)
+
+
+def test_more_connections_than_allowed_are_told_so_at_once():
+    with RunningServer(ScriptedEngine(), max_connections=2) as server:
+        others = [socket.create_connection(("127.0.0.1", server.port)) for _ in range(2)]
+        server.wait_until(lambda: len(server.server.server_state.connections) == 2)
+        refused = response(ask(server))
+        assert refused.status_code == 503 and refused.headers["retry-after"] and error_of(refused)
+        assert refused.headers["connection"] == "close"
+        for other in others:
+            other.close()
+        server.wait_until(lambda: not server.server.server_state.connections)
+        assert post(server, CHAT, HELLO).status_code == 200
+
+
+def test_the_limit_of_open_files_leaves_some_for_the_engine():
+    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    assert max_connections(LimitsConfig(max_connections=7)) == 7
+    assert 0 < max_connections(LimitsConfig()) < files
+
+
+NOT_HTTP = {
+    "random bytes": b"\x00\x01\x02\xff\r\n\r\n",
+    "tls": b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n\r\n",
+    "no version": b"GET /v1/models\r\n\r\n",
+    "two lengths": HEAD + b"content-length: 5\r\ncontent-length: 6\r\n\r\n12345",
+    "a negative length": HEAD + b"content-length: -1\r\n\r\n",
+    "a length in words": HEAD + b"content-length: many\r\n\r\n",
+    "an encoding nobody knows": HEAD + b"transfer-encoding: gzip, chunked\r\n\r\n",
+    "a folded name": HEAD + b"transfer-encoding : chunked\r\n\r\n",
+    "a bare return": HEAD + b"x: a\rb\r\n\r\n",
+    "a chunk of minus five": HEAD + b"transfer-encoding: chunked\r\n\r\n-5\r\nabc\r\n0\r\n\r\n",
+}
+
+
+@pytest.mark.parametrize("raw", NOT_HTTP.values(), ids=NOT_HTTP.keys())
+def test_what_is_no_http_is_answered_from_the_catalogue(server, raw):
+    answer = response(ask(server, raw))
+    assert answer.status_code == 400 and error_of(answer)["type"] == "BadRequestError"
+
+
+def test_cve_2025_48956_a_head_beyond_the_limit_is_told_so(server):
+    answer = response(ask(server, b"GET /live HTTP/1.1\r\nhost: x\r\nx: " + b"a" * 40_000))
+    assert answer.status_code == 431 and error_of(answer)["type"] == "RequestTooLargeError"
+
+
+def test_a_length_and_chunks_together_do_not_smuggle_a_request(server):
+    inner = b"GET /v1/models HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n"
+    raw = ask(server, HEAD + b"content-length: 5\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n" + inner)
+    assert raw.count(b"HTTP/1.1") == 1
+    assert "not both" in error_of(response(raw))["message"]
+
+
+def test_a_body_that_breaks_off_in_its_chunks_leaves_no_trace_in_the_log(server, caplog):
+    body = json.dumps({**HELLO, "stream": True}).encode()
+    for sent in (b"", body[:9], body):
+        chunk = b"%x\r\n%s\r\n" % (len(sent), sent) if sent else b""
+        answer = ask(
+            server,
+            HEAD.replace(b"completions", b"chat/completions")
+            + b"transfer-encoding: chunked\r\n\r\n"
+            + chunk
+            + b"zz\r\n",
+        )
+        assert error_of(response(answer))["type"] == "BadRequestError"
+    assert not [one for one in caplog.records if one.exc_info]
+
+
+def test_clients_that_vanish_leave_no_connection(server):
+    for part in (b"", b"GET", HEAD, HEAD + b"content-length: 9\r\n\r\n{"):
+        connection = socket.create_connection(("127.0.0.1", server.port))
+        connection.sendall(part)
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        connection.close()
+    server.wait_until(lambda: not server.server.server_state.connections)
+    assert server.state.admission.num_answers == 0
+
+
+def test_a_path_cannot_forge_lines_of_the_log(server, caplog, monkeypatch):
+    monkeypatch.setattr(logging.getLogger("quire"), "propagate", True)
+    caplog.set_level("INFO", "quire.access")
+    httpx.get(server.url + "/nothing%0d%0aINFO%20forged%1b[2J")
+    (line,) = [one.getMessage() for one in caplog.records if "forged" in one.getMessage()]
+    assert re.fullmatch(r"[\x20-\x7e]+", line)
