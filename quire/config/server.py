@@ -135,9 +135,24 @@ class LimitsConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TracingConfig:
+    """OpenTelemetry traces (needs `quire[otel]`)."""
+
+    otlp_traces_endpoint: str | None = setting(
+        None,
+        "URL of a collector that takes traces by OTLP over HTTP, such as http://127.0.0.1:4318/v1/traces; one span for "
+        "each request, and one for each of its phases.",
+    )
+
+    def __post_init__(self) -> None:
+        check_settings(self)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ServerConfig:
     """Everything about the server that is no matter of the engine."""
 
     http: HttpConfig = field(default_factory=HttpConfig)
     api: ApiConfig = field(default_factory=ApiConfig)
     limits: LimitsConfig = field(default_factory=LimitsConfig)
+    tracing: TracingConfig = field(default_factory=TracingConfig)

@@ -199,7 +199,7 @@ class RequestGroup:
             finished=finished,
             prompt_logprobs=self._take_prompt_logprobs(once=is_delta),
             num_cached_tokens=self.states[0].num_cached_tokens,
-            metrics=self._metrics(),
+            metrics=self._metrics(is_finished=is_finished),
         )
 
     def _take_prompt_logprobs(self, *, once: bool) -> list[LogprobLine | None] | None:
@@ -209,12 +209,12 @@ class RequestGroup:
         self._prompt_logprobs_taken = True
         return list(lines)
 
-    def _metrics(self) -> RequestStateStats:
+    def _metrics(self, *, is_finished: bool) -> RequestStateStats:
         """Timings of the whole request: from its first answer's beginning to its last one's end."""
-        is_one = len(self.states) == 1  # nearly always
-        stats = self.states[0].stats if is_one else merged_stats([state.stats for state in self.states])
+        states = self.states
+        stats = states[0].stats if len(states) == 1 else merged_stats([state.stats for state in states])
         stats.arrival_time = self.arrival_time
-        if self.is_finished:
+        if is_finished:
             stats.output_ts = time.monotonic()
         return stats
 

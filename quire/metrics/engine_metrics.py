@@ -124,6 +124,10 @@ class EngineMetrics:
         if reason in QUEUE_LIMITS:
             self._rejections.labels(model_name=self._labels["model_name"], reason=reason).inc()
 
+    def record_dropped_traces(self, count: int) -> None:
+        """Traces of `count` requests were not sent; may be called by any thread."""
+        self._dropped_traces.inc(count)
+
     def count_restarts(self, num_restarts: Callable[[], int], num_resumed: Callable[[], int]) -> None:
         """Show how often the engine core was replaced, and how many answers were continued on another one."""
         self._restarts.set_function(num_restarts)
@@ -214,6 +218,9 @@ class EngineMetrics:
         )  # fmt: skip
         for reason in REFUSALS:
             self._refusals.labels(reason=reason, tenant="")
+        self._dropped_traces = Counter(
+            "quire:traces_dropped", "Requests whose trace the collector did not take.", registry=self.registry
+        )
         self._request_prompt = self._histogram("request_prompt_tokens", "Prompt tokens of a request.", sizes)
         self._request_generation = self._histogram("request_generation_tokens", "New tokens of a request.", sizes)
         self._request_max_generation = self._histogram(

@@ -166,6 +166,7 @@ def test_every_counter_and_histogram_agrees_with_a_replayed_count():
         assert httpx.get(server.url + complete).status_code == 405
         engine.is_paused = True
         assert post(server, complete, {"prompt": "x"}).status_code == 503
+        assert httpx.get(server.url + "/ready").status_code == 503, "a probe is not refused, it is answered"
         engine.is_paused, engine.holds, engine.fails_after = False, False, 1
         assert post(server, complete, {"prompt": [7] * 5}).status_code == 500
         for tokens in (1, 30, 300):
@@ -191,7 +192,7 @@ def test_every_counter_and_histogram_agrees_with_a_replayed_count():
         "request_params_max_tokens_sum": sum(one[2] for one in ended) + 9 - 1,
         "request_prefill_kv_computed_tokens_sum": prompts - cached,
         "request_params_n_sum": sum(one[1] for one in ended),
-        "request_num_preemptions_sum": 0,
+        "request_num_preemptions_sum": 0, "traces_dropped_total": 0,
         "inter_token_latency_seconds_count": sum(n * (max_tokens - 1) for _, n, max_tokens in ended),
         "request_time_per_output_token_seconds_count": sum(n * max_tokens > 1 for _, n, max_tokens in ended),
     }  # fmt: skip

@@ -107,6 +107,7 @@ def test_a_stock_prometheus_has_every_documented_series_with_our_values(tmp_path
         for n in (1, 2, 3):
             post(server, CHAT, {**HELLO, "max_tokens": 5, "n": n}, headers=bearer("red-key-1234"))
         post(server, CHAT, {**HELLO, "max_tokens": 5, "stream": True}, headers=bearer(KEY))
+        server.state.metrics.show_start("engine_core", [("weights", 1.5)])
         server.engine.step(
             num_new_tokens=7, num_running=3, num_waiting=2, kv_cache_usage=0.25, prefix_cache_queries=64,
             prefix_cache_hits=32, num_preemptions=1, num_scheduled_tokens=100,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quire.core.stats import RequestStateStats, merged_stats
@@ -33,6 +33,7 @@ def test_a_request_that_ends_early_spent_the_rest_in_the_phase_it_was_in(reached
     assert list(receipt.durations_us.values()) == expected
 
 
+@settings(deadline=None)
 @given(
     received=st.floats(0, 1e6), times=st.lists(st.floats(0, 1e6), max_size=5), now=st.floats(0, 2e3),
 )  # fmt: skip

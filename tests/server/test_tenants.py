@@ -75,6 +75,12 @@ def test_prompt_and_new_tokens_are_charged(server, stream):
     assert 10 + 20 + 10 + 40 - 10 <= used <= 80
 
 
+def test_limits_change_no_answer(server):
+    body = {"prompt": [[7] * 10, [9] * 12], "n": 2, "max_tokens": 6, "logprobs": 2, "return_token_ids": True}
+    answers = [ask(server, COMPLETE, body, bearer(key)).json() for key in ("red-key-1234", "operator-key-1")]
+    assert answers[0]["choices"] == answers[1]["choices"] and answers[0]["usage"] == answers[1]["usage"]
+
+
 def test_an_answer_that_is_given_up_is_charged_for_what_was_computed(file):
     engine = ScriptedEngine(interval_s=0.002)
     with RunningServer(engine, api_key_file=str(file), max_num_queued_reqs=8) as server:

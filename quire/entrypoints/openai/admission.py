@@ -105,13 +105,17 @@ class Admission:
             raise ApiError(UNAVAILABLE, "the server is shutting down", retry_after_s=1, reason="draining")
 
     def predicted_wait_s(self) -> int:
-        """Seconds that a request would wait for its turn if it came now, in [1, MAX_RETRY_AFTER_S]."""
+        """As `estimated_wait_s`, in [1, MAX_RETRY_AFTER_S]; 1 while nothing was measured."""
+        seconds = self.estimated_wait_s()
+        return 1 if seconds is None else min(MAX_RETRY_AFTER_S, max(1, math.ceil(seconds)))
+
+    def estimated_wait_s(self) -> float | None:
+        """Seconds that a request would wait for its turn if it came last now; None while nothing was measured."""
         waiting = (
             (count, ticket.num_tokens * count / ticket.num_answers, ticket.max_tokens)
             for ticket, count in self._queued()
         )
-        seconds = self._wait.wait_s(waiting)
-        return 1 if seconds is None else min(MAX_RETRY_AFTER_S, max(1, math.ceil(seconds)))
+        return self._wait.wait_s(waiting)
 
     @property
     def _num_places(self) -> int:

@@ -78,6 +78,7 @@ class AnswerForm:
         self.shows_usage_at_end = bool(options and options.include_usage) or state.config.api.enable_force_include_usage
         self.shows_usage_always = bool(options and options.include_usage and options.continuous_usage_stats)
         self._stats: dict[int, RequestStateStats] = {}
+        self._made_s = time.monotonic()
 
     def note(self, prompt_index: int, output: RequestOutput) -> None:
         """Count an output."""
@@ -119,8 +120,10 @@ class AnswerForm:
             content["metrics"] = self.receipt().content()
         return encode({**content, **self.first_extra()})
 
-    def receipt(self) -> Receipt:
-        """Where the request's time went until now."""
-        stats = merged_stats(list(self._stats.values())) if self._stats else RequestStateStats()
-        num_cached = sum(self.usage.num_cached.values())
-        return make_receipt(self.work.received_s, stats, time.monotonic(), num_cached, self.usage.num_completion)
+    def receipt(self, now_s: float | None = None) -> Receipt:
+        """Where the request's time went until `now_s`, by default now."""
+        stats = merged_stats(list(self._stats.values()) or [RequestStateStats(queued_ts=self._made_s)])
+        return make_receipt(
+            self.work.received_s, stats, time.monotonic() if now_s is None else now_s,
+            sum(self.usage.num_cached.values()), self.usage.num_completion,
+        )  # fmt: skip

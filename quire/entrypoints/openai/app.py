@@ -46,6 +46,8 @@ def make_app(engine: EngineClient, config: ServerConfig) -> FastAPI:
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         await engine.check_health()
+        if state.tracing is not None:
+            state.tracing.start()
         background = []
         if config.api.api_key_file is not None:
             watch = KeyWatch(config.api.api_key_file, read_keys, state.tenants)
@@ -55,6 +57,8 @@ def make_app(engine: EngineClient, config: ServerConfig) -> FastAPI:
             await cancelled(task)
         state.keep_alive.close()
         state.prompts.close()
+        if state.tracing is not None:
+            await asyncio.to_thread(state.tracing.close)
 
     app = FastAPI(
         title="Quire",
@@ -71,7 +75,7 @@ def make_app(engine: EngineClient, config: ServerConfig) -> FastAPI:
     _add_routes(app, state)
     app.add_middleware(LastResort)
     app.add_middleware(Gate, tenants=state.tenants, limits=config.limits, metrics=state.metrics)
-    app.add_middleware(RequestLog, is_logged=not config.http.disable_access_log)
+    app.add_middleware(RequestLog, is_logged=not config.http.disable_access_log, tracing=state.tracing)
     origins = [origin.strip() for origin in config.http.allowed_origins.split(",") if origin.strip()]
     if origins:
         app.add_middleware(CORSMiddleware, allow_origins=origins, allow_methods=["*"], allow_headers=["*"])

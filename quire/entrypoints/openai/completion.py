@@ -23,7 +23,7 @@ class CompletionWriter:
     """
 
     def __init__(self, form: AnswerForm, request: CompletionRequest, echoed: list[str] | None) -> None:
-        self._form = form
+        self.form = form
         self._request = request
         self._echoed = echoed
         self._n = form.work.params.n
@@ -43,7 +43,7 @@ class CompletionWriter:
         """As `EventWriter.events`."""
         if self._hides_answer:
             _hide(output)
-        self._form.note(prompt_index, output)
+        self.form.note(prompt_index, output)
         parts = []
         for answer in output.outputs:
             index = prompt_index * self._n + answer.index
@@ -53,12 +53,12 @@ class CompletionWriter:
             elif answer.text or answer.token_ids or answer.finish_reason is not None:
                 is_very_first = not self._started
                 choice = self._choice(prompt_index, output, answer)
-                parts.append(self._form.event([choice], self._form.first_extra() if is_very_first else None))
+                parts.append(self.form.event([choice], self.form.first_extra() if is_very_first else None))
         return b"".join(parts)
 
     def end(self) -> bytes:
         """As `EventWriter.end`."""
-        return self._form.last_event() + DONE
+        return self.form.last_event() + DONE
 
     def whole(self, outputs: list[RequestOutput]) -> bytes:
         """The response to a request that is not a stream."""
@@ -66,10 +66,10 @@ class CompletionWriter:
         for prompt_index, output in enumerate(outputs):
             if self._hides_answer:
                 _hide(output)
-            self._form.note(prompt_index, output)
+            self.form.note(prompt_index, output)
             answers = sorted(output.outputs, key=lambda one: one.index)
             choices += [self._choice(prompt_index, output, answer) for answer in answers]
-        return self._form.whole(choices, {})
+        return self.form.whole(choices, {})
 
     def _choice(self, prompt_index: int, output: RequestOutput, answer: CompletionOutput) -> dict[str, Any]:
         index = prompt_index * self._n + answer.index

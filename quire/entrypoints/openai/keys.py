@@ -16,7 +16,6 @@ from quire import envs
 from quire.config.base import info_of, settings_of
 from quire.config.server import ApiConfig, ServerConfig
 from quire.config.tenants import WEIGHT_NOT_YET, TenantLimits
-from quire.entrypoints.yaml_config import parse_yaml
 from quire.errors import ConfigError, QuireError, UnsupportedError, unknown_name
 from quire.utils.checks import check_text, shown, wrong_type
 
@@ -151,6 +150,8 @@ def _read_lines(path: str, text: str) -> dict[str, str]:
 
 def _read_tenants(path: str, data: bytes) -> tuple[dict[str, str], dict[str, TenantLimits]]:
     """The keys and limits of a file of tenants in YAML."""
+    from quire.entrypoints.yaml_config import parse_yaml  # late: files of lines, and servers without keys, need no YAML
+
     entries = parse_yaml(path, data, kind="api_key_file", field="api_key_file", max_events=MAX_YAML_EVENTS)
     for index, (name, _) in enumerate(entries):
         if name != "tenants" or index:

@@ -28,6 +28,7 @@ from quire.entrypoints.openai.connection_limits import ConnectionWatch
 from quire.entrypoints.openai.keys import read_checked_keys
 from quire.entrypoints.openai.state import ServerState
 from quire.entrypoints.openai.tls import CertificateWatch, harden, named_errors, tls_options
+from quire.entrypoints.openai.tracing import check_endpoint
 from quire.errors import ConfigError
 from quire.logger import get_logger
 from quire.utils.phases import Phases
@@ -240,6 +241,8 @@ def check_files(config: ServerConfig, policy: str) -> None:
     """
     read_checked_keys(config, policy)
     tls_options(config.http)
+    if config.tracing.otlp_traces_endpoint is not None:
+        check_endpoint(config.tracing.otlp_traces_endpoint)
 
 
 def warn_of_open_address(config: ServerConfig) -> bool:

@@ -13,16 +13,20 @@ import time
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from quire.config.server import LimitsConfig
-from quire.entrypoints.openai.access import OPEN_PATHS, is_open
+from quire.core.stats import RequestStateStats
+from quire.entrypoints.openai.access import PROBE_PATHS, is_open
 from quire.entrypoints.openai.errors import BAD_REQUEST, HEADERS_TOO_LARGE, UNAUTHORIZED, ApiError, api_error_of
+from quire.entrypoints.openai.receipt import make_receipt
 from quire.entrypoints.openai.running import ClientGoneError
 from quire.entrypoints.openai.tenants import Tenants
+from quire.entrypoints.openai.tracing import HEADERS as TRACE_HEADERS
+from quire.entrypoints.openai.tracing import EndedRequest, Tracing
 from quire.logger import get_logger
 from quire.metrics.engine_metrics import EngineMetrics
 
 access_logger = get_logger("quire.access")
 
-QUIET_PATHS = frozenset((*OPEN_PATHS, "/ready", "/metrics", "/load"))
+QUIET_PATHS = frozenset((*PROBE_PATHS, "/metrics", "/load"))
 MAX_LOGGED_CHARS = 200
 REQUEST_ID = re.compile(rb"[\w.:+-]{1,128}", re.ASCII)
 
@@ -30,8 +34,9 @@ REQUEST_ID = re.compile(rb"[\w.:+-]{1,128}", re.ASCII)
 class RequestLog:
     """Gives every request an id (the client's own X-Request-Id where it is usable), and logs a line when it ends."""
 
-    def __init__(self, app: ASGIApp, *, is_logged: bool = True) -> None:
+    def __init__(self, app: ASGIApp, *, is_logged: bool = True, tracing: Tracing | None = None) -> None:
         self._app = app
+        self._tracing = tracing
         self._is_logged = is_logged
         self.num_running = 0
 
@@ -64,12 +69,32 @@ class RequestLog:
             status = 499
         finally:
             self.num_running -= 1
+            seconds = time.monotonic() - start
+            if self._tracing is not None and "metered" in state:
+                self._tracing.record(_ended(scope, status, start, start + seconds))
             if self._is_logged and scope["path"] not in QUIET_PATHS:
-                seconds = time.monotonic() - start
                 access_logger.info(
                     "%s %s %d %.3f s id=%s",
                     scope["method"], _logged_path(scope), status, seconds, request_id.decode(),
                 )  # fmt: skip
+
+
+def _ended(scope: Scope, status: int, start_s: float, end_s: float) -> EndedRequest:
+    """What is told of a request that has ended."""
+    state = scope["state"]
+    parent = {name: value.decode("latin-1") for name in TRACE_HEADERS if (value := header(scope, name.encode()))}
+    received_ns = time.time_ns() - round(1e9 * (time.monotonic() - start_s))
+    tenant = state["metered"].name
+    form = state.get("form")
+    if form is None:
+        receipt = make_receipt(start_s, RequestStateStats(), end_s)
+        return EndedRequest(parent, scope["path"], status, received_ns, receipt, tenant=tenant)
+    work = form.work
+    return EndedRequest(
+        parent, scope["path"], status, received_ns, form.receipt(end_s), model=form.head["model"], tenant=tenant,
+        request_id=work.public_id, num_prompts=len(work.prompts), num_prompt_tokens=form.usage.num_prompt,
+        params=work.params,
+    )  # fmt: skip
 
 
 class Gate:

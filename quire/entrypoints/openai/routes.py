@@ -15,6 +15,7 @@ from starlette.responses import Response
 from quire.core.inputs import TokensPrompt, parse_prompt
 from quire.core.outputs import RequestOutput
 from quire.core.sampling_params import RequestOutputKind, SamplingParams
+from quire.entrypoints.openai.access import is_probe
 from quire.entrypoints.openai.answer import AnswerForm
 from quire.entrypoints.openai.chat import ChatWriter
 from quire.entrypoints.openai.completion import CompletionWriter
@@ -62,8 +63,8 @@ def answered(route: Route, state: ServerState) -> Route:
 
 
 def refused(request: Request, error: ApiError, state: ServerState) -> Response:
-    """The answer to a request that is refused, which is counted."""
-    if error.reason:
+    """The answer to a request that is refused, which is counted; a probe that learns how the server is, is not."""
+    if error.reason and not is_probe(request.scope):
         tenant = request.state.tenant
         state.metrics.record_refusal(error.reason, "" if tenant is state.tenants.anonymous else tenant.name)
     return error.response()
@@ -163,6 +164,7 @@ class GenerationRoutes:
     async def _respond(
         self, request: Request, body: GenerationFields, work: Work, writer: CompletionWriter | ChatWriter
     ) -> Response:
+        request.state.form = writer.form
         run = Run(self._state, work)
         try:
             if body.stream:

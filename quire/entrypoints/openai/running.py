@@ -250,13 +250,19 @@ class _Account:
         """From the last output's token to this one's; of an answer that comes whole, the mean."""
         last_token_s = output.metrics.last_token_ts
         if len(output.outputs) == 1:  # nearly always
-            steps = total = self._num_new(output.outputs[0])
+            answer = output.outputs[0]
+            if self._is_cumulative:
+                steps = total = self._num_new(answer)
+            else:
+                steps = total = len(answer.token_ids)
+                self._num_tokens[answer.index] += total
         else:
             counts = [self._num_new(answer) for answer in output.outputs]
             steps, total = max(counts, default=0), sum(counts)
         if not steps:
             return
-        self._tenant.charge(total)
+        if self._tenant.counts_tokens:
+            self._tenant.charge(total)
         if self._last_token_s:
             self._record_tokens((last_token_s - self._last_token_s) / steps, total)
         elif steps > 1:

@@ -14,7 +14,6 @@ from typing import Any
 from quire.core.inputs import TokensPrompt
 from quire.engine.protocol import EngineClient
 from quire.entrypoints.openai.prompts import PromptReader
-from quire.entrypoints.yaml_config import parse_yaml
 from quire.errors import ConfigError, QuireClientError, unknown_name
 from quire.logger import get_logger
 from quire.utils.checks import check_int_list, check_text
@@ -67,6 +66,8 @@ def read_shared_prefixes(path: str | None, engine: EngineClient, reader: PromptR
         raise ConfigError(
             f"{FIELD} {path} cannot be read: {error.strerror}", hint="check the path", field=FIELD
         ) from None
+    from quire.entrypoints.yaml_config import parse_yaml  # late: few servers need it
+
     entries = parse_yaml(path, data, kind=FIELD, field=FIELD, max_events=MAX_EVENTS)
     if len(data) > MAX_FILE_BYTES or len(entries) > MAX_PREFIXES:
         raise ConfigError(

@@ -18,6 +18,7 @@ from quire.entrypoints.openai.keys import ApiKeys
 from quire.entrypoints.openai.prompts import PromptReader
 from quire.entrypoints.openai.shared_prefixes import SharedPrefixes, read_shared_prefixes
 from quire.entrypoints.openai.tenants import Tenants
+from quire.entrypoints.openai.tracing import Tracing, make_tracing
 from quire.metrics.engine_metrics import EngineMetrics
 from quire.utils.checks import shown
 from quire.version import __version__
@@ -31,6 +32,7 @@ class ServerState:
 
     Attributes:
         model_names: the first is reported, each may be asked for.
+        tracing: None = no traces.
         keep_alive: writes to silent streams.
         running: engine's names of requests that run.
         created: Unix time of the start.
@@ -43,6 +45,7 @@ class ServerState:
     admission: Admission
     tenants: Tenants
     shared_prefixes: SharedPrefixes
+    tracing: Tracing | None
     prompts: PromptReader
     keep_alive: KeepAlive
     running: set[str] = field(default_factory=set)
@@ -91,6 +94,7 @@ def make_state(engine: EngineClient, config: ServerConfig, keys: ApiKeys) -> Ser
         tenants=Tenants(keys),
         shared_prefixes=read_shared_prefixes(config.api.shared_prefixes, engine, prompts),
         prompts=prompts,
+        tracing=make_tracing(config.tracing.otlp_traces_endpoint, metrics.record_dropped_traces),
         keep_alive=KeepAlive(config.api.sse_keep_alive_interval),
         fingerprint=fingerprint(engine),
     )
