@@ -31,6 +31,11 @@ class RequestState:
         arrival_ts: seconds on the monotonic clock.
     """
 
+    __slots__ = (
+        "_arrival_ts", "_decodes_at_end", "_keeps_stop_text", "_num_decoded", "_num_taken", "detokenizer",
+        "finish_reason", "handle", "index", "logprobs", "num_cached_tokens", "stats", "stop_reason", "token_ids",
+    )  # fmt: skip
+
     def __init__(
         self,
         handle: int,

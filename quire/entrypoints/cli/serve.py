@@ -6,6 +6,7 @@ SIGTERM lets running answers finish (--shutdown-timeout) while new work gets 503
 from __future__ import annotations
 
 import argparse
+import gc
 from typing import Any
 
 from quire import envs
@@ -68,6 +69,7 @@ def run(args: argparse.Namespace) -> int:
     try:
         with report.phase("application"):
             server = make_server(engine, server_config)
+        gc.freeze()  # what the process has by now it keeps: to look through it would stop every stream
         server.on_started = lambda address: logger.info("listening on %s; %s", address, report)
         uvloop.run(server.serve())
     finally:
