@@ -2,8 +2,9 @@
 
 Streams of random 32 tokens in and 64 out through HTTP, at each concurrency, from a client of raw sockets on the same
 cores. Prints tokens/s, the time per output token after the first (TPOT), the time to the first (TTFT), and CPU
-microseconds per token of the front-end's process and the engine core's. The last line is one JSON object. Without
-`--model` a checkpoint is written first (`benchmarks.checkpoints`, shape llama-tiny).
+microseconds per token of the front-end's process, the engine core's and the client's. The last line is one JSON object.
+Without `--model` a checkpoint is written first (`benchmarks.checkpoints`, shape llama-tiny). Flags that are not its own
+go to `quire serve`.
 
     python -m benchmarks.server.bench_overhead --concurrency 1 64
 """
@@ -41,6 +42,7 @@ class Stream:
 
     @property
     def tpot_s(self) -> float:
+        """Seconds from one token to the next."""
         return (self.total_s - self.ttft_s) / max(1, self.num_tokens - 1)
 
 
@@ -54,15 +56,18 @@ class Client(asyncio.Protocol):
         self._done: asyncio.Future[bytes] | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """As `asyncio.Protocol.connection_made`."""
         self._transport = cast(asyncio.Transport, transport)
 
     def data_received(self, data: bytes) -> None:
+        """As `asyncio.Protocol.data_received`."""
         self._first_s = self._first_s or time.perf_counter()
         self._tail = self._tail[-1024:] + data
         if self._done is not None and self._tail.endswith(b"0\r\n\r\n"):
             self._done.set_result(self._tail)
 
     async def ask(self, body: bytes) -> Stream:
+        """Send a request; what became of it."""
         assert self._transport is not None
         self._first_s, self._tail = 0.0, b""
         self._done = asyncio.get_running_loop().create_future()
@@ -119,9 +124,12 @@ def measure(port: int, pids: dict[str, int], concurrency: int, num_requests: int
 
 
 def cpu_seconds(pid: int) -> float:
-    with open(f"/proc/{pid}/stat") as file:
-        fields = file.read().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    """CPU time of a process, all its threads."""
+    total_ns = 0
+    for thread in os.listdir(f"/proc/{pid}/task"):
+        with open(f"/proc/{pid}/task/{thread}/schedstat") as file:
+            total_ns += int(file.read().split()[0])
+    return 1e-9 * total_ns
 
 
 def start_server(model: str, flags: list[str]) -> tuple[subprocess.Popen[str], int, int]:
@@ -134,10 +142,8 @@ def start_server(model: str, flags: list[str]) -> tuple[subprocess.Popen[str], i
         log += line
         found = re.search(r"listening on http://127.0.0.1:(\d+)", line)
         if found:
-            with open(f"/proc/{server.pid}/task/{server.pid}/children") as file:
-                children = file.read().split()
-            tasks = [] if children else os.listdir(f"/proc/{server.pid}/task")
-            for task in tasks:
+            children = []
+            for task in os.listdir(f"/proc/{server.pid}/task"):
                 with open(f"/proc/{server.pid}/task/{task}/children") as file:
                     children += file.read().split()
             return server, int(found[1]), int(children[0])

@@ -27,7 +27,10 @@ from quire.engine.protocol import EngineClient, StepListener
 from quire.engine.stat_logger import INTERVAL_S, StatLogger
 from quire.engine.supervisor import Supervisor
 from quire.errors import EngineDeadError, EngineGenerateError, QuireError
+from quire.logger import get_logger
 from quire.utils.phases import PhaseTimer
+
+logger = get_logger(__name__)
 
 # Texts longer than this are tokenized beside the event loop.
 LONG_TEXT_CHARS = 20_000
@@ -296,7 +299,15 @@ class AsyncLLM(EngineClient):
         for output in outputs:
             stream = streams.pop(output.request_id, None) if output.finished else streams.get(output.request_id)
             if stream is not None:
-                stream.put(output)
+                self._put(stream, output)
+
+    def _put(self, stream: OutputStream, output: RequestOutput) -> None:
+        try:
+            stream.put(output)
+        except Exception:  # a reader's mistake must not take the step's other outputs with it
+            logger.exception("the reader of request %s is given up", output.request_id)
+            stream.close()
+            self._discard(output.request_id)
 
     def _fail(self, request_id: str, error: QuireError) -> None:
         stream = self._streams.get(request_id)

@@ -32,6 +32,11 @@ class RequestState:
         arrival_ts: seconds on the monotonic clock.
     """
 
+    __slots__ = (
+        "_arrival_ts", "_decodes_at_end", "_keeps_stop_text", "_num_decoded", "_num_taken", "detokenizer",
+        "finish_reason", "handle", "index", "logprobs", "num_cached_tokens", "stats", "stop_reason", "token_ids",
+    )  # fmt: skip
+
     def __init__(
         self,
         handle: int,
@@ -199,7 +204,7 @@ class RequestGroup:
             finished=finished,
             prompt_logprobs=self._take_prompt_logprobs(once=is_delta),
             num_cached_tokens=self.states[0].num_cached_tokens,
-            metrics=self._metrics(is_finished=is_finished),
+            metrics=self._metrics(is_finished=finished),
         )
 
     def _take_prompt_logprobs(self, *, once: bool) -> list[LogprobLine | None] | None:

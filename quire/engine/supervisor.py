@@ -335,9 +335,9 @@ class Supervisor:
         return False
 
     def _end_aborted(self, handle: int) -> None:
-        del self._live[handle]
-        self._clear(handle)
-        self._listener.on_aborted(handle)
+        if self._live.pop(handle, None) is not None:  # what one end leads to may have ended others
+            self._clear(handle)
+            self._listener.on_aborted(handle)
 
     async def _continue_all(self) -> None:
         if self.is_paused:

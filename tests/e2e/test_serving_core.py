@@ -189,6 +189,18 @@ def test_a_slow_reader_gets_merged_deltas(engine: AsyncLLM, run: Run):
     assert token_ids == run(read())
 
 
+def test_a_reader_that_raises_costs_no_other_stream_anything(engine: AsyncLLM, run: Run):
+    async def read() -> tuple[list[int], list[int]]:
+        broken = await engine.open_stream([5, 6], LONG, "broken")
+        broken.on_ready = lambda: 1 // 0
+        other = (await serving.stream(engine, "other", [5, 6], LONG))[0][2]
+        assert await serving.stream(engine, "broken", [5, 6], LONG), "its name is free again"
+        return other, (await serving.stream(engine, "alone", [5, 6], LONG))[0][2]
+
+    found, alone = run(read())
+    assert found == alone
+
+
 def test_requests_wait_through_a_pause_even_when_the_core_stops(engine: AsyncLLM, run: Run):
     async def pause() -> None:
         reader = engine.generate([9, 9], LONG, "paused")

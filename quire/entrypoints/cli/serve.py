@@ -6,6 +6,7 @@ SIGTERM lets running answers finish (--shutdown-timeout) while new work gets 503
 from __future__ import annotations
 
 import argparse
+import gc
 from typing import Any
 
 from quire import envs
@@ -75,6 +76,7 @@ def run(args: argparse.Namespace) -> int:
     try:
         with timer.phase("application"):
             server = make_server(engine, server_config)
+        gc.freeze()  # what the process has by now it keeps: to look through it would stop every stream
 
         def report(address: str) -> None:
             timer.end_phase("listening")

@@ -10,7 +10,6 @@ import asyncio
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, TypeVar
 
 from quire.core.inputs import TokensPrompt
@@ -61,15 +60,18 @@ class Run:
 
     Attributes:
         on_ready: called within the engine's step when `take` has something new; quick, raises nothing.
+        ready: parts that have something; they add themselves.
         is_over: every output was taken, or the request was closed.
     """
+
+    __slots__ = ("_parts", "_state", "_ticket", "_work", "is_over", "on_ready", "ready")
 
     def __init__(self, state: ServerState, work: Work) -> None:
         self._state = state
         self._work = work
         self._ticket: Ticket | None = None
         self._parts: list[_Part] = []
-        self._ready: list[_Part] = []
+        self.ready: list[_Part] = []
         self.on_ready: Callable[[], None] = nothing
         self.is_over = False
 
@@ -96,11 +98,11 @@ class Run:
                 account.close("error")
                 raise
             state.running.add(engine_id)
-            part = _Part(index, engine_id, stream, account)
+            part = _Part(self, index, engine_id, stream, account)
             self._parts.append(part)
-            stream.on_ready = partial(self._note, part)
+            stream.on_ready = part.note_ready
             if stream.is_ready:
-                self._note(part)
+                part.note_ready()
 
     def take(self) -> tuple[int, RequestOutput] | None:
         """The next (index of the prompt, output) that has come; None when there is none now.
@@ -108,9 +110,9 @@ class Run:
         Raises:
             ApiError, QuireError: the engine could not do it; nothing more comes.
         """
-        if not self._ready:
+        if not self.ready:
             return None
-        part = self._ready.pop()
+        part = self.ready.pop()
         try:
             output = part.stream.take()
         except QuireClientError:  # it never ran
@@ -137,7 +139,7 @@ class Run:
     def close(self) -> None:
         """End what still runs; harmless when repeated."""
         self.is_over, self.on_ready = True, nothing
-        self._ready.clear()
+        self.ready.clear()
         if self._ticket is not None:
             self._state.admission.leave(self._ticket)
             self._ticket = None
@@ -146,10 +148,6 @@ class Run:
             self._state.running.discard(part.engine_id)
             part.account.close("abort")
             part.stream.close()
-
-    def _note(self, part: _Part) -> None:
-        self._ready.append(part)
-        self.on_ready()
 
 
 async def unless_gone(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
@@ -184,14 +182,20 @@ async def cancelled(task: asyncio.Future[Any]) -> None:
             await task
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class _Part:
     """One prompt's share of a run."""
 
+    run: Run
     index: int
     engine_id: str
     stream: OutputStream
     account: _Account
+
+    def note_ready(self) -> None:
+        """The stream has something."""
+        self.run.ready.append(self)
+        self.run.on_ready()
 
 
 class _Account:
