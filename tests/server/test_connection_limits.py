@@ -11,22 +11,17 @@ import struct
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
-from unittest.mock import MagicMock
 
 import h11
 import httpx
 import pytest
-from uvicorn import Config
 from uvicorn.protocols.http.h11_impl import H11Protocol
-from uvicorn.server import ServerState
 
 from quire.config.server import LimitsConfig
 from quire.entrypoints.openai.connection_limits import (
     GRACE_S,
     ConnectionWatch,
-    LimitedConnection,
     max_connections,
-    protocol_factory,
 )
 from tests.server.engines import ScriptedEngine
 from tests.server.servers import RunningServer
@@ -172,33 +167,6 @@ def test_more_connections_than_allowed_are_told_so_at_once():
             other.close()
         server.wait_until(lambda: not server.server.server_state.connections)
         assert post(server, CHAT, HELLO).status_code == 200
-
-
-def test_the_limits_are_mixed_into_whatever_protocol_is_given():
-    class Special(H11Protocol):
-        num_made = 0
-
-        def connection_made(self, transport: Any) -> None:
-            Special.num_made += 1
-            super().connection_made(transport)
-
-    make = protocol_factory(Special, LimitsConfig(max_connections=3))
-    common = {
-        "config": Config(None, log_config=None, h11_max_incomplete_event_size=1000),
-        "server_state": ServerState(),
-        "app_state": {},
-    }
-    connection = make(**common, _loop=MagicMock())
-    assert isinstance(connection, Special) and isinstance(connection, LimitedConnection)
-    assert connection.max_connections == 3
-    connection.connection_made(MagicMock())
-    assert Special.num_made == 1 and connection in connection.connections
-    refused = make(**common, _loop=MagicMock())
-    refused.max_connections = 1
-    refused.connection_made(transport := MagicMock())
-    assert Special.num_made == 1 and b"503" in transport.write.call_args[0][0]
-    refused.data_received(b"GET")
-    refused.connection_lost(None)
 
 
 def test_the_limit_of_open_files_leaves_some_for_the_engine():
