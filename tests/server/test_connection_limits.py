@@ -236,5 +236,6 @@ def test_a_path_cannot_forge_lines_of_the_log(server, caplog, monkeypatch):
     monkeypatch.setattr(logging.getLogger("quire"), "propagate", True)
     caplog.set_level("INFO", "quire.access")
     httpx.get(server.url + "/nothing%0d%0aINFO%20forged%1b[2J")
+    server.wait_until(lambda: any("forged" in one.getMessage() for one in caplog.records))  # logged after the answer
     (line,) = [one.getMessage() for one in caplog.records if "forged" in one.getMessage()]
     assert re.fullmatch(r"[\x20-\x7e]+", line)
