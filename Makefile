@@ -6,7 +6,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
 NATIVE := CMakeLists.txt $(wildcard csrc/*.cpp csrc/*/*.cpp csrc/*/*.h csrc/include/quire/*.h)
 
-.PHONY: setup setup-dev demo test check fmt bench bench-scheduler bench-engine docs leaf eval-leaf test-statistics sanitize fuzz-kernels fuzz-server test-tiers wheel test-wheel clean
+.PHONY: setup setup-dev demo test check fmt bench bench-scheduler bench-engine docs leaf eval-leaf test-statistics sanitize fuzz-kernels fuzz-server soak soak-kill rolling test-tiers test-node test-prometheus wheel test-wheel clean
 
 $(BIN)/python:
 	@$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); [ "$$(id -u)" = 0 ] && apt-get update -q && apt-get install -y -q python3-venv \
@@ -73,17 +73,34 @@ leaf: $(VENV)/.dev                 ## make the embedded model anew (hours on two
 eval-leaf: $(VENV)/.test           ## score the embedded model on held-out prompts, through the engine
 	$(BIN)/python -m training.evaluate --engine quire --measured --count 500 $(EVAL_FLAGS)
 
+test-prometheus: $(VENV)/.test     ## a stock Prometheus (apt-get install prometheus) scrapes the server
+	@command -v prometheus >/dev/null || { echo "no prometheus: apt-get install --no-install-recommends prometheus"; exit 1; }
+	$(BIN)/python -m pytest tests/server/test_prometheus.py
+
 sanitize: $(VENV)/.native         ## native kernel tests under ASan and UBSan, the thread pool under TSan
 	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python -m tests.robustness.sanitize
 
 fuzz-kernels: $(VENV)/.test        ## random right and wrong calls of the native kernels; SECONDS=60 by default
 	$(BIN)/python -m tests.robustness.fuzz --seconds $(or $(SECONDS),60)
 
+soak: $(VENV)/.test                ## requests of mixed sizes at saturation: no false alarm, nothing grows; REQUESTS=20000 or SECONDS
+	$(BIN)/python -m tests.robustness.soak $(if $(SECONDS),--seconds $(SECONDS),--requests $(or $(REQUESTS),20000))
+
+soak-kill: $(VENV)/.test           ## streams over HTTP while the engine core is killed and stopped; ROUNDS=20 by default
+	$(BIN)/python -m tests.robustness.survive --rounds $(or $(ROUNDS),20)
+
+rolling: $(VENV)/.test             ## two servers behind a TCP proxy, restarted in turn under load; RESTARTS=6 by default
+	$(BIN)/python -m tests.robustness.rolling --restarts $(or $(RESTARTS),6)
+
 fuzz-server: $(VENV)/.fuzz         ## hostile requests beside streams that must not notice; REQUESTS=100000, SEED=...
 	nice -n 5 $(BIN)/python -m tests.robustness.fuzz_server --requests $(or $(REQUESTS),100000) $(if $(SEED),--seed $(SEED)) --schema
 
 test-tiers: $(VENV)/.test          ## kernel tests and tests with a model, on every tier of this machine in turn
 	$(BIN)/python -m tests.robustness.tiers
+
+test-node: $(VENV)/.test           ## OpenAI's package for Node, installed by npm, against a running server
+	cd tests/server/node && npm install --no-package-lock --no-audit --no-fund
+	QUIRE_TEST_NODE=1 $(BIN)/python -m pytest tests/server/test_openai_node.py
 
 wheel: $(BIN)/python | compiler    ## dist/quire-*.whl with all kernel tiers
 	$(BIN)/python -m pip --disable-pip-version-check wheel --quiet --no-deps --wheel-dir dist .

@@ -56,6 +56,11 @@ def api_key() -> str | None:
     return os.environ.get("QUIRE_API_KEY") or None
 
 
+def openai_api_key() -> str | None:
+    """OPENAI_API_KEY: a key to show to a server, as OpenAI's clients read it; None = not set."""
+    return os.environ.get("OPENAI_API_KEY") or None
+
+
 def prefer_sleeping_threads() -> None:
     """Let idle compute threads sleep early (GOMP_SPINCOUNT=10000), unless the user set a policy of their own.
 

@@ -82,6 +82,10 @@ class EngineDeadError(QuireServerError):
     """The engine stopped and cannot serve this call."""
 
 
+class EngineRestartingError(EngineDeadError):
+    """The engine core is being replaced, or is about to be; requests wait, and those that ran go on."""
+
+
 class EngineGenerateError(QuireServerError):
     """One request failed inside the engine; others go on."""
 

@@ -1,10 +1,13 @@
-"""How much of a bare asyncio program's streaming speed is left with the whole HTTP layer around an engine by rule.
+"""What streaming through the whole HTTP layer costs, against a bare asyncio program that writes the same bytes.
 
-Both serve the same bytes to the same client, one after the other, on one event loop each in a child process: N streams,
-one event a step and stream. The ceiling writes prepared bytes to the sockets. CPU seconds of the server's process are
-what is compared, so that a busy machine does not matter. The last line is one JSON object.
+Both serve the same client, one after the other, each on one event loop in a child process: N streams, one event a step
+and stream. The bare program writes prepared bytes to its sockets; the server has an engine by rule, which puts one
+output a step into every stream, as the engine core's messages do. Printed of each: CPU microseconds of its process per
+token, requests included, and how late its event loop ran a timer, from the first request to the end. CPU time is
+what is compared, so that a busy machine does not matter. The last line is one figure: the bare program's CPU time by
+the server's.
 
-    python benchmarks/server/bench_sse.py --streams 256 --tokens 200
+    python -m benchmarks.server.bench_sse --streams 256 --tokens 400
 """
 
 from __future__ import annotations
@@ -17,7 +20,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator
+from collections.abc import Callable
 from typing import Any
 
 import uvloop
@@ -25,11 +28,14 @@ import uvloop
 from quire.config.server import ServerConfig
 from quire.core.outputs import CompletionOutput, RequestOutput
 from quire.core.stats import RequestStateStats
+from quire.engine.output_stream import OutputStream
 from quire.entrypoints.openai.launcher import make_server
 from tests.server.engines import ScriptedEngine
 
 HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
-BODY = json.dumps({"prompt": [5, 6, 7], "stream": True}).encode()
+BODY = json.dumps({"prompt": [5, 6, 7], "stream": True, "max_tokens": 2000}).encode()
+LAG_INTERVAL_S = 0.002
+STARTS_S = 0.2  # until every response has begun after its first token: later tokens would be merged with it
 
 
 def event(text: str) -> bytes:
@@ -41,14 +47,49 @@ def event(text: str) -> bytes:
     return b"data: " + json.dumps(content, separators=(",", ":")).encode() + b"\n\n"
 
 
+class LagMeter:
+    """How late timers run on an event loop, by the clock and by the process's CPU time; `report` prints it."""
+
+    def __init__(self) -> None:
+        self._lags_s: list[float] = []
+        self._cpu_lags_s: list[float] = []
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Begin; harmless when repeated."""
+        if self._task is None:
+            self._task = asyncio.ensure_future(self._run())
+
+    def report(self) -> None:
+        """End, and print milliseconds as JSON."""
+        assert self._task is not None
+        self._task.cancel()
+        figures = {}
+        for name, values in (("lag", sorted(self._lags_s)), ("cpu_lag", sorted(self._cpu_lags_s))):
+            for share, shown in ((0.5, "p50"), (0.99, "p99"), (1.0, "max")):
+                figures[f"{name}_{shown}_ms"] = 1e3 * values[int(share * (len(values) - 1))]
+        print(json.dumps(figures), flush=True)
+
+    async def _run(self) -> None:
+        while True:
+            start, cpu_start = time.monotonic(), time.process_time()
+            await asyncio.sleep(LAG_INTERVAL_S)
+            self._lags_s.append(max(0.0, time.monotonic() - start - LAG_INTERVAL_S))
+            self._cpu_lags_s.append(max(0.0, time.process_time() - cpu_start - LAG_INTERVAL_S))
+
+
 async def serve_bare(listener: socket.socket, num_tokens: int, num_streams: int) -> None:
     """The ceiling: one write a step and stream, nothing computed."""
     data = event(" word")
     chunk = b"%x\r\n%s\r\n" % (len(data), data)
     waiting: list[asyncio.StreamWriter] = []
     full = asyncio.Event()
+    lag = LagMeter()
+    num_left = num_streams
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal num_left
+        lag.start()
         await reader.readuntil(b"\r\n\r\n")
         await reader.readexactly(len(BODY))
         writer.write(HEAD)
@@ -62,6 +103,9 @@ async def serve_bare(listener: socket.socket, num_tokens: int, num_streams: int)
         writer.write(b"0\r\n\r\n")
         await writer.drain()
         writer.close()
+        num_left -= 1
+        if not num_left:
+            lag.report()
 
     server = await asyncio.start_server(answer, sock=listener, backlog=1024)
     print("ready", flush=True)
@@ -69,27 +113,40 @@ async def serve_bare(listener: socket.socket, num_tokens: int, num_streams: int)
         await server.serve_forever()
 
 
+class RuleEngine(ScriptedEngine):
+    """Puts one output a step into each of `num_streams` streams, once all of them are there."""
+
+    def begin(self, num_tokens: int, num_streams: int, on_end: Callable[[], None]) -> None:
+        """Say what to do."""
+        self.num_tokens, self.num_streams, self.on_end = num_tokens, num_streams, on_end
+        self.streams: dict[str, OutputStream] = {}
+        self.lag = LagMeter()
+
+    async def open_stream(self, prompt: Any, params: Any, request_id: str, **_: Any) -> OutputStream:
+        """As `EngineClient.open_stream`."""
+        self.lag.start()
+        stream = self.streams[request_id] = OutputStream(is_delta=True)
+        if len(self.streams) == self.num_streams:
+            self.stepping = asyncio.ensure_future(self._run())
+        return stream
+
+    async def _run(self) -> None:
+        for position in range(self.num_tokens):
+            await asyncio.sleep(0 if position != 1 else STARTS_S)
+            finished = position == self.num_tokens - 1
+            reason = "length" if finished else None
+            stats = RequestStateStats(first_token_ts=1.0, last_token_ts=1.0 + 1e-3 * position)
+            for request_id, stream in self.streams.items():
+                answer = CompletionOutput(0, " word", [7], finish_reason=reason)
+                stream.put(RequestOutput(request_id, None, [5, 6, 7], [answer], finished, metrics=stats))
+        self.on_end()
+
+
 async def serve_whole(listener: socket.socket, num_tokens: int, num_streams: int) -> None:
-    """The HTTP layer around an engine that gives each stream one prepared output a turn of the loop."""
-
-    class Prepared(ScriptedEngine):
-        arrived = 0
-        full = asyncio.Event()
-
-        async def generate(self, prompt: Any, sampling_params: Any, request_id: str, **_: Any) -> AsyncIterator[Any]:
-            self.arrived += 1
-            if self.arrived == num_streams:
-                self.full.set()
-            await self.full.wait()
-            stats = RequestStateStats(first_token_ts=1.0, last_token_ts=1.0)
-            for position in range(num_tokens):
-                await asyncio.sleep(0)
-                stats.last_token_ts += 1e-3
-                finished = position == num_tokens - 1
-                answer = CompletionOutput(0, " word", [7], finish_reason="length" if finished else None)
-                yield RequestOutput(request_id, None, [5, 6, 7], [answer], finished, metrics=stats)
-
-    server = make_server(Prepared(), ServerConfig())
+    """The HTTP layer around an engine by rule."""
+    engine = RuleEngine()
+    engine.begin(num_tokens, num_streams, on_end=lambda: engine.lag.report())
+    server = make_server(engine, ServerConfig())
     server.on_started = lambda address: print("ready", flush=True)
     await server.serve(sockets=[listener])
 
@@ -114,11 +171,11 @@ async def read_all(port: int, num_streams: int) -> int:
 
 
 def measure(kind: str, args: argparse.Namespace) -> dict[str, float]:
-    """Run a server in a child process; its CPU seconds for the streams, start excluded."""
+    """Run a server in a child process; its CPU time for the streams, start excluded."""
     listener = socket.socket()
     listener.bind(("127.0.0.1", 0))
     listener.listen(1024)
-    command = [sys.executable, __file__, "--serve", kind, "--fd", str(listener.fileno())]
+    command = [sys.executable, "-m", "benchmarks.server.bench_sse", "--serve", kind, "--fd", str(listener.fileno())]
     command += ["--streams", str(args.streams), "--tokens", str(args.tokens)]
     child = subprocess.Popen(command, pass_fds=[listener.fileno()], stdout=subprocess.PIPE)
     assert child.stdout is not None
@@ -129,6 +186,7 @@ def measure(kind: str, args: argparse.Namespace) -> dict[str, float]:
         num_bytes = uvloop.run(read_all(listener.getsockname()[1], args.streams))
         wall = time.perf_counter() - start
         cpu = cpu_seconds(child.pid) - before
+        lags = json.loads(child.stdout.readline())
     finally:
         child.kill()
         child.wait()
@@ -137,19 +195,23 @@ def measure(kind: str, args: argparse.Namespace) -> dict[str, float]:
         "cpu_us_per_token": 1e6 * cpu / tokens,
         "tokens_per_s": tokens / wall,
         "bytes_per_token": num_bytes / tokens,
+        **lags,
     }
 
 
 def cpu_seconds(pid: int) -> float:
-    with open(f"/proc/{pid}/stat") as file:
-        fields = file.read().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    """CPU time of a process, all its threads."""
+    total_ns = 0
+    for thread in os.listdir(f"/proc/{pid}/task"):
+        with open(f"/proc/{pid}/task/{thread}/schedstat") as file:
+            total_ns += int(file.read().split()[0])
+    return 1e-9 * total_ns
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--streams", type=int, default=256)
-    parser.add_argument("--tokens", type=int, default=200)
+    parser.add_argument("--tokens", type=int, default=400, help="of each stream")
     parser.add_argument("--serve", choices=("bare", "whole"), help=argparse.SUPPRESS)
     parser.add_argument("--fd", type=int, help=argparse.SUPPRESS)
     args = parser.parse_args()
@@ -161,7 +223,7 @@ def main() -> None:
     for kind, figures in result.items():
         print(kind, {name: round(value, 2) for name, value in figures.items()})
     share = result["bare"]["cpu_us_per_token"] / result["whole"]["cpu_us_per_token"]
-    print(json.dumps({"streams": args.streams, "tokens": args.tokens, "share_of_bare": share, **result}))
+    print(f"share of bare: {share:.3f}")
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ from quire.config.engine import ObservabilityConfig, QuireConfig, SupervisionCon
 from quire.config.model import LoadConfig, ModelConfig
 from quire.config.not_yet import NOT_YET, is_neutral
 from quire.config.scheduler import SchedulerConfig
-from quire.config.server import ApiConfig, HttpConfig, LimitsConfig, ServerConfig
+from quire.config.server import ApiConfig, HttpConfig, LimitsConfig, ServerConfig, TracingConfig
 from quire.errors import ConfigError, UnsupportedError, nearest, unknown_name
 from quire.utils.checks import shown
 
@@ -32,7 +32,9 @@ SECTIONS: dict[str, type] = {
     "observability": ObservabilityConfig,
     "supervision": SupervisionConfig,
 }
-SERVER_SECTIONS: dict[str, type] = {"http": HttpConfig, "api": ApiConfig, "limits": LimitsConfig}
+SERVER_SECTIONS: dict[str, type] = {
+    "http": HttpConfig, "api": ApiConfig, "limits": LimitsConfig, "tracing": TracingConfig,
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)

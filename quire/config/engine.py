@@ -28,7 +28,8 @@ class SupervisionConfig:
 
     hang_timeout_s: float = setting(
         10.0,
-        "A core that has work and for so long neither advances nor uses the CPU is killed, in seconds.",
+        "A core that has work and for so long neither advances nor uses the CPU, or uses far more of it than its step "
+        "should take, is killed, in seconds.",
         minimum=0.2,
         maximum=3600.0,
     )
@@ -54,3 +55,9 @@ class QuireConfig:
     supervision: SupervisionConfig = field(default_factory=SupervisionConfig)
     arch: ModelArch | None = None
     model_path: str = ""
+
+    @property
+    def max_model_len(self) -> int:
+        """Most tokens of one request, prompt and output; of a resolved configuration."""
+        assert self.model.max_model_len is not None, "resolve() sets max_model_len"
+        return self.model.max_model_len

@@ -57,10 +57,15 @@ class ApiConfig:
         None, "Key that requests must show (Authorization: Bearer ...). Visible in the process list: prefer a file."
     )
     api_key_file: str | None = setting(
-        None, "File of keys, one a line, optionally as tenant=key. QUIRE_API_KEY in the environment holds one key too."
+        None,
+        "File of keys: one a line, optionally as tenant=key, or YAML with limits for each tenant. Read again when it "
+        "changes. QUIRE_API_KEY in the environment holds one key too.",
     )
-    isolate_tenants: bool = setting(
-        True, "With several tenants in the key file: each finds only its own pages in the prefix cache."
+    isolate_tenants: bool = setting(True, "Each tenant finds only its own pages in the prefix cache.")
+    shared_prefixes: str | None = setting(
+        None,
+        "File (YAML) of prompt beginnings whose full pages in the prefix cache are shared by all tenants: lines of "
+        "name: {system: text}, {text: text} or {token_ids: [...]}.",
     )
     strict_requests: bool = setting(
         False, "Refuse request fields that are unknown or have no effect; default: name them in `warnings`."
@@ -78,7 +83,10 @@ class ApiConfig:
     )
     enable_force_include_usage: bool = setting(False, "End every stream with usage, asked for or not.")
     enable_per_request_metrics: bool = setting(
-        False, "Add `metrics` to every answer: where its wall time went, in milliseconds."
+        False,
+        "Add `metrics`, a receipt, to every answer: the phases of its wall time in milliseconds, cached tokens, "
+        "preemptions, restarts of the engine that it outlived.",
+        aliases=("enable_receipts",),
     )
     enable_log_requests: bool = setting(False, "Log each request's parameters (never its text) when it arrives.")
     sse_keep_alive_interval: int = setting(
@@ -127,9 +135,24 @@ class LimitsConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TracingConfig:
+    """OpenTelemetry traces (needs `quire[otel]`)."""
+
+    otlp_traces_endpoint: str | None = setting(
+        None,
+        "URL of a collector that takes traces by OTLP over HTTP, such as http://127.0.0.1:4318/v1/traces; one span for "
+        "each request, and one for each of its phases.",
+    )
+
+    def __post_init__(self) -> None:
+        check_settings(self)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ServerConfig:
     """Everything about the server that is no matter of the engine."""
 
     http: HttpConfig = field(default_factory=HttpConfig)
     api: ApiConfig = field(default_factory=ApiConfig)
     limits: LimitsConfig = field(default_factory=LimitsConfig)
+    tracing: TracingConfig = field(default_factory=TracingConfig)

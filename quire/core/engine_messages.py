@@ -43,6 +43,7 @@ class EngineCoreRequest:
         arrival_time: seconds, wall clock.
         priority: lower runs first (priority policy only).
         cache_salt: requests share cached pages only with requests of the same salt.
+        num_shared_tokens: full pages of so many first tokens of the prompt are shared whatever the salt.
         output_token_ids: [num_output_tokens] int32; what it has put out already, when it is continued; None = nothing.
             Fewer than `max_tokens`. Counted by limits, penalties and positions as if it had never been interrupted.
     """
@@ -56,6 +57,7 @@ class EngineCoreRequest:
     arrival_time: float = 0.0
     priority: int = 0
     cache_salt: str | None = None
+    num_shared_tokens: int = 0
     output_token_ids: np.ndarray | None = None
 
 

@@ -44,11 +44,15 @@ class TextPrompt:
 
 @dataclass(frozen=True, slots=True)
 class TokensPrompt:
-    """A prompt of token ids, at least one, each in [0, 2**31); `prompt` is its text when the caller has it."""
+    """A prompt of token ids, at least one, each in [0, 2**31); `prompt` is its text when the caller has it.
+
+    Full pages of its first `num_shared_tokens` tokens are shared whatever the salt.
+    """
 
     prompt_token_ids: tuple[int, ...]
     prompt: str | None = None
     cache_salt: str | None = None
+    num_shared_tokens: int = 0
 
 
 class ChatMessage(TypedDict, total=False):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+
+import msgspec
 
 from quire.core.stats import RequestStateStats
 
@@ -16,8 +18,7 @@ class Logprob:
     decoded_token: str | None = None
 
 
-@dataclass(slots=True)
-class CompletionOutput:
+class CompletionOutput(msgspec.Struct):
     """One of a request's `n` answers.
 
     Attributes:
@@ -42,8 +43,7 @@ class CompletionOutput:
         return self.finish_reason is not None
 
 
-@dataclass(slots=True)
-class RequestOutput:
+class RequestOutput(msgspec.Struct):
     """A request's answers.
 
     Attributes:
@@ -60,4 +60,4 @@ class RequestOutput:
     finished: bool
     prompt_logprobs: list[dict[int, Logprob] | None] | None = None
     num_cached_tokens: int | None = None
-    metrics: RequestStateStats = field(default_factory=RequestStateStats)
+    metrics: RequestStateStats = msgspec.field(default_factory=RequestStateStats)

@@ -39,7 +39,8 @@ class Request:
         token_ids: [num_tokens] int32; prompt and output so far. Current only while the request has no row.
         arrival: its place in the order of arrival, unique.
         stop_token_ids: ids that end it, EOS apart.
-        extra_keys: page number -> what besides tokens decides its content; only pages that have such keys.
+        extra_keys: page number -> what besides tokens decides its content; only pages that have such keys. Set by the
+            KV cache manager, as page numbers are its own.
         status: where it stands.
         row: its row, -1 when it has none.
         num_preemptions: how often it lost its row.
@@ -63,7 +64,6 @@ class Request:
     @classmethod
     def from_message(cls, message: EngineCoreRequest, arrival: int = 0) -> Request:
         """The request as it arrives."""
-        salt = message.cache_salt
         token_ids = message.prompt_token_ids
         if message.output_token_ids is not None:
             token_ids = np.concatenate((token_ids, message.output_token_ids))
@@ -72,7 +72,6 @@ class Request:
             token_ids=np.ascontiguousarray(token_ids, dtype=np.int32),
             arrival=arrival,
             stop_token_ids=frozenset(message.sampling_params.stop_token_ids or ()),
-            extra_keys={} if salt is None else {0: (("cache_salt", salt),)},
         )
 
     @property

@@ -5,7 +5,6 @@ Used by both ends of a core's sockets. A malformed message is a `MessageError`, 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any, Generic, TypeVar
 
@@ -95,14 +94,18 @@ class MessageDecoder(Generic[T]):
             raise ValueError("unknown dtype of an array")
         if not isinstance(shape, list) or not 0 < len(shape) <= MAX_DIMENSIONS:
             raise ValueError(f"an array has 1 to {MAX_DIMENSIONS} dimensions")
-        if not all(type(size) is int and 0 <= size <= MAX_ARRAY_BYTES for size in shape):
-            raise ValueError("sizes of an array are integers >= 0")
+        num_items = 1
+        for size in shape:
+            if type(size) is not int or not 0 <= size <= MAX_ARRAY_BYTES:
+                raise ValueError("sizes of an array are integers >= 0")
+            num_items *= size
         buffer = self._buffer(source)
-        if math.prod(shape) * DTYPES[code].itemsize != len(buffer) or len(buffer) > MAX_ARRAY_BYTES:
+        if num_items * DTYPES[code].itemsize != len(buffer) or len(buffer) > MAX_ARRAY_BYTES:
             raise ValueError(f"{len(buffer)} bytes are not an array of shape {shape} of {code}")
         if code == "b1" and not set(bytes(buffer)) <= {0, 1}:
             raise ValueError("booleans are 0 or 1")
-        return np.frombuffer(buffer, DTYPES[code]).reshape(shape)
+        array = np.frombuffer(buffer, DTYPES[code])
+        return array if len(shape) == 1 else array.reshape(shape)
 
     def _buffer(self, source: Any) -> Frame:
         if isinstance(source, bytes):

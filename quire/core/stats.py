@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 
@@ -40,14 +41,45 @@ class SchedulerStats:
 
 @dataclass(slots=True)
 class RequestStateStats:
-    """Timings of one request; wall-clock arrival, other times in seconds on a monotonic clock (0 = not yet)."""
+    """Timings of one request; wall-clock arrival, other times in seconds on a monotonic clock (0 = not yet).
+
+    Attributes:
+        num_restarts: engine cores that it outlived.
+        output_ts: when its final output was made.
+    """
 
     num_generation_tokens: int = 0
     num_preemptions: int = 0
+    num_restarts: int = 0
     arrival_time: float = 0.0
     queued_ts: float = 0.0
     scheduled_ts: float = 0.0
     first_token_ts: float = 0.0
     last_token_ts: float = 0.0
+    output_ts: float = 0.0
     first_token_latency: float = 0.0
     events: list[RequestEvent] = field(default_factory=list)
+
+
+def merged_stats(parts: Sequence[RequestStateStats]) -> RequestStateStats:
+    """Timings of several that belong together: from the first one's beginning to the last one's end."""
+    if len(parts) == 1:
+        return parts[0]
+    return RequestStateStats(
+        num_generation_tokens=sum(part.num_generation_tokens for part in parts),
+        num_preemptions=sum(part.num_preemptions for part in parts),
+        num_restarts=max((part.num_restarts for part in parts), default=0),
+        arrival_time=_earliest(part.arrival_time for part in parts),
+        queued_ts=_earliest(part.queued_ts for part in parts),
+        scheduled_ts=_earliest(part.scheduled_ts for part in parts),
+        first_token_ts=_earliest(part.first_token_ts for part in parts),
+        last_token_ts=max((part.last_token_ts for part in parts), default=0.0),
+        output_ts=max((part.output_ts for part in parts), default=0.0),
+        first_token_latency=_earliest(part.first_token_latency for part in parts),
+        events=[event for part in parts for event in part.events],
+    )
+
+
+def _earliest(times: Iterable[float]) -> float:
+    """The smallest of `times` that has happened (0 = not yet)."""
+    return min((time for time in times if time), default=0.0)

@@ -61,9 +61,15 @@ class CoreSetup(msgspec.Struct, frozen=True):
 
 
 class CoreReady(msgspec.Struct, frozen=True, tag="ready"):
-    """The core is built. Attributes: its KV cache in pages."""
+    """The core is built.
+
+    Attributes:
+        num_blocks: its KV cache in pages.
+        start_phases: (name, seconds) of each phase of its process's start.
+    """
 
     num_blocks: int
+    start_phases: list[tuple[str, float]] = []
 
 
 class CoreFailed(msgspec.Struct, frozen=True, tag="failed"):

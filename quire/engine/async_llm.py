@@ -18,15 +18,19 @@ from quire.core.inputs import parse_prompt, with_cache_salt
 from quire.core.outputs import RequestOutput
 from quire.core.sampling_params import RequestOutputKind, SamplingParams
 from quire.core.stats import SchedulerStats
-from quire.engine.core_launcher import CoreProcess, processor_names
+from quire.engine.core_launcher import CoreProcess
 from quire.engine.front_end import Effects, FrontEnd, Submission
-from quire.engine.mp_factory import build_apart, launch_core
+from quire.engine.mp_factory import EngineStart, begin_start
 from quire.engine.output_stream import OutputStream
 from quire.engine.parts import FrontEndParts
 from quire.engine.protocol import EngineClient, StepListener
-from quire.engine.stat_logger import StatLogger
+from quire.engine.stat_logger import INTERVAL_S, StatLogger
 from quire.engine.supervisor import Supervisor
 from quire.errors import EngineDeadError, EngineGenerateError, QuireError
+from quire.logger import get_logger
+from quire.utils.phases import PhaseTimer
+
+logger = get_logger(__name__)
 
 # Texts longer than this are tokenized beside the event loop.
 LONG_TEXT_CHARS = 20_000
@@ -47,6 +51,7 @@ class AsyncLLM(EngineClient):
         defaults: the model's own settings for generation.
         step_listeners: called with every step.
         last_stats: the control plane after the newest step.
+        core_start: phases of the first core's start.
     """
 
     def __init__(self, parts: FrontEndParts, core: CoreProcess, launch: Callable[[], CoreProcess]) -> None:
@@ -59,6 +64,8 @@ class AsyncLLM(EngineClient):
         self._front = FrontEnd(parts)
         self._streams: dict[str, OutputStream] = {}
         self._stat_logger = None if parts.config.observability.disable_log_stats else StatLogger()
+        self.core_start = core.start_phases
+        self._stat_timer: asyncio.TimerHandle | None = None
         self._dead: EngineDeadError | None = None
         self._supervisor = Supervisor(core, launch, self, parts.config.supervision.max_restarts)
 
@@ -69,8 +76,21 @@ class AsyncLLM(EngineClient):
         Raises:
             QuireError: the settings, the model directory or the machine does not allow it.
         """
-        front, core = build_apart(config, logits_processors=logits_processors, usage=UsageContext.API_SERVER)
-        return cls(front, core, lambda: launch_core(front.config, processor_names(logits_processors)))
+        return cls.from_start(cls.begin(config, logits_processors=logits_processors))
+
+    @staticmethod
+    def begin(config: QuireConfig, *, logits_processors: Sequence[str | type] = ()) -> EngineStart:
+        """The first half of `from_config`: the core's process starts, and nothing waits for it.
+
+        Raises:
+            QuireError: as `from_config`.
+        """
+        return begin_start(config, logits_processors=logits_processors, usage=UsageContext.API_SERVER)
+
+    @classmethod
+    def from_start(cls, start: EngineStart, timer: PhaseTimer | None = None) -> AsyncLLM:
+        """The second half of `from_config`; `timer` gets its phases. Raises as that does."""
+        return cls(start.finish(timer), start.core, start.launcher())
 
     @classmethod
     def from_engine_args(cls, engine_args: QuireConfig | Mapping[str, Any], **options: Any) -> AsyncLLM:
@@ -92,6 +112,11 @@ class AsyncLLM(EngineClient):
     def num_restarts(self) -> int:
         """How often the engine core was replaced."""
         return self._supervisor.num_restarts
+
+    @property
+    def num_resumed(self) -> int:
+        """Answers that were continued on another engine core than they began on."""
+        return self._supervisor.num_resumed
 
     @property
     def core_pid(self) -> int | None:
@@ -117,27 +142,48 @@ class AsyncLLM(EngineClient):
             EngineGenerateError: this request failed.
             EngineDeadError: the engine has stopped for good.
         """
+        stream = await self.open_stream(
+            prompt, sampling_params, request_id,
+            priority=priority, cache_salt=cache_salt, add_special_tokens=add_special_tokens,
+        )  # fmt: skip
+        try:
+            finished = False
+            while not finished:
+                output = await stream.get()
+                finished = output.finished
+                yield output
+        finally:  # the reader left, was cancelled, or the request failed
+            stream.close()
+
+    async def open_stream(
+        self,
+        prompt: Any,
+        sampling_params: SamplingParams,
+        request_id: str,
+        *,
+        priority: int = 0,
+        cache_salt: str | None = None,
+        add_special_tokens: bool = True,
+    ) -> OutputStream:
+        """As `EngineClient.open_stream`."""
         self._require_alive()
         self._supervisor.attach()
         if cache_salt is not None:
             prompt = with_cache_salt(parse_prompt(prompt), cache_salt)
         submission = await self._prepare(request_id, prompt, sampling_params, priority, add_special_tokens)
-        stream = OutputStream(is_delta=submission.group.output_kind is RequestOutputKind.DELTA)
+        stream = OutputStream(
+            is_delta=submission.group.output_kind is RequestOutputKind.DELTA,
+            on_close=lambda: self._leave(request_id, stream),
+        )
         self._front.follow(submission)
         self._streams[request_id] = stream
         try:
             for message in submission.messages:
                 self._supervisor.add_request(message)
-            while True:
-                output = await stream.get()
-                if output.finished:
-                    self._streams.pop(request_id, None)
-                yield output
-                if output.finished:
-                    return
-        finally:  # the reader left, was cancelled, or the request failed
-            if self._streams.get(request_id) is stream:
-                self._discard(request_id)
+        except BaseException:
+            stream.close()
+            raise
+        return stream
 
     async def abort(self, request_ids: str | Iterable[str]) -> None:
         """End requests; each gets its final output. Unknown and finished ids are ignored."""
@@ -172,6 +218,8 @@ class AsyncLLM(EngineClient):
         """End the engine core; harmless when repeated."""
         if self._dead is None:
             self.on_dead(EngineDeadError("the engine was shut down", hint="make a new one"))
+        if self._stat_timer is not None:
+            self._stat_timer.cancel()
         self._supervisor.close()
 
     # --- what the supervisor tells ---
@@ -181,6 +229,8 @@ class AsyncLLM(EngineClient):
         self.last_stats = step.stats
         if self._stat_logger is not None:
             self._stat_logger.record(step)
+            if self._stat_timer is None:
+                self._stat_timer = asyncio.get_running_loop().call_later(INTERVAL_S, self._log_stats, self._stat_logger)
         for listener in self.step_listeners:
             listener(step)
         self._apply(self._front.process(step))
@@ -215,6 +265,11 @@ class AsyncLLM(EngineClient):
 
     # --- within ---
 
+    def _log_stats(self, stat_logger: StatLogger) -> None:
+        """Log what came since the last line; the next step starts the timer anew."""
+        self._stat_timer = None
+        stat_logger.flush()
+
     async def _prepare(
         self, request_id: str, prompt: Any, params: SamplingParams, priority: int, add_special_tokens: bool
     ) -> Submission:
@@ -240,16 +295,30 @@ class AsyncLLM(EngineClient):
         self._deliver(effects.outputs)
 
     def _deliver(self, outputs: Iterable[RequestOutput]) -> None:
+        streams = self._streams
         for output in outputs:
-            stream = self._streams.get(output.request_id)
+            stream = streams.pop(output.request_id, None) if output.finished else streams.get(output.request_id)
             if stream is not None:
-                stream.put(output)
+                self._put(stream, output)
+
+    def _put(self, stream: OutputStream, output: RequestOutput) -> None:
+        try:
+            stream.put(output)
+        except Exception:  # a reader's mistake must not take the step's other outputs with it
+            logger.exception("the reader of request %s is given up", output.request_id)
+            stream.close()
+            self._discard(output.request_id)
 
     def _fail(self, request_id: str, error: QuireError) -> None:
         stream = self._streams.get(request_id)
         if stream is not None:
             self._discard(request_id)
             stream.fail(error)
+
+    def _leave(self, request_id: str, stream: OutputStream) -> None:
+        """The reader of a stream is gone; its request ends, unless it has."""
+        if self._streams.get(request_id) is stream:
+            self._discard(request_id)
 
     def _discard(self, request_id: str) -> None:
         """Forget a request; the core is told to end what it has of it."""

@@ -26,6 +26,7 @@ from quire.engine.hang_detector import HangDetector, Sample
 from quire.engine.progress import Phase, ProgressPage, Word
 from quire.errors import ConfigError, EngineDeadError, QuireError
 from quire.logger import get_logger
+from quire.utils.phases import Phases
 
 BOOT = "import sys; sys.path[:] = sys.argv[2:]; from quire.engine.core_proc import main; main(int(sys.argv[1]))"
 HELLO_TIMEOUT_S = 60.0
@@ -73,6 +74,7 @@ class CoreProcess:
         self._answered = threading.Event()
         self._is_closing = False
         self._hang: str | None = None
+        self._is_suspected = False
         self._thread = threading.Thread(target=self._keep, name="engine core", daemon=True)
 
     def start(self) -> None:
@@ -90,6 +92,11 @@ class CoreProcess:
             return self._answer
         self.close()
         raise self._answer or EngineDeadError("the engine core did not start")
+
+    @property
+    def start_phases(self) -> Phases:
+        """What the child's start took; empty before it is ready."""
+        return self._answer.start_phases if isinstance(self._answer, CoreReady) else ()
 
     @property
     def pid(self) -> int | None:
@@ -128,6 +135,7 @@ class CoreProcess:
             self.kill()
             self._thread.join()
         self.link.close()
+        self._progress.close()
 
     def _close_stdin(self) -> None:
         child = self._child
@@ -229,6 +237,12 @@ class CoreProcess:
 
     def _look(self, elapsed_s: float) -> None:
         hang = self._detector.observe(self._sample(), elapsed_s)
+        if self._detector.is_suspicious and not self._is_suspected:
+            logger.warning(
+                "the engine core (process %s) has not advanced for %.1f s; it is killed when it does nothing for %g s",
+                self.pid, self._detector.quiet_s, self._timeout_s,
+            )  # fmt: skip
+        self._is_suspected = self._detector.is_suspicious
         if hang is not None and self._hang is None:
             self._hang = f"it hangs: {hang}"
             logger.error("the engine core (process %s) is killed: %s", self.pid, self._hang)
@@ -237,14 +251,18 @@ class CoreProcess:
     def _sample(self) -> Sample:
         words = self._progress.words
         num_tokens, ns_per_token = int(words[Word.STEP_TOKENS]), int(words[Word.NS_PER_TOKEN])
+        state, cpu_s = _state_and_cpu_seconds(self.pid)
         phase = self._progress.phase
         is_unread = self.link.num_sent > int(words[Word.NUM_RECEIVED])
         return Sample(
             progress=(phase, int(words[Word.NUM_TICKS]), int(words[Word.NUM_RECEIVED])),
             should_advance=phase != Phase.IDLE or is_unread,
-            cpu_s=_cpu_seconds(self.pid) if self._config.device.device == "cpu" else None,
+            cpu_s=cpu_s if self._config.device.device == "cpu" else None,
+            is_stopped=state == "T",
+            is_waiting=state in ("D", "R"),
             is_starting=phase == Phase.STARTING,
             step_s=num_tokens * ns_per_token * 1e-9,
+            longest_step_s=int(words[Word.NS_LONGEST_STEP]) * 1e-9,
         )
 
 
@@ -277,13 +295,13 @@ def _describe_exit(code: int) -> str:
     return f"its process exited with code {code}"
 
 
-def _cpu_seconds(pid: int | None) -> float | None:
-    """CPU time of a process; None where the system does not say. Waiting for a disk or for a CPU counts as work."""
+def _state_and_cpu_seconds(pid: int | None) -> tuple[str, float | None]:
+    """A process's state as the kernel writes it (T = stopped, R = runs or waits for a CPU, D = waits for a disk) and
+    the CPU time it has used; "" and None where the system does not say.
+    """
     try:
         text = Path(f"/proc/{pid}/stat").read_text()
     except OSError:
-        return None
+        return "", None
     state, *fields = text.rpartition(")")[2].split()
-    if state in "DR":
-        return time.monotonic()
-    return (int(fields[10]) + int(fields[11])) / os.sysconf("SC_CLK_TCK")
+    return state, (int(fields[10]) + int(fields[11])) / os.sysconf("SC_CLK_TCK")

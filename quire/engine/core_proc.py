@@ -15,6 +15,7 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -42,6 +43,7 @@ from quire.engine.progress import Phase, ProgressPage
 from quire.errors import EngineDeadError, MessageError, QuireError
 from quire.logger import configure_logging, get_logger
 from quire.utils.garbage import collector_paused
+from quire.utils.phases import PhaseTimer
 
 HELLO = b"hello"
 PR_SET_PDEATHSIG = 1
@@ -67,10 +69,17 @@ class EngineCoreProc:
         core: what runs the steps.
         inputs, outputs: connected PULL and PUSH sockets.
         progress: where to show it.
+        clock_ns: times steps, in nanoseconds: the process's CPU time where steps are computed by the CPU, so that a
+            process which was stopped, or had to wait for the CPU, does not seem slow.
     """
 
     def __init__(
-        self, core: EngineCore, inputs: zmq.Socket[bytes], outputs: zmq.Socket[bytes], progress: ProgressPage
+        self,
+        core: EngineCore,
+        inputs: zmq.Socket[bytes],
+        outputs: zmq.Socket[bytes],
+        progress: ProgressPage,
+        clock_ns: Callable[[], int] = time.monotonic_ns,
     ) -> None:
         self._core = core
         self._inputs = inputs
@@ -78,6 +87,7 @@ class EngineCoreProc:
         self._progress = progress
         self._encoder = MessageEncoder()
         self._decoder: MessageDecoder[ToCore] = MessageDecoder(ToCore)
+        self._clock_ns = clock_ns
         self._is_paused = False
 
     def run(self) -> None:
@@ -93,9 +103,9 @@ class EngineCoreProc:
             self._send(StepOutputs(outputs))
 
     def _step(self) -> EngineCoreOutputs | None:
-        start = time.monotonic_ns()
+        start = self._clock_ns()
         outputs = self._core.step()
-        self._progress.end_step(time.monotonic_ns() - start)
+        self._progress.end_step(self._clock_ns() - start)
         return outputs
 
     def _take_in(self) -> None:
@@ -157,7 +167,9 @@ def main(ready_fd: int) -> None:
 
     Ends with its parent, however that ends: when its standard input closes, and on Linux by the kernel too.
     """
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C is for the parent
+    timer = PhaseTimer("python and imports")
+    for number in (signal.SIGINT, signal.SIGTERM):  # sent to a whole group, they are for the parent, which may drain
+        signal.signal(number, signal.SIG_IGN)
     setup = msgspec.msgpack.decode(_read_block(0), type=CoreSetup)
     directory = Path(setup.progress_path).parent
     threading.Thread(target=_end_with_parent, args=(directory,), name="parent watch", daemon=True).start()
@@ -174,32 +186,34 @@ def main(ready_fd: int) -> None:
     _wait_until_gone(directory)
     _die_with_parent(setup.parent_pid)
     configure_logging()
+    timer.end_phase("connection")
     try:
-        core = _build(setup, progress)
+        core = _build(setup, progress, timer)
     except Exception as error:
         if not isinstance(error, QuireError):
             logger.exception("the engine core cannot be built")
         _answer(ready_fd, CoreFailed(ErrorInfo.of(error)))
         return
     progress.enter(Phase.IDLE)
-    _answer(ready_fd, CoreReady(num_blocks=core.num_blocks))
+    logger.info("engine core %s", timer)
+    _answer(ready_fd, CoreReady(core.num_blocks, timer.phases))
     try:
-        EngineCoreProc(core, inputs, outputs, progress).run()
+        clock_ns = time.process_time_ns if setup.config.device.device == "cpu" else time.monotonic_ns
+        EngineCoreProc(core, inputs, outputs, progress, clock_ns).run()
     except Exception:
         logger.exception("the engine core stops")
         os._exit(1)  # at once: nothing here is worth tidying up, and the parent waits for the end
 
 
-def _build(setup: CoreSetup, progress: ProgressPage) -> EngineCore:
+def _build(setup: CoreSetup, progress: ProgressPage, timer: PhaseTimer) -> EngineCore:
     envs.prefer_sleeping_threads()
     with collector_paused():
-        from quire.engine.factory import build_core  # late: loads torch
-        from quire.platforms.detect import detect_platform
-
+        with timer.phase("torch"):
+            from quire.engine.core_factory import build_core  # late: loads torch
+            from quire.platforms.detect import detect_platform
         platform = detect_platform(setup.config.device.device)
-        core = build_core(
-            setup.config, platform, logits_processors=setup.logits_processors, on_step=progress.begin_step
-        )
+        processors = setup.logits_processors
+        core = build_core(setup.config, platform, timer, logits_processors=processors, on_step=progress.begin_step)
         gc.freeze()  # what the process has by now it keeps: to look through it would stop a step
     return core
 

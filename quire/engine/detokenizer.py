@@ -30,6 +30,10 @@ class Detokenizer:
         prompt_token_ids: what the answer follows.
     """
 
+    __slots__ = (
+        "_include_stop", "_is_complete", "_min_tokens", "_num_shown", "_num_tokens", "_search", "_stream", "_text",
+    )  # fmt: skip
+
     def __init__(self, tokenizer: Tokenizer | None, params: SamplingParams, prompt_token_ids: Sequence[int]) -> None:
         self._stream: IncrementalDetokenizer | None = None
         if tokenizer is not None and params.detokenize:

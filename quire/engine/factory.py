@@ -1,26 +1,21 @@
-"""From a configuration to a running engine: every part built once, in order, and what is cheap checked first.
+"""From a configuration to an engine in this process: every part built once, in order, and what is cheap checked first.
 
-Called by `LLMEngine.from_config`, and `build_core` by the process that holds an engine core. Owns no state.
+Called by `LLMEngine.from_config`. Owns no state.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from quire.config import QuireConfig
-from quire.engine.core import EngineCore
 from quire.engine.core_client.inproc import InprocClient
-from quire.engine.front_factory import build_front_end, max_model_len, phase, resolve_config
+from quire.engine.core_factory import build_core
+from quire.engine.front_factory import build_front_end, resolve_config
 from quire.engine.parts import EngineParts
-from quire.engine.step_recovery import StepRecovery
-from quire.executor.base import Executor
-from quire.executor.uniproc import UniProcExecutor
-from quire.kv_cache.planning import plan_kv_cache
 from quire.logger import get_logger
 from quire.platforms.detect import detect_platform
-from quire.platforms.interface import Platform
 from quire.sample.logits_processor import ProcessorSource, load_processors, validate_params
-from quire.scheduler.scheduler import Scheduler
+from quire.utils.phases import PhaseTimer
 
 logger = get_logger(__name__)
 
@@ -35,12 +30,16 @@ def build_parts(config: QuireConfig, *, logits_processors: Sequence[ProcessorSou
     Raises:
         QuireError: the configuration, the model directory or the machine does not allow it.
     """
-    platform = detect_platform(config.device.device)
-    config, model_dir = resolve_config(config, platform)
-    processors = load_processors(logits_processors)
+    timer = PhaseTimer()
+    with timer.phase("configuration"):
+        platform = detect_platform(config.device.device)
+        config, model_dir = resolve_config(config, platform)
+        processors = load_processors(logits_processors)
     check = (lambda params: validate_params(processors, params)) if processors else None
-    front = build_front_end(config, model_dir, check)
-    core = build_core(config, platform, logits_processors=processors)
+    with timer.phase("tokenizer and chat template"):
+        front = build_front_end(config, model_dir, check)
+    core = build_core(config, platform, timer, logits_processors=processors)
+    logger.info("engine %s", timer)
     return EngineParts(
         config=front.config,
         input_processor=front.input_processor,
@@ -49,42 +48,3 @@ def build_parts(config: QuireConfig, *, logits_processors: Sequence[ProcessorSou
         defaults=front.defaults,
         client=InprocClient(core),
     )
-
-
-def build_core(
-    config: QuireConfig,
-    platform: Platform,
-    *,
-    logits_processors: Sequence[ProcessorSource] = (),
-    on_step: Callable[[int], None] | None = None,
-) -> EngineCore:
-    """An engine core with its model loaded and its KV cache allocated.
-
-    Args:
-        config: resolved.
-        on_step: called with the number of tokens of each step, before it runs.
-
-    Raises:
-        QuireError: the model or the machine does not allow it.
-    """
-    with phase("model"):
-        executor: Executor = UniProcExecutor(config, platform, logits_processors)
-    with phase("KV cache"):
-        recovery = StepRecovery()
-        scheduler, num_blocks = _make_scheduler(config, executor, recovery)
-    return EngineCore(executor, scheduler, recovery, num_blocks, on_step)
-
-
-def _make_scheduler(config: QuireConfig, executor: Executor, recovery: StepRecovery) -> tuple[Scheduler, int]:
-    """Divide the memory that is left, and start the control plane on it; also the number of pages."""
-    max_len = max_model_len(config)
-    specs, available_bytes = executor.kv_cache_specs(), executor.available_kv_cache_bytes()
-    kv_cache_config = plan_kv_cache(specs, available_bytes, config.cache, max_len)
-    executor.initialize_kv_cache(kv_cache_config)
-    num_tokens = (kv_cache_config.num_blocks - 1) * kv_cache_config.block_size
-    logger.info(
-        "KV cache: %d pages of %d tokens, room for %d tokens (%.1f requests of %d)",
-        kv_cache_config.num_blocks, kv_cache_config.block_size, num_tokens, num_tokens / max_len, max_len,
-    )  # fmt: skip
-    scheduler = Scheduler(config.scheduler, config.cache, kv_cache_config, max_len, gates=(recovery.gate,))
-    return scheduler, kv_cache_config.num_blocks

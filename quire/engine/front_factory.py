@@ -7,9 +7,7 @@ bad configuration, tokenizer or template is refused here, before any weight is r
 from __future__ import annotations
 
 import dataclasses
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 
 from quire.attention.block_sizes import PREFERRED_BLOCK_SIZES
@@ -45,8 +43,17 @@ def resolve_config(
     Raises:
         QuireError: the configuration, the model directory or the machine does not allow it.
     """
-    with phase("configuration"):
-        return _resolve(config, platform or detect_platform(config.device.device), usage)
+    platform = platform or detect_platform(config.device.device)
+    path = resolve_model_path(config.model.model, config.model.revision, config.load.download_dir)
+    model_dir = read_model_dir(path)
+    arch = parse_hf_config(model_dir.config)
+    kernel_tiers = tier_problems() if platform.is_cpu else {}
+    config, decisions = resolve(
+        config, platform, arch, usage=usage, block_sizes=PREFERRED_BLOCK_SIZES, kernel_tiers=kernel_tiers
+    )
+    for decision in decisions:
+        logger.info("%s", decision)
+    return dataclasses.replace(config, model_path=str(path)), model_dir
 
 
 def build_front_end(
@@ -61,10 +68,9 @@ def build_front_end(
     Raises:
         QuireError: the tokenizer, the chat template or generation_config.json is unusable.
     """
-    with phase("tokenizer and chat template"):
-        tokenizer = _load_tokenizer(config, model_dir.path)
-        chat_template = _load_template(config.model, tokenizer)
-        defaults = _read_defaults(config, model_dir, tokenizer)
+    tokenizer = _load_tokenizer(config, model_dir.path)
+    chat_template = _load_template(config.model, tokenizer)
+    defaults = _read_defaults(config, model_dir, tokenizer)
     return FrontEndParts(
         config=config,
         input_processor=InputProcessor(_limits(config), tokenizer, defaults, validate_params),
@@ -72,19 +78,6 @@ def build_front_end(
         chat_template=chat_template,
         defaults=defaults,
     )
-
-
-def _resolve(config: QuireConfig, platform: Platform, usage: UsageContext) -> tuple[QuireConfig, ModelDir]:
-    path = resolve_model_path(config.model.model, config.model.revision, config.load.download_dir)
-    model_dir = read_model_dir(path)
-    arch = parse_hf_config(model_dir.config)
-    kernel_tiers = tier_problems() if platform.is_cpu else {}
-    config, decisions = resolve(
-        config, platform, arch, usage=usage, block_sizes=PREFERRED_BLOCK_SIZES, kernel_tiers=kernel_tiers
-    )
-    for decision in decisions:
-        logger.info("%s", decision)
-    return dataclasses.replace(config, model_path=str(path)), model_dir
 
 
 def _load_tokenizer(config: QuireConfig, model_path: Path) -> Tokenizer | None:
@@ -129,7 +122,7 @@ def _read_defaults(config: QuireConfig, model_dir: ModelDir, tokenizer: Tokenize
 def _limits(config: QuireConfig) -> InputLimits:
     return InputLimits(
         vocab_size=_vocab_size(config),
-        max_model_len=max_model_len(config),
+        max_model_len=config.max_model_len,
         max_logprobs=config.model.max_logprobs,
     )
 
@@ -137,17 +130,3 @@ def _limits(config: QuireConfig) -> InputLimits:
 def _vocab_size(config: QuireConfig) -> int:
     assert config.arch is not None, "resolve() sets the architecture"
     return config.arch.vocab_size
-
-
-def max_model_len(config: QuireConfig) -> int:
-    """Most tokens of one request, prompt and output, of a resolved configuration."""
-    assert config.model.max_model_len is not None, "resolve() sets max_model_len"
-    return config.model.max_model_len
-
-
-@contextmanager
-def phase(name: str) -> Iterator[None]:
-    """Log how long a phase of the start took."""
-    start = time.perf_counter()
-    yield
-    logger.info("%s ready in %.2f s", name, time.perf_counter() - start)

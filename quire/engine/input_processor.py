@@ -51,6 +51,7 @@ class PreparedRequest:
     params: SamplingParams
     eos_token_id: int
     cache_salt: str | None
+    num_shared_tokens: int = 0
 
 
 class InputProcessor:
@@ -94,6 +95,7 @@ class InputProcessor:
             params=self._normalize(params, len(token_ids)),
             eos_token_id=self._defaults.eos_token_id,
             cache_salt=parsed.cache_salt,
+            num_shared_tokens=parsed.num_shared_tokens if isinstance(parsed, TokensPrompt) else 0,
         )
 
     def _token_ids(self, prompt: TextPrompt | TokensPrompt, add_special_tokens: bool) -> np.ndarray:

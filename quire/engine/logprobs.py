@@ -22,6 +22,8 @@ class LogprobsCollector:
         wants_output, wants_prompt: which of the two the request asked for.
     """
 
+    __slots__ = ("_tokenizer", "cumulative", "output", "prompt")
+
     def __init__(self, tokenizer: Tokenizer | None, *, wants_output: bool, wants_prompt: bool) -> None:
         self._tokenizer = tokenizer
         self.output: list[LogprobLine] | None = [] if wants_output else None

@@ -1,12 +1,15 @@
 """From a configuration to a front-end here and an engine core in another process. Loads no torch. Owns no state.
 
 Called by `AsyncLLM.from_config`, and by `LLMEngine.from_config` when the core is to be apart. The core's process starts
-while the tokenizer loads.
+first, and whatever else a program has to load is loaded meanwhile.
 """
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
 
 from quire.config import QuireConfig
 from quire.config.resolve import UsageContext
@@ -15,6 +18,8 @@ from quire.engine.core_client.sync_mp import SyncMPClient
 from quire.engine.core_launcher import CoreProcess, processor_names
 from quire.engine.front_factory import build_front_end, resolve_config
 from quire.engine.parts import EngineParts, FrontEndParts
+from quire.models.model_dir import ModelDir
+from quire.utils.phases import PhaseTimer
 
 
 def launch_core(config: QuireConfig, logits_processors: Sequence[str] = ()) -> CoreProcess:
@@ -24,13 +29,67 @@ def launch_core(config: QuireConfig, logits_processors: Sequence[str] = ()) -> C
     return core
 
 
-def build_apart(
+@dataclass(frozen=True, slots=True)
+class EngineStart:
+    """An engine whose core's process has been started and whose front-end is still to be built.
+
+    Attributes:
+        config: resolved.
+        core: its process, on its way.
+        logits_processors: "module:Class" each.
+    """
+
+    config: QuireConfig
+    core: CoreProcess
+    logits_processors: list[str]
+    model_dir: ModelDir
+
+    def finish(self, timer: PhaseTimer | None = None) -> FrontEndParts:
+        """Build the front-end, then wait for the core.
+
+        Args:
+            timer: gets the phases.
+
+        Raises:
+            QuireError: one of them cannot be built; no process is left.
+        """
+        timer = timer or PhaseTimer()
+        try:
+            with timer.phase("tokenizer and chat template"):
+                front = build_front_end(self.config, self.model_dir, _params_check(self.logits_processors))
+            with timer.phase("waiting for the engine core"):
+                self.core.wait_ready()
+        except BaseException:
+            self.cancel()
+            raise
+        return front
+
+    def launcher(self) -> Callable[[], CoreProcess]:
+        """Starts a process that takes the place of the core, which is ready, when that has ended; does not keep it."""
+        config = with_num_blocks(self.config, self.core.wait_ready().num_blocks)
+        return partial(launch_core, config, self.logits_processors)
+
+    def cancel(self) -> None:
+        """End the core's process."""
+        self.core.close()
+
+
+def with_num_blocks(config: QuireConfig, num_blocks: int) -> QuireConfig:
+    """`config` for a core that replaces one with so many pages: the memory is not divided anew.
+
+    What is free may be less by then, and a request that was taken must still fit; a core that finds too little free
+    memory says so and does not start.
+    """
+    return dataclasses.replace(config, cache=dataclasses.replace(config.cache, num_blocks=num_blocks))
+
+
+def begin_start(
     config: QuireConfig,
     *,
     logits_processors: Sequence[str | type] = (),
     usage: UsageContext = UsageContext.LLM_CLASS,
-) -> tuple[FrontEndParts, CoreProcess]:
-    """A front-end, and the process of a core that is ready.
+) -> EngineStart:
+    """Resolve the configuration and start the core's process; returns without waiting for it.
 
     Args:
         usage: who runs the engine.
@@ -40,26 +99,20 @@ def build_apart(
     """
     names = processor_names(logits_processors)
     config, model_dir = resolve_config(config, usage=usage)
-    core = launch_core(config, names)
-    try:
-        front = build_front_end(config, model_dir, _params_check(names))
-        core.wait_ready()
-    except BaseException:
-        core.close()
-        raise
-    return front, core
+    return EngineStart(config, launch_core(config, names), names, model_dir)
 
 
 def build_parts_apart(config: QuireConfig, *, logits_processors: Sequence[str | type] = ()) -> EngineParts:
     """The parts of an engine that its caller steps, with the core in another process."""
-    front, core = build_apart(config, logits_processors=logits_processors)
+    start = begin_start(config, logits_processors=logits_processors)
+    front = start.finish()
     return EngineParts(
         config=front.config,
         input_processor=front.input_processor,
         tokenizer=front.tokenizer,
         chat_template=front.chat_template,
         defaults=front.defaults,
-        client=SyncMPClient(core),
+        client=SyncMPClient(start.core),
     )
 
 

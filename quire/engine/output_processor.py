@@ -84,7 +84,7 @@ class OutputProcessor:
         """An answer ended without the engine core; the output that is due, if any."""
         group, state = self._by_handle.pop(handle)
         state.end(reason)
-        return self._take_output(group, {state.index})
+        return self._take_output(group, [state])
 
     def process(self, step: EngineCoreOutputs) -> ProcessedStep:
         """Take in one step; handles that are not followed (any longer) are ignored."""
@@ -92,32 +92,38 @@ class OutputProcessor:
         self._note_events(step)
         self._add_prompt_logprobs(step)
         finished = {one.handle: one for one in step.finished}
-        changed: dict[str, set[int]] = {}
-        for handle, tokens in _tokens_by_handle(step, also=finished).items():
-            if handle not in self._by_handle:
+        lines = _lines_by_handle(step)
+        changed: dict[str, tuple[RequestGroup, list[RequestState]]] = {}
+        for handle, token_ids in _tokens_by_handle(step, also=finished).items():
+            found = self._by_handle.get(handle)
+            if found is None:
                 continue
-            group, state = self._by_handle[handle]
+            group, state = found
             if not state.token_ids:
                 processed.started.append(handle)
             end = finished.get(handle)
             if end is not None and end.error is not None:
                 logger.error("request %s failed: %s", group.request_id, end.error)
                 processed.failures[group.request_id] = end.error
-            if state.add_tokens(tokens, step.logprobs, end, step.timestamp):
+            if state.add_tokens(token_ids, step.logprobs, lines.get(handle, ()), end, step.timestamp):
                 processed.handles_to_abort.append(handle)
-            if state.is_finished:
+            if state.finish_reason is not None:
                 del self._by_handle[handle]
-            changed.setdefault(group.request_id, set()).add(state.index)
-        for request_id, indexes in changed.items():
-            output = self._take_output(self._groups[request_id], indexes)
+            if group.request_id in changed:
+                changed[group.request_id][1].append(state)
+            else:
+                changed[group.request_id] = group, [state]
+        for group, states in changed.values():
+            output = self._take_output(group, states)
             if output is not None:
                 processed.outputs.append(output)
         return processed
 
-    def _take_output(self, group: RequestGroup, changed: set[int]) -> RequestOutput | None:
-        if group.is_finished:
+    def _take_output(self, group: RequestGroup, changed: list[RequestState]) -> RequestOutput | None:
+        is_finished = group.is_finished
+        if is_finished:
             self._remove(group)
-        return group.take_output(changed)
+        return group.take_output(changed, finished=is_finished)
 
     def _remove(self, group: RequestGroup) -> None:
         del self._groups[group.request_id]
@@ -135,13 +141,25 @@ class OutputProcessor:
                 self._by_handle[handle][1].logprobs.add_prompt(arrays)
 
 
-def _tokens_by_handle(step: EngineCoreOutputs, also: Iterable[int]) -> dict[int, list[tuple[int, int | None]]]:
-    """Handle -> its new tokens, each with its line in the logprobs; `also` names handles that need an entry."""
-    lines = lines_by_entry(step.logprobs)
-    tokens: dict[int, list[tuple[int, int | None]]] = {}
-    pairs = zip(step.handles.tolist(), step.new_token_ids.tolist(), strict=True)
-    for entry, (handle, token_id) in enumerate(pairs):
-        tokens.setdefault(handle, []).append((token_id, lines.get(entry)))
+def _tokens_by_handle(step: EngineCoreOutputs, also: Iterable[int]) -> dict[int, list[int]]:
+    """Handle -> its new tokens; `also` names handles that need an entry."""
+    tokens: dict[int, list[int]] = {}
+    for handle, token_id in zip(step.handles.tolist(), step.new_token_ids.tolist(), strict=True):
+        if handle in tokens:
+            tokens[handle].append(token_id)
+        else:
+            tokens[handle] = [token_id]
     for handle in also:
-        tokens.setdefault(handle, [])
+        if handle not in tokens:
+            tokens[handle] = []
     return tokens
+
+
+def _lines_by_handle(step: EngineCoreOutputs) -> dict[int, list[int | None]]:
+    """Handle -> the line in the step's logprobs of each of its new tokens; empty when the step has none."""
+    lines: dict[int, list[int | None]] = {}
+    if step.logprobs is not None:
+        by_entry = lines_by_entry(step.logprobs)
+        for entry, handle in enumerate(step.handles.tolist()):
+            lines.setdefault(handle, []).append(by_entry.get(entry))
+    return lines

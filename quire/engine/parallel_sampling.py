@@ -55,6 +55,7 @@ def make_children(
                 arrival_time=arrival_time,
                 priority=priority,
                 cache_salt=prepared.cache_salt,
+                num_shared_tokens=prepared.num_shared_tokens,
             )
         )
     return messages

@@ -23,7 +23,8 @@ class Word(IntEnum):
     NUM_TICKS = 1  # steps begun and steps ended
     NUM_RECEIVED = 2  # messages taken in
     STEP_TOKENS = 3  # tokens of the step that runs
-    NS_PER_TOKEN = 4  # of the slowest step so far
+    NS_PER_TOKEN = 4  # of the slowest step so far, per token
+    NS_LONGEST_STEP = 5
 
 
 class Phase(IntEnum):
@@ -55,6 +56,11 @@ class ProgressPage:
         Path(path).write_bytes(bytes(8 * NUM_WORDS))
         return ProgressPage(path)
 
+    def close(self) -> None:
+        """Give the memory and its file back; what was last seen stays readable. Harmless when repeated."""
+        self.words = self.words.copy()
+        self._memory.close()
+
     @property
     def phase(self) -> Phase:
         """What the core is doing."""
@@ -70,9 +76,10 @@ class ProgressPage:
         self.words[Word.NUM_TICKS] += 1
 
     def end_step(self, elapsed_ns: int) -> None:
-        """The step has ended; it took `elapsed_ns` nanoseconds."""
+        """The step has ended; it took `elapsed_ns` nanoseconds, on the clock by which hangs are told."""
         per_token = elapsed_ns // max(1, int(self.words[Word.STEP_TOKENS]))
         self.words[Word.NS_PER_TOKEN] = max(per_token, int(self.words[Word.NS_PER_TOKEN]))
+        self.words[Word.NS_LONGEST_STEP] = max(elapsed_ns, int(self.words[Word.NS_LONGEST_STEP]))
         self.words[Word.NUM_TICKS] += 1
 
     def note_received(self) -> None:

@@ -5,14 +5,14 @@ Called by the HTTP layer, which knows no more of the engine than this.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
 from quire.config import QuireConfig
 from quire.core.engine_messages import EngineCoreOutputs
-from quire.core.outputs import RequestOutput
 from quire.core.sampling_params import SamplingParams
 from quire.engine.generation_defaults import GenerationDefaults
+from quire.engine.output_stream import OutputStream
 from quire.tokenization.chat_template import ChatTemplate
 from quire.tokenization.tokenizer import Tokenizer
 
@@ -46,10 +46,14 @@ class EngineClient(Protocol):
         """How often the engine core was replaced."""
 
     @property
+    def num_resumed(self) -> int:
+        """Answers that were continued on another engine core than they began on."""
+
+    @property
     def is_paused(self) -> bool:
         """True between `pause_generation` and `resume_generation`."""
 
-    def generate(
+    async def open_stream(
         self,
         prompt: Any,
         sampling_params: SamplingParams,
@@ -58,14 +62,14 @@ class EngineClient(Protocol):
         priority: int = 0,
         cache_salt: str | None = None,
         add_special_tokens: bool = True,
-    ) -> AsyncIterator[RequestOutput]:
-        """Outputs of one request as they come, by `sampling_params.output_kind`; the last has `finished`.
+    ) -> OutputStream:
+        """Begin a request; the stream gets its outputs as they come, by `sampling_params.output_kind`.
 
-        Leaving the iterator early ends the request. While a reader is slow, its deltas are merged.
+        The last has `finished`, unless the stream fails: with `EngineGenerateError` when the request failed, with
+        `EngineDeadError` when the engine has stopped for good.
 
         Raises:
             ValidationError: the request cannot run; no other is affected.
-            EngineGenerateError: this request failed.
             EngineDeadError: the engine has stopped for good.
         """
 

@@ -6,19 +6,18 @@ Owned by the `OutputProcessor`. A `RequestGroup` is what the user submitted; eac
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+import time
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from quire.core.engine_messages import FinishedRequest, FinishReason
 from quire.core.logprobs import LogprobsArrays
 from quire.core.outputs import CompletionOutput, RequestOutput
 from quire.core.sampling_params import RequestOutputKind, SamplingParams
-from quire.core.stats import EventKind, RequestEvent, RequestStateStats
+from quire.core.stats import EventKind, RequestEvent, RequestStateStats, merged_stats
 from quire.engine.detokenizer import Detokenizer
 from quire.engine.logprobs import LogprobLine, LogprobsCollector
 from quire.tokenization.tokenizer import Tokenizer
-
-NewTokens = Sequence[tuple[int, int | None]]  # (token id, its line in the step's logprobs)
 
 
 class RequestState:
@@ -32,6 +31,11 @@ class RequestState:
         tokenizer: None when the engine works with ids alone.
         arrival_ts: seconds on the monotonic clock.
     """
+
+    __slots__ = (
+        "_arrival_ts", "_decodes_at_end", "_keeps_stop_text", "_num_decoded", "_num_taken", "detokenizer",
+        "finish_reason", "handle", "index", "logprobs", "num_cached_tokens", "stats", "stop_reason", "token_ids",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -66,28 +70,32 @@ class RequestState:
 
     def add_tokens(
         self,
-        new_tokens: NewTokens,
+        new_token_ids: list[int],
         logprobs: LogprobsArrays | None,
+        lines: Sequence[int | None],
         finished: FinishedRequest | None,
         timestamp: float,
     ) -> bool:
         """Take in one step's tokens, and its end if the engine core ended it.
 
+        Args:
+            lines: of the tokens in `logprobs`, None = it has none; empty when there are no logprobs.
+
         Returns:
             True when a stop text ended the answer, so that the engine core has to be told.
         """
         first = len(self.token_ids)
-        self.token_ids.extend(token_id for token_id, _ in new_tokens)
-        if new_tokens:
+        self.token_ids += new_token_ids
+        if new_token_ids:
             self._note_times(timestamp)
-        if finished is not None or self.detokenizer.has_stop_strings or not self._decodes_at_end:
+        if not self._decodes_at_end or finished is not None or self.detokenizer.has_stop_strings:
             self._decode(finished)
-        for token_id_and_line in new_tokens[: len(self.token_ids) - first]:
-            line = token_id_and_line[1]
-            if logprobs is not None and line is not None:
-                self.logprobs.add_output(logprobs, line)
+        if logprobs is not None:
+            for line in lines[: len(self.token_ids) - first]:
+                if line is not None:
+                    self.logprobs.add_output(logprobs, line)
         self.stats.num_generation_tokens = len(self.token_ids)
-        is_stopped_here = self.is_finished
+        is_stopped_here = self.finish_reason is not None
         if finished is not None and not is_stopped_here:
             self.end(finished.finish_reason, finished.stop_reason)
         return is_stopped_here and finished is None
@@ -106,6 +114,7 @@ class RequestState:
 
     def restart(self) -> None:
         """The engine core lost the request and will be sent it again: what came before its first token comes again."""
+        self.stats.num_restarts += 1
         if not self.token_ids:
             self.logprobs.clear_prompt()
 
@@ -172,27 +181,30 @@ class RequestGroup:
     @property
     def is_finished(self) -> bool:
         """True once every answer has ended."""
+        if len(self.states) == 1:  # nearly always
+            return self.states[0].finish_reason is not None
         return all(state.is_finished for state in self.states)
 
-    def take_output(self, changed: Collection[int]) -> RequestOutput | None:
+    def take_output(self, changed: Iterable[RequestState], *, finished: bool) -> RequestOutput | None:
         """The output that is due now, or None.
 
         Args:
-            changed: indexes of answers that got tokens or ended since the last call.
+            changed: answers that got tokens or ended since the last call.
+            finished: `is_finished`, which the caller knows.
         """
         is_delta = self.output_kind is RequestOutputKind.DELTA
-        if self.output_kind is RequestOutputKind.FINAL_ONLY and not self.is_finished:
+        if self.output_kind is RequestOutputKind.FINAL_ONLY and not finished:
             return None
-        states = [state for state in self.states if not is_delta or state.index in changed]
+        states = sorted(changed, key=_index_of) if is_delta else self.states
         return RequestOutput(
             request_id=self.request_id,
             prompt=self.prompt,
             prompt_token_ids=self.prompt_token_ids,
             outputs=[state.take_completion(delta=is_delta) for state in states],
-            finished=self.is_finished,
+            finished=finished,
             prompt_logprobs=self._take_prompt_logprobs(once=is_delta),
             num_cached_tokens=self.states[0].num_cached_tokens,
-            metrics=self._metrics(),
+            metrics=self._metrics(is_finished=finished),
         )
 
     def _take_prompt_logprobs(self, *, once: bool) -> list[LogprobLine | None] | None:
@@ -202,26 +214,15 @@ class RequestGroup:
         self._prompt_logprobs_taken = True
         return list(lines)
 
-    def _metrics(self) -> RequestStateStats:
+    def _metrics(self, *, is_finished: bool) -> RequestStateStats:
         """Timings of the whole request: from its first answer's beginning to its last one's end."""
-        if len(self.states) == 1:
-            stats = self.states[0].stats
-            stats.arrival_time = self.arrival_time
-            return stats
-        parts = [state.stats for state in self.states]
-        return RequestStateStats(
-            num_generation_tokens=sum(part.num_generation_tokens for part in parts),
-            num_preemptions=sum(part.num_preemptions for part in parts),
-            arrival_time=self.arrival_time,
-            queued_ts=_earliest(part.queued_ts for part in parts),
-            scheduled_ts=_earliest(part.scheduled_ts for part in parts),
-            first_token_ts=_earliest(part.first_token_ts for part in parts),
-            last_token_ts=max(part.last_token_ts for part in parts),
-            first_token_latency=_earliest(part.first_token_latency for part in parts),
-            events=[event for part in parts for event in part.events],
-        )
+        states = self.states
+        stats = states[0].stats if len(states) == 1 else merged_stats([state.stats for state in states])
+        stats.arrival_time = self.arrival_time
+        if is_finished:
+            stats.output_ts = time.monotonic()
+        return stats
 
 
-def _earliest(times: Iterable[float]) -> float:
-    """The smallest of `times` that has happened (0 = not yet)."""
-    return min((time for time in times if time), default=0.0)
+def _index_of(state: RequestState) -> int:
+    return state.index

@@ -1,4 +1,8 @@
-"""StatLogger: one line of statistics every few seconds while steps run. Called by `LLMEngine`; owns its window."""
+"""StatLogger: one line of statistics every few seconds while steps run. Called by the engines; owns its window.
+
+A window begins with a step, so that idle time thins out no rate. Who has a clock of its own calls `flush`, too: the
+last steps before a pause get their line then, and not with the next request.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +10,7 @@ import time
 from collections.abc import Callable
 
 from quire.core.engine_messages import EngineCoreOutputs
+from quire.core.stats import SchedulerStats
 from quire.logger import get_logger
 
 INTERVAL_S = 10.0
@@ -24,32 +29,43 @@ class StatLogger:
     def __init__(self, clock: Callable[[], float] = time.monotonic, interval_s: float = INTERVAL_S) -> None:
         self._clock = clock
         self._interval_s = interval_s
-        self._begin_window()
+        self._stats = SchedulerStats()
+        self._start = 0.0
+        self._num_steps = self._num_computed = self._num_generated = 0
+        self._num_preemptions = self._num_queries = self._num_hits = 0
 
     def record(self, step: EngineCoreOutputs) -> None:
         """Take in one step; log when the window is full."""
-        stats = step.stats
+        self._stats = stats = step.stats
+        if not self._num_steps:
+            self._start = self._clock()
+        self._num_steps += 1
         self._num_computed += stats.num_scheduled_tokens
         self._num_generated += len(step.handles)
         self._num_preemptions += stats.num_preemptions
         self._num_queries += stats.prefix_cache_queries
         self._num_hits += stats.prefix_cache_hits
-        seconds = self._clock() - self._start
-        if seconds >= self._interval_s:
-            logger.info(
-                "%.0f tokens/s computed, %.0f tokens/s generated, %d running, %d waiting, %d preemptions, "
-                "KV cache %.1f%% used, prefix cache hits %.1f%%",
-                self._num_computed / seconds,
-                self._num_generated / seconds,
-                stats.num_running,
-                stats.num_waiting,
-                self._num_preemptions,
-                100 * stats.kv_cache_usage,
-                100 * self._num_hits / max(1, self._num_queries),
-            )
-            self._begin_window()
+        if self._clock() - self._start >= self._interval_s:
+            self.flush()
 
-    def _begin_window(self) -> None:
-        self._start = self._clock()
-        self._num_computed = self._num_generated = self._num_preemptions = 0
-        self._num_queries = self._num_hits = 0
+    def flush(self) -> None:
+        """Log what the window holds; nothing when no step was taken."""
+        if not self._num_steps:
+            return
+        seconds, stats = max(1e-3, self._clock() - self._start), self._stats
+        logger.info(
+            "%.0f tokens/s computed, %.0f tokens/s generated, %d running, %d waiting, %d preemptions, "
+            "KV cache %.1f%% used, prefix cache hits %.1f%%",
+            self._num_computed / seconds,
+            self._num_generated / seconds,
+            stats.num_running,
+            stats.num_waiting,
+            self._num_preemptions,
+            100 * stats.kv_cache_usage,
+            100 * self._num_hits / max(1, self._num_queries),
+        )
+        self._clear()
+
+    def _clear(self) -> None:
+        self._num_steps = self._num_computed = self._num_generated = 0
+        self._num_preemptions = self._num_queries = self._num_hits = 0

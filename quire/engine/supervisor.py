@@ -20,7 +20,7 @@ from quire.core.wire import FromCore, RequestRefused, StepOutputs
 from quire.engine.core_client.async_mp import AsyncMPClient
 from quire.engine.core_launcher import CoreProcess
 from quire.engine.suspects import Suspects
-from quire.errors import EngineDeadError, EngineGenerateError, QuireError
+from quire.errors import EngineDeadError, EngineGenerateError, EngineRestartingError, QuireError
 from quire.logger import get_logger
 
 # A request that ran in so many cores that died, without one token in between, is held to be what kills them.
@@ -59,12 +59,14 @@ class _Live:
         num_deaths: cores in a row that died while it was with them and put out nothing.
         is_aborting: its end was asked for.
         is_sent: the core of now has it.
+        was_lost: a core had it and died, and no other has it yet.
     """
 
     message: EngineCoreRequest
     num_deaths: int = 0
     is_aborting: bool = False
     is_sent: bool = False
+    was_lost: bool = False
 
 
 class Supervisor:
@@ -75,6 +77,11 @@ class Supervisor:
         launch: starts another one.
         listener: hears of everything.
         max_restarts: cores in a row that may die without any progress.
+
+    Attributes:
+        is_paused: no steps are run.
+        num_restarts: cores that were replaced.
+        num_resumed: answers that were continued on another core.
     """
 
     def __init__(
@@ -96,6 +103,7 @@ class Supervisor:
         self._is_closed = False
         self.is_paused = False
         self.num_restarts = 0
+        self.num_resumed = 0
         self._num_fruitless = 0
         self._num_steps = 0
 
@@ -159,17 +167,17 @@ class Supervisor:
                     await asyncio.sleep(0.01)  # its exit is about to be noticed
 
     async def check_health(self) -> None:
-        """Return when the core answers, or advances; raises `EngineDeadError` when it does neither.
+        """Return when the core answers, or advances; raises `EngineRestartingError` when it does neither.
 
         A core that is silent is asked, so that one which hangs is found even while nothing runs.
         """
         if self.is_restarting:
-            raise EngineDeadError("the engine core is being restarted", hint="try again in a few seconds")
+            raise EngineRestartingError("the engine core is being restarted", hint="try again in a few seconds")
         answer = asyncio.ensure_future(self.call("ping"))
         try:
             while not answer.done():
                 if self.is_restarting or self.quiet_s > HEALTH_QUIET_S:
-                    raise EngineDeadError(f"the engine core has not advanced for {self.quiet_s:.1f} s")
+                    raise EngineRestartingError(f"the engine core has not advanced for {self.quiet_s:.1f} s")
                 num_steps = self._num_steps
                 await asyncio.wait([answer], timeout=HEALTH_POLL_S)
                 if self._num_steps != num_steps:
@@ -193,6 +201,9 @@ class Supervisor:
         if self._client is None or not self._suspects.may_run(live.message.handle):
             return
         live.is_sent = self._try(lambda client: client.add_request(live.message))
+        if live.is_sent and live.was_lost:
+            live.was_lost = False
+            self.num_resumed += 1
 
     def _try(self, send: Callable[[AsyncMPClient], None]) -> bool:
         """Send, unless the core is gone: then it is about to be replaced, and what is live is sent again."""
@@ -221,7 +232,8 @@ class Supervisor:
             live = self._live.get(handle)
             if live is not None:
                 live.num_deaths = self._num_fruitless = 0
-                self._clear(handle)
+                if not self._suspects.is_empty:
+                    self._clear(handle)
         for handle in ended:
             self._live.pop(handle, None)
 
@@ -302,6 +314,7 @@ class Supervisor:
                 self._end_aborted(handle)
             elif live.is_sent:
                 live.is_sent = False
+                live.was_lost = True
                 live.num_deaths += 1
         accused = {handle for handle, live in self._live.items() if live.num_deaths >= MAX_DEATHS - 1}
         if not accused:
@@ -322,9 +335,9 @@ class Supervisor:
         return False
 
     def _end_aborted(self, handle: int) -> None:
-        del self._live[handle]
-        self._clear(handle)
-        self._listener.on_aborted(handle)
+        if self._live.pop(handle, None) is not None:  # what one end leads to may have ended others
+            self._clear(handle)
+            self._listener.on_aborted(handle)
 
     async def _continue_all(self) -> None:
         if self.is_paused:

@@ -43,6 +43,11 @@ class Suspects:
         self._groups += [accused[half:], accused[:half]]
         return None
 
+    @property
+    def is_empty(self) -> bool:
+        """True while nobody is suspected."""
+        return not self._groups
+
     def clear(self, handle: int) -> bool:
         """A request advanced or ended; True when others may run because of it."""
         for group in self._groups:

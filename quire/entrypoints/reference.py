@@ -11,12 +11,15 @@ from pathlib import Path
 
 import msgspec
 
-from quire.config.base import SettingInfo
+from quire.config import QuireConfig
+from quire.config.base import SettingInfo, info_of, settings_of
 from quire.config.build import SECTIONS, SERVER_SECTIONS, all_settings, section_doc
 from quire.config.not_yet import NOT_YET
+from quire.config.tenants import TenantLimits
 from quire.core import sampling_params
 from quire.core.sampling_params import SamplingParams
 
+MANY_LABELS = 5
 REFERENCE_DIR = Path(__file__).resolve().parents[2] / "docs" / "reference"
 
 SETTINGS_HEAD = """# Settings
@@ -53,6 +56,29 @@ Flags of `quire serve` and keys of its config file (`--config`, YAML or JSON), b
 """
 
 
+TENANTS_HEAD = """## Tenants
+
+What a tenant may do, in a key file of the form
+
+```yaml
+tenants:
+  red:
+    keys: [a-key-of-8-or-more, another-one]
+    requests_per_minute: 600
+    max_tokens: 1024
+```
+
+`weight` is known and not supported yet. The tenant `default` has the keys of `--api-key` and `QUIRE_API_KEY`, too.
+"""
+
+
+METRICS_HEAD = """## Metrics
+
+What `/metrics` shows, beside `process_*` and `python_gc_*` of the server's own process. A histogram has `_bucket`,
+`_sum` and `_count`; what Prometheus' library adds is a `_created` time for each counter and histogram.
+"""
+
+
 def reference_pages() -> dict[str, str]:
     """File name -> content of every generated page."""
     return {
@@ -77,7 +103,8 @@ def render_server_reference() -> str:
     for section, config in SERVER_SECTIONS.items():
         parts.append(f"## {section}\n\n{section_doc(section)}\n")
         parts.append(_table([setting.info for setting in all_settings({section: config})]))
-    return "\n".join(parts)
+    limits = [info_of(field) for field in settings_of(TenantLimits)]
+    return "\n".join([*parts, TENANTS_HEAD, _table(limits), METRICS_HEAD, _metrics()])
 
 
 def render_sampling_reference() -> str:
@@ -87,6 +114,21 @@ def render_sampling_reference() -> str:
     lines = ["| parameter | default | meaning |", "| --- | --- | --- |"]
     lines.extend(f"| `{name}` | {defaults[name]} | {docs[name]} |" for name in defaults if name in docs)
     return "\n".join([SAMPLING_HEAD, *lines, "", NOT_YET_HEAD, _not_yet(sampling_params.NOT_YET)])
+
+
+def _metrics() -> str:
+    from quire.metrics.engine_metrics import EngineMetrics  # late: `--help` does not need it
+
+    lines = ["| metric | type | labels | meaning |", "| --- | --- | --- | --- |"]
+    metrics = EngineMetrics(QuireConfig(), "model")
+    metrics.show_start("server", [("settings", 0.0)])
+    for family in metrics.registry.collect():
+        if family.name.startswith(("vllm:", "quire:")):
+            name = f"{family.name}_total" if family.type == "counter" else family.name
+            labels = {f"`{label}`": None for sample in family.samples for label in sample.labels if label != "le"}
+            shown = "its settings" if len(labels) > MANY_LABELS else ", ".join(labels)
+            lines.append(f"| `{name}` | {family.type} | {shown} | {family.documentation} |")
+    return "\n".join(lines) + "\n"
 
 
 def _table(infos: list[SettingInfo]) -> str:

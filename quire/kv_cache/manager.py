@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from quire.core.kv_spec import KVCacheConfig
-from quire.core.request import Request
+from quire.core.request import ExtraKeys, Request
 from quire.core.scheduler_output import NewBlocks
 from quire.kv_cache.block_hash import BlockHashFn, hash_full_pages, sha256_block_hash
 from quire.kv_cache.block_pool import BlockPool
@@ -76,9 +76,18 @@ class KVCacheManager:
     def hash_prompt(self, request: Request) -> None:
         """Name the full pages of a request that has just arrived."""
         if self._is_caching:
+            request.extra_keys = self._extra_keys(request)
             request.block_hashes = hash_full_pages(
                 request.token_ids, self.block_size, request.extra_keys, self._hash_fn
             )
+
+    def _extra_keys(self, request: Request) -> dict[int, ExtraKeys]:
+        """A salt belongs to the first page that is not wholly shared; the pages after it are tied to it."""
+        message = request.message
+        if message.cache_salt is None:
+            return {}
+        first = min(message.num_shared_tokens, request.num_prompt_tokens) // self.block_size
+        return {max(0, first): (("cache_salt", message.cache_salt),)}
 
     def get_computed_blocks(self, request: Request) -> CachedPrefix:
         """The longest cached prefix of a request without a row; at least one token is left to compute."""

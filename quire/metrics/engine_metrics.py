@@ -17,13 +17,19 @@ from prometheus_client.process_collector import ProcessCollector
 from quire.config import QuireConfig
 from quire.core.engine_messages import EngineCoreOutputs
 from quire.core.sampling_params import SamplingParams
-from quire.core.stats import RequestStateStats
+from quire.core.stats import RequestStateStats, SchedulerStats
 from quire.metrics import buckets
 from quire.metrics.histogram import TokenHistogram
+from quire.utils.phases import Phases
 from quire.version import __version__
 
 FINISH_REASONS = ("stop", "length", "abort", "error", "repetition")
-REFUSALS = ("max_num_queued_reqs", "max_num_queued_tokens")
+QUEUE_LIMITS = ("max_num_queued_reqs", "max_num_queued_tokens")
+REFUSALS = (
+    *QUEUE_LIMITS, "queue_share", "requests_per_minute", "tokens_per_minute", "max_concurrent", "max_tokens",
+    "priority", "bad_request", "unauthorized", "forbidden", "not_found", "method_not_allowed", "body_timeout",
+    "body_too_large", "head_too_large", "draining", "paused", "engine_dead",
+)  # fmt: skip
 
 
 class EngineMetrics:
@@ -46,11 +52,7 @@ class EngineMetrics:
 
     def record_step(self, step: EngineCoreOutputs) -> None:
         """Take in one step of the engine core."""
-        stats = step.stats
-        self._running.set(stats.num_running)
-        self._waiting.set(stats.num_waiting)
-        self._waiting_for_capacity.set(stats.num_waiting)
-        self._kv_usage.set(stats.kv_cache_usage)
+        stats = self._last_stats = step.stats
         if stats.prefix_cache_queries:
             self._prefix_queries.inc(stats.prefix_cache_queries)
             self._prefix_hits.inc(stats.prefix_cache_hits)
@@ -61,12 +63,18 @@ class EngineMetrics:
         if len(step.handles):
             self._generation_tokens.inc(len(step.handles))
 
-    def record_tokens(self, interval_s: float, count: int) -> None:
-        """`count` tokens of a request came after another `interval_s` seconds each."""
-        self._inter_token.observe(interval_s, count)
+    @property
+    def record_tokens(self) -> Callable[[float, int], None]:
+        """(seconds, count): so many tokens of a request came, each so long after the one before."""
+        return self._inter_token.observe
 
     def record_request(
-        self, stats: RequestStateStats, params: SamplingParams, num_prompt_tokens: int, num_cached_tokens: int
+        self,
+        stats: RequestStateStats,
+        params: SamplingParams,
+        num_prompt_tokens: int,
+        num_cached_tokens: int,
+        max_answer_tokens: int,
     ) -> None:
         """A request has ended.
 
@@ -74,6 +82,7 @@ class EngineMetrics:
             stats: its timings.
             params: as the user gave them.
             num_prompt_tokens, num_cached_tokens: of its prompt; the latter were found in the cache.
+            max_answer_tokens: new tokens of its longest answer.
         """
         self._prompt_tokens.inc(num_prompt_tokens)
         self._prompt_tokens_cached.inc(num_cached_tokens)
@@ -82,7 +91,7 @@ class EngineMetrics:
         self._request_prompt.observe(num_prompt_tokens)
         self._request_computed.observe(num_prompt_tokens - num_cached_tokens)
         self._request_generation.observe(stats.num_generation_tokens)
-        self._request_max_generation.observe(stats.num_generation_tokens)
+        self._request_max_generation.observe(max_answer_tokens)
         self._request_n.observe(params.n)
         self._request_preemptions.observe(stats.num_preemptions)
         if params.max_tokens is not None:
@@ -104,21 +113,39 @@ class EngineMetrics:
         """One answer ended for `reason`."""
         self._success.labels(**self._labels, finished_reason=reason).inc()
 
-    def record_refusal(self, reason: str) -> None:
-        """A request was not taken because too much waits: one of `REFUSALS`."""
-        self._rejections.labels(model_name=self._labels["model_name"], reason=reason).inc()
+    def record_refusal(self, reason: str, tenant: str) -> None:
+        """A request was refused.
 
-    def count_restarts(self, read: Callable[[], int]) -> None:
-        """Show what `read` returns as the number of times the engine core was replaced."""
-        doc = "Times the engine core was replaced while streams went on."
-        Gauge("quire:engine_restarts", doc, registry=self.registry).set_function(read)
+        Args:
+            reason: one of `REFUSALS`.
+            tenant: whose it was, by the name in the key file; "" = nobody's that is known.
+        """
+        self._refusals.labels(reason=reason, tenant=tenant).inc()
+        if reason in QUEUE_LIMITS:
+            self._rejections.labels(model_name=self._labels["model_name"], reason=reason).inc()
+
+    def record_dropped_traces(self, count: int) -> None:
+        """Traces of `count` requests were not sent; may be called by any thread."""
+        self._dropped_traces.inc(count)
+
+    def count_restarts(self, num_restarts: Callable[[], int], num_resumed: Callable[[], int]) -> None:
+        """Show how often the engine core was replaced, and how many answers were continued on another one."""
+        self._restarts.set_function(num_restarts)
+        self._resumed.set_function(num_resumed)
+
+    def show_start(self, process: str, phases: Phases) -> None:
+        """Show what the start of "server" or "engine_core" took."""
+        for name, seconds in phases:
+            self._start.labels(process=process, phase=name).set(seconds)
 
     def render(self) -> bytes:
         """The page, in Prometheus' text format."""
         return generate_latest(self.registry)
 
-    def _gauge(self, name: str, doc: str) -> Gauge:
-        return Gauge(f"vllm:{name}", doc, list(self._labels), registry=self.registry).labels(**self._labels)
+    def _gauge(self, name: str, doc: str, read: Callable[[], float]) -> None:
+        """A gauge that shows what `read` returns when it is looked at."""
+        family = Gauge(f"vllm:{name}", doc, list(self._labels), registry=self.registry)
+        family.labels(**self._labels).set_function(read)
 
     def _counter(self, name: str, doc: str) -> Counter:
         return Counter(f"vllm:{name}", doc, list(self._labels), registry=self.registry).labels(**self._labels)
@@ -128,15 +155,18 @@ class EngineMetrics:
         return family.labels(**self._labels)
 
     def _make_step_metrics(self) -> None:
-        self._running = self._gauge("num_requests_running", "Answers being computed.")
-        self._waiting = self._gauge("num_requests_waiting", "Answers that wait for their turn.")
+        self._last_stats = SchedulerStats()
+        self._gauge("num_requests_running", "Answers being computed.", lambda: self._last_stats.num_running)
+        self._gauge("num_requests_waiting", "Answers that wait for their turn.", lambda: self._last_stats.num_waiting)
         by_reason = Gauge(
             "vllm:num_requests_waiting_by_reason", "Answers that wait, by what for.", [*self._labels, "reason"],
             registry=self.registry,
         )  # fmt: skip
-        self._waiting_for_capacity = by_reason.labels(**self._labels, reason="capacity")
+        waiting_for_capacity = by_reason.labels(**self._labels, reason="capacity")
+        waiting_for_capacity.set_function(lambda: self._last_stats.num_waiting)
         by_reason.labels(**self._labels, reason="deferred").set(0)
-        self._kv_usage = self._gauge("kv_cache_usage_perc", "Share of the KV cache's pages in use, 0 to 1.")
+        doc = "Share of the KV cache's pages in use, 0 to 1."
+        self._gauge("kv_cache_usage_perc", doc, lambda: self._last_stats.kv_cache_usage)
         self._prefix_queries = self._counter("prefix_cache_queries", "Prompt tokens looked up in the prefix cache.")
         self._prefix_hits = self._counter("prefix_cache_hits", "Prompt tokens found in the prefix cache.")
         self._preemptions = self._counter("num_preemptions", "Answers stopped to make room, to be computed again.")
@@ -147,6 +177,8 @@ class EngineMetrics:
             "vllm:prompt_tokens_by_source", "Prompt tokens by where their keys and values came from.",
             [*self._labels, "source"], registry=self.registry,
         )  # fmt: skip
+        for source in ("local_compute", "local_cache_hit"):
+            self._by_source.labels(**self._labels, source=source)
         self._step_tokens = TokenHistogram(
             "vllm:iteration_tokens_total",
             "Tokens computed in a step.",
@@ -157,6 +189,14 @@ class EngineMetrics:
         self._inter_token = TokenHistogram(
             "vllm:inter_token_latency_seconds", "From one new token to the next, in a stream.",
             buckets.TOKEN_LATENCY_S, self._labels, self.registry,
+        )  # fmt: skip
+
+        self._restarts = Gauge(
+            "quire:engine_restarts", "Times the engine core was replaced while streams went on.", registry=self.registry
+        )
+        self._resumed = Gauge(
+            "quire:resumed_streams", "Answers that were continued on another engine core than they began on.",
+            registry=self.registry,
         )  # fmt: skip
 
     def _make_request_metrics(self) -> None:
@@ -170,12 +210,21 @@ class EngineMetrics:
             "vllm:admission_rejections", "Requests refused because too much waits.", ["model_name", "reason"],
             registry=self.registry,
         )  # fmt: skip
-        for reason in REFUSALS:
+        for reason in QUEUE_LIMITS:
             self._rejections.labels(model_name=self._labels["model_name"], reason=reason)
+        self._refusals = Counter(
+            "quire:requests_refused", "Requests refused, by reason and, where there are keys, tenant.",
+            ["reason", "tenant"], registry=self.registry,
+        )  # fmt: skip
+        for reason in REFUSALS:
+            self._refusals.labels(reason=reason, tenant="")
+        self._dropped_traces = Counter(
+            "quire:traces_dropped", "Requests whose trace the collector did not take.", registry=self.registry
+        )
         self._request_prompt = self._histogram("request_prompt_tokens", "Prompt tokens of a request.", sizes)
         self._request_generation = self._histogram("request_generation_tokens", "New tokens of a request.", sizes)
         self._request_max_generation = self._histogram(
-            "request_max_num_generation_tokens", "New tokens that a request reached.", sizes
+            "request_max_num_generation_tokens", "New tokens of a request's longest answer.", sizes
         )
         self._request_max_tokens = self._histogram("request_params_max_tokens", "max_tokens of a request.", sizes)
         self._request_computed = self._histogram(
@@ -211,6 +260,10 @@ class EngineMetrics:
             "dtype": config.model.dtype,
             "quantization": str(config.model.quantization),
         }
+        self._start = Gauge(
+            "quire:startup_seconds", "What the start of the server and its engine core took, by phase.",
+            ["process", "phase"], registry=self.registry,
+        )  # fmt: skip
         Gauge("quire:engine_info", "What computes, and on what.", list(about), registry=self.registry).labels(
             **about
         ).set(1)

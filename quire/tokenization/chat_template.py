@@ -27,7 +27,7 @@ logger = get_logger(__name__)
 
 TEMPLATE_NAME = "<template>"
 COMPILE_EVENTS = 50_000_000
-PROBE_LIMITS = TemplateLimits(max_events=300_000, deadline_s=1.5)
+PROBE_LIMITS = TemplateLimits(max_events=300_000, max_cpu_s=1.5)
 TEMPLATE_BUGS = (OverBudgetError, RecursionError, MemoryError)
 RESERVED = frozenset(("messages", "tools", "documents", "add_generation_prompt"))
 CONTENT_FORMATS = ("auto", "string", "openai")
@@ -168,7 +168,7 @@ class ChatTemplate:
                 hint="use a shorter template",
                 field="chat_template",
             )
-        limits = TemplateLimits(max_events=COMPILE_EVENTS, deadline_s=self._limits.deadline_s)
+        limits = TemplateLimits(max_events=COMPILE_EVENTS, max_cpu_s=self._limits.max_cpu_s)
         try:
             with Budget(limits, TEMPLATE_NAME).tracing():
                 loops_over_content = any(map(_reads_content, self._environment.parse(source).find_all(nodes.For)))

@@ -54,6 +54,9 @@ class ByteDetokenizer(IncrementalDetokenizer):
 
     def push(self, token_ids: Sequence[int]) -> str:
         """As `IncrementalDetokenizer.push`."""
+        if len(token_ids) == 1 and not self._at_start:  # nearly always
+            token_id = token_ids[0]
+            return "" if token_id in self._hidden else self._decoder.decode(self._table.piece(token_id))
         visible = [token_id for token_id in token_ids if token_id not in self._hidden]
         if self._at_start:
             return self._decoder.decode(self._pieces_at_start(visible))

@@ -16,6 +16,8 @@ from types import FrameType
 from typing import Any
 
 MAX_INTEGER_BITS = 4096
+# Calls within calls. Far from the interpreter's own limit: reaching that one can end the process.
+MAX_CALL_DEPTH = 50
 SCALARS = frozenset((int, float, bool, type(None)))
 
 
@@ -32,13 +34,13 @@ class TemplateLimits:
         max_events: lines of template code and calls that may run.
         max_weight: characters plus elements of any one value, the rendered text included; a part that appears
             twice counts twice.
-        deadline_s: seconds on the clock.
+        max_cpu_s: seconds of this thread on a CPU: another load does not shorten it.
     """
 
     max_source_chars: int = 256 << 10
     max_events: int = 500_000
     max_weight: int = 8 << 20
-    deadline_s: float = 5.0
+    max_cpu_s: float = 5.0
 
 
 class Budget:
@@ -48,9 +50,10 @@ class Budget:
         self._limits = limits
         self._template_name = template_name
         self._events_left = limits.max_events
-        self._deadline = time.monotonic() + limits.deadline_s
+        self._deadline = time.thread_time() + limits.max_cpu_s
         self._weights: dict[int, tuple[Any, int]] = {}
         self._kept_weight = 0
+        self._call_depth = 0
 
     @contextmanager
     def tracing(self) -> Iterator[None]:
@@ -64,6 +67,16 @@ class Budget:
             yield
         finally:
             sys.settrace(previous)
+
+    def enter_call(self) -> None:
+        """A call begins inside those that have not been left; refuse the one that is too deep."""
+        self._call_depth += 1
+        if self._call_depth > MAX_CALL_DEPTH:
+            raise OverBudgetError(f"nests more than {MAX_CALL_DEPTH} calls")
+
+    def leave_call(self) -> None:
+        """The call that was entered last has returned. One that raises ends the rendering and need not be left."""
+        self._call_depth -= 1
 
     def check(self, value: Any) -> Any:
         """Return `value`; refuse one that is too large."""
@@ -140,5 +153,5 @@ class Budget:
         self._events_left -= events
         if self._events_left < 0:
             raise OverBudgetError(f"runs more than {self._limits.max_events} lines")
-        if time.monotonic() > self._deadline:
-            raise OverBudgetError(f"runs longer than {self._limits.deadline_s:g} seconds")
+        if time.thread_time() > self._deadline:
+            raise OverBudgetError(f"runs longer than {self._limits.max_cpu_s:g} seconds")

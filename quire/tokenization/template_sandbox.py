@@ -122,7 +122,9 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
         owner = getattr(obj, "__self__", None)
         if isinstance(owner, str):
             args = self._before_text_method(owner, obj.__name__, args)
+        self.budget.enter_call()
         result = super().call(context, obj, *args, **kwargs)
+        self.budget.leave_call()
         if isinstance(result, VIEWS):
             result = list(result)  # a view has no weight of its own
         return self.budget.check(result)

@@ -37,7 +37,7 @@ from quire.worker.memory import (
 from quire.worker.model_runner import ModelRunner
 from quire.worker.native import make_kernels, make_packing_cache, make_runtime
 from quire.worker.request_states import RequestStates
-from quire.worker.step_graph import StepGraphs
+from quire.worker.step_graph import ARENA_BYTES, StepGraphs
 from quire.worker.warmup import warm_up
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -75,6 +75,9 @@ class Worker:
         # One pool of threads: two at once would fight for the cores.
         torch.set_num_threads(num_threads if self._runtime is None else 1)
         self._workspace_bytes = estimate_workspace_bytes(self._arch, self._limits, self._dtype.itemsize)
+        self._records_steps = self._runtime is not None and not config.model.enforce_eager
+        if self._records_steps:
+            self._workspace_bytes += ARENA_BYTES
         self._free_bytes = self._read_free_bytes()
         self._check_weights_fit()
         params = attention_params(self._arch)
@@ -146,7 +149,7 @@ class Worker:
         warm_up(self._model, attention, block_tables, num_tokens, self._device)
 
     def _make_step_graphs(self, attention: AttentionGroups, block_tables: BlockTables) -> StepGraphs | None:
-        if self._runtime is None or self._config.model.enforce_eager:
+        if self._runtime is None or not self._records_steps:
             return None
         return StepGraphs(self._runtime, self._model, attention, block_tables, self._arch.vocab_size)
 

@@ -229,6 +229,18 @@ BAD_TEMPLATES: dict[str, tuple[str, tuple[str, ...]]] = {
                       ("chat template",)),
     "huge number": ("{{ (9 ** 999) ** 999 }}", ("chat template",)),
     "huge width": ("{{ '%999999999999d' % 1 }}", ("chat template",)),
-    "endless recursion": ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", ("chat template",)),
+    "endless recursion": (
+        "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
+        ("chat template", "nests more than 50 calls"),
+    ),
+    "endless recursive loop": (
+        "{% for a in [1] recursive %}{{ loop([1]) }}{% endfor %}",
+        ("chat template", "nests more than 50 calls"),
+    ),
+    "endless callers": (
+        "{% macro f(x) %}{{ caller(x) }}{% endmacro %}"
+        "{% macro g(x) %}{% call(y) f(x) %}{{ g(y) }}{% endcall %}{% endmacro %}{{ g(1) }}",
+        ("chat template", "nests more than 50 calls"),
+    ),
     "refuses the messages": ("{{ raise_exception('only cats') }}", ("only cats",)),
 }  # fmt: skip

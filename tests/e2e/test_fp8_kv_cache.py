@@ -50,7 +50,7 @@ def test_the_same_memory_holds_twice_the_pages():
     records: list[logging.LogRecord] = []
     handler = logging.Handler()
     handler.emit = records.append  # type: ignore[method-assign]
-    logger = logging.getLogger("quire.engine.factory")
+    logger = logging.getLogger("quire.engine.core_factory")
     level = logger.level
     logger.addHandler(handler)
     logger.setLevel(logging.INFO)

@@ -106,6 +106,21 @@ def test_streams_survive_cores_that_are(
     assert engine.num_restarts == before + count
 
 
+def test_a_request_says_how_many_restarts_it_outlived(engine: AsyncLLM, run: Run):
+    async def ask() -> Any:
+        killed = False
+        async for output in engine.generate({"prompt_token_ids": [5, 6, 7]}, LONG, "outlives"):
+            if not killed:
+                assert engine.core_pid is not None and output.metrics.num_restarts == 0
+                os.kill(engine.core_pid, signal.SIGKILL)
+                killed = True
+        return output.metrics
+
+    stats = run(ask())
+    assert stats.num_restarts == 1 and stats.num_generation_tokens == 100
+    assert 0 < stats.queued_ts <= stats.scheduled_ts <= stats.first_token_ts <= stats.last_token_ts <= stats.output_ts
+
+
 def test_an_engine_serves_one_event_loop(engine: AsyncLLM):
     with pytest.raises(EngineDeadError, match="another event loop"):
         asyncio.run(serving.stream(engine, "elsewhere", [1], LONG))
@@ -172,6 +187,18 @@ def test_a_slow_reader_gets_merged_deltas(engine: AsyncLLM, run: Run):
     num_outputs, token_ids = run(read_slowly())
     assert num_outputs == 2
     assert token_ids == run(read())
+
+
+def test_a_reader_that_raises_costs_no_other_stream_anything(engine: AsyncLLM, run: Run):
+    async def read() -> tuple[list[int], list[int]]:
+        broken = await engine.open_stream([5, 6], LONG, "broken")
+        broken.on_ready = lambda: 1 // 0
+        other = (await serving.stream(engine, "other", [5, 6], LONG))[0][2]
+        assert await serving.stream(engine, "broken", [5, 6], LONG), "its name is free again"
+        return other, (await serving.stream(engine, "alone", [5, 6], LONG))[0][2]
+
+    found, alone = run(read())
+    assert found == alone
 
 
 def test_requests_wait_through_a_pause_even_when_the_core_stops(engine: AsyncLLM, run: Run):
@@ -284,7 +311,9 @@ def test_a_request_that_kills_its_core_ends_alone(evil: AsyncLLM, run: Run, requ
     assert isinstance(error, EngineGenerateError)
     assert "stopped 3 times" in error.message
     assert found == expected[:2]
-    assert evil.num_restarts == 3
+    # Three deaths in a row without a token from it; each of its four tokens may take a death of its own before that,
+    # as what a core sends last is lost with it, and one death more is spent on the half without it.
+    assert 3 <= evil.num_restarts <= 3 + 4 + 1
 
 
 def test_in_one_process_too_a_request_whose_step_raises_ends_alone(

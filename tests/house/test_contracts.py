@@ -32,6 +32,17 @@ def test_offline_generation_loads_no_web_framework():
     assert result.stdout.strip() == "[]"
 
 
+def test_generating_loads_neither_a_compiler_nor_transformers():
+    code = (
+        "import sys; from quire import LLM, SamplingParams\n"
+        "llm = LLM('leaf', num_gpu_blocks_override=64)\n"
+        "llm.generate(['Once', 'Two'], SamplingParams(max_tokens=4), use_tqdm=False)\n"
+        "print(sorted({'torch._dynamo', 'torch._inductor', 'sympy', 'transformers', 'scipy'} & set(sys.modules)))"
+    )
+    result = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert result.stdout.strip() == "[]"
+
+
 def test_the_control_plane_runs_without_torch():
     code = (
         "import sys; sys.modules['torch'] = None\n"

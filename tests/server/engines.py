@@ -22,6 +22,7 @@ from quire.core.stats import RequestStateStats, SchedulerStats
 from quire.engine.generation_defaults import GenerationDefaults
 from quire.engine.input_processor import InputLimits, InputProcessor
 from quire.engine.llm_engine import LLMEngine
+from quire.engine.output_stream import OutputStream
 from quire.engine.protocol import StepListener
 from quire.errors import EngineDeadError, EngineGenerateError
 from quire.models.hub import resolve_model_path
@@ -43,8 +44,34 @@ def rule(prompt: list[int], seed: int, position: int) -> int:
     return 100 + (sum(prompt) * 31 + seed * 7919 + position * 104729) % 2500
 
 
+class Pumped:
+    """`open_stream` of an engine that has `generate`: a task puts into the stream what it reads there.
+
+    Attributes:
+        waits_for_readers: the next output is asked for when the last one was taken.
+    """
+
+    waits_for_readers = True
+
+    async def open_stream(self, prompt: Any, params: SamplingParams, request_id: str, **options: Any) -> OutputStream:
+        async def pump() -> None:
+            try:
+                async for output in self.generate(prompt, params, request_id, **options):  # type: ignore[attr-defined]
+                    stream.put(output)
+                    while self.waits_for_readers and stream._output is not None:
+                        await asyncio.sleep(0)
+            except Exception as error:
+                stream.fail(error)
+
+        stream = OutputStream(
+            is_delta=params.output_kind is RequestOutputKind.DELTA, on_close=lambda: task.cancel() and None
+        )
+        task = asyncio.ensure_future(pump())
+        return stream
+
+
 @dataclass
-class ScriptedEngine:
+class ScriptedEngine(Pumped):
     """Emits `rule`'s tokens, one a turn of the event loop (or every `interval_s`).
 
     Attributes:
@@ -61,6 +88,7 @@ class ScriptedEngine:
     is_paused: bool = False
     errored: bool = False
     num_restarts: int = 0
+    num_resumed: int = 0
 
     def __post_init__(self) -> None:
         path = resolve_model_path("leaf", None, None)
@@ -72,6 +100,7 @@ class ScriptedEngine:
         self.aborted: list[str] = []
         self.salts: list[str | None] = []
         self.prompts: list[list[int]] = []
+        self.priorities: list[int] = []
         self.peak = 0
         self._inputs = InputProcessor(
             InputLimits(vocab_size=VOCAB_SIZE, max_model_len=MAX_MODEL_LEN), self.tokenizer, self.defaults
@@ -92,6 +121,7 @@ class ScriptedEngine:
         ids = prepared.prompt_token_ids.tolist()
         self.prompts.append(ids)
         self.salts.append(cache_salt)
+        self.priorities.append(priority)
         self.live[request_id] = sampling_params
         self.peak = max(self.peak, len(self.live))
         stats = RequestStateStats(arrival_time=time.time(), queued_ts=time.monotonic(), scheduled_ts=time.monotonic())
@@ -105,6 +135,7 @@ class ScriptedEngine:
                 self._fail(position)
                 if request_id in self.aborted:
                     for answer in answers:
+                        answer.is_changed = answer.is_changed or answer.reason is None
                         answer.reason = answer.reason or "abort"
                 else:
                     for answer in answers:
@@ -114,18 +145,20 @@ class ScriptedEngine:
                 if not position:
                     stats.first_token_ts, stats.first_token_latency = stats.last_token_ts, stats.last_token_ts - start
                 finished = all(answer.reason is not None for answer in answers)
-                if prepared.params.output_kind is RequestOutputKind.DELTA or finished:
+                if finished:
+                    stats.output_ts = time.monotonic()
+                if prepared.params.output_kind is not RequestOutputKind.FINAL_ONLY or finished:
                     yield self._output(request_id, prepared, ids, answers, finished, replace(stats))
                 if finished:
                     return
         finally:
             del self.live[request_id]
 
-    def step(self, **stats: Any) -> None:
-        """Tell the listeners of a step with these statistics."""
-        empty = np.empty(0, dtype=np.int64)
+    def step(self, num_new_tokens: int = 0, **stats: Any) -> None:
+        """Tell the listeners of a step with so many new tokens and these statistics."""
+        tokens = np.zeros(num_new_tokens, dtype=np.int64)
         record = EngineCoreOutputs(
-            handles=empty, new_token_ids=empty, logprobs=None, prompt_logprobs=(), finished=(), events=(),
+            handles=tokens, new_token_ids=tokens, logprobs=None, prompt_logprobs=(), finished=(), events=(),
             stats=SchedulerStats(**stats), timestamp=time.monotonic(),
         )  # fmt: skip
         for listener in self.step_listeners:
@@ -218,7 +251,7 @@ class _Answer:
         )
 
 
-class SteppedEngine:
+class SteppedEngine(Pumped):
     """An `LLMEngine` that a thread steps while requests run."""
 
     def __init__(self, engine: LLMEngine) -> None:
@@ -226,7 +259,7 @@ class SteppedEngine:
         self.chat_template, self.defaults = engine.chat_template, engine.defaults
         self.step_listeners: list[StepListener] = []
         self.errored = self.is_paused = False
-        self.num_restarts = 0
+        self.num_restarts = self.num_resumed = 0
         self._engine = engine
         self._lock = threading.Lock()
         self._wake = threading.Event()

@@ -9,14 +9,15 @@ from typing import Any
 
 import openai
 
-from quire.config.server import ApiConfig, HttpConfig, LimitsConfig, ServerConfig
+from quire.config.server import ApiConfig, HttpConfig, LimitsConfig, ServerConfig, TracingConfig
 from quire.entrypoints.openai.launcher import DrainingServer, make_server
 
 
 def server_config(**settings: Any) -> ServerConfig:
     """Settings by field name, whatever their section."""
     parts: dict[str, Any] = {}
-    for section, config in (("http", HttpConfig), ("api", ApiConfig), ("limits", LimitsConfig)):
+    sections = (("http", HttpConfig), ("api", ApiConfig), ("limits", LimitsConfig), ("tracing", TracingConfig))
+    for section, config in sections:
         names = [name for name in settings if name in config.__dataclass_fields__]
         parts[section] = config(**{name: settings.pop(name) for name in names})
     assert not settings, settings
@@ -34,6 +35,7 @@ class RunningServer:
     def __init__(self, engine: Any, **settings: Any) -> None:
         self.engine = engine
         self.server: DrainingServer = make_server(engine, server_config(**{"port": 0, **settings}))
+        self.server.show_start([("settings", 0.25)], [("model", 0.5)])
         self._socket = socket.socket()
         self._socket.bind(("127.0.0.1", 0))
         self.port = self._socket.getsockname()[1]

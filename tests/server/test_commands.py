@@ -17,8 +17,8 @@ import pytest
 from quire.entrypoints.args import QuireParser
 from quire.entrypoints.cli import serve
 from quire.entrypoints.cli.main import main
-from quire.entrypoints.start_report import StartReport
 from quire.errors import ConfigError
+from quire.utils.phases import PhaseTimer, process_age_s
 from tests.server.engines import ScriptedEngine
 from tests.server.servers import RunningServer
 
@@ -55,14 +55,19 @@ def test_a_bad_server_flag_is_refused_with_the_fix(argv: list[str], message: str
     assert message in str(caught.value)
 
 
-def test_the_start_report_adds_up_to_the_time_since_the_process_began():
-    report = StartReport()
-    with report.phase("one"):
+def test_the_phases_of_a_start_add_up_to_the_age_of_the_process():
+    timer = PhaseTimer("python and imports")
+    with timer.phase("one"):
         time.sleep(0.01)
-    with report.phase("two"):
+    time.sleep(0.05)  # belongs to the phase that ends next
+    with timer.phase("two"):
         pass
-    assert [name for name, _ in report.phases] == ["python and imports", "one", "two"]
-    assert f"ready in {report.total_s:.2f} s" in str(report) and "one 0.0" in str(report)
+    timer.end_phase("three")
+    total_s, age_s = sum(seconds for _, seconds in timer.phases), process_age_s()
+    assert [name for name, _ in timer.phases] == ["python and imports", "one", "two", "three"]
+    assert timer.phases[2][1] >= 0.05
+    assert 0.98 * age_s - 0.02 <= total_s <= age_s + 0.02  # the system tells the beginning to 10 ms
+    assert f"ready in {total_s:.2f} s: python and imports" in str(timer) and ", one 0.0" in str(timer)
 
 
 def test_the_examples_of_the_page_run(capsys):
@@ -102,6 +107,7 @@ def test_a_served_stream_survives_sigterm_and_the_process_ends_cleanly(tmp_path:
             assert process.poll() is None, Path(log.name).read_text()
             time.sleep(0.05)
             found = re.search(r"listening on (http://127\.0\.0\.1:\d+); ready in", Path(log.name).read_text())
+        check_start_report(found[1], Path(log.name).read_text())
         client = openai.OpenAI(base_url=f"{found[1]}/v1", api_key="a-key-of-ours", max_retries=0)
         stream = client.completions.create(
             model="leaf", prompt="Once", max_tokens=300, stream=True, extra_body={"ignore_eos": True}
@@ -117,3 +123,14 @@ def test_a_served_stream_survives_sigterm_and_the_process_ends_cleanly(tmp_path:
             process.kill()
             process.wait()
         log.close()
+
+
+def check_start_report(url: str, log: str) -> None:
+    """The log and /metrics tell the same phases, of the server and of its engine core."""
+    page = httpx.get(f"{url}/metrics", headers={"Authorization": "Bearer a-key-of-ours"}).text
+    for process, line in (("server", r"ready in .*listening \S+ s"), ("engine_core", r"engine core ready in .*")):
+        shown = dict(re.findall(rf'quire:startup_seconds{{phase="(.+?)",process="{process}"}} (\S+)', page))
+        (report,) = re.findall(line, log)
+        told = dict(re.findall(r"(?:: |, )([a-zA-Z ]+?) (\d+\.\d\d) s", report))
+        assert {name: f"{float(seconds):.2f}" for name, seconds in shown.items()} == told and len(told) >= 5
+        assert "model" in told or "web framework" in told

@@ -63,3 +63,14 @@ def test_logprobs_and_cached_tokens_are_the_engines(leaf):
     assert all(value <= 0 for value in choice.logprobs.token_logprobs[1:])
     again = leaf.client().completions.create(model="leaf", prompt="The quick brown fox " * 12, max_tokens=2)
     assert again.usage.prompt_tokens_details.cached_tokens > 0
+
+
+def test_in_a_stream_every_answers_echo_has_the_prompts_logprobs(leaf):
+    stream = leaf.client().completions.create(
+        model="leaf", prompt="The quick brown fox " * 12, max_tokens=3, seed=1, n=2, logprobs=1, echo=True, stream=True
+    )
+    echoes: dict[int, list[float | None]] = {}
+    for event in stream:
+        for choice in event.choices:
+            echoes.setdefault(choice.index, choice.logprobs.token_logprobs[:40])
+    assert echoes[0] == echoes[1] and None not in echoes[1][1:]

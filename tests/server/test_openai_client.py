@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import re
+from pathlib import Path
 
 import httpx
 import openai
@@ -84,6 +87,24 @@ def test_a_stop_text_ends_the_answer_and_is_named(server):
     choice = server.client().completions.create(model="leaf", prompt="Stop here", max_tokens=30, stop=[stop]).choices[0]
     assert choice.text == whole[: whole.index(stop)]
     assert choice.finish_reason == "stop" and choice.stop_reason == stop
+
+
+def test_a_stop_text_ends_a_stream_at_the_same_place(server):
+    whole = server.client().completions.create(model="leaf", prompt="Stop here", max_tokens=30).choices[0].text
+    stop = whole[12:15]
+    chunks = list(
+        server.client().completions.create(model="leaf", prompt="Stop here", max_tokens=30, stop=[stop], stream=True)
+    )
+    assert "".join(chunk.choices[0].text for chunk in chunks) == whole[: whole.index(stop)]
+    assert chunks[-1].choices[0].finish_reason == "stop"
+
+
+def test_logprobs_of_a_streamed_chat_are_those_of_the_whole(server):
+    fields = {"model": "leaf", "messages": HELLO, "max_tokens": 5, "logprobs": True, "top_logprobs": 2}
+    whole = server.client().chat.completions.create(**fields).choices[0].logprobs.content
+    chunks = list(server.client().chat.completions.create(**fields, stream=True))
+    streamed = [one for chunk in chunks if chunk.choices[0].logprobs for one in chunk.choices[0].logprobs.content]
+    assert len(whole) == 5 and streamed == whole
 
 
 def test_logprobs_of_a_chat_have_bytes_and_the_likeliest_first(server):
@@ -196,11 +217,45 @@ def test_unknown_and_idle_fields_are_named_in_warnings(server):
     assert "user has no effect" in answer.warnings
 
 
+def test_each_error_is_the_clients_own_class(server, monkeypatch):
+    with pytest.raises(openai.APIConnectionError):
+        server.client(base_url="http://127.0.0.1:1/v1").models.list()
+    monkeypatch.setattr(server.engine, "fails_after", 1)
+    with pytest.raises(openai.InternalServerError):
+        server.client().completions.create(model="leaf", prompt="Go", max_tokens=5)
+    stream = server.client().completions.create(model="leaf", prompt="Go", max_tokens=5, stream=True)
+    with pytest.raises(openai.APIError, match="failed inside the engine"):
+        list(stream)
+
+
+def test_the_example_of_the_readme_runs(server, capsys):
+    page = (Path(__file__).parents[2] / "README.md").read_text()
+    (example,) = re.findall(r"^```py\n(.*?)^```", page, re.DOTALL | re.MULTILINE)
+    code = example.replace('model="leaf"', 'model="leaf", max_tokens=5').replace("http://127.0.0.1:8000", server.url)
+    exec(compile(code, "example", "exec"), {})
+    assert capsys.readouterr().out == expected(server, server.engine.prompts[-1], 5) + "\n"
+    (body,) = re.findall(r"-d '(\{.*?\})'", page)
+    url = f"{server.url}/v1/chat/completions"
+    answer = httpx.post(url, json={**json.loads(body), "max_tokens": 5})
+    assert answer.json()["choices"][0]["message"]["content"] and "warnings" not in answer.text
+
+
 def test_a_client_that_times_out_leaves_nothing_running(server):
     server.engine.holds = True
     try:
         with pytest.raises(openai.APITimeoutError):
             server.client(timeout=0.2).chat.completions.create(model="leaf", messages=HELLO, max_tokens=5)
+        server.wait_until(lambda: not server.engine.live)
+    finally:
+        server.engine.holds = False
+    server.wait_until(lambda: server.state.admission.num_answers == 0)
+
+
+def test_a_stream_that_times_out_leaves_nothing_running(server):
+    server.engine.holds = True
+    try:
+        with pytest.raises(openai.APITimeoutError):
+            server.client(timeout=0.2).chat.completions.create(model="leaf", messages=HELLO, max_tokens=5, stream=True)
         server.wait_until(lambda: not server.engine.live)
     finally:
         server.engine.holds = False

@@ -11,6 +11,7 @@ import pytest
 
 from quire.config.server import LimitsConfig
 from quire.core.stats import SchedulerStats
+from quire.entrypoints.openai import launcher
 from quire.entrypoints.openai.access import ROUTE_ACCESS, Access
 from quire.entrypoints.openai.admission import Admission
 from quire.entrypoints.openai.errors import ApiError, api_error_of, sanitised
@@ -222,22 +223,26 @@ def test_too_much_waiting_is_answered_with_when_to_come_back():
 
 def test_admission_counts_what_the_engine_computes_and_predicts_the_wait():
     now = [0.0]
-    refused = []
     limits = LimitsConfig(max_num_queued_reqs=2, max_num_queued_tokens=100)
-    admission = Admission(limits, 4, refused.append, clock=lambda: now[0])
+    admission = Admission(limits, 4, clock=lambda: now[0])
     tickets = [admission.enter(1, 10) for _ in range(6)]
     assert admission.num_queued == 2
-    with pytest.raises(ApiError):
+    with pytest.raises(ApiError) as caught:
         admission.enter(1, 1)
+    assert caught.value.reason == "max_num_queued_reqs" and caught.value.retry_after_s == 1, "nothing is measured"
     for ticket in tickets[:4]:
         now[0] += 2.0
         admission.leave(ticket)
-    assert admission.num_queued == 0 and refused == ["max_num_queued_reqs"]
+    assert admission.num_queued == 0
+    admission.note_answers(80, 4)
     admission.note_step(SchedulerStats(num_running=1, num_waiting=1))
+    now[0] += 1.0
+    admission.note_step(SchedulerStats(num_running=1, num_waiting=1, num_scheduled_tokens=25))
     assert admission.num_queued == 1, "pages ran out before rows did"
     with pytest.raises(ApiError) as caught:
         admission.enter(1, 1000)
-    assert refused[-1] == "max_num_queued_tokens" and caught.value.retry_after_s == 3
+    assert caught.value.reason == "max_num_queued_tokens"
+    assert caught.value.retry_after_s == 3, "10 + 20 tokens wait, then as many again, at 25 a second"
     for ticket in tickets:
         admission.leave(ticket)
     assert admission.num_answers == admission.num_tokens == 0
@@ -329,6 +334,14 @@ def test_a_dead_engine_is_said_so_everywhere():
         assert post(server, CHAT, HELLO).status_code == 503
 
 
+def test_a_server_whose_engine_has_stopped_for_good_ends(monkeypatch):
+    monkeypatch.setattr(launcher, "DEAD_NOTICE_S", 0.05)
+    with RunningServer(ScriptedEngine(dies_after=1)) as server:
+        assert events(post(server, CHAT, {**HELLO, "stream": True}))[-1]["error"]["code"] == 503
+        server._thread.join(10)
+        assert not server._thread.is_alive()
+
+
 def test_a_paused_engine_takes_no_new_work_but_is_healthy():
     with RunningServer(ScriptedEngine(is_paused=True)) as server:
         assert httpx.get(server.url + "/health").status_code == 200
@@ -377,7 +390,27 @@ def test_after_the_deadline_streams_end_well_formed():
         assert not server._thread.is_alive()
 
 
-def test_a_second_signal_ends_at_once():
+def test_a_second_signal_ends_at_once_with_final_events_and_no_traceback(caplog):
+    engine = ScriptedEngine(holds=True)
+    results: list[httpx.Response] = []
+    with RunningServer(engine, shutdown_timeout=600) as server:
+        thread = stream_in_thread(server, results)
+        server.wait_until(lambda: engine.live)
+        server.server.handle_exit(15, None)
+        server.server.handle_exit(15, None)
+        server._thread.join(10)
+        assert not server._thread.is_alive()
+        thread.join(10)
+    assert events(results[0])[-1]["choices"][0]["finish_reason"] == "abort"
+    assert "ending at once: 1 requests end unfinished" in caplog.text
+    assert not [record for record in caplog.records if record.levelname == "ERROR"]
+
+
+def test_what_cannot_be_ended_well_is_cut_and_counted(caplog, monkeypatch):
+    async def abort(self, request_ids):
+        """An engine that does not answer."""
+
+    monkeypatch.setattr(ScriptedEngine, "abort", abort)
     engine = ScriptedEngine(holds=True)
     results: list[object] = []
 
@@ -396,4 +429,7 @@ def test_a_second_signal_ends_at_once():
         server._thread.join(10)
         assert not server._thread.is_alive()
         thread.join(10)
-    assert isinstance(results[0], httpx.HTTPError) or results[0].status_code == 500
+        assert not engine.live
+    assert isinstance(results[0], httpx.HTTPError)
+    assert "1 answers were cut" in caplog.text
+    assert not [record for record in caplog.records if record.levelname == "ERROR"]

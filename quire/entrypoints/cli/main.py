@@ -19,9 +19,11 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "demo": ("quire.entrypoints.cli.demo", "eight prompts answered at once by the embedded model"),
     "serve": ("quire.entrypoints.cli.serve", "an OpenAI-compatible HTTP server"),
     "generate": ("quire.entrypoints.cli.generate", "complete prompts from the command line, a file or stdin"),
+    "run-batch": ("quire.entrypoints.cli.run_batch", "answer a file of requests, resumable"),
     "chat": ("quire.entrypoints.cli.chat", "talk to the model"),
     "bench latency": ("quire.entrypoints.cli.bench_latency", "time one batch from prompt to last token"),
     "bench throughput": ("quire.entrypoints.cli.bench_throughput", "tokens per second over many requests"),
+    "bench serve": ("quire.entrypoints.cli.bench_serve", "throughput and latencies of a running server under load"),
     "bench scheduler": ("quire.entrypoints.cli.bench_scheduler", "time the control plane alone, without a model"),
     "collect-env": ("quire.entrypoints.cli.collect_env", "describe this machine and installation"),
 }

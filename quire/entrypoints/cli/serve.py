@@ -6,6 +6,7 @@ SIGTERM lets running answers finish (--shutdown-timeout) while new work gets 503
 from __future__ import annotations
 
 import argparse
+import gc
 from typing import Any
 
 from quire import envs
@@ -14,8 +15,8 @@ from quire.config.build import SECTIONS, SERVER_SECTIONS, build_config, build_se
 from quire.config.server import ServerConfig
 from quire.entrypoints.args import add_engine_arguments, values_from_args
 from quire.entrypoints.cli.common import print_resolved
-from quire.entrypoints.start_report import StartReport
 from quire.logger import configure_logging, get_logger
+from quire.utils.phases import PhaseTimer
 
 logger = get_logger(__name__)
 
@@ -49,27 +50,41 @@ def print_config(args: argparse.Namespace) -> int:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Serve until a signal ends it."""
+    """Serve until a signal ends it, or the engine has stopped for good; returns the exit status."""
     configure_logging()
-    report = StartReport()
-    with report.phase("settings"):
+    timer = PhaseTimer("python and imports")
+    with timer.phase("settings"):
         config, server_config = configs_from_args(args)
-    with report.phase("web framework"):
-        # Late: `--help` and a wrong flag need neither the framework nor the engine.
-        import uvloop
-
-        from quire.entrypoints.openai.launcher import check_files, make_server
-    with report.phase("engine"):
-        check_files(server_config)
+    # Late: `--help` and a wrong flag need neither the engine nor the framework. The core's process starts first, and
+    # loads torch and the model meanwhile.
+    with timer.phase("start of the engine core"):
         from quire.engine.async_llm import AsyncLLM
 
         envs.prefer_sleeping_threads()
-        engine = AsyncLLM.from_config(config)
+        start = AsyncLLM.begin(config)
     try:
-        with report.phase("application"):
+        with timer.phase("web framework"):
+            import uvloop
+
+            from quire.entrypoints.openai.launcher import check_files, make_server
+
+            check_files(server_config, config.scheduler.scheduling_policy)
+    except BaseException:
+        start.cancel()
+        raise
+    engine = AsyncLLM.from_start(start, timer)
+    try:
+        with timer.phase("application"):
             server = make_server(engine, server_config)
-        server.on_started = lambda address: logger.info("listening on %s; %s", address, report)
+        gc.freeze()  # what the process has by now it keeps: to look through it would stop every stream
+
+        def report(address: str) -> None:
+            timer.end_phase("listening")
+            server.show_start(timer.phases, engine.core_start)
+            logger.info("listening on %s; %s", address, timer)
+
+        server.on_started = report
         uvloop.run(server.serve())
+        return 1 if engine.errored else 0
     finally:
         engine.shutdown()
-    return 0

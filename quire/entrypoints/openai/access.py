@@ -36,7 +36,20 @@ ROUTE_ACCESS = {
 OPEN_PATHS = frozenset(path for path, access in ROUTE_ACCESS.items() if access is Access.OPEN)
 
 
+PROBE_PATHS = frozenset((*OPEN_PATHS, "/ready"))
+"""Paths that are asked how the server is: to hear that it is not well is no refusal."""
+
+
 def is_open(scope: Scope) -> bool:
     """True for a path that needs no key, below the prefix (`root_path`) that a proxy adds."""
+    return _own_path(scope) in OPEN_PATHS
+
+
+def is_probe(scope: Scope) -> bool:
+    """True for one of `PROBE_PATHS`."""
+    return _own_path(scope) in PROBE_PATHS
+
+
+def _own_path(scope: Scope) -> str:
     path: str = scope["path"]
-    return path.removeprefix(scope.get("root_path", "")) in OPEN_PATHS
+    return path.removeprefix(scope.get("root_path", ""))

@@ -13,8 +13,9 @@ from typing import Any
 import msgspec
 
 from quire.core.outputs import RequestOutput
-from quire.core.stats import RequestStateStats
+from quire.core.stats import RequestStateStats, merged_stats
 from quire.entrypoints.openai.protocol.generation import GenerationFields
+from quire.entrypoints.openai.receipt import Receipt, make_receipt
 from quire.entrypoints.openai.running import Work
 from quire.entrypoints.openai.state import ServerState
 
@@ -28,13 +29,6 @@ class Usage:
     num_prompt: int
     num_completion: int = 0
     num_cached: dict[int, int] = field(default_factory=dict)
-
-    def note(self, prompt_index: int, output: RequestOutput) -> None:
-        """Take in what is new in `output`."""
-        for answer in output.outputs:
-            self.num_completion += len(answer.token_ids)
-        if output.num_cached_tokens is not None:
-            self.num_cached[prompt_index] = output.num_cached_tokens
 
     def content(self) -> dict[str, Any]:
         """The `usage` object."""
@@ -83,12 +77,17 @@ class AnswerForm:
         self.shows_metrics = state.config.api.enable_per_request_metrics
         self.shows_usage_at_end = bool(options and options.include_usage) or state.config.api.enable_force_include_usage
         self.shows_usage_always = bool(options and options.include_usage and options.continuous_usage_stats)
-        self._last_stats: RequestStateStats | None = None
+        self._stats: dict[int, RequestStateStats] = {}
+        self._made_s = time.monotonic()
 
     def note(self, prompt_index: int, output: RequestOutput) -> None:
         """Count an output."""
-        self.usage.note(prompt_index, output)
-        self._last_stats = output.metrics
+        usage = self.usage
+        for answer in output.outputs:
+            usage.num_completion += len(answer.token_ids)
+        if output.num_cached_tokens is not None:
+            usage.num_cached[prompt_index] = output.num_cached_tokens
+        self._stats[prompt_index] = output.metrics
 
     def event(self, choices: list[dict[str, Any]], extra: dict[str, Any] | None = None) -> bytes:
         """One event of a stream."""
@@ -111,31 +110,20 @@ class AnswerForm:
         if self.shows_usage_at_end:
             extra["usage"] = self.usage.content()
         if self.shows_metrics:
-            extra["metrics"] = self.metrics()
+            extra["metrics"] = self.receipt().content()
         return self.event([], extra) if extra else b""
 
     def whole(self, choices: list[dict[str, Any]], extra: dict[str, Any]) -> bytes:
         """A response that is not a stream."""
         content: dict[str, Any] = {**self.head, "choices": choices, "usage": self.usage.content(), **extra}
         if self.shows_metrics:
-            content["metrics"] = self.metrics()
+            content["metrics"] = self.receipt().content()
         return encode({**content, **self.first_extra()})
 
-    def metrics(self) -> dict[str, Any]:
-        """Where the request's wall time went; the phases add up to `total_ms`."""
-        now, stats = time.monotonic(), self._last_stats or RequestStateStats()
-        times = [self.work.received_s, stats.queued_ts, stats.scheduled_ts, stats.first_token_ts, stats.last_token_ts]
-        for index in range(1, len(times)):
-            times[index] = max(times[index], times[index - 1])
-        milliseconds = [round(1e3 * (end - start), 3) for start, end in zip(times, [*times[1:], now], strict=True)]
-        names = ("prepare_ms", "queued_ms", "prefill_ms", "decode_ms", "deliver_ms")
-        decode_s, num_tokens = times[4] - times[3], self.usage.num_completion
-        return {
-            **dict(zip(names, milliseconds, strict=True)),
-            "total_ms": round(1e3 * (now - times[0]), 3),
-            "time_to_first_token_ms": round(1e3 * (times[3] - times[0]), 3),
-            "queue_time_ms": milliseconds[1],
-            "generation_time_ms": milliseconds[3],
-            "mean_itl_ms": round(1e3 * decode_s / (num_tokens - 1), 3) if num_tokens > 1 else None,
-            "tokens_per_second": round((num_tokens - 1) / decode_s, 3) if num_tokens > 1 and decode_s > 0 else None,
-        }
+    def receipt(self, now_s: float | None = None) -> Receipt:
+        """Where the request's time went until `now_s`, by default now."""
+        stats = merged_stats(list(self._stats.values()) or [RequestStateStats(queued_ts=self._made_s)])
+        return make_receipt(
+            self.work.received_s, stats, time.monotonic() if now_s is None else now_s,
+            sum(self.usage.num_cached.values()), self.usage.num_completion,
+        )  # fmt: skip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -18,12 +19,14 @@ from quire.config.server import ServerConfig
 from quire.engine.protocol import EngineClient
 from quire.entrypoints.openai.errors import BAD_REQUEST, METHOD_NOT_ALLOWED, NOT_FOUND, ApiError
 from quire.entrypoints.openai.info_routes import InfoRoutes
-from quire.entrypoints.openai.keys import read_api_keys
+from quire.entrypoints.openai.key_watch import KeyWatch
+from quire.entrypoints.openai.keys import ApiKeys, read_checked_keys
 from quire.entrypoints.openai.middleware import Gate, LastResort, RequestLog
 from quire.entrypoints.openai.protocol.chat import ChatRequest
 from quire.entrypoints.openai.protocol.completion import CompletionRequest
 from quire.entrypoints.openai.protocol.tokenize import DetokenizeRequest, TokenizeRequest
-from quire.entrypoints.openai.routes import GenerationRoutes, Route, answered
+from quire.entrypoints.openai.routes import GenerationRoutes, Route, answered, refused
+from quire.entrypoints.openai.running import cancelled
 from quire.entrypoints.openai.state import ServerState, make_state
 from quire.version import __version__
 
@@ -34,15 +37,28 @@ def make_app(engine: EngineClient, config: ServerConfig) -> FastAPI:
     Raises:
         ConfigError: the API keys cannot be read.
     """
-    keys = read_api_keys(config.api)
-    state = make_state(engine, config)
+
+    def read_keys() -> ApiKeys:
+        return read_checked_keys(config, engine.config.scheduler.scheduling_policy)
+
+    state = make_state(engine, config, read_keys())
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         await engine.check_health()
+        if state.tracing is not None:
+            state.tracing.start()
+        background = []
+        if config.api.api_key_file is not None:
+            watch = KeyWatch(config.api.api_key_file, read_keys, state.tenants)
+            background.append(asyncio.create_task(watch.run()))
         yield
+        for task in background:
+            await cancelled(task)
         state.keep_alive.close()
         state.prompts.close()
+        if state.tracing is not None:
+            await asyncio.to_thread(state.tracing.close)
 
     app = FastAPI(
         title="Quire",
@@ -56,18 +72,18 @@ def make_app(engine: EngineClient, config: ServerConfig) -> FastAPI:
     )
     app.root_path = config.http.root_path
     app.state.server = state
-    _add_routes(app, state, keys.num_tenants)
+    _add_routes(app, state)
     app.add_middleware(LastResort)
-    app.add_middleware(Gate, keys=keys, limits=config.limits)
-    app.add_middleware(RequestLog, is_logged=not config.http.disable_access_log)
+    app.add_middleware(Gate, tenants=state.tenants, limits=config.limits, metrics=state.metrics)
+    app.add_middleware(RequestLog, is_logged=not config.http.disable_access_log, tracing=state.tracing)
     origins = [origin.strip() for origin in config.http.allowed_origins.split(",") if origin.strip()]
     if origins:
         app.add_middleware(CORSMiddleware, allow_origins=origins, allow_methods=["*"], allow_headers=["*"])
     return app
 
 
-def _add_routes(app: FastAPI, state: ServerState, num_tenants: int) -> None:
-    generation, info = GenerationRoutes(state, num_tenants), InfoRoutes(state)
+def _add_routes(app: FastAPI, state: ServerState) -> None:
+    generation, info = GenerationRoutes(state), InfoRoutes(state)
 
     def add(path: str, route: Route, body: type | None = None, method: str = "GET") -> None:
         described: dict[str, Any] = {} if body is None else {"requestBody": _schema(body)}
@@ -75,7 +91,7 @@ def _add_routes(app: FastAPI, state: ServerState, num_tenants: int) -> None:
             described["parameters"] = [_parameter(name) for name in re.findall(r"{(\w+)", path)]
         method = method if body is None else "POST"
         app.add_api_route(
-            path, _endpoint(answered(route)), methods=[method], response_model=None,
+            path, _endpoint(answered(route, state)), methods=[method], response_model=None,
             operation_id=f"{method} {path}", openapi_extra=described,
         )  # fmt: skip
 
@@ -126,7 +142,9 @@ async def _http_error(request: Request, error: Exception) -> Response:
     """The framework's own refusals, from the catalogue."""
     status = error.status_code if isinstance(error, HTTPException) else 400
     if status == NOT_FOUND.status:
-        return ApiError(NOT_FOUND, "no such path; the API is under /v1").response()
-    if status == METHOD_NOT_ALLOWED.status:
-        return ApiError(METHOD_NOT_ALLOWED, f"this path does not take {request.method}").response()
-    return ApiError(BAD_REQUEST, "the request is malformed").response()
+        refusal = ApiError(NOT_FOUND, "no such path; the API is under /v1")
+    elif status == METHOD_NOT_ALLOWED.status:
+        refusal = ApiError(METHOD_NOT_ALLOWED, f"this path does not take {request.method}")
+    else:
+        refusal = ApiError(BAD_REQUEST, "the request is malformed")
+    return refused(request, refusal, request.app.state.server)

@@ -24,7 +24,7 @@ class ChatWriter:
     """
 
     def __init__(self, form: AnswerForm, request: ChatRequest, role: str, echoed: str = "") -> None:
-        self._form = form
+        self.form = form
         self._request = request
         self._role = role
         self._echoed = echoed
@@ -39,8 +39,8 @@ class ChatWriter:
         """As `EventWriter.events`."""
         parts = []
         if not self._started:
-            parts = [self._start(index, output) for index in range(self._form.work.params.n)]
-        self._form.note(prompt_index, output)
+            parts = [self._start(index, output) for index in range(self.form.work.params.n)]
+        self.form.note(prompt_index, output)
         for answer in output.outputs:
             if self._is_plain and answer.finish_reason is None:
                 if answer.text:
@@ -50,17 +50,17 @@ class ChatWriter:
                     )
             elif answer.text or answer.token_ids or answer.finish_reason is not None:
                 delta = {"content": answer.text} if answer.text or answer.finish_reason is None else {}
-                parts.append(self._form.event([self._choice({"delta": delta}, answer)]))
+                parts.append(self.form.event([self._choice({"delta": delta}, answer)]))
         return b"".join(parts)
 
     def end(self) -> bytes:
         """As `EventWriter.end`."""
-        return self._form.last_event() + DONE
+        return self.form.last_event() + DONE
 
     def whole(self, outputs: list[RequestOutput]) -> bytes:
         """The response to a request that is not a stream."""
         (output,) = outputs
-        self._form.note(0, output)
+        self.form.note(0, output)
         choices = []
         for answer in sorted(output.outputs, key=lambda one: one.index):
             message: dict[str, Any] = {
@@ -71,15 +71,15 @@ class ChatWriter:
             }
             choices.append(self._choice({"message": message}, answer))
         extra: dict[str, Any] = {"prompt_logprobs": prompt_logprobs(output.prompt_logprobs)}
-        return self._form.whole(choices, {**extra, **self._prompt_extra(output)})
+        return self.form.whole(choices, {**extra, **self._prompt_extra(output)})
 
     def _start(self, index: int, output: RequestOutput) -> bytes:
         """The event that begins answer `index`."""
-        extra = {} if self._started else {**self._form.first_extra(), **self._prompt_extra(output)}
+        extra = {} if self._started else {**self.form.first_extra(), **self._prompt_extra(output)}
         self._started.add(index)
         delta = {"role": self._role, "content": self._echoed}
         choice = {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
-        return self._form.event([choice], extra)
+        return self.form.event([choice], extra)
 
     def _choice(self, content: dict[str, Any], answer: CompletionOutput) -> dict[str, Any]:
         logprobs = None

@@ -6,7 +6,7 @@ from typing import Any
 
 from quire.core.outputs import CompletionOutput, RequestOutput
 from quire.entrypoints.openai.answer import AnswerForm, encode
-from quire.entrypoints.openai.logprobs import LogprobsFormat, prompt_logprobs
+from quire.entrypoints.openai.logprobs import Line, LogprobsFormat, prompt_logprobs
 from quire.entrypoints.openai.protocol.completion import CompletionRequest
 from quire.entrypoints.openai.sse import DONE
 
@@ -23,12 +23,13 @@ class CompletionWriter:
     """
 
     def __init__(self, form: AnswerForm, request: CompletionRequest, echoed: list[str] | None) -> None:
-        self._form = form
+        self.form = form
         self._request = request
         self._echoed = echoed
         self._n = form.work.params.n
         self._hides_answer = request.max_tokens == 0
         self._offsets: dict[int, int] = {}
+        self._prompt_lines: dict[int, list[Line | None]] = {}
         self._started: set[int] = set()
         self._head = form.event_head()
         self._logprobs = None
@@ -40,8 +41,9 @@ class CompletionWriter:
 
     def events(self, prompt_index: int, output: RequestOutput) -> bytes:
         """As `EventWriter.events`."""
-        self._hide(output)
-        self._form.note(prompt_index, output)
+        if self._hides_answer:
+            _hide(output)
+        self.form.note(prompt_index, output)
         parts = []
         for answer in output.outputs:
             index = prompt_index * self._n + answer.index
@@ -51,29 +53,23 @@ class CompletionWriter:
             elif answer.text or answer.token_ids or answer.finish_reason is not None:
                 is_very_first = not self._started
                 choice = self._choice(prompt_index, output, answer)
-                parts.append(self._form.event([choice], self._form.first_extra() if is_very_first else None))
+                parts.append(self.form.event([choice], self.form.first_extra() if is_very_first else None))
         return b"".join(parts)
 
     def end(self) -> bytes:
         """As `EventWriter.end`."""
-        return self._form.last_event() + DONE
+        return self.form.last_event() + DONE
 
     def whole(self, outputs: list[RequestOutput]) -> bytes:
         """The response to a request that is not a stream."""
         choices: list[dict[str, Any]] = []
         for prompt_index, output in enumerate(outputs):
-            self._hide(output)
-            self._form.note(prompt_index, output)
+            if self._hides_answer:
+                _hide(output)
+            self.form.note(prompt_index, output)
             answers = sorted(output.outputs, key=lambda one: one.index)
             choices += [self._choice(prompt_index, output, answer) for answer in answers]
-        return self._form.whole(choices, {})
-
-    def _hide(self, output: RequestOutput) -> None:
-        """Leave out the one token that was made for a request of none."""
-        if self._hides_answer:
-            for answer in output.outputs:
-                answer.text, answer.token_ids = "", []
-                answer.logprobs = None if answer.logprobs is None else []
+        return self.form.whole(choices, {})
 
     def _choice(self, prompt_index: int, output: RequestOutput, answer: CompletionOutput) -> dict[str, Any]:
         index = prompt_index * self._n + answer.index
@@ -104,6 +100,19 @@ class CompletionWriter:
         token_ids, lines = list(answer.token_ids), list(answer.logprobs or [])
         if self._echoed is not None and is_first:
             token_ids = [*output.prompt_token_ids, *token_ids]
-            lines = [*(output.prompt_logprobs or [None] * len(output.prompt_token_ids)), *lines]  # type: ignore[list-item]
+            lines = [*self._lines_of_prompt(index // self._n, output), *lines]  # type: ignore[list-item]
         content, self._offsets[index] = self._logprobs.completion(token_ids, lines, self._offsets.get(index, 0))
         return content
+
+    def _lines_of_prompt(self, prompt_index: int, output: RequestOutput) -> list[Line | None]:
+        """Of a stream, they come with its first output alone, and every answer's echo shows them."""
+        if output.prompt_logprobs:
+            self._prompt_lines[prompt_index] = output.prompt_logprobs
+        return self._prompt_lines.get(prompt_index) or [None] * len(output.prompt_token_ids)
+
+
+def _hide(output: RequestOutput) -> None:
+    """Leave out the one token that was made for a request of none."""
+    for answer in output.outputs:
+        answer.text, answer.token_ids = "", []
+        answer.logprobs = None if answer.logprobs is None else []

@@ -1,6 +1,6 @@
 """What a connection may cost: how many there are, how long a client takes to send its request and to read its answer.
 
-`LimitedConnection` is mixed into uvicorn's HTTP/1.1 protocol by the launcher; `ConnectionWatch` looks at all of them
+`LimitedConnection` is what `connection.StreamingProtocol` stands on; `ConnectionWatch` looks at all of them
 once a second, so that no token and no request pays for a timer. Owns when each connection was last seen to advance.
 """
 
@@ -75,21 +75,6 @@ class LimitedConnection(H11Protocol):
     @property
     def _max_head_bytes(self) -> int:
         return self.config.h11_max_incomplete_event_size or 0
-
-
-def protocol_factory(base: type[H11Protocol], limits: LimitsConfig) -> Callable[..., LimitedConnection]:
-    """What uvicorn calls for each connection: `base` with the limits."""
-    kind: type[Any] = (
-        type("QuireConnection", (LimitedConnection, base), {}) if base is not H11Protocol else LimitedConnection
-    )
-    most = max_connections(limits)
-
-    def make(**arguments: Any) -> LimitedConnection:
-        connection: LimitedConnection = kind(**arguments)
-        connection.max_connections = most
-        return connection
-
-    return make
 
 
 def max_connections(limits: LimitsConfig) -> int:

@@ -5,13 +5,14 @@ Raised as `ApiError` anywhere in the server; other exceptions become one in `api
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass
 
 import msgspec
 from starlette.responses import Response
 
-from quire.errors import EngineDeadError, EngineGenerateError, QuireClientError
+from quire.errors import EngineDeadError, EngineGenerateError, EngineRestartingError, QuireClientError
 from quire.logger import get_logger
 
 logger = get_logger(__name__)
@@ -23,24 +24,37 @@ PATH = re.compile(r"(?<![\w<])/(?:[\w.@+-]+/)+[\w.@+-]*")
 
 @dataclass(frozen=True, slots=True)
 class ErrorKind:
-    """A row of the catalogue."""
+    """A row of the catalogue.
+
+    Attributes:
+        status: of HTTP.
+        type: `type` of the error object.
+        reason: label of the metric that counts refusals; "" = not a refusal.
+        code: `code` of the error object; None = the status.
+    """
 
     status: int
     type: str
+    reason: str
+    code: str | None = None
 
 
-BAD_REQUEST = ErrorKind(400, "BadRequestError")
-UNAUTHORIZED = ErrorKind(401, "AuthenticationError")
-NOT_FOUND = ErrorKind(404, "NotFoundError")
-METHOD_NOT_ALLOWED = ErrorKind(405, "MethodNotAllowedError")
-TIMEOUT = ErrorKind(408, "RequestTimeoutError")
-TOO_LARGE = ErrorKind(413, "RequestTooLargeError")
-HEADERS_TOO_LARGE = ErrorKind(431, "RequestTooLargeError")
-OVERLOADED = ErrorKind(429, "RateLimitError")
-INTERNAL = ErrorKind(500, "InternalServerError")
-UNAVAILABLE = ErrorKind(503, "ServiceUnavailableError")
+BAD_REQUEST = ErrorKind(400, "BadRequestError", "bad_request")
+UNAUTHORIZED = ErrorKind(401, "AuthenticationError", "unauthorized")
+FORBIDDEN = ErrorKind(403, "PermissionDeniedError", "forbidden")
+NOT_FOUND = ErrorKind(404, "NotFoundError", "not_found")
+METHOD_NOT_ALLOWED = ErrorKind(405, "MethodNotAllowedError", "method_not_allowed")
+TIMEOUT = ErrorKind(408, "RequestTimeoutError", "body_timeout")
+TOO_LARGE = ErrorKind(413, "RequestTooLargeError", "body_too_large")
+HEADERS_TOO_LARGE = ErrorKind(431, "RequestTooLargeError", "head_too_large")
+OVERLOADED = ErrorKind(429, "RateLimitError", "overloaded")
+LIMITED_REQUESTS = ErrorKind(429, "requests", "requests_per_minute", "rate_limit_exceeded")
+LIMITED_TOKENS = ErrorKind(429, "tokens", "tokens_per_minute", "rate_limit_exceeded")
+INTERNAL = ErrorKind(500, "InternalServerError", "")
+UNAVAILABLE = ErrorKind(503, "ServiceUnavailableError", "engine_dead")
 
 ENGINE_DEAD = "the engine has stopped; the server is of no further use until it is restarted"
+ENGINE_RESTARTING = "the engine is being restarted; requests that run go on, new ones wait for it"
 REQUEST_FAILED = "the request failed inside the engine; others are not affected"
 INTERNAL_MESSAGE = "internal error; the server's log says more under this request's X-Request-Id"
 
@@ -53,27 +67,40 @@ class ApiError(Exception):
         message: for the client; written by us, never the text of an unforeseen exception.
         param: the field it is about.
         retry_after_s: seconds after which trying again is of use; None = it is not.
+        reason: label of the metric that counts refusals, when it is not that of `kind`.
     """
 
     def __init__(
-        self, kind: ErrorKind, message: str, *, param: str | None = None, retry_after_s: int | None = None
+        self,
+        kind: ErrorKind,
+        message: str,
+        *,
+        param: str | None = None,
+        retry_after_s: float | None = None,
+        reason: str | None = None,
     ) -> None:
         super().__init__(message)
         self.kind = kind
         self.message = message
         self.param = param
         self.retry_after_s = retry_after_s
+        self.reason = kind.reason if reason is None else reason
 
     def content(self) -> bytes:
         """The JSON object, as `{"error": {...}}`."""
         error = {
-            "message": self.message, "type": self.kind.type, "param": self.param, "code": self.kind.status,
+            "message": self.message, "type": self.kind.type, "param": self.param,
+            "code": self.kind.code or self.kind.status,
         }  # fmt: skip
         return msgspec.json.encode({"error": error})
 
     def response(self) -> Response:
         """The HTTP response."""
-        headers = {} if self.retry_after_s is None else {"retry-after": str(self.retry_after_s)}
+        headers = {}
+        if self.retry_after_s is not None:
+            headers["retry-after"] = str(math.ceil(self.retry_after_s))
+            if self.kind.code is not None:  # exact to the millisecond, for clients that know it
+                headers["retry-after-ms"] = str(math.ceil(round(1e3 * self.retry_after_s, 3)))
         if self.kind.status == UNAUTHORIZED.status:
             headers["www-authenticate"] = "Bearer"
         return Response(self.content(), self.kind.status, headers, media_type="application/json")
@@ -86,6 +113,8 @@ def api_error_of(error: BaseException) -> ApiError:
     if isinstance(error, QuireClientError):
         text = f"{error.message} ({error.hint})" if error.hint else error.message
         return ApiError(BAD_REQUEST, sanitised(text), param=error.field)
+    if isinstance(error, EngineRestartingError):
+        return ApiError(UNAVAILABLE, ENGINE_RESTARTING, retry_after_s=1)
     if isinstance(error, EngineDeadError):
         return ApiError(UNAVAILABLE, ENGINE_DEAD, retry_after_s=5)
     if isinstance(error, EngineGenerateError):

@@ -8,13 +8,14 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from quire.entrypoints.openai.errors import UNAVAILABLE, ApiError
+from quire.entrypoints.openai.errors import FORBIDDEN, ApiError
 from quire.entrypoints.openai.prompts import Cut
 from quire.entrypoints.openai.protocol.reading import RequestFields
 from quire.entrypoints.openai.protocol.tokenize import DETOKENIZE_FIELDS, TOKENIZE_FIELDS
 from quire.entrypoints.openai.reading import read_fields
 from quire.entrypoints.openai.routes import require_alive
 from quire.entrypoints.openai.state import ServerState
+from quire.entrypoints.openai.tenants import Tenant
 from quire.errors import ValidationError
 from quire.version import __version__
 
@@ -73,10 +74,8 @@ class InfoRoutes:
 
     async def ready(self, request: Request) -> Response:
         """New work is taken."""
-        self._state.admission.refuse_when_draining()
+        self._state.refuse_new_work()
         await require_alive(self._state)
-        if self._state.engine.is_paused:
-            raise ApiError(UNAVAILABLE, "the server is paused", retry_after_s=5)
         return Response(status_code=200)
 
     async def version(self, request: Request) -> Response:
@@ -84,11 +83,18 @@ class InfoRoutes:
         return _json({"version": __version__})
 
     async def load(self, request: Request) -> Response:
-        """Answers that were admitted and have not ended."""
-        return _json({"server_load": self._state.admission.num_answers})
+        """Answers that were admitted and have not ended; of several tenants, each sees its own alone."""
+        tenant: Tenant = request.state.tenant
+        sees_all = self._state.tenants.may_see_all(tenant)
+        return _json({"server_load": self._state.admission.num_answers if sees_all else tenant.num_answers})
 
     async def metrics(self, request: Request) -> Response:
-        """Everything counted, for Prometheus."""
+        """Everything counted, for Prometheus; of several tenants, only an operator may read it."""
+        if not self._state.tenants.may_see_all(request.state.tenant):
+            raise ApiError(
+                FORBIDDEN,
+                "metrics are about the whole server; this API key is no operator's (operator: true in the key file)",
+            )
         return Response(self._state.metrics.render(), headers={"content-type": METRICS_TYPE})
 
     async def _read(self, request: Request, fields: RequestFields[Any]) -> tuple[Any, list[str]]:

@@ -21,8 +21,8 @@ class SilentStream(Protocol):
 
     last_write: float
 
-    async def write_comment(self, comment: bytes) -> None:
-        """Write `comment`, an SSE comment line."""
+    def write_comment(self, comment: bytes) -> None:
+        """Write `comment`, an SSE comment line, if the client takes anything now."""
 
 
 class KeepAlive:
@@ -59,5 +59,4 @@ class KeepAlive:
             now = time.monotonic()
             for stream in [one for one in self._streams if now - one.last_write >= self._interval_s]:
                 stream.last_write = now
-                # A reader that does not read holds up its own stream, not the others.
-                asyncio.get_running_loop().create_task(stream.write_comment(COMMENT))
+                stream.write_comment(COMMENT)

@@ -2,7 +2,7 @@
 
 Called by `quire serve`. The first SIGTERM or SIGINT drains: new work is refused with 503 and Retry-After, running
 answers get `shutdown_timeout` seconds, what is left ends with reason abort and a well-formed final event. A second
-signal ends at once.
+signal ends at once. A server whose engine has stopped for good ends, too.
 """
 
 from __future__ import annotations
@@ -18,25 +18,29 @@ from types import FrameType
 
 import uvicorn
 from fastapi import FastAPI
-from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from quire import envs
 from quire.config.server import ServerConfig
 from quire.engine.protocol import EngineClient
 from quire.entrypoints.openai.app import make_app
-from quire.entrypoints.openai.connection_limits import ConnectionWatch, protocol_factory
-from quire.entrypoints.openai.keys import read_api_keys
+from quire.entrypoints.openai.connection import protocol_factory
+from quire.entrypoints.openai.connection_limits import ConnectionWatch
+from quire.entrypoints.openai.keys import read_checked_keys
 from quire.entrypoints.openai.state import ServerState
 from quire.entrypoints.openai.tls import CertificateWatch, harden, named_errors, tls_options
+from quire.entrypoints.openai.tracing import check_endpoint
 from quire.errors import ConfigError
 from quire.logger import get_logger
+from quire.utils.phases import Phases
 
 logger = get_logger(__name__)
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 POLL_S = 0.05
 FINAL_EVENTS_S = 5.0
+FINAL_EVENTS_AT_ONCE_S = 1.0
 NOTICE_S = 0.2
+DEAD_NOTICE_S = 3.0
 
 
 class DrainingServer(uvicorn.Server):
@@ -53,6 +57,7 @@ class DrainingServer(uvicorn.Server):
         self._state = state
         self._shutdown_timeout_s = shutdown_timeout_s
         self._draining: asyncio.Task[None] | None = None
+        self._dead_since_s = 0.0
         self._watching: list[asyncio.Task[None]] = []
         self.on_started: Callable[[str], None] = lambda address: logger.info("listening on %s", address)
 
@@ -99,8 +104,26 @@ class DrainingServer(uvicorn.Server):
         self._watch()
         self.on_started(self.address())
 
+    def show_start(self, server: Phases, core: Phases) -> None:
+        """Let /metrics tell what the start took."""
+        self._state.metrics.show_start("server", server)
+        self._state.metrics.show_start("engine_core", core)
+
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Close everything."""
+        """Close what listens, end what runs: by final events, then by closing its connection."""
+        if self._draining is not None:
+            self._draining.cancel()
+        for server in self.servers:
+            server.close()
+        if not self.force_exit:
+            await asyncio.sleep(NOTICE_S)  # who has just connected gets an answer: that it is to come again
+        for connection in list(self.server_state.connections):
+            connection.shutdown()  # busy ones close after their answer
+        if self.force_exit:
+            await self._end_running("ending at once", FINAL_EVENTS_AT_ONCE_S)
+        await self._wait(lambda: not self.server_state.tasks, 0.0 if self.force_exit else FINAL_EVENTS_S)
+        await self._cut_the_rest()
+        self.force_exit = False  # nothing is left to wait for, and the application is told of its end
         await super().shutdown(sockets)
         for task in self._watching:
             task.cancel()
@@ -122,10 +145,20 @@ class DrainingServer(uvicorn.Server):
         return f"{'https' if self.config.is_ssl else 'http'}://{host}:{name[1]}"
 
     async def on_tick(self, counter: int) -> bool:
-        """Called ten times a second: starts draining once it was asked for."""
+        """Called ten times a second: starts draining once it was asked for, ends when the engine is of no more use."""
+        if self._state.engine.errored:
+            self._note_dead()
         if self._state.admission.is_draining and self._draining is None:
             self._draining = asyncio.get_running_loop().create_task(self._drain())
         return await super().on_tick(counter)
+
+    def _note_dead(self) -> None:
+        """End after a moment in which `/health` says why."""
+        if not self._dead_since_s:
+            logger.error("the engine has stopped for good: ending in %g s", DEAD_NOTICE_S)
+            self._dead_since_s = time.monotonic()
+        elif time.monotonic() - self._dead_since_s > DEAD_NOTICE_S:
+            self.should_exit = True
 
     async def _drain(self) -> None:
         state = self._state
@@ -135,15 +168,37 @@ class DrainingServer(uvicorn.Server):
         )  # fmt: skip
         deadline = time.monotonic() + self._shutdown_timeout_s
         await asyncio.sleep(NOTICE_S)  # a load balancer that asks /ready learns of it before the socket closes
-        await self._wait_until_idle(deadline)
-        if state.running:
-            logger.warning("deadline: %d requests end unfinished (finish_reason abort)", len(state.running))
-            await state.engine.abort(list(state.running))
-            await self._wait_until_idle(time.monotonic() + FINAL_EVENTS_S)
+        await self._wait(self._is_idle, deadline - time.monotonic())
+        await self._end_running("deadline", FINAL_EVENTS_S)
         self.should_exit = True
 
-    async def _wait_until_idle(self, deadline: float) -> None:
-        while self._state.admission.num_answers and time.monotonic() < deadline:
+    async def _end_running(self, why: str, timeout_s: float) -> None:
+        """Give every running answer its final event, as far as the engine and the clients take part."""
+        running = list(self._state.running)
+        if running:
+            logger.warning("%s: %d requests end unfinished (finish_reason abort)", why, len(running))
+            await self._state.engine.abort(running)
+            await self._wait(self._is_idle, timeout_s)
+
+    async def _cut_the_rest(self) -> None:
+        """Close the connections of answers that are not complete; their requests end as when a client goes away."""
+        connections = self.server_state.connections
+        cut = [one for one in connections if (cycle := getattr(one, "cycle", None)) and not cycle.response_complete]
+        for connection in cut:
+            connection.transport.abort()
+        if cut:
+            logger.warning("%d answers were cut: their clients did not read, or the engine did not answer", len(cut))
+        closing_s = FINAL_EVENTS_AT_ONCE_S if self.force_exit else FINAL_EVENTS_S
+        await self._wait(lambda: not self.server_state.tasks and not connections, closing_s)
+        for connection in list(connections):  # the last bytes of a complete answer that nobody takes
+            connection.transport.abort()
+
+    def _is_idle(self) -> bool:
+        return not self._state.admission.num_answers
+
+    async def _wait(self, condition: Callable[[], bool], timeout_s: float) -> None:
+        deadline = time.monotonic() + timeout_s
+        while not condition() and time.monotonic() < deadline:
             await asyncio.sleep(POLL_S)
 
 
@@ -168,7 +223,7 @@ def make_server(engine: EngineClient, config: ServerConfig, app: FastAPI | None 
         timeout_graceful_shutdown=int(FINAL_EVENTS_S),
         h11_max_incomplete_event_size=config.limits.max_header_bytes,
         ws="none",
-        http=protocol_factory(H11Protocol, config.limits),  # type: ignore[arg-type]  # bounds a head before it is complete
+        http=protocol_factory(config.limits),  # type: ignore[arg-type]
         **tls_options(config.http),
     )
     with named_errors():
@@ -178,14 +233,16 @@ def make_server(engine: EngineClient, config: ServerConfig, app: FastAPI | None 
     return DrainingServer(options, app.state.server, config.http.shutdown_timeout)
 
 
-def check_files(config: ServerConfig) -> None:
-    """Read keys and look for TLS files, before anything costly is started.
+def check_files(config: ServerConfig, policy: str) -> None:
+    """Read keys and look for TLS files, before anything costly is started; `policy` is the scheduling_policy.
 
     Raises:
         ConfigError: one cannot be read.
     """
-    read_api_keys(config.api)
+    read_checked_keys(config, policy)
     tls_options(config.http)
+    if config.tracing.otlp_traces_endpoint is not None:
+        check_endpoint(config.tracing.otlp_traces_endpoint)
 
 
 def warn_of_open_address(config: ServerConfig) -> bool:

@@ -13,15 +13,20 @@ import time
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from quire.config.server import LimitsConfig
-from quire.entrypoints.openai.access import OPEN_PATHS, is_open
+from quire.core.stats import RequestStateStats
+from quire.entrypoints.openai.access import PROBE_PATHS, is_open
 from quire.entrypoints.openai.errors import BAD_REQUEST, HEADERS_TOO_LARGE, UNAUTHORIZED, ApiError, api_error_of
-from quire.entrypoints.openai.keys import ApiKeys
+from quire.entrypoints.openai.receipt import make_receipt
 from quire.entrypoints.openai.running import ClientGoneError
+from quire.entrypoints.openai.tenants import Tenants
+from quire.entrypoints.openai.tracing import HEADERS as TRACE_HEADERS
+from quire.entrypoints.openai.tracing import EndedRequest, Tracing
 from quire.logger import get_logger
+from quire.metrics.engine_metrics import EngineMetrics
 
 access_logger = get_logger("quire.access")
 
-QUIET_PATHS = frozenset((*OPEN_PATHS, "/ready", "/metrics", "/load"))
+QUIET_PATHS = frozenset((*PROBE_PATHS, "/metrics", "/load"))
 MAX_LOGGED_CHARS = 200
 REQUEST_ID = re.compile(rb"[\w.:+-]{1,128}", re.ASCII)
 
@@ -29,8 +34,9 @@ REQUEST_ID = re.compile(rb"[\w.:+-]{1,128}", re.ASCII)
 class RequestLog:
     """Gives every request an id (the client's own X-Request-Id where it is usable), and logs a line when it ends."""
 
-    def __init__(self, app: ASGIApp, *, is_logged: bool = True) -> None:
+    def __init__(self, app: ASGIApp, *, is_logged: bool = True, tracing: Tracing | None = None) -> None:
         self._app = app
+        self._tracing = tracing
         self._is_logged = is_logged
         self.num_running = 0
 
@@ -43,7 +49,6 @@ class RequestLog:
         own_id = given if given is not None and REQUEST_ID.fullmatch(given) else None
         request_id = own_id or secrets.token_hex(16).encode()
         state = scope.setdefault("state", {})
-        state["server_send"] = send  # for streams: their bodies need none of the layers in between
         state["received_s"] = start = time.monotonic()
         state["own_request_id"] = None if own_id is None else own_id.decode()
         status = 0
@@ -53,6 +58,8 @@ class RequestLog:
             if message["type"] == "http.response.start":
                 status = message["status"]
                 message["headers"] = [*message.get("headers", ()), (b"x-request-id", request_id)]
+                if "metered" in state:
+                    message["headers"] += state["metered"].headers()
             await send(message)
 
         self.num_running += 1
@@ -62,20 +69,41 @@ class RequestLog:
             status = 499
         finally:
             self.num_running -= 1
+            seconds = time.monotonic() - start
+            if self._tracing is not None and "metered" in state:
+                self._tracing.record(_ended(scope, status, start, start + seconds))
             if self._is_logged and scope["path"] not in QUIET_PATHS:
-                seconds = time.monotonic() - start
                 access_logger.info(
                     "%s %s %d %.3f s id=%s",
                     scope["method"], _logged_path(scope), status, seconds, request_id.decode(),
                 )  # fmt: skip
 
 
-class Gate:
-    """Refuses requests with too large a head, or without a valid key."""
+def _ended(scope: Scope, status: int, start_s: float, end_s: float) -> EndedRequest:
+    """What is told of a request that has ended."""
+    state = scope["state"]
+    parent = {name: value.decode("latin-1") for name in TRACE_HEADERS if (value := header(scope, name.encode()))}
+    received_ns = time.time_ns() - round(1e9 * (time.monotonic() - start_s))
+    tenant = state["metered"].name
+    form = state.get("form")
+    if form is None:
+        receipt = make_receipt(start_s, RequestStateStats(), end_s)
+        return EndedRequest(parent, scope["path"], status, received_ns, receipt, tenant=tenant)
+    work = form.work
+    return EndedRequest(
+        parent, scope["path"], status, received_ns, form.receipt(end_s), model=form.head["model"], tenant=tenant,
+        request_id=work.public_id, num_prompts=len(work.prompts), num_prompt_tokens=form.usage.num_prompt,
+        params=work.params,
+    )  # fmt: skip
 
-    def __init__(self, app: ASGIApp, *, keys: ApiKeys, limits: LimitsConfig) -> None:
+
+class Gate:
+    """Refuses requests with too large a head, or without a valid key; names the tenant of the others."""
+
+    def __init__(self, app: ASGIApp, *, tenants: Tenants, limits: LimitsConfig, metrics: EngineMetrics) -> None:
         self._app = app
-        self._keys = keys
+        self._tenants = tenants
+        self._metrics = metrics
         self._max_header_bytes = limits.max_header_bytes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -85,6 +113,7 @@ class Gate:
             return
         refusal = self._refusal(scope)
         if refusal is not None:
+            self._metrics.record_refusal(refusal.reason, "")
             response = refusal.response()
             if refusal.kind is BAD_REQUEST:
                 response.headers["connection"] = "close"  # where its body ends is not certain
@@ -97,12 +126,13 @@ class Gate:
         size += sum(len(name) + len(value) + 4 for name, value in scope["headers"])
         if size > self._max_header_bytes:
             return ApiError(HEADERS_TOO_LARGE, f"the request's head is larger than {self._max_header_bytes} bytes")
+        scope["state"]["tenant"] = self._tenants.anonymous
         names = {name for name, _ in scope["headers"]}
         if b"content-length" in names and b"transfer-encoding" in names:  # a proxy in front may have read another one
             return ApiError(BAD_REQUEST, "send content-length or transfer-encoding, not both")
-        if not self._keys or is_open(scope):
+        if not self._tenants.needs_key or is_open(scope):
             return None
-        tenant = self._keys.tenant_of(header(scope, b"authorization") or b"")
+        tenant = self._tenants.of(header(scope, b"authorization") or b"")
         if tenant is None:
             return ApiError(UNAUTHORIZED, "a valid API key is needed: send Authorization: Bearer KEY")
         scope["state"]["tenant"] = tenant

@@ -28,6 +28,8 @@ from quire.utils.checks import check_int_list
 T = TypeVar("T")
 
 INLINE_CHARS = 4096
+PROBES = ("a", " a", "1", "\n", "é", "...")
+"""Beginnings of what may follow a constant text: they differ in their first token."""
 ALWAYS_CHARS = 1 << 18
 BYTES_PER_CHAR = 4  # at most, in UTF-8
 CONTROL_WARNING = (
@@ -121,6 +123,25 @@ class PromptReader:
         messages = chat_messages(request)
         template = self._template(request)
         return await self._run(True, lambda: self._render(template, request, messages, cut, add_special_tokens))
+
+    def constant_prefix(self, system: str | None = None, text: str | None = None) -> list[int]:
+        """The ids that a conversation with this system prompt, or a completion of this text, begins with, whatever
+        follows.
+
+        Raises:
+            ValidationError, ChatTemplateError, UnsupportedError: there is no such prompt.
+        """
+        if text is not None:
+            encode, allow = self.tokenizer().encode, self._config.allow_special_tokens
+            prompts = [encode(text + probe, True, allow_special=allow) for probe in PROBES]
+        else:
+            turns = [{"role": "system", "content": system}]
+            chats = [ChatFields(messages=[*turns, {"role": "user", "content": probe}]) for probe in PROBES]
+            prompts = [
+                list(self._render(self._template(chat), chat, chat_messages(chat), Cut(), False).prompt_token_ids)
+                for chat in chats
+            ]
+        return _common_prefix(prompts)
 
     def decode(self, token_ids: list[int]) -> str:
         """The text of ids, control tokens shown."""
@@ -221,6 +242,15 @@ class PromptReader:
         if not in_thread:
             return work()
         return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+
+
+def _common_prefix(prompts: list[list[int]]) -> list[int]:
+    length = 0
+    for ids in zip(*prompts, strict=False):
+        if len(set(ids)) > 1:
+            break
+        length += 1
+    return prompts[0][:length]
 
 
 def cut_prompt(prompt: Any, cut: Cut, max_model_len: int) -> TokensPrompt:

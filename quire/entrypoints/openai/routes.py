@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import re
 import time
 from collections.abc import Awaitable, Callable
-from contextlib import aclosing
 from typing import Any
 
 from starlette.requests import Request
@@ -14,11 +14,12 @@ from starlette.responses import Response
 
 from quire.core.inputs import TokensPrompt, parse_prompt
 from quire.core.outputs import RequestOutput
-from quire.core.sampling_params import SamplingParams
+from quire.core.sampling_params import RequestOutputKind, SamplingParams
+from quire.entrypoints.openai.access import is_probe
 from quire.entrypoints.openai.answer import AnswerForm
 from quire.entrypoints.openai.chat import ChatWriter
 from quire.entrypoints.openai.completion import CompletionWriter
-from quire.entrypoints.openai.errors import UNAVAILABLE, ApiError, api_error_of
+from quire.entrypoints.openai.errors import ApiError, api_error_of
 from quire.entrypoints.openai.prompts import Cut
 from quire.entrypoints.openai.protocol.chat import CHAT_FIELDS, ChatRequest, chat_params
 from quire.entrypoints.openai.protocol.completion import (
@@ -29,21 +30,25 @@ from quire.entrypoints.openai.protocol.completion import (
 from quire.entrypoints.openai.protocol.generation import GenerationFields
 from quire.entrypoints.openai.protocol.reading import RequestFields
 from quire.entrypoints.openai.reading import read_fields
-from quire.entrypoints.openai.running import ClientGoneError, Outputs, Work, run, unless_gone
-from quire.entrypoints.openai.sse import EventStream, EventWriter
+from quire.entrypoints.openai.running import ClientGoneError, Run, Work, unless_gone
+from quire.entrypoints.openai.sse import EventStream
 from quire.entrypoints.openai.state import ServerState, public_id
-from quire.errors import EngineDeadError
+from quire.entrypoints.openai.tenants import Tenant
+from quire.errors import EngineDeadError, ValidationError
 from quire.logger import get_logger
+from quire.utils.checks import check_int, shown
 
 logger = get_logger(__name__)
 
 Route = Callable[[Request], Awaitable[Response]]
 JSON = "application/json"
 NO_CLIENT = 499
+PRIORITY_HEADER = "X-Vllm-Priority"
+INTEGER = re.compile(r"[+-]?[0-9]{1,20}", re.ASCII)
 
 
-def answered(route: Route) -> Route:
-    """`route`, with every exception answered from the catalogue."""
+def answered(route: Route, state: ServerState) -> Route:
+    """`route`, with every exception answered from the catalogue, and refusals counted."""
 
     async def answer(request: Request) -> Response:
         try:
@@ -51,18 +56,25 @@ def answered(route: Route) -> Route:
         except ClientGoneError:
             return Response(status_code=NO_CLIENT)
         except Exception as error:  # the catalogue decides what the client is told, and logs the rest
-            return api_error_of(error).response()
+            return refused(request, api_error_of(error), state)
 
     answer.__name__, answer.__doc__ = route.__name__, route.__doc__
     return answer
 
 
+def refused(request: Request, error: ApiError, state: ServerState) -> Response:
+    """The answer to a request that is refused, which is counted; a probe that learns how the server is, is not."""
+    if error.reason and not is_probe(request.scope):
+        tenant = request.state.tenant
+        state.metrics.record_refusal(error.reason, "" if tenant is state.tenants.anonymous else tenant.name)
+    return error.response()
+
+
 class GenerationRoutes:
     """The routes that generate text."""
 
-    def __init__(self, state: ServerState, num_tenants: int = 0) -> None:
+    def __init__(self, state: ServerState) -> None:
         self._state = state
-        self._isolates = num_tenants > 1 and state.config.api.isolate_tenants
 
     async def completion(self, request: Request) -> Response:
         """Complete one prompt or many."""
@@ -71,6 +83,7 @@ class GenerationRoutes:
         limits, reader = self._state.config.limits, self._state.prompts
         given = completion_prompts(body, limits)
         params = completion_params(body, self._state.engine.defaults.sampling, limits, len(given))
+        self._limit(request, params, body.max_tokens)
         cut = _cut(body)
         special = body.add_special_tokens is not False
         prompts = [await reader.read(one, cut, add_special_tokens=special, warnings=warnings) for one in given]
@@ -90,6 +103,9 @@ class GenerationRoutes:
         body, warnings = await self._read(request, CHAT_FIELDS)
         model = self._state.check_model(body.model)
         params = chat_params(body, self._state.engine.defaults.sampling, self._state.config.limits)
+        self._limit(
+            request, params, body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
+        )
         prompt = await self._state.prompts.read_chat(body, _cut(body), add_special_tokens=bool(body.add_special_tokens))
         work = self._work(request, body, "chatcmpl", [prompt], params)
         kind = "chat.completion.chunk" if body.stream else "chat.completion"
@@ -99,11 +115,17 @@ class GenerationRoutes:
 
     async def _read(self, request: Request, fields: RequestFields[Any]) -> tuple[Any, list[str]]:
         state = self._state
-        state.admission.refuse_when_draining()
-        if state.engine.is_paused:
-            raise ApiError(UNAVAILABLE, "the server is paused", retry_after_s=5)
+        request.state.metered = request.state.tenant
+        state.refuse_new_work()
         body: tuple[Any, list[str]] = await read_fields(request, fields, state.config)
         return body
+
+    def _limit(self, request: Request, params: SamplingParams, asked: int | None) -> None:
+        """Bring `params` within what the tenant may; new tokens are told as they come where it pays for them."""
+        tenant: Tenant = request.state.tenant
+        params.max_tokens = tenant.max_tokens(asked, params.max_tokens)
+        if tenant.counts_tokens and params.output_kind is RequestOutputKind.FINAL_ONLY:
+            params.output_kind = RequestOutputKind.CUMULATIVE
 
     def _work(
         self,
@@ -114,13 +136,17 @@ class GenerationRoutes:
         params: SamplingParams,
     ) -> Work:
         own_id = getattr(request.state, "own_request_id", None)
+        salt = self._cache_salt(request, body.cache_salt)
+        if salt is not None:
+            prompts = [self._state.shared_prefixes.marked(prompt) for prompt in prompts]
         work = Work(
             public_id=public_id(prefix, own_id, body.request_id),
             prompts=prompts,
             params=params,
-            priority=body.priority or 0,
-            cache_salt=self._cache_salt(request, body.cache_salt),
+            priority=request.state.tenant.priority(_priority(request, body)),
+            cache_salt=salt,
             received_s=getattr(request.state, "received_s", time.monotonic()),
+            tenant=request.state.tenant,
         )
         if self._state.config.api.enable_log_requests:
             num_tokens = sum(len(prompt.prompt_token_ids) for prompt in prompts)
@@ -131,56 +157,64 @@ class GenerationRoutes:
         """What the prefix cache tells this request's pages apart by: the client's salt within its tenant's own."""
         if salt is not None:
             parse_prompt({"prompt_token_ids": [0], "cache_salt": salt})  # the check of its characters
-        if not self._isolates:
+        if not (self._state.tenants.needs_key and self._state.config.api.isolate_tenants):
             return salt
-        return hashlib.sha256(f"{request.state.tenant}/{salt or ''}".encode()).hexdigest()[:32]
+        return hashlib.sha256(f"{request.state.tenant.name}/{salt or ''}".encode()).hexdigest()[:32]
 
     async def _respond(
         self, request: Request, body: GenerationFields, work: Work, writer: CompletionWriter | ChatWriter
     ) -> Response:
-        outputs = run(self._state, work)
-        if body.stream:
-            return await self._stream(request, outputs, writer)
-        whole = await unless_gone(request.receive, _collect(outputs, len(work.prompts)))
-        return Response(writer.whole(whole), media_type=JSON)
-
-    async def _stream(self, request: Request, outputs: Outputs, writer: EventWriter) -> Response:
-        """The stream, begun when the first output is there, so that a request that cannot run gets a status of its own;
-        one that waits long is begun before.
-        """
-        first = asyncio.ensure_future(_first(outputs))
-        keep_alive = self._state.keep_alive
+        request.state.form = writer.form
+        run = Run(self._state, work)
         try:
-            await unless_gone(request.receive, _settled(first, self._state.config.api.sse_keep_alive_interval or None))
-            if first.done():
-                first.result()
+            if body.stream:
+                first = await unless_gone(request.receive, self._first(run))
+                return EventStream(run, first, writer, self._state.keep_alive)
+            whole = await unless_gone(request.receive, _collect(run, len(work.prompts)))
+            return Response(writer.whole(whole), media_type=JSON)
         except BaseException:
-            first.cancel()
-            await asyncio.wait({first})
-            await outputs.aclose()
+            run.close()
             raise
-        return EventStream(outputs, first, writer, keep_alive)
+
+    async def _first(self, run: Run) -> tuple[int, RequestOutput] | None:
+        """The first output, so that a request that cannot run gets a status of its own; None when it waits long: then
+        the stream is begun before.
+        """
+        await run.start()
+        try:
+            return await asyncio.wait_for(run.next(), self._state.config.api.sse_keep_alive_interval or None)
+        except (TimeoutError, asyncio.TimeoutError):
+            return None
 
 
-async def _settled(task: asyncio.Task[Any], timeout_s: float | None) -> None:
-    await asyncio.wait({task}, timeout=timeout_s)
-
-
-async def _first(outputs: Outputs) -> tuple[int, RequestOutput]:
-    return await outputs.__anext__()
-
-
-async def _collect(outputs: Outputs, num_prompts: int) -> list[RequestOutput]:
+async def _collect(run: Run, num_prompts: int) -> list[RequestOutput]:
     """The final output of every prompt."""
+    await run.start()
     final: list[RequestOutput | None] = [None] * num_prompts
-    async with aclosing(outputs):
-        async for prompt_index, output in outputs:
-            final[prompt_index] = output
+    while not run.is_over:
+        prompt_index, output = await run.next()
+        final[prompt_index] = output
     return [output for output in final if output is not None]
 
 
 def _cut(body: GenerationFields) -> Cut:
     return Cut(body.truncate_prompt_tokens, body.truncation_side or "left")
+
+
+def _priority(request: Request, body: GenerationFields) -> int | None:
+    """What a request asks for; the header wins over the field.
+
+    Raises:
+        ValidationError: the header is no integer of 64 bits.
+    """
+    header = request.headers.get(PRIORITY_HEADER)
+    if header is None:
+        return body.priority
+    if not INTEGER.fullmatch(header.strip()):
+        raise ValidationError(
+            f"{PRIORITY_HEADER}: {shown(header)} is no integer", hint="lower goes first", field="priority"
+        )
+    return check_int("priority", int(header))
 
 
 def _echoed_message(body: ChatRequest) -> str:

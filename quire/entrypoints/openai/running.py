@@ -1,25 +1,28 @@
-"""Runs what a request asks for: one engine request a prompt, their outputs as one stream, counted and always ended.
+"""Run: what a request asks for, in the engine: a stream a prompt, counted in and out, always ended.
 
-Called by the routes. Leaving the stream early, in any state, ends its engine requests.
+Made by the routes. Outputs are pushed: the engine's step calls `on_ready`, and whoever answers the client takes what
+there is; what is not taken is merged (`engine.output_stream`).
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
-from contextlib import aclosing, suppress
+from collections.abc import Awaitable, Callable, Coroutine
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from quire.core.inputs import TokensPrompt
-from quire.core.outputs import RequestOutput
-from quire.core.sampling_params import SamplingParams
+from quire.core.outputs import CompletionOutput, RequestOutput
+from quire.core.sampling_params import RequestOutputKind, SamplingParams
+from quire.engine.output_stream import OutputStream, nothing, until_ready
 from quire.entrypoints.openai.admission import Ticket
 from quire.entrypoints.openai.errors import INTERNAL, REQUEST_FAILED, ApiError
 from quire.entrypoints.openai.state import ServerState
+from quire.entrypoints.openai.tenants import Tenant
+from quire.errors import QuireClientError, QuireServerError
 
 T = TypeVar("T")
-Outputs = AsyncGenerator[tuple[int, RequestOutput], None]
 Receive = Callable[[], Awaitable[Any]]
 
 
@@ -36,9 +39,11 @@ class Work:
         prompts: one or many, all with the same `params`.
         cache_salt: what the prefix cache tells requests apart by.
         received_s: when the request came, monotonic clock.
+        tenant: whose it is.
     """
 
     public_id: str
+    tenant: Tenant
     prompts: list[TokensPrompt]
     params: SamplingParams
     priority: int = 0
@@ -46,73 +51,103 @@ class Work:
     received_s: float = 0.0
 
 
-def run(state: ServerState, work: Work) -> Outputs:
-    """(index of the prompt, output) as they come.
+class Run:
+    """One request under way.
 
-    Raises:
-        ApiError: too much waits, or the engine could not do it.
-        QuireError: as `EngineClient.generate`.
+    Args:
+        state: of the server.
+        work: what is asked.
+
+    Attributes:
+        on_ready: called within the engine's step when `take` has something new; quick, raises nothing.
+        ready: parts that have something; they add themselves.
+        is_over: every output was taken, or the request was closed.
     """
-    return _one(state, work, 0, is_all=True) if len(work.prompts) == 1 else _merged(state, work)
 
+    __slots__ = ("_parts", "_state", "_ticket", "_work", "is_over", "on_ready", "ready")
 
-def _enter(state: ServerState, work: Work) -> Ticket:
-    num_tokens = sum(len(prompt.prompt_token_ids) for prompt in work.prompts)
-    return state.admission.enter(len(work.prompts) * work.params.n, num_tokens)
+    def __init__(self, state: ServerState, work: Work) -> None:
+        self._state = state
+        self._work = work
+        self._ticket: Ticket | None = None
+        self._parts: list[_Part] = []
+        self.ready: list[_Part] = []
+        self.on_ready: Callable[[], None] = nothing
+        self.is_over = False
 
+    async def start(self) -> None:
+        """Give the work to the engine; followed by `close`, whatever becomes of it.
 
-async def _one(state: ServerState, work: Work, index: int, *, is_all: bool = False) -> Outputs:
-    """The outputs of one prompt; `is_all` counts the whole request in and out."""
-    ticket = _enter(state, work) if is_all else None
-    engine, prompt = state.engine, work.prompts[index]
-    engine_id = state.engine_id(work.public_id)
-    account = _Account(state, work.params, len(prompt.prompt_token_ids))
-    state.running.add(engine_id)
-    try:
-        async for output in engine.generate(
-            prompt, work.params, engine_id, priority=work.priority, cache_salt=work.cache_salt, add_special_tokens=False
-        ):
-            account.note(output)
-            yield index, output
-    finally:
-        if ticket is not None:
-            state.admission.leave(ticket)
-        state.running.discard(engine_id)
-        if account.num_open:
-            account.close()
-            await engine.abort(engine_id)
+        Raises:
+            ApiError: too much waits.
+            QuireError: as `EngineClient.open_stream`.
+        """
+        state, work = self._state, self._work
+        num_tokens = sum(len(prompt.prompt_token_ids) for prompt in work.prompts)
+        num_answers = len(work.prompts) * work.params.n
+        self._ticket = state.admission.enter(num_answers, num_tokens, work.tenant, work.params.max_tokens)
+        for index, prompt in enumerate(work.prompts):
+            engine_id = state.engine_id(work.public_id)
+            account = _Account(state, work, len(prompt.prompt_token_ids))
+            try:
+                stream = await state.engine.open_stream(
+                    prompt, work.params, engine_id,
+                    priority=work.priority, cache_salt=work.cache_salt, add_special_tokens=False,
+                )  # fmt: skip
+            except QuireServerError:
+                account.close("error")
+                raise
+            state.running.add(engine_id)
+            part = _Part(self, index, engine_id, stream, account)
+            self._parts.append(part)
+            stream.on_ready = part.note_ready
+            if stream.is_ready:
+                part.note_ready()
 
+    def take(self) -> tuple[int, RequestOutput] | None:
+        """The next (index of the prompt, output) that has come; None when there is none now.
 
-async def _merged(state: ServerState, work: Work) -> Outputs:
-    """The outputs of several prompts; the first failure ends all of them."""
-    ticket = _enter(state, work)
-    queue: asyncio.Queue[tuple[int, RequestOutput] | BaseException | None] = asyncio.Queue(maxsize=len(work.prompts))
-
-    async def follow(index: int) -> None:
+        Raises:
+            ApiError, QuireError: the engine could not do it; nothing more comes.
+        """
+        if not self.ready:
+            return None
+        part = self.ready.pop()
         try:
-            async with aclosing(_one(state, work, index)) as outputs:
-                async for pair in outputs:
-                    await queue.put(pair)
-            await queue.put(None)
-        except Exception as error:  # handed to the reader, which raises it
-            await queue.put(error)
+            output = part.stream.take()
+        except QuireClientError:  # it never ran
+            part.account.num_open = 0
+            raise
+        except QuireServerError:
+            part.account.close("error")
+            raise
+        assert output is not None, "a stream is ready when it has an output or an error"
+        part.account.note(output)
+        if output.finished:
+            self._parts.remove(part)
+            self._state.running.discard(part.engine_id)
+            if not self._parts:
+                self.close()
+        return part.index, output
 
-    tasks = [asyncio.create_task(follow(index)) for index in range(len(work.prompts))]
-    try:
-        num_open = len(tasks)
-        while num_open:
-            item = await queue.get()
-            if isinstance(item, BaseException):
-                raise item
-            if item is None:
-                num_open -= 1
-            else:
-                yield item
-    finally:
-        state.admission.leave(ticket)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+    async def next(self) -> tuple[int, RequestOutput]:
+        """As `take`, but waits."""
+        while (item := self.take()) is None:
+            await until_ready(self)
+        return item
+
+    def close(self) -> None:
+        """End what still runs; harmless when repeated."""
+        self.is_over, self.on_ready = True, nothing
+        self.ready.clear()
+        if self._ticket is not None:
+            self._state.admission.leave(self._ticket)
+            self._ticket = None
+        parts, self._parts = self._parts, []
+        for part in parts:
+            self._state.running.discard(part.engine_id)
+            part.account.close("abort")
+            part.stream.close()
 
 
 async def unless_gone(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
@@ -147,12 +182,33 @@ async def cancelled(task: asyncio.Future[Any]) -> None:
             await task
 
 
+@dataclass(slots=True, eq=False)
+class _Part:
+    """One prompt's share of a run."""
+
+    run: Run
+    index: int
+    engine_id: str
+    stream: OutputStream
+    account: _Account
+
+    def note_ready(self) -> None:
+        """The stream has something."""
+        self.run.ready.append(self)
+        self.run.on_ready()
+
+
 class _Account:
     """Counts one engine request for the metrics."""
 
-    def __init__(self, state: ServerState, params: SamplingParams, num_prompt_tokens: int) -> None:
+    def __init__(self, state: ServerState, work: Work, num_prompt_tokens: int) -> None:
         self._metrics = state.metrics
-        self._params = params
+        self._record_tokens = state.metrics.record_tokens
+        self._admission = state.admission
+        self._params = params = work.params
+        self._tenant = work.tenant
+        self._is_cumulative = params.output_kind is RequestOutputKind.CUMULATIVE
+        self._num_tokens = [0] * params.n  # by answer
         self._num_prompt_tokens = num_prompt_tokens
         self._last_token_s = 0.0
         self.num_open = params.n
@@ -172,30 +228,48 @@ class _Account:
                 failed = failed or answer.finish_reason == "error"
         if output.finished:
             self.num_open = 0
+            self._admission.note_answers(output.metrics.num_generation_tokens, self._params.n)
             self._metrics.record_request(
-                output.metrics, self._params, self._num_prompt_tokens, output.num_cached_tokens or 0
-            )
+                output.metrics, self._params, self._num_prompt_tokens, output.num_cached_tokens or 0,
+                max(self._num_tokens),
+            )  # fmt: skip
         if failed:
             raise ApiError(INTERNAL, REQUEST_FAILED)
 
-    def close(self) -> None:
-        """The request is given up."""
+    def close(self, reason: str) -> None:
+        """What has not ended by itself ends for `reason`."""
         for _ in range(self.num_open):
-            self._metrics.record_finish("abort")
+            self._metrics.record_finish(reason)
+        self.num_open = 0
+
+    def _num_new(self, answer: CompletionOutput) -> int:
+        """Tokens of `answer` that were not counted yet."""
+        num_new = len(answer.token_ids)
+        if self._is_cumulative:
+            num_new -= self._num_tokens[answer.index]
+        self._num_tokens[answer.index] += num_new
+        return num_new
 
     def _note_intervals(self, output: RequestOutput) -> None:
         """From the last output's token to this one's; of an answer that comes whole, the mean."""
         last_token_s = output.metrics.last_token_ts
         if len(output.outputs) == 1:  # nearly always
-            steps = total = len(output.outputs[0].token_ids)
+            answer = output.outputs[0]
+            if self._is_cumulative:
+                steps = total = self._num_new(answer)
+            else:
+                steps = total = len(answer.token_ids)
+                self._num_tokens[answer.index] += total
         else:
-            counts = [len(answer.token_ids) for answer in output.outputs]
+            counts = [self._num_new(answer) for answer in output.outputs]
             steps, total = max(counts, default=0), sum(counts)
         if not steps:
             return
+        if self._tenant.counts_tokens:
+            self._tenant.charge(total)
         if self._last_token_s:
-            self._metrics.record_tokens((last_token_s - self._last_token_s) / steps, total)
+            self._record_tokens((last_token_s - self._last_token_s) / steps, total)
         elif steps > 1:
             mean = (last_token_s - output.metrics.first_token_ts) / (steps - 1)
-            self._metrics.record_tokens(mean, total - len(output.outputs))
+            self._record_tokens(mean, total - len(output.outputs))
         self._last_token_s = last_token_s

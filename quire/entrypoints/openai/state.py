@@ -12,9 +12,13 @@ from dataclasses import dataclass, field
 from quire.config.server import ServerConfig
 from quire.engine.protocol import EngineClient
 from quire.entrypoints.openai.admission import Admission
-from quire.entrypoints.openai.errors import NOT_FOUND, ApiError
+from quire.entrypoints.openai.errors import NOT_FOUND, UNAVAILABLE, ApiError
 from quire.entrypoints.openai.keep_alive import KeepAlive
+from quire.entrypoints.openai.keys import ApiKeys
 from quire.entrypoints.openai.prompts import PromptReader
+from quire.entrypoints.openai.shared_prefixes import SharedPrefixes, read_shared_prefixes
+from quire.entrypoints.openai.tenants import Tenants
+from quire.entrypoints.openai.tracing import Tracing, make_tracing
 from quire.metrics.engine_metrics import EngineMetrics
 from quire.utils.checks import shown
 from quire.version import __version__
@@ -28,6 +32,7 @@ class ServerState:
 
     Attributes:
         model_names: the first is reported, each may be asked for.
+        tracing: None = no traces.
         keep_alive: writes to silent streams.
         running: engine's names of requests that run.
         created: Unix time of the start.
@@ -38,6 +43,9 @@ class ServerState:
     model_names: list[str]
     metrics: EngineMetrics
     admission: Admission
+    tenants: Tenants
+    shared_prefixes: SharedPrefixes
+    tracing: Tracing | None
     prompts: PromptReader
     keep_alive: KeepAlive
     running: set[str] = field(default_factory=set)
@@ -48,6 +56,12 @@ class ServerState:
     def engine_id(self, public_id: str) -> str:
         """A name for the engine: the client's, made unique."""
         return f"{public_id}-{next(self._serial)}"
+
+    def refuse_new_work(self) -> None:
+        """Raise `ApiError` when the server takes no new work."""
+        self.admission.refuse_when_draining()
+        if self.engine.is_paused:
+            raise ApiError(UNAVAILABLE, "the server is paused", retry_after_s=5, reason="paused")
 
     def check_model(self, model: str | None) -> str:
         """The name to report.
@@ -64,23 +78,27 @@ class ServerState:
         )
 
 
-def make_state(engine: EngineClient, config: ServerConfig) -> ServerState:
-    """The parts of a server around `engine`."""
+def make_state(engine: EngineClient, config: ServerConfig, keys: ApiKeys) -> ServerState:
+    """The parts of a server around `engine`, for the tenants of `keys`."""
     model = engine.config.model
     names = [name.strip() for name in (model.served_model_name or model.model).split(",") if name.strip()]
     metrics = EngineMetrics(engine.config, names[0])
+    prompts = PromptReader(engine, config.api)
     max_num_seqs = engine.config.scheduler.max_num_seqs or 1
     state = ServerState(
         engine=engine,
         config=config,
         model_names=names,
         metrics=metrics,
-        admission=Admission(config.limits, max_num_seqs, metrics.record_refusal),
-        prompts=PromptReader(engine, config.api),
+        admission=Admission(config.limits, max_num_seqs),
+        tenants=Tenants(keys),
+        shared_prefixes=read_shared_prefixes(config.api.shared_prefixes, engine, prompts),
+        prompts=prompts,
+        tracing=make_tracing(config.tracing.otlp_traces_endpoint, metrics.record_dropped_traces),
         keep_alive=KeepAlive(config.api.sse_keep_alive_interval),
         fingerprint=fingerprint(engine),
     )
-    metrics.count_restarts(lambda: engine.num_restarts)
+    metrics.count_restarts(lambda: engine.num_restarts, lambda: engine.num_resumed)
     engine.step_listeners.append(metrics.record_step)
     engine.step_listeners.append(lambda step: state.admission.note_step(step.stats))
     return state

@@ -58,6 +58,7 @@ REQUESTS = st.builds(
     ),
     seed=st.integers(0, 2**64 - 1),
     cache_salt=st.none() | st.text(max_size=5),
+    num_shared_tokens=st.integers(0, 2**31),
     output_token_ids=st.none() | arrays(np.int32),
 )
 LOGPROBS = st.integers(0, 300).map(

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from quire.engine.hang_detector import BUSY_FACTOR, START_FACTOR, STEP_SLACK, HangDetector, Sample
+import pytest
+
+from quire.engine.hang_detector import BUSY_FACTOR, LONGEST_SLACK, START_FACTOR, STEP_SLACK, HangDetector, Sample
 
 
 def looks(detector: HangDetector, count: int, elapsed_s: float = 1.0, **fields: Any) -> tuple[str | None, float]:
@@ -46,9 +48,53 @@ def test_a_long_step_that_works_is_waited_for():
 
 
 def test_a_step_with_much_to_do_is_waited_for_longer():
-    found, seconds = looks(HangDetector(10), 10_000, work=0.5, step_s=30.0)
+    found, seconds = looks(HangDetector(10), 10_000, work=1.0, step_s=30.0)
     assert found is not None
     assert seconds == STEP_SLACK * 30.0
+
+
+def test_a_core_that_spins_in_a_small_step_is_stuck_after_the_timeout():
+    found, seconds = looks(HangDetector(10), 1000, work=1.0, step_s=0.005, longest_step_s=0.4)
+    assert found is not None and "used the CPU for 10.0 s and should take 0.005 s" in found
+    assert seconds == 10
+
+
+def test_threads_that_all_work_do_not_shorten_the_timeout():
+    assert looks(HangDetector(10), 1000, work=8.0, step_s=0.005)[1] == 10
+
+
+def test_a_small_step_may_take_what_a_few_of_the_longest_took():
+    found, seconds = looks(HangDetector(10), 1000, work=1.0, step_s=0.005, longest_step_s=12.0)
+    assert found is not None
+    assert seconds == LONGEST_SLACK * 12.0
+
+
+def test_with_a_short_timeout_the_first_use_of_something_is_no_hang():
+    found, seconds = looks(HangDetector(0.5), 10_000, elapsed_s=0.05, work=0.05, step_s=0.0005)
+    assert found is not None and "no step ended" in found
+    assert seconds == pytest.approx(BUSY_FACTOR * 0.5, abs=0.1)
+
+
+def test_a_core_that_gets_little_of_the_cpu_has_more_time():
+    found, seconds = looks(HangDetector(10), 1000, work=0.25, step_s=0.005)
+    assert found is not None
+    assert seconds == 40
+
+
+def test_a_core_that_waits_for_a_disk_or_a_cpu_is_at_work():
+    assert looks(HangDetector(10), int(BUSY_FACTOR * 10) - 1, is_waiting=True) == (None, 0.0)
+
+
+def test_a_core_that_was_stopped_is_stuck_also_where_cpu_time_says_nothing():
+    found, seconds = looks(HangDetector(10), 1000, work=None, is_stopped=True)
+    assert found is not None and "no use of the CPU" in found
+    assert seconds == 10
+
+
+def test_a_core_is_suspected_after_half_the_timeout():
+    detector = HangDetector(10)
+    assert looks(detector, 5) == (None, 0.0) and not detector.is_suspicious
+    assert looks(detector, 1, cpu_s=5.0) == (None, 0.0) and detector.is_suspicious
 
 
 def test_where_cpu_time_says_nothing_steps_decide():

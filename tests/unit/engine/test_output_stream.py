@@ -71,3 +71,30 @@ def test_an_error_ends_the_stream():
             await stream.get()
 
     asyncio.run(check())
+
+
+def test_a_reader_is_called_when_there_is_something_again():
+    calls = []
+    stream = OutputStream(is_delta=True)
+    stream.on_ready = lambda: calls.append(stream.is_ready)
+    stream.put(output(answer(0, "a", 1)))
+    stream.put(output(answer(0, "b", 2)))
+    assert calls == [True], "what was not taken is merged without a word"
+    taken = stream.take()
+    assert taken is not None and taken.outputs[0].text == "ab"
+    assert stream.take() is None and not stream.is_ready
+    stream.put(output(answer(0, "c", 3)))
+    stream.fail(RuntimeError("gone"))
+    assert calls == [True, True]
+    with pytest.raises(RuntimeError, match="gone"):
+        stream.take()
+
+
+def test_a_reader_that_leaves_hears_no_more_and_ends_the_request_once():
+    calls = []
+    stream = OutputStream(is_delta=True, on_close=lambda: calls.append("closed"))
+    stream.on_ready = lambda: calls.append("ready")
+    stream.close()
+    stream.close()
+    stream.put(output(answer(0, "a", 1)))
+    assert calls == ["closed"]

@@ -36,3 +36,19 @@ def test_one_line_sums_up_the_steps_of_a_window(caplog):
         "10 tokens/s computed, 0 tokens/s generated, 3 running, 0 waiting, 1 preemptions, "
         "KV cache 50.0% used, prefix cache hits 20.0%"
     ]
+
+
+def test_the_last_steps_before_a_pause_get_a_line_and_idle_time_thins_out_no_rate(caplog):
+    now = [0.0]
+    stats = StatLogger(clock=lambda: now[0], interval_s=10.0)
+    with caplog.at_level(logging.INFO):
+        stats.flush()
+        assert not caplog.messages, "nothing happened"
+        now[0] = 1000.0
+        stats.record(step(20, num_scheduled_tokens=20))
+        now[0] = 1005.0
+        stats.flush()
+        stats.flush()
+        now[0] = 2000.0
+        stats.record(step(1, num_scheduled_tokens=1))
+    assert [message.split(",")[0] for message in caplog.messages] == ["4 tokens/s computed"]

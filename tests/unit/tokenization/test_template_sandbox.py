@@ -137,7 +137,7 @@ def test_harmless_look_alikes_are_rendered(source, text):
 
 
 def test_the_deadline_holds_when_lines_are_cheap():
-    limits = TemplateLimits(deadline_s=0.05, max_events=10**12)
+    limits = TemplateLimits(max_cpu_s=0.05, max_events=10**12)
     with pytest.raises(ChatTemplateError, match=r"longer than 0.05 seconds"):
         ChatTemplate(TOO_EXPENSIVE["empty nested loops"], limits=limits).render(MESSAGES)
 

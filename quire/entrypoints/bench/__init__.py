@@ -1,0 +1,1 @@
+"""A load generator for OpenAI-compatible servers: what `quire bench serve` is made of."""
