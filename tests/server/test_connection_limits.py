@@ -11,13 +11,17 @@ import struct
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import MagicMock
 
 import h11
 import httpx
 import pytest
+from uvicorn import Config
 from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.server import ServerState
 
 from quire.config.server import LimitsConfig
+from quire.entrypoints.openai.connection import protocol_factory
 from quire.entrypoints.openai.connection_limits import (
     GRACE_S,
     ConnectionWatch,
@@ -167,6 +171,22 @@ def test_more_connections_than_allowed_are_told_so_at_once():
             other.close()
         server.wait_until(lambda: not server.server.server_state.connections)
         assert post(server, CHAT, HELLO).status_code == 200
+
+
+def test_a_refused_connection_takes_nothing_and_counts_for_nothing():
+    make = protocol_factory(LimitsConfig(max_connections=1))
+    common = {
+        "config": Config(None, log_config=None, h11_max_incomplete_event_size=1000),
+        "server_state": ServerState(),
+        "app_state": {},
+    }
+    taken, refused = make(**common, _loop=MagicMock()), make(**common, _loop=MagicMock())
+    taken.connection_made(MagicMock())
+    refused.connection_made(transport := MagicMock())
+    assert b"503" in transport.write.call_args[0][0] and transport.close.called
+    refused.data_received(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n")
+    refused.connection_lost(None)
+    assert common["server_state"].connections == {taken} and not common["server_state"].tasks
 
 
 def test_the_limit_of_open_files_leaves_some_for_the_engine():
