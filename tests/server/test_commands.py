@@ -69,7 +69,8 @@ def test_a_unix_socket_is_for_this_user_alone(tmp_path: Path):
             assert client.get("http://any/live").status_code == 200
         with pytest.raises(ConfigError, match="a server listens on"):
             claim_socket_path(str(path))
-        assert httpx.Client(transport=httpx.HTTPTransport(uds=str(path))).get("http://any/live").status_code == 200
+        with httpx.Client(transport=httpx.HTTPTransport(uds=str(path))) as client:
+            assert client.get("http://any/live").status_code == 200
     path.unlink(missing_ok=True)
     path.write_text("mine")
     with pytest.raises(ConfigError, match="cannot listen on"):
