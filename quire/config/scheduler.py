@@ -25,8 +25,9 @@ class SchedulerConfig:
     )
     max_decode_slowdown: float | None = setting(
         None,
-        "Most times its usual duration that a step of decoding requests may take because prompts are computed beside "
-        "them; longer prompts are cut smaller. At least 1, or 0 = no limit; default: 2 for a server, 0 offline.",
+        "A step with prompts beside decoding requests may take so many times as long as one in which every request "
+        "that is there decodes; longer prompts are cut smaller. At least 1, or 0 = no limit; default: 2 for a server, "
+        "0 offline.",
         minimum=0.0,
     )
     reserve_full_prompt: bool = setting(

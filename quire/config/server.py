@@ -16,7 +16,9 @@ class HttpConfig:
 
     host: str = setting("127.0.0.1", "Address to listen on; the default is reached from this machine alone.")
     port: int = setting(8000, "TCP port; 0 = any free one, named in the log.", minimum=0, maximum=65535)
-    uds: str | None = setting(None, "Path of a Unix socket to listen on, in place of host and port.")
+    uds: str | None = setting(
+        None, "Path of a Unix socket to listen on, in place of host and port; only this user can connect to it."
+    )
     root_path: str = setting("", "Path prefix under which a proxy shows the server.")
     ssl_keyfile: str | None = setting(None, "TLS: file of the private key (PEM).")
     ssl_certfile: str | None = setting(None, "TLS: file of the certificate chain (PEM); turns TLS on.")

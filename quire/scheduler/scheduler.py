@@ -177,7 +177,10 @@ class Scheduler:
             return num_wanted
         num_decoding = int(np.count_nonzero(num_wanted == 1))
         most = self._limits.max_num_batched_tokens
-        plan.prompts = StepBudget(min(most, self._costs.prompt_tokens_beside(num_decoding)) if num_decoding else most)
+        if num_decoding:
+            num_requests = min(len(rows) + len(self._queue), self._limits.max_num_seqs)
+            most = min(most, self._costs.prompt_tokens_beside(num_decoding, num_requests))
+        plan.prompts = StepBudget(most)
         return num_wanted if num_decoding == len(rows) else share_prompt_tokens(num_wanted, plan.prompts)
 
     def _preempt(self, row: int, plan: StepPlan) -> None:

@@ -3,6 +3,9 @@
 Called by the scheduler. Owns the measurements. A step of d decoding requests and p prompt tokens is taken to last
 quiet(d) + p * prompt_token; both are medians of the newest measurements, so one slow step changes nothing. Times
 decide only how a prompt is cut, which no request's tokens depend on.
+
+The bound is a multiple of what a step will last once every request that is there decodes. Were it a multiple of the
+step as it is, the first of a burst of requests would hold up all others: beside one cheap step hardly a prompt fits.
 """
 
 from __future__ import annotations
@@ -21,24 +24,26 @@ NUM_QUIET_KEPT = 33
 NUM_PROMPTS_KEPT = 5
 
 
-def max_prompt_tokens(quiet_s: float, prompt_token_s: float, max_slowdown: float) -> float:
-    """Prompt tokens with which a step stays under `max_slowdown` times its quiet self.
+def max_prompt_tokens(quiet_s: float, full_s: float, prompt_token_s: float, max_slowdown: float) -> float:
+    """Prompt tokens with which a step stays under `max_slowdown` times `full_s`.
 
     Args:
         quiet_s: seconds of the step without them.
+        full_s: seconds of a step in which all requests decode; at least `quiet_s`.
         prompt_token_s: seconds that each of them adds; 0 or less = nothing that could be measured.
         max_slowdown: at least 1.
     """
     if prompt_token_s <= 0:
         return float("inf")
-    return PLANNED_SHARE * (max_slowdown - 1) * quiet_s / prompt_token_s
+    return PLANNED_SHARE * (max_slowdown * full_s - quiet_s) / prompt_token_s
 
 
 class StepCosts:
     """Measured steps, and the bound that follows from them.
 
     Args:
-        max_slowdown: most times the duration of a decode step that it may take with prompt tokens in it; at least 1.
+        max_slowdown: most times the duration of a step that decodes all requests which a step with prompt tokens in it
+            may take; at least 1.
     """
 
     def __init__(self, max_slowdown: float) -> None:
@@ -48,8 +53,11 @@ class StepCosts:
         self._num_beside = MAX_STEPS_BESIDE  # steps beside prompts since the last quiet one
         self._most_granted = MIN_PROMPT_TOKENS // 2
 
-    def prompt_tokens_beside(self, num_decoding: int) -> int:
+    def prompt_tokens_beside(self, num_decoding: int, num_requests: int = 0) -> int:
         """Prompt tokens that the next step may hold beside `num_decoding` >= 1 requests that make a token each.
+
+        Args:
+            num_requests: that will decode at once when their prompts are done, these included.
 
         0 asks for a quiet step, which is measured; never twice in a row. Otherwise at least MIN_PROMPT_TOKENS, and at
         most twice what was tried lately.
@@ -59,7 +67,8 @@ class StepCosts:
         quiet_s = self._estimate_quiet_s(num_decoding)
         if quiet_s is None or not self._prompt_token_s:
             return MIN_PROMPT_TOKENS
-        allowed = max_prompt_tokens(quiet_s, _upper_median(self._prompt_token_s), self._max_slowdown)
+        full_s = max(quiet_s, self._estimate_full_s(num_requests, num_decoding, quiet_s))
+        allowed = max_prompt_tokens(quiet_s, full_s, _upper_median(self._prompt_token_s), self._max_slowdown)
         return max(MIN_PROMPT_TOKENS, int(min(allowed, 2 * self._most_granted)))
 
     def record(self, num_decoding: int, num_prompt_tokens: int, seconds: float | None) -> None:
@@ -108,6 +117,13 @@ class StepCosts:
         smaller = [measured for measured in self._quiet_s if measured < size]
         nearest = max(smaller) if smaller else min(self._quiet_s)
         return _lower_median(self._quiet_s[nearest]) * min(1.0, size / nearest)
+
+    def _estimate_full_s(self, num_requests: int, num_decoding: int, quiet_s: float) -> float:
+        """Seconds of a step of `num_requests`, rather too few: to decode a token costs no less than a prompt's."""
+        kept = self._quiet_s.get(_size_class(num_requests))
+        if kept:
+            return _lower_median(kept)
+        return quiet_s + (num_requests - num_decoding) * max(0.0, _lower_median(self._prompt_token_s))
 
 
 def _size_class(num_decoding: int) -> int:

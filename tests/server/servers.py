@@ -32,13 +32,14 @@ class RunningServer:
         engine: as given.
     """
 
-    def __init__(self, engine: Any, **settings: Any) -> None:
+    def __init__(self, engine: Any, *, is_given_socket: bool = True, **settings: Any) -> None:
         self.engine = engine
         self.server: DrainingServer = make_server(engine, server_config(**{"port": 0, **settings}))
         self.server.show_start([("settings", 0.25)], [("model", 0.5)])
-        self._socket = socket.socket()
-        self._socket.bind(("127.0.0.1", 0))
-        self.port = self._socket.getsockname()[1]
+        self._is_given_socket = is_given_socket
+        self.listener = socket.socket()
+        self.listener.bind(("127.0.0.1", 0))
+        self.port = self.listener.getsockname()[1]
         self.url = f"http://127.0.0.1:{self.port}"
         self._thread = threading.Thread(target=self._run, daemon=True)
 
@@ -53,6 +54,7 @@ class RunningServer:
         self.server.should_exit = True
         self._thread.join(20)
         assert not self._thread.is_alive(), "the server did not end"
+        self.listener.close()
 
     def client(self, **options: Any) -> openai.OpenAI:
         """OpenAI's own client."""
@@ -76,4 +78,4 @@ class RunningServer:
         raise AssertionError("it never came to be")
 
     def _run(self) -> None:
-        asyncio.run(self.server.serve(sockets=[self._socket]))
+        asyncio.run(self.server.serve(sockets=[self.listener] if self._is_given_socket else None))

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import re
 import signal
+import socket
+import stat
 import subprocess
 import sys
 import time
@@ -17,6 +19,7 @@ import pytest
 from quire.entrypoints.args import QuireParser
 from quire.entrypoints.cli import serve
 from quire.entrypoints.cli.main import main
+from quire.entrypoints.openai.launcher import claim_socket_path
 from quire.errors import ConfigError
 from quire.utils.phases import PhaseTimer, process_age_s
 from tests.server.engines import ScriptedEngine
@@ -53,6 +56,26 @@ def test_a_bad_server_flag_is_refused_with_the_fix(argv: list[str], message: str
     with pytest.raises(ConfigError) as caught:
         configs(*argv)
     assert message in str(caught.value)
+
+
+def test_a_unix_socket_is_for_this_user_alone(tmp_path: Path):
+    path = tmp_path / "socket"
+    with socket.socket(socket.AF_UNIX) as left_behind:
+        left_behind.bind(str(path))
+    with RunningServer(ScriptedEngine(), is_given_socket=False, uds=str(path)) as server:
+        assert server.server.address() == str(path)
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600
+        with httpx.Client(transport=httpx.HTTPTransport(uds=str(path))) as client:
+            assert client.get("http://any/live").status_code == 200
+        with pytest.raises(ConfigError, match="a server listens on"):
+            claim_socket_path(str(path))
+        with httpx.Client(transport=httpx.HTTPTransport(uds=str(path))) as client:
+            assert client.get("http://any/live").status_code == 200
+    path.unlink(missing_ok=True)
+    path.write_text("mine")
+    with pytest.raises(ConfigError, match="cannot listen on"):
+        claim_socket_path(str(path))
+    assert path.read_text() == "mine"
 
 
 def test_the_phases_of_a_start_add_up_to_the_age_of_the_process():

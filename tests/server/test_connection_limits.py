@@ -21,12 +21,11 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 
 from quire.config.server import LimitsConfig
+from quire.entrypoints.openai.connection import protocol_factory
 from quire.entrypoints.openai.connection_limits import (
     GRACE_S,
     ConnectionWatch,
-    LimitedConnection,
     max_connections,
-    protocol_factory,
 )
 from tests.server.engines import ScriptedEngine
 from tests.server.servers import RunningServer
@@ -174,31 +173,20 @@ def test_more_connections_than_allowed_are_told_so_at_once():
         assert post(server, CHAT, HELLO).status_code == 200
 
 
-def test_the_limits_are_mixed_into_whatever_protocol_is_given():
-    class Special(H11Protocol):
-        num_made = 0
-
-        def connection_made(self, transport: Any) -> None:
-            Special.num_made += 1
-            super().connection_made(transport)
-
-    make = protocol_factory(Special, LimitsConfig(max_connections=3))
+def test_a_refused_connection_takes_nothing_and_counts_for_nothing():
+    make = protocol_factory(LimitsConfig(max_connections=1))
     common = {
         "config": Config(None, log_config=None, h11_max_incomplete_event_size=1000),
         "server_state": ServerState(),
         "app_state": {},
     }
-    connection = make(**common, _loop=MagicMock())
-    assert isinstance(connection, Special) and isinstance(connection, LimitedConnection)
-    assert connection.max_connections == 3
-    connection.connection_made(MagicMock())
-    assert Special.num_made == 1 and connection in connection.connections
-    refused = make(**common, _loop=MagicMock())
-    refused.max_connections = 1
+    taken, refused = make(**common, _loop=MagicMock()), make(**common, _loop=MagicMock())
+    taken.connection_made(MagicMock())
     refused.connection_made(transport := MagicMock())
-    assert Special.num_made == 1 and b"503" in transport.write.call_args[0][0]
-    refused.data_received(b"GET")
+    assert b"503" in transport.write.call_args[0][0] and transport.close.called
+    refused.data_received(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n")
     refused.connection_lost(None)
+    assert common["server_state"].connections == {taken} and not common["server_state"].tasks
 
 
 def test_the_limit_of_open_files_leaves_some_for_the_engine():
@@ -268,5 +256,6 @@ def test_a_path_cannot_forge_lines_of_the_log(server, caplog, monkeypatch):
     monkeypatch.setattr(logging.getLogger("quire"), "propagate", True)
     caplog.set_level("INFO", "quire.access")
     httpx.get(server.url + "/nothing%0d%0aINFO%20forged%1b[2J")
+    server.wait_until(lambda: any("forged" in one.getMessage() for one in caplog.records))  # logged after the answer
     (line,) = [one.getMessage() for one in caplog.records if "forged" in one.getMessage()]
     assert re.fullmatch(r"[\x20-\x7e]+", line)

@@ -119,8 +119,32 @@ def test_a_text_that_cannot_fit_is_refused_before_it_is_tokenized(counted):
         answer = post(server, path, body)
         assert answer.status_code == 400 and "characters" in error_of(answer)["message"]
     assert not lengths
+    ids = post(server, "/v1/completions", {"prompt": [5] * 300_000, "truncate_prompt_tokens": 5})
+    assert ids.status_code == 400 and "300000 tokens" in error_of(ids)["message"]
     assert post(server, "/tokenize", {"prompt": text[:200_000]}).json()["count"] > 2048
     assert post(server, CHAT, HELLO).status_code == 200
+
+
+LARGE = {
+    "bad_words": ["ab " * 200] * 40,
+    "vllm_xargs": {"a": [0] * 40_000},
+    "tools": [{"type": "function", "function": {"name": "f", "parameters": {"enum": [0] * 600_000}}}],
+    "documents": [{"text": "x" * 1_100_000}],
+    "chat_template_kwargs": {"a": [0] * 600_000},
+    "messages": [{"role": "user", "content": [{"type": "text", "text": "x" * 1_100_000}]}],
+}
+
+
+@pytest.mark.parametrize("name", LARGE)
+def test_what_cannot_fit_is_refused_before_its_parts_are_looked_at(counted, name, monkeypatch):
+    server, lengths = counted
+    seen: list[object] = []
+    monkeypatch.setattr("quire.entrypoints.openai.prompts.parse_messages", lambda messages: seen.append(messages) or [])
+    monkeypatch.setattr("quire.core.sampling_params.check_plain", lambda *value: seen.append(value))
+    answer = post(server, CHAT, {**HELLO, "tool_choice": "none", name: LARGE[name]})
+    assert answer.status_code == 400
+    assert error_of(answer)["param"] == (name if name in ("bad_words", "vllm_xargs") else "messages")
+    assert not seen and not lengths
 
 
 def test_ids_without_end_are_refused_before_they_are_decoded(server):

@@ -102,7 +102,7 @@ class Unpaced(ScriptedEngine):
 def slow() -> Any:
     """A server of an engine that waits for nobody, with sockets that hold little."""
     server = RunningServer(Unpaced())
-    server._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+    server.listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
     with server:
         yield server
 

@@ -82,7 +82,6 @@ def print_config(args: argparse.Namespace) -> int:
 
 def run(args: argparse.Namespace) -> int:
     """Answer every request that has no result yet."""
-    configure_logging(envs.log_level("WARNING"))
     if args.max_concurrency is not None:
         check_int("max_concurrency", args.max_concurrency, 1, MAX_CONCURRENCY)
     check_float("request_timeout", args.request_timeout, above=0)
@@ -143,6 +142,7 @@ def start_engine(config: QuireConfig) -> Any:
     # Late: `--help`, a wrong flag and --url need no engine.
     from quire.engine.async_llm import AsyncLLM
 
+    configure_logging(envs.log_level("WARNING"))
     envs.prefer_sleeping_threads()
     return AsyncLLM.from_config(config)
 

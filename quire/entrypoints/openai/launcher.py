@@ -10,10 +10,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ipaddress
+import os
 import signal
 import socket
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from types import FrameType
 
 import uvicorn
@@ -92,6 +94,8 @@ class DrainingServer(uvicorn.Server):
         Raises:
             ConfigError: the address cannot be listened on.
         """
+        if self.config.uds is not None:
+            claim_socket_path(self.config.uds)
         try:
             await super().startup(sockets)
         except SystemExit:
@@ -266,3 +270,31 @@ def is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return host == "localhost"
+
+
+def claim_socket_path(path: str) -> None:
+    """Leave a socket of nobody at `path`, which only this user can connect to: uvicorn's own takes over its mode.
+
+    One that a server left behind is replaced.
+
+    Raises:
+        ConfigError: a server listens there, or the path cannot be used.
+    """
+    try:
+        with contextlib.suppress(ConnectionRefusedError, FileNotFoundError):
+            with socket.socket(socket.AF_UNIX) as caller:
+                caller.connect(path)
+            raise ConfigError(f"a server listens on {path}", hint="end it, or choose another --uds", field="uds")
+        if Path(path).is_socket():
+            Path(path).unlink()
+        with socket.socket(socket.AF_UNIX) as nobody:
+            before = os.umask(0o177)
+            try:
+                nobody.bind(path)
+            finally:
+                os.umask(before)
+    except OSError as error:
+        raise ConfigError(
+            f"cannot listen on {path}: {error.strerror or error}",
+            hint="--uds takes a short path that is free, in a directory that this user can write to", field="uds",
+        ) from None  # fmt: skip

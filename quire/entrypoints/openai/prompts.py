@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, TypeVar
 
+import msgspec
+
 from quire.config.server import ApiConfig
 from quire.core.inputs import TokensPrompt, parse_messages, parse_prompt
 from quire.engine.protocol import EngineClient
@@ -29,6 +31,7 @@ INLINE_CHARS = 4096
 PROBES = ("a", " a", "1", "\n", "é", "...")
 """Beginnings of what may follow a constant text: they differ in their first token."""
 ALWAYS_CHARS = 1 << 18
+BYTES_PER_CHAR = 4  # at most, in UTF-8
 CONTROL_WARNING = (
     "the prompt holds names of control tokens, read as plain text; to write control tokens send token ids, or start "
     "the server with --allow-special-tokens"
@@ -97,6 +100,7 @@ class PromptReader:
                     f"the prompt has {len(prompt)} tokens; prompt and output together may have {self.max_model_len}",
                     hint=f"shorten it to at most {self.max_model_len - 1} tokens", field="prompt",
                 )  # fmt: skip
+            self._check_length(prompt, "prompt", "tokens")
             return cut_prompt(parse_prompt(prompt), cut, self.max_model_len)
         tokenizer = self.tokenizer()
         self._check_length(prompt, "prompt")
@@ -115,6 +119,7 @@ class PromptReader:
         Raises:
             ValidationError, ChatTemplateError, UnsupportedError: the conversation or the template does not allow it.
         """
+        self._check_size(request)
         messages = chat_messages(request)
         template = self._template(request)
         return await self._run(True, lambda: self._render(template, request, messages, cut, add_special_tokens))
@@ -160,12 +165,23 @@ class PromptReader:
         ids = check_int_list("tokens", token_ids, 0, self.tokenizer().vocab_size - 1)
         return await self._run(len(ids) > INLINE_CHARS, lambda: self.decode(ids))
 
-    def _check_length(self, text: str, field: str) -> None:
-        """Refuse a text that cannot fit the model before it is tokenized, which takes a second for each megabyte."""
-        if len(text) > ALWAYS_CHARS and len(text) > self.max_chars:
+    def _check_size(self, request: ChatFields) -> None:
+        """Refuse what cannot become a prompt that fits before each part of it is looked at."""
+        parts = (request.messages, request.tools, request.documents, request.chat_template_kwargs)
+        size = len(msgspec.json.encode(parts))
+        if size > BYTES_PER_CHAR * ALWAYS_CHARS and size > BYTES_PER_CHAR * self.max_chars:
             raise ValidationError(
-                f"the prompt has {len(text)} characters; no prompt of so many fits this model",
-                hint=f"shorten it to less than {self.max_chars} characters", field=field,
+                f"messages, tools, documents and chat_template_kwargs have {size} bytes together; no prompt of so many "
+                "fits this model",
+                hint=f"shorten them to less than {BYTES_PER_CHAR * self.max_chars} bytes", field="messages",
+            )  # fmt: skip
+
+    def _check_length(self, prompt: str | list[int], field: str, unit: str = "characters") -> None:
+        """Refuse what cannot fit the model before it is tokenized, which takes a second for each megabyte."""
+        if len(prompt) > ALWAYS_CHARS and len(prompt) > self.max_chars:
+            raise ValidationError(
+                f"the prompt has {len(prompt)} {unit}; no prompt of so many fits this model",
+                hint=f"shorten it to less than {self.max_chars} {unit}", field=field,
             )  # fmt: skip
 
     def _render(

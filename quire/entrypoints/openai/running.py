@@ -254,12 +254,7 @@ class _Account:
         """From the last output's token to this one's; of an answer that comes whole, the mean."""
         last_token_s = output.metrics.last_token_ts
         if len(output.outputs) == 1:  # nearly always
-            answer = output.outputs[0]
-            if self._is_cumulative:
-                steps = total = self._num_new(answer)
-            else:
-                steps = total = len(answer.token_ids)
-                self._num_tokens[answer.index] += total
+            steps = total = self._num_new(output.outputs[0])
         else:
             counts = [self._num_new(answer) for answer in output.outputs]
             steps, total = max(counts, default=0), sum(counts)

@@ -147,9 +147,25 @@ def test_fewer_decoding_requests_than_were_ever_measured_are_not_taken_for_slow(
     assert machine.seconds(2, costs.prompt_tokens_beside(2)) < 2 * machine.quiet_s(2)
 
 
+def test_a_burst_beside_one_decoding_request_comes_in_at_the_pace_of_a_full_batch():
+    costs, machine = StepCosts(2.0), Machine(per_request_s=0.01)
+    run_steps(costs, machine, 1, 20)
+    alone = costs.prompt_tokens_beside(1)
+    for measured in (False, True):
+        if measured:
+            costs.record(64, 0, machine.quiet_s(64))
+        granted = [alone]
+        for _ in range(10):
+            granted.append(costs.prompt_tokens_beside(1, 64))
+            costs.record(1, granted[-1], machine.seconds(1, granted[-1]))
+        assert granted[-1] > 1.5 * alone
+        assert machine.quiet_s(1) < machine.seconds(1, granted[-1]) < 2 * machine.quiet_s(64)
+        assert costs.prompt_tokens_beside(1, 1) == pytest.approx(alone, rel=0.05)
+
+
 def test_the_price_that_is_zero_or_less_bounds_nothing_by_itself():
-    assert max_prompt_tokens(0.1, 0.0, 2.0) == max_prompt_tokens(0.1, -1.0, 2.0) == float("inf")
-    assert max_prompt_tokens(0.1, 0.001, 1.0) == 0
+    assert max_prompt_tokens(0.1, 0.1, 0.0, 2.0) == max_prompt_tokens(0.1, 0.1, -1.0, 2.0) == float("inf")
+    assert max_prompt_tokens(0.1, 0.1, 0.001, 1.0) == 0
 
 
 @settings(max_examples=60, deadline=None)

@@ -12,6 +12,8 @@ from quire.core.sampling_params import RequestOutputKind, SamplingParams
 from quire.errors import UnsupportedError, ValidationError
 from quire.utils.checks import check_int, out_of_range
 
+MAX_BAD_WORDS_CHARS = 16384
+MAX_XARGS_BYTES = 65536
 NOT_YET: dict[str, tuple[Any, ...]] = {
     "use_beam_search": (False,),
     "length_penalty": (1.0, 1),
@@ -142,6 +144,12 @@ def check_common(request: GenerationFields, limits: LimitsConfig, num_prompts: i
         raise ValidationError(f"a text of stop is longer than {limits.max_stop_chars} characters", field="stop")
     for name in ("stop_token_ids", "allowed_token_ids", "logit_bias"):
         _check_count(name, len(getattr(request, name) or ()), limits.max_id_entries)
+    if sum(map(len, request.bad_words or ())) > MAX_BAD_WORDS_CHARS:
+        raise ValidationError(
+            f"the texts of bad_words have more than {MAX_BAD_WORDS_CHARS} characters together", field="bad_words"
+        )
+    if request.vllm_xargs and len(msgspec.json.encode(request.vllm_xargs)) > MAX_XARGS_BYTES:
+        raise ValidationError(f"vllm_xargs has more than {MAX_XARGS_BYTES} bytes", field="vllm_xargs")
     if request.stream_options is not None and not request.stream:
         raise ValidationError("stream_options needs stream=true", hint="leave it out", field="stream_options")
     if request.truncate_prompt_tokens is not None:
