@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -24,6 +25,8 @@ from quire.models.registry import model_class
 from quire.models.weights import find_weight_files, load_weights
 
 MIN_KEPT_BYTES = 64 << 20
+# Of numbers drawn for a dummy tensor: a prime, so that no two rows are the same.
+DUMMY_PERIOD = 1_048_573
 
 
 def load_model(
@@ -73,7 +76,7 @@ def load_model(
     with torch.no_grad():
         model = model_class(arch.architecture)(build).eval()
         if load.load_format == "dummy":
-            fill_dummy_weights(model, arch.initializer_range, seed)
+            fill_dummy_weights(model, arch.initializer_range, seed, dtype)
         else:
             ignored = ("lm_head.weight",) if arch.tie_word_embeddings else ()
 
@@ -118,12 +121,17 @@ def attention_params(arch: ModelArch) -> AttentionParams:
     )
 
 
-def fill_dummy_weights(model: DecoderForCausalLM, std: float, seed: int) -> None:
-    """Random weights that depend on the seed and each tensor's checkpoint name alone: gains 1, the rest normal."""
+def fill_dummy_weights(model: DecoderForCausalLM, std: float, seed: int, dtype: torch.dtype) -> None:
+    """Random weights that depend on the seed and each tensor's checkpoint name alone: gains 1, the rest normal.
+
+    A large tensor repeats its beginning: to draw a billion numbers takes ten seconds.
+    """
     for name, target in model.checkpoint_targets().items():
         if name.endswith("norm.weight"):
             target.load(torch.ones(target.shape))
             continue
         digest = hashlib.sha256(f"{seed}:{name}".encode()).digest()
         generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "little", signed=True))
-        target.load(torch.empty(target.shape).normal_(0.0, std, generator=generator))
+        size = math.prod(target.shape)
+        drawn = torch.empty(min(size, DUMMY_PERIOD)).normal_(0.0, std, generator=generator).to(dtype)
+        target.load(drawn.repeat(-(-size // len(drawn)))[:size].view(target.shape))
