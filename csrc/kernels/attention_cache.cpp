@@ -142,6 +142,7 @@ void copy_pages(Pool& pool, const CopyPagesArgs& args) {
   const KvCache& cache = args.cache;
   const int64_t page_bytes = cache.num_kv_heads * 2 * cache.block_size * cache.head_size * bytes_of(cache.dtype);
   char* data = static_cast<char*>(cache.data);
+  if (page_bytes == 0) return;  // an empty cache has no address
   parallel_for(pool, args.num_pages, [&](int64_t i, int) {
     if (args.source_ids[i] == args.target_ids[i]) return;
     __builtin_memcpy(data + args.target_ids[i] * page_bytes, data + args.source_ids[i] * page_bytes, page_bytes);

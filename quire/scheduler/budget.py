@@ -28,6 +28,10 @@ class StepBudget:
 
     def take_in_order(self, num_wanted: np.ndarray) -> np.ndarray:
         """Spend on requests in the given order until nothing is left; what each one gets, [num_reqs]."""
+        total = int(num_wanted.sum())
+        if total <= self.num_left:
+            self.take(total)
+            return num_wanted
         num_before = np.cumsum(num_wanted) - num_wanted
         granted: np.ndarray = np.clip(self.num_left - num_before, 0, num_wanted)
         self.take(int(granted.sum()))

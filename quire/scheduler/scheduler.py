@@ -218,8 +218,10 @@ class Scheduler:
         if output.errors:
             self._end_failed(rows[self._table.handle[rows] == step.handles], output.errors)
         is_alive = self._table.handle[rows] == step.handles
-        rows = rows[is_alive]
-        self._table.num_computed_tokens[rows] += scheduled.num_scheduled_tokens[is_alive]
+        num_new = scheduled.num_scheduled_tokens
+        if not is_alive.all():
+            rows, num_new = rows[is_alive], num_new[is_alive]
+        self._table.num_computed_tokens[rows] += num_new
         sampled = keep_alive(scheduled, output, is_alive)
         self._table.append_tokens(sampled.rows, sampled.token_ids)
         self._kv.cache_full_blocks(rows, self._table.num_computed_tokens[rows], self._table.token_ids)

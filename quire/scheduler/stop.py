@@ -12,6 +12,9 @@ import numpy as np
 from quire.core.engine_messages import FinishReason
 from quire.scheduler.request_table import RequestTable, RowFlag
 
+# A plain integer: operators of flag types cost as much as a small array's.
+_HAS_STOP_IDS = int(RowFlag.HAS_STOP_IDS)
+
 
 class Stop(NamedTuple):
     """One request that ends: its row, why, and the stop id that matched."""
@@ -36,8 +39,8 @@ def find_stops(table: RequestTable, rows: np.ndarray, token_ids: np.ndarray) -> 
     num_tokens = table.num_tokens[rows]
     may_stop = num_tokens >= table.min_total_tokens[rows]
     is_eos = may_stop & (token_ids == table.eos_token_id[rows])
-    is_stop_id = may_stop & _is_own_stop_id(table, rows, token_ids)
     is_full = num_tokens >= table.max_total_tokens[rows]
+    is_stop_id = may_stop & _is_own_stop_id(table, rows, token_ids)
     stops = []
     for i in np.flatnonzero(is_eos | is_stop_id | is_full).tolist():
         if is_eos[i]:
@@ -52,7 +55,9 @@ def find_stops(table: RequestTable, rows: np.ndarray, token_ids: np.ndarray) -> 
 def _is_own_stop_id(table: RequestTable, rows: np.ndarray, token_ids: np.ndarray) -> np.ndarray:
     """[num_sampled] bool; the slow path of rows flagged HAS_STOP_IDS."""
     matches = np.zeros(len(rows), dtype=np.bool_)
-    flagged = np.flatnonzero(table.flags[rows] & RowFlag.HAS_STOP_IDS)
+    flagged = np.flatnonzero(table.flags[rows] & _HAS_STOP_IDS)
+    if not len(flagged):
+        return matches
     for i, row, token_id in zip(flagged.tolist(), rows[flagged].tolist(), token_ids[flagged].tolist(), strict=True):
         matches[i] = token_id in table.request_on(row).stop_token_ids
     return matches

@@ -33,7 +33,8 @@ class Sampled:
 def keep_alive(scheduled: SchedulerOutput, output: ModelRunnerOutput, is_alive: np.ndarray) -> Sampled:
     """The step's samples without those of rows that are no longer alive; `is_alive` is [num_reqs] bool."""
     rows = scheduled.rows[scheduled.is_sampling]
-    assert np.array_equal(rows, output.rows), "the worker must answer for exactly the rows that sample"
+    is_answered = len(rows) == len(output.rows) and (rows == output.rows).all()
+    assert is_answered, "the worker must answer for exactly the rows that sample"
     is_kept = is_alive[scheduled.is_sampling]
     rows = rows.astype(np.intp)
     if is_kept.all():

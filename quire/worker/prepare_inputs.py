@@ -13,12 +13,16 @@ from quire.worker.request_states import RequestStates
 def prepare_inputs(scheduled: SchedulerOutput, requests: RequestStates, device: torch.device) -> InputBatch:
     """Gather the tokens that `scheduled` wants computed; its rows, frees and additions are applied already."""
     counts = scheduled.num_scheduled_tokens
-    query_start_loc = np.zeros(len(counts) + 1, dtype=np.int32)
-    np.cumsum(counts, out=query_start_loc[1:])
-    # Position of a token = its index in the step, shifted by a constant per request.
-    shifts = scheduled.num_computed_tokens - query_start_loc[:-1]
-    token_positions = np.arange(query_start_loc[-1], dtype=np.int64) + np.repeat(shifts, counts)
-    token_rows = np.repeat(scheduled.rows, counts)
+    if scheduled.total_num_scheduled_tokens == len(counts):  # a token each
+        query_start_loc = np.arange(len(counts) + 1, dtype=np.int32)
+        token_positions, token_rows = scheduled.num_computed_tokens.astype(np.int64), scheduled.rows
+    else:
+        query_start_loc = np.zeros(len(counts) + 1, dtype=np.int32)
+        np.cumsum(counts, out=query_start_loc[1:])
+        # Position of a token = its index in the step, shifted by a constant per request.
+        shifts = scheduled.num_computed_tokens - query_start_loc[:-1]
+        token_positions = np.arange(query_start_loc[-1], dtype=np.int64) + np.repeat(shifts, counts)
+        token_rows = np.repeat(scheduled.rows, counts)
     seq_lens = (scheduled.num_computed_tokens + counts).astype(np.int32)
     sampling = scheduled.is_sampling
     input_ids = requests.token_ids[token_rows, token_positions]

@@ -55,14 +55,19 @@ def test_kernels(module: Path, arguments: list[str]) -> tuple[int, bool]:
         "UBSAN_OPTIONS": f"print_stacktrace=1:{log}",
         "OMP_NUM_THREADS": "1",
     }
-    command = [sys.executable, "-m", "pytest", *(arguments or ["tests/kernels/native"])]
-    process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True)
+    # UBSan writes to the error stream and ends the process, so pytest must not keep what is written.
+    command = [sys.executable, "-m", "pytest", "--capture=no", *(arguments or ["tests/kernels/native"])]
+    process = subprocess.Popen(
+        command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
     assert process.stdout is not None
     num_passed = 0
-    for line in process.stdout:
-        print(line, end="", flush=True)
-        if found := re.search(r"(\d+) passed", line):
-            num_passed = int(found[1])
+    with (REPORTS / "output").open("w") as output:
+        for line in process.stdout:
+            print(line, end="", flush=True)
+            output.write(line)
+            if found := re.search(r"(\d+) passed", line):
+                num_passed = int(found[1])
     return num_passed, process.wait() == 0
 
 
@@ -86,8 +91,10 @@ def main() -> int:
     REPORTS.mkdir(parents=True)
     results = [test_kernels(module, sys.argv[1:]), test_pool()]
     num_reports = sum(len(REPORT_LINE.findall(path.read_text(errors="replace"))) for path in REPORTS.iterdir())
-    print(f"sanitize: {sum(passed for passed, _ in results)} tests, {num_reports} reports")
-    return 0 if num_reports == 0 and all(is_good for _, is_good in results) else 1
+    is_good = num_reports == 0 and all(is_good for _, is_good in results)
+    outcome = "ok" if is_good else "FAILED"
+    print(f"sanitize: {outcome}, {sum(passed for passed, _ in results)} tests, {num_reports} reports")
+    return 0 if is_good else 1
 
 
 if __name__ == "__main__":

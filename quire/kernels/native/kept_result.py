@@ -17,6 +17,7 @@ class KeptResult:
 
     def __init__(self) -> None:
         self._memory = torch.empty(0, dtype=torch.uint8)
+        self._last = self._memory
         self._is_lent = True
 
     @contextmanager
@@ -33,7 +34,9 @@ class KeptResult:
         if self._is_lent:
             return torch.empty(shape, dtype=dtype)
         self._is_lent = True
-        num_bytes = math.prod(shape) * dtype.itemsize
-        if num_bytes > len(self._memory):
-            self._memory = huge_zeros((num_bytes,), torch.uint8)
-        return self._memory[:num_bytes].view(dtype).view(shape)
+        if self._last.shape != shape or self._last.dtype != dtype:
+            num_bytes = math.prod(shape) * dtype.itemsize
+            if num_bytes > len(self._memory):
+                self._memory = huge_zeros((num_bytes,), torch.uint8)
+            self._last = self._memory[:num_bytes].view(dtype).view(shape)
+        return self._last

@@ -13,6 +13,9 @@ from quire.kv_cache.block_hash import ROOT_HASH, TOKEN_BYTES, BlockHashFn, token
 from quire.kv_cache.block_pool import BlockPool
 from quire.kv_cache.prefix_index import ROOT_PREFIX_ID
 
+_NO_IDS = np.empty(0, dtype=np.int32)
+NO_BLOCKS = NewBlocks(_NO_IDS, _NO_IDS, _NO_IDS)
+
 
 class FullAttentionManager:
     """Page i of a row holds its tokens i * block_size .. (i + 1) * block_size - 1."""
@@ -44,6 +47,8 @@ class FullAttentionManager:
     def append(self, rows: np.ndarray, num_missing: np.ndarray) -> NewBlocks:
         """Give each row `num_missing` ([num_rows]) pages more; they must be free."""
         due = np.flatnonzero(num_missing)
+        if not len(due):
+            return NO_BLOCKS
         rows, num_missing = rows[due], num_missing[due]
         flat_rows = np.repeat(rows, num_missing)
         columns = _ragged_arange(self._num_blocks[rows], num_missing)
