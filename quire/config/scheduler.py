@@ -18,7 +18,12 @@ class SchedulerConfig:
     max_num_seqs: int | None = setting(
         None, "Most requests running at once; default by device.", minimum=1, maximum=65536
     )
-    scheduling_policy: str = setting("fcfs", "Order of waiting requests.", choices=("fcfs",))
+    scheduling_policy: str = setting(
+        "fcfs",
+        "Order of requests: fcfs = by arrival; priority = the lowest `priority` first, which also takes the place of "
+        "running requests of higher ones.",
+        choices=("fcfs", "priority"),
+    )
     enable_chunked_prefill: bool = setting(True, "Compute a long prompt in parts beside other requests' decode steps.")
     long_prefill_token_threshold: int = setting(
         0, "Most prompt tokens of one request per step while others run, in tokens; 0 = no limit.", minimum=0

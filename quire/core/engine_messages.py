@@ -15,6 +15,9 @@ from quire.core.logprobs import LogprobsArrays
 from quire.core.sampling_params import SamplingParams
 from quire.core.stats import RequestEvent, SchedulerStats
 
+MAX_PRIORITY = 1 << 22
+"""Largest `priority` of a request, and without its sign the smallest."""
+
 
 class FinishReason(IntEnum):
     """Why a request ended; `str()` is the name users see."""

@@ -37,7 +37,7 @@ class Request:
     Attributes:
         message: what the front-end sent; never changes.
         token_ids: [num_tokens] int32; prompt and output so far. Current only while the request has no row.
-        arrival: its place in the order of arrival, unique.
+        rank: its place in the order in which requests are served (`scheduler.policy`), unique.
         stop_token_ids: ids that end it, EOS apart.
         extra_keys: page number -> what besides tokens decides its content; only pages that have such keys. Set by the
             KV cache manager, as page numbers are its own.
@@ -51,7 +51,7 @@ class Request:
 
     message: EngineCoreRequest
     token_ids: np.ndarray
-    arrival: int = 0
+    rank: int = 0
     stop_token_ids: frozenset[int] = frozenset()
     extra_keys: dict[int, ExtraKeys] = field(default_factory=dict)
     status: RequestStatus = RequestStatus.WAITING
@@ -62,7 +62,7 @@ class Request:
     block_hashes: list[bytes] = field(default_factory=list)
 
     @classmethod
-    def from_message(cls, message: EngineCoreRequest, arrival: int = 0) -> Request:
+    def from_message(cls, message: EngineCoreRequest, rank: int = 0) -> Request:
         """The request as it arrives."""
         token_ids = message.prompt_token_ids
         if message.output_token_ids is not None:
@@ -70,7 +70,7 @@ class Request:
         return cls(
             message=message,
             token_ids=np.ascontiguousarray(token_ids, dtype=np.int32),
-            arrival=arrival,
+            rank=rank,
             stop_token_ids=frozenset(message.sampling_params.stop_token_ids or ()),
         )
 

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from quire.core.engine_messages import EngineCoreOutputs, EngineCoreRequest, FinishReason
+from quire.core.engine_messages import MAX_PRIORITY, EngineCoreOutputs, EngineCoreRequest, FinishReason
 from quire.core.outputs import RequestOutput
 from quire.core.sampling_params import SamplingParams
 from quire.engine.input_processor import PreparedRequest
@@ -21,6 +21,7 @@ from quire.engine.parallel_sampling import WaitingChildren, make_children
 from quire.engine.parts import FrontEndParts
 from quire.engine.request_state import RequestGroup, RequestState
 from quire.errors import ValidationError
+from quire.utils.checks import check_int
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,9 +121,10 @@ class FrontEnd:
         if priority != 0 and policy == "fcfs":
             raise ValidationError(
                 f"priority={priority} has no effect under scheduling_policy='fcfs'",
-                hint="leave out priority",
+                hint="leave out priority, or start with scheduling_policy='priority'",
                 field="priority",
             )
+        check_int("priority", priority, -MAX_PRIORITY, MAX_PRIORITY)
 
     def follow(self, submission: Submission) -> None:
         """Keep a request whose messages were sent; its id must be unused still."""

@@ -100,6 +100,18 @@ class Admission:
         for request in skipped:
             self._queue.add(request)
 
+    def could_admit(self, request: Request, plan: StepPlan) -> bool:
+        """Whether there are a row and pages for a waiting request beside those that run."""
+        if not self._table.num_free_rows:
+            return False
+        has_company = len(self._running) > 0
+        return self._pages_fit(self._make_candidate(request, plan), self._num_promised_blocks(), has_company)
+
+    def may_admit(self, request: Request, plan: StepPlan) -> bool:
+        """Whether no gate holds a waiting request back."""
+        candidate = self._make_candidate(request, plan)
+        return all(gate(candidate, plan) is Verdict.GO for gate in self._rules.gates)
+
     def _make_candidate(self, request: Request, plan: StepPlan) -> Candidate:
         prefix = self._kv.get_computed_blocks(request)
         num_wanted = np.array([len(request.token_ids) - prefix.num_tokens])
@@ -115,15 +127,17 @@ class Admission:
             verdict = gate(candidate, plan)
             if verdict is not Verdict.GO:
                 return verdict
-        fits = candidate.num_new_tokens <= plan.budget.num_left and self._pages_fit(candidate, plan, num_promised)
+        fits = candidate.num_new_tokens <= plan.budget.num_left and self._pages_fit(
+            candidate, num_promised, not plan.is_empty
+        )
         return Verdict.GO if fits else Verdict.STOP
 
-    def _pages_fit(self, candidate: Candidate, plan: StepPlan, num_promised: int) -> bool:
+    def _pages_fit(self, candidate: Candidate, num_promised: int, has_company: bool) -> bool:
         num_tokens = candidate.prefix.num_tokens + candidate.num_new_tokens
         if self._rules.reserve_full_prompt:
             num_tokens = len(candidate.request.token_ids)
         num_needed = self._kv.num_blocks_to_place(candidate.prefix, num_tokens) + num_promised
-        if not plan.is_empty:
+        if has_company:
             num_needed += self._rules.watermark_blocks
         return num_needed <= self._kv.num_free_blocks
 

@@ -12,11 +12,11 @@ from quire.scheduler.running import RunningRows
 
 
 def choose_victim(running: RunningRows) -> int:
-    """Row of the running request that arrived last, resumed ones included.
+    """Row of the running request of the largest rank, resumed ones included.
 
-    The oldest is never chosen while others run, so it always advances, and every request ends.
+    The first in rank is never chosen while others run, so it always advances, and every request ends.
     """
-    return running.last_arrived()
+    return running.last()
 
 
 def suspend(request: Request, table: RequestTable) -> None:

@@ -33,7 +33,7 @@ class RequestTable:
         eos_token_id: [max_num_seqs] int32; -1 = none, or ignored.
         flags: [max_num_seqs] uint8; `RowFlag`.
         handle: [max_num_seqs] int64; -1 = free row.
-        arrival: [max_num_seqs] int64; place in the order of arrival.
+        rank: [max_num_seqs] int64; place in the order in which requests are served.
         requests: the request of each row, None = free row.
     """
 
@@ -48,7 +48,7 @@ class RequestTable:
         self.eos_token_id = np.full(max_num_seqs, -1, dtype=np.int32)
         self.flags = np.zeros(max_num_seqs, dtype=np.uint8)
         self.handle = np.full(max_num_seqs, -1, dtype=np.int64)
-        self.arrival = np.zeros(max_num_seqs, dtype=np.int64)
+        self.rank = np.zeros(max_num_seqs, dtype=np.int64)
         self.requests: list[Request | None] = [None] * max_num_seqs
         self._free_rows = list(range(max_num_seqs - 1, -1, -1))
 
@@ -71,7 +71,7 @@ class RequestTable:
         self.eos_token_id[row] = -1 if params.ignore_eos else message.eos_token_id
         self.flags[row] = RowFlag.HAS_STOP_IDS if request.stop_token_ids else RowFlag.NONE
         self.handle[row] = request.handle
-        self.arrival[row] = request.arrival
+        self.rank[row] = request.rank
         self.requests[row] = request
         request.row = row
         return row

@@ -17,14 +17,14 @@ from quire.scheduler.step_plan import StepPlan
 
 
 class RunningRows:
-    """Rows of running requests, in order of arrival.
+    """Rows of running requests, by rank.
 
     Attributes:
         rows: [num_running] intp (what numpy indexes fastest with); replaced, never written in place.
     """
 
     def __init__(self, table: RequestTable) -> None:
-        self._arrival = table.arrival
+        self._rank = table.rank
         self.rows = np.empty(0, dtype=np.intp)
 
     def __len__(self) -> int:
@@ -32,15 +32,15 @@ class RunningRows:
 
     def add(self, row: int) -> None:
         """Insert a row in its place."""
-        place = int(np.searchsorted(self._arrival[self.rows], self._arrival[row]))
+        place = int(np.searchsorted(self._rank[self.rows], self._rank[row]))
         self.rows = np.concatenate([self.rows[:place], np.array([row], dtype=np.intp), self.rows[place:]])
 
     def remove(self, rows: Sequence[int]) -> None:
         """Remove rows that are here."""
         self.rows = self.rows[~np.isin(self.rows, rows)]
 
-    def last_arrived(self) -> int:
-        """The row of the request that arrived last; there must be one."""
+    def last(self) -> int:
+        """The row of the request that is served last; there must be one."""
         return int(self.rows[-1])
 
 

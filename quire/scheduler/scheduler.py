@@ -27,8 +27,9 @@ from quire.scheduler.admission import Admission, AdmissionGate, AdmissionRules
 from quire.scheduler.budget import StepBudget, share_prompt_tokens
 from quire.scheduler.limits import make_limits
 from quire.scheduler.outbox import Outbox
+from quire.scheduler.policy import is_laxer, make_ranking
 from quire.scheduler.preemption import choose_victim, suspend
-from quire.scheduler.request_queue import make_request_queue
+from quire.scheduler.request_queue import RequestQueue
 from quire.scheduler.request_table import RequestTable
 from quire.scheduler.running import RunningRows, num_missing_blocks, num_wanted_tokens
 from quire.scheduler.step_costs import StepCosts
@@ -91,7 +92,8 @@ class Scheduler:
         )
         self._table = RequestTable(self._limits.max_num_seqs, max_model_len)
         self._running = RunningRows(self._table)
-        self._queue = make_request_queue(scheduler_config.scheduling_policy)
+        self._rank = make_ranking(scheduler_config.scheduling_policy)
+        self._queue = RequestQueue()
         self._outbox = Outbox(clock)
         rules = AdmissionRules(
             enable_chunked_prefill=scheduler_config.enable_chunked_prefill,
@@ -117,7 +119,7 @@ class Scheduler:
         """
         assert request.handle not in self._requests, "a handle names one request"
         check_can_run(request, self._limits.max_model_len, self._kv)
-        queued = Request.from_message(request, next(self._arrivals))
+        queued = Request.from_message(request, self._rank(request, next(self._arrivals)))
         self._kv.hash_prompt(queued)
         self._requests[request.handle] = queued
         self._queue.add(queued)
@@ -154,12 +156,34 @@ class Scheduler:
         """Decide the next step; None when no request can compute (nothing left, or only rows to free later)."""
         assert self._in_flight is None, "a step is taken in before the next one is scheduled"
         plan = StepPlan(StepBudget(self._limits.max_num_batched_tokens), self._limits.max_num_seqs)
+        if self._queue and len(self._running):
+            self._make_room(self._queue.peek(), plan)
+        num_made_room = plan.num_preemptions
         self._schedule_running(plan)
         if plan.is_empty and len(self._running):
             self._schedule_running(plan)  # prompts waited for decoding requests, and none of these is left
-        if not plan.num_preemptions:
+        if plan.num_preemptions == num_made_room:
             self._admission.admit_waiting(plan)
         return self._freeze(plan)
+
+    def _make_room(self, waiting: Request, plan: StepPlan) -> None:
+        """Preempt requests of a laxer class for one that waits, and let their prompts wait in this step.
+
+        Nothing happens when it would not be admitted even then.
+        """
+        rows = self._running.rows
+        laxer = rows[is_laxer(self._table.rank[rows], waiting.rank)]
+        if not len(laxer) or not self._admission.may_admit(waiting, plan):
+            return
+        if not self._admission.could_admit(waiting, plan):
+            num_tokens = self._table.num_tokens[laxer]
+            num_held = int(np.ceil(num_tokens / self._kv.block_size).sum())
+            if num_held + self._kv.num_free_blocks < -(-len(waiting.token_ids) // self._kv.block_size):
+                return
+        while not self._admission.could_admit(waiting, plan) and len(laxer):
+            self._preempt(int(laxer[-1]), plan)
+            laxer = laxer[:-1]
+        plan.urgent_rank = waiting.rank
 
     def _schedule_running(self, plan: StepPlan) -> None:
         rows = self._running.rows
@@ -173,6 +197,8 @@ class Scheduler:
     def _num_wanted_tokens(self, rows: np.ndarray, plan: StepPlan) -> np.ndarray:
         """[num_rows] tokens each row would compute in this step if the budget were no limit."""
         num_wanted = num_wanted_tokens(rows, self._table, self._limits.caps, len(self._requests))
+        if plan.urgent_rank is not None:
+            num_wanted[(num_wanted > 1) & is_laxer(self._table.rank[rows], plan.urgent_rank)] = 0
         if self._costs is None:
             return num_wanted
         num_decoding = int(np.count_nonzero(num_wanted == 1))

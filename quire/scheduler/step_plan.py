@@ -18,6 +18,7 @@ class StepPlan:
     Attributes:
         budget: what is left of the step's tokens.
         prompts: what is left for requests that are admitted, where decoding requests bound prompt tokens.
+        urgent_rank: of a waiting request for which prompts of laxer classes wait in this step; None = there is none.
         num_preemptions: requests that lost their row to this step.
         num_prefix_queries, num_prefix_hits: tokens looked for, and found, in the prefix cache by first admissions.
     """
@@ -25,6 +26,7 @@ class StepPlan:
     def __init__(self, budget: StepBudget, max_num_seqs: int) -> None:
         self.budget = budget
         self.prompts = StepBudget(budget.num_left)
+        self.urgent_rank: int | None = None
         self.num_preemptions = 0
         self.num_prefix_queries = 0
         self.num_prefix_hits = 0

@@ -64,6 +64,7 @@ def make_request(
     max_tokens: int | None = 4,
     ignore_eos: bool = True,
     cache_salt: str | None = None,
+    priority: int = 0,
     **params: Any,
 ) -> EngineCoreRequest:
     """A request; a number as prompt stands for that many tokens that no other handle's prompt begins with."""
@@ -76,6 +77,7 @@ def make_request(
         seed=handle,
         eos_token_id=EOS,
         cache_salt=cache_salt,
+        priority=priority,
     )
 
 
@@ -269,7 +271,7 @@ def check_invariants(scheduler: Scheduler) -> None:
     assert np.array_equal(pool.ref_counts(), owners), "reference counts differ from the number of owners"
     assert np.count_nonzero(owners) + pool.num_free_blocks == pool.num_usable_blocks, "free + used != total"
     assert sorted(rows) == np.flatnonzero(table.handle >= 0).tolist()
-    assert table.arrival[rows].tolist() == sorted(table.arrival[rows].tolist())
+    assert table.rank[rows].tolist() == sorted(table.rank[rows].tolist())
     assert len(rows) + table.num_free_rows == len(table.handle)
     assert len(rows) + len(scheduler._queue) == len(scheduler._requests)
 

@@ -52,6 +52,7 @@ class Reset:
 def scheduler_settings(draw: st.DrawFn) -> dict[str, Any]:
     chunked = draw(st.booleans())
     return {
+        "scheduling_policy": draw(st.sampled_from(["fcfs", "priority"])),
         "max_model_len": MAX_MODEL_LEN,
         "num_blocks": draw(st.integers(2, 30)),
         "block_size": draw(st.integers(1, 5)),
@@ -83,6 +84,7 @@ def requests(draw: st.DrawFn, handle: int) -> EngineCoreRequest:
         stop_token_ids=draw(st.one_of(st.none(), st.lists(st.integers(1, 49), max_size=6))),
         skip_reading_prefix_cache=draw(st.sampled_from([None, None, True])),
         cache_salt=draw(st.sampled_from([None, None, "salt"])),
+        priority=draw(st.sampled_from([0, 0, -1, 5])),
     )
 
 

@@ -9,7 +9,7 @@ from tests.unit.scheduler.harness import EOS, make_request
 
 
 def request(handle: int, prompt: int = 5, **params: object) -> Request:
-    return Request.from_message(make_request(handle, prompt, **params), arrival=handle + 100)  # type: ignore[arg-type]
+    return Request.from_message(make_request(handle, prompt, **params), rank=handle + 100)  # type: ignore[arg-type]
 
 
 def test_a_row_holds_what_a_step_needs_of_its_request():
@@ -21,7 +21,7 @@ def test_a_row_holds_what_a_step_needs_of_its_request():
     assert (table.min_total_tokens[row], table.max_total_tokens[row]) == (7, 14)
     assert table.eos_token_id[row] == EOS
     assert table.flags[row] == RowFlag.HAS_STOP_IDS
-    assert (table.handle[row], table.arrival[row]) == (7, 107)
+    assert (table.handle[row], table.rank[row]) == (7, 107)
     assert table.request_on(row).row == row
 
 
