@@ -25,6 +25,7 @@ from quire.config.build import (
 )
 from quire.config.not_yet import NOT_YET
 from quire.config.resolve import Decision
+from quire.entrypoints.help import HelpAction
 from quire.errors import ConfigError, unknown_name
 from quire.utils.checks import shown
 
@@ -40,7 +41,13 @@ class QuireParser(argparse.ArgumentParser):
 
     def __init__(self, prog: str, description: str = "") -> None:
         formatter = argparse.ArgumentDefaultsHelpFormatter
-        super().__init__(prog=prog, description=description, formatter_class=formatter, allow_abbrev=False)
+        super().__init__(
+            prog=prog, description=description, formatter_class=formatter, allow_abbrev=False, add_help=False
+        )
+        self.add_argument(
+            "-h", "--help", nargs="?", action=HelpAction, default=argparse.SUPPRESS, metavar="TOPIC",
+            help="Show flags and exit: of a topic, with a word in them, or all.",
+        )  # fmt: skip
 
     def parse_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> Any:  # type: ignore[override]
         """As usual, but an unknown flag is an error with the nearest valid one."""
