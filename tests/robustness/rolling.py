@@ -67,7 +67,7 @@ class TcpProxy:
     async def _connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         for _ in range(CONNECT_TRIES):
             port = self.backends[next(self._turn) % len(self.backends)]
-            with suppress(ConnectionRefusedError):
+            with suppress(ConnectionRefusedError, ConnectionResetError):
                 return await asyncio.open_connection("127.0.0.1", port)
             await asyncio.sleep(0.01)
         raise AssertionError("no backend accepts connections")
