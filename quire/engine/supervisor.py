@@ -23,8 +23,10 @@ from quire.engine.suspects import Suspects
 from quire.errors import EngineDeadError, EngineGenerateError, EngineRestartingError, QuireError
 from quire.logger import get_logger
 
-# A request that ran in so many cores that died, without one token in between, is held to be what kills them.
-MAX_DEATHS = 3
+# Requests that were with so many cores in a row that died, without one token in between, take turns apart from others.
+SUSPECT_DEATHS = 2
+# The only suspect left is ended after so many: twice as the only one, as a core may die by another hand at any moment.
+MAX_DEATHS = 4
 RETRY_S = 0.25  # doubled with each try
 HEALTH_QUIET_S = 2.0
 HEALTH_POLL_S = 0.05
@@ -316,7 +318,7 @@ class Supervisor:
                 live.is_sent = False
                 live.was_lost = True
                 live.num_deaths += 1
-        accused = {handle for handle, live in self._live.items() if live.num_deaths >= MAX_DEATHS - 1}
+        accused = {handle for handle, live in self._live.items() if live.num_deaths >= SUSPECT_DEATHS}
         if not accused:
             return False
         culprit = self._suspects.accuse(accused)

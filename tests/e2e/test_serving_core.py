@@ -22,6 +22,7 @@ from quire.config.build import build_config
 from quire.core.sampling_params import RequestOutputKind, SamplingParams
 from quire.engine.async_llm import AsyncLLM
 from quire.engine.llm_engine import LLMEngine
+from quire.engine.supervisor import MAX_DEATHS
 from quire.errors import EngineDeadError, EngineGenerateError, NotEnoughMemoryError, ValidationError
 from tests.e2e import serving
 from tests.e2e.tiny_model import write_tiny_model
@@ -313,12 +314,12 @@ def test_a_request_that_kills_its_core_ends_alone(
     before = evil.num_restarts
     found, error = run(beside(evil, requests[:2], {"exit_at": token}))
     assert isinstance(error, EngineGenerateError)
-    assert "stopped 3 times" in error.message
+    assert f"stopped {MAX_DEATHS} times" in error.message
     assert found == expected[:2]
-    # Three deaths in a row without a token from it. Each of its five tokens may take a death of its own before that,
+    # Deaths in a row without a token from it. Each of its five tokens may take a death of its own before that,
     # as what a core sends last is lost with it, and with others to suspect one death more is spent on them.
     num_deaths = evil.num_restarts - before
-    assert num_deaths == 3 if token == 0 else 3 <= num_deaths <= 3 + token + 1
+    assert num_deaths == MAX_DEATHS if token == 0 else MAX_DEATHS <= num_deaths <= MAX_DEATHS + token + 1
 
 
 def test_in_one_process_too_a_request_whose_step_raises_ends_alone(
