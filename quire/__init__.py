@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from quire.version import __version__
 
 if TYPE_CHECKING:
+    from quire.core.beam_search import BeamSearchOutput, BeamSearchParams, BeamSearchSequence
     from quire.core.outputs import CompletionOutput, Logprob, RequestOutput
     from quire.core.sampling_params import RequestOutputKind, SamplingParams
     from quire.engine.llm_engine import LLMEngine
@@ -19,6 +20,9 @@ _LAZY = {
     "LLM": "quire.entrypoints.llm",
     "LLMEngine": "quire.engine.llm_engine",
     "SamplingParams": "quire.core.sampling_params",
+    "BeamSearchOutput": "quire.core.beam_search",
+    "BeamSearchParams": "quire.core.beam_search",
+    "BeamSearchSequence": "quire.core.beam_search",
     "RequestOutputKind": "quire.core.sampling_params",
     "RequestOutput": "quire.core.outputs",
     "CompletionOutput": "quire.core.outputs",
@@ -27,6 +31,9 @@ _LAZY = {
 
 __all__ = [
     "LLM",
+    "BeamSearchOutput",
+    "BeamSearchParams",
+    "BeamSearchSequence",
     "CompletionOutput",
     "LLMEngine",
     "Logprob",

@@ -68,13 +68,32 @@ class EngineCoreRequest:
 
 
 @dataclass(frozen=True, slots=True)
+class BeamAnswer:
+    """What a beam search found for one of its requests.
+
+    Attributes:
+        token_ids: [num_tokens] int32; new tokens, the one that ended the sequence included.
+        cum_logprob: sum of their log-probabilities.
+        score: what sequences are ordered by.
+    """
+
+    token_ids: np.ndarray
+    cum_logprob: float
+    score: float
+
+
+@dataclass(frozen=True, slots=True)
 class FinishedRequest:
-    """A request that ended in this step; `stop_reason` is the stop id that matched, None for EOS and length."""
+    """A request that ended in this step; `stop_reason` is the stop id that matched, None for EOS and length.
+
+    `beam` is the whole answer of a beam search; tokens named before were only signs of life.
+    """
 
     handle: int
     finish_reason: FinishReason
     stop_reason: int | None = None
     error: str | None = None
+    beam: BeamAnswer | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

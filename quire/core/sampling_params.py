@@ -13,6 +13,7 @@ from typing import Any
 
 import msgspec
 
+from quire.core.beam_search import BeamSpec
 from quire.core.sampling_checks import (
     MAX_TOKEN_ID,
     bias,
@@ -68,6 +69,22 @@ class SamplingType(IntEnum):
     RANDOM_SEED = 2
 
 
+# What would change a beam search's scores or its end in ways that it does not know, with the values that do nothing.
+BESIDE_BEAMS: dict[str, tuple[Any, ...]] = {
+    "output_kind": (RequestOutputKind.CUMULATIVE, RequestOutputKind.FINAL_ONLY),
+    "presence_penalty": (0.0,),
+    "frequency_penalty": (0.0,),
+    "repetition_penalty": (1.0,),
+    "min_tokens": (0,),
+    "stop": (None, []),
+    "logprobs": (None,),
+    "prompt_logprobs": (None,),
+    "logit_bias": (None, {}),
+    "allowed_token_ids": (None,),
+    "bad_words": (None, []),
+}
+
+
 class _NamesFields(msgspec.StructMeta):
     """Turns Python's TypeError for an unknown keyword into an error that names the nearest field."""
 
@@ -121,6 +138,7 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, repr_omit_defaults=True
         bad_words_token_ids: internal; the token forms of `bad_words`, set by the input processor.
         extra_args: free values for custom logits processors.
         skip_reading_prefix_cache: compute the whole prompt; None = only when prompt logprobs are asked for.
+        beam_search: internal; the `n` answers are the best sequences of a beam search, set by `BeamSearchParams`.
 
     Raises:
         ValidationError: a value has the wrong type or is out of range, or a keyword is unknown.
@@ -154,6 +172,7 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, repr_omit_defaults=True
     bad_words_token_ids: list[list[int]] | None = None
     extra_args: dict[str, Any] | None = None
     skip_reading_prefix_cache: bool | None = None
+    beam_search: BeamSpec | None = None
     structured_outputs: Any = None
     thinking_token_budget: int | None = None
     repetition_detection: Any = None
@@ -249,6 +268,8 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, repr_omit_defaults=True
             check_vocabulary("bad_words", ids, vocab_size)
         check_num_logprobs("logprobs", self.logprobs, vocab_size, max_logprobs)
         check_num_logprobs("prompt_logprobs", self.prompt_logprobs, vocab_size, max_logprobs)
+        if self.beam_search is not None:
+            self._check_beam_search()
         if not has_tokenizer:
             self._check_without_tokenizer()
 
@@ -350,12 +371,20 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, repr_omit_defaults=True
     def _neutralise_greedy(self) -> None:
         if not self.is_greedy:
             return
-        if self.n > 1:
+        if self.n > 1 and self.beam_search is None:
             raise ValidationError(
                 f"n={self.n} with temperature=0: greedy answers would all be the same",
                 hint="use n=1, or temperature > 0", field="n",
             )  # fmt: skip
         self.top_p, self.top_k, self.min_p = 1.0, 0, 0.0
+
+    def _check_beam_search(self) -> None:
+        for name, neutral in BESIDE_BEAMS.items():
+            if getattr(self, name) not in neutral:
+                raise ValidationError(
+                    f"{name} is not available with beam search (got {shown(getattr(self, name))})",
+                    hint=f"leave out {name}, or search without beams", field=name,
+                )  # fmt: skip
 
     def _check_without_tokenizer(self) -> None:
         for name in ("stop", "bad_words"):

@@ -65,12 +65,42 @@ _NO_IDS = np.empty(0, dtype=np.int32)
 NO_PAGE_COPIES = PageCopies(_NO_IDS, _NO_IDS)
 
 
+@dataclass(frozen=True, slots=True)
+class RowFork:
+    """A row that becomes what another one is: its first `num_tokens` tokens; `block_ids` as in `NewRequestData`."""
+
+    row: int
+    source_row: int
+    num_tokens: int
+    block_ids: tuple[np.ndarray, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ChosenTokens:
+    """Tokens that stand in place of sampled ones: [n] distinct rows, the token's index in its sequence, its id."""
+
+    rows: np.ndarray
+    positions: np.ndarray
+    token_ids: np.ndarray
+
+
+@dataclass(frozen=True, slots=True)
+class RowUpdates:
+    """What beam searches did to rows since the last message; first `forks`, then `chosen`."""
+
+    forks: tuple[RowFork, ...] = ()
+    chosen: tuple[ChosenTokens, ...] = ()
+
+
+NO_ROW_UPDATES = RowUpdates()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulerOutput:
     """What one step runs.
 
-    The receiver applies `freed_rows`, then `new_reqs`, then `new_blocks`, then `page_copies`, then computes the
-    tokens.
+    The receiver applies `row_updates`, then `freed_rows`, then `new_reqs`, then `new_blocks`, then `page_copies`, then
+    computes the tokens.
 
     Attributes:
         step: number of the step, from 0.
@@ -83,6 +113,7 @@ class SchedulerOutput:
         is_sampling: [num_reqs] bool; the last scheduled token is the row's newest, so a token is sampled.
         total_num_scheduled_tokens: sum of `num_scheduled_tokens`.
         page_copies: partly filled pages that a request takes over from another one and is about to write to.
+        row_updates: rows of beam searches that took over others.
     """
 
     step: int
@@ -95,3 +126,4 @@ class SchedulerOutput:
     is_sampling: np.ndarray
     total_num_scheduled_tokens: int
     page_copies: PageCopies = NO_PAGE_COPIES
+    row_updates: RowUpdates = NO_ROW_UPDATES

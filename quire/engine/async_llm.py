@@ -13,11 +13,13 @@ from typing import Any
 from quire.config import QuireConfig
 from quire.config.build import build_config
 from quire.config.resolve import UsageContext
+from quire.core.beam_search import BeamSearchOutput, BeamSearchParams
 from quire.core.engine_messages import EngineCoreOutputs, FinishReason
 from quire.core.inputs import parse_prompt, with_cache_salt
 from quire.core.outputs import RequestOutput
 from quire.core.sampling_params import RequestOutputKind, SamplingParams
 from quire.core.stats import SchedulerStats
+from quire.engine.beam_search import request_params, search_output
 from quire.engine.core_launcher import CoreProcess
 from quire.engine.front_end import Effects, FrontEnd, Submission
 from quire.engine.mp_factory import EngineStart, begin_start
@@ -154,6 +156,24 @@ class AsyncLLM(EngineClient):
                 yield output
         finally:  # the reader left, was cancelled, or the request failed
             stream.close()
+
+    async def beam_search(
+        self,
+        prompt: Any,
+        params: BeamSearchParams,
+        request_id: str,
+        *,
+        priority: int = 0,
+        cache_salt: str | None = None,
+        add_special_tokens: bool = True,
+    ) -> BeamSearchOutput:
+        """The likeliest sequences after a prompt; arguments and errors as `generate`."""
+        outputs = self.generate(
+            prompt, request_params(params), request_id,
+            priority=priority, cache_salt=cache_salt, add_special_tokens=add_special_tokens,
+        )  # fmt: skip
+        last = [output async for output in outputs if output.finished]
+        return search_output(last[0], params, self.tokenizer)
 
     async def open_stream(
         self,

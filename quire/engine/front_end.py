@@ -95,6 +95,7 @@ class FrontEnd:
             ValidationError: the request cannot run.
         """
         self.check_name(request_id, priority)
+        self._check_beams(params)
         prepared = self._inputs.prepare(prompt, params, add_special_tokens=add_special_tokens)
         arrival = time.time() if arrival_time is None else arrival_time
         handles = [next(self._handles) for _ in range(params.n)]
@@ -118,6 +119,15 @@ class FrontEnd:
                 field="priority",
             )
         check_int("priority", priority, -MAX_PRIORITY, MAX_PRIORITY)
+
+    def _check_beams(self, params: SamplingParams) -> None:
+        mode = self.config.model.logprobs_mode
+        if getattr(params, "beam_search", None) is not None and not mode.endswith("_logprobs"):
+            raise ValidationError(
+                f"beam search needs log-probabilities, and this engine runs with logprobs_mode={mode!r}",
+                hint="start it with logprobs_mode='raw_logprobs'",
+                field="logprobs_mode",
+            )
 
     def follow(self, submission: Submission) -> None:
         """Keep a request whose messages were sent; its id must be unused still."""

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from quire.core.beam_search import num_top_tokens
 from quire.core.inputs import TextPrompt, TokensPrompt, parse_prompt
 from quire.core.sampling_params import SamplingParams
 from quire.engine.generation_defaults import GenerationDefaults
@@ -146,9 +147,27 @@ class InputProcessor:
         if self._defaults.other_eos_token_ids and not params.ignore_eos:
             own = params.stop_token_ids or []
             params.stop_token_ids = list(dict.fromkeys([*own, *self._defaults.other_eos_token_ids]))
+        if params.beam_search is not None:
+            params.logprobs = self._num_beam_logprobs(params)
         if params.bad_words and self._tokenizer is not None:
             params.bad_words_token_ids = bad_words_token_ids(self._tokenizer, params.bad_words)
         return params
+
+    def _num_beam_logprobs(self, params: SamplingParams) -> int:
+        """How many of each beam's likeliest tokens its search looks at."""
+        assert params.beam_search is not None
+        ends = set(params.stop_token_ids or ())
+        if not params.ignore_eos and self._defaults.eos_token_id >= 0:
+            ends.add(self._defaults.eos_token_id)
+        num_top = num_top_tokens(params.beam_search.num_beams, len(ends))
+        if num_top > self._limits.vocab_size:
+            raise ValidationError(
+                f"{params.beam_search.num_beams} beams compare {num_top} tokens in each step, and the vocabulary has "
+                f"{self._limits.vocab_size}",
+                hint="use fewer beams",
+                field="beam_width",
+            )
+        return num_top
 
 
 def bad_words_token_ids(tokenizer: Tokenizer, words: list[str]) -> list[list[int]]:

@@ -33,7 +33,7 @@ class RequestState:
     """
 
     __slots__ = (
-        "_arrival_ts", "_decodes_at_end", "_keeps_stop_text", "_num_decoded", "_num_taken", "detokenizer",
+        "_arrival_ts", "_decodes_at_end", "_is_beam", "_keeps_stop_text", "_num_decoded", "_num_taken", "detokenizer",
         "finish_reason", "handle", "index", "logprobs", "num_cached_tokens", "stats", "stop_reason", "token_ids",
     )  # fmt: skip
 
@@ -54,8 +54,11 @@ class RequestState:
         self.num_cached_tokens: int | None = None
         self.stats = RequestStateStats()
         self.detokenizer = Detokenizer(tokenizer, params, prompt_token_ids)
+        self._is_beam = params.beam_search is not None
         self.logprobs = LogprobsCollector(
-            tokenizer, wants_output=params.logprobs is not None, wants_prompt=params.prompt_logprobs is not None
+            tokenizer,
+            wants_output=params.logprobs is not None and not self._is_beam,
+            wants_prompt=params.prompt_logprobs is not None,
         )
         self._arrival_ts = arrival_ts
         self._decodes_at_end = params.output_kind is RequestOutputKind.FINAL_ONLY
@@ -84,6 +87,10 @@ class RequestState:
         Returns:
             True when a stop text ended the answer, so that the engine core has to be told.
         """
+        if self._is_beam:
+            if new_token_ids:
+                self._note_times(timestamp)
+            new_token_ids, lines = self._take_beam(finished), ()
         first = len(self.token_ids)
         self.token_ids += new_token_ids
         if new_token_ids:
@@ -99,6 +106,14 @@ class RequestState:
         if finished is not None and not is_stopped_here:
             self.end(finished.finish_reason, finished.stop_reason)
         return is_stopped_here and finished is None
+
+    def _take_beam(self, finished: FinishedRequest | None) -> list[int]:
+        """A beam search tells its answers at the end."""
+        if finished is None or finished.beam is None:
+            return []
+        self.logprobs.cumulative = finished.beam.cum_logprob
+        tokens: list[int] = finished.beam.token_ids.tolist()
+        return tokens
 
     def note_event(self, event: RequestEvent) -> None:
         """Take in a turning point."""

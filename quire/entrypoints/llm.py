@@ -12,9 +12,11 @@ from typing import Any
 
 from quire.config import QuireConfig
 from quire.config.build import build_config
+from quire.core.beam_search import BeamSearchOutput, BeamSearchParams
 from quire.core.inputs import TextPrompt, TokensPrompt
 from quire.core.outputs import RequestOutput
 from quire.core.sampling_params import RequestOutputKind, SamplingParams
+from quire.engine.beam_search import request_params, search_output
 from quire.engine.llm_engine import LLMEngine
 from quire.entrypoints.interrupts import DeferredInterrupt
 from quire.entrypoints.progress import Progress
@@ -22,6 +24,7 @@ from quire.errors import ChatTemplateError, UnsupportedError, ValidationError
 from quire.logger import configure_logging, get_logger
 from quire.tokenization.chat_template import ChatTemplate, load_chat_template
 from quire.tokenization.tokenizer import Tokenizer
+from quire.utils.checks import check_int
 
 Prompt = str | list[int] | Mapping[str, Any] | TextPrompt | TokensPrompt
 Params = SamplingParams | Sequence[SamplingParams] | None
@@ -160,6 +163,33 @@ class LLM:
         # The template writes BOS and every other special token itself.
         tokenization = {"add_special_tokens": False, **(tokenization_kwargs or {})}
         return self._run(self._submit(prompts, sampling_params, priority, tokenization), use_tqdm)
+
+    def beam_search(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: BeamSearchParams,
+        lora_request: Any = None,
+        use_tqdm: bool = False,
+        concurrency_limit: int | None = None,
+        priority: Sequence[int] | None = None,
+    ) -> list[BeamSearchOutput]:
+        """The likeliest sequences after each prompt, found with `params.beam_width` beams.
+
+        Args:
+            concurrency_limit: most prompts at once; None = as many as fit.
+
+        Other arguments, the order of what is returned and the errors are those of `generate`.
+        """
+        _refuse(lora_request=lora_request)
+        one, items = request_params(params), _prompt_list(prompts)
+        size = len(items) if concurrency_limit is None else check_int("concurrency_limit", concurrency_limit, 1)
+        priorities = _one_each("priority", priority, len(items), lambda: 0)
+        found: list[BeamSearchOutput] = []
+        for start in range(0, len(items), max(1, size)):
+            part = slice(start, start + size)
+            outputs = self._run(self._submit(items[part], one, priorities[part], None), use_tqdm)
+            found += [search_output(output, params, self.llm_engine.tokenizer) for output in outputs]
+        return found
 
     def enqueue(
         self,

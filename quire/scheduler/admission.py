@@ -138,7 +138,7 @@ class Admission:
             if verdict is not Verdict.GO:
                 return verdict
         fits = candidate.num_new_tokens <= plan.budget.num_left and self._pages_fit(
-            candidate, num_promised, not plan.is_empty
+            candidate, num_promised, not plan.is_empty and candidate.request.message.sampling_params.beam_search is None
         )
         return Verdict.GO if fits else Verdict.STOP
 

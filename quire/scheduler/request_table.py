@@ -18,6 +18,7 @@ class RowFlag(IntFlag):
 
     NONE = 0
     HAS_STOP_IDS = 1
+    BEAM = 2
 
 
 class RequestTable:
@@ -69,7 +70,8 @@ class RequestTable:
         self.max_total_tokens[row] = max_total_tokens(num_prompt_tokens, params.max_tokens, self._max_model_len)
         self.min_total_tokens[row] = num_prompt_tokens + params.min_tokens
         self.eos_token_id[row] = -1 if params.ignore_eos else message.eos_token_id
-        self.flags[row] = RowFlag.HAS_STOP_IDS if request.stop_token_ids else RowFlag.NONE
+        flags = RowFlag.HAS_STOP_IDS if request.stop_token_ids else RowFlag.NONE
+        self.flags[row] = flags if params.beam_search is None else flags | RowFlag.BEAM
         self.handle[row] = request.handle
         self.rank[row] = request.rank
         self.requests[row] = request

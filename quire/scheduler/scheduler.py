@@ -24,6 +24,7 @@ from quire.core.scheduler_output import SchedulerOutput
 from quire.core.stats import EventKind, SchedulerStats
 from quire.kv_cache.manager import KVCacheManager
 from quire.scheduler.admission import Admission, AdmissionGate, AdmissionRules
+from quire.scheduler.beam_groups import Advanced, BeamGroups
 from quire.scheduler.budget import StepBudget, share_prompt_tokens
 from quire.scheduler.forks import ForkGroups
 from quire.scheduler.limits import make_limits
@@ -36,8 +37,8 @@ from quire.scheduler.running import RunningRows, num_missing_blocks, num_wanted_
 from quire.scheduler.step_costs import StepCosts
 from quire.scheduler.step_plan import StepPlan
 from quire.scheduler.stop import find_stops
-from quire.scheduler.update import keep_alive, take_unsent_prompt_logprobs
-from quire.scheduler.validation import check_can_run
+from quire.scheduler.update import Sampled, keep_alive, take_unsent_prompt_logprobs
+from quire.scheduler.validation import check_beams_fit, check_can_run, max_total_tokens_of
 
 _STATUS_OF_REASON = {
     FinishReason.STOP: RequestStatus.FINISHED_STOPPED,
@@ -104,6 +105,7 @@ class Scheduler:
             gates=gates,
         )
         self._forks = ForkGroups(self._table, self._kv)
+        self._beams = BeamGroups(self._table, self._kv)
         self._admission = Admission(rules, self._queue, self._table, self._running, self._kv, self._outbox, self._forks)
         self._requests: dict[int, Request] = {}
         self._arrivals = itertools.count()
@@ -121,16 +123,18 @@ class Scheduler:
         """
         assert request.handle not in self._requests, "a handle names one request"
         check_can_run(request, self._limits.max_model_len, self._kv)
+        check_beams_fit(request, self._limits, self._kv)
         queued = Request.from_message(request, self._rank(request, next(self._arrivals)))
         self._kv.hash_prompt(queued)
         self._requests[request.handle] = queued
         self._queue.add(queued)
         self._forks.add(queued)
+        self._beams.add(queued, max_total_tokens_of(request, self._limits.max_model_len))
         self._outbox.note_event(request.handle, EventKind.QUEUED)
 
     def finish_requests(self, handles: Iterable[int], reason: FinishReason, error: str | None = None) -> None:
         """End requests from outside, in any state; unknown and finished handles are ignored."""
-        for handle in handles:
+        for handle in self._beams.with_siblings(handles) if self._beams else handles:
             request = self._requests.get(handle)
             if request is None:
                 continue
@@ -145,6 +149,7 @@ class Scheduler:
         request.status = _STATUS_OF_REASON[finished.finish_reason]
         del self._requests[request.handle]
         self._forks.remove(request)
+        self._beams.remove(request)
         self._outbox.note_finished(finished)
 
     def _vacate(self, rows: Sequence[int]) -> None:
@@ -169,6 +174,8 @@ class Scheduler:
             self._schedule_running(plan)  # prompts waited for decoding requests, and none of these is left
         if plan.num_preemptions == num_made_room:
             self._admission.admit_waiting(plan)
+            if self._beams and self._queue and plan.is_empty:
+                self._free_stuck_beams(plan)
         return self._freeze(plan)
 
     def _make_room(self, waiting: Request, plan: StepPlan) -> None:
@@ -200,9 +207,18 @@ class Scheduler:
             missing = num_missing_blocks(self._running.rows, self._table, plan, self._kv)
         plan.set_new_blocks(self._kv.allocate(self._running.rows, missing))
 
+    def _free_stuck_beams(self, plan: StepPlan) -> None:
+        """All that runs waits for beams that find no room: the queue has its turn from the beginning."""
+        rows = self._running.rows[self._beams.held_back(self._running.rows)]
+        for row in rows[::-1].tolist():
+            self._preempt(row, plan)
+        self._admission.admit_waiting(plan)
+
     def _num_wanted_tokens(self, rows: np.ndarray, plan: StepPlan) -> np.ndarray:
         """[num_rows] tokens each row would compute in this step if the budget were no limit."""
         num_wanted = num_wanted_tokens(rows, self._table, self._limits.caps, len(self._requests))
+        if self._beams:
+            num_wanted[self._beams.held_back(rows)] = 0
         if plan.urgent_rank is not None:
             num_wanted[(num_wanted > 1) & is_laxer(self._table.rank[rows], plan.urgent_rank)] = 0
         if self._costs is None:
@@ -227,7 +243,13 @@ class Scheduler:
     def _freeze(self, plan: StepPlan) -> SchedulerOutput | None:
         if plan.is_empty:
             return None
-        scheduled = plan.freeze(self._num_steps, self._freed_rows, self._table, self._kv.take_page_copies())
+        scheduled = plan.freeze(
+            self._num_steps,
+            self._freed_rows,
+            self._table,
+            self._kv.take_page_copies(),
+            self._beams.take_row_updates(),
+        )
         self._in_flight = _InFlight(scheduled, self._table.handle[scheduled.rows], plan)
         self._freed_rows = []
         self._num_steps += 1
@@ -254,13 +276,28 @@ class Scheduler:
         if not is_alive.all():
             rows, num_new = rows[is_alive], num_new[is_alive]
         self._table.num_computed_tokens[rows] += num_new
-        sampled = keep_alive(scheduled, output, is_alive)
+        sampled, beams = keep_alive(scheduled, output, is_alive), None
+        if self._beams:
+            sampled, beams = self._beams.divert(sampled)
         self._table.append_tokens(sampled.rows, sampled.token_ids)
         self._kv.cache_full_blocks(rows, self._table.num_computed_tokens[rows], self._table.token_ids)
         handles = self._table.handle[sampled.rows]
         prompt_logprobs = self._take_prompt_logprobs(output, rows)
         self._end_stopped(sampled.rows, sampled.token_ids)
-        return self._make_outputs(handles, sampled.token_ids, sampled.logprobs, prompt_logprobs, step)
+        token_ids = sampled.token_ids
+        if beams is not None:
+            advanced = self._advance_beams(beams)
+            handles = np.concatenate([handles, advanced.handles])
+            token_ids = np.concatenate([token_ids, advanced.token_ids])
+        return self._make_outputs(handles, token_ids, sampled.logprobs, prompt_logprobs, step)
+
+    def _advance_beams(self, beams: Sampled) -> Advanced:
+        advanced = self._beams.advance(beams)
+        for finished in advanced.finished:
+            request = self._requests[finished.handle]
+            self._end(request, finished)
+            self._vacate([request.row])
+        return advanced
 
     def abandon_step(self) -> list[int]:
         """The step that was scheduled failed: it never was, and every running request waits again with its tokens.
@@ -305,9 +342,8 @@ class Scheduler:
     def _end_failed(self, rows: np.ndarray, errors: dict[int, str]) -> None:
         """End the requests among these living rows whose token means nothing; the step leaves no trace of them."""
         for row in rows[np.isin(rows, list(errors))].tolist():
-            request = self._table.request_on(row)
-            self._end(request, FinishedRequest(request.handle, FinishReason.ERROR, error=errors[row]))
-            self._vacate([row])
+            if self._table.handle[row] >= 0:  # else a beam that ended with its siblings
+                self.finish_requests([int(self._table.handle[row])], FinishReason.ERROR, errors[row])
 
     def _end_stopped(self, rows: np.ndarray, token_ids: np.ndarray) -> None:
         stops = find_stops(self._table, rows, token_ids)

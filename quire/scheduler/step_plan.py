@@ -7,7 +7,15 @@ from __future__ import annotations
 
 import numpy as np
 
-from quire.core.scheduler_output import NO_PAGE_COPIES, NewBlocks, NewRequestData, PageCopies, SchedulerOutput
+from quire.core.scheduler_output import (
+    NO_PAGE_COPIES,
+    NO_ROW_UPDATES,
+    NewBlocks,
+    NewRequestData,
+    PageCopies,
+    RowUpdates,
+    SchedulerOutput,
+)
 from quire.scheduler.budget import StepBudget
 from quire.scheduler.request_table import RequestTable
 
@@ -74,7 +82,12 @@ class StepPlan:
             self.prompts.refund(num_tokens)
 
     def freeze(
-        self, step: int, freed_rows: list[int], table: RequestTable, page_copies: PageCopies = NO_PAGE_COPIES
+        self,
+        step: int,
+        freed_rows: list[int],
+        table: RequestTable,
+        page_copies: PageCopies = NO_PAGE_COPIES,
+        row_updates: RowUpdates = NO_ROW_UPDATES,
     ) -> SchedulerOutput:
         """The plan as a message: running rows first, then new ones, each in the order planned."""
         rows = np.concatenate([self._running_rows, np.fromiter(self._new_reqs, np.intp, len(self._new_reqs))])
@@ -92,4 +105,5 @@ class StepPlan:
             is_sampling=num_computed_tokens + num_scheduled_tokens == table.num_tokens[rows],
             total_num_scheduled_tokens=int(num_scheduled_tokens.sum()),
             page_copies=page_copies,
+            row_updates=row_updates,
         )

@@ -35,12 +35,16 @@ def keep_alive(scheduled: SchedulerOutput, output: ModelRunnerOutput, is_alive: 
     rows = scheduled.rows[scheduled.is_sampling]
     is_answered = len(rows) == len(output.rows) and (rows == output.rows).all()
     assert is_answered, "the worker must answer for exactly the rows that sample"
-    is_kept = is_alive[scheduled.is_sampling]
-    rows = rows.astype(np.intp)
+    sampled = Sampled(rows.astype(np.intp), output.sampled_token_ids, output.logprobs)
+    return select_sampled(sampled, is_alive[scheduled.is_sampling])
+
+
+def select_sampled(sampled: Sampled, is_kept: np.ndarray) -> Sampled:
+    """Some of the entries of `sampled`; `is_kept` is [num_sampled] bool."""
     if is_kept.all():
-        return Sampled(rows, output.sampled_token_ids, output.logprobs)
-    logprobs = None if output.logprobs is None else _keep_logprobs(output.logprobs, is_kept)
-    return Sampled(rows[is_kept], output.sampled_token_ids[is_kept], logprobs)
+        return sampled
+    logprobs = None if sampled.logprobs is None else _keep_logprobs(sampled.logprobs, is_kept)
+    return Sampled(sampled.rows[is_kept], sampled.token_ids[is_kept], logprobs)
 
 
 def _keep_logprobs(logprobs: LogprobsArrays, is_kept: np.ndarray) -> LogprobsArrays:

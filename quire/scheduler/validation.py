@@ -8,6 +8,7 @@ from __future__ import annotations
 from quire.core.engine_messages import EngineCoreRequest
 from quire.errors import ValidationError
 from quire.kv_cache.manager import KVCacheManager
+from quire.scheduler.limits import Limits
 from quire.scheduler.request_table import max_total_tokens
 
 
@@ -38,6 +39,45 @@ def check_can_run(message: EngineCoreRequest, max_model_len: int, kv: KVCacheMan
         )
     if num_total > kv.max_tokens_per_request:
         raise _exceeds_cache(num_prompt_tokens, num_total, kv)
+
+
+def max_total_tokens_of(message: EngineCoreRequest, max_model_len: int) -> int:
+    """Prompt and output tokens at which a request ends."""
+    return max_total_tokens(len(message.prompt_token_ids), message.sampling_params.max_tokens, max_model_len)
+
+
+def check_beams_fit(message: EngineCoreRequest, limits: Limits, kv: KVCacheManager) -> None:
+    """Refuse a beam search that could never run, as its beams must run together and share only the prompt for sure.
+
+    Raises:
+        ValidationError: there are fewer rows than beams, or tokens of a step than rows, or too few pages.
+    """
+    spec = message.sampling_params.beam_search
+    if spec is None:
+        return
+    if spec.num_beams > limits.max_num_seqs:
+        raise ValidationError(
+            f"beam_width={spec.num_beams} is more than max_num_seqs={limits.max_num_seqs}, and beams run together",
+            hint="use fewer beams, or raise max_num_seqs",
+            field="beam_width",
+        )
+    if limits.max_num_batched_tokens < limits.max_num_seqs:
+        raise ValidationError(
+            f"beams run together, and with max_num_batched_tokens={limits.max_num_batched_tokens} not all of "
+            f"max_num_seqs={limits.max_num_seqs} requests run in one step",
+            hint="raise max_num_batched_tokens, or lower max_num_seqs",
+            field="beam_width",
+        )
+    num_shared = (len(message.prompt_token_ids) - 1) // kv.block_size
+    num_own = -(-max_total_tokens_of(message, limits.max_model_len) // kv.block_size) - num_shared
+    if num_shared + spec.num_beams * num_own > kv.num_usable_blocks:
+        raise ValidationError(
+            f"{spec.num_beams} beams may need {num_shared + spec.num_beams * num_own} pages of {kv.block_size} tokens; "
+            f"the whole KV cache has {kv.num_usable_blocks}",
+            hint="use fewer beams or a smaller max_tokens, or enlarge the KV cache (num_gpu_blocks_override, "
+            "kv_cache_memory_bytes or gpu_memory_utilization)",
+            field="beam_width",
+        )
 
 
 def _exceeds_cache(num_prompt_tokens: int, num_total: int, kv: KVCacheManager) -> ValidationError:

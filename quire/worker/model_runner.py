@@ -87,7 +87,11 @@ class ModelRunner:
         return self._model.forward(batch.input_ids, batch.positions, context)
 
     def _apply(self, scheduled: SchedulerOutput) -> None:
-        """Bring rows and tables up to date: frees, then additions, new pages, copied pages."""
+        """Bring rows and tables up to date: beams, frees, then additions, new pages, copied pages."""
+        if scheduled.row_updates.chosen:
+            self._requests.apply(scheduled.row_updates)
+            for fork in scheduled.row_updates.forks:
+                self._block_tables.set_row(fork.row, fork.block_ids)
         for row in scheduled.freed_rows.tolist():
             self._sampling.remove_row(row)
         for request in scheduled.new_reqs:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from quire.core.scheduler_output import NewRequestData
+from quire.core.scheduler_output import NewRequestData, RowUpdates
 
 
 class RequestStates:
@@ -43,6 +43,13 @@ class RequestStates:
         elif wanted == -1:
             wanted = self._vocab_size
         self.num_prompt_logprobs[row] = min(wanted, self._vocab_size)
+
+    def apply(self, updates: RowUpdates) -> None:
+        """Rows take over the tokens of others; chosen tokens stand in place of sampled ones."""
+        for fork in updates.forks:
+            self.token_ids[fork.row, : fork.num_tokens] = self.token_ids[fork.source_row, : fork.num_tokens]
+        for chosen in updates.chosen:
+            self.append(chosen.rows, chosen.positions, chosen.token_ids)
 
     def append(self, rows: np.ndarray, positions: np.ndarray, token_ids: np.ndarray) -> None:
         """Write sampled tokens: [n] distinct rows, each token's index in its sequence, ids."""

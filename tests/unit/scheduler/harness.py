@@ -17,8 +17,10 @@ import numpy as np
 
 from quire.config.cache import CacheConfig
 from quire.config.scheduler import SchedulerConfig
+from quire.core.beam_search import BeamSpec, num_top_tokens
 from quire.core.engine_messages import EngineCoreOutputs, EngineCoreRequest, FinishedRequest, FinishReason
 from quire.core.kv_spec import AttentionSpec, KVCacheConfig, KVCacheGroupSpec
+from quire.core.logprobs import LogprobsArrays
 from quire.core.runner_output import ModelRunnerOutput
 from quire.core.sampling_params import SamplingParams
 from quire.core.scheduler_output import SchedulerOutput
@@ -113,6 +115,49 @@ def expected_answer(request: EngineCoreRequest, max_model_len: int) -> tuple[lis
             return answer, FinishedRequest(request.handle, FinishReason.LENGTH)
 
 
+def make_beams(handles: Sequence[int], prompt: Sequence[int], spec: BeamSpec, **params: Any) -> list[EngineCoreRequest]:
+    """The requests of one beam search."""
+    one = make_request(0, prompt, **params).sampling_params
+    num_ends = len({*(one.stop_token_ids or ()), *(() if one.ignore_eos else (EOS,))})
+    num_top = num_top_tokens(spec.num_beams, num_ends)
+    return make_siblings(handles, prompt, beam_search=spec, temperature=0.0, logprobs=num_top, **params)
+
+
+def top_logprobs(token_ids: np.ndarray) -> list[tuple[float, int]]:
+    """(log-probability, token) of the whole vocabulary after these tokens, falling."""
+    crc = zlib.crc32(np.ascontiguousarray(token_ids, dtype=np.int32).tobytes())
+    scores = np.random.default_rng(crc).random(VOCAB_SIZE, dtype=np.float32)
+    return sorted(((-4.0 * float(score), token) for token, score in enumerate(scores)), reverse=True)
+
+
+def expected_beams(request: EngineCoreRequest, max_model_len: int) -> list[tuple[list[int], float]]:
+    """(new tokens, sum of log-probabilities) of each sequence that a search finds, the best first."""
+    params, prompt = request.sampling_params, request.prompt_token_ids.tolist()
+    spec = params.beam_search
+    assert spec is not None and params.max_tokens is not None
+    max_tokens = min(params.max_tokens, max_model_len - len(prompt))
+    ends = {*(params.stop_token_ids or ()), *(() if params.ignore_eos else (request.eos_token_id,))}
+    width, beams, done = spec.num_beams, [(0.0, prompt)], []
+    keep = max(2, 1 + len(ends)) * width
+    for length in range(1, max_tokens + 1):
+        grown = sorted(
+            ((total + score, [*tokens, token]) for total, tokens in beams
+             for score, token in top_logprobs(np.array(tokens, np.int32))),
+            key=lambda one: -one[0],
+        )[:keep]  # fmt: skip
+        over = [length == max_tokens or tokens[-1] in ends for _, tokens in grown]
+        new = [(total / length**spec.length_penalty, total, tokens) for total, tokens in grown[:width]]
+        done = sorted([*done, *(one for one, is_over in zip(new, over, strict=False) if is_over)], key=lambda x: -x[0])
+        done = done[:width]
+        beams = [one for one, is_over in zip(grown, over, strict=True) if not is_over][:width]
+        if not beams or (len(done) == width and spec.early_stopping is True):
+            break
+        hoped = max_tokens if spec.early_stopping == "never" and spec.length_penalty > 0 else length
+        if len(done) == width and beams[0][0] / hoped**spec.length_penalty <= done[-1][0]:
+            break
+    return [(tokens[len(prompt) :], total) for _, total, tokens in done]
+
+
 def running_fingerprints(token_ids: np.ndarray) -> list[int]:
     """Fingerprint of each prefix of the tokens."""
     fingerprints, crc = [], 0
@@ -126,6 +171,7 @@ def running_fingerprints(token_ids: np.ndarray) -> list[int]:
 class _Row:
     token_ids: np.ndarray
     block_ids: list[int]
+    num_logprobs: int | None = None
 
 
 class FakeWorker:
@@ -148,12 +194,21 @@ class FakeWorker:
         return self._sample(scheduled)
 
     def _apply(self, scheduled: SchedulerOutput) -> None:
+        for fork in scheduled.row_updates.forks:
+            assert fork.row not in [one.source_row for one in scheduled.row_updates.forks], "a row is source and target"
+            tokens = self.rows[fork.source_row].token_ids[: fork.num_tokens]
+            self.rows[fork.row].token_ids = tokens.copy()
+            self.rows[fork.row].block_ids = fork.block_ids[0].tolist()
+        for chosen in scheduled.row_updates.chosen:
+            for row, position, token in zip(chosen.rows.tolist(), chosen.positions, chosen.token_ids, strict=True):
+                tokens = self.rows[row].token_ids[:position]
+                self.rows[row].token_ids = np.append(tokens, token)
         for row in scheduled.freed_rows.tolist():
             del self.rows[row]
         for new in scheduled.new_reqs:
             assert new.row not in self.rows, "a row was given out twice"
             assert new.row in scheduled.rows
-            self.rows[new.row] = _Row(new.token_ids.copy(), new.block_ids[0].tolist())
+            self.rows[new.row] = _Row(new.token_ids.copy(), new.block_ids[0].tolist(), new.sampling_params.logprobs)
         for blocks in scheduled.new_blocks:
             for row, column, block_id in zip(
                 blocks.rows.tolist(), blocks.columns.tolist(), blocks.block_ids.tolist(), strict=True
@@ -202,8 +257,23 @@ class FakeWorker:
         rows = scheduled.rows[scheduled.is_sampling]
         tokens = np.array([next_token(self.rows[row].token_ids) for row in rows.tolist()], dtype=np.int32)
         for row, token in zip(rows.tolist(), tokens, strict=True):
-            self.rows[row].token_ids = np.append(self.rows[row].token_ids, token)
-        return ModelRunnerOutput(rows=rows, sampled_token_ids=tokens)
+            if self.rows[row].num_logprobs is None:  # a beam's token is chosen by the scheduler
+                self.rows[row].token_ids = np.append(self.rows[row].token_ids, token)
+        return ModelRunnerOutput(rows=rows, sampled_token_ids=tokens, logprobs=self._logprobs(rows, tokens))
+
+    def _logprobs(self, rows: np.ndarray, tokens: np.ndarray) -> LogprobsArrays | None:
+        wanting = [i for i, row in enumerate(rows.tolist()) if self.rows[row].num_logprobs is not None]
+        if not wanting:
+            return None
+        width = max(self.rows[int(rows[i])].num_logprobs or 0 for i in wanting)
+        ids = np.full((len(wanting), 1 + width), -1, dtype=np.int32)
+        scores = np.full((len(wanting), 1 + width), np.nan, dtype=np.float32)
+        for line, i in enumerate(wanting):
+            state = self.rows[int(rows[i])]
+            top = top_logprobs(state.token_ids)[: state.num_logprobs]
+            ids[line, : 1 + len(top)] = [tokens[i], *(token for _, token in top)]
+            scores[line, : 1 + len(top)] = [0.0, *(score for score, _ in top)]
+        return LogprobsArrays(np.array(wanting, np.int32), ids, scores, np.zeros_like(ids))
 
 
 @dataclass

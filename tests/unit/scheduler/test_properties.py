@@ -15,6 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from quire.core.beam_search import BeamSpec
 from quire.core.engine_messages import EngineCoreRequest, FinishReason
 from quire.core.request import ExtraKeys
 from quire.core.scheduler_output import SchedulerOutput
@@ -24,6 +25,8 @@ from quire.scheduler import scheduler as scheduler_module
 from tests.unit.scheduler.harness import (
     Engine,
     expected_answer,
+    expected_beams,
+    make_beams,
     make_request,
     make_scheduler,
     make_siblings,
@@ -110,10 +113,30 @@ def siblings(draw: st.DrawFn, handle: int) -> list[EngineCoreRequest]:
 
 
 @st.composite
+def beams(draw: st.DrawFn, handle: int) -> list[EngineCoreRequest]:
+    num_beams = draw(st.integers(1, 3))
+    spec = BeamSpec(
+        num_beams=num_beams,
+        length_penalty=draw(st.sampled_from([0.0, 0.8, 1.0, 1.2])),
+        early_stopping=draw(st.sampled_from([True, False, "never"])),
+    )
+    return make_beams(
+        range(handle, handle + num_beams),
+        draw(prompts()),
+        spec,
+        max_tokens=draw(st.integers(1, 12)),
+        ignore_eos=draw(st.booleans()),
+        stop_token_ids=draw(st.one_of(st.none(), st.lists(st.integers(1, 49), max_size=3))),
+        cache_salt=draw(st.sampled_from([None, "salt"])),
+        priority=draw(st.sampled_from([0, -1])),
+    )
+
+
+@st.composite
 def scripts(draw: st.DrawFn) -> list[Add | Abort | Step | Reset]:
     script: list[Add | Abort | Step | Reset] = []
     num_added = 0
-    for kind in draw(st.lists(st.sampled_from("aaagssssxfr"), min_size=1, max_size=40)):
+    for kind in draw(st.lists(st.sampled_from("aaagbssssxfr"), min_size=1, max_size=40)):
         handles = st.integers(0, max(0, num_added - 1))
         if kind == "a":
             script.append(Add(draw(requests(num_added))))
@@ -122,6 +145,10 @@ def scripts(draw: st.DrawFn) -> list[Add | Abort | Step | Reset]:
             family = draw(siblings(num_added))
             script.extend(Add(one) for one in family)
             num_added += len(family)
+        elif kind == "b":
+            search = draw(beams(num_added))
+            script.extend(Add(one) for one in search)
+            num_added += len(search)
         elif kind == "x":
             script.append(Abort(draw(handles)))
         elif kind == "r":
@@ -162,12 +189,28 @@ def check_answers(engine: Engine, accepted: dict[int, Any]) -> None:
     """Every accepted request ended; those that were not aborted got what they get when they run alone."""
     assert engine.finished.keys() == accepted.keys()
     for handle, request in accepted.items():
+        if request.sampling_params.beam_search is not None:
+            check_beam(engine, request)
+            continue
         answer, end = expected_answer(request, MAX_MODEL_LEN)
         got = engine.tokens[handle]
         if engine.finished[handle].finish_reason is FinishReason.ABORT:
             assert got == answer[: len(got)]
         else:
             assert (got, engine.finished[handle]) == (answer, end)
+
+
+def check_beam(engine: Engine, request: EngineCoreRequest) -> None:
+    """The i-th request of a search has its i-th best sequence; all of them end alike."""
+    first = request.fork_group
+    assert first is not None and request.sampling_params.beam_search is not None
+    end = engine.finished[request.handle]
+    if FinishReason.ABORT in (end.finish_reason, engine.finished[first].finish_reason):
+        assert end.finish_reason is engine.finished[first].finish_reason
+        return
+    tokens, cum_logprob = expected_beams(request, MAX_MODEL_LEN)[request.handle - first]
+    assert end.beam is not None and end.beam.token_ids.tolist() == tokens
+    assert end.beam.cum_logprob == pytest.approx(cum_logprob, abs=1e-4)
 
 
 @settings(max_examples=EXAMPLES, deadline=None)

@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from quire.config.server import LimitsConfig
+from quire.core.beam_search import checked_spec
 from quire.core.sampling_params import RequestOutputKind, SamplingParams
 from quire.errors import UnsupportedError, ValidationError
 from quire.utils.checks import check_int, out_of_range
@@ -15,8 +16,6 @@ from quire.utils.checks import check_int, out_of_range
 MAX_BAD_WORDS_CHARS = 16384
 MAX_XARGS_BYTES = 65536
 NOT_YET: dict[str, tuple[Any, ...]] = {
-    "use_beam_search": (False,),
-    "length_penalty": (1.0, 1),
     "best_of": (1,),
     "structured_outputs": (),
     "guided_json": (),
@@ -89,6 +88,9 @@ class GenerationFields(msgspec.Struct, kw_only=True):
     return_prompt_text: bool | None = None
     response_format: dict[str, Any] | None = None
     vllm_xargs: dict[str, Any] | None = None
+    use_beam_search: bool | None = None
+    length_penalty: float | None = None
+    early_stopping: bool | str | None = None
 
 
 SAME_NAME = (
@@ -116,6 +118,15 @@ def sampling_params(
         ValidationError: a value is out of range.
     """
     given = {name: value for name in SAME_NAME if (value := getattr(request, name)) is not None}
+    if request.use_beam_search:
+        _check_beside_beams(request, logprobs)
+        defaults = {}  # what the model's makers say of sampling
+        given["beam_search"] = checked_spec(
+            1 if request.n is None else request.n,
+            1.0 if request.length_penalty is None else request.length_penalty,
+            request.early_stopping or False,
+        )
+        given["temperature"] = 0.0
     return SamplingParams.from_optional(
         **{
             **defaults,
@@ -127,6 +138,15 @@ def sampling_params(
             "output_kind": RequestOutputKind.DELTA if request.stream else RequestOutputKind.FINAL_ONLY,
         }
     )
+
+
+def _check_beside_beams(request: GenerationFields, logprobs: int | None) -> None:
+    if request.stream:
+        raise ValidationError("use_beam_search is not available in a stream", hint="use stream=false", field="stream")
+    if logprobs is not None:
+        raise ValidationError(
+            "logprobs are not available with use_beam_search", hint="leave out logprobs", field="logprobs"
+        )
 
 
 def check_common(request: GenerationFields, limits: LimitsConfig, num_prompts: int = 1) -> None:
@@ -150,6 +170,9 @@ def check_common(request: GenerationFields, limits: LimitsConfig, num_prompts: i
         )
     if request.vllm_xargs and len(msgspec.json.encode(request.vllm_xargs)) > MAX_XARGS_BYTES:
         raise ValidationError(f"vllm_xargs has more than {MAX_XARGS_BYTES} bytes", field="vllm_xargs")
+    for name, neutral in (("length_penalty", 1.0), ("early_stopping", False)):
+        if not request.use_beam_search and getattr(request, name) not in (None, neutral):
+            raise ValidationError(f"{name} needs use_beam_search=true", hint=f"leave out {name}", field=name)
     if request.stream_options is not None and not request.stream:
         raise ValidationError("stream_options needs stream=true", hint="leave it out", field="stream_options")
     if request.truncate_prompt_tokens is not None:

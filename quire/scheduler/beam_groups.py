@@ -1,0 +1,204 @@
+"""Beams in the batch: each is a request on a row of its own, and those of one search advance together.
+
+Called by the scheduler. Owns the searches. A step in which only some beams of a search sampled does not count for it:
+they compute their last token again, with the same bits, when all are there. So a beam may be preempted, swapped or held
+back like any request, and nothing else needs to know of beams.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+
+from quire.core.engine_messages import BeamAnswer, FinishedRequest, FinishReason
+from quire.core.request import Request
+from quire.core.scheduler_output import NO_ROW_UPDATES, ChosenTokens, RowFork, RowUpdates
+from quire.kv_cache.manager import KVCacheManager
+from quire.scheduler.beam_search import BeamSearch, Continuation
+from quire.scheduler.request_table import RequestTable, RowFlag
+from quire.scheduler.update import Sampled, select_sampled
+
+_IS_BEAM = int(RowFlag.BEAM)
+
+
+class Advanced(NamedTuple):
+    """What a step did to the searches.
+
+    Attributes:
+        handles: [n] int64; beams that sampled, whether or not it counted.
+        token_ids: [n] int32.
+        finished: beams whose search is over, each with one of its sequences.
+    """
+
+    handles: np.ndarray
+    token_ids: np.ndarray
+    finished: list[FinishedRequest]
+
+
+@dataclass(slots=True)
+class _Group:
+    """One search; its beams are its members in the order of their handles."""
+
+    search: BeamSearch
+    num_beams: int
+    members: dict[int, Request] = field(default_factory=dict)
+
+    @property
+    def is_complete(self) -> bool:
+        return len(self.members) == self.num_beams
+
+    def rows(self) -> list[int]:
+        return [member.row for _, member in sorted(self.members.items())]
+
+
+class BeamGroups:
+    """All searches; empty, and free of cost, while there are none."""
+
+    def __init__(self, table: RequestTable, kv: KVCacheManager) -> None:
+        self._table = table
+        self._kv = kv
+        self._groups: dict[int, _Group] = {}
+        self._key_of: dict[int, int] = {}
+        self._forks: list[RowFork] = []
+        self._chosen: list[ChosenTokens] = []
+
+    def __bool__(self) -> bool:
+        return bool(self._key_of)
+
+    def add(self, request: Request, num_total_tokens: int) -> None:
+        """A request has arrived, which may grow to `num_total_tokens`; it may be no beam."""
+        message, spec = request.message, request.message.sampling_params.beam_search
+        if spec is None:
+            return
+        key = request.handle if message.fork_group is None else message.fork_group
+        if key not in self._groups:
+            ends = set(request.stop_token_ids)
+            if not message.sampling_params.ignore_eos and message.eos_token_id >= 0:
+                ends.add(message.eos_token_id)
+            search = BeamSearch(spec, num_total_tokens - request.num_prompt_tokens, frozenset(ends))
+            self._groups[key] = _Group(search, spec.num_beams)
+        self._groups[key].members[request.handle] = request
+        self._key_of[request.handle] = key
+
+    def remove(self, request: Request) -> None:
+        """A request ends; it may be no beam."""
+        key = self._key_of.pop(request.handle, None)
+        if key is not None:
+            del self._groups[key].members[request.handle]
+            if not self._groups[key].members:
+                del self._groups[key]
+
+    def with_siblings(self, handles: Iterable[int]) -> list[int]:
+        """`handles`, each followed by the other beams of its search: no beam ends alone."""
+        found: dict[int, None] = {}
+        for handle in handles:
+            found[handle] = None
+            if handle in self._key_of:
+                found.update(dict.fromkeys(sorted(self._groups[self._key_of[handle]].members)))
+        return list(found)
+
+    def held_back(self, rows: np.ndarray) -> np.ndarray:
+        """[num_rows] bool; rows that have nothing to compute before a beam of their search has a row, too."""
+        is_held = (self._table.flags[rows] & _IS_BEAM) != 0
+        is_held &= self._table.num_tokens[rows] - self._table.num_computed_tokens[rows] == 1
+        for i in np.flatnonzero(is_held).tolist():
+            is_held[i] = min(self._group_on(int(rows[i])).rows()) < 0
+        return is_held
+
+    def divert(self, sampled: Sampled) -> tuple[Sampled, Sampled]:
+        """The step's samples without those of beams, and those of beams.
+
+        Beams whose siblings did not sample are taken back to before their last token.
+        """
+        is_beam = (self._table.flags[sampled.rows] & _IS_BEAM) != 0
+        beams = select_sampled(sampled, is_beam)
+        present = set(beams.rows.tolist())
+        for row in beams.rows.tolist():
+            group = self._group_on(row)
+            if not (group.is_complete and present.issuperset(group.rows())):
+                self._table.num_computed_tokens[row] -= 1
+        return select_sampled(sampled, ~is_beam), beams
+
+    def advance(self, beams: Sampled) -> Advanced:
+        """Move on every search whose beams all sampled; the pages they filled are published already."""
+        handles = self._table.handle[beams.rows]
+        present = {row: entry for entry, row in enumerate(beams.rows.tolist())}
+        groups = {id(group): group for group in map(self._group_on, present)}
+        finished: list[FinishedRequest] = []
+        for group in groups.values():
+            rows = group.rows()
+            if group.is_complete and present.keys() >= set(rows):
+                finished += self._advance_one(group, rows, beams, [present[row] for row in rows])
+        return Advanced(handles, beams.token_ids, finished)
+
+    def take_row_updates(self) -> RowUpdates:
+        """What the worker has to be told of rows that took over others; given out once."""
+        if not self._chosen:
+            return NO_ROW_UPDATES
+        updates = RowUpdates(tuple(self._forks), tuple(self._chosen))
+        self._forks, self._chosen = [], []
+        return updates
+
+    def _group_on(self, row: int) -> _Group:
+        return self._groups[self._key_of[int(self._table.handle[row])]]
+
+    def _advance_one(self, group: _Group, rows: list[int], beams: Sampled, entries: list[int]) -> list[FinishedRequest]:
+        table, lines = self._table, beams.logprobs
+        assert lines is not None, "beams ask for log-probabilities"
+        num_top = table.request_on(rows[0]).message.sampling_params.logprobs or 0
+        places = np.searchsorted(lines.index, np.array(entries))
+        start, end = int(table.num_prompt_tokens[rows[0]]), int(table.num_tokens[rows[0]])
+        continuation = group.search.advance(
+            lines.token_ids[places, 1 : 1 + num_top],
+            lines.logprobs[places, 1 : 1 + num_top],
+            lambda beam: np.array(table.token_ids[rows[beam], start:end]),
+        )
+        if continuation is None:
+            return _answers(group)
+        self._continue(group, rows, continuation, end)
+        return []
+
+    def _continue(self, group: _Group, rows: list[int], continuation: Continuation, num_tokens: int) -> None:
+        """Each beam lives on in its own row if it can; the others take over rows of beams that ended."""
+        parents = continuation.parents.tolist()
+        heirs: list[int] = [-1] * len(rows)  # by row: which continuation is written on it
+        spare = [beam for beam in range(len(rows)) if beam not in set(parents)]
+        for i, parent in enumerate(parents):
+            heirs[parent if heirs[parent] < 0 else spare.pop(0)] = i
+        forks = [
+            self._fork(rows[parents[i]], rows[beam], num_tokens) for beam, i in enumerate(heirs) if parents[i] != beam
+        ]
+        row_array, token_ids = np.array(rows, dtype=np.intp), continuation.token_ids[heirs]
+        group.search.reorder(heirs)
+        self._table.append_tokens(row_array, token_ids)
+        self._forks += forks
+        self._chosen.append(ChosenTokens(row_array, np.full(len(rows), num_tokens), token_ids))
+
+    def _fork(self, source: int, row: int, num_tokens: int) -> RowFork:
+        """Make `row` what `source` is; its own pages are enough for what it does not share."""
+        table, request, parent = self._table, self._table.request_on(row), self._table.request_on(source)
+        table.token_ids[row, :num_tokens] = table.token_ids[source, :num_tokens]
+        request.block_hashes = list(parent.block_hashes)
+        self._kv.free(row)
+        block_ids = self._kv.place(row, request, self._kv.shared_prefix(source, num_tokens), num_tokens)
+        return RowFork(row, source, num_tokens, block_ids)
+
+
+def _answers(group: _Group) -> list[FinishedRequest]:
+    """The i-th best sequence for the i-th member."""
+    answers = []
+    for (handle, member), found in zip(sorted(group.members.items()), group.search.finished, strict=True):
+        last = int(found.token_ids[-1])
+        is_stop_id = found.is_stopped and last != member.message.eos_token_id
+        answers.append(
+            FinishedRequest(
+                handle,
+                FinishReason.STOP if found.is_stopped else FinishReason.LENGTH,
+                last if is_stop_id else None,
+                beam=BeamAnswer(found.token_ids, found.cum_logprob, found.score),
+            )
+        )
+    return answers

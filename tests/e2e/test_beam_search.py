@@ -1,0 +1,131 @@
+"""Beam search gives the sequences and scores of transformers, and changes nobody else's tokens."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from quire import LLM, BeamSearchParams
+from quire.core.beam_search import BeamSearchOutput
+from tests.models.checkpoints import VOCAB_SIZE, make_checkpoint
+
+TOLERANCE = 1e-4
+NUM_BEAMS = 4
+SETTINGS: dict[str, Any] = {
+    "dtype": "float32", "max_model_len": 160, "block_size": 16, "max_num_seqs": 32, "num_threads": 1,
+}  # fmt: skip
+PENALTIES = (0.8, 1.0, 1.2)
+STOPPINGS: tuple[bool | str, ...] = (True, False, "never")
+ENDS = ("none", "one", "three")
+
+
+def make_prompts() -> list[list[int]]:
+    rng = random.Random(5)
+    return [[rng.randrange(3, VOCAB_SIZE) for _ in range(length)] for length in (1, 7, 16, 17, 40)]
+
+
+PROMPTS = make_prompts()
+
+
+class Reference:
+    """transformers' own beam search."""
+
+    def __init__(self, path: Path) -> None:
+        from transformers import AutoModelForCausalLM
+
+        self.model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, attn_implementation="eager").eval()
+
+    @torch.inference_mode()
+    def search(
+        self, prompt: list[int], max_tokens: int, ends: list[int], penalty: float, stopping: bool | str, width: int
+    ) -> list[tuple[list[int], float]]:
+        """(new tokens, score) of each sequence, the best first."""
+        found = self.model.generate(
+            torch.tensor([prompt]),
+            attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
+            num_beams=width,
+            num_return_sequences=width,
+            do_sample=False,
+            max_new_tokens=max_tokens,
+            eos_token_id=ends or None,
+            pad_token_id=0,
+            length_penalty=penalty,
+            early_stopping=stopping,
+            return_dict_in_generate=True,
+            output_scores=True,
+        )
+        sequences = [line[len(prompt) :] for line in found.sequences.tolist()]
+        cut = [self._cut(line, beams, ends) for line, beams in zip(sequences, found.beam_indices.tolist(), strict=True)]
+        return list(zip(cut, found.sequences_scores.tolist(), strict=True))
+
+    @staticmethod
+    def _cut(tokens: list[int], beams: list[int], ends: list[int]) -> list[int]:
+        """Without padding."""
+        length = sum(beam >= 0 for beam in beams)
+        return tokens[:length]
+
+
+def write_ends(path: Path, ends: list[int]) -> None:
+    (path / "generation_config.json").write_text(json.dumps({"eos_token_id": ends or None}))
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("llama")
+    make_checkpoint("llama", path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def reference(checkpoint: Path) -> Reference:
+    return Reference(checkpoint)
+
+
+@pytest.fixture(scope="module")
+def end_sets(reference: Reference) -> dict[str, list[int]]:
+    """Ids that beams of these prompts come to, taken for ends."""
+    reached: dict[int, None] = {}
+    for prompt in PROMPTS:
+        for tokens, _ in reference.search(prompt, 12, [], 1.0, False, NUM_BEAMS):
+            reached.update(dict.fromkeys(tokens[3:12:3]))
+    ids = list(reached)
+    return {"none": [], "one": ids[:1], "three": [ids[0], ids[len(ids) // 2], ids[-1]]}
+
+
+@pytest.fixture(params=ENDS)
+def ends(request: pytest.FixtureRequest, end_sets: dict[str, list[int]]) -> list[int]:
+    return end_sets[request.param]
+
+
+def params(
+    max_tokens: int, ends: list[int], penalty: float = 1.0, stopping: bool | str = False, width: int = NUM_BEAMS
+):
+    return BeamSearchParams(
+        beam_width=width, max_tokens=max_tokens, ignore_eos=not ends, length_penalty=penalty, early_stopping=stopping,
+        include_stop_str_in_output=True,
+    )  # fmt: skip
+
+
+def check(found: BeamSearchOutput, prompt: list[int], expected: list[tuple[list[int], float]]) -> None:
+    assert [one.tokens[len(prompt) :] for one in found.sequences] == [tokens for tokens, _ in expected]
+    for one, (_, score) in zip(found.sequences, expected, strict=True):
+        assert one.score == pytest.approx(score, abs=TOLERANCE)
+
+
+@pytest.mark.parametrize("stopping", STOPPINGS, ids=str)
+def test_sequences_and_scores_equal_those_of_transformers(checkpoint, reference, ends, stopping):
+    write_ends(checkpoint, ends)
+    num_stopped = 0
+    with LLM(str(checkpoint), skip_tokenizer_init=True, **SETTINGS) as llm:
+        for penalty in PENALTIES:
+            for max_tokens, prompts in ((2, PROMPTS[:1]), (13, PROMPTS[1 + PENALTIES.index(penalty) :][:2])):
+                found = llm.beam_search(prompts, params(max_tokens, ends, penalty, stopping))
+                for one, prompt in zip(found, prompts, strict=True):
+                    check(one, prompt, reference.search(prompt, max_tokens, ends, penalty, stopping, NUM_BEAMS))
+                    num_stopped += sum(sequence.finish_reason == "stop" for sequence in one.sequences)
+    assert (num_stopped > 0) == bool(ends)
