@@ -95,10 +95,18 @@ class KVCacheCoordinator:
         local_ids = [group.cached_block_ids(names, agreed) for group in self._local]
         return (*([] if full_ids is None else [full_ids[:agreed]]), *local_ids), agreed
 
-    def num_new_blocks(self, num_cached_pages: int, num_tokens: int) -> int:
+    def num_new_blocks(self, num_cached_tokens: int, num_tokens: int) -> int:
         """Free pages that a request takes behind a cached prefix to hold `num_tokens` tokens, over all groups."""
-        num_new = sum(group.num_new_blocks(num_cached_pages, num_tokens) for group in self._local)
-        return num_new if self._full is None else num_new + -(-num_tokens // self._block_size) - num_cached_pages
+        return sum(group.num_new_blocks(num_cached_tokens, num_tokens) for group in self._groups)
+
+    def computed_pages(self, row: int, num_tokens: int) -> tuple[np.ndarray, ...] | None:
+        """Per group, the pages with those of a row's first `num_tokens` tokens that a query after them sees.
+
+        None when one of them is freed.
+        """
+        pages = [group.computed_pages(row, num_tokens) for group in self._groups]
+        found = tuple(block_ids for block_ids in pages if block_ids is not None)
+        return found if len(found) == len(pages) else None
 
     def num_missing_blocks(self, rows: np.ndarray, num_tokens: np.ndarray) -> np.ndarray:
         """[num_groups, num_rows] pages that rows lack to hold `num_tokens` tokens."""
@@ -113,13 +121,13 @@ class KVCacheCoordinator:
     def place(
         self, row: int, request: Request, cached_block_ids: tuple[np.ndarray, ...], num_cached: int, num_tokens: int
     ) -> tuple[np.ndarray, ...]:
-        """Give an empty row a cached prefix of `num_cached` pages, then free ones up to `num_tokens`; all its pages."""
+        """Give an empty row a prefix of `num_cached` tokens, then free pages up to `num_tokens`; all its pages."""
         # What is cached in one group must not be taken for another.
         if self._full is not None:
             self._full.share(row, request, cached_block_ids[0])
         first_local = len(self._groups) - len(self._local)
         for group, block_ids in zip(self._local, cached_block_ids[first_local:], strict=True):
-            group.share(row, request, block_ids, num_cached)
+            group.share(row, request, block_ids, num_cached // self._block_size)
         return tuple(group.extend(row, num_tokens) for group in self._groups)
 
     def block_ids(self, row: int) -> tuple[np.ndarray, ...]:

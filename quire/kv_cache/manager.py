@@ -13,10 +13,11 @@ import numpy as np
 
 from quire.core.kv_spec import KVCacheConfig
 from quire.core.request import ExtraKeys, Request
-from quire.core.scheduler_output import NewBlocks
+from quire.core.scheduler_output import NewBlocks, PageCopies
 from quire.kv_cache.block_hash import BlockHashFn, hash_full_pages, sha256_block_hash
 from quire.kv_cache.block_pool import BlockPool
 from quire.kv_cache.coordinator import KVCacheCoordinator
+from quire.kv_cache.page_copies import PendingCopies
 
 NO_LIMIT = 2**62
 """Most tokens of a request, where its pages do not grow with its length."""
@@ -26,11 +27,19 @@ NO_LIMIT = 2**62
 class CachedPrefix:
     """The beginning of a request that is in the cache, and how many tokens it has.
 
-    `block_ids`: per group, those of its pages that the next query sees.
+    Attributes:
+        block_ids: per group: those of its full pages that the next query sees.
+        partial_block_ids: per group: the page with the tokens after the full pages, which is copied, as the request
+            writes on in it; empty = there are none.
     """
 
     block_ids: tuple[np.ndarray, ...]
     num_tokens: int
+    partial_block_ids: tuple[int, ...] = ()
+
+    def all_block_ids(self) -> np.ndarray:
+        """Every page that holds some of it, [num_blocks] int32, in the order of its tokens within each group."""
+        return np.concatenate([*self.block_ids, np.array(self.partial_block_ids, dtype=np.int32)])
 
 
 class KVCacheManager:
@@ -59,6 +68,7 @@ class KVCacheManager:
         self._is_caching = enable_prefix_caching
         self._hash_fn = hash_fn
         self._pool = BlockPool(kv_cache_config.num_blocks, self.block_size)
+        self._copies = PendingCopies(self._pool)
         max_chunk_tokens = min(max_chunk_tokens or max_model_len, max_model_len)
         self._coordinator = KVCacheCoordinator(
             kv_cache_config, self._pool, max_num_seqs, max_model_len, hash_fn, max_chunk_tokens
@@ -121,7 +131,7 @@ class KVCacheManager:
 
         Of more tokens than a step computes, no more pages are counted than are held at once.
         """
-        num_new = self._coordinator.num_new_blocks(prefix.num_tokens // self.block_size, num_tokens)
+        num_new = self._coordinator.num_new_blocks(prefix.num_tokens, num_tokens)
         return num_new + sum(self._pool.num_free_among(block_ids) for block_ids in prefix.block_ids)
 
     def place(self, row: int, request: Request, prefix: CachedPrefix, num_tokens: int) -> tuple[np.ndarray, ...]:
@@ -130,8 +140,35 @@ class KVCacheManager:
         Returns:
             Per group: [num_blocks] int32, all pages of the row; the null page for those no query will see.
         """
-        num_cached = prefix.num_tokens // self.block_size
-        return self._coordinator.place(row, request, prefix.block_ids, num_cached, num_tokens)
+        block_ids = self._coordinator.place(row, request, prefix.block_ids, prefix.num_tokens, num_tokens)
+        if prefix.partial_block_ids:
+            targets = [ids[prefix.num_tokens // self.block_size] for ids in block_ids]
+            self._copies.add(row, np.array(prefix.partial_block_ids, np.int32), np.array(targets, np.int32))
+        return block_ids
+
+    def shared_prefix(self, row: int, num_tokens: int) -> CachedPrefix | None:
+        """The first `num_tokens` tokens of a placed row, for another request to begin with; they are computed.
+
+        None when the row has freed pages that a query after them sees.
+        """
+        per_group = self._coordinator.computed_pages(row, num_tokens)
+        if per_group is None:
+            return None
+        if num_tokens % self.block_size == 0:
+            return CachedPrefix(per_group, num_tokens)
+        return CachedPrefix(tuple(ids[:-1] for ids in per_group), num_tokens, tuple(int(ids[-1]) for ids in per_group))
+
+    def keep(self, prefix: CachedPrefix) -> None:
+        """Become a user of pages in use, so that they stay when their requests leave."""
+        self._pool.share(prefix.all_block_ids())
+
+    def let_go(self, prefix: CachedPrefix) -> None:
+        """The end of `keep`."""
+        self._pool.free(prefix.all_block_ids())
+
+    def take_page_copies(self) -> PageCopies:
+        """The copies that the worker has to make before it computes; each is given out once."""
+        return self._copies.take()
 
     def num_missing_blocks(self, rows: np.ndarray, num_tokens: np.ndarray) -> np.ndarray:
         """[num_groups, num_rows] pages that placed rows lack to hold `num_tokens` ([num_rows]) tokens.
@@ -162,6 +199,7 @@ class KVCacheManager:
 
     def free(self, row: int) -> None:
         """Give up the row's pages; cached ones stay findable until they are taken."""
+        self._copies.drop(row)
         self._coordinator.free(row)
 
     def reset_prefix_cache(self) -> bool:

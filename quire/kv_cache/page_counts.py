@@ -15,12 +15,12 @@ MostBlocks = Sequence[int | None]
 def most_blocks(spec: AttentionSpec, max_chunk_tokens: int) -> int | None:
     """Most pages that a request holds at once in a group, when a step computes at most `max_chunk_tokens` of it.
 
-    Pages are freed once no later query sees them, so a request holds what its oldest query of a step sees and the
-    step's own tokens, wherever these begin in a page.
+    Pages are freed once neither the newest computed query saw them nor a later one does, so a request holds what that
+    query saw and the step's own tokens, wherever these begin in a page.
     """
     if spec.num_tokens_seen is None:
         return None
-    return max_pages_touched(spec.num_tokens_seen - 1 + max_chunk_tokens, spec.block_size)
+    return max_pages_touched(spec.num_tokens_seen + max_chunk_tokens, spec.block_size)
 
 
 def max_pages_touched(num_tokens: int, block_size: int) -> int:

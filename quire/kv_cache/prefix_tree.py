@@ -65,6 +65,17 @@ class PrefixTree:
         self.release(name)
         return longer
 
+    def enter(self, token_ids: np.ndarray, extra_keys: Mapping[int, ExtraKeys], num_pages: int) -> int:
+        """Add a user to the prefix of the first `num_pages` pages of a sequence, which is named if need be."""
+        data, size, name = (
+            token_bytes(token_ids[: num_pages * self._page_bytes // TOKEN_BYTES]),
+            self._page_bytes,
+            ROOT_NAME,
+        )
+        for page in range(num_pages):
+            name = self.advance(name, data[page * size : (page + 1) * size], extra_keys.get(page, ()))
+        return name
+
     def hold(self, name: int) -> None:
         """Add a user to a prefix that has one."""
         if name != ROOT_NAME:

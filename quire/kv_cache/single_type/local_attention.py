@@ -19,7 +19,10 @@ from quire.kv_cache.single_type.row_blocks import RowBlocks, ragged_arange
 
 
 class LocalAttentionManager(RowBlocks):
-    """A row holds the pages that the query after its computed tokens sees, and those behind them.
+    """A row holds the pages that its newest computed query saw, and those behind them.
+
+    That is one query more than the row itself needs: so another request can take over its prompt, of which it computes
+    the last token, in the step after the one that computed it.
 
     Args:
         num_tokens_seen: most tokens that a query sees, itself included.
@@ -52,7 +55,7 @@ class LocalAttentionManager(RowBlocks):
         """[.] position of the oldest token that queries at `positions` ([.]) see, themselves included."""
 
     def first_page(self, num_tokens: int) -> int:
-        """First page that a row of so many computed tokens holds."""
+        """First page that a query after `num_tokens` tokens sees."""
         return int(self.first_token_seen(np.array(num_tokens))) // self._block_size
 
     def num_missing_blocks(self, rows: np.ndarray, num_tokens: np.ndarray) -> np.ndarray:
@@ -62,10 +65,11 @@ class LocalAttentionManager(RowBlocks):
         missing: np.ndarray = np.maximum(needed - (self._num_blocks[rows] - num_freed), 0)
         return missing
 
-    def num_new_blocks(self, num_cached_pages: int, num_tokens: int) -> int:
-        """Free pages that a request takes behind a cached prefix, to hold `num_tokens` tokens."""
-        first = self.first_page(num_cached_pages * self._block_size)
-        return min(-(-num_tokens // self._block_size) - first, self._most_blocks) - (num_cached_pages - first)
+    def num_new_blocks(self, num_cached_tokens: int, num_tokens: int) -> int:
+        """Free pages that a request takes behind a cached prefix, to hold `num_tokens` tokens or all it ever holds."""
+        first = self.first_page(num_cached_tokens)
+        num_held = min(-(-num_tokens // self._block_size) - first, self._most_blocks)
+        return num_held - (num_cached_tokens // self._block_size - first)
 
     def longest_hit(self, names: Sequence[int], max_pages: int) -> int:
         """The most pages, up to `max_pages`, that a cached prefix may have.
@@ -96,10 +100,7 @@ class LocalAttentionManager(RowBlocks):
         self._num_freed[row] = num_freed
         self._num_blocks[row] = self._num_published[row] = num_cached_pages
         self._requests[row] = request
-        if num_cached_pages:
-            tree = self._prefixes.tree
-            self._names[row] = tree.find(request.token_ids, request.extra_keys, num_cached_pages)[-1]
-            tree.hold(self._names[row])
+        self._names[row] = self._prefixes.tree.enter(request.token_ids, request.extra_keys, num_cached_pages)
 
     def publish(self, rows: np.ndarray, num_computed_tokens: np.ndarray, token_ids: np.ndarray) -> None:
         """Make pages that are full and computed findable.
@@ -128,8 +129,8 @@ class LocalAttentionManager(RowBlocks):
         self._num_published[rows[due]] = num_full[due]
 
     def free_passed(self, rows: np.ndarray, num_computed_tokens: np.ndarray) -> None:
-        """Free the pages of these distinct rows that no query after their computed tokens sees."""
-        first = self.first_token_seen(num_computed_tokens) // self._block_size
+        """Free the pages of these distinct rows that neither their newest computed query saw nor a later one does."""
+        first = self.first_token_seen(num_computed_tokens - 1) // self._block_size
         num_due = first - self._num_freed[rows]
         due = np.flatnonzero(num_due > 0)
         if not len(due):

@@ -27,6 +27,19 @@ class RowBlocks:
         """Pages of a row, in order, [num_blocks] int32, the null page where one was freed; not to be written."""
         return self._block_table[row, : self._num_blocks[row]]
 
+    def first_page(self, num_tokens: int) -> int:
+        """First page that a query after `num_tokens` tokens sees."""
+        return 0
+
+    def computed_pages(self, row: int, num_tokens: int) -> np.ndarray | None:
+        """Pages with those of a row's first `num_tokens` tokens that a query after them sees, a copy; None = freed."""
+        block_ids = np.array(self.block_ids(row)[self.first_page(num_tokens) : -(-num_tokens // self._block_size)])
+        return block_ids if block_ids.all() else None
+
+    def num_new_blocks(self, num_cached_tokens: int, num_tokens: int) -> int:
+        """Free pages that a request takes behind a cached prefix, to hold `num_tokens` tokens."""
+        return -(-num_tokens // self._block_size) - num_cached_tokens // self._block_size
+
     def num_missing_blocks(self, rows: np.ndarray, num_tokens: np.ndarray) -> np.ndarray:
         """[num_rows] pages that rows lack to hold `num_tokens` ([num_rows]) tokens."""
         needed = -(-num_tokens // self._block_size)

@@ -86,6 +86,7 @@ def make_request(
     ignore_eos: bool = True,
     cache_salt: str | None = None,
     priority: int = 0,
+    fork_group: int | None = None,
     **params: Any,
 ) -> EngineCoreRequest:
     """A request; a number as prompt stands for that many tokens that no other handle's prompt begins with."""
@@ -99,7 +100,13 @@ def make_request(
         eos_token_id=EOS,
         cache_salt=cache_salt,
         priority=priority,
+        fork_group=fork_group,
     )
+
+
+def make_siblings(handles: Sequence[int], prompt: Sequence[int], **params: Any) -> list[EngineCoreRequest]:
+    """Requests with one prompt, which share its pages."""
+    return [make_request(handle, prompt, fork_group=handles[0], **params) for handle in handles]
 
 
 def next_token(token_ids: np.ndarray) -> int:
@@ -150,6 +157,7 @@ class FakeWorker:
         self.groups = groups
         self.rows: dict[int, _Row] = {}
         self.slots = np.full((num_blocks, block_size), -1, dtype=np.int64)
+        self.num_copies = 0
 
     def execute(self, scheduled: SchedulerOutput) -> ModelRunnerOutput:
         self._apply(scheduled)
@@ -176,6 +184,15 @@ class FakeWorker:
                 assert column == len(self.rows[row].block_ids[group])
                 assert block_id != 0, "the null page was given out"
                 self.rows[row].block_ids[group].append(block_id)
+        self._copy_pages(scheduled)
+
+    def _copy_pages(self, scheduled: SchedulerOutput) -> None:
+        sources, targets = scheduled.page_copies.source_ids, scheduled.page_copies.target_ids
+        assert len(set(targets.tolist())) == len(targets) == len(sources), "a page is copied onto twice"
+        assert not set(sources.tolist()) & set(targets.tolist()), "a page is source and target"
+        assert 0 not in sources and 0 not in targets, "the null page is copied"
+        self.num_copies += len(sources)
+        self.slots[targets] = self.slots[sources]
 
     def _write(self, scheduled: SchedulerOutput) -> None:
         written: set[tuple[int, int]] = set()
@@ -297,11 +314,16 @@ def check_invariants(scheduler: Scheduler, groups: Sequence[Group] = (FULL,)) ->
         num_computed = int(table.num_computed_tokens[row])
         for group, pages in zip(groups, kv.get_block_ids(row), strict=True):
             first = first_token_seen(group, num_computed) // kv.block_size
-            assert not pages[:first].any(), "a page that no query sees is held"
             assert pages[first:].all(), "a page that a query sees is missing"
-            held.extend(pages[first:].tolist())
+            first = first_token_seen(group, max(num_computed - 1, 0)) // kv.block_size
+            assert not pages[:first].any(), "a page that was passed is held"
+            held.extend(pages[pages > 0].tolist())
         assert len(set(held)) == len(held), "a request holds a page twice"
         owners[held] += 1
+    np.add.at(owners, kv._copies.source_ids(), 1)
+    for kept in scheduler._forks.kept():
+        owners[kept.all_block_ids()] += 1
+    assert owners[0] == 0, "the null page has an owner"
     if not rows and not pool.num_cached_blocks:
         assert len(pool.prefix_pages.tree) == 0, "a prefix outlived its pages"
     assert np.array_equal(pool.ref_counts(), owners), "reference counts differ from the number of owners"
