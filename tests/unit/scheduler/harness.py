@@ -25,7 +25,9 @@ from quire.core.runner_output import ModelRunnerOutput
 from quire.core.sampling_params import SamplingParams
 from quire.core.scheduler_output import SchedulerOutput
 from quire.core.stats import EventKind, RequestEvent, SchedulerStats
+from quire.scheduler import setup
 from quire.scheduler.scheduler import Scheduler
+from quire.scheduler.setup import SchedulerSetup
 
 EOS = 0
 VOCAB_SIZE = 50
@@ -54,7 +56,7 @@ def first_token_seen(group: Group, position: int) -> int:
     return next(key for key in range(position + 1) if sees[kind](key))
 
 
-def make_scheduler(
+def make_setup(
     *,
     num_blocks: int = 64,
     block_size: int = 4,
@@ -63,19 +65,21 @@ def make_scheduler(
     budget: int = 64,
     prefix_caching: bool = True,
     watermark: float = 0.0,
-    gates: Sequence[Any] = (),
     groups: Sequence[Group] = (FULL,),
     **scheduler_settings: Any,
-) -> Scheduler:
-    ticks = itertools.count()
-    return Scheduler(
-        SchedulerConfig(max_num_batched_tokens=budget, max_num_seqs=max_num_seqs, **scheduler_settings),
-        CacheConfig(block_size=block_size, enable_prefix_caching=prefix_caching, watermark=watermark),
-        make_kv_cache_config(num_blocks, block_size, groups),
-        max_model_len,
-        clock=lambda: float(next(ticks)),
-        gates=gates,
+) -> SchedulerSetup:
+    return SchedulerSetup(
+        scheduler=SchedulerConfig(max_num_batched_tokens=budget, max_num_seqs=max_num_seqs, **scheduler_settings),
+        cache=CacheConfig(block_size=block_size, enable_prefix_caching=prefix_caching, watermark=watermark),
+        kv_cache=make_kv_cache_config(num_blocks, block_size, groups),
+        max_model_len=max_model_len,
     )
+
+
+def make_scheduler(*, gates: Sequence[Any] = (), **settings: Any) -> Scheduler:
+    """A scheduler of the setup that `settings` describe, whose clock counts its readings."""
+    ticks = itertools.count()
+    return setup.make_scheduler(make_setup(**settings), lambda: float(next(ticks)), gates)
 
 
 def make_request(
