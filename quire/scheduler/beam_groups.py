@@ -102,7 +102,7 @@ class BeamGroups:
 
     def held_back(self, rows: np.ndarray) -> np.ndarray:
         """[num_rows] bool; rows that have nothing to compute before a beam of their search has a row, too."""
-        is_held = (self._table.flags[rows] & _IS_BEAM) != 0
+        is_held: np.ndarray = (self._table.flags[rows] & _IS_BEAM) != 0
         is_held &= self._table.num_tokens[rows] - self._table.num_computed_tokens[rows] == 1
         for i in np.flatnonzero(is_held).tolist():
             is_held[i] = min(self._group_on(int(rows[i])).rows()) < 0
@@ -182,8 +182,10 @@ class BeamGroups:
         table, request, parent = self._table, self._table.request_on(row), self._table.request_on(source)
         table.token_ids[row, :num_tokens] = table.token_ids[source, :num_tokens]
         request.block_hashes = list(parent.block_hashes)
+        prefix = self._kv.shared_prefix(source, num_tokens)
+        assert prefix is not None, "a row holds what its next token sees"
         self._kv.free(row)
-        block_ids = self._kv.place(row, request, self._kv.shared_prefix(source, num_tokens), num_tokens)
+        block_ids = self._kv.place(row, request, prefix, num_tokens)
         return RowFork(row, source, num_tokens, block_ids)
 
 

@@ -7,6 +7,7 @@ the scores and the three ways to stop are those of `transformers` (`generate(num
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -14,7 +15,8 @@ import numpy as np
 from quire.core.beam_search import BeamSpec, num_top_tokens, sequence_score
 
 
-class Finished(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Finished:
     """A finished sequence: its new tokens, score, sum of log-probabilities, and whether an end token ended it."""
 
     score: float

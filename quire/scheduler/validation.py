@@ -5,6 +5,8 @@ Called by the scheduler. Pure functions; a refusal names the fix.
 
 from __future__ import annotations
 
+import numpy as np
+
 from quire.core.engine_messages import EngineCoreRequest
 from quire.errors import ValidationError
 from quire.kv_cache.manager import KVCacheManager
@@ -68,12 +70,13 @@ def check_beams_fit(message: EngineCoreRequest, limits: Limits, kv: KVCacheManag
             hint="raise max_num_batched_tokens, or lower max_num_seqs",
             field="beam_width",
         )
-    num_shared = (len(message.prompt_token_ids) - 1) // kv.block_size
-    num_own = -(-max_total_tokens_of(message, limits.max_model_len) // kv.block_size) - num_shared
-    if num_shared + spec.num_beams * num_own > kv.num_usable_blocks:
+    num_shared = kv.num_blocks_shared(len(message.prompt_token_ids) - 1)
+    num_held = int(kv.num_blocks_held(np.array(max_total_tokens_of(message, limits.max_model_len))))
+    num_needed = num_shared + spec.num_beams * (num_held - num_shared)
+    if num_needed > kv.num_usable_blocks:
         raise ValidationError(
-            f"{spec.num_beams} beams may need {num_shared + spec.num_beams * num_own} pages of {kv.block_size} tokens; "
-            f"the whole KV cache has {kv.num_usable_blocks}",
+            f"{spec.num_beams} beams may need {num_needed} pages of {kv.block_size} tokens; the whole KV cache has "
+            f"{kv.num_usable_blocks}",
             hint="use fewer beams or a smaller max_tokens, or enlarge the KV cache (num_gpu_blocks_override, "
             "kv_cache_memory_bytes or gpu_memory_utilization)",
             field="beam_width",
