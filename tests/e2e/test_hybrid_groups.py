@@ -167,7 +167,7 @@ def test_a_windowed_model_holds_no_more_pages_than_window_and_chunk_take_however
 def test_more_long_requests_run_at_once_in_the_same_memory(tmp_path):
     make_checkpoint("mistral", tmp_path, sliding_window=WINDOW)
     prompts = [[i + 3] * 300 for i in range(8)]
-    pool = {"num_gpu_blocks_override": 40, "enable_prefix_caching": False}
+    pool = {"num_gpu_blocks_override": 32, "enable_prefix_caching": False}
     most_running = []
     for settings in ({}, KEEPS_ALL):
         with LLM(str(tmp_path), **SETTINGS, **settings, **pool) as llm:
