@@ -1,0 +1,46 @@
+"""Thinking between two marks at the beginning of an answer; the mark that begins it may stand in the prompt."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from quire.parsers.base import ReasoningParser
+from quire.parsers.reader import Markers, Steps
+
+
+class TagParser(ReasoningParser):
+    """Subclassed with the marks of a format; as it is, <think> and </think>.
+
+    Attributes:
+        starts: what may begin the thinking.
+        ends: what ends it.
+        begins_inside: an answer without the first mark is thinking, too, unless the prompt has ended it.
+    """
+
+    starts: ClassVar[Markers] = Markers("<think>")
+    ends: ClassVar[Markers] = Markers("</think>")
+    begins_inside: ClassVar[bool] = False
+
+    def __init__(self, prompt_tail: str = "") -> None:
+        super().__init__(prompt_tail)
+        tail = self.prompt_tail
+        is_closed = tail.endswith(self.ends.texts)
+        self.is_inside = tail.endswith(self.starts.texts) or (self.begins_inside and not is_closed)
+
+    def parse(self) -> Steps[None]:
+        """As `SteppedParser.parse`."""
+        reader, out = self.reader, self.out
+        reader.keep()
+        yield from reader.skip_spaces()
+        marker = yield from reader.skip(*self.starts.texts)
+        if marker or self.is_inside:
+            self.is_marked_inside = bool(marker) and self.is_inside
+            self.is_inside = True
+            reader.drop()
+            out.trim()
+            yield from reader.forward(out.reasoning, self.ends)
+            self.is_inside = False
+            out.trim()
+        else:
+            out.content(reader.kept())
+        yield from reader.forward_rest(out.content)
