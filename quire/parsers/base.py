@@ -95,8 +95,10 @@ class ReasoningParser(SteppedParser):
 
     Args:
         prompt_tail: text of the end of the prompt, which may have begun or ended the thinking.
+        continued: the part of the answer that the prompt holds, if it is to be continued.
     """
 
-    def __init__(self, prompt_tail: str = "") -> None:
+    def __init__(self, prompt_tail: str = "", continued: str | None = None) -> None:
         self.prompt_tail = prompt_tail.rstrip()
+        self.continued = continued
         super().__init__()

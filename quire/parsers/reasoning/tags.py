@@ -21,11 +21,14 @@ class TagParser(ReasoningParser):
     ends: ClassVar[Markers] = Markers("</think>")
     begins_inside: ClassVar[bool] = False
 
-    def __init__(self, prompt_tail: str = "") -> None:
-        super().__init__(prompt_tail)
-        tail = self.prompt_tail
-        is_closed = tail.endswith(self.ends.texts)
-        self.is_inside = tail.endswith(self.starts.texts) or (self.begins_inside and not is_closed)
+    def __init__(self, prompt_tail: str = "", continued: str | None = None) -> None:
+        super().__init__(prompt_tail, continued)
+        starts, ends = self.starts.texts, self.ends.texts
+        if continued is not None:
+            self.is_inside = max(map(continued.rfind, starts)) > max(map(continued.rfind, ends))
+        else:
+            is_closed = self.prompt_tail.endswith(ends)
+            self.is_inside = self.prompt_tail.endswith(starts) or (self.begins_inside and not is_closed)
 
     def parse(self) -> Steps[None]:
         """As `SteppedParser.parse`."""

@@ -25,7 +25,14 @@ class PatternFormat:
 
     Raises:
         ConfigError: a part is missing, empty, unknown or no such expression.
+
+    Attributes:
+        needs_special_tokens, has_reasoning, id_chars: of its parsers.
     """
+
+    needs_special_tokens = True
+    has_reasoning = False
+    id_chars = 0
 
     def __init__(self, description: Mapping[str, Any]) -> None:
         for key in description:
