@@ -44,13 +44,19 @@ class ReasoningCount:
         parser: of the answer's thinking; fed here, token by token.
         tokenizer: makes text of tokens.
         prompt_token_ids: what the answer follows.
+        skip_special_tokens: as the answer's text is made.
     """
 
-    def __init__(self, parser: AnswerParser, tokenizer: Tokenizer, prompt_token_ids: Sequence[int]) -> None:
+    def __init__(
+        self,
+        parser: AnswerParser,
+        tokenizer: Tokenizer,
+        prompt_token_ids: Sequence[int],
+        *,
+        skip_special_tokens: bool = True,
+    ) -> None:
         self._parser = parser
-        self._text = IncrementalDetokenizer.create(
-            tokenizer, prompt_token_ids, skip_special_tokens=not parser.needs_special_tokens
-        )
+        self._text = IncrementalDetokenizer.create(tokenizer, prompt_token_ids, skip_special_tokens=skip_special_tokens)
         self._num_inside = 0
 
     @property

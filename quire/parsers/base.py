@@ -16,11 +16,13 @@ class AnswerParser(ABC):
 
     Attributes:
         needs_special_tokens: the format is written with control tokens, which must be part of the text.
+        marks: what it looks for; where a vocabulary has one as a control token, that must be part of the text, too.
         is_inside: what comes next is thinking.
         is_marked_inside: a mark that begins the thinking came although it had begun before.
     """
 
     needs_special_tokens: ClassVar[bool] = False
+    marks: ClassVar[tuple[str, ...]] = ()
     is_inside = False
     is_marked_inside = False
 

@@ -23,6 +23,7 @@ class Tools:
     def __init__(self, tools: Sequence[Mapping[str, Any]] = (), *, any_name: bool = False) -> None:
         self._parameters: dict[str, Schema] = {}
         self._any_name = any_name
+        self._types: dict[tuple[str, str], frozenset[str]] = {}
         for tool in tools:
             function = tool.get("function")
             if isinstance(function, Mapping) and isinstance(function.get("name"), str):
@@ -35,7 +36,12 @@ class Tools:
     def types_of(self, function: str, parameter: str) -> frozenset[str] | None:
         """The JSON types that a parameter may have; empty when its schema does not say; None without a schema."""
         schema = self._parameters.get(function, {}).get(parameter)
-        return frozenset(_types(schema, MAX_SCHEMA_DEPTH)) if isinstance(schema, Mapping) else None
+        if not isinstance(schema, Mapping):
+            return None
+        key = (function, parameter)
+        if key not in self._types:  # a schema may be large, and a model may name it often
+            self._types[key] = frozenset(_types(schema, MAX_SCHEMA_DEPTH))
+        return self._types[key]
 
 
 def json_of(text: str, types: frozenset[str] | None) -> str:

@@ -86,9 +86,10 @@ def test_an_agent_finishes_tasks_with_the_tools_it_is_offered(leaf, stream):
 
 
 def test_two_calls_of_one_answer_are_both_told(leaf):
-    answer = leaf.client().chat.completions.create(
-        model="leaf", messages=[{"role": "user", "content": "What is the weather in Paris and Rome?"}], tools=TOOLS,
-        temperature=0, max_tokens=100,
-    ).choices[0]  # fmt: skip
+    question = [{"role": "user", "content": "What is the weather in Paris and Rome?"}]
+    with leaf.client() as client:
+        answer = client.chat.completions.create(
+            model="leaf", messages=question, tools=TOOLS, temperature=0, max_tokens=100
+        ).choices[0]
     arguments = [call.function.arguments for call in answer.message.tool_calls]
     assert arguments == ['{"city": "Paris"}', '{"city": "Rome"}'] and answer.finish_reason == "tool_calls"

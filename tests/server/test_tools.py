@@ -42,6 +42,7 @@ ADD = '<tool_call>\n{"name": "add", "arguments": {"a": 1, "b": 2}}\n</tool_call>
 BROKEN = '<tool_call>\n{"name": "add", "arguments": {"a": 1, b: 2}}\n</tool_call>'
 UNKNOWN = '<tool_call>\n{"name": "rm", "arguments": {}}\n</tool_call>'
 THOUGHT = "<think>\nTwo and two.\n</think>\n\n"
+ASKED: dict[str, Any] = {"model": "leaf", "messages": HELLO, "tools": TOOLS, "max_tokens": 200}
 ANSWERS = {
     "plain": "It is 5 < 6.",
     "one": PARIS,
@@ -64,16 +65,24 @@ def tools() -> Iterator[RunningServer]:
 def ask(server: RunningServer, text: str | dict[int, str], **fields: Any) -> Any:
     """The whole answer when the model writes `text` (or for each of n, its own)."""
     server.engine.write = lambda prompt, seed: text if isinstance(text, str) else text[seed]
-    return server.client().chat.completions.create(
-        **{"model": "leaf", "messages": HELLO, "tools": TOOLS, "max_tokens": 200, **fields}
-    )
+    with server.client() as client:
+        return client.chat.completions.create(**{**ASKED, **fields})
+
+
+def chunks(server: RunningServer, text: str | dict[int, str], **fields: Any) -> Iterator[Any]:
+    """The same as a stream."""
+    server.engine.write = lambda prompt, seed: text if isinstance(text, str) else text[seed]
+    with server.client() as client:
+        yield from client.chat.completions.create(
+            **{**ASKED, "stream": True, "stream_options": {"include_usage": True}, **fields}
+        )
 
 
 def streamed(server: RunningServer, text: str | dict[int, str], **fields: Any) -> tuple[dict[int, dict[str, Any]], Any]:
     """(what the deltas come to by answer, usage)."""
     answers: dict[int, dict[str, Any]] = {}
     usage = None
-    for chunk in ask(server, text, stream=True, stream_options={"include_usage": True}, **fields):
+    for chunk in chunks(server, text, **fields):
         usage = chunk.usage or usage
         for choice in chunk.choices:
             one = answers.setdefault(
@@ -191,15 +200,10 @@ def test_a_stop_text_ends_a_call_as_the_limit_does(tools):
 
 
 def test_usage_with_every_chunk_counts_the_thinking_so_far(tools):
-    counts = [
-        chunk.usage.completion_tokens_details.reasoning_tokens
-        for chunk in ask(
-            tools, ANSWERS["thought"], stream=True,
-            stream_options={"include_usage": True, "continuous_usage_stats": True},
-        )
-    ]  # fmt: skip
-    assert counts == sorted(counts) and counts[-1] == ask(tools, ANSWERS["thought"]).usage.model_dump()[
-        "completion_tokens_details"]["reasoning_tokens"]  # fmt: skip
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    usages = [chunk.usage for chunk in chunks(tools, ANSWERS["thought"], stream_options=options)]
+    counts = [usage.completion_tokens_details.reasoning_tokens for usage in usages]
+    assert counts == sorted(counts) and usages[-1] == ask(tools, ANSWERS["thought"]).usage
 
 
 def test_with_tool_choice_none_calls_are_content(tools):
@@ -301,14 +305,14 @@ def run_agent(server: RunningServer, task: str, *, stream: bool, **fields: Any) 
     """Answer `task`, running the tools that are called; (their names, the last answer)."""
     messages: list[Any] = [{"role": "user", "content": task}]
     used: list[str] = []
-    client = server.client()
     for _ in range(6):
-        asked: dict[str, Any] = {"model": "leaf", "messages": messages, "tools": TOOLS, "max_tokens": 100, **fields}
-        if stream:
-            with client.chat.completions.stream(**asked) as events:
-                choice: Any = events.get_final_completion().choices[0]
-        else:
-            choice = client.chat.completions.create(**asked).choices[0]
+        asked: dict[str, Any] = {**ASKED, "messages": messages, **fields}
+        with server.client() as client:
+            if stream:
+                with client.chat.completions.stream(**asked) as events:
+                    choice: Any = events.get_final_completion().choices[0]
+            else:
+                choice = client.chat.completions.create(**asked).choices[0]
         messages.append(choice.message.model_dump(exclude_none=True, exclude={"parsed"}))
         if choice.finish_reason != "tool_calls":
             return used, choice.message.content
@@ -329,3 +333,25 @@ def test_an_agent_finishes_a_task_with_two_tools(tools, stream):
 
     tools.engine.write = write
     assert run_agent(tools, "Weather and sum", stream=stream) == (["get_weather", "add"], "Sunny, and 3.")
+
+
+def test_marks_that_are_control_tokens_are_part_of_the_text():
+    with RunningServer(WritingEngine()) as server:
+        seen: list[bool] = []
+        server.engine.generate = seeing(server.engine.generate, seen)
+        assert "<|im_end|>" in server.state.parsing._special_texts
+        ask(server, PARIS)
+        server.state.parsing._special_texts |= {"<tool_call>"}
+        ask(server, PARIS)
+        ask(server, "Hi", tools=openai.omit)
+    assert seen == [True, False, True]
+
+
+def seeing(generate: Any, seen: list[bool]) -> Any:
+    """`generate`, noting whether control tokens are left out of the text."""
+
+    def noting(prompt: Any, params: Any, *args: Any, **options: Any) -> Any:
+        seen.append(params.skip_special_tokens)
+        return generate(prompt, params, *args, **options)
+
+    return noting

@@ -89,6 +89,9 @@ class Parsing:
     def __init__(self, config: ApiConfig, engine: EngineClient) -> None:
         self._config = config
         self._tokenizer = engine.tokenizer
+        self._special_texts: frozenset[str] = frozenset()
+        if self._tokenizer is not None:
+            self._special_texts = frozenset(map(self._tokenizer.token_text, self._tokenizer.special_ids))
         self._reasoning = named_reasoning_parser(config)
         self._is_harmony = config.reasoning_parser == HARMONY_REASONING
         self._make_tools = named_tool_parser(config)
@@ -117,8 +120,9 @@ class Parsing:
             return None
         assert self._tokenizer is not None, "a chat has a tokenizer"
         return ParsingPlan(
-            request, self._tokenizer, reasoning, make, Tools(offered), holds_calls=self._config.hold_tool_calls
-        )
+            request, self._tokenizer, reasoning, make, Tools(offered), self._special_texts,
+            holds_calls=self._config.hold_tool_calls,
+        )  # fmt: skip
 
 
 class ParsingPlan:
@@ -136,6 +140,7 @@ class ParsingPlan:
         reasoning: type[ReasoningParser] | None,
         make_tools: ToolMaker | None,
         tools: Tools,
+        special_texts: frozenset[str],
         *,
         holds_calls: bool,
     ) -> None:
@@ -148,7 +153,11 @@ class ParsingPlan:
         if request.continue_final_message and request.messages:
             content = request.messages[-1].get("content")
             self._continued = content if isinstance(content, str) else ""
-        self.needs_special_tokens = any(one is not None and one.needs_special_tokens for one in (reasoning, make_tools))
+        self.needs_special_tokens = any(
+            one.needs_special_tokens or not special_texts.isdisjoint(one.marks)
+            for one in (reasoning, make_tools)
+            if one is not None
+        )
         self.has_reasoning = reasoning is not None or (make_tools is not None and make_tools.has_reasoning)
         self.shows_reasoning = self.has_reasoning and request.include_reasoning is not False
         self.max_calls = 1 if request.parallel_tool_calls is False else None
@@ -159,7 +168,10 @@ class ParsingPlan:
         tail = self._tokenizer.decode(list(prompt_token_ids[-TAIL_TOKENS:]), skip_special_tokens=False)
         count = None
         if self.has_reasoning:
-            count = ReasoningCount(self._parser(tail, counts=True), self._tokenizer, prompt_token_ids)
+            count = ReasoningCount(
+                self._parser(tail, counts=True), self._tokenizer, prompt_token_ids,
+                skip_special_tokens=not self.needs_special_tokens,
+            )  # fmt: skip
         return ParsedAnswer(self, self._parser(tail), count)
 
     def _parser(self, prompt_tail: str, *, counts: bool = False) -> AnswerParser:

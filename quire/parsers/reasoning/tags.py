@@ -20,6 +20,7 @@ class TagParser(ReasoningParser):
     starts: ClassVar[Markers] = Markers("<think>")
     ends: ClassVar[Markers] = Markers("</think>")
     begins_inside: ClassVar[bool] = False
+    marks: ClassVar[tuple[str, ...]] = (*starts.texts, *ends.texts)
 
     def __init__(self, prompt_tail: str = "", continued: str | None = None) -> None:
         super().__init__(prompt_tail, continued)

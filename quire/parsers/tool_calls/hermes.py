@@ -12,6 +12,8 @@ CLOSE = Markers("</tool_call>")
 class HermesParser(JsonCallParser):
     """One object between each pair of tags."""
 
+    marks = (*OPEN.texts, *CLOSE.texts)
+
     def parse(self) -> Steps[None]:
         """As `SteppedParser.parse`."""
         while marker := (yield from self.reader.forward(self.out.content, OPEN)):

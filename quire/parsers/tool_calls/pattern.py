@@ -27,10 +27,11 @@ class PatternFormat:
         ConfigError: a part is missing, empty, unknown or no such expression.
 
     Attributes:
-        needs_special_tokens, has_reasoning, id_chars: of its parsers.
+        needs_special_tokens, marks, has_reasoning, id_chars: of its parsers.
     """
 
     needs_special_tokens = True
+    marks: tuple[str, ...] = ()
     has_reasoning = False
     id_chars = 0
 

@@ -23,6 +23,8 @@ class Qwen3CoderParser(ToolCallParser):
     function, which must be a tool, has come. What breaks the call after that leaves its arguments open.
     """
 
+    marks = (TOOL_CALL, "</tool_call>")
+
     def parse(self) -> Steps[None]:
         """As `SteppedParser.parse`."""
         reader, out = self.reader, self.out
