@@ -138,7 +138,7 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, repr_omit_defaults=True
         bad_words_token_ids: internal; the token forms of `bad_words`, set by the input processor.
         extra_args: free values for custom logits processors.
         skip_reading_prefix_cache: compute the whole prompt; None = only when prompt logprobs are asked for.
-        beam_search: internal; the `n` answers are the best sequences of a beam search, set by `BeamSearchParams`.
+        beam_search: set by `BeamSearchParams`: the `n` answers are the best sequences of a beam search.
 
     Raises:
         ValidationError: a value has the wrong type or is out of range, or a keyword is unknown.

@@ -10,8 +10,10 @@ from typing import Any
 import pytest
 import torch
 
-from quire import LLM, BeamSearchParams
+from quire import LLM, BeamSearchParams, SamplingParams
 from quire.core.beam_search import BeamSearchOutput
+from quire.engine.beam_search import request_params, search_output
+from quire.errors import UnsupportedError, ValidationError
 from tests.models.checkpoints import VOCAB_SIZE, make_checkpoint
 
 TOLERANCE = 1e-4
@@ -125,3 +127,93 @@ def test_sequences_and_scores_equal_those_of_transformers(checkpoint, reference,
                     check(one, prompt, reference.search(prompt, max_tokens, ends, penalty, stopping, NUM_BEAMS))
                     num_stopped += sum(sequence.finish_reason == "stop" for sequence in one.sequences)
     assert (num_stopped > 0) == bool(ends)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"enable_prefix_caching": False},
+        {"max_num_batched_tokens": 32},
+        {"num_gpu_blocks_override": 22},
+        {"max_num_seqs": 5},
+    ],
+    ids=["caching off", "in chunks", "preempted", "few rows"],
+)
+def test_neither_beams_nor_their_neighbours_depend_on_the_crowd(checkpoint, settings):
+    write_ends(checkpoint, [2])
+    search = params(24, [2])
+    greedy = SamplingParams(temperature=0, max_tokens=40, ignore_eos=True, logprobs=1)
+    with LLM(str(checkpoint), **SETTINGS) as llm:
+        expected = [llm.beam_search([prompt], search)[0] for prompt in PROMPTS]
+        expected_others = [llm.generate([prompt], greedy, use_tqdm=False)[0].outputs[0] for prompt in PROMPTS]
+    with LLM(str(checkpoint), **{**SETTINGS, **settings}) as llm:
+        llm.enqueue(PROMPTS, request_params(search))
+        llm.enqueue(PROMPTS, greedy)
+        outputs = llm.wait_for_completion(use_tqdm=False)
+        searched, others = outputs[: len(PROMPTS)], outputs[len(PROMPTS) :]
+        assert [search_output(one, search, llm.llm_engine.tokenizer) for one in searched] == expected
+    assert [one.outputs[0] for one in others] == expected_others
+    if "num_gpu_blocks_override" in settings:
+        for some in (searched, others):
+            assert sum(one.metrics.num_preemptions for one in some) > 0
+
+
+def test_tokens_and_text_are_the_prompts_and_the_answers(checkpoint):
+    write_ends(checkpoint, [2])
+    with LLM(str(checkpoint), **SETTINGS) as llm:
+        (found,) = llm.beam_search("The quick brown", params(6, []))
+        prompt = llm.get_tokenizer().encode("The quick brown")
+        for one in found.sequences:
+            assert one.tokens[: len(prompt)] == prompt and len(one.tokens) == len(prompt) + 6
+            assert one.text == llm.get_tokenizer().decode(one.tokens) and one.finish_reason == "length"
+            assert one.score == pytest.approx(one.cum_logprob / 6)
+        scores = [one.score for one in found.sequences]
+        assert scores == sorted(scores, reverse=True)
+        (greedy,) = llm.generate("The quick brown", SamplingParams(temperature=0, max_tokens=6, ignore_eos=True))
+        (narrow,) = llm.beam_search("The quick brown", params(6, [], width=1))
+        assert narrow.sequences[0].tokens == prompt + greedy.outputs[0].token_ids
+        one_by_one = llm.beam_search(PROMPTS, params(6, []), concurrency_limit=1)
+        assert one_by_one == llm.beam_search(PROMPTS, params(6, []))
+
+
+def test_the_end_token_is_left_out_unless_asked_for(checkpoint, reference, end_sets):
+    ends = end_sets["one"]
+    write_ends(checkpoint, ends)
+    kept = params(13, ends)
+    cut = BeamSearchParams(beam_width=NUM_BEAMS, max_tokens=13)
+    with LLM(str(checkpoint), skip_tokenizer_init=True, **SETTINGS) as llm:
+        (whole,), (short,) = llm.beam_search(PROMPTS[2], kept), llm.beam_search(PROMPTS[2], cut)
+    stopped = [i for i, one in enumerate(whole.sequences) if one.finish_reason == "stop"]
+    assert stopped
+    for i in stopped:
+        assert whole.sequences[i].tokens == [*short.sequences[i].tokens, *ends]
+        assert whole.sequences[i].cum_logprob == short.sequences[i].cum_logprob
+
+
+@pytest.mark.parametrize(
+    ("settings", "values", "message"),
+    [
+        ({"max_num_seqs": 3}, {}, "max_num_seqs=3"),
+        ({"num_gpu_blocks_override": 8}, {"max_tokens": 90}, "beams may need"),
+        ({}, {"beam_width": 200}, "the vocabulary has"),
+        ({"logprobs_mode": "raw_logits"}, {}, "log-probabilities"),
+    ],
+)
+def test_a_search_that_cannot_run_is_refused_with_the_reason(checkpoint, settings, values, message):
+    write_ends(checkpoint, [2])
+    with LLM(str(checkpoint), **{**SETTINGS, **settings}) as llm:
+        with pytest.raises(ValidationError, match=message):
+            llm.beam_search([5] * 20, BeamSearchParams(**{"beam_width": 4, "max_tokens": 8, **values}))
+        assert not llm.llm_engine.has_unfinished_requests()
+
+
+@pytest.mark.parametrize(
+    "values",
+    [{"beam_width": 0}, {"max_tokens": 0}, {"early_stopping": "maybe"}, {"length_penalty": "x"},
+     {"allowed_token_ids": [1]}, {"temperature": -1.0}],
+    ids=lambda values: next(iter(values)),
+)  # fmt: skip
+def test_wrong_parameters_are_named(values):
+    with pytest.raises((ValidationError, UnsupportedError)) as caught:
+        BeamSearchParams(**{"beam_width": 2, "max_tokens": 4, **values})
+    assert caught.value.field == next(iter(values))

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from quire import LLM
+from quire import LLM, BeamSearchOutput, BeamSearchParams
 from quire.config.build import build_config
 from quire.core.sampling_params import RequestOutputKind, SamplingParams
 from quire.engine.async_llm import AsyncLLM
@@ -120,6 +120,32 @@ def test_a_request_says_how_many_restarts_it_outlived(engine: AsyncLLM, run: Run
     stats = run(ask())
     assert stats.num_restarts == 1 and stats.num_generation_tokens == 100
     assert 0 < stats.queued_ts <= stats.scheduled_ts <= stats.first_token_ts <= stats.last_token_ts <= stats.output_ts
+
+
+def test_a_beam_search_outlives_its_core(engine: AsyncLLM, run: Run, model: str):
+    prompt, params = [5, 6, 7] * 9, BeamSearchParams(beam_width=3, max_tokens=60, ignore_eos=True)
+    with LLM(model, **serving.SETTINGS) as llm:
+        (expected,) = llm.beam_search(prompt, params)
+
+    async def search() -> BeamSearchOutput:
+        num_steps = 0
+
+        def kill(step: object) -> None:
+            nonlocal num_steps
+            num_steps += 1
+            if num_steps == 20:
+                assert engine.core_pid is not None
+                os.kill(engine.core_pid, signal.SIGKILL)
+
+        engine.step_listeners.append(kill)
+        try:
+            return await engine.beam_search(prompt, params, "beams")
+        finally:
+            engine.step_listeners.remove(kill)
+
+    num_restarts = engine.num_restarts
+    assert run(search()) == expected
+    assert engine.num_restarts == num_restarts + 1
 
 
 def test_an_engine_serves_one_event_loop(engine: AsyncLLM):

@@ -93,3 +93,35 @@ def test_two_calls_of_one_answer_are_both_told(leaf):
         ).choices[0]
     arguments = [call.function.arguments for call in answer.message.tool_calls]
     assert arguments == ['{"city": "Paris"}', '{"city": "Rome"}'] and answer.finish_reason == "tool_calls"
+
+
+def test_a_beam_search_gives_n_choices_the_best_first(leaf):
+    client, extra = leaf.client(), {"use_beam_search": True, "length_penalty": 1.2}
+    answer = client.completions.create(
+        model="leaf", prompt="Once upon a time", max_tokens=6, n=3, extra_body={**extra, "return_token_ids": True}
+    )
+    texts = [choice.text for choice in answer.choices]
+    assert len(set(texts)) == 3 and [choice.index for choice in answer.choices] == [0, 1, 2]
+    assert answer.usage.completion_tokens == sum(len(choice.token_ids) for choice in answer.choices)
+    again = client.completions.create(
+        model="leaf", prompt="Once upon a time", max_tokens=6, n=3, temperature=0.7, extra_body=extra
+    )
+    assert [choice.text for choice in again.choices] == texts
+    chat = client.chat.completions.create(model="leaf", messages=QUESTION, max_tokens=40, n=2, extra_body=extra)
+    assert len(chat.choices) == 2 and "85" in chat.choices[0].message.content
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"use_beam_search": True, "stream": True}, "stream"),
+        ({"use_beam_search": True, "echo": True, "logprobs": 1}, "logprobs"),
+        ({"use_beam_search": True, "repetition_penalty": 1.1}, "repetition_penalty"),
+        ({"use_beam_search": True, "stop": ["x"]}, "stop"),
+        ({"use_beam_search": True, "early_stopping": "sometimes"}, "early_stopping"),
+        ({"length_penalty": 1.2}, "length_penalty"),
+    ],
+)
+def test_what_does_not_go_with_a_beam_search_is_refused_by_name(leaf, fields, param):
+    answer = httpx.post(f"{leaf.url}/v1/completions", json={"prompt": "a", "n": 2, **fields})
+    assert answer.status_code == 400 and answer.json()["error"]["param"] == param
