@@ -167,8 +167,10 @@ class FrontEnd:
         """True when answers after the first would find the prompt's pages in the prefix cache."""
         cache = self.config.cache
         has_full_page = len(prepared.prompt_token_ids) > (cache.block_size or 1)
-        reads_cache = not prepared.params.skip_reading_prefix_cache or prepared.params.prompt_logprobs is not None
-        return prepared.params.n > 1 and cache.enable_prefix_caching and has_full_page and reads_cache
+        params = prepared.params
+        reads_cache = not params.skip_reading_prefix_cache or params.prompt_logprobs is not None
+        uses_cache = cache.enable_prefix_caching and reads_cache and not params.no_store
+        return params.n > 1 and has_full_page and uses_cache
 
     def _make_group(
         self, request_id: str, prepared: PreparedRequest, messages: list[EngineCoreRequest], arrival_time: float

@@ -56,6 +56,7 @@ def make_children(
                 priority=priority,
                 cache_salt=prepared.cache_salt,
                 num_shared_tokens=prepared.num_shared_tokens,
+                template_id=prepared.template_id,
             )
         )
     return messages

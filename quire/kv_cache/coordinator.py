@@ -56,6 +56,10 @@ class KVCacheCoordinator:
         """Make pages that are full and computed findable."""
         self._group.publish(rows, num_computed_tokens, token_ids)
 
+    def is_computing(self, prefix_id: int, page: int, block_hash: bytes) -> bool:
+        """Whether a row is about to fill and publish page number `page`, which follows a cached prefix."""
+        return self._group.is_computing(prefix_id, page, block_hash)
+
     def free(self, row: int) -> None:
         """Give up the row's pages."""
         self._group.free(row)

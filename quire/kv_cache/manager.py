@@ -11,12 +11,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from quire.core.cache_info import CacheMiss, MissReason
 from quire.core.kv_spec import KVCacheConfig
 from quire.core.request import ExtraKeys, Request
 from quire.core.scheduler_output import NewBlocks
 from quire.kv_cache.block_hash import BlockHashFn, hash_full_pages, sha256_block_hash
 from quire.kv_cache.block_pool import BlockPool
 from quire.kv_cache.coordinator import KVCacheCoordinator
+from quire.kv_cache.miss_explainer import MissExplainer
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +54,9 @@ class KVCacheManager:
         self._hash_fn = hash_fn
         self._pool = BlockPool(kv_cache_config.num_blocks, self.block_size)
         self._coordinator = KVCacheCoordinator(kv_cache_config, self._pool, max_num_seqs, max_model_len, hash_fn)
+        self._explainer = MissExplainer(
+            self._pool.prefix_index, self.block_size, hash_fn, self._coordinator.is_computing
+        )
 
     @property
     def num_usable_blocks(self) -> int:
@@ -99,6 +104,17 @@ class KVCacheManager:
         )
         return CachedPrefix((block_ids,), len(block_ids) * self.block_size)
 
+    def explain_miss(self, request: Request, prefix: CachedPrefix) -> CacheMiss | None:
+        """Why no more of a request is cached, before it is placed; None when all that can be used is."""
+        if not self._is_caching:
+            return CacheMiss(MissReason.CACHING_OFF, 0)
+        if not request.may_read_prefix_cache:
+            needs_all = request.message.sampling_params.prompt_logprobs is not None
+            return CacheMiss(MissReason.PROMPT_LOGPROBS if needs_all else MissReason.READING_SKIPPED, 0)
+        if prefix.num_tokens + self.block_size <= request.num_computed_tokens:  # full pages of it are gone
+            return CacheMiss(MissReason.PREEMPTED, prefix.num_tokens)
+        return self._explainer.explain(request, prefix.block_ids[0])
+
     def num_blocks_to_place(self, prefix: CachedPrefix, num_tokens: int) -> int:
         """By how many pages the free list shrinks when a request is placed with room for `num_tokens`."""
         num_new = sum(-(-num_tokens // self.block_size) - len(block_ids) for block_ids in prefix.block_ids)
@@ -110,7 +126,14 @@ class KVCacheManager:
         Returns:
             Per group: [num_blocks] int32, all pages of the row.
         """
+        if self._is_caching and request.message.sampling_params.no_store:
+            self._note_not_stored(request, len(prefix.block_ids[0]))
         return self._coordinator.place(row, request, prefix.block_ids, num_tokens)
+
+    def _note_not_stored(self, request: Request, page: int) -> None:
+        """The first page that will be computed and not kept: whoever looks for it can be told why it is missing."""
+        if page < len(request.block_hashes):
+            self._pool.prefix_index.past.note(request.block_hashes[page], MissReason.NO_STORE)
 
     def num_missing_blocks(self, rows: np.ndarray, num_tokens: np.ndarray) -> np.ndarray:
         """[num_rows] pages that placed rows lack to hold `num_tokens` ([num_rows]) tokens."""

@@ -156,6 +156,7 @@ class Admission:
 
     def _place(self, candidate: Candidate, plan: StepPlan) -> None:
         request, prefix = candidate.request, candidate.prefix
+        cache_miss = self._kv.explain_miss(request, prefix)
         row = self._table.allocate(request, prefix.num_tokens)
         block_ids = self._kv.place(row, request, prefix, prefix.num_tokens + candidate.num_new_tokens)
         self._running.add(row)
@@ -164,7 +165,7 @@ class Admission:
             plan.num_prefix_queries += request.num_prompt_tokens
             plan.num_prefix_hits += prefix.num_tokens
         request.status = RequestStatus.RUNNING
-        self._outbox.note_event(request.handle, EventKind.SCHEDULED, request.num_cached_tokens)
+        self._outbox.note_event(request.handle, EventKind.SCHEDULED, request.num_cached_tokens, cache_miss)
         plan.add_new(_new_request_data(request, row, block_ids), candidate.num_new_tokens)
 
 

@@ -14,6 +14,10 @@ from quire.kv_cache.block_pool import BlockPool
 from quire.kv_cache.prefix_index import ROOT_PREFIX_ID
 
 _NO_IDS = np.empty(0, dtype=np.int32)
+_NEVER = np.iinfo(np.int32).max
+"""As a number of published pages: none is to be published."""
+_MAX_ROWS_LOOKED_AT = 64
+
 NO_BLOCKS = NewBlocks(_NO_IDS, _NO_IDS, _NO_IDS)
 
 
@@ -64,7 +68,7 @@ class FullAttentionManager:
         self._block_table[row, :num_cached] = cached_block_ids
         self._block_table[row, num_cached:num_blocks] = self._pool.take(num_blocks - num_cached)
         self._num_blocks[row] = num_blocks
-        self._num_published[row] = num_cached
+        self._num_published[row] = _NEVER if request.message.sampling_params.no_store else num_cached
         self._last_prefix_id[row] = self._pool.prefix_index.prefix_id(cached_block_ids)
         self._requests[row] = request
         return np.array(self.block_ids(row))
@@ -102,7 +106,21 @@ class FullAttentionManager:
         if page == len(hashes):
             hashes.append(self._hash_fn(hashes[-1] if hashes else ROOT_HASH, tokens, keys))
         prefix_ids = self._last_prefix_id
-        prefix_ids[row] = self._pool.prefix_index.publish(block_id, hashes[page], prefix_ids[row], keys)
+        prefix_ids[row] = self._pool.prefix_index.publish(
+            block_id, hashes[page], prefix_ids[row], keys, request.message.template_id
+        )
+
+    def is_computing(self, prefix_id: int, page: int, block_hash: bytes) -> bool:
+        """Whether a row is about to fill and publish page number `page`, which follows a cached prefix."""
+        row = -1
+        for _ in range(min(_MAX_ROWS_LOOKED_AT, self._last_prefix_id.count(prefix_id))):
+            row = self._last_prefix_id.index(prefix_id, row + 1)
+            request = self._requests[row]
+            if request is None or self._num_published[row] != page:
+                continue
+            if block_hash in request.block_hashes[page : page + 1]:
+                return True
+        return False
 
     def free(self, row: int) -> None:
         """Give up the row's pages; cached ones stay findable until they are taken."""

@@ -65,6 +65,7 @@ def make_request(
     ignore_eos: bool = True,
     cache_salt: str | None = None,
     priority: int = 0,
+    template_id: int = 0,
     **params: Any,
 ) -> EngineCoreRequest:
     """A request; a number as prompt stands for that many tokens that no other handle's prompt begins with."""
@@ -78,6 +79,7 @@ def make_request(
         eos_token_id=EOS,
         cache_salt=cache_salt,
         priority=priority,
+        template_id=template_id,
     )
 
 
