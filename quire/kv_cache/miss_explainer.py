@@ -47,6 +47,8 @@ class MissExplainer:
         num_usable, end = (num_tokens - 1) // self._block_size, num_found * self._block_size
         if num_usable > num_found >= len(request.block_hashes):
             return None  # a preempted request's own new tokens, which fill no computed page
+        if num_found and not self._index.is_cached[cached_block_ids[-1]]:
+            return None  # pages of a sibling that runs
         if num_found == num_usable:
             if num_found < len(request.block_hashes) and self._index.block_of(request.block_hashes[num_found]):
                 return CacheMiss(MissReason.LAST_TOKEN, end)

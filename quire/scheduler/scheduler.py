@@ -25,6 +25,7 @@ from quire.core.stats import EventKind, SchedulerStats
 from quire.kv_cache.manager import KVCacheManager
 from quire.scheduler.admission import Admission, AdmissionGate, AdmissionRules
 from quire.scheduler.budget import StepBudget, share_prompt_tokens
+from quire.scheduler.forks import ForkGroups
 from quire.scheduler.limits import make_limits
 from quire.scheduler.outbox import Outbox
 from quire.scheduler.policy import is_laxer, make_ranking
@@ -102,7 +103,8 @@ class Scheduler:
             caps=self._limits.caps,
             gates=gates,
         )
-        self._admission = Admission(rules, self._queue, self._table, self._running, self._kv, self._outbox)
+        self._forks = ForkGroups(self._table, self._kv)
+        self._admission = Admission(rules, self._queue, self._table, self._running, self._kv, self._outbox, self._forks)
         self._requests: dict[int, Request] = {}
         self._arrivals = itertools.count()
         self._freed_rows: list[int] = []
@@ -123,6 +125,7 @@ class Scheduler:
         self._kv.hash_prompt(queued)
         self._requests[request.handle] = queued
         self._queue.add(queued)
+        self._forks.add(queued)
         self._outbox.note_event(request.handle, EventKind.QUEUED)
 
     def finish_requests(self, handles: Iterable[int], reason: FinishReason, error: str | None = None) -> None:
@@ -131,15 +134,17 @@ class Scheduler:
             request = self._requests.get(handle)
             if request is None:
                 continue
+            self._end(request, FinishedRequest(handle, reason, error=error))
             if request.row >= 0:
                 self._vacate([request.row])
             else:
                 self._queue.remove(handle)
-            self._end(request, FinishedRequest(handle, reason, error=error))
 
     def _end(self, request: Request, finished: FinishedRequest) -> None:
+        """Answer a request; its row, if it has one, is its own until `_vacate`."""
         request.status = _STATUS_OF_REASON[finished.finish_reason]
         del self._requests[request.handle]
+        self._forks.remove(request)
         self._outbox.note_finished(finished)
 
     def _vacate(self, rows: Sequence[int]) -> None:
@@ -190,7 +195,8 @@ class Scheduler:
         plan.add_running(rows, self._num_wanted_tokens(rows, plan))
         missing = num_missing_blocks(rows, self._table, plan, self._kv)
         while missing.sum() > self._kv.num_free_blocks:
-            self._preempt(choose_victim(self._running), plan)
+            if not self._forks.release():
+                self._preempt(choose_victim(self._running), plan)
             missing = num_missing_blocks(self._running.rows, self._table, plan, self._kv)
         plan.set_new_blocks(self._kv.allocate(self._running.rows, missing))
 
@@ -221,7 +227,7 @@ class Scheduler:
     def _freeze(self, plan: StepPlan) -> SchedulerOutput | None:
         if plan.is_empty:
             return None
-        scheduled = plan.freeze(self._num_steps, self._freed_rows, self._table)
+        scheduled = plan.freeze(self._num_steps, self._freed_rows, self._table, self._kv.take_page_copies())
         self._in_flight = _InFlight(scheduled, self._table.handle[scheduled.rows], plan)
         self._freed_rows = []
         self._num_steps += 1
@@ -372,5 +378,6 @@ class Scheduler:
         """
         assert self._in_flight is None, "a step is taken in before the cache is reset"
         if reset_running_requests:
+            self._forks.release()
             self._suspend_running()
         return self._kv.reset_prefix_cache()
