@@ -38,6 +38,7 @@ from quire.scheduler.step_plan import StepPlan
 from quire.scheduler.stop import find_stops
 from quire.scheduler.update import keep_alive, take_unsent_prompt_logprobs
 from quire.scheduler.validation import check_can_run
+from quire.scheduler.waiting import Hindrance
 
 _STATUS_OF_REASON = {
     FinishReason.STOP: RequestStatus.FINISHED_STOPPED,
@@ -369,6 +370,24 @@ class Scheduler:
     def get_request_counts(self) -> tuple[int, int]:
         """(running, waiting)."""
         return len(self._running), len(self._queue)
+
+    def placed_requests(self) -> list[tuple[int, EngineCoreRequest]]:
+        """(row, message) of each request that runs."""
+        return [(row, self._table.request_on(row).message) for row in self._running.rows.tolist()]
+
+    def unplaced_requests(self) -> list[EngineCoreRequest]:
+        """Messages of the requests that wait, the earliest arrival first."""
+        return [request.message for request in self._requests.values() if request.row < 0]
+
+    def made_room(self) -> bool:
+        """Whether the step that was just scheduled preempted requests for one that waited."""
+        return self._in_flight is not None and self._in_flight.plan.urgent_rank is not None
+
+    def hindrance(self) -> Hindrance | None:
+        """Why the first waiting request is not in the step that was just scheduled; None when none waits."""
+        if not self._queue or self._in_flight is None:
+            return None
+        return self._admission.hindrance(self._in_flight.plan)
 
     def reset_prefix_cache(self, reset_running_requests: bool = False) -> bool:
         """Forget all cached pages; False, and nothing done, while any page is in use.

@@ -23,7 +23,9 @@ from quire.core.runner_output import ModelRunnerOutput
 from quire.core.sampling_params import SamplingParams
 from quire.core.scheduler_output import SchedulerOutput
 from quire.core.stats import EventKind, RequestEvent, SchedulerStats
+from quire.scheduler import setup
 from quire.scheduler.scheduler import Scheduler
+from quire.scheduler.setup import SchedulerSetup
 
 EOS = 0
 VOCAB_SIZE = 50
@@ -34,7 +36,7 @@ def make_kv_cache_config(num_blocks: int, block_size: int) -> KVCacheConfig:
     return KVCacheConfig(num_blocks=num_blocks, groups=(KVCacheGroupSpec(layer_names=("layer",), spec=spec),))
 
 
-def make_scheduler(
+def make_setup(
     *,
     num_blocks: int = 64,
     block_size: int = 4,
@@ -43,18 +45,20 @@ def make_scheduler(
     budget: int = 64,
     prefix_caching: bool = True,
     watermark: float = 0.0,
-    gates: Sequence[Any] = (),
     **scheduler_settings: Any,
-) -> Scheduler:
-    ticks = itertools.count()
-    return Scheduler(
-        SchedulerConfig(max_num_batched_tokens=budget, max_num_seqs=max_num_seqs, **scheduler_settings),
-        CacheConfig(block_size=block_size, enable_prefix_caching=prefix_caching, watermark=watermark),
-        make_kv_cache_config(num_blocks, block_size),
-        max_model_len,
-        clock=lambda: float(next(ticks)),
-        gates=gates,
+) -> SchedulerSetup:
+    return SchedulerSetup(
+        scheduler=SchedulerConfig(max_num_batched_tokens=budget, max_num_seqs=max_num_seqs, **scheduler_settings),
+        cache=CacheConfig(block_size=block_size, enable_prefix_caching=prefix_caching, watermark=watermark),
+        kv_cache=make_kv_cache_config(num_blocks, block_size),
+        max_model_len=max_model_len,
     )
+
+
+def make_scheduler(*, gates: Sequence[Any] = (), **settings: Any) -> Scheduler:
+    """A scheduler of the setup that `settings` describe, whose clock counts its readings."""
+    ticks = itertools.count()
+    return setup.make_scheduler(make_setup(**settings), lambda: float(next(ticks)), gates)
 
 
 def make_request(
