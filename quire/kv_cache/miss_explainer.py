@@ -80,11 +80,13 @@ class MissExplainer:
         if not longest and not start:
             return None  # they have nothing in common
         nearest = itertools.compress(siblings, num_equal == longest)
+        if longest == self._block_size:
+            return MissReason.EVICTED, start  # it is there, but pages of windowed layers are gone
         template_ids = {self._index.template_id(block_id) for block_id in nearest}
         own_id = request.message.template_id
         is_other_template = own_id and 0 not in template_ids and own_id not in template_ids
         reason = MissReason.TEMPLATE_CHANGED if is_other_template else MissReason.DIFFERENT_TOKEN
-        return reason, start + min(longest, self._block_size - 1)
+        return reason, start + longest
 
     def _foreign_reason(self, request: Request, page: int, parent_id: int) -> MissReason | None:
         """Whether the missing page is cached with other extra keys, and with which kind."""
