@@ -48,12 +48,21 @@ class KVCacheGroupSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KVCacheConfig:
-    """The divided cache: `num_blocks` page ids, of which id 0 is the null page and never given out."""
+    """The divided cache: `num_blocks` page ids, of which id 0 is the null page and never given out.
+
+    `num_swap_blocks` pages of the same shape are in the swap space, all of them usable.
+    """
 
     num_blocks: int
     groups: tuple[KVCacheGroupSpec, ...]
+    num_swap_blocks: int = 0
 
     @property
     def block_size(self) -> int:
         """Tokens per page."""
         return self.groups[0].spec.block_size
+
+    @property
+    def page_size_bytes(self) -> int:
+        """Bytes of one page id in every layer."""
+        return sum(group.page_size_bytes for group in self.groups)

@@ -50,11 +50,29 @@ class NewBlocks:
     block_ids: np.ndarray
 
 
+@dataclass(frozen=True, slots=True)
+class PageCopies:
+    """Pages to copy, in every layer: page `target_ids[i]` becomes what page `source_ids[i]` is.
+
+    Both are [num_pages] int64; targets are distinct, and none is a source of another copy of the same list.
+    """
+
+    source_ids: np.ndarray
+    target_ids: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.source_ids)
+
+
+NO_COPIES = PageCopies(np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulerOutput:
     """What one step runs.
 
-    The receiver applies `freed_rows`, then `new_reqs`, then `new_blocks`, then computes the tokens.
+    The receiver applies `freed_rows`, then `swap_outs`, then `swap_ins`, then `new_reqs`, then `new_blocks`, then
+    computes the tokens. So a page may be swapped out, given to another request and written in one step.
 
     Attributes:
         step: number of the step, from 0.
@@ -66,6 +84,8 @@ class SchedulerOutput:
         num_computed_tokens: [num_reqs] int32; tokens whose KV is in the cache before this step.
         is_sampling: [num_reqs] bool; the last scheduled token is the row's newest, so a token is sampled.
         total_num_scheduled_tokens: sum of `num_scheduled_tokens`.
+        swap_outs: pages of the cache, copied to pages of the swap space.
+        swap_ins: pages of the swap space, copied to pages of the cache.
     """
 
     step: int
@@ -77,3 +97,5 @@ class SchedulerOutput:
     num_computed_tokens: np.ndarray
     is_sampling: np.ndarray
     total_num_scheduled_tokens: int
+    swap_outs: PageCopies = NO_COPIES
+    swap_ins: PageCopies = NO_COPIES

@@ -124,6 +124,12 @@ class KVCacheManager:
         """Per group: pages of a row, in order; not to be written."""
         return self._coordinator.block_ids(row)
 
+    def num_shared_tokens(self, request: Request) -> int:
+        """Tokens of a placed request in leading pages that it may find in the cache, and that others use, too."""
+        if not (self._is_caching and request.may_read_prefix_cache):
+            return 0
+        return min(self._pool.num_leading_shared(ids) for ids in self.get_block_ids(request.row)) * self.block_size
+
     def cache_full_blocks(self, rows: np.ndarray, num_computed_tokens: np.ndarray, token_ids: np.ndarray) -> None:
         """Publish the pages of these rows that an executed step filled.
 

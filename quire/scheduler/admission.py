@@ -34,11 +34,20 @@ class Verdict(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A waiting request as it would be admitted: what is cached of it, and how many tokens it would compute."""
+    """A waiting request as it would be admitted: what is cached of it, and how many tokens it would compute.
+
+    Of one that comes back from the swap space, `num_swapped_tokens` need not be computed, cached or not.
+    """
 
     request: Request
     prefix: CachedPrefix
     num_new_tokens: int
+    num_swapped_tokens: int = 0
+
+    @property
+    def num_computed_tokens(self) -> int:
+        """Tokens whose keys and values it would begin with."""
+        return max(self.prefix.num_tokens, self.num_swapped_tokens)
 
 
 AdmissionGate = Callable[[Candidate, StepPlan], Verdict]
@@ -82,12 +91,14 @@ class Admission:
         self._kv = kv
         self._outbox = outbox
 
-    def admit_waiting(self, plan: StepPlan) -> None:
-        """Place waiting requests on rows and plan them, in the order of the queue."""
+    def admit_waiting(self, plan: StepPlan, is_behind: Callable[[Request], bool] = lambda request: False) -> None:
+        """Place waiting requests on rows and plan them, in the order of the queue, up to the first that `is_behind`."""
         skipped = []
         num_promised = self._num_promised_blocks() if self._queue else 0
         while self._queue and min(plan.budget.num_left, plan.prompts.num_left) > 0 and self._table.num_free_rows:
-            candidate = self._make_candidate(self._queue.peek(), plan)
+            if is_behind(self._queue.peek()):
+                break
+            candidate = self.make_candidate(self._queue.peek(), plan)
             verdict = self._judge(candidate, plan, num_promised)
             if verdict is Verdict.STOP:
                 break
@@ -95,7 +106,7 @@ class Admission:
             if verdict is Verdict.SKIP:
                 skipped.append(request)
                 continue
-            self._place(candidate, plan)
+            self.place(candidate, plan)
             num_promised += self._num_promised_to(candidate)
         for request in skipped:
             self._queue.add(request)
@@ -105,28 +116,35 @@ class Admission:
         if not self._table.num_free_rows:
             return False
         has_company = len(self._running) > 0
-        return self._pages_fit(self._make_candidate(request, plan), self._num_promised_blocks(), has_company)
+        return self._pages_fit(self.make_candidate(request, plan), self._num_promised_blocks(), has_company)
 
     def may_admit(self, request: Request, plan: StepPlan) -> bool:
         """Whether no gate holds a waiting request back."""
-        candidate = self._make_candidate(request, plan)
-        return all(gate(candidate, plan) is Verdict.GO for gate in self._rules.gates)
+        return self.ask_gates(self.make_candidate(request, plan), plan) is Verdict.GO
 
-    def _make_candidate(self, request: Request, plan: StepPlan) -> Candidate:
+    def ask_gates(self, candidate: Candidate, plan: StepPlan) -> Verdict:
+        """The first verdict that is not to go, if there is one."""
+        for gate in self._rules.gates:
+            verdict = gate(candidate, plan)
+            if verdict is not Verdict.GO:
+                return verdict
+        return Verdict.GO
+
+    def make_candidate(self, request: Request, plan: StepPlan, num_swapped_tokens: int = 0) -> Candidate:
+        """What a request without a row would compute in this step, were it admitted."""
         prefix = self._kv.get_computed_blocks(request)
-        num_wanted = np.array([len(request.token_ids) - prefix.num_tokens])
+        num_wanted = np.array([len(request.token_ids) - max(prefix.num_tokens, num_swapped_tokens)])
         for cap in self._rules.caps:
             num_wanted = cap(num_wanted, len(self._running) + len(self._queue))
         num_new_tokens = int(num_wanted[0])
         if self._rules.enable_chunked_prefill:
             num_new_tokens = min(num_new_tokens, plan.budget.num_left, plan.prompts.num_left)
-        return Candidate(request, prefix, num_new_tokens)
+        return Candidate(request, prefix, num_new_tokens, num_swapped_tokens)
 
     def _judge(self, candidate: Candidate, plan: StepPlan, num_promised: int) -> Verdict:
-        for gate in self._rules.gates:
-            verdict = gate(candidate, plan)
-            if verdict is not Verdict.GO:
-                return verdict
+        verdict = self.ask_gates(candidate, plan)
+        if verdict is not Verdict.GO:
+            return verdict
         fits = candidate.num_new_tokens <= plan.budget.num_left and self._pages_fit(
             candidate, num_promised, not plan.is_empty
         )
@@ -154,10 +172,15 @@ class Admission:
         row = np.array([placed.request.row])
         return int(self._kv.num_missing_blocks(row, self._table.num_tokens[row])[0])
 
-    def _place(self, candidate: Candidate, plan: StepPlan) -> None:
-        request, prefix = candidate.request, candidate.prefix
-        row = self._table.allocate(request, prefix.num_tokens)
-        block_ids = self._kv.place(row, request, prefix, prefix.num_tokens + candidate.num_new_tokens)
+    def place(self, candidate: Candidate, plan: StepPlan) -> tuple[np.ndarray, ...]:
+        """Put a request, which is in no queue, on a free row and plan it; row, pages and tokens must be there.
+
+        Returns:
+            Per KV cache group: [num_blocks] int32, its pages.
+        """
+        request, prefix, num_computed = candidate.request, candidate.prefix, candidate.num_computed_tokens
+        row = self._table.allocate(request, num_computed)
+        block_ids = self._kv.place(row, request, prefix, num_computed + candidate.num_new_tokens)
         self._running.add(row)
         if request.num_cached_tokens < 0:
             request.num_cached_tokens = prefix.num_tokens
@@ -166,6 +189,7 @@ class Admission:
         request.status = RequestStatus.RUNNING
         self._outbox.note_event(request.handle, EventKind.SCHEDULED, request.num_cached_tokens)
         plan.add_new(_new_request_data(request, row, block_ids), candidate.num_new_tokens)
+        return block_ids
 
 
 def _new_request_data(request: Request, row: int, block_ids: tuple[np.ndarray, ...]) -> NewRequestData:

@@ -1,0 +1,34 @@
+"""SwapPool: pages in host memory, for requests that lost theirs to others.
+
+Called by the scheduler's `Swapping`. Owns which host pages are free. Their contents are the worker's.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+
+class SwapPool:
+    """Host pages 0 .. num_blocks - 1; all are free at first."""
+
+    def __init__(self, num_blocks: int) -> None:
+        self.num_blocks = num_blocks
+        self._stack = np.arange(num_blocks - 1, -1, -1, dtype=np.int64)
+        self._num_free = num_blocks
+
+    @property
+    def num_free_blocks(self) -> int:
+        """Pages that hold nothing."""
+        return self._num_free
+
+    def take(self, num_blocks: int) -> np.ndarray:
+        """[num_blocks] int64 pages; as many must be free. Those freed last come first: their memory is there."""
+        assert num_blocks <= self._num_free, "taking more host pages than are free"
+        self._num_free -= num_blocks
+        return np.array(self._stack[self._num_free : self._num_free + num_blocks][::-1])
+
+    def free(self, block_ids: np.ndarray) -> None:
+        """Give pages back, each once."""
+        assert self._num_free + len(block_ids) <= self.num_blocks, "a host page was freed more often than it was taken"
+        self._stack[self._num_free : self._num_free + len(block_ids)] = block_ids[::-1]
+        self._num_free += len(block_ids)
