@@ -52,10 +52,7 @@ class NewBlocks:
 
 @dataclass(frozen=True, slots=True)
 class PageCopies:
-    """Pages to copy, in every layer: page `target_ids[i]` becomes what page `source_ids[i]` is.
-
-    Both are [num_pages] int64; targets are distinct, and none is a source of another copy of the same list.
-    """
+    """Pages to be copied onto others, in every layer. Both are [num_copies] int32; no target is a source."""
 
     source_ids: np.ndarray
     target_ids: np.ndarray
@@ -64,7 +61,8 @@ class PageCopies:
         return len(self.source_ids)
 
 
-NO_COPIES = PageCopies(np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64))
+_NO_IDS = np.empty(0, dtype=np.int32)
+NO_PAGE_COPIES = PageCopies(_NO_IDS, _NO_IDS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,5 +95,5 @@ class SchedulerOutput:
     num_computed_tokens: np.ndarray
     is_sampling: np.ndarray
     total_num_scheduled_tokens: int
-    swap_outs: PageCopies = NO_COPIES
-    swap_ins: PageCopies = NO_COPIES
+    swap_outs: PageCopies = NO_PAGE_COPIES
+    swap_ins: PageCopies = NO_PAGE_COPIES

@@ -6,11 +6,12 @@ Called by the engine between loading the model and starting the scheduler. Pure 
 from __future__ import annotations
 
 import dataclasses
+import math
 
 from quire.config.cache import CacheConfig
 from quire.core.kv_spec import AttentionSpec, KVCacheConfig, KVCacheGroupSpec
 from quire.errors import NotEnoughMemoryError, UnsupportedError
-from quire.utils.memory import format_bytes
+from quire.utils.memory import GIB, format_bytes
 
 
 def plan_kv_cache(
@@ -32,13 +33,14 @@ def plan_kv_cache(
         UnsupportedError: layers differ in the shape of a page, or there are none.
     """
     group = _make_group(specs)
+    num_swap_blocks = _num_swap_blocks(cache.swap_space, group.page_size_bytes)
     if cache.num_blocks is not None:
-        return KVCacheConfig(num_blocks=cache.num_blocks, groups=(group,))
+        return KVCacheConfig(num_blocks=cache.num_blocks, groups=(group,), num_swap_blocks=num_swap_blocks)
     budget_bytes = available_bytes if cache.kv_cache_memory_bytes is None else cache.kv_cache_memory_bytes
     num_blocks = max(0, budget_bytes) // group.page_size_bytes
     if num_blocks < min_num_blocks(max_model_len, group.spec.block_size):
         raise _not_enough_memory(group, budget_bytes, cache, max_model_len)
-    return KVCacheConfig(num_blocks=num_blocks, groups=(group,))
+    return KVCacheConfig(num_blocks=num_blocks, groups=(group,), num_swap_blocks=num_swap_blocks)
 
 
 def min_num_blocks(max_model_len: int, block_size: int) -> int:
@@ -69,6 +71,18 @@ def _make_group(specs: dict[str, AttentionSpec]) -> KVCacheGroupSpec:
             )
     windows = {spec.sliding_window for spec in specs.values()}
     return KVCacheGroupSpec(layer_names=tuple(specs), spec=first if len(windows) == 1 else shape)
+
+
+def _num_swap_blocks(swap_space: float, page_size_bytes: int) -> int:
+    """Pages in so many GiB."""
+    num_blocks = int(swap_space * GIB) // page_size_bytes
+    if swap_space and not num_blocks:
+        raise NotEnoughMemoryError(
+            f"swap_space={swap_space:g} GiB holds no page of {format_bytes(page_size_bytes)}",
+            hint=f"use swap_space >= {math.ceil(1000 * page_size_bytes / GIB) / 1000:g}, or 0",
+            field="swap_space",
+        )
+    return num_blocks
 
 
 def _not_enough_memory(

@@ -13,7 +13,7 @@ class SwapPool:
 
     def __init__(self, num_blocks: int) -> None:
         self.num_blocks = num_blocks
-        self._stack = np.arange(num_blocks - 1, -1, -1, dtype=np.int64)
+        self._stack = np.arange(num_blocks - 1, -1, -1, dtype=np.int32)
         self._num_free = num_blocks
 
     @property
@@ -22,7 +22,7 @@ class SwapPool:
         return self._num_free
 
     def take(self, num_blocks: int) -> np.ndarray:
-        """[num_blocks] int64 pages; as many must be free. Those freed last come first: their memory is there."""
+        """[num_blocks] int32 pages; as many must be free. Those freed last come first: their memory is there."""
         assert num_blocks <= self._num_free, "taking more host pages than are free"
         self._num_free -= num_blocks
         return np.array(self._stack[self._num_free : self._num_free + num_blocks][::-1])

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from quire.core.scheduler_output import NO_COPIES, NewBlocks, NewRequestData, PageCopies, SchedulerOutput
+from quire.core.scheduler_output import NO_PAGE_COPIES, NewBlocks, NewRequestData, PageCopies, SchedulerOutput
 from quire.scheduler.budget import StepBudget
 from quire.scheduler.request_table import RequestTable
 
@@ -76,8 +76,8 @@ class StepPlan:
         step: int,
         freed_rows: list[int],
         table: RequestTable,
-        swap_outs: PageCopies = NO_COPIES,
-        swap_ins: PageCopies = NO_COPIES,
+        swap_outs: PageCopies = NO_PAGE_COPIES,
+        swap_ins: PageCopies = NO_PAGE_COPIES,
     ) -> SchedulerOutput:
         """The plan as a message: running rows first, then new ones, each in the order planned."""
         rows = np.concatenate([self._running_rows, np.fromiter(self._new_reqs, np.intp, len(self._new_reqs))])

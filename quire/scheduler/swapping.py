@@ -16,7 +16,7 @@ import numpy as np
 
 from quire.core.request import Request
 from quire.core.runner_output import ModelRunnerOutput
-from quire.core.scheduler_output import NO_COPIES, PageCopies, SchedulerOutput
+from quire.core.scheduler_output import NO_PAGE_COPIES, PageCopies, SchedulerOutput
 from quire.kv_cache.block_pool import NULL_BLOCK_ID
 from quire.kv_cache.manager import KVCacheManager
 from quire.kv_cache.swap_pool import SwapPool
@@ -40,14 +40,14 @@ class SwappedPages:
 
     Attributes:
         num_tokens: its first tokens, whose keys and values these are.
-        host_block_ids: per KV cache group: [num_blocks] int64, page by page; -1 where the request held none.
+        host_block_ids: per KV cache group: [num_blocks] int32, page by page; -1 where the request held none.
     """
 
     num_tokens: int
     host_block_ids: tuple[np.ndarray, ...]
 
     def held(self) -> np.ndarray:
-        """[num_held] int64: the host pages."""
+        """[num_held] int32: the host pages."""
         block_ids = np.concatenate(self.host_block_ids)
         held: np.ndarray = block_ids[block_ids != NO_HOST_BLOCK]
         return held
@@ -108,7 +108,7 @@ class Swapping:
             return False
         host_block_ids = self._pool.take(num_held)
         pages = SwappedPages(num_tokens, _spread(host_block_ids, block_ids))
-        device_block_ids = np.concatenate(block_ids).astype(np.int64)
+        device_block_ids = np.concatenate(block_ids)
         self._outs[request.handle] = PageCopies(device_block_ids[device_block_ids != NULL_BLOCK_ID], host_block_ids)
         self._pages[request.handle] = pages
         self._swapped.add(request)
@@ -174,8 +174,9 @@ class Swapping:
         handle = candidate.request.handle
         pages = self._pages.pop(handle)
         block_ids = self._admission.place(candidate, plan)
-        for host_ids, cached, placed in zip(pages.host_block_ids, candidate.prefix.block_ids, block_ids, strict=True):
-            sources, targets = host_ids[len(cached) :], placed[len(cached) : len(host_ids)].astype(np.int64)
+        num_cached = candidate.prefix.num_tokens // self._kv.block_size
+        for host_ids, placed in zip(pages.host_block_ids, block_ids, strict=True):
+            sources, targets = host_ids[num_cached:], placed[num_cached : len(host_ids)]
             is_copied = (sources != NO_HOST_BLOCK) & (targets != NULL_BLOCK_ID)
             self._ins.append(PageCopies(sources[is_copied], targets[is_copied]))
         self._pool.free(pages.held())
@@ -234,7 +235,7 @@ def _spread(host_block_ids: np.ndarray, block_ids: list[np.ndarray]) -> tuple[np
     spread, start = [], 0
     for ids in block_ids:
         is_held = ids != NULL_BLOCK_ID
-        host_ids = np.full(len(ids), NO_HOST_BLOCK, dtype=np.int64)
+        host_ids = np.full(len(ids), NO_HOST_BLOCK, dtype=np.int32)
         end = start + int(np.count_nonzero(is_held))
         host_ids[is_held] = host_block_ids[start:end]
         spread.append(host_ids)
@@ -244,7 +245,7 @@ def _spread(host_block_ids: np.ndarray, block_ids: list[np.ndarray]) -> tuple[np
 
 def _concatenate(copies: list[PageCopies]) -> PageCopies:
     if not copies:
-        return NO_COPIES
+        return NO_PAGE_COPIES
     return PageCopies(
         np.concatenate([one.source_ids for one in copies]), np.concatenate([one.target_ids for one in copies])
     )

@@ -331,7 +331,7 @@ def check_invariants(scheduler: Scheduler) -> None:
 def check_swap_space(swapping: Swapping) -> None:
     """No host page owned twice, free + used = total; who is swapped has pages, and nobody else."""
     pool, pages = swapping._pool, swapping._pages
-    held = np.concatenate([np.empty(0, dtype=np.int64), *(one.held() for one in pages.values())])
+    held = np.concatenate([np.empty(0, dtype=np.int32), *(one.held() for one in pages.values())])
     free = pool._stack[: pool.num_free_blocks]
     assert sorted([*held.tolist(), *free.tolist()]) == list(range(pool.num_blocks)), (
         "a host page is lost or owned twice"
