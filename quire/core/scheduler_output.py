@@ -70,7 +70,8 @@ class SchedulerOutput:
     """What one step runs.
 
     The receiver applies `freed_rows`, then `swap_outs`, then `swap_ins`, then `new_reqs`, then `new_blocks`, then
-    computes the tokens. So a page may be swapped out, given to another request and written in one step.
+    `page_copies`, then computes the tokens. So a page may be swapped out, given to another request and written in one
+    step.
 
     Attributes:
         step: number of the step, from 0.
@@ -82,6 +83,7 @@ class SchedulerOutput:
         num_computed_tokens: [num_reqs] int32; tokens whose KV is in the cache before this step.
         is_sampling: [num_reqs] bool; the last scheduled token is the row's newest, so a token is sampled.
         total_num_scheduled_tokens: sum of `num_scheduled_tokens`.
+        page_copies: partly filled pages that a request takes over from another one and is about to write to.
         swap_outs: pages of the cache, copied to pages of the swap space.
         swap_ins: pages of the swap space, copied to pages of the cache.
     """
@@ -95,5 +97,6 @@ class SchedulerOutput:
     num_computed_tokens: np.ndarray
     is_sampling: np.ndarray
     total_num_scheduled_tokens: int
+    page_copies: PageCopies = NO_PAGE_COPIES
     swap_outs: PageCopies = NO_PAGE_COPIES
     swap_ins: PageCopies = NO_PAGE_COPIES

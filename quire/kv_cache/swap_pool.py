@@ -1,11 +1,39 @@
-"""SwapPool: pages in host memory, for requests that lost theirs to others.
+"""Pages in host memory, for requests that lost theirs to others.
 
-Called by the scheduler's `Swapping`. Owns which host pages are free. Their contents are the worker's.
+Called by the scheduler's `Swapping`. `SwapPool` owns which host pages are free. Their contents are the worker's.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
+
+NO_HOST_BLOCK = -1
+
+
+@dataclass(frozen=True, slots=True)
+class SwappedPages:
+    """What of a request is in host memory.
+
+    Attributes:
+        num_tokens: its first tokens, whose keys and values these are.
+        host_block_ids: per KV cache group: [num_blocks] int32, page by page; -1 where the request held none.
+    """
+
+    num_tokens: int
+    host_block_ids: tuple[np.ndarray, ...]
+
+    @property
+    def num_freed(self) -> tuple[int, ...]:
+        """Per KV cache group: pages, from the first on, that the request held no longer."""
+        return tuple(int(np.count_nonzero(ids == NO_HOST_BLOCK)) for ids in self.host_block_ids)
+
+    def held(self) -> np.ndarray:
+        """[num_held] int32: the host pages."""
+        block_ids = np.concatenate(self.host_block_ids)
+        held: np.ndarray = block_ids[block_ids != NO_HOST_BLOCK]
+        return held
 
 
 class SwapPool:

@@ -16,12 +16,15 @@ from quire.core.request import Request, RequestStatus
 from quire.core.scheduler_output import NewRequestData
 from quire.core.stats import EventKind
 from quire.kv_cache.manager import CachedPrefix, KVCacheManager
+from quire.kv_cache.swap_pool import SwappedPages
 from quire.scheduler.budget import TokenCap
+from quire.scheduler.forks import ForkGroups
 from quire.scheduler.outbox import Outbox
 from quire.scheduler.request_queue import RequestQueue
 from quire.scheduler.request_table import RequestTable
 from quire.scheduler.running import RunningRows
 from quire.scheduler.step_plan import StepPlan
+from quire.scheduler.waiting import Hindrance, WaitReason
 
 
 class Verdict(Enum):
@@ -36,18 +39,18 @@ class Verdict(Enum):
 class Candidate:
     """A waiting request as it would be admitted: what is cached of it, and how many tokens it would compute.
 
-    Of one that comes back from the swap space, `num_swapped_tokens` need not be computed, cached or not.
+    `swapped` are its pages in the swap space, where these hold more of it than the cache.
     """
 
     request: Request
     prefix: CachedPrefix
     num_new_tokens: int
-    num_swapped_tokens: int = 0
+    swapped: SwappedPages | None = None
 
     @property
     def num_computed_tokens(self) -> int:
         """Tokens whose keys and values it would begin with."""
-        return max(self.prefix.num_tokens, self.num_swapped_tokens)
+        return self.prefix.num_tokens if self.swapped is None else self.swapped.num_tokens
 
 
 AdmissionGate = Callable[[Candidate, StepPlan], Verdict]
@@ -83,6 +86,7 @@ class Admission:
         running: RunningRows,
         kv: KVCacheManager,
         outbox: Outbox,
+        forks: ForkGroups,
     ) -> None:
         self._rules = rules
         self._queue = queue
@@ -90,17 +94,24 @@ class Admission:
         self._running = running
         self._kv = kv
         self._outbox = outbox
+        self._forks = forks
 
     def admit_waiting(self, plan: StepPlan, is_behind: Callable[[Request], bool] = lambda request: False) -> None:
         """Place waiting requests on rows and plan them, in the order of the queue, up to the first that `is_behind`."""
         skipped = []
         num_promised = self._num_promised_blocks() if self._queue else 0
         while self._queue and min(plan.budget.num_left, plan.prompts.num_left) > 0 and self._table.num_free_rows:
-            if is_behind(self._queue.peek()):
+            waiting = self._queue.peek()
+            if is_behind(waiting):
                 break
-            candidate = self.make_candidate(self._queue.peek(), plan)
+            if self._forks.must_wait(waiting, plan):
+                skipped.append(self._queue.pop())
+                continue
+            candidate = self.make_candidate(waiting, plan)
             verdict = self._judge(candidate, plan, num_promised)
             if verdict is Verdict.STOP:
+                if plan.is_empty and self._forks.release():
+                    continue
                 break
             request = self._queue.pop()
             if verdict is Verdict.SKIP:
@@ -120,6 +131,8 @@ class Admission:
 
     def may_admit(self, request: Request, plan: StepPlan) -> bool:
         """Whether no gate holds a waiting request back."""
+        if self._forks.must_wait(request, plan):
+            return False
         return self.ask_gates(self.make_candidate(request, plan), plan) is Verdict.GO
 
     def ask_gates(self, candidate: Candidate, plan: StepPlan) -> Verdict:
@@ -130,16 +143,24 @@ class Admission:
                 return verdict
         return Verdict.GO
 
-    def make_candidate(self, request: Request, plan: StepPlan, num_swapped_tokens: int = 0) -> Candidate:
+    def release_kept(self) -> bool:
+        """Give up pages that are kept for requests that wait; False when there are none."""
+        return self._forks.release()
+
+    def make_candidate(self, request: Request, plan: StepPlan, swapped: SwappedPages | None = None) -> Candidate:
         """What a request without a row would compute in this step, were it admitted."""
-        prefix = self._kv.get_computed_blocks(request)
-        num_wanted = np.array([len(request.token_ids) - max(prefix.num_tokens, num_swapped_tokens)])
+        prefix, num_computed = self._kv.get_computed_blocks(request), 0
+        if swapped is None:
+            prefix = self._forks.longer_prefix(request, prefix, plan)
+        elif swapped.num_tokens > prefix.num_tokens:
+            num_computed = swapped.num_tokens
+        num_wanted = np.array([len(request.token_ids) - max(prefix.num_tokens, num_computed)])
         for cap in self._rules.caps:
             num_wanted = cap(num_wanted, len(self._running) + len(self._queue))
         num_new_tokens = int(num_wanted[0])
         if self._rules.enable_chunked_prefill:
             num_new_tokens = min(num_new_tokens, plan.budget.num_left, plan.prompts.num_left)
-        return Candidate(request, prefix, num_new_tokens, num_swapped_tokens)
+        return Candidate(request, prefix, num_new_tokens, swapped if num_computed else None)
 
     def _judge(self, candidate: Candidate, plan: StepPlan, num_promised: int) -> Verdict:
         verdict = self.ask_gates(candidate, plan)
@@ -150,14 +171,36 @@ class Admission:
         )
         return Verdict.GO if fits else Verdict.STOP
 
+    def hindrance(self, plan: StepPlan) -> Hindrance:
+        """What held up the first in the queue, which must not be empty, when this plan was made; asks no gate."""
+        request = self._queue.peek()
+        if not self._table.num_free_rows:
+            return Hindrance(request.handle, WaitReason.ROWS)
+        if plan.num_preemptions:
+            return Hindrance(request.handle, WaitReason.PREEMPTION)
+        if plan.budget.num_left <= 0:
+            return Hindrance(request.handle, WaitReason.TOKENS)
+        if plan.prompts.num_left <= 0:
+            return Hindrance(request.handle, WaitReason.PACE)
+        candidate = self.make_candidate(request, plan)
+        num_missing = self._num_lacking(candidate, self._num_promised_blocks(), not plan.is_empty)
+        if num_missing > 0:
+            return Hindrance(request.handle, WaitReason.PAGES, num_missing)
+        is_whole = candidate.num_new_tokens <= plan.budget.num_left
+        return Hindrance(request.handle, WaitReason.OTHER if is_whole else WaitReason.TOKENS)
+
     def _pages_fit(self, candidate: Candidate, num_promised: int, has_company: bool) -> bool:
+        return self._num_lacking(candidate, num_promised, has_company) <= 0
+
+    def _num_lacking(self, candidate: Candidate, num_promised: int, has_company: bool) -> int:
+        """Pages that are lacking for a candidate; 0 or less = it fits."""
         num_tokens = candidate.prefix.num_tokens + candidate.num_new_tokens
         if self._rules.reserve_full_prompt:
             num_tokens = len(candidate.request.token_ids)
         num_needed = self._kv.num_blocks_to_place(candidate.prefix, num_tokens) + num_promised
         if has_company:
             num_needed += self._rules.watermark_blocks
-        return num_needed <= self._kv.num_free_blocks
+        return num_needed - self._kv.num_free_blocks
 
     def _num_promised_blocks(self) -> int:
         """Pages that running rows still need for the tokens they have."""
@@ -170,7 +213,7 @@ class Admission:
         if not self._rules.reserve_full_prompt:
             return 0
         row = np.array([placed.request.row])
-        return int(self._kv.num_missing_blocks(row, self._table.num_tokens[row])[0])
+        return int(self._kv.num_missing_blocks(row, self._table.num_tokens[row]).sum())
 
     def place(self, candidate: Candidate, plan: StepPlan) -> tuple[np.ndarray, ...]:
         """Put a request, which is in no queue, on a free row and plan it; row, pages and tokens must be there.
@@ -180,7 +223,11 @@ class Admission:
         """
         request, prefix, num_computed = candidate.request, candidate.prefix, candidate.num_computed_tokens
         row = self._table.allocate(request, num_computed)
-        block_ids = self._kv.place(row, request, prefix, num_computed + candidate.num_new_tokens)
+        num_tokens = num_computed + candidate.num_new_tokens
+        if candidate.swapped is None:
+            block_ids = self._kv.place(row, request, prefix, num_tokens)
+        else:
+            block_ids = self._kv.restore(row, request, prefix, candidate.swapped, num_tokens)
         self._running.add(row)
         if request.num_cached_tokens < 0:
             request.num_cached_tokens = prefix.num_tokens
@@ -188,6 +235,7 @@ class Admission:
             plan.num_prefix_hits += prefix.num_tokens
         request.status = RequestStatus.RUNNING
         self._outbox.note_event(request.handle, EventKind.SCHEDULED, request.num_cached_tokens)
+        self._forks.note_placed(request)
         plan.add_new(_new_request_data(request, row, block_ids), candidate.num_new_tokens)
         return block_ids
 

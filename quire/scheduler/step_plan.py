@@ -47,6 +47,10 @@ class StepPlan:
         num_tokens: np.ndarray = self._num_tokens[rows]
         return num_tokens
 
+    def is_new(self, row: int) -> bool:
+        """True when the row's request was placed in this step, so that the worker does not know it yet."""
+        return row in self._new_reqs
+
     def add_running(self, rows: np.ndarray, num_wanted: np.ndarray) -> None:
         """Plan placed rows, in this order, with as many of the tokens they want as the budget holds."""
         self._running_rows = rows
@@ -76,6 +80,7 @@ class StepPlan:
         step: int,
         freed_rows: list[int],
         table: RequestTable,
+        page_copies: PageCopies = NO_PAGE_COPIES,
         swap_outs: PageCopies = NO_PAGE_COPIES,
         swap_ins: PageCopies = NO_PAGE_COPIES,
     ) -> SchedulerOutput:
@@ -94,6 +99,7 @@ class StepPlan:
             num_computed_tokens=num_computed_tokens,
             is_sampling=num_computed_tokens + num_scheduled_tokens == table.num_tokens[rows],
             total_num_scheduled_tokens=int(num_scheduled_tokens.sum()),
+            page_copies=page_copies,
             swap_outs=swap_outs,
             swap_ins=swap_ins,
         )

@@ -10,8 +10,6 @@ for it, and its return frees host pages. Nothing depends on its pages: when they
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from quire.core.request import Request
@@ -19,7 +17,7 @@ from quire.core.runner_output import ModelRunnerOutput
 from quire.core.scheduler_output import NO_PAGE_COPIES, PageCopies, SchedulerOutput
 from quire.kv_cache.block_pool import NULL_BLOCK_ID
 from quire.kv_cache.manager import KVCacheManager
-from quire.kv_cache.swap_pool import SwapPool
+from quire.kv_cache.swap_pool import NO_HOST_BLOCK, SwappedPages, SwapPool
 from quire.scheduler.admission import Admission, Candidate, Verdict
 from quire.scheduler.policy import is_laxer
 from quire.scheduler.request_queue import RequestQueue
@@ -31,26 +29,6 @@ from quire.scheduler.swap_costs import SwapCosts, is_swap_cheaper
 # Steps that running rows must be able to grow by before a request comes back beside them, and for which it is not the
 # next victim: less, and pages would travel to and fro without a token in between.
 CALM_STEPS = 16
-NO_HOST_BLOCK = -1
-
-
-@dataclass(frozen=True, slots=True)
-class SwappedPages:
-    """What of a request is in host memory.
-
-    Attributes:
-        num_tokens: its first tokens, whose keys and values these are.
-        host_block_ids: per KV cache group: [num_blocks] int32, page by page; -1 where the request held none.
-    """
-
-    num_tokens: int
-    host_block_ids: tuple[np.ndarray, ...]
-
-    def held(self) -> np.ndarray:
-        """[num_held] int32: the host pages."""
-        block_ids = np.concatenate(self.host_block_ids)
-        held: np.ndarray = block_ids[block_ids != NO_HOST_BLOCK]
-        return held
 
 
 class Swapping:
@@ -132,12 +110,17 @@ class Swapping:
         held_back = []
         while self._swapped:
             request = self._swapped.peek()
-            candidate = self._admission.make_candidate(request, plan, self._pages[request.handle].num_tokens)
+            candidate = self._admission.make_candidate(request, plan, self._pages[request.handle])
             verdict = self._admission.ask_gates(candidate, plan)
-            is_next = verdict is Verdict.GO and not self._is_behind_waiting(request, plan)
-            if verdict is not Verdict.SKIP and not (is_next and self._fits(candidate, plan)):
-                self._blocker = request
-                break
+            if verdict is not Verdict.SKIP:
+                if verdict is Verdict.STOP or self._is_behind_waiting(request, plan):
+                    self._blocker = request
+                    break
+                if not self._fits(candidate, plan):
+                    if plan.is_empty and self._admission.release_kept():
+                        continue
+                    self._blocker = request
+                    break
             self._swapped.pop()
             if verdict is Verdict.SKIP:
                 held_back.append(request)
@@ -168,19 +151,26 @@ class Swapping:
             grown = np.minimum(self._table.num_tokens[rows] + CALM_STEPS, self._table.max_total_tokens[rows])
             num_reserved = int(self._kv.num_missing_blocks(rows, grown).sum())
             num_tokens = max(num_tokens, min(len(candidate.request.token_ids) + CALM_STEPS, self._table.max_model_len))
-        return self._kv.num_blocks_to_place(candidate.prefix, num_tokens) + num_reserved <= self._kv.num_free_blocks
+        if candidate.swapped is None:
+            num_taken = self._kv.num_blocks_to_place(candidate.prefix, num_tokens)
+        else:
+            num_taken = self._kv.num_blocks_to_restore(candidate.prefix, candidate.swapped, num_tokens)
+        return num_taken + num_reserved <= self._kv.num_free_blocks
 
     def _place(self, candidate: Candidate, plan: StepPlan) -> None:
         handle = candidate.request.handle
         pages = self._pages.pop(handle)
         block_ids = self._admission.place(candidate, plan)
-        num_cached = candidate.prefix.num_tokens // self._kv.block_size
-        for host_ids, placed in zip(pages.host_block_ids, block_ids, strict=True):
-            sources, targets = host_ids[num_cached:], placed[num_cached : len(host_ids)]
-            is_copied = (sources != NO_HOST_BLOCK) & (targets != NULL_BLOCK_ID)
-            self._ins.append(PageCopies(sources[is_copied], targets[is_copied]))
+        if candidate.swapped is not None:
+            for host_ids, placed in zip(pages.host_block_ids, block_ids, strict=True):
+                self._ins.append(self._copies_back(candidate, host_ids, placed[: len(host_ids)]))
         self._pool.free(pages.held())
         self._returned[handle] = self._num_steps
+
+    def _copies_back(self, candidate: Candidate, host_ids: np.ndarray, placed: np.ndarray) -> PageCopies:
+        """From the host pages of one group to the pages that were placed for them, shared ones left out."""
+        is_copied = (host_ids != NO_HOST_BLOCK) & ~np.isin(placed, self._kv.shared_on_restore(candidate.prefix))
+        return PageCopies(host_ids[is_copied], placed[is_copied])
 
     def rows_to_spare(self) -> np.ndarray | None:
         """Running rows that came back less than `CALM_STEPS` steps ago; None when there are none."""
