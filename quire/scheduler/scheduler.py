@@ -39,7 +39,7 @@ from quire.scheduler.stop import find_stops
 from quire.scheduler.swapping import Swapping
 from quire.scheduler.update import keep_alive, take_unsent_prompt_logprobs
 from quire.scheduler.validation import check_can_run
-from quire.scheduler.waiting import Hindrance
+from quire.scheduler.waiting import Hindrance, WaitReason
 
 _STATUS_OF_REASON = {
     FinishReason.STOP: RequestStatus.FINISHED_STOPPED,
@@ -403,7 +403,12 @@ class Scheduler:
 
     def hindrance(self) -> Hindrance | None:
         """Why the first waiting request is not in the step that was just scheduled; None when none waits."""
-        if not self._queue or self._in_flight is None:
+        if self._in_flight is None:
+            return None
+        swapped = self._swapping.blocker
+        if swapped is not None and (not self._queue or self._swapping.is_ahead_of(self._queue.peek())):
+            return Hindrance(swapped.handle, WaitReason.SWAPPED)
+        if not self._queue:
             return None
         return self._admission.hindrance(self._in_flight.plan)
 

@@ -39,6 +39,9 @@ class Swapping:
         num_blocks: pages of the swap space; 0 = there is none.
         page_size_bytes: of one page, all layers together.
         queue: the waiting requests.
+
+    Attributes:
+        blocker: the first swapped request that could not come back in the last step that admitted any.
     """
 
     def __init__(
@@ -62,7 +65,7 @@ class Swapping:
         self._costs = SwapCosts() if mode == "auto" and self._pool.num_blocks else None
         self._swapped = RequestQueue()
         self._pages: dict[int, SwappedPages] = {}
-        self._blocker: Request | None = None
+        self.blocker: Request | None = None
         self._outs: dict[int, PageCopies] = {}
         self._ins: list[PageCopies] = []
         self._sent_outs: list[int] = []
@@ -106,21 +109,21 @@ class Swapping:
 
     def bring_back(self, plan: StepPlan) -> None:
         """Place swapped requests on rows and plan them, in the order of rank; who preempts comes first."""
-        self._blocker = None
+        self.blocker = None
         held_back = []
         while self._swapped:
             request = self._swapped.peek()
             candidate = self._admission.make_candidate(request, plan, self._pages[request.handle])
             verdict = self._admission.ask_gates(candidate, plan)
-            if verdict is not Verdict.SKIP:
-                if verdict is Verdict.STOP or self._is_behind_waiting(request, plan):
-                    self._blocker = request
-                    break
-                if not self._fits(candidate, plan):
-                    if plan.is_empty and self._admission.release_kept():
-                        continue
-                    self._blocker = request
-                    break
+            if verdict is Verdict.GO and not self._is_behind_waiting(request, plan):
+                is_placeable = self._fits(candidate, plan)
+                if not is_placeable and plan.is_empty and self._admission.release_kept():
+                    continue
+            else:
+                is_placeable = False
+            if verdict is not Verdict.SKIP and not is_placeable:
+                self.blocker = request
+                break
             self._swapped.pop()
             if verdict is Verdict.SKIP:
                 held_back.append(request)
@@ -131,7 +134,7 @@ class Swapping:
 
     def is_ahead_of(self, waiting: Request) -> bool:
         """Whether a swapped request that lacked room in the last step comes before this waiting one."""
-        blocker = self._blocker
+        blocker = self.blocker
         return blocker is not None and blocker.handle in self._pages and not _is_stricter(waiting, blocker)
 
     def _is_behind_waiting(self, request: Request, plan: StepPlan) -> bool:
