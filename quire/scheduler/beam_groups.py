@@ -1,8 +1,8 @@
 """Beams in the batch: each is a request on a row of its own, and those of one search advance together.
 
 Called by the scheduler. Owns the searches. A step in which only some beams of a search sampled does not count for it:
-they compute their last token again, with the same bits, when all are there. So a beam may be preempted, swapped or held
-back like any request, and nothing else needs to know of beams.
+they compute their last token again, with the same bits, when all are there. So a beam may be preempted or held back
+like any request, and nothing else needs to know of beams.
 """
 
 from __future__ import annotations
@@ -90,6 +90,10 @@ class BeamGroups:
             del self._groups[key].members[request.handle]
             if not self._groups[key].members:
                 del self._groups[key]
+
+    def holds(self, request: Request) -> bool:
+        """Whether a request is a beam, whose newest page may still wait for its copy."""
+        return request.handle in self._key_of
 
     def with_siblings(self, handles: Iterable[int]) -> list[int]:
         """`handles`, each followed by the other beams of its search: no beam ends alone."""
