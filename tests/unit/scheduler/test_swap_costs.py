@@ -80,3 +80,11 @@ def test_old_measurements_are_forgotten():
     for _ in range(NUM_KEPT):
         kept.record(10, 1.0)
     assert kept.estimate(10) == 1.0
+
+
+def test_many_measurements_of_one_size_do_not_push_out_another():
+    kept = Measurements()
+    kept.record(1000, 99.0)
+    for _ in range(10 * NUM_KEPT):
+        kept.record(10, 1.0)
+    assert kept.estimate(1000, within=2.0) == 99.0 and kept.estimate(12) == 1.0
