@@ -21,6 +21,8 @@ NUM_NEAREST = 5
 LIKE_SIZES = 2.0
 # Copies of like size after which their median counts; the first ones also pay for memory that was never touched.
 MIN_COPIES = 3
+# Prompt tokens of a step from which on it counts: fewer say more of what is beside them than of their price.
+MIN_PROMPT_TOKENS = 32
 
 
 def is_swap_cheaper(swap_s: float | None, recompute_s: float | None) -> bool:
@@ -72,6 +74,8 @@ class SwapCosts:
         num_prompt_tokens = int(num_tokens[is_prompt].sum())
         if not num_prompt_tokens:
             self._quiet.record(len(num_tokens), seconds)
+            return
+        if num_prompt_tokens < MIN_PROMPT_TOKENS:
             return
         quiet_s = self._quiet.estimate(len(num_tokens)) or 0.0  # with its pages, a prompt's row would decode
         middles = scheduled.num_computed_tokens[is_prompt] + num_tokens[is_prompt] / 2
