@@ -18,9 +18,9 @@ from quire.core.stats import EventKind
 from quire.kv_cache.manager import CachedPrefix, KVCacheManager
 from quire.scheduler.budget import TokenCap
 from quire.scheduler.outbox import Outbox
-from quire.scheduler.request_queue import RequestQueue
 from quire.scheduler.request_table import RequestTable
 from quire.scheduler.running import RunningRows
+from quire.scheduler.service_order import ServiceOrder
 from quire.scheduler.step_plan import StepPlan
 
 
@@ -69,14 +69,15 @@ class Admission:
     def __init__(
         self,
         rules: AdmissionRules,
-        queue: RequestQueue,
+        order: ServiceOrder,
         table: RequestTable,
         running: RunningRows,
         kv: KVCacheManager,
         outbox: Outbox,
     ) -> None:
         self._rules = rules
-        self._queue = queue
+        self._order = order
+        self._queue = order.queue
         self._table = table
         self._running = running
         self._kv = kv
@@ -161,6 +162,7 @@ class Admission:
         self._running.add(row)
         if request.num_cached_tokens < 0:
             request.num_cached_tokens = prefix.num_tokens
+            self._order.note_started(request, max(0, request.num_prompt_tokens - prefix.num_tokens))
             plan.num_prefix_queries += request.num_prompt_tokens
             plan.num_prefix_hits += prefix.num_tokens
         request.status = RequestStatus.RUNNING

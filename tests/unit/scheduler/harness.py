@@ -24,6 +24,7 @@ from quire.core.sampling_params import SamplingParams
 from quire.core.scheduler_output import SchedulerOutput
 from quire.core.stats import EventKind, RequestEvent, SchedulerStats
 from quire.scheduler.scheduler import Scheduler
+from quire.scheduler.service_order import RankOrder
 
 EOS = 0
 VOCAB_SIZE = 50
@@ -65,6 +66,10 @@ def make_request(
     ignore_eos: bool = True,
     cache_salt: str | None = None,
     priority: int = 0,
+    tenant: str = "",
+    weight: float = 1.0,
+    tenant_policy: str = "fcfs",
+    queue_timeout_s: float = 0.0,
     **params: Any,
 ) -> EngineCoreRequest:
     """A request; a number as prompt stands for that many tokens that no other handle's prompt begins with."""
@@ -78,6 +83,10 @@ def make_request(
         eos_token_id=EOS,
         cache_salt=cache_salt,
         priority=priority,
+        tenant=tenant,
+        tenant_weight=weight,
+        tenant_policy=tenant_policy,
+        queue_timeout_s=queue_timeout_s,
     )
 
 
@@ -271,7 +280,8 @@ def check_invariants(scheduler: Scheduler) -> None:
     assert np.array_equal(pool.ref_counts(), owners), "reference counts differ from the number of owners"
     assert np.count_nonzero(owners) + pool.num_free_blocks == pool.num_usable_blocks, "free + used != total"
     assert sorted(rows) == np.flatnonzero(table.handle >= 0).tolist()
-    assert table.rank[rows].tolist() == sorted(table.rank[rows].tolist())
+    if isinstance(scheduler._order, RankOrder):
+        assert table.rank[rows].tolist() == sorted(table.rank[rows].tolist())
     assert len(rows) + table.num_free_rows == len(table.handle)
     assert len(rows) + len(scheduler._queue) == len(scheduler._requests)
 

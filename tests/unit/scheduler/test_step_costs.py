@@ -164,8 +164,8 @@ def test_a_burst_beside_one_decoding_request_comes_in_at_the_pace_of_a_full_batc
 
 
 def test_the_price_that_is_zero_or_less_bounds_nothing_by_itself():
-    assert max_prompt_tokens(0.1, 0.1, 0.0, 2.0) == max_prompt_tokens(0.1, 0.1, -1.0, 2.0) == float("inf")
-    assert max_prompt_tokens(0.1, 0.1, 0.001, 1.0) == 0
+    assert max_prompt_tokens(0.1, 0.2, 0.0) == max_prompt_tokens(0.1, 0.2, -1.0) == float("inf")
+    assert max_prompt_tokens(0.1, 0.1, 0.001) == 0
 
 
 @settings(max_examples=60, deadline=None)
