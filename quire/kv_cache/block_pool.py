@@ -60,7 +60,7 @@ class BlockPool:
         return len(block_ids) - int(np.count_nonzero(self._ref_counts[block_ids]))
 
     def share(self, block_ids: np.ndarray) -> None:
-        """Add a user to each of these cached, distinct pages."""
+        """Add a user to each of these distinct pages, which are cached or in use."""
         self._free.remove_cached(block_ids[self._ref_counts[block_ids] == 0])
         self._ref_counts[block_ids] += 1
 

@@ -13,18 +13,29 @@ import numpy as np
 
 from quire.core.kv_spec import KVCacheConfig
 from quire.core.request import ExtraKeys, Request
-from quire.core.scheduler_output import NewBlocks
+from quire.core.scheduler_output import NewBlocks, PageCopies
 from quire.kv_cache.block_hash import BlockHashFn, hash_full_pages, sha256_block_hash
 from quire.kv_cache.block_pool import BlockPool
 from quire.kv_cache.coordinator import KVCacheCoordinator
+from quire.kv_cache.page_copies import PendingCopies
 
 
 @dataclass(frozen=True, slots=True)
 class CachedPrefix:
-    """The beginning of a request that is in the cache: pages per group, and how many tokens they hold."""
+    """The beginning of a request that is in the cache: full pages per group, and how many tokens there are.
+
+    Attributes:
+        partial_block_ids: per group: the page with the tokens after the full pages, which is copied, as the request
+            writes on in it; empty = there are none.
+    """
 
     block_ids: tuple[np.ndarray, ...]
     num_tokens: int
+    partial_block_ids: tuple[int, ...] = ()
+
+    def all_block_ids(self) -> np.ndarray:
+        """Every page that holds some of it, [num_blocks] int32, in the order of its tokens within each group."""
+        return np.concatenate([*self.block_ids, np.array(self.partial_block_ids, dtype=np.int32)])
 
 
 class KVCacheManager:
@@ -51,6 +62,7 @@ class KVCacheManager:
         self._is_caching = enable_prefix_caching
         self._hash_fn = hash_fn
         self._pool = BlockPool(kv_cache_config.num_blocks, self.block_size)
+        self._copies = PendingCopies(self._pool)
         self._coordinator = KVCacheCoordinator(kv_cache_config, self._pool, max_num_seqs, max_model_len, hash_fn)
 
     @property
@@ -110,7 +122,30 @@ class KVCacheManager:
         Returns:
             Per group: [num_blocks] int32, all pages of the row.
         """
-        return self._coordinator.place(row, request, prefix.block_ids, num_tokens)
+        block_ids = self._coordinator.place(row, request, prefix.block_ids, num_tokens)
+        if prefix.partial_block_ids:
+            targets = [ids[len(full)] for ids, full in zip(block_ids, prefix.block_ids, strict=True)]
+            self._copies.add(row, np.array(prefix.partial_block_ids, np.int32), np.array(targets, np.int32))
+        return block_ids
+
+    def shared_prefix(self, row: int, num_tokens: int) -> CachedPrefix:
+        """The first `num_tokens` tokens of a placed row, for another request to begin with; they are computed."""
+        num_full = num_tokens // self.block_size
+        tables = self._coordinator.block_ids(row)
+        partial = () if num_tokens % self.block_size == 0 else tuple(int(ids[num_full]) for ids in tables)
+        return CachedPrefix(tuple(np.array(ids[:num_full]) for ids in tables), num_tokens, partial)
+
+    def keep(self, prefix: CachedPrefix) -> None:
+        """Become a user of pages in use, so that they stay when their requests leave."""
+        self._pool.share(prefix.all_block_ids())
+
+    def let_go(self, prefix: CachedPrefix) -> None:
+        """The end of `keep`."""
+        self._pool.free(prefix.all_block_ids())
+
+    def take_page_copies(self) -> PageCopies:
+        """The copies that the worker has to make before it computes; each is given out once."""
+        return self._copies.take()
 
     def num_missing_blocks(self, rows: np.ndarray, num_tokens: np.ndarray) -> np.ndarray:
         """[num_rows] pages that placed rows lack to hold `num_tokens` ([num_rows]) tokens."""
@@ -137,6 +172,7 @@ class KVCacheManager:
 
     def free(self, row: int) -> None:
         """Give up the row's pages; cached ones stay findable until they are taken."""
+        self._copies.drop(row)
         self._coordinator.free(row)
 
     def reset_prefix_cache(self) -> bool:

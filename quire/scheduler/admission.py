@@ -17,6 +17,7 @@ from quire.core.scheduler_output import NewRequestData
 from quire.core.stats import EventKind
 from quire.kv_cache.manager import CachedPrefix, KVCacheManager
 from quire.scheduler.budget import TokenCap
+from quire.scheduler.forks import ForkGroups
 from quire.scheduler.outbox import Outbox
 from quire.scheduler.request_table import RequestTable
 from quire.scheduler.running import RunningRows
@@ -74,6 +75,7 @@ class Admission:
         running: RunningRows,
         kv: KVCacheManager,
         outbox: Outbox,
+        forks: ForkGroups,
     ) -> None:
         self._rules = rules
         self._order = order
@@ -82,15 +84,21 @@ class Admission:
         self._running = running
         self._kv = kv
         self._outbox = outbox
+        self._forks = forks
 
     def admit_waiting(self, plan: StepPlan) -> None:
         """Place waiting requests on rows and plan them, in the order of the queue."""
         skipped = []
         num_promised = self._num_promised_blocks() if self._queue else 0
         while self._queue and min(plan.budget.num_left, plan.prompts.num_left) > 0 and self._table.num_free_rows:
+            if self._forks.must_wait(self._queue.peek(), plan):
+                skipped.append(self._queue.pop())
+                continue
             candidate = self._make_candidate(self._queue.peek(), plan)
             verdict = self._judge(candidate, plan, num_promised)
             if verdict is Verdict.STOP:
+                if plan.is_empty and self._forks.release():
+                    continue
                 break
             request = self._queue.pop()
             if verdict is Verdict.SKIP:
@@ -110,11 +118,13 @@ class Admission:
 
     def may_admit(self, request: Request, plan: StepPlan) -> bool:
         """Whether no gate holds a waiting request back."""
+        if self._forks.must_wait(request, plan):
+            return False
         candidate = self._make_candidate(request, plan)
         return all(gate(candidate, plan) is Verdict.GO for gate in self._rules.gates)
 
     def _make_candidate(self, request: Request, plan: StepPlan) -> Candidate:
-        prefix = self._kv.get_computed_blocks(request)
+        prefix = self._forks.longer_prefix(request, self._kv.get_computed_blocks(request), plan)
         num_wanted = np.array([len(request.token_ids) - prefix.num_tokens])
         for cap in self._rules.caps:
             num_wanted = cap(num_wanted, len(self._running) + len(self._queue))
@@ -167,6 +177,7 @@ class Admission:
             plan.num_prefix_hits += prefix.num_tokens
         request.status = RequestStatus.RUNNING
         self._outbox.note_event(request.handle, EventKind.SCHEDULED, request.num_cached_tokens)
+        self._forks.note_placed(request)
         plan.add_new(_new_request_data(request, row, block_ids), candidate.num_new_tokens)
 
 

@@ -26,6 +26,7 @@ from quire.kv_cache.manager import KVCacheManager
 from quire.scheduler.admission import Admission, AdmissionGate, AdmissionRules
 from quire.scheduler.budget import StepBudget, share_prompt_tokens
 from quire.scheduler.deadlines import QueueDeadlines
+from quire.scheduler.forks import ForkGroups
 from quire.scheduler.limits import make_limits
 from quire.scheduler.outbox import Outbox
 from quire.scheduler.preemption import choose_victim, suspend
@@ -104,7 +105,8 @@ class Scheduler:
             caps=self._limits.caps,
             gates=gates,
         )
-        self._admission = Admission(rules, self._order, self._table, self._running, self._kv, self._outbox)
+        self._forks = ForkGroups(self._table, self._kv)
+        self._admission = Admission(rules, self._order, self._table, self._running, self._kv, self._outbox, self._forks)
         self._requests: dict[int, Request] = {}
         self._arrivals = itertools.count()
         self._freed_rows: list[int] = []
@@ -128,6 +130,7 @@ class Scheduler:
         self._queue.add(queued)
         if request.queue_timeout_s:
             self._deadlines.add(queued, self._clock() + request.queue_timeout_s)
+        self._forks.add(queued)
         self._outbox.note_event(request.handle, EventKind.QUEUED)
 
     def finish_requests(self, handles: Iterable[int], reason: FinishReason, error: str | None = None) -> None:
@@ -136,18 +139,20 @@ class Scheduler:
             request = self._requests.get(handle)
             if request is None:
                 continue
+            self._end(request, FinishedRequest(handle, reason, error=error))
             if request.row >= 0:
                 self._vacate([request.row])
             else:
                 self._queue.remove(handle)
-            self._end(request, FinishedRequest(handle, reason, error=error))
 
     def _end(self, request: Request, finished: FinishedRequest) -> None:
+        """Answer a request; its row, if it has one, is its own until `_vacate`."""
         request.status = _STATUS_OF_REASON[finished.finish_reason]
         num_tokens = len(request.token_ids) if request.row < 0 else int(self._table.num_tokens[request.row])
         is_complete = finished.finish_reason in _COMPLETE
         self._order.note_ended(request, num_tokens - request.num_prompt_tokens, is_complete=is_complete)
         del self._requests[request.handle]
+        self._forks.remove(request)
         self._outbox.note_finished(finished)
 
     def _vacate(self, rows: Sequence[int]) -> None:
@@ -209,7 +214,8 @@ class Scheduler:
         plan.add_running(rows, self._num_wanted_tokens(rows, plan))
         missing = num_missing_blocks(rows, self._table, plan, self._kv)
         while missing.sum() > self._kv.num_free_blocks:
-            self._preempt(choose_victim(self._running), plan)
+            if not self._forks.release():
+                self._preempt(choose_victim(self._running), plan)
             missing = num_missing_blocks(self._running.rows, self._table, plan, self._kv)
         plan.set_new_blocks(self._kv.allocate(self._running.rows, missing))
 
@@ -240,7 +246,7 @@ class Scheduler:
     def _freeze(self, plan: StepPlan) -> SchedulerOutput | None:
         if plan.is_empty:
             return None
-        scheduled = plan.freeze(self._num_steps, self._freed_rows, self._table)
+        scheduled = plan.freeze(self._num_steps, self._freed_rows, self._table, self._kv.take_page_copies())
         self._in_flight = _InFlight(scheduled, self._table.handle[scheduled.rows], plan)
         self._freed_rows = []
         self._num_steps += 1

@@ -133,7 +133,7 @@ class Worker:
         max_num_seqs, max_model_len = self._limits.max_num_seqs, self._limits.max_model_len
         layer_names = list(self.kv_cache_specs())
         kv_caches = allocate_kv_caches(kv_cache_config, layer_names, self._backend, self._kv_cache_dtype, self._device)
-        attention = AttentionGroups(kv_cache_config, layer_names, kv_caches)
+        attention = AttentionGroups(kv_cache_config, layer_names, kv_caches, self._backend)
         block_tables = BlockTables(kv_cache_config, max_num_seqs, max_model_len)
         self._runner = ModelRunner(
             self._model,

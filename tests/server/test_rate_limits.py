@@ -263,19 +263,19 @@ def test_a_file_of_tenants_has_tenants_alone(tmp_path, content):
 
 
 def test_limits_that_other_settings_make_meaningless_are_refused():
-    def check(policy: str, *, has_queue_limits: bool, **limits: object) -> None:
+    def check(scheduling: str, *, has_queue_limits: bool, **limits: object) -> None:
         keys = ApiKeys({"red-key-1234": "red"}, {"red": TenantLimits(**limits)})  # type: ignore[arg-type]
-        check_limits(keys, policy=policy, has_queue_limits=has_queue_limits)
+        check_limits(keys, policy=scheduling, has_queue_limits=has_queue_limits)
 
     check("priority", has_queue_limits=True, priority=3, queue_share=0.5)
     with pytest.raises(ConfigError, match="fcfs"):
         check("fcfs", has_queue_limits=True, priority=3)
     check("fair", has_queue_limits=True, weight=2.5, policy="priority", priority=3)
     check("fcfs", has_queue_limits=True, weight=1, policy="fcfs")
-    for policy in ("fcfs", "priority", "shortest"):
+    for scheduling in ("fcfs", "priority", "shortest"):
         for limit in ({"weight": 2}, {"policy": "shortest"}):
-            with pytest.raises(ConfigError, match=f"tenant red: {next(iter(limit))}=.* scheduling_policy='{policy}'"):
-                check(policy, has_queue_limits=True, **limit)
+            with pytest.raises(ConfigError, match=f"tenant red: {next(iter(limit))}=.* scheduling_policy='{scheduling}'"):
+                check(scheduling, has_queue_limits=True, **limit)
     with pytest.raises(ConfigError, match="priority=3 has no effect") as caught:
         check("fair", has_queue_limits=True, priority=3)
     assert "policy: priority" in str(caught.value.hint)

@@ -64,8 +64,12 @@ class FullAttentionManager:
         self._block_table[row, :num_cached] = cached_block_ids
         self._block_table[row, num_cached:num_blocks] = self._pool.take(num_blocks - num_cached)
         self._num_blocks[row] = num_blocks
-        self._num_published[row] = num_cached
-        self._last_prefix_id[row] = self._pool.prefix_index.prefix_id(cached_block_ids)
+        # Pages shared with a running request may not be findable: such a row publishes from its first page on.
+        is_findable = num_cached > 0 and bool(self._pool.prefix_index.is_cached[cached_block_ids[-1]])
+        self._num_published[row] = num_cached if is_findable else 0
+        self._last_prefix_id[row] = (
+            self._pool.prefix_index.prefix_id(cached_block_ids) if is_findable else ROOT_PREFIX_ID
+        )
         self._requests[row] = request
         return np.array(self.block_ids(row))
 

@@ -70,6 +70,7 @@ def make_request(
     weight: float = 1.0,
     tenant_policy: str = "fcfs",
     queue_timeout_s: float = 0.0,
+    fork_group: int | None = None,
     **params: Any,
 ) -> EngineCoreRequest:
     """A request; a number as prompt stands for that many tokens that no other handle's prompt begins with."""
@@ -87,7 +88,13 @@ def make_request(
         tenant_weight=weight,
         tenant_policy=tenant_policy,
         queue_timeout_s=queue_timeout_s,
+        fork_group=fork_group,
     )
+
+
+def make_siblings(handles: Sequence[int], prompt: Sequence[int], **params: Any) -> list[EngineCoreRequest]:
+    """Requests with one prompt, which share its pages."""
+    return [make_request(handle, prompt, fork_group=handles[0], **params) for handle in handles]
 
 
 def next_token(token_ids: np.ndarray) -> int:
@@ -137,6 +144,7 @@ class FakeWorker:
         self.block_size = block_size
         self.rows: dict[int, _Row] = {}
         self.slots = np.full((num_blocks, block_size), -1, dtype=np.int64)
+        self.num_copies = 0
 
     def execute(self, scheduled: SchedulerOutput) -> ModelRunnerOutput:
         self._apply(scheduled)
@@ -161,8 +169,17 @@ class FakeWorker:
             ):
                 assert column == len(self.rows[row].block_ids)
                 self.rows[row].block_ids.append(block_id)
+        self._copy_pages(scheduled)
         for row in self.rows.values():
             assert 0 not in row.block_ids, "the null page was given out"
+
+    def _copy_pages(self, scheduled: SchedulerOutput) -> None:
+        sources, targets = scheduled.page_copies.source_ids, scheduled.page_copies.target_ids
+        assert len(set(targets.tolist())) == len(targets) == len(sources), "a page is copied onto twice"
+        assert not set(sources.tolist()) & set(targets.tolist()), "a page is source and target"
+        assert 0 not in sources and 0 not in targets, "the null page is copied"
+        self.num_copies += len(sources)
+        self.slots[targets] = self.slots[sources]
 
     def _write(self, scheduled: SchedulerOutput) -> None:
         written: set[tuple[int, int]] = set()
@@ -276,6 +293,9 @@ def check_invariants(scheduler: Scheduler) -> None:
         pages = kv.get_block_ids(row)[0]
         assert len(set(pages.tolist())) == len(pages), "a request holds a page twice"
         owners[pages] += 1
+    np.add.at(owners, kv._copies.source_ids(), 1)
+    for kept in scheduler._forks.kept():
+        owners[kept.all_block_ids()] += 1
     assert owners[0] == 0, "the null page has an owner"
     assert np.array_equal(pool.ref_counts(), owners), "reference counts differ from the number of owners"
     assert np.count_nonzero(owners) + pool.num_free_blocks == pool.num_usable_blocks, "free + used != total"
