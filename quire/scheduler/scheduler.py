@@ -169,8 +169,6 @@ class Scheduler:
         """Decide the next step; None when no request can compute (nothing left, or only rows to free later)."""
         assert self._in_flight is None, "a step is taken in before the next one is scheduled"
         plan = StepPlan(StepBudget(self._limits.max_num_batched_tokens), self._limits.max_num_seqs)
-        if self._deadlines:
-            self._end_overdue()
         self._order.refresh(self._running)
         if self._queue and len(self._running):
             self._make_room(self._queue.peek(), plan)
@@ -180,6 +178,8 @@ class Scheduler:
             self._schedule_running(plan)  # prompts waited for decoding requests, and none of these is left
         if plan.num_preemptions == num_made_room:
             self._admission.admit_waiting(plan)
+        if self._deadlines:
+            self._end_overdue()
         return self._freeze(plan)
 
     def _end_overdue(self) -> None:

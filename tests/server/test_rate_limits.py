@@ -274,7 +274,9 @@ def test_limits_that_other_settings_make_meaningless_are_refused():
     check("fcfs", has_queue_limits=True, weight=1, policy="fcfs")
     for scheduling in ("fcfs", "priority", "shortest"):
         for limit in ({"weight": 2}, {"policy": "shortest"}):
-            with pytest.raises(ConfigError, match=f"tenant red: {next(iter(limit))}=.* scheduling_policy='{scheduling}'"):
+            with pytest.raises(
+                ConfigError, match=f"tenant red: {next(iter(limit))}=.* scheduling_policy='{scheduling}'"
+            ):
                 check(scheduling, has_queue_limits=True, **limit)
     with pytest.raises(ConfigError, match="priority=3 has no effect") as caught:
         check("fair", has_queue_limits=True, priority=3)
