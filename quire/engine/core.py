@@ -23,6 +23,7 @@ class EngineCore:
         num_blocks: pages of the KV cache, for whoever asks.
         on_step: called with the number of tokens of each step, before it runs.
         clock: seconds, for the duration of steps.
+        on_shutdown: called when the core ends.
     """
 
     def __init__(
@@ -33,12 +34,14 @@ class EngineCore:
         num_blocks: int = 0,
         on_step: Callable[[int], None] | None = None,
         clock: Callable[[], float] = time.perf_counter,
+        on_shutdown: Callable[[], None] = lambda: None,
     ) -> None:
         self._executor = executor
         self._scheduler = scheduler
         self._recovery = recovery
         self._clock = clock
         self._on_step = on_step
+        self._on_shutdown = on_shutdown
         self.num_blocks = num_blocks
 
     def add_request(self, request: EngineCoreRequest) -> None:
@@ -89,4 +92,5 @@ class EngineCore:
 
     def shutdown(self) -> None:
         """Release the executor; harmless when repeated."""
+        self._on_shutdown()
         self._executor.shutdown()

@@ -23,6 +23,7 @@ from quire.scheduler.request_table import RequestTable
 from quire.scheduler.running import RunningRows
 from quire.scheduler.service_order import ServiceOrder
 from quire.scheduler.step_plan import StepPlan
+from quire.scheduler.waiting import Hindrance, WaitReason
 
 
 class Verdict(Enum):
@@ -143,14 +144,36 @@ class Admission:
         )
         return Verdict.GO if fits else Verdict.STOP
 
+    def hindrance(self, plan: StepPlan) -> Hindrance:
+        """What held up the first in the queue, which must not be empty, when this plan was made; asks no gate."""
+        request = self._queue.peek()
+        if not self._table.num_free_rows:
+            return Hindrance(request.handle, WaitReason.ROWS)
+        if plan.num_preemptions:
+            return Hindrance(request.handle, WaitReason.PREEMPTION)
+        if plan.budget.num_left <= 0:
+            return Hindrance(request.handle, WaitReason.TOKENS)
+        if plan.prompts.num_left <= 0:
+            return Hindrance(request.handle, WaitReason.PACE)
+        candidate = self._make_candidate(request, plan)
+        num_missing = self._num_lacking(candidate, self._num_promised_blocks(), not plan.is_empty)
+        if num_missing > 0:
+            return Hindrance(request.handle, WaitReason.PAGES, num_missing)
+        is_whole = candidate.num_new_tokens <= plan.budget.num_left
+        return Hindrance(request.handle, WaitReason.OTHER if is_whole else WaitReason.TOKENS)
+
     def _pages_fit(self, candidate: Candidate, num_promised: int, has_company: bool) -> bool:
+        return self._num_lacking(candidate, num_promised, has_company) <= 0
+
+    def _num_lacking(self, candidate: Candidate, num_promised: int, has_company: bool) -> int:
+        """Pages that are lacking for a candidate; 0 or less = it fits."""
         num_tokens = candidate.prefix.num_tokens + candidate.num_new_tokens
         if self._rules.reserve_full_prompt:
             num_tokens = len(candidate.request.token_ids)
         num_needed = self._kv.num_blocks_to_place(candidate.prefix, num_tokens) + num_promised
         if has_company:
             num_needed += self._rules.watermark_blocks
-        return num_needed <= self._kv.num_free_blocks
+        return num_needed - self._kv.num_free_blocks
 
     def _num_promised_blocks(self) -> int:
         """Pages that running rows still need for the tokens they have."""
@@ -163,7 +186,7 @@ class Admission:
         if not self._rules.reserve_full_prompt:
             return 0
         row = np.array([placed.request.row])
-        return int(self._kv.num_missing_blocks(row, self._table.num_tokens[row])[0])
+        return int(self._kv.num_missing_blocks(row, self._table.num_tokens[row]).sum())
 
     def _place(self, candidate: Candidate, plan: StepPlan) -> None:
         request, prefix = candidate.request, candidate.prefix

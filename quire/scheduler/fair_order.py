@@ -154,6 +154,6 @@ class FairOrder:
         num_tokens = self._table.num_tokens[rows]
         if also_tokens:
             num_tokens = np.append(num_tokens, also_tokens)
-        pages = np.cumsum(-(-num_tokens // self._kv.block_size)) / self._kv.num_usable_blocks
+        pages = np.cumsum(self._kv.num_blocks_held(num_tokens)) / self._kv.num_usable_blocks
         usage: np.ndarray = np.maximum(np.arange(1, len(num_tokens) + 1) / len(self._table.handle), pages)
         return usage

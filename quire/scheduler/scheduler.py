@@ -38,6 +38,7 @@ from quire.scheduler.step_plan import StepPlan
 from quire.scheduler.stop import find_stops
 from quire.scheduler.update import keep_alive, take_unsent_prompt_logprobs
 from quire.scheduler.validation import check_can_run
+from quire.scheduler.waiting import Hindrance
 
 _STATUS_OF_REASON = {
     FinishReason.STOP: RequestStatus.FINISHED_STOPPED,
@@ -91,6 +92,7 @@ class Scheduler:
             enable_prefix_caching=cache_config.enable_prefix_caching,
             max_num_seqs=self._limits.max_num_seqs,
             max_model_len=max_model_len,
+            max_chunk_tokens=self._limits.max_num_batched_tokens,
         )
         self._table = RequestTable(self._limits.max_num_seqs, max_model_len)
         self._running = RunningRows(self._table)
@@ -199,9 +201,8 @@ class Scheduler:
             return
         if not self._admission.could_admit(waiting, plan):
             takeable = self._order.takeable(laxer, waiting)
-            num_tokens = self._table.num_tokens[takeable]
-            num_held = int(np.ceil(num_tokens / self._kv.block_size).sum())
-            num_needed = -(-len(waiting.token_ids) // self._kv.block_size)
+            num_held = int(self._kv.num_blocks_held(self._table.num_tokens[takeable]).sum())
+            num_needed = self._kv.num_blocks_held(np.array(len(waiting.token_ids)))
             if not len(takeable) or num_held + self._kv.num_free_blocks < num_needed:
                 return
             while not self._admission.could_admit(waiting, plan) and len(takeable):
@@ -385,6 +386,24 @@ class Scheduler:
     def get_request_counts(self) -> tuple[int, int]:
         """(running, waiting)."""
         return len(self._running), len(self._queue)
+
+    def placed_requests(self) -> list[tuple[int, EngineCoreRequest]]:
+        """(row, message) of each request that runs."""
+        return [(row, self._table.request_on(row).message) for row in self._running.rows.tolist()]
+
+    def unplaced_requests(self) -> list[EngineCoreRequest]:
+        """Messages of the requests that wait, the earliest arrival first."""
+        return [request.message for request in self._requests.values() if request.row < 0]
+
+    def made_room(self) -> bool:
+        """Whether the step that was just scheduled preempted requests for one that waited."""
+        return self._in_flight is not None and self._in_flight.plan.urgent is not None
+
+    def hindrance(self) -> Hindrance | None:
+        """Why the first waiting request is not in the step that was just scheduled; None when none waits."""
+        if not self._queue or self._in_flight is None:
+            return None
+        return self._admission.hindrance(self._in_flight.plan)
 
     def reset_prefix_cache(self) -> bool:
         """Forget all cached pages; False, and nothing done, while any page is in use."""
