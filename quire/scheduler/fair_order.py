@@ -63,6 +63,10 @@ class TenantQueues:
             del self._by_slot[slot]
         return request
 
+    def handles(self) -> list[int]:
+        """Who is here, in no order."""
+        return list(self._slot_of)
+
     def __len__(self) -> int:
         return len(self._slot_of)
 
@@ -108,6 +112,15 @@ class FairOrder:
         places = self._counters.places()
         laxer: np.ndarray = places[self._table.tenant_slot[rows]] > places[waiting.tenant_slot]
         return laxer
+
+    def make_queue(self) -> TenantQueues:
+        """As `ServiceOrder`."""
+        return TenantQueues(self._counters)
+
+    def is_stricter(self, one: Request, other: Request) -> bool:
+        """Whether it is of a tenant that was served less."""
+        slots = [one.tenant_slot, other.tenant_slot]
+        return slots[0] != slots[1] and self._counters.least(slots) == slots[0]
 
     def takeable(self, laxer: np.ndarray, waiting: Request) -> np.ndarray:
         """Rows beyond the shares of their tenants, if `waiting` is not beyond its own."""

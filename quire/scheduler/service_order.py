@@ -34,7 +34,11 @@ class WaitingRequests(Protocol):
     def remove(self, handle: int) -> Request | None:
         """Remove a request wherever it stands; None when it is not here."""
 
-    def __len__(self) -> int: ...
+    def handles(self) -> list[int]:
+        """Who is here, in no order."""
+
+    def __len__(self) -> int:
+        """How many there are."""
 
 
 class ServiceOrder(Protocol):
@@ -54,8 +58,14 @@ class ServiceOrder(Protocol):
     def refresh(self, running: RunningRows) -> None:
         """A step begins: bring the running rows into order."""
 
+    def make_queue(self) -> WaitingRequests:
+        """Another queue of the same order, for requests that were preempted."""
+
     def is_laxer(self, rows: np.ndarray, waiting: Request) -> np.ndarray:
         """[num_rows] bool: whose prompts wait in a step in which `waiting` can come in."""
+
+    def is_stricter(self, one: Request, other: Request) -> bool:
+        """Whether `one` comes first, whatever was computed for `other` already."""
 
     def takeable(self, laxer: np.ndarray, waiting: Request) -> np.ndarray:
         """[n] rows among `laxer` that may be preempted for `waiting`, the last one first."""
@@ -89,6 +99,14 @@ class RankOrder:
     def is_laxer(self, rows: np.ndarray, waiting: Request) -> np.ndarray:
         """As `ServiceOrder`."""
         return self._ranking.is_laxer(self._table.rank[rows], waiting.rank)
+
+    def make_queue(self) -> RequestQueue:
+        """As `ServiceOrder`."""
+        return RequestQueue()
+
+    def is_stricter(self, one: Request, other: Request) -> bool:
+        """As `ServiceOrder`."""
+        return bool(self._ranking.is_laxer(np.array([other.rank]), one.rank)[0])
 
     def takeable(self, laxer: np.ndarray, waiting: Request) -> np.ndarray:
         """All of them."""

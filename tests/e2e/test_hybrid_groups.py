@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -111,62 +112,69 @@ def test_answers_are_the_same_bits_as_with_every_page_kept(model, kept, settings
             assert all(output.num_cached_tokens == (len(output.prompt_token_ids) - 1) // 16 * 16 for output in again)
 
 
-def test_pages_that_left_the_window_are_never_read_nor_is_the_null_page(model, kept, monkeypatch):
-    path, reference, _ = model
-    with LLM(str(path), **SETTINGS) as llm:
-        pool, runner = scheduler_of(llm)._kv._pool, runner_of(llm)
-        execute = ModelRunner.execute_model
-
-        def poison_free_pages(runner: ModelRunner, scheduled: Any) -> None:
-            free = torch.from_numpy(pool.ref_counts() == 0)
-            if not pool.num_cached_blocks:
-                for cache in runner._attention._kv_caches:
-                    cache[free] = float("nan")
-            execute(runner, scheduled)
-
-        monkeypatch.setattr(ModelRunner, "execute_model", poison_free_pages)
-        scheduler_of(llm)._kv._is_caching = False
-        assert answers(run(llm, prompts_of(reference))) == kept
-        assert all(cache[0].isnan().all() for cache in runner._attention._kv_caches)
-
-
-def usages(llm: LLM, prompts: list[list[int]], max_tokens: int, monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Pages in use at the start of each step."""
-    pool, seen = scheduler_of(llm)._kv._pool, []
+def run_watched(
+    llm: LLM, prompts: list[list[int]], max_tokens: int, before_step: Callable[[ModelRunner], int]
+) -> tuple[list[Any], list[int]]:
+    """The outputs, and what was seen before each step."""
+    seen: list[int] = []
     execute = ModelRunner.execute_model
 
-    def count(runner: ModelRunner, scheduled: Any) -> None:
-        seen.append(pool.num_usable_blocks - pool.num_free_blocks)
+    def watch(runner: ModelRunner, scheduled: Any) -> None:
+        seen.append(before_step(runner))
         execute(runner, scheduled)
 
-    with monkeypatch.context() as patch:
-        patch.setattr(ModelRunner, "execute_model", count)
-        run(llm, prompts, max_tokens)
-    return seen
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ModelRunner, "execute_model", watch)
+        return run(llm, prompts, max_tokens), seen
 
 
-def test_a_windowed_model_holds_no_more_pages_than_window_and_chunk_take_however_long_it_runs(tmp_path, monkeypatch):
+@pytest.mark.parametrize("backend", ["native_cpu", "torch_reference"])
+def test_neither_pages_that_left_a_window_nor_the_null_page_are_ever_read(model, kept, backend):
+    path, reference, _ = model
+    with LLM(str(path), **SETTINGS, enable_prefix_caching=False, attention_backend=backend) as llm:
+        pool, prompts = scheduler_of(llm)._kv._pool, prompts_of(reference)
+        clean = answers(run(llm, prompts))
+        assert clean == kept or backend == "torch_reference"
+
+        def poison(runner: ModelRunner) -> int:
+            is_free = torch.from_numpy(pool.ref_counts() == 0)
+            for cache in runner._attention._kv_caches:
+                pages = cache if len(cache) == len(is_free) else cache.transpose(0, 1)
+                pages[is_free] = float("nan")
+            return int(is_free.sum())
+
+        outputs, num_poisoned = run_watched(llm, prompts, 16, poison)
+        assert answers(outputs) == clean and min(num_poisoned) > 0
+
+
+def num_used_pages(llm: LLM) -> int:
+    pool = scheduler_of(llm)._kv._pool
+    return pool.num_usable_blocks - pool.num_free_blocks
+
+
+def test_a_windowed_model_holds_no_more_pages_than_window_and_chunk_take_however_long_it_runs(tmp_path):
     make_checkpoint("mistral", tmp_path, sliding_window=WINDOW)
-    prompt = [random.Random(1).randrange(200) for _ in range(600)]
-    most = -(-(WINDOW - 1 + 64 - 1) // 16) + 1
-    decoding = -(-(WINDOW - 1) // 16) + 1
+    prompts = [[random.Random(1).randrange(200) for _ in range(600)]]
     with LLM(str(tmp_path), **SETTINGS) as llm:
-        pages = usages(llm, [prompt], 100, monkeypatch)
-        assert max(pages) <= most and max(pages[-90:]) <= decoding
+        _, pages = run_watched(llm, prompts, 100, lambda runner: num_used_pages(llm))
+        assert max(pages) <= -(-(WINDOW + 64 - 1) // 16) + 1
+        assert max(pages[-90:]) <= -(-WINDOW // 16) + 1
     with LLM(str(tmp_path), **SETTINGS, **KEEPS_ALL) as llm:
-        assert max(usages(llm, [prompt], 100, monkeypatch)) == -(-699 // 16)
+        _, pages = run_watched(llm, prompts, 100, lambda runner: num_used_pages(llm))
+        assert max(pages) == -(-699 // 16)
 
 
 def test_more_long_requests_run_at_once_in_the_same_memory(tmp_path):
     make_checkpoint("mistral", tmp_path, sliding_window=WINDOW)
-    prompts = [[i + 3] * 500 for i in range(12)]
-    num_preemptions = {}
-    for name, settings in {"freed": {}, "kept": KEEPS_ALL}.items():
-        pool = {"num_gpu_blocks_override": 60, "enable_prefix_caching": False, "scheduler_reserve_full_isl": False}
+    prompts = [[i + 3] * 300 for i in range(8)]
+    pool = {"num_gpu_blocks_override": 32, "enable_prefix_caching": False}
+    most_running = []
+    for settings in ({}, KEEPS_ALL):
         with LLM(str(tmp_path), **SETTINGS, **settings, **pool) as llm:
-            outputs = run(llm, prompts, 64)
-            num_preemptions[name] = sum(output.metrics.num_preemptions for output in outputs)
-    assert num_preemptions["freed"] == 0 < num_preemptions["kept"]
+            _, running = run_watched(llm, prompts, 60, lambda runner: scheduler_of(llm).get_request_counts()[0])
+            most_running.append(max(running))
+    freed, kept = most_running
+    assert (freed, kept) == (8, 1)
 
 
 def test_a_request_longer_than_all_pages_runs_where_windows_free_them(tmp_path):
@@ -174,3 +182,15 @@ def test_a_request_longer_than_all_pages_runs_where_windows_free_them(tmp_path):
     with LLM(str(tmp_path), **SETTINGS, num_gpu_blocks_override=9) as llm:
         (output,) = run(llm, [[5] * 600], 40)
         assert len(output.outputs[0].token_ids) == 40
+
+
+def test_answers_to_one_prompt_share_it_also_where_windows_free_pages(model):
+    path, reference, _ = model
+    prompts = [prompt for prompt in prompts_of(reference) if len(prompt) > 30][:6]
+    params = SamplingParams(n=3, temperature=0.9, seed=5, max_tokens=10, ignore_eos=True)
+    texts = []
+    for settings in ({}, {"max_num_seqs": 2}, KEEPS_ALL):
+        with LLM(str(path), **{**SETTINGS, **settings, "enable_prefix_caching": False}) as llm:
+            outputs = llm.generate([{"prompt_token_ids": prompt} for prompt in prompts], params, use_tqdm=False)
+            texts.append([[answer.token_ids for answer in output.outputs] for output in outputs])
+    assert texts[0] == texts[1] == texts[2]

@@ -173,6 +173,24 @@ def test_a_flood_of_long_prompts_leaves_room_for_a_short_one_in_the_next_step():
     engine.run()
 
 
+def test_the_pace_of_a_flood_does_not_cut_a_newcomers_prompt_but_that_of_others_like_it_does():
+    def pieces(*tenants: str) -> int:
+        engine = fair(max_num_seqs=4, max_inter_token_latency_ms=1e-3, budget=90)
+        engine.duration = lambda scheduled: 0.1 * scheduled.total_num_scheduled_tokens
+        for handle, tenant in enumerate(tenants):
+            engine.add(make_request(handle, 3, max_tokens=60, tenant=tenant))
+        for _ in range(4):
+            engine.step()
+        engine.add(make_request(99, 60, max_tokens=1, tenant="light"))
+        before = len(engine.scheduled)
+        while not engine.tokens[99]:
+            engine.step()
+        return len(engine.scheduled) - before
+
+    assert pieces("flood", "flood", "flood") == 1
+    assert pieces("flood", "flood", "light") > 5, "8 tokens a step"
+
+
 def test_while_one_waits_others_get_no_more_than_the_gap_and_what_they_have_running():
     """The bound on waiting: each other tenant's service while the head of a tenant's queue waits."""
     engine = fair(max_num_seqs=3)
