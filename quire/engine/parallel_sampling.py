@@ -67,6 +67,7 @@ def make_children(
                 queue_timeout_s=0.0 if index else queue_timeout_s,
                 cache_salt=prepared.cache_salt,
                 num_shared_tokens=prepared.num_shared_tokens,
+                template_id=prepared.template_id,
                 fork_group=None if prepared.params.n == 1 else first,
             )
         )

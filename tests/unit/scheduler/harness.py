@@ -99,6 +99,7 @@ def make_request(
     weight: float = 1.0,
     tenant_policy: str = "fcfs",
     queue_timeout_s: float = 0.0,
+    template_id: int = 0,
     fork_group: int | None = None,
     **params: Any,
 ) -> EngineCoreRequest:
@@ -117,6 +118,7 @@ def make_request(
         tenant_weight=weight,
         tenant_policy=tenant_policy,
         queue_timeout_s=queue_timeout_s,
+        template_id=template_id,
         fork_group=fork_group,
     )
 
