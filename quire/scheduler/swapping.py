@@ -19,10 +19,9 @@ from quire.kv_cache.block_pool import NULL_BLOCK_ID
 from quire.kv_cache.manager import KVCacheManager
 from quire.kv_cache.swap_pool import NO_HOST_BLOCK, SwappedPages, SwapPool
 from quire.scheduler.admission import Admission, Candidate, Verdict
-from quire.scheduler.policy import is_laxer
-from quire.scheduler.request_queue import RequestQueue
 from quire.scheduler.request_table import RequestTable
 from quire.scheduler.running import RunningRows
+from quire.scheduler.service_order import ServiceOrder
 from quire.scheduler.step_plan import StepPlan
 from quire.scheduler.swap_costs import SwapCosts, is_swap_cheaper
 
@@ -38,7 +37,7 @@ class Swapping:
         mode: "auto" weighs costs; "swap" swaps whatever has room; "recompute" nothing.
         num_blocks: pages of the swap space; 0 = there is none.
         page_size_bytes: of one page, all layers together.
-        queue: the waiting requests.
+        order: of the waiting requests, and of these.
 
     Attributes:
         blocker: the first swapped request that could not come back in the last step that admitted any.
@@ -52,7 +51,7 @@ class Swapping:
         kv: KVCacheManager,
         table: RequestTable,
         running: RunningRows,
-        queue: RequestQueue,
+        order: ServiceOrder,
         admission: Admission,
     ) -> None:
         self._pool = SwapPool(0 if mode == "recompute" else num_blocks)
@@ -60,10 +59,11 @@ class Swapping:
         self._kv = kv
         self._table = table
         self._running = running
-        self._waiting = queue
+        self._order = order
+        self._waiting = order.queue
         self._admission = admission
         self._costs = SwapCosts() if mode == "auto" and self._pool.num_blocks else None
-        self._swapped = RequestQueue()
+        self._swapped = order.make_queue()
         self._pages: dict[int, SwappedPages] = {}
         self.blocker: Request | None = None
         self._outs: dict[int, PageCopies] = {}
@@ -144,13 +144,13 @@ class Swapping:
     def is_ahead_of(self, waiting: Request) -> bool:
         """Whether a swapped request that lacked room in the last step comes before this waiting one."""
         blocker = self.blocker
-        return blocker is not None and blocker.handle in self._pages and not _is_stricter(waiting, blocker)
+        return blocker is not None and blocker.handle in self._pages and not self._order.is_stricter(waiting, blocker)
 
     def _is_behind_waiting(self, request: Request, plan: StepPlan) -> bool:
         if not self._waiting:
             return False
         first = self._waiting.peek()
-        return _is_stricter(first, request) and self._admission.may_admit(first, plan)
+        return self._order.is_stricter(first, request) and self._admission.may_admit(first, plan)
 
     def _fits(self, candidate: Candidate, plan: StepPlan) -> bool:
         """Row, tokens and pages; beside others also pages for `CALM_STEPS` steps of all of them."""
@@ -228,10 +228,6 @@ class Swapping:
     def num_bytes(self, copies: PageCopies) -> int:
         """Bytes that these copies move."""
         return len(copies) * self._page_size_bytes
-
-
-def _is_stricter(one: Request, other: Request) -> bool:
-    return bool(is_laxer(np.array([other.rank]), one.rank)[0])
 
 
 def _spread(host_block_ids: np.ndarray, block_ids: list[np.ndarray]) -> tuple[np.ndarray, ...]:
