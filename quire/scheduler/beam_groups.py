@@ -95,6 +95,12 @@ class BeamGroups:
         """Whether a request is a beam, whose newest page may still wait for its copy."""
         return request.handle in self._key_of
 
+    def has_started(self, request: Request) -> bool:
+        """Whether a request, or a beam of its search, has had a row."""
+        key = self._key_of.get(request.handle)
+        members = [request] if key is None else self._groups[key].members.values()
+        return any(member.has_started for member in members)
+
     def with_siblings(self, handles: Iterable[int]) -> list[int]:
         """`handles`, each followed by the other beams of its search: no beam ends alone."""
         found: dict[int, None] = {}

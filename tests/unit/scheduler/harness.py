@@ -29,11 +29,12 @@ from quire.core.scheduler_output import PageCopies, SchedulerOutput
 from quire.core.stats import EventKind, RequestEvent, SchedulerStats
 from quire.scheduler import setup
 from quire.scheduler.scheduler import Scheduler
+from quire.scheduler.service_order import RankOrder
 from quire.scheduler.setup import SchedulerSetup
 from quire.scheduler.swapping import Swapping
+from tests.unit.scheduler.pretended_model import VOCAB_SIZE, top_logprobs
 
 EOS = 0
-VOCAB_SIZE = 50
 
 Group = tuple[str, int]
 """Kind and tokens seen of a KV cache group: ("full", 0), ("window", 6), ("chunk", 8)."""
@@ -96,6 +97,10 @@ def make_request(
     ignore_eos: bool = True,
     cache_salt: str | None = None,
     priority: int = 0,
+    tenant: str = "",
+    weight: float = 1.0,
+    tenant_policy: str = "fcfs",
+    queue_timeout_s: float = 0.0,
     template_id: int = 0,
     fork_group: int | None = None,
     **params: Any,
@@ -111,6 +116,10 @@ def make_request(
         eos_token_id=EOS,
         cache_salt=cache_salt,
         priority=priority,
+        tenant=tenant,
+        tenant_weight=weight,
+        tenant_policy=tenant_policy,
+        queue_timeout_s=queue_timeout_s,
         template_id=template_id,
         fork_group=fork_group,
     )
@@ -152,41 +161,6 @@ def make_beams(handles: Sequence[int], prompt: Sequence[int], spec: BeamSpec, **
     num_ends = len({*(one.stop_token_ids or ()), *(() if one.ignore_eos else (EOS,))})
     num_top = num_top_tokens(spec.num_beams, num_ends)
     return make_siblings(handles, prompt, beam_search=spec, temperature=0.0, logprobs=num_top, **params)
-
-
-def top_logprobs(token_ids: np.ndarray) -> list[tuple[float, int]]:
-    """(log-probability, token) of the whole vocabulary after these tokens, falling."""
-    crc = zlib.crc32(np.ascontiguousarray(token_ids, dtype=np.int32).tobytes())
-    scores = np.random.default_rng(crc).random(VOCAB_SIZE, dtype=np.float32)
-    return sorted(((-4.0 * float(score), token) for token, score in enumerate(scores)), reverse=True)
-
-
-def expected_beams(request: EngineCoreRequest, max_model_len: int) -> list[tuple[list[int], float]]:
-    """(new tokens, sum of log-probabilities) of each sequence that a search finds, the best first."""
-    params, prompt = request.sampling_params, request.prompt_token_ids.tolist()
-    spec = params.beam_search
-    assert spec is not None and params.max_tokens is not None
-    max_tokens = min(params.max_tokens, max_model_len - len(prompt))
-    ends = {*(params.stop_token_ids or ()), *(() if params.ignore_eos else (request.eos_token_id,))}
-    width, beams, done = spec.num_beams, [(0.0, prompt)], []
-    keep = max(2, 1 + len(ends)) * width
-    for length in range(1, max_tokens + 1):
-        grown = sorted(
-            ((total + score, [*tokens, token]) for total, tokens in beams
-             for score, token in top_logprobs(np.array(tokens, np.int32))),
-            key=lambda one: -one[0],
-        )[:keep]  # fmt: skip
-        over = [length == max_tokens or tokens[-1] in ends for _, tokens in grown]
-        new = [(total / length**spec.length_penalty, total, tokens) for total, tokens in grown[:width]]
-        done = sorted([*done, *(one for one, is_over in zip(new, over, strict=False) if is_over)], key=lambda x: -x[0])
-        done = done[:width]
-        beams = [one for one, is_over in zip(grown, over, strict=True) if not is_over][:width]
-        if not beams or (len(done) == width and spec.early_stopping is True):
-            break
-        hoped = max_tokens if spec.early_stopping == "never" and spec.length_penalty > 0 else length
-        if len(done) == width and beams[0][0] / hoped**spec.length_penalty <= done[-1][0]:
-            break
-    return [(tokens[len(prompt) :], total) for _, total, tokens in done]
 
 
 def running_fingerprints(token_ids: np.ndarray, group: int = 0) -> list[int]:
@@ -464,7 +438,8 @@ def check_invariants(scheduler: Scheduler, groups: Sequence[Group] = (FULL,)) ->
     assert np.array_equal(pool.ref_counts(), owners), "reference counts differ from the number of owners"
     assert np.count_nonzero(owners) + pool.num_free_blocks == pool.num_usable_blocks, "free + used != total"
     assert sorted(rows) == np.flatnonzero(table.handle >= 0).tolist()
-    assert table.rank[rows].tolist() == sorted(table.rank[rows].tolist())
+    if isinstance(scheduler._order, RankOrder):
+        assert table.rank[rows].tolist() == sorted(table.rank[rows].tolist())
     assert len(rows) + table.num_free_rows == len(table.handle)
     assert len(rows) + len(scheduler._queue) + len(scheduler._swapping) == len(scheduler._requests)
     check_swap_space(scheduler._swapping)
@@ -478,7 +453,7 @@ def check_swap_space(swapping: Swapping) -> None:
     assert sorted([*held.tolist(), *free.tolist()]) == list(range(pool.num_blocks)), (
         "a host page is lost or owned twice"
     )
-    assert pages.keys() == swapping._swapped._requests.keys()
+    assert pages.keys() == {*swapping._swapped.handles()}
 
 
 def same_message(first: SchedulerOutput, second: SchedulerOutput) -> bool:

@@ -12,11 +12,11 @@ from quire.errors import ValidationError
 from tests.unit.scheduler.harness import (
     Engine,
     expected_answer,
-    expected_beams,
     make_beams,
     make_request,
     make_scheduler,
 )
+from tests.unit.scheduler.pretended_model import expected_beams
 from tests.unit.scheduler.test_forks import num_prompt_tokens_computed
 
 PROMPT = list(range(200, 222))
