@@ -97,13 +97,22 @@ class Swapping:
         return True
 
     def _is_worth_it(self, request: Request, num_tokens: int, num_held: int) -> bool:
-        """Pages that others use, too, are taken to be in the prefix cache when the request returns."""
         if self._costs is None:
             return True
-        num_shared = min(num_tokens, self._kv.num_shared_tokens(request))
-        num_shared_pages = num_shared // self._kv.block_size * len(self._kv.get_block_ids(request.row))
-        swap_s = self._costs.estimate_swap_s(num_held, max(0, num_held - num_shared_pages))
-        return is_swap_cheaper(swap_s, self._costs.estimate_recompute_s(num_shared, num_tokens))
+        num_kept = min(num_tokens, self._kv.num_kept_tokens(request, self._is_room_ample()))
+        swap_s = self._costs.estimate_swap_s(num_held, max(0, num_held - num_kept // self._kv.block_size))
+        return is_swap_cheaper(swap_s, self._costs.estimate_recompute_s(num_kept, num_tokens))
+
+    def _is_room_ample(self) -> bool:
+        """Whether free pages, before the victim's, will do for the rows that run and for the first that waits."""
+        num_first = int(self._kv.num_blocks_held(np.array(len(self._waiting.peek().token_ids)))) if self._waiting else 0
+        return self._num_blocks_to_grow() + num_first <= self._kv.num_free_blocks
+
+    def _num_blocks_to_grow(self) -> int:
+        """Pages that the running rows lack for `CALM_STEPS` steps."""
+        rows = self._running.rows
+        grown = np.minimum(self._table.num_tokens[rows] + CALM_STEPS, self._table.max_total_tokens[rows])
+        return int(self._kv.num_missing_blocks(rows, grown).sum())
 
     # --- back ---
 
@@ -149,10 +158,8 @@ class Swapping:
         if not self._table.num_free_rows or not 0 < num_new_tokens <= min(plan.budget.num_left, plan.prompts.num_left):
             return False
         num_tokens, num_reserved = candidate.num_computed_tokens + num_new_tokens, 0
-        rows = self._running.rows
-        if len(rows):
-            grown = np.minimum(self._table.num_tokens[rows] + CALM_STEPS, self._table.max_total_tokens[rows])
-            num_reserved = int(self._kv.num_missing_blocks(rows, grown).sum())
+        if len(self._running):
+            num_reserved = self._num_blocks_to_grow()
             num_tokens = max(num_tokens, min(len(candidate.request.token_ids) + CALM_STEPS, self._table.max_model_len))
         if candidate.swapped is None:
             num_taken = self._kv.num_blocks_to_place(candidate.prefix, num_tokens)
