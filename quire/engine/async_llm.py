@@ -26,7 +26,7 @@ from quire.engine.parts import FrontEndParts
 from quire.engine.protocol import EngineClient, StepListener
 from quire.engine.stat_logger import INTERVAL_S, StatLogger
 from quire.engine.supervisor import Supervisor
-from quire.errors import EngineDeadError, EngineGenerateError, QuireError
+from quire.errors import EngineDeadError, QuireError
 from quire.logger import get_logger
 from quire.utils.phases import PhaseTimer
 
@@ -291,7 +291,7 @@ class AsyncLLM(EngineClient):
         for message in effects.messages:
             self._supervisor.add_request(message)
         for request_id, failure in effects.failures.items():
-            self._fail(request_id, EngineGenerateError(failure, hint="other requests are not affected"))
+            self._fail(request_id, failure)
         self._deliver(effects.outputs)
 
     def _deliver(self, outputs: Iterable[RequestOutput]) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 
 from quire.config import QuireConfig
 from quire.engine.core import EngineCore
+from quire.engine.grammar_gate import grammar_gate, make_grammars
 from quire.engine.step_recovery import StepRecovery
 from quire.executor.base import Executor
 from quire.executor.uniproc import UniProcExecutor
@@ -16,6 +17,7 @@ from quire.kv_cache.planning import plan_kv_cache
 from quire.logger import get_logger
 from quire.platforms.interface import Platform
 from quire.sample.logits_processor import ProcessorSource
+from quire.scheduler.admission import AdmissionGate
 from quire.scheduler.scheduler import Scheduler
 from quire.utils.phases import PhaseTimer
 
@@ -44,11 +46,13 @@ def build_core(
         executor: Executor = UniProcExecutor(config, platform, logits_processors)
     with timer.phase("KV cache"):
         recovery = StepRecovery()
-        scheduler, num_blocks = _make_scheduler(config, executor, recovery)
-    return EngineCore(executor, scheduler, recovery, num_blocks, on_step)
+        grammars = make_grammars(config)
+        gates = (recovery.gate, grammar_gate(grammars))
+        scheduler, num_blocks = _make_scheduler(config, executor, gates)
+    return EngineCore(executor, scheduler, recovery, num_blocks, on_step, grammars=grammars)
 
 
-def _make_scheduler(config: QuireConfig, executor: Executor, recovery: StepRecovery) -> tuple[Scheduler, int]:
+def _make_scheduler(config: QuireConfig, executor: Executor, gates: tuple[AdmissionGate, ...]) -> tuple[Scheduler, int]:
     """Divide the memory that is left, and start the control plane on it; also the number of pages."""
     max_len = config.max_model_len
     specs, available_bytes = executor.kv_cache_specs(), executor.available_kv_cache_bytes()
@@ -59,5 +63,5 @@ def _make_scheduler(config: QuireConfig, executor: Executor, recovery: StepRecov
         "KV cache: %d pages of %d tokens, room for %d tokens (%.1f requests of %d)",
         kv_cache_config.num_blocks, kv_cache_config.block_size, num_tokens, num_tokens / max_len, max_len,
     )  # fmt: skip
-    scheduler = Scheduler(config.scheduler, config.cache, kv_cache_config, max_len, gates=(recovery.gate,))
+    scheduler = Scheduler(config.scheduler, config.cache, kv_cache_config, max_len, gates=gates)
     return scheduler, kv_cache_config.num_blocks

@@ -12,6 +12,7 @@ from quire.core.engine_messages import EngineCoreOutputs, FinishReason
 from quire.core.outputs import RequestOutput
 from quire.engine.logprobs import lines_by_entry
 from quire.engine.request_state import RequestGroup, RequestState
+from quire.errors import EngineGenerateError, QuireError, ValidationError
 from quire.logger import get_logger
 
 logger = get_logger(__name__)
@@ -31,7 +32,7 @@ class ProcessedStep:
     outputs: list[RequestOutput] = field(default_factory=list)
     handles_to_abort: list[int] = field(default_factory=list)
     started: list[int] = field(default_factory=list)
-    failures: dict[str, str] = field(default_factory=dict)
+    failures: dict[str, QuireError] = field(default_factory=dict)
 
 
 class OutputProcessor:
@@ -104,7 +105,7 @@ class OutputProcessor:
             end = finished.get(handle)
             if end is not None and end.error is not None:
                 logger.error("request %s failed: %s", group.request_id, end.error)
-                processed.failures[group.request_id] = end.error
+                processed.failures[group.request_id] = _failure(end.error, end.error_field)
             if state.add_tokens(token_ids, step.logprobs, lines.get(handle, ()), end, step.timestamp):
                 processed.handles_to_abort.append(handle)
             if state.finish_reason is not None:
@@ -139,6 +140,13 @@ class OutputProcessor:
         for handle, arrays in step.prompt_logprobs:
             if handle in self._by_handle:
                 self._by_handle[handle][1].logprobs.add_prompt(arrays)
+
+
+def _failure(error: str, field: str | None) -> QuireError:
+    """What the user is told: that the request was wrong, where a field of it was."""
+    if field is not None:
+        return ValidationError(error, field=field)
+    return EngineGenerateError(error, hint="other requests are not affected")
 
 
 def _tokens_by_handle(step: EngineCoreOutputs, also: Iterable[int]) -> dict[int, list[int]]:

@@ -125,7 +125,9 @@ class Scheduler:
         self._queue.add(queued)
         self._outbox.note_event(request.handle, EventKind.QUEUED)
 
-    def finish_requests(self, handles: Iterable[int], reason: FinishReason, error: str | None = None) -> None:
+    def finish_requests(
+        self, handles: Iterable[int], reason: FinishReason, error: str | None = None, error_field: str | None = None
+    ) -> None:
         """End requests from outside, in any state; unknown and finished handles are ignored."""
         for handle in handles:
             request = self._requests.get(handle)
@@ -135,7 +137,7 @@ class Scheduler:
                 self._vacate([request.row])
             else:
                 self._queue.remove(handle)
-            self._end(request, FinishedRequest(handle, reason, error=error))
+            self._end(request, FinishedRequest(handle, reason, error=error, error_field=error_field))
 
     def _end(self, request: Request, finished: FinishedRequest) -> None:
         request.status = _STATUS_OF_REASON[finished.finish_reason]
@@ -276,6 +278,12 @@ class Scheduler:
             self._queue.add(request)
             self._outbox.note_event(request.handle, EventKind.PREEMPTED)
         return [handle for handle in step.handles.tolist() if handle in self._requests]
+
+    def sampling_handles(self) -> np.ndarray:
+        """[num_sampled] int64; who gets a token in the step that was scheduled, in the order of the batch."""
+        assert self._in_flight is not None, "a step was scheduled"
+        handles: np.ndarray = self._in_flight.handles[self._in_flight.scheduled.is_sampling]
+        return handles
 
     def _record_cost(self, scheduled: SchedulerOutput, seconds: float | None) -> None:
         if self._costs is not None:

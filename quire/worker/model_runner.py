@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
+from quire.core.grammar_bitmask import GrammarBitmask
 from quire.core.runner_output import ModelRunnerOutput
 from quire.core.scheduler_output import SchedulerOutput
 from quire.models.interfaces import CausalLM
@@ -74,11 +75,11 @@ class ModelRunner:
         self._pending = _PendingStep(batch, hidden)
 
     @torch.inference_mode()
-    def sample_tokens(self) -> ModelRunnerOutput:
+    def sample_tokens(self, grammar: GrammarBitmask | None = None) -> ModelRunnerOutput:
         """Choose the tokens of the step that was computed."""
         assert self._pending is not None, "no step was computed"
         pending, self._pending = self._pending, None
-        return self._sampling_step.run(pending.batch, pending.hidden)
+        return self._sampling_step.run(pending.batch, pending.hidden, grammar)
 
     def _forward(self, batch: InputBatch) -> torch.Tensor:
         if self._step_graphs is not None and (hidden := self._step_graphs.forward(batch)) is not None:
