@@ -85,6 +85,7 @@ def reference_pages() -> dict[str, str]:
         "settings.md": render_reference(),
         "server.md": render_server_reference(),
         "sampling-parameters.md": render_sampling_reference(),
+        "structured-output.md": render_structured_reference(),
     }
 
 

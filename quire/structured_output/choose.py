@@ -15,7 +15,7 @@ from quire.errors import UnsupportedError, ValidationError
 from quire.structured_output.registry import is_installed
 from quire.structured_output.schema_closing import closed
 from quire.structured_output.schema_keywords import find_problem, malformed
-from quire.structured_output.schema_regex import regex_problem
+from quire.structured_output.schema_regex import regex_problem, without_anchors
 
 # Kind -> libraries that know it at all.
 _KNOWN: dict[str, tuple[str, ...]] = {
@@ -74,6 +74,7 @@ def _plain(params: StructuredOutputsParams, field: str) -> Any:
         reason = regex_problem(value)
         if reason is not None:
             raise ValidationError(f"{field} has {reason}", hint="write it without", field=field)
+        value = without_anchors(value)
     elif params.kind == "structural_tag":
         value = parse_json(field, value, MAX_TAG_DEPTH)
     return value

@@ -11,7 +11,9 @@ import signal
 import subprocess
 import sys
 import threading
+import weakref
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 
 import msgspec
 
@@ -49,6 +51,7 @@ class CompilePool:
         self._workers = [_Worker(setup) for _ in range(NUM_WORKERS)]
         for worker in self._workers:
             self._idle.put(worker)
+        self._finalize = weakref.finalize(self, _close, self._workers, self._threads)
         self._lock = threading.Lock()
         self._vocabulary: Vocabulary | None = None
         self._backends: dict[str, StructuredOutputBackend] = {}
@@ -65,9 +68,7 @@ class CompilePool:
 
     def close(self) -> None:
         """End the workers; harmless when repeated."""
-        for worker in self._workers:
-            worker.close()
-        self._threads.shutdown(wait=False, cancel_futures=True)
+        self._finalize()
 
     def _compile(self, spec: GrammarSpec) -> tuple[CompiledGrammar, int]:
         worker = self._idle.get()
@@ -94,6 +95,14 @@ class CompilePool:
             setup = self._setup
             self._vocabulary = read_vocabulary(setup.tokenizer_path, setup.vocab_size, setup.eos_token_id)
         return self._vocabulary
+
+
+def _close(workers: list[_Worker], threads: ThreadPoolExecutor) -> None:
+    for worker in workers:
+        worker.kill()
+    threads.shutdown(wait=threading.current_thread() is threading.main_thread(), cancel_futures=True)
+    for worker in workers:
+        worker.dispose()
 
 
 class _Worker:
@@ -133,14 +142,29 @@ class _Worker:
             raise refusal(spec, result.error)
         return result.compiled
 
-    def close(self) -> None:
-        """End the process."""
+    def kill(self) -> None:
+        """End the process, and start none again."""
         self._is_closed = True
         if self._process is not None:
             self._process.kill()
 
+    def dispose(self) -> None:
+        """Wait for the process that was killed."""
+        process, self._process = self._process, None
+        if process is None:
+            return
+        process.kill()
+        process.wait()
+        for stream in (process.stdin, process.stdout):
+            if stream is not None:
+                with suppress(OSError):  # what it was not told any more
+                    stream.close()
+
     def _started(self) -> subprocess.Popen[bytes]:
+        if self._is_closed:
+            raise BudgetError("the engine is shut down")
         if self._process is None or self._process.poll() is not None:
+            self.dispose()
             command = [sys.executable, "-m", "quire.structured_output.compile_worker"]
             self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
             assert self._process.stdin is not None, "it was asked for"
@@ -149,12 +173,8 @@ class _Worker:
 
     def _ended(self, process: subprocess.Popen[bytes], spec: GrammarSpec) -> QuireError:
         """Why the worker ended over `spec`."""
-        process.kill()
-        code = process.wait()
-        for stream in (process.stdin, process.stdout):
-            if stream is not None:
-                stream.close()
-        self._process = None
+        self.dispose()
+        code = process.returncode
         if self._is_closed:
             return BudgetError("the engine is shut down")
         if code in (-signal.SIGPROF, -signal.SIGKILL):

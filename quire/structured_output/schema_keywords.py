@@ -52,7 +52,7 @@ SUPPORTED: dict[str, frozenset[str]] = {
         "oneOf", "allOf", "patternProperties", "minProperties", "maxProperties", "additionalItems", "format",
         "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf", "$anchor", "$id",
     )),
-    "outlines": _BASIC - {"allOf"},
+    "outlines": _BASIC - {"prefixItems"},
     "lm-format-enforcer": frozenset(),
 }  # fmt: skip
 

@@ -17,6 +17,16 @@ def regex_problem(pattern: str) -> str | None:
     return None if isinstance(found, frozenset) else found
 
 
+def without_anchors(pattern: str) -> str:
+    """A pattern that is not refused, without the anchors at its ends: it must match the whole text anyway."""
+    pattern = pattern.removeprefix("^")
+    if pattern.endswith("$"):
+        body = pattern[:-1]
+        if (len(body) - len(body.rstrip("\\"))) % 2 == 0:
+            return body
+    return pattern
+
+
 def pattern_problem(pattern: str, backend: str) -> str | None:
     """As `regex_problem`, of a `pattern` within a JSON schema."""
     found = _scan(pattern)
@@ -25,6 +35,8 @@ def pattern_problem(pattern: str, backend: str) -> str | None:
     # Their texts stand between quotes as they are, so nothing may match that JSON writes otherwise.
     if backend != "guidance" and found & {'"', "\\", "control", "hex", "space"}:
         return "a pattern that matches quotes, backslashes or control characters is not supported"
+    if backend == "outlines" and found >= {"|", "^$"}:
+        return "anchors beside a choice are not supported"
     return None
 
 
@@ -58,10 +70,14 @@ def _scan(pattern: str) -> str | frozenset[str]:
             return f"'(?{pattern[at + 1 : at + 2]}', a group that is not plain"
         elif char == "(":
             depth += 1
+        elif char == "|" and depth == 0:
+            held.add(char)
         elif char in "*+?}" and pattern.startswith("+", at):
             return "a possessive quantifier"
-        elif (char == "^" and at != 1) or (char == "$" and at != end):
-            return f"{char!r} within the pattern"
+        elif char in "^$":
+            if at != (1 if char == "^" else end):
+                return f"{char!r} within the pattern"
+            held.add("^$")
     if in_class or depth:
         return "a class or group that is not closed"
     return frozenset(held)
