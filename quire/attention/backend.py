@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -105,6 +106,17 @@ class AttentionBackend(ABC):
         Returns:
             [num_tokens, num_heads, head_size], dtype of `query`.
         """
+
+    def copy_pages(self, kv_caches: Sequence[torch.Tensor], source_ids: torch.Tensor, target_ids: torch.Tensor) -> None:
+        """Copy pages onto others in every layer's cache, in place.
+
+        Args:
+            kv_caches: of shape [keys or values, page, ...] unless the backend says otherwise.
+            source_ids, target_ids: [num_copies] int64 on the cache's device; targets are distinct and no source.
+        """
+        for kv_cache in kv_caches:
+            pages = kv_cache.view(torch.uint8)  # eight-bit floats cannot be indexed everywhere
+            pages[:, target_ids] = pages[:, source_ids]
 
     def forward_fused(
         self,

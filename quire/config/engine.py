@@ -18,6 +18,14 @@ class ObservabilityConfig:
     """What the engine says about itself."""
 
     disable_log_stats: bool = setting(True, "Do not log a line of statistics every few seconds.")
+    flight_recorder: str | None = setting(
+        None,
+        "Directory in which what goes into the scheduler is kept, in a ring of files that `quire replay` reads: "
+        "requests as token ids without texts, sampled tokens, times. Files are for their owner only.",
+    )
+    flight_recorder_max_bytes: int = setting(
+        256 << 20, "Bytes of all files of the flight recorder; the oldest are deleted.", minimum=1 << 20, is_size=True
+    )
 
     def __post_init__(self) -> None:
         check_settings(self)

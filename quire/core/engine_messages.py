@@ -49,6 +49,8 @@ class EngineCoreRequest:
         num_shared_tokens: full pages of so many first tokens of the prompt are shared whatever the salt.
         output_token_ids: [num_output_tokens] int32; what it has put out already, when it is continued; None = nothing.
             Fewer than `max_tokens`. Counted by limits, penalties and positions as if it had never been interrupted.
+        fork_group: handle of the first of several requests with the same prompt and salt: the prompt is computed for
+            one of them, and the others share its pages. None = it has no siblings.
     """
 
     handle: int
@@ -62,6 +64,7 @@ class EngineCoreRequest:
     cache_salt: str | None = None
     num_shared_tokens: int = 0
     output_token_ids: np.ndarray | None = None
+    fork_group: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -50,11 +50,27 @@ class NewBlocks:
     block_ids: np.ndarray
 
 
+@dataclass(frozen=True, slots=True)
+class PageCopies:
+    """Pages to be copied onto others, in every layer. Both are [num_copies] int32; no target is a source."""
+
+    source_ids: np.ndarray
+    target_ids: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.source_ids)
+
+
+_NO_IDS = np.empty(0, dtype=np.int32)
+NO_PAGE_COPIES = PageCopies(_NO_IDS, _NO_IDS)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulerOutput:
     """What one step runs.
 
-    The receiver applies `freed_rows`, then `new_reqs`, then `new_blocks`, then computes the tokens.
+    The receiver applies `freed_rows`, then `new_reqs`, then `new_blocks`, then `page_copies`, then computes the
+    tokens.
 
     Attributes:
         step: number of the step, from 0.
@@ -66,6 +82,7 @@ class SchedulerOutput:
         num_computed_tokens: [num_reqs] int32; tokens whose KV is in the cache before this step.
         is_sampling: [num_reqs] bool; the last scheduled token is the row's newest, so a token is sampled.
         total_num_scheduled_tokens: sum of `num_scheduled_tokens`.
+        page_copies: partly filled pages that a request takes over from another one and is about to write to.
     """
 
     step: int
@@ -77,3 +94,4 @@ class SchedulerOutput:
     num_computed_tokens: np.ndarray
     is_sampling: np.ndarray
     total_num_scheduled_tokens: int
+    page_copies: PageCopies = NO_PAGE_COPIES

@@ -188,7 +188,9 @@ class AsyncLLM(EngineClient):
     async def abort(self, request_ids: str | Iterable[str]) -> None:
         """End requests; each gets its final output. Unknown and finished ids are ignored."""
         ids = [request_ids] if isinstance(request_ids, str) else list(request_ids)
-        self._apply(self._front.abort(ids))
+        handles = self._front.handles_of(ids)
+        if handles:
+            self._supervisor.abort_requests(handles)
 
     async def check_health(self) -> None:
         """Return if the engine can serve; raises `EngineDeadError` otherwise."""
@@ -288,8 +290,6 @@ class AsyncLLM(EngineClient):
     def _apply(self, effects: Effects) -> None:
         if effects.handles_to_abort:
             self._supervisor.abort_requests(effects.handles_to_abort)
-        for message in effects.messages:
-            self._supervisor.add_request(message)
         for request_id, failure in effects.failures.items():
             self._fail(request_id, failure)
         self._deliver(effects.outputs)

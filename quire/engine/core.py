@@ -25,6 +25,7 @@ class EngineCore:
         on_step: called with the number of tokens of each step, before it runs.
         clock: seconds, for the duration of steps.
         grammars: of structured requests; None = requests have none.
+        on_shutdown: called when the core ends.
     """
 
     def __init__(
@@ -36,6 +37,7 @@ class EngineCore:
         on_step: Callable[[int], None] | None = None,
         clock: Callable[[], float] = time.perf_counter,
         grammars: GrammarManager | None = None,
+        on_shutdown: Callable[[], None] = lambda: None,
     ) -> None:
         self._executor = executor
         self._scheduler = scheduler
@@ -43,6 +45,7 @@ class EngineCore:
         self._clock = clock
         self._on_step = on_step
         self._grammars = grammars or GrammarManager(no_pool)
+        self._on_shutdown = on_shutdown
         self.num_blocks = num_blocks
 
     def add_request(self, request: EngineCoreRequest) -> None:
@@ -101,6 +104,7 @@ class EngineCore:
     def shutdown(self) -> None:
         """Release the executor; harmless when repeated."""
         self._grammars.shutdown()
+        self._on_shutdown()
         self._executor.shutdown()
 
     def _end_for_grammar(self, handle: int, failure: QuireError) -> None:

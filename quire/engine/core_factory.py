@@ -6,6 +6,7 @@ Called by `engine.factory` for an engine in one process, and by the process that
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 from quire.config import QuireConfig
 from quire.engine.core import EngineCore
@@ -13,12 +14,14 @@ from quire.engine.grammar_gate import grammar_gate, make_grammars
 from quire.engine.step_recovery import StepRecovery
 from quire.executor.base import Executor
 from quire.executor.uniproc import UniProcExecutor
-from quire.kv_cache.planning import plan_kv_cache
+from quire.flight_recorder.recorded_scheduler import RecordedScheduler
+from quire.flight_recorder.writer import RecordWriter
+from quire.kv_cache.planning import concurrency, plan_kv_cache
 from quire.logger import get_logger
 from quire.platforms.interface import Platform
 from quire.sample.logits_processor import ProcessorSource
-from quire.scheduler.admission import AdmissionGate
-from quire.scheduler.scheduler import Scheduler
+from quire.scheduler.interface import SchedulerInterface
+from quire.scheduler.setup import SchedulerSetup, make_scheduler
 from quire.utils.phases import PhaseTimer
 
 logger = get_logger(__name__)
@@ -46,22 +49,35 @@ def build_core(
         executor: Executor = UniProcExecutor(config, platform, logits_processors)
     with timer.phase("KV cache"):
         recovery = StepRecovery()
-        grammars = make_grammars(config)
-        gates = (recovery.gate, grammar_gate(grammars))
-        scheduler, num_blocks = _make_scheduler(config, executor, gates)
-    return EngineCore(executor, scheduler, recovery, num_blocks, on_step, grammars=grammars)
+        setup = _plan_memory(config, executor)
+    grammars = make_grammars(config)
+    gates = (grammar_gate(grammars, recovery.gate),)
+    num_blocks = setup.kv_cache.num_blocks
+    if config.observability.flight_recorder is None:
+        scheduler: SchedulerInterface = make_scheduler(setup, gates=gates)
+        return EngineCore(executor, scheduler, recovery, num_blocks, on_step, grammars=grammars)
+    recorded = RecordedScheduler(setup, _make_writer(config, setup), gates)
+    return EngineCore(executor, recorded, recovery, num_blocks, on_step, grammars=grammars, on_shutdown=recorded.close)
 
 
-def _make_scheduler(config: QuireConfig, executor: Executor, gates: tuple[AdmissionGate, ...]) -> tuple[Scheduler, int]:
-    """Divide the memory that is left, and start the control plane on it; also the number of pages."""
+def _plan_memory(config: QuireConfig, executor: Executor) -> SchedulerSetup:
+    """Divide the memory that is left; what the control plane is made from."""
     max_len = config.max_model_len
     specs, available_bytes = executor.kv_cache_specs(), executor.available_kv_cache_bytes()
-    kv_cache_config = plan_kv_cache(specs, available_bytes, config.cache, max_len)
+    max_chunk = min(config.scheduler.max_num_batched_tokens or max_len, max_len)
+    kv_cache_config = plan_kv_cache(specs, available_bytes, config.cache, max_len, max_chunk)
     executor.initialize_kv_cache(kv_cache_config)
-    num_tokens = (kv_cache_config.num_blocks - 1) * kv_cache_config.block_size
+    num_requests = concurrency(kv_cache_config, max_len, max_chunk)
     logger.info(
         "KV cache: %d pages of %d tokens, room for %d tokens (%.1f requests of %d)",
-        kv_cache_config.num_blocks, kv_cache_config.block_size, num_tokens, num_tokens / max_len, max_len,
+        kv_cache_config.num_blocks, kv_cache_config.block_size, round(num_requests * max_len), num_requests, max_len,
     )  # fmt: skip
-    scheduler = Scheduler(config.scheduler, config.cache, kv_cache_config, max_len, gates=gates)
-    return scheduler, kv_cache_config.num_blocks
+    return SchedulerSetup(
+        scheduler=config.scheduler, cache=config.cache, kv_cache=kv_cache_config, max_model_len=max_len
+    )
+
+
+def _make_writer(config: QuireConfig, setup: SchedulerSetup) -> Callable[[Callable[[], float]], RecordWriter]:
+    directory, max_bytes = config.observability.flight_recorder, config.observability.flight_recorder_max_bytes
+    assert directory is not None, "asked only when there is a flight recorder"
+    return lambda clock: RecordWriter(Path(directory), max_bytes, setup, clock)

@@ -17,7 +17,7 @@ from quire.core.outputs import RequestOutput
 from quire.core.sampling_params import SamplingParams
 from quire.engine.input_processor import PreparedRequest
 from quire.engine.output_processor import OutputProcessor
-from quire.engine.parallel_sampling import WaitingChildren, make_children
+from quire.engine.parallel_sampling import make_children
 from quire.engine.parts import FrontEndParts
 from quire.engine.request_state import RequestGroup, RequestState
 from quire.errors import QuireError, ValidationError
@@ -30,29 +30,25 @@ class Submission:
 
     Attributes:
         group: what is to be kept of it.
-        messages: to be sent now.
-        waiting: to be sent when the first answer has started.
+        messages: to be sent, one for each answer.
     """
 
     group: RequestGroup
     messages: list[EngineCoreRequest]
-    waiting: list[EngineCoreRequest]
 
 
 @dataclass(frozen=True, slots=True)
 class Effects:
-    """What is to be done after a step or an abort.
+    """What is to be done after a step.
 
     Attributes:
         outputs: due to the users.
         handles_to_abort: answers whose end the engine core is to be told.
-        messages: answers to be sent now.
         failures: request id -> what went wrong, for requests of `outputs` that failed.
     """
 
     outputs: list[RequestOutput] = field(default_factory=list)
     handles_to_abort: list[int] = field(default_factory=list)
-    messages: list[EngineCoreRequest] = field(default_factory=list)
     failures: dict[str, QuireError] = field(default_factory=dict)
 
 
@@ -64,7 +60,6 @@ class FrontEnd:
         self._tokenizer = parts.tokenizer
         self._inputs = parts.input_processor
         self._outputs = OutputProcessor()
-        self._waiting_children = WaitingChildren()
         self._handles = itertools.count()
 
     def __len__(self) -> int:
@@ -105,9 +100,7 @@ class FrontEnd:
         handles = [next(self._handles) for _ in range(params.n)]
         seed = self.config.model.seed
         messages = make_children(prepared, request_id, handles, seed, arrival_time=arrival, priority=priority)
-        num_now = 1 if self._shares_prompt(prepared) else len(messages)
-        group = self._make_group(request_id, prepared, messages, arrival)
-        return Submission(group, messages[:num_now], messages[num_now:])
+        return Submission(self._make_group(request_id, prepared, messages, arrival), messages)
 
     def check_name(self, request_id: str, priority: int) -> None:
         """Refuse a name that is in use, or a priority that means nothing; raises `ValidationError`."""
@@ -129,27 +122,19 @@ class FrontEnd:
     def follow(self, submission: Submission) -> None:
         """Keep a request whose messages were sent; its id must be unused still."""
         self._outputs.add(submission.group)
-        self._waiting_children.add(submission.group.states[0].handle, submission.waiting)
 
     def process(self, step: EngineCoreOutputs) -> Effects:
         """Take in one step."""
         processed = self._outputs.process(step)
-        messages = self._waiting_children.release(processed.started)
-        return Effects(processed.outputs, processed.handles_to_abort, messages, processed.failures)
+        return Effects(processed.outputs, processed.handles_to_abort, processed.failures)
 
-    def abort(self, request_ids: Iterable[str]) -> Effects:
-        """End requests; answers that were never sent end here, the others when the engine core was told."""
-        handles = self._outputs.handles_of(request_ids)
-        unsent = self._waiting_children.drop(handles)
-        ended = [self._outputs.end(handle, FinishReason.ABORT) for handle in sorted(unsent)]
-        outputs = [output for output in ended if output is not None]
-        return Effects(outputs, [handle for handle in handles if handle not in unsent])
+    def handles_of(self, request_ids: Iterable[str]) -> list[int]:
+        """The unfinished answers of requests, as the engine core knows them; unknown ids have none."""
+        return self._outputs.handles_of(request_ids)
 
     def discard(self, request_ids: Iterable[str]) -> list[int]:
         """Forget requests, without any output; returns the handles that the engine core knows."""
-        handles = self._outputs.forget(request_ids)
-        unsent = self._waiting_children.drop(handles)
-        return [handle for handle in handles if handle not in unsent]
+        return self._outputs.forget(request_ids)
 
     def state_of(self, handle: int) -> RequestState | None:
         """What is kept of an unfinished answer."""
@@ -162,13 +147,6 @@ class FrontEnd:
     def request_of(self, handle: int) -> str | None:
         """The user's name of the unfinished request that an answer belongs to."""
         return self._outputs.request_of(handle)
-
-    def _shares_prompt(self, prepared: PreparedRequest) -> bool:
-        """True when answers after the first would find the prompt's pages in the prefix cache."""
-        cache = self.config.cache
-        has_full_page = len(prepared.prompt_token_ids) > (cache.block_size or 1)
-        reads_cache = not prepared.params.skip_reading_prefix_cache or prepared.params.prompt_logprobs is not None
-        return prepared.params.n > 1 and cache.enable_prefix_caching and has_full_page and reads_cache
 
     def _make_group(
         self, request_id: str, prepared: PreparedRequest, messages: list[EngineCoreRequest], arrival_time: float

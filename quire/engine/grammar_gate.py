@@ -25,10 +25,10 @@ def make_grammars(config: QuireConfig) -> GrammarManager:
     return GrammarManager(make_pool)
 
 
-def grammar_gate(grammars: GrammarManager) -> AdmissionGate:
-    """A request is passed over, and holds up nobody, until its grammar is made."""
+def grammar_gate(grammars: GrammarManager, other: AdmissionGate) -> AdmissionGate:
+    """A request is passed over, and holds up nobody, until its grammar is made; and then `other` is asked."""
 
     def gate(candidate: Candidate, plan: StepPlan) -> Verdict:
-        return Verdict.GO if grammars.is_ready(candidate.request.handle) else Verdict.SKIP
+        return other(candidate, plan) if grammars.is_ready(candidate.request.handle) else Verdict.SKIP
 
     return gate

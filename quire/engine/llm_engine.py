@@ -36,7 +36,6 @@ class LLMEngine:
         self._client = parts.client
         self._front = FrontEnd(parts)
         self._stat_logger = None if parts.config.observability.disable_log_stats else StatLogger()
-        self._due: list[RequestOutput] = []
         self._dead: EngineDeadError | None = None
 
     @classmethod
@@ -100,19 +99,16 @@ class LLMEngine:
             EngineDeadError: the step failed; every request is lost and the engine is of no further use.
         """
         self._require_alive()
-        due, self._due = self._due, []
         step = self._run_core_step()
         if step is None:
-            return due
+            return []
         self.last_stats = step.stats
         if self._stat_logger is not None:
             self._stat_logger.record(step)
         effects = self._front.process(step)
         if effects.handles_to_abort:
             self._client.abort_requests(effects.handles_to_abort)
-        for message in effects.messages:
-            self._client.add_request(message)
-        return due + effects.outputs
+        return effects.outputs
 
     def abort_request(self, request_ids: str | Iterable[str]) -> None:
         """End requests; each gets its final output (finish_reason "abort") from a later `step`.
@@ -120,9 +116,7 @@ class LLMEngine:
         Unknown and finished ids are ignored.
         """
         ids = [request_ids] if isinstance(request_ids, str) else list(request_ids)
-        effects = self._front.abort(ids)
-        self._due += effects.outputs
-        self._client.abort_requests(effects.handles_to_abort)
+        self._client.abort_requests(self._front.handles_of(ids))
 
     def discard_requests(self, request_ids: Iterable[str]) -> None:
         """End requests without any further output."""
@@ -132,7 +126,7 @@ class LLMEngine:
 
     def has_unfinished_requests(self) -> bool:
         """True while `step` has anything to give."""
-        return len(self._front) > 0 or bool(self._due)
+        return len(self._front) > 0
 
     def get_num_unfinished_requests(self) -> int:
         """Requests whose final output is still to come."""

@@ -25,13 +25,11 @@ class ProcessedStep:
     Attributes:
         outputs: what is due to the users, in the order in which requests first appear in the step.
         handles_to_abort: answers that a stop text ended; the engine core does not know it yet.
-        started: handles that got their first token or ended: their prompt is computed.
         failures: request id -> what went wrong, for requests of which an answer failed.
     """
 
     outputs: list[RequestOutput] = field(default_factory=list)
     handles_to_abort: list[int] = field(default_factory=list)
-    started: list[int] = field(default_factory=list)
     failures: dict[str, QuireError] = field(default_factory=dict)
 
 
@@ -100,8 +98,6 @@ class OutputProcessor:
             if found is None:
                 continue
             group, state = found
-            if not state.token_ids:
-                processed.started.append(handle)
             end = finished.get(handle)
             if end is not None and end.error is not None:
                 logger.error("request %s failed: %s", group.request_id, end.error)

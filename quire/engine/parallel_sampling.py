@@ -1,6 +1,6 @@
 """n answers to one prompt: `n` requests in the engine core, one for the user.
 
-Called by `LLMEngine`. Owns the answers that wait until the first one has computed the prompt they share.
+Called by the front-end. Stateless: that the prompt is computed once is the scheduler's concern (`scheduler.forks`).
 """
 
 from __future__ import annotations
@@ -41,8 +41,9 @@ def make_children(
     priority: int = 0,
 ) -> list[EngineCoreRequest]:
     """One message for each answer; `handles` gives their names, in the order of their indexes."""
-    messages = []
+    messages: list[EngineCoreRequest] = []
     for index, handle in enumerate(handles):
+        first = messages[0].handle if messages else handle
         params = child_params(prepared.params, index)
         messages.append(
             EngineCoreRequest(
@@ -56,37 +57,7 @@ def make_children(
                 priority=priority,
                 cache_salt=prepared.cache_salt,
                 num_shared_tokens=prepared.num_shared_tokens,
+                fork_group=None if prepared.params.n == 1 else first,
             )
         )
     return messages
-
-
-class WaitingChildren:
-    """Answers that are sent once the first answer of their request has its first token.
-
-    Until then the prompt's pages are not in the prefix cache, and each of them would compute the prompt again.
-    """
-
-    def __init__(self) -> None:
-        self._by_first: dict[int, list[EngineCoreRequest]] = {}
-
-    def add(self, first_handle: int, children: list[EngineCoreRequest]) -> None:
-        """Keep `children` until `first_handle` has started."""
-        if children:
-            self._by_first[first_handle] = children
-
-    def release(self, started: Iterable[int]) -> list[EngineCoreRequest]:
-        """The children of requests whose first answer has started."""
-        return [child for handle in started for child in self._by_first.pop(handle, ())]
-
-    def drop(self, handles: Iterable[int]) -> set[int]:
-        """Forget those of `handles` that were never sent; returns them."""
-        unwanted, dropped = set(handles), set()
-        for first_handle, children in list(self._by_first.items()):
-            dropped |= {child.handle for child in children if child.handle in unwanted}
-            kept = [child for child in children if child.handle not in unwanted]
-            if kept:
-                self._by_first[first_handle] = kept
-            else:
-                del self._by_first[first_handle]
-        return dropped

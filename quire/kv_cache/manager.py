@@ -13,18 +13,33 @@ import numpy as np
 
 from quire.core.kv_spec import KVCacheConfig
 from quire.core.request import ExtraKeys, Request
-from quire.core.scheduler_output import NewBlocks
+from quire.core.scheduler_output import NewBlocks, PageCopies
 from quire.kv_cache.block_hash import BlockHashFn, hash_full_pages, sha256_block_hash
 from quire.kv_cache.block_pool import BlockPool
 from quire.kv_cache.coordinator import KVCacheCoordinator
+from quire.kv_cache.page_copies import PendingCopies
+
+NO_LIMIT = 2**62
+"""Most tokens of a request, where its pages do not grow with its length."""
 
 
 @dataclass(frozen=True, slots=True)
 class CachedPrefix:
-    """The beginning of a request that is in the cache: pages per group, and how many tokens they hold."""
+    """The beginning of a request that is in the cache, and how many tokens it has.
+
+    Attributes:
+        block_ids: per group: those of its full pages that the next query sees.
+        partial_block_ids: per group: the page with the tokens after the full pages, which is copied, as the request
+            writes on in it; empty = there are none.
+    """
 
     block_ids: tuple[np.ndarray, ...]
     num_tokens: int
+    partial_block_ids: tuple[int, ...] = ()
+
+    def all_block_ids(self) -> np.ndarray:
+        """Every page that holds some of it, [num_blocks] int32, in the order of its tokens within each group."""
+        return np.concatenate([*self.block_ids, np.array(self.partial_block_ids, dtype=np.int32)])
 
 
 class KVCacheManager:
@@ -36,6 +51,7 @@ class KVCacheManager:
         max_num_seqs: number of rows.
         max_model_len: most tokens of a row.
         hash_fn: names a page by its content.
+        max_chunk_tokens: most tokens of one request that a step computes; None = `max_model_len`.
     """
 
     def __init__(
@@ -46,12 +62,20 @@ class KVCacheManager:
         max_num_seqs: int,
         max_model_len: int,
         hash_fn: BlockHashFn = sha256_block_hash,
+        max_chunk_tokens: int | None = None,
     ) -> None:
         self.block_size = kv_cache_config.block_size
         self._is_caching = enable_prefix_caching
         self._hash_fn = hash_fn
         self._pool = BlockPool(kv_cache_config.num_blocks, self.block_size)
-        self._coordinator = KVCacheCoordinator(kv_cache_config, self._pool, max_num_seqs, max_model_len, hash_fn)
+        self._copies = PendingCopies(self._pool)
+        max_chunk_tokens = min(max_chunk_tokens or max_model_len, max_model_len)
+        self._coordinator = KVCacheCoordinator(
+            kv_cache_config, self._pool, max_num_seqs, max_model_len, hash_fn, max_chunk_tokens
+        )
+        self._no_prefix = CachedPrefix((np.empty(0, dtype=np.int32),) * len(kv_cache_config.groups), 0)
+        longest = self._coordinator.longest_sequence
+        self._max_tokens = NO_LIMIT if longest is None else longest * self.block_size + 1
 
     @property
     def num_usable_blocks(self) -> int:
@@ -71,15 +95,20 @@ class KVCacheManager:
     @property
     def max_tokens_per_request(self) -> int:
         """Longest request that runs when alone: its last token is sampled, but never written to the cache."""
-        return self._pool.num_usable_blocks * self.block_size + 1
+        return self._max_tokens
+
+    def num_blocks_held(self, num_tokens: np.ndarray) -> np.ndarray:
+        """[.] most pages that requests of `num_tokens` ([.]) tokens hold at once."""
+        return self._coordinator.num_blocks_held(num_tokens)
 
     def hash_prompt(self, request: Request) -> None:
         """Name the full pages of a request that has just arrived."""
         if self._is_caching:
             request.extra_keys = self._extra_keys(request)
-            request.block_hashes = hash_full_pages(
-                request.token_ids, self.block_size, request.extra_keys, self._hash_fn
-            )
+            if self._coordinator.uses_hashes:
+                request.block_hashes = hash_full_pages(
+                    request.token_ids, self.block_size, request.extra_keys, self._hash_fn
+                )
 
     def _extra_keys(self, request: Request) -> dict[int, ExtraKeys]:
         """A salt belongs to the first page that is not wholly shared; the pages after it are tied to it."""
@@ -92,40 +121,72 @@ class KVCacheManager:
     def get_computed_blocks(self, request: Request) -> CachedPrefix:
         """The longest cached prefix of a request without a row; at least one token is left to compute."""
         if not (self._is_caching and request.may_read_prefix_cache):
-            return CachedPrefix((np.empty(0, dtype=np.int32),), 0)
+            return self._no_prefix
         max_pages = (len(request.token_ids) - 1) // self.block_size
-        block_ids = self._pool.prefix_index.find(
-            request.block_hashes[:max_pages], request.token_ids, request.extra_keys
-        )
-        return CachedPrefix((block_ids,), len(block_ids) * self.block_size)
+        block_ids, num_pages = self._coordinator.find(request, max_pages)
+        return CachedPrefix(block_ids, num_pages * self.block_size)
 
     def num_blocks_to_place(self, prefix: CachedPrefix, num_tokens: int) -> int:
-        """By how many pages the free list shrinks when a request is placed with room for `num_tokens`."""
-        num_new = sum(-(-num_tokens // self.block_size) - len(block_ids) for block_ids in prefix.block_ids)
+        """By how many pages the free list shrinks when a request is placed with room for `num_tokens`.
+
+        Of more tokens than a step computes, no more pages are counted than are held at once.
+        """
+        num_new = self._coordinator.num_new_blocks(prefix.num_tokens, num_tokens)
         return num_new + sum(self._pool.num_free_among(block_ids) for block_ids in prefix.block_ids)
 
     def place(self, row: int, request: Request, prefix: CachedPrefix, num_tokens: int) -> tuple[np.ndarray, ...]:
         """Give a request's row its cached prefix and pages up to `num_tokens`; they must be free.
 
         Returns:
-            Per group: [num_blocks] int32, all pages of the row.
+            Per group: [num_blocks] int32, all pages of the row; the null page for those no query will see.
         """
-        return self._coordinator.place(row, request, prefix.block_ids, num_tokens)
+        block_ids = self._coordinator.place(row, request, prefix.block_ids, prefix.num_tokens, num_tokens)
+        if prefix.partial_block_ids:
+            targets = [ids[prefix.num_tokens // self.block_size] for ids in block_ids]
+            self._copies.add(row, np.array(prefix.partial_block_ids, np.int32), np.array(targets, np.int32))
+        return block_ids
+
+    def shared_prefix(self, row: int, num_tokens: int) -> CachedPrefix | None:
+        """The first `num_tokens` tokens of a placed row, for another request to begin with; they are computed.
+
+        None when the row has freed pages that a query after them sees.
+        """
+        per_group = self._coordinator.computed_pages(row, num_tokens)
+        if per_group is None:
+            return None
+        if num_tokens % self.block_size == 0:
+            return CachedPrefix(per_group, num_tokens)
+        return CachedPrefix(tuple(ids[:-1] for ids in per_group), num_tokens, tuple(int(ids[-1]) for ids in per_group))
+
+    def keep(self, prefix: CachedPrefix) -> None:
+        """Become a user of pages in use, so that they stay when their requests leave."""
+        self._pool.share(prefix.all_block_ids())
+
+    def let_go(self, prefix: CachedPrefix) -> None:
+        """The end of `keep`."""
+        self._pool.free(prefix.all_block_ids())
+
+    def take_page_copies(self) -> PageCopies:
+        """The copies that the worker has to make before it computes; each is given out once."""
+        return self._copies.take()
 
     def num_missing_blocks(self, rows: np.ndarray, num_tokens: np.ndarray) -> np.ndarray:
-        """[num_rows] pages that placed rows lack to hold `num_tokens` ([num_rows]) tokens."""
+        """[num_groups, num_rows] pages that placed rows lack to hold `num_tokens` ([num_rows]) tokens.
+
+        Of more tokens than a step computes, no more pages are counted than are held at once.
+        """
         return self._coordinator.num_missing_blocks(rows, num_tokens)
 
     def allocate(self, rows: np.ndarray, num_missing: np.ndarray) -> tuple[NewBlocks, ...]:
-        """Give each of these placed rows `num_missing` ([num_rows]) pages more; they must be free."""
+        """Give each of these placed rows `num_missing` ([num_groups, num_rows]) pages more; they must be free."""
         return self._coordinator.append(rows, num_missing)
 
     def get_block_ids(self, row: int) -> tuple[np.ndarray, ...]:
-        """Per group: pages of a row, in order; not to be written."""
+        """Per group: pages of a row, in order, the null page where one was freed; not to be written."""
         return self._coordinator.block_ids(row)
 
     def cache_full_blocks(self, rows: np.ndarray, num_computed_tokens: np.ndarray, token_ids: np.ndarray) -> None:
-        """Publish the pages of these rows that an executed step filled.
+        """Publish the pages of these rows that an executed step filled, and free those that no later query sees.
 
         Args:
             rows: [num_rows] distinct rows.
@@ -134,9 +195,11 @@ class KVCacheManager:
         """
         if self._is_caching:
             self._coordinator.publish(rows, num_computed_tokens, token_ids)
+        self._coordinator.free_passed(rows, num_computed_tokens)
 
     def free(self, row: int) -> None:
         """Give up the row's pages; cached ones stay findable until they are taken."""
+        self._copies.drop(row)
         self._coordinator.free(row)
 
     def reset_prefix_cache(self) -> bool:

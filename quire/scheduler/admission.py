@@ -17,11 +17,13 @@ from quire.core.scheduler_output import NewRequestData
 from quire.core.stats import EventKind
 from quire.kv_cache.manager import CachedPrefix, KVCacheManager
 from quire.scheduler.budget import TokenCap
+from quire.scheduler.forks import ForkGroups
 from quire.scheduler.outbox import Outbox
 from quire.scheduler.request_queue import RequestQueue
 from quire.scheduler.request_table import RequestTable
 from quire.scheduler.running import RunningRows
 from quire.scheduler.step_plan import StepPlan
+from quire.scheduler.waiting import Hindrance, WaitReason
 
 
 class Verdict(Enum):
@@ -74,6 +76,7 @@ class Admission:
         running: RunningRows,
         kv: KVCacheManager,
         outbox: Outbox,
+        forks: ForkGroups,
     ) -> None:
         self._rules = rules
         self._queue = queue
@@ -81,15 +84,21 @@ class Admission:
         self._running = running
         self._kv = kv
         self._outbox = outbox
+        self._forks = forks
 
     def admit_waiting(self, plan: StepPlan) -> None:
         """Place waiting requests on rows and plan them, in the order of the queue."""
         skipped = []
         num_promised = self._num_promised_blocks() if self._queue else 0
         while self._queue and min(plan.budget.num_left, plan.prompts.num_left) > 0 and self._table.num_free_rows:
+            if self._forks.must_wait(self._queue.peek(), plan):
+                skipped.append(self._queue.pop())
+                continue
             candidate = self._make_candidate(self._queue.peek(), plan)
             verdict = self._judge(candidate, plan, num_promised)
             if verdict is Verdict.STOP:
+                if plan.is_empty and self._forks.release():
+                    continue
                 break
             request = self._queue.pop()
             if verdict is Verdict.SKIP:
@@ -109,11 +118,13 @@ class Admission:
 
     def may_admit(self, request: Request, plan: StepPlan) -> bool:
         """Whether no gate holds a waiting request back."""
+        if self._forks.must_wait(request, plan):
+            return False
         candidate = self._make_candidate(request, plan)
         return all(gate(candidate, plan) is Verdict.GO for gate in self._rules.gates)
 
     def _make_candidate(self, request: Request, plan: StepPlan) -> Candidate:
-        prefix = self._kv.get_computed_blocks(request)
+        prefix = self._forks.longer_prefix(request, self._kv.get_computed_blocks(request), plan)
         num_wanted = np.array([len(request.token_ids) - prefix.num_tokens])
         for cap in self._rules.caps:
             num_wanted = cap(num_wanted, len(self._running) + len(self._queue))
@@ -132,14 +143,36 @@ class Admission:
         )
         return Verdict.GO if fits else Verdict.STOP
 
+    def hindrance(self, plan: StepPlan) -> Hindrance:
+        """What held up the first in the queue, which must not be empty, when this plan was made; asks no gate."""
+        request = self._queue.peek()
+        if not self._table.num_free_rows:
+            return Hindrance(request.handle, WaitReason.ROWS)
+        if plan.num_preemptions:
+            return Hindrance(request.handle, WaitReason.PREEMPTION)
+        if plan.budget.num_left <= 0:
+            return Hindrance(request.handle, WaitReason.TOKENS)
+        if plan.prompts.num_left <= 0:
+            return Hindrance(request.handle, WaitReason.PACE)
+        candidate = self._make_candidate(request, plan)
+        num_missing = self._num_lacking(candidate, self._num_promised_blocks(), not plan.is_empty)
+        if num_missing > 0:
+            return Hindrance(request.handle, WaitReason.PAGES, num_missing)
+        is_whole = candidate.num_new_tokens <= plan.budget.num_left
+        return Hindrance(request.handle, WaitReason.OTHER if is_whole else WaitReason.TOKENS)
+
     def _pages_fit(self, candidate: Candidate, num_promised: int, has_company: bool) -> bool:
+        return self._num_lacking(candidate, num_promised, has_company) <= 0
+
+    def _num_lacking(self, candidate: Candidate, num_promised: int, has_company: bool) -> int:
+        """Pages that are lacking for a candidate; 0 or less = it fits."""
         num_tokens = candidate.prefix.num_tokens + candidate.num_new_tokens
         if self._rules.reserve_full_prompt:
             num_tokens = len(candidate.request.token_ids)
         num_needed = self._kv.num_blocks_to_place(candidate.prefix, num_tokens) + num_promised
         if has_company:
             num_needed += self._rules.watermark_blocks
-        return num_needed <= self._kv.num_free_blocks
+        return num_needed - self._kv.num_free_blocks
 
     def _num_promised_blocks(self) -> int:
         """Pages that running rows still need for the tokens they have."""
@@ -152,7 +185,7 @@ class Admission:
         if not self._rules.reserve_full_prompt:
             return 0
         row = np.array([placed.request.row])
-        return int(self._kv.num_missing_blocks(row, self._table.num_tokens[row])[0])
+        return int(self._kv.num_missing_blocks(row, self._table.num_tokens[row]).sum())
 
     def _place(self, candidate: Candidate, plan: StepPlan) -> None:
         request, prefix = candidate.request, candidate.prefix
@@ -165,6 +198,7 @@ class Admission:
             plan.num_prefix_hits += prefix.num_tokens
         request.status = RequestStatus.RUNNING
         self._outbox.note_event(request.handle, EventKind.SCHEDULED, request.num_cached_tokens)
+        self._forks.note_placed(request)
         plan.add_new(_new_request_data(request, row, block_ids), candidate.num_new_tokens)
 
 

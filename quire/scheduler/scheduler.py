@@ -25,6 +25,7 @@ from quire.core.stats import EventKind, SchedulerStats
 from quire.kv_cache.manager import KVCacheManager
 from quire.scheduler.admission import Admission, AdmissionGate, AdmissionRules
 from quire.scheduler.budget import StepBudget, share_prompt_tokens
+from quire.scheduler.forks import ForkGroups
 from quire.scheduler.limits import make_limits
 from quire.scheduler.outbox import Outbox
 from quire.scheduler.policy import is_laxer, make_ranking
@@ -37,6 +38,7 @@ from quire.scheduler.step_plan import StepPlan
 from quire.scheduler.stop import find_stops
 from quire.scheduler.update import keep_alive, take_unsent_prompt_logprobs
 from quire.scheduler.validation import check_can_run
+from quire.scheduler.waiting import Hindrance
 
 _STATUS_OF_REASON = {
     FinishReason.STOP: RequestStatus.FINISHED_STOPPED,
@@ -89,6 +91,7 @@ class Scheduler:
             enable_prefix_caching=cache_config.enable_prefix_caching,
             max_num_seqs=self._limits.max_num_seqs,
             max_model_len=max_model_len,
+            max_chunk_tokens=self._limits.max_num_batched_tokens,
         )
         self._table = RequestTable(self._limits.max_num_seqs, max_model_len)
         self._running = RunningRows(self._table)
@@ -102,7 +105,8 @@ class Scheduler:
             caps=self._limits.caps,
             gates=gates,
         )
-        self._admission = Admission(rules, self._queue, self._table, self._running, self._kv, self._outbox)
+        self._forks = ForkGroups(self._table, self._kv)
+        self._admission = Admission(rules, self._queue, self._table, self._running, self._kv, self._outbox, self._forks)
         self._requests: dict[int, Request] = {}
         self._arrivals = itertools.count()
         self._freed_rows: list[int] = []
@@ -123,6 +127,7 @@ class Scheduler:
         self._kv.hash_prompt(queued)
         self._requests[request.handle] = queued
         self._queue.add(queued)
+        self._forks.add(queued)
         self._outbox.note_event(request.handle, EventKind.QUEUED)
 
     def finish_requests(
@@ -133,15 +138,17 @@ class Scheduler:
             request = self._requests.get(handle)
             if request is None:
                 continue
+            self._end(request, FinishedRequest(handle, reason, error=error, error_field=error_field))
             if request.row >= 0:
                 self._vacate([request.row])
             else:
                 self._queue.remove(handle)
-            self._end(request, FinishedRequest(handle, reason, error=error, error_field=error_field))
 
     def _end(self, request: Request, finished: FinishedRequest) -> None:
+        """Answer a request; its row, if it has one, is its own until `_vacate`."""
         request.status = _STATUS_OF_REASON[finished.finish_reason]
         del self._requests[request.handle]
+        self._forks.remove(request)
         self._outbox.note_finished(finished)
 
     def _vacate(self, rows: Sequence[int]) -> None:
@@ -178,9 +185,8 @@ class Scheduler:
         if not len(laxer) or not self._admission.may_admit(waiting, plan):
             return
         if not self._admission.could_admit(waiting, plan):
-            num_tokens = self._table.num_tokens[laxer]
-            num_held = int(np.ceil(num_tokens / self._kv.block_size).sum())
-            if num_held + self._kv.num_free_blocks < -(-len(waiting.token_ids) // self._kv.block_size):
+            num_held = int(self._kv.num_blocks_held(self._table.num_tokens[laxer]).sum())
+            if num_held + self._kv.num_free_blocks < self._kv.num_blocks_held(np.array(len(waiting.token_ids))):
                 return
         while not self._admission.could_admit(waiting, plan) and len(laxer):
             self._preempt(int(laxer[-1]), plan)
@@ -192,7 +198,8 @@ class Scheduler:
         plan.add_running(rows, self._num_wanted_tokens(rows, plan))
         missing = num_missing_blocks(rows, self._table, plan, self._kv)
         while missing.sum() > self._kv.num_free_blocks:
-            self._preempt(choose_victim(self._running), plan)
+            if not self._forks.release():
+                self._preempt(choose_victim(self._running), plan)
             missing = num_missing_blocks(self._running.rows, self._table, plan, self._kv)
         plan.set_new_blocks(self._kv.allocate(self._running.rows, missing))
 
@@ -223,7 +230,7 @@ class Scheduler:
     def _freeze(self, plan: StepPlan) -> SchedulerOutput | None:
         if plan.is_empty:
             return None
-        scheduled = plan.freeze(self._num_steps, self._freed_rows, self._table)
+        scheduled = plan.freeze(self._num_steps, self._freed_rows, self._table, self._kv.take_page_copies())
         self._in_flight = _InFlight(scheduled, self._table.handle[scheduled.rows], plan)
         self._freed_rows = []
         self._num_steps += 1
@@ -367,6 +374,24 @@ class Scheduler:
     def get_request_counts(self) -> tuple[int, int]:
         """(running, waiting)."""
         return len(self._running), len(self._queue)
+
+    def placed_requests(self) -> list[tuple[int, EngineCoreRequest]]:
+        """(row, message) of each request that runs."""
+        return [(row, self._table.request_on(row).message) for row in self._running.rows.tolist()]
+
+    def unplaced_requests(self) -> list[EngineCoreRequest]:
+        """Messages of the requests that wait, the earliest arrival first."""
+        return [request.message for request in self._requests.values() if request.row < 0]
+
+    def made_room(self) -> bool:
+        """Whether the step that was just scheduled preempted requests for one that waited."""
+        return self._in_flight is not None and self._in_flight.plan.urgent_rank is not None
+
+    def hindrance(self) -> Hindrance | None:
+        """Why the first waiting request is not in the step that was just scheduled; None when none waits."""
+        if not self._queue or self._in_flight is None:
+            return None
+        return self._admission.hindrance(self._in_flight.plan)
 
     def reset_prefix_cache(self) -> bool:
         """Forget all cached pages; False, and nothing done, while any page is in use."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from quire.core.scheduler_output import NewBlocks, NewRequestData, SchedulerOutput
+from quire.core.scheduler_output import NO_PAGE_COPIES, NewBlocks, NewRequestData, PageCopies, SchedulerOutput
 from quire.scheduler.budget import StepBudget
 from quire.scheduler.request_table import RequestTable
 
@@ -45,6 +45,10 @@ class StepPlan:
         num_tokens: np.ndarray = self._num_tokens[rows]
         return num_tokens
 
+    def is_new(self, row: int) -> bool:
+        """True when the row's request was placed in this step, so that the worker does not know it yet."""
+        return row in self._new_reqs
+
     def add_running(self, rows: np.ndarray, num_wanted: np.ndarray) -> None:
         """Plan placed rows, in this order, with as many of the tokens they want as the budget holds."""
         self._running_rows = rows
@@ -69,7 +73,9 @@ class StepPlan:
         if self._new_reqs.pop(row, None) is not None:
             self.prompts.refund(num_tokens)
 
-    def freeze(self, step: int, freed_rows: list[int], table: RequestTable) -> SchedulerOutput:
+    def freeze(
+        self, step: int, freed_rows: list[int], table: RequestTable, page_copies: PageCopies = NO_PAGE_COPIES
+    ) -> SchedulerOutput:
         """The plan as a message: running rows first, then new ones, each in the order planned."""
         rows = np.concatenate([self._running_rows, np.fromiter(self._new_reqs, np.intp, len(self._new_reqs))])
         rows = rows[self._num_tokens[rows] > 0]
@@ -85,4 +91,5 @@ class StepPlan:
             num_computed_tokens=num_computed_tokens,
             is_sampling=num_computed_tokens + num_scheduled_tokens == table.num_tokens[rows],
             total_num_scheduled_tokens=int(num_scheduled_tokens.sum()),
+            page_copies=page_copies,
         )

@@ -50,7 +50,7 @@ SUPPORTED: dict[str, frozenset[str]] = {
     )),
     "guidance": _BASIC | frozenset((
         "oneOf", "allOf", "patternProperties", "minProperties", "maxProperties", "additionalItems", "format",
-        "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf", "$anchor", "$id",
+        "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf", "$anchor",
     )),
     "outlines": _BASIC - {"prefixItems"},
     "lm-format-enforcer": frozenset(),
@@ -221,6 +221,8 @@ def _check(place: _Place, backend: str) -> Problem | None:
         return None if backend == "guidance" else Problem(path, "false is not supported here")
     asserted = {one for one in schema if one in KEYWORDS and not _is_idle(one, schema[one])}
     for keyword in schema:
+        if keyword == "$id" and not path:  # a name for the whole, to which references within it do not look
+            continue
         if keyword in asserted and keyword not in SUPPORTED[backend]:
             return Problem(f"{path}/{_escaped(keyword)}", f"{keyword} is not supported")
     found = _check_values(schema, asserted, backend) or (

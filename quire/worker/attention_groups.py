@@ -10,9 +10,11 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
+from quire.attention.backend import AttentionBackend
 from quire.attention.context import ForwardContext
 from quire.attention.metadata import AttentionMetadata
 from quire.core.kv_spec import KVCacheConfig
+from quire.core.scheduler_output import PageCopies
 from quire.worker.block_tables import BlockTables
 from quire.worker.input_batch import InputBatch
 
@@ -24,15 +26,30 @@ class AttentionGroups:
         kv_cache_config: the groups.
         layer_names: every attention layer, in the model's order.
         kv_caches: the cache tensor of each layer, in the same order.
+        backend: which knows how pages lie in them.
     """
 
     def __init__(
-        self, kv_cache_config: KVCacheConfig, layer_names: Sequence[str], kv_caches: Sequence[torch.Tensor]
+        self,
+        kv_cache_config: KVCacheConfig,
+        layer_names: Sequence[str],
+        kv_caches: Sequence[torch.Tensor],
+        backend: AttentionBackend,
     ) -> None:
         group_of = {name: i for i, group in enumerate(kv_cache_config.groups) for name in group.layer_names}
         self._group_of_layer = [group_of[name] for name in layer_names]
         self._num_groups = len(kv_cache_config.groups)
         self._kv_caches = tuple(kv_caches)
+        self._tensors = tuple({id(cache): cache for cache in kv_caches}.values())
+        self._backend = backend
+
+    def copy_pages(self, copies: PageCopies) -> None:
+        """Copy pages onto others, in every layer."""
+        device = self._kv_caches[0].device
+        source_ids, target_ids = (
+            torch.from_numpy(ids.astype(np.int64)).to(device) for ids in (copies.source_ids, copies.target_ids)
+        )
+        self._backend.copy_pages(self._tensors, source_ids, target_ids)
 
     def forward_context(self, batch: InputBatch, block_tables: BlockTables) -> ForwardContext:
         """The context of a step of at least one request."""

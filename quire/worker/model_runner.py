@@ -88,7 +88,7 @@ class ModelRunner:
         return self._model.forward(batch.input_ids, batch.positions, context)
 
     def _apply(self, scheduled: SchedulerOutput) -> None:
-        """Bring rows and tables up to date: frees, then additions, then new pages."""
+        """Bring rows and tables up to date: frees, then additions, new pages, copied pages."""
         for row in scheduled.freed_rows.tolist():
             self._sampling.remove_row(row)
         for request in scheduled.new_reqs:
@@ -103,3 +103,5 @@ class ModelRunner:
                 request.eos_token_id,
             )
         self._block_tables.append(scheduled.new_blocks)
+        if len(scheduled.page_copies):
+            self._attention.copy_pages(scheduled.page_copies)

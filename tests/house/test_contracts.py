@@ -12,7 +12,8 @@ ROOT = Path(__file__).parents[2]
 
 def test_imports_keep_the_contracts():
     command = [sys.executable, "-c", "from importlinter.cli import lint_imports_command; lint_imports_command()"]
-    env = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "ignore"}
+    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+    env = {**os.environ, "PYTHONPATH": path, "PYTHONWARNINGS": "ignore"}
     result = subprocess.run([*command, "--no-cache"], cwd=ROOT, env=env, capture_output=True, text=True, check=False)
     assert result.returncode == 0, f"an import crosses a wall; move the code or write an ADR\n{result.stdout}"
 

@@ -5,6 +5,8 @@ Made by the worker, called by every attention layer. Holds the runtime; no state
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
 from quire.attention.backend import AttentionBackend, AttentionParams, HeadNorms, Rotation
@@ -14,6 +16,7 @@ from quire.errors import NativeLibraryError
 from quire.kernels.native.attention import (
     FLOATS,
     MAX_HEAD_SIZE,
+    copy_pages,
     paged_attention,
     reshape_and_cache,
     rope_and_cache,
@@ -59,6 +62,11 @@ class NativeCpuBackend(AttentionBackend):
     def kv_cache_shape(num_blocks: int, block_size: int, num_kv_heads: int, head_size: int) -> tuple[int, ...]:
         """[page, head, keys or values, elements of the head's page]; the block size is a multiple of 16."""
         return (num_blocks, num_kv_heads, 2, block_size * head_size)
+
+    def copy_pages(self, kv_caches: Sequence[torch.Tensor], source_ids: torch.Tensor, target_ids: torch.Tensor) -> None:
+        """Copy pages onto others in every layer's cache, by the kernel."""
+        for kv_cache in kv_caches:
+            copy_pages(self.runtime, kv_cache, source_ids, target_ids)
 
     def forward(
         self,

@@ -25,6 +25,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "bench throughput": ("quire.entrypoints.cli.bench_throughput", "tokens per second over many requests"),
     "bench serve": ("quire.entrypoints.cli.bench_serve", "throughput and latencies of a running server under load"),
     "bench scheduler": ("quire.entrypoints.cli.bench_scheduler", "time the control plane alone, without a model"),
+    "replay": ("quire.entrypoints.cli.replay", "run a flight recording again, and say why requests waited"),
     "collect-env": ("quire.entrypoints.cli.collect_env", "describe this machine and installation"),
 }
 EXIT_ERROR = 2

@@ -117,15 +117,12 @@ class TestManyAnswers:
         assert [one.text for one in output.outputs] == ["answer 0", "answer 1", "answer 2"]
         assert output.finished
 
-    def test_later_answers_wait_for_the_prompt_they_share(self):
+    def test_answers_are_sent_at_once_and_name_the_first_as_whose_prompt_they_share(self):
         client, engine = self.submit()
-        assert len(client.requests) == 1
-        engine.step()
-        assert len(client.requests) == 3
-
-    def test_a_prompt_without_a_full_page_is_not_waited_for(self):
-        client, _ = self.submit(prompt=[7, 8])
-        assert len(client.requests) == 3
+        assert [request.handle for request in client.requests] == [0, 1, 2]
+        assert [request.fork_group for request in client.requests] == [0, 0, 0]
+        engine.add_request("b", "the quick brown fox", params(FINAL))
+        assert client.requests[3].fork_group is None
 
     def test_each_answer_has_a_seed_of_its_own(self):
         client, engine = self.submit(seed=5)
@@ -166,7 +163,7 @@ class TestManyAnswers:
         assert run_all(engine) == []
         engine.step()
         assert not client.live
-        assert len(client.requests) == 1
+        assert client.aborted == [0, 1, 2]
 
 
 def test_an_aborted_request_gets_its_final_output():

@@ -2,11 +2,13 @@
 
 The worker's KV cache holds, for each slot, a fingerprint of the tokens up to that position. A row may only read
 slots that hold the fingerprints of its own tokens, so a page shared, reused or published wrongly is found at once.
+With several KV cache groups each has fingerprints of its own, and reads what its next query sees.
 Sampled tokens depend on the tokens before them alone, so what a request gets is known beforehand.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import zlib
 from collections.abc import Callable, Sequence
@@ -23,18 +25,38 @@ from quire.core.runner_output import ModelRunnerOutput
 from quire.core.sampling_params import SamplingParams
 from quire.core.scheduler_output import SchedulerOutput
 from quire.core.stats import EventKind, RequestEvent, SchedulerStats
+from quire.scheduler import setup
 from quire.scheduler.scheduler import Scheduler
+from quire.scheduler.setup import SchedulerSetup
 
 EOS = 0
 VOCAB_SIZE = 50
 
+Group = tuple[str, int]
+"""Kind and tokens seen of a KV cache group: ("full", 0), ("window", 6), ("chunk", 8)."""
+FULL: Group = ("full", 0)
 
-def make_kv_cache_config(num_blocks: int, block_size: int) -> KVCacheConfig:
-    spec = AttentionSpec(block_size=block_size, num_kv_heads=1, head_size=1, dtype_bytes=4)
-    return KVCacheConfig(num_blocks=num_blocks, groups=(KVCacheGroupSpec(layer_names=("layer",), spec=spec),))
+
+def make_kv_cache_config(num_blocks: int, block_size: int, groups: Sequence[Group] = (FULL,)) -> KVCacheConfig:
+    fields = {"full": None, "window": "sliding_window", "chunk": "attention_chunk_size"}
+    made = []
+    for i, (kind, size) in enumerate(groups):
+        spec = AttentionSpec(block_size=block_size, num_kv_heads=1, head_size=1, dtype_bytes=4)
+        field = fields[kind]
+        spec = spec if field is None else dataclasses.replace(spec, **{field: size})  # type: ignore[arg-type]
+        made.append(KVCacheGroupSpec(layer_names=(f"layer{i}",), spec=spec))
+    return KVCacheConfig(num_blocks=num_blocks, groups=tuple(made))
 
 
-def make_scheduler(
+def first_token_seen(group: Group, position: int) -> int:
+    """The oldest token that the query at `position` sees, one at a time by definition."""
+    kind, size = group
+    sees = {"full": lambda key: True, "window": lambda key: position - key < size}
+    sees["chunk"] = lambda key: key // size == position // size
+    return next(key for key in range(position + 1) if sees[kind](key))
+
+
+def make_setup(
     *,
     num_blocks: int = 64,
     block_size: int = 4,
@@ -43,18 +65,21 @@ def make_scheduler(
     budget: int = 64,
     prefix_caching: bool = True,
     watermark: float = 0.0,
-    gates: Sequence[Any] = (),
+    groups: Sequence[Group] = (FULL,),
     **scheduler_settings: Any,
-) -> Scheduler:
-    ticks = itertools.count()
-    return Scheduler(
-        SchedulerConfig(max_num_batched_tokens=budget, max_num_seqs=max_num_seqs, **scheduler_settings),
-        CacheConfig(block_size=block_size, enable_prefix_caching=prefix_caching, watermark=watermark),
-        make_kv_cache_config(num_blocks, block_size),
-        max_model_len,
-        clock=lambda: float(next(ticks)),
-        gates=gates,
+) -> SchedulerSetup:
+    return SchedulerSetup(
+        scheduler=SchedulerConfig(max_num_batched_tokens=budget, max_num_seqs=max_num_seqs, **scheduler_settings),
+        cache=CacheConfig(block_size=block_size, enable_prefix_caching=prefix_caching, watermark=watermark),
+        kv_cache=make_kv_cache_config(num_blocks, block_size, groups),
+        max_model_len=max_model_len,
     )
+
+
+def make_scheduler(*, gates: Sequence[Any] = (), **settings: Any) -> Scheduler:
+    """A scheduler of the setup that `settings` describe, whose clock counts its readings."""
+    ticks = itertools.count()
+    return setup.make_scheduler(make_setup(**settings), lambda: float(next(ticks)), gates)
 
 
 def make_request(
@@ -65,6 +90,7 @@ def make_request(
     ignore_eos: bool = True,
     cache_salt: str | None = None,
     priority: int = 0,
+    fork_group: int | None = None,
     **params: Any,
 ) -> EngineCoreRequest:
     """A request; a number as prompt stands for that many tokens that no other handle's prompt begins with."""
@@ -78,7 +104,13 @@ def make_request(
         eos_token_id=EOS,
         cache_salt=cache_salt,
         priority=priority,
+        fork_group=fork_group,
     )
+
+
+def make_siblings(handles: Sequence[int], prompt: Sequence[int], **params: Any) -> list[EngineCoreRequest]:
+    """Requests with one prompt, which share its pages."""
+    return [make_request(handle, prompt, fork_group=handles[0], **params) for handle in handles]
 
 
 def next_token(token_ids: np.ndarray) -> int:
@@ -106,9 +138,9 @@ def expected_answer(request: EngineCoreRequest, max_model_len: int) -> tuple[lis
             return answer, FinishedRequest(request.handle, FinishReason.LENGTH)
 
 
-def running_fingerprints(token_ids: np.ndarray) -> list[int]:
-    """Fingerprint of each prefix of the tokens."""
-    fingerprints, crc = [], 0
+def running_fingerprints(token_ids: np.ndarray, group: int = 0) -> list[int]:
+    """Fingerprint of each prefix of the tokens, as a KV cache group keeps it."""
+    fingerprints, crc = [], group
     for token in token_ids.tolist():
         crc = zlib.crc32(int(token).to_bytes(4, "little"), crc)
         fingerprints.append(crc)
@@ -118,16 +150,18 @@ def running_fingerprints(token_ids: np.ndarray) -> list[int]:
 @dataclass
 class _Row:
     token_ids: np.ndarray
-    block_ids: list[int]
+    block_ids: list[list[int]]  # per group
 
 
 class FakeWorker:
     """Applies messages in the promised order and refuses those that break a promise."""
 
-    def __init__(self, num_blocks: int, block_size: int) -> None:
+    def __init__(self, num_blocks: int, block_size: int, groups: Sequence[Group] = (FULL,)) -> None:
         self.block_size = block_size
+        self.groups = groups
         self.rows: dict[int, _Row] = {}
         self.slots = np.full((num_blocks, block_size), -1, dtype=np.int64)
+        self.num_copies = 0
 
     def execute(self, scheduled: SchedulerOutput) -> ModelRunnerOutput:
         self._apply(scheduled)
@@ -145,15 +179,24 @@ class FakeWorker:
         for new in scheduled.new_reqs:
             assert new.row not in self.rows, "a row was given out twice"
             assert new.row in scheduled.rows
-            self.rows[new.row] = _Row(new.token_ids.copy(), new.block_ids[0].tolist())
-        for blocks in scheduled.new_blocks:
+            self.rows[new.row] = _Row(new.token_ids.copy(), [ids.tolist() for ids in new.block_ids])
+            assert len(new.block_ids) == len(self.groups)
+        for group, blocks in enumerate(scheduled.new_blocks):
             for row, column, block_id in zip(
                 blocks.rows.tolist(), blocks.columns.tolist(), blocks.block_ids.tolist(), strict=True
             ):
-                assert column == len(self.rows[row].block_ids)
-                self.rows[row].block_ids.append(block_id)
-        for row in self.rows.values():
-            assert 0 not in row.block_ids, "the null page was given out"
+                assert column == len(self.rows[row].block_ids[group])
+                assert block_id != 0, "the null page was given out"
+                self.rows[row].block_ids[group].append(block_id)
+        self._copy_pages(scheduled)
+
+    def _copy_pages(self, scheduled: SchedulerOutput) -> None:
+        sources, targets = scheduled.page_copies.source_ids, scheduled.page_copies.target_ids
+        assert len(set(targets.tolist())) == len(targets) == len(sources), "a page is copied onto twice"
+        assert not set(sources.tolist()) & set(targets.tolist()), "a page is source and target"
+        assert 0 not in sources and 0 not in targets, "the null page is copied"
+        self.num_copies += len(sources)
+        self.slots[targets] = self.slots[sources]
 
     def _write(self, scheduled: SchedulerOutput) -> None:
         written: set[tuple[int, int]] = set()
@@ -165,18 +208,24 @@ class FakeWorker:
         ):
             state = self.rows[row]
             assert start + count <= len(state.token_ids), "computing tokens that do not exist"
-            fingerprints = running_fingerprints(state.token_ids[: start + count])
-            for position in range(start, start + count):
-                slot = (state.block_ids[position // self.block_size], position % self.block_size)
-                assert slot not in written, "two rows write one slot"
-                written.add(slot)
-                self.slots[slot] = fingerprints[position]
+            for group, block_ids in enumerate(state.block_ids):
+                fingerprints = running_fingerprints(state.token_ids[: start + count], group)
+                for position in range(start, start + count):
+                    slot = (block_ids[position // self.block_size], position % self.block_size)
+                    assert slot[0] != 0, "a token is written to the null page"
+                    assert slot not in written, "two rows, or two groups, write one slot"
+                    written.add(slot)
+                    self.slots[slot] = fingerprints[position]
 
     def _check_reads(self, row: int, num_computed: int) -> None:
         state = self.rows[row]
-        for position, fingerprint in enumerate(running_fingerprints(state.token_ids[:num_computed])):
-            slot = (state.block_ids[position // self.block_size], position % self.block_size)
-            assert self.slots[slot] == fingerprint, f"row {row} reads keys of another prefix at position {position}"
+        for group, block_ids in enumerate(state.block_ids):
+            fingerprints = running_fingerprints(state.token_ids[:num_computed], group)
+            for position in range(first_token_seen(self.groups[group], num_computed), num_computed):
+                slot = (block_ids[position // self.block_size], position % self.block_size)
+                assert self.slots[slot] == fingerprints[position], (
+                    f"row {row} reads keys of another prefix at position {position} in group {group}"
+                )
 
     def _sample(self, scheduled: SchedulerOutput) -> ModelRunnerOutput:
         ends = scheduled.num_computed_tokens + scheduled.num_scheduled_tokens
@@ -197,6 +246,7 @@ class Engine:
     worker: FakeWorker = field(init=False)
     duration: Callable[[SchedulerOutput], float | None] = lambda scheduled: None
     budget: int = 1 << 30
+    groups: Sequence[Group] = (FULL,)
     tokens: dict[int, list[int]] = field(default_factory=dict)
     finished: dict[int, FinishedRequest] = field(default_factory=dict)
     events: list[RequestEvent] = field(default_factory=list)
@@ -205,7 +255,7 @@ class Engine:
 
     def __post_init__(self) -> None:
         pool = self.scheduler._kv
-        self.worker = FakeWorker(pool.num_usable_blocks + 1, pool.block_size)
+        self.worker = FakeWorker(pool.num_usable_blocks + 1, pool.block_size, self.groups)
 
     def add(self, *requests: EngineCoreRequest) -> None:
         for request in requests:
@@ -217,7 +267,7 @@ class Engine:
 
     def step(self, abort_in_flight: Sequence[int] = ()) -> SchedulerOutput | None:
         scheduled = self.scheduler.schedule()
-        check_invariants(self.scheduler)
+        check_invariants(self.scheduler, self.groups)
         if scheduled is None:
             self.receive(self.scheduler.take_outputs())
             return None
@@ -226,7 +276,7 @@ class Engine:
         output = self.worker.execute(scheduled)
         self.abort(*abort_in_flight)
         self.receive(self.scheduler.update_from_output(scheduled, output, self.duration(scheduled)))
-        check_invariants(self.scheduler)
+        check_invariants(self.scheduler, self.groups)
         return scheduled
 
     def receive(self, outputs: EngineCoreOutputs | None) -> None:
@@ -258,16 +308,28 @@ class Engine:
         return sum(stats.num_preemptions for stats in self.stats)
 
 
-def check_invariants(scheduler: Scheduler) -> None:
+def check_invariants(scheduler: Scheduler, groups: Sequence[Group] = (FULL,)) -> None:
     """No page owned twice beyond sharing; free + used = total; rows and queue hold each request once."""
     pool, table, kv = scheduler._kv._pool, scheduler._table, scheduler._kv
     rows = scheduler._running.rows.tolist()
     owners = np.zeros(pool.num_usable_blocks + 1, dtype=np.int32)
     for row in rows:
-        pages = kv.get_block_ids(row)[0]
-        assert len(set(pages.tolist())) == len(pages), "a request holds a page twice"
-        owners[pages] += 1
+        held = []
+        num_computed = int(table.num_computed_tokens[row])
+        for group, pages in zip(groups, kv.get_block_ids(row), strict=True):
+            first = first_token_seen(group, num_computed) // kv.block_size
+            assert pages[first:].all(), "a page that a query sees is missing"
+            first = first_token_seen(group, max(num_computed - 1, 0)) // kv.block_size
+            assert not pages[:first].any(), "a page that was passed is held"
+            held.extend(pages[pages > 0].tolist())
+        assert len(set(held)) == len(held), "a request holds a page twice"
+        owners[held] += 1
+    np.add.at(owners, kv._copies.source_ids(), 1)
+    for kept in scheduler._forks.kept():
+        owners[kept.all_block_ids()] += 1
     assert owners[0] == 0, "the null page has an owner"
+    if not rows and not pool.num_cached_blocks:
+        assert len(pool.prefix_pages.tree) == 0, "a prefix outlived its pages"
     assert np.array_equal(pool.ref_counts(), owners), "reference counts differ from the number of owners"
     assert np.count_nonzero(owners) + pool.num_free_blocks == pool.num_usable_blocks, "free + used != total"
     assert sorted(rows) == np.flatnonzero(table.handle >= 0).tolist()

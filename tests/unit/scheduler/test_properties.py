@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import os
 import zlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
@@ -21,7 +21,16 @@ from quire.core.scheduler_output import SchedulerOutput
 from quire.errors import ValidationError
 from quire.kv_cache.manager import KVCacheManager
 from quire.scheduler import scheduler as scheduler_module
-from tests.unit.scheduler.harness import Engine, expected_answer, make_request, make_scheduler, same_message
+from tests.unit.scheduler.harness import (
+    FULL,
+    Engine,
+    Group,
+    expected_answer,
+    make_request,
+    make_scheduler,
+    make_siblings,
+    same_message,
+)
 
 EXAMPLES = int(os.environ.get("QUIRE_EXAMPLES", "60"))
 MAX_MODEL_LEN = 40
@@ -64,7 +73,16 @@ def scheduler_settings(draw: st.DrawFn) -> dict[str, Any]:
         "reserve_full_prompt": draw(st.booleans()),
         "watermark": draw(st.sampled_from([0.0, 0.2])),
         "prefix_caching": draw(st.booleans()),
+        "groups": draw(group_lists()),
     }
+
+
+@st.composite
+def group_lists(draw: st.DrawFn) -> tuple[Group, ...]:
+    """One group that keeps whole sequences, or none, and up to two that free pages."""
+    local = st.tuples(st.sampled_from(["window", "chunk"]), st.integers(1, 12))
+    full = draw(st.sampled_from([(FULL,), (FULL,), ()]))
+    return (*full, *draw(st.lists(local, min_size=0 if full else 1, max_size=2)))
 
 
 @st.composite
@@ -89,14 +107,32 @@ def requests(draw: st.DrawFn, handle: int) -> EngineCoreRequest:
 
 
 @st.composite
+def siblings(draw: st.DrawFn, handle: int) -> list[EngineCoreRequest]:
+    handles = range(handle, handle + draw(st.integers(2, 4)))
+    family = make_siblings(
+        handles,
+        draw(prompts()),
+        max_tokens=draw(st.integers(1, 20)),
+        skip_reading_prefix_cache=draw(st.sampled_from([None, True])),
+        cache_salt=draw(st.sampled_from([None, "salt"])),
+        priority=draw(st.sampled_from([0, -1])),
+    )
+    return [replace(one, sampling_params=one.sampling_params.clone()) for one in family]
+
+
+@st.composite
 def scripts(draw: st.DrawFn) -> list[Add | Abort | Step | Reset]:
     script: list[Add | Abort | Step | Reset] = []
     num_added = 0
-    for kind in draw(st.lists(st.sampled_from("aaassssxfr"), min_size=1, max_size=40)):
+    for kind in draw(st.lists(st.sampled_from("aaagssssxfr"), min_size=1, max_size=40)):
         handles = st.integers(0, max(0, num_added - 1))
         if kind == "a":
             script.append(Add(draw(requests(num_added))))
             num_added += 1
+        elif kind == "g":
+            family = draw(siblings(num_added))
+            script.extend(Add(one) for one in family)
+            num_added += len(family)
         elif kind == "x":
             script.append(Abort(draw(handles)))
         elif kind == "r":
@@ -114,7 +150,9 @@ def any_duration(scheduled: SchedulerOutput) -> float | None:
 
 def play(config: dict[str, Any], script: list[Add | Abort | Step | Reset]) -> tuple[Engine, dict[int, Any]]:
     """Run a script, then everything that is left, to the end; (engine, accepted requests)."""
-    engine = Engine(make_scheduler(**config), duration=any_duration, budget=config["budget"])
+    engine = Engine(
+        make_scheduler(**config), duration=any_duration, budget=config["budget"], groups=config.get("groups", (FULL,))
+    )
     accepted: dict[int, Any] = {}
     for action in script:
         if isinstance(action, Add):

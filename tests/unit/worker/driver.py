@@ -43,7 +43,7 @@ def make_runner(
         RequestStates(max_num_seqs, max_model_len, vocab_size),
         BlockTables(config, max_num_seqs, max_model_len),
         SamplingStates(max_num_seqs, vocab_size, device),
-        AttentionGroups(config, list(specs), caches),
+        AttentionGroups(config, list(specs), caches, backend),
         device,
         mode,
     )

@@ -1,0 +1,185 @@
+"""RecordedScheduler: a scheduler whose every call is recorded, with what it read besides: the clock, and outside gates.
+
+Stands in the engine core in the scheduler's place when there is a flight recorder. Decides nothing.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+
+import numpy as np
+
+from quire.core.engine_messages import EngineCoreOutputs, EngineCoreRequest, FinishReason
+from quire.core.runner_output import ModelRunnerOutput
+from quire.core.scheduler_output import SchedulerOutput
+from quire.errors import QuireError
+from quire.flight_recorder import records, snapshot
+from quire.flight_recorder.privacy import as_recorded
+from quire.flight_recorder.writer import RecordWriter
+from quire.scheduler.admission import AdmissionGate, Candidate, Verdict
+from quire.scheduler.interface import SchedulerInterface
+from quire.scheduler.setup import SchedulerSetup, make_scheduler
+from quire.scheduler.step_plan import StepPlan
+
+
+class NotedClock:
+    """A clock that keeps its readings until they are taken."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._readings: list[float] = []
+
+    def __call__(self) -> float:
+        """Seconds."""
+        reading = self._clock()
+        self._readings.append(reading)
+        return reading
+
+    def take(self) -> list[float]:
+        """The readings since the last call."""
+        readings, self._readings = self._readings, []
+        return readings
+
+
+class RecordedScheduler(SchedulerInterface):
+    """A scheduler and its recorder.
+
+    Args:
+        setup: what the scheduler is made from.
+        make_writer: makes the writer; given the clock.
+        gates: further reasons for which a waiting request must wait.
+        clock: seconds.
+    """
+
+    def __init__(
+        self,
+        setup: SchedulerSetup,
+        make_writer: Callable[[Callable[[], float]], RecordWriter],
+        gates: Sequence[AdmissionGate] = (),
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._clock = NotedClock(clock)
+        self._verdicts: list[str] = []
+        self._scheduler = make_scheduler(setup, self._clock, [self._noted(gate) for gate in gates])
+        self._writer = make_writer(clock)
+
+    def add_request(self, request: EngineCoreRequest) -> None:
+        """Queue a request; raises `ValidationError` when it can never run."""
+        try:
+            self._scheduler.add_request(request)
+        except QuireError:
+            self._writer.put(partial(_add, request, True, self._clock.take()))
+            raise
+        self._writer.put(partial(_add, request, False, self._clock.take()))
+
+    def finish_requests(
+        self, handles: Iterable[int], reason: FinishReason, error: str | None = None, error_field: str | None = None
+    ) -> None:
+        """End requests from outside, in any state; unknown and finished handles are ignored."""
+        handles = list(handles)
+        self._scheduler.finish_requests(handles, reason, error, error_field)
+        self._writer.put(partial(records.Finish, handles, reason, error, self._clock.take(), error_field))
+
+    def schedule(self) -> SchedulerOutput | None:
+        """Decide the next step; None when no request can compute."""
+        scheduled = self._scheduler.schedule()
+        verdicts, self._verdicts = self._verdicts, []
+        self._writer.put(partial(_schedule, scheduled, verdicts, self._clock.take()))
+        return scheduled
+
+    def update_from_output(
+        self, scheduled: SchedulerOutput, output: ModelRunnerOutput, seconds: float | None = None
+    ) -> EngineCoreOutputs:
+        """Take in the step's tokens."""
+        token_ids = np.array(output.sampled_token_ids)  # the worker may write there again
+        outputs = self._scheduler.update_from_output(scheduled, output, seconds)
+        self._writer.put(partial(_update, token_ids, seconds, output, outputs, self._clock.take()))
+        if self._writer.wants_state or self._writer.needs_state:
+            self._begin_file()
+        return outputs
+
+    def abandon_step(self) -> list[int]:
+        """The step that was scheduled failed: it never was."""
+        handles = self._scheduler.abandon_step()
+        self._writer.put(partial(records.Abandon, self._clock.take()))
+        return handles
+
+    def sampling_handles(self) -> np.ndarray:
+        """[num_sampled] int64; who gets a token in the step that was scheduled, in the order of the batch."""
+        return self._scheduler.sampling_handles()
+
+    def take_outputs(self) -> EngineCoreOutputs | None:
+        """Ends and events that happened outside a step (aborts); None when there are none."""
+        outputs = self._scheduler.take_outputs()
+        readings = self._clock.take()
+        if outputs is not None:
+            self._writer.put(partial(_take, outputs, readings))
+        if self._writer.needs_state:
+            self._begin_file()
+        return outputs
+
+    def has_unfinished_requests(self) -> bool:
+        """True while any request waits or runs."""
+        return self._scheduler.has_unfinished_requests()
+
+    def get_request_counts(self) -> tuple[int, int]:
+        """(running, waiting)."""
+        return self._scheduler.get_request_counts()
+
+    def reset_prefix_cache(self) -> bool:
+        """Forget all cached pages; False, and nothing done, while any page is in use."""
+        is_done = self._scheduler.reset_prefix_cache()
+        self._writer.put(partial(records.Reset, is_done, self._clock.take()))
+        return is_done
+
+    def close(self) -> None:
+        """Write what is left; harmless when repeated."""
+        self._writer.close()
+
+    def _noted(self, gate: AdmissionGate) -> AdmissionGate:
+        def ask(candidate: Candidate, plan: StepPlan) -> Verdict:
+            verdict = gate(candidate, plan)
+            self._verdicts.append(verdict.name)
+            return verdict
+
+        return ask
+
+    def _begin_file(self) -> None:
+        """Between two steps: nothing is in flight. Waits for an idle moment while there is time."""
+        if self._scheduler.has_unfinished_requests() and not self._writer.needs_state:
+            return
+        try:
+            state = snapshot.freeze(self._scheduler)
+        except snapshot.SnapshotError as error:
+            self._writer.give_up(error.message)
+            return
+        self._writer.begin_file(state)
+
+
+def _add(request: EngineCoreRequest, is_refused: bool, clock: list[float]) -> records.Record:
+    return records.Add(as_recorded(request), is_refused, clock)
+
+
+def _schedule(scheduled: SchedulerOutput | None, verdicts: list[str], clock: list[float]) -> records.Record:
+    if all(one == Verdict.GO.name for one in verdicts):
+        verdicts = []
+    if scheduled is None:
+        return records.Schedule(False, None, None, 0, verdicts, clock)
+    digest = records.digest_of_schedule(scheduled)
+    return records.Schedule(True, scheduled.rows, scheduled.num_scheduled_tokens, digest, verdicts, clock)
+
+
+def _update(
+    token_ids: np.ndarray,
+    seconds: float | None,
+    output: ModelRunnerOutput,
+    outputs: EngineCoreOutputs,
+    clock: list[float],
+) -> records.Record:
+    return records.Update(token_ids, seconds, records.rest_of(output), records.digest_of_outputs(outputs), clock)
+
+
+def _take(outputs: EngineCoreOutputs, clock: list[float]) -> records.Record:
+    return records.Take(records.digest_of_outputs(outputs), clock)

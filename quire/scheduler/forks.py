@@ -1,0 +1,117 @@
+"""Requests with one prompt: it is computed for one of them, the others share its pages.
+
+Called by the scheduler and by admission. Owns who belongs together, and pages kept for siblings that wait when the
+request that computed them has left. What is kept is given up before anybody is preempted for want of pages.
+"""
+
+from __future__ import annotations
+
+from quire.core.request import Request
+from quire.kv_cache.manager import CachedPrefix, KVCacheManager
+from quire.scheduler.request_table import RequestTable
+from quire.scheduler.step_plan import StepPlan
+
+
+class ForkGroups:
+    """Groups of unfinished requests by `EngineCoreRequest.fork_group`; costs nothing for requests without one."""
+
+    def __init__(self, table: RequestTable, kv: KVCacheManager) -> None:
+        self._table = table
+        self._kv = kv
+        self._members: dict[int, dict[int, Request]] = {}
+        self._kept: dict[int, CachedPrefix] = {}
+
+    def add(self, request: Request) -> None:
+        """A request has arrived."""
+        group = request.message.fork_group
+        if group is not None:
+            self._members.setdefault(group, {})[request.handle] = request
+
+    def remove(self, request: Request) -> None:
+        """A request ends; it still has its row. Its prompt's pages are kept if nobody else has them for a sibling."""
+        group = request.message.fork_group
+        if group is None:
+            return
+        members = self._members[group]
+        del members[request.handle]
+        if not members:
+            del self._members[group]
+        if not self._has_waiting(group):
+            self._let_go(group)
+            return
+        num_tokens, runner = request.num_prompt_tokens - 1, self._runner(group)
+        is_last_with_prompt = self._has_computed(request, num_tokens) and not (
+            runner is not None and self._has_computed(runner, num_tokens)
+        )
+        if is_last_with_prompt and num_tokens and group not in self._kept:
+            prefix = self._kv.shared_prefix(request.row, num_tokens)
+            if prefix is not None:
+                self._kept[group] = prefix
+                self._kv.keep(prefix)
+
+    def note_placed(self, request: Request) -> None:
+        """A request got a row; what was kept goes when no sibling waits for it any longer."""
+        group = request.message.fork_group
+        if group is not None and group in self._kept and not self._has_waiting(group):
+            self._let_go(group)
+
+    def must_wait(self, request: Request, plan: StepPlan) -> bool:
+        """True while a sibling that runs is computing the prompt."""
+        group, num_tokens = request.message.fork_group, _num_shareable(request)
+        if group is None or group in self._kept or not num_tokens:
+            return False
+        runner = self._runner(group)
+        return runner is not None and not self._is_source(runner, num_tokens, plan)
+
+    def longer_prefix(self, request: Request, cached: CachedPrefix, plan: StepPlan) -> CachedPrefix:
+        """`cached`, or the prompt's pages of a sibling when they hold more."""
+        group, num_tokens = request.message.fork_group, _num_shareable(request)
+        if group is None or num_tokens <= cached.num_tokens:
+            return cached
+        kept = self._kept.get(group)
+        if kept is not None:
+            return kept if kept.num_tokens > cached.num_tokens else cached
+        runner = self._runner(group)
+        if runner is None or not self._is_source(runner, num_tokens, plan):
+            return cached
+        return self._kv.shared_prefix(runner.row, num_tokens) or cached
+
+    def release(self) -> bool:
+        """Give up all pages that are kept for requests that wait; False when there were none."""
+        groups = list(self._kept)
+        for group in groups:
+            self._let_go(group)
+        return bool(groups)
+
+    def kept(self) -> list[CachedPrefix]:
+        """What is kept for requests that wait."""
+        return list(self._kept.values())
+
+    def _let_go(self, group: int) -> None:
+        prefix = self._kept.pop(group, None)
+        if prefix is not None:
+            self._kv.let_go(prefix)
+
+    def _has_waiting(self, group: int) -> bool:
+        return any(member.row < 0 for member in reversed(self._members.get(group, {}).values()))
+
+    def _runner(self, group: int) -> Request | None:
+        """The first member that has a row."""
+        return next((member for member in self._members[group].values() if member.row >= 0), None)
+
+    def _is_source(self, runner: Request, num_tokens: int, plan: StepPlan) -> bool:
+        """Whether the worker holds the first tokens of a request with a row; what this step writes is not there yet."""
+        return not plan.is_new(runner.row) and self._has_computed(runner, num_tokens)
+
+    def _has_computed(self, request: Request, num_tokens: int) -> bool:
+        return request.row >= 0 and int(self._table.num_computed_tokens[request.row]) >= num_tokens
+
+
+def _num_shareable(request: Request) -> int:
+    """How many first tokens a request may take from a sibling: the prompt's, but one is left to compute.
+
+    None when log-probabilities of its prompt are asked for: these come of computing it.
+    """
+    if request.message.sampling_params.prompt_logprobs is not None:
+        return 0
+    return min(request.num_prompt_tokens, len(request.token_ids) - 1)
