@@ -6,6 +6,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 
+from quire.core.cache_info import CacheMiss
+
 
 class EventKind(IntEnum):
     """Turning points of a request's life inside the engine core."""
@@ -17,23 +19,39 @@ class EventKind(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class RequestEvent:
-    """One turning point. `timestamp` is seconds on the engine's monotonic clock."""
+    """One turning point.
+
+    Attributes:
+        timestamp: seconds on the engine's monotonic clock.
+        num_cached_tokens: of SCHEDULED: prompt tokens found in the prefix cache at the first time.
+        cache_miss: of SCHEDULED: why there were not more, this time; None = all that can be used was found.
+    """
 
     handle: int
     kind: EventKind
     timestamp: float
     num_cached_tokens: int = 0
+    cache_miss: CacheMiss | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulerStats:
-    """State of the control plane after one step; counts are of this step alone unless named total."""
+    """State of the control plane after one step; counts are of this step alone unless named total.
+
+    Attributes:
+        num_swap_preemptions: those of `num_preemptions` whose pages went to the swap space.
+        swapped_out_bytes, swapped_in_bytes: copied to the swap space and back.
+    """
 
     step: int = 0
     num_running: int = 0
     num_waiting: int = 0
     num_scheduled_tokens: int = 0
     num_preemptions: int = 0
+    num_swapped: int = 0
+    num_swap_preemptions: int = 0
+    swapped_out_bytes: int = 0
+    swapped_in_bytes: int = 0
     kv_cache_usage: float = 0.0
     prefix_cache_queries: int = 0
     prefix_cache_hits: int = 0

@@ -11,13 +11,16 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from quire.core.cache_info import CacheMiss, MissReason
 from quire.core.kv_spec import KVCacheConfig
 from quire.core.request import ExtraKeys, Request
 from quire.core.scheduler_output import NewBlocks, PageCopies
 from quire.kv_cache.block_hash import BlockHashFn, hash_full_pages, sha256_block_hash
 from quire.kv_cache.block_pool import BlockPool
 from quire.kv_cache.coordinator import KVCacheCoordinator
+from quire.kv_cache.miss_explainer import MissExplainer
 from quire.kv_cache.page_copies import PendingCopies
+from quire.kv_cache.swap_pool import SwappedPages
 
 NO_LIMIT = 2**62
 """Most tokens of a request, where its pages do not grow with its length."""
@@ -73,6 +76,9 @@ class KVCacheManager:
         self._coordinator = KVCacheCoordinator(
             kv_cache_config, self._pool, max_num_seqs, max_model_len, hash_fn, max_chunk_tokens
         )
+        self._explainer = MissExplainer(
+            self._pool.prefix_index, self.block_size, hash_fn, self._coordinator.is_computing
+        )
         self._no_prefix = CachedPrefix((np.empty(0, dtype=np.int32),) * len(kv_cache_config.groups), 0)
         longest = self._coordinator.longest_sequence
         self._max_tokens = NO_LIMIT if longest is None else longest * self.block_size + 1
@@ -126,6 +132,29 @@ class KVCacheManager:
         block_ids, num_pages = self._coordinator.find(request, max_pages)
         return CachedPrefix(block_ids, num_pages * self.block_size)
 
+    def explain_miss(self, request: Request, prefix: CachedPrefix) -> CacheMiss | None:
+        """Why no more of a request is cached, before it is placed; None when all that can be used is."""
+        if prefix.num_tokens and prefix.num_tokens >= len(request.token_ids) - 1:
+            return None
+        if not self._is_caching:
+            return CacheMiss(MissReason.CACHING_OFF, 0)
+        if not request.may_read_prefix_cache:
+            needs_all = request.message.sampling_params.prompt_logprobs is not None
+            return CacheMiss(MissReason.PROMPT_LOGPROBS if needs_all else MissReason.READING_SKIPPED, 0)
+        if prefix.num_tokens + self.block_size <= request.num_computed_tokens:  # full pages of it are gone
+            return CacheMiss(MissReason.PREEMPTED, prefix.num_tokens)
+        if not self._coordinator.uses_hashes:
+            return self._explain_windows(request, prefix.num_tokens)
+        return self._explainer.explain(request, prefix.block_ids[0])
+
+    def _explain_windows(self, request: Request, num_cached: int) -> CacheMiss | None:
+        """As `explain_miss`, where all groups free pages and none has names to look up."""
+        num_usable = (len(request.token_ids) - 1) // self.block_size
+        if num_cached == num_usable * self.block_size:
+            return None if num_usable else CacheMiss(MissReason.BELOW_ONE_PAGE, 0)
+        is_known = self._coordinator.num_known_pages(request, num_usable) * self.block_size > num_cached
+        return CacheMiss(MissReason.EVICTED if is_known else MissReason.COLD, num_cached)
+
     def num_blocks_to_place(self, prefix: CachedPrefix, num_tokens: int) -> int:
         """By how many pages the free list shrinks when a request is placed with room for `num_tokens`.
 
@@ -140,11 +169,34 @@ class KVCacheManager:
         Returns:
             Per group: [num_blocks] int32, all pages of the row; the null page for those no query will see.
         """
+        if self._is_caching and request.message.sampling_params.no_store:
+            self._note_not_stored(request, len(prefix.block_ids[0]))
         block_ids = self._coordinator.place(row, request, prefix.block_ids, prefix.num_tokens, num_tokens)
         if prefix.partial_block_ids:
             targets = [ids[prefix.num_tokens // self.block_size] for ids in block_ids]
             self._copies.add(row, np.array(prefix.partial_block_ids, np.int32), np.array(targets, np.int32))
         return block_ids
+
+    def shared_on_restore(self, prefix: CachedPrefix) -> np.ndarray:
+        """[.] int32: pages of a cached prefix that a restored row shares: those of the group with whole sequences."""
+        return self._coordinator.cached_in_full(prefix.block_ids)
+
+    def num_blocks_to_restore(self, prefix: CachedPrefix, swapped: SwappedPages, num_tokens: int) -> int:
+        """By how many pages the free list shrinks when swapped pages are restored with room for `num_tokens`."""
+        shared = self.shared_on_restore(prefix)
+        num_new = self._coordinator.num_blocks_to_restore(len(shared), swapped.num_freed, num_tokens)
+        return num_new + self._pool.num_free_among(shared)
+
+    def restore(
+        self, row: int, request: Request, prefix: CachedPrefix, swapped: SwappedPages, num_tokens: int
+    ) -> tuple[np.ndarray, ...]:
+        """Give a request's row pages up to `num_tokens`, for its swapped pages to be copied to; they must be free.
+
+        Returns:
+            Per group: [num_blocks] int32, all pages of the row; the null page for those that were freed.
+        """
+        shared = self.shared_on_restore(prefix)
+        return self._coordinator.restore(row, request, shared, swapped.num_freed, num_tokens)
 
     def shared_prefix(self, row: int, num_tokens: int) -> CachedPrefix | None:
         """The first `num_tokens` tokens of a placed row, for another request to begin with; they are computed.
@@ -170,6 +222,11 @@ class KVCacheManager:
         """The copies that the worker has to make before it computes; each is given out once."""
         return self._copies.take()
 
+    def _note_not_stored(self, request: Request, page: int) -> None:
+        """The first page that will be computed and not kept: whoever looks for it can be told why it is missing."""
+        if page < len(request.block_hashes):
+            self._pool.prefix_index.past.note(request.block_hashes[page], MissReason.NO_STORE)
+
     def num_missing_blocks(self, rows: np.ndarray, num_tokens: np.ndarray) -> np.ndarray:
         """[num_groups, num_rows] pages that placed rows lack to hold `num_tokens` ([num_rows]) tokens.
 
@@ -184,6 +241,12 @@ class KVCacheManager:
     def get_block_ids(self, row: int) -> tuple[np.ndarray, ...]:
         """Per group: pages of a row, in order, the null page where one was freed; not to be written."""
         return self._coordinator.block_ids(row)
+
+    def num_shared_tokens(self, request: Request) -> int:
+        """Tokens of a placed request in leading pages that it may find in the cache, and that others use, too."""
+        if not (self._is_caching and request.may_read_prefix_cache):
+            return 0
+        return min(self._pool.num_leading_shared(ids) for ids in self.get_block_ids(request.row)) * self.block_size
 
     def cache_full_blocks(self, rows: np.ndarray, num_computed_tokens: np.ndarray, token_ids: np.ndarray) -> None:
         """Publish the pages of these rows that an executed step filled, and free those that no later query sees.

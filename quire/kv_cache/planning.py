@@ -5,13 +5,16 @@ Called by the engine between loading the model and starting the scheduler. Pure 
 
 from __future__ import annotations
 
+import logging
+import math
+
 from quire.config.cache import CacheConfig
 from quire.core.kv_spec import AttentionSpec, KVCacheConfig, KVCacheGroupSpec
 from quire.errors import NotEnoughMemoryError
 from quire.kv_cache.grouping import group_layers
 from quire.kv_cache.page_counts import MostBlocks, most_blocks, num_blocks_held
 from quire.logger import get_logger
-from quire.utils.memory import format_bytes
+from quire.utils.memory import GIB, format_bytes
 
 logger = get_logger(__name__)
 
@@ -46,8 +49,8 @@ def plan_kv_cache(
     frees_pages = not cache.disable_hybrid_kv_cache_manager
     groups, reason = group_layers(specs, max_model_len, frees_pages=frees_pages)
     if cache.num_blocks is not None:
-        logger.info("KV cache: %s", reason)
-        return KVCacheConfig(num_blocks=cache.num_blocks, groups=groups)
+        _log(reason, specs)
+        return _divided(cache.num_blocks, groups, cache)
     max_chunk_tokens = max_chunk_tokens or max_model_len
     if _missing_bytes(groups, budget_bytes, max_model_len, max_chunk_tokens) > 0:
         whole, _ = group_layers(specs, max_model_len, frees_pages=False)
@@ -55,8 +58,8 @@ def plan_kv_cache(
             longest = _longest_that_fits(specs, budget_bytes, max_model_len, max_chunk_tokens, frees_pages)
             raise _not_enough_memory(groups, budget_bytes, cache, max_model_len, max_chunk_tokens, longest)
         groups, reason = whole, "one group: while a long prompt is computed, several would need more than there is"
-    logger.info("KV cache: %s", reason)
-    return KVCacheConfig(num_blocks=budget_bytes // _page_bytes(groups), groups=groups)
+    _log(reason, specs)
+    return _divided(budget_bytes // _page_bytes(groups), groups, cache)
 
 
 def min_num_blocks(max_model_len: int, block_size: int, most: MostBlocks = KEEPS_ALL) -> int:
@@ -75,6 +78,11 @@ def concurrency(config: KVCacheConfig, max_model_len: int, max_chunk_tokens: int
     pages_of_one = max_model_len / config.block_size
     limits = (most_blocks(group.spec, max_chunk_tokens) for group in config.groups)
     return (config.num_blocks - 1) / sum(min(pages_of_one, limit or pages_of_one) for limit in limits)
+
+
+def _log(reason: str, specs: dict[str, AttentionSpec]) -> None:
+    has_windows = any(spec.num_tokens_seen is not None for spec in specs.values())
+    logger.log(logging.INFO if has_windows else logging.DEBUG, "KV cache: %s", reason)
 
 
 def _page_bytes(groups: Groups) -> int:
@@ -101,6 +109,23 @@ def _longest_that_fits(
         else:
             too_long = middle
     return longest
+
+
+def _divided(num_blocks: int, groups: Groups, cache: CacheConfig) -> KVCacheConfig:
+    num_swap_blocks = _num_swap_blocks(cache.swap_space, _page_bytes(groups))
+    return KVCacheConfig(num_blocks=num_blocks, groups=groups, num_swap_blocks=num_swap_blocks)
+
+
+def _num_swap_blocks(swap_space: float, page_size_bytes: int) -> int:
+    """Pages in so many GiB."""
+    num_blocks = int(swap_space * GIB) // page_size_bytes
+    if swap_space and not num_blocks:
+        raise NotEnoughMemoryError(
+            f"swap_space={swap_space:g} GiB holds no page of {format_bytes(page_size_bytes)}",
+            hint=f"use swap_space >= {math.ceil(1000 * page_size_bytes / GIB) / 1000:g}, or 0",
+            field="swap_space",
+        )
+    return num_blocks
 
 
 def _not_enough_memory(

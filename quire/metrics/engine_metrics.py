@@ -15,6 +15,7 @@ from prometheus_client.gc_collector import GCCollector
 from prometheus_client.process_collector import ProcessCollector
 
 from quire.config import QuireConfig
+from quire.core.cache_info import MissReason
 from quire.core.engine_messages import EngineCoreOutputs
 from quire.core.sampling_params import SamplingParams
 from quire.core.stats import RequestStateStats, SchedulerStats
@@ -56,8 +57,17 @@ class EngineMetrics:
         if stats.prefix_cache_queries:
             self._prefix_queries.inc(stats.prefix_cache_queries)
             self._prefix_hits.inc(stats.prefix_cache_hits)
+        for event in step.events:
+            if event.cache_miss is not None:
+                self._prefix_misses[event.cache_miss.full_reason].inc()
         if stats.num_preemptions:
             self._preemptions.inc(stats.num_preemptions)
+            num_swapped = stats.num_swap_preemptions
+            self._preemptions_by_mode.labels(mode="swap").inc(num_swapped)
+            self._preemptions_by_mode.labels(mode="recompute").inc(stats.num_preemptions - num_swapped)
+        if stats.swapped_out_bytes or stats.swapped_in_bytes:
+            self._swapped_bytes.labels(direction="out").inc(stats.swapped_out_bytes)
+            self._swapped_bytes.labels(direction="in").inc(stats.swapped_in_bytes)
         if stats.num_scheduled_tokens:
             self._step_tokens.observe(stats.num_scheduled_tokens)
         if len(step.handles):
@@ -169,7 +179,13 @@ class EngineMetrics:
         self._gauge("kv_cache_usage_perc", doc, lambda: self._last_stats.kv_cache_usage)
         self._prefix_queries = self._counter("prefix_cache_queries", "Prompt tokens looked up in the prefix cache.")
         self._prefix_hits = self._counter("prefix_cache_hits", "Prompt tokens found in the prefix cache.")
-        self._preemptions = self._counter("num_preemptions", "Answers stopped to make room, to be computed again.")
+        misses = Counter(
+            "quire:prefix_cache_misses", "Turns of requests of which less was found than can be used, by reason.",
+            [*self._labels, "reason"], registry=self.registry,
+        )  # fmt: skip
+        self._prefix_misses = {reason: misses.labels(**self._labels, reason=str(reason)) for reason in MissReason}
+        self._preemptions = self._counter("num_preemptions", "Answers stopped to make room.")
+        self._make_swap_metrics()
         self._generation_tokens = self._counter("generation_tokens", "New tokens.")
         self._prompt_tokens = self._counter("prompt_tokens", "Prompt tokens of requests that ended.")
         self._prompt_tokens_cached = self._counter("prompt_tokens_cached", "Those found in the prefix cache.")
@@ -198,6 +214,25 @@ class EngineMetrics:
             "quire:resumed_streams", "Answers that were continued on another engine core than they began on.",
             registry=self.registry,
         )  # fmt: skip
+
+    def _make_swap_metrics(self) -> None:
+        swapped = Gauge(
+            "quire:num_requests_swapped", "Answers that were stopped and have their pages in the swap space.",
+            registry=self.registry,
+        )  # fmt: skip
+        swapped.set_function(lambda: self._last_stats.num_swapped)
+        self._preemptions_by_mode = Counter(
+            "quire:preemptions", "Answers stopped to make room, by what became of their pages.", ["mode"],
+            registry=self.registry,
+        )  # fmt: skip
+        self._swapped_bytes = Counter(
+            "quire:swapped_bytes", "Bytes of pages copied to the swap space (out) and back (in).", ["direction"],
+            registry=self.registry,
+        )  # fmt: skip
+        for mode in ("recompute", "swap"):
+            self._preemptions_by_mode.labels(mode=mode)
+        for direction in ("out", "in"):
+            self._swapped_bytes.labels(direction=direction)
 
     def _make_request_metrics(self) -> None:
         sizes = buckets.decades(self._max_len)

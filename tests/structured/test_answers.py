@@ -82,7 +82,7 @@ def test_structured_and_free_requests_in_one_batch_are_what_they_are_alone():
 
 
 def test_answers_have_their_form_although_their_requests_are_preempted(llm: LLM):
-    forms = [form for form in FORMS.values()] * 4
+    forms = list(FORMS.values()) * 4
     outputs = llm.generate([PROMPT] * 28, [params(form, seed=i) for i, form in enumerate(forms)], use_tqdm=False)
     assert all(has_form(form, one.outputs[0].text) for form, one in zip(forms, outputs))
 
