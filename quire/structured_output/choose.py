@@ -106,6 +106,8 @@ def _problem(kind: str, value: Any, backend: str) -> str | None:
             return "nothing satisfies the schema false"
         problem = find_problem(value, backend)
         return None if problem is None else str(problem)
+    if kind == "regex":
+        return regex_problem(value, backend)
     if kind == "structural_tag":
         return _tag_problem(value, backend, "")
     return None

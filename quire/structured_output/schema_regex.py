@@ -11,10 +11,14 @@ _HEX = {"x": 2, "u": 4}
 _PUNCTUATION = frozenset("^$\\.*+?()[]{}|/-\"'!#%&,:;<=>@_`~ ")
 
 
-def regex_problem(pattern: str) -> str | None:
-    """What of `pattern` is refused, in words; None when nothing is."""
+def regex_problem(pattern: str, backend: str = "") -> str | None:
+    """What of `pattern` is refused, in words, or what of it `backend` does not honour; None when nothing is."""
     found = _scan(pattern)
-    return None if isinstance(found, frozenset) else found
+    if not isinstance(found, frozenset):
+        return found
+    if backend == "xgrammar" and "negated" in found:
+        return "what is not some characters may be half of a surrogate pair"
+    return None
 
 
 def without_anchors(pattern: str) -> str:
@@ -35,6 +39,8 @@ def pattern_problem(pattern: str, backend: str) -> str | None:
     # Their texts stand between quotes as they are, so nothing may match that JSON writes otherwise.
     if backend != "guidance" and found & {'"', "\\", "control", "hex", "space"}:
         return "a pattern that matches quotes, backslashes or control characters is not supported"
+    if backend != "guidance" and "negated" in found:
+        return "what is not some characters may be half of a surrogate pair, or what JSON writes otherwise"
     if backend == "outlines" and found >= {"|", "^$"}:
         return "anchors beside a choice are not supported"
     return None
@@ -59,13 +65,17 @@ def _scan(pattern: str) -> str | frozenset[str]:
             in_class = char != "]"
         elif char == "[":
             in_class = True
-            at += pattern.startswith("^", at)
+            if pattern.startswith("^", at):
+                held.add("negated")
+                at += 1
             if pattern.startswith("]", at):
                 return "']' as the first of a class"
         elif char == ")":
             depth -= 1
             if depth < 0:
                 return "')' without '('"
+        elif char == ".":
+            held.add("negated")
         elif char == "(" and pattern.startswith("?", at) and not pattern.startswith("?:", at):
             return f"'(?{pattern[at + 1 : at + 2]}', a group that is not plain"
         elif char == "(":
@@ -98,6 +108,8 @@ def _escape(pattern: str, at: int, held: set[str]) -> tuple[str | None, int]:
         held.add("control")
     elif char == "s":
         held.add("space")
+    elif char in ("D", "W", "S"):
+        held.add("negated")
     if not char or not (char in _CLASSES or char in _CONTROLS or char in _PUNCTUATION):
         return f"'\\{char}'", at
     return None, at + 1

@@ -185,7 +185,7 @@ def test_vllm_54003_and_ghsa_7rgv_a_grammar_that_is_malformed_or_too_deep_is_ref
     for schema in (*BAD_SCHEMAS[:6], *BAD_SCHEMAS[7:], nested(40)):
         value = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
         answer = post(untouched, CHAT, {**HELLO, field: value})
-        assert answer.status_code == 400 and error_of(answer)["param"] in (field, None)
+        assert answer.status_code == 400 and (error_of(answer)["param"] or field).startswith(field)
 
 
 def test_cve_2025_48956_heads_lines_and_depths_are_bounded_before_anything_is_read(untouched):

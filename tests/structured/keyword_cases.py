@@ -209,6 +209,7 @@ CASES: dict[str, list[Case]] = {
     "maxLength": [
         ({"type": "string", "maxLength": 2}, ["", "ab", "éé", "\n\t"], ["abc"]),
         ({"type": "string", "minLength": 1, "maxLength": 2}, ["a", "ab"], ["", "abc"]),
+        ({"type": "object", "properties": {"p": {"type": "string", "maxLength": 1}}}, [{"p": "é"}], [{"p": "ab"}]),
     ],
     "pattern": [
         ({"type": "string", "pattern": "^[a-c]{2,3}$"}, ["ab", "abc"], ["a", "abcd", "xy"]),

@@ -10,7 +10,7 @@ from quire.structured_output.interface import GrammarError
 from quire.structured_output.schema_closing import closed
 from quire.structured_output.schema_keywords import SUPPORTED, find_problem, malformed
 from tests.structured.keyword_cases import CASES
-from tests.structured.libraries import accepts, as_json, compiled, needs_libraries
+from tests.structured.libraries import EOS, accepts, as_json, compiled, needs_libraries
 
 LIBRARIES = [name for name, keywords in SUPPORTED.items() if keywords]
 pytestmark = needs_libraries
@@ -46,3 +46,12 @@ def test_jsonschema_agrees_with_the_cases():
             validator = jsonschema.Draft202012Validator(schema)
             assert all(map(validator.is_valid, allowed)), (keyword, schema)
             assert not any(map(validator.is_valid, forbidden)), (keyword, schema)
+
+
+@pytest.mark.parametrize("library", LIBRARIES)
+@pytest.mark.parametrize("body", [b"\x14", b"\xed\xa0\x80", b"\xc0\x80", b"\xf4\x90\x80\x80", b'"', b"\\"], ids=repr)
+def test_a_string_of_bounded_length_holds_no_byte_that_json_forbids_or_counts_otherwise(library: str, body: bytes):
+    for schema in ({"type": "string", "maxLength": 3}, {"type": "string", "pattern": "^.{1,3}$"}):
+        if find_problem(schema, library) is None:
+            state = compiled(library, "json", json.dumps(schema)).start()
+            assert not all(state.accept(byte) for byte in b'"' + body + b'"') or not state.accept(EOS)

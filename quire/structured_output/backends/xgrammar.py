@@ -19,6 +19,7 @@ from quire.structured_output.interface import (
     StructuredOutputBackend,
     Vocabulary,
 )
+from quire.structured_output.schema_lengths import with_patterns
 
 
 class XGrammarBackend(StructuredOutputBackend):
@@ -76,7 +77,10 @@ def _compile(compiler: Any, spec: GrammarSpec) -> Any:
     if spec.kind == "json":
         separators = None if spec.any_whitespace else (",", ":")
         return compiler.compile_json_schema(
-            spec.text, any_whitespace=spec.any_whitespace, separators=separators, strict_mode=True
+            json.dumps(with_patterns(json.loads(spec.text))),
+            any_whitespace=spec.any_whitespace,
+            separators=separators,
+            strict_mode=True,
         )
     if spec.kind == "regex":
         return compiler.compile_regex(spec.text)
