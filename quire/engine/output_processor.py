@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from quire.core.engine_messages import EngineCoreOutputs, FinishReason
+from quire.core.engine_messages import EngineCoreOutputs, FinishedRequest, FinishReason
 from quire.core.outputs import RequestOutput
 from quire.engine.logprobs import lines_by_entry
 from quire.engine.request_state import RequestGroup, RequestState
-from quire.errors import EngineGenerateError, QuireError, ValidationError
+from quire.errors import EngineGenerateError, QueueTimeoutError, QuireError, ValidationError
 from quire.logger import get_logger
 
 logger = get_logger(__name__)
@@ -100,8 +100,7 @@ class OutputProcessor:
             group, state = found
             end = finished.get(handle)
             if end is not None and end.error is not None:
-                logger.error("request %s failed: %s", group.request_id, end.error)
-                processed.failures[group.request_id] = _failure(end.error, end.error_field)
+                processed.failures[group.request_id] = _failure(group.request_id, end)
             if state.add_tokens(token_ids, step.logprobs, lines.get(handle, ()), end, step.timestamp):
                 processed.handles_to_abort.append(handle)
             if state.finish_reason is not None:
@@ -138,11 +137,14 @@ class OutputProcessor:
                 self._by_handle[handle][1].logprobs.add_prompt(arrays)
 
 
-def _failure(error: str, field: str | None) -> QuireError:
-    """What the user is told: that the request was wrong, where a field of it was."""
-    if field is not None:
-        return ValidationError(error, field=field)
-    return EngineGenerateError(error, hint="other requests are not affected")
+def _failure(request_id: str, end: FinishedRequest) -> QuireError:
+    """What a request that failed is told: that it was wrong, where a field of it was."""
+    if end.finish_reason is FinishReason.QUEUE_TIMEOUT:
+        return QueueTimeoutError(end.error or "", hint="try again later, or allow a longer queue_timeout")
+    logger.error("request %s failed: %s", request_id, end.error)
+    if end.error_field is not None:
+        return ValidationError(end.error or "", field=end.error_field)
+    return EngineGenerateError(end.error or "", hint="other requests are not affected")
 
 
 def _tokens_by_handle(step: EngineCoreOutputs, also: Iterable[int]) -> dict[int, list[int]]:
