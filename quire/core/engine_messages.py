@@ -97,15 +97,20 @@ class BeamAnswer:
 
 @dataclass(frozen=True, slots=True)
 class FinishedRequest:
-    """A request that ended in this step; `stop_reason` is the stop id that matched, None for EOS and length.
+    """A request that ended in this step.
 
-    `beam` is the whole answer of a beam search; tokens named before were only signs of life.
+    Attributes:
+        stop_reason: the stop id that matched; None for EOS and length.
+        error: what went wrong.
+        error_field: the field of the request that was wrong; None = the error is not the caller's.
+        beam: the whole answer of a beam search; tokens named before were only signs of life.
     """
 
     handle: int
     finish_reason: FinishReason
     stop_reason: int | None = None
     error: str | None = None
+    error_field: str | None = None
     beam: BeamAnswer | None = None
 
 
