@@ -118,11 +118,13 @@ class BeamGroups:
             is_held[i] = min(self._group_on(int(rows[i])).rows()) < 0
         return is_held
 
-    def divert(self, sampled: Sampled) -> tuple[Sampled, Sampled]:
-        """The step's samples without those of beams, and those of beams.
+    def divert(self, sampled: Sampled) -> tuple[Sampled, Sampled | None]:
+        """The step's samples without those of beams, and those of beams; None while there are no searches.
 
         Beams whose siblings did not sample are taken back to before their last token.
         """
+        if not self._groups:
+            return sampled, None
         is_beam = (self._table.flags[sampled.rows] & _IS_BEAM) != 0
         beams = select_sampled(sampled, is_beam)
         present = set(beams.rows.tolist())

@@ -24,7 +24,7 @@ from quire.core.scheduler_output import SchedulerOutput
 from quire.core.stats import EventKind, SchedulerStats
 from quire.kv_cache.manager import KVCacheManager
 from quire.scheduler.admission import Admission, AdmissionGate, AdmissionRules
-from quire.scheduler.beam_groups import Advanced, BeamGroups
+from quire.scheduler.beam_groups import BeamGroups
 from quire.scheduler.budget import StepBudget, share_prompt_tokens
 from quire.scheduler.deadlines import QueueDeadlines
 from quire.scheduler.forks import ForkGroups
@@ -288,9 +288,8 @@ class Scheduler:
     def _freeze(self, plan: StepPlan) -> SchedulerOutput | None:
         if plan.is_empty:
             return None
-        copies = (self._kv.take_page_copies(), *self._swapping.take_copies())
-        updates = self._beams.take_row_updates()
-        scheduled = plan.freeze(self._num_steps, self._freed_rows, self._table, *copies, updates)
+        copies = (self._kv.take_page_copies(), *self._swapping.take_copies(), self._beams.take_row_updates())
+        scheduled = plan.freeze(self._num_steps, self._freed_rows, self._table, *copies)
         self._in_flight = _InFlight(scheduled, self._table.handle[scheduled.rows], plan)
         self._freed_rows = []
         self._num_steps += 1
@@ -318,9 +317,7 @@ class Scheduler:
         if not is_alive.all():
             rows, num_new = rows[is_alive], num_new[is_alive]
         self._table.num_computed_tokens[rows] += num_new
-        sampled, beams = keep_alive(scheduled, output, is_alive), None
-        if self._beams:
-            sampled, beams = self._beams.divert(sampled)
+        sampled, beams = self._beams.divert(keep_alive(scheduled, output, is_alive))
         self._table.append_tokens(sampled.rows, sampled.token_ids)
         self._order.note_sampled(sampled.rows)
         self._kv.cache_full_blocks(rows, self._table.num_computed_tokens[rows], self._table.token_ids)
@@ -329,19 +326,17 @@ class Scheduler:
         self._end_stopped(sampled.rows, sampled.token_ids)
         token_ids = sampled.token_ids
         if beams is not None:
-            advanced = self._advance_beams(beams)
-            handles = np.concatenate([handles, advanced.handles])
-            token_ids = np.concatenate([token_ids, advanced.token_ids])
+            handles, token_ids = self._advance_beams(beams, handles, token_ids)
         return self._make_outputs(handles, token_ids, sampled.logprobs, prompt_logprobs, step)
 
-    def _advance_beams(self, beams: Sampled) -> Advanced:
+    def _advance_beams(self, beams: Sampled, *others: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         self._order.note_sampled(beams.rows)
         advanced = self._beams.advance(beams)
         for finished in advanced.finished:
             request = self._requests[finished.handle]
             self._end(request, finished)
             self._vacate([request.row])
-        return advanced
+        return np.concatenate([others[0], advanced.handles]), np.concatenate([others[1], advanced.token_ids])
 
     def abandon_step(self) -> list[int]:
         """The step that was scheduled failed: it never was, and every running request waits again with its tokens.
