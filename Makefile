@@ -6,7 +6,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
 NATIVE := CMakeLists.txt $(wildcard csrc/*.cpp csrc/*/*.cpp csrc/*/*.h csrc/include/quire/*.h)
 
-.PHONY: setup setup-dev demo test check fmt bench bench-scheduler bench-engine docs leaf eval-leaf test-statistics sanitize fuzz-kernels fuzz-server soak soak-kill rolling test-tiers test-node test-prometheus wheel test-wheel clean
+.PHONY: setup setup-dev demo test check fmt bench bench-scheduler bench-engine docs leaf eval-leaf test-statistics sanitize fuzz-kernels fuzz-server soak soak-kill rolling test-tiers test-node test-prometheus test-router wheel test-wheel clean
 
 $(BIN)/python:
 	@$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); [ "$$(id -u)" = 0 ] && apt-get update -q && apt-get install -y -q python3-venv \
@@ -101,6 +101,9 @@ test-tiers: $(VENV)/.test          ## kernel tests and tests with a model, on ev
 test-node: $(VENV)/.test           ## OpenAI's package for Node, installed by npm, against a running server
 	cd tests/server/node && npm install --no-package-lock --no-audit --no-fund
 	QUIRE_TEST_NODE=1 $(BIN)/python -m pytest tests/server/test_openai_node.py
+
+test-router: $(VENV)/.test         ## two servers behind vllm-router (pip install vllm-router elsewhere; QUIRE_ROUTER=its program); ROUNDS=6
+	$(BIN)/python -m tests.robustness.router --rounds $(or $(ROUNDS),6)
 
 wheel: $(BIN)/python | compiler    ## dist/quire-*.whl with all kernel tiers
 	$(BIN)/python -m pip --disable-pip-version-check wheel --quiet --no-deps --wheel-dir dist .

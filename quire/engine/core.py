@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterable
 
 from quire.core.engine_messages import EngineCoreOutputs, EngineCoreRequest, FinishReason
+from quire.engine.kv_event_publisher import NO_KV_EVENTS, KVEventFlusher
 from quire.engine.step_recovery import StepRecovery
 from quire.errors import EngineDeadError
 from quire.executor.base import Executor
@@ -24,6 +25,7 @@ class EngineCore:
         on_step: called with the number of tokens of each step, before it runs.
         clock: seconds, for the duration of steps.
         on_shutdown: called when the core ends.
+        kv_events: flushed after each step, and closed when the core ends.
     """
 
     def __init__(
@@ -35,6 +37,7 @@ class EngineCore:
         on_step: Callable[[int], None] | None = None,
         clock: Callable[[], float] = time.perf_counter,
         on_shutdown: Callable[[], None] = lambda: None,
+        kv_events: KVEventFlusher = NO_KV_EVENTS,
     ) -> None:
         self._executor = executor
         self._scheduler = scheduler
@@ -42,6 +45,7 @@ class EngineCore:
         self._clock = clock
         self._on_step = on_step
         self._on_shutdown = on_shutdown
+        self._kv_events = kv_events
         self.num_blocks = num_blocks
 
     def add_request(self, request: EngineCoreRequest) -> None:
@@ -57,6 +61,11 @@ class EngineCore:
 
         A step that raises ends the request that makes it raise; raises only when that is no single request.
         """
+        outputs = self._step()
+        self._kv_events.flush()
+        return outputs
+
+    def _step(self) -> EngineCoreOutputs | None:
         scheduled = self._scheduler.schedule()
         if scheduled is None:
             return self.take_outputs()
@@ -88,9 +97,12 @@ class EngineCore:
 
     def reset_prefix_cache(self, reset_running_requests: bool = False) -> bool:
         """Forget all cached pages, those of running requests if asked; False while any page is in use."""
-        return self._scheduler.reset_prefix_cache(reset_running_requests)
+        is_done = self._scheduler.reset_prefix_cache(reset_running_requests)
+        self._kv_events.flush()
+        return is_done
 
     def shutdown(self) -> None:
         """Release the executor; harmless when repeated."""
         self._on_shutdown()
+        self._kv_events.close()
         self._executor.shutdown()

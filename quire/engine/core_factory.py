@@ -10,6 +10,7 @@ from pathlib import Path
 
 from quire.config import QuireConfig
 from quire.engine.core import EngineCore
+from quire.engine.kv_event_publisher import start_kv_events
 from quire.engine.step_recovery import StepRecovery
 from quire.executor.base import Executor
 from quire.executor.uniproc import UniProcExecutor
@@ -52,9 +53,13 @@ def build_core(
     num_blocks = setup.kv_cache.num_blocks
     if config.observability.flight_recorder is None:
         scheduler: SchedulerInterface = make_scheduler(setup, gates=(recovery.gate,))
-        return EngineCore(executor, scheduler, recovery, num_blocks, on_step)
+        kv_events = start_kv_events(config.observability.kv_events, setup.kv_cache, scheduler.watch_pages)
+        return EngineCore(executor, scheduler, recovery, num_blocks, on_step, kv_events=kv_events)
     recorded = RecordedScheduler(setup, _make_writer(config, setup), (recovery.gate,))
-    return EngineCore(executor, recorded, recovery, num_blocks, on_step, on_shutdown=recorded.close)
+    kv_events = start_kv_events(config.observability.kv_events, setup.kv_cache, recorded.watch_pages)
+    return EngineCore(
+        executor, recorded, recovery, num_blocks, on_step, on_shutdown=recorded.close, kv_events=kv_events
+    )
 
 
 def _plan_memory(config: QuireConfig, executor: Executor) -> SchedulerSetup:
