@@ -6,7 +6,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
 NATIVE := CMakeLists.txt $(wildcard csrc/*.cpp csrc/*/*.cpp csrc/*/*.h csrc/include/quire/*.h)
 
-.PHONY: setup setup-dev demo test check fmt bench bench-scheduler bench-engine docs leaf eval-leaf test-statistics sanitize fuzz-kernels fuzz-server soak soak-kill rolling properties test-tiers test-node test-prometheus test-router wheel test-wheel clean
+.PHONY: setup setup-dev demo test check fmt bench bench-scheduler bench-engine docs leaf eval-leaf test-statistics sanitize fuzz-kernels fuzz-server test-structured soak soak-kill rolling properties test-tiers test-node test-prometheus wheel test-wheel clean
 
 $(BIN)/python:
 	@$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); [ "$$(id -u)" = 0 ] && apt-get update -q && apt-get install -y -q python3-venv \
@@ -95,6 +95,9 @@ soak-kill: $(VENV)/.test           ## streams over HTTP while the engine core is
 rolling: $(VENV)/.test             ## two servers behind a TCP proxy, restarted in turn under load; RESTARTS=6 by default
 	$(BIN)/python -m tests.robustness.rolling --restarts $(or $(RESTARTS),6)
 
+test-structured: $(VENV)/.test     ## random schemas, patterns and grammars, judged from outside; COUNT=500 schemas, SEED=0
+	$(BIN)/python -m tests.structured.corpus --count $(or $(COUNT),500) --seed $(or $(SEED),0)
+
 fuzz-server: $(VENV)/.fuzz         ## hostile requests beside streams that must not notice; REQUESTS=100000, SEED=...
 	nice -n 5 $(BIN)/python -m tests.robustness.fuzz_server --requests $(or $(REQUESTS),100000) $(if $(SEED),--seed $(SEED)) --schema
 
@@ -105,6 +108,7 @@ test-node: $(VENV)/.test           ## OpenAI's package for Node, installed by np
 	cd tests/server/node && npm install --no-package-lock --no-audit --no-fund
 	QUIRE_TEST_NODE=1 $(BIN)/python -m pytest tests/server/test_openai_node.py
 
+.PHONY: test-router
 test-router: $(VENV)/.test         ## two servers behind vllm-router (pip install vllm-router elsewhere; QUIRE_ROUTER=its program); ROUNDS=6
 	$(BIN)/python -m tests.robustness.router --rounds $(or $(ROUNDS),6)
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from quire.config import QuireConfig
 from quire.engine.core import EngineCore
+from quire.engine.grammar_gate import grammar_gate, make_grammars
 from quire.engine.kv_event_publisher import start_kv_events
 from quire.engine.step_recovery import StepRecovery
 from quire.executor.base import Executor
@@ -50,16 +51,19 @@ def build_core(
     with timer.phase("KV cache"):
         recovery = StepRecovery()
         setup = _plan_memory(config, executor)
+    grammars = make_grammars(config)
+    gates = (grammar_gate(grammars, recovery.gate),)
     num_blocks = setup.kv_cache.num_blocks
     if config.observability.flight_recorder is None:
-        scheduler: SchedulerInterface = make_scheduler(setup, gates=(recovery.gate,))
+        scheduler: SchedulerInterface = make_scheduler(setup, gates=gates)
         kv_events = start_kv_events(config.observability.kv_events, setup.kv_cache, scheduler.watch_pages)
-        return EngineCore(executor, scheduler, recovery, num_blocks, on_step, kv_events=kv_events)
-    recorded = RecordedScheduler(setup, _make_writer(config, setup), (recovery.gate,))
+        return EngineCore(executor, scheduler, recovery, num_blocks, on_step, grammars=grammars, kv_events=kv_events)
+    recorded = RecordedScheduler(setup, _make_writer(config, setup), gates)
     kv_events = start_kv_events(config.observability.kv_events, setup.kv_cache, recorded.watch_pages)
     return EngineCore(
-        executor, recorded, recovery, num_blocks, on_step, on_shutdown=recorded.close, kv_events=kv_events
-    )
+        executor, recorded, recovery, num_blocks, on_step, grammars=grammars, on_shutdown=recorded.close,
+        kv_events=kv_events,
+    )  # fmt: skip
 
 
 def _plan_memory(config: QuireConfig, executor: Executor) -> SchedulerSetup:
