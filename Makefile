@@ -6,7 +6,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
 NATIVE := CMakeLists.txt $(wildcard csrc/*.cpp csrc/*/*.cpp csrc/*/*.h csrc/include/quire/*.h)
 
-.PHONY: setup setup-dev demo test check fmt bench bench-scheduler bench-engine docs leaf eval-leaf test-statistics sanitize fuzz-kernels fuzz-server soak soak-kill rolling test-tiers test-node test-prometheus wheel test-wheel clean
+.PHONY: setup setup-dev demo test check fmt bench bench-scheduler bench-engine bench-plan docs leaf eval-leaf test-statistics sanitize fuzz-kernels fuzz-server soak soak-kill rolling test-tiers test-node test-prometheus wheel test-wheel clean
 
 $(BIN)/python:
 	@$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); [ "$$(id -u)" = 0 ] && apt-get update -q && apt-get install -y -q python3-venv \
@@ -63,6 +63,9 @@ bench-scheduler: $(VENV)/.demo     ## cost of the control plane per step, no mod
 
 bench-engine: $(VENV)/.test        ## prefix caching and continuous batching on the embedded model
 	$(BIN)/python benchmarks/engine/bench_leaf.py
+
+bench-plan: $(VENV)/.test          ## predictions of quire plan against ten real loads, leaf and a 0.5B checkpoint; 13 minutes
+	$(BIN)/python -m benchmarks.server.bench_plan
 
 docs: $(VENV)/.dev                 ## regenerate the reference pages
 	$(BIN)/python -m quire.entrypoints.args --write-docs
