@@ -35,6 +35,10 @@ class CacheConfig:
     )  # fmt: skip
     enable_prefix_caching: bool = setting(True, "Share full pages between requests that begin alike.")
     prefix_caching_hash_algo: str = setting("sha256", "Hash of page contents.", choices=("sha256",))
+    disable_hybrid_kv_cache_manager: bool = setting(
+        False, "Keep every page of a request until it ends, and mask sliding windows alone. By default pages that left "
+        "a window are freed, and layers whose windows differ have pages of their own.",
+    )  # fmt: skip
     watermark: float = setting(
         0.0, "Share of pages kept free when a waiting request is admitted.", minimum=0.0, below=1.0
     )

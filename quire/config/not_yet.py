@@ -25,7 +25,6 @@ QUANTIZATIONS_NOT_YET = (
 NOT_YET: dict[str, tuple[Any, ...]] = {
     # Honoured by having nothing to turn off.
     "disable_custom_all_reduce": _ANY_BOOL,
-    "disable_hybrid_kv_cache_manager": (None, False),
     # Model and tokenizer.
     "runner": (None, "auto", "generate"),
     "convert": (None, "auto", "none"),

@@ -79,6 +79,27 @@ class ApiConfig:
     chat_template_content_format: str = setting(
         "auto", "How message contents are given to the chat template.", choices=("auto", "string", "openai")
     )
+    enable_auto_tool_choice: bool = setting(
+        True, "Let the model decide whether to call a tool that a request offers (tool_choice auto)."
+    )
+    tool_call_parser: str = setting(
+        "auto",
+        "Format of the model's tool calls: hermes, llama3_json, pythonic, mistral, deepseek_v3, granite, qwen3_coder, "
+        "openai, ..., a plugin's, pattern (see tool_call_format), auto = as the chat template writes them, none.",
+    )
+    tool_call_format: str | None = setting(
+        None, "File (YAML) that describes tool calls by begin, end and pattern, for tool_call_parser=pattern."
+    )
+    hold_tool_calls: bool = setting(
+        False,
+        "Tell a tool call when it is complete, so that one that is broken or cut stays content; default: its arguments "
+        "are told as they are written.",
+    )
+    reasoning_parser: str | None = setting(
+        None,
+        "Format of the model's thinking, which answers then have as `reasoning`: think, qwen3, deepseek_r1, granite, "
+        "openai_gptoss, or a plugin's.",
+    )
     response_role: str = setting("assistant", "Role of the answers of a chat.")
     return_tokens_as_token_ids: bool = setting(
         False, "Write tokens in logprobs as token_id:N unless a request says no."

@@ -19,6 +19,8 @@ class AttentionSpec:
         head_size: elements per head.
         dtype_bytes: bytes per element.
         sliding_window: tokens a query sees, itself included; None = all.
+        attention_chunk_size: a query sees only tokens of its own chunk of this many; None = all. At most one of the
+            two is set.
     """
 
     block_size: int
@@ -26,16 +28,25 @@ class AttentionSpec:
     head_size: int
     dtype_bytes: int
     sliding_window: int | None = None
+    attention_chunk_size: int | None = None
 
     @property
     def page_size_bytes(self) -> int:
         """Bytes of one page: keys and values."""
         return 2 * self.block_size * self.num_kv_heads * self.head_size * self.dtype_bytes
 
+    @property
+    def num_tokens_seen(self) -> int | None:
+        """Most tokens that a query sees, itself included; None = all, so pages are kept for the whole sequence."""
+        return self.sliding_window if self.attention_chunk_size is None else self.attention_chunk_size
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KVCacheGroupSpec:
-    """Layers that share one block table."""
+    """Layers that share one block table.
+
+    `spec` says which pages are kept: a window of its own is only set where pages that left it may be freed.
+    """
 
     layer_names: tuple[str, ...]
     spec: AttentionSpec
@@ -48,10 +59,20 @@ class KVCacheGroupSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KVCacheConfig:
-    """The divided cache: `num_blocks` page ids, of which id 0 is the null page and never given out."""
+    """The divided cache: `num_blocks` page ids, of which id 0 is the null page and never given out.
+
+    A page id belongs to one group at a time. Layer j of every group keeps its pages in the same tensor (slot j), so a
+    page id is one page in each slot; a group of fewer layers leaves the last slots of its pages unused. A group that
+    keeps whole sequences comes first, and there is at most one.
+    """
 
     num_blocks: int
     groups: tuple[KVCacheGroupSpec, ...]
+
+    @property
+    def page_size_bytes(self) -> int:
+        """Bytes of one page id, all slots together."""
+        return max(group.page_size_bytes for group in self.groups)
 
     @property
     def block_size(self) -> int:

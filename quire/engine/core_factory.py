@@ -15,7 +15,7 @@ from quire.executor.base import Executor
 from quire.executor.uniproc import UniProcExecutor
 from quire.flight_recorder.recorded_scheduler import RecordedScheduler
 from quire.flight_recorder.writer import RecordWriter
-from quire.kv_cache.planning import plan_kv_cache
+from quire.kv_cache.planning import concurrency, plan_kv_cache
 from quire.logger import get_logger
 from quire.platforms.interface import Platform
 from quire.sample.logits_processor import ProcessorSource
@@ -61,12 +61,13 @@ def _plan_memory(config: QuireConfig, executor: Executor) -> SchedulerSetup:
     """Divide the memory that is left; what the control plane is made from."""
     max_len = config.max_model_len
     specs, available_bytes = executor.kv_cache_specs(), executor.available_kv_cache_bytes()
-    kv_cache_config = plan_kv_cache(specs, available_bytes, config.cache, max_len)
+    max_chunk = min(config.scheduler.max_num_batched_tokens or max_len, max_len)
+    kv_cache_config = plan_kv_cache(specs, available_bytes, config.cache, max_len, max_chunk)
     executor.initialize_kv_cache(kv_cache_config)
-    num_tokens = (kv_cache_config.num_blocks - 1) * kv_cache_config.block_size
+    num_requests = concurrency(kv_cache_config, max_len, max_chunk)
     logger.info(
         "KV cache: %d pages of %d tokens, room for %d tokens (%.1f requests of %d)",
-        kv_cache_config.num_blocks, kv_cache_config.block_size, num_tokens, num_tokens / max_len, max_len,
+        kv_cache_config.num_blocks, kv_cache_config.block_size, round(num_requests * max_len), num_requests, max_len,
     )  # fmt: skip
     return SchedulerSetup(
         scheduler=config.scheduler, cache=config.cache, kv_cache=kv_cache_config, max_model_len=max_len

@@ -10,6 +10,7 @@ import numpy as np
 
 from quire.kv_cache.free_list import FreeList
 from quire.kv_cache.prefix_index import PrefixIndex
+from quire.kv_cache.prefix_tree import PrefixPages
 
 NULL_BLOCK_ID = 0
 """A page that is never given out: the target of padding."""
@@ -21,6 +22,7 @@ class BlockPool:
     Attributes:
         num_usable_blocks: pages without the null page.
         prefix_index: which pages can be found by their content; managers look up and publish there.
+        prefix_pages: the same for groups that do not keep whole sequences.
     """
 
     def __init__(self, num_blocks: int, block_size: int) -> None:
@@ -28,6 +30,7 @@ class BlockPool:
         self._ref_counts = np.zeros(num_blocks, dtype=np.int32)
         self._free = FreeList(num_blocks)
         self.prefix_index = PrefixIndex(num_blocks, block_size)
+        self.prefix_pages = PrefixPages(self.prefix_index.is_cached, block_size)
 
     @property
     def num_free_blocks(self) -> int:
@@ -37,7 +40,7 @@ class BlockPool:
     @property
     def num_cached_blocks(self) -> int:
         """Pages that can be found by their content, in use or free."""
-        return len(self.prefix_index)
+        return len(self.prefix_index) + len(self.prefix_pages)
 
     @property
     def usage(self) -> float:
@@ -51,7 +54,7 @@ class BlockPool:
     def take(self, num_blocks: int) -> np.ndarray:
         """Give out free pages, [num_blocks] int32; what was cached in them is forgotten. As many must be free."""
         block_ids = self._free.take(num_blocks)
-        self.prefix_index.forget(block_ids[self.prefix_index.is_cached[block_ids]].tolist())
+        self._forget(block_ids[self.prefix_index.is_cached[block_ids]])
         self._ref_counts[block_ids] = 1
         return block_ids
 
@@ -74,10 +77,22 @@ class BlockPool:
         self._free.push_cached(unused[is_cached])
         self._free.push_plain(unused[~is_cached])
 
+    def free_of_many(self, block_ids: np.ndarray) -> None:
+        """Take one user off each of these pages, which belong to several requests, so that one may occur repeatedly."""
+        np.subtract.at(self._ref_counts, block_ids, 1)
+        unused = np.fromiter(dict.fromkeys(block_ids[self._ref_counts[block_ids] == 0].tolist()), dtype=np.int32)
+        is_cached = self.prefix_index.is_cached[unused]
+        self._free.push_cached(unused[is_cached])
+        self._free.push_plain(unused[~is_cached])
+
     def reset_prefix_cache(self) -> bool:
         """Forget all cached pages; False, and nothing done, while any page is in use."""
         if len(self._free) != self.num_usable_blocks:
             return False
-        self.prefix_index.forget(np.flatnonzero(self.prefix_index.is_cached).tolist())
+        self._forget(np.flatnonzero(self.prefix_index.is_cached))
         self._free.reset()
         return True
+
+    def _forget(self, cached_block_ids: np.ndarray) -> None:
+        block_ids = cached_block_ids.tolist()
+        self.prefix_index.forget(self.prefix_pages.forget(block_ids) if len(self.prefix_pages) else block_ids)

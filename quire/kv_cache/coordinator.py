@@ -5,19 +5,29 @@ Called by `KVCacheManager`. Owns the single-type managers, which share one page 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
-from quire.core.kv_spec import KVCacheConfig
+from quire.core.kv_spec import AttentionSpec, KVCacheConfig
 from quire.core.request import Request
 from quire.core.scheduler_output import NewBlocks
 from quire.errors import UnsupportedError
 from quire.kv_cache.block_hash import BlockHashFn
 from quire.kv_cache.block_pool import BlockPool
+from quire.kv_cache.page_counts import longest_sequence, most_blocks, num_blocks_held
+from quire.kv_cache.single_type.chunked_local import ChunkedLocalManager
 from quire.kv_cache.single_type.full_attention import FullAttentionManager
+from quire.kv_cache.single_type.local_attention import LocalAttentionManager
+from quire.kv_cache.single_type.sliding_window import SlidingWindowManager
 
 
 class KVCacheCoordinator:
-    """Pages of all groups. One group of full attention today; answers are tuples by group already."""
+    """Pages of all groups: at most one that keeps whole sequences, which is the first, and others that free pages.
+
+    Args:
+        max_chunk_tokens: most tokens of one request that a step computes.
+    """
 
     def __init__(
         self,
@@ -26,36 +36,125 @@ class KVCacheCoordinator:
         max_num_seqs: int,
         max_model_len: int,
         hash_fn: BlockHashFn,
+        max_chunk_tokens: int,
     ) -> None:
-        if len(kv_cache_config.groups) != 1:
+        specs = [group.spec for group in kv_cache_config.groups]
+        if not specs or any(spec.num_tokens_seen is None for spec in specs[1:]):
             raise UnsupportedError(
-                f"{len(kv_cache_config.groups)} KV cache groups; one is supported",
+                f"{len(specs)} KV cache groups: one that keeps whole sequences comes first, and there is one at most",
                 hint="make the plan with kv_cache.planning.plan_kv_cache",
             )
-        self._group = FullAttentionManager(pool, kv_cache_config.block_size, max_num_seqs, max_model_len, hash_fn)
+        self._block_size = kv_cache_config.block_size
+        self._pool = pool
+        self._most = [most_blocks(spec, max_chunk_tokens) for spec in specs]
+        self._full: FullAttentionManager | None = None
+        if specs[0].num_tokens_seen is None:
+            self._full = FullAttentionManager(pool, self._block_size, max_num_seqs, max_model_len, hash_fn)
+        self._local = [
+            _make_local(spec, pool, max_num_seqs, max_model_len, limit)
+            for spec, limit in zip(specs, self._most, strict=True)
+            if limit is not None
+        ]
+        self._groups: Sequence[FullAttentionManager | LocalAttentionManager] = [
+            *([] if self._full is None else [self._full]),
+            *self._local,
+        ]
+
+    @property
+    def longest_sequence(self) -> int | None:
+        """Pages of tokens of the longest request that runs when alone; None = there is no longest one."""
+        return longest_sequence(self._pool.num_usable_blocks, self._most)
+
+    @property
+    def uses_hashes(self) -> bool:
+        """Whether cached pages are found by the hashes of a request's pages."""
+        return self._full is not None
+
+    def num_blocks_held(self, num_tokens: np.ndarray) -> np.ndarray:
+        """[.] most pages, all groups together, that requests of `num_tokens` ([.]) tokens hold at once."""
+        return np.asarray(num_blocks_held(-(-num_tokens // self._block_size), self._most))
+
+    def find(self, request: Request, max_pages: int) -> tuple[tuple[np.ndarray, ...], int]:
+        """The longest cached prefix of a request, at most `max_pages` pages.
+
+        Returns:
+            Per group, [.] int32: the pages of it that the next query sees; and its length in pages.
+        """
+        full_ids = None if self._full is None else self._full.find(request, max_pages)
+        num_pages = max_pages if full_ids is None else len(full_ids)
+        if not self._local:
+            assert full_ids is not None, "there is a group"
+            return (full_ids,), num_pages
+        names = self._pool.prefix_pages.tree.find(request.token_ids, request.extra_keys, num_pages)
+        agreed = len(names)
+        while True:  # a prefix that one group shortens may be too long for another in turn
+            shortest = min(group.longest_hit(names, agreed) for group in self._local)
+            if shortest == agreed:
+                break
+            agreed = shortest
+        local_ids = [group.cached_block_ids(names, agreed) for group in self._local]
+        return (*([] if full_ids is None else [full_ids[:agreed]]), *local_ids), agreed
+
+    def num_new_blocks(self, num_cached_tokens: int, num_tokens: int) -> int:
+        """Free pages that a request takes behind a cached prefix to hold `num_tokens` tokens, over all groups."""
+        return sum(group.num_new_blocks(num_cached_tokens, num_tokens) for group in self._groups)
+
+    def computed_pages(self, row: int, num_tokens: int) -> tuple[np.ndarray, ...] | None:
+        """Per group, the pages with those of a row's first `num_tokens` tokens that a query after them sees.
+
+        None when one of them is freed.
+        """
+        pages = [group.computed_pages(row, num_tokens) for group in self._groups]
+        found = tuple(block_ids for block_ids in pages if block_ids is not None)
+        return found if len(found) == len(pages) else None
 
     def num_missing_blocks(self, rows: np.ndarray, num_tokens: np.ndarray) -> np.ndarray:
-        """[num_rows] pages that rows lack to hold `num_tokens` tokens, over all groups."""
-        return self._group.num_missing_blocks(rows, num_tokens)
+        """[num_groups, num_rows] pages that rows lack to hold `num_tokens` tokens."""
+        if not self._local:
+            return self._groups[0].num_missing_blocks(rows, num_tokens)[None]
+        return np.stack([group.num_missing_blocks(rows, num_tokens) for group in self._groups])
 
     def append(self, rows: np.ndarray, num_missing: np.ndarray) -> tuple[NewBlocks, ...]:
-        """Give each row `num_missing` pages more; they must be free."""
-        return (self._group.append(rows, num_missing),)
+        """Give each row `num_missing` ([num_groups, num_rows]) pages more; they must be free."""
+        return tuple(group.append(rows, missing) for group, missing in zip(self._groups, num_missing, strict=True))
 
     def place(
-        self, row: int, request: Request, cached_block_ids: tuple[np.ndarray, ...], num_tokens: int
+        self, row: int, request: Request, cached_block_ids: tuple[np.ndarray, ...], num_cached: int, num_tokens: int
     ) -> tuple[np.ndarray, ...]:
-        """Give an empty row cached pages, then free ones up to `num_tokens`; all its pages."""
-        return (self._group.place(row, request, cached_block_ids[0], num_tokens),)
+        """Give an empty row a prefix of `num_cached` tokens, then free pages up to `num_tokens`; all its pages."""
+        # What is cached in one group must not be taken for another.
+        if self._full is not None:
+            self._full.share(row, request, cached_block_ids[0])
+        first_local = len(self._groups) - len(self._local)
+        for group, block_ids in zip(self._local, cached_block_ids[first_local:], strict=True):
+            group.share(row, request, block_ids, num_cached // self._block_size)
+        return tuple(group.extend(row, num_tokens) for group in self._groups)
 
     def block_ids(self, row: int) -> tuple[np.ndarray, ...]:
-        """Pages of a row, in order."""
-        return (self._group.block_ids(row),)
+        """Pages of a row, in order; the null page where one was freed."""
+        return tuple(group.block_ids(row) for group in self._groups)
 
     def publish(self, rows: np.ndarray, num_computed_tokens: np.ndarray, token_ids: np.ndarray) -> None:
         """Make pages that are full and computed findable."""
-        self._group.publish(rows, num_computed_tokens, token_ids)
+        for group in self._groups:
+            group.publish(rows, num_computed_tokens, token_ids)
+
+    def free_passed(self, rows: np.ndarray, num_computed_tokens: np.ndarray) -> None:
+        """Free the pages of these rows that no later query sees."""
+        for group in self._local:
+            group.free_passed(rows, num_computed_tokens)
 
     def free(self, row: int) -> None:
         """Give up the row's pages."""
-        self._group.free(row)
+        for group in self._groups:
+            group.free(row)
+
+
+def _make_local(
+    spec: AttentionSpec, pool: BlockPool, max_num_seqs: int, max_model_len: int, limit: int
+) -> LocalAttentionManager:
+    assert spec.num_tokens_seen is not None, "a group whose pages are bounded sees so many tokens"
+    manager = SlidingWindowManager if spec.attention_chunk_size is None else ChunkedLocalManager
+    return manager(
+        pool, spec.block_size, max_num_seqs, max_model_len, num_tokens_seen=spec.num_tokens_seen, most_blocks=limit
+    )

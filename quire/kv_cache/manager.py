@@ -19,12 +19,16 @@ from quire.kv_cache.block_pool import BlockPool
 from quire.kv_cache.coordinator import KVCacheCoordinator
 from quire.kv_cache.page_copies import PendingCopies
 
+NO_LIMIT = 2**62
+"""Most tokens of a request, where its pages do not grow with its length."""
+
 
 @dataclass(frozen=True, slots=True)
 class CachedPrefix:
-    """The beginning of a request that is in the cache: full pages per group, and how many tokens there are.
+    """The beginning of a request that is in the cache, and how many tokens it has.
 
     Attributes:
+        block_ids: per group: those of its full pages that the next query sees.
         partial_block_ids: per group: the page with the tokens after the full pages, which is copied, as the request
             writes on in it; empty = there are none.
     """
@@ -47,6 +51,7 @@ class KVCacheManager:
         max_num_seqs: number of rows.
         max_model_len: most tokens of a row.
         hash_fn: names a page by its content.
+        max_chunk_tokens: most tokens of one request that a step computes; None = `max_model_len`.
     """
 
     def __init__(
@@ -57,13 +62,20 @@ class KVCacheManager:
         max_num_seqs: int,
         max_model_len: int,
         hash_fn: BlockHashFn = sha256_block_hash,
+        max_chunk_tokens: int | None = None,
     ) -> None:
         self.block_size = kv_cache_config.block_size
         self._is_caching = enable_prefix_caching
         self._hash_fn = hash_fn
         self._pool = BlockPool(kv_cache_config.num_blocks, self.block_size)
         self._copies = PendingCopies(self._pool)
-        self._coordinator = KVCacheCoordinator(kv_cache_config, self._pool, max_num_seqs, max_model_len, hash_fn)
+        max_chunk_tokens = min(max_chunk_tokens or max_model_len, max_model_len)
+        self._coordinator = KVCacheCoordinator(
+            kv_cache_config, self._pool, max_num_seqs, max_model_len, hash_fn, max_chunk_tokens
+        )
+        self._no_prefix = CachedPrefix((np.empty(0, dtype=np.int32),) * len(kv_cache_config.groups), 0)
+        longest = self._coordinator.longest_sequence
+        self._max_tokens = NO_LIMIT if longest is None else longest * self.block_size + 1
 
     @property
     def num_usable_blocks(self) -> int:
@@ -83,15 +95,20 @@ class KVCacheManager:
     @property
     def max_tokens_per_request(self) -> int:
         """Longest request that runs when alone: its last token is sampled, but never written to the cache."""
-        return self._pool.num_usable_blocks * self.block_size + 1
+        return self._max_tokens
+
+    def num_blocks_held(self, num_tokens: np.ndarray) -> np.ndarray:
+        """[.] most pages that requests of `num_tokens` ([.]) tokens hold at once."""
+        return self._coordinator.num_blocks_held(num_tokens)
 
     def hash_prompt(self, request: Request) -> None:
         """Name the full pages of a request that has just arrived."""
         if self._is_caching:
             request.extra_keys = self._extra_keys(request)
-            request.block_hashes = hash_full_pages(
-                request.token_ids, self.block_size, request.extra_keys, self._hash_fn
-            )
+            if self._coordinator.uses_hashes:
+                request.block_hashes = hash_full_pages(
+                    request.token_ids, self.block_size, request.extra_keys, self._hash_fn
+                )
 
     def _extra_keys(self, request: Request) -> dict[int, ExtraKeys]:
         """A salt belongs to the first page that is not wholly shared; the pages after it are tied to it."""
@@ -104,36 +121,42 @@ class KVCacheManager:
     def get_computed_blocks(self, request: Request) -> CachedPrefix:
         """The longest cached prefix of a request without a row; at least one token is left to compute."""
         if not (self._is_caching and request.may_read_prefix_cache):
-            return CachedPrefix((np.empty(0, dtype=np.int32),), 0)
+            return self._no_prefix
         max_pages = (len(request.token_ids) - 1) // self.block_size
-        block_ids = self._pool.prefix_index.find(
-            request.block_hashes[:max_pages], request.token_ids, request.extra_keys
-        )
-        return CachedPrefix((block_ids,), len(block_ids) * self.block_size)
+        block_ids, num_pages = self._coordinator.find(request, max_pages)
+        return CachedPrefix(block_ids, num_pages * self.block_size)
 
     def num_blocks_to_place(self, prefix: CachedPrefix, num_tokens: int) -> int:
-        """By how many pages the free list shrinks when a request is placed with room for `num_tokens`."""
-        num_new = sum(-(-num_tokens // self.block_size) - len(block_ids) for block_ids in prefix.block_ids)
+        """By how many pages the free list shrinks when a request is placed with room for `num_tokens`.
+
+        Of more tokens than a step computes, no more pages are counted than are held at once.
+        """
+        num_new = self._coordinator.num_new_blocks(prefix.num_tokens, num_tokens)
         return num_new + sum(self._pool.num_free_among(block_ids) for block_ids in prefix.block_ids)
 
     def place(self, row: int, request: Request, prefix: CachedPrefix, num_tokens: int) -> tuple[np.ndarray, ...]:
         """Give a request's row its cached prefix and pages up to `num_tokens`; they must be free.
 
         Returns:
-            Per group: [num_blocks] int32, all pages of the row.
+            Per group: [num_blocks] int32, all pages of the row; the null page for those no query will see.
         """
-        block_ids = self._coordinator.place(row, request, prefix.block_ids, num_tokens)
+        block_ids = self._coordinator.place(row, request, prefix.block_ids, prefix.num_tokens, num_tokens)
         if prefix.partial_block_ids:
-            targets = [ids[len(full)] for ids, full in zip(block_ids, prefix.block_ids, strict=True)]
+            targets = [ids[prefix.num_tokens // self.block_size] for ids in block_ids]
             self._copies.add(row, np.array(prefix.partial_block_ids, np.int32), np.array(targets, np.int32))
         return block_ids
 
-    def shared_prefix(self, row: int, num_tokens: int) -> CachedPrefix:
-        """The first `num_tokens` tokens of a placed row, for another request to begin with; they are computed."""
-        num_full = num_tokens // self.block_size
-        tables = self._coordinator.block_ids(row)
-        partial = () if num_tokens % self.block_size == 0 else tuple(int(ids[num_full]) for ids in tables)
-        return CachedPrefix(tuple(np.array(ids[:num_full]) for ids in tables), num_tokens, partial)
+    def shared_prefix(self, row: int, num_tokens: int) -> CachedPrefix | None:
+        """The first `num_tokens` tokens of a placed row, for another request to begin with; they are computed.
+
+        None when the row has freed pages that a query after them sees.
+        """
+        per_group = self._coordinator.computed_pages(row, num_tokens)
+        if per_group is None:
+            return None
+        if num_tokens % self.block_size == 0:
+            return CachedPrefix(per_group, num_tokens)
+        return CachedPrefix(tuple(ids[:-1] for ids in per_group), num_tokens, tuple(int(ids[-1]) for ids in per_group))
 
     def keep(self, prefix: CachedPrefix) -> None:
         """Become a user of pages in use, so that they stay when their requests leave."""
@@ -148,19 +171,22 @@ class KVCacheManager:
         return self._copies.take()
 
     def num_missing_blocks(self, rows: np.ndarray, num_tokens: np.ndarray) -> np.ndarray:
-        """[num_rows] pages that placed rows lack to hold `num_tokens` ([num_rows]) tokens."""
+        """[num_groups, num_rows] pages that placed rows lack to hold `num_tokens` ([num_rows]) tokens.
+
+        Of more tokens than a step computes, no more pages are counted than are held at once.
+        """
         return self._coordinator.num_missing_blocks(rows, num_tokens)
 
     def allocate(self, rows: np.ndarray, num_missing: np.ndarray) -> tuple[NewBlocks, ...]:
-        """Give each of these placed rows `num_missing` ([num_rows]) pages more; they must be free."""
+        """Give each of these placed rows `num_missing` ([num_groups, num_rows]) pages more; they must be free."""
         return self._coordinator.append(rows, num_missing)
 
     def get_block_ids(self, row: int) -> tuple[np.ndarray, ...]:
-        """Per group: pages of a row, in order; not to be written."""
+        """Per group: pages of a row, in order, the null page where one was freed; not to be written."""
         return self._coordinator.block_ids(row)
 
     def cache_full_blocks(self, rows: np.ndarray, num_computed_tokens: np.ndarray, token_ids: np.ndarray) -> None:
-        """Publish the pages of these rows that an executed step filled.
+        """Publish the pages of these rows that an executed step filled, and free those that no later query sees.
 
         Args:
             rows: [num_rows] distinct rows.
@@ -169,6 +195,7 @@ class KVCacheManager:
         """
         if self._is_caching:
             self._coordinator.publish(rows, num_computed_tokens, token_ids)
+        self._coordinator.free_passed(rows, num_computed_tokens)
 
     def free(self, row: int) -> None:
         """Give up the row's pages; cached ones stay findable until they are taken."""

@@ -1,20 +1,30 @@
 """How the memory for the KV cache is divided into pages.
 
-Called by the engine between loading the model and starting the scheduler. Pure functions.
+Called by the engine between loading the model and starting the scheduler. Pure functions, but for the log.
 """
 
 from __future__ import annotations
 
-import dataclasses
-
 from quire.config.cache import CacheConfig
 from quire.core.kv_spec import AttentionSpec, KVCacheConfig, KVCacheGroupSpec
-from quire.errors import NotEnoughMemoryError, UnsupportedError
+from quire.errors import NotEnoughMemoryError
+from quire.kv_cache.grouping import group_layers
+from quire.kv_cache.page_counts import MostBlocks, most_blocks, num_blocks_held
+from quire.logger import get_logger
 from quire.utils.memory import format_bytes
+
+logger = get_logger(__name__)
+
+KEEPS_ALL: MostBlocks = (None,)
+Groups = tuple[KVCacheGroupSpec, ...]
 
 
 def plan_kv_cache(
-    specs: dict[str, AttentionSpec], available_bytes: int, cache: CacheConfig, max_model_len: int
+    specs: dict[str, AttentionSpec],
+    available_bytes: int,
+    cache: CacheConfig,
+    max_model_len: int,
+    max_chunk_tokens: int | None = None,
 ) -> KVCacheConfig:
     """Divide the KV cache into pages.
 
@@ -26,64 +36,84 @@ def plan_kv_cache(
         available_bytes: what the executor can spare.
         cache: the settings.
         max_model_len: longest request, in tokens.
+        max_chunk_tokens: most tokens of one request that a step computes; None = `max_model_len`.
 
     Raises:
         NotEnoughMemoryError: it does not fit; names the numbers and the longest `max_model_len` that does.
         UnsupportedError: layers differ in the shape of a page, or there are none.
     """
-    group = _make_group(specs)
+    budget_bytes = max(0, available_bytes if cache.kv_cache_memory_bytes is None else cache.kv_cache_memory_bytes)
+    frees_pages = not cache.disable_hybrid_kv_cache_manager
+    groups, reason = group_layers(specs, max_model_len, frees_pages=frees_pages)
     if cache.num_blocks is not None:
-        return KVCacheConfig(num_blocks=cache.num_blocks, groups=(group,))
-    budget_bytes = available_bytes if cache.kv_cache_memory_bytes is None else cache.kv_cache_memory_bytes
-    num_blocks = max(0, budget_bytes) // group.page_size_bytes
-    if num_blocks < min_num_blocks(max_model_len, group.spec.block_size):
-        raise _not_enough_memory(group, budget_bytes, cache, max_model_len)
-    return KVCacheConfig(num_blocks=num_blocks, groups=(group,))
+        logger.info("KV cache: %s", reason)
+        return KVCacheConfig(num_blocks=cache.num_blocks, groups=groups)
+    max_chunk_tokens = max_chunk_tokens or max_model_len
+    if _missing_bytes(groups, budget_bytes, max_model_len, max_chunk_tokens) > 0:
+        whole, _ = group_layers(specs, max_model_len, frees_pages=False)
+        if len(groups) == 1 or _missing_bytes(whole, budget_bytes, max_model_len, max_chunk_tokens) > 0:
+            longest = _longest_that_fits(specs, budget_bytes, max_model_len, max_chunk_tokens, frees_pages)
+            raise _not_enough_memory(groups, budget_bytes, cache, max_model_len, max_chunk_tokens, longest)
+        groups, reason = whole, "one group: while a long prompt is computed, several would need more than there is"
+    logger.info("KV cache: %s", reason)
+    return KVCacheConfig(num_blocks=budget_bytes // _page_bytes(groups), groups=groups)
 
 
-def min_num_blocks(max_model_len: int, block_size: int) -> int:
+def min_num_blocks(max_model_len: int, block_size: int, most: MostBlocks = KEEPS_ALL) -> int:
     """Pages that one request of `max_model_len` tokens needs, the null page included.
 
     The last token is sampled and never written, so `max_model_len - 1` tokens are stored.
+
+    Args:
+        most: per group, most pages that a request holds at once.
     """
-    return -(-max(1, max_model_len - 1) // block_size) + 1
+    return int(num_blocks_held(-(-max(1, max_model_len - 1) // block_size), most)) + 1
 
 
-def max_model_len_that_fits(num_blocks: int, block_size: int) -> int:
-    """The longest request that runs alone in `num_blocks` pages, the null page included; 0 when none does."""
-    return (num_blocks - 1) * block_size + 1 if num_blocks > 1 else 0
+def concurrency(config: KVCacheConfig, max_model_len: int, max_chunk_tokens: int) -> float:
+    """How many requests of `max_model_len` tokens fit at once, when each holds the most it ever does."""
+    pages_of_one = max_model_len / config.block_size
+    limits = (most_blocks(group.spec, max_chunk_tokens) for group in config.groups)
+    return (config.num_blocks - 1) / sum(min(pages_of_one, limit or pages_of_one) for limit in limits)
 
 
-def _make_group(specs: dict[str, AttentionSpec]) -> KVCacheGroupSpec:
-    """All layers as one group: pages are kept for the whole sequence, so windows may differ between layers."""
-    if not specs:
-        raise UnsupportedError("the model has no attention layer, so there is nothing to cache", field="model")
-    first_name, first = next(iter(specs.items()))
-    shape = dataclasses.replace(first, sliding_window=None)
-    for name, spec in specs.items():
-        if dataclasses.replace(spec, sliding_window=None) != shape:
-            raise UnsupportedError(
-                f"layers {first_name!r} and {name!r} need KV cache pages of different shape: {first} and {spec}",
-                hint="one shape for all layers is supported",
-                field="model",
-            )
-    windows = {spec.sliding_window for spec in specs.values()}
-    return KVCacheGroupSpec(layer_names=tuple(specs), spec=first if len(windows) == 1 else shape)
+def _page_bytes(groups: Groups) -> int:
+    return KVCacheConfig(num_blocks=0, groups=groups).page_size_bytes
+
+
+def _missing_bytes(groups: Groups, budget_bytes: int, max_model_len: int, max_chunk_tokens: int) -> int:
+    """Bytes that one request of `max_model_len` tokens lacks; 0 or less when it fits."""
+    most = [most_blocks(group.spec, min(max_chunk_tokens, max_model_len)) for group in groups]
+    needed = min_num_blocks(max_model_len, groups[0].spec.block_size, most)
+    return (needed - budget_bytes // _page_bytes(groups)) * _page_bytes(groups)
+
+
+def _longest_that_fits(
+    specs: dict[str, AttentionSpec], budget_bytes: int, too_long: int, max_chunk_tokens: int, frees_pages: bool
+) -> int:
+    """The longest `max_model_len` for which there is a plan, as one for `too_long` tokens is not; 0 = none."""
+    longest = 0
+    while too_long - longest > 1:
+        middle = (longest + too_long) // 2
+        plans = [group_layers(specs, middle, frees_pages=frees)[0] for frees in {frees_pages, False}]
+        if any(_missing_bytes(groups, budget_bytes, middle, max_chunk_tokens) <= 0 for groups in plans):
+            longest = middle
+        else:
+            too_long = middle
+    return longest
 
 
 def _not_enough_memory(
-    group: KVCacheGroupSpec, budget_bytes: int, cache: CacheConfig, max_model_len: int
+    groups: Groups, budget_bytes: int, cache: CacheConfig, max_model_len: int, max_chunk_tokens: int, longest: int
 ) -> NotEnoughMemoryError:
-    block_size = group.spec.block_size
-    needed_bytes = min_num_blocks(max_model_len, block_size) * group.page_size_bytes
-    num_blocks = max(0, budget_bytes) // group.page_size_bytes
+    held_bytes = budget_bytes // _page_bytes(groups) * _page_bytes(groups)
+    needed_bytes = held_bytes + _missing_bytes(groups, budget_bytes, max_model_len, max_chunk_tokens)
     if cache.kv_cache_memory_bytes is None:
         given = f"{format_bytes(budget_bytes)} is free for it"
         more = f"raise gpu_memory_utilization (now {cache.memory_utilization:.2f}), or free memory"
     else:
         given = f"kv_cache_memory_bytes gives it {format_bytes(budget_bytes)}"
         more = f"raise kv_cache_memory_bytes to at least {needed_bytes}"
-    longest = max_model_len_that_fits(num_blocks, block_size)
     return NotEnoughMemoryError(
         f"max_model_len={max_model_len} needs {format_bytes(needed_bytes)} of KV cache, {given}",
         hint=f"use max_model_len <= {longest}, or {more}" if longest else more,

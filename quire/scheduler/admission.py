@@ -185,7 +185,7 @@ class Admission:
         if not self._rules.reserve_full_prompt:
             return 0
         row = np.array([placed.request.row])
-        return int(self._kv.num_missing_blocks(row, self._table.num_tokens[row])[0])
+        return int(self._kv.num_missing_blocks(row, self._table.num_tokens[row]).sum())
 
     def _place(self, candidate: Candidate, plan: StepPlan) -> None:
         request, prefix = candidate.request, candidate.prefix

@@ -44,8 +44,10 @@ class ForkGroups:
             runner is not None and self._has_computed(runner, num_tokens)
         )
         if is_last_with_prompt and num_tokens and group not in self._kept:
-            self._kept[group] = self._kv.shared_prefix(request.row, num_tokens)
-            self._kv.keep(self._kept[group])
+            prefix = self._kv.shared_prefix(request.row, num_tokens)
+            if prefix is not None:
+                self._kept[group] = prefix
+                self._kv.keep(prefix)
 
     def note_placed(self, request: Request) -> None:
         """A request got a row; what was kept goes when no sibling waits for it any longer."""
@@ -72,7 +74,7 @@ class ForkGroups:
         runner = self._runner(group)
         if runner is None or not self._is_source(runner, num_tokens, plan):
             return cached
-        return self._kv.shared_prefix(runner.row, num_tokens)
+        return self._kv.shared_prefix(runner.row, num_tokens) or cached
 
     def release(self) -> bool:
         """Give up all pages that are kept for requests that wait; False when there were none."""

@@ -55,5 +55,5 @@ def num_wanted_tokens(
 
 
 def num_missing_blocks(rows: np.ndarray, table: RequestTable, plan: StepPlan, kv: KVCacheManager) -> np.ndarray:
-    """[num_rows] pages each row lacks to compute what is planned for it."""
+    """[num_groups, num_rows] pages each row lacks to compute what is planned for it."""
     return kv.num_missing_blocks(rows, table.num_computed_tokens[rows] + plan.num_tokens(rows))

@@ -91,6 +91,7 @@ class Scheduler:
             enable_prefix_caching=cache_config.enable_prefix_caching,
             max_num_seqs=self._limits.max_num_seqs,
             max_model_len=max_model_len,
+            max_chunk_tokens=self._limits.max_num_batched_tokens,
         )
         self._table = RequestTable(self._limits.max_num_seqs, max_model_len)
         self._running = RunningRows(self._table)
@@ -182,9 +183,8 @@ class Scheduler:
         if not len(laxer) or not self._admission.may_admit(waiting, plan):
             return
         if not self._admission.could_admit(waiting, plan):
-            num_tokens = self._table.num_tokens[laxer]
-            num_held = int(np.ceil(num_tokens / self._kv.block_size).sum())
-            if num_held + self._kv.num_free_blocks < -(-len(waiting.token_ids) // self._kv.block_size):
+            num_held = int(self._kv.num_blocks_held(self._table.num_tokens[laxer]).sum())
+            if num_held + self._kv.num_free_blocks < self._kv.num_blocks_held(np.array(len(waiting.token_ids))):
                 return
         while not self._admission.could_admit(waiting, plan) and len(laxer):
             self._preempt(int(laxer[-1]), plan)

@@ -40,6 +40,7 @@ class AttentionGroups:
         self._group_of_layer = [group_of[name] for name in layer_names]
         self._num_groups = len(kv_cache_config.groups)
         self._kv_caches = tuple(kv_caches)
+        self._tensors = tuple({id(cache): cache for cache in kv_caches}.values())
         self._backend = backend
 
     def copy_pages(self, copies: PageCopies) -> None:
@@ -48,7 +49,7 @@ class AttentionGroups:
         source_ids, target_ids = (
             torch.from_numpy(ids.astype(np.int64)).to(device) for ids in (copies.source_ids, copies.target_ids)
         )
-        self._backend.copy_pages(self._kv_caches, source_ids, target_ids)
+        self._backend.copy_pages(self._tensors, source_ids, target_ids)
 
     def forward_context(self, batch: InputBatch, block_tables: BlockTables) -> ForwardContext:
         """The context of a step of at least one request."""

@@ -1,4 +1,4 @@
-"""Allocates the KV cache: one tensor per attention layer, in the attention backend's layout."""
+"""Allocates the KV cache: one tensor per layer of a group, in the attention backend's layout, shared among groups."""
 
 from __future__ import annotations
 
@@ -19,18 +19,16 @@ def allocate_kv_caches(
     dtype: torch.dtype,
     device: torch.device,
 ) -> list[torch.Tensor]:
-    """A zeroed cache tensor per layer, in the order of `layer_names`.
+    """A zeroed cache tensor per layer, in the order of `layer_names`; layer j of every group has the same one.
 
-    On a CPU memory is only taken as pages are first written. Layers share nothing: page i of the table is page i of
-    every layer of the group.
+    On a CPU memory is only taken as pages are first written. A page id is one page in each tensor, and belongs to one
+    group at a time: layers of a group share nothing, layers of different groups never use a page at once.
     """
-    spec_of = {name: group.spec for group in kv_cache_config.groups for name in group.layer_names}
-    caches = []
-    for name in layer_names:
-        spec = spec_of[name]
-        shape = backend.kv_cache_shape(kv_cache_config.num_blocks, spec.block_size, spec.num_kv_heads, spec.head_size)
-        caches.append(_zeros(shape, dtype, device))
-    return caches
+    slot_of = {name: slot for group in kv_cache_config.groups for slot, name in enumerate(group.layer_names)}
+    spec = kv_cache_config.groups[0].spec
+    shape = backend.kv_cache_shape(kv_cache_config.num_blocks, spec.block_size, spec.num_kv_heads, spec.head_size)
+    slots = [_zeros(shape, dtype, device) for _ in range(max(slot_of.values()) + 1)]
+    return [slots[slot_of[name]] for name in layer_names]
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:

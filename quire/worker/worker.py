@@ -128,7 +128,7 @@ class Worker:
         Raises:
             NotEnoughMemoryError: the cache is larger than what is free.
         """
-        needed_bytes = kv_cache_config.num_blocks * sum(group.page_size_bytes for group in kv_cache_config.groups)
+        needed_bytes = kv_cache_config.num_blocks * kv_cache_config.page_size_bytes
         check_allocation(needed_bytes, self._read_free_bytes(), self._workspace_bytes)
         max_num_seqs, max_model_len = self._limits.max_num_seqs, self._limits.max_model_len
         layer_names = list(self.kv_cache_specs())

@@ -154,6 +154,10 @@ class ScriptedEngine(Pumped):
         finally:
             del self.live[request_id]
 
+    def token(self, prompt: list[int], seed: int, position: int) -> int | None:
+        """The token at `position` of the answer; None = it has ended."""
+        return rule(prompt, seed, position)
+
     def step(self, num_new_tokens: int = 0, **stats: Any) -> None:
         """Tell the listeners of a step with so many new tokens and these statistics."""
         tokens = np.zeros(num_new_tokens, dtype=np.int64)
@@ -215,6 +219,22 @@ class ScriptedEngine(Pumped):
         return line
 
 
+@dataclass
+class WritingEngine(ScriptedEngine):
+    """Writes texts.
+
+    Attributes:
+        write: the answer to (text of the prompt, seed).
+    """
+
+    write: Callable[[str, int], str] = lambda prompt, seed: "Hello."
+
+    def token(self, prompt: list[int], seed: int, position: int) -> int | None:
+        text = self.write(self.tokenizer.decode(prompt, skip_special_tokens=False), seed)
+        ids = self.tokenizer.encode(text, add_special_tokens=False)
+        return ids[position] if position < len(ids) else None
+
+
 class _Answer:
     def __init__(self, engine: ScriptedEngine, prompt: list[int], params: SamplingParams, index: int) -> None:
         self._engine, self._prompt, self._params, self._index = engine, prompt, params, index
@@ -230,7 +250,11 @@ class _Answer:
         self.is_changed = self.reason is None
         if self.reason is not None:
             return
-        self._ids.append(rule(self._prompt, self._seed, position))
+        token_id = self._engine.token(self._prompt, self._seed, position)
+        if token_id is None:
+            self.reason = "stop"
+            return
+        self._ids.append(token_id)
         self._text = self._engine.tokenizer.decode(self._ids)
         for stop in self._params.stop_strings:
             if stop in self._text:

@@ -165,10 +165,13 @@ def test_cve_2025_48944_malformed_tools_harm_nothing(server):
         tools = [{"type": "function", "function": {"name": "f", "parameters": schema}}]
         for extra in ({"tool_choice": "none"}, {}, {"tool_choice": "auto"}, {"tool_choice": {"type": schema}}):
             answer = post(server, CHAT, {**HELLO, "tools": tools, **extra})
-            assert answer.status_code == (200 if extra.get("tool_choice") == "none" else 400), answer.text
+            choice = extra.get("tool_choice")
+            is_refused = isinstance(choice, dict) or (schema == "x" and choice != "none")
+            assert answer.status_code == (400 if is_refused else 200), answer.text
     for tools in ([7], [{}], [{"type": "function"}], [{"type": []}], [None]):
         answer = post(server, CHAT, {**HELLO, "tools": tools, "tool_choice": "none"})
         assert answer.status_code in (200, 400)
+        assert post(server, CHAT, {**HELLO, "tools": tools}).status_code == 400
     assert post(server, CHAT, HELLO).status_code == 200
 
 

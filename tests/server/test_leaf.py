@@ -12,6 +12,7 @@ from quire.config.build import build_config
 from quire.engine.llm_engine import LLMEngine
 from tests.server.engines import SteppedEngine
 from tests.server.servers import RunningServer
+from tests.server.test_tools import TOOLS, run_agent
 
 QUESTION = [{"role": "user", "content": "What is 27 + 58?"}]
 
@@ -74,3 +75,21 @@ def test_in_a_stream_every_answers_echo_has_the_prompts_logprobs(leaf):
         for choice in event.choices:
             echoes.setdefault(choice.index, choice.logprobs.token_logprobs[:40])
     assert echoes[0] == echoes[1] and None not in echoes[1][1:]
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
+def test_an_agent_finishes_tasks_with_the_tools_it_is_offered(leaf, stream):
+    used, answer = run_agent(leaf, "What is the weather in Paris?", stream=stream, temperature=0)
+    assert used == ["get_weather"] and answer == "The weather in Paris is sunny."
+    used, answer = run_agent(leaf, "Add 123 and 456.", stream=stream, temperature=0)
+    assert used == ["add"] and "579" in answer
+
+
+def test_two_calls_of_one_answer_are_both_told(leaf):
+    question = [{"role": "user", "content": "What is the weather in Paris and Rome?"}]
+    with leaf.client() as client:
+        answer = client.chat.completions.create(
+            model="leaf", messages=question, tools=TOOLS, temperature=0, max_tokens=100
+        ).choices[0]
+    arguments = [call.function.arguments for call in answer.message.tool_calls]
+    assert arguments == ['{"city": "Paris"}', '{"city": "Rome"}'] and answer.finish_reason == "tool_calls"

@@ -189,7 +189,8 @@ def test_models_are_listed(server):
         ({"extra_body": {"priority": 2**70}}, "priority"),
         ({"seed": 2**63}, "seed"),
         ({"response_format": {"type": "json_object"}}, "response_format"),
-        ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools"),
+        ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools"),
+        ({"tools": [{"type": "function", "function": {"name": "f"}}], "tool_choice": "required"}, "tool_choice"),
     ],
     ids=lambda value: "-".join(map(str, value)) if isinstance(value, dict) else value,
 )

@@ -24,20 +24,28 @@ encode = msgspec.json.Encoder().encode
 
 @dataclass(slots=True)
 class Usage:
-    """Tokens of one response."""
+    """Tokens of one response.
+
+    Attributes:
+        num_reasoning: of those of the answers, how many are thinking; None = not told.
+    """
 
     num_prompt: int
     num_completion: int = 0
+    num_reasoning: int | None = None
     num_cached: dict[int, int] = field(default_factory=dict)
 
     def content(self) -> dict[str, Any]:
         """The `usage` object."""
-        return {
+        content: dict[str, Any] = {
             "prompt_tokens": self.num_prompt,
             "total_tokens": self.num_prompt + self.num_completion,
             "completion_tokens": self.num_completion,
             "prompt_tokens_details": {"cached_tokens": sum(self.num_cached.values())},
         }
+        if self.num_reasoning is not None:
+            content["completion_tokens_details"] = {"reasoning_tokens": self.num_reasoning}
+        return content
 
 
 class AnswerForm:

@@ -7,6 +7,7 @@ from typing import Any
 from quire.core.outputs import CompletionOutput, RequestOutput
 from quire.entrypoints.openai.answer import AnswerForm, encode
 from quire.entrypoints.openai.logprobs import LogprobsFormat, prompt_logprobs
+from quire.entrypoints.openai.parsing import ParsedAnswer, ParsingPlan, message_of
 from quire.entrypoints.openai.protocol.chat import ChatRequest
 from quire.entrypoints.openai.sse import DONE
 
@@ -21,9 +22,17 @@ class ChatWriter:
         request: as it came.
         role: of the answers.
         echoed: what each answer begins with; "" unless the last message is echoed.
+        plan: what is read out of the answers; None = they are plain text.
     """
 
-    def __init__(self, form: AnswerForm, request: ChatRequest, role: str, echoed: str = "") -> None:
+    def __init__(
+        self,
+        form: AnswerForm,
+        request: ChatRequest,
+        role: str,
+        echoed: str = "",
+        plan: ParsingPlan | None = None,
+    ) -> None:
         self.form = form
         self._request = request
         self._role = role
@@ -34,6 +43,9 @@ class ChatWriter:
         if request.logprobs:
             self._logprobs = LogprobsFormat(form.tokenizer, request.top_logprobs or 0, as_ids=form.shows_ids)
         self._is_plain = self._logprobs is None and not request.return_token_ids and not form.shows_usage_always
+        self._plan = plan
+        self._parsed: dict[int, ParsedAnswer] = {}
+        form.usage.num_reasoning = 0
 
     def events(self, prompt_index: int, output: RequestOutput) -> bytes:
         """As `EventWriter.events`."""
@@ -42,7 +54,9 @@ class ChatWriter:
             parts = [self._start(index, output) for index in range(self.form.work.params.n)]
         self.form.note(prompt_index, output)
         for answer in output.outputs:
-            if self._is_plain and answer.finish_reason is None:
+            if self._plan is not None:
+                parts += self._parsed_events(self._plan, output, answer)
+            elif self._is_plain and answer.finish_reason is None:
                 if answer.text:
                     parts.append(
                         b'%s{"index":%d,"delta":{"content":%s%s'
@@ -69,9 +83,40 @@ class ChatWriter:
                 "refusal": None,
                 "tool_calls": [],
             }
-            choices.append(self._choice({"message": message}, answer))
+            reason = answer.finish_reason
+            if self._plan is not None:
+                deltas, reason = self._parse(self._plan, output, answer)
+                message |= message_of(deltas, shows_reasoning=self._plan.shows_reasoning)
+                if self._echoed:
+                    message["content"] = self._echoed + (message["content"] or "")
+            choices.append({**self._choice({"message": message}, answer), "finish_reason": reason})
         extra: dict[str, Any] = {"prompt_logprobs": prompt_logprobs(output.prompt_logprobs)}
         return self.form.whole(choices, {**extra, **self._prompt_extra(output)})
+
+    def _parsed_events(self, plan: ParsingPlan, output: RequestOutput, answer: CompletionOutput) -> list[bytes]:
+        """The events of one answer of `output`: what comes with its tokens is in the first, its end in the last."""
+        deltas, reason = self._parse(plan, output, answer)
+        if not deltas:
+            if reason is None and (self._is_plain or not answer.token_ids):
+                return []
+            deltas = [{}]
+        choices: list[dict[str, Any]] = [
+            {"index": answer.index, "delta": delta, "logprobs": None, "finish_reason": None} for delta in deltas
+        ]
+        choices[0] = {**self._choice({"delta": deltas[0]}, answer), "finish_reason": None, "stop_reason": None}
+        choices[-1] |= {"finish_reason": reason, "stop_reason": answer.stop_reason}
+        return [self.form.event([choice]) for choice in choices]
+
+    def _parse(
+        self, plan: ParsingPlan, output: RequestOutput, answer: CompletionOutput
+    ) -> tuple[list[dict[str, Any]], str | None]:
+        """(deltas, reason of its end) of what is new in an answer; its tokens of thinking are counted."""
+        parsed = self._parsed.get(answer.index)
+        if parsed is None:
+            parsed = self._parsed[answer.index] = plan.answer(output.prompt_token_ids)
+        deltas = parsed.push(answer.text, answer.token_ids, is_end=answer.finish_reason is not None)
+        self.form.usage.num_reasoning = sum(one.num_reasoning for one in self._parsed.values())
+        return deltas, parsed.finish_reason(answer.finish_reason)
 
     def _start(self, index: int, output: RequestOutput) -> bytes:
         """The event that begins answer `index`."""

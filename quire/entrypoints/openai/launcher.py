@@ -28,6 +28,7 @@ from quire.entrypoints.openai.app import make_app
 from quire.entrypoints.openai.connection import protocol_factory
 from quire.entrypoints.openai.connection_limits import ConnectionWatch
 from quire.entrypoints.openai.keys import read_checked_keys
+from quire.entrypoints.openai.parsing import check_parsers
 from quire.entrypoints.openai.state import ServerState
 from quire.entrypoints.openai.tls import CertificateWatch, harden, named_errors, tls_options
 from quire.entrypoints.openai.tracing import check_endpoint
@@ -238,12 +239,14 @@ def make_server(engine: EngineClient, config: ServerConfig, app: FastAPI | None 
 
 
 def check_files(config: ServerConfig, policy: str) -> None:
-    """Read keys and look for TLS files, before anything costly is started; `policy` is the scheduling_policy.
+    """Read keys, look for TLS files and parsers, before anything costly is started; `policy` is the
+    scheduling_policy.
 
     Raises:
-        ConfigError: one cannot be read.
+        ConfigError: one cannot be read, or is unknown.
     """
     read_checked_keys(config, policy)
+    check_parsers(config.api)
     tls_options(config.http)
     if config.tracing.otlp_traces_endpoint is not None:
         check_endpoint(config.tracing.otlp_traces_endpoint)

@@ -106,11 +106,14 @@ class GenerationRoutes:
         self._limit(
             request, params, body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
         )
+        plan = self._state.parsing.plan(body, warnings)
+        if plan is not None and plan.needs_special_tokens:
+            params.skip_special_tokens = False
         prompt = await self._state.prompts.read_chat(body, _cut(body), add_special_tokens=bool(body.add_special_tokens))
         work = self._work(request, body, "chatcmpl", [prompt], params)
         kind = "chat.completion.chunk" if body.stream else "chat.completion"
         form = AnswerForm(self._state, body, work, model=model, warnings=warnings, kind=kind)
-        writer = ChatWriter(form, body, self._state.config.api.response_role, _echoed_message(body))
+        writer = ChatWriter(form, body, self._state.config.api.response_role, _echoed_message(body), plan)
         return await self._respond(request, body, work, writer)
 
     async def _read(self, request: Request, fields: RequestFields[Any]) -> tuple[Any, list[str]]:

@@ -15,6 +15,7 @@ from quire.entrypoints.openai.admission import Admission
 from quire.entrypoints.openai.errors import NOT_FOUND, UNAVAILABLE, ApiError
 from quire.entrypoints.openai.keep_alive import KeepAlive
 from quire.entrypoints.openai.keys import ApiKeys
+from quire.entrypoints.openai.parsing import Parsing
 from quire.entrypoints.openai.prompts import PromptReader
 from quire.entrypoints.openai.shared_prefixes import SharedPrefixes, read_shared_prefixes
 from quire.entrypoints.openai.tenants import Tenants
@@ -33,6 +34,7 @@ class ServerState:
     Attributes:
         model_names: the first is reported, each may be asked for.
         tracing: None = no traces.
+        parsing: how calls and thinking are read out of answers.
         keep_alive: writes to silent streams.
         running: engine's names of requests that run.
         created: Unix time of the start.
@@ -47,6 +49,7 @@ class ServerState:
     shared_prefixes: SharedPrefixes
     tracing: Tracing | None
     prompts: PromptReader
+    parsing: Parsing
     keep_alive: KeepAlive
     running: set[str] = field(default_factory=set)
     created: int = field(default_factory=lambda: int(time.time()))
@@ -94,6 +97,7 @@ def make_state(engine: EngineClient, config: ServerConfig, keys: ApiKeys) -> Ser
         tenants=Tenants(keys),
         shared_prefixes=read_shared_prefixes(config.api.shared_prefixes, engine, prompts),
         prompts=prompts,
+        parsing=Parsing(config.api, engine),
         tracing=make_tracing(config.tracing.otlp_traces_endpoint, metrics.record_dropped_traces),
         keep_alive=KeepAlive(config.api.sse_keep_alive_interval),
         fingerprint=fingerprint(engine),

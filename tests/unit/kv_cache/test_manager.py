@@ -177,18 +177,18 @@ def test_pages_are_appended_to_many_rows_at_once():
         rows.place(row, make_request([row] * 5))
     which, upto = np.array([2, 0]), np.array([17, 9])
     missing = kv.num_missing_blocks(which, upto)
-    assert missing.tolist() == [3, 1]
+    assert missing.tolist() == [[3, 1]]
     (new,) = kv.allocate(which, missing)
     assert new.rows.tolist() == [2, 2, 2, 0]
     assert new.columns.tolist() == [2, 3, 4, 2]
     assert kv.get_block_ids(2)[0].tolist()[2:] == new.block_ids.tolist()[:3]
-    assert kv.num_missing_blocks(which, upto).tolist() == [0, 0]
-    assert kv.num_missing_blocks(np.array([1]), np.array([1])).tolist() == [0]
+    assert kv.num_missing_blocks(which, upto).tolist() == [[0, 0]]
+    assert kv.num_missing_blocks(np.array([1]), np.array([1])).tolist() == [[0]]
 
 
 def test_appending_nothing_gives_empty_arrays():
     kv = make_manager()
-    (new,) = kv.allocate(np.empty(0, np.int32), np.empty(0, np.int32))
+    (new,) = kv.allocate(np.empty(0, np.int32), np.empty((1, 0), np.int32))
     assert [len(new.rows), len(new.columns), len(new.block_ids)] == [0, 0, 0]
 
 
@@ -220,7 +220,7 @@ def test_the_longest_request_that_runs_alone_does_not_store_its_last_token():
     assert make_manager(num_blocks=4).max_tokens_per_request == 13
 
 
-def test_more_than_one_group_is_refused():
+def test_two_groups_that_keep_whole_sequences_are_refused():
     with pytest.raises(UnsupportedError, match="2 KV cache groups"):
         KVCacheManager(
             KVCacheConfig(num_blocks=4, groups=(GROUP, GROUP)),

@@ -1,5 +1,9 @@
 from __future__ import annotations
 
+import logging
+import re
+from collections.abc import Callable
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -7,9 +11,17 @@ from hypothesis import strategies as st
 from quire.config.cache import CacheConfig
 from quire.core.kv_spec import AttentionSpec
 from quire.errors import NotEnoughMemoryError, UnsupportedError
-from quire.kv_cache.planning import max_model_len_that_fits, min_num_blocks, plan_kv_cache
+from quire.kv_cache.page_counts import longest_sequence
+from quire.kv_cache.planning import concurrency, min_num_blocks, plan_kv_cache
 
 PAGE_BYTES = 2 * 16 * 2 * 64 * 2
+
+
+@pytest.fixture
+def quire_log(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> Callable[[], str]:
+    monkeypatch.setattr(logging.getLogger("quire"), "propagate", True)
+    caplog.set_level("INFO", logger="quire")
+    return lambda: caplog.text
 
 
 def specs(num_layers: int = 3, **changes: object) -> dict[str, AttentionSpec]:
@@ -63,9 +75,9 @@ def test_negative_memory_is_too_little_memory():
         plan_kv_cache(specs(), -(10**9), CacheConfig(), max_model_len=64)
 
 
-def test_layers_that_differ_only_in_their_window_share_pages():
+def test_layers_that_differ_only_in_their_window_share_pages_where_none_is_freed():
     mixed = {**specs(1, sliding_window=8), "last": specs(1)["layers.0"]}
-    group = plan_kv_cache(mixed, 10**6, CacheConfig(), max_model_len=64).groups[0]
+    (group,) = plan_kv_cache(mixed, 10**6, CacheConfig(disable_hybrid_kv_cache_manager=True), max_model_len=64).groups
     assert group.spec.sliding_window is None
     assert plan_kv_cache(specs(2, sliding_window=8), 10**6, CacheConfig(), 64).groups[0].spec.sliding_window == 8
 
@@ -81,9 +93,107 @@ def test_a_model_without_attention_is_refused():
         plan_kv_cache({}, 10**6, CacheConfig(), max_model_len=64)
 
 
+MOST = st.lists(st.one_of(st.none(), st.integers(1, 40)), min_size=1, max_size=4)
+
+
 @settings(max_examples=100, deadline=None)
-@given(st.integers(2, 1000), st.integers(1, 64))
-def test_the_longest_length_and_the_fewest_pages_are_inverse(num_blocks, block_size):
-    longest = max_model_len_that_fits(num_blocks, block_size)
-    assert min_num_blocks(longest, block_size) == num_blocks
-    assert min_num_blocks(longest + 1, block_size) == num_blocks + 1
+@given(st.integers(2, 1000), st.integers(1, 64), MOST)
+def test_the_longest_length_and_the_fewest_pages_are_inverse(num_blocks, block_size, most):
+    longest = longest_sequence(num_blocks - 1, most)
+    if longest is None:
+        assert min_num_blocks(10**9, block_size, most) <= num_blocks
+        return
+    if longest > 0:
+        assert min_num_blocks(longest * block_size + 1, block_size, most) <= num_blocks
+    assert min_num_blocks(longest * block_size + 2, block_size, most) > num_blocks
+    if most == [None]:
+        assert longest == num_blocks - 1
+
+
+def mixed_specs(num_full: int, num_windowed: int, window: int = 32) -> dict[str, AttentionSpec]:
+    """Layers in turn, as far as there are enough of both."""
+    full, windowed = specs(1)["layers.0"], specs(1, sliding_window=window)["layers.0"]
+    kinds = [windowed] * num_windowed
+    for i in range(num_full):
+        kinds.insert(2 * i, full)
+    return {f"layers.{i}": spec for i, spec in enumerate(kinds)}
+
+
+def test_layers_of_different_windows_have_groups_of_equal_size_and_one_page_id_serves_each():
+    config = plan_kv_cache(mixed_specs(2, 2), 100 * 2 * PAGE_BYTES, CacheConfig(), max_model_len=640)
+    assert [group.layer_names for group in config.groups] == [("layers.0", "layers.2"), ("layers.1", "layers.3")]
+    assert [group.spec.sliding_window for group in config.groups] == [None, 32]
+    assert config.num_blocks == 100 and config.page_size_bytes == 2 * PAGE_BYTES
+
+
+def test_one_full_layer_in_six_makes_groups_of_its_number_of_layers():
+    config = plan_kv_cache(mixed_specs(4, 20), 10**8, CacheConfig(), max_model_len=6400)
+    assert [len(group.layer_names) for group in config.groups] == [4] * 6
+    assert config.groups[0].spec.sliding_window is None
+
+
+def test_numbers_that_do_not_divide_are_padded_and_the_waste_is_said(quire_log):
+    config = plan_kv_cache(mixed_specs(4, 22), 10**8, CacheConfig(), max_model_len=6400)
+    assert sorted(len(group.layer_names) for group in config.groups) == [3, 3, 4, 4, 4, 4, 4]
+    names = [name for group in config.groups for name in group.layer_names]
+    assert sorted(names) == sorted(mixed_specs(4, 22))
+    assert "7 groups of up to 4 layers (4 layers of full attention; 22 layers of a sliding window of 32 tokens)" in (
+        quire_log()
+    )
+    assert "7% of the pages' memory is padding" in quire_log()
+
+
+@pytest.mark.parametrize(
+    ("layers", "max_model_len", "disabled", "reason"),
+    [
+        (mixed_specs(2, 2), 32, False, "no layer has a window shorter than max_model_len"),
+        (mixed_specs(2, 2), 640, True, "disable_hybrid_kv_cache_manager"),
+        (mixed_specs(31, 1, 500), 640, False, "do not divide into groups that take less memory"),
+    ],
+)
+def test_one_group_of_masked_windows_says_why(layers, max_model_len, disabled, reason, quire_log):
+    cache = CacheConfig(disable_hybrid_kv_cache_manager=disabled)
+    (group,) = plan_kv_cache(layers, 10**9, cache, max_model_len).groups
+    assert len(group.layer_names) == len(layers) and group.spec.sliding_window is None
+    assert reason in quire_log()
+
+
+def test_a_windowed_model_needs_memory_for_its_window_and_a_chunk_alone():
+    windowed = specs(3, sliding_window=33)
+    # 32 tokens before a chunk of 16 lie in 4 pages at worst, and there is the null page.
+    config = plan_kv_cache(windowed, 5 * 3 * PAGE_BYTES, CacheConfig(), max_model_len=10**6, max_chunk_tokens=16)
+    assert config.num_blocks == 5
+    with pytest.raises(NotEnoughMemoryError, match=r"use max_model_len <= 49, "):
+        plan_kv_cache(windowed, 4 * 3 * PAGE_BYTES, CacheConfig(), max_model_len=10**6, max_chunk_tokens=16)
+    assert plan_kv_cache(windowed, 4 * 3 * PAGE_BYTES, CacheConfig(), 49, max_chunk_tokens=16).num_blocks == 4
+
+
+def test_padding_that_does_not_fit_falls_back_to_one_group(quire_log):
+    layers, budget = mixed_specs(3, 1), 41 * 4 * PAGE_BYTES
+    (group,) = plan_kv_cache(layers, budget, CacheConfig(), max_model_len=641).groups
+    assert group.spec.sliding_window is None
+    assert "several would need more than there is" in quire_log()
+    assert len(plan_kv_cache(layers, budget, CacheConfig(), 641, max_chunk_tokens=16).groups) == 2
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    st.integers(0, 6), st.integers(1, 9), st.integers(1, 200), st.integers(1, 60), st.integers(2, 600),
+    st.integers(1, 600), st.booleans(),
+)  # fmt: skip
+def test_the_longest_length_that_is_named_fits_whatever_the_windows(
+    num_full, num_windowed, window, num_pages, max_model_len, chunk, disabled
+):
+    layers = mixed_specs(num_full, num_windowed, window)
+    cache = CacheConfig(disable_hybrid_kv_cache_manager=disabled)
+    try:
+        config = plan_kv_cache(layers, num_pages * PAGE_BYTES, cache, max_model_len, chunk)
+    except NotEnoughMemoryError as refused:
+        found = re.search(r"max_model_len <= (\d+)", str(refused))
+        if found is not None:
+            assert int(found[1]) < max_model_len
+            plan_kv_cache(layers, num_pages * PAGE_BYTES, cache, int(found[1]), chunk)
+        return
+    assert config.num_blocks * config.page_size_bytes <= num_pages * PAGE_BYTES
+    assert sorted(name for group in config.groups for name in group.layer_names) == sorted(layers)
+    assert concurrency(config, max_model_len, min(chunk, max_model_len)) > 0

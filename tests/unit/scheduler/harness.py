@@ -2,11 +2,13 @@
 
 The worker's KV cache holds, for each slot, a fingerprint of the tokens up to that position. A row may only read
 slots that hold the fingerprints of its own tokens, so a page shared, reused or published wrongly is found at once.
+With several KV cache groups each has fingerprints of its own, and reads what its next query sees.
 Sampled tokens depend on the tokens before them alone, so what a request gets is known beforehand.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import zlib
 from collections.abc import Callable, Sequence
@@ -30,10 +32,28 @@ from quire.scheduler.setup import SchedulerSetup
 EOS = 0
 VOCAB_SIZE = 50
 
+Group = tuple[str, int]
+"""Kind and tokens seen of a KV cache group: ("full", 0), ("window", 6), ("chunk", 8)."""
+FULL: Group = ("full", 0)
 
-def make_kv_cache_config(num_blocks: int, block_size: int) -> KVCacheConfig:
-    spec = AttentionSpec(block_size=block_size, num_kv_heads=1, head_size=1, dtype_bytes=4)
-    return KVCacheConfig(num_blocks=num_blocks, groups=(KVCacheGroupSpec(layer_names=("layer",), spec=spec),))
+
+def make_kv_cache_config(num_blocks: int, block_size: int, groups: Sequence[Group] = (FULL,)) -> KVCacheConfig:
+    fields = {"full": None, "window": "sliding_window", "chunk": "attention_chunk_size"}
+    made = []
+    for i, (kind, size) in enumerate(groups):
+        spec = AttentionSpec(block_size=block_size, num_kv_heads=1, head_size=1, dtype_bytes=4)
+        field = fields[kind]
+        spec = spec if field is None else dataclasses.replace(spec, **{field: size})  # type: ignore[arg-type]
+        made.append(KVCacheGroupSpec(layer_names=(f"layer{i}",), spec=spec))
+    return KVCacheConfig(num_blocks=num_blocks, groups=tuple(made))
+
+
+def first_token_seen(group: Group, position: int) -> int:
+    """The oldest token that the query at `position` sees, one at a time by definition."""
+    kind, size = group
+    sees = {"full": lambda key: True, "window": lambda key: position - key < size}
+    sees["chunk"] = lambda key: key // size == position // size
+    return next(key for key in range(position + 1) if sees[kind](key))
 
 
 def make_setup(
@@ -45,12 +65,13 @@ def make_setup(
     budget: int = 64,
     prefix_caching: bool = True,
     watermark: float = 0.0,
+    groups: Sequence[Group] = (FULL,),
     **scheduler_settings: Any,
 ) -> SchedulerSetup:
     return SchedulerSetup(
         scheduler=SchedulerConfig(max_num_batched_tokens=budget, max_num_seqs=max_num_seqs, **scheduler_settings),
         cache=CacheConfig(block_size=block_size, enable_prefix_caching=prefix_caching, watermark=watermark),
-        kv_cache=make_kv_cache_config(num_blocks, block_size),
+        kv_cache=make_kv_cache_config(num_blocks, block_size, groups),
         max_model_len=max_model_len,
     )
 
@@ -117,9 +138,9 @@ def expected_answer(request: EngineCoreRequest, max_model_len: int) -> tuple[lis
             return answer, FinishedRequest(request.handle, FinishReason.LENGTH)
 
 
-def running_fingerprints(token_ids: np.ndarray) -> list[int]:
-    """Fingerprint of each prefix of the tokens."""
-    fingerprints, crc = [], 0
+def running_fingerprints(token_ids: np.ndarray, group: int = 0) -> list[int]:
+    """Fingerprint of each prefix of the tokens, as a KV cache group keeps it."""
+    fingerprints, crc = [], group
     for token in token_ids.tolist():
         crc = zlib.crc32(int(token).to_bytes(4, "little"), crc)
         fingerprints.append(crc)
@@ -129,14 +150,15 @@ def running_fingerprints(token_ids: np.ndarray) -> list[int]:
 @dataclass
 class _Row:
     token_ids: np.ndarray
-    block_ids: list[int]
+    block_ids: list[list[int]]  # per group
 
 
 class FakeWorker:
     """Applies messages in the promised order and refuses those that break a promise."""
 
-    def __init__(self, num_blocks: int, block_size: int) -> None:
+    def __init__(self, num_blocks: int, block_size: int, groups: Sequence[Group] = (FULL,)) -> None:
         self.block_size = block_size
+        self.groups = groups
         self.rows: dict[int, _Row] = {}
         self.slots = np.full((num_blocks, block_size), -1, dtype=np.int64)
         self.num_copies = 0
@@ -157,16 +179,16 @@ class FakeWorker:
         for new in scheduled.new_reqs:
             assert new.row not in self.rows, "a row was given out twice"
             assert new.row in scheduled.rows
-            self.rows[new.row] = _Row(new.token_ids.copy(), new.block_ids[0].tolist())
-        for blocks in scheduled.new_blocks:
+            self.rows[new.row] = _Row(new.token_ids.copy(), [ids.tolist() for ids in new.block_ids])
+            assert len(new.block_ids) == len(self.groups)
+        for group, blocks in enumerate(scheduled.new_blocks):
             for row, column, block_id in zip(
                 blocks.rows.tolist(), blocks.columns.tolist(), blocks.block_ids.tolist(), strict=True
             ):
-                assert column == len(self.rows[row].block_ids)
-                self.rows[row].block_ids.append(block_id)
+                assert column == len(self.rows[row].block_ids[group])
+                assert block_id != 0, "the null page was given out"
+                self.rows[row].block_ids[group].append(block_id)
         self._copy_pages(scheduled)
-        for row in self.rows.values():
-            assert 0 not in row.block_ids, "the null page was given out"
 
     def _copy_pages(self, scheduled: SchedulerOutput) -> None:
         sources, targets = scheduled.page_copies.source_ids, scheduled.page_copies.target_ids
@@ -186,18 +208,24 @@ class FakeWorker:
         ):
             state = self.rows[row]
             assert start + count <= len(state.token_ids), "computing tokens that do not exist"
-            fingerprints = running_fingerprints(state.token_ids[: start + count])
-            for position in range(start, start + count):
-                slot = (state.block_ids[position // self.block_size], position % self.block_size)
-                assert slot not in written, "two rows write one slot"
-                written.add(slot)
-                self.slots[slot] = fingerprints[position]
+            for group, block_ids in enumerate(state.block_ids):
+                fingerprints = running_fingerprints(state.token_ids[: start + count], group)
+                for position in range(start, start + count):
+                    slot = (block_ids[position // self.block_size], position % self.block_size)
+                    assert slot[0] != 0, "a token is written to the null page"
+                    assert slot not in written, "two rows, or two groups, write one slot"
+                    written.add(slot)
+                    self.slots[slot] = fingerprints[position]
 
     def _check_reads(self, row: int, num_computed: int) -> None:
         state = self.rows[row]
-        for position, fingerprint in enumerate(running_fingerprints(state.token_ids[:num_computed])):
-            slot = (state.block_ids[position // self.block_size], position % self.block_size)
-            assert self.slots[slot] == fingerprint, f"row {row} reads keys of another prefix at position {position}"
+        for group, block_ids in enumerate(state.block_ids):
+            fingerprints = running_fingerprints(state.token_ids[:num_computed], group)
+            for position in range(first_token_seen(self.groups[group], num_computed), num_computed):
+                slot = (block_ids[position // self.block_size], position % self.block_size)
+                assert self.slots[slot] == fingerprints[position], (
+                    f"row {row} reads keys of another prefix at position {position} in group {group}"
+                )
 
     def _sample(self, scheduled: SchedulerOutput) -> ModelRunnerOutput:
         ends = scheduled.num_computed_tokens + scheduled.num_scheduled_tokens
@@ -218,6 +246,7 @@ class Engine:
     worker: FakeWorker = field(init=False)
     duration: Callable[[SchedulerOutput], float | None] = lambda scheduled: None
     budget: int = 1 << 30
+    groups: Sequence[Group] = (FULL,)
     tokens: dict[int, list[int]] = field(default_factory=dict)
     finished: dict[int, FinishedRequest] = field(default_factory=dict)
     events: list[RequestEvent] = field(default_factory=list)
@@ -226,7 +255,7 @@ class Engine:
 
     def __post_init__(self) -> None:
         pool = self.scheduler._kv
-        self.worker = FakeWorker(pool.num_usable_blocks + 1, pool.block_size)
+        self.worker = FakeWorker(pool.num_usable_blocks + 1, pool.block_size, self.groups)
 
     def add(self, *requests: EngineCoreRequest) -> None:
         for request in requests:
@@ -238,7 +267,7 @@ class Engine:
 
     def step(self, abort_in_flight: Sequence[int] = ()) -> SchedulerOutput | None:
         scheduled = self.scheduler.schedule()
-        check_invariants(self.scheduler)
+        check_invariants(self.scheduler, self.groups)
         if scheduled is None:
             self.receive(self.scheduler.take_outputs())
             return None
@@ -247,7 +276,7 @@ class Engine:
         output = self.worker.execute(scheduled)
         self.abort(*abort_in_flight)
         self.receive(self.scheduler.update_from_output(scheduled, output, self.duration(scheduled)))
-        check_invariants(self.scheduler)
+        check_invariants(self.scheduler, self.groups)
         return scheduled
 
     def receive(self, outputs: EngineCoreOutputs | None) -> None:
@@ -279,19 +308,28 @@ class Engine:
         return sum(stats.num_preemptions for stats in self.stats)
 
 
-def check_invariants(scheduler: Scheduler) -> None:
+def check_invariants(scheduler: Scheduler, groups: Sequence[Group] = (FULL,)) -> None:
     """No page owned twice beyond sharing; free + used = total; rows and queue hold each request once."""
     pool, table, kv = scheduler._kv._pool, scheduler._table, scheduler._kv
     rows = scheduler._running.rows.tolist()
     owners = np.zeros(pool.num_usable_blocks + 1, dtype=np.int32)
     for row in rows:
-        pages = kv.get_block_ids(row)[0]
-        assert len(set(pages.tolist())) == len(pages), "a request holds a page twice"
-        owners[pages] += 1
+        held = []
+        num_computed = int(table.num_computed_tokens[row])
+        for group, pages in zip(groups, kv.get_block_ids(row), strict=True):
+            first = first_token_seen(group, num_computed) // kv.block_size
+            assert pages[first:].all(), "a page that a query sees is missing"
+            first = first_token_seen(group, max(num_computed - 1, 0)) // kv.block_size
+            assert not pages[:first].any(), "a page that was passed is held"
+            held.extend(pages[pages > 0].tolist())
+        assert len(set(held)) == len(held), "a request holds a page twice"
+        owners[held] += 1
     np.add.at(owners, kv._copies.source_ids(), 1)
     for kept in scheduler._forks.kept():
         owners[kept.all_block_ids()] += 1
     assert owners[0] == 0, "the null page has an owner"
+    if not rows and not pool.num_cached_blocks:
+        assert len(pool.prefix_pages.tree) == 0, "a prefix outlived its pages"
     assert np.array_equal(pool.ref_counts(), owners), "reference counts differ from the number of owners"
     assert np.count_nonzero(owners) + pool.num_free_blocks == pool.num_usable_blocks, "free + used != total"
     assert sorted(rows) == np.flatnonzero(table.handle >= 0).tolist()

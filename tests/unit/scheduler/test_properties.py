@@ -22,7 +22,9 @@ from quire.errors import ValidationError
 from quire.kv_cache.manager import KVCacheManager
 from quire.scheduler import scheduler as scheduler_module
 from tests.unit.scheduler.harness import (
+    FULL,
     Engine,
+    Group,
     expected_answer,
     make_request,
     make_scheduler,
@@ -71,7 +73,16 @@ def scheduler_settings(draw: st.DrawFn) -> dict[str, Any]:
         "reserve_full_prompt": draw(st.booleans()),
         "watermark": draw(st.sampled_from([0.0, 0.2])),
         "prefix_caching": draw(st.booleans()),
+        "groups": draw(group_lists()),
     }
+
+
+@st.composite
+def group_lists(draw: st.DrawFn) -> tuple[Group, ...]:
+    """One group that keeps whole sequences, or none, and up to two that free pages."""
+    local = st.tuples(st.sampled_from(["window", "chunk"]), st.integers(1, 12))
+    full = draw(st.sampled_from([(FULL,), (FULL,), ()]))
+    return (*full, *draw(st.lists(local, min_size=0 if full else 1, max_size=2)))
 
 
 @st.composite
@@ -139,7 +150,9 @@ def any_duration(scheduled: SchedulerOutput) -> float | None:
 
 def play(config: dict[str, Any], script: list[Add | Abort | Step | Reset]) -> tuple[Engine, dict[int, Any]]:
     """Run a script, then everything that is left, to the end; (engine, accepted requests)."""
-    engine = Engine(make_scheduler(**config), duration=any_duration, budget=config["budget"])
+    engine = Engine(
+        make_scheduler(**config), duration=any_duration, budget=config["budget"], groups=config.get("groups", (FULL,))
+    )
     accepted: dict[int, Any] = {}
     for action in script:
         if isinstance(action, Add):

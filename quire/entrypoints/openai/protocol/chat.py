@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from quire.config.server import LimitsConfig
@@ -15,7 +16,9 @@ from quire.entrypoints.openai.protocol.generation import (
 )
 from quire.entrypoints.openai.protocol.reading import RequestFields
 from quire.errors import UnsupportedError, ValidationError
-from quire.utils.checks import check_int
+from quire.utils.checks import check_int, shown
+
+TOOL_NAME = re.compile(r"[\w.:/-]{1,128}", re.ASCII)
 
 CHAT_NOT_YET: dict[str, tuple[Any, ...]] = {
     **NOT_YET,
@@ -29,10 +32,8 @@ CHAT_NOT_YET: dict[str, tuple[Any, ...]] = {
     "reasoning_effort": ("none",),
     "reasoning": (),
     "thinking": (),
-    "include_reasoning": (True,),
     "media_io_kwargs": ({},),
     "mm_processor_kwargs": ({},),
-    "parallel_tool_calls": (True,),
 }
 
 
@@ -55,6 +56,8 @@ class ChatRequest(ChatFields, kw_only=True):
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
+    parallel_tool_calls: bool | None = None
+    include_reasoning: bool | None = None
 
 
 CHAT_FIELDS = RequestFields(ChatRequest, CHAT_NOT_YET, NO_EFFECT)
@@ -76,31 +79,58 @@ def chat_messages(request: ChatFields) -> list[dict[str, Any]]:
     ]
 
 
-def check_tools(request: ChatFields) -> None:
-    """Refuse what needs tool calls to be parsed out of the answer; with tool_choice none the template shows tools.
+def offered_tools(request: ChatFields, *, can_parse: bool) -> list[dict[str, Any]]:
+    """The tools that the answer may call; none with tool_choice none, when the template shows them all the same.
+
+    Args:
+        can_parse: calls can be read out of an answer.
 
     Raises:
-        ValidationError: an empty list of tools.
-        UnsupportedError: tools that the model may call.
+        ValidationError: the tools are malformed, or are missing.
+        UnsupportedError: calls are forced, or cannot be read.
     """
+    choice = request.tool_choice
     if request.tools is not None and not request.tools:
         raise ValidationError("tools is empty", hint="leave it out, or name a tool", field="tools")
-    if request.tool_choice not in (None, "none"):
+    if choice not in (None, "none", "auto"):
         raise UnsupportedError(
-            "tool_choice is known but only none is supported yet", hint="leave it out", field="tool_choice"
-        )
-    if request.tools and request.tool_choice is None:
+            f"tool_choice {shown(choice)} is not supported yet; auto and none are", hint="leave it out",
+            field="tool_choice",
+        )  # fmt: skip
+    if not request.tools or choice == "none":
+        if choice == "auto":
+            raise ValidationError("tool_choice is auto, but there are no tools", hint="give tools", field="tool_choice")
+        return []
+    if not can_parse:
         raise UnsupportedError(
-            "tools: calls are not parsed out of the answer yet",
-            hint="with tool_choice=none the template shows the tools and the answer is plain text",
+            "tools: this server does not read calls out of answers",
+            hint="start it with --tool-call-parser and --enable-auto-tool-choice, or send tool_choice=none: then the "
+            "template shows the tools and the answer is plain text",
             field="tools",
         )
+    for position, tool in enumerate(request.tools):
+        _check_tool(f"tools[{position}]", tool)
+    return request.tools
+
+
+def _check_tool(where: str, tool: dict[str, Any]) -> None:
+    function = tool.get("function")
+    if tool.get("type", "function") != "function" or not isinstance(function, dict):
+        raise ValidationError(
+            f"{where} is no function", hint='give {"type": "function", "function": {"name": ...}}', field="tools"
+        )
+    name = function.get("name")
+    if not isinstance(name, str) or not TOOL_NAME.fullmatch(name):
+        raise ValidationError(
+            f"{where}.function.name is {shown(name)}; 1 to 128 letters, digits, _ - . : / are allowed", field="tools"
+        )
+    if not isinstance(function.get("parameters") or {}, dict):
+        raise ValidationError(f"{where}.function.parameters is no JSON schema", hint="give an object", field="tools")
 
 
 def chat_params(request: ChatRequest, defaults: dict[str, Any], limits: LimitsConfig) -> SamplingParams:
     """How tokens are chosen; without a limit of tokens the answer may fill the model's length."""
     check_common(request, limits)
-    check_tools(request)
     max_tokens = request.max_completion_tokens
     if max_tokens is None:
         max_tokens = request.max_tokens

@@ -1,0 +1,276 @@
+"""Reading of tool calls and thinking out of chats: by which parsers, and the deltas that come of it.
+
+`Parsing` is the server's, `ParsingPlan` a request's, `ParsedAnswer` an answer's; the last owns its calls' ids.
+"""
+
+from __future__ import annotations
+
+import secrets
+import string
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from quire.config.server import ApiConfig
+from quire.engine.protocol import EngineClient
+from quire.entrypoints.openai.protocol.chat import ChatRequest, offered_tools
+from quire.entrypoints.yaml_config import parse_yaml
+from quire.errors import ConfigError
+from quire.logger import get_logger
+from quire.parsers.answer import ParserChain, ReasoningCount
+from quire.parsers.base import AnswerParser, ReasoningParser, ToolCallParser
+from quire.parsers.events import CallArguments, CallBegin, Content, Event
+from quire.parsers.harmony import HarmonyParser
+from quire.parsers.registry import HARMONY_REASONING, PATTERN, parser_of_template, reasoning_parser, tool_call_parser
+from quire.parsers.tool_calls.pattern import PatternFormat
+from quire.parsers.tools import Tools
+from quire.tokenization.tokenizer import Tokenizer
+
+logger = get_logger(__name__)
+
+AUTO, NONE = "auto", "none"
+TAIL_TOKENS = 16
+MAX_FORMAT_BYTES = 1 << 16
+ID_ALPHABET = string.ascii_letters + string.digits
+STRICT_WARNING = "tools: strict has no effect: arguments are as the model writes them"
+
+ToolMaker = type[ToolCallParser] | PatternFormat
+
+
+def check_parsers(config: ApiConfig) -> None:
+    """Find the parsers that are named.
+
+    Raises:
+        ConfigError: one is unknown, or its description cannot be used.
+    """
+    named_tool_parser(config)
+    named_reasoning_parser(config)
+
+
+def named_tool_parser(config: ApiConfig) -> ToolMaker | None:
+    """What makes parsers for tool calls; None when none is named.
+
+    Raises:
+        ConfigError: as `check_parsers`.
+    """
+    name = config.tool_call_parser
+    if (config.tool_call_format is not None) != (name == PATTERN):
+        raise ConfigError(
+            "tool_call_format and tool_call_parser=pattern need each other",
+            hint="give both flags, or none",
+            field="tool_call_format",
+        )
+    if config.tool_call_format is not None:
+        return _read_format(config.tool_call_format)
+    return None if name in (AUTO, NONE) else tool_call_parser(name)
+
+
+def named_reasoning_parser(config: ApiConfig) -> type[ReasoningParser] | None:
+    """The parser class for the thinking; None when there is none, or harmony's, which does both.
+
+    Raises:
+        ConfigError: it is unknown.
+    """
+    name = config.reasoning_parser
+    return None if name in (None, "", NONE, HARMONY_REASONING) else reasoning_parser(str(name))
+
+
+class Parsing:
+    """What a server reads out of answers.
+
+    Args:
+        config: names the parsers.
+        engine: its chat template tells the format where none is named.
+
+    Raises:
+        ConfigError: as `check_parsers`.
+    """
+
+    def __init__(self, config: ApiConfig, engine: EngineClient) -> None:
+        self._config = config
+        self._tokenizer = engine.tokenizer
+        self._special_texts: frozenset[str] = frozenset()
+        if self._tokenizer is not None:
+            self._special_texts = frozenset(map(self._tokenizer.token_text, self._tokenizer.special_ids))
+        self._reasoning = named_reasoning_parser(config)
+        self._is_harmony = config.reasoning_parser == HARMONY_REASONING
+        self._make_tools = named_tool_parser(config)
+        if config.tool_call_parser == AUTO and engine.chat_template is not None:
+            name = parser_of_template(engine.chat_template.source)
+            if name is not None:
+                self._make_tools = tool_call_parser(name)
+                logger.info("tool calls are read as %s, the format of the chat template", name)
+
+    def plan(self, request: ChatRequest, warnings: list[str]) -> ParsingPlan | None:
+        """What to read out of the answers to `request`; None = they are plain text.
+
+        Args:
+            warnings: gets a line for what has no effect.
+
+        Raises:
+            ValidationError, UnsupportedError: as `offered_tools`.
+        """
+        can_parse = self._make_tools is not None and self._config.enable_auto_tool_choice
+        offered = offered_tools(request, can_parse=can_parse)
+        if any(tool["function"].get("strict") for tool in offered):
+            warnings.append(STRICT_WARNING)
+        make = self._make_tools if offered else HarmonyParser if self._is_harmony else None
+        reasoning = None if make is not None and make.has_reasoning else self._reasoning
+        if make is None and reasoning is None:
+            return None
+        assert self._tokenizer is not None, "a chat has a tokenizer"
+        return ParsingPlan(
+            request, self._tokenizer, reasoning, make, Tools(offered), self._special_texts,
+            holds_calls=self._config.hold_tool_calls,
+        )  # fmt: skip
+
+
+class ParsingPlan:
+    """What is read out of the answers to one request.
+
+    Attributes:
+        needs_special_tokens: control tokens must be part of the text.
+        has_reasoning: answers tell their thinking.
+    """
+
+    def __init__(
+        self,
+        request: ChatRequest,
+        tokenizer: Tokenizer,
+        reasoning: type[ReasoningParser] | None,
+        make_tools: ToolMaker | None,
+        tools: Tools,
+        special_texts: frozenset[str],
+        *,
+        holds_calls: bool,
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._reasoning = reasoning
+        self._make_tools = make_tools
+        self._tools = tools
+        self._holds_calls = holds_calls
+        self._continued: str | None = None
+        if request.continue_final_message and request.messages:
+            content = request.messages[-1].get("content")
+            self._continued = content if isinstance(content, str) else ""
+        self.needs_special_tokens = any(
+            one.needs_special_tokens or not special_texts.isdisjoint(one.marks)
+            for one in (reasoning, make_tools)
+            if one is not None
+        )
+        self.has_reasoning = reasoning is not None or (make_tools is not None and make_tools.has_reasoning)
+        self.shows_reasoning = self.has_reasoning and request.include_reasoning is not False
+        self.max_calls = 1 if request.parallel_tool_calls is False else None
+        self.id_chars = 0 if make_tools is None else make_tools.id_chars
+
+    def answer(self, prompt_token_ids: Sequence[int]) -> ParsedAnswer:
+        """A new answer to this prompt."""
+        tail = self._tokenizer.decode(list(prompt_token_ids[-TAIL_TOKENS:]), skip_special_tokens=False)
+        count = None
+        if self.has_reasoning:
+            count = ReasoningCount(
+                self._parser(tail, counts=True), self._tokenizer, prompt_token_ids,
+                skip_special_tokens=not self.needs_special_tokens,
+            )  # fmt: skip
+        return ParsedAnswer(self, self._parser(tail), count)
+
+    def _parser(self, prompt_tail: str, *, counts: bool = False) -> AnswerParser:
+        """Of a whole answer, or of what tells its thinking."""
+        reasoning = None if self._reasoning is None else self._reasoning(prompt_tail, self._continued)
+        if self._make_tools is None or (counts and reasoning is not None):
+            assert reasoning is not None, "a plan reads something"
+            return reasoning
+        tool_calls = self._make_tools(self._tools, holds_calls=self._holds_calls)
+        return tool_calls if reasoning is None else ParserChain(reasoning, tool_calls)
+
+
+class ParsedAnswer:
+    """One answer as its text comes.
+
+    Args:
+        plan: of its request.
+        parser: of this answer.
+        count: counts its tokens of thinking.
+    """
+
+    def __init__(self, plan: ParsingPlan, parser: AnswerParser, count: ReasoningCount | None) -> None:
+        self._plan = plan
+        self._parser = parser
+        self._count = count
+        self._num_calls = 0
+
+    @property
+    def num_reasoning(self) -> int:
+        """Tokens of thinking so far."""
+        return 0 if self._count is None else self._count.num_tokens
+
+    def push(self, text: str, token_ids: Sequence[int], *, is_end: bool) -> list[dict[str, Any]]:
+        """The next part of the answer; the deltas that are decided by now."""
+        if self._count is not None:
+            self._count.push(token_ids)
+        events = self._parser.push(text)
+        if is_end:
+            events = events + self._parser.finish()
+        return [delta for event in events if (delta := self._delta(event)) is not None]
+
+    def finish_reason(self, reason: str | None) -> str | None:
+        """The reason to tell, given the engine's: an answer that ended by itself and has calls ended for them."""
+        return "tool_calls" if reason == "stop" and self._num_calls else reason
+
+    def _delta(self, event: Event) -> dict[str, Any] | None:
+        if isinstance(event, Content):
+            return {"content": event.text}
+        if isinstance(event, CallBegin):
+            self._num_calls += 1
+            if self._is_left_out:
+                return None
+            function = {"name": event.name, "arguments": ""}
+            return {"tool_calls": [{"index": self._num_calls - 1, "id": self._make_id(), "type": "function",
+                                    "function": function}]}  # fmt: skip
+        if isinstance(event, CallArguments):
+            if self._is_left_out:
+                return None
+            return {"tool_calls": [{"index": self._num_calls - 1, "function": {"arguments": event.text}}]}
+        return {"reasoning": event.text} if self._plan.shows_reasoning else None
+
+    @property
+    def _is_left_out(self) -> bool:
+        """The last call is one more than the request wants."""
+        return self._plan.max_calls is not None and self._num_calls > self._plan.max_calls
+
+    def _make_id(self) -> str:
+        if self._plan.id_chars:
+            return "".join(secrets.choice(ID_ALPHABET) for _ in range(self._plan.id_chars))
+        return f"call_{secrets.token_hex(12)}"
+
+
+def message_of(deltas: Sequence[dict[str, Any]], *, shows_reasoning: bool) -> dict[str, Any]:
+    """What a stream's deltas come to: `content`, `tool_calls` and, where it is told, `reasoning`."""
+    content: list[str] = []
+    reasoning: list[str] = []
+    calls: list[dict[str, Any]] = []
+    for delta in deltas:
+        content.append(delta.get("content", ""))
+        reasoning.append(delta.get("reasoning", ""))
+        for part in delta.get("tool_calls", ()):
+            if "id" in part:
+                calls.append({"id": part["id"], "type": "function", "function": {**part["function"], "parts": []}})
+            else:
+                calls[-1]["function"]["parts"].append(part["function"]["arguments"])
+    for call in calls:
+        call["function"]["arguments"] = "".join(call["function"].pop("parts"))
+    text, thinking = "".join(content), "".join(reasoning)
+    message: dict[str, Any] = {"content": text or (None if calls or thinking else ""), "tool_calls": calls}
+    return {**message, "reasoning": thinking or None} if shows_reasoning else message
+
+
+def _read_format(path: str) -> PatternFormat:
+    try:
+        with Path(path).open("rb") as file:
+            text = file.read(MAX_FORMAT_BYTES)
+    except OSError as error:
+        raise ConfigError(
+            f"cannot read tool_call_format {path}: {error.strerror}", hint="give a readable file",
+            field="tool_call_format",
+        ) from None  # fmt: skip
+    return PatternFormat(dict(parse_yaml(path, text, kind="tool call format", field="tool_call_format")))

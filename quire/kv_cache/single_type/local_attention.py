@@ -1,0 +1,151 @@
+"""Pages of layers whose queries see only nearby tokens: what lies before these is freed while the row advances.
+
+Subclassed by the kinds that say which tokens those are. Owns the block table by row, how many pages of a row are freed,
+and which prefix each row has published.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Sequence
+
+import numpy as np
+
+from quire.core.request import Request
+from quire.kv_cache.block_hash import TOKEN_BYTES, token_bytes
+from quire.kv_cache.block_pool import NULL_BLOCK_ID, BlockPool
+from quire.kv_cache.prefix_tree import ROOT_NAME
+from quire.kv_cache.single_type.row_blocks import RowBlocks, ragged_arange
+
+
+class LocalAttentionManager(RowBlocks):
+    """A row holds the pages that its newest computed query saw, and those behind them.
+
+    That is one query more than the row itself needs: so another request can take over its prompt, of which it computes
+    the last token, in the step after the one that computed it.
+
+    Args:
+        num_tokens_seen: most tokens that a query sees, itself included.
+        most_blocks: most pages that a row ever holds.
+    """
+
+    def __init__(
+        self,
+        pool: BlockPool,
+        block_size: int,
+        max_num_seqs: int,
+        max_model_len: int,
+        *,
+        num_tokens_seen: int,
+        most_blocks: int,
+    ) -> None:
+        super().__init__(pool, block_size, max_num_seqs, max_model_len)
+        self._num_tokens_seen = num_tokens_seen
+        self._most_blocks = most_blocks
+        self._offsets = np.arange(block_size)
+        self._num_freed = np.zeros(max_num_seqs, dtype=np.int32)
+        self._num_published = np.zeros(max_num_seqs, dtype=np.int32)
+        self._requests: list[Request | None] = [None] * max_num_seqs
+        self._prefixes = pool.prefix_pages
+        self._names = [ROOT_NAME] * max_num_seqs
+        self._blocks: dict[int, int] = {}
+
+    @abstractmethod
+    def first_token_seen(self, positions: np.ndarray) -> np.ndarray:
+        """[.] position of the oldest token that queries at `positions` ([.]) see, themselves included."""
+
+    def first_page(self, num_tokens: int) -> int:
+        """First page that a query after `num_tokens` tokens sees."""
+        return int(self.first_token_seen(np.array(num_tokens))) // self._block_size
+
+    def num_missing_blocks(self, rows: np.ndarray, num_tokens: np.ndarray) -> np.ndarray:
+        """[num_rows] pages that rows lack to hold `num_tokens` ([num_rows]) tokens, or the most they will ever hold."""
+        num_freed = self._num_freed[rows]
+        needed = np.minimum(-(-num_tokens // self._block_size) - num_freed, self._most_blocks)
+        missing: np.ndarray = np.maximum(needed - (self._num_blocks[rows] - num_freed), 0)
+        return missing
+
+    def num_new_blocks(self, num_cached_tokens: int, num_tokens: int) -> int:
+        """Free pages that a request takes behind a cached prefix, to hold `num_tokens` tokens or all it ever holds."""
+        first = self.first_page(num_cached_tokens)
+        num_held = min(-(-num_tokens // self._block_size) - first, self._most_blocks)
+        return num_held - (num_cached_tokens // self._block_size - first)
+
+    def longest_hit(self, names: Sequence[int], max_pages: int) -> int:
+        """The most pages, up to `max_pages`, that a cached prefix may have.
+
+        Of such a prefix the pages that the next query sees are cached, and its last one in any case.
+
+        Args:
+            names: of the prefixes that end with each page, in order.
+        """
+        end = page = max_pages
+        while page > (min(self.first_page(end * self._block_size), end - 1) if end else 0):
+            page -= 1
+            if names[page] not in self._blocks:
+                end = page
+        return end
+
+    def cached_block_ids(self, names: Sequence[int], num_pages: int) -> np.ndarray:
+        """[.] int32; the pages of a cached prefix of `num_pages` pages that the next query sees."""
+        first = self.first_page(num_pages * self._block_size)
+        return np.array([self._blocks[name] for name in names[first:num_pages]], dtype=np.int32)
+
+    def share(self, row: int, request: Request, cached_block_ids: np.ndarray, num_cached_pages: int) -> None:
+        """Give an empty row the pages that its next query sees of a cached prefix of its request."""
+        num_freed = num_cached_pages - len(cached_block_ids)
+        self._pool.share(cached_block_ids)
+        self._block_table[row, :num_freed] = NULL_BLOCK_ID
+        self._block_table[row, num_freed:num_cached_pages] = cached_block_ids
+        self._num_freed[row] = num_freed
+        self._num_blocks[row] = self._num_published[row] = num_cached_pages
+        self._requests[row] = request
+        self._names[row] = self._prefixes.tree.enter(request.token_ids, request.extra_keys, num_cached_pages)
+
+    def publish(self, rows: np.ndarray, num_computed_tokens: np.ndarray, token_ids: np.ndarray) -> None:
+        """Make pages that are full and computed findable.
+
+        Args:
+            rows: [num_rows] distinct rows.
+            num_computed_tokens: [num_rows] tokens whose keys and values are in the cache.
+            token_ids: [max_num_seqs, max_model_len] int32; tokens by row.
+        """
+        num_full = num_computed_tokens // self._block_size
+        num_due = num_full - self._num_published[rows]
+        due = np.flatnonzero(num_due > 0)
+        if not len(due):
+            return
+        flat_rows = np.repeat(rows[due], num_due[due])
+        pages = ragged_arange(self._num_published[rows[due]], num_due[due])
+        block_ids = self._block_table[flat_rows, pages].tolist()
+        page_tokens = token_ids[flat_rows[:, None], pages[:, None] * self._block_size + self._offsets]
+        data, size = token_bytes(page_tokens), TOKEN_BYTES * self._block_size
+        for i, (row, page, block_id) in enumerate(zip(flat_rows.tolist(), pages.tolist(), block_ids, strict=True)):
+            request = self._requests[row]
+            assert request is not None, "a row that computed tokens belongs to a request"
+            tokens, keys = data[i * size : (i + 1) * size], request.extra_keys.get(page, ())
+            name = self._names[row] = self._prefixes.tree.advance(self._names[row], tokens, keys)
+            self._prefixes.publish(self._blocks, name, block_id)
+        self._num_published[rows[due]] = num_full[due]
+
+    def free_passed(self, rows: np.ndarray, num_computed_tokens: np.ndarray) -> None:
+        """Free the pages of these distinct rows that neither their newest computed query saw nor a later one does."""
+        first = self.first_token_seen(num_computed_tokens - 1) // self._block_size
+        num_due = first - self._num_freed[rows]
+        due = np.flatnonzero(num_due > 0)
+        if not len(due):
+            return
+        flat_rows = np.repeat(rows[due], num_due[due])
+        columns = ragged_arange(self._num_freed[rows[due]], num_due[due])
+        block_ids = self._block_table[flat_rows, columns]
+        self._block_table[flat_rows, columns] = NULL_BLOCK_ID
+        self._num_freed[rows[due]] = first[due]
+        self._pool.free_of_many(block_ids)
+
+    def free(self, row: int) -> None:
+        """Give up the row's pages; cached ones stay findable until they are taken."""
+        self._pool.free(self._block_table[row, self._num_freed[row] : self._num_blocks[row]])
+        self._num_blocks[row] = self._num_freed[row] = self._num_published[row] = 0
+        self._requests[row] = None
+        self._prefixes.tree.release(self._names[row])
+        self._names[row] = ROOT_NAME

@@ -1,0 +1,76 @@
+"""The block table of one group, by row: what managers of every kind share.
+
+Subclassed by the single-type managers. Owns which pages each row holds.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from quire.core.scheduler_output import NewBlocks
+from quire.kv_cache.block_pool import BlockPool
+
+NO_IDS = np.empty(0, dtype=np.int32)
+NO_BLOCKS = NewBlocks(NO_IDS, NO_IDS, NO_IDS)
+
+
+class RowBlocks:
+    """Page i of a row holds its tokens i * block_size .. (i + 1) * block_size - 1."""
+
+    def __init__(self, pool: BlockPool, block_size: int, max_num_seqs: int, max_model_len: int) -> None:
+        self._pool = pool
+        self._block_size = block_size
+        self._block_table = np.zeros((max_num_seqs, -(-max_model_len // block_size)), dtype=np.int32)
+        self._num_blocks = np.zeros(max_num_seqs, dtype=np.int32)
+
+    def block_ids(self, row: int) -> np.ndarray:
+        """Pages of a row, in order, [num_blocks] int32, the null page where one was freed; not to be written."""
+        return self._block_table[row, : self._num_blocks[row]]
+
+    def first_page(self, num_tokens: int) -> int:
+        """First page that a query after `num_tokens` tokens sees."""
+        return 0
+
+    def computed_pages(self, row: int, num_tokens: int) -> np.ndarray | None:
+        """Pages with those of a row's first `num_tokens` tokens that a query after them sees, a copy; None = freed."""
+        block_ids = np.array(self.block_ids(row)[self.first_page(num_tokens) : -(-num_tokens // self._block_size)])
+        return block_ids if block_ids.all() else None
+
+    def num_new_blocks(self, num_cached_tokens: int, num_tokens: int) -> int:
+        """Free pages that a request takes behind a cached prefix, to hold `num_tokens` tokens."""
+        return -(-num_tokens // self._block_size) - num_cached_tokens // self._block_size
+
+    def num_missing_blocks(self, rows: np.ndarray, num_tokens: np.ndarray) -> np.ndarray:
+        """[num_rows] pages that rows lack to hold `num_tokens` ([num_rows]) tokens."""
+        needed = -(-num_tokens // self._block_size)
+        missing: np.ndarray = np.maximum(needed - self._num_blocks[rows], 0)
+        return missing
+
+    def append(self, rows: np.ndarray, num_missing: np.ndarray) -> NewBlocks:
+        """Give each row `num_missing` ([num_rows]) pages more; they must be free."""
+        due = np.flatnonzero(num_missing)
+        if not len(due):
+            return NO_BLOCKS
+        rows, num_missing = rows[due], num_missing[due]
+        flat_rows = np.repeat(rows, num_missing)
+        columns = ragged_arange(self._num_blocks[rows], num_missing)
+        block_ids = self._pool.take(len(flat_rows))
+        self._block_table[flat_rows, columns] = block_ids
+        self._num_blocks[rows] += num_missing.astype(np.int32)
+        return NewBlocks(flat_rows.astype(np.int32), columns.astype(np.int32), block_ids)
+
+    def extend(self, row: int, num_tokens: int) -> np.ndarray:
+        """Give a row free pages up to `num_tokens` tokens; all its pages, a copy."""
+        held, num_blocks = int(self._num_blocks[row]), -(-num_tokens // self._block_size)
+        if num_blocks > held:
+            self._block_table[row, held:num_blocks] = self._pool.take(num_blocks - held)
+            self._num_blocks[row] = num_blocks
+        return np.array(self.block_ids(row))
+
+
+def ragged_arange(starts: np.ndarray, counts: np.ndarray) -> np.ndarray:
+    """starts[0], starts[0] + 1, ... (counts[0] of them), then starts[1], ..."""
+    ends = np.cumsum(counts)
+    within = np.arange(ends[-1] if len(ends) else 0) - np.repeat(ends - counts, counts)
+    indices: np.ndarray = np.repeat(starts, counts) + within
+    return indices

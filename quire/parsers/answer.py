@@ -1,0 +1,72 @@
+"""One answer through both parsers, and its tokens of thinking counted. Made for each answer by the server."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from quire.parsers.base import AnswerParser, ReasoningParser, ToolCallParser
+from quire.parsers.events import Content, Event
+from quire.tokenization.incremental import IncrementalDetokenizer
+from quire.tokenization.tokenizer import Tokenizer
+
+
+class ParserChain(AnswerParser):
+    """Calls are looked for in what is not thinking.
+
+    Args:
+        reasoning: separates the thinking.
+        tool_calls: gets the rest.
+    """
+
+    def __init__(self, reasoning: ReasoningParser, tool_calls: ToolCallParser) -> None:
+        self._reasoning = reasoning
+        self._tool_calls = tool_calls
+
+    def push(self, text: str) -> list[Event]:
+        """As `AnswerParser.push`."""
+        return self._passed_on(self._reasoning.push(text))
+
+    def finish(self) -> list[Event]:
+        """As `AnswerParser.finish`."""
+        return self._passed_on(self._reasoning.finish()) + self._tool_calls.finish()
+
+    def _passed_on(self, events: list[Event]) -> list[Event]:
+        passed: list[Event] = []
+        for event in events:
+            passed += self._tool_calls.push(event.text) if isinstance(event, Content) else [event]
+        return passed
+
+
+class ReasoningCount:
+    """Tokens of the thinking, its marks left out.
+
+    Args:
+        parser: of the answer's thinking; fed here, token by token.
+        tokenizer: makes text of tokens.
+        prompt_token_ids: what the answer follows.
+        skip_special_tokens: as the answer's text is made.
+    """
+
+    def __init__(
+        self,
+        parser: AnswerParser,
+        tokenizer: Tokenizer,
+        prompt_token_ids: Sequence[int],
+        *,
+        skip_special_tokens: bool = True,
+    ) -> None:
+        self._parser = parser
+        self._text = IncrementalDetokenizer.create(tokenizer, prompt_token_ids, skip_special_tokens=skip_special_tokens)
+        self._num_inside = 0
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens so far."""
+        return self._num_inside - self._parser.is_marked_inside
+
+    def push(self, token_ids: Sequence[int]) -> None:
+        """More tokens of the answer."""
+        for token_id in token_ids:
+            was_inside = self._parser.is_inside
+            self._parser.push(self._text.push((token_id,)))
+            self._num_inside += was_inside and self._parser.is_inside

@@ -1,0 +1,1 @@
+"""A format of thinking in each file."""

@@ -1,0 +1,11 @@
+"""DeepSeek R1: the answer begins inside the thinking, which </think> ends."""
+
+from __future__ import annotations
+
+from quire.parsers.reasoning.tags import TagParser
+
+
+class DeepSeekR1Parser(TagParser):
+    """An answer without any mark is thinking that was cut."""
+
+    begins_inside = True

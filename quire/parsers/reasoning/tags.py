@@ -1,0 +1,50 @@
+"""Thinking between two marks at the beginning of an answer; the mark that begins it may stand in the prompt."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from quire.parsers.base import ReasoningParser
+from quire.parsers.reader import Markers, Steps
+
+
+class TagParser(ReasoningParser):
+    """Subclassed with the marks of a format; as it is, <think> and </think>.
+
+    Attributes:
+        starts: what may begin the thinking.
+        ends: what ends it.
+        begins_inside: an answer without the first mark is thinking, too, unless the prompt has ended it.
+    """
+
+    starts: ClassVar[Markers] = Markers("<think>")
+    ends: ClassVar[Markers] = Markers("</think>")
+    begins_inside: ClassVar[bool] = False
+    marks: ClassVar[tuple[str, ...]] = (*starts.texts, *ends.texts)
+
+    def __init__(self, prompt_tail: str = "", continued: str | None = None) -> None:
+        super().__init__(prompt_tail, continued)
+        starts, ends = self.starts.texts, self.ends.texts
+        if continued is not None:
+            self.is_inside = max(map(continued.rfind, starts)) > max(map(continued.rfind, ends))
+        else:
+            is_closed = self.prompt_tail.endswith(ends)
+            self.is_inside = self.prompt_tail.endswith(starts) or (self.begins_inside and not is_closed)
+
+    def parse(self) -> Steps[None]:
+        """As `SteppedParser.parse`."""
+        reader, out = self.reader, self.out
+        reader.keep()
+        yield from reader.skip_spaces()
+        marker = yield from reader.skip(*self.starts.texts)
+        if marker or self.is_inside:
+            self.is_marked_inside = bool(marker) and self.is_inside
+            self.is_inside = True
+            reader.drop()
+            out.trim()
+            yield from reader.forward(out.reasoning, self.ends)
+            self.is_inside = False
+            out.trim()
+        else:
+            out.content(reader.kept())
+        yield from reader.forward_rest(out.content)

@@ -1,0 +1,1 @@
+"""A format of tool calls in each file."""

@@ -1,0 +1,71 @@
+"""DeepSeek V3 and R1 (function<|sep|>name, arguments in a fence of three backticks) and V3.1 (name<|sep|>arguments)."""
+
+from __future__ import annotations
+
+import re
+
+from quire.parsers.call_object import MAX_NAME_CHARS, Found, JsonCallParser
+from quire.parsers.json_text import JsonText
+from quire.parsers.reader import Markers, Steps
+
+CALLS_BEGIN, CALLS_END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
+CALL_BEGIN, CALL_END = "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>"
+SEPARATOR = "<｜tool▁sep｜>"
+OPEN = Markers(CALLS_BEGIN, CALL_BEGIN)
+CLOSE = Markers(CALL_END)
+NAME_RUN = re.compile(r"[\w.:/-]*")
+FENCE = "```"
+
+
+class DeepSeekV3Parser(JsonCallParser):
+    """Calls between the marks of one block."""
+
+    needs_special_tokens = True
+    has_kind = True
+
+    def parse(self) -> Steps[None]:
+        """As `SteppedParser.parse`."""
+        reader = self.reader
+        while marker := (yield from reader.forward(self.out.content, OPEN)):
+            reader.keep(len(marker))
+            if marker == CALLS_BEGIN:
+                yield from reader.skip_spaces()
+                if not (yield from reader.skip(CALL_BEGIN)):
+                    self.out.content(reader.kept())
+                    continue
+            found = yield from self._call()
+            yield from self.settle(found, CLOSE)
+            if found is not Found.NO_CALL:
+                yield from reader.skip_spaces()
+                yield from reader.skip(CALLS_END)
+
+    def _call(self) -> Steps[Found]:
+        reader = self.reader
+        if self.has_kind:
+            yield from reader.run(NAME_RUN, MAX_NAME_CHARS)
+            if not (yield from reader.skip(SEPARATOR)):
+                return Found.NO_CALL
+        name = yield from reader.run(NAME_RUN, MAX_NAME_CHARS)
+        if not self.tools.allows(name):
+            return Found.NO_CALL
+        if self.has_kind:
+            yield from reader.skip_spaces()
+            if (yield from reader.skip(FENCE)):
+                yield from reader.skip("json")
+        elif not (yield from reader.skip(SEPARATOR)):
+            return Found.NO_CALL
+        yield from reader.skip_spaces()
+        if (yield from reader.peek()) != "{":
+            return Found.NO_CALL
+        self.out.begin(name)
+        if not (yield from JsonText(reader, self.out.arguments).read()):
+            return Found.BROKEN
+        yield from reader.skip_spaces()
+        yield from reader.skip(FENCE)
+        return Found.CALL
+
+
+class DeepSeekV31Parser(DeepSeekV3Parser):
+    """The name first, the arguments without a fence."""
+
+    has_kind = False

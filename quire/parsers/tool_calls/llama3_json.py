@@ -1,0 +1,36 @@
+"""Llama 3 and 4 in JSON: {"name": ..., "parameters": {...}}, perhaps after <|python_tag|>, several apart by ";"."""
+
+from __future__ import annotations
+
+from quire.parsers.call_object import Found, JsonCallParser
+from quire.parsers.reader import Markers, Steps
+
+TAG = "<|python_tag|>"
+TAGS = Markers(TAG)
+
+
+class Llama3JsonParser(JsonCallParser):
+    """Objects at the beginning of the answer, after a tag, or after another call; elsewhere they are text."""
+
+    def parse(self) -> Steps[None]:
+        """As `SteppedParser.parse`."""
+        reader, out = self.reader, self.out
+        reader.keep()
+        yield from reader.skip_spaces()
+        yield from reader.skip(TAG)
+        while True:
+            found = Found.CALL
+            while found is Found.CALL:
+                yield from reader.skip_spaces()
+                found = yield from self.call_object(needs_arguments=True)
+                yield from self.settle(found)
+                if found is Found.CALL:
+                    reader.keep()
+                    yield from reader.skip_spaces()
+                    if (yield from reader.skip(";", ",")):
+                        yield from reader.skip_spaces()
+                    yield from reader.skip(TAG)
+            marker = yield from reader.forward(out.content, TAGS)
+            if not marker:
+                return
+            reader.keep(len(marker))

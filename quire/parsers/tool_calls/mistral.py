@@ -1,0 +1,44 @@
+"""Mistral: [TOOL_CALLS] [{"name": ..., "arguments": {...}}, ...], or [TOOL_CALLS]name[ARGS]{...} for each call."""
+
+from __future__ import annotations
+
+import re
+
+from quire.parsers.call_object import MAX_NAME_CHARS, Found, JsonCallParser
+from quire.parsers.json_text import JsonText
+from quire.parsers.reader import Markers, Steps
+
+OPEN = Markers("[TOOL_CALLS]")
+NAME_RUN = re.compile(r"[\w.:/-]*")
+ID_RUN = re.compile(r"[0-9A-Za-z]*")
+
+
+class MistralParser(JsonCallParser):
+    """Both forms, told apart by what follows the mark; a call's id has nine letters and digits."""
+
+    needs_special_tokens = True
+    id_chars = 9
+
+    def parse(self) -> Steps[None]:
+        """As `SteppedParser.parse`."""
+        while marker := (yield from self.reader.forward(self.out.content, OPEN)):
+            self.reader.keep(len(marker))
+            yield from self.reader.skip_spaces()
+            is_list = (yield from self.reader.peek()) == "["
+            found = yield from (self.call_list() if is_list else self._named_call())
+            yield from self.settle(found, openers=None if is_list else OPEN)
+
+    def _named_call(self) -> Steps[Found]:
+        """name[CALL_ID]id[ARGS]{...}, where both marks may be missing."""
+        name = yield from self.reader.run(NAME_RUN, MAX_NAME_CHARS)
+        if not self.tools.allows(name):
+            return Found.NO_CALL
+        if (yield from self.reader.skip("[CALL_ID]")):
+            yield from self.reader.run(ID_RUN, MAX_NAME_CHARS)
+        yield from self.reader.skip("[ARGS]")
+        yield from self.reader.skip_spaces()
+        if (yield from self.reader.peek()) != "{":
+            return Found.NO_CALL
+        self.out.begin(name)
+        is_whole = yield from JsonText(self.reader, self.out.arguments).read()
+        return Found.CALL if is_whole else Found.BROKEN

@@ -1,0 +1,102 @@
+"""A format of the operator's own: two marks, and a regular expression for what stands between them."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from quire.errors import ConfigError, unknown_name
+from quire.parsers.base import ToolCallParser
+from quire.parsers.reader import Markers, Steps
+from quire.parsers.tools import Tools
+
+KEYS = ("begin", "end", "pattern")
+MAX_CALL_CHARS = 1 << 16
+
+
+class PatternFormat:
+    """A checked description of such a format.
+
+    Args:
+        description: `begin`, `end` (texts) and `pattern` (a regular expression with the groups `name` and
+            `arguments`, the latter JSON, that fits the whole text between them).
+
+    Raises:
+        ConfigError: a part is missing, empty, unknown or no such expression.
+
+    Attributes:
+        needs_special_tokens, marks, has_reasoning, id_chars: of its parsers.
+    """
+
+    needs_special_tokens = True
+    marks: tuple[str, ...] = ()
+    has_reasoning = False
+    id_chars = 0
+
+    def __init__(self, description: Mapping[str, Any]) -> None:
+        for key in description:
+            if key not in KEYS:
+                raise unknown_name("key of the tool call format", str(key), KEYS, ConfigError)
+        for key in KEYS:
+            if not isinstance(description.get(key), str) or not description[key]:
+                raise ConfigError(
+                    f"the tool call format has no {key}", hint=f"it needs {', '.join(KEYS)}", field="tool_call_format"
+                )
+        self.begin = Markers(description["begin"])
+        self.end = Markers(description["end"])
+        try:
+            self.pattern = re.compile(description["pattern"], re.DOTALL)
+        except (re.error, RecursionError, OverflowError) as error:
+            raise ConfigError(
+                f"pattern of the tool call format is no regular expression: {error}", field="tool_call_format"
+            ) from None
+        missing = {"name", "arguments"} - self.pattern.groupindex.keys()
+        if missing:
+            raise ConfigError(
+                f"pattern of the tool call format has no group {sorted(missing)[0]}",
+                hint="write (?P<name>...) and (?P<arguments>...)",
+                field="tool_call_format",
+            )
+
+    def __call__(self, tools: Tools, *, holds_calls: bool = False) -> PatternParser:
+        """A parser of this format."""
+        return PatternParser(self, tools, holds_calls=holds_calls)
+
+
+class PatternParser(ToolCallParser):
+    """Each call is told when its end has come."""
+
+    needs_special_tokens = True
+
+    def __init__(self, form: PatternFormat, tools: Tools, *, holds_calls: bool = False) -> None:
+        self._form = form
+        super().__init__(tools, holds_calls=holds_calls)
+
+    def parse(self) -> Steps[None]:
+        """As `SteppedParser.parse`."""
+        while marker := (yield from self.reader.forward(self.out.content, self._form.begin)):
+            self.reader.keep(len(marker))
+            parts: list[str] = []
+            end = yield from self.reader.forward(parts.append, self._form.end)
+            call = self._call("".join(parts)) if end else None
+            if call is None:
+                self.out.content(self.reader.kept())
+                continue
+            self.reader.drop()
+            self.out.begin(call[0])
+            self.out.arguments(call[1])
+            self.out.end()
+
+    def _call(self, text: str) -> tuple[str, str] | None:
+        """The name and the JSON text of the arguments."""
+        match = self._form.pattern.fullmatch(text) if len(text) <= MAX_CALL_CHARS else None
+        if match is None or not self.tools.allows(match["name"] or ""):
+            return None
+        arguments = (match["arguments"] or "{}").strip()
+        try:
+            is_object = isinstance(json.loads(arguments), dict)
+        except (ValueError, RecursionError):
+            return None
+        return (match["name"], arguments) if is_object else None

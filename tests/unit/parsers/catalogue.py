@@ -1,0 +1,147 @@
+"""Answers in every format: what each of them says, a writer for each format, and answers that are special to one."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+Call = tuple[str, dict[str, Any]]
+Writer = Callable[[list[Call]], str]
+
+ODD = 'a "quoted" \\ back\\slash, {brace} [list] é 漢字 🙂 \t tab'
+CALLS: list[list[Call]] = [
+    [("now", {})],
+    [("get_weather", {"city": "Paris"})],
+    [("get_weather", {"city": "São Paulo", "unit": "C", "days": 3})],
+    [("get_weather", {"city": "Oslo"}), ("get_weather", {"city": "Rome"})],
+    [("now", {}), ("search", {"query": "time"}), ("now", {})],
+    [("search", {"query": ODD})],
+    [("search", {"query": "", "limit": -1, "exact": True, "since": None})],
+    [("search", {"query": "42"})],
+    [("search", {"query": "true", "exact": False, "since": "2024"})],
+    [("write_file", {"path": "a.py", "content": "def f():\n    return {'a': [1, 2]}\n\nf()"})],
+    [("write_file", {"path": "x", "content": "}}]]\"'}]</tool"})],
+    [("write_file", {"path": "x", "content": '[1, {"name": "now"}]'})],
+    [("plot", {"points": [[1, 2.5], [-3, 1e-05]], "style": {"a": {"b": [None, True]}}, "scale": 0.5})],
+    [("plot", {"points": [], "style": {}, "id": "7", "tag": None})],
+    [("plot", {"points": ["x", "}", "\\"], "tag": 5, "scale": 2})],
+]
+MARKERS = (
+    "<tool_call>", "</tool_call>", "[TOOL_CALLS]", "[ARGS]", "<|python_tag|>", "<｜tool▁call▁end｜>", "<|tool_call|>",
+    "<function=", "</function>", "<|call|>", "<|end|>", "<think>", "</think>",
+)  # fmt: skip
+PLAIN = [
+    "", " ", "Hello!", "It is 5 < 6 and [1, 2] > {}.\n", "Use `f(x=1)`.\n\n- one\n- two  ", "日本語 🙂\n\n",
+    '{"name": "Bob", "age": 5}', '[{"name": "x"}]', "[1, 2, 3]", "<b>bold</b> [see] <tool", "{", "[", "<", '{"a": [',
+]  # fmt: skip
+
+
+def dumps(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False)
+
+
+def named(call: Call, key: str = "arguments") -> str:
+    return dumps({"name": call[0], key: call[1]})
+
+
+def hermes(calls: list[Call]) -> str:
+    return "\n".join(f"<tool_call>\n{named(call)}\n</tool_call>" for call in calls)
+
+
+def llama3(calls: list[Call]) -> str:
+    return "; ".join(named(call, "parameters") for call in calls)
+
+
+def pythonic(calls: list[Call]) -> str:
+    return "[" + ", ".join(f"{name}({', '.join(f'{k}={v!r}' for k, v in args.items())})" for name, args in calls) + "]"
+
+
+def mistral_list(calls: list[Call]) -> str:
+    return "[TOOL_CALLS] [" + ", ".join(map(named, calls)) + "]"
+
+
+def mistral_named(calls: list[Call]) -> str:
+    return "".join(f"[TOOL_CALLS]{name}[ARGS]{dumps(args)}" for name, args in calls)
+
+
+def deepseek_v3(calls: list[Call]) -> str:
+    body = "\n".join(
+        f"<｜tool▁call▁begin｜>function<｜tool▁sep｜>{name}\n```json\n{dumps(args)}\n```<｜tool▁call▁end｜>"
+        for name, args in calls
+    )
+    return f"<｜tool▁calls▁begin｜>{body}<｜tool▁calls▁end｜>"
+
+
+def deepseek_v31(calls: list[Call]) -> str:
+    body = "".join(f"<｜tool▁call▁begin｜>{name}<｜tool▁sep｜>{dumps(args)}<｜tool▁call▁end｜>" for name, args in calls)
+    return f"<｜tool▁calls▁begin｜>{body}<｜tool▁calls▁end｜>"
+
+
+def granite(calls: list[Call]) -> str:
+    return "<|tool_call|>[" + ", ".join(map(named, calls)) + "]"
+
+
+def granite_function(calls: list[Call]) -> str:
+    return "".join(f"<function_call> {named(call)} " for call in calls)
+
+
+def qwen3_coder(calls: list[Call]) -> str:
+    def value(one: Any) -> str:
+        return one if isinstance(one, str) else dumps(one)
+
+    return "\n".join(
+        f"<tool_call>\n<function={name}>\n"
+        + "".join(f"<parameter={key}>\n{value(one)}\n</parameter>\n" for key, one in args.items())
+        + "</function>\n</tool_call>"
+        for name, args in calls
+    )
+
+
+def harmony(calls: list[Call]) -> str:
+    return "".join(
+        f"{'<|start|>assistant' if number else ''}<|channel|>commentary to=functions.{name} "
+        f"<|constrain|>json<|message|>{dumps(args)}<|call|>"
+        for number, (name, args) in enumerate(calls)
+    )
+
+
+def pattern(calls: list[Call]) -> str:
+    return "".join(f"@@{name} => {dumps(args)}@/@" for name, args in calls)
+
+
+@dataclass(frozen=True)
+class Format:
+    """A format.
+
+    Attributes:
+        write: calls as the model writes them.
+        allows_before: text may come before a call.
+        own_end: what ends a call, which a text in its arguments cannot hold; "" when arguments are quoted.
+    """
+
+    write: Writer
+    allows_before: bool = True
+    own_end: str = ""
+
+
+FORMATS = {
+    "hermes": Format(hermes),
+    "llama3_json": Format(llama3, allows_before=False),
+    "pythonic": Format(pythonic, allows_before=False),
+    "mistral": Format(mistral_list),
+    "mistral-named": Format(mistral_named),
+    "deepseek_v3": Format(deepseek_v3),
+    "deepseek_v31": Format(deepseek_v31),
+    "granite": Format(granite),
+    "granite-20b-fc": Format(granite_function),
+    "qwen3_coder": Format(qwen3_coder, own_end="</parameter>"),
+    "openai": Format(harmony),
+    "pattern": Format(pattern, own_end="@/@"),
+}
+
+
+def contents() -> list[list[Call]]:
+    """Calls whose texts hold the marks of the formats."""
+    return [[("write_file", {"path": "p", "content": f"{mark} x {mark}"})] for mark in MARKERS]

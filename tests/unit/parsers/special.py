@@ -1,0 +1,128 @@
+# ruff: noqa: E501
+"""Answers that are special to a format: (text, content, calls with the JSON text of their arguments)."""
+
+from __future__ import annotations
+
+Special = list[tuple[str, str, list[tuple[str, str]]]]
+OSLO = '{"city": "Oslo"}'
+CALL = ("get_weather", OSLO)
+
+SPECIAL: dict[str, Special] = {
+    "hermes": [
+        (f'<tool_call>{{"arguments": {OSLO}, "name": "get_weather"}}</tool_call>', "", [CALL]),
+        (f'<tool_call>{{"id": 1, "name": "get_weather", "arguments": {OSLO}, "x": [1]}}</tool_call>', "", [CALL]),
+        ('<tool_call>\n{"name": "now"}\n</tool_call>', "", [("now", "{}")]),
+        (f'<tool_call>{{"name": "get_weather", "parameters": {OSLO}}}</tool_call> done', "done", [CALL]),
+        (f'<tool_call>{{"name": "get_weather", "arguments": {OSLO}</tool_call>', "", [CALL]),  # a brace is missing
+        (f'<tool_call>{{"name": "get_weather", "arguments": {OSLO}}}', "", [CALL]),
+        ('<tool_call>{"name": "now"', '<tool_call>{"name": "now"', []),
+        ('<tool_call>{"name": "now", "arguments": []}</tool_call>', '<tool_call>{"name": "now", "arguments": []}</tool_call>', []),
+        ("<tool_call>none</tool_call>", "<tool_call>none</tool_call>", []),
+        ('<tool_call><tool_call>{"name": "now"}</tool_call>', "<tool_call>", [("now", "{}")]),
+        ('<tool_call>{"name": "now", "arguments": {"a": nope}}</tool_call>!', "!", [("now", '{"a": nope}}')]),
+        ('<tool_call>{"name": "now", "arguments": {"a": "x', "", [("now", '{"a": "x')]),
+        ('<tool_call>{"name": "now", "arguments": {"a":  1 ,\n"b":"\\u00e9"}}</tool_call>', "", [("now", '{"a":  1 ,\n"b":"\\u00e9"}')]),
+        ('<tool_call>{"name": 5, "arguments": {}}', '<tool_call>{"name": 5, "arguments": {}}', []),
+        ('<tool_call>{"name": "n\\u006fw", "arguments": {}}</tool_call>', "", [("now", "{}")]),
+    ],
+    "llama3_json": [
+        (f'<|python_tag|>{{"name": "get_weather", "parameters": {OSLO}}}', "", [CALL]),
+        (f'\n{{"type": "function", "name": "get_weather", "parameters": {OSLO}}}\n', "", [CALL]),
+        (f'{{"name": "get_weather", "arguments": {OSLO}}}<|python_tag|>{{"name": "now", "parameters": {{}}}}', "", [CALL, ("now", "{}")]),
+        (f'{{"name": "get_weather", "parameters": {OSLO}}} That is all.', "That is all.", [CALL]),
+        (f'I call:<|python_tag|>{{"name": "get_weather", "parameters": {OSLO}}}', "I call:", [CALL]),
+        (f'See {{"name": "get_weather", "parameters": {OSLO}}}', f'See {{"name": "get_weather", "parameters": {OSLO}}}', []),
+        ('{"name": "now"}', '{"name": "now"}', []),
+        ("<|python_tag|>print(1)", "<|python_tag|>print(1)", []),
+        ('{"name": "now", "parameters": {"a": 01}}', "", [("now", '{"a": 01}}')]),
+    ],
+    "pythonic": [
+        ("<|python_start|>[now()]<|python_end|>", "", [("now", "{}")]),
+        (" [ now ( ) , ] ", "", [("now", "{}")]),
+        ('[get_weather(city="Oslo",)]', "", [CALL]),
+        ("[get_weather(city='Os' 'lo')]", "[get_weather(city='Os' 'lo')]", []),
+        ("[now(), now(x=y)]", ", now(x=y)]", [("now", "{}")]),
+        ("[now(1)]", "[now(1)]", []),
+        ("now()", "now()", []),
+        ("[now(a=__import__('os'))]", "[now(a=__import__('os'))]", []),
+        ("[now(a=1+1)]", "[now(a=1+1)]", []),
+        ("[now(a='''x\n'y''', b=\"\", c=-1_000, d=.5, e=1e3, f=(1, 2), g={'k': None})]", "",
+         [("now", '{"a": "x\\n\'y", "b": "", "c": -1000, "d": 0.5, "e": 1000.0, "f": [1, 2], "g": {"k": null}}')]),
+        ("[now(a='\\x41\\u00e9\\n\\q')]", "", [("now", '{"a": "Aé\\n\\\\q"}')]),
+        ("[now(a=1, a=2)]", "[now(a=1, a=2)]", []),
+        ("[now()] and then", "and then", [("now", "{}")]),
+        ("[now(a='x", "[now(a='x", []),
+    ],
+    "mistral": [
+        ("[TOOL_CALLS]get_weather" + OSLO, "", [CALL]),
+        ("[TOOL_CALLS]get_weather[CALL_ID]abc123DEF[ARGS]" + OSLO, "", [CALL]),
+        ("Hm.[TOOL_CALLS] get_weather[ARGS] " + OSLO + " end", "Hm.end", [CALL]),
+        ("[TOOL_CALLS][]", "[TOOL_CALLS][]", []),
+        ("[TOOL_CALLS]", "[TOOL_CALLS]", []),
+        ('[TOOL_CALLS][{"name": "now", "arguments": {}}, {"name": "no"}]', ', {"name": "no"}]', [("now", "{}")]),
+        ("[TOOL_CALLS]now[ARGS]{bad[TOOL_CALLS]now[ARGS]{}", "", [("now", "{bad"), ("now", "{}")]),
+        ("[TOOL_CALLS]now[ARGS]null", "[TOOL_CALLS]now[ARGS]null", []),
+    ],
+    "mistral-named": [
+        ("[TOOL_CALLS]now[ARGS]{}[TOOL_CALLS]get_weather[ARGS]" + OSLO, "", [("now", "{}"), CALL]),
+        ("[TOOL_CALLS] now", "[TOOL_CALLS] now", []),
+    ],
+    "deepseek_v3": [
+        (f"<｜tool▁call▁begin｜>function<｜tool▁sep｜>get_weather\n```json\n{OSLO}\n```<｜tool▁call▁end｜>", "", [CALL]),
+        (f"<｜tool▁calls▁begin｜>\n<｜tool▁call▁begin｜>function<｜tool▁sep｜>get_weather\n{OSLO}<｜tool▁call▁end｜>\n<｜tool▁calls▁end｜>.", ".", [CALL]),
+        ("<｜tool▁calls▁begin｜>x<｜tool▁calls▁end｜>", "<｜tool▁calls▁begin｜>x<｜tool▁calls▁end｜>", []),
+        ("<｜tool▁call▁begin｜>function<｜tool▁sep｜>now\n```json\n[]\n```", "<｜tool▁call▁begin｜>function<｜tool▁sep｜>now\n```json\n[]\n```", []),
+        ("<｜tool▁call▁begin｜>function<｜tool▁sep｜>now\n```json\n{x}\n```<｜tool▁call▁end｜>", "", [("now", "{x}\n```")]),
+        ("<｜tool▁call▁begin｜>now", "<｜tool▁call▁begin｜>now", []),
+    ],
+    "deepseek_v31": [
+        (f"Ok<｜tool▁call▁begin｜>get_weather<｜tool▁sep｜> {OSLO} <｜tool▁call▁end｜>", "Ok", [CALL]),
+        ("<｜tool▁call▁begin｜>now<｜tool▁call▁end｜>", "<｜tool▁call▁begin｜>now<｜tool▁call▁end｜>", []),
+    ],
+    "granite": [
+        (f'<tool_call>[{{"name": "get_weather", "arguments": {OSLO}}}]', "", [CALL]),
+        (f'<tool_call> [ {{"arguments": {OSLO}, "name": "get_weather"}} ] ok', "ok", [CALL]),
+        ("<|tool_call|>{}", "<|tool_call|>{}", []),
+        ('<|tool_call|>[{"name": "now"}, 5]', ", 5]", [("now", "{}")]),
+        ('<|tool_call|>[{"name": "now", "arguments": {"a": 1', "", [("now", '{"a": 1')]),
+    ],
+    "granite-20b-fc": [
+        ('<function_call> {"name": "now", "arguments": {}}', "", [("now", "{}")]),
+        ('<function_call> {"name": "now", "arguments": {?<function_call>{"name": "now"}', "", [("now", "{?"), ("now", "{}")]),
+        ("<function_call> text", "<function_call> text", []),
+    ],
+    "qwen3_coder": [
+        ("<function=now></function>", "", [("now", "{}")]),
+        ("<tool_call><function=get_weather><parameter=city>Oslo</parameter></function></tool_call>!", "!", [CALL]),
+        ("<tool_call>\n<function=plot>\n<parameter=points>\n[1,  2]\n</parameter>\n<parameter=id>\n007\n</parameter>\n</function>\n</tool_call>", "", [("plot", '{"points": [1, 2], "id": "007"}')]),
+        ("<function=plot><parameter=tag>None</parameter><parameter=scale>x</parameter></function>", "", [("plot", '{"tag": null, "scale": "x"}')]),
+        ("<function=search><parameter=exact>True</parameter><parameter=other>12</parameter></function>", "", [("search", '{"exact": true, "other": "12"}')]),
+        ("<function=search><parameter=limit>1e999</parameter><parameter=since>null</parameter></function>", "", [("search", '{"limit": "1e999", "since": null}')]),
+        ("<function=write_file><parameter=content>\n\n a\n\n</parameter></function>", "", [("write_file", '{"content": "\\n a\\n"}')]),
+        ("<function='now'></function>", "", [("now", "{}")]),
+        ("<tool_call>{}</tool_call>", "<tool_call>{}</tool_call>", []),
+        ("<function=now", "<function=now", []),
+        ("<function=now>text", "text", [("now", "{")]),
+        ("<function=search><parameter=query>a</parameter><parameter=query>b</parameter></function>", "<parameter=query>b</parameter></function>", [("search", '{"query": "a"')]),
+        ("<function=search><parameter=query>abc", "", [("search", '{"query": "abc')]),
+        ("<function=search><parameter=limit>12", "", [("search", '{"limit": 12')]),
+    ],
+    "openai": [
+        ("<|channel|>final<|message|>Hi.<|return|>", "Hi.", []),
+        ("<|channel|>commentary<|message|>One moment.<|end|><|start|>assistant<|channel|>final<|message|>Hi.", "One moment.Hi.", []),
+        (f"<|start|>assistant to=functions.get_weather<|channel|>commentary json<|message|>{OSLO}<|call|>", "", [CALL]),
+        (f" to=functions.get_weather<|channel|>commentary<|message|>{OSLO}", "", [CALL]),
+        ("<|channel|>commentary to=browser.open<|message|>{}<|call|>", "<|channel|>commentary to=browser.open<|message|>{}<|call|>", []),
+        ("<|channel|>commentary to=functions.now<|message|>{a<|call|>", "", [("now", "{a")]),
+        ("<|channel|>analysis<|message|>Hm.<|end|><|channel|>final<|message|>A < B", "A < B", []),
+        ("<|channel|>final", "<|channel|>final", []),
+        ("plain <|x|>", "plain <|x|>", []),
+        ("<|channel|>commentary to=functions.now<|message|>now!<|call|>", "<|channel|>commentary to=functions.now<|message|>now!<|call|>", []),
+    ],
+    "pattern": [
+        ("@@now => @/@", "", [("now", "{}")]),
+        ("@@now => []@/@", "@@now => []@/@", []),
+        ("@@now => {}", "@@now => {}", []),
+        ("@@now: {}@/@ @@now => {}@/@", "@@now: {}@/@", [("now", "{}")]),
+    ],
+}  # fmt: skip
