@@ -27,7 +27,7 @@ from quire.flight_recorder.replay import Replay, ReplayResult
 from quire.flight_recorder.writer import RecordWriter
 from quire.scheduler.admission import Verdict
 from tests.unit.scheduler import test_properties as properties
-from tests.unit.scheduler.harness import FakeWorker, make_request, make_setup
+from tests.unit.scheduler.harness import FULL, FakeWorker, make_request, make_setup
 from tests.unit.scheduler.test_properties import Abort, Reset, Step, any_duration, scheduler_settings, scripts
 
 MIB = 1 << 20
@@ -51,7 +51,8 @@ class Recorded:
             return self.writer
 
         self.scheduler = RecordedScheduler(setup, make_writer, gates, lambda: next(ticks) / 64)
-        self.worker = FakeWorker(setup.kv_cache.num_blocks, setup.kv_cache.block_size)
+        groups = config.get("groups", (FULL,))
+        self.worker = FakeWorker(setup.kv_cache.num_blocks, setup.kv_cache.block_size, groups)
         self.scheduled: list[SchedulerOutput] = []
 
     def add(self, *requests: EngineCoreRequest) -> None:
