@@ -43,5 +43,10 @@ class CacheConfig:
         0.0, "Share of pages kept free when a waiting request is admitted.", minimum=0.0, below=1.0
     )
 
+    swap_space: float = setting(
+        0.0, "GiB of host memory for pages of preempted requests, which then continue without computing their tokens "
+        "again; 0 = none. On a CPU it comes out of the same memory as the KV cache.", minimum=0.0, maximum=2.0**20,
+    )  # fmt: skip
+
     def __post_init__(self) -> None:
         check_settings(self)

@@ -96,6 +96,7 @@ def check_batch(config: QuireConfig) -> None:
             hint=f"use max_num_seqs <= {tokens}, or max_num_batched_tokens >= {seqs}",
             field="max_num_seqs",
         )
+    _check_swap(config)
     if config.scheduler.max_decode_slowdown and not config.scheduler.enable_chunked_prefill:
         raise ConfigError(
             f"max_decode_slowdown={config.scheduler.max_decode_slowdown} cuts long prompts, and chunked prefill is off",
@@ -107,4 +108,20 @@ def check_batch(config: QuireConfig) -> None:
             f"max_num_batched_tokens={tokens} is less than max_model_len={max_model_len} and chunked prefill is off",
             hint=f"use max_num_batched_tokens >= {max_model_len}, a smaller max_model_len, or enable_chunked_prefill",
             field="max_num_batched_tokens",
+        )
+
+
+def _check_swap(config: QuireConfig) -> None:
+    mode, swap_space = config.scheduler.preemption_mode, config.cache.swap_space
+    if mode == "swap" and not swap_space:
+        raise ConfigError(
+            "preemption_mode='swap' needs memory for the pages, and swap_space is 0",
+            hint="give swap_space in GiB, or leave out preemption_mode",
+            field="swap_space",
+        )
+    if mode == "recompute" and swap_space:
+        raise ConfigError(
+            f"swap_space={swap_space:g} is never used with preemption_mode='recompute'",
+            hint="use preemption_mode='auto' or 'swap', or leave out swap_space",
+            field="swap_space",
         )

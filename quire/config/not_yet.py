@@ -97,7 +97,6 @@ NOT_YET: dict[str, tuple[Any, ...]] = {
     "offload_num_in_group": (None, 1),
     "offload_prefetch_step": (None, 1),
     "offload_params": _NONE,
-    "swap_space": (None, 0),
     "enable_sleep_mode": _OFF,
     "sleep_mode_backend": (None, "cumem"),
     # Scheduling.

@@ -39,6 +39,14 @@ class SchedulerConfig:
         True, "Admit a request only when pages for its whole prompt are free.", flag="scheduler_reserve_full_isl"
     )
 
+    preemption_mode: str = setting(
+        "auto",
+        "What becomes of a request that must make room: recompute = its tokens are computed again; swap = its pages go "
+        "to the swap space while that has room; auto = for each the one that costs less by what was measured. "
+        "Without swap_space all are recomputed.",
+        choices=("auto", "recompute", "swap"),
+    )
+
     def __post_init__(self) -> None:
         check_settings(self)
         if self.max_decode_slowdown is not None and 0 < self.max_decode_slowdown < 1:

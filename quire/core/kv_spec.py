@@ -64,10 +64,12 @@ class KVCacheConfig:
     A page id belongs to one group at a time. Layer j of every group keeps its pages in the same tensor (slot j), so a
     page id is one page in each slot; a group of fewer layers leaves the last slots of its pages unused. A group that
     keeps whole sequences comes first, and there is at most one.
+    `num_swap_blocks` pages of the same shape are in the swap space, all of them usable.
     """
 
     num_blocks: int
     groups: tuple[KVCacheGroupSpec, ...]
+    num_swap_blocks: int = 0
 
     @property
     def page_size_bytes(self) -> int:

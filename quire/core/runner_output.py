@@ -21,6 +21,7 @@ class ModelRunnerOutput:
             the *predicted* prompt token, so it starts at 1.
         errors: row -> what went wrong, for sampling rows whose token means nothing (the model gave NaN, or no
             token was possible): the token is not to be used and the request ends with an error.
+        swap_out_s, swap_in_s: seconds that the step's swaps took; None = it had none, or they were not measured.
     """
 
     rows: np.ndarray
@@ -28,3 +29,5 @@ class ModelRunnerOutput:
     logprobs: LogprobsArrays | None = None
     prompt_logprobs: dict[int, LogprobsArrays] = field(default_factory=dict)
     errors: dict[int, str] = field(default_factory=dict)
+    swap_out_s: float | None = None
+    swap_in_s: float | None = None

@@ -69,8 +69,9 @@ NO_PAGE_COPIES = PageCopies(_NO_IDS, _NO_IDS)
 class SchedulerOutput:
     """What one step runs.
 
-    The receiver applies `freed_rows`, then `new_reqs`, then `new_blocks`, then `page_copies`, then computes the
-    tokens.
+    The receiver applies `freed_rows`, then `swap_outs`, then `swap_ins`, then `new_reqs`, then `new_blocks`, then
+    `page_copies`, then computes the tokens. So a page may be swapped out, given to another request and written in one
+    step.
 
     Attributes:
         step: number of the step, from 0.
@@ -83,6 +84,8 @@ class SchedulerOutput:
         is_sampling: [num_reqs] bool; the last scheduled token is the row's newest, so a token is sampled.
         total_num_scheduled_tokens: sum of `num_scheduled_tokens`.
         page_copies: partly filled pages that a request takes over from another one and is about to write to.
+        swap_outs: pages of the cache, copied to pages of the swap space.
+        swap_ins: pages of the swap space, copied to pages of the cache.
     """
 
     step: int
@@ -95,3 +98,5 @@ class SchedulerOutput:
     is_sampling: np.ndarray
     total_num_scheduled_tokens: int
     page_copies: PageCopies = NO_PAGE_COPIES
+    swap_outs: PageCopies = NO_PAGE_COPIES
+    swap_ins: PageCopies = NO_PAGE_COPIES

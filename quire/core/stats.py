@@ -27,13 +27,22 @@ class RequestEvent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulerStats:
-    """State of the control plane after one step; counts are of this step alone unless named total."""
+    """State of the control plane after one step; counts are of this step alone unless named total.
+
+    Attributes:
+        num_swap_preemptions: those of `num_preemptions` whose pages went to the swap space.
+        swapped_out_bytes, swapped_in_bytes: copied to the swap space and back.
+    """
 
     step: int = 0
     num_running: int = 0
     num_waiting: int = 0
     num_scheduled_tokens: int = 0
     num_preemptions: int = 0
+    num_swapped: int = 0
+    num_swap_preemptions: int = 0
+    swapped_out_bytes: int = 0
+    swapped_in_bytes: int = 0
     kv_cache_usage: float = 0.0
     prefix_cache_queries: int = 0
     prefix_cache_hits: int = 0

@@ -54,12 +54,13 @@ class StatLogger:
             return
         seconds, stats = max(1e-3, self._clock() - self._start), self._stats
         logger.info(
-            "%.0f tokens/s computed, %.0f tokens/s generated, %d running, %d waiting, %d preemptions, "
+            "%.0f tokens/s computed, %.0f tokens/s generated, %d running, %d waiting%s, %d preemptions, "
             "KV cache %.1f%% used, prefix cache hits %.1f%%",
             self._num_computed / seconds,
             self._num_generated / seconds,
             stats.num_running,
             stats.num_waiting,
+            f", {stats.num_swapped} swapped" if stats.num_swapped else "",
             self._num_preemptions,
             100 * stats.kv_cache_usage,
             100 * self._num_hits / max(1, self._num_queries),

@@ -19,6 +19,7 @@ from quire.kv_cache.page_counts import longest_sequence, most_blocks, num_blocks
 from quire.kv_cache.single_type.chunked_local import ChunkedLocalManager
 from quire.kv_cache.single_type.full_attention import FullAttentionManager
 from quire.kv_cache.single_type.local_attention import LocalAttentionManager
+from quire.kv_cache.single_type.row_blocks import NO_IDS
 from quire.kv_cache.single_type.sliding_window import SlidingWindowManager
 
 
@@ -128,6 +129,25 @@ class KVCacheCoordinator:
         first_local = len(self._groups) - len(self._local)
         for group, block_ids in zip(self._local, cached_block_ids[first_local:], strict=True):
             group.share(row, request, block_ids, num_cached // self._block_size)
+        return tuple(group.extend(row, num_tokens) for group in self._groups)
+
+    def cached_in_full(self, cached_block_ids: tuple[np.ndarray, ...]) -> np.ndarray:
+        """Of a cached prefix the pages of the group that keeps whole sequences; none where there is no such group."""
+        return NO_IDS if self._full is None else cached_block_ids[0]
+
+    def num_blocks_to_restore(self, num_cached: int, num_freed: Sequence[int], num_tokens: int) -> int:
+        """Free pages that `restore` takes."""
+        num_kept = num_cached + sum(num_freed[len(self._groups) - len(self._local) :])
+        return -(-num_tokens // self._block_size) * len(self._groups) - num_kept
+
+    def restore(
+        self, row: int, request: Request, cached_block_ids: np.ndarray, num_freed: Sequence[int], num_tokens: int
+    ) -> tuple[np.ndarray, ...]:
+        """Give an empty row pages up to `num_tokens`, but for `num_freed` leading ones per group that frees pages."""
+        if self._full is not None:
+            self._full.share(row, request, cached_block_ids)
+        for group, freed in zip(self._local, num_freed[len(self._groups) - len(self._local) :], strict=True):
+            group.share(row, request, NO_IDS, freed)
         return tuple(group.extend(row, num_tokens) for group in self._groups)
 
     def block_ids(self, row: int) -> tuple[np.ndarray, ...]:

@@ -18,6 +18,7 @@ from quire.kv_cache.block_hash import BlockHashFn, hash_full_pages, sha256_block
 from quire.kv_cache.block_pool import BlockPool
 from quire.kv_cache.coordinator import KVCacheCoordinator
 from quire.kv_cache.page_copies import PendingCopies
+from quire.kv_cache.swap_pool import SwappedPages
 
 NO_LIMIT = 2**62
 """Most tokens of a request, where its pages do not grow with its length."""
@@ -146,6 +147,27 @@ class KVCacheManager:
             self._copies.add(row, np.array(prefix.partial_block_ids, np.int32), np.array(targets, np.int32))
         return block_ids
 
+    def shared_on_restore(self, prefix: CachedPrefix) -> np.ndarray:
+        """[.] int32: pages of a cached prefix that a restored row shares: those of the group with whole sequences."""
+        return self._coordinator.cached_in_full(prefix.block_ids)
+
+    def num_blocks_to_restore(self, prefix: CachedPrefix, swapped: SwappedPages, num_tokens: int) -> int:
+        """By how many pages the free list shrinks when swapped pages are restored with room for `num_tokens`."""
+        shared = self.shared_on_restore(prefix)
+        num_new = self._coordinator.num_blocks_to_restore(len(shared), swapped.num_freed, num_tokens)
+        return num_new + self._pool.num_free_among(shared)
+
+    def restore(
+        self, row: int, request: Request, prefix: CachedPrefix, swapped: SwappedPages, num_tokens: int
+    ) -> tuple[np.ndarray, ...]:
+        """Give a request's row pages up to `num_tokens`, for its swapped pages to be copied to; they must be free.
+
+        Returns:
+            Per group: [num_blocks] int32, all pages of the row; the null page for those that were freed.
+        """
+        shared = self.shared_on_restore(prefix)
+        return self._coordinator.restore(row, request, shared, swapped.num_freed, num_tokens)
+
     def shared_prefix(self, row: int, num_tokens: int) -> CachedPrefix | None:
         """The first `num_tokens` tokens of a placed row, for another request to begin with; they are computed.
 
@@ -184,6 +206,12 @@ class KVCacheManager:
     def get_block_ids(self, row: int) -> tuple[np.ndarray, ...]:
         """Per group: pages of a row, in order, the null page where one was freed; not to be written."""
         return self._coordinator.block_ids(row)
+
+    def num_shared_tokens(self, request: Request) -> int:
+        """Tokens of a placed request in leading pages that it may find in the cache, and that others use, too."""
+        if not (self._is_caching and request.may_read_prefix_cache):
+            return 0
+        return min(self._pool.num_leading_shared(ids) for ids in self.get_block_ids(request.row)) * self.block_size
 
     def cache_full_blocks(self, rows: np.ndarray, num_computed_tokens: np.ndarray, token_ids: np.ndarray) -> None:
         """Publish the pages of these rows that an executed step filled, and free those that no later query sees.

@@ -5,13 +5,15 @@ Called by the engine between loading the model and starting the scheduler. Pure 
 
 from __future__ import annotations
 
+import math
+
 from quire.config.cache import CacheConfig
 from quire.core.kv_spec import AttentionSpec, KVCacheConfig, KVCacheGroupSpec
 from quire.errors import NotEnoughMemoryError
 from quire.kv_cache.grouping import group_layers
 from quire.kv_cache.page_counts import MostBlocks, most_blocks, num_blocks_held
 from quire.logger import get_logger
-from quire.utils.memory import format_bytes
+from quire.utils.memory import GIB, format_bytes
 
 logger = get_logger(__name__)
 
@@ -47,7 +49,7 @@ def plan_kv_cache(
     groups, reason = group_layers(specs, max_model_len, frees_pages=frees_pages)
     if cache.num_blocks is not None:
         logger.info("KV cache: %s", reason)
-        return KVCacheConfig(num_blocks=cache.num_blocks, groups=groups)
+        return _divided(cache.num_blocks, groups, cache)
     max_chunk_tokens = max_chunk_tokens or max_model_len
     if _missing_bytes(groups, budget_bytes, max_model_len, max_chunk_tokens) > 0:
         whole, _ = group_layers(specs, max_model_len, frees_pages=False)
@@ -56,7 +58,7 @@ def plan_kv_cache(
             raise _not_enough_memory(groups, budget_bytes, cache, max_model_len, max_chunk_tokens, longest)
         groups, reason = whole, "one group: while a long prompt is computed, several would need more than there is"
     logger.info("KV cache: %s", reason)
-    return KVCacheConfig(num_blocks=budget_bytes // _page_bytes(groups), groups=groups)
+    return _divided(budget_bytes // _page_bytes(groups), groups, cache)
 
 
 def min_num_blocks(max_model_len: int, block_size: int, most: MostBlocks = KEEPS_ALL) -> int:
@@ -101,6 +103,23 @@ def _longest_that_fits(
         else:
             too_long = middle
     return longest
+
+
+def _divided(num_blocks: int, groups: Groups, cache: CacheConfig) -> KVCacheConfig:
+    num_swap_blocks = _num_swap_blocks(cache.swap_space, _page_bytes(groups))
+    return KVCacheConfig(num_blocks=num_blocks, groups=groups, num_swap_blocks=num_swap_blocks)
+
+
+def _num_swap_blocks(swap_space: float, page_size_bytes: int) -> int:
+    """Pages in so many GiB."""
+    num_blocks = int(swap_space * GIB) // page_size_bytes
+    if swap_space and not num_blocks:
+        raise NotEnoughMemoryError(
+            f"swap_space={swap_space:g} GiB holds no page of {format_bytes(page_size_bytes)}",
+            hint=f"use swap_space >= {math.ceil(1000 * page_size_bytes / GIB) / 1000:g}, or 0",
+            field="swap_space",
+        )
+    return num_blocks
 
 
 def _not_enough_memory(

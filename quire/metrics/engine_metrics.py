@@ -58,6 +58,12 @@ class EngineMetrics:
             self._prefix_hits.inc(stats.prefix_cache_hits)
         if stats.num_preemptions:
             self._preemptions.inc(stats.num_preemptions)
+            num_swapped = stats.num_swap_preemptions
+            self._preemptions_by_mode.labels(mode="swap").inc(num_swapped)
+            self._preemptions_by_mode.labels(mode="recompute").inc(stats.num_preemptions - num_swapped)
+        if stats.swapped_out_bytes or stats.swapped_in_bytes:
+            self._swapped_bytes.labels(direction="out").inc(stats.swapped_out_bytes)
+            self._swapped_bytes.labels(direction="in").inc(stats.swapped_in_bytes)
         if stats.num_scheduled_tokens:
             self._step_tokens.observe(stats.num_scheduled_tokens)
         if len(step.handles):
@@ -169,7 +175,8 @@ class EngineMetrics:
         self._gauge("kv_cache_usage_perc", doc, lambda: self._last_stats.kv_cache_usage)
         self._prefix_queries = self._counter("prefix_cache_queries", "Prompt tokens looked up in the prefix cache.")
         self._prefix_hits = self._counter("prefix_cache_hits", "Prompt tokens found in the prefix cache.")
-        self._preemptions = self._counter("num_preemptions", "Answers stopped to make room, to be computed again.")
+        self._preemptions = self._counter("num_preemptions", "Answers stopped to make room.")
+        self._make_swap_metrics()
         self._generation_tokens = self._counter("generation_tokens", "New tokens.")
         self._prompt_tokens = self._counter("prompt_tokens", "Prompt tokens of requests that ended.")
         self._prompt_tokens_cached = self._counter("prompt_tokens_cached", "Those found in the prefix cache.")
@@ -198,6 +205,25 @@ class EngineMetrics:
             "quire:resumed_streams", "Answers that were continued on another engine core than they began on.",
             registry=self.registry,
         )  # fmt: skip
+
+    def _make_swap_metrics(self) -> None:
+        swapped = Gauge(
+            "quire:num_requests_swapped", "Answers that were stopped and have their pages in the swap space.",
+            registry=self.registry,
+        )  # fmt: skip
+        swapped.set_function(lambda: self._last_stats.num_swapped)
+        self._preemptions_by_mode = Counter(
+            "quire:preemptions", "Answers stopped to make room, by what became of their pages.", ["mode"],
+            registry=self.registry,
+        )  # fmt: skip
+        self._swapped_bytes = Counter(
+            "quire:swapped_bytes", "Bytes of pages copied to the swap space (out) and back (in).", ["direction"],
+            registry=self.registry,
+        )  # fmt: skip
+        for mode in ("recompute", "swap"):
+            self._preemptions_by_mode.labels(mode=mode)
+        for direction in ("out", "in"):
+            self._swapped_bytes.labels(direction=direction)
 
     def _make_request_metrics(self) -> None:
         sizes = buckets.decades(self._max_len)

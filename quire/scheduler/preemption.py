@@ -1,22 +1,35 @@
-"""Preemption by recompute: whom to stop when pages run out, and what is kept of it.
+"""Preemption: whom to stop when pages run out, and what is kept of it.
 
-Called by the scheduler. Stateless. The victim keeps its tokens and computes their keys and values again when
-it returns, except for pages that are still in the prefix cache by then.
+Called by the scheduler. Stateless. The victim keeps its tokens. Their keys and values go to the swap space
+(`scheduler.swapping`), or are computed again when it returns, except for pages that are still in the prefix cache.
 """
 
 from __future__ import annotations
 
+import numpy as np
+
 from quire.core.request import Request, RequestStatus
+from quire.scheduler.policy import is_laxer
 from quire.scheduler.request_table import RequestTable
 from quire.scheduler.running import RunningRows
 
 
-def choose_victim(running: RunningRows) -> int:
-    """Row of the running request of the largest rank, resumed ones included.
+def choose_victim(running: RunningRows, table: RequestTable, spared: np.ndarray | None = None) -> int:
+    """Row of the running request of the largest rank, resumed ones included; of its class, rather none of `spared`.
 
     The first in rank is never chosen while others run, so it always advances, and every request ends.
+
+    Args:
+        spared: rows whose pages came back from the swap space a moment ago.
     """
-    return running.last()
+    last = running.last()
+    if spared is None or last not in spared:
+        return last
+    others = running.rows[1:]
+    others = others[~np.isin(others, spared)]
+    if not len(others) or is_laxer(table.rank[[last]], int(table.rank[others[-1]])).any():
+        return last
+    return int(others[-1])
 
 
 def suspend(request: Request, table: RequestTable) -> None:

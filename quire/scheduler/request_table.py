@@ -35,10 +35,11 @@ class RequestTable:
         handle: [max_num_seqs] int64; -1 = free row.
         rank: [max_num_seqs] int64; place in the order in which requests are served.
         requests: the request of each row, None = free row.
+        max_model_len: most tokens of a row.
     """
 
     def __init__(self, max_num_seqs: int, max_model_len: int) -> None:
-        self._max_model_len = max_model_len
+        self.max_model_len = max_model_len
         self.token_ids = np.zeros((max_num_seqs, max_model_len), dtype=np.int32)
         self.num_tokens = np.zeros(max_num_seqs, dtype=np.int32)
         self.num_prompt_tokens = np.zeros(max_num_seqs, dtype=np.int32)
@@ -66,7 +67,7 @@ class RequestTable:
         self.num_tokens[row] = num_tokens
         self.num_prompt_tokens[row] = num_prompt_tokens
         self.num_computed_tokens[row] = num_computed_tokens
-        self.max_total_tokens[row] = max_total_tokens(num_prompt_tokens, params.max_tokens, self._max_model_len)
+        self.max_total_tokens[row] = max_total_tokens(num_prompt_tokens, params.max_tokens, self.max_model_len)
         self.min_total_tokens[row] = num_prompt_tokens + params.min_tokens
         self.eos_token_id[row] = -1 if params.ignore_eos else message.eos_token_id
         self.flags[row] = RowFlag.HAS_STOP_IDS if request.stop_token_ids else RowFlag.NONE

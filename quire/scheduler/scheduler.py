@@ -36,9 +36,10 @@ from quire.scheduler.running import RunningRows, num_missing_blocks, num_wanted_
 from quire.scheduler.step_costs import StepCosts
 from quire.scheduler.step_plan import StepPlan
 from quire.scheduler.stop import find_stops
+from quire.scheduler.swapping import Swapping
 from quire.scheduler.update import keep_alive, take_unsent_prompt_logprobs
 from quire.scheduler.validation import check_can_run
-from quire.scheduler.waiting import Hindrance
+from quire.scheduler.waiting import Hindrance, WaitReason
 
 _STATUS_OF_REASON = {
     FinishReason.STOP: RequestStatus.FINISHED_STOPPED,
@@ -59,7 +60,7 @@ class _InFlight:
 
 
 class Scheduler:
-    """First come, first served, with chunked prefill, prefix caching and preemption by recompute.
+    """First come, first served, with chunked prefill, prefix caching and preemption by recompute or swap.
 
     Args:
         scheduler_config: resolved: its limits are numbers.
@@ -107,6 +108,16 @@ class Scheduler:
         )
         self._forks = ForkGroups(self._table, self._kv)
         self._admission = Admission(rules, self._queue, self._table, self._running, self._kv, self._outbox, self._forks)
+        self._swapping = Swapping(
+            scheduler_config.preemption_mode,
+            kv_cache_config.num_swap_blocks,
+            kv_cache_config.page_size_bytes,
+            self._kv,
+            self._table,
+            self._running,
+            self._queue,
+            self._admission,
+        )
         self._requests: dict[int, Request] = {}
         self._arrivals = itertools.count()
         self._freed_rows: list[int] = []
@@ -139,7 +150,7 @@ class Scheduler:
             self._end(request, FinishedRequest(handle, reason, error=error))
             if request.row >= 0:
                 self._vacate([request.row])
-            else:
+            elif self._swapping.remove(handle) is None:
                 self._queue.remove(handle)
 
     def _end(self, request: Request, finished: FinishedRequest) -> None:
@@ -170,7 +181,8 @@ class Scheduler:
         if plan.is_empty and len(self._running):
             self._schedule_running(plan)  # prompts waited for decoding requests, and none of these is left
         if plan.num_preemptions == num_made_room:
-            self._admission.admit_waiting(plan)
+            self._swapping.bring_back(plan)
+            self._admission.admit_waiting(plan, self._swapping.is_ahead_of)
         return self._freeze(plan)
 
     def _make_room(self, waiting: Request, plan: StepPlan) -> None:
@@ -180,7 +192,7 @@ class Scheduler:
         """
         rows = self._running.rows
         laxer = rows[is_laxer(self._table.rank[rows], waiting.rank)]
-        if not len(laxer) or not self._admission.may_admit(waiting, plan):
+        if not len(laxer) or self._swapping.is_ahead_of(waiting) or not self._admission.may_admit(waiting, plan):
             return
         if not self._admission.could_admit(waiting, plan):
             num_held = int(self._kv.num_blocks_held(self._table.num_tokens[laxer]).sum())
@@ -197,7 +209,7 @@ class Scheduler:
         missing = num_missing_blocks(rows, self._table, plan, self._kv)
         while missing.sum() > self._kv.num_free_blocks:
             if not self._forks.release():
-                self._preempt(choose_victim(self._running), plan)
+                self._preempt(choose_victim(self._running, self._table, self._swapping.rows_to_spare()), plan)
             missing = num_missing_blocks(self._running.rows, self._table, plan, self._kv)
         plan.set_new_blocks(self._kv.allocate(self._running.rows, missing))
 
@@ -221,14 +233,17 @@ class Scheduler:
         plan.undo(row)
         plan.num_preemptions += 1
         suspend(request, self._table)
+        is_swapped = self._swapping.try_swap_out(request, plan)
         self._vacate([row])
-        self._queue.add(request)
+        if not is_swapped:
+            self._queue.add(request)
         self._outbox.note_event(request.handle, EventKind.PREEMPTED)
 
     def _freeze(self, plan: StepPlan) -> SchedulerOutput | None:
         if plan.is_empty:
             return None
-        scheduled = plan.freeze(self._num_steps, self._freed_rows, self._table, self._kv.take_page_copies())
+        copies = (self._kv.take_page_copies(), *self._swapping.take_copies())
+        scheduled = plan.freeze(self._num_steps, self._freed_rows, self._table, *copies)
         self._in_flight = _InFlight(scheduled, self._table.handle[scheduled.rows], plan)
         self._freed_rows = []
         self._num_steps += 1
@@ -247,6 +262,7 @@ class Scheduler:
         step, self._in_flight = self._in_flight, None
         assert step is not None and step.scheduled is scheduled, "the step that was scheduled last is taken in once"
         self._record_cost(scheduled, seconds)
+        self._swapping.confirm(scheduled, output, seconds)
         rows = scheduled.rows.astype(np.intp)
         if output.errors:
             self._end_failed(rows[self._table.handle[rows] == step.handles], output.errors)
@@ -279,6 +295,8 @@ class Scheduler:
             suspend(request, self._table)
         self._vacate(rows)
         self._freed_rows = list(dict.fromkeys([*step.scheduled.freed_rows.tolist(), *self._freed_rows]))
+        for request in self._swapping.abandon():
+            self._queue.add(request)
         for request in requests:
             self._queue.add(request)
             self._outbox.note_event(request.handle, EventKind.PREEMPTED)
@@ -352,6 +370,10 @@ class Scheduler:
             num_waiting=num_waiting,
             num_scheduled_tokens=step.scheduled.total_num_scheduled_tokens if step else 0,
             num_preemptions=step.plan.num_preemptions if step else 0,
+            num_swapped=len(self._swapping),
+            num_swap_preemptions=step.plan.num_swap_preemptions if step else 0,
+            swapped_out_bytes=self._swapping.num_bytes(step.scheduled.swap_outs) if step else 0,
+            swapped_in_bytes=self._swapping.num_bytes(step.scheduled.swap_ins) if step else 0,
             kv_cache_usage=self._kv.usage,
             prefix_cache_queries=step.plan.num_prefix_queries if step else 0,
             prefix_cache_hits=step.plan.num_prefix_hits if step else 0,
@@ -381,7 +403,12 @@ class Scheduler:
 
     def hindrance(self) -> Hindrance | None:
         """Why the first waiting request is not in the step that was just scheduled; None when none waits."""
-        if not self._queue or self._in_flight is None:
+        if self._in_flight is None:
+            return None
+        swapped = self._swapping.blocker
+        if swapped is not None and (not self._queue or self._swapping.is_ahead_of(self._queue.peek())):
+            return Hindrance(swapped.handle, WaitReason.SWAPPED)
+        if not self._queue:
             return None
         return self._admission.hindrance(self._in_flight.plan)
 

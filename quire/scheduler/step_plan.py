@@ -20,6 +20,7 @@ class StepPlan:
         prompts: what is left for requests that are admitted, where decoding requests bound prompt tokens.
         urgent_rank: of a waiting request for which prompts of laxer classes wait in this step; None = there is none.
         num_preemptions: requests that lost their row to this step.
+        num_swap_preemptions: those of them whose pages went to the swap space.
         num_prefix_queries, num_prefix_hits: tokens looked for, and found, in the prefix cache by first admissions.
     """
 
@@ -28,6 +29,7 @@ class StepPlan:
         self.prompts = StepBudget(budget.num_left)
         self.urgent_rank: int | None = None
         self.num_preemptions = 0
+        self.num_swap_preemptions = 0
         self.num_prefix_queries = 0
         self.num_prefix_hits = 0
         self._num_tokens = np.zeros(max_num_seqs, dtype=np.int32)
@@ -74,7 +76,13 @@ class StepPlan:
             self.prompts.refund(num_tokens)
 
     def freeze(
-        self, step: int, freed_rows: list[int], table: RequestTable, page_copies: PageCopies = NO_PAGE_COPIES
+        self,
+        step: int,
+        freed_rows: list[int],
+        table: RequestTable,
+        page_copies: PageCopies = NO_PAGE_COPIES,
+        swap_outs: PageCopies = NO_PAGE_COPIES,
+        swap_ins: PageCopies = NO_PAGE_COPIES,
     ) -> SchedulerOutput:
         """The plan as a message: running rows first, then new ones, each in the order planned."""
         rows = np.concatenate([self._running_rows, np.fromiter(self._new_reqs, np.intp, len(self._new_reqs))])
@@ -92,4 +100,6 @@ class StepPlan:
             is_sampling=num_computed_tokens + num_scheduled_tokens == table.num_tokens[rows],
             total_num_scheduled_tokens=int(num_scheduled_tokens.sum()),
             page_copies=page_copies,
+            swap_outs=swap_outs,
+            swap_ins=swap_ins,
         )

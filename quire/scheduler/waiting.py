@@ -13,6 +13,7 @@ class WaitReason(Enum):
     PAGES = "pages are short"
     TOKENS = "the step's tokens are spent (max_num_batched_tokens)"
     PACE = "prompts are held back so that decoding requests keep their pace (max_decode_slowdown)"
+    SWAPPED = "swapped requests come back first, once there are pages for them to grow in"
     GATE = "a gate holds it back"
     PREEMPTION = "requests were preempted in this step"
     OTHER = "its policy lets another go first"

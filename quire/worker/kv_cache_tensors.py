@@ -31,6 +31,13 @@ def allocate_kv_caches(
     return [slots[slot_of[name]] for name in layer_names]
 
 
+def page_dim(kv_cache_config: KVCacheConfig, backend: AttentionBackend) -> int:
+    """Which dimension of a layer's tensor counts pages."""
+    spec = kv_cache_config.groups[0].spec
+    few, more = (backend.kv_cache_shape(n, spec.block_size, spec.num_kv_heads, spec.head_size) for n in (2, 3))
+    return next(dim for dim, sizes in enumerate(zip(few, more, strict=True)) if sizes[0] != sizes[1])
+
+
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
     """Zeros; on a CPU from the operating system's zero pages, huge ones where it has them."""
     if device.type != "cpu":

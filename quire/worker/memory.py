@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from quire.config.hf_config import ModelArch
 from quire.errors import NotEnoughMemoryError
-from quire.utils.memory import MIB, format_bytes
+from quire.utils.memory import GIB, MIB, format_bytes
 
 # Thread stacks, libraries that load late, and freed memory that the allocator keeps (see `allocator`).
 RESERVED_BYTES = 256 * MIB
@@ -39,7 +39,7 @@ class MemoryBudget:
     Attributes:
         free_bytes: what the process could take before the model was loaded.
         utilization: share of it that the engine may use.
-        weights_bytes, workspace_bytes: taken off first.
+        weights_bytes, workspace_bytes, swap_bytes: taken off first; the last is a swap space in the same memory.
         kv_cache_bytes: what the KV cache may take.
         useful_bytes: what `max_num_seqs` requests of `max_model_len` tokens would fill; None = no such cap.
     """
@@ -50,11 +50,14 @@ class MemoryBudget:
     workspace_bytes: int
     kv_cache_bytes: int
     useful_bytes: int | None
+    swap_bytes: int = 0
 
     def describe(self) -> str:
         """One line: what was chosen and why."""
         left = f"{format_bytes(self.free_bytes)} free x {self.utilization:.2f}"
         taken = f"{format_bytes(self.weights_bytes)} weights - {format_bytes(self.workspace_bytes)} workspace"
+        if self.swap_bytes:
+            taken += f" - {format_bytes(self.swap_bytes)} swap space"
         is_capped = self.kv_cache_bytes == self.useful_bytes
         reason = "; capped: max_num_seqs requests of max_model_len tokens need no more" if is_capped else ""
         return f"KV cache may take {format_bytes(self.kv_cache_bytes)} = {left} - {taken}{reason}"
@@ -97,11 +100,13 @@ def plan_memory(
     weights_bytes: int,
     workspace_bytes: int,
     useful_bytes: int | None,
+    swap_bytes: int = 0,
 ) -> MemoryBudget:
     """Divide the memory.
 
     Args:
         useful_bytes: more than this would never be read; None = take all there is.
+        swap_bytes: of a swap space in this memory.
 
     Raises:
         NotEnoughMemoryError: nothing is left for the KV cache; says what would work.
@@ -109,6 +114,8 @@ def plan_memory(
     left = int(free_bytes * utilization) - weights_bytes - workspace_bytes
     if left <= 0:
         raise _no_room(free_bytes, utilization, weights_bytes, workspace_bytes)
+    check_swap_space(swap_bytes, left)
+    left -= swap_bytes
     return MemoryBudget(
         free_bytes=free_bytes,
         utilization=utilization,
@@ -116,21 +123,39 @@ def plan_memory(
         workspace_bytes=workspace_bytes,
         kv_cache_bytes=left if useful_bytes is None else min(left, useful_bytes),
         useful_bytes=useful_bytes,
+        swap_bytes=swap_bytes,
     )
 
 
-def check_allocation(needed_bytes: int, free_bytes: int, workspace_bytes: int) -> None:
-    """Refuse a KV cache, of a size that the user gave, that the machine cannot hold beside the workspace.
+def check_swap_space(swap_bytes: int, free_bytes: int) -> None:
+    """Refuse a swap space that leaves nothing of the memory it would be in.
 
     Raises:
         NotEnoughMemoryError: names the largest size that fits.
     """
-    most = free_bytes - workspace_bytes
+    if swap_bytes and swap_bytes >= free_bytes:
+        most = max(0, int(100 * free_bytes / GIB) - 1) / 100
+        raise NotEnoughMemoryError(
+            f"swap_space={swap_bytes / GIB:g} GiB does not fit: {format_bytes(max(0, free_bytes))} is left for it",
+            hint=f"use swap_space <= {most:g}, or free memory" if most else "use swap_space=0, or free memory",
+            field="swap_space",
+        )
+
+
+def check_allocation(needed_bytes: int, free_bytes: int, workspace_bytes: int, swap_bytes: int = 0) -> None:
+    """Refuse a KV cache, of a size that the user gave, that the machine cannot hold beside workspace and swap space.
+
+    Raises:
+        NotEnoughMemoryError: names the largest size that fits.
+    """
+    most = free_bytes - workspace_bytes - swap_bytes
     if needed_bytes > most:
+        swap = f" and {format_bytes(swap_bytes)} swap space" if swap_bytes else ""
         raise NotEnoughMemoryError(
             f"a KV cache of {format_bytes(needed_bytes)} does not fit: {format_bytes(free_bytes)} is free and "
-            f"{format_bytes(workspace_bytes)} of it is workspace",
-            hint=f"use kv_cache_memory_bytes <= {max(0, most)}, or fewer pages (num_gpu_blocks_override)",
+            f"{format_bytes(workspace_bytes)} of it is workspace{swap}",
+            hint=f"use kv_cache_memory_bytes <= {max(0, most)}, or fewer pages (num_gpu_blocks_override)"
+            + (", or less swap_space" if swap_bytes else ""),
             field="kv_cache_memory_bytes",
         )
 

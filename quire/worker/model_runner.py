@@ -6,6 +6,7 @@ the file named after it. Owns the rows, the block tables and the step that waits
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 
 import torch
@@ -17,6 +18,7 @@ from quire.sample.states import SamplingStates
 from quire.worker.attention_groups import AttentionGroups
 from quire.worker.block_tables import BlockTables
 from quire.worker.input_batch import InputBatch
+from quire.worker.page_transfers import PageTransfers
 from quire.worker.prepare_inputs import prepare_inputs
 from quire.worker.request_states import RequestStates
 from quire.worker.sampling_step import SamplingStep
@@ -38,6 +40,7 @@ class ModelRunner:
         device: where the model is.
         logprobs_mode: what log-probability fields hold.
         step_graphs: replays decode steps; None = every step runs call by call.
+        transfers: swaps pages; None = there is no swap space.
     """
 
     def __init__(
@@ -50,6 +53,7 @@ class ModelRunner:
         device: torch.device,
         logprobs_mode: str = "raw_logprobs",
         step_graphs: StepGraphs | None = None,
+        transfers: PageTransfers | None = None,
     ) -> None:
         self._model = model
         self._requests = requests
@@ -59,12 +63,15 @@ class ModelRunner:
         self._device = device
         self._sampling_step = SamplingStep(model, requests, sampling, logprobs_mode)
         self._step_graphs = step_graphs
+        self._transfers = transfers
         self._pending: _PendingStep | None = None
 
     @torch.inference_mode()
     def execute_model(self, scheduled: SchedulerOutput) -> None:
         """Compute a step's tokens and keep what sampling needs."""
         assert self._pending is None, "the step before was not sampled"
+        if self._transfers is not None:
+            self._transfers.run(scheduled)
         self._apply(scheduled)
         batch = prepare_inputs(scheduled, self._requests, self._device)
         if not batch.num_reqs:
@@ -78,7 +85,11 @@ class ModelRunner:
         """Choose the tokens of the step that was computed."""
         assert self._pending is not None, "no step was computed"
         pending, self._pending = self._pending, None
-        return self._sampling_step.run(pending.batch, pending.hidden)
+        output = self._sampling_step.run(pending.batch, pending.hidden)
+        if self._transfers is None:
+            return output
+        swap_out_s, swap_in_s = self._transfers.take_seconds()
+        return dataclasses.replace(output, swap_out_s=swap_out_s, swap_in_s=swap_in_s)
 
     def _forward(self, batch: InputBatch) -> torch.Tensor:
         if self._step_graphs is not None and (hidden := self._step_graphs.forward(batch)) is not None:

@@ -22,20 +22,21 @@ from quire.models.loader import attention_params, load_model
 from quire.platforms.interface import Platform
 from quire.sample.logits_processor import LogitsProcessor
 from quire.sample.states import SamplingStates
-from quire.utils.memory import read_memory
+from quire.utils.memory import GIB, read_memory
 from quire.worker.allocator import keep_freed_memory
 from quire.worker.attention_groups import AttentionGroups
 from quire.worker.block_tables import BlockTables
-from quire.worker.kv_cache_tensors import allocate_kv_caches
 from quire.worker.memory import (
     StepLimits,
     check_allocation,
+    check_swap_space,
     estimate_weights_bytes,
     estimate_workspace_bytes,
     plan_memory,
 )
 from quire.worker.model_runner import ModelRunner
 from quire.worker.native import make_kernels, make_packing_cache, make_runtime
+from quire.worker.page_transfers import allocate_with_swap_space
 from quire.worker.request_states import RequestStates
 from quire.worker.step_graph import ARENA_BYTES, StepGraphs
 from quire.worker.warmup import warm_up
@@ -118,21 +119,24 @@ class Worker:
             weights_bytes=self._weights_bytes(),
             workspace_bytes=self._workspace_bytes,
             useful_bytes=self._useful_bytes() if self._device.type == "cpu" else None,
+            swap_bytes=self._swap_bytes_here(),
         )
         logger.info(budget.describe())
         return budget.kv_cache_bytes
 
     def initialize_kv_cache(self, kv_cache_config: KVCacheConfig) -> None:
-        """Allocate the cache, make the rows, warm up.
+        """Allocate the cache and the swap space, make the rows, warm up.
 
         Raises:
             NotEnoughMemoryError: the cache is larger than what is free.
         """
         needed_bytes = kv_cache_config.num_blocks * kv_cache_config.page_size_bytes
-        check_allocation(needed_bytes, self._read_free_bytes(), self._workspace_bytes)
+        check_allocation(needed_bytes, self._read_free_bytes(), self._workspace_bytes, self._swap_bytes_here())
         max_num_seqs, max_model_len = self._limits.max_num_seqs, self._limits.max_model_len
         layer_names = list(self.kv_cache_specs())
-        kv_caches = allocate_kv_caches(kv_cache_config, layer_names, self._backend, self._kv_cache_dtype, self._device)
+        kv_caches, transfers = allocate_with_swap_space(
+            kv_cache_config, layer_names, self._backend, self._kv_cache_dtype, self._device
+        )
         attention = AttentionGroups(kv_cache_config, layer_names, kv_caches, self._backend)
         block_tables = BlockTables(kv_cache_config, max_num_seqs, max_model_len)
         self._runner = ModelRunner(
@@ -144,6 +148,7 @@ class Worker:
             self._device,
             self._config.model.logprobs_mode,
             self._make_step_graphs(attention, block_tables),
+            transfers,
         )
         num_tokens = min(self._block_size, max_model_len, self._limits.max_num_batched_tokens)
         warm_up(self._model, attention, block_tables, num_tokens, self._device)
@@ -175,7 +180,18 @@ class Worker:
             ),
             workspace_bytes=self._workspace_bytes,
             useful_bytes=None,
+            swap_bytes=self._swap_bytes_here(),
         )
+        if self._device.type != "cpu":
+            check_swap_space(self._swap_bytes, read_memory().available_bytes)
+
+    @property
+    def _swap_bytes(self) -> int:
+        return int(self._config.cache.swap_space * GIB)
+
+    def _swap_bytes_here(self) -> int:
+        """Bytes of the swap space that come out of the device's memory."""
+        return self._swap_bytes if self._device.type == "cpu" else 0
 
     def _weights_bytes(self) -> int:
         tensors = self._model.stored_tensors().values()

@@ -43,7 +43,7 @@ def replayed():
         server.wait_until(lambda: not server.engine.live)
         server.engine.step(
             num_running=3, num_waiting=2, kv_cache_usage=0.25, prefix_cache_queries=64, prefix_cache_hits=32,
-            num_preemptions=1, num_scheduled_tokens=100,
+            num_preemptions=1, num_scheduled_tokens=100, num_swapped=4,
         )  # fmt: skip
         page = httpx.get(server.url + "/metrics").text
         prompt = len(server.engine.prompts[0])
@@ -87,6 +87,7 @@ def test_steps_are_counted(replayed):
     assert samples["vllm:kv_cache_usage_perc",] == 0.25
     assert samples["vllm:prefix_cache_queries_total",] == 64 and samples["vllm:prefix_cache_hits_total",] == 32
     assert samples["vllm:num_preemptions_total",] == 1
+    assert samples["quire:num_requests_swapped",] == 4
     assert samples["vllm:iteration_tokens_total_sum",] == 100
 
 
@@ -172,7 +173,7 @@ def test_every_counter_and_histogram_agrees_with_a_replayed_count():
         for tokens in (1, 30, 300):
             engine.step(
                 num_new_tokens=tokens, num_scheduled_tokens=2 * tokens, num_preemptions=1, prefix_cache_queries=64,
-                prefix_cache_hits=32,
+                prefix_cache_hits=32, num_swap_preemptions=tokens // 30 % 2, swapped_out_bytes=100, swapped_in_bytes=10,
             )  # fmt: skip
         page = httpx.get(server.url + "/metrics").text
     ended = [*asked, (6, 1, 3), (6, 1, 3), (10, 1, 1)]
@@ -181,6 +182,8 @@ def test_every_counter_and_histogram_agrees_with_a_replayed_count():
     expected = {
         "prefix_cache_queries_total": 3 * 64, "prefix_cache_hits_total": 3 * 32, "num_preemptions_total": 3,
         "generation_tokens_total": 331, "iteration_tokens_total_count": 3, "iteration_tokens_total_sum": 662,
+        "preemptions_total swap": 1, "preemptions_total recompute": 2,
+        "swapped_bytes_total out": 300, "swapped_bytes_total in": 30,
         "prompt_tokens_total": prompts, "prompt_tokens_cached_total": cached,
         "prompt_tokens_by_source_total local_compute": prompts - cached,
         "prompt_tokens_by_source_total local_cache_hit": cached,

@@ -239,3 +239,24 @@ def test_a_slowdown_below_one_is_refused():
     with pytest.raises(ConfigError, match="at least 1") as refused:
         SchedulerConfig(max_decode_slowdown=0.5)
     assert refused.value.field == "max_decode_slowdown"
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"preemption_mode": "swap"}, "needs memory for the pages, and swap_space is 0"),
+        ({"preemption_mode": "recompute", "swap_space": 4}, "swap_space=4 is never used"),
+    ],
+)
+def test_a_way_to_preempt_and_a_swap_space_that_contradict_each_other_are_refused(
+    settings: dict[str, object], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message) as caught:
+        resolve(build_config(model="m", **settings), make_platform(), make_arch())
+    assert caught.value.field == "swap_space" and caught.value.hint
+
+
+def test_with_a_swap_space_each_victim_s_way_is_chosen_by_cost_unless_one_is_named() -> None:
+    config, _ = resolve(build_config(model="m", swap_space=0.5), make_platform(), make_arch())
+    assert (config.scheduler.preemption_mode, config.cache.swap_space) == ("auto", 0.5)
+    resolve(build_config(model="m", swap_space=1, preemption_mode="swap"), make_platform(), make_arch())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import json
 import stat
@@ -28,7 +29,16 @@ from quire.flight_recorder.writer import RecordWriter
 from quire.scheduler.admission import Verdict
 from tests.unit.scheduler import test_properties as properties
 from tests.unit.scheduler.harness import FULL, FakeWorker, make_request, make_setup
-from tests.unit.scheduler.test_properties import Abort, Reset, Step, any_duration, scheduler_settings, scripts
+from tests.unit.scheduler.test_properties import (
+    Abort,
+    Fail,
+    Reset,
+    Step,
+    any_duration,
+    any_swap_durations,
+    scheduler_settings,
+    scripts,
+)  # fmt: skip
 
 MIB = 1 << 20
 SCARCE: dict[str, Any] = {
@@ -51,8 +61,10 @@ class Recorded:
             return self.writer
 
         self.scheduler = RecordedScheduler(setup, make_writer, gates, lambda: next(ticks) / 64)
-        groups = config.get("groups", (FULL,))
-        self.worker = FakeWorker(setup.kv_cache.num_blocks, setup.kv_cache.block_size, groups)
+        kv_cache = setup.kv_cache
+        self.worker = FakeWorker(
+            kv_cache.num_blocks, kv_cache.block_size, config.get("groups", (FULL,)), kv_cache.num_swap_blocks
+        )
         self.scheduled: list[SchedulerOutput] = []
 
     def add(self, *requests: EngineCoreRequest) -> None:
@@ -65,11 +77,19 @@ class Recorded:
             self.scheduler.take_outputs()
             return False
         self.scheduled.append(scheduled)
-        output = self.worker.execute(scheduled)
+        swap_out_s, swap_in_s = any_swap_durations(scheduled)
+        output = dataclasses.replace(self.worker.execute(scheduled), swap_out_s=swap_out_s, swap_in_s=swap_in_s)
         if abort_in_flight:
             self.scheduler.finish_requests(abort_in_flight, FinishReason.ABORT)
         self.scheduler.update_from_output(scheduled, output, any_duration(scheduled))
         return True
+
+    def fail_step(self) -> None:
+        scheduled = self.scheduler.schedule()
+        if scheduled is not None:
+            self.scheduled.append(scheduled)
+            self.worker.spoil(scheduled)
+            self.scheduler.abandon_step()
 
     def run(self) -> None:
         while self.scheduler.has_unfinished_requests():
@@ -111,6 +131,8 @@ def test_any_recording_replays_to_the_same_schedule_from_any_of_its_files(tmp_pa
             recorded.step(action.abort_in_flight)
         elif isinstance(action, Abort):
             recorded.scheduler.finish_requests([action.handle], FinishReason.ABORT)
+        elif isinstance(action, Fail):
+            recorded.fail_step()
         elif isinstance(action, Reset):
             recorded.scheduler.reset_prefix_cache()
         else:

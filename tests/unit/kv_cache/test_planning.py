@@ -197,3 +197,15 @@ def test_the_longest_length_that_is_named_fits_whatever_the_windows(
     assert config.num_blocks * config.page_size_bytes <= num_pages * PAGE_BYTES
     assert sorted(name for group in config.groups for name in group.layer_names) == sorted(layers)
     assert concurrency(config, max_model_len, min(chunk, max_model_len)) > 0
+
+
+def test_the_swap_space_holds_as_many_pages_as_fit_and_takes_nothing_from_the_cache():
+    config = plan_kv_cache(specs(), 10 * 3 * PAGE_BYTES, CacheConfig(swap_space=0.5), max_model_len=64)
+    assert (config.num_blocks, config.num_swap_blocks) == (10, (1 << 29) // (3 * PAGE_BYTES))
+    assert plan_kv_cache(specs(), 0, CacheConfig(num_blocks=7), max_model_len=64).num_swap_blocks == 0
+
+
+def test_a_swap_space_below_one_page_is_refused_with_the_size_that_holds_one():
+    with pytest.raises(NotEnoughMemoryError, match="holds no page of 24.0 KiB") as caught:
+        plan_kv_cache(specs(), 0, CacheConfig(num_blocks=7, swap_space=1e-6), max_model_len=64)
+    assert caught.value.hint == "use swap_space >= 0.001, or 0" and caught.value.field == "swap_space"

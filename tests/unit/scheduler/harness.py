@@ -23,11 +23,12 @@ from quire.core.engine_messages import EngineCoreOutputs, EngineCoreRequest, Fin
 from quire.core.kv_spec import AttentionSpec, KVCacheConfig, KVCacheGroupSpec
 from quire.core.runner_output import ModelRunnerOutput
 from quire.core.sampling_params import SamplingParams
-from quire.core.scheduler_output import SchedulerOutput
+from quire.core.scheduler_output import PageCopies, SchedulerOutput
 from quire.core.stats import EventKind, RequestEvent, SchedulerStats
 from quire.scheduler import setup
 from quire.scheduler.scheduler import Scheduler
 from quire.scheduler.setup import SchedulerSetup
+from quire.scheduler.swapping import Swapping
 
 EOS = 0
 VOCAB_SIZE = 50
@@ -37,7 +38,9 @@ Group = tuple[str, int]
 FULL: Group = ("full", 0)
 
 
-def make_kv_cache_config(num_blocks: int, block_size: int, groups: Sequence[Group] = (FULL,)) -> KVCacheConfig:
+def make_kv_cache_config(
+    num_blocks: int, block_size: int, groups: Sequence[Group] = (FULL,), num_swap_blocks: int = 0
+) -> KVCacheConfig:
     fields = {"full": None, "window": "sliding_window", "chunk": "attention_chunk_size"}
     made = []
     for i, (kind, size) in enumerate(groups):
@@ -45,7 +48,7 @@ def make_kv_cache_config(num_blocks: int, block_size: int, groups: Sequence[Grou
         field = fields[kind]
         spec = spec if field is None else dataclasses.replace(spec, **{field: size})  # type: ignore[arg-type]
         made.append(KVCacheGroupSpec(layer_names=(f"layer{i}",), spec=spec))
-    return KVCacheConfig(num_blocks=num_blocks, groups=tuple(made))
+    return KVCacheConfig(num_blocks=num_blocks, groups=tuple(made), num_swap_blocks=num_swap_blocks)
 
 
 def first_token_seen(group: Group, position: int) -> int:
@@ -59,6 +62,7 @@ def first_token_seen(group: Group, position: int) -> int:
 def make_setup(
     *,
     num_blocks: int = 64,
+    num_swap_blocks: int = 0,
     block_size: int = 4,
     max_model_len: int = 100,
     max_num_seqs: int = 8,
@@ -71,7 +75,7 @@ def make_setup(
     return SchedulerSetup(
         scheduler=SchedulerConfig(max_num_batched_tokens=budget, max_num_seqs=max_num_seqs, **scheduler_settings),
         cache=CacheConfig(block_size=block_size, enable_prefix_caching=prefix_caching, watermark=watermark),
-        kv_cache=make_kv_cache_config(num_blocks, block_size, groups),
+        kv_cache=make_kv_cache_config(num_blocks, block_size, groups, num_swap_blocks),
         max_model_len=max_model_len,
     )
 
@@ -156,14 +160,21 @@ class _Row:
 class FakeWorker:
     """Applies messages in the promised order and refuses those that break a promise."""
 
-    def __init__(self, num_blocks: int, block_size: int, groups: Sequence[Group] = (FULL,)) -> None:
+    def __init__(
+        self, num_blocks: int, block_size: int, groups: Sequence[Group] = (FULL,), num_swap_blocks: int = 0
+    ) -> None:
         self.block_size = block_size
         self.groups = groups
         self.rows: dict[int, _Row] = {}
         self.slots = np.full((num_blocks, block_size), -1, dtype=np.int64)
+        self.host_slots = np.full((num_swap_blocks, block_size), -1, dtype=np.int64)
+        self._unsure_rows: set[int] = set()
         self.num_copies = 0
 
     def execute(self, scheduled: SchedulerOutput) -> ModelRunnerOutput:
+        self._swap(scheduled.swap_outs, self.slots, self.host_slots)
+        self._swap(scheduled.swap_ins, self.host_slots, self.slots)
+        self.host_slots[scheduled.swap_ins.source_ids] = -1
         self._apply(scheduled)
         assert len(set(scheduled.rows.tolist())) == len(scheduled.rows) > 0
         assert (scheduled.num_scheduled_tokens >= 1).all()
@@ -173,9 +184,37 @@ class FakeWorker:
             self._check_reads(row, computed)
         return self._sample(scheduled)
 
+    def spoil(self, scheduled: SchedulerOutput) -> None:
+        """Fail in a step: what it would write is ruined, and of its rows nobody knows which were applied."""
+        self.host_slots[scheduled.swap_outs.target_ids] = -2
+        self.slots[scheduled.swap_ins.target_ids] = -2
+        self.slots[scheduled.page_copies.target_ids] = -2
+        for blocks in (*(new.block_ids for new in scheduled.new_blocks), *self._new_pages(scheduled)):
+            self.slots[blocks] = -2
+        self._unsure_rows.update(scheduled.freed_rows.tolist(), (new.row for new in scheduled.new_reqs))
+
+    def _new_pages(self, scheduled: SchedulerOutput) -> list[np.ndarray]:
+        """Pages of placed requests that hold none of their computed tokens yet."""
+        computed = dict(zip(scheduled.rows.tolist(), scheduled.num_computed_tokens.tolist(), strict=True))
+        return [
+            block_ids[-(-computed[new.row] // self.block_size) :]
+            for new in scheduled.new_reqs
+            for block_ids in new.block_ids
+        ]
+
+    def _swap(self, copies: PageCopies, sources: np.ndarray, targets: np.ndarray) -> None:
+        assert len(set(copies.target_ids.tolist())) == len(copies), "two pages are copied onto one"
+        assert self.slots is not sources or 0 not in copies.source_ids, "the null page is swapped out"
+        assert self.slots is not targets or 0 not in copies.target_ids, "the null page is overwritten"
+        targets[copies.target_ids] = sources[copies.source_ids]
+
     def _apply(self, scheduled: SchedulerOutput) -> None:
         for row in scheduled.freed_rows.tolist():
-            del self.rows[row]
+            if row in self._unsure_rows:
+                self.rows.pop(row, None)
+            else:
+                del self.rows[row]
+        self._unsure_rows.clear()
         for new in scheduled.new_reqs:
             assert new.row not in self.rows, "a row was given out twice"
             assert new.row in scheduled.rows
@@ -245,6 +284,7 @@ class Engine:
     scheduler: Scheduler
     worker: FakeWorker = field(init=False)
     duration: Callable[[SchedulerOutput], float | None] = lambda scheduled: None
+    swap_durations: Callable[[SchedulerOutput], tuple[float | None, float | None]] | None = None
     budget: int = 1 << 30
     groups: Sequence[Group] = (FULL,)
     tokens: dict[int, list[int]] = field(default_factory=dict)
@@ -255,7 +295,8 @@ class Engine:
 
     def __post_init__(self) -> None:
         pool = self.scheduler._kv
-        self.worker = FakeWorker(pool.num_usable_blocks + 1, pool.block_size, self.groups)
+        num_swap_blocks = self.scheduler._swapping._pool.num_blocks
+        self.worker = FakeWorker(pool.num_usable_blocks + 1, pool.block_size, self.groups, num_swap_blocks)
 
     def add(self, *requests: EngineCoreRequest) -> None:
         for request in requests:
@@ -274,6 +315,9 @@ class Engine:
         assert scheduled.total_num_scheduled_tokens <= self.budget, "scheduled over budget"
         self.scheduled.append(scheduled)
         output = self.worker.execute(scheduled)
+        if self.swap_durations is not None:
+            swap_out_s, swap_in_s = self.swap_durations(scheduled)
+            output = dataclasses.replace(output, swap_out_s=swap_out_s, swap_in_s=swap_in_s)
         self.abort(*abort_in_flight)
         self.receive(self.scheduler.update_from_output(scheduled, output, self.duration(scheduled)))
         check_invariants(self.scheduler, self.groups)
@@ -303,9 +347,23 @@ class Engine:
     def events_of(self, handle: int) -> list[EventKind]:
         return [event.kind for event in self.events if event.handle == handle]
 
+    def fail_step(self) -> None:
+        """Schedule a step that the worker fails in after it has swapped and written anything."""
+        scheduled = self.scheduler.schedule()
+        check_invariants(self.scheduler, self.groups)
+        if scheduled is None:
+            return
+        self.worker.spoil(scheduled)
+        self.scheduler.abandon_step()
+        check_invariants(self.scheduler, self.groups)
+
     @property
     def num_preemptions(self) -> int:
         return sum(stats.num_preemptions for stats in self.stats)
+
+    @property
+    def num_swap_preemptions(self) -> int:
+        return sum(stats.num_swap_preemptions for stats in self.stats)
 
 
 def check_invariants(scheduler: Scheduler, groups: Sequence[Group] = (FULL,)) -> None:
@@ -335,7 +393,19 @@ def check_invariants(scheduler: Scheduler, groups: Sequence[Group] = (FULL,)) ->
     assert sorted(rows) == np.flatnonzero(table.handle >= 0).tolist()
     assert table.rank[rows].tolist() == sorted(table.rank[rows].tolist())
     assert len(rows) + table.num_free_rows == len(table.handle)
-    assert len(rows) + len(scheduler._queue) == len(scheduler._requests)
+    assert len(rows) + len(scheduler._queue) + len(scheduler._swapping) == len(scheduler._requests)
+    check_swap_space(scheduler._swapping)
+
+
+def check_swap_space(swapping: Swapping) -> None:
+    """No host page owned twice, free + used = total; who is swapped has pages, and nobody else."""
+    pool, pages = swapping._pool, swapping._pages
+    held = np.concatenate([np.empty(0, dtype=np.int32), *(one.held() for one in pages.values())])
+    free = pool._stack[: pool.num_free_blocks]
+    assert sorted([*held.tolist(), *free.tolist()]) == list(range(pool.num_blocks)), (
+        "a host page is lost or owned twice"
+    )
+    assert pages.keys() == swapping._swapped._requests.keys()
 
 
 def same_message(first: SchedulerOutput, second: SchedulerOutput) -> bool:

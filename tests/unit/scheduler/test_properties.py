@@ -53,8 +53,16 @@ class Step:
 
 
 @dataclass(frozen=True)
+class Fail:
+    pass
+
+
+@dataclass(frozen=True)
 class Reset:
     pass
+
+
+Action = Add | Abort | Step | Fail | Reset
 
 
 @st.composite
@@ -64,6 +72,8 @@ def scheduler_settings(draw: st.DrawFn) -> dict[str, Any]:
         "scheduling_policy": draw(st.sampled_from(["fcfs", "priority"])),
         "max_model_len": MAX_MODEL_LEN,
         "num_blocks": draw(st.integers(2, 30)),
+        "num_swap_blocks": draw(st.sampled_from([0, 3, 10, 100])),
+        "preemption_mode": draw(st.sampled_from(["auto", "recompute", "swap"])),
         "block_size": draw(st.integers(1, 5)),
         "max_num_seqs": draw(st.integers(1, 6)),
         "budget": draw(st.integers(1, 50) if chunked else st.integers(MAX_MODEL_LEN, 60)),
@@ -121,10 +131,10 @@ def siblings(draw: st.DrawFn, handle: int) -> list[EngineCoreRequest]:
 
 
 @st.composite
-def scripts(draw: st.DrawFn) -> list[Add | Abort | Step | Reset]:
-    script: list[Add | Abort | Step | Reset] = []
+def scripts(draw: st.DrawFn) -> list[Action]:
+    script: list[Action] = []
     num_added = 0
-    for kind in draw(st.lists(st.sampled_from("aaagssssxfr"), min_size=1, max_size=40)):
+    for kind in draw(st.lists(st.sampled_from("aaagssssxfre"), min_size=1, max_size=40)):
         handles = st.integers(0, max(0, num_added - 1))
         if kind == "a":
             script.append(Add(draw(requests(num_added))))
@@ -137,6 +147,8 @@ def scripts(draw: st.DrawFn) -> list[Add | Abort | Step | Reset]:
             script.append(Abort(draw(handles)))
         elif kind == "r":
             script.append(Reset())
+        elif kind == "e":
+            script.append(Fail())
         else:
             script.append(Step((draw(handles),) if kind == "f" else ()))
     return script
@@ -148,10 +160,21 @@ def any_duration(scheduled: SchedulerOutput) -> float | None:
     return [None, 0.0, 1e-9, 0.01, 0.02, 0.05, 1e6][zlib.crc32(num_tokens) % 7]
 
 
-def play(config: dict[str, Any], script: list[Add | Abort | Step | Reset]) -> tuple[Engine, dict[int, Any]]:
+def any_swap_durations(scheduled: SchedulerOutput) -> tuple[float | None, float | None]:
+    """Seconds of the copies out and back, as lawless."""
+    kinds = [None, 0.0, 1e-6, 0.01, 1e6]
+    outs, ins = (zlib.crc32(copies.source_ids.tobytes()) for copies in (scheduled.swap_outs, scheduled.swap_ins))
+    return kinds[outs % 5], kinds[ins % 5]
+
+
+def play(config: dict[str, Any], script: list[Action]) -> tuple[Engine, dict[int, Any]]:
     """Run a script, then everything that is left, to the end; (engine, accepted requests)."""
     engine = Engine(
-        make_scheduler(**config), duration=any_duration, budget=config["budget"], groups=config.get("groups", (FULL,))
+        make_scheduler(**config),
+        duration=any_duration,
+        swap_durations=any_swap_durations,
+        budget=config["budget"],
+        groups=config.get("groups", (FULL,)),
     )
     accepted: dict[int, Any] = {}
     for action in script:
@@ -163,6 +186,8 @@ def play(config: dict[str, Any], script: list[Add | Abort | Step | Reset]) -> tu
                 assert error.hint
         elif isinstance(action, Abort):
             engine.abort(action.handle)
+        elif isinstance(action, Fail):
+            engine.fail_step()
         elif isinstance(action, Reset):
             engine.scheduler.reset_prefix_cache()
         else:
@@ -230,8 +255,8 @@ def test_a_hash_that_collides_all_the_time_costs_hits_but_never_a_wrong_page(con
 
 
 @settings(max_examples=EXAMPLES // 2, deadline=None)
-@given(st.integers(3, 8), st.integers(1, 4), st.booleans())
-def test_a_pool_too_small_for_all_preempts_and_still_ends_everything(num_seqs, block_size, prefix_caching):
+@given(st.integers(3, 8), st.integers(1, 4), st.booleans(), st.sampled_from(["recompute", "swap", "auto"]))
+def test_a_pool_too_small_for_all_preempts_and_still_ends_everything(num_seqs, block_size, prefix_caching, mode):
     longest = 30
     config = {
         "max_model_len": MAX_MODEL_LEN,
@@ -240,8 +265,11 @@ def test_a_pool_too_small_for_all_preempts_and_still_ends_everything(num_seqs, b
         "max_num_seqs": num_seqs,
         "budget": 50,
         "prefix_caching": prefix_caching,
+        "preemption_mode": mode,
+        "num_swap_blocks": 1000,
     }
     script: list[Any] = [Add(make_request(handle, [handle + 1] * 4, max_tokens=24)) for handle in range(num_seqs)]
     engine, accepted = play(config, script)
     check_answers(engine, accepted)
     assert engine.num_preemptions > 0
+    assert (engine.num_swap_preemptions > 0) == (mode != "recompute")

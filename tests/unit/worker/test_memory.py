@@ -11,6 +11,7 @@ from quire.utils.memory import GIB, MIB
 from quire.worker.memory import (
     StepLimits,
     check_allocation,
+    check_swap_space,
     estimate_weights_bytes,
     estimate_workspace_bytes,
     plan_memory,
@@ -117,3 +118,30 @@ def test_the_workspace_grows_with_every_limit() -> None:
     assert estimate_workspace_bytes(arch, long, 4) > base
     tokens = dataclasses.replace(LIMITS, max_num_batched_tokens=100_000)
     assert estimate_workspace_bytes(arch, tokens, 4) > base
+
+
+def test_swap_space_in_the_same_memory_is_taken_off_the_cache() -> None:
+    budget = plan_memory(
+        free_bytes=10 * GIB, utilization=0.9, weights_bytes=2 * GIB, workspace_bytes=GIB, useful_bytes=None,
+        swap_bytes=2 * GIB,
+    )  # fmt: skip
+    assert budget.kv_cache_bytes == 4 * GIB and budget.describe().endswith("1.0 GiB workspace - 2.0 GiB swap space")
+
+
+def test_a_swap_space_that_leaves_no_cache_is_refused_with_the_size_that_fits() -> None:
+    with pytest.raises(NotEnoughMemoryError, match=r"swap_space=6 GiB does not fit: 6\.0 GiB is left") as caught:
+        plan_memory(
+            free_bytes=10 * GIB, utilization=0.9, weights_bytes=2 * GIB, workspace_bytes=GIB, useful_bytes=None,
+            swap_bytes=6 * GIB,
+        )  # fmt: skip
+    assert caught.value.field == "swap_space" and caught.value.hint == "use swap_space <= 5.99, or free memory"
+    check_swap_space(0, 0)
+    with pytest.raises(NotEnoughMemoryError) as caught:
+        check_swap_space(GIB, MIB)
+    assert caught.value.hint == "use swap_space=0, or free memory"
+
+
+def test_a_cache_of_a_given_size_is_held_against_what_the_swap_space_leaves() -> None:
+    with pytest.raises(NotEnoughMemoryError, match=r"1\.0 GiB of it is workspace and 1\.5 GiB swap space") as caught:
+        check_allocation(GIB, 3 * GIB, GIB, int(1.5 * GIB))
+    assert caught.value.hint is not None and "less swap_space" in caught.value.hint

@@ -1,0 +1,62 @@
+"""Pages in host memory, for requests that lost theirs to others.
+
+Called by the scheduler's `Swapping`. `SwapPool` owns which host pages are free. Their contents are the worker's.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+NO_HOST_BLOCK = -1
+
+
+@dataclass(frozen=True, slots=True)
+class SwappedPages:
+    """What of a request is in host memory.
+
+    Attributes:
+        num_tokens: its first tokens, whose keys and values these are.
+        host_block_ids: per KV cache group: [num_blocks] int32, page by page; -1 where the request held none.
+    """
+
+    num_tokens: int
+    host_block_ids: tuple[np.ndarray, ...]
+
+    @property
+    def num_freed(self) -> tuple[int, ...]:
+        """Per KV cache group: pages, from the first on, that the request held no longer."""
+        return tuple(int(np.count_nonzero(ids == NO_HOST_BLOCK)) for ids in self.host_block_ids)
+
+    def held(self) -> np.ndarray:
+        """[num_held] int32: the host pages."""
+        block_ids = np.concatenate(self.host_block_ids)
+        held: np.ndarray = block_ids[block_ids != NO_HOST_BLOCK]
+        return held
+
+
+class SwapPool:
+    """Host pages 0 .. num_blocks - 1; all are free at first."""
+
+    def __init__(self, num_blocks: int) -> None:
+        self.num_blocks = num_blocks
+        self._stack = np.arange(num_blocks - 1, -1, -1, dtype=np.int32)
+        self._num_free = num_blocks
+
+    @property
+    def num_free_blocks(self) -> int:
+        """Pages that hold nothing."""
+        return self._num_free
+
+    def take(self, num_blocks: int) -> np.ndarray:
+        """[num_blocks] int32 pages; as many must be free. Those freed last come first: their memory is there."""
+        assert num_blocks <= self._num_free, "taking more host pages than are free"
+        self._num_free -= num_blocks
+        return np.array(self._stack[self._num_free : self._num_free + num_blocks][::-1])
+
+    def free(self, block_ids: np.ndarray) -> None:
+        """Give pages back, each once."""
+        assert self._num_free + len(block_ids) <= self.num_blocks, "a host page was freed more often than it was taken"
+        self._stack[self._num_free : self._num_free + len(block_ids)] = block_ids[::-1]
+        self._num_free += len(block_ids)

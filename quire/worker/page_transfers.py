@@ -1,0 +1,169 @@
+"""Page transfers: pages between the KV cache and the swap space, as the scheduler's message says.
+
+Made by the worker, called by the model runner before a step computes. Owns the memory of the swap space. Outs come
+before ins: a page that is swapped out may be given to a request that comes back in the same step.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+
+import numpy as np
+import torch
+
+from quire.attention.backend import AttentionBackend
+from quire.core.kv_spec import KVCacheConfig
+from quire.core.scheduler_output import PageCopies, SchedulerOutput
+from quire.worker.kv_cache_tensors import allocate_kv_caches, page_dim
+
+
+class PageTransfers(ABC):
+    """Carries out the swaps of steps."""
+
+    @abstractmethod
+    def run(self, scheduled: SchedulerOutput) -> None:
+        """Copy the step's pages out, then in; what the step computes comes after them."""
+
+    @abstractmethod
+    def take_seconds(self) -> tuple[float | None, float | None]:
+        """How long the last step's copies out and in took; None = there were none. Call when the step is done."""
+
+
+def allocate_with_swap_space(
+    kv_cache_config: KVCacheConfig,
+    layer_names: Sequence[str],
+    backend: AttentionBackend,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> tuple[list[torch.Tensor], PageTransfers | None]:
+    """The cache tensor of each layer, and what swaps their pages; None where there is no swap space.
+
+    On a CPU the swap space lies behind the cache, in the same tensors. Memory is only taken as pages are first written.
+    """
+    num_blocks, num_swap_blocks = kv_cache_config.num_blocks, kv_cache_config.num_swap_blocks
+    if not num_swap_blocks:
+        return allocate_kv_caches(kv_cache_config, layer_names, backend, dtype, device), None
+    dim = page_dim(kv_cache_config, backend)
+    if device.type != "cpu":
+        caches = allocate_kv_caches(kv_cache_config, layer_names, backend, dtype, device)
+        return caches, DeviceTransfers(caches, dim, num_swap_blocks)
+    both = dataclasses.replace(kv_cache_config, num_blocks=num_blocks + num_swap_blocks)
+    whole = allocate_kv_caches(both, layer_names, backend, dtype, device)
+    return [cache.narrow(dim, 0, num_blocks) for cache in whole], HostTransfers(whole, backend, num_blocks)
+
+
+class HostTransfers(PageTransfers):
+    """Cache and swap space are both the processor's memory.
+
+    Args:
+        kv_caches: per layer: the pages of the cache, then those of the swap space.
+        backend: which copies pages.
+        num_blocks: pages of the cache.
+        clock: seconds.
+    """
+
+    def __init__(
+        self,
+        kv_caches: Sequence[torch.Tensor],
+        backend: AttentionBackend,
+        num_blocks: int,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self._kv_caches = tuple(kv_caches)
+        self._backend = backend
+        self._num_blocks = num_blocks
+        self._clock = clock
+        self._seconds: tuple[float | None, float | None] = (None, None)
+
+    def run(self, scheduled: SchedulerOutput) -> None:
+        """Copy the step's pages out, then in."""
+        outs, ins = scheduled.swap_outs, scheduled.swap_ins
+        out_s = self._copy(outs.source_ids, outs.target_ids + self._num_blocks)
+        in_s = self._copy(ins.source_ids + self._num_blocks, ins.target_ids)
+        self._seconds = out_s, in_s
+
+    def take_seconds(self) -> tuple[float | None, float | None]:
+        """How long the last step's copies out and in took; None = there were none."""
+        seconds, self._seconds = self._seconds, (None, None)
+        return seconds
+
+    def _copy(self, source_ids: np.ndarray, target_ids: np.ndarray) -> float | None:
+        if not len(source_ids):
+            return None
+        start = self._clock()
+        sources, targets = (torch.from_numpy(ids.astype(np.int64)) for ids in (source_ids, target_ids))
+        self._backend.copy_pages(self._kv_caches, sources, targets)
+        return self._clock() - start
+
+
+class DeviceTransfers(PageTransfers):
+    """The cache is in a device's memory, the swap space in pinned memory of the host.
+
+    A layer's pages are gathered on the device, then copied in runs of consecutive host pages. All of it is queued on
+    the stream that computes, so that the step waits for it and the host does not.
+
+    Args:
+        kv_caches: per layer: the pages of the cache.
+        dim: the dimension of the tensors that counts pages, 0 or 1.
+        num_swap_blocks: pages of the swap space.
+    """
+
+    def __init__(self, kv_caches: Sequence[torch.Tensor], dim: int, num_swap_blocks: int) -> None:
+        parts = [part for cache in kv_caches for part in (cache.unbind(0) if dim else (cache,))]
+        self._parts = [part.flatten(1).view(torch.uint8) for part in parts]
+        self._device = kv_caches[0].device
+        is_cuda = self._device.type == "cuda"
+        self._host_parts = [
+            torch.empty((num_swap_blocks, part.shape[1]), dtype=torch.uint8, pin_memory=is_cuda) for part in self._parts
+        ]
+        self._marks: list[tuple[torch.cuda.Event, torch.cuda.Event] | None] = [None, None]
+
+    def run(self, scheduled: SchedulerOutput) -> None:
+        """Queue the copies of the step's pages out, then in."""
+        for i, (copies, copy) in enumerate(
+            ((scheduled.swap_outs, self._copy_out), (scheduled.swap_ins, self._copy_in))
+        ):
+            start = self._mark() if len(copies) else None
+            if len(copies):
+                copy(copies)
+            end = self._mark() if len(copies) else None
+            self._marks[i] = None if start is None or end is None else (start, end)
+
+    def take_seconds(self) -> tuple[float | None, float | None]:
+        """How long the last step's copies out and in took on the device; None = there were none."""
+        out_s, in_s = (None if marks is None else marks[0].elapsed_time(marks[1]) / 1000 for marks in self._marks)
+        self._marks = [None, None]
+        return out_s, in_s
+
+    def _mark(self) -> torch.cuda.Event | None:
+        if self._device.type != "cuda":
+            return None
+        event: torch.cuda.Event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        event.record()
+        return event
+
+    def _copy_out(self, copies: PageCopies) -> None:
+        ids = torch.from_numpy(copies.source_ids.astype(np.int64)).to(self._device)
+        for pages, host_pages in zip(self._parts, self._host_parts, strict=True):
+            gathered = pages.index_select(0, ids)
+            for i, host_page, num_pages in _runs(copies.target_ids):
+                host_pages[host_page : host_page + num_pages].copy_(gathered[i : i + num_pages], non_blocking=True)
+
+    def _copy_in(self, copies: PageCopies) -> None:
+        ids = torch.from_numpy(copies.target_ids.astype(np.int64)).to(self._device)
+        for pages, host_pages in zip(self._parts, self._host_parts, strict=True):
+            gathered = torch.empty((len(ids), pages.shape[1]), dtype=torch.uint8, device=self._device)
+            for i, host_page, num_pages in _runs(copies.source_ids):
+                gathered[i : i + num_pages].copy_(host_pages[host_page : host_page + num_pages], non_blocking=True)
+            pages.index_copy_(0, ids, gathered)
+
+
+def _runs(ids: np.ndarray) -> Iterator[tuple[int, int, int]]:
+    """(index, first id, length) of each run of consecutive ids."""
+    starts = np.flatnonzero(np.diff(ids, prepend=-2) != 1)
+    ends = np.append(starts[1:], len(ids))
+    for start, end in zip(starts.tolist(), ends.tolist(), strict=True):
+        yield start, int(ids[start]), end - start

@@ -1,0 +1,112 @@
+"""Preempted requests go on with the same tokens and log-probabilities, whether swapped or computed again."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from quire import LLM, SamplingParams
+from tests.e2e.same_bits import Answer, answers
+from tests.e2e.tiny_model import write_tiny_model
+
+COUNT, MAX_TOKENS = 130, 90
+ROOM = {"swap_space": 0.05}
+MODES: dict[str, dict[str, Any]] = {
+    "recompute": {"preemption_mode": "recompute"},
+    "swap": {"preemption_mode": "swap", **ROOM},
+    "auto": {"preemption_mode": "auto", **ROOM},
+    "swap, little room": {"preemption_mode": "swap", "swap_space": 1e-4},
+}
+BACKENDS: dict[str, dict[str, Any]] = {
+    "native": {"attention_backend": "native_cpu"},
+    "reference": {"attention_backend": "torch_reference", "dtype": "float32"},
+    "fp8": {"attention_backend": "native_cpu", "dtype": "bfloat16", "kv_cache_dtype": "fp8_e4m3"},
+}
+
+
+def crowd() -> tuple[list[Any], list[SamplingParams]]:
+    """Short prompts that grow: all fit at first, and few in the end. Every fourth asks for its prompt's lines."""
+    rng = random.Random(3)
+    prompts = [{"prompt_token_ids": [rng.randrange(250) for _ in range(rng.randint(1, 30))]} for _ in range(COUNT)]
+    params = [
+        SamplingParams(
+            max_tokens=MAX_TOKENS, detokenize=False, ignore_eos=True, logprobs=1, seed=i, temperature=0.9 * (i % 2),
+            repetition_penalty=1.2 if i % 3 == 0 else 1.0, presence_penalty=0.5 if i % 5 == 0 else 0.0,
+            prompt_logprobs=1 if i % 4 == 0 else None,
+        )
+        for i in range(COUNT)
+    ]  # fmt: skip
+    return prompts, params
+
+
+@dataclass
+class Found:
+    """What a crowd got, with the lines of its prompts, and how it got there."""
+
+    answers: list[tuple[Answer, Any]]
+    num_preemptions: int = 0
+    num_swap_preemptions: int = 0
+    num_bytes: tuple[int, int] = (0, 0)
+
+
+def run(model: Path, **settings: Any) -> Found:
+    prompts, params = crowd()
+    found, outputs = Found([]), {}
+    with LLM(str(model), max_model_len=128, block_size=16, **settings) as llm:
+        engine = llm.llm_engine
+        for i, (prompt, one) in enumerate(zip(prompts, params, strict=True)):
+            engine.add_request(str(i), prompt, one)
+        while engine.has_unfinished_requests():
+            outputs.update({output.request_id: output for output in engine.step() if output.finished})
+            stats = engine.last_stats
+            found.num_preemptions += stats.num_preemptions
+            found.num_swap_preemptions += stats.num_swap_preemptions
+            out, back = found.num_bytes
+            found.num_bytes = out + stats.swapped_out_bytes, back + stats.swapped_in_bytes
+    in_order = [outputs[str(i)] for i in range(COUNT)]
+    found.answers = list(zip(answers(in_order), [output.prompt_logprobs for output in in_order], strict=True))
+    return found
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("models")
+    return write_tiny_model(directory / "tiny", directory / "marker")
+
+
+@pytest.fixture(scope="module")
+def in_peace(model: Path) -> dict[str, Found]:
+    return {name: run(model, max_num_seqs=COUNT, **settings) for name, settings in BACKENDS.items()}
+
+
+@pytest.mark.parametrize(
+    ("backend", "mode", "prefix_caching"),
+    [
+        *(("native", mode, True) for mode in MODES),
+        ("native", "swap", False), ("fp8", "swap", True), ("fp8", "auto", False), ("reference", "swap", True),
+    ],
+)  # fmt: skip
+def test_a_crowd_in_a_tiny_pool_gets_the_answers_it_gets_in_peace(
+    model: Path, in_peace: dict[str, Found], backend: str, mode: str, prefix_caching: bool
+):
+    found = run(
+        model, max_num_seqs=70, num_gpu_blocks_override=72, scheduler_reserve_full_isl=False,
+        enable_prefix_caching=prefix_caching, **BACKENDS[backend], **MODES[mode],
+    )  # fmt: skip
+    expected = in_peace[backend].answers
+    if backend == "reference":  # its bits depend on the batch
+        assert [tokens for (tokens, _), _ in found.answers] == [tokens for (tokens, _), _ in expected]
+        assert all(
+            one[1] == pytest.approx(other[1], abs=1e-4)
+            for (one, _), (other, _) in zip(found.answers, expected, strict=True)
+        )
+    else:
+        assert found.answers == expected
+    assert in_peace[backend].num_preemptions == 0 and found.num_preemptions >= 100
+    assert (found.num_swap_preemptions > 0) == (mode != "recompute") == (found.num_bytes[0] > 0)
+    assert found.num_swap_preemptions == found.num_preemptions or mode != "swap"
+    assert found.num_bytes[1] <= found.num_bytes[0]

@@ -1,0 +1,104 @@
+"""Pages go to the swap space and back unchanged, in every layout, and outs come before ins."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from quire.attention.backend import AttentionBackend
+from quire.attention.backends.native_cpu import NativeCpuBackend
+from quire.attention.backends.torch_reference import TorchReferenceBackend
+from quire.core.kv_spec import AttentionSpec, KVCacheConfig, KVCacheGroupSpec
+from quire.core.scheduler_output import NO_PAGE_COPIES, PageCopies, SchedulerOutput
+from quire.kernels.native.runtime import NativeRuntime
+from quire.worker.kv_cache_tensors import page_dim
+from quire.worker.page_transfers import DeviceTransfers, PageTransfers, allocate_with_swap_space
+
+NUM_BLOCKS, NUM_SWAP_BLOCKS, BLOCK_SIZE, HEADS, HEAD_SIZE = 9, 6, 16, 2, 4
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "fp8": torch.float8_e4m3fn}
+
+
+def config_of(dtype: torch.dtype) -> KVCacheConfig:
+    spec = AttentionSpec(block_size=BLOCK_SIZE, num_kv_heads=HEADS, head_size=HEAD_SIZE, dtype_bytes=dtype.itemsize)
+    group = KVCacheGroupSpec(layer_names=("a", "b"), spec=spec)
+    return KVCacheConfig(num_blocks=NUM_BLOCKS, groups=(group,), num_swap_blocks=NUM_SWAP_BLOCKS)
+
+
+def make_backend(name: str) -> AttentionBackend:
+    return TorchReferenceBackend() if name == "torch_reference" else NativeCpuBackend(NativeRuntime("auto", 1))
+
+
+def step(outs: PageCopies = NO_PAGE_COPIES, ins: PageCopies = NO_PAGE_COPIES) -> SchedulerOutput:
+    none = np.empty(0, dtype=np.int32)
+    return SchedulerOutput(
+        step=0, freed_rows=none, new_reqs=(), new_blocks=(), rows=none, num_scheduled_tokens=none,
+        num_computed_tokens=none, is_sampling=none.astype(bool), total_num_scheduled_tokens=0,
+        swap_outs=outs, swap_ins=ins,
+    )  # fmt: skip
+
+
+def copies(sources: list[int], targets: list[int]) -> PageCopies:
+    return PageCopies(np.array(sources, dtype=np.int32), np.array(targets, dtype=np.int32))
+
+
+def pages(caches: list[torch.Tensor], dim: int) -> list[torch.Tensor]:
+    """Per layer: [num_blocks, ...] bytes, a copy."""
+    return [cache.view(torch.uint8).movedim(dim, 0).flatten(1).clone() for cache in caches]
+
+
+def fill(caches: list[torch.Tensor]) -> None:
+    random = torch.Generator().manual_seed(1)
+    for cache in caches:
+        noise = torch.randint(0, 256, cache.view(torch.uint8).shape, generator=random)
+        cache.view(torch.uint8).copy_(noise)
+
+
+def check_round_trip(caches: list[torch.Tensor], transfers: PageTransfers, dim: int) -> None:
+    fill(caches)
+    before = pages(caches, dim)
+    transfers.run(step(outs=copies([1, 7, 3, 4], [5, 0, 1, 2])))
+    assert all(torch.equal(one, other) for one, other in zip(pages(caches, dim), before, strict=True))
+    fill([cache.narrow(dim, 1, 4) for cache in caches])
+    transfers.run(step(outs=copies([6], [3]), ins=copies([0, 5, 2, 1], [6, 2, 8, 1])))
+    after = pages(caches, dim)
+    for one, old in zip(after, before, strict=True):
+        for block_id, was in {6: 7, 2: 1, 8: 4, 1: 3, 5: 5, 0: 0}.items():
+            assert torch.equal(one[block_id], old[was]), (block_id, was)
+    transfers.run(step(ins=copies([3], [7])))
+    assert all(torch.equal(one[7], old[6]) for one, old in zip(pages(caches, dim), before, strict=True))
+
+
+@pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
+@pytest.mark.parametrize("name", ["native_cpu", "torch_reference"])
+def test_pages_come_back_as_they_went_and_others_are_left_alone(name: str, dtype: torch.dtype) -> None:
+    backend, config = make_backend(name), config_of(dtype)
+    caches, transfers = allocate_with_swap_space(config, ["a", "b"], backend, dtype, torch.device("cpu"))
+    assert transfers is not None
+    dim = page_dim(config, backend)
+    assert [cache.shape[dim] for cache in caches] == [NUM_BLOCKS] * 2
+    check_round_trip(caches, transfers, dim)
+
+
+@pytest.mark.parametrize("dim", [0, 1])
+def test_the_transfers_of_a_device_do_the_same_with_pages_in_either_dimension(dim: int) -> None:
+    shape = (NUM_BLOCKS, 3, 8) if dim == 0 else (2, NUM_BLOCKS, 3, 4)
+    caches = [torch.zeros(shape, dtype=torch.bfloat16) for _ in range(2)]
+    check_round_trip(caches, DeviceTransfers(caches, dim, NUM_SWAP_BLOCKS), dim)
+
+
+def test_copies_are_timed_and_told_once() -> None:
+    backend, config = make_backend("torch_reference"), config_of(torch.float32)
+    _, transfers = allocate_with_swap_space(config, ["a", "b"], backend, torch.float32, torch.device("cpu"))
+    assert transfers is not None and transfers.take_seconds() == (None, None)
+    transfers.run(step(outs=copies([1], [1])))
+    out_s, in_s = transfers.take_seconds()
+    assert out_s is not None and out_s >= 0 and in_s is None
+    assert transfers.take_seconds() == (None, None)
+
+
+def test_without_swap_space_there_are_no_transfers() -> None:
+    spec = AttentionSpec(block_size=BLOCK_SIZE, num_kv_heads=1, head_size=2, dtype_bytes=4)
+    config = KVCacheConfig(num_blocks=3, groups=(KVCacheGroupSpec(layer_names=("a",), spec=spec),))
+    backend = make_backend("torch_reference")
+    assert allocate_with_swap_space(config, ["a"], backend, torch.float32, torch.device("cpu"))[1] is None
