@@ -47,6 +47,7 @@ class EngineCoreRequest:
         priority: lower runs first (priority policy only).
         cache_salt: requests share cached pages only with requests of the same salt.
         num_shared_tokens: full pages of so many first tokens of the prompt are shared whatever the salt.
+        template_id: names the chat template that made the prompt; 0 = none did.
         output_token_ids: [num_output_tokens] int32; what it has put out already, when it is continued; None = nothing.
             Fewer than `max_tokens`. Counted by limits, penalties and positions as if it had never been interrupted.
         fork_group: handle of the first of several requests with the same prompt and salt: the prompt is computed for
@@ -63,6 +64,7 @@ class EngineCoreRequest:
     priority: int = 0
     cache_salt: str | None = None
     num_shared_tokens: int = 0
+    template_id: int = 0
     output_token_ids: np.ndarray | None = None
     fork_group: int | None = None
 

@@ -36,23 +36,28 @@ PARTS_NOT_YET = (
 
 @dataclass(frozen=True, slots=True)
 class TextPrompt:
-    """A prompt to be tokenized; requests share cached pages only with requests of the same `cache_salt`."""
+    """A prompt to be tokenized; requests share cached pages only with requests of the same `cache_salt`.
+
+    `template_id` names the chat template that made it; 0 = none did.
+    """
 
     prompt: str
     cache_salt: str | None = None
+    template_id: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class TokensPrompt:
     """A prompt of token ids, at least one, each in [0, 2**31); `prompt` is its text when the caller has it.
 
-    Full pages of its first `num_shared_tokens` tokens are shared whatever the salt.
+    Full pages of its first `num_shared_tokens` tokens are shared whatever the salt. `template_id` as of `TextPrompt`.
     """
 
     prompt_token_ids: tuple[int, ...]
     prompt: str | None = None
     cache_salt: str | None = None
     num_shared_tokens: int = 0
+    template_id: int = 0
 
 
 class ChatMessage(TypedDict, total=False):
@@ -86,6 +91,11 @@ def parse_prompt(prompt: Any) -> TextPrompt | TokensPrompt:
     if getattr(prompt, "ndim", None) == 1 or (isinstance(prompt, Sequence) and not isinstance(prompt, bytes)):
         return TokensPrompt(_prompt_ids(prompt))
     raise wrong_type("prompt", prompt, "a text, a list of token ids, or a dict with 'prompt' or 'prompt_token_ids'")
+
+
+def made_by_template(text: str, template_id: int) -> TextPrompt:
+    """The prompt that a chat template made; raises `ValidationError` when it is empty or too long."""
+    return TextPrompt(_prompt_text(text), template_id=template_id)
 
 
 def with_cache_salt(prompt: TextPrompt | TokensPrompt, cache_salt: str) -> TextPrompt | TokensPrompt:

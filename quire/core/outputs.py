@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import msgspec
 
+from quire.core.cache_info import PrefixCacheInfo
 from quire.core.stats import RequestStateStats
 
 
@@ -51,6 +52,7 @@ class RequestOutput(msgspec.Struct):
         prompt_logprobs: per prompt token; the first is None; None when not asked for.
         num_cached_tokens: prompt tokens that were found in the prefix cache.
         metrics: timings of the request.
+        prefix_cache: what the prefix cache did for it, and why not more; None before its turn.
     """
 
     request_id: str
@@ -61,3 +63,4 @@ class RequestOutput(msgspec.Struct):
     prompt_logprobs: list[dict[int, Logprob] | None] | None = None
     num_cached_tokens: int | None = None
     metrics: RequestStateStats = msgspec.field(default_factory=RequestStateStats)
+    prefix_cache: PrefixCacheInfo | None = None

@@ -45,6 +45,7 @@ class Request:
         row: its row, -1 when it has none.
         num_preemptions: how often it lost its row.
         num_cached_tokens: prompt tokens found in the prefix cache at first admission; -1 before it.
+        num_computed_tokens: tokens that were computed when it lost its row last.
         num_prompt_logprobs_sent: prompt positions whose log-probabilities went out; a recomputed prompt repeats none.
         block_hashes: hash of each full page of `token_ids` known so far, in order.
     """
@@ -58,6 +59,7 @@ class Request:
     row: int = -1
     num_preemptions: int = 0
     num_cached_tokens: int = -1
+    num_computed_tokens: int = 0
     num_prompt_logprobs_sent: int = 0
     block_hashes: list[bytes] = field(default_factory=list)
 

@@ -121,6 +121,7 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, repr_omit_defaults=True
         bad_words_token_ids: internal; the token forms of `bad_words`, set by the input processor.
         extra_args: free values for custom logits processors.
         skip_reading_prefix_cache: compute the whole prompt; None = only when prompt logprobs are asked for.
+        no_store: keep no page of this request for others to find.
 
     Raises:
         ValidationError: a value has the wrong type or is out of range, or a keyword is unknown.
@@ -154,6 +155,7 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, repr_omit_defaults=True
     bad_words_token_ids: list[list[int]] | None = None
     extra_args: dict[str, Any] | None = None
     skip_reading_prefix_cache: bool | None = None
+    no_store: bool = False
     structured_outputs: Any = None
     thinking_token_budget: int | None = None
     repetition_detection: Any = None
@@ -297,6 +299,7 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, repr_omit_defaults=True
         if self.skip_reading_prefix_cache is None:
             self.skip_reading_prefix_cache = self.prompt_logprobs is not None
         check_bool("skip_reading_prefix_cache", self.skip_reading_prefix_cache)
+        check_bool("no_store", self.no_store)
 
     def _check_text(self) -> None:
         check_bool("ignore_eos", self.ignore_eos)

@@ -6,6 +6,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 
+from quire.core.cache_info import CacheMiss
+
 
 class EventKind(IntEnum):
     """Turning points of a request's life inside the engine core."""
@@ -17,12 +19,19 @@ class EventKind(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class RequestEvent:
-    """One turning point. `timestamp` is seconds on the engine's monotonic clock."""
+    """One turning point.
+
+    Attributes:
+        timestamp: seconds on the engine's monotonic clock.
+        num_cached_tokens: of SCHEDULED: prompt tokens found in the prefix cache at the first time.
+        cache_miss: of SCHEDULED: why there were not more, this time; None = all that can be used was found.
+    """
 
     handle: int
     kind: EventKind
     timestamp: float
     num_cached_tokens: int = 0
+    cache_miss: CacheMiss | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

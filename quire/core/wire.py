@@ -91,10 +91,14 @@ class AbortRequests(msgspec.Struct, frozen=True, tag="abort"):
 
 
 class UtilityCall(msgspec.Struct, frozen=True, tag="call"):
-    """Anything rare: "ping", "pause", "resume", "reset_prefix_cache". Answered by a `UtilityResult`."""
+    """Anything rare: "ping", "pause", "resume", "reset_prefix_cache" (`argument`: of running requests too).
+
+    Answered by a `UtilityResult`.
+    """
 
     call_id: int
     method: str
+    argument: bool = False
 
 
 class StepOutputs(msgspec.Struct, frozen=True, tag="outputs"):

@@ -198,11 +198,11 @@ class AsyncLLM(EngineClient):
         self._supervisor.attach()
         await self._supervisor.check_health()
 
-    async def reset_prefix_cache(self) -> bool:
-        """Forget all cached pages; False while any page is in use."""
+    async def reset_prefix_cache(self, reset_running_requests: bool = False) -> bool:
+        """Forget all cached pages, those of running requests if asked; False while any page is in use."""
         self._require_alive()
         self._supervisor.attach()
-        return bool(await self._supervisor.call("reset_prefix_cache"))
+        return bool(await self._supervisor.call("reset_prefix_cache", reset_running_requests))
 
     async def pause_generation(self) -> None:
         """Stop running steps; requests wait."""

@@ -86,9 +86,9 @@ class EngineCore:
         """True while any request waits or runs."""
         return self._scheduler.has_unfinished_requests()
 
-    def reset_prefix_cache(self) -> bool:
-        """Forget all cached pages; False while any page is in use."""
-        return self._scheduler.reset_prefix_cache()
+    def reset_prefix_cache(self, reset_running_requests: bool = False) -> bool:
+        """Forget all cached pages, those of running requests if asked; False while any page is in use."""
+        return self._scheduler.reset_prefix_cache(reset_running_requests)
 
     def shutdown(self) -> None:
         """Release the executor; harmless when repeated."""

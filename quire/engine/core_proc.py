@@ -151,7 +151,7 @@ class EngineCoreProc:
         if call.method in ("pause", "resume"):
             self._is_paused = call.method == "pause"
         elif call.method == "reset_prefix_cache":
-            value = self._core.reset_prefix_cache()
+            value = self._core.reset_prefix_cache(call.argument)
         elif call.method != "ping":
             unknown = ErrorInfo.of(MessageError(f"the engine core has no method {call.method!r}"))
             self._send(UtilityResult(call.call_id, error=unknown))

@@ -52,6 +52,7 @@ class PreparedRequest:
     eos_token_id: int
     cache_salt: str | None
     num_shared_tokens: int = 0
+    template_id: int = 0
 
 
 class InputProcessor:
@@ -96,6 +97,7 @@ class InputProcessor:
             eos_token_id=self._defaults.eos_token_id,
             cache_salt=parsed.cache_salt,
             num_shared_tokens=parsed.num_shared_tokens if isinstance(parsed, TokensPrompt) else 0,
+            template_id=parsed.template_id,
         )
 
     def _token_ids(self, prompt: TextPrompt | TokensPrompt, add_special_tokens: bool) -> np.ndarray:

@@ -132,10 +132,10 @@ class LLMEngine:
         """Requests whose final output is still to come."""
         return len(self._front)
 
-    def reset_prefix_cache(self) -> bool:
-        """Forget all cached pages; False while any page is in use."""
+    def reset_prefix_cache(self, reset_running_requests: bool = False) -> bool:
+        """Forget all cached pages, those of running requests if asked; False while any page is in use."""
         self._require_alive()
-        return self._client.reset_prefix_cache()
+        return self._client.reset_prefix_cache(reset_running_requests)
 
     def shutdown(self) -> None:
         """End the engine core; harmless when repeated."""

@@ -57,6 +57,7 @@ def make_children(
                 priority=priority,
                 cache_salt=prepared.cache_salt,
                 num_shared_tokens=prepared.num_shared_tokens,
+                template_id=prepared.template_id,
                 fork_group=None if prepared.params.n == 1 else first,
             )
         )

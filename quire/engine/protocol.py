@@ -79,8 +79,8 @@ class EngineClient(Protocol):
     async def check_health(self) -> None:
         """Return if the engine can serve; raises `EngineDeadError` otherwise."""
 
-    async def reset_prefix_cache(self) -> bool:
-        """Forget all cached pages; False while any page is in use."""
+    async def reset_prefix_cache(self, reset_running_requests: bool = False) -> bool:
+        """Forget all cached pages, those of running requests if asked; False while any page is in use."""
 
     async def pause_generation(self) -> None:
         """Stop running steps; requests wait."""

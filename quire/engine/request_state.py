@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
+from quire.core.cache_info import MissReason, PrefixCacheInfo
 from quire.core.engine_messages import FinishedRequest, FinishReason
 from quire.core.logprobs import LogprobsArrays
 from quire.core.outputs import CompletionOutput, RequestOutput
@@ -34,7 +35,7 @@ class RequestState:
 
     __slots__ = (
         "_arrival_ts", "_decodes_at_end", "_keeps_stop_text", "_num_decoded", "_num_taken", "detokenizer",
-        "finish_reason", "handle", "index", "logprobs", "num_cached_tokens", "stats", "stop_reason", "token_ids",
+        "finish_reason", "handle", "index", "logprobs", "prefix_cache", "stats", "stop_reason", "token_ids",
     )  # fmt: skip
 
     def __init__(
@@ -51,7 +52,7 @@ class RequestState:
         self.token_ids: list[int] = []
         self.finish_reason: str | None = None
         self.stop_reason: int | str | None = None
-        self.num_cached_tokens: int | None = None
+        self.prefix_cache: PrefixCacheInfo | None = None
         self.stats = RequestStateStats()
         self.detokenizer = Detokenizer(tokenizer, params, prompt_token_ids)
         self.logprobs = LogprobsCollector(
@@ -110,7 +111,9 @@ class RequestState:
             stats.num_preemptions += 1
         elif not stats.scheduled_ts:
             stats.scheduled_ts = event.timestamp
-            self.num_cached_tokens = event.num_cached_tokens
+            self.prefix_cache = PrefixCacheInfo(event.num_cached_tokens, event.cache_miss)
+        elif event.cache_miss is not None and event.cache_miss.reason is MissReason.PREEMPTED and self.prefix_cache:
+            self.prefix_cache = PrefixCacheInfo(self.prefix_cache.cached_tokens, event.cache_miss)
 
     def restart(self) -> None:
         """The engine core lost the request and will be sent it again: what came before its first token comes again."""
@@ -195,6 +198,7 @@ class RequestGroup:
         is_delta = self.output_kind is RequestOutputKind.DELTA
         if self.output_kind is RequestOutputKind.FINAL_ONLY and not finished:
             return None
+        prefix_cache = self.states[0].prefix_cache
         states = sorted(changed, key=_index_of) if is_delta else self.states
         return RequestOutput(
             request_id=self.request_id,
@@ -203,8 +207,9 @@ class RequestGroup:
             outputs=[state.take_completion(delta=is_delta) for state in states],
             finished=finished,
             prompt_logprobs=self._take_prompt_logprobs(once=is_delta),
-            num_cached_tokens=self.states[0].num_cached_tokens,
+            num_cached_tokens=None if prefix_cache is None else prefix_cache.cached_tokens,
             metrics=self._metrics(is_finished=finished),
+            prefix_cache=prefix_cache,
         )
 
     def _take_prompt_logprobs(self, *, once: bool) -> list[LogprobLine | None] | None:

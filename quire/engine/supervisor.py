@@ -154,7 +154,7 @@ class Supervisor:
         for handle in set(wanted) - set(sent):
             self._end_aborted(handle)
 
-    async def call(self, method: str) -> bool | None:
+    async def call(self, method: str, argument: bool = False) -> bool | None:
         """Call a utility of the core; waits for a core when there is none now."""
         while True:
             if self._restarting is not None:
@@ -163,7 +163,7 @@ class Supervisor:
             if self._is_closed or client is None:
                 raise EngineDeadError("the engine has stopped", hint="make a new one")
             try:
-                return await client.call(method)
+                return await client.call(method, argument)
             except EngineDeadError:
                 if self._client is client and self._restarting is None:
                     await asyncio.sleep(0.01)  # its exit is about to be noticed

@@ -12,7 +12,7 @@ from typing import Any
 
 from quire.config import QuireConfig
 from quire.config.build import build_config
-from quire.core.inputs import TextPrompt, TokensPrompt
+from quire.core.inputs import TextPrompt, TokensPrompt, made_by_template
 from quire.core.outputs import RequestOutput
 from quire.core.sampling_params import RequestOutputKind, SamplingParams
 from quire.engine.llm_engine import LLMEngine
@@ -147,13 +147,16 @@ class LLM:
         _refuse(lora_request=lora_request, mm_processor_kwargs=mm_processor_kwargs)
         template = self._template(chat_template, with_tools=bool(tools))
         prompts = [
-            template.render(
-                conversation,
-                tools=tools,
-                add_generation_prompt=add_generation_prompt,
-                continue_final_message=continue_final_message,
-                content_format=chat_template_content_format,
-                template_kwargs=chat_template_kwargs,
+            made_by_template(
+                template.render(
+                    conversation,
+                    tools=tools,
+                    add_generation_prompt=add_generation_prompt,
+                    continue_final_message=continue_final_message,
+                    content_format=chat_template_content_format,
+                    template_kwargs=chat_template_kwargs,
+                ),
+                template.id,
             )
             for conversation in _conversation_list(messages)
         ]
@@ -198,9 +201,13 @@ class LLM:
         return self.llm_engine.defaults.sampling_params()
 
     def reset_prefix_cache(self, reset_running_requests: bool = False, reset_connector: bool = False) -> bool:
-        """Forget all cached pages; False, and nothing done, while any page is in use."""
-        _refuse(reset_running_requests=reset_running_requests, reset_connector=reset_connector)
-        return self.llm_engine.reset_prefix_cache()
+        """Forget all cached pages; False, and nothing done, while any page is in use.
+
+        Args:
+            reset_running_requests: running requests give up their pages and compute them again, so none is in use.
+        """
+        _refuse(reset_connector=reset_connector)
+        return self.llm_engine.reset_prefix_cache(reset_running_requests)
 
     def shutdown(self) -> None:
         """Release the model and its memory; harmless when repeated."""

@@ -122,10 +122,10 @@ class RecordedScheduler(SchedulerInterface):
         """(running, waiting)."""
         return self._scheduler.get_request_counts()
 
-    def reset_prefix_cache(self) -> bool:
-        """Forget all cached pages; False, and nothing done, while any page is in use."""
-        is_done = self._scheduler.reset_prefix_cache()
-        self._writer.put(partial(records.Reset, is_done, self._clock.take()))
+    def reset_prefix_cache(self, reset_running_requests: bool = False) -> bool:
+        """Forget all cached pages, those of running requests if asked; False while any page is in use."""
+        is_done = self._scheduler.reset_prefix_cache(reset_running_requests)
+        self._writer.put(partial(records.Reset, is_done, self._clock.take(), reset_running_requests))
         return is_done
 
     def close(self) -> None:

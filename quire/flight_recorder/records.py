@@ -122,6 +122,7 @@ class Reset(msgspec.Struct, frozen=True, array_like=True, tag="reset"):
 
     is_done: bool
     clock: list[float]
+    reset_running_requests: bool = False
 
 
 Call = Add | Finish | Schedule | Update | Abandon | Take | Reset

@@ -122,8 +122,10 @@ class Replay:
             self._compare("what the front-end was told", call.digest, records.digest_of_outputs(outputs))
             self._watch.told(outputs, self._cause)
         else:
-            is_done = self._scheduler.reset_prefix_cache()
+            is_done = self._scheduler.reset_prefix_cache(call.reset_running_requests)
             self._compare("whether the prefix cache was reset", int(call.is_done), int(is_done))
+            if call.reset_running_requests:
+                self._cause = "the prefix cache was reset, and all that ran began anew"
 
     def _add(self, call: Add) -> None:
         try:

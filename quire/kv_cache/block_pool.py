@@ -94,7 +94,9 @@ class BlockPool:
         """Forget all cached pages; False, and nothing done, while any page is in use."""
         if len(self._free) != self.num_usable_blocks:
             return False
-        self._forget(np.flatnonzero(self.prefix_index.is_cached))
+        if len(self.prefix_pages):
+            self.prefix_pages.forget(np.flatnonzero(self.prefix_index.is_cached).tolist())
+        self.prefix_index.clear()
         self._free.reset()
         return True
 

@@ -164,6 +164,14 @@ class KVCacheCoordinator:
         for group in self._local:
             group.free_passed(rows, num_computed_tokens)
 
+    def is_computing(self, prefix_id: int, page: int, block_hash: bytes) -> bool:
+        """Whether a row is about to fill and publish page number `page`, which follows a cached prefix."""
+        return self._full is not None and self._full.is_computing(prefix_id, page, block_hash)
+
+    def num_known_pages(self, request: Request, max_pages: int) -> int:
+        """Of how many first pages of a request windowed groups know the prefix, whether or not they still hold them."""
+        return len(self._pool.prefix_pages.tree.find(request.token_ids, request.extra_keys, max_pages))
+
     def free(self, row: int) -> None:
         """Give up the row's pages."""
         for group in self._groups:

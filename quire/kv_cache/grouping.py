@@ -15,6 +15,9 @@ from quire.kv_cache.page_counts import most_blocks
 MAX_GROUPS = 8
 """Most groups of a model: each costs the scheduler and the worker some time in every step."""
 
+MAX_PADDING = 0.25
+"""Most of a page's memory that may be unused: short requests, whose windows free nothing, pay for it, too."""
+
 
 def group_layers(
     specs: Mapping[str, AttentionSpec], max_model_len: int, *, frees_pages: bool
@@ -22,7 +25,7 @@ def group_layers(
     """Divide a model's layers into KV cache groups.
 
     Layers whose windows differ are divided so that a long decoding request takes the least memory, padding included;
-    where no division takes less than one group that keeps everything does, it is that one.
+    where no division of little padding takes less than one group that keeps everything does, it is that one.
 
     Args:
         specs: layer name -> what it needs.
@@ -67,7 +70,8 @@ def _divide(
             num = -(-len(names) // per_group)
             num_groups += num
             memory += num * per_group * min(num_pages, most_blocks(spec, 1) or num_pages)
-        if num_groups <= MAX_GROUPS and (best is None or (memory, num_groups) < best[:2]):
+        is_allowed = num_groups <= MAX_GROUPS and _padding(num_layers, num_groups * per_group) <= MAX_PADDING
+        if is_allowed and (best is None or (memory, num_groups) < best[:2]):
             best = (memory, num_groups, per_group)
     if best is None or best[0] >= num_layers * num_pages:
         return one_group, "one group: layers with and without windows do not divide into groups that take less memory"
@@ -79,11 +83,15 @@ def _divide(
             part = tuple(names[i * len(names) // num : (i + 1) * len(names) // num])
             groups.append(KVCacheGroupSpec(layer_names=part, spec=spec))
     counts = "; ".join(f"{len(names)} layers of {_describe(spec)}" for spec, names in kinds.items())
-    padding = 1 - num_layers / (num_groups * per_group)
+    padding = _padding(num_layers, num_groups * per_group)
     return tuple(groups), (
         f"{num_groups} groups of up to {per_group} layers ({counts}), {padding:.0%} of the pages' memory is padding; "
         f"a request of {max_model_len} tokens takes {memory / (num_layers * num_pages):.0%} of what one group would"
     )
+
+
+def _padding(num_layers: int, num_slots: int) -> float:
+    return 1 - num_layers / num_slots
 
 
 def _common_shape(specs: Mapping[str, AttentionSpec]) -> AttentionSpec:

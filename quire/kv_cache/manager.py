@@ -11,12 +11,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from quire.core.cache_info import CacheMiss, MissReason
 from quire.core.kv_spec import KVCacheConfig
 from quire.core.request import ExtraKeys, Request
 from quire.core.scheduler_output import NewBlocks, PageCopies
 from quire.kv_cache.block_hash import BlockHashFn, hash_full_pages, sha256_block_hash
 from quire.kv_cache.block_pool import BlockPool
 from quire.kv_cache.coordinator import KVCacheCoordinator
+from quire.kv_cache.miss_explainer import MissExplainer
 from quire.kv_cache.page_copies import PendingCopies
 from quire.kv_cache.swap_pool import SwappedPages
 
@@ -74,6 +76,9 @@ class KVCacheManager:
         self._coordinator = KVCacheCoordinator(
             kv_cache_config, self._pool, max_num_seqs, max_model_len, hash_fn, max_chunk_tokens
         )
+        self._explainer = MissExplainer(
+            self._pool.prefix_index, self.block_size, hash_fn, self._coordinator.is_computing
+        )
         self._no_prefix = CachedPrefix((np.empty(0, dtype=np.int32),) * len(kv_cache_config.groups), 0)
         longest = self._coordinator.longest_sequence
         self._max_tokens = NO_LIMIT if longest is None else longest * self.block_size + 1
@@ -127,6 +132,29 @@ class KVCacheManager:
         block_ids, num_pages = self._coordinator.find(request, max_pages)
         return CachedPrefix(block_ids, num_pages * self.block_size)
 
+    def explain_miss(self, request: Request, prefix: CachedPrefix) -> CacheMiss | None:
+        """Why no more of a request is cached, before it is placed; None when all that can be used is."""
+        if prefix.num_tokens and prefix.num_tokens >= len(request.token_ids) - 1:
+            return None
+        if not self._is_caching:
+            return CacheMiss(MissReason.CACHING_OFF, 0)
+        if not request.may_read_prefix_cache:
+            needs_all = request.message.sampling_params.prompt_logprobs is not None
+            return CacheMiss(MissReason.PROMPT_LOGPROBS if needs_all else MissReason.READING_SKIPPED, 0)
+        if prefix.num_tokens + self.block_size <= request.num_computed_tokens:  # full pages of it are gone
+            return CacheMiss(MissReason.PREEMPTED, prefix.num_tokens)
+        if not self._coordinator.uses_hashes:
+            return self._explain_windows(request, prefix.num_tokens)
+        return self._explainer.explain(request, prefix.block_ids[0])
+
+    def _explain_windows(self, request: Request, num_cached: int) -> CacheMiss | None:
+        """As `explain_miss`, where all groups free pages and none has names to look up."""
+        num_usable = (len(request.token_ids) - 1) // self.block_size
+        if num_cached == num_usable * self.block_size:
+            return None if num_usable else CacheMiss(MissReason.BELOW_ONE_PAGE, 0)
+        is_known = self._coordinator.num_known_pages(request, num_usable) * self.block_size > num_cached
+        return CacheMiss(MissReason.EVICTED if is_known else MissReason.COLD, num_cached)
+
     def num_blocks_to_place(self, prefix: CachedPrefix, num_tokens: int) -> int:
         """By how many pages the free list shrinks when a request is placed with room for `num_tokens`.
 
@@ -141,6 +169,8 @@ class KVCacheManager:
         Returns:
             Per group: [num_blocks] int32, all pages of the row; the null page for those no query will see.
         """
+        if self._is_caching and request.message.sampling_params.no_store:
+            self._note_not_stored(request, len(prefix.block_ids[0]))
         block_ids = self._coordinator.place(row, request, prefix.block_ids, prefix.num_tokens, num_tokens)
         if prefix.partial_block_ids:
             targets = [ids[prefix.num_tokens // self.block_size] for ids in block_ids]
@@ -191,6 +221,11 @@ class KVCacheManager:
     def take_page_copies(self) -> PageCopies:
         """The copies that the worker has to make before it computes; each is given out once."""
         return self._copies.take()
+
+    def _note_not_stored(self, request: Request, page: int) -> None:
+        """The first page that will be computed and not kept: whoever looks for it can be told why it is missing."""
+        if page < len(request.block_hashes):
+            self._pool.prefix_index.past.note(request.block_hashes[page], MissReason.NO_STORE)
 
     def num_missing_blocks(self, rows: np.ndarray, num_tokens: np.ndarray) -> np.ndarray:
         """[num_groups, num_rows] pages that placed rows lack to hold `num_tokens` ([num_rows]) tokens.

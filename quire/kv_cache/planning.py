@@ -5,6 +5,7 @@ Called by the engine between loading the model and starting the scheduler. Pure 
 
 from __future__ import annotations
 
+import logging
 import math
 
 from quire.config.cache import CacheConfig
@@ -48,7 +49,7 @@ def plan_kv_cache(
     frees_pages = not cache.disable_hybrid_kv_cache_manager
     groups, reason = group_layers(specs, max_model_len, frees_pages=frees_pages)
     if cache.num_blocks is not None:
-        logger.info("KV cache: %s", reason)
+        _log(reason, specs)
         return _divided(cache.num_blocks, groups, cache)
     max_chunk_tokens = max_chunk_tokens or max_model_len
     if _missing_bytes(groups, budget_bytes, max_model_len, max_chunk_tokens) > 0:
@@ -57,7 +58,7 @@ def plan_kv_cache(
             longest = _longest_that_fits(specs, budget_bytes, max_model_len, max_chunk_tokens, frees_pages)
             raise _not_enough_memory(groups, budget_bytes, cache, max_model_len, max_chunk_tokens, longest)
         groups, reason = whole, "one group: while a long prompt is computed, several would need more than there is"
-    logger.info("KV cache: %s", reason)
+    _log(reason, specs)
     return _divided(budget_bytes // _page_bytes(groups), groups, cache)
 
 
@@ -77,6 +78,11 @@ def concurrency(config: KVCacheConfig, max_model_len: int, max_chunk_tokens: int
     pages_of_one = max_model_len / config.block_size
     limits = (most_blocks(group.spec, max_chunk_tokens) for group in config.groups)
     return (config.num_blocks - 1) / sum(min(pages_of_one, limit or pages_of_one) for limit in limits)
+
+
+def _log(reason: str, specs: dict[str, AttentionSpec]) -> None:
+    has_windows = any(spec.num_tokens_seen is not None for spec in specs.values())
+    logger.log(logging.INFO if has_windows else logging.DEBUG, "KV cache: %s", reason)
 
 
 def _page_bytes(groups: Groups) -> int:

@@ -11,32 +11,42 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
+from quire.core.cache_info import MissReason
 from quire.core.request import ExtraKeys
+from quire.kv_cache.past_pages import PastPages
+from quire.kv_cache.sibling_pages import SiblingPages
 from quire.kv_cache.token_pages import TokenPages
 
 ROOT_PREFIX_ID = 0
 """The empty prefix, parent of every first page."""
 
+LOST_PREFIX_ID = -1
+"""A prefix that cannot be found: nothing after it is stored."""
 
-CachedPage = tuple[bytes, int, int, ExtraKeys]
-"""Hash, prefix id, prefix id of the page before, extra keys. A plain tuple: one is made for every full page."""
+CachedPage = tuple[bytes, int, int, ExtraKeys, int]
+"""Hash, prefix id, prefix id of the page before, extra keys, template id. A plain tuple: one for every full page."""
 
 
 class PrefixIndex:
     """The cached pages, by hash. Of pages with equal content the first published is kept.
 
     A prefix id names the prefix that ends with a certain page, from its publication until it is forgotten;
-    it is never used again.
+    it is never used again. A page is forgotten together with those after it, so whatever is indexed can be found.
 
     Attributes:
         is_cached: [num_blocks] bool; pages that can be found. Read-only for others.
+        past: pages that cannot be found (any longer), and why.
+        siblings: the cached pages by what they follow.
     """
 
     def __init__(self, num_blocks: int, block_size: int) -> None:
         self.is_cached = np.zeros(num_blocks, dtype=np.bool_)
+        self.past = PastPages(num_blocks)
+        self.siblings = SiblingPages()
         self._token_pages = TokenPages(num_blocks, block_size)
         self._block_of_hash: dict[bytes, int] = {}
         self._pages: dict[int, CachedPage] = {}
+        self._block_of_prefix: dict[int, int] = {}
         self._last_prefix_id = ROOT_PREFIX_ID
 
     def __len__(self) -> int:
@@ -61,7 +71,7 @@ class PrefixIndex:
             block_id = self._block_of_hash.get(block_hash)
             if block_id is None:
                 break
-            _, prefix_id, *links = self._pages[block_id]
+            _, prefix_id, *links, _ = self._pages[block_id]
             if links != [parent_id, extra_keys.get(page, ())]:
                 break
             found.append(block_id)
@@ -77,30 +87,68 @@ class PrefixIndex:
         """Note what full pages hold, before they are published; `token_ids` is [num_pages, block_size]."""
         self._token_pages.write(block_ids, token_ids)
 
-    def publish(self, block_id: int, block_hash: bytes, parent_id: int, extra_keys: ExtraKeys) -> int:
-        """Make a full, computed page findable, unless one of equal content already is.
+    def publish(
+        self, block_id: int, block_hash: bytes, parent_id: int, extra_keys: ExtraKeys, template_id: int = 0
+    ) -> int:
+        """Make a full, computed page findable, unless one of equal content already is, or its parent is not.
 
-        A page of other content under the same hash is forgotten: it collides, or its parent was evicted and it
-        can no longer be reached.
+        A page of other content under the same hash, which collides, is forgotten.
 
         Returns:
             The prefix id that the next page of the sequence has as its parent.
         """
         twin = self._block_of_hash.get(block_hash)
         if twin is not None:
-            _, prefix_id, *links = self._pages[twin]
+            _, prefix_id, *links, _ = self._pages[twin]
             if links == [parent_id, extra_keys] and self._token_pages.are_equal(twin, block_id):
                 return prefix_id
             self.forget([twin])
+        if parent_id != ROOT_PREFIX_ID and parent_id not in self._block_of_prefix:
+            return LOST_PREFIX_ID
         self._last_prefix_id += 1
         self._block_of_hash[block_hash] = block_id
-        self._pages[block_id] = (block_hash, self._last_prefix_id, parent_id, extra_keys)
+        self._pages[block_id] = (block_hash, self._last_prefix_id, parent_id, extra_keys, template_id)
+        self._block_of_prefix[self._last_prefix_id] = block_id
+        self.siblings.add(block_id, parent_id, extra_keys)
         self.is_cached[block_id] = True
         return self._last_prefix_id
 
     def forget(self, block_ids: Iterable[int]) -> None:
-        """Make cached pages impossible to find."""
-        for block_id in block_ids:
-            block_hash, *_ = self._pages.pop(block_id)
+        """Make cached pages impossible to find, and with them the pages after them."""
+        due = list(block_ids)
+        while due:
+            page = self._pages.pop(due.pop(), None)
+            if page is None:
+                continue  # it went with the page before it
+            block_hash, prefix_id, parent_id, extra_keys, _ = page
             del self._block_of_hash[block_hash]
+            block_id = self._block_of_prefix.pop(prefix_id)
+            self.siblings.remove(block_id, parent_id, extra_keys)
             self.is_cached[block_id] = False
+            self.past.note(block_hash, MissReason.EVICTED)
+            due += self.siblings.all_after(prefix_id)
+
+    def clear(self) -> None:
+        """Make all pages impossible to find."""
+        self.past.note_reset(self._block_of_hash)
+        self._block_of_hash, self._pages, self._block_of_prefix = {}, {}, {}
+        self.siblings = SiblingPages()
+        self.is_cached[:] = False
+
+    # --- what the pages are, for whoever explains a miss ---
+
+    def block_of(self, block_hash: bytes) -> int | None:
+        """The cached page of this name; it may hold other content, when names collide."""
+        return self._block_of_hash.get(block_hash)
+
+    def template_id(self, block_id: int) -> int:
+        """The chat template with which a cached page's prompt was made; 0 = none."""
+        return self._pages[block_id][4]
+
+    def hash_of_prefix(self, prefix_id: int) -> bytes:
+        """The name of the page that a prefix ends with; the prefix is not empty and can be found."""
+        return self._pages[self._block_of_prefix[prefix_id]][0]
+
+    def num_equal_tokens(self, block_ids: Sequence[int], token_ids: np.ndarray) -> np.ndarray:
+        """[num_blocks]: how many leading tokens of each page are those of `token_ids` ([block_size])."""
+        return self._token_pages.num_equal(np.array(block_ids, dtype=np.int32), token_ids)

@@ -28,3 +28,9 @@ class TokenPages:
     def are_equal(self, block_id: int, other: int) -> bool:
         """True when two pages hold the same tokens."""
         return bool((self._token_ids[block_id] == self._token_ids[other]).all())
+
+    def num_equal(self, block_ids: np.ndarray, token_ids: np.ndarray) -> np.ndarray:
+        """[num_blocks]: how many leading tokens of each page are those of `token_ids` ([block_size])."""
+        is_equal = self._token_ids[block_ids] == token_ids
+        counts: np.ndarray = np.logical_and.accumulate(is_equal, axis=1).sum(axis=1)
+        return counts

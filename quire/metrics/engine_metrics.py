@@ -15,6 +15,7 @@ from prometheus_client.gc_collector import GCCollector
 from prometheus_client.process_collector import ProcessCollector
 
 from quire.config import QuireConfig
+from quire.core.cache_info import MissReason
 from quire.core.engine_messages import EngineCoreOutputs
 from quire.core.sampling_params import SamplingParams
 from quire.core.stats import RequestStateStats, SchedulerStats
@@ -56,6 +57,9 @@ class EngineMetrics:
         if stats.prefix_cache_queries:
             self._prefix_queries.inc(stats.prefix_cache_queries)
             self._prefix_hits.inc(stats.prefix_cache_hits)
+        for event in step.events:
+            if event.cache_miss is not None:
+                self._prefix_misses[event.cache_miss.full_reason].inc()
         if stats.num_preemptions:
             self._preemptions.inc(stats.num_preemptions)
             num_swapped = stats.num_swap_preemptions
@@ -175,6 +179,11 @@ class EngineMetrics:
         self._gauge("kv_cache_usage_perc", doc, lambda: self._last_stats.kv_cache_usage)
         self._prefix_queries = self._counter("prefix_cache_queries", "Prompt tokens looked up in the prefix cache.")
         self._prefix_hits = self._counter("prefix_cache_hits", "Prompt tokens found in the prefix cache.")
+        misses = Counter(
+            "quire:prefix_cache_misses", "Turns of requests of which less was found than can be used, by reason.",
+            [*self._labels, "reason"], registry=self.registry,
+        )  # fmt: skip
+        self._prefix_misses = {reason: misses.labels(**self._labels, reason=str(reason)) for reason in MissReason}
         self._preemptions = self._counter("num_preemptions", "Answers stopped to make room.")
         self._make_swap_metrics()
         self._generation_tokens = self._counter("generation_tokens", "New tokens.")

@@ -9,7 +9,6 @@ from typing import Any
 Schema = Mapping[str, Any]
 LITERALS = {"true": True, "false": False, "null": None, "none": None}
 MAX_SCHEMA_DEPTH = 8
-NO_CONSTANT = frozenset(("NaN", "Infinity", "-Infinity"))
 
 
 class Tools:
@@ -54,27 +53,41 @@ def json_of(text: str, types: frozenset[str] | None) -> str:
         if types is not None and "null" in types and text == "null":
             return "null"
         return encode(text)
-    value = _parsed(text)
-    if value is not ... and (not types or _type_name(value) & types):
-        return encode(value)
+    try:
+        value = _parsed(text.strip())
+        if not types or _type_name(value) & types:
+            return encode(value)
+    except (ValueError, RecursionError):
+        pass  # it is a text
     return encode(text)
 
 
 def encode(value: Any) -> str:
-    """JSON text of plain data."""
-    return json.dumps(value, ensure_ascii=False)
+    """JSON text of plain data, which UTF-8 can say.
+
+    Raises:
+        ValueError: a number in it is not finite.
+    """
+    text = json.dumps(value, ensure_ascii=False, allow_nan=False)
+    try:
+        text.encode()
+    except UnicodeEncodeError:  # half a pair of surrogates, which only an escape can say
+        return json.dumps(value, allow_nan=False)
+    return text
+
+
+def decode(text: str) -> Any:
+    """The value of JSON text.
+
+    Raises:
+        ValueError, RecursionError: it is none.
+    """
+    return json.loads(text, parse_constant=_refuse)
 
 
 def _parsed(text: str) -> Any:
-    """The value of JSON text; ... when it is none."""
-    stripped = text.strip()
-    if stripped.lower() in LITERALS:
-        return LITERALS[stripped.lower()]
-    try:
-        value = json.loads(stripped, parse_constant=_refuse)
-    except (ValueError, RecursionError):
-        return ...
-    return ... if isinstance(value, float) and value in (float("inf"), -float("inf")) else value
+    """As `decode`, of Python's words, too."""
+    return LITERALS[text.lower()] if text.lower() in LITERALS else decode(text)
 
 
 def _refuse(constant: str) -> Any:

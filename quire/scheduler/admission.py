@@ -222,6 +222,7 @@ class Admission:
             Per KV cache group: [num_blocks] int32, its pages.
         """
         request, prefix, num_computed = candidate.request, candidate.prefix, candidate.num_computed_tokens
+        cache_miss = None if candidate.swapped is not None else self._kv.explain_miss(request, prefix)
         row = self._table.allocate(request, num_computed)
         num_tokens = num_computed + candidate.num_new_tokens
         if candidate.swapped is None:
@@ -234,7 +235,7 @@ class Admission:
             plan.num_prefix_queries += request.num_prompt_tokens
             plan.num_prefix_hits += prefix.num_tokens
         request.status = RequestStatus.RUNNING
-        self._outbox.note_event(request.handle, EventKind.SCHEDULED, request.num_cached_tokens)
+        self._outbox.note_event(request.handle, EventKind.SCHEDULED, request.num_cached_tokens, cache_miss)
         self._forks.note_placed(request)
         plan.add_new(_new_request_data(request, row, block_ids), candidate.num_new_tokens)
         return block_ids

@@ -51,5 +51,9 @@ class SchedulerInterface(Protocol):
     def get_request_counts(self) -> tuple[int, int]:
         """(running, waiting)."""
 
-    def reset_prefix_cache(self) -> bool:
-        """Forget all cached pages; False, and nothing done, while any page is in use."""
+    def reset_prefix_cache(self, reset_running_requests: bool = False) -> bool:
+        """Forget all cached pages; False, and nothing done, while any page is in use.
+
+        Args:
+            reset_running_requests: running requests give up their pages and compute them again, so none is in use.
+        """

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from quire.core.cache_info import CacheMiss
 from quire.core.engine_messages import FinishedRequest
 from quire.core.stats import EventKind, RequestEvent
 
@@ -22,9 +23,11 @@ class Outbox:
     def __bool__(self) -> bool:
         return bool(self._events or self._finished)
 
-    def note_event(self, handle: int, kind: EventKind, num_cached_tokens: int = 0) -> None:
+    def note_event(
+        self, handle: int, kind: EventKind, num_cached_tokens: int = 0, cache_miss: CacheMiss | None = None
+    ) -> None:
         """A request was queued, scheduled or preempted."""
-        self._events.append(RequestEvent(handle, kind, self._clock(), num_cached_tokens))
+        self._events.append(RequestEvent(handle, kind, self._clock(), num_cached_tokens, cache_miss))
 
     def note_finished(self, finished: FinishedRequest) -> None:
         """A request ended."""

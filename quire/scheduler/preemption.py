@@ -35,5 +35,6 @@ def choose_victim(running: RunningRows, table: RequestTable, spared: np.ndarray 
 def suspend(request: Request, table: RequestTable) -> None:
     """Keep what is needed to continue a request that is about to lose its row."""
     request.token_ids = table.tokens_of(request.row)
+    request.num_computed_tokens = int(table.num_computed_tokens[request.row])
     request.status = RequestStatus.PREEMPTED
     request.num_preemptions += 1

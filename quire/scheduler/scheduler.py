@@ -289,18 +289,22 @@ class Scheduler:
         """
         step, self._in_flight = self._in_flight, None
         assert step is not None, "only a step in flight can be abandoned"
+        self._suspend_running()
+        self._freed_rows = list(dict.fromkeys([*step.scheduled.freed_rows.tolist(), *self._freed_rows]))
+        for request in self._swapping.abandon():
+            self._queue.add(request)
+        return [handle for handle in step.handles.tolist() if handle in self._requests]
+
+    def _suspend_running(self) -> None:
+        """Every running request waits again with its tokens."""
         rows = self._running.rows.tolist()
         requests = [self._table.request_on(row) for row in rows]
         for request in requests:
             suspend(request, self._table)
         self._vacate(rows)
-        self._freed_rows = list(dict.fromkeys([*step.scheduled.freed_rows.tolist(), *self._freed_rows]))
-        for request in self._swapping.abandon():
-            self._queue.add(request)
         for request in requests:
             self._queue.add(request)
             self._outbox.note_event(request.handle, EventKind.PREEMPTED)
-        return [handle for handle in step.handles.tolist() if handle in self._requests]
 
     def _record_cost(self, scheduled: SchedulerOutput, seconds: float | None) -> None:
         if self._costs is not None:
@@ -412,6 +416,16 @@ class Scheduler:
             return None
         return self._admission.hindrance(self._in_flight.plan)
 
-    def reset_prefix_cache(self) -> bool:
-        """Forget all cached pages; False, and nothing done, while any page is in use."""
-        return self._kv.reset_prefix_cache()
+    def reset_prefix_cache(self, reset_running_requests: bool = False) -> bool:
+        """Forget all cached pages; False, and nothing done, while any page is in use, or swapped out.
+
+        Args:
+            reset_running_requests: requests give up their pages and compute them again, so none is in use.
+        """
+        assert self._in_flight is None, "a step is taken in before the cache is reset"
+        if reset_running_requests:
+            self._forks.release()
+            self._suspend_running()
+            for request in self._swapping.take_all():
+                self._queue.add(request)
+        return not len(self._swapping) and self._kv.reset_prefix_cache()

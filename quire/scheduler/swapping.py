@@ -214,6 +214,10 @@ class Swapping:
             self._outs.pop(handle, None)
         return request
 
+    def take_all(self) -> list[Request]:
+        """Every swapped request, between two steps; its pages are given up."""
+        return [request for handle in list(self._pages) if (request := self.remove(handle)) is not None]
+
     def num_bytes(self, copies: PageCopies) -> int:
         """Bytes that these copies move."""
         return len(copies) * self._page_size_bytes

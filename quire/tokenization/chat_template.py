@@ -6,6 +6,7 @@ sandboxed environment; a template may come from anywhere, so it can compute text
 
 from __future__ import annotations
 
+import hashlib
 import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -43,12 +44,16 @@ class ChatTemplate:
 
     Raises:
         ChatTemplateError: the source is too long or is not valid Jinja.
+
+    Attributes:
+        id: the same for the same source, and not 0.
     """
 
     def __init__(
         self, source: str, special_tokens: Mapping[str, str] | None = None, limits: TemplateLimits | None = None
     ) -> None:
         self.source = source
+        self.id = int.from_bytes(hashlib.sha256(source.encode()).digest()[:7], "little") + 1
         self._limits = limits or TemplateLimits()
         self._special_tokens = dict(special_tokens or {})
         self._lock = threading.Lock()

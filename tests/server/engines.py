@@ -6,7 +6,7 @@ import asyncio
 import itertools
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -14,11 +14,12 @@ import numpy as np
 
 from quire.config import QuireConfig
 from quire.config.build import build_config
+from quire.core.cache_info import CacheMiss
 from quire.core.engine_messages import EngineCoreOutputs
 from quire.core.inputs import TokensPrompt
 from quire.core.outputs import CompletionOutput, Logprob, RequestOutput
 from quire.core.sampling_params import RequestOutputKind, SamplingParams
-from quire.core.stats import RequestStateStats, SchedulerStats
+from quire.core.stats import EventKind, RequestEvent, RequestStateStats, SchedulerStats
 from quire.engine.generation_defaults import GenerationDefaults
 from quire.engine.input_processor import InputLimits, InputProcessor
 from quire.engine.llm_engine import LLMEngine
@@ -158,11 +159,12 @@ class ScriptedEngine(Pumped):
         """The token at `position` of the answer; None = it has ended."""
         return rule(prompt, seed, position)
 
-    def step(self, num_new_tokens: int = 0, **stats: Any) -> None:
-        """Tell the listeners of a step with so many new tokens and these statistics."""
+    def step(self, num_new_tokens: int = 0, misses: Sequence[CacheMiss] = (), **stats: Any) -> None:
+        """Tell the listeners of a step with so many new tokens, these cache misses and these statistics."""
+        events = tuple(RequestEvent(0, EventKind.SCHEDULED, 0.0, 0, miss) for miss in misses)
         tokens = np.zeros(num_new_tokens, dtype=np.int64)
         record = EngineCoreOutputs(
-            handles=tokens, new_token_ids=tokens, logprobs=None, prompt_logprobs=(), finished=(), events=(),
+            handles=tokens, new_token_ids=tokens, logprobs=None, prompt_logprobs=(), finished=(), events=events,
             stats=SchedulerStats(**stats), timestamp=time.monotonic(),
         )  # fmt: skip
         for listener in self.step_listeners:
@@ -176,8 +178,8 @@ class ScriptedEngine(Pumped):
         if self.errored:
             raise EngineDeadError("the engine has stopped: /secret/path 0xdeadbeef")
 
-    async def reset_prefix_cache(self) -> bool:
-        return True
+    async def reset_prefix_cache(self, reset_running_requests: bool = False) -> bool:
+        return not self.live or reset_running_requests
 
     async def pause_generation(self) -> None:
         self.is_paused = True
@@ -329,9 +331,9 @@ class SteppedEngine(Pumped):
     async def check_health(self) -> None:
         return None
 
-    async def reset_prefix_cache(self) -> bool:
+    async def reset_prefix_cache(self, reset_running_requests: bool = False) -> bool:
         with self._lock:
-            return self._engine.reset_prefix_cache()
+            return self._engine.reset_prefix_cache(reset_running_requests)
 
     async def pause_generation(self) -> None:
         self.is_paused = True

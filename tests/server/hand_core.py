@@ -91,9 +91,9 @@ class HandCore:
         """Whether messages have come."""
         return bool(self._inputs.poll(int(1000 * timeout_s)))
 
-    def reset_prefix_cache(self) -> bool:
+    def reset_prefix_cache(self, reset_running_requests: bool = False) -> bool:
         """Forget all cached pages."""
-        return self._core.reset_prefix_cache()
+        return self._core.reset_prefix_cache(reset_running_requests)
 
     def watch_exit(self, on_exit: Callable[..., None]) -> None:
         """It never ends by itself."""

@@ -17,10 +17,11 @@ import httpx
 import pytest
 
 from quire.config.server import LimitsConfig
-from quire.entrypoints.openai.access import ROUTE_ACCESS
+from quire.entrypoints.openai.access import ROUTE_ACCESS, Access
 from tests.server.engines import ScriptedEngine
 from tests.server.servers import RunningServer
 from tests.server.test_protocol import CHAT, HELLO, error_of, post
+from tests.server.test_safety import bearer
 
 COMPLETIONS = "/v1/completions"
 
@@ -210,7 +211,19 @@ ADMIN = (
 def test_cve_2026_7301_and_cve_2025_10164_there_are_no_routes_that_administer(server):
     for path, method in itertools.product(ADMIN, ("GET", "POST")):
         assert httpx.request(method, server.url + path, json={}, verify=False).status_code == 404, path
-    assert not {path for path in ROUTE_ACCESS if path in ADMIN}
+    assert {path for path in ROUTE_ACCESS if path in ADMIN} == {"/reset_prefix_cache"}
+    assert {path for path, access in ROUTE_ACCESS.items() if access is Access.OPERATOR} == {"/reset_prefix_cache"}
+
+
+def test_cve_2026_7301_the_one_route_that_administers_is_for_an_operators_key_alone(tmp_path):
+    keys = tmp_path / "keys.yaml"
+    keys.write_text("tenants:\n  ops: {keys: [ops-key-1234], operator: true}\n  red: {keys: [red-key-1234]}\n")
+    with RunningServer(ScriptedEngine(), api_key_file=str(keys)) as server:
+        statuses = [
+            post(server, "/reset_prefix_cache", {}, headers=headers).status_code
+            for headers in ({}, bearer("red-key-1234"), bearer("ops-key-1234"))
+        ]
+    assert statuses == [401, 403, 200]
 
 
 def test_cve_2026_44222_no_field_brings_control_tokens_into_a_prompt(server):

@@ -10,6 +10,7 @@ import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from quire.core.cache_info import CacheMiss, MissReason
 from quire.entrypoints.openai.receipt import PHASES
 from quire.metrics.buckets import decades
 from tests.server.engines import ScriptedEngine, rule, scripted_config
@@ -174,6 +175,7 @@ def test_every_counter_and_histogram_agrees_with_a_replayed_count():
             engine.step(
                 num_new_tokens=tokens, num_scheduled_tokens=2 * tokens, num_preemptions=1, prefix_cache_queries=64,
                 prefix_cache_hits=32, num_swap_preemptions=tokens // 30 % 2, swapped_out_bytes=100, swapped_in_bytes=10,
+                misses=[CacheMiss(MissReason.COLD, 0), CacheMiss(MissReason.COLD, 0, MissReason.OTHER_SALT)],
             )  # fmt: skip
         page = httpx.get(server.url + "/metrics").text
     ended = [*asked, (6, 1, 3), (6, 1, 3), (10, 1, 1)]
@@ -199,13 +201,16 @@ def test_every_counter_and_histogram_agrees_with_a_replayed_count():
         "inter_token_latency_seconds_count": sum(n * (max_tokens - 1) for _, n, max_tokens in ended),
         "request_time_per_output_token_seconds_count": sum(n * max_tokens > 1 for _, n, max_tokens in ended),
     }  # fmt: skip
+    missed = {"cold": 3, "other_salt": 3}
     refused = {"bad_request": 2, "not_found": 2, "method_not_allowed": 1, "paused": 1}
     for name in own_counts(page):
         if name.endswith("_count"):
             expected.setdefault(name, len(ended))
+        elif name.startswith("prefix_cache_misses_total"):
+            expected[name] = missed.pop(name.split()[1], 0)
         elif name.startswith("requests_refused_total"):
             expected[name] = refused.pop(name.split()[1], 0)
-    assert own_counts(page) == expected and not refused
+    assert own_counts(page) == expected and not refused and not missed
 
 
 def test_bounds_are_of_decades():

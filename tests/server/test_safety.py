@@ -58,7 +58,7 @@ def test_every_route_says_who_may_reach_it(guarded):
     )
     for path, method in routes:
         answer = httpx.request(method, guarded.url + path.replace("{model:path}", "leaf"))
-        assert (answer.status_code == 401) == (ROUTE_ACCESS[path] is Access.KEY), (path, method)
+        assert (answer.status_code == 401) == (ROUTE_ACCESS[path] is not Access.OPEN), (path, method)
 
 
 def routes_of(app):

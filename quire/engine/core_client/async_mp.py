@@ -44,7 +44,7 @@ class AsyncMPClient:
         """Ask for requests to end; each still gets a final output."""
         self._core.link.send(AbortRequests(list(handles)))
 
-    async def call(self, method: str) -> bool | None:
+    async def call(self, method: str, argument: bool = False) -> bool | None:
         """Call a utility of the core; its value.
 
         Raises:
@@ -55,7 +55,7 @@ class AsyncMPClient:
         answer: asyncio.Future[bool | None] = self._loop.create_future()
         self._calls[call_id] = answer
         try:
-            self._core.link.send(UtilityCall(call_id, method))
+            self._core.link.send(UtilityCall(call_id, method, argument))
             return await answer
         finally:
             self._calls.pop(call_id, None)

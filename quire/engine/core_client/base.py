@@ -24,8 +24,8 @@ class EngineCoreClient(ABC):
         """The next step's outputs; None when nothing is unfinished."""
 
     @abstractmethod
-    def reset_prefix_cache(self) -> bool:
-        """Forget all cached pages; False while any page is in use."""
+    def reset_prefix_cache(self, reset_running_requests: bool = False) -> bool:
+        """Forget all cached pages, those of running requests if asked; False while any page is in use."""
 
     @abstractmethod
     def shutdown(self) -> None:

@@ -27,9 +27,9 @@ class InprocClient(EngineCoreClient):
         """Run one step."""
         return self._core.step()
 
-    def reset_prefix_cache(self) -> bool:
-        """Forget all cached pages; False while any page is in use."""
-        return self._core.reset_prefix_cache()
+    def reset_prefix_cache(self, reset_running_requests: bool = False) -> bool:
+        """Forget all cached pages, those of running requests if asked; False while any page is in use."""
+        return self._core.reset_prefix_cache(reset_running_requests)
 
     def shutdown(self) -> None:
         """End the core; harmless when repeated."""

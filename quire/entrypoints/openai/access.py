@@ -15,6 +15,7 @@ class Access(Enum):
 
     OPEN = "everyone: a load balancer asks it, and it tells nothing but a status"
     KEY = "whoever shows an API key, where there are keys"
+    OPERATOR = "whoever shows an operator's API key; without keys the path does not exist"
 
 
 ROUTE_ACCESS = {
@@ -32,6 +33,7 @@ ROUTE_ACCESS = {
     "/v1/chat/completions": Access.KEY,
     "/tokenize": Access.KEY,
     "/detokenize": Access.KEY,
+    "/reset_prefix_cache": Access.OPERATOR,
 }
 OPEN_PATHS = frozenset(path for path, access in ROUTE_ACCESS.items() if access is Access.OPEN)
 

@@ -82,6 +82,10 @@ class AnswerForm:
         self.tokenizer = state.engine.tokenizer
         as_ids = request.return_tokens_as_token_ids
         self.shows_ids = state.config.api.return_tokens_as_token_ids if as_ids is None else as_ids
+        self._cache_reports: dict[int, dict[str, Any]] | None = None
+        if request.return_cache_info or state.config.api.enable_per_request_metrics:
+            self._cache_reports = {}
+        self._cache_view = state.cache_view
         self.shows_metrics = state.config.api.enable_per_request_metrics
         self.shows_usage_at_end = bool(options and options.include_usage) or state.config.api.enable_force_include_usage
         self.shows_usage_always = bool(options and options.include_usage and options.continuous_usage_stats)
@@ -96,6 +100,8 @@ class AnswerForm:
         if output.num_cached_tokens is not None:
             usage.num_cached[prompt_index] = output.num_cached_tokens
         self._stats[prompt_index] = output.metrics
+        if self._cache_reports is not None and output.prefix_cache is not None:
+            self._cache_reports[prompt_index] = self._cache_view.report(output.prefix_cache)
 
     def event(self, choices: list[dict[str, Any]], extra: dict[str, Any] | None = None) -> bytes:
         """One event of a stream."""
@@ -119,6 +125,7 @@ class AnswerForm:
             extra["usage"] = self.usage.content()
         if self.shows_metrics:
             extra["metrics"] = self.receipt().content()
+        extra.update(self._prefix_cache())
         return self.event([], extra) if extra else b""
 
     def whole(self, choices: list[dict[str, Any]], extra: dict[str, Any]) -> bytes:
@@ -126,7 +133,15 @@ class AnswerForm:
         content: dict[str, Any] = {**self.head, "choices": choices, "usage": self.usage.content(), **extra}
         if self.shows_metrics:
             content["metrics"] = self.receipt().content()
+        content.update(self._prefix_cache())
         return encode({**content, **self.first_extra()})
+
+    def _prefix_cache(self) -> dict[str, Any]:
+        """What the prefix cache did: an object, or a list where there were several prompts; {} unless asked for."""
+        if self._cache_reports is None:
+            return {}
+        reports = [self._cache_reports.get(index) for index in range(len(self.work.prompts))]
+        return {"prefix_cache": reports[0] if len(reports) == 1 else reports}
 
     def receipt(self, now_s: float | None = None) -> Receipt:
         """Where the request's time went until `now_s`, by default now."""

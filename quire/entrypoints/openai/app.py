@@ -22,6 +22,7 @@ from quire.entrypoints.openai.info_routes import InfoRoutes
 from quire.entrypoints.openai.key_watch import KeyWatch
 from quire.entrypoints.openai.keys import ApiKeys, read_checked_keys
 from quire.entrypoints.openai.middleware import Gate, LastResort, RequestLog
+from quire.entrypoints.openai.operator_routes import OperatorRoutes
 from quire.entrypoints.openai.protocol.chat import ChatRequest
 from quire.entrypoints.openai.protocol.completion import CompletionRequest
 from quire.entrypoints.openai.protocol.tokenize import DetokenizeRequest, TokenizeRequest
@@ -109,6 +110,8 @@ def _add_routes(app: FastAPI, state: ServerState) -> None:
     add("/version", info.version)
     add("/load", info.load)
     add("/metrics", info.metrics)
+    if state.tenants.needs_key:
+        add("/reset_prefix_cache", OperatorRoutes(state).reset_prefix_cache, method="POST")
 
 
 def _endpoint(route: Route) -> Callable[[Request], Any]:

@@ -219,7 +219,7 @@ class PromptReader:
             ids = [*around, *ids]
         if not ids:
             raise ValidationError("the chat template made an empty prompt of the messages", field="messages")
-        return cut_prompt(TokensPrompt(tuple(ids), text), cut, self.max_model_len)
+        return cut_prompt(TokensPrompt(tuple(ids), text, template_id=template.id), cut, self.max_model_len)
 
     def _template(self, request: ChatFields) -> ChatTemplate:
         if request.chat_template is not None:
@@ -264,4 +264,5 @@ def cut_prompt(prompt: Any, cut: Cut, max_model_len: int) -> TokensPrompt:
         return prompt
     if limit == 0:
         raise ValidationError("truncate_prompt_tokens=0 leaves no prompt", field="truncate_prompt_tokens")
-    return TokensPrompt(ids[:limit] if cut.side == "right" else ids[len(ids) - limit :])
+    kept = ids[:limit] if cut.side == "right" else ids[len(ids) - limit :]
+    return TokensPrompt(kept, template_id=prompt.template_id)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import re
 import time
 from collections.abc import Awaitable, Callable
@@ -12,6 +11,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
+from quire.core.cache_salt import tenant_salt
 from quire.core.inputs import TokensPrompt, parse_prompt
 from quire.core.outputs import RequestOutput
 from quire.core.sampling_params import RequestOutputKind, SamplingParams
@@ -162,7 +162,7 @@ class GenerationRoutes:
             parse_prompt({"prompt_token_ids": [0], "cache_salt": salt})  # the check of its characters
         if not (self._state.tenants.needs_key and self._state.config.api.isolate_tenants):
             return salt
-        return hashlib.sha256(f"{request.state.tenant.name}/{salt or ''}".encode()).hexdigest()[:32]
+        return tenant_salt(request.state.tenant.name, salt)
 
     async def _respond(
         self, request: Request, body: GenerationFields, work: Work, writer: CompletionWriter | ChatWriter

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from quire.config.server import ServerConfig
 from quire.engine.protocol import EngineClient
 from quire.entrypoints.openai.admission import Admission
+from quire.entrypoints.openai.cache_view import CacheView
 from quire.entrypoints.openai.errors import NOT_FOUND, UNAVAILABLE, ApiError
 from quire.entrypoints.openai.keep_alive import KeepAlive
 from quire.entrypoints.openai.keys import ApiKeys
@@ -46,6 +47,7 @@ class ServerState:
     metrics: EngineMetrics
     admission: Admission
     tenants: Tenants
+    cache_view: CacheView
     shared_prefixes: SharedPrefixes
     tracing: Tracing | None
     prompts: PromptReader
@@ -85,6 +87,7 @@ def make_state(engine: EngineClient, config: ServerConfig, keys: ApiKeys) -> Ser
     """The parts of a server around `engine`, for the tenants of `keys`."""
     model = engine.config.model
     names = [name.strip() for name in (model.served_model_name or model.model).split(",") if name.strip()]
+    tenants = Tenants(keys)
     metrics = EngineMetrics(engine.config, names[0])
     prompts = PromptReader(engine, config.api)
     max_num_seqs = engine.config.scheduler.max_num_seqs or 1
@@ -94,7 +97,8 @@ def make_state(engine: EngineClient, config: ServerConfig, keys: ApiKeys) -> Ser
         model_names=names,
         metrics=metrics,
         admission=Admission(config.limits, max_num_seqs),
-        tenants=Tenants(keys),
+        tenants=tenants,
+        cache_view=CacheView(tenants, config.api.isolate_tenants),
         shared_prefixes=read_shared_prefixes(config.api.shared_prefixes, engine, prompts),
         prompts=prompts,
         parsing=Parsing(config.api, engine),

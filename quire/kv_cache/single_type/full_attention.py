@@ -11,7 +11,9 @@ from quire.core.request import Request
 from quire.kv_cache.block_hash import ROOT_HASH, TOKEN_BYTES, BlockHashFn, token_bytes
 from quire.kv_cache.block_pool import BlockPool
 from quire.kv_cache.prefix_index import ROOT_PREFIX_ID
-from quire.kv_cache.single_type.row_blocks import RowBlocks, ragged_arange
+from quire.kv_cache.single_type.row_blocks import NEVER, RowBlocks, ragged_arange
+
+_MAX_ROWS_LOOKED_AT = 64
 
 
 class FullAttentionManager(RowBlocks):
@@ -40,6 +42,8 @@ class FullAttentionManager(RowBlocks):
         # Pages shared with a running request may not be findable: such a row publishes from its first page on.
         is_findable = num_cached > 0 and bool(self._pool.prefix_index.is_cached[cached_block_ids[-1]])
         self._num_published[row] = num_cached if is_findable else 0
+        if request.message.sampling_params.no_store:
+            self._num_published[row] = NEVER
         self._last_prefix_id[row] = (
             self._pool.prefix_index.prefix_id(cached_block_ids) if is_findable else ROOT_PREFIX_ID
         )
@@ -78,7 +82,21 @@ class FullAttentionManager(RowBlocks):
         if page == len(hashes):
             hashes.append(self._hash_fn(hashes[-1] if hashes else ROOT_HASH, tokens, keys))
         prefix_ids = self._last_prefix_id
-        prefix_ids[row] = self._pool.prefix_index.publish(block_id, hashes[page], prefix_ids[row], keys)
+        prefix_ids[row] = self._pool.prefix_index.publish(
+            block_id, hashes[page], prefix_ids[row], keys, request.message.template_id
+        )
+
+    def is_computing(self, prefix_id: int, page: int, block_hash: bytes) -> bool:
+        """Whether a row is about to fill and publish page number `page`, which follows a cached prefix."""
+        row = -1
+        for _ in range(min(_MAX_ROWS_LOOKED_AT, self._last_prefix_id.count(prefix_id))):
+            row = self._last_prefix_id.index(prefix_id, row + 1)
+            request = self._requests[row]
+            if request is None or self._num_published[row] != page:
+                continue
+            if block_hash in request.block_hashes[page : page + 1]:
+                return True
+        return False
 
     def free(self, row: int) -> None:
         """Give up the row's pages; cached ones stay findable until they are taken."""

@@ -15,7 +15,7 @@ from quire.core.request import Request
 from quire.kv_cache.block_hash import TOKEN_BYTES, token_bytes
 from quire.kv_cache.block_pool import NULL_BLOCK_ID, BlockPool
 from quire.kv_cache.prefix_tree import ROOT_NAME
-from quire.kv_cache.single_type.row_blocks import RowBlocks, ragged_arange
+from quire.kv_cache.single_type.row_blocks import NEVER, RowBlocks, ragged_arange
 
 
 class LocalAttentionManager(RowBlocks):
@@ -99,6 +99,8 @@ class LocalAttentionManager(RowBlocks):
         self._block_table[row, num_freed:num_cached_pages] = cached_block_ids
         self._num_freed[row] = num_freed
         self._num_blocks[row] = self._num_published[row] = num_cached_pages
+        if request.message.sampling_params.no_store:
+            self._num_published[row] = NEVER
         self._requests[row] = request
         self._names[row] = self._prefixes.tree.enter(request.token_ids, request.extra_keys, num_cached_pages)
 

@@ -12,6 +12,8 @@ from quire.kv_cache.block_pool import BlockPool
 
 NO_IDS = np.empty(0, dtype=np.int32)
 NO_BLOCKS = NewBlocks(NO_IDS, NO_IDS, NO_IDS)
+NEVER = np.iinfo(np.int32).max
+"""As a number of published pages: none is to be published."""
 
 
 class RowBlocks:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -10,7 +9,7 @@ from typing import Any
 from quire.errors import ConfigError, unknown_name
 from quire.parsers.base import ToolCallParser
 from quire.parsers.reader import Markers, Steps
-from quire.parsers.tools import Tools
+from quire.parsers.tools import Tools, decode
 
 KEYS = ("begin", "end", "pattern")
 MAX_CALL_CHARS = 1 << 16
@@ -96,7 +95,7 @@ class PatternParser(ToolCallParser):
             return None
         arguments = (match["arguments"] or "{}").strip()
         try:
-            is_object = isinstance(json.loads(arguments), dict)
+            is_object = isinstance(decode(arguments), dict)
         except (ValueError, RecursionError):
             return None
         return (match["name"], arguments) if is_object else None

@@ -95,7 +95,7 @@ class FakeClient(EngineCoreClient):
             timestamp=10.0 + step,
         )
 
-    def reset_prefix_cache(self) -> bool:
+    def reset_prefix_cache(self, reset_running_requests: bool = False) -> bool:
         return not self.live
 
     def shutdown(self) -> None:

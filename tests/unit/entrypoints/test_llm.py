@@ -179,8 +179,9 @@ class TestChat:
 
 def test_the_prefix_cache_can_be_reset(llm):
     assert llm.reset_prefix_cache() is True
-    with pytest.raises(UnsupportedError, match="reset_running_requests"):
-        llm.reset_prefix_cache(reset_running_requests=True)
+    assert llm.reset_prefix_cache(reset_running_requests=True) is True
+    with pytest.raises(UnsupportedError, match="reset_connector"):
+        llm.reset_prefix_cache(reset_connector=True)
 
 
 def test_the_context_manager_shuts_down(client):

@@ -134,7 +134,7 @@ def test_any_recording_replays_to_the_same_schedule_from_any_of_its_files(tmp_pa
         elif isinstance(action, Fail):
             recorded.fail_step()
         elif isinstance(action, Reset):
-            recorded.scheduler.reset_prefix_cache()
+            recorded.scheduler.reset_prefix_cache(action.with_running)
         else:
             try:
                 recorded.add(action.request)

@@ -149,6 +149,7 @@ def test_numbers_that_do_not_divide_are_padded_and_the_waste_is_said(quire_log):
         (mixed_specs(2, 2), 32, False, "no layer has a window shorter than max_model_len"),
         (mixed_specs(2, 2), 640, True, "disable_hybrid_kv_cache_manager"),
         (mixed_specs(31, 1, 500), 640, False, "do not divide into groups that take less memory"),
+        (mixed_specs(28, 4), 6400, False, "do not divide into groups that take less memory"),  # 24 of 56 unused
     ],
 )
 def test_one_group_of_masked_windows_says_why(layers, max_model_len, disabled, reason, quire_log):
@@ -169,7 +170,7 @@ def test_a_windowed_model_needs_memory_for_its_window_and_a_chunk_alone():
 
 
 def test_padding_that_does_not_fit_falls_back_to_one_group(quire_log):
-    layers, budget = mixed_specs(3, 1), 41 * 4 * PAGE_BYTES
+    layers, budget = mixed_specs(4, 3), 41 * 7 * PAGE_BYTES
     (group,) = plan_kv_cache(layers, budget, CacheConfig(), max_model_len=641).groups
     assert group.spec.sliding_window is None
     assert "several would need more than there is" in quire_log()

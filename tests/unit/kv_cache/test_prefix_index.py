@@ -50,13 +50,24 @@ def test_a_page_published_after_an_equal_one_continues_the_same_prefix():
     assert index.find(hashes, tokens, {}).tolist() == [1, 6]
 
 
-def test_a_forgotten_page_ends_the_prefix():
+def test_a_forgotten_page_ends_the_prefix_and_takes_what_follows_it_along():
     index = PrefixIndex(8, 2)
     tokens, hashes = sequence(1, 2, 3, 4, 5, 6)
     publish(index, [1, 2, 3], tokens, hashes)
-    index.forget([2])
+    index.forget([2, 3])
     assert index.find(hashes, tokens, {}).tolist() == [1]
-    assert len(index) == 2
+    assert len(index) == 1 and np.flatnonzero(index.is_cached).tolist() == [1]
+
+
+def test_nothing_is_stored_after_a_page_that_cannot_be_found():
+    index = PrefixIndex(8, 2)
+    tokens, hashes = sequence(1, 2, 3, 4, 5, 6)
+    publish(index, [1], tokens, hashes)
+    parent = index.prefix_id(np.array([1]))
+    index.forget([1])
+    for page in (1, 2):
+        parent = index.publish(page + 1, hashes[page], parent, ())
+    assert len(index) == 0 and not index.is_cached.any()
 
 
 def test_equal_hashes_of_different_tokens_are_a_miss():

@@ -84,13 +84,16 @@ def test_the_chat_template_tells_the_format(source, name):
         ({"type": ["string", "null"]}, "null", None), ({"type": ["string", "integer"]}, "5", "5"),
         ({"anyOf": [{"type": "integer"}, {"type": "null"}]}, "5", 5), ({"enum": [1, 2]}, "2", 2),
         ({"enum": ["1"]}, "1", "1"), ({"$ref": "#/x"}, "[1, 2]", [1, 2]), ({}, "text", "text"),
+        ({"type": "array"}, "[1e999]", "[1e999]"), ({"type": "array"}, "[" * 9999, "[" * 9999),
+        ({"type": "array"}, '["\\ud800"]', ["\ud800"]), ({"type": "array"}, "[NaN]", "[NaN]"),
         ({"type": "number"}, "NaN", "NaN"), ({"type": "integer"}, "9" * 5000, "9" * 5000),
     ],
 )  # fmt: skip
 def test_a_value_without_quotes_becomes_what_its_schema_says(schema, text, value):
     properties = {} if schema is None else {"x": schema}
     tools = Tools([{"function": {"name": "f", "parameters": {"properties": properties}}}])
-    assert json.loads(json_of(text, tools.types_of("f", "x"))) == value
+    written = json_of(text, tools.types_of("f", "x"))
+    assert json.loads(written) == value and written.encode()
 
 
 def test_malformed_tools_are_tools_without_a_schema():

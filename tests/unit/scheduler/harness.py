@@ -94,6 +94,7 @@ def make_request(
     ignore_eos: bool = True,
     cache_salt: str | None = None,
     priority: int = 0,
+    template_id: int = 0,
     fork_group: int | None = None,
     **params: Any,
 ) -> EngineCoreRequest:
@@ -108,6 +109,7 @@ def make_request(
         eos_token_id=EOS,
         cache_salt=cache_salt,
         priority=priority,
+        template_id=template_id,
         fork_group=fork_group,
     )
 

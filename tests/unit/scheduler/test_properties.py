@@ -59,7 +59,7 @@ class Fail:
 
 @dataclass(frozen=True)
 class Reset:
-    pass
+    with_running: bool = False
 
 
 Action = Add | Abort | Step | Fail | Reset
@@ -110,6 +110,7 @@ def requests(draw: st.DrawFn, handle: int) -> EngineCoreRequest:
         max_tokens=draw(st.one_of(st.none(), st.integers(1, 20))),
         ignore_eos=draw(st.booleans()),
         stop_token_ids=draw(st.one_of(st.none(), st.lists(st.integers(1, 49), max_size=6))),
+        no_store=draw(st.sampled_from([False, False, True])),
         skip_reading_prefix_cache=draw(st.sampled_from([None, None, True])),
         cache_salt=draw(st.sampled_from([None, None, "salt"])),
         priority=draw(st.sampled_from([0, 0, -1, 5])),
@@ -146,7 +147,7 @@ def scripts(draw: st.DrawFn) -> list[Action]:
         elif kind == "x":
             script.append(Abort(draw(handles)))
         elif kind == "r":
-            script.append(Reset())
+            script.append(Reset(draw(st.booleans())))
         elif kind == "e":
             script.append(Fail())
         else:
@@ -189,7 +190,7 @@ def play(config: dict[str, Any], script: list[Action]) -> tuple[Engine, dict[int
         elif isinstance(action, Fail):
             engine.fail_step()
         elif isinstance(action, Reset):
-            engine.scheduler.reset_prefix_cache()
+            assert engine.scheduler.reset_prefix_cache(action.with_running) or not action.with_running
         else:
             engine.step(action.abort_in_flight)
     engine.run()

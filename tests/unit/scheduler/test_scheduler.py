@@ -227,6 +227,19 @@ def test_the_prefix_cache_is_reset_only_when_no_request_holds_pages():
     assert engine.scheduled[-1].num_computed_tokens.tolist() == [0]
 
 
+def test_a_reset_of_running_requests_makes_them_compute_again_and_changes_no_answer():
+    engine = Engine(make_scheduler(block_size=4))
+    requests = [make_request(handle, [handle + 1] * 9, max_tokens=6) for handle in range(3)]
+    engine.add(*requests)
+    for _ in range(3):
+        engine.step()
+    assert engine.scheduler.reset_prefix_cache(reset_running_requests=True)
+    assert engine.scheduler._kv.usage == 0.0 and engine.scheduler.get_request_counts() == (0, 3)
+    engine.run()
+    assert all(engine.tokens[one.handle] == expected_answer(one, 100)[0] for one in requests)
+    assert [engine.events_of(0)[-2], engine.events_of(0)[-1]] == [EventKind.PREEMPTED, EventKind.SCHEDULED]
+
+
 def test_scheduling_twice_or_taking_in_another_step_is_a_broken_invariant():
     scheduler = make_scheduler()
     scheduler.add_request(make_request(0))

@@ -83,6 +83,9 @@ class GenerationFields(msgspec.Struct, kw_only=True):
     truncation_side: str | None = None
     priority: int | None = None
     cache_salt: str | None = None
+    no_store: bool | None = None
+    skip_reading_prefix_cache: bool | None = None
+    return_cache_info: bool | None = None
     request_id: str | None = None
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None
@@ -95,6 +98,7 @@ SAME_NAME = (
     "n", "min_tokens", "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty",
     "repetition_penalty", "seed", "stop", "stop_token_ids", "include_stop_str_in_output", "ignore_eos",
     "skip_special_tokens", "spaces_between_special_tokens", "logit_bias", "allowed_token_ids", "bad_words",
+    "no_store", "skip_reading_prefix_cache",
 )  # fmt: skip
 
 

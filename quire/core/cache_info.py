@@ -1,0 +1,79 @@
+"""Why the beginning of a prompt was not in the prefix cache. Values only.
+
+Made by the KV cache manager at admission, carried by `RequestEvent`, shown in outputs and metrics.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+
+import msgspec
+
+
+class MissReason(IntEnum):
+    """Why the hit ended before the last page that could have been used; `str()` is the name users see."""
+
+    COLD = 1  # no page like this is known
+    EVICTED = 2  # it was cached, and its page was needed
+    DIFFERENT_TOKEN = 3  # a page that follows the same prefix differs from `position` on
+    TEMPLATE_CHANGED = 4  # the same, and that page's prompt was made by another chat template
+    OTHER_SALT = 5  # the same tokens are cached under another cache_salt
+    OTHER_TENANT = 6  # the same tokens are cached for another tenant
+    ADAPTER = 7  # the same tokens are cached for another adapter
+    BELOW_ONE_PAGE = 8  # the prompt has no full page that leaves a token to compute
+    LAST_TOKEN = 9  # all is cached, but one token must be computed, and with it its page
+    CACHING_OFF = 10  # enable_prefix_caching is off
+    READING_SKIPPED = 11  # the request asked for it
+    PROMPT_LOGPROBS = 12  # every position of the prompt must be computed
+    NO_STORE = 13  # who computed the page before asked for it not to be kept
+    STILL_COMPUTING = 14  # a running request is about to fill the page
+    CACHE_RESET = 15  # it was cached before the cache was reset
+    PREEMPTED = 16  # the request lost its pages to others and computes them again
+
+    def __str__(self) -> str:
+        return self.name.lower()
+
+
+@dataclass(frozen=True, slots=True)
+class CacheMiss:
+    """Why and where a hit ended.
+
+    Attributes:
+        reason: as far as it follows from pages of the request's own salt and tenant.
+        position: first token of the request that differs from what is cached, or that was not found.
+        operator_reason: what is also known, from pages that the request may not learn of; None = nothing.
+    """
+
+    reason: MissReason
+    position: int
+    operator_reason: MissReason | None = None
+
+    @property
+    def full_reason(self) -> MissReason:
+        """The reason that says most, for operators alone."""
+        return self.reason if self.operator_reason is None else self.operator_reason
+
+
+class PrefixCacheInfo(msgspec.Struct, frozen=True):
+    """What the prefix cache did for a request.
+
+    Attributes:
+        cached_tokens: prompt tokens that were found.
+        miss: why there were not more; None when all that can be used was found.
+    """
+
+    cached_tokens: int
+    miss: CacheMiss | None = None
+
+    @property
+    def reason(self) -> str | None:
+        """Why no more was found, pages of other salts and tenants considered; None = nothing was missed."""
+        return None if self.miss is None else str(self.miss.full_reason)
+
+    @property
+    def position(self) -> int | None:
+        """First token that differs from what is cached, or that was not found; None = nothing was missed."""
+        if self.miss is None:
+            return None
+        return self.miss.position if self.miss.operator_reason is None else self.cached_tokens

@@ -1,0 +1,77 @@
+"""Which cached pages follow the same prefix: the newest first, by the extra keys they have.
+
+Owned by the prefix index. Costs one entry for each prefix that has a page after it, and two for each further page.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from quire.core.request import ExtraKeys
+
+_NONE = 0  # the null page is never cached
+_ParentKey = int | tuple[int, ExtraKeys]
+
+
+class SiblingPages:
+    """For each prefix id and extra keys a list of pages, linked from the newest to the oldest."""
+
+    def __init__(self) -> None:
+        self._newest: dict[_ParentKey, int] = {}
+        self._older: dict[int, int] = {}
+        self._newer: dict[int, int] = {}
+        self._extra_keys: dict[int, dict[ExtraKeys, None]] = {}
+
+    def add(self, block_id: int, parent_id: int, extra_keys: ExtraKeys) -> None:
+        """A page was published after prefix `parent_id`."""
+        key = (parent_id, extra_keys) if extra_keys else parent_id
+        before = self._newest.get(key)
+        if before is not None:
+            self._older[block_id] = before
+            self._newer[before] = block_id
+        elif extra_keys:
+            self._extra_keys.setdefault(parent_id, {})[extra_keys] = None
+        self._newest[key] = block_id
+
+    def remove(self, block_id: int, parent_id: int, extra_keys: ExtraKeys) -> None:
+        """A page that was added is forgotten."""
+        older, newer = self._older.pop(block_id, _NONE), self._newer.pop(block_id, _NONE)
+        if older:
+            _link(self._newer, older, newer)
+        if newer:
+            _link(self._older, newer, older)
+            return
+        key = (parent_id, extra_keys) if extra_keys else parent_id
+        if older:
+            self._newest[key] = older
+            return
+        del self._newest[key]
+        if extra_keys:
+            del self._extra_keys[parent_id][extra_keys]
+            if not self._extra_keys[parent_id]:
+                del self._extra_keys[parent_id]
+
+    def after(self, parent_id: int, extra_keys: ExtraKeys = ()) -> Iterator[int]:
+        """The pages after a prefix that have these extra keys, the newest first."""
+        block_id = self._newest.get((parent_id, extra_keys) if extra_keys else parent_id, _NONE)
+        while block_id:
+            yield block_id
+            block_id = self._older.get(block_id, _NONE)
+
+    def extra_keys_after(self, parent_id: int) -> list[ExtraKeys]:
+        """The different extra keys of pages after a prefix, () left out."""
+        return list(self._extra_keys.get(parent_id, ()))
+
+    def all_after(self, parent_id: int) -> list[int]:
+        """Every page after a prefix."""
+        block_ids = list(self.after(parent_id))
+        for extra_keys in self._extra_keys.get(parent_id, ()):
+            block_ids += self.after(parent_id, extra_keys)
+        return block_ids
+
+
+def _link(links: dict[int, int], block_id: int, target: int) -> None:
+    if target:
+        links[block_id] = target
+    else:
+        links.pop(block_id, None)
