@@ -89,6 +89,10 @@ SHAPES = {
         model_type="llama", vocab_size=32000, hidden_size=256, intermediate_size=704, num_hidden_layers=4,
         num_attention_heads=8, num_key_value_heads=4, head_dim=32, max_position_embeddings=4096, rope_theta=1e4,
     ),
+    "llama-wide-cache": Shape(
+        model_type="llama", vocab_size=32000, hidden_size=256, intermediate_size=704, num_hidden_layers=4,
+        num_attention_heads=16, num_key_value_heads=16, head_dim=128, max_position_embeddings=8192, rope_theta=1e4,
+    ),
 }  # fmt: skip
 
 

@@ -90,6 +90,10 @@ class EngineGenerateError(QuireServerError):
     """One request failed inside the engine; others go on."""
 
 
+class QueueTimeoutError(EngineGenerateError):
+    """One request waited longer than it may without ever running."""
+
+
 class MessageError(QuireServerError):
     """A message between the engine's processes is malformed."""
 

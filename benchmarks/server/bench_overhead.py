@@ -66,16 +66,14 @@ class Client(asyncio.Protocol):
         if self._done is not None and self._tail.endswith(b"0\r\n\r\n"):
             self._done.set_result(self._tail)
 
-    async def ask(self, body: bytes) -> Stream:
-        """Send a request; what became of it."""
+    async def ask(self, body: bytes, headers: bytes = b"") -> Stream:
+        """Send a request, with more lines of its head; what became of it."""
         assert self._transport is not None
         self._first_s, self._tail = 0.0, b""
         self._done = asyncio.get_running_loop().create_future()
         start = time.perf_counter()
-        head = (
-            b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n"
-        )
-        self._transport.write(head % len(body) + body)
+        head = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+        self._transport.write(head + headers + b"content-length: %d\r\n\r\n" % len(body) + body)
         tail = await self._done
         usage = re.search(rb'"completion_tokens":(\d+)', tail)
         assert usage is not None, tail

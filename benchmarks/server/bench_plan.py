@@ -67,7 +67,7 @@ TRACES = (
     TraceKind(name="long answers", share=0.5, prompt=40, output=96),
     TraceKind(name="shared prefix", share=0.5, prefix_len=256, num_prefixes=3, prompt=60),
     TraceKind(name="short questions", share=0.6, prompt=24, output=12),
-    TraceKind(name="overload", share=1.15),
+    TraceKind(name="overload", share=1.6),
 )
 
 

@@ -21,8 +21,9 @@ class SchedulerConfig:
     scheduling_policy: str = setting(
         "fcfs",
         "Order of requests: fcfs = by arrival; priority = the lowest `priority` first, which also takes the place of "
-        "running requests of higher ones.",
-        choices=("fcfs", "priority"),
+        "running requests of higher ones; fair = tenants share by weight, the one served least first; shortest = the "
+        "least expected work first, aged so that nothing starves.",
+        choices=("fcfs", "priority", "fair", "shortest"),
     )
     enable_chunked_prefill: bool = setting(True, "Compute a long prompt in parts beside other requests' decode steps.")
     long_prefill_token_threshold: int = setting(
@@ -34,6 +35,19 @@ class SchedulerConfig:
         "that is there decodes; longer prompts are cut smaller. At least 1, or 0 = no limit; default: 2 for a server, "
         "0 offline.",
         minimum=0.0,
+    )
+    max_inter_token_latency_ms: float = setting(
+        0.0,
+        "A step with prompts beside decoding requests may take so many milliseconds; longer prompts are cut smaller, "
+        "beside max_decode_slowdown. Where decoding alone takes longer, prompts advance by 8 tokens a step. 0 = none.",
+        minimum=0.0,
+    )
+    queue_timeout: float = setting(
+        0.0,
+        "A request that has waited so many seconds without ever running ends with an error, unless it names a time of "
+        "its own; 0 = it waits.",
+        minimum=0.0,
+        maximum=1e9,
     )
     reserve_full_prompt: bool = setting(
         True, "Admit a request only when pages for its whole prompt are free.", flag="scheduler_reserve_full_isl"

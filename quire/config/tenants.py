@@ -32,6 +32,18 @@ class TenantLimits:
     priority: int = setting(0, "Priority of requests that name none; lower goes first.")
     min_priority: int | None = setting(None, "Lowest number, so the most urgent, that a request may name.")
     max_priority: int | None = setting(None, "Highest number that a request may name.")
+    weight: float | None = setting(
+        None,
+        "Share of the engine under scheduling_policy=fair, relative to the weights of others that have requests; "
+        "1 when left out.",
+        minimum=0.001,
+        maximum=1e6,
+    )
+    policy: str = setting(
+        "fcfs",
+        "Order of the tenant's own requests under scheduling_policy=fair.",
+        choices=("fcfs", "priority", "shortest"),
+    )
     operator: bool | None = setting(
         None, "May read /metrics, and /load of the whole server; when left out: only the tenant named default may."
     )
@@ -46,7 +58,3 @@ class TenantLimits:
                 hint="widen the range, or choose a priority inside it",
                 field="priority",
             )
-
-
-WEIGHT_NOT_YET = (None, 1, 1.0)
-"""Values of `weight` that ask for nothing; no scheduling policy shares by weight yet."""

@@ -17,6 +17,8 @@ from quire.core.stats import RequestEvent, SchedulerStats
 
 MAX_PRIORITY = 1 << 22
 """Largest `priority` of a request, and without its sign the smallest."""
+MAX_QUEUE_TIMEOUT_S = 1e9
+"""Largest `queue_timeout_s` of a request."""
 
 
 class FinishReason(IntEnum):
@@ -27,6 +29,7 @@ class FinishReason(IntEnum):
     ABORT = 2
     ERROR = 3
     REPETITION = 4
+    QUEUE_TIMEOUT = 5
 
     def __str__(self) -> str:
         return self.name.lower()
@@ -45,6 +48,10 @@ class EngineCoreRequest:
         eos_token_id: ends the request unless `ignore_eos`; -1 = none.
         arrival_time: seconds, wall clock.
         priority: lower runs first (priority policy only).
+        tenant: whose it is (fair policy only).
+        tenant_weight: the tenant's share of the engine, relative to those of others; more than 0.
+        tenant_policy: order of the tenant's own requests: fcfs, priority, shortest.
+        queue_timeout_s: it ends when it has waited so many seconds without ever running; 0 = it waits.
         cache_salt: requests share cached pages only with requests of the same salt.
         num_shared_tokens: full pages of so many first tokens of the prompt are shared whatever the salt.
         template_id: names the chat template that made the prompt; 0 = none did.
@@ -62,6 +69,10 @@ class EngineCoreRequest:
     eos_token_id: int = -1
     arrival_time: float = 0.0
     priority: int = 0
+    tenant: str = ""
+    tenant_weight: float = 1.0
+    tenant_policy: str = "fcfs"
+    queue_timeout_s: float = 0.0
     cache_salt: str | None = None
     num_shared_tokens: int = 0
     template_id: int = 0

@@ -27,7 +27,7 @@ class CompletionOutput(msgspec.Struct):
         text, token_ids: the answer so far (CUMULATIVE, FINAL_ONLY) or what is new (DELTA).
         cumulative_logprob: sum over the sampled tokens; None when logprobs were not asked for.
         logprobs: per token: token id -> Logprob, the sampled token first.
-        finish_reason: "stop", "length", "abort", "error", "repetition"; None while it runs.
+        finish_reason: "stop", "length", "abort", "error", "repetition", "queue_timeout"; None while it runs.
         stop_reason: the stop string or stop id that matched; None for EOS.
     """
 

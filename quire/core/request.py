@@ -38,6 +38,7 @@ class Request:
         message: what the front-end sent; never changes.
         token_ids: [num_tokens] int32; prompt and output so far. Current only while the request has no row.
         rank: its place in the order in which requests are served (`scheduler.policy`), unique.
+        tenant_slot: whose it is, where tenants share (`scheduler.fair_order`).
         stop_token_ids: ids that end it, EOS apart.
         extra_keys: page number -> what besides tokens decides its content; only pages that have such keys. Set by the
             KV cache manager, as page numbers are its own.
@@ -53,6 +54,7 @@ class Request:
     message: EngineCoreRequest
     token_ids: np.ndarray
     rank: int = 0
+    tenant_slot: int = 0
     stop_token_ids: frozenset[int] = frozenset()
     extra_keys: dict[int, ExtraKeys] = field(default_factory=dict)
     status: RequestStatus = RequestStatus.WAITING
@@ -85,6 +87,11 @@ class Request:
     def request_id(self) -> str:
         """The user's name of the request."""
         return self.message.request_id
+
+    @property
+    def has_started(self) -> bool:
+        """True once it has run, be it on another engine core."""
+        return self.num_cached_tokens >= 0 or self.message.output_token_ids is not None
 
     @property
     def num_prompt_tokens(self) -> int:

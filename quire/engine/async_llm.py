@@ -18,6 +18,7 @@ from quire.core.inputs import parse_prompt, with_cache_salt
 from quire.core.outputs import RequestOutput
 from quire.core.sampling_params import RequestOutputKind, SamplingParams
 from quire.core.stats import SchedulerStats
+from quire.core.tenancy import NOBODY, TenantShare
 from quire.engine.core_launcher import CoreProcess
 from quire.engine.front_end import Effects, FrontEnd, Submission
 from quire.engine.mp_factory import EngineStart, begin_start
@@ -26,7 +27,7 @@ from quire.engine.parts import FrontEndParts
 from quire.engine.protocol import EngineClient, StepListener
 from quire.engine.stat_logger import INTERVAL_S, StatLogger
 from quire.engine.supervisor import Supervisor
-from quire.errors import EngineDeadError, EngineGenerateError, QuireError
+from quire.errors import EngineDeadError, QuireError
 from quire.logger import get_logger
 from quire.utils.phases import PhaseTimer
 
@@ -132,6 +133,8 @@ class AsyncLLM(EngineClient):
         priority: int = 0,
         cache_salt: str | None = None,
         add_special_tokens: bool = True,
+        tenant: TenantShare = NOBODY,
+        queue_timeout: float | None = None,
     ) -> AsyncIterator[RequestOutput]:
         """Outputs of one request as they come, by `sampling_params.output_kind`; the last has `finished`.
 
@@ -139,12 +142,13 @@ class AsyncLLM(EngineClient):
 
         Raises:
             ValidationError: the request cannot run; no other is affected.
-            EngineGenerateError: this request failed.
+            EngineGenerateError: this request failed; `QueueTimeoutError` when it waited longer than it may.
             EngineDeadError: the engine has stopped for good.
         """
         stream = await self.open_stream(
             prompt, sampling_params, request_id,
-            priority=priority, cache_salt=cache_salt, add_special_tokens=add_special_tokens,
+            priority=priority, cache_salt=cache_salt, add_special_tokens=add_special_tokens, tenant=tenant,
+            queue_timeout=queue_timeout,
         )  # fmt: skip
         try:
             finished = False
@@ -164,13 +168,27 @@ class AsyncLLM(EngineClient):
         priority: int = 0,
         cache_salt: str | None = None,
         add_special_tokens: bool = True,
+        tenant: TenantShare = NOBODY,
+        queue_timeout: float | None = None,
     ) -> OutputStream:
         """As `EngineClient.open_stream`."""
         self._require_alive()
         self._supervisor.attach()
         if cache_salt is not None:
             prompt = with_cache_salt(parse_prompt(prompt), cache_salt)
-        submission = await self._prepare(request_id, prompt, sampling_params, priority, add_special_tokens)
+
+        def prepare() -> Submission:
+            return self._front.prepare(
+                request_id, prompt, sampling_params, None, priority,
+                add_special_tokens=add_special_tokens, tenant=tenant, queue_timeout=queue_timeout,
+            )  # fmt: skip
+
+        if isinstance(prompt, str) and len(prompt) > LONG_TEXT_CHARS:
+            submission = await asyncio.to_thread(prepare)
+            self._require_alive()
+            self._front.check_name(request_id, priority, tenant)
+        else:
+            submission = prepare()
         stream = OutputStream(
             is_delta=submission.group.output_kind is RequestOutputKind.DELTA,
             on_close=lambda: self._leave(request_id, stream),
@@ -272,26 +290,11 @@ class AsyncLLM(EngineClient):
         self._stat_timer = None
         stat_logger.flush()
 
-    async def _prepare(
-        self, request_id: str, prompt: Any, params: SamplingParams, priority: int, add_special_tokens: bool
-    ) -> Submission:
-        def prepare() -> Submission:
-            return self._front.prepare(
-                request_id, prompt, params, None, priority, add_special_tokens=add_special_tokens
-            )
-
-        if isinstance(prompt, str) and len(prompt) > LONG_TEXT_CHARS:
-            submission = await asyncio.to_thread(prepare)
-            self._require_alive()
-            self._front.check_name(request_id, priority)
-            return submission
-        return prepare()
-
     def _apply(self, effects: Effects) -> None:
         if effects.handles_to_abort:
             self._supervisor.abort_requests(effects.handles_to_abort)
         for request_id, failure in effects.failures.items():
-            self._fail(request_id, EngineGenerateError(failure, hint="other requests are not affected"))
+            self._fail(request_id, failure)
         self._deliver(effects.outputs)
 
     def _deliver(self, outputs: Iterable[RequestOutput]) -> None:

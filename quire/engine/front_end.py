@@ -12,16 +12,23 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from quire.core.engine_messages import MAX_PRIORITY, EngineCoreOutputs, EngineCoreRequest, FinishReason
+from quire.core.engine_messages import (
+    MAX_PRIORITY,
+    MAX_QUEUE_TIMEOUT_S,
+    EngineCoreOutputs,
+    EngineCoreRequest,
+    FinishReason,
+)
 from quire.core.outputs import RequestOutput
 from quire.core.sampling_params import SamplingParams
+from quire.core.tenancy import NOBODY, TenantShare, check_share
 from quire.engine.input_processor import PreparedRequest
 from quire.engine.output_processor import OutputProcessor
 from quire.engine.parallel_sampling import make_children
 from quire.engine.parts import FrontEndParts
 from quire.engine.request_state import RequestGroup, RequestState
-from quire.errors import ValidationError
-from quire.utils.checks import check_int
+from quire.errors import EngineGenerateError, ValidationError
+from quire.utils.checks import check_float, check_int
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +56,7 @@ class Effects:
 
     outputs: list[RequestOutput] = field(default_factory=list)
     handles_to_abort: list[int] = field(default_factory=list)
-    failures: dict[str, str] = field(default_factory=dict)
+    failures: dict[str, EngineGenerateError] = field(default_factory=dict)
 
 
 class FrontEnd:
@@ -83,6 +90,8 @@ class FrontEnd:
         priority: int = 0,
         *,
         add_special_tokens: bool = True,
+        tenant: TenantShare = NOBODY,
+        queue_timeout: float | None = None,
     ) -> Submission:
         """Check a request and name its answers; nothing is kept of it before `follow`.
 
@@ -90,20 +99,28 @@ class FrontEnd:
             request_id: the caller's name for it, unused by any unfinished request.
             prompt: in any form of `core.inputs.parse_prompt`.
             arrival_time: seconds, wall clock; default: now.
+            tenant: whose it is.
+            queue_timeout: seconds that it may wait without ever running; 0 = any, None = as the settings say.
 
         Raises:
             ValidationError: the request cannot run.
         """
-        self.check_name(request_id, priority)
+        self.check_name(request_id, priority, tenant)
+        if queue_timeout is None:
+            queue_timeout = self.config.scheduler.queue_timeout
+        check_float("queue_timeout", queue_timeout, minimum=0.0, maximum=MAX_QUEUE_TIMEOUT_S)
         prepared = self._inputs.prepare(prompt, params, add_special_tokens=add_special_tokens)
         arrival = time.time() if arrival_time is None else arrival_time
         handles = [next(self._handles) for _ in range(params.n)]
         seed = self.config.model.seed
-        messages = make_children(prepared, request_id, handles, seed, arrival_time=arrival, priority=priority)
+        messages = make_children(
+            prepared, request_id, handles, seed,
+            arrival_time=arrival, priority=priority, tenant=tenant, queue_timeout_s=queue_timeout,
+        )  # fmt: skip
         return Submission(self._make_group(request_id, prepared, messages, arrival), messages)
 
-    def check_name(self, request_id: str, priority: int) -> None:
-        """Refuse a name that is in use, or a priority that means nothing; raises `ValidationError`."""
+    def check_name(self, request_id: str, priority: int, tenant: TenantShare = NOBODY) -> None:
+        """Refuse a name that is in use, or a priority or tenant that means nothing; raises `ValidationError`."""
         if request_id in self._outputs:
             raise ValidationError(
                 f"request_id {request_id!r} is in use by an unfinished request",
@@ -111,9 +128,12 @@ class FrontEnd:
                 field="request_id",
             )
         policy = self.config.scheduler.scheduling_policy
-        if priority != 0 and policy == "fcfs":
+        if policy == "fair":
+            check_share(tenant)
+        if priority != 0 and "priority" not in (policy, tenant.policy if policy == "fair" else ""):
             raise ValidationError(
-                f"priority={priority} has no effect under scheduling_policy='fcfs'",
+                f"priority={priority} has no effect under scheduling_policy={policy!r}"
+                + (f" for a tenant whose own policy is {tenant.policy!r}" if policy == "fair" else ""),
                 hint="leave out priority, or start with scheduling_policy='priority'",
                 field="priority",
             )

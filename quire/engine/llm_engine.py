@@ -16,6 +16,7 @@ from quire.core.engine_messages import EngineCoreOutputs, EngineCoreRequest
 from quire.core.outputs import RequestOutput
 from quire.core.sampling_params import SamplingParams
 from quire.core.stats import SchedulerStats
+from quire.core.tenancy import NOBODY, TenantShare
 from quire.engine.front_end import FrontEnd
 from quire.engine.mp_factory import build_parts_apart
 from quire.engine.parts import EngineParts
@@ -64,6 +65,8 @@ class LLMEngine:
         priority: int = 0,
         *,
         add_special_tokens: bool = True,
+        tenant: TenantShare = NOBODY,
+        queue_timeout: float | None = None,
     ) -> str:
         """Queue a request.
 
@@ -74,6 +77,9 @@ class LLMEngine:
             arrival_time: seconds, wall clock; default: now.
             priority: lower runs first, where the scheduling policy looks at it.
             add_special_tokens: write what the tokenizer puts around a text.
+            tenant: whose it is, where the scheduling policy is `fair`.
+            queue_timeout: seconds that it may wait without ever running, before it ends with finish_reason
+                "queue_timeout"; 0 = any, None = as the settings say.
 
         Returns:
             `request_id`.
@@ -84,8 +90,9 @@ class LLMEngine:
         """
         self._require_alive()
         submission = self._front.prepare(
-            request_id, prompt, params, arrival_time, priority, add_special_tokens=add_special_tokens
-        )
+            request_id, prompt, params, arrival_time, priority,
+            add_special_tokens=add_special_tokens, tenant=tenant, queue_timeout=queue_timeout,
+        )  # fmt: skip
         handles = [state.handle for state in submission.group.states]
         for message in submission.messages:
             self._send(message, handles)

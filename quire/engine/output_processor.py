@@ -8,10 +8,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from quire.core.engine_messages import EngineCoreOutputs, FinishReason
+from quire.core.engine_messages import EngineCoreOutputs, FinishedRequest, FinishReason
 from quire.core.outputs import RequestOutput
 from quire.engine.logprobs import lines_by_entry
 from quire.engine.request_state import RequestGroup, RequestState
+from quire.errors import EngineGenerateError, QueueTimeoutError
 from quire.logger import get_logger
 
 logger = get_logger(__name__)
@@ -29,7 +30,7 @@ class ProcessedStep:
 
     outputs: list[RequestOutput] = field(default_factory=list)
     handles_to_abort: list[int] = field(default_factory=list)
-    failures: dict[str, str] = field(default_factory=dict)
+    failures: dict[str, EngineGenerateError] = field(default_factory=dict)
 
 
 class OutputProcessor:
@@ -99,8 +100,7 @@ class OutputProcessor:
             group, state = found
             end = finished.get(handle)
             if end is not None and end.error is not None:
-                logger.error("request %s failed: %s", group.request_id, end.error)
-                processed.failures[group.request_id] = end.error
+                processed.failures[group.request_id] = _failure(group.request_id, end)
             if state.add_tokens(token_ids, step.logprobs, lines.get(handle, ()), end, step.timestamp):
                 processed.handles_to_abort.append(handle)
             if state.finish_reason is not None:
@@ -135,6 +135,14 @@ class OutputProcessor:
         for handle, arrays in step.prompt_logprobs:
             if handle in self._by_handle:
                 self._by_handle[handle][1].logprobs.add_prompt(arrays)
+
+
+def _failure(request_id: str, end: FinishedRequest) -> EngineGenerateError:
+    """What a request that failed is told."""
+    if end.finish_reason is FinishReason.QUEUE_TIMEOUT:
+        return QueueTimeoutError(end.error or "", hint="try again later, or allow a longer queue_timeout")
+    logger.error("request %s failed: %s", request_id, end.error)
+    return EngineGenerateError(end.error or "", hint="other requests are not affected")
 
 
 def _tokens_by_handle(step: EngineCoreOutputs, also: Iterable[int]) -> dict[int, list[int]]:

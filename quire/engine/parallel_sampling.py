@@ -10,6 +10,7 @@ from collections.abc import Iterable
 
 from quire.core.engine_messages import EngineCoreRequest
 from quire.core.sampling_params import SamplingParams
+from quire.core.tenancy import NOBODY, TenantShare
 from quire.engine.input_processor import PreparedRequest
 from quire.engine.seeds import request_key
 
@@ -39,8 +40,13 @@ def make_children(
     *,
     arrival_time: float = 0.0,
     priority: int = 0,
+    tenant: TenantShare = NOBODY,
+    queue_timeout_s: float = 0.0,
 ) -> list[EngineCoreRequest]:
-    """One message for each answer; `handles` gives their names, in the order of their indexes."""
+    """One message for each answer; `handles` gives their names, in the order of their indexes.
+
+    The first answer's wait is the request's: the others have no deadline of their own.
+    """
     messages: list[EngineCoreRequest] = []
     for index, handle in enumerate(handles):
         first = messages[0].handle if messages else handle
@@ -55,6 +61,10 @@ def make_children(
                 eos_token_id=prepared.eos_token_id,
                 arrival_time=arrival_time,
                 priority=priority,
+                tenant=tenant.name,
+                tenant_weight=tenant.weight,
+                tenant_policy=tenant.policy,
+                queue_timeout_s=0.0 if index else queue_timeout_s,
                 cache_salt=prepared.cache_salt,
                 num_shared_tokens=prepared.num_shared_tokens,
                 template_id=prepared.template_id,

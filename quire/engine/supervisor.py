@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import math
+import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Protocol
@@ -62,6 +64,7 @@ class _Live:
         is_aborting: its end was asked for.
         is_sent: the core of now has it.
         was_lost: a core had it and died, and no other has it yet.
+        deadline_s: until when it may wait without ever running, on the monotonic clock.
     """
 
     message: EngineCoreRequest
@@ -69,6 +72,7 @@ class _Live:
     is_aborting: bool = False
     is_sent: bool = False
     was_lost: bool = False
+    deadline_s: float = math.inf
 
 
 class Supervisor:
@@ -141,6 +145,8 @@ class Supervisor:
     def add_request(self, message: EngineCoreRequest) -> None:
         """Send a request; it stays live until it ends, whatever becomes of the core."""
         live = self._live[message.handle] = _Live(message)
+        if message.queue_timeout_s:
+            live.deadline_s = time.monotonic() + message.queue_timeout_s
         self._send(live)
 
     def abort_requests(self, handles: Iterable[int]) -> None:
@@ -358,6 +364,9 @@ class Supervisor:
             return
         output = np.asarray(token_ids, dtype=np.int32) if token_ids else None
         live.message = dataclasses.replace(live.message, output_token_ids=output)
+        if live.message.queue_timeout_s:  # what is left of it
+            left_s = max(live.deadline_s - time.monotonic(), 1e-6)
+            live.message = dataclasses.replace(live.message, queue_timeout_s=left_s)
         self._send(live)
 
     def _give_up(self, error: EngineDeadError) -> None:

@@ -66,9 +66,11 @@ tenants:
     keys: [a-key-of-8-or-more, another-one]
     requests_per_minute: 600
     max_tokens: 1024
+    weight: 2
 ```
 
-`weight` is known and not supported yet. The tenant `default` has the keys of `--api-key` and `QUIRE_API_KEY`, too.
+`weight` and `policy` need `--scheduling-policy fair`. The tenant `default` has the keys of `--api-key` and
+`QUIRE_API_KEY`, too.
 """
 
 

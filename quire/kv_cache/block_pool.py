@@ -62,10 +62,10 @@ class BlockPool:
         """How many of these cached pages nobody uses, so that sharing them shrinks the free list."""
         return len(block_ids) - int(np.count_nonzero(self._ref_counts[block_ids]))
 
-    def num_leading_shared(self, block_ids: np.ndarray) -> int:
-        """How many of a request's pages, from its first on, have other users, too."""
-        is_own = self._ref_counts[block_ids] <= 1
-        return int(is_own.argmax()) if is_own.any() else len(block_ids)
+    def num_leading_shared(self, block_ids: np.ndarray, own_block_ids: np.ndarray) -> int:
+        """How many of these distinct pages, from the first on, have users besides the one of `own_block_ids`."""
+        has_others = self._ref_counts[block_ids] > np.isin(block_ids, own_block_ids)
+        return len(block_ids) if has_others.all() else int(has_others.argmin())
 
     def share(self, block_ids: np.ndarray) -> None:
         """Add a user to each of these distinct pages, which are cached or in use."""

@@ -242,11 +242,18 @@ class KVCacheManager:
         """Per group: pages of a row, in order, the null page where one was freed; not to be written."""
         return self._coordinator.block_ids(row)
 
-    def num_shared_tokens(self, request: Request) -> int:
-        """Tokens of a placed request in leading pages that it may find in the cache, and that others use, too."""
-        if not (self._is_caching and request.may_read_prefix_cache):
-            return 0
-        return min(self._pool.num_leading_shared(ids) for ids in self.get_block_ids(request.row)) * self.block_size
+    def num_kept_tokens(self, request: Request, is_room_ample: bool) -> int:
+        """Tokens of a placed request that it will find cached when it comes back, as far as can be told.
+
+        Args:
+            is_room_ample: nothing cached will be evicted meanwhile; else only what others use, too, stays.
+        """
+        prefix = self.get_computed_blocks(request)
+        if is_room_ample:
+            return prefix.num_tokens
+        block_ids = self.shared_on_restore(prefix)
+        own = np.concatenate(self.get_block_ids(request.row))
+        return self._pool.num_leading_shared(block_ids, own) * self.block_size
 
     def cache_full_blocks(self, rows: np.ndarray, num_computed_tokens: np.ndarray, token_ids: np.ndarray) -> None:
         """Publish the pages of these rows that an executed step filled, and free those that no later query sees.

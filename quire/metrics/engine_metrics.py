@@ -24,12 +24,12 @@ from quire.metrics.histogram import TokenHistogram
 from quire.utils.phases import Phases
 from quire.version import __version__
 
-FINISH_REASONS = ("stop", "length", "abort", "error", "repetition")
+FINISH_REASONS = ("stop", "length", "abort", "error", "repetition", "queue_timeout")
 QUEUE_LIMITS = ("max_num_queued_reqs", "max_num_queued_tokens")
 REFUSALS = (
     *QUEUE_LIMITS, "queue_share", "requests_per_minute", "tokens_per_minute", "max_concurrent", "max_tokens",
     "priority", "bad_request", "unauthorized", "forbidden", "not_found", "method_not_allowed", "body_timeout",
-    "body_too_large", "head_too_large", "draining", "paused", "engine_dead",
+    "body_too_large", "head_too_large", "draining", "paused", "engine_dead", "queue_timeout",
 )  # fmt: skip
 
 

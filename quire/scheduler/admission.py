@@ -20,9 +20,9 @@ from quire.kv_cache.swap_pool import SwappedPages
 from quire.scheduler.budget import TokenCap
 from quire.scheduler.forks import ForkGroups
 from quire.scheduler.outbox import Outbox
-from quire.scheduler.request_queue import RequestQueue
 from quire.scheduler.request_table import RequestTable
 from quire.scheduler.running import RunningRows
+from quire.scheduler.service_order import ServiceOrder
 from quire.scheduler.step_plan import StepPlan
 from quire.scheduler.waiting import Hindrance, WaitReason
 
@@ -81,7 +81,7 @@ class Admission:
     def __init__(
         self,
         rules: AdmissionRules,
-        queue: RequestQueue,
+        order: ServiceOrder,
         table: RequestTable,
         running: RunningRows,
         kv: KVCacheManager,
@@ -89,7 +89,8 @@ class Admission:
         forks: ForkGroups,
     ) -> None:
         self._rules = rules
-        self._queue = queue
+        self._order = order
+        self._queue = order.queue
         self._table = table
         self._running = running
         self._kv = kv
@@ -232,6 +233,7 @@ class Admission:
         self._running.add(row)
         if request.num_cached_tokens < 0:
             request.num_cached_tokens = prefix.num_tokens
+            self._order.note_started(request, max(0, request.num_prompt_tokens - prefix.num_tokens))
             plan.num_prefix_queries += request.num_prompt_tokens
             plan.num_prefix_hits += prefix.num_tokens
         request.status = RequestStatus.RUNNING

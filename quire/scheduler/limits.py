@@ -21,6 +21,7 @@ class Limits:
         max_num_batched_tokens: tokens in one step.
         max_model_len: tokens of one request, prompt and output.
         max_decode_slowdown: most times its duration that a decode step may take with prompt tokens; None = no bound.
+        max_step_s: most seconds that a decode step may take with prompt tokens; None = no bound.
         caps: bounds on the tokens of one request in one step.
     """
 
@@ -28,6 +29,7 @@ class Limits:
     max_num_batched_tokens: int
     max_model_len: int
     max_decode_slowdown: float | None
+    max_step_s: float | None
     caps: tuple[TokenCap, ...]
 
 
@@ -56,6 +58,7 @@ def make_limits(config: SchedulerConfig, max_model_len: int) -> Limits:
         max_model_len=max_model_len,
         # A prompt that cannot be cut cannot be slowed down either.
         max_decode_slowdown=(config.max_decode_slowdown or None) if config.enable_chunked_prefill else None,
+        max_step_s=config.max_inter_token_latency_ms / 1e3 or None if config.enable_chunked_prefill else None,
         caps=_make_caps(config),
     )
 

@@ -1,50 +1,125 @@
-"""Scheduling policies: in which order requests are served, and which may take another one's place.
+"""Scheduling policies that rank requests: in which order they are served, and which may take another one's place.
 
-A policy gives each request a rank when it arrives. The smallest rank is served first, the largest is preempted first;
-ranks are unique and never change. Ranks of different classes do more than order the queue: a request that waits takes
-row and pages from one of a laxer class that runs. Pure functions, used by the scheduler.
+A ranking gives each request a number when it arrives, which never changes and which no other has: the smallest is
+served first, the largest is preempted first. Used by `service_order`; the only state is what answers came to so far.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from typing import Protocol
 
 import numpy as np
 
-from quire.core.engine_messages import EngineCoreRequest
+from quire.core.request import Request
+from quire.core.sampling_params import SamplingParams
 from quire.errors import unknown_name
+from quire.kv_cache.manager import KVCacheManager
 
-# A rank is a class and below it this many bits for the order of arrival; both fit into 64 bits.
+# A rank by priority is a class and below it this many bits for the order of arrival; both fit into 64 bits.
 ARRIVAL_BITS = 40
+# Under `shortest`, the work in tokens that each later arrival makes up for.
+AGE_TOKENS = 4
+# Below a rank by work, bits that tell requests apart which come out even; with so much work they cannot be further
+# apart in order of arrival.
+TIE_BITS = 22
+RANKINGS = ("fcfs", "priority", "shortest")
+# Answers over which the part of `max_tokens` that they came to is averaged.
+NUM_ANSWERS_AVERAGED = 32
 
-Ranking = Callable[[EngineCoreRequest, int], int]
+
+class Ranking(Protocol):
+    """What one policy makes of requests."""
+
+    def __call__(self, request: Request, arrival: int) -> int:
+        """The rank of a request before which `arrival` others came."""
+
+    def is_laxer(self, ranks: np.ndarray, rank: int) -> np.ndarray:
+        """Which of `ranks` ([n] int64) have to make room for a waiting request of rank `rank`; [n] bool."""
 
 
-def by_arrival(request: EngineCoreRequest, arrival: int) -> int:
-    """First come, first served; all are of one class."""
-    return arrival
+class ByArrival:
+    """First come, first served."""
+
+    def __call__(self, request: Request, arrival: int) -> int:
+        """As `Ranking`."""
+        return arrival
+
+    def is_laxer(self, ranks: np.ndarray, rank: int) -> np.ndarray:
+        """Nobody makes room."""
+        return np.zeros(len(ranks), dtype=np.bool_)
 
 
-def by_priority(request: EngineCoreRequest, arrival: int) -> int:
+class ByPriority:
     """The lowest `priority` first, each a class of its own; then by arrival."""
-    return (request.priority << ARRIVAL_BITS) + arrival
+
+    def __call__(self, request: Request, arrival: int) -> int:
+        """As `Ranking`."""
+        return (request.message.priority << ARRIVAL_BITS) + arrival
+
+    def is_laxer(self, ranks: np.ndarray, rank: int) -> np.ndarray:
+        """Classes of higher numbers make room."""
+        laxer: np.ndarray = (ranks >> ARRIVAL_BITS) > (rank >> ARRIVAL_BITS)
+        return laxer
 
 
-POLICIES: Mapping[str, Ranking] = {"fcfs": by_arrival, "priority": by_priority}
+class ExpectedOutputs:
+    """How long answers become, from those that have ended: a part of `max_tokens`, at first all of it."""
+
+    def __init__(self) -> None:
+        self._part = 1.0
+
+    def note_answer(self, params: SamplingParams, num_output_tokens: int) -> None:
+        """An answer came to its own end, or to its limit."""
+        if params.max_tokens and not params.ignore_eos:
+            self._part += (num_output_tokens / params.max_tokens - self._part) / NUM_ANSWERS_AVERAGED
+
+    def of(self, params: SamplingParams) -> int:
+        """Tokens that an answer is expected to have."""
+        max_tokens = params.max_tokens or 0
+        return max_tokens if params.ignore_eos else round(self._part * max_tokens)
 
 
-def make_ranking(policy: str) -> Ranking:
-    """What gives the ranks of a `scheduling_policy`: (request, how many arrived before it) -> rank.
+class ShortestFirst:
+    """The least work first: prompt tokens to compute and output tokens to expect, both as of the arrival.
+
+    A request of w tokens of work is passed by fewer than w / AGE_TOKENS of those that come after it, whatever comes:
+    the rank is its work plus AGE_TOKENS for each arrival before it.
+
+    Args:
+        expected: how long answers become.
+        kv: knows what of an arriving request need not be computed.
+    """
+
+    def __init__(self, expected: ExpectedOutputs, kv: KVCacheManager) -> None:
+        self._expected = expected
+        self._kv = kv
+
+    def __call__(self, request: Request, arrival: int) -> int:
+        """As `Ranking`."""
+        return (self.work(request) + AGE_TOKENS * arrival << TIE_BITS) + arrival % (1 << TIE_BITS)
+
+    def work(self, request: Request) -> int:
+        """Tokens that are to be computed for a request, at least 1; one that is continued counts what is left."""
+        num_put_out = len(request.token_ids) - request.num_prompt_tokens
+        num_outputs = max(0, self._expected.of(request.message.sampling_params) - num_put_out)
+        work = len(request.token_ids) - self._kv.get_computed_blocks(request).num_tokens + num_outputs
+        return min(max(1, work), AGE_TOKENS << TIE_BITS)
+
+    def is_laxer(self, ranks: np.ndarray, rank: int) -> np.ndarray:
+        """Nobody makes room."""
+        return np.zeros(len(ranks), dtype=np.bool_)
+
+
+def make_ranking(policy: str, expected: ExpectedOutputs, kv: KVCacheManager) -> Ranking:
+    """The ranking that a policy's name stands for; `expected` and `kv` as in `ShortestFirst`.
 
     Raises:
         ConfigError: there is no such policy.
     """
-    if policy not in POLICIES:
-        raise unknown_name("scheduling_policy", policy, POLICIES)
-    return POLICIES[policy]
-
-
-def is_laxer(ranks: np.ndarray, rank: int) -> np.ndarray:
-    """Which of `ranks` ([n] int64) are of a laxer class than `rank`; [n] bool."""
-    laxer: np.ndarray = (ranks >> ARRIVAL_BITS) > (rank >> ARRIVAL_BITS)
-    return laxer
+    if policy == "fcfs":
+        return ByArrival()
+    if policy == "priority":
+        return ByPriority()
+    if policy == "shortest":
+        return ShortestFirst(expected, kv)
+    raise unknown_name("scheduling_policy", policy, [*RANKINGS, "fair"])

@@ -9,12 +9,14 @@ from __future__ import annotations
 import numpy as np
 
 from quire.core.request import Request, RequestStatus
-from quire.scheduler.policy import is_laxer
 from quire.scheduler.request_table import RequestTable
 from quire.scheduler.running import RunningRows
+from quire.scheduler.service_order import ServiceOrder
 
 
-def choose_victim(running: RunningRows, table: RequestTable, spared: np.ndarray | None = None) -> int:
+def choose_victim(
+    running: RunningRows, table: RequestTable, order: ServiceOrder, spared: np.ndarray | None = None
+) -> int:
     """Row of the running request of the largest rank, resumed ones included; of its class, rather none of `spared`.
 
     The first in rank is never chosen while others run, so it always advances, and every request ends.
@@ -27,7 +29,7 @@ def choose_victim(running: RunningRows, table: RequestTable, spared: np.ndarray 
         return last
     others = running.rows[1:]
     others = others[~np.isin(others, spared)]
-    if not len(others) or is_laxer(table.rank[[last]], int(table.rank[others[-1]])).any():
+    if not len(others) or order.is_laxer(np.array([last]), table.request_on(int(others[-1]))).any():
         return last
     return int(others[-1])
 

@@ -41,5 +41,9 @@ class RequestQueue:
         """Remove a request wherever it stands; None when it is not here."""
         return self._requests.pop(handle, None)
 
+    def handles(self) -> list[int]:
+        """Who is here, in no order."""
+        return list(self._requests)
+
     def __len__(self) -> int:
         return len(self._requests)

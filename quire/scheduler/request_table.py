@@ -34,6 +34,7 @@ class RequestTable:
         flags: [max_num_seqs] uint8; `RowFlag`.
         handle: [max_num_seqs] int64; -1 = free row.
         rank: [max_num_seqs] int64; place in the order in which requests are served.
+        tenant_slot: [max_num_seqs] int32; whose it is, where tenants share (`scheduler.fair_order`).
         requests: the request of each row, None = free row.
         max_model_len: most tokens of a row.
     """
@@ -50,6 +51,7 @@ class RequestTable:
         self.flags = np.zeros(max_num_seqs, dtype=np.uint8)
         self.handle = np.full(max_num_seqs, -1, dtype=np.int64)
         self.rank = np.zeros(max_num_seqs, dtype=np.int64)
+        self.tenant_slot = np.zeros(max_num_seqs, dtype=np.int32)
         self.requests: list[Request | None] = [None] * max_num_seqs
         self._free_rows = list(range(max_num_seqs - 1, -1, -1))
 
@@ -73,6 +75,7 @@ class RequestTable:
         self.flags[row] = RowFlag.HAS_STOP_IDS if request.stop_token_ids else RowFlag.NONE
         self.handle[row] = request.handle
         self.rank[row] = request.rank
+        self.tenant_slot[row] = request.tenant_slot
         self.requests[row] = request
         request.row = row
         return row

@@ -17,7 +17,7 @@ from quire.scheduler.step_plan import StepPlan
 
 
 class RunningRows:
-    """Rows of running requests, by rank.
+    """Rows of running requests in the order in which they are served: by rank, unless they were arranged otherwise.
 
     Attributes:
         rows: [num_running] intp (what numpy indexes fastest with); replaced, never written in place.
@@ -38,6 +38,10 @@ class RunningRows:
     def remove(self, rows: Sequence[int]) -> None:
         """Remove rows that are here."""
         self.rows = self.rows[~np.isin(self.rows, rows)]
+
+    def arrange(self, rows: np.ndarray) -> None:
+        """Bring the rows into another order; `rows` are the same ones."""
+        self.rows = rows
 
     def last(self) -> int:
         """The row of the request that is served last; there must be one."""

@@ -25,15 +25,15 @@ from quire.core.stats import EventKind, SchedulerStats
 from quire.kv_cache.manager import KVCacheManager
 from quire.scheduler.admission import Admission, AdmissionGate, AdmissionRules
 from quire.scheduler.budget import StepBudget, share_prompt_tokens
+from quire.scheduler.deadlines import QueueDeadlines
 from quire.scheduler.forks import ForkGroups
 from quire.scheduler.limits import make_limits
 from quire.scheduler.outbox import Outbox
-from quire.scheduler.policy import is_laxer, make_ranking
 from quire.scheduler.preemption import choose_victim, suspend
-from quire.scheduler.request_queue import RequestQueue
 from quire.scheduler.request_table import RequestTable
 from quire.scheduler.running import RunningRows, num_missing_blocks, num_wanted_tokens
-from quire.scheduler.step_costs import StepCosts
+from quire.scheduler.service_order import make_service_order
+from quire.scheduler.step_costs import make_step_costs
 from quire.scheduler.step_plan import StepPlan
 from quire.scheduler.stop import find_stops
 from quire.scheduler.swapping import Swapping
@@ -47,7 +47,9 @@ _STATUS_OF_REASON = {
     FinishReason.LENGTH: RequestStatus.FINISHED_LENGTH_CAPPED,
     FinishReason.ABORT: RequestStatus.FINISHED_ABORTED,
     FinishReason.ERROR: RequestStatus.FINISHED_ERROR,
+    FinishReason.QUEUE_TIMEOUT: RequestStatus.FINISHED_ERROR,
 }
+_COMPLETE = frozenset((FinishReason.STOP, FinishReason.LENGTH))
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +62,7 @@ class _InFlight:
 
 
 class Scheduler:
-    """First come, first served, with chunked prefill, prefix caching and preemption by recompute or swap.
+    """Serves requests in the order of a policy, with chunked prefill, prefix caching and preemption by recompute.
 
     Args:
         scheduler_config: resolved: its limits are numbers.
@@ -85,8 +87,7 @@ class Scheduler:
     ) -> None:
         self._limits = make_limits(scheduler_config, max_model_len)
         self._clock = clock
-        slowdown = self._limits.max_decode_slowdown
-        self._costs = None if slowdown is None else StepCosts(slowdown)
+        self._costs = make_step_costs(self._limits.max_decode_slowdown, self._limits.max_step_s)
         self._kv = KVCacheManager(
             kv_cache_config,
             enable_prefix_caching=cache_config.enable_prefix_caching,
@@ -96,8 +97,9 @@ class Scheduler:
         )
         self._table = RequestTable(self._limits.max_num_seqs, max_model_len)
         self._running = RunningRows(self._table)
-        self._rank = make_ranking(scheduler_config.scheduling_policy)
-        self._queue = RequestQueue()
+        self._order = make_service_order(scheduler_config.scheduling_policy, self._table, self._kv)
+        self._queue = self._order.queue
+        self._deadlines = QueueDeadlines()
         self._outbox = Outbox(clock)
         rules = AdmissionRules(
             enable_chunked_prefill=scheduler_config.enable_chunked_prefill,
@@ -107,7 +109,7 @@ class Scheduler:
             gates=gates,
         )
         self._forks = ForkGroups(self._table, self._kv)
-        self._admission = Admission(rules, self._queue, self._table, self._running, self._kv, self._outbox, self._forks)
+        self._admission = Admission(rules, self._order, self._table, self._running, self._kv, self._outbox, self._forks)
         self._swapping = Swapping(
             scheduler_config.preemption_mode,
             kv_cache_config.num_swap_blocks,
@@ -115,7 +117,7 @@ class Scheduler:
             self._kv,
             self._table,
             self._running,
-            self._queue,
+            self._order,
             self._admission,
         )
         self._requests: dict[int, Request] = {}
@@ -134,10 +136,13 @@ class Scheduler:
         """
         assert request.handle not in self._requests, "a handle names one request"
         check_can_run(request, self._limits.max_model_len, self._kv)
-        queued = Request.from_message(request, self._rank(request, next(self._arrivals)))
+        queued = Request.from_message(request)
         self._kv.hash_prompt(queued)
+        self._order.enter(queued, next(self._arrivals))
         self._requests[request.handle] = queued
         self._queue.add(queued)
+        if request.queue_timeout_s:
+            self._deadlines.add(queued, self._clock() + request.queue_timeout_s)
         self._forks.add(queued)
         self._outbox.note_event(request.handle, EventKind.QUEUED)
 
@@ -156,6 +161,9 @@ class Scheduler:
     def _end(self, request: Request, finished: FinishedRequest) -> None:
         """Answer a request; its row, if it has one, is its own until `_vacate`."""
         request.status = _STATUS_OF_REASON[finished.finish_reason]
+        num_tokens = len(request.token_ids) if request.row < 0 else int(self._table.num_tokens[request.row])
+        is_complete = finished.finish_reason in _COMPLETE
+        self._order.note_ended(request, num_tokens - request.num_prompt_tokens, is_complete=is_complete)
         del self._requests[request.handle]
         self._forks.remove(request)
         self._outbox.note_finished(finished)
@@ -174,6 +182,7 @@ class Scheduler:
         """Decide the next step; None when no request can compute (nothing left, or only rows to free later)."""
         assert self._in_flight is None, "a step is taken in before the next one is scheduled"
         plan = StepPlan(StepBudget(self._limits.max_num_batched_tokens), self._limits.max_num_seqs)
+        self._order.refresh(self._running)
         if self._queue and len(self._running):
             self._make_room(self._queue.peek(), plan)
         num_made_room = plan.num_preemptions
@@ -183,7 +192,15 @@ class Scheduler:
         if plan.num_preemptions == num_made_room:
             self._swapping.bring_back(plan)
             self._admission.admit_waiting(plan, self._swapping.is_ahead_of)
+        if self._deadlines:
+            self._end_overdue()
         return self._freeze(plan)
+
+    def _end_overdue(self) -> None:
+        for request in self._deadlines.take_overdue(self._clock()):
+            if not request.has_started and self._queue.remove(request.handle) is not None:
+                waited = f"no room within queue_timeout={request.message.queue_timeout_s:g} s"
+                self._end(request, FinishedRequest(request.handle, FinishReason.QUEUE_TIMEOUT, error=waited))
 
     def _make_room(self, waiting: Request, plan: StepPlan) -> None:
         """Preempt requests of a laxer class for one that waits, and let their prompts wait in this step.
@@ -191,17 +208,19 @@ class Scheduler:
         Nothing happens when it would not be admitted even then.
         """
         rows = self._running.rows
-        laxer = rows[is_laxer(self._table.rank[rows], waiting.rank)]
+        laxer = rows[self._order.is_laxer(rows, waiting)]
         if not len(laxer) or self._swapping.is_ahead_of(waiting) or not self._admission.may_admit(waiting, plan):
             return
         if not self._admission.could_admit(waiting, plan):
-            num_held = int(self._kv.num_blocks_held(self._table.num_tokens[laxer]).sum())
-            if num_held + self._kv.num_free_blocks < self._kv.num_blocks_held(np.array(len(waiting.token_ids))):
+            takeable = self._order.takeable(laxer, waiting)
+            num_held = int(self._kv.num_blocks_held(self._table.num_tokens[takeable]).sum())
+            num_needed = self._kv.num_blocks_held(np.array(len(waiting.token_ids)))
+            if not len(takeable) or num_held + self._kv.num_free_blocks < num_needed:
                 return
-        while not self._admission.could_admit(waiting, plan) and len(laxer):
-            self._preempt(int(laxer[-1]), plan)
-            laxer = laxer[:-1]
-        plan.urgent_rank = waiting.rank
+            while not self._admission.could_admit(waiting, plan) and len(takeable):
+                self._preempt(int(takeable[-1]), plan)
+                takeable = takeable[:-1]
+        plan.urgent = waiting
 
     def _schedule_running(self, plan: StepPlan) -> None:
         rows = self._running.rows
@@ -209,22 +228,30 @@ class Scheduler:
         missing = num_missing_blocks(rows, self._table, plan, self._kv)
         while missing.sum() > self._kv.num_free_blocks:
             if not self._forks.release():
-                self._preempt(choose_victim(self._running, self._table, self._swapping.rows_to_spare()), plan)
+                self._preempt(
+                    choose_victim(self._running, self._table, self._order, self._swapping.rows_to_spare()), plan
+                )
             missing = num_missing_blocks(self._running.rows, self._table, plan, self._kv)
         plan.set_new_blocks(self._kv.allocate(self._running.rows, missing))
 
     def _num_wanted_tokens(self, rows: np.ndarray, plan: StepPlan) -> np.ndarray:
         """[num_rows] tokens each row would compute in this step if the budget were no limit."""
         num_wanted = num_wanted_tokens(rows, self._table, self._limits.caps, len(self._requests))
-        if plan.urgent_rank is not None:
-            num_wanted[(num_wanted > 1) & is_laxer(self._table.rank[rows], plan.urgent_rank)] = 0
+        is_decoding = num_wanted == 1
+        num_unpaced = 0
+        if plan.urgent is not None:
+            laxer = self._order.is_laxer(rows, plan.urgent)
+            num_wanted[~is_decoding & laxer] = 0
+            if laxer[is_decoding].all():  # whoever is slowed down is laxer
+                num_unpaced = len(plan.urgent.token_ids)
         if self._costs is None:
             return num_wanted
-        num_decoding = int(np.count_nonzero(num_wanted == 1))
+        num_decoding = int(np.count_nonzero(is_decoding))
         most = self._limits.max_num_batched_tokens
         if num_decoding:
             num_requests = min(len(rows) + len(self._queue), self._limits.max_num_seqs)
-            most = min(most, self._costs.prompt_tokens_beside(num_decoding, num_requests))
+            paced = self._costs.prompt_tokens_beside(num_decoding, num_requests)
+            most = min(most, max(paced, num_unpaced))
         plan.prompts = StepBudget(most)
         return num_wanted if num_decoding == len(rows) else share_prompt_tokens(num_wanted, plan.prompts)
 
@@ -273,6 +300,7 @@ class Scheduler:
         self._table.num_computed_tokens[rows] += num_new
         sampled = keep_alive(scheduled, output, is_alive)
         self._table.append_tokens(sampled.rows, sampled.token_ids)
+        self._order.note_sampled(sampled.rows)
         self._kv.cache_full_blocks(rows, self._table.num_computed_tokens[rows], self._table.token_ids)
         handles = self._table.handle[sampled.rows]
         prompt_logprobs = self._take_prompt_logprobs(output, rows)
@@ -403,7 +431,7 @@ class Scheduler:
 
     def made_room(self) -> bool:
         """Whether the step that was just scheduled preempted requests for one that waited."""
-        return self._in_flight is not None and self._in_flight.plan.urgent_rank is not None
+        return self._in_flight is not None and self._in_flight.plan.urgent is not None
 
     def hindrance(self) -> Hindrance | None:
         """Why the first waiting request is not in the step that was just scheduled; None when none waits."""

@@ -10,6 +10,7 @@ step as it is, the first of a burst of requests would hold up all others: beside
 
 from __future__ import annotations
 
+import math
 from collections import deque
 
 # Prompt tokens of a step that are allowed whatever they cost: prompts must get on.
@@ -24,18 +25,23 @@ NUM_QUIET_KEPT = 33
 NUM_PROMPTS_KEPT = 5
 
 
-def max_prompt_tokens(quiet_s: float, full_s: float, prompt_token_s: float, max_slowdown: float) -> float:
-    """Prompt tokens with which a step stays under `max_slowdown` times `full_s`.
+def max_prompt_tokens(quiet_s: float, longest_s: float, prompt_token_s: float) -> float:
+    """Prompt tokens with which a step stays under `longest_s`; not above 0 when it does not without them.
 
     Args:
         quiet_s: seconds of the step without them.
-        full_s: seconds of a step in which all requests decode; at least `quiet_s`.
         prompt_token_s: seconds that each of them adds; 0 or less = nothing that could be measured.
-        max_slowdown: at least 1.
     """
     if prompt_token_s <= 0:
         return float("inf")
-    return PLANNED_SHARE * (max_slowdown * full_s - quiet_s) / prompt_token_s
+    return PLANNED_SHARE * (longest_s - quiet_s) / prompt_token_s
+
+
+def make_step_costs(max_slowdown: float | None, max_step_s: float | None) -> StepCosts | None:
+    """The costs that these bounds need; None = there is no bound."""
+    if max_slowdown is None and max_step_s is None:
+        return None
+    return StepCosts(max_slowdown or math.inf, max_step_s or math.inf)
 
 
 class StepCosts:
@@ -44,10 +50,13 @@ class StepCosts:
     Args:
         max_slowdown: most times the duration of a step that decodes all requests which a step with prompt tokens in it
             may take; at least 1.
+        max_step_s: most seconds that a step with prompt tokens beside decoding requests may take. Where decoding alone
+            takes as long, prompts get MIN_PROMPT_TOKENS a step.
     """
 
-    def __init__(self, max_slowdown: float) -> None:
+    def __init__(self, max_slowdown: float, max_step_s: float = math.inf) -> None:
         self._max_slowdown = max_slowdown
+        self._max_step_s = max_step_s
         self._quiet_s: dict[int, deque[float]] = {}
         self._prompt_token_s: deque[float] = deque(maxlen=NUM_PROMPTS_KEPT)
         self._num_beside = MAX_STEPS_BESIDE  # steps beside prompts since the last quiet one
@@ -68,7 +77,10 @@ class StepCosts:
         if quiet_s is None or not self._prompt_token_s:
             return MIN_PROMPT_TOKENS
         full_s = max(quiet_s, self._estimate_full_s(num_requests, num_decoding, quiet_s))
-        allowed = max_prompt_tokens(quiet_s, full_s, _upper_median(self._prompt_token_s), self._max_slowdown)
+        longest_s = self._max_step_s
+        if self._max_slowdown < math.inf:
+            longest_s = min(longest_s, self._max_slowdown * full_s)
+        allowed = max_prompt_tokens(quiet_s, longest_s, _upper_median(self._prompt_token_s))
         return max(MIN_PROMPT_TOKENS, int(min(allowed, 2 * self._most_granted)))
 
     def record(self, num_decoding: int, num_prompt_tokens: int, seconds: float | None) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from quire.core.request import Request
 from quire.core.scheduler_output import NO_PAGE_COPIES, NewBlocks, NewRequestData, PageCopies, SchedulerOutput
 from quire.scheduler.budget import StepBudget
 from quire.scheduler.request_table import RequestTable
@@ -18,7 +19,7 @@ class StepPlan:
     Attributes:
         budget: what is left of the step's tokens.
         prompts: what is left for requests that are admitted, where decoding requests bound prompt tokens.
-        urgent_rank: of a waiting request for which prompts of laxer classes wait in this step; None = there is none.
+        urgent: a waiting request for which the prompts of laxer ones wait in this step; None = there is none.
         num_preemptions: requests that lost their row to this step.
         num_swap_preemptions: those of them whose pages went to the swap space.
         num_prefix_queries, num_prefix_hits: tokens looked for, and found, in the prefix cache by first admissions.
@@ -27,7 +28,7 @@ class StepPlan:
     def __init__(self, budget: StepBudget, max_num_seqs: int) -> None:
         self.budget = budget
         self.prompts = StepBudget(budget.num_left)
-        self.urgent_rank: int | None = None
+        self.urgent: Request | None = None
         self.num_preemptions = 0
         self.num_swap_preemptions = 0
         self.num_prefix_queries = 0

@@ -1,6 +1,6 @@
 """What swaps and recomputed tokens have cost so far, and which of the two is cheaper for a victim.
 
-Called by `Swapping`. Owns the measurements: the newest ones, of which the median of those nearest in size counts, so
+Called by `Swapping`. Owns the measurements: the newest of each size, of which the median of those nearest counts, so
 that one slow step changes nothing. A size that was never tried is tried by a swap: what it costs is known afterwards.
 """
 
@@ -14,12 +14,15 @@ import numpy as np
 from quire.core.runner_output import ModelRunnerOutput
 from quire.core.scheduler_output import SchedulerOutput
 
-NUM_KEPT = 64
+# Measurements that are kept of each octave of sizes, and of which the median counts.
+NUM_KEPT = 9
 NUM_NEAREST = 5
 # Copies of fewer or more pages than this factor away say nothing: small ones cost what starting them costs.
 LIKE_SIZES = 2.0
 # Copies of like size after which their median counts; the first ones also pay for memory that was never touched.
 MIN_COPIES = 3
+# Prompt tokens of a step from which on it counts: fewer say more of what is beside them than of their price.
+MIN_PROMPT_TOKENS = 32
 
 
 def is_swap_cheaper(swap_s: float | None, recompute_s: float | None) -> bool:
@@ -69,31 +72,33 @@ class SwapCosts:
         num_tokens = scheduled.num_scheduled_tokens
         is_prompt = num_tokens > 1
         num_prompt_tokens = int(num_tokens[is_prompt].sum())
-        num_decoding = len(num_tokens) - int(np.count_nonzero(is_prompt))
         if not num_prompt_tokens:
-            self._quiet.record(num_decoding, seconds)
+            self._quiet.record(len(num_tokens), seconds)
             return
-        quiet_s = (self._quiet.estimate(num_decoding) or 0.0) if num_decoding else 0.0
+        if num_prompt_tokens < MIN_PROMPT_TOKENS:
+            return
+        quiet_s = self._quiet.estimate(len(num_tokens)) or 0.0  # with its pages, a prompt's row would decode
         middles = scheduled.num_computed_tokens[is_prompt] + num_tokens[is_prompt] / 2
         middle = float(np.average(middles, weights=num_tokens[is_prompt]))
         self._prompt_tokens.record(middle, max(0.0, seconds - quiet_s) / num_prompt_tokens)
 
 
 class Measurements:
-    """The newest (size, seconds); sizes are positive."""
+    """The newest (size, seconds) of each octave of sizes, which are positive: frequent ones do not push out others."""
 
     def __init__(self) -> None:
-        self._kept: deque[tuple[float, float]] = deque(maxlen=NUM_KEPT)
+        self._by_octave: dict[int, deque[tuple[float, float]]] = {}
 
     def record(self, size: float, seconds: float) -> None:
         """Take in one measurement."""
-        self._kept.append((math.log(size), seconds))
+        place = math.log2(size)
+        self._by_octave.setdefault(math.floor(place), deque(maxlen=NUM_KEPT)).append((place, seconds))
 
     def estimate(self, size: float, *, within: float = math.inf, at_least: int = 1) -> float | None:
         """Median of the measurements nearest to `size`; None when fewer than `at_least` are within that factor."""
-        place = math.log(size)
-        near = sorted((abs(where - place), seconds) for where, seconds in self._kept)[:NUM_NEAREST]
-        like = sorted(seconds for distance, seconds in near if distance <= math.log(within))
+        place = math.log2(size)
+        near = sorted((abs(where - place), seconds) for kept in self._by_octave.values() for where, seconds in kept)
+        like = sorted(seconds for distance, seconds in near[:NUM_NEAREST] if distance <= math.log2(within))
         return like[len(like) // 2] if len(like) >= at_least else None
 
 

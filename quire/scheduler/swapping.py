@@ -19,10 +19,9 @@ from quire.kv_cache.block_pool import NULL_BLOCK_ID
 from quire.kv_cache.manager import KVCacheManager
 from quire.kv_cache.swap_pool import NO_HOST_BLOCK, SwappedPages, SwapPool
 from quire.scheduler.admission import Admission, Candidate, Verdict
-from quire.scheduler.policy import is_laxer
-from quire.scheduler.request_queue import RequestQueue
 from quire.scheduler.request_table import RequestTable
 from quire.scheduler.running import RunningRows
+from quire.scheduler.service_order import ServiceOrder
 from quire.scheduler.step_plan import StepPlan
 from quire.scheduler.swap_costs import SwapCosts, is_swap_cheaper
 
@@ -38,7 +37,7 @@ class Swapping:
         mode: "auto" weighs costs; "swap" swaps whatever has room; "recompute" nothing.
         num_blocks: pages of the swap space; 0 = there is none.
         page_size_bytes: of one page, all layers together.
-        queue: the waiting requests.
+        order: of the waiting requests, and of these.
 
     Attributes:
         blocker: the first swapped request that could not come back in the last step that admitted any.
@@ -52,7 +51,7 @@ class Swapping:
         kv: KVCacheManager,
         table: RequestTable,
         running: RunningRows,
-        queue: RequestQueue,
+        order: ServiceOrder,
         admission: Admission,
     ) -> None:
         self._pool = SwapPool(0 if mode == "recompute" else num_blocks)
@@ -60,10 +59,11 @@ class Swapping:
         self._kv = kv
         self._table = table
         self._running = running
-        self._waiting = queue
+        self._order = order
+        self._waiting = order.queue
         self._admission = admission
         self._costs = SwapCosts() if mode == "auto" and self._pool.num_blocks else None
-        self._swapped = RequestQueue()
+        self._swapped = order.make_queue()
         self._pages: dict[int, SwappedPages] = {}
         self.blocker: Request | None = None
         self._outs: dict[int, PageCopies] = {}
@@ -97,13 +97,22 @@ class Swapping:
         return True
 
     def _is_worth_it(self, request: Request, num_tokens: int, num_held: int) -> bool:
-        """Pages that others use, too, are taken to be in the prefix cache when the request returns."""
         if self._costs is None:
             return True
-        num_shared = min(num_tokens, self._kv.num_shared_tokens(request))
-        num_shared_pages = num_shared // self._kv.block_size * len(self._kv.get_block_ids(request.row))
-        swap_s = self._costs.estimate_swap_s(num_held, max(0, num_held - num_shared_pages))
-        return is_swap_cheaper(swap_s, self._costs.estimate_recompute_s(num_shared, num_tokens))
+        num_kept = min(num_tokens, self._kv.num_kept_tokens(request, self._is_room_ample()))
+        swap_s = self._costs.estimate_swap_s(num_held, max(0, num_held - num_kept // self._kv.block_size))
+        return is_swap_cheaper(swap_s, self._costs.estimate_recompute_s(num_kept, num_tokens))
+
+    def _is_room_ample(self) -> bool:
+        """Whether free pages, before the victim's, will do for the rows that run and for the first that waits."""
+        num_first = int(self._kv.num_blocks_held(np.array(len(self._waiting.peek().token_ids)))) if self._waiting else 0
+        return self._num_blocks_to_grow() + num_first <= self._kv.num_free_blocks
+
+    def _num_blocks_to_grow(self) -> int:
+        """Pages that the running rows lack for `CALM_STEPS` steps."""
+        rows = self._running.rows
+        grown = np.minimum(self._table.num_tokens[rows] + CALM_STEPS, self._table.max_total_tokens[rows])
+        return int(self._kv.num_missing_blocks(rows, grown).sum())
 
     # --- back ---
 
@@ -135,13 +144,13 @@ class Swapping:
     def is_ahead_of(self, waiting: Request) -> bool:
         """Whether a swapped request that lacked room in the last step comes before this waiting one."""
         blocker = self.blocker
-        return blocker is not None and blocker.handle in self._pages and not _is_stricter(waiting, blocker)
+        return blocker is not None and blocker.handle in self._pages and not self._order.is_stricter(waiting, blocker)
 
     def _is_behind_waiting(self, request: Request, plan: StepPlan) -> bool:
         if not self._waiting:
             return False
         first = self._waiting.peek()
-        return _is_stricter(first, request) and self._admission.may_admit(first, plan)
+        return self._order.is_stricter(first, request) and self._admission.may_admit(first, plan)
 
     def _fits(self, candidate: Candidate, plan: StepPlan) -> bool:
         """Row, tokens and pages; beside others also pages for `CALM_STEPS` steps of all of them."""
@@ -149,10 +158,8 @@ class Swapping:
         if not self._table.num_free_rows or not 0 < num_new_tokens <= min(plan.budget.num_left, plan.prompts.num_left):
             return False
         num_tokens, num_reserved = candidate.num_computed_tokens + num_new_tokens, 0
-        rows = self._running.rows
-        if len(rows):
-            grown = np.minimum(self._table.num_tokens[rows] + CALM_STEPS, self._table.max_total_tokens[rows])
-            num_reserved = int(self._kv.num_missing_blocks(rows, grown).sum())
+        if len(self._running):
+            num_reserved = self._num_blocks_to_grow()
             num_tokens = max(num_tokens, min(len(candidate.request.token_ids) + CALM_STEPS, self._table.max_model_len))
         if candidate.swapped is None:
             num_taken = self._kv.num_blocks_to_place(candidate.prefix, num_tokens)
@@ -221,10 +228,6 @@ class Swapping:
     def num_bytes(self, copies: PageCopies) -> int:
         """Bytes that these copies move."""
         return len(copies) * self._page_size_bytes
-
-
-def _is_stricter(one: Request, other: Request) -> bool:
-    return bool(is_laxer(np.array([other.rank]), one.rank)[0])
 
 
 def _spread(host_block_ids: np.ndarray, block_ids: list[np.ndarray]) -> tuple[np.ndarray, ...]:

@@ -33,6 +33,7 @@ class Replica:
         self.now_s = 0.0
         self.results = Results(capacity)
         self._costs = costs
+        self._has_cache = setup.cache.enable_prefix_caching  # without it nobody looks at tokens
         self._scheduler = make_scheduler(setup, lambda: self.now_s)
         self._arrivals: deque[tuple[float, int, SimRequest]] = deque()
         self._streams = np.zeros(capacity, dtype=np.int64)
@@ -88,9 +89,11 @@ class Replica:
     def _sample(self, scheduled: SchedulerOutput) -> ModelRunnerOutput:
         """The next token of each stream."""
         rows = scheduled.rows[scheduled.is_sampling]
-        positions = (scheduled.num_computed_tokens + scheduled.num_scheduled_tokens)[scheduled.is_sampling]
+        if not self._has_cache:
+            return ModelRunnerOutput(rows=rows, sampled_token_ids=np.ones(len(rows), dtype=np.int32))
         for new in scheduled.new_reqs:
             self._row_streams[new.row] = self._streams[int(new.request_id)]
+        positions = (scheduled.num_computed_tokens + scheduled.num_scheduled_tokens)[scheduled.is_sampling]
         return ModelRunnerOutput(rows=rows, sampled_token_ids=stream_tokens(self._row_streams[rows], positions))
 
     def _note(self, outputs: EngineCoreOutputs, num_tokens: int) -> None:
@@ -109,7 +112,7 @@ class Replica:
         return EngineCoreRequest(
             handle=number,
             request_id=str(number),
-            prompt_token_ids=request.prompt(),
+            prompt_token_ids=request.prompt() if self._has_cache else np.ones(request.prompt_len, dtype=np.int32),
             sampling_params=params,
             seed=number,
             arrival_time=request.arrival_s,

@@ -30,11 +30,16 @@ class GapCounts:
 
     def add(self, gaps_s: np.ndarray) -> None:
         """Count gaps, [n] seconds."""
-        if len(gaps_s):
+        if not len(gaps_s):
+            return
+        if gaps_s.min() == gaps_s.max():  # nearly all steps: all of them had a token in the step before
+            place = int(math.log(max(float(gaps_s[0]), LEAST_S) / LEAST_S) / BIN)
+            self._counts[min(place, NUM_BINS - 1)] += len(gaps_s)
+        else:
             bins = (np.log(np.maximum(gaps_s, LEAST_S) / LEAST_S) / BIN).astype(np.int64)
             np.add.at(self._counts, np.minimum(bins, NUM_BINS - 1), 1)
-            self._longest = max(self._longest, float(gaps_s.max()))
-            self._sum += float(gaps_s.sum())
+        self._longest = max(self._longest, float(gaps_s.max()))
+        self._sum += float(gaps_s.sum())
 
     def merge(self, other: GapCounts) -> None:
         """Add another's."""

@@ -21,7 +21,9 @@ from quire.utils.checks import shown
 VOCAB_SIZE = 30_000
 FIRST_TOKEN = 100
 MAX_TRACE_BYTES = 1 << 31
-_STREAM, _POSITION = 7_368_787, 104_729
+# Odd 64-bit numbers with no pattern in their bits; the last two mix as in Steele et al. 2014 (SplitMix64), figure 11.
+_STREAM, _POSITION = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xD1B54A32D192ED03)
+_MIX, _MORE = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,9 +58,12 @@ class SimRequest:
 
 def stream_tokens(stream: np.ndarray | int, positions: np.ndarray) -> np.ndarray:
     """int32 tokens of streams at positions."""
-    mixed = (np.asarray(stream, np.int64) * _STREAM + positions * _POSITION) % (VOCAB_SIZE - FIRST_TOKEN)
-    tokens: np.ndarray = (mixed + FIRST_TOKEN).astype(np.int32)
-    return tokens
+    keys = np.atleast_1d(np.asarray(stream, np.int64)).astype(np.uint64)
+    mixed = keys * _STREAM + np.asarray(positions, np.int64).astype(np.uint64) * _POSITION
+    mixed = (mixed ^ (mixed >> np.uint64(30))) * _MIX
+    mixed = (mixed ^ (mixed >> np.uint64(27))) * _MORE
+    tokens: np.ndarray = (mixed >> np.uint64(33)).astype(np.int64) % (VOCAB_SIZE - FIRST_TOKEN) + FIRST_TOKEN
+    return tokens.astype(np.int32)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

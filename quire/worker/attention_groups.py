@@ -17,6 +17,7 @@ from quire.core.kv_spec import KVCacheConfig
 from quire.core.scheduler_output import PageCopies
 from quire.worker.block_tables import BlockTables
 from quire.worker.input_batch import InputBatch
+from quire.worker.kv_cache_tensors import distinct_tensors
 
 
 class AttentionGroups:
@@ -40,7 +41,7 @@ class AttentionGroups:
         self._group_of_layer = [group_of[name] for name in layer_names]
         self._num_groups = len(kv_cache_config.groups)
         self._kv_caches = tuple(kv_caches)
-        self._tensors = tuple({id(cache): cache for cache in kv_caches}.values())
+        self._tensors = tuple(distinct_tensors(kv_caches))
         self._backend = backend
 
     def copy_pages(self, copies: PageCopies) -> None:

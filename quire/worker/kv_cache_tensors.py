@@ -38,6 +38,11 @@ def page_dim(kv_cache_config: KVCacheConfig, backend: AttentionBackend) -> int:
     return next(dim for dim, sizes in enumerate(zip(few, more, strict=True)) if sizes[0] != sizes[1])
 
 
+def distinct_tensors(kv_caches: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Each tensor once that several layers share, to copy its pages once; in the order of the layers."""
+    return list({cache.data_ptr(): cache for cache in kv_caches}.values())
+
+
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
     """Zeros; on a CPU from the operating system's zero pages, huge ones where it has them."""
     if device.type != "cpu":

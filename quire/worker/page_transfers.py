@@ -17,7 +17,7 @@ import torch
 from quire.attention.backend import AttentionBackend
 from quire.core.kv_spec import KVCacheConfig
 from quire.core.scheduler_output import PageCopies, SchedulerOutput
-from quire.worker.kv_cache_tensors import allocate_kv_caches, page_dim
+from quire.worker.kv_cache_tensors import allocate_kv_caches, distinct_tensors, page_dim
 
 
 class PageTransfers(ABC):
@@ -49,17 +49,19 @@ def allocate_with_swap_space(
     dim = page_dim(kv_cache_config, backend)
     if device.type != "cpu":
         caches = allocate_kv_caches(kv_cache_config, layer_names, backend, dtype, device)
-        return caches, DeviceTransfers(caches, dim, num_swap_blocks)
+        return caches, DeviceTransfers(distinct_tensors(caches), dim, num_swap_blocks)
     both = dataclasses.replace(kv_cache_config, num_blocks=num_blocks + num_swap_blocks)
     whole = allocate_kv_caches(both, layer_names, backend, dtype, device)
-    return [cache.narrow(dim, 0, num_blocks) for cache in whole], HostTransfers(whole, backend, num_blocks)
+    return [cache.narrow(dim, 0, num_blocks) for cache in whole], HostTransfers(
+        distinct_tensors(whole), backend, num_blocks
+    )
 
 
 class HostTransfers(PageTransfers):
     """Cache and swap space are both the processor's memory.
 
     Args:
-        kv_caches: per layer: the pages of the cache, then those of the swap space.
+        kv_caches: distinct tensors: the pages of the cache, then those of the swap space.
         backend: which copies pages.
         num_blocks: pages of the cache.
         clock: seconds.
@@ -106,7 +108,7 @@ class DeviceTransfers(PageTransfers):
     the stream that computes, so that the step waits for it and the host does not.
 
     Args:
-        kv_caches: per layer: the pages of the cache.
+        kv_caches: distinct tensors: the pages of the cache.
         dim: the dimension of the tensors that counts pages, 0 or 1.
         num_swap_blocks: pages of the swap space.
     """

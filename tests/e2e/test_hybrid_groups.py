@@ -93,6 +93,12 @@ def test_answers_equal_transformers(model, backend):
         {"max_num_batched_tokens": 2048, "enforce_eager": True},
         {"enable_prefix_caching": False},
         {"num_gpu_blocks_override": 50, "scheduler_reserve_full_isl": False},
+        {
+            "num_gpu_blocks_override": 50,
+            "scheduler_reserve_full_isl": False,
+            "preemption_mode": "swap",
+            "swap_space": 0.01,
+        },
     ],
     ids=str,
 )

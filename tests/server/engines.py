@@ -20,6 +20,7 @@ from quire.core.inputs import TokensPrompt
 from quire.core.outputs import CompletionOutput, Logprob, RequestOutput
 from quire.core.sampling_params import RequestOutputKind, SamplingParams
 from quire.core.stats import EventKind, RequestEvent, RequestStateStats, SchedulerStats
+from quire.core.tenancy import NOBODY, TenantShare
 from quire.engine.generation_defaults import GenerationDefaults
 from quire.engine.input_processor import InputLimits, InputProcessor
 from quire.engine.llm_engine import LLMEngine
@@ -102,6 +103,8 @@ class ScriptedEngine(Pumped):
         self.salts: list[str | None] = []
         self.prompts: list[list[int]] = []
         self.priorities: list[int] = []
+        self.tenants: list[TenantShare] = []
+        self.queue_timeouts: list[float | None] = []
         self.peak = 0
         self._inputs = InputProcessor(
             InputLimits(vocab_size=VOCAB_SIZE, max_model_len=MAX_MODEL_LEN), self.tokenizer, self.defaults
@@ -116,6 +119,8 @@ class ScriptedEngine(Pumped):
         priority: int = 0,
         cache_salt: str | None = None,
         add_special_tokens: bool = True,
+        tenant: TenantShare = NOBODY,
+        queue_timeout: float | None = None,
     ) -> AsyncIterator[RequestOutput]:
         assert request_id not in self.live, "ids are unique"
         prepared = self._inputs.prepare(prompt, sampling_params, add_special_tokens=add_special_tokens)
@@ -123,6 +128,8 @@ class ScriptedEngine(Pumped):
         self.prompts.append(ids)
         self.salts.append(cache_salt)
         self.priorities.append(priority)
+        self.tenants.append(tenant)
+        self.queue_timeouts.append(queue_timeout)
         self.live[request_id] = sampling_params
         self.peak = max(self.peak, len(self.live))
         stats = RequestStateStats(arrival_time=time.time(), queued_ts=time.monotonic(), scheduled_ts=time.monotonic())
@@ -303,13 +310,18 @@ class SteppedEngine(Pumped):
         priority: int = 0,
         cache_salt: str | None = None,
         add_special_tokens: bool = True,
+        tenant: TenantShare = NOBODY,
+        queue_timeout: float | None = None,
     ) -> AsyncIterator[RequestOutput]:
         if isinstance(prompt, TokensPrompt):
             prompt = replace(prompt, cache_salt=cache_salt)
         queue: asyncio.Queue[RequestOutput] = asyncio.Queue()
         loop = asyncio.get_running_loop()
         with self._lock:
-            self._engine.add_request(request_id, prompt, sampling_params, priority=priority, add_special_tokens=False)
+            self._engine.add_request(
+                request_id, prompt, sampling_params,
+                priority=priority, add_special_tokens=False, tenant=tenant, queue_timeout=queue_timeout,
+            )  # fmt: skip
             self._queues[request_id] = lambda output: loop.call_soon_threadsafe(queue.put_nowait, output)
         self._wake.set()
         finished = False

@@ -191,6 +191,7 @@ def test_every_counter_and_histogram_agrees_with_a_replayed_count():
         "prompt_tokens_by_source_total local_cache_hit": cached,
         "request_success_total stop": 1, "request_success_total length": 1 + 1 + 2 + 2 + 2,
         "request_success_total abort": 2, "request_success_total error": 1, "request_success_total repetition": 0,
+            "request_success_total queue_timeout": 0,
         "admission_rejections_total max_num_queued_reqs": 0, "admission_rejections_total max_num_queued_tokens": 0,
         "request_prompt_tokens_sum": prompts, "request_generation_tokens_sum": tokens,
         "request_max_num_generation_tokens_sum": sum(one[2] for one in ended),

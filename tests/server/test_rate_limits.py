@@ -15,7 +15,7 @@ from quire.entrypoints.openai.key_watch import KeyWatch
 from quire.entrypoints.openai.keys import ApiKeys, check_limits, read_api_keys
 from quire.entrypoints.openai.rate_limits import Bucket, duration
 from quire.entrypoints.openai.tenants import Tenant, Tenants
-from quire.errors import ConfigError, QuireClientError, UnsupportedError
+from quire.errors import ConfigError, QuireClientError
 from tests.server.servers import server_config
 
 
@@ -215,7 +215,7 @@ def test_a_file_of_tenants_gives_each_keys_and_limits(tmp_path, monkeypatch):
     assert owners == ["red", "red", "blue"] and keys.tenant_of(b"Bearer environment-key") == "default"
     assert keys.limits["red"] == TenantLimits(
         requests_per_minute=60, tokens_per_minute=100000, max_concurrent=8, max_tokens=512, queue_share=0.25,
-        min_priority=0, max_priority=10,
+        min_priority=0, max_priority=10, weight=1,
     )  # fmt: skip
     assert keys.limits["default"].max_concurrent == 4 and keys.limits["blue"].operator is True
 
@@ -239,6 +239,8 @@ BAD_FILES = {
     "a key twice": ("red: {keys: [red-key-1234]}\n  blue: {keys: [red-key-1234]}", "keys", "keep one"),
     "a limit twice": ("red: {keys: [red-key-1234], max_tokens: 5, max_tokens: 6}", "api_key_file", "keep one"),
     "a tenant twice": ("red: {keys: [red-key-1234]}\n  red: {keys: [red-key-5678]}", "api_key_file", "keep one"),
+    "a weight of nothing": ("red: {keys: [red-key-1234], weight: 0}", "weight", "0.001 to"),
+    "an unknown policy": ("red: {keys: [red-key-1234], policy: fifo}", "policy", "fcfs"),
     "a priority outside its range": (
         "red: {keys: [red-key-1234], priority: 7, max_priority: 5}", "priority", "widen",
     ),
@@ -260,20 +262,25 @@ def test_a_file_of_tenants_has_tenants_alone(tmp_path, content):
         read(tmp_path, content)
 
 
-def test_weight_is_known_and_not_yet_supported(tmp_path):
-    with pytest.raises(UnsupportedError, match="not supported yet") as caught:
-        read(tmp_path, "tenants:\n  red: {keys: [red-key-1234], weight: 2}\n")
-    assert caught.value.field == "weight" and "tenant red" in caught.value.message
-
-
 def test_limits_that_other_settings_make_meaningless_are_refused():
-    def check(policy: str, *, has_queue_limits: bool, **limits: object) -> None:
+    def check(scheduling: str, *, has_queue_limits: bool, **limits: object) -> None:
         keys = ApiKeys({"red-key-1234": "red"}, {"red": TenantLimits(**limits)})  # type: ignore[arg-type]
-        check_limits(keys, policy=policy, has_queue_limits=has_queue_limits)
+        check_limits(keys, policy=scheduling, has_queue_limits=has_queue_limits)
 
     check("priority", has_queue_limits=True, priority=3, queue_share=0.5)
     with pytest.raises(ConfigError, match="fcfs"):
         check("fcfs", has_queue_limits=True, priority=3)
+    check("fair", has_queue_limits=True, weight=2.5, policy="priority", priority=3)
+    check("fcfs", has_queue_limits=True, weight=1, policy="fcfs")
+    for scheduling in ("fcfs", "priority", "shortest"):
+        for limit in ({"weight": 2}, {"policy": "shortest"}):
+            with pytest.raises(
+                ConfigError, match=f"tenant red: {next(iter(limit))}=.* scheduling_policy='{scheduling}'"
+            ):
+                check(scheduling, has_queue_limits=True, **limit)
+    with pytest.raises(ConfigError, match="priority=3 has no effect") as caught:
+        check("fair", has_queue_limits=True, priority=3)
+    assert "policy: priority" in str(caught.value.hint)
     with pytest.raises(ConfigError, match="queue_share"):
         check("fcfs", has_queue_limits=False, queue_share=0.5)
 

@@ -32,25 +32,31 @@ TOKEN_BUDGET = 16384
 PROMPT_TOKEN_STRIDE = 7919
 VOCAB_SIZE = 30000
 MAX_COUNT = 65536
+NUM_TENANTS = 10
+POLICIES = ("fcfs", "priority", "fair", "shortest")
 
 
-def measure(num_reqs_list: Sequence[int], prompt_len: int = 512, steps: int = 256) -> dict[str, Any]:
+def measure(
+    num_reqs_list: Sequence[int], prompt_len: int = 512, steps: int = 256, policy: str = "fcfs"
+) -> dict[str, Any]:
     """Measure each number of concurrent requests.
 
     Args:
         num_reqs_list: requests that decode together.
         prompt_len: tokens of each prompt.
         steps: decode steps to time.
+        policy: scheduling policy; requests are of NUM_TENANTS tenants in turn.
 
     Returns:
         Machine and sizes, `results`: one record per number of requests, times in microseconds, and
         `scaling`: median decode step of the largest over that of the smallest.
     """
-    results = [_measure_one(num_reqs, prompt_len, steps) for num_reqs in num_reqs_list]
+    results = [_measure_one(num_reqs, prompt_len, steps, policy) for num_reqs in num_reqs_list]
     by_size = sorted(results, key=lambda result: result["num_reqs"])
     return {
         "benchmark": "scheduler",
         "machine": f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}",
+        "policy": policy,
         "prompt_len": prompt_len,
         "steps": steps,
         "block_size": BLOCK_SIZE,
@@ -61,9 +67,9 @@ def measure(num_reqs_list: Sequence[int], prompt_len: int = 512, steps: int = 25
     }
 
 
-def _measure_one(num_reqs: int, prompt_len: int, steps: int) -> dict[str, float]:
+def _measure_one(num_reqs: int, prompt_len: int, steps: int, policy: str) -> dict[str, float]:
     max_tokens = steps + num_reqs * prompt_len // TOKEN_BUDGET + 8  # the first decode while the last are prefilled
-    scheduler = _make_scheduler(num_reqs, prompt_len + max_tokens)
+    scheduler = _make_scheduler(num_reqs, prompt_len + max_tokens, policy)
     requests = [_make_request(handle, prompt_len, max_tokens) for handle in range(num_reqs)]
     start = time.perf_counter()
     for request in requests:
@@ -100,11 +106,11 @@ def _step(scheduler: Scheduler) -> tuple[float, SchedulerOutput]:
     return schedule_s + time.perf_counter() - start, scheduled
 
 
-def _make_scheduler(num_reqs: int, max_model_len: int) -> Scheduler:
+def _make_scheduler(num_reqs: int, max_model_len: int, policy: str) -> Scheduler:
     spec = AttentionSpec(block_size=BLOCK_SIZE, num_kv_heads=1, head_size=1, dtype_bytes=4)
     num_blocks = num_reqs * (-(-max_model_len // BLOCK_SIZE)) + 1
     return Scheduler(
-        SchedulerConfig(max_num_batched_tokens=TOKEN_BUDGET, max_num_seqs=num_reqs),
+        SchedulerConfig(max_num_batched_tokens=TOKEN_BUDGET, max_num_seqs=num_reqs, scheduling_policy=policy),
         CacheConfig(block_size=BLOCK_SIZE, enable_prefix_caching=True),
         KVCacheConfig(num_blocks=num_blocks, groups=(KVCacheGroupSpec(layer_names=("layer",), spec=spec),)),
         max_model_len,
@@ -120,12 +126,17 @@ def _make_request(handle: int, prompt_len: int, max_tokens: int) -> EngineCoreRe
         sampling_params=SamplingParams(max_tokens=max_tokens, ignore_eos=True),
         seed=handle,
         eos_token_id=2,
+        tenant=f"tenant {handle % NUM_TENANTS}",
+        priority=handle % NUM_TENANTS,
     )
 
 
 def print_table(report: dict[str, Any]) -> None:
     """The report for people."""
-    print(f"{report['machine']}; prompts of {report['prompt_len']} tokens, prefix caching on; microseconds")
+    print(
+        f"{report['machine']}; policy {report['policy']}, prompts of {report['prompt_len']} tokens, prefix caching on"
+    )
+    print("microseconds")
     print(f"{'requests':>8} {'add+hash':>9} {'prefill':>9} {'decode step':>12} {'p99':>9} {'per request':>12}")
     for result in report["results"]:
         print(
@@ -140,6 +151,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add this command's flags."""
     parser.add_argument("--num-reqs", type=int, nargs="+", default=[64, 256, 1024], help="requests that run together")
     parser.add_argument("--prompt-len", type=int, default=512, help="tokens of each prompt")
+    parser.add_argument("--policy", choices=POLICIES, default="fcfs", help="scheduling policy")
     parser.add_argument("--steps", type=int, default=256, help="decode steps to time")
 
 
@@ -148,7 +160,7 @@ def run(args: argparse.Namespace) -> int:
     for name, values in (("num_reqs", args.num_reqs), ("prompt_len", [args.prompt_len]), ("steps", [args.steps])):
         for value in values:
             check_int(name, value, 1, MAX_COUNT)
-    report = measure(args.num_reqs, args.prompt_len, args.steps)
+    report = measure(args.num_reqs, args.prompt_len, args.steps, args.policy)
     print_table(report)
     print(json.dumps(report))
     return 0

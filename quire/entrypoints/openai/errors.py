@@ -12,7 +12,13 @@ from dataclasses import dataclass
 import msgspec
 from starlette.responses import Response
 
-from quire.errors import EngineDeadError, EngineGenerateError, EngineRestartingError, QuireClientError
+from quire.errors import (
+    EngineDeadError,
+    EngineGenerateError,
+    EngineRestartingError,
+    QueueTimeoutError,
+    QuireClientError,
+)
 from quire.logger import get_logger
 
 logger = get_logger(__name__)
@@ -52,9 +58,11 @@ LIMITED_REQUESTS = ErrorKind(429, "requests", "requests_per_minute", "rate_limit
 LIMITED_TOKENS = ErrorKind(429, "tokens", "tokens_per_minute", "rate_limit_exceeded")
 INTERNAL = ErrorKind(500, "InternalServerError", "")
 UNAVAILABLE = ErrorKind(503, "ServiceUnavailableError", "engine_dead")
+QUEUE_TIMEOUT = ErrorKind(503, "ServiceUnavailableError", "queue_timeout", "queue_timeout")
 
 ENGINE_DEAD = "the engine has stopped; the server is of no further use until it is restarted"
 ENGINE_RESTARTING = "the engine is being restarted; requests that run go on, new ones wait for it"
+WAITED_TOO_LONG = "the request waited as long as its queue_timeout allows without its turn coming; nothing was computed"
 REQUEST_FAILED = "the request failed inside the engine; others are not affected"
 INTERNAL_MESSAGE = "internal error; the server's log says more under this request's X-Request-Id"
 
@@ -117,6 +125,8 @@ def api_error_of(error: BaseException) -> ApiError:
         return ApiError(UNAVAILABLE, ENGINE_RESTARTING, retry_after_s=1)
     if isinstance(error, EngineDeadError):
         return ApiError(UNAVAILABLE, ENGINE_DEAD, retry_after_s=5)
+    if isinstance(error, QueueTimeoutError):
+        return ApiError(QUEUE_TIMEOUT, WAITED_TOO_LONG, param="queue_timeout", retry_after_s=1)
     if isinstance(error, EngineGenerateError):
         logger.error("%s", error)
         return ApiError(INTERNAL, REQUEST_FAILED)

@@ -15,8 +15,8 @@ from typing import Any
 from quire import envs
 from quire.config.base import info_of, settings_of
 from quire.config.server import ApiConfig, ServerConfig
-from quire.config.tenants import WEIGHT_NOT_YET, TenantLimits
-from quire.errors import ConfigError, QuireError, UnsupportedError, unknown_name
+from quire.config.tenants import TenantLimits
+from quire.errors import ConfigError, QuireError, unknown_name
 from quire.utils.checks import check_text, shown, wrong_type
 
 MIN_KEY_CHARS = 8
@@ -64,7 +64,6 @@ def read_api_keys(config: ApiConfig) -> ApiKeys:
 
     Raises:
         ConfigError: the file cannot be read, or a key or a limit in it is malformed.
-        UnsupportedError: a known limit that is not supported yet.
     """
     tenants: dict[str, str] = {}
     limits: dict[str, TenantLimits] = {}
@@ -101,15 +100,27 @@ def check_limits(keys: ApiKeys, *, policy: str, has_queue_limits: bool) -> None:
         ConfigError: tenant and limit are named.
     """
     for tenant, limits in keys.limits.items():
-        if limits.priority and policy == "fcfs":
-            raise ConfigError(
-                f"tenant {tenant}: priority={limits.priority} has no effect under scheduling_policy='fcfs'",
-                hint="leave out priority", field="priority",
-            )  # fmt: skip
+        _check_policy(tenant, limits, policy)
         if limits.queue_share is not None and not has_queue_limits:
             raise ConfigError(
                 f"tenant {tenant}: queue_share is a share of nothing, no queue limit is set",
                 hint="set max_num_queued_reqs or max_num_queued_tokens, or leave out queue_share", field="queue_share",
+            )  # fmt: skip
+
+
+def _check_policy(tenant: str, limits: TenantLimits, policy: str) -> None:
+    """Refuse what the scheduling policy does not look at."""
+    if limits.priority and "priority" not in (policy, limits.policy if policy == "fair" else ""):
+        raise ConfigError(
+            f"tenant {tenant}: priority={limits.priority} has no effect under scheduling_policy={policy!r}",
+            hint="write policy: priority for this tenant" if policy == "fair" else "leave out priority",
+            field="priority",
+        )  # fmt: skip
+    for name, value, default in (("weight", limits.weight or 1, 1), ("policy", limits.policy, "fcfs")):
+        if value != default and policy != "fair":
+            raise ConfigError(
+                f"tenant {tenant}: {name}={value} has no effect under scheduling_policy={policy!r}, which does not "
+                "share between tenants", hint=f"start with --scheduling-policy fair, or leave out {name}", field=name,
             )  # fmt: skip
 
 
@@ -200,18 +211,11 @@ def _read_limits(where: str, values: dict[str, Any]) -> TenantLimits:
     known = {info_of(field).name for field in settings_of(TenantLimits)}
     try:
         for name in values:
-            if name == "weight":
-                if values[name] not in WEIGHT_NOT_YET or isinstance(values[name], bool):
-                    raise UnsupportedError(
-                        f"weight={shown(values[name])}: weight is known but not supported yet: no scheduling policy "
-                        "shares by weight", hint="leave out weight", field="weight",
-                    )  # fmt: skip
-            elif name not in known:
+            if name not in known:
                 raise unknown_name("limit", check_text("a limit's name", name), [*known, "keys"])
-        return TenantLimits(**{name: value for name, value in values.items() if name != "weight"})
+        return TenantLimits(**values)
     except QuireError as error:
-        kind = UnsupportedError if isinstance(error, UnsupportedError) else ConfigError
-        raise kind(f"{where}: {error.message}", hint=error.hint, field=error.field) from None
+        raise ConfigError(f"{where}: {error.message}", hint=error.hint, field=error.field) from None
 
 
 def _check_key(where: str, key: str) -> None:

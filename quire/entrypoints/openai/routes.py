@@ -150,6 +150,7 @@ class GenerationRoutes:
             cache_salt=salt,
             received_s=getattr(request.state, "received_s", time.monotonic()),
             tenant=request.state.tenant,
+            queue_timeout=body.queue_timeout,
         )
         if self._state.config.api.enable_log_requests:
             num_tokens = sum(len(prompt.prompt_token_ids) for prompt in prompts)

@@ -17,10 +17,10 @@ from quire.core.outputs import CompletionOutput, RequestOutput
 from quire.core.sampling_params import RequestOutputKind, SamplingParams
 from quire.engine.output_stream import OutputStream, nothing, until_ready
 from quire.entrypoints.openai.admission import Ticket
-from quire.entrypoints.openai.errors import INTERNAL, REQUEST_FAILED, ApiError
+from quire.entrypoints.openai.errors import INTERNAL, QUEUE_TIMEOUT, REQUEST_FAILED, WAITED_TOO_LONG, ApiError
 from quire.entrypoints.openai.state import ServerState
 from quire.entrypoints.openai.tenants import Tenant
-from quire.errors import QuireClientError, QuireServerError
+from quire.errors import QueueTimeoutError, QuireClientError, QuireServerError
 
 T = TypeVar("T")
 Receive = Callable[[], Awaitable[Any]]
@@ -39,6 +39,7 @@ class Work:
         prompts: one or many, all with the same `params`.
         cache_salt: what the prefix cache tells requests apart by.
         received_s: when the request came, monotonic clock.
+        queue_timeout: seconds that each prompt may wait; 0 = any, None = as the settings say.
         tenant: whose it is.
     """
 
@@ -49,6 +50,7 @@ class Work:
     priority: int = 0
     cache_salt: str | None = None
     received_s: float = 0.0
+    queue_timeout: float | None = None
 
 
 class Run:
@@ -93,6 +95,7 @@ class Run:
                 stream = await state.engine.open_stream(
                     prompt, work.params, engine_id,
                     priority=work.priority, cache_salt=work.cache_salt, add_special_tokens=False,
+                    tenant=work.tenant.share, queue_timeout=work.queue_timeout,
                 )  # fmt: skip
             except QuireServerError:
                 account.close("error")
@@ -118,6 +121,10 @@ class Run:
         except QuireClientError:  # it never ran
             part.account.num_open = 0
             raise
+        except QueueTimeoutError:
+            part.account.close("queue_timeout")
+            wait_s = self._state.admission.predicted_wait_s()
+            raise ApiError(QUEUE_TIMEOUT, WAITED_TOO_LONG, param="queue_timeout", retry_after_s=wait_s) from None
         except QuireServerError:
             part.account.close("error")
             raise

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable
 
 from quire.config.tenants import TenantLimits
+from quire.core.tenancy import TenantShare
 from quire.entrypoints.openai.errors import (
     BAD_REQUEST,
     LIMITED_REQUESTS,
@@ -42,6 +43,11 @@ class Tenant:
         self.set_limits(limits)
 
     @property
+    def share(self) -> TenantShare:
+        """What the scheduler knows of it."""
+        return self._share
+
+    @property
     def is_operator(self) -> bool:
         """True when it may read what is about all tenants."""
         return self.name == DEFAULT_TENANT if self.limits.operator is None else self.limits.operator
@@ -54,6 +60,7 @@ class Tenant:
     def set_limits(self, limits: TenantLimits) -> None:
         """Take other limits; what was used stays used."""
         self.limits = limits
+        self._share = TenantShare(name=self.name, weight=limits.weight or 1.0, policy=limits.policy)
         self._requests = self._bucket(self._requests, limits.requests_per_minute)
         self._tokens = self._bucket(self._tokens, limits.tokens_per_minute)
 

@@ -367,7 +367,7 @@ def test_an_unknown_part_of_the_state_stops_the_recorder_with_its_path(tmp_path,
     recorded.writer.needs_state = True
     recorded.add(make_request(0, 5))
     recorded.step()
-    assert "Scheduler._queue.surprise is a builtins.complex" in caplog.text
+    assert "Scheduler._order.queue.surprise is a builtins.complex" in caplog.text
     recorded.run()
     recorded.close()
 

@@ -27,6 +27,7 @@ from quire.core.scheduler_output import PageCopies, SchedulerOutput
 from quire.core.stats import EventKind, RequestEvent, SchedulerStats
 from quire.scheduler import setup
 from quire.scheduler.scheduler import Scheduler
+from quire.scheduler.service_order import RankOrder
 from quire.scheduler.setup import SchedulerSetup
 from quire.scheduler.swapping import Swapping
 
@@ -94,6 +95,10 @@ def make_request(
     ignore_eos: bool = True,
     cache_salt: str | None = None,
     priority: int = 0,
+    tenant: str = "",
+    weight: float = 1.0,
+    tenant_policy: str = "fcfs",
+    queue_timeout_s: float = 0.0,
     template_id: int = 0,
     fork_group: int | None = None,
     **params: Any,
@@ -109,6 +114,10 @@ def make_request(
         eos_token_id=EOS,
         cache_salt=cache_salt,
         priority=priority,
+        tenant=tenant,
+        tenant_weight=weight,
+        tenant_policy=tenant_policy,
+        queue_timeout_s=queue_timeout_s,
         template_id=template_id,
         fork_group=fork_group,
     )
@@ -393,7 +402,8 @@ def check_invariants(scheduler: Scheduler, groups: Sequence[Group] = (FULL,)) ->
     assert np.array_equal(pool.ref_counts(), owners), "reference counts differ from the number of owners"
     assert np.count_nonzero(owners) + pool.num_free_blocks == pool.num_usable_blocks, "free + used != total"
     assert sorted(rows) == np.flatnonzero(table.handle >= 0).tolist()
-    assert table.rank[rows].tolist() == sorted(table.rank[rows].tolist())
+    if isinstance(scheduler._order, RankOrder):
+        assert table.rank[rows].tolist() == sorted(table.rank[rows].tolist())
     assert len(rows) + table.num_free_rows == len(table.handle)
     assert len(rows) + len(scheduler._queue) + len(scheduler._swapping) == len(scheduler._requests)
     check_swap_space(scheduler._swapping)
@@ -407,7 +417,7 @@ def check_swap_space(swapping: Swapping) -> None:
     assert sorted([*held.tolist(), *free.tolist()]) == list(range(pool.num_blocks)), (
         "a host page is lost or owned twice"
     )
-    assert pages.keys() == swapping._swapped._requests.keys()
+    assert pages.keys() == {*swapping._swapped.handles()}
 
 
 def same_message(first: SchedulerOutput, second: SchedulerOutput) -> bool:

@@ -8,9 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quire.core.engine_messages import MAX_PRIORITY
+from quire.core.request import Request
 from quire.core.stats import EventKind
 from quire.errors import ConfigError
-from quire.scheduler.policy import ARRIVAL_BITS, is_laxer, make_ranking
+from quire.scheduler.policy import ARRIVAL_BITS, ByArrival, ByPriority
+from quire.scheduler.request_table import RequestTable
+from quire.scheduler.service_order import make_service_order
 from tests.unit.scheduler.harness import Engine, expected_answer, make_request, make_scheduler
 
 ARRIVALS = st.integers(0, (1 << ARRIVAL_BITS) - 1)
@@ -33,23 +36,25 @@ def assert_own_answers(engine: Engine, *requests: object) -> None:
 
 @given(st.tuples(PRIORITIES, ARRIVALS), st.tuples(PRIORITIES, ARRIVALS))
 def test_ranks_order_by_priority_and_then_by_arrival(one, other):
-    rank = make_ranking("priority")
-    ranks = [rank(make_request(0, priority=priority), arrival) for priority, arrival in (one, other)]
+    rank = ByPriority()
+    ranks = [
+        rank(Request.from_message(make_request(0, priority=priority)), arrival) for priority, arrival in (one, other)
+    ]
     assert (ranks[0] < ranks[1]) == (one < other)
     array = np.array(ranks, dtype=np.int64)  # both fit
-    assert is_laxer(array, ranks[0]).tolist() == [False, other[0] > one[0]]
+    assert rank.is_laxer(array, ranks[0]).tolist() == [False, other[0] > one[0]]
 
 
 @given(PRIORITIES, ARRIVALS, ARRIVALS)
 def test_by_arrival_all_are_of_one_class(priority, one, other):
-    rank = make_ranking("fcfs")
-    ranks = [rank(make_request(0, priority=priority), arrival) for arrival in (one, other)]
-    assert ranks == [one, other] and not is_laxer(np.array(ranks), min(ranks)).any()
+    rank = ByArrival()
+    ranks = [rank(Request.from_message(make_request(0, priority=priority)), arrival) for arrival in (one, other)]
+    assert ranks == [one, other] and not rank.is_laxer(np.array(ranks), min(ranks)).any()
 
 
 def test_an_unknown_policy_is_refused_with_the_nearest_name():
     with pytest.raises(ConfigError, match="did you mean 'fcfs'"):
-        make_ranking("fcf")
+        make_service_order("fcf", RequestTable(1, 8), make_scheduler()._kv)
 
 
 def test_waiting_requests_are_served_by_priority():

@@ -69,7 +69,7 @@ Action = Add | Abort | Step | Fail | Reset
 def scheduler_settings(draw: st.DrawFn) -> dict[str, Any]:
     chunked = draw(st.booleans())
     return {
-        "scheduling_policy": draw(st.sampled_from(["fcfs", "priority"])),
+        "scheduling_policy": draw(st.sampled_from(["fcfs", "priority", "fair", "shortest"])),
         "max_model_len": MAX_MODEL_LEN,
         "num_blocks": draw(st.integers(2, 30)),
         "num_swap_blocks": draw(st.sampled_from([0, 3, 10, 100])),
@@ -79,6 +79,7 @@ def scheduler_settings(draw: st.DrawFn) -> dict[str, Any]:
         "budget": draw(st.integers(1, 50) if chunked else st.integers(MAX_MODEL_LEN, 60)),
         "enable_chunked_prefill": chunked,
         "max_decode_slowdown": draw(st.sampled_from([None, 1.0, 2.0])),
+        "max_inter_token_latency_ms": draw(st.sampled_from([0.0, 0.0, 5.0, 30.0])),
         "long_prefill_token_threshold": draw(st.sampled_from([0, 1, 3, 10])),
         "reserve_full_prompt": draw(st.booleans()),
         "watermark": draw(st.sampled_from([0.0, 0.2])),
@@ -114,6 +115,9 @@ def requests(draw: st.DrawFn, handle: int) -> EngineCoreRequest:
         skip_reading_prefix_cache=draw(st.sampled_from([None, None, True])),
         cache_salt=draw(st.sampled_from([None, None, "salt"])),
         priority=draw(st.sampled_from([0, 0, -1, 5])),
+        tenant=draw(st.sampled_from(["", "a", "b"])),
+        weight=draw(st.sampled_from([1.0, 1.0, 0.5, 4.0])),
+        tenant_policy=draw(st.sampled_from(["fcfs", "priority", "shortest"])),
     )
 
 
@@ -232,6 +236,11 @@ def test_the_same_arrivals_give_the_same_schedule(config, script):
 @settings(max_examples=EXAMPLES // 2, deadline=None)
 @given(scheduler_settings(), scripts(), st.integers(0, 40))
 def test_a_request_that_ends_before_it_was_planned_leaves_no_trace(config, script, place):
+    if config["scheduling_policy"] in ("fair", "shortest"):
+        config = {
+            **config,
+            "scheduling_policy": "fcfs",
+        }  # under these, to have come counts: as age, and as no longer idle
     place = min(place, len(script))
     ghost = make_request(999, [3] * 12, max_tokens=3)
     haunted = [*script[:place], Add(ghost), Abort(999), *script[place:]]

@@ -163,9 +163,50 @@ def test_a_burst_beside_one_decoding_request_comes_in_at_the_pace_of_a_full_batc
         assert costs.prompt_tokens_beside(1, 1) == pytest.approx(alone, rel=0.05)
 
 
+def test_steps_beside_prompts_keep_within_the_latency_asked_for():
+    machine = Machine()
+    costs = StepCosts(float("inf"), 0.2)
+    costs.record(8, 0, machine.quiet_s(8))
+    granted = run_steps(costs, machine, 8, 3 * MAX_STEPS_BESIDE)
+    assert max(machine.seconds(8, one) for one in granted) < 0.2
+    assert granted[-1] > 6 * MIN_PROMPT_TOKENS, "and what it leaves is used"
+
+
+def test_of_two_bounds_the_tighter_one_holds():
+    machine = Machine()
+    settled = {}
+    for slowdown, latency in ((2.0, 0.15), (1.1, 10.0), (2.0, 10.0)):
+        costs = StepCosts(slowdown, latency)
+        costs.record(8, 0, machine.quiet_s(8))
+        settled[slowdown, latency] = run_steps(costs, machine, 8, 30)[-1]
+    assert settled[1.1, 10.0] < settled[2.0, 0.15] < settled[2.0, 10.0]
+
+
+def test_a_latency_that_decoding_alone_exceeds_leaves_prompts_their_least():
+    machine = Machine()
+    costs = StepCosts(float("inf"), QUIET_S / 10)
+    costs.record(8, 0, machine.quiet_s(8))
+    assert {*run_steps(costs, machine, 8, 3 * MAX_STEPS_BESIDE)} == {0, MIN_PROMPT_TOKENS}
+
+
+def test_a_latency_alone_bounds_a_schedulers_steps():
+    machine = Machine()
+    scheduler = make_scheduler(
+        num_blocks=400, block_size=16, max_model_len=3000, budget=4096, max_inter_token_latency_ms=200.0
+    )
+    engine = Engine(scheduler, duration=machine.duration)
+    engine.add(*(make_request(handle, 8, max_tokens=400) for handle in range(4)))
+    for _ in range(5):
+        engine.step()
+    engine.add(make_request(9, 2000, max_tokens=2))
+    while 9 not in engine.finished:
+        scheduled = engine.step()
+        assert scheduled is not None and machine.duration(scheduled) < 0.2
+
+
 def test_the_price_that_is_zero_or_less_bounds_nothing_by_itself():
-    assert max_prompt_tokens(0.1, 0.1, 0.0, 2.0) == max_prompt_tokens(0.1, 0.1, -1.0, 2.0) == float("inf")
-    assert max_prompt_tokens(0.1, 0.1, 0.001, 1.0) == 0
+    assert max_prompt_tokens(0.1, 0.2, 0.0) == max_prompt_tokens(0.1, 0.2, -1.0) == float("inf")
+    assert max_prompt_tokens(0.1, 0.1, 0.001) == 0
 
 
 @settings(max_examples=60, deadline=None)

@@ -7,7 +7,7 @@ import pytest
 
 from quire.core.runner_output import ModelRunnerOutput
 from quire.core.scheduler_output import NO_PAGE_COPIES, PageCopies, SchedulerOutput
-from quire.scheduler.swap_costs import MIN_COPIES, NUM_KEPT, Measurements, SwapCosts, is_swap_cheaper
+from quire.scheduler.swap_costs import MIN_COPIES, MIN_PROMPT_TOKENS, NUM_KEPT, Measurements, SwapCosts, is_swap_cheaper
 
 NO_ROWS = np.empty(0, dtype=np.int32)
 OUTPUT = ModelRunnerOutput(rows=NO_ROWS, sampled_token_ids=NO_ROWS)
@@ -67,10 +67,11 @@ def test_recomputed_tokens_cost_what_tokens_of_such_places_did():
     assert costs.estimate_recompute_s(9_000, 11_000) == pytest.approx(220.0)
 
 
-def test_without_a_measured_prompt_nothing_is_known_and_unmeasured_steps_say_nothing():
+def test_without_a_measured_prompt_nothing_is_known_and_unmeasured_steps_and_short_prompts_say_nothing():
     costs = SwapCosts()
     costs.record(step([1], [5]), OUTPUT, 0.1)
-    costs.record(step([7], [5]), OUTPUT, None)
+    costs.record(step([70], [5]), OUTPUT, None)
+    costs.record(step([1, MIN_PROMPT_TOKENS - 1], [5, 5]), OUTPUT, 0.2)
     assert costs.estimate_recompute_s(0, 10) is None
 
 
@@ -80,3 +81,11 @@ def test_old_measurements_are_forgotten():
     for _ in range(NUM_KEPT):
         kept.record(10, 1.0)
     assert kept.estimate(10) == 1.0
+
+
+def test_many_measurements_of_one_size_do_not_push_out_another():
+    kept = Measurements()
+    kept.record(1000, 99.0)
+    for _ in range(10 * NUM_KEPT):
+        kept.record(10, 1.0)
+    assert kept.estimate(1000, within=2.0) == 99.0 and kept.estimate(12) == 1.0

@@ -5,11 +5,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+from quire.core.request import Request
 from quire.core.stats import EventKind
 from quire.scheduler.admission import Candidate, Verdict
+from quire.scheduler.policy import ByPriority, ExpectedOutputs
 from quire.scheduler.preemption import choose_victim
 from quire.scheduler.request_table import RequestTable
 from quire.scheduler.running import RunningRows
+from quire.scheduler.service_order import RankOrder
 from quire.scheduler.swapping import CALM_STEPS
 from tests.unit.scheduler.harness import Engine, expected_answer, make_request, make_scheduler
 
@@ -178,27 +181,28 @@ def test_auto_recomputes_what_a_copy_costs_more_than():
     assert 0 < engine.num_swap_preemptions < engine.num_preemptions
 
 
-def ranked_rows(*ranks: int) -> tuple[RunningRows, RequestTable]:
+def ranked_rows(*ranks: int) -> tuple[RunningRows, RequestTable, RankOrder]:
     table = RequestTable(len(ranks), 10)
     table.rank[:] = ranks
+    table.requests = [Request.from_message(make_request(row), rank) for row, rank in enumerate(ranks)]
     running = RunningRows(table)
     running.rows = np.argsort(ranks)
-    return running, table
+    return running, table, RankOrder(ByPriority(), ExpectedOutputs(), table)
 
 
 def test_the_victim_is_no_request_that_has_just_returned_when_another_can_be():
-    running, table = ranked_rows(1, 2, 3)
-    assert choose_victim(running, table, np.array([2])) == 1
-    assert choose_victim(running, table, np.array([1])) == 2
-    assert choose_victim(running, table, np.array([1, 2])) == 2
-    assert choose_victim(running, table, None) == 2
+    running, table, order = ranked_rows(1, 2, 3)
+    assert choose_victim(running, table, order, np.array([2])) == 1
+    assert choose_victim(running, table, order, np.array([1])) == 2
+    assert choose_victim(running, table, order, np.array([1, 2])) == 2
+    assert choose_victim(running, table, order, None) == 2
 
 
 def test_the_first_in_rank_and_stricter_classes_are_not_stopped_for_one_that_has_just_returned():
-    running, table = ranked_rows(1, 2)
-    assert choose_victim(running, table, np.array([1])) == 1
-    running, table = ranked_rows(1, 2, (5 << 40) + 3)
-    assert choose_victim(running, table, np.array([2])) == 2
+    running, table, order = ranked_rows(1, 2)
+    assert choose_victim(running, table, order, np.array([1])) == 1
+    running, table, order = ranked_rows(1, 2, (5 << 40) + 3)
+    assert choose_victim(running, table, order, np.array([2])) == 2
 
 
 def test_a_returned_request_is_spared_for_so_many_steps():

@@ -5,7 +5,7 @@ import torch
 
 from quire.core.kv_spec import AttentionSpec, KVCacheConfig, KVCacheGroupSpec
 from quire.utils.memory import GIB
-from quire.worker.kv_cache_tensors import allocate_kv_caches
+from quire.worker.kv_cache_tensors import allocate_kv_caches, distinct_tensors
 from tests.unit.worker.toy_model import ToyBackend
 
 
@@ -27,3 +27,14 @@ def test_caches_are_zero_aligned_and_take_memory_only_when_written(dtype: torch.
     first[5] = 1
     assert bool((second[5] == 0).all())
     assert resident_bytes() - before < GIB // 4
+
+
+def test_layers_of_different_groups_share_a_tensor_and_layers_of_one_group_do_not() -> None:
+    spec = AttentionSpec(block_size=16, num_kv_heads=1, head_size=1, dtype_bytes=4)
+    groups = tuple(KVCacheGroupSpec(layer_names=names, spec=spec) for names in (("a", "c"), ("b", "d"), ("e",)))
+    config = KVCacheConfig(num_blocks=8, groups=groups)
+    caches = allocate_kv_caches(config, list("abcde"), ToyBackend(), torch.float32, torch.device("cpu"))
+    assert [cache.data_ptr() == caches[0].data_ptr() for cache in caches] == [True, True, False, False, True]
+    assert caches[2].data_ptr() == caches[3].data_ptr()
+    assert [cache.data_ptr() for cache in distinct_tensors(caches)] == [caches[0].data_ptr(), caches[2].data_ptr()]
+    assert config.page_size_bytes == 2 * spec.page_size_bytes

@@ -8,9 +8,10 @@ from typing import Any
 import msgspec
 
 from quire.config.server import LimitsConfig
+from quire.core.engine_messages import MAX_QUEUE_TIMEOUT_S
 from quire.core.sampling_params import RequestOutputKind, SamplingParams
 from quire.errors import UnsupportedError, ValidationError
-from quire.utils.checks import check_int, out_of_range
+from quire.utils.checks import check_float, check_int, out_of_range
 
 MAX_BAD_WORDS_CHARS = 16384
 MAX_XARGS_BYTES = 65536
@@ -82,6 +83,7 @@ class GenerationFields(msgspec.Struct, kw_only=True):
     truncate_prompt_tokens: int | None = None
     truncation_side: str | None = None
     priority: int | None = None
+    queue_timeout: float | None = None
     cache_salt: str | None = None
     no_store: bool | None = None
     skip_reading_prefix_cache: bool | None = None
@@ -162,6 +164,8 @@ def check_common(request: GenerationFields, limits: LimitsConfig, num_prompts: i
         raise ValidationError("truncation_side must be left or right", field="truncation_side")
     if request.priority is not None:
         check_int("priority", request.priority)
+    if request.queue_timeout is not None:
+        check_float("queue_timeout", request.queue_timeout, minimum=0.0, maximum=MAX_QUEUE_TIMEOUT_S)
     if request.response_format is not None and request.response_format.get("type") != "text":
         raise UnsupportedError(
             "response_format other than {'type': 'text'} is known but not supported yet", field="response_format"

@@ -1,0 +1,172 @@
+"""FairOrder: tenants share the engine by weight; the one served least is next. The scheduling policy `fair`.
+
+Made by `make_service_order`. Owns the queues of tenants (each in the order of the tenant's own policy) and what they
+were served (`virtual_counters`). Waiting and running requests are ordered alike: by tenant, then within the tenant.
+
+A tenant may have to give up rows: when the request that is next finds no row or no pages, the tenants served more that
+hold more than their share (of rows or of pages, by weight, among those that have requests) are preempted down to it,
+never below one row, as long as the tenant of the request stays within its own share, or has nothing running. What was
+taken cannot be taken back before a request ends or another tenant comes or goes, so nobody is stopped in turns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from quire.core.request import Request
+from quire.kv_cache.manager import KVCacheManager
+from quire.scheduler.policy import ExpectedOutputs, Ranking
+from quire.scheduler.request_queue import RequestQueue
+from quire.scheduler.request_table import RequestTable
+from quire.scheduler.running import RunningRows
+from quire.scheduler.virtual_counters import VirtualCounters
+
+
+class TenantQueues:
+    """Waiting requests, those of the tenant served least first. Finds it in time linear in the tenants that wait."""
+
+    def __init__(self, counters: VirtualCounters) -> None:
+        self._counters = counters
+        self._by_slot: dict[int, RequestQueue] = {}
+        self._slot_of: dict[int, int] = {}
+
+    @property
+    def waiting_slots(self) -> list[int]:
+        """Tenants with waiting requests."""
+        return list(self._by_slot)
+
+    def add(self, request: Request) -> None:
+        """As `RequestQueue`."""
+        self._by_slot.setdefault(request.tenant_slot, RequestQueue()).add(request)
+        self._slot_of[request.handle] = request.tenant_slot
+
+    def peek(self) -> Request:
+        """As `RequestQueue`."""
+        return self._by_slot[self._counters.least(self.waiting_slots)].peek()
+
+    def pop(self) -> Request:
+        """As `RequestQueue`."""
+        request = self.peek()
+        self.remove(request.handle)
+        return request
+
+    def remove(self, handle: int) -> Request | None:
+        """As `RequestQueue`."""
+        slot = self._slot_of.pop(handle, None)
+        if slot is None:
+            return None
+        queue = self._by_slot[slot]
+        request = queue.remove(handle)
+        if not queue:
+            del self._by_slot[slot]
+        return request
+
+    def handles(self) -> list[int]:
+        """Who is here, in no order."""
+        return list(self._slot_of)
+
+    def __len__(self) -> int:
+        return len(self._slot_of)
+
+
+class FairOrder:
+    """As `ServiceOrder`.
+
+    Args:
+        rankings: by the name of a tenant's own policy.
+        expected: how long answers become, for those rankings.
+        table: of the running requests.
+        kv: of the pages that are shared.
+    """
+
+    def __init__(
+        self, rankings: Mapping[str, Ranking], expected: ExpectedOutputs, table: RequestTable, kv: KVCacheManager
+    ) -> None:
+        self._rankings = rankings
+        self._expected = expected
+        self._table = table
+        self._kv = kv
+        self._counters = VirtualCounters()
+        self.queue = TenantQueues(self._counters)
+
+    def enter(self, request: Request, arrival: int) -> None:
+        """As `ServiceOrder`."""
+        message = request.message
+        request.rank = self._rankings[message.tenant_policy](request, arrival)
+        slot = request.tenant_slot = self._counters.slot_of(message.tenant, message.tenant_weight)
+        waiting = self.queue.waiting_slots
+        if slot not in waiting:
+            self._counters.lift(slot, waiting)
+
+    def refresh(self, running: RunningRows) -> None:
+        """As `ServiceOrder`."""
+        rows = running.rows
+        if len(rows) > 1:
+            place = self._counters.places()[self._table.tenant_slot[rows]]
+            running.arrange(rows[np.lexsort((self._table.rank[rows], place))])
+
+    def is_laxer(self, rows: np.ndarray, waiting: Request) -> np.ndarray:
+        """Those of tenants that were served more."""
+        places = self._counters.places()
+        laxer: np.ndarray = places[self._table.tenant_slot[rows]] > places[waiting.tenant_slot]
+        return laxer
+
+    def make_queue(self) -> TenantQueues:
+        """As `ServiceOrder`."""
+        return TenantQueues(self._counters)
+
+    def is_stricter(self, one: Request, other: Request) -> bool:
+        """Whether it is of a tenant that was served less."""
+        slots = [one.tenant_slot, other.tenant_slot]
+        return slots[0] != slots[1] and self._counters.least(slots) == slots[0]
+
+    def takeable(self, laxer: np.ndarray, waiting: Request) -> np.ndarray:
+        """Rows beyond the shares of their tenants, if `waiting` is not beyond its own."""
+        held = np.flatnonzero(self._table.handle >= 0)
+        owner = self._table.tenant_slot
+        slots = np.union1d(owner[held], self.queue.waiting_slots)
+        share = dict(zip(slots.tolist(), (self._weights[slots] / self._weights[slots].sum()).tolist(), strict=True))
+        own = held[owner[held] == waiting.tenant_slot]
+        usage = self._usage(own, also_tokens=len(waiting.token_ids))
+        if len(own) and usage[-1] > share[waiting.tenant_slot]:
+            return laxer[:0]
+        is_beyond = np.zeros(len(laxer), dtype=np.bool_)
+        for slot in np.unique(owner[laxer]).tolist():
+            of_slot = np.flatnonzero(owner[laxer] == slot)
+            is_beyond[of_slot] = self._usage(laxer[of_slot]) > share[slot]
+            is_beyond[of_slot[0]] = False
+        return laxer[is_beyond]
+
+    def note_started(self, request: Request, num_prompt_tokens: int) -> None:
+        """The prompt is charged."""
+        self._counters.charge_prompt(request.tenant_slot, num_prompt_tokens)
+
+    def note_sampled(self, rows: np.ndarray) -> None:
+        """The tokens are charged."""
+        if len(rows):
+            self._counters.charge_outputs(self._table.tenant_slot[rows])
+
+    def note_ended(self, request: Request, num_output_tokens: int, *, is_complete: bool) -> None:
+        """As `ServiceOrder`."""
+        self._counters.leave(request.tenant_slot)
+        if is_complete:
+            self._expected.note_answer(request.message.sampling_params, num_output_tokens)
+
+    @property
+    def _weights(self) -> np.ndarray:
+        return self._counters.weights
+
+    def _usage(self, rows: np.ndarray, also_tokens: int = 0) -> np.ndarray:
+        """Part of all rows or of all pages, whichever is more, that these rows take: [n] of the first, the first two...
+
+        Args:
+            also_tokens: of one more request, which becomes the last.
+        """
+        num_tokens = self._table.num_tokens[rows]
+        if also_tokens:
+            num_tokens = np.append(num_tokens, also_tokens)
+        pages = np.cumsum(self._kv.num_blocks_held(num_tokens)) / self._kv.num_usable_blocks
+        usage: np.ndarray = np.maximum(np.arange(1, len(num_tokens) + 1) / len(self._table.handle), pages)
+        return usage

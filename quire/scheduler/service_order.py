@@ -1,0 +1,137 @@
+"""ServiceOrder: who is served first, who last, and who makes room for whom. What a scheduling policy is made of.
+
+Made once by the scheduler, which asks it wherever order matters: the queue, the running rows, the choice of victims.
+`RankOrder` is a ranking and nothing else; `fair_order.FairOrder` changes with what tenants have got.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import numpy as np
+
+from quire.core.request import Request
+from quire.kv_cache.manager import KVCacheManager
+from quire.scheduler.fair_order import FairOrder
+from quire.scheduler.policy import RANKINGS, ExpectedOutputs, Ranking, make_ranking
+from quire.scheduler.request_queue import RequestQueue
+from quire.scheduler.request_table import RequestTable
+from quire.scheduler.running import RunningRows
+
+
+class WaitingRequests(Protocol):
+    """Requests that wait for a row; as `RequestQueue`."""
+
+    def add(self, request: Request) -> None:
+        """Put a request in its place: newly arrived, preempted, or passed over in this step."""
+
+    def peek(self) -> Request:
+        """The next request to serve; there must be one."""
+
+    def pop(self) -> Request:
+        """Remove and return the next request to serve; there must be one."""
+
+    def remove(self, handle: int) -> Request | None:
+        """Remove a request wherever it stands; None when it is not here."""
+
+    def handles(self) -> list[int]:
+        """Who is here, in no order."""
+
+    def __len__(self) -> int:
+        """How many there are."""
+
+
+class ServiceOrder(Protocol):
+    """The order of all requests.
+
+    Attributes:
+        queue: those that wait.
+    """
+
+    @property
+    def queue(self) -> WaitingRequests:
+        """Requests that wait, the next one first."""
+
+    def enter(self, request: Request, arrival: int) -> None:
+        """A request arrived, after `arrival` others; gives it its rank. The caller adds it to the queue."""
+
+    def refresh(self, running: RunningRows) -> None:
+        """A step begins: bring the running rows into order."""
+
+    def make_queue(self) -> WaitingRequests:
+        """Another queue of the same order, for requests that were preempted."""
+
+    def is_laxer(self, rows: np.ndarray, waiting: Request) -> np.ndarray:
+        """[num_rows] bool: whose prompts wait in a step in which `waiting` can come in."""
+
+    def is_stricter(self, one: Request, other: Request) -> bool:
+        """Whether `one` comes first, whatever was computed for `other` already."""
+
+    def takeable(self, laxer: np.ndarray, waiting: Request) -> np.ndarray:
+        """[n] rows among `laxer` that may be preempted for `waiting`, the last one first."""
+
+    def note_started(self, request: Request, num_prompt_tokens: int) -> None:
+        """A request got its first row; `num_prompt_tokens` of its prompt are to be computed."""
+
+    def note_sampled(self, rows: np.ndarray) -> None:
+        """Each of these rows got a token."""
+
+    def note_ended(self, request: Request, num_output_tokens: int, *, is_complete: bool) -> None:
+        """A request ended; `is_complete` when neither abort nor error cut it off. It may still have its row."""
+
+
+class RankOrder:
+    """The order of a ranking: `fcfs`, `priority`, `shortest`."""
+
+    def __init__(self, ranking: Ranking, expected: ExpectedOutputs, table: RequestTable) -> None:
+        self._ranking = ranking
+        self._expected = expected
+        self._table = table
+        self.queue = RequestQueue()
+
+    def enter(self, request: Request, arrival: int) -> None:
+        """As `ServiceOrder`."""
+        request.rank = self._ranking(request, arrival)
+
+    def refresh(self, running: RunningRows) -> None:
+        """Ranks never change, so the rows are in order."""
+
+    def is_laxer(self, rows: np.ndarray, waiting: Request) -> np.ndarray:
+        """As `ServiceOrder`."""
+        return self._ranking.is_laxer(self._table.rank[rows], waiting.rank)
+
+    def make_queue(self) -> RequestQueue:
+        """As `ServiceOrder`."""
+        return RequestQueue()
+
+    def is_stricter(self, one: Request, other: Request) -> bool:
+        """As `ServiceOrder`."""
+        return bool(self._ranking.is_laxer(np.array([other.rank]), one.rank)[0])
+
+    def takeable(self, laxer: np.ndarray, waiting: Request) -> np.ndarray:
+        """All of them."""
+        return laxer
+
+    def note_started(self, request: Request, num_prompt_tokens: int) -> None:
+        """Nothing changes."""
+
+    def note_sampled(self, rows: np.ndarray) -> None:
+        """Nothing changes."""
+
+    def note_ended(self, request: Request, num_output_tokens: int, *, is_complete: bool) -> None:
+        """As `ServiceOrder`."""
+        if is_complete:
+            self._expected.note_answer(request.message.sampling_params, num_output_tokens)
+
+
+def make_service_order(policy: str, table: RequestTable, kv: KVCacheManager) -> ServiceOrder:
+    """What `scheduling_policy` asks for.
+
+    Raises:
+        ConfigError: there is no such policy.
+    """
+    expected = ExpectedOutputs()
+    if policy == "fair":
+        rankings = {name: make_ranking(name, expected, kv) for name in RANKINGS}
+        return FairOrder(rankings, expected, table, kv)
+    return RankOrder(make_ranking(policy, expected, kv), expected, table)
