@@ -6,7 +6,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
 NATIVE := CMakeLists.txt $(wildcard csrc/*.cpp csrc/*/*.cpp csrc/*/*.h csrc/include/quire/*.h)
 
-.PHONY: setup setup-dev demo test check fmt bench bench-scheduler bench-engine bench-plan docs leaf eval-leaf test-statistics sanitize fuzz-kernels fuzz-server soak soak-kill rolling properties test-tiers test-node test-prometheus wheel test-wheel clean
+.PHONY: setup setup-dev demo test check fmt bench bench-scheduler bench-engine docs leaf eval-leaf test-statistics sanitize fuzz-kernels fuzz-server test-structured soak soak-kill rolling properties test-tiers test-node test-prometheus wheel test-wheel clean
 
 $(BIN)/python:
 	@$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); [ "$$(id -u)" = 0 ] && apt-get update -q && apt-get install -y -q python3-venv \
@@ -64,6 +64,7 @@ bench-scheduler: $(VENV)/.demo     ## cost of the control plane per step, no mod
 bench-engine: $(VENV)/.test        ## prefix caching and continuous batching on the embedded model
 	$(BIN)/python benchmarks/engine/bench_leaf.py
 
+.PHONY: bench-plan
 bench-plan: $(VENV)/.test          ## predictions of quire plan against ten real loads, leaf and a 0.5B checkpoint; 13 minutes
 	$(BIN)/python -m benchmarks.server.bench_plan
 
@@ -97,6 +98,9 @@ soak-kill: $(VENV)/.test           ## streams over HTTP while the engine core is
 
 rolling: $(VENV)/.test             ## two servers behind a TCP proxy, restarted in turn under load; RESTARTS=6 by default
 	$(BIN)/python -m tests.robustness.rolling --restarts $(or $(RESTARTS),6)
+
+test-structured: $(VENV)/.test     ## random schemas, patterns and grammars, judged from outside; COUNT=500 schemas, SEED=0
+	$(BIN)/python -m tests.structured.corpus --count $(or $(COUNT),500) --seed $(or $(SEED),0)
 
 fuzz-server: $(VENV)/.fuzz         ## hostile requests beside streams that must not notice; REQUESTS=100000, SEED=...
 	nice -n 5 $(BIN)/python -m tests.robustness.fuzz_server --requests $(or $(REQUESTS),100000) $(if $(SEED),--seed $(SEED)) --schema

@@ -5,6 +5,7 @@ Called by `entrypoints.args` and `LLM`. No state: the table of names is read fro
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ from quire.config.model import LoadConfig, ModelConfig
 from quire.config.not_yet import NOT_YET, is_neutral
 from quire.config.scheduler import SchedulerConfig
 from quire.config.server import ApiConfig, HttpConfig, LimitsConfig, ServerConfig, TracingConfig
+from quire.config.structured_outputs import StructuredOutputsConfig
 from quire.errors import ConfigError, UnsupportedError, nearest, unknown_name
 from quire.utils.checks import shown
 
@@ -31,7 +33,14 @@ SECTIONS: dict[str, type] = {
     "parallel": ParallelConfig,
     "observability": ObservabilityConfig,
     "supervision": SupervisionConfig,
+    "structured_outputs": StructuredOutputsConfig,
 }
+# Settings that are objects: their keys, with this in front, are settings of their own.
+NESTED: dict[str, str] = {"structured_outputs_config": "structured_outputs_"}
+# Keys of such objects that are known but not supported yet, with the values that ask for nothing.
+_NESTED_NOT_YET: dict[str, tuple[Any, ...]] = {
+    "enable_in_reasoning": (None, False), "reasoning_parser": (None, ""), "reasoning_parser_plugin": (None, ""),
+}  # fmt: skip
 SERVER_SECTIONS: dict[str, type] = {
     "http": HttpConfig, "api": ApiConfig, "limits": LimitsConfig, "tracing": TracingConfig,
 }  # fmt: skip
@@ -72,7 +81,7 @@ def build_config(**values: Any) -> QuireConfig:
     """
     known = settings_by_name()
     sections: dict[str, dict[str, Any]] = {}
-    for name, value in values.items():
+    for name, value in _flat(values, known):
         if name in known:
             _put(sections, known[name], name, value)
         else:
@@ -80,6 +89,42 @@ def build_config(**values: Any) -> QuireConfig:
     config = QuireConfig(**{section: SECTIONS[section](**fields) for section, fields in sections.items()})
     check_supported(config)
     return config
+
+
+def _flat(values: Mapping[str, Any], known: Iterable[str]) -> list[tuple[str, Any]]:
+    """`values` with the keys of nested settings among them."""
+    flat: list[tuple[str, Any]] = []
+    for name, value in values.items():
+        if name not in NESTED:
+            flat.append((name, value))
+            continue
+        if isinstance(value, str):
+            try:
+                value = json.loads(value)
+            except (ValueError, RecursionError):
+                raise ConfigError(
+                    f"{name}={shown(value)} is not JSON", hint='write {"key": value}', field=name
+                ) from None
+        if value is not None and not isinstance(value, dict):
+            raise ConfigError(f"{name}={shown(value)} is no object", hint='write {"key": value}', field=name)
+        for key, item in (value or {}).items():
+            neutral = _NESTED_NOT_YET.get(key)
+            if neutral is not None and any(type(item) is type(one) and item == one for one in neutral):
+                continue
+            if neutral is not None:
+                raise UnsupportedError(
+                    f"{name}.{key} is known but not supported yet", hint=f"leave out {key}", field=name
+                )
+            flat.append((_nested_name(name, str(key), known), item))
+    return flat
+
+
+def _nested_name(name: str, key: str, known: Iterable[str]) -> str:
+    """The setting that `key` of the nested setting `name` is."""
+    allowed = [one.removeprefix(NESTED[name]) for one in known if one.startswith(NESTED[name])]
+    if key not in allowed:
+        raise unknown_name(f"key of {name}", key, allowed)
+    return NESTED[name] + key
 
 
 def build_server_config(**values: Any) -> ServerConfig:

@@ -10,6 +10,7 @@ from quire.config.device import DeviceConfig, ParallelConfig
 from quire.config.hf_config import ModelArch
 from quire.config.model import LoadConfig, ModelConfig
 from quire.config.scheduler import SchedulerConfig
+from quire.config.structured_outputs import StructuredOutputsConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +62,7 @@ class QuireConfig:
     parallel: ParallelConfig = field(default_factory=ParallelConfig)
     observability: ObservabilityConfig = field(default_factory=ObservabilityConfig)
     supervision: SupervisionConfig = field(default_factory=SupervisionConfig)
+    structured_outputs: StructuredOutputsConfig = field(default_factory=StructuredOutputsConfig)
     arch: ModelArch | None = None
     model_path: str = ""
 

@@ -46,7 +46,6 @@ NOT_YET: dict[str, tuple[Any, ...]] = {
     # Reasoning and structured output.
     "reasoning_parser": (None, ""),
     "reasoning_parser_plugin": (None, ""),
-    "structured_outputs_config": (None, {}),
     # Multimodal.
     "limit_mm_per_prompt": (None, {}),
     "mm_processor_kwargs": (None, {}),

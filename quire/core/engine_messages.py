@@ -82,12 +82,19 @@ class EngineCoreRequest:
 
 @dataclass(frozen=True, slots=True)
 class FinishedRequest:
-    """A request that ended in this step; `stop_reason` is the stop id that matched, None for EOS and length."""
+    """A request that ended in this step.
+
+    Attributes:
+        stop_reason: the stop id that matched; None for EOS and length.
+        error: what went wrong.
+        error_field: the field of the request that was wrong; None = the error is not the caller's.
+    """
 
     handle: int
     finish_reason: FinishReason
     stop_reason: int | None = None
     error: str | None = None
+    error_field: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -24,6 +24,7 @@ from quire.core.sampling_checks import (
     is_one_of,
     texts,
 )
+from quire.core.structured_outputs import StructuredOutputsParams
 from quire.errors import UnsupportedError, ValidationError, unknown_name
 from quire.logger import get_logger
 from quire.utils.checks import check_bool, check_float, check_int, check_int_list, out_of_range, shown, wrong_type
@@ -35,7 +36,6 @@ GREEDY_BELOW = 1e-5
 
 # Names that users know and Quire does not honour yet, with the values that ask for nothing.
 NOT_YET: dict[str, tuple[Any, ...]] = {
-    "structured_outputs": (None,),
     "thinking_token_budget": (None, -1),
     "repetition_detection": (None,),
     "watermarking": (None, False),
@@ -121,6 +121,7 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, repr_omit_defaults=True
         bad_words_token_ids: internal; the token forms of `bad_words`, set by the input processor.
         extra_args: free values for custom logits processors.
         skip_reading_prefix_cache: compute the whole prompt; None = only when prompt logprobs are asked for.
+        structured_outputs: the form that the answer must have; `StructuredOutputsParams`, or a dict of its fields.
         no_store: keep no page of this request for others to find.
 
     Raises:
@@ -156,7 +157,7 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, repr_omit_defaults=True
     extra_args: dict[str, Any] | None = None
     skip_reading_prefix_cache: bool | None = None
     no_store: bool = False
-    structured_outputs: Any = None
+    structured_outputs: StructuredOutputsParams | None = None
     thinking_token_budget: int | None = None
     repetition_detection: Any = None
     watermarking: bool | None = None
@@ -177,6 +178,8 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, repr_omit_defaults=True
         self._check_text()
         self._check_masks()
         self._check_extra_args()
+        if self.structured_outputs is not None:
+            self.structured_outputs = StructuredOutputsParams.of(self.structured_outputs)
         self._neutralise_greedy()
 
     @classmethod

@@ -10,9 +10,10 @@ from collections.abc import Callable, Iterable
 
 from quire.core.engine_messages import EngineCoreOutputs, EngineCoreRequest, FinishReason
 from quire.engine.step_recovery import StepRecovery
-from quire.errors import EngineDeadError
+from quire.errors import EngineDeadError, QuireClientError, QuireError
 from quire.executor.base import Executor
 from quire.scheduler.interface import SchedulerInterface
+from quire.structured_output.manager import GrammarManager, no_pool
 
 
 class EngineCore:
@@ -23,6 +24,7 @@ class EngineCore:
         num_blocks: pages of the KV cache, for whoever asks.
         on_step: called with the number of tokens of each step, before it runs.
         clock: seconds, for the duration of steps.
+        grammars: of structured requests; None = requests have none.
         on_shutdown: called when the core ends.
     """
 
@@ -34,6 +36,7 @@ class EngineCore:
         num_blocks: int = 0,
         on_step: Callable[[int], None] | None = None,
         clock: Callable[[], float] = time.perf_counter,
+        grammars: GrammarManager | None = None,
         on_shutdown: Callable[[], None] = lambda: None,
     ) -> None:
         self._executor = executor
@@ -41,12 +44,14 @@ class EngineCore:
         self._recovery = recovery
         self._clock = clock
         self._on_step = on_step
+        self._grammars = grammars or GrammarManager(no_pool)
         self._on_shutdown = on_shutdown
         self.num_blocks = num_blocks
 
     def add_request(self, request: EngineCoreRequest) -> None:
         """Queue a request; raises `ValidationError` when it can never run."""
         self._scheduler.add_request(request)
+        self._grammars.add(request)
 
     def abort_requests(self, handles: Iterable[int]) -> None:
         """End requests; their pages are free before the next step."""
@@ -57,15 +62,19 @@ class EngineCore:
 
         A step that raises ends the request that makes it raise; raises only when that is no single request.
         """
+        for handle, failure in self._grammars.take_failures().items():
+            self._end_for_grammar(handle, failure)
         scheduled = self._scheduler.schedule()
         if scheduled is None:
+            self._grammars.wait()
             return self.take_outputs()
         if self._on_step is not None:
             self._on_step(scheduled.total_num_scheduled_tokens)
         start = self._clock()
         try:
+            masks = self._grammars.begin_masks(self._scheduler.sampling_handles)
             self._executor.execute_model(scheduled)
-            sampled = self._executor.sample_tokens()
+            sampled = self._executor.sample_tokens(None if masks is None else masks.result())
         except EngineDeadError:
             raise
         except Exception as error:
@@ -73,6 +82,7 @@ class EngineCore:
             return self.take_outputs()
         outputs = self._scheduler.update_from_output(scheduled, sampled, self._clock() - start)
         self._recovery.note(outputs)
+        self._grammars.note(outputs)
         return outputs
 
     def take_outputs(self) -> EngineCoreOutputs | None:
@@ -80,6 +90,7 @@ class EngineCore:
         outputs = self._scheduler.take_outputs()
         if outputs is not None:
             self._recovery.note(outputs)
+            self._grammars.note(outputs)
         return outputs
 
     def has_unfinished_requests(self) -> bool:
@@ -92,5 +103,12 @@ class EngineCore:
 
     def shutdown(self) -> None:
         """Release the executor; harmless when repeated."""
+        self._grammars.shutdown()
         self._on_shutdown()
         self._executor.shutdown()
+
+    def _end_for_grammar(self, handle: int, failure: QuireError) -> None:
+        """End a request whose grammar cannot be made."""
+        error = f"{failure.message} ({failure.hint})" if failure.hint else failure.message
+        field = failure.field if isinstance(failure, QuireClientError) else None
+        self._scheduler.finish_requests([handle], FinishReason.ERROR, error, field)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from quire.config import QuireConfig
 from quire.engine.core import EngineCore
+from quire.engine.grammar_gate import grammar_gate, make_grammars
 from quire.engine.step_recovery import StepRecovery
 from quire.executor.base import Executor
 from quire.executor.uniproc import UniProcExecutor
@@ -49,12 +50,14 @@ def build_core(
     with timer.phase("KV cache"):
         recovery = StepRecovery()
         setup = _plan_memory(config, executor)
+    grammars = make_grammars(config)
+    gates = (grammar_gate(grammars, recovery.gate),)
     num_blocks = setup.kv_cache.num_blocks
     if config.observability.flight_recorder is None:
-        scheduler: SchedulerInterface = make_scheduler(setup, gates=(recovery.gate,))
-        return EngineCore(executor, scheduler, recovery, num_blocks, on_step)
-    recorded = RecordedScheduler(setup, _make_writer(config, setup), (recovery.gate,))
-    return EngineCore(executor, recorded, recovery, num_blocks, on_step, on_shutdown=recorded.close)
+        scheduler: SchedulerInterface = make_scheduler(setup, gates=gates)
+        return EngineCore(executor, scheduler, recovery, num_blocks, on_step, grammars=grammars)
+    recorded = RecordedScheduler(setup, _make_writer(config, setup), gates)
+    return EngineCore(executor, recorded, recovery, num_blocks, on_step, grammars=grammars, on_shutdown=recorded.close)
 
 
 def _plan_memory(config: QuireConfig, executor: Executor) -> SchedulerSetup:

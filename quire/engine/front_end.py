@@ -27,7 +27,7 @@ from quire.engine.output_processor import OutputProcessor
 from quire.engine.parallel_sampling import make_children
 from quire.engine.parts import FrontEndParts
 from quire.engine.request_state import RequestGroup, RequestState
-from quire.errors import EngineGenerateError, ValidationError
+from quire.errors import QuireError, ValidationError
 from quire.utils.checks import check_float, check_int
 
 
@@ -56,7 +56,7 @@ class Effects:
 
     outputs: list[RequestOutput] = field(default_factory=list)
     handles_to_abort: list[int] = field(default_factory=list)
-    failures: dict[str, EngineGenerateError] = field(default_factory=dict)
+    failures: dict[str, QuireError] = field(default_factory=dict)
 
 
 class FrontEnd:

@@ -73,7 +73,9 @@ def build_front_end(
     defaults = _read_defaults(config, model_dir, tokenizer)
     return FrontEndParts(
         config=config,
-        input_processor=InputProcessor(_limits(config), tokenizer, defaults, validate_params),
+        input_processor=InputProcessor(
+            _limits(config), tokenizer, defaults, validate_params, config.structured_outputs
+        ),
         tokenizer=tokenizer,
         chat_template=chat_template,
         defaults=defaults,

@@ -13,10 +13,12 @@ from typing import Any
 
 import numpy as np
 
+from quire.config.structured_outputs import StructuredOutputsConfig
 from quire.core.inputs import TextPrompt, TokensPrompt, parse_prompt
 from quire.core.sampling_params import SamplingParams
 from quire.engine.generation_defaults import GenerationDefaults
-from quire.errors import ValidationError
+from quire.errors import UnsupportedError, ValidationError
+from quire.structured_output.choose import resolve_structured_outputs
 from quire.tokenization.tokenizer import Tokenizer
 
 
@@ -63,6 +65,7 @@ class InputProcessor:
         tokenizer: None when the engine works with ids alone.
         defaults: ends of a turn.
         validate_params: a further check of the parameters, for custom logits processors.
+        structured: how grammars are made.
     """
 
     def __init__(
@@ -71,11 +74,13 @@ class InputProcessor:
         tokenizer: Tokenizer | None,
         defaults: GenerationDefaults,
         validate_params: Callable[[SamplingParams], None] | None = None,
+        structured: StructuredOutputsConfig | None = None,
     ) -> None:
         self._limits = limits
         self._tokenizer = tokenizer
         self._defaults = defaults
         self._validate_params = validate_params
+        self._structured = structured or StructuredOutputsConfig()
 
     def prepare(self, prompt: Any, params: SamplingParams, *, add_special_tokens: bool = True) -> PreparedRequest:
         """Make a request of `prompt` (any form that `core.inputs.parse_prompt` takes) and `params`.
@@ -150,7 +155,22 @@ class InputProcessor:
             params.stop_token_ids = list(dict.fromkeys([*own, *self._defaults.other_eos_token_ids]))
         if params.bad_words and self._tokenizer is not None:
             params.bad_words_token_ids = bad_words_token_ids(self._tokenizer, params.bad_words)
+        if params.structured_outputs is not None:
+            self._check_grammar_possible()
+            params.structured_outputs = resolve_structured_outputs(params.structured_outputs, self._structured)
         return params
+
+    def _check_grammar_possible(self) -> None:
+        if self._tokenizer is None or self._tokenizer.table is None:
+            raise UnsupportedError(
+                "structured_outputs needs a tokenizer whose tokens stand for fixed bytes, and this engine has none",
+                hint="leave out structured_outputs", field="structured_outputs",
+            )  # fmt: skip
+        if self._defaults.eos_token_id < 0:
+            raise UnsupportedError(
+                "structured_outputs needs a token that ends an answer, and this model names none",
+                hint="set eos_token_id in generation_config.json", field="structured_outputs",
+            )  # fmt: skip
 
 
 def bad_words_token_ids(tokenizer: Tokenizer, words: list[str]) -> list[list[int]]:

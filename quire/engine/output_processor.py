@@ -12,7 +12,7 @@ from quire.core.engine_messages import EngineCoreOutputs, FinishedRequest, Finis
 from quire.core.outputs import RequestOutput
 from quire.engine.logprobs import lines_by_entry
 from quire.engine.request_state import RequestGroup, RequestState
-from quire.errors import EngineGenerateError, QueueTimeoutError
+from quire.errors import EngineGenerateError, QueueTimeoutError, QuireError, ValidationError
 from quire.logger import get_logger
 
 logger = get_logger(__name__)
@@ -30,7 +30,7 @@ class ProcessedStep:
 
     outputs: list[RequestOutput] = field(default_factory=list)
     handles_to_abort: list[int] = field(default_factory=list)
-    failures: dict[str, EngineGenerateError] = field(default_factory=dict)
+    failures: dict[str, QuireError] = field(default_factory=dict)
 
 
 class OutputProcessor:
@@ -137,11 +137,13 @@ class OutputProcessor:
                 self._by_handle[handle][1].logprobs.add_prompt(arrays)
 
 
-def _failure(request_id: str, end: FinishedRequest) -> EngineGenerateError:
-    """What a request that failed is told."""
+def _failure(request_id: str, end: FinishedRequest) -> QuireError:
+    """What a request that failed is told: that it was wrong, where a field of it was."""
     if end.finish_reason is FinishReason.QUEUE_TIMEOUT:
         return QueueTimeoutError(end.error or "", hint="try again later, or allow a longer queue_timeout")
     logger.error("request %s failed: %s", request_id, end.error)
+    if end.error_field is not None:
+        return ValidationError(end.error or "", field=end.error_field)
     return EngineGenerateError(end.error or "", hint="other requests are not affected")
 
 

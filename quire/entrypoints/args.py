@@ -16,6 +16,7 @@ from typing import Any, NoReturn
 from quire.config import QuireConfig
 from quire.config.base import SettingInfo
 from quire.config.build import (
+    NESTED,
     SECTIONS,
     all_settings,
     build_config,
@@ -97,6 +98,11 @@ def add_engine_arguments(parser: argparse.ArgumentParser, *, also: Mapping[str, 
     groups = {section: parser.add_argument_group(section, section_doc(section)) for section in sections}
     for setting in all_settings(sections):
         _add_setting(groups[setting.section], setting.info)
+    for name in NESTED:
+        parser.add_argument(
+            flag_of(name), dest=name, default=argparse.SUPPRESS, metavar="JSON",
+            help=f"Several settings at once, as an object of their names without {NESTED[name]}.",
+        )  # fmt: skip
     known = settings_by_name(sections)
     for name, neutral in NOT_YET.items():
         if name not in known:
@@ -123,6 +129,7 @@ def values_from_args(args: argparse.Namespace, sections: Mapping[str, type]) -> 
             for other in (name, *setting.info.aliases):
                 values.pop(other, None)
             values[name] = parse_text(setting.info, given[name])
+    values.update({name: given[name] for name in NESTED if name in given})
     values.update({name: _loose(given[name]) for name in NOT_YET if name in given and name not in known})
     return values
 

@@ -18,6 +18,7 @@ from quire.config.not_yet import NOT_YET
 from quire.config.tenants import TenantLimits
 from quire.core import sampling_params
 from quire.core.sampling_params import SamplingParams
+from quire.entrypoints.structured_reference import render_structured_reference
 
 MANY_LABELS = 5
 REFERENCE_DIR = Path(__file__).resolve().parents[2] / "docs" / "reference"
@@ -87,6 +88,7 @@ def reference_pages() -> dict[str, str]:
         "settings.md": render_reference(),
         "server.md": render_server_reference(),
         "sampling-parameters.md": render_sampling_reference(),
+        "structured-output.md": render_structured_reference(),
     }
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 
+from quire.core.grammar_bitmask import GrammarBitmask
 from quire.core.kv_spec import AttentionSpec, KVCacheConfig
 from quire.core.runner_output import ModelRunnerOutput
 from quire.core.scheduler_output import SchedulerOutput
@@ -29,8 +30,8 @@ class Executor(ABC):
         """Apply the message to the rows and run the model; keep what sampling needs."""
 
     @abstractmethod
-    def sample_tokens(self) -> ModelRunnerOutput:
-        """Sample the step that `execute_model` ran."""
+    def sample_tokens(self, grammar: GrammarBitmask | None = None) -> ModelRunnerOutput:
+        """Sample the step that `execute_model` ran; `grammar` masks the rows that have one, None = no row has."""
 
     @abstractmethod
     def shutdown(self) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from quire.config.engine import QuireConfig
+from quire.core.grammar_bitmask import GrammarBitmask
 from quire.core.kv_spec import AttentionSpec, KVCacheConfig
 from quire.core.runner_output import ModelRunnerOutput
 from quire.core.scheduler_output import SchedulerOutput
@@ -48,9 +49,9 @@ class UniProcExecutor(Executor):
         """As `Worker.execute_model`."""
         self._live_worker().execute_model(scheduler_output)
 
-    def sample_tokens(self) -> ModelRunnerOutput:
+    def sample_tokens(self, grammar: GrammarBitmask | None = None) -> ModelRunnerOutput:
         """As `Worker.sample_tokens`."""
-        return self._live_worker().sample_tokens()
+        return self._live_worker().sample_tokens(grammar)
 
     def shutdown(self) -> None:
         """Let go of the worker, its model and its memory."""

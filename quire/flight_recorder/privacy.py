@@ -9,7 +9,9 @@ from typing import Any
 from quire.core.engine_messages import EngineCoreRequest
 from quire.core.sampling_params import SamplingParams
 
-LEFT_OUT = ("stop", "bad_words", "bad_words_token_ids", "extra_args", "logit_bias", "allowed_token_ids")
+LEFT_OUT = (
+    "stop", "bad_words", "bad_words_token_ids", "extra_args", "logit_bias", "allowed_token_ids", "structured_outputs",
+)  # fmt: skip
 
 
 def without_texts(params: Any) -> Any:

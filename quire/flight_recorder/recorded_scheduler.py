@@ -74,11 +74,13 @@ class RecordedScheduler(SchedulerInterface):
             raise
         self._writer.put(partial(_add, request, False, self._clock.take()))
 
-    def finish_requests(self, handles: Iterable[int], reason: FinishReason, error: str | None = None) -> None:
+    def finish_requests(
+        self, handles: Iterable[int], reason: FinishReason, error: str | None = None, error_field: str | None = None
+    ) -> None:
         """End requests from outside, in any state; unknown and finished handles are ignored."""
         handles = list(handles)
-        self._scheduler.finish_requests(handles, reason, error)
-        self._writer.put(partial(records.Finish, handles, reason, error, self._clock.take()))
+        self._scheduler.finish_requests(handles, reason, error, error_field)
+        self._writer.put(partial(records.Finish, handles, reason, error, self._clock.take(), error_field))
 
     def schedule(self) -> SchedulerOutput | None:
         """Decide the next step; None when no request can compute."""
@@ -103,6 +105,10 @@ class RecordedScheduler(SchedulerInterface):
         handles = self._scheduler.abandon_step()
         self._writer.put(partial(records.Abandon, self._clock.take()))
         return handles
+
+    def sampling_handles(self) -> np.ndarray:
+        """[num_sampled] int64; who gets a token in the step that was scheduled, in the order of the batch."""
+        return self._scheduler.sampling_handles()
 
     def take_outputs(self) -> EngineCoreOutputs | None:
         """Ends and events that happened outside a step (aborts); None when there are none."""

@@ -68,6 +68,7 @@ class Finish(msgspec.Struct, frozen=True, array_like=True, tag="finish"):
     reason: FinishReason
     error: str | None
     clock: list[float]
+    error_field: str | None = None
 
 
 class Schedule(msgspec.Struct, frozen=True, array_like=True, tag="schedule"):

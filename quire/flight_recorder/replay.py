@@ -113,7 +113,7 @@ class Replay:
         elif isinstance(call, Add):
             self._add(call)
         elif isinstance(call, Finish):
-            self._scheduler.finish_requests(call.handles, call.reason, call.error)
+            self._scheduler.finish_requests(call.handles, call.reason, call.error, call.error_field)
         elif isinstance(call, Abandon):
             self._scheduler.abandon_step()
             self._cause = "its step failed, and all that ran began anew"

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Protocol
 
+import numpy as np
+
 from quire.core.engine_messages import EngineCoreOutputs, EngineCoreRequest, FinishReason
 from quire.core.runner_output import ModelRunnerOutput
 from quire.core.scheduler_output import SchedulerOutput
@@ -20,7 +22,9 @@ class SchedulerInterface(Protocol):
             ValidationError: it can never run (longer than max_model_len, or than the whole cache).
         """
 
-    def finish_requests(self, handles: Iterable[int], reason: FinishReason, error: str | None = None) -> None:
+    def finish_requests(
+        self, handles: Iterable[int], reason: FinishReason, error: str | None = None, error_field: str | None = None
+    ) -> None:
         """End requests from outside, in any state; unknown and finished handles are ignored."""
 
     def schedule(self) -> SchedulerOutput | None:
@@ -41,6 +45,9 @@ class SchedulerInterface(Protocol):
         Returns:
             Handles of the requests that the step held.
         """
+
+    def sampling_handles(self) -> np.ndarray:
+        """[num_sampled] int64; who gets a token in the step that was scheduled, in the order of the batch."""
 
     def take_outputs(self) -> EngineCoreOutputs | None:
         """Ends and events that happened outside a step (aborts); None when there are none."""

@@ -62,7 +62,7 @@ class _InFlight:
 
 
 class Scheduler:
-    """Serves requests in the order of a policy, with chunked prefill, prefix caching and preemption by recompute.
+    """Serves requests in the order of a policy: chunked prefill, prefix caching, preemption by recompute or swap.
 
     Args:
         scheduler_config: resolved: its limits are numbers.
@@ -146,13 +146,15 @@ class Scheduler:
         self._forks.add(queued)
         self._outbox.note_event(request.handle, EventKind.QUEUED)
 
-    def finish_requests(self, handles: Iterable[int], reason: FinishReason, error: str | None = None) -> None:
+    def finish_requests(
+        self, handles: Iterable[int], reason: FinishReason, error: str | None = None, error_field: str | None = None
+    ) -> None:
         """End requests from outside, in any state; unknown and finished handles are ignored."""
         for handle in handles:
             request = self._requests.get(handle)
             if request is None:
                 continue
-            self._end(request, FinishedRequest(handle, reason, error=error))
+            self._end(request, FinishedRequest(handle, reason, error=error, error_field=error_field))
             if request.row >= 0:
                 self._vacate([request.row])
             elif self._swapping.remove(handle) is None:
@@ -333,6 +335,12 @@ class Scheduler:
         for request in requests:
             self._queue.add(request)
             self._outbox.note_event(request.handle, EventKind.PREEMPTED)
+
+    def sampling_handles(self) -> np.ndarray:
+        """[num_sampled] int64; who gets a token in the step that was scheduled, in the order of the batch."""
+        assert self._in_flight is not None, "a step was scheduled"
+        handles: np.ndarray = self._in_flight.handles[self._in_flight.scheduled.is_sampling]
+        return handles
 
     def _record_cost(self, scheduled: SchedulerOutput, seconds: float | None) -> None:
         if self._costs is not None:

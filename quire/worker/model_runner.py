@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import torch
 
+from quire.core.grammar_bitmask import GrammarBitmask
 from quire.core.runner_output import ModelRunnerOutput
 from quire.core.scheduler_output import SchedulerOutput
 from quire.models.interfaces import CausalLM
@@ -81,11 +82,11 @@ class ModelRunner:
         self._pending = _PendingStep(batch, hidden)
 
     @torch.inference_mode()
-    def sample_tokens(self) -> ModelRunnerOutput:
+    def sample_tokens(self, grammar: GrammarBitmask | None = None) -> ModelRunnerOutput:
         """Choose the tokens of the step that was computed."""
         assert self._pending is not None, "no step was computed"
         pending, self._pending = self._pending, None
-        output = self._sampling_step.run(pending.batch, pending.hidden)
+        output = self._sampling_step.run(pending.batch, pending.hidden, grammar)
         if self._transfers is None:
             return output
         swap_out_s, swap_in_s = self._transfers.take_seconds()

@@ -8,10 +8,12 @@ from __future__ import annotations
 import numpy as np
 import torch
 
+from quire.core.grammar_bitmask import GrammarBitmask
 from quire.core.runner_output import ModelRunnerOutput
 from quire.kernels.native.kept_result import KeptResult
 from quire.logger import get_logger
 from quire.models.interfaces import CausalLM
+from quire.sample.grammar_mask import mask_by_grammar
 from quire.sample.sampler import Sampler, SamplerOutput
 from quire.sample.states import SamplingStates
 from quire.worker.input_batch import InputBatch
@@ -36,7 +38,7 @@ class SamplingStep:
         self._logprobs_mode = logprobs_mode
         self._kept_logits = KeptResult()
 
-    def run(self, batch: InputBatch, hidden: torch.Tensor) -> ModelRunnerOutput:
+    def run(self, batch: InputBatch, hidden: torch.Tensor, grammar: GrammarBitmask | None = None) -> ModelRunnerOutput:
         """Sample the step whose hidden states are `hidden` [num_tokens, hidden_size]."""
         prompt_logprobs = compute_prompt_logprobs(
             self._model,
@@ -48,7 +50,7 @@ class SamplingStep:
             self._sampling.runtime,
         )
         rows, positions = batch.sampling_rows, batch.sampling_positions
-        sampled = self._sample(batch, hidden, rows, positions)
+        sampled = self._sample(batch, hidden, rows, positions, grammar)
         self._requests.append(rows, positions, sampled.token_ids)
         self._sampling.append(rows, sampled.token_ids)
         return ModelRunnerOutput(
@@ -60,13 +62,21 @@ class SamplingStep:
         )
 
     def _sample(
-        self, batch: InputBatch, hidden: torch.Tensor, rows: np.ndarray, positions: np.ndarray
+        self,
+        batch: InputBatch,
+        hidden: torch.Tensor,
+        rows: np.ndarray,
+        positions: np.ndarray,
+        grammar: GrammarBitmask | None,
     ) -> SamplerOutput:
         if not len(rows):
             return SamplerOutput(np.empty(0, dtype=np.int32), None, np.empty(0, dtype=np.bool_))
         if len(rows) < batch.num_tokens:
             hidden = hidden[torch.from_numpy(batch.logits_indices).to(hidden.device)]
-        return self._sampler.sample(self._compute_logits(hidden), rows, positions)
+        logits = self._compute_logits(hidden)
+        if grammar is not None:
+            logits = mask_by_grammar(logits, grammar, self._sampling.runtime)
+        return self._sampler.sample(logits, rows, positions)
 
     def _compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """[num_logits, vocab_size] float32, valid until the next step."""

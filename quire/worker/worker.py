@@ -13,6 +13,7 @@ import torch
 from quire.attention.selector import select_backend
 from quire.config.engine import QuireConfig
 from quire.config.hf_config import ModelArch
+from quire.core.grammar_bitmask import GrammarBitmask
 from quire.core.kv_spec import AttentionSpec, KVCacheConfig
 from quire.core.runner_output import ModelRunnerOutput
 from quire.core.scheduler_output import SchedulerOutput
@@ -162,9 +163,9 @@ class Worker:
         """Compute a step's tokens."""
         self._ready_runner().execute_model(scheduled)
 
-    def sample_tokens(self) -> ModelRunnerOutput:
+    def sample_tokens(self, grammar: GrammarBitmask | None = None) -> ModelRunnerOutput:
         """Choose the tokens of the step that was computed."""
-        return self._ready_runner().sample_tokens()
+        return self._ready_runner().sample_tokens(grammar)
 
     def _ready_runner(self) -> ModelRunner:
         assert self._runner is not None, "initialize_kv_cache comes before the first step"

@@ -31,7 +31,7 @@ MAX_MODEL_LEN, BLOCK_SIZE, NUM_BLOCKS, MAX_TOKENS_PER_STEP = 200, 4, 128, 24
 class PrintingExecutor(ScriptedExecutor):
     """Samples tokens that are plain text."""
 
-    def sample_tokens(self) -> ModelRunnerOutput:
+    def sample_tokens(self, grammar: object = None) -> ModelRunnerOutput:
         assert self._scheduled is not None
         rows = self._scheduled.rows[self._scheduled.is_sampling]
         for row in rows.tolist():

@@ -179,11 +179,13 @@ def test_cve_2025_48944_malformed_tools_harm_nothing(server):
 @pytest.mark.parametrize(
     "field", ["response_format", "structured_outputs", "guided_json", "guided_regex", "guided_grammar"]
 )
-def test_vllm_54003_and_ghsa_7rgv_no_grammar_of_a_request_is_compiled(untouched, field):
-    for schema in (*BAD_SCHEMAS[:2], nested(11), nested(40)):
+def test_vllm_54003_and_ghsa_7rgv_a_grammar_that_is_malformed_or_too_deep_is_refused_before_it_is_compiled(
+    untouched, field
+):
+    for schema in (*BAD_SCHEMAS[:6], *BAD_SCHEMAS[7:], nested(40)):
         value = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
         answer = post(untouched, CHAT, {**HELLO, field: value})
-        assert answer.status_code == 400 and error_of(answer)["param"] in (field, None)
+        assert answer.status_code == 400 and (error_of(answer)["param"] or field).startswith(field)
 
 
 def test_cve_2025_48956_heads_lines_and_depths_are_bounded_before_anything_is_read(untouched):

@@ -40,7 +40,7 @@ class ScriptedExecutor:
                 self.num_failures += 1
                 raise RuntimeError(f"{name} is at fault")
 
-    def sample_tokens(self) -> ModelRunnerOutput:
+    def sample_tokens(self, grammar: object = None) -> ModelRunnerOutput:
         assert self._scheduled is not None
         rows = self._scheduled.rows[self._scheduled.is_sampling]
         for row in rows.tolist():

@@ -10,7 +10,8 @@ import msgspec
 from quire.config.server import LimitsConfig
 from quire.core.engine_messages import MAX_QUEUE_TIMEOUT_S
 from quire.core.sampling_params import RequestOutputKind, SamplingParams
-from quire.errors import UnsupportedError, ValidationError
+from quire.entrypoints.openai.protocol.response_format import structured_outputs
+from quire.errors import ValidationError
 from quire.utils.checks import check_float, check_int, out_of_range
 
 MAX_BAD_WORDS_CHARS = 16384
@@ -19,7 +20,6 @@ NOT_YET: dict[str, tuple[Any, ...]] = {
     "use_beam_search": (False,),
     "length_penalty": (1.0, 1),
     "best_of": (1,),
-    "structured_outputs": (),
     "guided_json": (),
     "guided_regex": (),
     "guided_choice": (),
@@ -93,6 +93,7 @@ class GenerationFields(msgspec.Struct, kw_only=True):
     return_tokens_as_token_ids: bool | None = None
     return_prompt_text: bool | None = None
     response_format: dict[str, Any] | None = None
+    structured_outputs: dict[str, Any] | None = None
     vllm_xargs: dict[str, Any] | None = None
 
 
@@ -130,6 +131,7 @@ def sampling_params(
             "logprobs": logprobs,
             "prompt_logprobs": prompt_logprobs,
             "extra_args": request.vllm_xargs,
+            "structured_outputs": structured_outputs(request.response_format, request.structured_outputs),
             "output_kind": RequestOutputKind.DELTA if request.stream else RequestOutputKind.FINAL_ONLY,
         }
     )
@@ -166,10 +168,6 @@ def check_common(request: GenerationFields, limits: LimitsConfig, num_prompts: i
         check_int("priority", request.priority)
     if request.queue_timeout is not None:
         check_float("queue_timeout", request.queue_timeout, minimum=0.0, maximum=MAX_QUEUE_TIMEOUT_S)
-    if request.response_format is not None and request.response_format.get("type") != "text":
-        raise UnsupportedError(
-            "response_format other than {'type': 'text'} is known but not supported yet", field="response_format"
-        )
     if request.prompt_logprobs is not None:
         check_int("prompt_logprobs", request.prompt_logprobs, -1)
         if request.stream and request.prompt_logprobs != 0:

@@ -1,0 +1,67 @@
+"""`response_format` and `structured_outputs` of a request, as the form that its answer must have. Pure functions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from quire.core.structured_outputs import StructuredOutputsParams
+from quire.errors import UnsupportedError, ValidationError
+from quire.utils.checks import shown, wrong_type
+
+FIELD = "response_format"
+TYPES = ("text", "json_object", "json_schema", "structural_tag")
+
+
+def structured_outputs(
+    response_format: Mapping[str, Any] | None, given: dict[str, Any] | None
+) -> StructuredOutputsParams | None:
+    """The form of the answer; None = any text.
+
+    Args:
+        response_format: OpenAI's field.
+        given: the field `structured_outputs`, which says more.
+
+    Raises:
+        ValidationError: one is malformed, or both ask for something.
+    """
+    asked = None if response_format is None else _of_response_format(response_format)
+    if given is None:
+        return asked
+    if asked is not None:
+        raise ValidationError(
+            "response_format and structured_outputs both ask for a form of the answer",
+            hint="leave out one of them", field="structured_outputs",
+        )  # fmt: skip
+    return StructuredOutputsParams.of(given)
+
+
+def _of_response_format(value: Mapping[str, Any]) -> StructuredOutputsParams | None:
+    kind = value.get("type")
+    if kind == "text":
+        return None
+    if kind == "json_object":
+        return StructuredOutputsParams(json_object=True, source=FIELD)
+    if kind == "json_schema":
+        return StructuredOutputsParams(json=_schema(value.get("json_schema")), source=FIELD)
+    if kind == "structural_tag":
+        return StructuredOutputsParams(structural_tag=dict(value), source=FIELD)
+    raise ValidationError(
+        f"response_format.type={shown(kind)} is unknown", hint=f"use one of {', '.join(TYPES)}", field=FIELD
+    )
+
+
+def _schema(value: Any) -> dict[str, Any]:
+    """The schema in `{"name": ..., "schema": {...}, "strict": true}`; it is followed whatever `strict` says."""
+    if not isinstance(value, Mapping):
+        raise wrong_type("response_format.json_schema", value, 'an object such as {"name": ..., "schema": {...}}')
+    for name in value:
+        if name not in ("name", "schema", "strict", "description"):
+            raise UnsupportedError(f"response_format.json_schema.{shown(name)} is unknown", field=FIELD)
+    schema = value.get("schema")
+    if not isinstance(schema, dict):
+        raise wrong_type("response_format.json_schema.schema", schema, "an object")
+    strict = value.get("strict")
+    if strict is not None and not isinstance(strict, bool):
+        raise wrong_type("response_format.json_schema.strict", strict, "true or false")
+    return schema

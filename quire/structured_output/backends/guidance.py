@@ -1,0 +1,145 @@
+"""llguidance (https://github.com/guidance-ai/llguidance): derivative-based lexer and Earley parser, no precomputation.
+
+Its grammars cannot cross between processes, so what a worker has found quick and small is compiled here once more.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from quire.structured_output.interface import (
+    CompiledGrammar,
+    Grammar,
+    GrammarError,
+    GrammarSpec,
+    StructuredOutputBackend,
+    Vocabulary,
+)
+
+
+class _Tokens:
+    """The vocabulary in the form that the library asks for; it tokenizes byte by byte, which is all it needs."""
+
+    is_tokenizer_wrapper = True
+    bos_token_id = None
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        self.eos_token_id = vocabulary.eos_token_id
+        # A token without bytes must not be taken for the empty text.
+        self.tokens: Sequence[bytes] = [
+            piece or b"\xff<|%d|>" % token_id for token_id, piece in enumerate(vocabulary.pieces)
+        ]
+        self.special_token_ids = [token_id for token_id, piece in enumerate(vocabulary.pieces) if not piece]
+        self._ids = {piece: token_id for token_id, piece in reversed(list(enumerate(vocabulary.pieces))) if piece}
+
+    def __call__(self, text: bytes | str) -> list[int]:
+        data = text.encode() if isinstance(text, str) else text
+        return [self._ids[data[i : i + 1]] for i in range(len(data)) if data[i : i + 1] in self._ids]
+
+
+class GuidanceBackend(StructuredOutputBackend):
+    """Nothing crosses but that it can be compiled."""
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        super().__init__(vocabulary)
+        self._library = importlib.import_module("llguidance")
+        self._tokens = self._library.LLTokenizer(_Tokens(vocabulary), n_vocab=vocabulary.vocab_size)
+
+    def compile(self, spec: GrammarSpec) -> bytes:
+        """Try it."""
+        matcher = self._matcher(spec)
+        bitmask = np.empty((1, self.vocabulary.bitmask_size), dtype=np.int32)
+        _fill(matcher, bitmask, 0)
+        return b""
+
+    def load(self, spec: GrammarSpec, compiled: bytes) -> CompiledGrammar:
+        """Compile it here."""
+        return _Compiled(self._matcher(spec), self.vocabulary.eos_token_id)
+
+    def _matcher(self, spec: GrammarSpec) -> Any:
+        try:
+            grammar = self._grammar(spec)
+        except ValueError as error:
+            raise GrammarError(_one_line(str(error))) from None
+        matcher = self._library.LLMatcher(self._tokens, grammar, log_level=0)
+        _check(matcher)
+        warnings = matcher.get_grammar_warnings()
+        if warnings:
+            raise GrammarError(_one_line("; ".join(warnings)))
+        return matcher
+
+    def _grammar(self, spec: GrammarSpec) -> str:
+        make = self._library.LLMatcher
+        if spec.kind == "json":
+            options: dict[str, Any] = {"whitespace_flexible": spec.any_whitespace, "coerce_one_of": False}
+            if spec.any_whitespace and spec.whitespace_pattern is not None:
+                options["whitespace_pattern"] = spec.whitespace_pattern
+            return str(make.grammar_from_json_schema(spec.text, overrides=options))
+        if spec.kind == "regex":
+            return str(make.grammar_from_regex(spec.text))
+        if spec.kind == "choice":
+            texts = " | ".join(json.dumps(text, ensure_ascii=False) for text in json.loads(spec.text))
+            return str(make.grammar_from_lark(f"start: {texts}"))
+        return str(make.grammar_from_lark(spec.text))
+
+
+class _Compiled(CompiledGrammar):
+    def __init__(self, matcher: Any, eos_token_id: int) -> None:
+        self._matcher = matcher
+        self._eos_token_id = eos_token_id
+
+    def start(self) -> Grammar:
+        return _Guidance(self._matcher.deep_copy(), self._eos_token_id)
+
+
+class _Guidance(Grammar):
+    """The library's state, and whether the end was accepted, which is no token of its own to it."""
+
+    def __init__(self, matcher: Any, eos_token_id: int) -> None:
+        self._matcher = matcher
+        self._eos_token_id = eos_token_id
+        self._is_terminated = False
+
+    def accept(self, token_id: int) -> bool:
+        if self._is_terminated:
+            return False
+        if token_id == self._eos_token_id:
+            self._is_terminated = bool(self._matcher.is_accepting())
+            return self._is_terminated
+        # A token that is not allowed would leave the library in a state of error for good.
+        if self._matcher.validate_tokens([token_id]) != 1:
+            return False
+        return bool(self._matcher.consume_token(token_id))
+
+    def rollback(self, num_tokens: int) -> None:
+        if num_tokens and self._is_terminated:
+            self._is_terminated = False
+            num_tokens -= 1
+        if num_tokens:
+            self._matcher.rollback(num_tokens)
+
+    def fill_bitmask(self, bitmask: np.ndarray, row: int) -> None:
+        _fill(self._matcher, bitmask, row)
+
+    def is_terminated(self) -> bool:
+        return self._is_terminated
+
+
+def _fill(matcher: Any, bitmask: np.ndarray, row: int) -> None:
+    line = bitmask[row]
+    matcher.unsafe_compute_mask_ptr(line.ctypes.data, line.nbytes)
+    _check(matcher)
+
+
+def _check(matcher: Any) -> None:
+    if matcher.is_error():
+        raise GrammarError(_one_line(matcher.get_error()))
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())[:500]

@@ -1,0 +1,102 @@
+"""xgrammar (https://xgrammar.mlc.ai): context-free grammars with masks precomputed by vocabulary. The default.
+
+Source: Dong et al. 2024, "XGrammar: Flexible and Efficient Structured Generation Engine for Large Language Models".
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+
+from quire.structured_output.foreign import import_xgrammar
+from quire.structured_output.interface import (
+    CompiledGrammar,
+    Grammar,
+    GrammarError,
+    GrammarSpec,
+    StructuredOutputBackend,
+    Vocabulary,
+)
+from quire.structured_output.schema_lengths import with_patterns
+
+
+class XGrammarBackend(StructuredOutputBackend):
+    """Compiled grammars cross as the library's own JSON."""
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        super().__init__(vocabulary)
+        self._library = import_xgrammar()
+        self._tokens = self._library.TokenizerInfo(
+            list(vocabulary.pieces), vocab_size=vocabulary.vocab_size, stop_token_ids=[vocabulary.eos_token_id]
+        )
+
+    def compile(self, spec: GrammarSpec) -> bytes:
+        """Compile on one thread, without the library's own cache."""
+        compiler = self._library.GrammarCompiler(self._tokens, max_threads=1, cache_enabled=False)
+        try:
+            return str(_compile(compiler, spec).serialize_json()).encode()
+        except (RuntimeError, ValueError, TypeError) as error:
+            raise GrammarError(_first_line(error)) from None
+
+    def load(self, spec: GrammarSpec, compiled: bytes) -> CompiledGrammar:
+        """Read it back."""
+        return _Compiled(self._library, self._library.CompiledGrammar.deserialize_json(compiled.decode(), self._tokens))
+
+
+class _Compiled(CompiledGrammar):
+    def __init__(self, library: Any, compiled: Any) -> None:
+        self._library = library
+        self._compiled = compiled
+
+    def start(self) -> Grammar:
+        return _XGrammar(self._library.GrammarMatcher(self._compiled))
+
+
+class _XGrammar(Grammar):
+    def __init__(self, matcher: Any) -> None:
+        self._matcher = matcher
+
+    def accept(self, token_id: int) -> bool:
+        return bool(self._matcher.accept_token(token_id))
+
+    def rollback(self, num_tokens: int) -> None:
+        self._matcher.rollback(num_tokens)
+
+    def fill_bitmask(self, bitmask: np.ndarray, row: int) -> None:
+        # The library leaves a line as it is when everything is allowed.
+        bitmask[row] = -1
+        self._matcher.fill_next_token_bitmask(bitmask, row)
+
+    def is_terminated(self) -> bool:
+        return bool(self._matcher.is_terminated())
+
+
+def _compile(compiler: Any, spec: GrammarSpec) -> Any:
+    if spec.kind == "json":
+        separators = None if spec.any_whitespace else (",", ":")
+        return compiler.compile_json_schema(
+            json.dumps(with_patterns(json.loads(spec.text))),
+            any_whitespace=spec.any_whitespace,
+            separators=separators,
+            strict_mode=True,
+        )
+    if spec.kind == "regex":
+        return compiler.compile_regex(spec.text)
+    if spec.kind == "choice":
+        return compiler.compile_grammar("root ::= " + " | ".join(map(quoted, json.loads(spec.text))))
+    if spec.kind == "structural_tag":
+        return compiler.compile_structural_tag(spec.text)
+    return compiler.compile_grammar(spec.text)
+
+
+def quoted(text: str) -> str:
+    """A literal of the library's EBNF."""
+    escaped = "".join(c if c.isprintable() and c not in '"\\' else f"\\U{ord(c):08x}" for c in text)
+    return f'"{escaped}"'
+
+
+def _first_line(error: Exception) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[-1] if lines else type(error).__name__

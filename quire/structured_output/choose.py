@@ -1,0 +1,140 @@
+"""Which grammar library a request gets: the first that honours the whole of what it asks for. Pure functions.
+
+Called by the input processor, before the engine core hears of the request. Loads no library.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from quire.config.structured_outputs import BACKENDS, StructuredOutputsConfig
+from quire.core.structured_outputs import MAX_TAG_DEPTH, StructuredOutputsParams, parse_json
+from quire.errors import UnsupportedError, ValidationError
+from quire.structured_output.registry import is_installed
+from quire.structured_output.schema_closing import closed
+from quire.structured_output.schema_keywords import find_problem, malformed
+from quire.structured_output.schema_regex import regex_problem, without_anchors
+
+# Kind -> libraries that know it at all.
+_KNOWN: dict[str, tuple[str, ...]] = {
+    "json": ("xgrammar", "guidance", "outlines"),
+    "json_object": ("xgrammar", "guidance"),
+    "regex": ("xgrammar", "guidance", "outlines"),
+    "choice": ("xgrammar", "guidance", "outlines"),
+    "structural_tag": ("xgrammar",),
+}
+EBNF_BACKENDS = ("xgrammar",)
+LARK_BACKENDS = ("guidance",)
+
+
+def resolve_structured_outputs(
+    params: StructuredOutputsParams, config: StructuredOutputsConfig
+) -> StructuredOutputsParams:
+    """`params` with the engine's settings applied and `backend` chosen.
+
+    Raises:
+        ValidationError: no library that may be used honours all of it; the keyword is named by its path.
+        UnsupportedError: no library is installed.
+    """
+    field = params.field
+    value = _plain(params, field)
+    candidates = _candidates(params, config)
+    reasons = {}
+    for backend in candidates:
+        if not is_installed(backend):
+            reasons[backend] = "it is not installed"
+            continue
+        reason = _problem(params.kind, value, backend)
+        if reason is None:
+            return _resolved(params, value, backend, config)
+        reasons[backend] = reason
+    if all(not is_installed(backend) for backend in candidates):
+        raise UnsupportedError(
+            f"structured_outputs needs {' or '.join(candidates)}, which is not installed",
+            hint="pip install 'quire[structured]'", field=field,
+        )  # fmt: skip
+    told = "; ".join(f"{backend}: {reason}" for backend, reason in reasons.items())
+    raise ValidationError(
+        f"{field} cannot be honoured by any grammar library ({told})",
+        hint="leave out what is named, or check it yourself", field=field,
+    )  # fmt: skip
+
+
+def _plain(params: StructuredOutputsParams, field: str) -> Any:
+    """The value as plain data, its form checked as far as no library matters."""
+    value = getattr(params, params.kind)
+    if params.kind == "json":
+        value = parse_json(field, value)
+        problem = malformed(value)
+        if problem is not None:
+            raise ValidationError(f"{field} at {problem}", hint="correct the schema", field=field)
+    elif params.kind == "regex":
+        reason = regex_problem(value)
+        if reason is not None:
+            raise ValidationError(f"{field} has {reason}", hint="write it without", field=field)
+        value = without_anchors(value)
+    elif params.kind == "structural_tag":
+        value = parse_json(field, value, MAX_TAG_DEPTH)
+    return value
+
+
+def _candidates(params: StructuredOutputsParams, config: StructuredOutputsConfig) -> tuple[str, ...]:
+    """Libraries that may be used, in the order of preference."""
+    known = _grammar_backends(params.grammar) if params.grammar is not None else _KNOWN[params.kind]
+    if config.backend == "auto":
+        return tuple(backend for backend in BACKENDS if backend in known)
+    if config.backend not in known:
+        raise ValidationError(
+            f"{params.field} ({params.kind}) is not known to {config.backend}, which this engine is set to",
+            hint=f"start the engine with structured_outputs_backend=auto, or one of {', '.join(known)}",
+            field=params.field,
+        )
+    return (config.backend,)
+
+
+def _grammar_backends(text: str) -> tuple[str, ...]:
+    """EBNF has `::=`, Lark has not."""
+    return EBNF_BACKENDS if "::=" in text else LARK_BACKENDS
+
+
+def _problem(kind: str, value: Any, backend: str) -> str | None:
+    """Why `backend` cannot honour it."""
+    if kind == "json":
+        if value is False:
+            return "nothing satisfies the schema false"
+        problem = find_problem(value, backend)
+        return None if problem is None else str(problem)
+    if kind == "regex":
+        return regex_problem(value, backend)
+    if kind == "structural_tag":
+        return _tag_problem(value, backend, "")
+    return None
+
+
+def _tag_problem(value: Any, backend: str, path: str) -> str | None:
+    """Why `backend` cannot honour a schema somewhere in a structural tag."""
+    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, item in items:
+        at = f"{path}/{key}"
+        if key in ("schema", "json_schema"):
+            problem = malformed(item) or find_problem(item, backend)
+            if problem is not None:
+                return f"{at}{problem}"
+        elif (found := _tag_problem(item, backend, at)) is not None:
+            return found
+    return None
+
+
+def _resolved(
+    params: StructuredOutputsParams, value: Any, backend: str, config: StructuredOutputsConfig
+) -> StructuredOutputsParams:
+    if params.kind == "json":
+        value = closed(value, always=params.disable_additional_properties or config.disable_additional_properties)
+    changes: dict[str, Any] = {
+        params.kind: value,
+        "backend": backend,
+        "disable_any_whitespace": params.disable_any_whitespace or config.disable_any_whitespace,
+    }
+    return msgspec.structs.replace(params, **changes)

@@ -1,0 +1,52 @@
+"""What crosses between the engine core and its compile workers: length-prefixed msgpack. Values only."""
+
+from __future__ import annotations
+
+from typing import IO
+
+import msgspec
+
+MAX_MESSAGE_BYTES = 1 << 30
+_PREFIX_BYTES = 8
+
+
+class WorkerSetup(msgspec.Struct, frozen=True):
+    """What a worker is started with.
+
+    Attributes:
+        tokenizer_path: directory of the tokenizer's files.
+        vocab_size: width of the logits.
+        eos_token_id: ends an answer.
+        cpu_s: CPU time that one grammar may take, in seconds.
+        memory_bytes: memory that one grammar may take.
+    """
+
+    tokenizer_path: str
+    vocab_size: int
+    eos_token_id: int
+    cpu_s: float
+    memory_bytes: int
+
+
+class CompileResult(msgspec.Struct, frozen=True):
+    """A compiled grammar, or why there is none."""
+
+    compiled: bytes = b""
+    error: str | None = None
+
+
+def write_message(stream: IO[bytes], message: msgspec.Struct) -> None:
+    """Send a message."""
+    data = msgspec.msgpack.encode(message)
+    stream.write(len(data).to_bytes(_PREFIX_BYTES, "little") + data)
+    stream.flush()
+
+
+def read_message(stream: IO[bytes]) -> bytes | None:
+    """The bytes of the next message; None when the other end is gone."""
+    prefix = stream.read(_PREFIX_BYTES)
+    if len(prefix) < _PREFIX_BYTES:
+        return None
+    size = int.from_bytes(prefix, "little")
+    data = stream.read(size) if size <= MAX_MESSAGE_BYTES else b""
+    return data if len(data) == size else None

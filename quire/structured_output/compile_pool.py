@@ -1,0 +1,202 @@
+"""CompilePool: grammars made off the engine's loop, each within a budget of CPU time and memory.
+
+Owned by the grammar manager. Owns compile workers, started when the first grammar is asked for, and replaced when a
+grammar took too much, and the libraries of this process, which only read what a worker has compiled.
+"""
+
+from __future__ import annotations
+
+import queue
+import signal
+import subprocess
+import sys
+import threading
+import weakref
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+
+import msgspec
+
+from quire.errors import EngineGenerateError, QuireError, ValidationError
+from quire.logger import get_logger
+from quire.structured_output.compile_messages import CompileResult, WorkerSetup, read_message, write_message
+from quire.structured_output.compile_worker import OVER_MEMORY
+from quire.structured_output.interface import CompiledGrammar, GrammarSpec, StructuredOutputBackend, Vocabulary
+from quire.structured_output.registry import make_backend
+from quire.structured_output.vocabulary import read_vocabulary
+
+NUM_WORKERS = 2
+# Wall time for a grammar beyond its CPU time: the machine may be busy, and a worker may have to start.
+WALL_FACTOR = 20.0
+WALL_EXTRA_S = 60.0
+
+logger = get_logger(__name__)
+
+
+class BudgetError(ValidationError):
+    """A grammar took too much; trying again may go otherwise."""
+
+
+class CompilePool:
+    """Compiles grammars.
+
+    Args:
+        setup: the vocabulary and the budget.
+    """
+
+    def __init__(self, setup: WorkerSetup) -> None:
+        self._setup = setup
+        self._threads = ThreadPoolExecutor(NUM_WORKERS, "grammars")
+        self._idle: queue.SimpleQueue[_Worker] = queue.SimpleQueue()
+        self._workers = [_Worker(setup) for _ in range(NUM_WORKERS)]
+        for worker in self._workers:
+            self._idle.put(worker)
+        self._finalize = weakref.finalize(self, _close, self._workers, self._threads)
+        self._lock = threading.Lock()
+        self._vocabulary: Vocabulary | None = None
+        self._backends: dict[str, StructuredOutputBackend] = {}
+
+    def compile(self, spec: GrammarSpec) -> Future[tuple[CompiledGrammar, int]]:
+        """A grammar and the bytes it crossed in; the future's exception is a `QuireError` that names the field."""
+        return self._threads.submit(self._compile, spec)
+
+    @property
+    def vocabulary(self) -> Vocabulary:
+        """The model's; read when it is first asked for."""
+        with self._lock:
+            return self._read_vocabulary()
+
+    def close(self) -> None:
+        """End the workers; harmless when repeated."""
+        self._finalize()
+
+    def _compile(self, spec: GrammarSpec) -> tuple[CompiledGrammar, int]:
+        worker = self._idle.get()
+        try:
+            compiled = worker.run(spec)
+        finally:
+            self._idle.put(worker)
+        try:
+            return self._backend(spec.backend).load(spec, compiled), len(compiled)
+        except QuireError:
+            raise
+        except Exception as error:
+            logger.exception("a grammar that a worker has compiled cannot be read")
+            raise EngineGenerateError(f"{spec.backend}: {type(error).__name__}: {error}") from error
+
+    def _backend(self, name: str) -> StructuredOutputBackend:
+        with self._lock:
+            if name not in self._backends:
+                self._backends[name] = make_backend(name, self._read_vocabulary())
+            return self._backends[name]
+
+    def _read_vocabulary(self) -> Vocabulary:
+        if self._vocabulary is None:
+            setup = self._setup
+            self._vocabulary = read_vocabulary(setup.tokenizer_path, setup.vocab_size, setup.eos_token_id)
+        return self._vocabulary
+
+
+def _close(workers: list[_Worker], threads: ThreadPoolExecutor) -> None:
+    for worker in workers:
+        worker.kill()
+    threads.shutdown(wait=threading.current_thread() is threading.main_thread(), cancel_futures=True)
+    for worker in workers:
+        worker.dispose()
+
+
+class _Worker:
+    """One compile worker after another; used by one thread at a time."""
+
+    def __init__(self, setup: WorkerSetup) -> None:
+        self._setup = setup
+        self._process: subprocess.Popen[bytes] | None = None
+        self._is_closed = False
+
+    def run(self, spec: GrammarSpec) -> bytes:
+        """The compiled grammar.
+
+        Raises:
+            ValidationError: the library refuses it.
+            BudgetError: it takes too much.
+        """
+        process = self._started()
+        assert process.stdin is not None and process.stdout is not None, "both were asked for"
+        wall_s = WALL_FACTOR * self._setup.cpu_s + WALL_EXTRA_S
+        timer = threading.Timer(wall_s, process.kill)
+        timer.daemon = True
+        timer.start()
+        try:
+            write_message(process.stdin, spec)
+            data = read_message(process.stdout)
+        except OSError:
+            data = None
+        finally:
+            timer.cancel()
+        if data is None:
+            raise self._ended(process, spec)
+        result = msgspec.msgpack.decode(data, type=CompileResult)
+        if result.error == OVER_MEMORY:
+            raise self._over_memory(spec)
+        if result.error is not None:
+            raise refusal(spec, result.error)
+        return result.compiled
+
+    def kill(self) -> None:
+        """End the process, and start none again."""
+        self._is_closed = True
+        if self._process is not None:
+            self._process.kill()
+
+    def dispose(self) -> None:
+        """Wait for the process that was killed."""
+        process, self._process = self._process, None
+        if process is None:
+            return
+        process.kill()
+        process.wait()
+        for stream in (process.stdin, process.stdout):
+            if stream is not None:
+                with suppress(OSError):  # what it was not told any more
+                    stream.close()
+
+    def _started(self) -> subprocess.Popen[bytes]:
+        if self._is_closed:
+            raise BudgetError("the engine is shut down")
+        if self._process is None or self._process.poll() is not None:
+            self.dispose()
+            command = [sys.executable, "-m", "quire.structured_output.compile_worker"]
+            self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+            assert self._process.stdin is not None, "it was asked for"
+            write_message(self._process.stdin, self._setup)
+        return self._process
+
+    def _ended(self, process: subprocess.Popen[bytes], spec: GrammarSpec) -> QuireError:
+        """Why the worker ended over `spec`."""
+        self.dispose()
+        code = process.returncode
+        if self._is_closed:
+            return BudgetError("the engine is shut down")
+        if code in (-signal.SIGPROF, -signal.SIGKILL):
+            return BudgetError(
+                f"the grammar ({spec.kind}) takes more than {self._setup.cpu_s:g} s to compile",
+                hint="make it simpler, or start the engine with a larger structured_outputs_compile_timeout",
+                field=f"structured_outputs.{spec.kind}",
+            )
+        logger.error("a compile worker ended with %d over a grammar for %s", code, spec.backend)
+        return self._over_memory(spec)
+
+    def _over_memory(self, spec: GrammarSpec) -> QuireError:
+        return BudgetError(
+            f"the grammar ({spec.kind}) takes more than {self._setup.memory_bytes >> 20} MiB to compile",
+            hint="make it simpler, or start the engine with a larger structured_outputs_compile_memory",
+            field=f"structured_outputs.{spec.kind}",
+        )
+
+
+def refusal(spec: GrammarSpec, reason: str) -> ValidationError:
+    """The error of a grammar that its library refuses."""
+    return ValidationError(
+        f"the grammar ({spec.kind}) is refused by {spec.backend}: {reason}",
+        hint="correct it, or leave structured_outputs_backend to auto", field=f"structured_outputs.{spec.kind}",
+    )  # fmt: skip

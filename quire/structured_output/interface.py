@@ -1,0 +1,113 @@
+"""What the engine asks of a grammar library. Implemented by the files of `backends`, which do not import each other.
+
+A grammar is compiled in a process that can be killed (`compile_worker`): `compile` runs there, and its bytes are what
+crosses; `load` makes the grammar of them in the engine core.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+import msgspec
+import numpy as np
+
+
+class GrammarSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """A grammar to be made; equal specs are the same grammar.
+
+    Attributes:
+        kind: "json", "regex", "choice", "grammar" or "structural_tag".
+        text: the schema, pattern, grammar or tag; of choices the JSON list.
+        backend: name of the library.
+        any_whitespace: optional whitespace in JSON is allowed.
+        whitespace_pattern: a regex for it, where the library can be told.
+    """
+
+    kind: str
+    text: str
+    backend: str
+    any_whitespace: bool = True
+    whitespace_pattern: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Vocabulary:
+    """Tokens as grammars see them.
+
+    Attributes:
+        pieces: bytes of each id below `vocab_size`; b"" for those that no text contains (special and unused ids).
+        eos_token_id: the id that ends an answer.
+    """
+
+    pieces: tuple[bytes, ...]
+    eos_token_id: int
+
+    @property
+    def vocab_size(self) -> int:
+        """Width of the logits."""
+        return len(self.pieces)
+
+    @property
+    def bitmask_size(self) -> int:
+        """Words of a mask."""
+        return -(-len(self.pieces) // 32)
+
+
+class Grammar(ABC):
+    """Where one answer stands in its grammar."""
+
+    @abstractmethod
+    def accept(self, token_id: int) -> bool:
+        """Advance by a token; False, and nothing changed that matters, when the grammar does not allow it."""
+
+    @abstractmethod
+    def rollback(self, num_tokens: int) -> None:
+        """Take back the last tokens that were accepted."""
+
+    @abstractmethod
+    def fill_bitmask(self, bitmask: np.ndarray, row: int) -> None:
+        """Write the allowed tokens, the end of the answer where it may end.
+
+        Args:
+            bitmask: [n, bitmask_size] int32, contiguous; only line `row` is written.
+        """
+
+    @abstractmethod
+    def is_terminated(self) -> bool:
+        """Whether the end of the answer was accepted."""
+
+
+class CompiledGrammar(ABC):
+    """A grammar at its beginning, shared by the requests that have it; not changed by them."""
+
+    @abstractmethod
+    def start(self) -> Grammar:
+        """A new answer's place in it."""
+
+
+class StructuredOutputBackend(ABC):
+    """A grammar library with a vocabulary.
+
+    Args:
+        vocabulary: of the model.
+    """
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        self.vocabulary = vocabulary
+
+    @abstractmethod
+    def compile(self, spec: GrammarSpec) -> bytes:
+        """Make the grammar, at whatever cost, and put it into a form that `load` takes.
+
+        Raises:
+            GrammarError: the library refuses it.
+        """
+
+    @abstractmethod
+    def load(self, spec: GrammarSpec, compiled: bytes) -> CompiledGrammar:
+        """The grammar that `compile`, in another process, made of `spec`."""
+
+
+class GrammarError(Exception):
+    """A grammar that a library refuses; says why, in words for who wrote it."""

@@ -1,0 +1,229 @@
+"""GrammarManager: the grammars of the requests in an engine core.
+
+Owned by `EngineCore`. Owns the grammar of every structured request from arrival to end, and the cache of compiled
+ones. A request waits, while its grammar is made, outside of any step; a step's masks are filled on a thread beside the
+model; tokens advance a grammar when the step is taken in. A core that replaces one that died gets the tokens that are
+out already, and takes the grammar through them.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+from collections import OrderedDict
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+
+import numpy as np
+
+from quire.core.engine_messages import EngineCoreOutputs, EngineCoreRequest
+from quire.core.grammar_bitmask import GrammarBitmask
+from quire.errors import EngineGenerateError, QuireError, UnsupportedError
+from quire.logger import get_logger
+from quire.structured_output.compile_pool import BudgetError, CompilePool
+from quire.structured_output.interface import CompiledGrammar, Grammar, GrammarSpec
+from quire.structured_output.spec import spec_of
+
+WAIT_S = 0.002
+MIN_ENTRY_BYTES = 1 << 16
+
+logger = get_logger(__name__)
+Compiled = tuple[CompiledGrammar, int]
+
+
+@dataclass(slots=True, eq=False)
+class _Answer:
+    """One structured request.
+
+    Attributes:
+        compiled: its grammar, made or in the making.
+        grammar: where the answer stands; None until the grammar is made.
+        end_ids: ids that end the answer besides the primary one.
+    """
+
+    message: EngineCoreRequest
+    compiled: Future[Compiled]
+    grammar: Grammar | None = None
+    end_ids: tuple[int, ...] = ()
+
+
+class GrammarManager:
+    """Keeps grammars.
+
+    Args:
+        make_pool: makes what compiles them, given the id that ends an answer; called for the first grammar.
+        cache_bytes: compiled grammars are kept up to so many bytes.
+    """
+
+    def __init__(self, make_pool: Callable[[int], CompilePool], cache_bytes: int = 256 << 20) -> None:
+        self._make_pool = make_pool
+        self._pool: CompilePool | None = None
+        self._cache_bytes = cache_bytes
+        self._cache: OrderedDict[GrammarSpec, Future[Compiled]] = OrderedDict()
+        self._answers: dict[int, _Answer] = {}
+        self._waiting: set[int] = set()
+        self._failures: dict[int, QuireError] = {}
+        self._mask_thread: ThreadPoolExecutor | None = None
+
+    # --- requests come and go ---
+
+    def add(self, message: EngineCoreRequest) -> None:
+        """Begin to make the grammar of a request that has one."""
+        params = message.sampling_params.structured_outputs
+        if params is None:
+            return
+        if self._pool is None:
+            self._pool = self._make_pool(message.eos_token_id)
+        self._answers[message.handle] = _Answer(message, self._compiled(spec_of(params), self._pool))
+        self._waiting.add(message.handle)
+
+    def is_ready(self, handle: int) -> bool:
+        """Whether a request may run: it has no grammar, or its grammar is made."""
+        if handle not in self._waiting:
+            return handle not in self._failures
+        answer = self._answers[handle]
+        if not answer.compiled.done():
+            return False
+        self._waiting.discard(handle)
+        try:
+            self._begin(answer)
+        except QuireError as error:
+            params = answer.message.sampling_params.structured_outputs
+            field = None if params is None or error.field is None else params.field
+            self._failures[handle] = type(error)(error.message, hint=error.hint, field=field)
+            return False
+        return True
+
+    def take_failures(self) -> dict[int, QuireError]:
+        """Handle -> what is wrong with its grammar, for requests that are to be ended."""
+        if self._waiting:
+            for handle in list(self._waiting):
+                self.is_ready(handle)
+        failures, self._failures = self._failures, {}
+        return failures
+
+    def wait(self) -> None:
+        """Wait a little for a grammar, when nothing else can be done."""
+        if self._waiting:
+            pending = [self._answers[handle].compiled for handle in self._waiting]
+            concurrent.futures.wait(pending, WAIT_S, concurrent.futures.FIRST_COMPLETED)
+
+    def shutdown(self) -> None:
+        """End the workers; harmless when repeated."""
+        if self._pool is not None:
+            self._pool.close()
+        if self._mask_thread is not None:
+            self._mask_thread.shutdown(wait=True)
+            self._mask_thread = None
+
+    def _compiled(self, spec: GrammarSpec, pool: CompilePool) -> Future[Compiled]:
+        found = self._cache.get(spec)
+        if found is not None and not (found.done() and isinstance(found.exception(), BudgetError)):
+            self._cache.move_to_end(spec)
+            return found
+        self._cache[spec] = pool.compile(spec)
+        self._cache.move_to_end(spec)
+        self._shrink_cache()
+        return self._cache[spec]
+
+    def _shrink_cache(self) -> None:
+        """Drop what was used longest ago; a grammar in use stays alive with its requests."""
+        total = 0
+        for spec in reversed(list(self._cache)):
+            total += _num_bytes(self._cache[spec])
+            if total > self._cache_bytes:
+                del self._cache[spec]
+
+    def _begin(self, answer: _Answer) -> None:
+        compiled, _ = answer.compiled.result()
+        assert self._pool is not None, "a request with a grammar was added"
+        message, pieces = answer.message, self._pool.vocabulary.pieces
+        stop_ids = message.sampling_params.stop_token_ids or ()
+        answer.end_ids = tuple(one for one in stop_ids if not pieces[one] and one != message.eos_token_id)
+        grammar = compiled.start()
+        if message.output_token_ids is not None:
+            for token_id in message.output_token_ids.tolist():
+                if not _advance(grammar, token_id, answer):
+                    raise EngineGenerateError(f"the grammar of request {message.request_id} refuses its own output")
+        answer.grammar = grammar
+
+    # --- steps ---
+
+    def begin_masks(self, sampling_handles: Callable[[], np.ndarray]) -> Future[GrammarBitmask] | None:
+        """Fill the masks of a step on a thread of their own; None when no request of the step has a grammar.
+
+        Args:
+            sampling_handles: gives [num_sampled] int64, the requests that get a token in this step.
+        """
+        if not self._answers:
+            return None
+        handles = sampling_handles()
+        lines = np.flatnonzero(np.isin(handles, list(self._answers)))
+        if not len(lines):
+            return None
+        if self._mask_thread is None:
+            self._mask_thread = ThreadPoolExecutor(1, "grammar masks")
+        answers = [self._answers[handle] for handle in handles[lines].tolist()]
+        return self._mask_thread.submit(self._fill, lines.astype(np.int32), answers)
+
+    def note(self, outputs: EngineCoreOutputs) -> None:
+        """Take in a step: tokens advance their grammars, ended requests leave."""
+        if not self._answers:
+            return
+        for one in outputs.finished:
+            self._answers.pop(one.handle, None)
+            self._waiting.discard(one.handle)
+            self._failures.pop(one.handle, None)
+        if not len(outputs.handles):
+            return
+        lines = np.flatnonzero(np.isin(outputs.handles, list(self._answers)))
+        handles, token_ids = outputs.handles[lines].tolist(), outputs.new_token_ids[lines].tolist()
+        for handle, token_id in zip(handles, token_ids, strict=True):
+            answer = self._answers[handle]
+            assert answer.grammar is not None, "only requests whose grammar is made run"
+            if not _advance(answer.grammar, token_id, answer):
+                self._failures[handle] = EngineGenerateError(f"token {token_id} was sampled against its grammar")
+
+    def _fill(self, lines: np.ndarray, answers: list[_Answer]) -> GrammarBitmask:
+        assert self._pool is not None, "a request with a grammar was added"
+        vocabulary = self._pool.vocabulary
+        bitmask = np.empty((len(lines), vocabulary.bitmask_size), dtype=np.int32)
+        for row, answer in enumerate(answers):
+            assert answer.grammar is not None, "only requests whose grammar is made run"
+            if answer.grammar.is_terminated():  # only with ignore_eos: it ends again and again
+                bitmask[row] = 0
+                _set_bit(bitmask[row], vocabulary.eos_token_id)
+            else:
+                answer.grammar.fill_bitmask(bitmask, row)
+            if answer.end_ids and _has_bit(bitmask[row], vocabulary.eos_token_id):
+                for token_id in answer.end_ids:
+                    _set_bit(bitmask[row], token_id)
+        return GrammarBitmask(lines, bitmask)
+
+
+def no_pool(eos_token_id: int) -> CompilePool:
+    """For an engine core that has no means to make grammars."""
+    raise UnsupportedError("structured_outputs needs a tokenizer", field="structured_outputs")
+
+
+def _advance(grammar: Grammar, token_id: int, answer: _Answer) -> bool:
+    """Take the grammar through a token; whatever ends an answer is to it the primary end."""
+    if token_id in answer.end_ids:
+        token_id = answer.message.eos_token_id
+    if grammar.is_terminated():
+        return token_id == answer.message.eos_token_id
+    return grammar.accept(token_id)
+
+
+def _has_bit(words: np.ndarray, token_id: int) -> bool:
+    return bool(int(words[token_id >> 5]) >> (token_id & 31) & 1)
+
+
+def _set_bit(words: np.ndarray, token_id: int) -> None:
+    words.view(np.uint32)[token_id >> 5] |= np.uint32(1 << (token_id & 31))
+
+
+def _num_bytes(compiled: Future[Compiled]) -> int:
+    if not compiled.done() or compiled.cancelled() or compiled.exception() is not None:
+        return MIN_ENTRY_BYTES
+    return max(MIN_ENTRY_BYTES, compiled.result()[1])

@@ -1,0 +1,349 @@
+"""What of JSON Schema each grammar library honours: the table keyword x library, and where it holds.
+
+Called when a request comes, to choose a library or to refuse the schema by the path of the keyword. Pure functions.
+The libraries accept more than they honour, so a keyword counts only where tests have seen that what it forbids cannot
+be written (`tests/structured/keyword_cases.py`). Annotations, which forbid nothing, pass everywhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from quire.structured_output.schema_regex import pattern_problem
+
+ANNOTATIONS = frozenset((
+    "title", "description", "default", "examples", "example", "$comment", "$schema", "deprecated", "readOnly",
+    "writeOnly", "contentEncoding", "contentMediaType", "contentSchema", "discriminator", "$defs",
+    "definitions",
+))  # fmt: skip
+# Keywords by the type of value they are about.
+BY_TYPE: dict[str, frozenset[str]] = {
+    "object": frozenset((
+        "properties", "required", "additionalProperties", "patternProperties", "propertyNames", "minProperties",
+        "maxProperties", "dependentRequired", "dependentSchemas", "dependencies", "unevaluatedProperties",
+    )),
+    "array": frozenset((
+        "items", "prefixItems", "additionalItems", "unevaluatedItems", "minItems", "maxItems", "uniqueItems",
+        "contains", "minContains", "maxContains",
+    )),
+    "string": frozenset(("minLength", "maxLength", "pattern", "format")),
+    "number": frozenset(("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf")),
+}  # fmt: skip
+WHOLE = frozenset(("type", "enum", "const", "anyOf", "oneOf", "allOf", "not", "if", "then", "else", "$ref"))
+REFERENCES = frozenset(("$id", "$anchor", "$dynamicRef", "$dynamicAnchor", "$recursiveRef", "$recursiveAnchor"))
+KEYWORDS = WHOLE | REFERENCES | frozenset().union(*BY_TYPE.values())
+TYPES = ("string", "number", "integer", "boolean", "null", "array", "object")
+FORMATS = frozenset((
+    "date", "time", "date-time", "email", "uuid", "ipv4", "ipv6", "hostname", "uri", "duration",
+))  # fmt: skip
+
+_BASIC = frozenset((
+    "type", "enum", "const", "anyOf", "$ref", "properties", "required", "additionalProperties", "items", "prefixItems",
+    "minItems", "maxItems", "minLength", "maxLength", "pattern",
+))  # fmt: skip
+SUPPORTED: dict[str, frozenset[str]] = {
+    "xgrammar": _BASIC | frozenset((
+        "allOf", "propertyNames", "minProperties", "maxProperties", "unevaluatedProperties", "unevaluatedItems",
+        "format", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf",
+    )),
+    "guidance": _BASIC | frozenset((
+        "oneOf", "allOf", "patternProperties", "minProperties", "maxProperties", "additionalItems", "format",
+        "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf", "$anchor",
+    )),
+    "outlines": _BASIC - {"prefixItems"},
+    "lm-format-enforcer": frozenset(),
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """Why a library cannot honour a schema: the keyword's place as a JSON pointer, and the reason."""
+
+    path: str
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.path or '/'}: {self.reason}"
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """A schema within the schema, its path, and what keyword it belongs to."""
+
+    schema: Any
+    path: str
+    parent: str = ""
+
+
+def find_problem(schema: Any, backend: str) -> Problem | None:
+    """The first thing in `schema` that `backend` would not honour; None when it honours all of it."""
+    for place in _places(schema):
+        problem = _check(place, backend)
+        if problem is not None:
+            return problem
+    return None
+
+
+def malformed(schema: Any) -> Problem | None:
+    """The first thing in `schema` that is no JSON Schema at all, such as an unknown keyword."""
+    for place in _places(schema):
+        problem = _check_form(place)
+        if problem is not None:
+            return problem
+        if isinstance(place.schema, dict) and isinstance(place.schema.get("$ref"), str):
+            reference = place.schema["$ref"]
+            if reference.startswith("#") and not _resolves(schema, reference):
+                return Problem(f"{place.path}/$ref", f"there is nothing at {reference[:80]!r}")
+    return None
+
+
+def _places(schema: Any) -> Iterator[_Place]:
+    """Every schema in `schema`, outer ones first."""
+    stack = [_Place(schema, "")]
+    while stack:
+        place = stack.pop()
+        yield place
+        if isinstance(place.schema, dict):
+            stack.extend(reversed(list(_children(place))))
+
+
+def _children(place: _Place) -> Iterator[_Place]:
+    for keyword, value in place.schema.items():
+        path = f"{place.path}/{_escaped(keyword)}"
+        if keyword in MAPS and isinstance(value, dict):
+            for name, item in value.items():
+                if not isinstance(item, list):  # a list of names in "dependencies"
+                    yield _Place(item, f"{path}/{_escaped(name)}", keyword)
+        elif keyword in LISTS and isinstance(value, list):
+            for index, item in enumerate(value):
+                yield _Place(item, f"{path}/{index}", keyword)
+        elif keyword in ONES and not isinstance(value, list):
+            yield _Place(value, path, keyword)
+
+
+MAPS = frozenset(("properties", "patternProperties", "$defs", "definitions", "dependentSchemas", "dependencies"))
+LISTS = frozenset(("anyOf", "oneOf", "allOf", "prefixItems", "items"))
+ONES = frozenset((
+    "items", "additionalProperties", "additionalItems", "unevaluatedItems", "unevaluatedProperties", "contains", "not",
+    "if", "then", "else", "propertyNames",
+))  # fmt: skip
+
+
+def _escaped(name: str) -> str:
+    return name.replace("~", "~0").replace("/", "~1")
+
+
+# --- what is a schema ---
+
+
+def _check_form(place: _Place) -> Problem | None:
+    schema = place.schema
+    if isinstance(schema, bool):
+        return None
+    if not isinstance(schema, dict):
+        return Problem(place.path, "a schema is an object, true or false")
+    for keyword, value in schema.items():
+        path = f"{place.path}/{_escaped(keyword)}"
+        if keyword in ANNOTATIONS or keyword.startswith("x-"):
+            continue
+        if keyword not in KEYWORDS:
+            return Problem(path, "the keyword is unknown")
+        check = _FORMS.get(keyword)
+        if check is not None and not check(value):
+            return Problem(path, f"the value of {keyword} has the wrong form")
+    return None
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def _is_names(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(one, str) for one in value)
+
+
+def _is_types(value: Any) -> bool:
+    return value in TYPES if isinstance(value, str) else _is_names(value) and bool(value) and set(value) <= {*TYPES}
+
+
+def _is_map(value: Any) -> bool:
+    return isinstance(value, dict)
+
+
+def _is_list(value: Any) -> bool:
+    return isinstance(value, list) and bool(value)
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str)
+
+
+_FORMS: dict[str, Callable[[Any], bool]] = {
+    "type": _is_types, "enum": _is_list, "properties": _is_map, "required": _is_names, "patternProperties": _is_map,
+    "minProperties": _is_count, "maxProperties": _is_count, "minItems": _is_count, "maxItems": _is_count,
+    "minLength": _is_count, "maxLength": _is_count, "pattern": _is_text, "format": _is_text, "minimum": _is_number,
+    "maximum": _is_number, "exclusiveMinimum": _is_number, "exclusiveMaximum": _is_number,
+    "multipleOf": lambda value: _is_number(value) and value > 0, "anyOf": _is_list, "oneOf": _is_list,
+    "allOf": _is_list, "prefixItems": _is_list, "$ref": _is_text,
+    "uniqueItems": lambda value: isinstance(value, bool),
+}  # fmt: skip
+
+
+def _resolves(schema: Any, reference: str) -> bool:
+    if not reference.startswith("#/"):
+        return True  # "#" itself, or an anchor, which few libraries know
+    at = schema
+    for part in reference[2:].split("/"):
+        name = part.replace("~1", "/").replace("~0", "~")
+        if isinstance(at, list) and name.isdecimal() and int(name) < len(at):
+            at = at[int(name)]
+        elif isinstance(at, dict) and name in at:
+            at = at[name]
+        else:
+            return False
+    return True
+
+
+# --- what a library honours ---
+
+
+def _check(place: _Place, backend: str) -> Problem | None:
+    schema, path = place.schema, place.path
+    if isinstance(schema, bool):
+        if schema or place.parent in ("additionalProperties", "items", "unevaluatedProperties", "unevaluatedItems"):
+            return None
+        return None if backend == "guidance" else Problem(path, "false is not supported here")
+    asserted = {one for one in schema if one in KEYWORDS and not _is_idle(one, schema[one])}
+    for keyword in schema:
+        if keyword == "$id" and not path:  # a name for the whole, to which references within it do not look
+            continue
+        if keyword in asserted and keyword not in SUPPORTED[backend]:
+            return Problem(f"{path}/{_escaped(keyword)}", f"{keyword} is not supported")
+    found = _check_values(schema, asserted, backend) or (
+        None if backend == "guidance" else _check_company({**_meant(place), **schema}, asserted, backend)
+    )
+    return None if found is None else Problem(path + found.path, found.reason)
+
+
+def _meant(place: _Place) -> dict[str, Any]:
+    """What the place of a schema says about it."""
+    return {"type": "string"} if place.parent == "propertyNames" else {}
+
+
+def _is_idle(keyword: str, value: Any) -> bool:
+    """Whether the keyword forbids nothing with this value."""
+    if keyword == "uniqueItems":
+        return value is False
+    if keyword in ("minItems", "minLength", "minProperties"):
+        return bool(value == 0)
+    if keyword in ("required", "dependentRequired", "dependentSchemas", "dependencies", "patternProperties"):
+        return not value
+    return keyword in ("unevaluatedItems", "unevaluatedProperties", "contains") and value is True
+
+
+def _check_values(schema: dict[str, Any], asserted: set[str], backend: str) -> Problem | None:
+    """Values of keywords that a library does not honour."""
+    if "pattern" in asserted and (reason := pattern_problem(schema["pattern"], backend)) is not None:
+        return Problem("/pattern", reason)
+    if "format" in asserted and schema["format"] not in FORMATS:
+        return Problem("/format", f"the format {schema['format'][:40]!r} is not supported")
+    if "$ref" in asserted and not (schema["$ref"] == "#" or schema["$ref"].startswith("#/")) and backend != "guidance":
+        return Problem("/$ref", "only references within the schema (#/...) are supported")
+    if "$ref" in asserted and not schema["$ref"].startswith("#"):
+        return Problem("/$ref", "only references within the schema (#/...) are supported")
+    if "minProperties" in asserted and not _is_closed(schema) and schema["minProperties"] > _num_required(schema):
+        return Problem("/minProperties", "minProperties counts names, and further names may be repeated")
+    for keyword in ("patternProperties",):
+        for pattern in schema.get(keyword, ()) if keyword in asserted else ():
+            if (reason := pattern_problem(pattern, backend)) is not None:
+                return Problem(f"/{keyword}/{_escaped(pattern)}", reason)
+    return None
+
+
+def _is_closed(schema: dict[str, Any]) -> bool:
+    closed = schema.get("additionalProperties") is False or schema.get("unevaluatedProperties") is False
+    return closed and not schema.get("patternProperties")
+
+
+def _num_required(schema: dict[str, Any]) -> int:
+    return len(set(schema.get("required", ())))
+
+
+def _check_company(schema: dict[str, Any], asserted: set[str], backend: str) -> Problem | None:
+    """Keywords that a library honours only by themselves."""
+    for alone in ("$ref", "const", "enum", "anyOf", "allOf"):
+        if alone not in asserted:
+            continue
+        others = asserted - {alone}
+        if alone in ("const", "enum") and others == {"type"}:
+            values = schema["enum"] if alone == "enum" else [schema["const"]]
+            if all(_has_type(value, schema["type"]) for value in values):
+                return None
+            return Problem(f"/{alone}", f"a value of {alone} has another type")
+        if others:
+            return Problem(f"/{_escaped(alone)}", f"{alone} is supported only without {', '.join(sorted(others))}")
+        if alone == "allOf" and len(schema["allOf"]) > 1:
+            return Problem("/allOf", "allOf with several schemas is not supported")
+        return None
+    return _check_typed(schema, asserted, backend)
+
+
+def _check_typed(schema: dict[str, Any], asserted: set[str], backend: str) -> Problem | None:
+    types = set(_types_of(schema, asserted))
+    for kind, keywords in BY_TYPE.items():
+        is_meant = bool(types & ({"number", "integer"} if kind == "number" else {kind}))
+        for keyword in asserted & keywords:
+            if not is_meant:
+                return Problem(f"/{keyword}", f"{keyword} is supported only with the type it is for")
+    if "required" in asserted and not set(schema["required"]) <= set(schema.get("properties", ())):
+        return Problem("/required", "a required name is not among properties")
+    if "pattern" in asserted and asserted & {"minLength", "maxLength", "format"}:
+        return Problem("/pattern", "pattern is supported only without minLength, maxLength and format")
+    if "format" in asserted and asserted & {"minLength", "maxLength"}:
+        return Problem("/format", "format is supported only without minLength and maxLength")
+    if "items" in asserted and isinstance(schema["items"], list):
+        return Problem("/items", "a list of schemas is supported as prefixItems")
+    for keyword in ("unevaluatedItems", "unevaluatedProperties"):
+        if keyword in asserted and schema[keyword] is not False:
+            return Problem(f"/{keyword}", f"{keyword} is supported only with false")
+    if "propertyNames" in asserted and asserted & {"properties", "minProperties", "maxProperties"}:
+        return Problem("/propertyNames", "propertyNames is supported only without properties")
+    if backend == "xgrammar":
+        return _check_numbers(schema, asserted & BY_TYPE["number"], types)
+    extra = schema.get("additionalProperties")
+    if "properties" in asserted and extra not in (None, False):
+        return Problem("/additionalProperties", "additionalProperties is supported beside properties only with false")
+    return None
+
+
+def _check_numbers(schema: dict[str, Any], asserted: set[str], types: set[str]) -> Problem | None:
+    if "multipleOf" in asserted and ("number" in types or len(asserted) > 1):
+        return Problem("/multipleOf", "multipleOf is supported only for integers without bounds")
+    for keyword in sorted(asserted):
+        if "integer" in types and not isinstance(schema[keyword], int):
+            return Problem(f"/{keyword}", f"{keyword} of an integer is supported only as an integer")
+    return None
+
+
+def _types_of(schema: dict[str, Any], asserted: set[str]) -> list[str]:
+    """The types that are meant; without `type`, what its libraries take `properties` and `items` for."""
+    if "type" in schema:
+        return [schema["type"]] if isinstance(schema["type"], str) else list(schema["type"])
+    if "properties" in asserted:
+        return ["object"]
+    return ["array"] if "items" in asserted or "prefixItems" in asserted else []
+
+
+def _has_type(value: Any, types: str | list[str]) -> bool:
+    """Whether a JSON value has one of `types`."""
+    names = {
+        bool: ("boolean",), int: ("integer", "number"), float: ("number",), str: ("string",), list: ("array",),
+        dict: ("object",), type(None): ("null",),
+    }[type(value)]  # fmt: skip
+    return not set(names).isdisjoint([types] if isinstance(types, str) else types)

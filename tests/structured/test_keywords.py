@@ -1,0 +1,57 @@
+"""The table keyword x library says what is so: a keyword that counts as honoured forbids what it should."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from quire.structured_output.interface import GrammarError
+from quire.structured_output.schema_closing import closed
+from quire.structured_output.schema_keywords import SUPPORTED, find_problem, malformed
+from tests.structured.keyword_cases import CASES
+from tests.structured.libraries import EOS, accepts, as_json, compiled, needs_libraries
+
+LIBRARIES = [name for name, keywords in SUPPORTED.items() if keywords]
+pytestmark = needs_libraries
+
+
+@pytest.mark.parametrize("library", LIBRARIES)
+@pytest.mark.parametrize("keyword", CASES)
+def test_what_a_keyword_forbids_cannot_be_written(library: str, keyword: str):
+    for schema, allowed, forbidden in CASES[keyword]:
+        if malformed(schema) or find_problem(schema, library):
+            continue
+        try:
+            grammar = compiled(library, "json", json.dumps(closed(schema)))
+        except GrammarError:
+            continue  # refused when it is compiled: late, but told
+        assert [value for value in forbidden if accepts(grammar, as_json(value))] == [], schema
+        assert not allowed or any(accepts(grammar, as_json(value)) for value in allowed), schema
+
+
+@pytest.mark.parametrize("keyword", [one for one in CASES if one not in ("dependentRequired", "dependentSchemas")])
+def test_every_keyword_is_honoured_by_a_library_or_refused_by_its_path(keyword: str):
+    for schema, _, _ in CASES[keyword]:
+        problems = [malformed(schema) or find_problem(schema, library) for library in LIBRARIES]
+        assert None in problems or all(problem is not None and problem.path for problem in problems), schema
+
+
+def test_jsonschema_agrees_with_the_cases():
+    jsonschema = pytest.importorskip("jsonschema")
+    for keyword, cases in CASES.items():
+        if keyword in ("format", "additionalItems", "dependencies"):  # other drafts, or optional in this one
+            continue
+        for schema, allowed, forbidden in cases:
+            validator = jsonschema.Draft202012Validator(schema)
+            assert all(map(validator.is_valid, allowed)), (keyword, schema)
+            assert not any(map(validator.is_valid, forbidden)), (keyword, schema)
+
+
+@pytest.mark.parametrize("library", LIBRARIES)
+@pytest.mark.parametrize("body", [b"\x14", b"\xed\xa0\x80", b"\xc0\x80", b"\xf4\x90\x80\x80", b'"', b"\\"], ids=repr)
+def test_a_string_of_bounded_length_holds_no_byte_that_json_forbids_or_counts_otherwise(library: str, body: bytes):
+    for schema in ({"type": "string", "maxLength": 3}, {"type": "string", "pattern": "^.{1,3}$"}):
+        if find_problem(schema, library) is None:
+            state = compiled(library, "json", json.dumps(schema)).start()
+            assert not all(state.accept(byte) for byte in b'"' + body + b'"') or not state.accept(EOS)
