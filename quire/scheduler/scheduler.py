@@ -62,7 +62,7 @@ class _InFlight:
 
 
 class Scheduler:
-    """Serves requests in the order of a policy, with chunked prefill, prefix caching and preemption by recompute.
+    """Serves requests in the order of a policy: chunked prefill, prefix caching, preemption by recompute or swap.
 
     Args:
         scheduler_config: resolved: its limits are numbers.

@@ -138,9 +138,9 @@ def run_watched(
 def test_neither_pages_that_left_a_window_nor_the_null_page_are_ever_read(model, kept, backend):
     path, reference, _ = model
     with LLM(str(path), **SETTINGS, enable_prefix_caching=False, attention_backend=backend) as llm:
-        pool, prompts = scheduler_of(llm)._kv._pool, prompts_of(reference)
+        pool, prompts = scheduler_of(llm)._kv._pool, prompts_of(reference)[:7]
         clean = answers(run(llm, prompts))
-        assert clean == kept or backend == "torch_reference"
+        assert clean == kept[:7] or backend == "torch_reference"
 
         def poison(runner: ModelRunner) -> int:
             is_free = torch.from_numpy(pool.ref_counts() == 0)

@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 
 from quire import LLM, SamplingParams
+from quire.core.scheduler_output import SchedulerOutput
+from quire.worker.page_transfers import HostTransfers
 from tests.e2e.same_bits import Answer, answers
 from tests.e2e.tiny_model import write_tiny_model
 
@@ -110,3 +112,25 @@ def test_a_crowd_in_a_tiny_pool_gets_the_answers_it_gets_in_peace(
     assert (found.num_swap_preemptions > 0) == (mode != "recompute") == (found.num_bytes[0] > 0)
     assert found.num_swap_preemptions == found.num_preemptions or mode != "swap"
     assert found.num_bytes[1] <= found.num_bytes[0]
+
+
+def test_when_steps_that_swap_fail_halfway_every_answer_is_the_same(
+    model: Path, in_peace: dict[str, Found], monkeypatch: pytest.MonkeyPatch
+):
+    calls: list[int] = []
+    whole = HostTransfers.run
+
+    def fail_sometimes(transfers: HostTransfers, scheduled: SchedulerOutput) -> None:
+        whole(transfers, scheduled)
+        if len(scheduled.swap_outs) or len(scheduled.swap_ins):
+            calls.append(len(scheduled.swap_ins))
+            if len(calls) % 25 == 3:
+                raise RuntimeError("the worker failed after its copies")
+
+    monkeypatch.setattr(HostTransfers, "run", fail_sometimes)
+    found = run(
+        model, max_num_seqs=70, num_gpu_blocks_override=72, scheduler_reserve_full_isl=False, **BACKENDS["native"],
+        **MODES["swap"],
+    )  # fmt: skip
+    assert found.answers == in_peace["native"].answers
+    assert len(calls) > 30 and any(calls)

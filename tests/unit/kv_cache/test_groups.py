@@ -94,7 +94,7 @@ def test_groups_hold_pages_of_their_own_from_one_pool():
     assert rows.num_used == 0
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(
     st.sampled_from(["window", "chunk"]), st.integers(1, 20), st.integers(1, 12),
     st.lists(st.integers(1, 12), min_size=1, max_size=30), st.integers(0, 30),
