@@ -112,6 +112,10 @@ test-node: $(VENV)/.test           ## OpenAI's package for Node, installed by np
 	cd tests/server/node && npm install --no-package-lock --no-audit --no-fund
 	QUIRE_TEST_NODE=1 $(BIN)/python -m pytest tests/server/test_openai_node.py
 
+.PHONY: test-router
+test-router: $(VENV)/.test         ## two servers behind vllm-router (pip install vllm-router elsewhere; QUIRE_ROUTER=its program); ROUNDS=6
+	$(BIN)/python -m tests.robustness.router --rounds $(or $(ROUNDS),6)
+
 wheel: $(BIN)/python | compiler    ## dist/quire-*.whl with all kernel tiers
 	$(BIN)/python -m pip --disable-pip-version-check wheel --quiet --no-deps --wheel-dir dist .
 	@ls -t dist/quire-*.whl | head -1

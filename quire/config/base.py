@@ -7,6 +7,8 @@
 from __future__ import annotations
 
 import dataclasses
+import json
+from collections.abc import Mapping
 from typing import Any
 
 from quire.errors import ConfigError, QuireError
@@ -27,6 +29,7 @@ class SettingInfo:
         is_optional: None is allowed, and means that a rule chooses.
         choices: allowed values of a text.
         minimum, maximum: allowed range, both included; `below` excludes its own value.
+        is_json: a text that holds a JSON object; a mapping is taken, too, and becomes that text.
         is_size: the command line also takes "16k" (thousands) and "16K", "2GiB" (powers of 1024).
     """
 
@@ -42,6 +45,7 @@ class SettingInfo:
     maximum: float | None = None
     below: float | None = None
     is_size: bool = False
+    is_json: bool = False
 
     @property
     def allowed(self) -> str:
@@ -67,6 +71,7 @@ def setting(
     maximum: float | None = None,
     below: float | None = None,
     is_size: bool = False,
+    is_json: bool = False,
 ) -> Any:
     """A documented config field.
 
@@ -75,11 +80,11 @@ def setting(
         doc: one sentence, unit included.
         choices: allowed values of a text field.
         flag: the user-facing name, when it is not the field's own.
-        aliases, short, minimum, maximum, below, is_size: as in `SettingInfo`.
+        aliases, short, minimum, maximum, below, is_size, is_json: as in `SettingInfo`.
     """
     metadata = {
         "doc": doc, "choices": choices, "flag": flag, "aliases": aliases, "short": short, "minimum": minimum,
-        "maximum": maximum, "below": below, "is_size": is_size,
+        "maximum": maximum, "below": below, "is_size": is_size, "is_json": is_json,
     }  # fmt: skip
     return dataclasses.field(default=default, metadata=metadata)
 
@@ -98,6 +103,7 @@ def info_of(field: dataclasses.Field[Any]) -> SettingInfo:
         name=meta["flag"] or field.name, default=field.default, doc=meta["doc"], kind=kind,
         is_optional=rest == "None", aliases=tuple(names), short=meta["short"], choices=meta["choices"],
         minimum=meta["minimum"], maximum=meta["maximum"], below=meta["below"], is_size=meta["is_size"],
+        is_json=meta["is_json"],
     )  # fmt: skip
 
 
@@ -146,6 +152,11 @@ def _check_bool(info: SettingInfo, value: Any) -> bool:
 
 
 def _check_str(info: SettingInfo, value: Any) -> str:
+    if info.is_json and isinstance(value, Mapping):
+        try:
+            value = json.dumps(dict(value))
+        except (TypeError, ValueError):
+            raise ConfigError(f"{info.name}={shown(value)} cannot be written as JSON") from None
     text = check_text(info.name, value)
     if info.choices and text not in info.choices:
         raise ConfigError(f"{info.name}={shown(text)} is not one of {', '.join(info.choices)}")

@@ -21,6 +21,11 @@ def check_supported(config: QuireConfig) -> None:
             hint="leave out trust_remote_code; the model must be of a family that Quire implements",
             field="trust_remote_code",
         )
+    if config.observability.kv_events.enable_kv_cache_events and not config.cache.enable_prefix_caching:
+        raise ConfigError(
+            "kv_events_config has nothing to tell without prefix caching", hint="leave out one of the two settings",
+            field="kv_events_config",
+        )  # fmt: skip
     for name in PARALLEL_SIZES:
         size = getattr(config.parallel, name)
         if size != 1:

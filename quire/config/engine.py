@@ -8,6 +8,7 @@ from quire.config.base import check_settings, setting
 from quire.config.cache import CacheConfig
 from quire.config.device import DeviceConfig, ParallelConfig
 from quire.config.hf_config import ModelArch
+from quire.config.kv_events import KVEventsConfig, parse_kv_events_config
 from quire.config.model import LoadConfig, ModelConfig
 from quire.config.scheduler import SchedulerConfig
 from quire.config.structured_outputs import StructuredOutputsConfig
@@ -27,8 +28,20 @@ class ObservabilityConfig:
         256 << 20, "Bytes of all files of the flight recorder; the oldest are deleted.", minimum=1 << 20, is_size=True
     )
 
+    kv_events_config: str | None = setting(
+        None, "JSON object: what other programs hear of the pages in the prefix cache, and where. Keys as in vLLM: "
+        "enable_kv_cache_events, publisher, endpoint, replay_endpoint, buffer_steps, hwm, max_queue_size, topic.",
+        is_json=True,
+    )  # fmt: skip
+
     def __post_init__(self) -> None:
         check_settings(self)
+        parse_kv_events_config(self.kv_events_config)
+
+    @property
+    def kv_events(self) -> KVEventsConfig:
+        """What `kv_events_config` says."""
+        return parse_kv_events_config(self.kv_events_config)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

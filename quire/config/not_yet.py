@@ -120,7 +120,6 @@ NOT_YET: dict[str, tuple[Any, ...]] = {
     "spec_model": _NONE,
     "spec_tokens": _NONE,
     "kv_transfer_config": (None, {}),
-    "kv_events_config": (None, {}),
     "ec_transfer_config": (None, {}),
     "enable_return_routed_experts": _OFF,
     "return_sampling_mask": _OFF,

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterable
 
 from quire.core.engine_messages import EngineCoreOutputs, EngineCoreRequest, FinishReason
+from quire.engine.kv_event_publisher import NO_KV_EVENTS, KVEventFlusher
 from quire.engine.step_recovery import StepRecovery
 from quire.errors import EngineDeadError, QuireClientError, QuireError
 from quire.executor.base import Executor
@@ -26,6 +27,7 @@ class EngineCore:
         clock: seconds, for the duration of steps.
         grammars: of structured requests; None = requests have none.
         on_shutdown: called when the core ends.
+        kv_events: flushed after each step, and closed when the core ends.
     """
 
     def __init__(
@@ -38,6 +40,7 @@ class EngineCore:
         clock: Callable[[], float] = time.perf_counter,
         grammars: GrammarManager | None = None,
         on_shutdown: Callable[[], None] = lambda: None,
+        kv_events: KVEventFlusher = NO_KV_EVENTS,
     ) -> None:
         self._executor = executor
         self._scheduler = scheduler
@@ -46,6 +49,7 @@ class EngineCore:
         self._on_step = on_step
         self._grammars = grammars or GrammarManager(no_pool)
         self._on_shutdown = on_shutdown
+        self._kv_events = kv_events
         self.num_blocks = num_blocks
 
     def add_request(self, request: EngineCoreRequest) -> None:
@@ -62,6 +66,11 @@ class EngineCore:
 
         A step that raises ends the request that makes it raise; raises only when that is no single request.
         """
+        outputs = self._step()
+        self._kv_events.flush()
+        return outputs
+
+    def _step(self) -> EngineCoreOutputs | None:
         for handle, failure in self._grammars.take_failures().items():
             self._end_for_grammar(handle, failure)
         scheduled = self._scheduler.schedule()
@@ -99,12 +108,15 @@ class EngineCore:
 
     def reset_prefix_cache(self, reset_running_requests: bool = False) -> bool:
         """Forget all cached pages, those of running requests if asked; False while any page is in use."""
-        return self._scheduler.reset_prefix_cache(reset_running_requests)
+        is_done = self._scheduler.reset_prefix_cache(reset_running_requests)
+        self._kv_events.flush()
+        return is_done
 
     def shutdown(self) -> None:
         """Release the executor; harmless when repeated."""
         self._grammars.shutdown()
         self._on_shutdown()
+        self._kv_events.close()
         self._executor.shutdown()
 
     def _end_for_grammar(self, handle: int, failure: QuireError) -> None:

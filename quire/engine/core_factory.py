@@ -11,6 +11,7 @@ from pathlib import Path
 from quire.config import QuireConfig
 from quire.engine.core import EngineCore
 from quire.engine.grammar_gate import grammar_gate, make_grammars
+from quire.engine.kv_event_publisher import start_kv_events
 from quire.engine.step_recovery import StepRecovery
 from quire.executor.base import Executor
 from quire.executor.uniproc import UniProcExecutor
@@ -55,9 +56,14 @@ def build_core(
     num_blocks = setup.kv_cache.num_blocks
     if config.observability.flight_recorder is None:
         scheduler: SchedulerInterface = make_scheduler(setup, gates=gates)
-        return EngineCore(executor, scheduler, recovery, num_blocks, on_step, grammars=grammars)
+        kv_events = start_kv_events(config.observability.kv_events, setup.kv_cache, scheduler.watch_pages)
+        return EngineCore(executor, scheduler, recovery, num_blocks, on_step, grammars=grammars, kv_events=kv_events)
     recorded = RecordedScheduler(setup, _make_writer(config, setup), gates)
-    return EngineCore(executor, recorded, recovery, num_blocks, on_step, grammars=grammars, on_shutdown=recorded.close)
+    kv_events = start_kv_events(config.observability.kv_events, setup.kv_cache, recorded.watch_pages)
+    return EngineCore(
+        executor, recorded, recovery, num_blocks, on_step, grammars=grammars, on_shutdown=recorded.close,
+        kv_events=kv_events,
+    )  # fmt: skip
 
 
 def _plan_memory(config: QuireConfig, executor: Executor) -> SchedulerSetup:

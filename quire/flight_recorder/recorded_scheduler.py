@@ -18,6 +18,7 @@ from quire.errors import QuireError
 from quire.flight_recorder import records, snapshot
 from quire.flight_recorder.privacy import as_recorded
 from quire.flight_recorder.writer import RecordWriter
+from quire.kv_cache.event_recorder import KVEventRecorder
 from quire.scheduler.admission import AdmissionGate, Candidate, Verdict
 from quire.scheduler.interface import SchedulerInterface
 from quire.scheduler.setup import SchedulerSetup, make_scheduler
@@ -127,6 +128,10 @@ class RecordedScheduler(SchedulerInterface):
     def get_request_counts(self) -> tuple[int, int]:
         """(running, waiting)."""
         return self._scheduler.get_request_counts()
+
+    def watch_pages(self, recorder: KVEventRecorder) -> None:
+        """Tell `recorder` which pages can be found, from now on; a replay tells nobody."""
+        self._scheduler.watch_pages(recorder)
 
     def reset_prefix_cache(self, reset_running_requests: bool = False) -> bool:
         """Forget all cached pages, those of running requests if asked; False while any page is in use."""

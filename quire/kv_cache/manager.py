@@ -18,6 +18,7 @@ from quire.core.scheduler_output import NewBlocks, PageCopies
 from quire.kv_cache.block_hash import BlockHashFn, hash_full_pages, sha256_block_hash
 from quire.kv_cache.block_pool import BlockPool
 from quire.kv_cache.coordinator import KVCacheCoordinator
+from quire.kv_cache.event_recorder import KVEventRecorder
 from quire.kv_cache.miss_explainer import MissExplainer
 from quire.kv_cache.page_copies import PendingCopies
 from quire.kv_cache.swap_pool import SwappedPages
@@ -271,6 +272,10 @@ class KVCacheManager:
         """Give up the row's pages; cached ones stay findable until they are taken."""
         self._copies.drop(row)
         self._coordinator.free(row)
+
+    def watch_pages(self, recorder: KVEventRecorder) -> None:
+        """Tell `recorder` which pages of the group that keeps whole sequences can be found, from now on."""
+        self._pool.prefix_index.watch(recorder)
 
     def reset_prefix_cache(self) -> bool:
         """Forget all cached pages; False, and nothing done, while any page is in use."""

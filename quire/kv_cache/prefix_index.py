@@ -7,12 +7,14 @@ however poor, can make a request read keys and values of another prefix.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
 from quire.core.cache_info import MissReason
 from quire.core.request import ExtraKeys
+from quire.kv_cache.event_recorder import KVEventRecorder
 from quire.kv_cache.past_pages import PastPages
 from quire.kv_cache.sibling_pages import SiblingPages
 from quire.kv_cache.token_pages import TokenPages
@@ -47,6 +49,10 @@ class PrefixIndex:
         self._block_of_hash: dict[bytes, int] = {}
         self._pages: dict[int, CachedPage] = {}
         self._block_of_prefix: dict[int, int] = {}
+        self._is_watched = False
+        self._note_stored: Callable[[bytes, bytes | None, list[int], ExtraKeys], None] = _tell_nobody
+        self._note_removed: Callable[[bytes], None] = _tell_nobody
+        self._note_cleared: Callable[[], None] = _tell_nobody
         self._last_prefix_id = ROOT_PREFIX_ID
 
     def __len__(self) -> int:
@@ -111,6 +117,9 @@ class PrefixIndex:
         self._block_of_prefix[self._last_prefix_id] = block_id
         self.siblings.add(block_id, parent_id, extra_keys)
         self.is_cached[block_id] = True
+        if self._is_watched:
+            parent_hash = None if parent_id == ROOT_PREFIX_ID else self.hash_of_prefix(parent_id)
+            self._note_stored(block_hash, parent_hash, self._token_pages.tokens(block_id), extra_keys)
         return self._last_prefix_id
 
     def forget(self, block_ids: Iterable[int]) -> None:
@@ -126,6 +135,8 @@ class PrefixIndex:
             self.siblings.remove(block_id, parent_id, extra_keys)
             self.is_cached[block_id] = False
             self.past.note(block_hash, MissReason.EVICTED)
+            if self._is_watched:
+                self._note_removed(block_hash)
             due += self.siblings.all_after(prefix_id)
 
     def clear(self) -> None:
@@ -134,6 +145,13 @@ class PrefixIndex:
         self._block_of_hash, self._pages, self._block_of_prefix = {}, {}, {}
         self.siblings = SiblingPages()
         self.is_cached[:] = False
+        self._note_cleared()
+
+    def watch(self, recorder: KVEventRecorder) -> None:
+        """Tell `recorder` of every change from now on."""
+        self._is_watched = True
+        self._note_stored, self._note_removed = recorder.note_stored, recorder.note_removed
+        self._note_cleared = recorder.note_cleared
 
     # --- what the pages are, for whoever explains a miss ---
 
@@ -152,3 +170,7 @@ class PrefixIndex:
     def num_equal_tokens(self, block_ids: Sequence[int], token_ids: np.ndarray) -> np.ndarray:
         """[num_blocks]: how many leading tokens of each page are those of `token_ids` ([block_size])."""
         return self._token_pages.num_equal(np.array(block_ids, dtype=np.int32), token_ids)
+
+
+def _tell_nobody(*_: Any) -> None:
+    """Who is told of changes when nobody watches."""

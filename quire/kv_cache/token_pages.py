@@ -29,6 +29,11 @@ class TokenPages:
         """True when two pages hold the same tokens."""
         return bool((self._token_ids[block_id] == self._token_ids[other]).all())
 
+    def tokens(self, block_id: int) -> list[int]:
+        """What a page holds."""
+        tokens: list[int] = self._token_ids[block_id].tolist()
+        return tokens
+
     def num_equal(self, block_ids: np.ndarray, token_ids: np.ndarray) -> np.ndarray:
         """[num_blocks]: how many leading tokens of each page are those of `token_ids` ([block_size])."""
         is_equal = self._token_ids[block_ids] == token_ids

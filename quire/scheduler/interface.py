@@ -10,6 +10,7 @@ import numpy as np
 from quire.core.engine_messages import EngineCoreOutputs, EngineCoreRequest, FinishReason
 from quire.core.runner_output import ModelRunnerOutput
 from quire.core.scheduler_output import SchedulerOutput
+from quire.kv_cache.event_recorder import KVEventRecorder
 
 
 class SchedulerInterface(Protocol):
@@ -57,6 +58,9 @@ class SchedulerInterface(Protocol):
 
     def get_request_counts(self) -> tuple[int, int]:
         """(running, waiting)."""
+
+    def watch_pages(self, recorder: KVEventRecorder) -> None:
+        """Tell `recorder` which pages can be found, from now on."""
 
     def reset_prefix_cache(self, reset_running_requests: bool = False) -> bool:
         """Forget all cached pages; False, and nothing done, while any page is in use.

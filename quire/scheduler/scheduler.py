@@ -22,6 +22,7 @@ from quire.core.request import Request, RequestStatus
 from quire.core.runner_output import ModelRunnerOutput
 from quire.core.scheduler_output import SchedulerOutput
 from quire.core.stats import EventKind, SchedulerStats
+from quire.kv_cache.event_recorder import KVEventRecorder
 from quire.kv_cache.manager import KVCacheManager
 from quire.scheduler.admission import Admission, AdmissionGate, AdmissionRules
 from quire.scheduler.budget import StepBudget, share_prompt_tokens
@@ -451,6 +452,10 @@ class Scheduler:
         if not self._queue:
             return None
         return self._admission.hindrance(self._in_flight.plan)
+
+    def watch_pages(self, recorder: KVEventRecorder) -> None:
+        """Tell `recorder` which pages can be found, from now on."""
+        self._kv.watch_pages(recorder)
 
     def reset_prefix_cache(self, reset_running_requests: bool = False) -> bool:
         """Forget all cached pages; False, and nothing done, while any page is in use, or swapped out.

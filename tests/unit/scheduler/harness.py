@@ -20,11 +20,14 @@ import numpy as np
 from quire.config.cache import CacheConfig
 from quire.config.scheduler import SchedulerConfig
 from quire.core.engine_messages import EngineCoreOutputs, EngineCoreRequest, FinishedRequest, FinishReason
+from quire.core.kv_events import AllBlocksCleared, BlockRemoved, KVEvent
 from quire.core.kv_spec import AttentionSpec, KVCacheConfig, KVCacheGroupSpec
 from quire.core.runner_output import ModelRunnerOutput
 from quire.core.sampling_params import SamplingParams
 from quire.core.scheduler_output import PageCopies, SchedulerOutput
 from quire.core.stats import EventKind, RequestEvent, SchedulerStats
+from quire.kv_cache.event_recorder import KVEventRecorder, external_hash
+from quire.kv_cache.prefix_index import ROOT_PREFIX_ID
 from quire.scheduler import setup
 from quire.scheduler.scheduler import Scheduler
 from quire.scheduler.service_order import RankOrder
@@ -288,6 +291,49 @@ class FakeWorker:
         return ModelRunnerOutput(rows=rows, sampled_token_ids=tokens)
 
 
+class KVEventConsumer:
+    """Applies all KV events, as another program does, and compares what it believes with what can be found."""
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        kv = scheduler._kv
+        self._index = kv._pool.prefix_index
+        self._recorder = KVEventRecorder(kv.block_size)
+        self._pages: dict[int, tuple[int | None, list[int]]] = {}
+        scheduler.watch_pages(self._recorder)
+
+    def check(self) -> None:
+        for event in self._recorder.take():
+            self._apply(event)
+        names = {external_hash(block_hash): block_id for block_hash, block_id in self._index._block_of_hash.items()}
+        assert self._pages.keys() == names.keys(), "a consumer of events believes in other pages than can be found"
+        for name, (parent, tokens) in self._pages.items():
+            assert parent is None or parent in self._pages, "a page without the page before it"
+            assert self._index._token_pages.tokens(names[name]) == tokens
+        found = [block_id for block_id in names.values() if self._is_reachable(block_id)]
+        assert len(found) == len(names), "a page is indexed and cannot be found"
+
+    def _apply(self, event: KVEvent) -> None:
+        if isinstance(event, AllBlocksCleared):
+            self._pages.clear()
+        elif isinstance(event, BlockRemoved):
+            for name in event.block_hashes:
+                del self._pages[name]
+        else:
+            parent, size = event.parent_block_hash, event.block_size
+            for i, name in enumerate(event.block_hashes):
+                assert name not in self._pages, "a page is stored twice"
+                self._pages[name] = (parent, event.token_ids[i * size : (i + 1) * size])
+                parent = name
+
+    def _is_reachable(self, block_id: int) -> bool:
+        parent = self._index._pages[block_id][2]
+        while parent != ROOT_PREFIX_ID:
+            if parent not in self._index._block_of_prefix:
+                return False
+            parent = self._index._pages[self._index._block_of_prefix[parent]][2]
+        return True
+
+
 @dataclass
 class Engine:
     """Steps a scheduler with a fake worker and collects what the front-end would see."""
@@ -308,6 +354,7 @@ class Engine:
         pool = self.scheduler._kv
         num_swap_blocks = self.scheduler._swapping._pool.num_blocks
         self.worker = FakeWorker(pool.num_usable_blocks + 1, pool.block_size, self.groups, num_swap_blocks)
+        self.consumer = KVEventConsumer(self.scheduler)
 
     def add(self, *requests: EngineCoreRequest) -> None:
         for request in requests:
@@ -320,6 +367,7 @@ class Engine:
     def step(self, abort_in_flight: Sequence[int] = ()) -> SchedulerOutput | None:
         scheduled = self.scheduler.schedule()
         check_invariants(self.scheduler, self.groups)
+        self.consumer.check()
         if scheduled is None:
             self.receive(self.scheduler.take_outputs())
             return None
@@ -332,6 +380,7 @@ class Engine:
         self.abort(*abort_in_flight)
         self.receive(self.scheduler.update_from_output(scheduled, output, self.duration(scheduled)))
         check_invariants(self.scheduler, self.groups)
+        self.consumer.check()
         return scheduled
 
     def receive(self, outputs: EngineCoreOutputs | None) -> None:

@@ -12,7 +12,7 @@ from quire.core.stats import EventKind
 from quire.kv_cache.block_hash import hash_full_pages, sha256_block_hash
 from quire.kv_cache.miss_explainer import MAX_SIBLINGS, MissExplainer
 from quire.kv_cache.prefix_index import ROOT_PREFIX_ID, PrefixIndex
-from tests.unit.scheduler.harness import Engine, make_request, make_scheduler
+from tests.unit.scheduler.harness import FULL, Engine, make_request, make_scheduler
 
 BLOCK_SIZE = 4
 TEXT = list(range(100, 120))  # five pages, of which four can be used
@@ -23,7 +23,8 @@ class Script:
     """An engine and what it says of each request."""
 
     def __init__(self, **settings) -> None:
-        self.engine = Engine(make_scheduler(block_size=BLOCK_SIZE, **settings))
+        groups = settings.get("groups", (FULL,))
+        self.engine = Engine(make_scheduler(block_size=BLOCK_SIZE, **settings), groups=groups)
         self.num_requests = 0
 
     def start(self, prompt, **options) -> int:
@@ -236,3 +237,34 @@ def test_what_is_remembered_of_evicted_pages_is_bounded():
         script.run([base] * 16)
     past = script.engine.scheduler._kv._pool.prefix_index.past
     assert len(past._young) + len(past._old) <= 2 * 12 + 1
+
+
+def test_where_all_layers_have_windows_a_miss_is_cold_evicted_or_none():
+    script = Script(groups=(("window", 6),), num_blocks=12)
+    assert script.run(TEXT) == (0, CacheMiss(MissReason.COLD, 0))
+    assert script.run(TEXT[:3]) == (0, CacheMiss(MissReason.BELOW_ONE_PAGE, 0))
+    assert script.run(TEXT[:18]) == (16, None)
+    assert script.run([*TEXT, *[7] * 9]) == (20, CacheMiss(MissReason.COLD, 20))
+
+
+def test_a_prefix_of_which_a_windows_pages_are_gone_is_evicted():
+    script = Script(groups=(("full", 0), ("window", 6)), num_blocks=30)
+    script.run(TEXT)
+    pool = script.engine.scheduler._kv._pool
+    pool.prefix_pages.forget(list(pool.prefix_pages._pages))
+    assert script.run(TEXT) == (0, CacheMiss(MissReason.EVICTED, 0))
+
+
+def test_pages_of_requests_that_are_swapped_out_are_reset_with_running_ones_alone():
+    script = Script(num_blocks=12, max_num_seqs=2, preemption_mode="swap", num_swap_blocks=20)
+    for base in (1, 2):
+        script.start([base] * 16, max_tokens=20)
+    scheduler = script.engine.scheduler
+    while not len(scheduler._swapping):
+        assert script.engine.step() is not None
+    while scheduler._running.rows.size:
+        handle = int(scheduler._table.handle[scheduler._running.rows[0]])
+        script.engine.abort(handle)
+    assert scheduler._kv.usage == 0.0 and not scheduler.reset_prefix_cache()
+    assert scheduler.reset_prefix_cache(reset_running_requests=True) and not len(scheduler._swapping)
+    script.engine.run()

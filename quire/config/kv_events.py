@@ -1,0 +1,91 @@
+"""Who hears of the prefix cache's pages, and where. Read from the JSON of `kv_events_config`; names are vLLM's."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass, fields
+from typing import Any
+
+from quire.errors import ConfigError, QuireError, nearest
+from quire.utils.checks import check_bool, check_int, check_text, shown
+
+FIELD = "kv_events_config"
+PUBLISHERS = ("zmq", "null")
+DEFAULT_ENDPOINT = "tcp://127.0.0.1:5557"
+ENDPOINT = re.compile(r"tcp://(\*|\[[0-9a-fA-F:]+\]|[\w.-]+):(\d{1,5})|ipc://\S+", re.ASCII)
+MAX_COUNT = 10_000_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KVEventsConfig:
+    """What is published of the prefix cache.
+
+    Attributes:
+        enable_kv_cache_events: whether anything is.
+        publisher: "zmq"; "null" makes events and sends them to nobody.
+        endpoint: bound by the publisher; its port grows by the data parallel rank.
+        replay_endpoint: bound for consumers that missed something; None = none.
+        buffer_steps: batches kept for these.
+        hwm: batches that ZMQ keeps for a consumer that is slow, before that one misses some.
+        max_queue_size: batches that may wait to be sent; beyond it they are dropped, and consumers start anew.
+        topic: first frame of every message.
+    """
+
+    enable_kv_cache_events: bool = False
+    publisher: str = "zmq"
+    endpoint: str = DEFAULT_ENDPOINT
+    replay_endpoint: str | None = None
+    buffer_steps: int = 10_000
+    hwm: int = 100_000
+    max_queue_size: int = 100_000
+    topic: str = ""
+
+    def __post_init__(self) -> None:
+        try:
+            check_bool("enable_kv_cache_events", self.enable_kv_cache_events)
+            for name in ("buffer_steps", "hwm", "max_queue_size"):
+                check_int(name, getattr(self, name), 0 if name == "buffer_steps" else 1, MAX_COUNT)
+            check_text("topic", self.topic)
+            check_text("publisher", self.publisher)
+        except QuireError as error:
+            raise ConfigError(f"{FIELD}: {error.message}", hint=error.hint, field=FIELD) from None
+        if self.publisher not in PUBLISHERS:
+            raise ConfigError(f"{FIELD}: publisher {shown(self.publisher)} is not known", hint="use zmq", field=FIELD)
+        _check_endpoint("endpoint", self.endpoint)
+        if self.replay_endpoint is not None:
+            _check_endpoint("replay_endpoint", self.replay_endpoint)
+
+
+def parse_kv_events_config(text: str | None) -> KVEventsConfig:
+    """The configuration in JSON `text`; None = nothing is published.
+
+    Raises:
+        ConfigError: it is no JSON object, has an unknown name (the nearest valid one is named), or a wrong value.
+    """
+    if text is None:
+        return KVEventsConfig()
+    try:
+        values: Any = json.loads(text)
+    except (json.JSONDecodeError, RecursionError):
+        values = None
+    if not isinstance(values, dict):
+        raise ConfigError(
+            f"{FIELD}={shown(text)} is not a JSON object", hint='for example {"enable_kv_cache_events": true}',
+            field=FIELD,
+        )  # fmt: skip
+    known = [field.name for field in fields(KVEventsConfig)]
+    for name in values:
+        if name not in known:
+            close = nearest(name[:100], known)
+            hint = f"did you mean {close!r}?" if close else f"keys are {', '.join(known)}"
+            raise ConfigError(f"{FIELD} has no key {shown(name)}", hint=hint, field=FIELD)
+    return KVEventsConfig(**{name: value for name, value in values.items() if value is not None})
+
+
+def _check_endpoint(name: str, value: Any) -> None:
+    match = ENDPOINT.fullmatch(value) if isinstance(value, str) else None
+    if match is None or (match[2] is not None and int(match[2]) > 65535):
+        raise ConfigError(
+            f"{FIELD}: {name} {shown(value)} is no address", hint="use tcp://HOST:PORT or ipc://PATH", field=FIELD
+        )
