@@ -53,7 +53,6 @@ SUPPORTED: dict[str, frozenset[str]] = {
         "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf", "$anchor",
     )),
     "outlines": _BASIC - {"prefixItems"},
-    "lm-format-enforcer": frozenset(),
 }  # fmt: skip
 
 

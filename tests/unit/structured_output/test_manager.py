@@ -1,0 +1,149 @@
+"""Grammars of an engine core: requests wait for them, fail alone, and take up where a core that died has left."""
+
+from __future__ import annotations
+
+from concurrent.futures import Future
+from typing import Any
+
+import numpy as np
+
+from quire.core.engine_messages import EngineCoreOutputs, EngineCoreRequest, FinishedRequest, FinishReason
+from quire.core.sampling_params import SamplingParams
+from quire.core.stats import SchedulerStats
+from quire.errors import ValidationError
+from quire.structured_output.compile_pool import BudgetError
+from quire.structured_output.interface import CompiledGrammar, Grammar, GrammarSpec, Vocabulary
+from quire.structured_output.manager import GrammarManager
+
+EOS, END_TOO = 40, 41
+
+
+class Counting(CompiledGrammar, Grammar):
+    """Allows 0, then 1, 2, ...; may end from 3 on."""
+
+    def __init__(self) -> None:
+        self.next_id = 0
+        self.has_ended = False
+
+    def start(self) -> Grammar:
+        return Counting()
+
+    def accept(self, token_id: int) -> bool:
+        self.has_ended = token_id == EOS and self.next_id >= 3
+        is_allowed = self.has_ended or token_id == self.next_id
+        self.next_id += is_allowed
+        return is_allowed
+
+    def rollback(self, num_tokens: int) -> None:
+        self.next_id -= num_tokens
+
+    def fill_bitmask(self, bitmask: np.ndarray, row: int) -> None:
+        bitmask[row] = 0
+        bitmask[row, self.next_id // 32] = 1 << self.next_id % 32
+        if self.next_id >= 3:
+            bitmask[row, 1] = 1 << (EOS - 32)
+
+    def is_terminated(self) -> bool:
+        return self.has_ended
+
+
+class Pool:
+    """A compile pool whose grammars are made when a test says so."""
+
+    vocabulary = Vocabulary((*(b"x" for _ in range(EOS)), b"", b""), EOS)
+
+    def __init__(self) -> None:
+        self.futures: list[Future[Any]] = []
+
+    def compile(self, spec: GrammarSpec) -> Future[Any]:
+        self.futures.append(Future())
+        return self.futures[-1]
+
+    def close(self) -> None:
+        """Nothing to end."""
+
+
+def make(count: int, **fields: Any) -> tuple[GrammarManager, Pool]:
+    """`count` requests of one grammar, by handles from 0."""
+    pool = Pool()
+    manager = GrammarManager(lambda eos: pool)  # type: ignore[arg-type, return-value]
+    for handle in range(count):
+        add(manager, handle, **fields)
+    return manager, pool
+
+
+def add(manager: GrammarManager, handle: int, output: list[int] | None = None, regex: str = "a") -> None:
+    form = {"regex": regex}
+    params = SamplingParams(structured_outputs=form, stop_token_ids=[END_TOO, 7])  # type: ignore[arg-type]
+    manager.add(
+        EngineCoreRequest(
+            handle=handle, request_id=str(handle), prompt_token_ids=np.array([1], np.int32), sampling_params=params,
+            seed=0, eos_token_id=EOS, output_token_ids=None if output is None else np.array(output, np.int32),
+        )
+    )  # fmt: skip
+
+
+def outputs(tokens: dict[int, int], ended: tuple[int, ...] = ()) -> EngineCoreOutputs:
+    return EngineCoreOutputs(
+        handles=np.array(list(tokens), np.int64), new_token_ids=np.array(list(tokens.values()), np.int32),
+        logprobs=None, prompt_logprobs=(), finished=tuple(FinishedRequest(one, FinishReason.STOP) for one in ended),
+        events=(), stats=SchedulerStats(step=0), timestamp=0.0,
+    )  # fmt: skip
+
+
+def allowed(manager: GrammarManager, handles: list[int]) -> dict[int, list[int]]:
+    """Position among `handles` -> ids that may be sampled."""
+    masks = manager.begin_masks(lambda: np.array(handles, np.int64))
+    if masks is None:
+        return {}
+    found = masks.result()
+    bits = np.unpackbits(found.bitmask.view(np.uint8), axis=1, bitorder="little")
+    return {line: np.flatnonzero(row).tolist() for line, row in zip(found.lines.tolist(), bits)}
+
+
+def test_requests_of_one_grammar_wait_for_one_compilation_and_others_for_none():
+    manager, pool = make(2)
+    assert len(pool.futures) == 1 and not manager.is_ready(0) and manager.is_ready(99)
+    pool.futures[0].set_result((Counting(), 10))
+    assert manager.is_ready(0) and manager.is_ready(1)
+    add(manager, 2)
+    assert len(pool.futures) == 1 and manager.is_ready(2)
+
+
+def test_masks_are_for_structured_rows_alone_and_follow_what_was_sampled():
+    manager, pool = make(2)
+    pool.futures[0].set_result((Counting(), 10))
+    assert manager.is_ready(0) and manager.is_ready(1)
+    assert allowed(manager, [50, 51]) == {}
+    assert allowed(manager, [50, 1, 0]) == {1: [0], 2: [0]}
+    manager.note(outputs({1: 0, 50: 9}))
+    assert allowed(manager, [1, 50, 0]) == {0: [1], 2: [0]}
+    manager.note(outputs({1: 1}, ended=(0,)))
+    assert allowed(manager, [0, 1]) == {1: [2]}
+    manager.shutdown()
+
+
+def test_a_continued_request_begins_where_its_output_ends_and_every_end_of_the_model_ends_it():
+    manager, pool = make(1, output=[0, 1, 2])
+    pool.futures[0].set_result((Counting(), 10))
+    assert manager.is_ready(0)
+    assert allowed(manager, [0]) == {0: [3, EOS, END_TOO]}, "7 is a stop id, but a text's token like any other"
+    manager.note(outputs({0: END_TOO}))
+    assert allowed(manager, [0]) == {0: [EOS, END_TOO]}
+    manager.shutdown()
+
+
+def test_a_grammar_that_fails_ends_its_requests_with_the_field_and_only_a_refusal_is_remembered():
+    manager, pool = make(1)
+    add(manager, 1, regex="b")
+    pool.futures[0].set_exception(BudgetError("too much", field="x"))
+    pool.futures[1].set_exception(ValidationError("no", field="x"))
+    failures = manager.take_failures()
+    assert {handle: error.field for handle, error in failures.items()} == dict.fromkeys(
+        [0, 1], "structured_outputs.regex"
+    )
+    assert manager.take_failures() == {}
+    manager.note(outputs({}, ended=(0, 1)))
+    add(manager, 2)
+    add(manager, 3, regex="b")
+    assert len(pool.futures) == 3 and not manager.is_ready(2) and list(manager.take_failures()) == [3]

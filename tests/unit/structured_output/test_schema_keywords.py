@@ -1,0 +1,63 @@
+"""Schemas are refused by the path of what cannot be honoured, whatever is installed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from quire.structured_output.schema_closing import closed
+from quire.structured_output.schema_keywords import find_problem, malformed
+from quire.structured_output.schema_lengths import PLAIN, with_patterns
+
+
+@pytest.mark.parametrize(
+    ("schema", "path"),
+    [
+        ({"type": "strin"}, "/type"),
+        ({"properties": {"a/b": {"minimumm": 1}}}, "/properties/a~1b/minimumm"),
+        ({"anyOf": [{"type": "null"}, 7]}, "/anyOf/1"),
+        ({"$ref": "#/$defs/x"}, "/$ref"),
+        ({"items": {"enum": []}}, "/items/enum"),
+    ],
+)
+def test_what_is_no_schema_is_named_by_its_path(schema: Any, path: str):
+    problem = malformed(schema)
+    assert problem is not None and problem.path == path
+
+
+@pytest.mark.parametrize(
+    ("schema", "path"),
+    [
+        ({"type": "array", "items": {"type": "integer"}, "uniqueItems": True}, "/uniqueItems"),
+        ({"type": "object", "properties": {"a": {"not": {}}}}, "/properties/a/not"),
+        ({"minLength": 3}, "/minLength"),
+        ({"type": "string", "anyOf": [{"maxLength": 1}]}, "/anyOf"),
+        ({"type": "string", "pattern": "a", "maxLength": 3}, "/pattern"),
+        ({"type": "string", "enum": ["a", 1]}, "/enum"),
+        ({"type": "number", "multipleOf": 0.5}, "/multipleOf"),
+        ({"type": "object", "required": ["a"]}, "/required"),
+    ],
+)
+def test_what_xgrammar_would_drop_is_named_by_its_path(schema: Any, path: str):
+    problem = find_problem(schema, "xgrammar")
+    assert problem is not None and problem.path == path
+    assert malformed(schema) is None
+
+
+def test_annotations_and_what_forbids_nothing_pass():
+    schema = {"type": "string", "title": "t", "x-own": 1, "minLength": 0, "$comment": "c", "default": "d", "$id": "u"}
+    assert malformed(schema) is None and find_problem(schema, "xgrammar") is None
+
+
+def test_objects_that_name_properties_are_closed_unless_they_say_otherwise_or_are_combined():
+    inner = {"type": "object", "properties": {"properties": {"type": "null"}}}
+    assert closed({"items": inner}) == {"items": {**inner, "additionalProperties": False}}
+    for schema in ({**inner, "additionalProperties": True}, {"allOf": [inner, inner]}, {"enum": [inner]}):
+        assert closed(schema) == schema
+
+
+def test_lengths_become_patterns_of_plain_characters():
+    schema = {"properties": {"minLength": {"type": "string", "minLength": 1, "maxLength": 2}}}
+    assert with_patterns(schema) == {"properties": {"minLength": {"type": "string", "pattern": f"^{PLAIN}{{1,2}}$"}}}
+    assert with_patterns({"minLength": 3}) == {"pattern": f"^{PLAIN}{{3,}}$"}
