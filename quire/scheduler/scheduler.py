@@ -111,7 +111,7 @@ class Scheduler:
             gates=gates,
         )
         self._forks = ForkGroups(self._table, self._kv)
-        self._beams = BeamGroups(self._table, self._kv)
+        self.beams = BeamGroups(self._table, self._kv)
         self._admission = Admission(rules, self._order, self._table, self._running, self._kv, self._outbox, self._forks)
         self._swapping = Swapping(
             scheduler_config.preemption_mode,
@@ -148,14 +148,14 @@ class Scheduler:
         if request.queue_timeout_s:
             self._deadlines.add(queued, self._clock() + request.queue_timeout_s)
         self._forks.add(queued)
-        self._beams.add(queued, max_total_tokens_of(request, self._limits.max_model_len))
+        self.beams.add(queued, max_total_tokens_of(request, self._limits.max_model_len))
         self._outbox.note_event(request.handle, EventKind.QUEUED)
 
     def finish_requests(
         self, handles: Iterable[int], reason: FinishReason, error: str | None = None, error_field: str | None = None
     ) -> None:
         """End requests from outside, in any state; unknown and finished handles are ignored."""
-        for handle in self._beams.with_siblings(handles) if self._beams else handles:
+        for handle in self.beams.with_siblings(handles) if self.beams else handles:
             request = self._requests.get(handle)
             if request is None:
                 continue
@@ -173,7 +173,7 @@ class Scheduler:
         self._order.note_ended(request, num_tokens - request.num_prompt_tokens, is_complete=is_complete)
         del self._requests[request.handle]
         self._forks.remove(request)
-        self._beams.remove(request)
+        self.beams.remove(request)
         self._outbox.note_finished(finished)
 
     def _vacate(self, rows: Sequence[int]) -> None:
@@ -200,7 +200,7 @@ class Scheduler:
         if plan.num_preemptions == num_made_room:
             self._swapping.bring_back(plan)
             self._admission.admit_waiting(plan, self._swapping.is_ahead_of)
-            if self._beams and plan.is_empty and len(self._running):
+            if self.beams and plan.is_empty and len(self._running):
                 self._free_stuck_beams(plan)
         if self._deadlines:
             self._end_overdue()
@@ -208,7 +208,7 @@ class Scheduler:
 
     def _end_overdue(self) -> None:
         for request in self._deadlines.take_overdue(self._clock()):
-            if not self._beams.has_started(request) and request.handle in self._requests:
+            if not self.beams.has_started(request) and request.handle in self._requests:
                 waited = f"no room within queue_timeout={request.message.queue_timeout_s:g} s"
                 self.finish_requests([request.handle], FinishReason.QUEUE_TIMEOUT, waited)
 
@@ -246,7 +246,7 @@ class Scheduler:
 
     def _free_stuck_beams(self, plan: StepPlan) -> None:
         """All that runs waits for beams that find no room: the queue has its turn from the beginning."""
-        rows = self._running.rows[self._beams.held_back(self._running.rows)]
+        rows = self._running.rows[self.beams.held_back(self._running.rows)]
         for row in rows[::-1].tolist():
             self._preempt(row, plan)
         self._swapping.bring_back(plan)
@@ -255,8 +255,8 @@ class Scheduler:
     def _num_wanted_tokens(self, rows: np.ndarray, plan: StepPlan) -> np.ndarray:
         """[num_rows] tokens each row would compute in this step if the budget were no limit."""
         num_wanted = num_wanted_tokens(rows, self._table, self._limits.caps, len(self._requests))
-        if self._beams:
-            num_wanted[self._beams.held_back(rows)] = 0
+        if self.beams:
+            num_wanted[self.beams.held_back(rows)] = 0
         is_decoding = num_wanted == 1
         num_unpaced = 0
         if plan.urgent is not None:
@@ -280,7 +280,7 @@ class Scheduler:
         plan.undo(row)
         plan.num_preemptions += 1
         suspend(request, self._table)
-        is_swapped = not self._beams.holds(request) and self._swapping.try_swap_out(request, plan)
+        is_swapped = not self.beams.holds(request) and self._swapping.try_swap_out(request, plan)
         self._vacate([row])
         if not is_swapped:
             self._queue.add(request)
@@ -289,7 +289,7 @@ class Scheduler:
     def _freeze(self, plan: StepPlan) -> SchedulerOutput | None:
         if plan.is_empty:
             return None
-        copies = (self._kv.take_page_copies(), *self._swapping.take_copies(), self._beams.take_row_updates())
+        copies = (self._kv.take_page_copies(), *self._swapping.take_copies(), self.beams.take_row_updates())
         scheduled = plan.freeze(self._num_steps, self._freed_rows, self._table, *copies)
         self._in_flight = _InFlight(scheduled, self._table.handle[scheduled.rows], plan)
         self._freed_rows = []
@@ -318,7 +318,7 @@ class Scheduler:
         if not is_alive.all():
             rows, num_new = rows[is_alive], num_new[is_alive]
         self._table.num_computed_tokens[rows] += num_new
-        sampled, beams = self._beams.divert(keep_alive(scheduled, output, is_alive))
+        sampled, beams = self.beams.divert(keep_alive(scheduled, output, is_alive))
         self._table.append_tokens(sampled.rows, sampled.token_ids)
         self._order.note_sampled(sampled.rows)
         self._kv.cache_full_blocks(rows, self._table.num_computed_tokens[rows], self._table.token_ids)
@@ -332,7 +332,7 @@ class Scheduler:
 
     def _advance_beams(self, beams: Sampled, *others: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         self._order.note_sampled(beams.rows)
-        advanced = self._beams.advance(beams)
+        advanced = self.beams.advance(beams)
         for finished in advanced.finished:
             request = self._requests[finished.handle]
             self._end(request, finished)
@@ -453,11 +453,6 @@ class Scheduler:
     def has_unfinished_requests(self) -> bool:
         """True while any request waits or runs."""
         return bool(self._requests)
-
-    @property
-    def needs_logprobs(self) -> bool:
-        """True while what is done next depends on the step's log-probabilities: during beam searches."""
-        return bool(self._beams)
 
     def get_request_counts(self) -> tuple[int, int]:
         """(running, waiting)."""

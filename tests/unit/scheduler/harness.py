@@ -35,7 +35,10 @@ from quire.scheduler.scheduler import Scheduler
 from quire.scheduler.service_order import RankOrder
 from quire.scheduler.setup import SchedulerSetup
 from quire.scheduler.swapping import Swapping
-from tests.unit.scheduler.pretended_model import VOCAB_SIZE, top_logprobs
+from tests.unit.scheduler.pretended_model import VOCAB_SIZE as VOCAB_SIZE
+from tests.unit.scheduler.pretended_model import expected_answer as expected_answer
+from tests.unit.scheduler.pretended_model import next_token as next_token
+from tests.unit.scheduler.pretended_model import top_logprobs
 
 EOS = 0
 
@@ -131,31 +134,6 @@ def make_request(
 def make_siblings(handles: Sequence[int], prompt: Sequence[int], **params: Any) -> list[EngineCoreRequest]:
     """Requests with one prompt, which share its pages."""
     return [make_request(handle, prompt, fork_group=handles[0], **params) for handle in handles]
-
-
-def next_token(token_ids: np.ndarray) -> int:
-    """What the pretended model samples after these tokens."""
-    return zlib.crc32(np.ascontiguousarray(token_ids, dtype=np.int32).tobytes()) % VOCAB_SIZE
-
-
-def expected_answer(request: EngineCoreRequest, max_model_len: int) -> tuple[list[int], FinishedRequest]:
-    """What a request gets when it runs to its end, computed one token at a time."""
-    params = request.sampling_params
-    limit = max_model_len - len(request.prompt_token_ids)
-    max_tokens = limit if params.max_tokens is None else min(params.max_tokens, limit)
-    tokens = request.prompt_token_ids.tolist()
-    answer: list[int] = []
-    while True:
-        token = next_token(np.array(tokens))
-        tokens.append(token)
-        answer.append(token)
-        if len(answer) >= params.min_tokens:
-            if token == request.eos_token_id and not params.ignore_eos:
-                return answer, FinishedRequest(request.handle, FinishReason.STOP)
-            if token in (params.stop_token_ids or ()):
-                return answer, FinishedRequest(request.handle, FinishReason.STOP, token)
-        if len(answer) >= max_tokens:
-            return answer, FinishedRequest(request.handle, FinishReason.LENGTH)
 
 
 def make_beams(handles: Sequence[int], prompt: Sequence[int], spec: BeamSpec, **params: Any) -> list[EngineCoreRequest]:

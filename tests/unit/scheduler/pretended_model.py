@@ -6,7 +6,7 @@ import zlib
 
 import numpy as np
 
-from quire.core.engine_messages import EngineCoreRequest
+from quire.core.engine_messages import EngineCoreRequest, FinishedRequest, FinishReason
 
 VOCAB_SIZE = 50
 
@@ -44,3 +44,28 @@ def expected_beams(request: EngineCoreRequest, max_model_len: int) -> list[tuple
         if len(done) == width and beams[0][0] / hoped**spec.length_penalty <= done[-1][0]:
             break
     return [(tokens[len(prompt) :], total) for _, total, tokens in done]
+
+
+def next_token(token_ids: np.ndarray) -> int:
+    """What the pretended model samples after these tokens."""
+    return zlib.crc32(np.ascontiguousarray(token_ids, dtype=np.int32).tobytes()) % VOCAB_SIZE
+
+
+def expected_answer(request: EngineCoreRequest, max_model_len: int) -> tuple[list[int], FinishedRequest]:
+    """What a request gets when it runs to its end, computed one token at a time."""
+    params = request.sampling_params
+    limit = max_model_len - len(request.prompt_token_ids)
+    max_tokens = limit if params.max_tokens is None else min(params.max_tokens, limit)
+    tokens = request.prompt_token_ids.tolist()
+    answer: list[int] = []
+    while True:
+        token = next_token(np.array(tokens))
+        tokens.append(token)
+        answer.append(token)
+        if len(answer) >= params.min_tokens:
+            if token == request.eos_token_id and not params.ignore_eos:
+                return answer, FinishedRequest(request.handle, FinishReason.STOP)
+            if token in (params.stop_token_ids or ()):
+                return answer, FinishedRequest(request.handle, FinishReason.STOP, token)
+        if len(answer) >= max_tokens:
+            return answer, FinishedRequest(request.handle, FinishReason.LENGTH)
