@@ -6,11 +6,12 @@ Called by `quire replay` and tests. Owns the scheduler it runs.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
 
+from quire.core.engine_messages import EngineCoreOutputs
 from quire.core.scheduler_output import SchedulerOutput
 from quire.errors import MessageError, QuireError
 from quire.flight_recorder import records, snapshot
@@ -45,15 +46,22 @@ class ReplayResult:
     watch: WaitWatch
 
 
+OnStep = Callable[[SchedulerOutput, Update, EngineCoreOutputs], None]
+
+
 class Replay:
     """One run of a recording.
+
+    Args:
+        on_step: called with every step that was taken in.
 
     Raises:
         MessageError: the state at its beginning cannot be restored.
     """
 
-    def __init__(self, recording: Recording) -> None:
+    def __init__(self, recording: Recording, on_step: OnStep | None = None) -> None:
         self._recording = recording
+        self._on_step = on_step
         self._readings: Iterator[float] = iter(())
         self._verdicts: Iterator[str] | None = None
         self._scheduler = make_scheduler(recording.head.setup, self._read_clock, (self._gate,))
@@ -152,6 +160,8 @@ class Replay:
         found = records.digest_of_outputs(outputs)
         self._compare("what the front-end was told (tokens, ends, times)", call.digest, found)
         self._watch.told(outputs, self._cause)
+        if self._on_step is not None:
+            self._on_step(scheduled, call, outputs)
 
     def _compare_plan(self, call: Schedule, scheduled: SchedulerOutput | None) -> None:
         if scheduled is None or not call.is_step:

@@ -26,6 +26,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "bench serve": ("quire.entrypoints.cli.bench_serve", "throughput and latencies of a running server under load"),
     "bench scheduler": ("quire.entrypoints.cli.bench_scheduler", "time the control plane alone, without a model"),
     "replay": ("quire.entrypoints.cli.replay", "run a flight recording again, and say why requests waited"),
+    "plan": ("quire.entrypoints.cli.plan", "what a deployment can serve, by simulation"),
     "collect-env": ("quire.entrypoints.cli.collect_env", "describe this machine and installation"),
 }
 EXIT_ERROR = 2

@@ -1,0 +1,1 @@
+"""What `quire plan` does beside simulating: measure this machine, read flags, report."""

@@ -1,0 +1,86 @@
+"""How a plan is shown: lines for people, and a picture."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from quire.entrypoints.bench.svg import Panel, figure
+from quire.simulator.results import Results
+from quire.simulator.search import Trial
+
+MAX_POINTS = 4000
+SIMULATED = "simulated"
+
+
+def print_figures(found: dict[str, Any]) -> None:
+    """The figures of one simulation."""
+    print(
+        f"{found['num_answered']} requests in {found['seconds']:.1f} s (simulated): {found['request_throughput']:.2f} "
+        f"requests/s, {found['output_throughput']:.0f} output tokens/s"
+    )
+    if found["num_refused"]:
+        print(f"refused, as they can never run: {found['num_refused']}")
+    print(f"within the objectives: {found['good_share']:.1%}, goodput {found['goodput']:.2f} requests/s")
+    print(f"{'':>6} {'mean':>10} {'p50':>10} {'p90':>10} {'p95':>10} {'p99':>10}  milliseconds")
+    for name in ("ttft", "itl", "tpot", "e2e"):
+        values = [found[f"{key}_{name}_ms"] for key in ("mean", "p50", "p90", "p95", "p99")]
+        print(f"{name.upper():>6} " + " ".join("         -" if one is None else f"{one:10.1f}" for one in values))
+    print(
+        f"{found['num_steps']} steps of {found['mean_step_tokens']:.0f} tokens; "
+        f"KV cache {found['mean_kv_cache_usage']:.0%} in use; "
+        f"{found['num_preemptions']} preemptions; prefix hits {found['prefix_hit_rate']:.0%}"
+    )
+
+
+def print_trials(title: str, trials: Sequence[Trial]) -> None:
+    """A table of simulations."""
+    print(f"{title}\n{'good':>7} {'req/s':>8} {'p95 TTFT':>10} {'p95 ITL':>9} {'hits':>6}")
+    for trial in trials:
+        found = trial.figures
+        ttft, itl = (found[name] or 0.0 for name in ("p95_ttft_ms", "p95_itl_ms"))
+        print(
+            f"{found['good_share']:7.1%} {found['request_throughput']:8.2f} {ttft:7.0f} ms {itl:6.1f} ms "
+            f"{found['prefix_hit_rate']:6.0%}  {trial.name}"
+        )
+
+
+def picture(results: Results, title: str, trials: Sequence[Trial]) -> str:
+    """An SVG document: times to first token over the run and by percentile, gaps by percentile, and what was tried."""
+    done = ~np.isnan(results.ended_s)
+    order = np.argsort(results.sent_s[done])
+    sent, ttft = results.sent_s[done][order], 1e3 * results.ttft_s[order]
+    step = -(-len(sent) // MAX_POINTS) or 1
+    shares = [float(share) for share in range(101)]
+    by_share = np.percentile(ttft, shares).tolist() if len(ttft) else []
+    gaps = [(share, 1e3 * (results.gaps.percentile(max(share, 0.01)) or 0.0)) for share in shares]
+    rows = [
+        [
+            Panel(
+                title="Time to first token", x_label="sent at (seconds)", y_label="milliseconds",
+                points=list(zip(sent[::step].tolist(), ttft[::step].tolist(), strict=True)), note=SIMULATED,
+            ),
+            Panel(
+                title="Time to first token by percentile", x_label="percentile", y_label="milliseconds",
+                line=list(zip(shares, by_share, strict=False)), x_range=(0.0, 100.0), note=SIMULATED,
+            ),
+        ],
+        [
+            Panel(
+                title="Gaps between tokens by percentile", x_label="percentile", y_label="milliseconds", line=gaps,
+                x_range=(0.0, 100.0), note=SIMULATED,
+            ),
+        ],
+    ]  # fmt: skip
+    if trials:
+        points = [(float(number), 100 * trial.figures["good_share"]) for number, trial in enumerate(trials, 1)]
+        names = "; ".join(f"{number} = {trial.name}" for number, trial in enumerate(trials, 1))
+        rows[1].append(
+            Panel(
+                title="Within the objectives", x_label="what was tried", y_label="percent", points=points, line=points,
+                note=names[:70],
+            )
+        )  # fmt: skip
+    return figure(title, "simulated: the real scheduler under a virtual clock", rows)

@@ -1,0 +1,131 @@
+"""Several replicas behind a router: who gets which request, and what comes of it.
+
+Round-robin depends on nothing that happens, so its replicas may run in processes of their own.
+"""
+
+from __future__ import annotations
+
+import itertools
+import zlib
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+
+from quire.errors import unknown_name
+from quire.scheduler.setup import SchedulerSetup
+from quire.simulator.costs import CostModel
+from quire.simulator.replica import Replica
+from quire.simulator.results import Results
+from quire.simulator.workload import SimRequest
+
+PREFIX_UNIT = 64
+"""Tokens by which a prefix-aware router tells prompts apart."""
+# A prefix-aware router leaves the replica that knows a prefix when it has so many more requests than the least loaded.
+MAX_IMBALANCE = 8
+
+Router = Callable[[SimRequest, Sequence[Replica]], int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FleetSetup:
+    """Equal replicas and how requests are shared among them.
+
+    Attributes:
+        costs: makes a cost model for each replica; a plain function, as it may cross to another process.
+        routing: a name of `ROUTERS`.
+        num_processes: most to use.
+    """
+
+    scheduler: SchedulerSetup
+    costs: Callable[[], CostModel]
+    num_replicas: int = 1
+    routing: str = "round-robin"
+    num_processes: int = 1
+
+
+def simulate(setup: FleetSetup, requests: Sequence[SimRequest]) -> Results:
+    """Serve requests, which are sorted by arrival, to the end.
+
+    Raises:
+        ConfigError: there is no such router.
+    """
+    if setup.routing not in ROUTERS:
+        raise unknown_name("routing", setup.routing, ROUTERS)
+    if setup.routing == "round-robin" and min(setup.num_processes, setup.num_replicas) > 1:
+        return _in_processes(setup, requests)
+    router = ROUTERS[setup.routing]()
+    replicas = [Replica(setup.scheduler, setup.costs(), len(requests)) for _ in range(setup.num_replicas)]
+    for number, request in enumerate(requests):
+        if len(replicas) == 1:
+            replicas[0].submit(number, request)
+            continue
+        for replica in replicas:
+            replica.run_until(request.arrival_s)
+        replicas[router(request, replicas)].submit(number, request)
+    for replica in replicas:
+        replica.finish()
+    results = replicas[0].results
+    for replica in replicas[1:]:
+        results.merge(replica.results)
+    return results
+
+
+def _in_processes(setup: FleetSetup, requests: Sequence[SimRequest]) -> Results:
+    results = Results(len(requests))
+    parts = [list(enumerate(requests))[first :: setup.num_replicas] for first in range(setup.num_replicas)]
+    with ProcessPoolExecutor(min(setup.num_processes, setup.num_replicas)) as pool:
+        for part, found in zip(parts, pool.map(_run_part, itertools.repeat(setup), parts), strict=True):
+            results.merge(found, [number for number, _ in part])
+    return results
+
+
+def _run_part(setup: FleetSetup, part: Sequence[tuple[int, SimRequest]]) -> Results:
+    replica = Replica(setup.scheduler, setup.costs(), len(part))
+    for number, (_, request) in enumerate(part):
+        replica.submit(number, request)
+    replica.finish()
+    return replica.results
+
+
+def round_robin() -> Router:
+    """One after the other."""
+    turns = itertools.count()
+    return lambda request, replicas: next(turns) % len(replicas)
+
+
+def least_loaded() -> Router:
+    """The one with the fewest requests that have not ended."""
+    return lambda request, replicas: _least(replicas)
+
+
+def prefix_aware() -> Router:
+    """The one that was given the longest beginning of the prompt before, unless it has far more to do than another."""
+    homes: dict[tuple[int, int], int] = {}
+
+    def choose(request: SimRequest, replicas: Sequence[Replica]) -> int:
+        data, keys, crc = request.prompt().tobytes(), [], 0
+        for end in range(PREFIX_UNIT, request.prompt_len + 1, PREFIX_UNIT):
+            crc = zlib.crc32(data[4 * (end - PREFIX_UNIT) : 4 * end], crc)
+            keys.append((end, crc))
+        chosen = least = _least(replicas)
+        for key in reversed(keys):
+            if key in homes:
+                chosen = homes[key]
+                break
+        if replicas[chosen].num_unfinished > replicas[least].num_unfinished + MAX_IMBALANCE:
+            chosen = least
+        homes.update(dict.fromkeys(keys, chosen))
+        return chosen
+
+    return choose
+
+
+def _least(replicas: Sequence[Replica]) -> int:
+    return min(range(len(replicas)), key=lambda number: (replicas[number].num_unfinished, number))
+
+
+ROUTERS: dict[str, Callable[[], Router]] = {
+    "round-robin": round_robin,
+    "least-loaded": least_loaded,
+    "prefix-aware": prefix_aware,
+}

@@ -1,0 +1,120 @@
+"""One engine under a virtual clock: the real scheduler, told how long its steps would have taken.
+
+Called by `fleet`. Owns the scheduler, the clock and the results of its requests. Steps are run one by one, as the
+engine runs them: nothing is skipped, so whatever the scheduler does with a load it does here.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+import numpy as np
+
+from quire.core.engine_messages import EngineCoreOutputs, EngineCoreRequest
+from quire.core.runner_output import ModelRunnerOutput
+from quire.core.sampling_params import SamplingParams
+from quire.core.scheduler_output import SchedulerOutput
+from quire.errors import ValidationError
+from quire.scheduler.setup import SchedulerSetup, make_scheduler
+from quire.simulator.costs import CostModel, shape_of
+from quire.simulator.results import Results
+from quire.simulator.workload import SimRequest, stream_tokens
+
+
+class Replica:
+    """An engine that serves requests given in the order of their arrival.
+
+    Attributes:
+        now_s: the virtual clock.
+        results: what became of the requests, by their numbers.
+    """
+
+    def __init__(self, setup: SchedulerSetup, costs: CostModel, capacity: int) -> None:
+        self.now_s = 0.0
+        self.results = Results(capacity)
+        self._costs = costs
+        self._has_cache = setup.cache.enable_prefix_caching  # without it nobody looks at tokens
+        self._scheduler = make_scheduler(setup, lambda: self.now_s)
+        self._arrivals: deque[tuple[float, int, SimRequest]] = deque()
+        self._streams = np.zeros(capacity, dtype=np.int64)
+        self._row_streams = np.zeros(setup.scheduler.max_num_seqs or 1, dtype=np.int64)
+        self._params: dict[int, SamplingParams] = {}  # to check new ones each time would take as long as to serve
+        self.num_unfinished = 0
+
+    def submit(self, number: int, request: SimRequest) -> None:
+        """A client sends a request; it is queued after the front-end's time for it."""
+        self._arrivals.append((request.arrival_s + self._costs.request_s, number, request))
+        self.results.sent(number, request.arrival_s, request.prompt_len)
+        self.num_unfinished += 1
+
+    def run_until(self, time_s: float) -> None:
+        """Run every step that begins before `time_s`."""
+        while self.now_s < time_s:
+            self._take_in()
+            if not self._scheduler.has_unfinished_requests():
+                if not self._arrivals or self._arrivals[0][0] >= time_s:
+                    return
+                self.now_s = max(self.now_s, self._arrivals[0][0])
+                continue
+            if not self._step():
+                if not self._arrivals:
+                    raise AssertionError("requests are left, and nothing is scheduled or on its way")
+                self.now_s = max(self.now_s, self._arrivals[0][0])
+
+    def finish(self) -> None:
+        """Run until nothing is left."""
+        self.run_until(float("inf"))
+
+    def _take_in(self) -> None:
+        while self._arrivals and self._arrivals[0][0] <= self.now_s:
+            _, number, request = self._arrivals.popleft()
+            self._streams[number] = request.stream
+            try:
+                self._scheduler.add_request(self._message(number, request))
+            except ValidationError as error:
+                self.results.refused(number, error.message)
+                self.num_unfinished -= 1
+
+    def _step(self) -> bool:
+        scheduled = self._scheduler.schedule()
+        if scheduled is None:
+            return False
+        shape = shape_of(scheduled)
+        seconds = self._costs.step_seconds(shape)
+        self.now_s += seconds + self._costs.gap_seconds(shape)
+        outputs = self._scheduler.update_from_output(scheduled, self._sample(scheduled), seconds)
+        self._note(outputs, shape.num_tokens)
+        return True
+
+    def _sample(self, scheduled: SchedulerOutput) -> ModelRunnerOutput:
+        """The next token of each stream."""
+        rows = scheduled.rows[scheduled.is_sampling]
+        if not self._has_cache:
+            return ModelRunnerOutput(rows=rows, sampled_token_ids=np.ones(len(rows), dtype=np.int32))
+        for new in scheduled.new_reqs:
+            self._row_streams[new.row] = self._streams[int(new.request_id)]
+        positions = (scheduled.num_computed_tokens + scheduled.num_scheduled_tokens)[scheduled.is_sampling]
+        return ModelRunnerOutput(rows=rows, sampled_token_ids=stream_tokens(self._row_streams[rows], positions))
+
+    def _note(self, outputs: EngineCoreOutputs, num_tokens: int) -> None:
+        told_s = self.now_s + self._costs.delivery_seconds(len(outputs.handles))
+        self.results.delivered(outputs.handles, told_s)
+        for end in outputs.finished:
+            self.results.finished(end.handle, told_s)
+        self.num_unfinished -= len(outputs.finished)
+        self.results.stepped(outputs.stats, num_tokens)
+
+    def _message(self, number: int, request: SimRequest) -> EngineCoreRequest:
+        params = self._params.get(request.output_len)
+        if params is None:
+            params = SamplingParams(max_tokens=request.output_len, ignore_eos=True, temperature=0.0, detokenize=False)
+            self._params[request.output_len] = params
+        return EngineCoreRequest(
+            handle=number,
+            request_id=str(number),
+            prompt_token_ids=request.prompt() if self._has_cache else np.ones(request.prompt_len, dtype=np.int32),
+            sampling_params=params,
+            seed=number,
+            arrival_time=request.arrival_s,
+            priority=request.priority,
+        )

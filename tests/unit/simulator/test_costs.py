@@ -1,0 +1,164 @@
+"""Cost models: the roofline worked out by hand, and fits that find what they were made from."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from scipy.optimize import nnls
+
+from quire.config.hf_config import ModelArch, parse_hf_config
+from quire.errors import ConfigError, NotEnoughMemoryError, ValidationError
+from quire.simulator.calibration import (
+    CalibratedCosts,
+    fit,
+    load_calibration,
+    nonnegative_least_squares,
+    save_calibration,
+)
+from quire.simulator.costs import StepShape
+from quire.simulator.hardware import HARDWARE, Hardware
+from quire.simulator.observed import StepSample, observe, requests_of
+from quire.simulator.roofline import Assumptions, Roofline
+from tests.unit.flight_recorder.test_recording import read_recording, record_some
+from tests.unit.scheduler.harness import make_setup
+
+IDEAL = Assumptions(
+    compute_share=1.0, attention_share=1.0, memory_share=1.0, link_share=1.0, collective_s=0.0, step_s=0.0,
+    workspace=0.0, memory_use=1.0,
+)  # fmt: skip
+DEVICE = Hardware(name="test", flops={"bfloat16": 1e12}, bandwidth=1e9, capacity=1e9, link=1e8, source="made up")
+
+
+def arch(**changes: object) -> ModelArch:
+    return parse_hf_config(
+        {
+            "architectures": ["LlamaForCausalLM"], "vocab_size": 1000, "hidden_size": 64, "intermediate_size": 128,
+            "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16,
+            "max_position_embeddings": 512, **changes,
+        }
+    )  # fmt: skip
+
+
+LAYER_PARAMS = 2 * (64 * 64 + 2 * 64 * 32 + 64 * 64 + 3 * 64 * 128)
+HEAD_PARAMS = 64 * 1000
+
+
+def decode(num_rows: int, context: int) -> StepShape:
+    return StepShape(num_rows, 0, num_rows, context, 0.0, num_rows, 0)
+
+
+def test_a_decode_step_reads_the_weights_and_the_context():
+    seconds = Roofline(arch(), DEVICE, assumptions=IDEAL).step_seconds(decode(1, 100))
+    kv_bytes = 100 * 2 * 2 * 16 * 2 * 2
+    assert seconds == pytest.approx((2 * (LAYER_PARAMS + HEAD_PARAMS) + kv_bytes) / 1e9)
+
+
+def test_a_long_prompt_computes():
+    shape = StepShape(500_000, 500_000, 1, 0, 1e9, 1, 1)
+    seconds = Roofline(arch(), DEVICE, assumptions=IDEAL).step_seconds(shape)
+    flops = 2 * 500_000 * LAYER_PARAMS + 4 * 1e9 * 64 * 2
+    assert seconds == pytest.approx(flops / 1e12 + 2 * HEAD_PARAMS / 1e9)
+
+
+def test_two_devices_halve_the_weights_and_pay_for_sums():
+    one = Roofline(arch(), DEVICE, assumptions=IDEAL).step_seconds(decode(1, 0))
+    two = Roofline(arch(), DEVICE, tensor_parallel=2, assumptions=IDEAL).step_seconds(decode(1, 0))
+    all_reduces = 2 * 2 * (1 * 64 * 2 / 1e8)
+    assert two == pytest.approx(one / 2 + all_reduces)
+
+
+def test_a_pipeline_adds_memory_and_no_speed():
+    one = Roofline(arch(), DEVICE, assumptions=IDEAL)
+    two = Roofline(arch(), DEVICE, pipeline_parallel=2, assumptions=IDEAL)
+    assert two.step_seconds(decode(1, 0)) > one.step_seconds(decode(1, 0))
+    assert two.kv_cache(16).num_blocks > 1.9 * one.kv_cache(16).num_blocks
+
+
+def test_pages_fill_what_the_weights_leave():
+    roofline = Roofline(arch(), DEVICE, assumptions=IDEAL)
+    weights = 2 * (LAYER_PARAMS + 2 * HEAD_PARAMS)
+    assert roofline.weight_bytes == weights
+    assert roofline.kv_cache(16).num_blocks == int((1e9 - weights) // (16 * 2 * 2 * 16 * 2 * 2))
+
+
+def test_what_does_not_fit_or_divide_is_refused():
+    with pytest.raises(NotEnoughMemoryError, match="do not fit 1 x L4"):
+        big = arch(hidden_size=8192, intermediate_size=28672, num_hidden_layers=80, head_dim=128)
+        Roofline(big, HARDWARE["l4"])
+    with pytest.raises(ConfigError, match="cannot be divided among 3"):
+        Roofline(arch(), DEVICE, tensor_parallel=3)
+    with pytest.raises(ConfigError, match="has no rate for dtype 'fp8'"):
+        Roofline(arch(), HARDWARE["a100"], dtype="fp8")
+
+
+@pytest.mark.parametrize("name", HARDWARE)
+def test_every_device_says_where_its_figures_are_from(name):
+    device = HARDWARE[name]
+    assert device.source and device.flops["bfloat16"] / device.bandwidth > 50
+
+
+def true_seconds(shape: StepShape) -> float:
+    return 0.002 + 3e-5 * shape.num_tokens + 1e-4 * shape.num_sampling + 2e-7 * shape.decode_context
+
+
+def samples(count: int, noise: float) -> list[StepSample]:
+    rng = np.random.default_rng(1)
+    found = []
+    for _ in range(count):
+        num_rows = int(rng.integers(1, 40))
+        prompt = int(rng.choice([0, 0, rng.integers(2, 900)]))
+        context = int(rng.integers(10, 500)) * num_rows
+        shape = StepShape(num_rows + prompt, prompt, num_rows, context, 0.0, num_rows + (prompt > 0), int(prompt > 0))
+        seconds = true_seconds(shape) * float(rng.lognormal(0, noise))
+        found.append(StepSample(shape, seconds, 1e-4 + 1e-6 * shape.num_rows, 0.0, np.arange(num_rows)))
+    return found
+
+
+def test_a_fit_finds_the_costs_that_made_its_steps(tmp_path):
+    calibration = fit(
+        samples(3000, 0.05), [0.001, 0.003, 0.002], [(n, 2e-4 + 1e-5 * n) for n in range(1, 40)],
+        model="m", machine="here", setup=make_setup(),
+    )  # fmt: skip
+    for one in samples(200, 0.0):
+        assert calibration.fitted_seconds(one.shape) == pytest.approx(true_seconds(one.shape), rel=0.05)
+    assert calibration.request_wait_s == 0.002
+    assert calibration.delivery_s == pytest.approx((2e-4, 1e-5))
+    assert calibration.gap_s[:2] == pytest.approx((1e-4, 1e-6), rel=0.01)
+    save_calibration(calibration, tmp_path / "c.json")
+    assert load_calibration(tmp_path / "c.json") == calibration
+    costs = CalibratedCosts(calibration, seed=3)
+    drawn = [costs.step_seconds(decode(10, 1000)) for _ in range(2000)]
+    assert np.mean(drawn) == pytest.approx(true_seconds(decode(10, 1000)), rel=0.05)
+    assert np.std(np.log(drawn)) == pytest.approx(0.05, rel=0.3)
+
+
+def test_too_little_to_fit_is_said():
+    with pytest.raises(ValidationError, match="12 steps were observed"):
+        fit(samples(12, 0.0), [0.1], [(1, 0.1)], model="m", machine="here", setup=make_setup())
+
+
+def test_what_is_no_calibration_is_refused(tmp_path):
+    path = tmp_path / "c.json"
+    path.write_text('{"version": 1}')
+    with pytest.raises(ValidationError, match="is no calibration"):
+        load_calibration(path)
+    with pytest.raises(ConfigError, match="make one with quire plan --calibrate"):
+        load_calibration(tmp_path / "missing")
+
+
+def test_non_negative_least_squares_agree_with_scipy():
+    rng = np.random.default_rng(0)
+    for _ in range(20):
+        rows, targets = rng.normal(size=(40, 8)), rng.normal(size=40)
+        assert nonnegative_least_squares(rows, targets) == pytest.approx(nnls(rows, targets)[0], abs=1e-8)
+
+
+def test_a_recording_gives_its_steps_and_its_requests(tmp_path):
+    recorded = record_some(tmp_path)
+    observed = observe(read_recording(tmp_path))
+    measured = [step.shape.num_tokens for step in observed.steps]
+    assert 0 < len(measured) <= len(recorded.scheduled)
+    assert {name for name, _ in observed.queued.values()} == {f"r{n}" for n in range(12)}
+    requests = requests_of(read_recording(tmp_path))
+    assert len(requests) >= 11 and requests[0].arrival_s == 0.0
+    assert all(0 < one.output_len <= 9 for one in requests)
