@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from quire.core.engine_messages import EngineCoreOutputs, EngineCoreRequest, FinishReason
 from quire.engine.kv_event_publisher import NO_KV_EVENTS, KVEventFlusher
 from quire.engine.step_recovery import StepRecovery
-from quire.errors import EngineDeadError, QuireClientError, QuireError
+from quire.errors import EngineDeadError, QuireClientError
 from quire.executor.base import Executor
 from quire.scheduler.interface import SchedulerInterface
 from quire.structured_output.manager import GrammarManager, no_pool
@@ -71,8 +71,7 @@ class EngineCore:
         return outputs
 
     def _step(self) -> EngineCoreOutputs | None:
-        for handle, failure in self._grammars.take_failures().items():
-            self._end_for_grammar(handle, failure)
+        self._end_failed_grammars()
         scheduled = self._scheduler.schedule()
         if scheduled is None:
             self._grammars.wait()
@@ -89,6 +88,8 @@ class EngineCore:
         except Exception as error:
             self._recovery.recover(self._scheduler, error)
             return self.take_outputs()
+        if masks is not None:
+            self._end_failed_grammars()
         outputs = self._scheduler.update_from_output(scheduled, sampled, self._clock() - start)
         self._recovery.note(outputs)
         self._grammars.note(outputs)
@@ -119,8 +120,9 @@ class EngineCore:
         self._kv_events.close()
         self._executor.shutdown()
 
-    def _end_for_grammar(self, handle: int, failure: QuireError) -> None:
-        """End a request whose grammar cannot be made."""
-        error = f"{failure.message} ({failure.hint})" if failure.hint else failure.message
-        field = failure.field if isinstance(failure, QuireClientError) else None
-        self._scheduler.finish_requests([handle], FinishReason.ERROR, error, field)
+    def _end_failed_grammars(self) -> None:
+        """End requests whose grammar cannot be made or followed; of the step under way they take nothing."""
+        for handle, failure in self._grammars.take_failures().items():
+            error = f"{failure.message} ({failure.hint})" if failure.hint else failure.message
+            field = failure.field if isinstance(failure, QuireClientError) else None
+            self._scheduler.finish_requests([handle], FinishReason.ERROR, error, field)

@@ -18,7 +18,7 @@ import numpy as np
 
 from quire.core.engine_messages import EngineCoreOutputs, EngineCoreRequest
 from quire.core.grammar_bitmask import GrammarBitmask
-from quire.errors import EngineGenerateError, QuireError, UnsupportedError
+from quire.errors import EngineGenerateError, QuireError, UnsupportedError, ValidationError
 from quire.logger import get_logger
 from quire.structured_output.compile_pool import BudgetError, CompilePool
 from quire.structured_output.interface import CompiledGrammar, Grammar, GrammarSpec
@@ -184,6 +184,17 @@ class GrammarManager:
             if not _advance(answer.grammar, token_id, answer):
                 self._failures[handle] = EngineGenerateError(f"token {token_id} was sampled against its grammar")
 
+    def _try_fill(self, answer: _Answer, grammar: Grammar, bitmask: np.ndarray, row: int) -> bool:
+        """Fill a line; False, with nothing allowed and the request on its way out, when the library gives up."""
+        try:
+            grammar.fill_bitmask(bitmask, row)
+        except Exception as error:  # a library's limits show themselves in many classes; the step must go on
+            logger.warning("request %s: %s: %s", answer.message.request_id, type(error).__name__, str(error)[:200])
+            bitmask[row] = 0
+            self._failures[answer.message.handle] = _too_complex(answer, error)
+            return False
+        return True
+
     def _fill(self, lines: np.ndarray, answers: list[_Answer]) -> GrammarBitmask:
         assert self._pool is not None, "a request with a grammar was added"
         vocabulary = self._pool.vocabulary
@@ -193,12 +204,21 @@ class GrammarManager:
             if answer.grammar.is_terminated():  # only with ignore_eos: it ends again and again
                 bitmask[row] = 0
                 _set_bit(bitmask[row], vocabulary.eos_token_id)
-            else:
-                answer.grammar.fill_bitmask(bitmask, row)
+            elif not self._try_fill(answer, answer.grammar, bitmask, row):
+                continue
             if answer.end_ids and _has_bit(bitmask[row], vocabulary.eos_token_id):
                 for token_id in answer.end_ids:
                     _set_bit(bitmask[row], token_id)
         return GrammarBitmask(lines, bitmask)
+
+
+def _too_complex(answer: _Answer, error: Exception) -> QuireError:
+    params = answer.message.sampling_params.structured_outputs
+    assert params is not None, "only requests with a grammar have masks"
+    return ValidationError(
+        f"the grammar cannot be followed further by {params.backend}: {str(error)[:200]}",
+        hint="make it simpler", field=params.field,
+    )  # fmt: skip
 
 
 def no_pool(eos_token_id: int) -> CompilePool:

@@ -147,3 +147,16 @@ def test_a_grammar_that_fails_ends_its_requests_with_the_field_and_only_a_refusa
     add(manager, 2)
     add(manager, 3, regex="b")
     assert len(pool.futures) == 3 and not manager.is_ready(2) and list(manager.take_failures()) == [3]
+
+
+def test_a_library_that_gives_up_within_a_step_ends_its_own_request_and_the_step_goes_on():
+    manager, pool = make(2)
+    pool.futures[0].set_result((Counting(), 10))
+    assert manager.is_ready(0) and manager.is_ready(1)
+    answer = manager._answers[0]
+    assert isinstance(answer.grammar, Counting)
+    answer.grammar.fill_bitmask = lambda bitmask, row: 1 // 0  # type: ignore[method-assign, assignment]
+    assert allowed(manager, [0, 1]) == {0: [], 1: [0]}
+    failures = manager.take_failures()
+    assert list(failures) == [0] and isinstance(failures[0], ValidationError)
+    manager.shutdown()
