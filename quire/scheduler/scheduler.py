@@ -246,9 +246,9 @@ class Scheduler:
 
     def _free_stuck_beams(self, plan: StepPlan) -> None:
         """All that runs waits for beams that find no room: the queue has its turn from the beginning."""
-        rows = self._running.rows[self.beams.held_back(self._running.rows)]
-        for row in rows[::-1].tolist():
+        for row in self._running.rows[self.beams.held_back(self._running.rows)][::-1].tolist():
             self._preempt(row, plan)
+        self._schedule_running(plan)
         self._swapping.bring_back(plan)
         self._admission.admit_waiting(plan, self._swapping.is_ahead_of)
 
