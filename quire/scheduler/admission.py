@@ -99,13 +99,15 @@ class Admission:
 
     def admit_waiting(self, plan: StepPlan, is_behind: Callable[[Request], bool] = lambda request: False) -> None:
         """Place waiting requests on rows and plan them, in the order of the queue, up to the first that `is_behind`."""
-        skipped = []
+        skipped, skips_beams = [], False
         num_promised = self._num_promised_blocks() if self._queue else 0
         while self._queue and min(plan.budget.num_left, plan.prompts.num_left) > 0 and self._table.num_free_rows:
             waiting = self._queue.peek()
             if is_behind(waiting):
                 break
-            if self._forks.must_wait(waiting, plan):
+            is_beam = waiting.message.sampling_params.beam_search is not None
+            if self._forks.must_wait(waiting, plan) or (is_beam and skips_beams):
+                skips_beams |= is_beam  # a search that overtook another could keep it from ever being whole
                 skipped.append(self._queue.pop())
                 continue
             candidate = self.make_candidate(waiting, plan)
