@@ -200,8 +200,8 @@ class Scheduler:
         if plan.num_preemptions == num_made_room:
             self._swapping.bring_back(plan)
             self._admission.admit_waiting(plan, self._swapping.is_ahead_of)
-            if self.beams and plan.is_empty and len(self._running):
-                self._free_stuck_beams(plan)
+        if self.beams and plan.is_empty and len(self._running):
+            self._free_stuck_beams(plan)
         if self._deadlines:
             self._end_overdue()
         return self._freeze(plan)
