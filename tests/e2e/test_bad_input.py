@@ -70,7 +70,7 @@ def refused(action: Callable[[], object], words: tuple[str, ...]) -> QuireError:
 
 BAD_SETTINGS: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     "misspelt setting": ({"max_modle_len": 64}, ("max_modle_len", "did you mean 'max_model_len'")),
-    "setting of another engine": ({"swap_space": 4}, ("swap_space", "leave out")),
+    "setting of another engine": ({"enable_lora": True}, ("enable_lora", "leave out")),
     "length as text": ({"max_model_len": "64"}, ("max_model_len", "an integer")),
     "length below one": ({"max_model_len": 0}, ("max_model_len", "1 to")),
     "length beyond the model": ({"max_model_len": MAX_LEN + 1}, ("max_model_len", f"<= {MAX_LEN}")),
