@@ -114,7 +114,7 @@ def test_prefix_cache_hits_equal_transformers(family):
 
 def test_preempted_requests_equal_transformers(family):
     path, reference, vocab_size = family
-    num_blocks = 90 if getattr(reference.model.config, "sliding_window", None) is None else 44
+    num_blocks = 90 if getattr(reference.model.config, "sliding_window", None) is None else 34
     pool = {"num_gpu_blocks_override": num_blocks, "max_num_batched_tokens": 64, "scheduler_reserve_full_isl": False}
     outputs = run(path, random_prompts(vocab_size, seed=3), **pool)
     assert sum(output.metrics.num_preemptions for output in outputs) >= 10
