@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from quire.core.engine_messages import EngineCoreRequest, FinishReason
-from tests.unit.scheduler.harness import Engine, expected_answer, make_request, make_scheduler
+from tests.unit.scheduler.harness import FULL, Engine, expected_answer, make_request, make_scheduler
 
 POLICIES = ("fcfs", "priority", "fair", "shortest")
 MAX_MODEL_LEN = 60
@@ -70,8 +70,17 @@ def swapped(rng: random.Random) -> Settings:
     return {**scarce(rng), "num_swap_blocks": rng.choice([3, 20, 200]), "preemption_mode": rng.choice(["auto", "swap"])}
 
 
+def windowed(rng: random.Random) -> Settings:
+    """Layers that see a window or a chunk of the tokens, beside layers that see all of them or alone."""
+    local = [(rng.choice(["window", "chunk"]), rng.randint(1, 12)) for _ in range(rng.randint(1, 2))]
+    groups = [FULL, *local] if rng.random() < 0.6 else local
+    base = scarce(rng)
+    return {**base, "num_blocks": base["num_blocks"] * len(groups), "groups": tuple(groups)}
+
+
 MODES: dict[str, Callable[[random.Random], Settings]] = {
     "roomy": roomy, "scarce": scarce, "greedy": greedy, "paced": paced, "uncut": uncut, "swapped": swapped,
+    "windowed": windowed,
 }  # fmt: skip
 """Settings of `make_scheduler`, by the name of a mode."""
 
@@ -96,13 +105,14 @@ class Load:
         shared = rng.choice(SHARED_TEXTS)[: rng.randint(0, 25)]
         prompt = shared + [rng.randint(1, 3) for _ in range(rng.randint(0, 12))] or [1]
         group = [next(handles) for _ in range(rng.choice([1, 1, 1, 1, 3]))]
-        tenant, timeout = rng.choice(["", "a", "b", "c"]), rng.choice([0.0, 0.0, 0.0, 60.0])
+        salt, tenant = rng.choice([None, None, "salt"]), rng.choice(["", "a", "b", "c"])
+        timeout = rng.choice([0.0, 0.0, 0.0, 60.0])
         for handle in group:
             request = make_request(
                 handle, prompt,
                 max_tokens=rng.choice([None, *range(1, 25)]), ignore_eos=rng.random() < 0.5,
                 stop_token_ids=rng.choice([None, [rng.randint(1, 49) for _ in range(3)]]),
-                cache_salt=rng.choice([None, None, "salt"]), priority=rng.choice([0, 0, -1, 5]), tenant=tenant,
+                cache_salt=salt, priority=rng.choice([0, 0, -1, 5]), tenant=tenant,
                 weight=rng.choice([1.0, 0.5, 4.0]), tenant_policy=rng.choice(["fcfs", "priority", "shortest"]),
                 queue_timeout_s=timeout, fork_group=group[0] if len(group) > 1 else None,
             )  # fmt: skip
@@ -152,7 +162,10 @@ def run_load(policy: str, mode: str, seed: int, num_steps: int) -> int:
     settings = {"budget": rng.randint(1, 50), "max_model_len": MAX_MODEL_LEN, **MODES[mode](rng)}
     settings.setdefault("prefix_caching", rng.random() < 0.7)
     engine = Engine(
-        make_scheduler(**settings, scheduling_policy=policy), duration=any_duration(rng), budget=settings["budget"]
+        make_scheduler(**settings, scheduling_policy=policy),
+        duration=any_duration(rng),
+        budget=settings["budget"],
+        groups=settings.get("groups", (FULL,)),
     )
     load, handles = Load(rng, engine), itertools.count()
     for _ in range(num_steps):
@@ -172,14 +185,15 @@ def main() -> int:
     num_failed = 0
     for policy, mode in itertools.product(args.policy, args.mode):
         start, num_steps, seed = time.perf_counter(), 0, args.seed
+        num_of_load = min(STEPS_OF_A_LOAD, args.steps)
         while num_steps < args.steps:
             try:
-                num_steps += run_load(policy, mode, seed, min(STEPS_OF_A_LOAD, args.steps))
+                num_steps += run_load(policy, mode, seed, num_of_load)
             except Exception:  # what went wrong is the finding
                 num_failed += 1
-                print(f"FAILED: --policy {policy} --mode {mode} --seed {seed} --steps 1", flush=True)
+                print(f"FAILED: --policy {policy} --mode {mode} --seed {seed} --steps {num_of_load}", flush=True)
                 traceback.print_exc()
-                num_steps += STEPS_OF_A_LOAD
+                num_steps += num_of_load
             seed += 1
         seconds = time.perf_counter() - start
         print(f"{policy}, {mode}: {num_steps} steps, {seed - args.seed} loads, {seconds:.0f} s", flush=True)
