@@ -8,10 +8,10 @@ from __future__ import annotations
 import numpy as np
 
 from quire.core.request import Request
-from quire.kv_cache.block_hash import ROOT_HASH, TOKEN_BYTES, BlockHashFn, token_bytes
+from quire.kv_cache.block_hash import ROOT_HASH, BlockHashFn
 from quire.kv_cache.block_pool import BlockPool
 from quire.kv_cache.prefix_index import ROOT_PREFIX_ID
-from quire.kv_cache.single_type.row_blocks import NEVER, RowBlocks, ragged_arange
+from quire.kv_cache.single_type.row_blocks import NEVER, RowBlocks
 
 _MAX_ROWS_LOOKED_AT = 64
 
@@ -24,10 +24,7 @@ class FullAttentionManager(RowBlocks):
     ) -> None:
         super().__init__(pool, block_size, max_num_seqs, max_model_len)
         self._hash_fn = hash_fn
-        self._offsets = np.arange(block_size)
-        self._num_published = np.zeros(max_num_seqs, dtype=np.int32)
         self._last_prefix_id = [ROOT_PREFIX_ID] * max_num_seqs
-        self._requests: list[Request | None] = [None] * max_num_seqs
 
     def find(self, request: Request, max_pages: int) -> np.ndarray:
         """Pages of the longest cached prefix of a request, at most `max_pages`, [num_pages] int32."""
@@ -49,34 +46,11 @@ class FullAttentionManager(RowBlocks):
         )
         self._requests[row] = request
 
-    def publish(self, rows: np.ndarray, num_computed_tokens: np.ndarray, token_ids: np.ndarray) -> None:
-        """Make pages that are full and computed findable.
-
-        Args:
-            rows: [num_rows] distinct rows.
-            num_computed_tokens: [num_rows] tokens whose keys and values are in the cache.
-            token_ids: [max_num_seqs, max_model_len] int32; tokens by row.
-        """
-        num_full = num_computed_tokens // self._block_size
-        num_due = num_full - self._num_published[rows]
-        due = np.flatnonzero(num_due > 0)
-        if not len(due):
-            return
-        flat_rows = np.repeat(rows[due], num_due[due])
-        pages = ragged_arange(self._num_published[rows[due]], num_due[due])
-        block_ids = self._block_table[flat_rows, pages]
-        page_tokens = token_ids[flat_rows[:, None], pages[:, None] * self._block_size + self._offsets]
+    def _note_tokens(self, block_ids: np.ndarray, page_tokens: np.ndarray) -> None:
         self._pool.prefix_index.write_tokens(block_ids, page_tokens)
-        data, page_bytes = token_bytes(page_tokens), TOKEN_BYTES * self._block_size
-        for i, (row, page, block_id) in enumerate(
-            zip(flat_rows.tolist(), pages.tolist(), block_ids.tolist(), strict=True)
-        ):
-            self._publish_page(row, page, block_id, data[i * page_bytes : (i + 1) * page_bytes])
-        self._num_published[rows[due]] = num_full[due]
 
     def _publish_page(self, row: int, page: int, block_id: int, tokens: bytes) -> None:
-        request = self._requests[row]
-        assert request is not None, "a row that computed tokens belongs to a request"
+        request = self._request_on(row)
         keys = request.extra_keys.get(page, ()) if request.extra_keys else ()
         hashes = request.block_hashes
         if page == len(hashes):

@@ -12,7 +12,6 @@ from collections.abc import Sequence
 import numpy as np
 
 from quire.core.request import Request
-from quire.kv_cache.block_hash import TOKEN_BYTES, token_bytes
 from quire.kv_cache.block_pool import NULL_BLOCK_ID, BlockPool
 from quire.kv_cache.prefix_tree import ROOT_NAME
 from quire.kv_cache.single_type.row_blocks import NEVER, RowBlocks, ragged_arange
@@ -42,10 +41,7 @@ class LocalAttentionManager(RowBlocks):
         super().__init__(pool, block_size, max_num_seqs, max_model_len)
         self._num_tokens_seen = num_tokens_seen
         self._most_blocks = most_blocks
-        self._offsets = np.arange(block_size)
         self._num_freed = np.zeros(max_num_seqs, dtype=np.int32)
-        self._num_published = np.zeros(max_num_seqs, dtype=np.int32)
-        self._requests: list[Request | None] = [None] * max_num_seqs
         self._prefixes = pool.prefix_pages
         self._names = [ROOT_NAME] * max_num_seqs
         self._blocks: dict[int, int] = {}
@@ -104,31 +100,10 @@ class LocalAttentionManager(RowBlocks):
         self._requests[row] = request
         self._names[row] = self._prefixes.tree.enter(request.token_ids, request.extra_keys, num_cached_pages)
 
-    def publish(self, rows: np.ndarray, num_computed_tokens: np.ndarray, token_ids: np.ndarray) -> None:
-        """Make pages that are full and computed findable.
-
-        Args:
-            rows: [num_rows] distinct rows.
-            num_computed_tokens: [num_rows] tokens whose keys and values are in the cache.
-            token_ids: [max_num_seqs, max_model_len] int32; tokens by row.
-        """
-        num_full = num_computed_tokens // self._block_size
-        num_due = num_full - self._num_published[rows]
-        due = np.flatnonzero(num_due > 0)
-        if not len(due):
-            return
-        flat_rows = np.repeat(rows[due], num_due[due])
-        pages = ragged_arange(self._num_published[rows[due]], num_due[due])
-        block_ids = self._block_table[flat_rows, pages].tolist()
-        page_tokens = token_ids[flat_rows[:, None], pages[:, None] * self._block_size + self._offsets]
-        data, size = token_bytes(page_tokens), TOKEN_BYTES * self._block_size
-        for i, (row, page, block_id) in enumerate(zip(flat_rows.tolist(), pages.tolist(), block_ids, strict=True)):
-            request = self._requests[row]
-            assert request is not None, "a row that computed tokens belongs to a request"
-            tokens, keys = data[i * size : (i + 1) * size], request.extra_keys.get(page, ())
-            name = self._names[row] = self._prefixes.tree.advance(self._names[row], tokens, keys)
-            self._prefixes.publish(self._blocks, name, block_id)
-        self._num_published[rows[due]] = num_full[due]
+    def _publish_page(self, row: int, page: int, block_id: int, tokens: bytes) -> None:
+        keys = self._request_on(row).extra_keys.get(page, ())
+        name = self._names[row] = self._prefixes.tree.advance(self._names[row], tokens, keys)
+        self._prefixes.publish(self._blocks, name, block_id)
 
     def free_passed(self, rows: np.ndarray, num_computed_tokens: np.ndarray) -> None:
         """Free the pages of these distinct rows that neither their newest computed query saw nor a later one does."""

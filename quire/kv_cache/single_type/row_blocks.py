@@ -1,13 +1,17 @@
 """The block table of one group, by row: what managers of every kind share.
 
-Subclassed by the single-type managers. Owns which pages each row holds.
+Subclassed by the single-type managers. Owns which pages each row holds, and how many of them are published.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+
 import numpy as np
 
+from quire.core.request import Request
 from quire.core.scheduler_output import NewBlocks
+from quire.kv_cache.block_hash import TOKEN_BYTES, token_bytes
 from quire.kv_cache.block_pool import BlockPool
 
 NO_IDS = np.empty(0, dtype=np.int32)
@@ -16,7 +20,7 @@ NEVER = np.iinfo(np.int32).max
 """As a number of published pages: none is to be published."""
 
 
-class RowBlocks:
+class RowBlocks(ABC):
     """Page i of a row holds its tokens i * block_size .. (i + 1) * block_size - 1."""
 
     def __init__(self, pool: BlockPool, block_size: int, max_num_seqs: int, max_model_len: int) -> None:
@@ -24,6 +28,9 @@ class RowBlocks:
         self._block_size = block_size
         self._block_table = np.zeros((max_num_seqs, -(-max_model_len // block_size)), dtype=np.int32)
         self._num_blocks = np.zeros(max_num_seqs, dtype=np.int32)
+        self._num_published = np.zeros(max_num_seqs, dtype=np.int32)
+        self._requests: list[Request | None] = [None] * max_num_seqs
+        self._offsets = np.arange(block_size)
 
     def block_ids(self, row: int) -> np.ndarray:
         """Pages of a row, in order, [num_blocks] int32, the null page where one was freed; not to be written."""
@@ -68,6 +75,44 @@ class RowBlocks:
             self._block_table[row, held:num_blocks] = self._pool.take(num_blocks - held)
             self._num_blocks[row] = num_blocks
         return np.array(self.block_ids(row))
+
+    def publish(self, rows: np.ndarray, num_computed_tokens: np.ndarray, token_ids: np.ndarray) -> None:
+        """Make pages that are full and computed findable.
+
+        Args:
+            rows: [num_rows] distinct rows.
+            num_computed_tokens: [num_rows] tokens whose keys and values are in the cache.
+            token_ids: [max_num_seqs, max_model_len] int32; tokens by row.
+        """
+        num_full = num_computed_tokens // self._block_size
+        num_due = num_full - self._num_published[rows]
+        due = np.flatnonzero(num_due > 0)
+        if not len(due):
+            return
+        flat_rows = np.repeat(rows[due], num_due[due])
+        pages = ragged_arange(self._num_published[rows[due]], num_due[due])
+        block_ids = self._block_table[flat_rows, pages]
+        page_tokens = token_ids[flat_rows[:, None], pages[:, None] * self._block_size + self._offsets]
+        self._note_tokens(block_ids, page_tokens)
+        data, size = token_bytes(page_tokens), TOKEN_BYTES * self._block_size
+        for i, (row, page, block_id) in enumerate(
+            zip(flat_rows.tolist(), pages.tolist(), block_ids.tolist(), strict=True)
+        ):
+            self._publish_page(row, page, block_id, data[i * size : (i + 1) * size])
+        self._num_published[rows[due]] = num_full[due]
+
+    def _note_tokens(self, block_ids: np.ndarray, page_tokens: np.ndarray) -> None:
+        """These pages ([num_pages]) are about to be published with these tokens ([num_pages, block_size])."""
+        return
+
+    @abstractmethod
+    def _publish_page(self, row: int, page: int, block_id: int, tokens: bytes) -> None:
+        """Make one page of a row findable; pages of a row come in order."""
+
+    def _request_on(self, row: int) -> Request:
+        request = self._requests[row]
+        assert request is not None, "a row that computed tokens belongs to a request"
+        return request
 
 
 def ragged_arange(starts: np.ndarray, counts: np.ndarray) -> np.ndarray:
