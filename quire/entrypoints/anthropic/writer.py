@@ -57,6 +57,9 @@ class MessageWriter:
     def events(self, prompt_index: int, output: RequestOutput) -> bytes:
         """As `EventWriter.events`."""
         self.counts.note(prompt_index, output)
+        if self._plan is None and self._open == TEXT and not output.finished:  # nearly always: text that goes on
+            text = "".join(answer.text for answer in output.outputs)
+            return TEXT_DELTA % (self._index, encode(text)) if text else b""
         parts = []
         if self._reader is None:
             head = {**self._head(), "content": [], "stop_reason": None, "stop_sequence": None}
