@@ -26,6 +26,8 @@ from quire.entrypoints.openai.operator_routes import OperatorRoutes
 from quire.entrypoints.openai.protocol.chat import ChatRequest
 from quire.entrypoints.openai.protocol.completion import CompletionRequest
 from quire.entrypoints.openai.protocol.tokenize import DetokenizeRequest, TokenizeRequest
+from quire.entrypoints.openai.responses.protocol import ResponsesRequest
+from quire.entrypoints.openai.responses.routes import ResponsesRoutes
 from quire.entrypoints.openai.routes import GenerationRoutes, Route, answered, refused
 from quire.entrypoints.openai.running import cancelled
 from quire.entrypoints.openai.state import ServerState, make_state
@@ -36,13 +38,15 @@ def make_app(engine: EngineClient, config: ServerConfig) -> FastAPI:
     """The ASGI application; `app.state.server` is its `ServerState`.
 
     Raises:
-        ConfigError: the API keys cannot be read.
+        ConfigError: the API keys cannot be read, or the file of responses cannot be used.
     """
 
     def read_keys() -> ApiKeys:
         return read_checked_keys(config, engine.config.scheduler.scheduling_policy)
 
     state = make_state(engine, config, read_keys())
+    generation = GenerationRoutes(state)
+    responses = ResponsesRoutes(state, generation)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -54,6 +58,7 @@ def make_app(engine: EngineClient, config: ServerConfig) -> FastAPI:
             watch = KeyWatch(config.api.api_key_file, read_keys, state.tenants)
             background.append(asyncio.create_task(watch.run()))
         yield
+        await responses.close()
         for task in background:
             await cancelled(task)
         state.keep_alive.close()
@@ -73,7 +78,7 @@ def make_app(engine: EngineClient, config: ServerConfig) -> FastAPI:
     )
     app.root_path = config.http.root_path
     app.state.server = state
-    _add_routes(app, state)
+    _add_routes(app, state, generation, responses)
     app.add_middleware(LastResort)
     app.add_middleware(Gate, tenants=state.tenants, limits=config.limits, metrics=state.metrics)
     app.add_middleware(RequestLog, is_logged=not config.http.disable_access_log, tracing=state.tracing)
@@ -83,8 +88,8 @@ def make_app(engine: EngineClient, config: ServerConfig) -> FastAPI:
     return app
 
 
-def _add_routes(app: FastAPI, state: ServerState) -> None:
-    generation, info = GenerationRoutes(state), InfoRoutes(state)
+def _add_routes(app: FastAPI, state: ServerState, generation: GenerationRoutes, responses: ResponsesRoutes) -> None:
+    info = InfoRoutes(state)
 
     def add(path: str, route: Route, body: type | None = None, method: str = "GET") -> None:
         described: dict[str, Any] = {} if body is None else {"requestBody": _schema(body)}
@@ -98,6 +103,11 @@ def _add_routes(app: FastAPI, state: ServerState) -> None:
 
     add("/v1/completions", generation.completion, CompletionRequest)
     add("/v1/chat/completions", generation.chat, ChatRequest)
+    add("/v1/responses", responses.create, ResponsesRequest)
+    add("/v1/responses/{response_id}", responses.retrieve)
+    add("/v1/responses/{response_id}", responses.delete, method="DELETE")
+    add("/v1/responses/{response_id}/cancel", responses.cancel, method="POST")
+    add("/v1/responses/{response_id}/input_items", responses.input_items)
     add("/v1/models", info.models)
     add("/v1/models/{model:path}", info.model)
     add("/tokenize", info.tokenize, TokenizeRequest)

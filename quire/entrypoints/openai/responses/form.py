@@ -1,5 +1,4 @@
-"""ResponseForm: the response object around its output. Made for each response by the routes; owns nothing that changes.
-"""
+"""ResponseForm: a response around its output. Made for each response by the routes; owns nothing that changes."""
 
 from __future__ import annotations
 

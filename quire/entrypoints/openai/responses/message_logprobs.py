@@ -1,8 +1,8 @@
 """MessageLogprobs: which of an answer's tokens are text of its messages, with their log-probabilities.
 
-Used by the writer where they are asked for. A token belongs to what is decided when it comes: to a message, or to
-thinking or a call, which have none; one that decides nothing belongs to what the next one decides. So the same tokens
-are told however the answer is cut into outputs. Owns how far one answer is read.
+Used by the writer where they are asked for. The answer is read token by token, however it is cut into outputs; a token
+belongs to what its text is told as: a message, or thinking or a call, of which no log-probabilities are told. Owns how
+far one answer is read.
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ Entries = list[dict[str, Any]]
 class MessageLogprobs:
     """Reads an answer token by token.
 
+    A token that completes no character is told with the one that does.
+
     Args:
         form: writes log-probabilities.
         reader: of the answer, fed here; None = all of it is one message.
@@ -35,7 +37,8 @@ class MessageLogprobs:
         self._text = text
         self._messages: list[Entries] = []
         self._num_told: dict[int, int] = {}
-        self._undecided: Entries = []
+        self._undecided: list[tuple[int, Entries]] = []
+        self._silent: Entries = []
         self._is_message = False
 
     def push(self, token_ids: Sequence[int], lines: Sequence[Line], *, is_end: bool) -> None:
@@ -46,13 +49,16 @@ class MessageLogprobs:
             self._messages[0] += entries
             return
         for token_id, entry in zip(token_ids, entries, strict=False):
-            self._undecided.append(entry)
-            self._decide(self._reader.push(self._text.push((token_id,)), (token_id,), is_end=False))
+            text = self._text.push((token_id,))
+            self._silent.append(entry)
+            if text:
+                self._undecided.append((len(text), self._silent))
+                self._silent = []
+            self._decide(self._reader.push(text, (token_id,), is_end=False))
         if is_end:
             self._decide(self._reader.push("", (), is_end=True))
             if self._is_message:
-                self._messages[-1] += self._undecided
-            self._undecided = []
+                self._messages[-1] += self._silent
 
     def new(self, number: int) -> Entries:
         """Of message `number`, what was not given before."""
@@ -65,12 +71,20 @@ class MessageLogprobs:
         return list(self._messages[number]) if number < len(self._messages) else []
 
     def _decide(self, events: Sequence[AnswerEvent]) -> None:
+        """Tokens whose text is known by now go where it went."""
         for event in events:
             if not isinstance(event, Content):
                 self._is_message = False
             else:
-                if not self._is_message:
-                    self._messages.append([])
+                self._messages += [] if self._is_message else [[]]
+                self._messages[-1] += self._last(len(event.text))
                 self._is_message = True
-                self._messages[-1] += self._undecided
             self._undecided = []
+
+    def _last(self, num_chars: int) -> Entries:
+        """Of the undecided tokens those at the end that have so many characters; in a message all of them."""
+        first = len(self._undecided)
+        while first and (num_chars > 0 or self._is_message):
+            first -= 1
+            num_chars -= self._undecided[first][0]
+        return [entry for _, entries in self._undecided[first:] for entry in entries]

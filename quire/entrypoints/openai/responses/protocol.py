@@ -183,7 +183,9 @@ def _check_metadata(metadata: dict[str, str] | None) -> None:
 
 def _check_choice(where: str, value: str, allowed: tuple[str, ...], field: str) -> None:
     if value not in allowed:
-        raise ValidationError(f"{where}={shown(value)} is unknown", hint=f"use one of {', '.join(allowed)}", field=field)
+        raise ValidationError(
+            f"{where}={shown(value)} is unknown", hint=f"use one of {', '.join(allowed)}", field=field
+        )
 
 
 def unsupported_tool(where: str, kind: object, field: str = "tools") -> UnsupportedError:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import msgspec
@@ -39,7 +39,8 @@ class ResponseWriter:
         num_logprobs: likeliest tokens to tell with each token; None = no log-probabilities.
 
     Attributes:
-        response: as it is so far.
+        on_event: called with each event that is written.
+        is_ended: the last event was written.
     """
 
     def __init__(
@@ -61,6 +62,9 @@ class ResponseWriter:
         self._number = 0
         self._is_begun = False
         self._reason: str | None = None
+        self._ended: dict[str, Any] | None = None
+        self.on_event: Callable[[bytes], None] = lambda event: None
+        self.is_ended = False
         counts.usage.num_reasoning = 0
 
     @property
@@ -71,7 +75,9 @@ class ResponseWriter:
     @property
     def response(self) -> dict[str, Any]:
         """The response as it is so far."""
-        return self._final() if self._reason is not None else self._form.content(IN_PROGRESS, self._items.snapshot())
+        if self._ended is not None or self._reason is not None:
+            return self._final()
+        return self._form.content(IN_PROGRESS, self._items.snapshot())
 
     def whole(self, outputs: list[RequestOutput]) -> bytes:
         """As `EventWriter.whole`."""
@@ -98,6 +104,7 @@ class ResponseWriter:
     def end(self) -> bytes:
         """As `EventWriter.end`."""
         response = self._final()
+        self.is_ended = True
         return self._written([(f"response.{response['status']}", {"response": response})])
 
     def error(self, error: ApiError) -> bytes:
@@ -105,12 +112,13 @@ class ResponseWriter:
         begun = self.begin()
         told = failure(error)
         response = with_status(self.response, FAILED, told)
-        return begun + self._written(
-            [
-                ("error", {"code": told["code"], "message": error.message, "param": error.param}),
-                ("response.failed", {"response": response}),
-            ]
-        )
+        event = ("error", {"code": told["code"], "message": error.message, "param": error.param})
+        return begun + self._written([event]) + self.failed(response)
+
+    def failed(self, response: dict[str, Any]) -> bytes:
+        """The last event of a response that ended as `response`, otherwise than by its answer."""
+        self._ended, self.is_ended = response, True
+        return self._written([("response.failed", {"response": response})])
 
     def in_progress(self) -> bytes:
         """The event that tells that a response, queued until now, has its turn."""
@@ -142,7 +150,9 @@ class ResponseWriter:
         return reader
 
     def _final(self) -> dict[str, Any]:
-        """The response when its answer has ended."""
+        """The response when it has ended."""
+        if self._ended is not None:
+            return self._ended
         usage, items = self._counts.usage, self._items.items
         if self._reason == "stop":
             response = self._form.content(COMPLETED, items, usage=usage)
@@ -152,11 +162,13 @@ class ResponseWriter:
             response = self._form.content(FAILED, items, usage=usage, error=CUT_OFF)
         if self._counts.shows_metrics:
             response["metrics"] = self._counts.receipt().content()
-        return {**response, **self._counts.prefix_cache()}
+        self._ended = {**response, **self._counts.prefix_cache()}
+        return self._ended
 
     def _written(self, events: Iterable[StreamEvent]) -> bytes:
         written = []
         for kind, fields in events:
             written.append(event_bytes(kind, self._number, fields))
+            self.on_event(written[-1])
             self._number += 1
         return b"".join(written)
