@@ -170,9 +170,11 @@ def test_a_response_in_a_file_outlives_the_server(tmp_path):
         assert "Hello Ada." in prompt_of(server) and second.status == "completed"
         with server.client() as client:
             client.responses.delete(first.id)
-    with RunningServer(WritingEngine(), response_store=str(path)) as server, server.client() as client:
+    with RunningServer(WritingEngine(), response_store=str(path)) as server:
+        client = server.client()
         with pytest.raises(openai.NotFoundError):
             client.responses.retrieve(first.id)
+        client.close()
 
 
 def test_a_file_that_cannot_be_used_is_named_before_anything_starts(tmp_path):
