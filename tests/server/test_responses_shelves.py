@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from quire.entrypoints.openai.responses.sqlite_shelf import SqliteShelf
-from quire.entrypoints.openai.responses.store import (
+from quire.entrypoints.responses.sqlite_shelf import SqliteShelf
+from quire.entrypoints.responses.store import (
     BrokenChainError,
     MemoryShelf,
     ResponseStore,
@@ -111,8 +111,8 @@ def test_what_was_put_outlives_a_kill(tmp_path):
     path = tmp_path / "db"
     code = (
         "import sys, time\n"
-        "from quire.entrypoints.openai.responses.sqlite_shelf import SqliteShelf\n"
-        "from quire.entrypoints.openai.responses.store import ShelfLimits\n"
+        "from quire.entrypoints.responses.sqlite_shelf import SqliteShelf\n"
+        "from quire.entrypoints.responses.store import ShelfLimits\n"
         f"shelf = SqliteShelf({str(path)!r}, ShelfLimits(1000, 1 << 20, 0))\n"
         "for number in range(1000):\n"
         "    shelf.put(('red', str(number)), b'x' * number, 0.0)\n"

@@ -15,10 +15,10 @@ from quire.core.outputs import CompletionOutput, RequestOutput
 from quire.core.sampling_params import SamplingParams
 from quire.entrypoints.openai.counts import AnswerCounts
 from quire.entrypoints.openai.protocol.chat import ChatRequest
-from quire.entrypoints.openai.responses.form import ResponseForm
-from quire.entrypoints.openai.responses.protocol import ResponsesRequest
-from quire.entrypoints.openai.responses.writer import ResponseWriter
 from quire.entrypoints.openai.running import Work
+from quire.entrypoints.responses.form import ResponseForm
+from quire.entrypoints.responses.protocol import ResponsesRequest
+from quire.entrypoints.responses.writer import ResponseWriter
 from quire.tokenization.incremental import IncrementalDetokenizer
 from tests.server.engines import WritingEngine
 from tests.server.servers import RunningServer

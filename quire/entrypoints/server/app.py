@@ -29,14 +29,15 @@ from quire.entrypoints.openai.operator_routes import OperatorRoutes
 from quire.entrypoints.openai.protocol.chat import ChatRequest
 from quire.entrypoints.openai.protocol.completion import CompletionRequest
 from quire.entrypoints.openai.protocol.tokenize import DetokenizeRequest, TokenizeRequest
-from quire.entrypoints.openai.responses.protocol import ResponsesRequest
-from quire.entrypoints.openai.responses.routes import ResponsesRoutes
 from quire.entrypoints.openai.routes import GenerationRoutes, Route, answered, refused
 from quire.entrypoints.openai.running import cancelled
 from quire.entrypoints.openai.state import ServerState, make_state
+from quire.entrypoints.responses.errors import RESPONSES_ERRORS
+from quire.entrypoints.responses.protocol import ResponsesRequest
+from quire.entrypoints.responses.routes import ResponsesRoutes
 from quire.version import __version__
 
-ERROR_FORMS = (MESSAGES_ERRORS,)
+ERROR_FORMS = (MESSAGES_ERRORS, RESPONSES_ERRORS)
 
 
 def make_app(engine: EngineClient, config: ServerConfig) -> FastAPI:

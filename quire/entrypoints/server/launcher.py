@@ -28,10 +28,10 @@ from quire.entrypoints.openai.connection import protocol_factory
 from quire.entrypoints.openai.connection_limits import ConnectionWatch
 from quire.entrypoints.openai.keys import read_checked_keys
 from quire.entrypoints.openai.parsing import check_parsers
-from quire.entrypoints.openai.responses.keeping import check_store
 from quire.entrypoints.openai.state import ServerState
 from quire.entrypoints.openai.tls import CertificateWatch, harden, named_errors, tls_options
 from quire.entrypoints.openai.tracing import check_endpoint
+from quire.entrypoints.responses.keeping import check_store
 from quire.entrypoints.server.app import make_app
 from quire.errors import ConfigError
 from quire.logger import get_logger

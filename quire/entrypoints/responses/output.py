@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from quire.entrypoints.openai.answer_events import AnswerEvent, CallBegun, CallPart
-from quire.entrypoints.openai.responses.items import Item, new_id
+from quire.entrypoints.responses.items import Item, new_id
 from quire.parsers.events import Content, Reasoning
 
 StreamEvent = tuple[str, dict[str, Any]]

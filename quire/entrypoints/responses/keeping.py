@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from quire.config.server import ResponsesConfig
-from quire.entrypoints.openai.responses.sqlite_shelf import SqliteShelf, check_path
-from quire.entrypoints.openai.responses.store import MemoryShelf, ResponseStore, ShelfLimits
+from quire.entrypoints.responses.sqlite_shelf import SqliteShelf, check_path
+from quire.entrypoints.responses.store import MemoryShelf, ResponseStore, ShelfLimits
 
 MEMORY, NONE = "memory", "none"
 

@@ -9,9 +9,9 @@ from typing import Any
 from quire.core.sampling_params import SamplingParams
 from quire.entrypoints.openai.counts import Usage
 from quire.entrypoints.openai.errors import ApiError
-from quire.entrypoints.openai.responses.items import Item
-from quire.entrypoints.openai.responses.protocol import ResponsesRequest
-from quire.entrypoints.openai.responses.translation import text_format
+from quire.entrypoints.responses.items import Item
+from quire.entrypoints.responses.protocol import ResponsesRequest
+from quire.entrypoints.responses.translation import text_format
 
 QUEUED, FAILED, CANCELLED = "queued", "failed", "cancelled"
 ENDED = frozenset(("completed", "incomplete", FAILED, CANCELLED))

@@ -1,5 +1,5 @@
-"""Routes of /v1/responses: create, read, delete, cancel. Made by `app.make_app`; owns the store and what runs in the
-background.
+"""Routes of /v1/responses: create, read, delete, cancel. Made by `server.app.make_app`; owns the store and what runs in
+the background.
 """
 
 from __future__ import annotations
@@ -15,58 +15,31 @@ from starlette.responses import Response, StreamingResponse
 from starlette.types import Message, Receive, Scope, Send
 
 from quire.entrypoints.openai.counts import AnswerCounts
-from quire.entrypoints.openai.errors import BAD_REQUEST, NOT_FOUND, ApiError, ErrorKind, api_error_of
-from quire.entrypoints.openai.responses.background import Background, LiveResponse
-from quire.entrypoints.openai.responses.form import CUT_OFF, ENDED, FAILED, ResponseForm, with_status
-from quire.entrypoints.openai.responses.history import Turn, items_page, read_turn
-from quire.entrypoints.openai.responses.keeping import open_store
-from quire.entrypoints.openai.responses.protocol import (
+from quire.entrypoints.openai.errors import BAD_REQUEST, NOT_FOUND, ApiError
+from quire.entrypoints.openai.routes import JSON, GenerationRoutes, PreparedChat
+from quire.entrypoints.openai.running import Run
+from quire.entrypoints.openai.sse import HEADERS
+from quire.entrypoints.openai.state import REQUEST_ID, ServerState
+from quire.entrypoints.responses.background import Background, LiveResponse
+from quire.entrypoints.responses.form import CUT_OFF, ENDED, FAILED, ResponseForm, with_status
+from quire.entrypoints.responses.history import Turn, items_page, read_turn
+from quire.entrypoints.responses.keeping import open_store
+from quire.entrypoints.responses.protocol import (
     RESPONSES_FIELDS,
     ResponsesRequest,
     check_request,
     wants_logprobs,
 )
-from quire.entrypoints.openai.responses.store import ShelfError, StoredResponse
-from quire.entrypoints.openai.responses.translation import FIELD_NAMES, chat_request
-from quire.entrypoints.openai.responses.writer import ResponseWriter
-from quire.entrypoints.openai.routes import JSON, GenerationRoutes, PreparedChat
-from quire.entrypoints.openai.running import ClientGoneError, Run
-from quire.entrypoints.openai.sse import HEADERS
-from quire.entrypoints.openai.state import REQUEST_ID, ServerState
+from quire.entrypoints.responses.store import ShelfError, StoredResponse
+from quire.entrypoints.responses.translation import chat_request
+from quire.entrypoints.responses.writer import ResponseWriter
 from quire.errors import ValidationError
 from quire.logger import get_logger
 from quire.utils.checks import shown
 
 logger = get_logger(__name__)
 
-Route = Callable[[Request], Awaitable[Response]]
-INVALID_REQUEST = "invalid_request_error"
 STREAM_HEADERS = {name.decode(): value.decode() for name, value in HEADERS}
-
-
-def in_form(route: Callable[[Any, Request], Awaitable[Response]]) -> Callable[[Any, Request], Awaitable[Response]]:
-    """`route`, whose errors are told as this API does."""
-
-    async def answer(self: Any, request: Request) -> Response:
-        try:
-            return await route(self, request)
-        except ClientGoneError:
-            raise
-        except Exception as error:  # the catalogue decides what the client is told
-            raise error_in_form(api_error_of(error)) from error
-
-    answer.__name__, answer.__doc__ = route.__name__, route.__doc__
-    return answer
-
-
-def error_in_form(error: ApiError) -> ApiError:
-    """`error` with the type and the names of fields that this API has."""
-    kind, param = error.kind, error.param
-    if kind in (BAD_REQUEST, NOT_FOUND):
-        kind = ErrorKind(kind.status, INVALID_REQUEST, kind.reason, kind.code)
-    if param is not None:
-        param = FIELD_NAMES.get(param.partition("[")[0], param)
-    return ApiError(kind, error.message, param=param, retry_after_s=error.retry_after_s, reason=error.reason)
 
 
 class ResponsesRoutes:
@@ -92,7 +65,6 @@ class ResponsesRoutes:
         if self._store is not None:
             await self._store.close()
 
-    @in_form
     async def create(self, request: Request) -> Response:
         """Answer a turn of a conversation."""
         body, warnings = await self._generation.read(request, RESPONSES_FIELDS)
@@ -105,7 +77,7 @@ class ResponsesRoutes:
             raise ValidationError(notes[0], hint="leave it out", field=notes[0].partition(":")[0].split()[0])
         chat.stream = bool(body.stream or body.background)
         warnings += notes
-        prepared = await self._generation.prepare_chat(request, chat, "resp", warnings)
+        prepared = await self._generation.prepare_chat(request, chat, "resp_", warnings)
         response_id = await self._new_id(tenant, body, is_stored)
         prepared = replace(prepared, work=replace(prepared.work, public_id=response_id))
         writer = self._writer(body, prepared, is_stored=is_stored, warnings=warnings)
@@ -119,7 +91,6 @@ class ResponsesRoutes:
         await self._save(tenant, turn, writer.response)
         return answer
 
-    @in_form
     async def retrieve(self, request: Request) -> Response:
         """A response that was kept, or that runs; with stream=true the events of one that runs or ran a while ago."""
         tenant, response_id = _asked(request)
@@ -130,7 +101,6 @@ class ResponsesRoutes:
             raise ValidationError("starting_after needs stream=true", hint="leave it out", field="starting_after")
         return _json((await self._find(tenant, response_id)).response)
 
-    @in_form
     async def delete(self, request: Request) -> Response:
         """Forget a response; one that runs is cancelled."""
         key = tenant, response_id = _asked(request)
@@ -142,7 +112,6 @@ class ResponsesRoutes:
             raise _unknown(response_id)
         return _json({"id": response_id, "object": "response", "deleted": True})
 
-    @in_form
     async def cancel(self, request: Request) -> Response:
         """End a response that is made in the background; one that has ended stays as it is."""
         key = tenant, response_id = _asked(request)
@@ -157,7 +126,6 @@ class ResponsesRoutes:
             )  # fmt: skip
         return _json(response)
 
-    @in_form
     async def input_items(self, request: Request) -> Response:
         """The items of the request that a response answered."""
         stored = await self._find(*_asked(request))

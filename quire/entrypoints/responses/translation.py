@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from quire.entrypoints.openai.protocol.chat import ChatRequest
-from quire.entrypoints.openai.responses.items import Item, messages_of
-from quire.entrypoints.openai.responses.protocol import ResponsesRequest, unsupported_tool, wants_logprobs
+from quire.entrypoints.responses.items import Item, messages_of
+from quire.entrypoints.responses.protocol import ResponsesRequest, unsupported_tool, wants_logprobs
 from quire.errors import ValidationError
 from quire.utils.checks import shown, wrong_type
 

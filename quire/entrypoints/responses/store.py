@@ -15,7 +15,7 @@ from typing import Any, Protocol, TypeVar
 
 import msgspec
 
-from quire.entrypoints.openai.responses.items import Item
+from quire.entrypoints.responses.items import Item
 from quire.logger import get_logger
 
 logger = get_logger(__name__)

@@ -11,7 +11,7 @@ import sqlite3
 from contextlib import suppress
 from pathlib import Path
 
-from quire.entrypoints.openai.responses.store import Key, Shares, ShelfError, ShelfLimits
+from quire.entrypoints.responses.store import Key, Shares, ShelfError, ShelfLimits
 from quire.errors import ConfigError
 
 APPLICATION_ID = 0x51756972

@@ -13,9 +13,10 @@ from quire.entrypoints.openai.counts import AnswerCounts
 from quire.entrypoints.openai.errors import ApiError
 from quire.entrypoints.openai.logprobs import LogprobsFormat
 from quire.entrypoints.openai.parsing import ParsingPlan, answer_reader
-from quire.entrypoints.openai.responses.form import CUT_OFF, FAILED, ResponseForm, failure, with_status
-from quire.entrypoints.openai.responses.message_logprobs import MessageLogprobs
-from quire.entrypoints.openai.responses.output import COMPLETED, IN_PROGRESS, INCOMPLETE, OutputItems, StreamEvent
+from quire.entrypoints.responses.errors import field_of
+from quire.entrypoints.responses.form import CUT_OFF, FAILED, ResponseForm, failure, with_status
+from quire.entrypoints.responses.message_logprobs import MessageLogprobs
+from quire.entrypoints.responses.output import COMPLETED, IN_PROGRESS, INCOMPLETE, OutputItems, StreamEvent
 from quire.tokenization.incremental import IncrementalDetokenizer
 from quire.tokenization.tokenizer import Tokenizer
 
@@ -112,7 +113,7 @@ class ResponseWriter:
         begun = self.begin()
         told = failure(error)
         response = with_status(self.response, FAILED, told)
-        event = ("error", {"code": told["code"], "message": error.message, "param": error.param})
+        event = ("error", {"code": told["code"], "message": error.message, "param": field_of(error)})
         return begun + self._written([event]) + self.failed(response)
 
     def failed(self, response: dict[str, Any]) -> bytes:

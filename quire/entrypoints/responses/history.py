@@ -9,11 +9,11 @@ from typing import Any
 import msgspec
 
 from quire.entrypoints.openai.errors import BAD_REQUEST, NOT_FOUND, ApiError
-from quire.entrypoints.openai.responses.background import Background
-from quire.entrypoints.openai.responses.form import FAILED
-from quire.entrypoints.openai.responses.items import Item, read_items
-from quire.entrypoints.openai.responses.protocol import ResponsesRequest
-from quire.entrypoints.openai.responses.store import BrokenChainError, ResponseStore, StoredResponse
+from quire.entrypoints.responses.background import Background
+from quire.entrypoints.responses.form import FAILED
+from quire.entrypoints.responses.items import Item, read_items
+from quire.entrypoints.responses.protocol import ResponsesRequest
+from quire.entrypoints.responses.store import BrokenChainError, ResponseStore, StoredResponse
 from quire.errors import ValidationError
 from quire.utils.checks import shown
 

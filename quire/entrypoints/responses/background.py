@@ -13,10 +13,10 @@ from typing import Any
 from quire.engine.output_stream import nothing
 from quire.entrypoints.openai.errors import api_error_of
 from quire.entrypoints.openai.keep_alive import COMMENT
-from quire.entrypoints.openai.responses.form import CANCELLED, CUT_OFF, ENDED, FAILED, QUEUED, with_status
-from quire.entrypoints.openai.responses.store import Key
-from quire.entrypoints.openai.responses.writer import ResponseWriter
 from quire.entrypoints.openai.running import Run, cancelled
+from quire.entrypoints.responses.form import CANCELLED, CUT_OFF, ENDED, FAILED, QUEUED, with_status
+from quire.entrypoints.responses.store import Key
+from quire.entrypoints.responses.writer import ResponseWriter
 
 MAX_ENDED_BYTES = 32 << 20
 
