@@ -69,7 +69,7 @@ class MessageWriter:
                 parts += self._told(told)
             if answer.finish_reason is not None:
                 parts += self._close()
-                self._end = stop_reason(answer, has_calls=self._has_calls)
+                self._end = self._reason(answer)
         return b"".join(parts)
 
     def end(self) -> bytes:
@@ -96,7 +96,7 @@ class MessageWriter:
             if not blocks or blocks[-1]["type"] != kind:
                 blocks.append(block_of(told))
             blocks[-1][kind] += told.text
-        reason, sequence = stop_reason(answer, has_calls=self._has_calls)
+        reason, sequence = self._reason(answer)
         ended = {"content": blocks, "stop_reason": reason, "stop_sequence": sequence}
         usage = usage_content(self.counts.usage)
         return encode({**self._head(), **ended, "usage": usage, **self._extra()})
@@ -111,6 +111,12 @@ class MessageWriter:
             self.counts.usage.num_reasoning = self._reader.num_reasoning
         self._has_calls = self._has_calls or any(isinstance(one, Call) for one in told)
         return told
+
+    def _reason(self, answer: CompletionOutput) -> tuple[str, str | None]:
+        """Why the answer ended."""
+        limit = self.counts.work.params.max_tokens
+        is_at_limit = limit is None or self.counts.usage.num_completion >= limit
+        return stop_reason(answer, has_calls=self._has_calls, is_at_limit=is_at_limit)
 
     def _told(self, told: MessageEvent) -> list[bytes]:
         """The events that tell `told`."""

@@ -138,7 +138,8 @@ def test_every_cut_of_the_outputs_comes_to_the_whole_message(state, name, is_pla
     ("text", "end", "reason"),
     [
         ("Hi", {}, ("end_turn", None)),
-        ("Hi", {"finish_reason": "length"}, ("max_tokens", None)),
+        ("Hi " * 16, {"finish_reason": "length"}, ("max_tokens", None)),
+        ("Hi", {"finish_reason": "length"}, ("model_context_window_exceeded", None)),
         ("Hi", {"stop_reason": "!"}, ("stop_sequence", "!")),
         ("Hi", {"stop_reason": 7}, ("end_turn", None)),
         ("Hi", {"finish_reason": "repetition"}, ("end_turn", None)),
@@ -148,7 +149,7 @@ def test_every_cut_of_the_outputs_comes_to_the_whole_message(state, name, is_pla
         (BROKEN, {}, ("end_turn", None)),
     ],
     ids=[
-        "end", "limit", "stop text", "stop token", "repetition", "call", "call and stop", "call and limit",
+        "end", "limit", "no room", "stop text", "stop token", "repetition", "call", "call and stop", "call and limit",
         "broken call",
     ],
 )  # fmt: skip
