@@ -35,7 +35,8 @@ class RequestState:
 
     __slots__ = (
         "_arrival_ts", "_decodes_at_end", "_error", "_is_beam", "_keeps_stop_text", "_num_decoded", "_num_taken",
-        "detokenizer", "finish_reason", "handle", "index", "logprobs", "prefix_cache", "stats", "stop_reason", "token_ids",
+        "detokenizer", "finish_reason", "handle", "index", "logprobs", "prefix_cache", "stats", "stop_reason",
+        "token_ids",
     )  # fmt: skip
 
     def __init__(
