@@ -19,7 +19,9 @@ from typing import Any
 MAX_CHARS = 500
 MAX_DEPTH = 50
 MAX_BITS = 1000  # of a numerator or denominator; more than a float could hold is no use to a reader
-TOKEN = re.compile(r"\s*(?:(?P<number>(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d{1,3})?)|(?P<sign>\*\*|//|[-+*/%^()x×·÷−]))", re.ASCII)
+TOKEN = re.compile(
+    r"\s*(?:(?P<number>(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d{1,3})?)|(?P<sign>\*\*|//|[-+*/%^()x×·÷−]))", re.ASCII
+)
 SPELLINGS = {"^": "**", "x": "*", "×": "*", "·": "*", "÷": "/", "−": "-"}
 Operation = Callable[[Fraction, Fraction], Fraction | int]
 SUMS: Mapping[str, Operation] = {"+": lambda a, b: a + b, "-": lambda a, b: a - b}

@@ -20,6 +20,8 @@ from quire.parsers.tools import decode, encode
 MAX_ZONE_CHARS = 64
 MAX_SHOWN_CHARS = 80
 TEXT, INTEGER = "string", "integer"
+CITY = {"city": (TEXT, "Name of the city or time zone")}
+TWO_NUMBERS = {"a": (INTEGER, "A number"), "b": (INTEGER, "A number")}
 Now = Callable[[tzinfo], datetime]
 
 
@@ -62,7 +64,9 @@ class Tool:
                 raise ToolError(f"the argument {name} is missing")
         for name, value in arguments.items():
             if name not in self.parameters:
-                raise ToolError(f"{self.name} has no argument {name[:MAX_SHOWN_CHARS]!r}; it has {', '.join(self.parameters)}")
+                raise ToolError(
+                    f"{self.name} has no argument {name[:MAX_SHOWN_CHARS]!r}; it has {', '.join(self.parameters)}"
+                )
             kind = self.parameters[name][0]
             if type(value) is not {TEXT: str, INTEGER: int}[kind]:
                 raise ToolError(f"{name} must be of the type {kind}")
@@ -98,27 +102,30 @@ class Toolbox:
 
 
 def demo_tools(now: Now = datetime.now) -> Toolbox:
-    """A calculator and a clock.
+    """A calculator, its two simplest uses by themselves (small models know those), and a clock with a calendar.
 
     Args:
         now: the time in a zone.
     """
 
     def get_time(city: str) -> dict[str, Any]:
+        return {"city": city, "time": f"{now(find_zone(city)):%H:%M}"}
+
+    def get_date(city: str) -> dict[str, Any]:
         zone = find_zone(city)
         at = now(zone)
-        return {
-            "city": city, "time": f"{at:%H:%M}", "date": f"{at:%Y-%m-%d}", "day": f"{at:%A}", "zone": str(zone),
-        }  # fmt: skip
+        return {"city": city, "date": f"{at:%Y-%m-%d}", "day": f"{at:%A}", "zone": str(zone)}
 
     return Toolbox(
         [
+            Tool("add", "Add two numbers", TWO_NUMBERS, lambda a, b: {"sum": evaluate(f"{a} + {b}")}),
+            Tool("multiply", "Multiply two numbers", TWO_NUMBERS, lambda a, b: {"product": evaluate(f"{a} * {b}")}),
             Tool(
                 "calculate", "Calculate an arithmetic expression", {"expression": (TEXT, "For example (3 + 4) * 2.5")},
                 lambda expression: {"result": evaluate(expression)},
             ),
-            Tool("get_time", "Get the local time and date in a city", {"city": (TEXT, "Name of the city or time zone")},
-                 get_time),
+            Tool("get_time", "Get the local time in a city", CITY, get_time),
+            Tool("get_date", "Get the date and the day of the week in a city", CITY, get_date),
         ]
     )  # fmt: skip
 

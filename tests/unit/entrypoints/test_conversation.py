@@ -62,9 +62,11 @@ def test_results_go_back_to_the_model_until_it_answers(capsys):
 
 
 def test_the_error_of_a_tool_is_a_result_like_any_other():
-    model = ScriptedModel(said("", Call("calculate", '{"expression": "1/0"}'), Call("rm", "{"), Call("rm", "[]")), said("No."))
+    model = ScriptedModel(
+        said("", Call("calculate", '{"expression": "1/0"}'), Call("rm", "{"), Call("rm", "[]")), said("No.")
+    )
     Conversation(model, tools=demo_tools()).answer("1/0?")
-    user, called, *results = model.asked[-1]
+    _, called, *results = model.asked[-1]
     assert "division by zero" in results[0]["content"] and "no tool 'rm'" in results[1]["content"]
     assert [call["function"]["arguments"] for call in called["tool_calls"]][1:] == ["{}", "{}"], "others cannot be sent"
 
