@@ -10,19 +10,22 @@ from typing import Any
 import msgspec
 
 from quire.config.structured_outputs import BACKENDS, StructuredOutputsConfig
-from quire.core.structured_outputs import MAX_TAG_DEPTH, StructuredOutputsParams, parse_json
+from quire.core.structured_outputs import MAX_TAG_DEPTH, StructuredOutputsParams, json_text, parse_json
 from quire.errors import UnsupportedError, ValidationError
 from quire.structured_output.registry import is_installed
 from quire.structured_output.schema_closing import closed
 from quire.structured_output.schema_keywords import find_problem, malformed
-from quire.structured_output.schema_regex import regex_problem, without_anchors
+from quire.structured_output.schema_lm_format_enforcer import MAX_VALUES
+from quire.structured_output.schema_patterns import with_ascii_patterns
+from quire.structured_output.schema_regex import regex_problem, with_ascii_classes, without_anchors
+from quire.structured_output.structural_tags import read_tag
 
 # Kind -> libraries that know it at all.
 _KNOWN: dict[str, tuple[str, ...]] = {
-    "json": ("xgrammar", "guidance", "outlines"),
-    "json_object": ("xgrammar", "guidance"),
-    "regex": ("xgrammar", "guidance", "outlines"),
-    "choice": ("xgrammar", "guidance", "outlines"),
+    "json": BACKENDS,
+    "json_object": ("xgrammar", "guidance", "lm-format-enforcer"),
+    "regex": BACKENDS,
+    "choice": BACKENDS,
     "structural_tag": ("xgrammar",),
 }
 EBNF_BACKENDS = ("xgrammar",)
@@ -74,9 +77,9 @@ def _plain(params: StructuredOutputsParams, field: str) -> Any:
         reason = regex_problem(value)
         if reason is not None:
             raise ValidationError(f"{field} has {reason}", hint="write it without", field=field)
-        value = without_anchors(value)
+        value = with_ascii_classes(without_anchors(value))
     elif params.kind == "structural_tag":
-        value = parse_json(field, value, MAX_TAG_DEPTH)
+        value = read_tag(field, parse_json(field, value, MAX_TAG_DEPTH))
     return value
 
 
@@ -110,6 +113,8 @@ def _problem(kind: str, value: Any, backend: str) -> str | None:
         return regex_problem(value, backend)
     if kind == "structural_tag":
         return _tag_problem(value, backend, "")
+    if kind == "choice" and backend == "lm-format-enforcer" and len(value) > MAX_VALUES:
+        return f"more than {MAX_VALUES} choices are not supported"
     return None
 
 
@@ -121,7 +126,7 @@ def _tag_problem(value: Any, backend: str, path: str) -> str | None:
         if key in ("schema", "json_schema"):
             problem = malformed(item) or find_problem(item, backend)
             if problem is not None:
-                return f"{at}{problem}"
+                return f"#{at}{problem.path}: {problem.reason}"
         elif (found := _tag_problem(item, backend, at)) is not None:
             return found
     return None
@@ -131,7 +136,8 @@ def _resolved(
     params: StructuredOutputsParams, value: Any, backend: str, config: StructuredOutputsConfig
 ) -> StructuredOutputsParams:
     if params.kind == "json":
-        value = closed(value, always=params.disable_additional_properties or config.disable_additional_properties)
+        is_closed = params.disable_additional_properties or config.disable_additional_properties
+        value = json_text(params.field, with_ascii_patterns(closed(value, always=is_closed)))
     changes: dict[str, Any] = {
         params.kind: value,
         "backend": backend,
