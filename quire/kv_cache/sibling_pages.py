@@ -49,7 +49,7 @@ class SiblingPages:
                 del self._extra_keys[parent_id]
 
     def after(self, parent_id: int, extra_keys: ExtraKeys = (), most: int | None = None) -> list[int]:
-        """The pages after a prefix that have these extra keys, the newest first; of more than `most` the newest ones."""
+        """The pages after a prefix that have these extra keys, the newest first, `most` at most."""
         block_id, older = self._newest.get((parent_id, extra_keys) if extra_keys else parent_id, _NONE), self._older
         block_ids: list[int] = []
         while block_id and len(block_ids) != most:
