@@ -6,10 +6,14 @@ from typing import Any
 
 from quire.core.outputs import CompletionOutput, RequestOutput
 from quire.entrypoints.openai.answer import AnswerForm, encode
+from quire.entrypoints.openai.answer_events import AnswerEvent
+from quire.entrypoints.openai.chat_message import delta_of, message_of
+from quire.entrypoints.openai.counts import AnswerCounts
+from quire.entrypoints.openai.errors import ApiError
 from quire.entrypoints.openai.logprobs import LogprobsFormat, prompt_logprobs
-from quire.entrypoints.openai.parsing import ParsedAnswer, ParsingPlan, message_of
+from quire.entrypoints.openai.parsing import ParsedAnswer, ParsingPlan
 from quire.entrypoints.openai.protocol.chat import ChatRequest
-from quire.entrypoints.openai.sse import DONE
+from quire.entrypoints.openai.sse import DONE, error_event
 
 AFTER_TEXT = b'},"logprobs":null,"finish_reason":null}]}\n\n'
 
@@ -47,6 +51,11 @@ class ChatWriter:
         self._parsed: dict[int, ParsedAnswer] = {}
         form.usage.num_reasoning = 0
 
+    @property
+    def counts(self) -> AnswerCounts:
+        """As `EventWriter.counts`."""
+        return self.form
+
     def events(self, prompt_index: int, output: RequestOutput) -> bytes:
         """As `EventWriter.events`."""
         parts = []
@@ -71,6 +80,10 @@ class ChatWriter:
         """As `EventWriter.end`."""
         return self.form.last_event() + DONE
 
+    def error(self, error: ApiError) -> bytes:
+        """As `EventWriter.error`."""
+        return error_event(error)
+
     def whole(self, outputs: list[RequestOutput]) -> bytes:
         """The response to a request that is not a stream."""
         (output,) = outputs
@@ -85,8 +98,8 @@ class ChatWriter:
             }
             reason = answer.finish_reason
             if self._plan is not None:
-                deltas, reason = self._parse(self._plan, output, answer)
-                message |= message_of(deltas, shows_reasoning=self._plan.shows_reasoning)
+                events, reason = self._parse(self._plan, output, answer)
+                message |= message_of(events, shows_reasoning=self._plan.shows_reasoning)
                 if self._echoed:
                     message["content"] = self._echoed + (message["content"] or "")
             choices.append({**self._choice({"message": message}, answer), "finish_reason": reason})
@@ -95,7 +108,8 @@ class ChatWriter:
 
     def _parsed_events(self, plan: ParsingPlan, output: RequestOutput, answer: CompletionOutput) -> list[bytes]:
         """The events of one answer of `output`: what comes with its tokens is in the first, its end in the last."""
-        deltas, reason = self._parse(plan, output, answer)
+        events, reason = self._parse(plan, output, answer)
+        deltas = [delta_of(event) for event in events]
         if not deltas:
             if reason is None and (self._is_plain or not answer.token_ids):
                 return []
@@ -109,14 +123,14 @@ class ChatWriter:
 
     def _parse(
         self, plan: ParsingPlan, output: RequestOutput, answer: CompletionOutput
-    ) -> tuple[list[dict[str, Any]], str | None]:
-        """(deltas, reason of its end) of what is new in an answer; its tokens of thinking are counted."""
+    ) -> tuple[list[AnswerEvent], str | None]:
+        """(events, reason of its end) of what is new in an answer; its tokens of thinking are counted."""
         parsed = self._parsed.get(answer.index)
         if parsed is None:
             parsed = self._parsed[answer.index] = plan.answer(output.prompt_token_ids)
-        deltas = parsed.push(answer.text, answer.token_ids, is_end=answer.finish_reason is not None)
+        events = parsed.push(answer.text, answer.token_ids, is_end=answer.finish_reason is not None)
         self.form.usage.num_reasoning = sum(one.num_reasoning for one in self._parsed.values())
-        return deltas, parsed.finish_reason(answer.finish_reason)
+        return events, parsed.finish_reason(answer.finish_reason)
 
     def _start(self, index: int, output: RequestOutput) -> bytes:
         """The event that begins answer `index`."""

@@ -6,9 +6,11 @@ from typing import Any
 
 from quire.core.outputs import CompletionOutput, RequestOutput
 from quire.entrypoints.openai.answer import AnswerForm, encode
+from quire.entrypoints.openai.counts import AnswerCounts
+from quire.entrypoints.openai.errors import ApiError
 from quire.entrypoints.openai.logprobs import Line, LogprobsFormat, prompt_logprobs
 from quire.entrypoints.openai.protocol.completion import CompletionRequest
-from quire.entrypoints.openai.sse import DONE
+from quire.entrypoints.openai.sse import DONE, error_event
 
 AFTER_TEXT = b',"logprobs":null,"finish_reason":null,"stop_reason":null}]}\n\n'
 
@@ -39,6 +41,11 @@ class CompletionWriter:
             self._logprobs is None and not request.return_token_ids and not form.shows_usage_always
         ) and not self._hides_answer
 
+    @property
+    def counts(self) -> AnswerCounts:
+        """As `EventWriter.counts`."""
+        return self.form
+
     def events(self, prompt_index: int, output: RequestOutput) -> bytes:
         """As `EventWriter.events`."""
         if self._hides_answer:
@@ -59,6 +66,10 @@ class CompletionWriter:
     def end(self) -> bytes:
         """As `EventWriter.end`."""
         return self.form.last_event() + DONE
+
+    def error(self, error: ApiError) -> bytes:
+        """As `EventWriter.error`."""
+        return error_event(error)
 
     def whole(self, outputs: list[RequestOutput]) -> bytes:
         """The response to a request that is not a stream."""

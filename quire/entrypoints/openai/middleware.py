@@ -85,14 +85,14 @@ def _ended(scope: Scope, status: int, start_s: float, end_s: float) -> EndedRequ
     parent = {name: value.decode("latin-1") for name in TRACE_HEADERS if (value := header(scope, name.encode()))}
     received_ns = time.time_ns() - round(1e9 * (time.monotonic() - start_s))
     tenant = state["metered"].name
-    form = state.get("form")
-    if form is None:
+    counts = state.get("counts")
+    if counts is None:
         receipt = make_receipt(start_s, RequestStateStats(), end_s)
         return EndedRequest(parent, scope["path"], status, received_ns, receipt, tenant=tenant)
-    work = form.work
+    work = counts.work
     return EndedRequest(
-        parent, scope["path"], status, received_ns, form.receipt(end_s), model=form.head["model"], tenant=tenant,
-        request_id=work.public_id, num_prompts=len(work.prompts), num_prompt_tokens=form.usage.num_prompt,
+        parent, scope["path"], status, received_ns, counts.receipt(end_s), model=counts.model, tenant=tenant,
+        request_id=work.public_id, num_prompts=len(work.prompts), num_prompt_tokens=counts.usage.num_prompt,
         params=work.params,
     )  # fmt: skip
 

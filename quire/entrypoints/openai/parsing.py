@@ -1,4 +1,4 @@
-"""Reading of tool calls and thinking out of chats: by which parsers, and the deltas that come of it.
+"""Reading of tool calls and thinking out of chats: by which parsers, and the events that come of it.
 
 `Parsing` is the server's, `ParsingPlan` a request's, `ParsedAnswer` an answer's; the last owns its calls' ids.
 """
@@ -9,10 +9,10 @@ import secrets
 import string
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from quire.config.server import ApiConfig
 from quire.engine.protocol import EngineClient
+from quire.entrypoints.openai.answer_events import AnswerEvent, AnswerReader, CallBegun, CallPart, PlainAnswer
 from quire.entrypoints.openai.protocol.chat import ChatRequest, offered_tools
 from quire.entrypoints.yaml_config import parse_yaml
 from quire.errors import ConfigError
@@ -204,34 +204,29 @@ class ParsedAnswer:
         """Tokens of thinking so far."""
         return 0 if self._count is None else self._count.num_tokens
 
-    def push(self, text: str, token_ids: Sequence[int], *, is_end: bool) -> list[dict[str, Any]]:
-        """The next part of the answer; the deltas that are decided by now."""
+    def push(self, text: str, token_ids: Sequence[int], *, is_end: bool) -> list[AnswerEvent]:
+        """As `AnswerReader.push`."""
         if self._count is not None:
             self._count.push(token_ids)
         events = self._parser.push(text)
         if is_end:
             events = events + self._parser.finish()
-        return [delta for event in events if (delta := self._delta(event)) is not None]
+        return [told for event in events if (told := self._told(event)) is not None]
 
     def finish_reason(self, reason: str | None) -> str | None:
-        """The reason to tell, given the engine's: an answer that ended by itself and has calls ended for them."""
+        """As `AnswerReader.finish_reason`."""
         return "tool_calls" if reason == "stop" and self._num_calls else reason
 
-    def _delta(self, event: Event) -> dict[str, Any] | None:
+    def _told(self, event: Event) -> AnswerEvent | None:
+        """What the request wants to know of `event`."""
         if isinstance(event, Content):
-            return {"content": event.text}
+            return event
         if isinstance(event, CallBegin):
             self._num_calls += 1
-            if self._is_left_out:
-                return None
-            function = {"name": event.name, "arguments": ""}
-            return {"tool_calls": [{"index": self._num_calls - 1, "id": self._make_id(), "type": "function",
-                                    "function": function}]}  # fmt: skip
+            return None if self._is_left_out else CallBegun(self._num_calls - 1, self._make_id(), event.name)
         if isinstance(event, CallArguments):
-            if self._is_left_out:
-                return None
-            return {"tool_calls": [{"index": self._num_calls - 1, "function": {"arguments": event.text}}]}
-        return {"reasoning": event.text} if self._plan.shows_reasoning else None
+            return None if self._is_left_out else CallPart(self._num_calls - 1, event.text)
+        return event if self._plan.shows_reasoning else None
 
     @property
     def _is_left_out(self) -> bool:
@@ -244,24 +239,9 @@ class ParsedAnswer:
         return f"call_{secrets.token_hex(12)}"
 
 
-def message_of(deltas: Sequence[dict[str, Any]], *, shows_reasoning: bool) -> dict[str, Any]:
-    """What a stream's deltas come to: `content`, `tool_calls` and, where it is told, `reasoning`."""
-    content: list[str] = []
-    reasoning: list[str] = []
-    calls: list[dict[str, Any]] = []
-    for delta in deltas:
-        content.append(delta.get("content", ""))
-        reasoning.append(delta.get("reasoning", ""))
-        for part in delta.get("tool_calls", ()):
-            if "id" in part:
-                calls.append({"id": part["id"], "type": "function", "function": {**part["function"], "parts": []}})
-            else:
-                calls[-1]["function"]["parts"].append(part["function"]["arguments"])
-    for call in calls:
-        call["function"]["arguments"] = "".join(call["function"].pop("parts"))
-    text, thinking = "".join(content), "".join(reasoning)
-    message: dict[str, Any] = {"content": text or (None if calls or thinking else ""), "tool_calls": calls}
-    return {**message, "reasoning": thinking or None} if shows_reasoning else message
+def answer_reader(plan: ParsingPlan | None, prompt_token_ids: Sequence[int]) -> AnswerReader:
+    """What reads an answer to this prompt."""
+    return PlainAnswer() if plan is None else plan.answer(prompt_token_ids)
 
 
 def _read_format(path: str) -> PatternFormat:

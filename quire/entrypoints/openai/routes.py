@@ -6,6 +6,7 @@ import asyncio
 import re
 import time
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from typing import Any
 
 from starlette.requests import Request
@@ -20,6 +21,7 @@ from quire.entrypoints.openai.answer import AnswerForm
 from quire.entrypoints.openai.chat import ChatWriter
 from quire.entrypoints.openai.completion import CompletionWriter
 from quire.entrypoints.openai.errors import ApiError, api_error_of
+from quire.entrypoints.openai.parsing import ParsingPlan
 from quire.entrypoints.openai.prompts import Cut
 from quire.entrypoints.openai.protocol.chat import CHAT_FIELDS, ChatRequest, chat_params
 from quire.entrypoints.openai.protocol.completion import (
@@ -31,7 +33,7 @@ from quire.entrypoints.openai.protocol.generation import GenerationFields
 from quire.entrypoints.openai.protocol.reading import RequestFields
 from quire.entrypoints.openai.reading import read_fields
 from quire.entrypoints.openai.running import ClientGoneError, Run, Work, unless_gone
-from quire.entrypoints.openai.sse import EventStream
+from quire.entrypoints.openai.sse import EventStream, EventWriter
 from quire.entrypoints.openai.state import ServerState, public_id
 from quire.entrypoints.openai.tenants import Tenant
 from quire.errors import EngineDeadError, ValidationError
@@ -70,6 +72,20 @@ def refused(request: Request, error: ApiError, state: ServerState) -> Response:
     return error.response()
 
 
+@dataclass(frozen=True, slots=True)
+class PreparedChat:
+    """A conversation that can be run.
+
+    Attributes:
+        plan: what is read out of the answers; None = they are plain text.
+        model: name to report.
+    """
+
+    work: Work
+    plan: ParsingPlan | None
+    model: str
+
+
 class GenerationRoutes:
     """The routes that generate text."""
 
@@ -78,7 +94,7 @@ class GenerationRoutes:
 
     async def completion(self, request: Request) -> Response:
         """Complete one prompt or many."""
-        body, warnings = await self._read(request, COMPLETION_FIELDS)
+        body, warnings = await self.read(request, COMPLETION_FIELDS)
         model = self._state.check_model(body.model)
         limits, reader = self._state.config.limits, self._state.prompts
         given = completion_prompts(body, limits)
@@ -96,11 +112,40 @@ class GenerationRoutes:
             echoed = [
                 reader.decode(list(one.prompt_token_ids)) if one.prompt is None else one.prompt for one in prompts
             ]
-        return await self._respond(request, body, work, CompletionWriter(form, body, echoed))
+        writer = CompletionWriter(form, body, echoed)
+        return await self.respond(request, work, writer, is_stream=bool(body.stream))
 
     async def chat(self, request: Request) -> Response:
         """Answer a conversation."""
-        body, warnings = await self._read(request, CHAT_FIELDS)
+        body, warnings = await self.read(request, CHAT_FIELDS)
+        chat = await self.prepare_chat(request, body, "chatcmpl", warnings)
+        kind = "chat.completion.chunk" if body.stream else "chat.completion"
+        form = AnswerForm(self._state, body, chat.work, model=chat.model, warnings=warnings, kind=kind)
+        writer = ChatWriter(form, body, self._state.config.api.response_role, _echoed_message(body), chat.plan)
+        return await self.respond(request, chat.work, writer, is_stream=bool(body.stream))
+
+    async def read(self, request: Request, fields: RequestFields[Any]) -> tuple[Any, list[str]]:
+        """The typed body of a request that is metered, and warnings about fields that were not used.
+
+        Raises:
+            ApiError, ClientGoneError, ValidationError, UnsupportedError: as `read_fields`, or no new work is taken.
+        """
+        state = self._state
+        request.state.metered = request.state.tenant
+        state.refuse_new_work()
+        body: tuple[Any, list[str]] = await read_fields(request, fields, state.config)
+        return body
+
+    async def prepare_chat(self, request: Request, body: ChatRequest, prefix: str, warnings: list[str]) -> PreparedChat:
+        """A conversation as work for the engine; other APIs translate theirs into a `ChatRequest` first.
+
+        Args:
+            prefix: of the answer's id.
+            warnings: gets a line for each field that has no effect.
+
+        Raises:
+            ApiError, ValidationError, UnsupportedError, ChatTemplateError: it cannot be answered.
+        """
         model = self._state.check_model(body.model)
         params = chat_params(body, self._state.engine.defaults.sampling, self._state.config.limits)
         self._limit(
@@ -110,18 +155,7 @@ class GenerationRoutes:
         if plan is not None and plan.needs_special_tokens:
             params.skip_special_tokens = False
         prompt = await self._state.prompts.read_chat(body, _cut(body), add_special_tokens=bool(body.add_special_tokens))
-        work = self._work(request, body, "chatcmpl", [prompt], params)
-        kind = "chat.completion.chunk" if body.stream else "chat.completion"
-        form = AnswerForm(self._state, body, work, model=model, warnings=warnings, kind=kind)
-        writer = ChatWriter(form, body, self._state.config.api.response_role, _echoed_message(body), plan)
-        return await self._respond(request, body, work, writer)
-
-    async def _read(self, request: Request, fields: RequestFields[Any]) -> tuple[Any, list[str]]:
-        state = self._state
-        request.state.metered = request.state.tenant
-        state.refuse_new_work()
-        body: tuple[Any, list[str]] = await read_fields(request, fields, state.config)
-        return body
+        return PreparedChat(self._work(request, body, prefix, [prompt], params), plan, model)
 
     def _limit(self, request: Request, params: SamplingParams, asked: int | None) -> None:
         """Bring `params` within what the tenant may; new tokens are told as they come where it pays for them."""
@@ -165,16 +199,19 @@ class GenerationRoutes:
             return salt
         return tenant_salt(request.state.tenant.name, salt)
 
-    async def _respond(
-        self, request: Request, body: GenerationFields, work: Work, writer: CompletionWriter | ChatWriter
-    ) -> Response:
-        request.state.form = writer.form
+    async def respond(self, request: Request, work: Work, writer: EventWriter, *, is_stream: bool) -> Response:
+        """Run `work`, and write its answers as they come or whole.
+
+        Raises:
+            ApiError, QuireError, ClientGoneError: nothing was answered.
+        """
+        request.state.counts = writer.counts
         run = Run(self._state, work)
         try:
-            if body.stream:
+            if is_stream:
                 first = await unless_gone(request.receive, self._first(run))
                 return EventStream(run, first, writer, self._state.keep_alive)
-            whole = await unless_gone(request.receive, _collect(run, len(work.prompts)))
+            whole = await unless_gone(request.receive, collect(run, len(work.prompts)))
             return Response(writer.whole(whole), media_type=JSON)
         except BaseException:
             run.close()
@@ -191,8 +228,12 @@ class GenerationRoutes:
             return None
 
 
-async def _collect(run: Run, num_prompts: int) -> list[RequestOutput]:
-    """The final output of every prompt."""
+async def collect(run: Run, num_prompts: int) -> list[RequestOutput]:
+    """Start `run`; the final output of every prompt.
+
+    Raises:
+        ApiError, QuireError: the engine could not do it.
+    """
     await run.start()
     final: list[RequestOutput | None] = [None] * num_prompts
     while not run.is_over:

@@ -17,7 +17,8 @@ from starlette.types import Receive, Scope, Send
 
 from quire.core.outputs import RequestOutput
 from quire.entrypoints.openai.connection import BodyWriter, body_writer_of
-from quire.entrypoints.openai.errors import api_error_of
+from quire.entrypoints.openai.counts import AnswerCounts
+from quire.entrypoints.openai.errors import ApiError, api_error_of
 from quire.entrypoints.openai.keep_alive import KeepAlive
 from quire.entrypoints.openai.running import Run, cancelled, until_gone
 
@@ -32,11 +33,26 @@ HEADERS = [
 class EventWriter(Protocol):
     """Writes outputs in the form of one API."""
 
+    @property
+    def counts(self) -> AnswerCounts:
+        """What was written so far has cost."""
+
+    def whole(self, outputs: list[RequestOutput]) -> bytes:
+        """The response to a request that is not a stream, of each prompt's final output."""
+
     def events(self, prompt_index: int, output: RequestOutput) -> bytes:
         """What `output` adds to the stream; empty when it has nothing to show."""
 
     def end(self) -> bytes:
         """What comes after the last output."""
+
+    def error(self, error: ApiError) -> bytes:
+        """What ends a stream that has failed."""
+
+
+def error_event(error: ApiError) -> bytes:
+    """OpenAI's end of a stream that has failed."""
+    return b"data: " + error.content() + b"\n\n" + DONE
 
 
 class EventStream(Response):
@@ -110,7 +126,7 @@ class EventStream(Response):
             if run.is_over:
                 end = self._writer.end()
         except Exception as error:  # the status is sent already: the client learns of it inside the stream
-            end = b"data: " + api_error_of(error).content() + b"\n\n" + DONE
+            end = self._writer.error(api_error_of(error))
         if data:
             self.last_write = time.monotonic()
             body.write(data)
