@@ -17,7 +17,6 @@ class ThinkingMarks(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
         is_open: the answer begins inside of the thinking.
         start_ids: token ids of those of `starts` that tokens can write alone; they are possible where a grammar waits.
         end_ids: token ids of one of `ends`, with which a budget ends the thinking.
-        delays_grammar: a grammar is for what follows the thinking; False = for the whole answer.
     """
 
     starts: tuple[str, ...]
@@ -25,4 +24,3 @@ class ThinkingMarks(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     is_open: bool
     start_ids: tuple[tuple[int, ...], ...] = ()
     end_ids: tuple[int, ...] = ()
-    delays_grammar: bool = True

@@ -16,6 +16,7 @@ class CallSyntax:
         has_several: more than one call can be written.
         starts_answer: a call is one at the beginning of an answer alone.
         excludes: what texts in the arguments must not hold, as the parser would take it for the end of the call.
+        thinking: what begins and what ends a stretch of free text that may stand before all else; None = nothing may.
         has_parameters: the arguments are marked one by one (`xml_arguments`); else they are a JSON object.
     """
 
@@ -28,6 +29,7 @@ class CallSyntax:
     has_several: bool = True
     starts_answer: bool = False
     excludes: tuple[str, ...] = ()
+    thinking: tuple[str, str] | None = None
     has_parameters: bool = False
 
 

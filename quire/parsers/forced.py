@@ -65,7 +65,8 @@ def forced_calls(
         is_one: exactly one call is written; else one or more.
     """
     literals = Literals(special)
-    parts = [*literals.of(syntax.begin), _calls(syntax, calls, literals, is_one=is_one), *literals.of(syntax.end)]
+    written = _calls(syntax, calls, literals, is_one=is_one)
+    parts = [*_thinking(syntax, literals), *literals.of(syntax.begin), written, *literals.of(syntax.end)]
     return {"type": "structural_tag", "format": sequence(parts)}
 
 
@@ -113,6 +114,15 @@ def one_of(forms: Sequence[Form]) -> Form:
     return forms[0] if len(forms) == 1 else {"type": "or", "elements": list(forms)}
 
 
+def _thinking(syntax: CallSyntax, literals: Literals) -> list[Form]:
+    if syntax.thinking is None:
+        return []
+    begin, end = map(literals.of, syntax.thinking)
+    excluded = [part["value"] for part in end[:1] if part["type"] == "const_string"]
+    text: Form = {"type": "any_text", "excludes": excluded}
+    return [{"type": "optional", "content": sequence([*begin, text, *end])}]
+
+
 def _calls(syntax: CallSyntax, calls: Sequence[CallForm], literals: Literals, *, is_one: bool) -> Form:
     written = [_call(syntax, call, literals) for call in calls]
     one = one_of([sequence(parts) for parts in written])
@@ -146,8 +156,14 @@ def _call(syntax: CallSyntax, call: CallForm, literals: Literals) -> list[Form]:
 
 def _tag(parts: Sequence[Form]) -> Form:
     """A call between its first and its last part, which are texts or tokens."""
-    begin, *content, end = parts
+    begin, *content, end = parts if len(parts) > 2 else [piece for part in parts for piece in _halves(part)]
     return {"type": "tag", "begin": _edge(begin), "content": sequence(content), "end": _edge(end)}
+
+
+def _halves(part: Form) -> list[Form]:
+    if part["type"] != "const_string":
+        return [part]
+    return [*constant(part["value"][:1]), *constant(part["value"][1:-1]), *constant(part["value"][-1:])]
 
 
 def _edge(part: Form) -> Any:

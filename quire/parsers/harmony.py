@@ -113,4 +113,7 @@ class HarmonyParser(ToolCallParser):
     def syntax(cls, special: Container[str] = ()) -> CallSyntax | None:
         """As `ToolCallParser.syntax`."""
         middle = f" {CONSTRAIN}json{MESSAGE}"
-        return CallSyntax(head=f"{CHANNEL}commentary to={FUNCTIONS}", middle=middle, tail="", has_several=False)
+        return CallSyntax(
+            head=f"{CHANNEL}commentary to={FUNCTIONS}", middle=middle, tail="", has_several=False,
+            thinking=(f"{CHANNEL}analysis{MESSAGE}", f"{ENDS[0]}{START}assistant"),
+        )  # fmt: skip

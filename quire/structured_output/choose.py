@@ -16,6 +16,8 @@ from quire.structured_output.registry import is_installed
 from quire.structured_output.schema_closing import closed
 from quire.structured_output.schema_keywords import find_problem, malformed
 from quire.structured_output.schema_regex import regex_problem, without_anchors
+from quire.structured_output.tag_lark import lark_problem
+from quire.structured_output.tag_schemas import schemas_of, with_schemas
 
 # Kind -> libraries that know it at all.
 _KNOWN: dict[str, tuple[str, ...]] = {
@@ -23,7 +25,7 @@ _KNOWN: dict[str, tuple[str, ...]] = {
     "json_object": ("xgrammar", "guidance"),
     "regex": ("xgrammar", "guidance", "outlines"),
     "choice": ("xgrammar", "guidance", "outlines"),
-    "structural_tag": ("xgrammar",),
+    "structural_tag": ("xgrammar", "guidance"),
 }
 EBNF_BACKENDS = ("xgrammar",)
 LARK_BACKENDS = ("guidance",)
@@ -109,29 +111,27 @@ def _problem(kind: str, value: Any, backend: str) -> str | None:
     if kind == "regex":
         return regex_problem(value, backend)
     if kind == "structural_tag":
-        return _tag_problem(value, backend, "")
+        return _tag_problem(value, backend)
     return None
 
 
-def _tag_problem(value: Any, backend: str, path: str) -> str | None:
-    """Why `backend` cannot honour a schema somewhere in a structural tag."""
-    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
-    for key, item in items:
-        at = f"{path}/{key}"
-        if key in ("schema", "json_schema"):
-            problem = malformed(item) or find_problem(item, backend)
-            if problem is not None:
-                return f"{at}{problem}"
-        elif (found := _tag_problem(item, backend, at)) is not None:
-            return found
-    return None
+def _tag_problem(value: Any, backend: str) -> str | None:
+    """Why `backend` cannot honour a structural tag, or a schema somewhere in it."""
+    for path, schema in schemas_of(value):
+        problem = malformed(schema) or find_problem(schema, backend)
+        if problem is not None:
+            return f"{path}{problem}"
+    return lark_problem(value) if backend == "guidance" else None
 
 
 def _resolved(
     params: StructuredOutputsParams, value: Any, backend: str, config: StructuredOutputsConfig
 ) -> StructuredOutputsParams:
+    is_closed = params.disable_additional_properties or config.disable_additional_properties
     if params.kind == "json":
-        value = closed(value, always=params.disable_additional_properties or config.disable_additional_properties)
+        value = closed(value, always=is_closed)
+    elif params.kind == "structural_tag":
+        value = with_schemas(value, lambda schema: closed(schema, always=is_closed))
     changes: dict[str, Any] = {
         params.kind: value,
         "backend": backend,

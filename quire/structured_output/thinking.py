@@ -40,6 +40,7 @@ class Thinking:
 
     Attributes:
         place: of the next token.
+        has_begun: there was thinking, or there is.
         num_tokens: tokens of thinking, its marks left out.
     """
 
@@ -47,6 +48,7 @@ class Thinking:
         self, marks: ThinkingMarks, vocabulary: Vocabulary, *, shows_special: bool, budget: int | None = None
     ) -> None:
         self._marks = marks
+        self._shows_special = shows_special
         self._starts = tuple(text.encode() for text in marks.starts)
         self._ends = tuple(text.encode() for text in marks.ends)
         self._tail_bytes = max(map(len, self._ends)) - 1
@@ -58,6 +60,7 @@ class Thinking:
         self._so_far: tuple[int, ...] = ()
         self._num_forced: int | None = None
         self.place = Place.INSIDE if marks.is_open else Place.BEFORE
+        self.has_begun = marks.is_open
         self.num_tokens = 0
         self._note_budget()
 
@@ -85,6 +88,10 @@ class Thinking:
                 if self._num_forced == len(self._marks.end_ids):
                     self.place = Place.AFTER
         self._note_budget()
+
+    def restarted(self) -> Thinking:
+        """The same answer at its beginning."""
+        return Thinking(self._marks, self._vocabulary, shows_special=self._shows_special, budget=self._budget)
 
     def start_ids(self) -> set[int]:
         """Tokens that go on with a mark that begins the thinking, where it may begin."""
@@ -115,7 +122,7 @@ class Thinking:
             self.num_tokens -= start is not None
             self._read_inside(head)
         elif start is not None:
-            self.place = Place.INSIDE
+            self.place, self.has_begun = Place.INSIDE, True
             self._read_inside(text[len(start) :])
         else:
             self.place = Place.AFTER
@@ -127,9 +134,10 @@ class Thinking:
         self._tail = text[-self._tail_bytes :] if self._tail_bytes else b""
 
     def _note_budget(self) -> None:
-        if self._budget is not None and self._num_forced is None and self.place is Place.INSIDE:
-            if self.num_tokens >= self._budget:
-                self._num_forced = 0
+        if self._budget is None or self._num_forced is not None or self.place is not Place.INSIDE:
+            return
+        if self.num_tokens >= self._budget:
+            self._num_forced = 0
 
 
 class ThinkingMasks:
@@ -144,7 +152,7 @@ class ThinkingMasks:
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self._vocabulary = vocabulary
-        self._too_long: dict[tuple[bytes, int], np.ndarray] = {}
+        self._too_long: dict[tuple[bytes, int], list[int]] = {}
 
     def fill(self, thinking: Thinking, end_ids: Sequence[int], line: np.ndarray) -> None:
         """Write the tokens that an answer may go on with inside of its thinking, which cannot be its end.
