@@ -46,12 +46,13 @@ def arguments_schema(where: str, function: Mapping[str, Any]) -> dict[str, Any]:
     given = function.get("parameters")
     if not given:
         return NO_ARGUMENTS
-    if given.get("type", "object") != "object":
+    types = given.get("type", "object")
+    if types != "object" and not (isinstance(types, list) and "object" in types):
         raise ValidationError(
-            f"{where}.function.parameters.type is {shown(given['type'])}; the arguments of a function are an object",
+            f"{where}.function.parameters.type is {shown(types)}; the arguments of a function are an object",
             hint='write "type": "object"', field="tools",
         )  # fmt: skip
-    return {"type": "object", **given}
+    return {**given, "type": "object"}
 
 
 def forced_calls(

@@ -122,9 +122,11 @@ def _value(schema: Any, shared: Mapping[str, Any]) -> Part:
 
 def without_problems(schema: Mapping[str, Any]) -> dict[str, Any]:
     """The names and types alone of a schema that cannot be honoured."""
-    given = {name: one for name, one in (schema.get("properties") or {}).items() if not _name_problem(name)}
+    given = schema.get("properties")
+    given = {name: one for name, one in given.items() if not _name_problem(name)} if isinstance(given, Mapping) else {}
     properties = {name: {"type": "string"} if _is_text(one) else _types_alone(one) for name, one in given.items()}
-    required = [name for name in schema.get("required") or () if name in properties]
+    names = schema.get("required")
+    required = [name for name in names if name in properties] if isinstance(names, list) else []
     return {"type": "object", "properties": properties, "required": required}
 
 
