@@ -6,7 +6,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
 NATIVE := CMakeLists.txt $(wildcard csrc/*.cpp csrc/*/*.cpp csrc/*/*.h csrc/include/quire/*.h)
 
-.PHONY: setup setup-dev demo test check fmt bench bench-scheduler bench-engine docs leaf eval-leaf test-statistics sanitize fuzz-kernels fuzz-server test-structured soak soak-kill rolling properties test-tiers test-node test-prometheus wheel test-wheel clean
+.PHONY: setup setup-dev demo test check fmt bench bench-scheduler bench-engine docs leaf eval-leaf test-statistics sanitize fuzz-kernels fuzz-server test-structured soak soak-kill rolling properties test-replay test-tiers test-node test-prometheus wheel test-wheel clean
 
 $(BIN)/python:
 	@$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); [ "$$(id -u)" = 0 ] && apt-get update -q && apt-get install -y -q python3-venv \
@@ -79,6 +79,9 @@ eval-leaf: $(VENV)/.test           ## score the embedded model on held-out promp
 
 properties: $(VENV)/.test          ## random steps of the scheduler under every policy and mode; STEPS=10000 of each by default
 	nice -n 5 $(BIN)/python -m tests.robustness.scheduler_properties --steps $(or $(STEPS),10000)
+
+test-replay: $(VENV)/.test         ## real serving over HTTP, recorded and replayed without a model, under every policy; SECONDS=60 of each
+	$(BIN)/python -m tests.robustness.recorded --seconds $(or $(SECONDS),60)
 
 test-prometheus: $(VENV)/.test     ## a stock Prometheus (apt-get install prometheus) scrapes the server
 	@command -v prometheus >/dev/null || { echo "no prometheus: apt-get install --no-install-recommends prometheus"; exit 1; }

@@ -1,14 +1,17 @@
 """A cost model measured on one machine with one model: fitted to observed steps, kept as JSON.
 
 A step is taken to last T(tokens) + s * sampled rows + c * context of decoding rows + p * pairs of prompts' attention +
-n * new requests; T is linear between knots, and nothing is negative. The ratios of measured to fitted times are kept
-too, and drawn from in a simulation, because percentiles of a perfectly even machine would be too good.
+q * prompts' earlier tokens + n * new requests; T is linear between knots, and nothing is negative. The ratios of
+measured to fitted times are kept too, in the order in which they came, and stretches of them are followed in a
+simulation: percentiles of a perfectly even machine would be too good, and a machine is slow for a while rather than for
+a step.
 
-Source: Lawson and Hanson 1974, chapter 23 (non-negative least squares).
+Sources: Lawson and Hanson 1974, chapter 23 (non-negative least squares); Kuensch 1989 (resampling of blocks).
 """
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -20,10 +23,11 @@ from quire.scheduler.setup import SchedulerSetup
 from quire.simulator.costs import StepShape
 from quire.simulator.observed import StepSample
 
-VERSION = 1
+VERSION = 2
 KNOTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 2048, 4096, 8192, 16384)
 MIN_STEPS = 50
-NUM_RATIOS = 201
+FIT_ROUNDS = 4
+STRETCH_S = 1.0
 MAX_CALIBRATION_BYTES = 1 << 24
 
 
@@ -32,11 +36,13 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         knots, knot_s: seconds of a step of so many tokens, before what follows.
-        sampling_s, context_s, pair_s, new_s: per sampled row, per token of context, per pair, per new request.
+        sampling_s, context_s, pair_s, new_s, prompt_context_s: per sampled row, per token of context, per pair, per new
+            request, per earlier token of a prompt.
         gap_s: constant, per row, per new request.
         request_wait_s: from a client's call to the queue.
         delivery_s: constant, and per token of the step.
-        quiet_ratios, prompt_ratios: quantiles of measured over fitted seconds, of steps without and with prompts.
+        quiet_ratios, prompt_ratios: (seconds since the first step, measured over fitted seconds), of steps without and
+            with prompts, in order.
         num_steps, median_error: what the fit rests on, and the median of |measured / fitted - 1|.
         setup: of the scheduler that was measured.
     """
@@ -50,11 +56,12 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True):
     context_s: float
     pair_s: float
     new_s: float
+    prompt_context_s: float
     gap_s: tuple[float, float, float]
     request_wait_s: float
     delivery_s: tuple[float, float]
-    quiet_ratios: list[float]
-    prompt_ratios: list[float]
+    quiet_ratios: list[tuple[float, float]]
+    prompt_ratios: list[tuple[float, float]]
     num_steps: int
     median_error: float
     setup: SchedulerSetup
@@ -67,6 +74,7 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True):
         return (
             at_tokens + self.sampling_s * shape.num_sampling + self.context_s * shape.decode_context
             + self.pair_s * shape.prompt_pairs + self.new_s * shape.num_new
+            + self.prompt_context_s * shape.prompt_context
         )  # fmt: skip
 
 
@@ -76,13 +84,21 @@ class CalibratedCosts:
     def __init__(self, calibration: Calibration, seed: int = 0) -> None:
         self._calibration = calibration
         self._rng = np.random.default_rng(seed)
-        self._quiet = np.array(calibration.quiet_ratios)
-        self._prompt = np.array(calibration.prompt_ratios)
+        self._quiet = _Series(calibration.quiet_ratios)
+        self._prompt = _Series(calibration.prompt_ratios)
+        self._left_s = 0.0
 
     def step_seconds(self, shape: StepShape) -> float:
         """The fitted seconds times a ratio that was measured."""
-        ratios = self._prompt if shape.num_prompt_tokens else self._quiet
-        return self._calibration.fitted_seconds(shape) * float(ratios[self._rng.integers(len(ratios))])
+        if self._left_s <= 0.0:
+            self._left_s = STRETCH_S
+            place_s = float(self._rng.uniform(0.0, max(self._quiet.end_s, self._prompt.end_s)))
+            self._quiet.seek(place_s)
+            self._prompt.seek(place_s)
+        series = self._prompt if shape.num_prompt_tokens else self._quiet
+        seconds = self._calibration.fitted_seconds(shape) * series.next()
+        self._left_s -= seconds
+        return seconds
 
     def gap_seconds(self, shape: StepShape) -> float:
         """Seconds between two steps."""
@@ -98,6 +114,30 @@ class CalibratedCosts:
         """Seconds from a step's end to its tokens' delivery."""
         constant, per_token = self._calibration.delivery_s
         return constant + per_token * num_tokens
+
+
+class _Series:
+    """Ratios in the order in which they were measured; after the last comes the first."""
+
+    def __init__(self, points: Sequence[tuple[float, float]]) -> None:
+        self._times = [at_s for at_s, _ in points]
+        self._ratios = [ratio for _, ratio in points]
+        self._next = 0
+
+    @property
+    def end_s(self) -> float:
+        """When the last was measured."""
+        return self._times[-1]
+
+    def seek(self, at_s: float) -> None:
+        """Go to the first that was measured then or later."""
+        self._next = bisect_left(self._times, at_s)
+
+    def next(self) -> float:
+        """The ratio here."""
+        place = self._next % len(self._ratios)
+        self._next = place + 1
+        return self._ratios[place]
 
 
 def fit(
@@ -128,21 +168,25 @@ def fit(
     design = np.array([_features(step.shape, knots) for step in steps])
     weights = 1 / measured
     kept = np.ones(len(steps), dtype=np.bool_)
-    for _ in range(3):
-        found = nonnegative_least_squares(design[kept] * weights[kept, None], np.ones(int(kept.sum())))
-        ratios = measured / np.maximum(design @ found, 1e-9)
+    for _ in range(FIT_ROUNDS):
+        found = nonnegative_least_squares(design[kept] * weights[kept, None], measured[kept] * weights[kept])
+        fitted = np.maximum(design @ found, 1e-6)
+        ratios = measured / fitted
+        weights = 1 / fitted  # by measured times, slow steps would count for less than quick ones
         kept = (ratios > 0.5) & (ratios < 2.0)
         if kept.sum() < MIN_STEPS:
             kept[:] = True
     knot_s = _filled(knots, found[: len(knots)], design[:, : len(knots)])
-    sampling_s, context_s, pair_s, new_s = found[len(knots) :].tolist()
+    sampling_s, context_s, pair_s, new_s, prompt_context_s = found[len(knots) :].tolist()
+    times = np.array([step.end_s for step in steps]) - steps[0].end_s
+    has_prompt = np.array([step.shape.num_prompt_tokens > 0 for step in steps])
     gaps = [step for step in steps if step.gap_s is not None]
     return Calibration(
         version=VERSION, model=model, machine=machine, knots=knots, knot_s=knot_s, sampling_s=sampling_s,
-        context_s=context_s, pair_s=pair_s, new_s=new_s, gap_s=_fit_gaps(gaps),
+        context_s=context_s, pair_s=pair_s, new_s=new_s, prompt_context_s=prompt_context_s, gap_s=_fit_gaps(gaps),
         request_wait_s=float(np.median(waits_s)), delivery_s=_fit_line(deliveries),
-        quiet_ratios=_quantiles(ratios[[not step.shape.num_prompt_tokens for step in steps]]),
-        prompt_ratios=_quantiles(ratios[[step.shape.num_prompt_tokens > 0 for step in steps]]),
+        quiet_ratios=_series(times[~has_prompt], ratios[~has_prompt]),
+        prompt_ratios=_series(times[has_prompt], ratios[has_prompt]),
         num_steps=len(steps), median_error=float(np.median(np.abs(ratios - 1))), setup=setup,
     )  # fmt: skip
 
@@ -157,7 +201,9 @@ def _features(shape: StepShape, knots: Sequence[int]) -> list[float]:
         low, high = knots[place - 1], knots[place]
         share = min(1.0, max(0.0, (shape.num_tokens - low) / (high - low)))
         hats[place - 1], hats[place] = 1 - share, share
-    return [*hats, shape.num_sampling, shape.decode_context, shape.prompt_pairs, shape.num_new]
+    return [
+        *hats, shape.num_sampling, shape.decode_context, shape.prompt_pairs, shape.num_new, shape.prompt_context,
+    ]  # fmt: skip
 
 
 def _filled(knots: Sequence[int], values: np.ndarray, hats: np.ndarray) -> list[float]:
@@ -186,11 +232,11 @@ def _fit_line(points: Sequence[tuple[int, float]]) -> tuple[float, float]:
     return constant, per_token
 
 
-def _quantiles(ratios: np.ndarray) -> list[float]:
-    """Ratios that a draw takes one of, the mean kept; the slowest step in five hundred is left out."""
+def _series(times_s: np.ndarray, ratios: np.ndarray) -> list[tuple[float, float]]:
+    """As the calibration keeps them; a machine that was seen on no such step is taken to be even."""
     if not len(ratios):
-        return [1.0]
-    return [float(one) for one in np.quantile(ratios, (np.arange(NUM_RATIOS) + 0.5) / NUM_RATIOS)]
+        return [(0.0, 1.0)]
+    return [(round(float(at_s), 4), round(float(ratio), 4)) for at_s, ratio in zip(times_s, ratios, strict=True)]
 
 
 def nonnegative_least_squares(rows: np.ndarray, targets: np.ndarray) -> np.ndarray:

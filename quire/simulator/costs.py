@@ -20,6 +20,7 @@ class StepShape:
         num_sampling: rows that get a token.
         decode_context: tokens that decoding rows attend to, summed.
         prompt_pairs: (query, key) pairs of prompts' attention.
+        prompt_context: tokens before the prompts' parts that are computed, summed: cached ones, and earlier parts.
         num_rows: requests in the step.
         num_new: of them placed in this step.
     """
@@ -31,6 +32,7 @@ class StepShape:
     prompt_pairs: float
     num_rows: int
     num_new: int
+    prompt_context: int = 0
 
 
 def shape_of(scheduled: SchedulerOutput) -> StepShape:
@@ -45,7 +47,7 @@ def shape_of(scheduled: SchedulerOutput) -> StepShape:
     num_decoding = num_rows - len(lengths)
     return StepShape(
         total, num_prompt, int(scheduled.is_sampling.sum()), int(context[~is_prompt].sum()) + num_decoding,
-        float((lengths * (starts + (lengths + 1) / 2)).sum()), num_rows, num_new,
+        float((lengths * (starts + (lengths + 1) / 2)).sum()), num_rows, num_new, int(starts.sum()),
     )  # fmt: skip
 
 

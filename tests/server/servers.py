@@ -10,7 +10,7 @@ from typing import Any
 import openai
 
 from quire.config.server import ApiConfig, HttpConfig, LimitsConfig, ServerConfig, TracingConfig
-from quire.entrypoints.openai.launcher import DrainingServer, make_server
+from quire.entrypoints.server.launcher import DrainingServer, make_server
 
 
 def server_config(**settings: Any) -> ServerConfig:

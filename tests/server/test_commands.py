@@ -19,7 +19,7 @@ import pytest
 from quire.entrypoints.args import QuireParser
 from quire.entrypoints.cli import serve
 from quire.entrypoints.cli.main import main
-from quire.entrypoints.openai.launcher import claim_socket_path
+from quire.entrypoints.server.launcher import claim_socket_path
 from quire.errors import ConfigError
 from quire.utils.phases import PhaseTimer, process_age_s
 from tests.server.engines import ScriptedEngine

@@ -11,12 +11,12 @@ import pytest
 
 from quire.config.server import LimitsConfig
 from quire.core.stats import SchedulerStats
-from quire.entrypoints.openai import launcher
 from quire.entrypoints.openai.access import ROUTE_ACCESS, Access
 from quire.entrypoints.openai.admission import Admission
 from quire.entrypoints.openai.errors import ApiError, api_error_of, sanitised
 from quire.entrypoints.openai.keys import ApiKeys, read_api_keys
-from quire.entrypoints.openai.launcher import make_server, warn_of_open_address
+from quire.entrypoints.server import launcher
+from quire.entrypoints.server.launcher import make_server, warn_of_open_address
 from quire.errors import ConfigError, ValidationError
 from tests.server.engines import ScriptedEngine, scripted_config
 from tests.server.servers import RunningServer, server_config

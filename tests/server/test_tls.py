@@ -12,8 +12,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from quire.entrypoints.openai.launcher import make_server
 from quire.entrypoints.openai.tls import POLL_S, CertificateWatch
+from quire.entrypoints.server.launcher import make_server
 from quire.errors import ConfigError
 from tests.server.engines import ScriptedEngine
 from tests.server.servers import RunningServer, server_config

@@ -238,7 +238,7 @@ def test_without_opentelemetry_the_extra_is_named(monkeypatch):
 
 def test_opentelemetry_is_imported_for_an_endpoint_alone():
     program = (
-        "import sys; import quire.entrypoints.openai.launcher; "
+        "import sys; import quire.entrypoints.server.launcher; "
         "from quire.entrypoints.openai.tracing import make_tracing; assert make_tracing(None, print) is None; "
         "print([name for name in sys.modules if name.startswith(('opentelemetry.sdk', 'opentelemetry.exporter'))])"
     )

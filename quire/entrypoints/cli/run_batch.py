@@ -150,7 +150,7 @@ def start_engine(config: QuireConfig) -> Any:
 async def ask_engine(engine: EngineClient, config: ServerConfig, batch: Batch) -> BatchCounts:
     """Run `batch` on the server's application around `engine`."""
     # Late, as above.
-    from quire.entrypoints.openai.app import make_app
+    from quire.entrypoints.server.app import make_app
 
     app = make_app(engine, config)
     key = envs.api_key()

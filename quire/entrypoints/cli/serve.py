@@ -66,7 +66,7 @@ def run(args: argparse.Namespace) -> int:
         with timer.phase("web framework"):
             import uvloop
 
-            from quire.entrypoints.openai.launcher import check_files, make_server
+            from quire.entrypoints.server.launcher import check_files, make_server
 
             check_files(server_config, config.scheduler.scheduling_policy)
     except BaseException:

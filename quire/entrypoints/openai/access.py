@@ -31,6 +31,8 @@ ROUTE_ACCESS = {
     "/v1/models/{model:path}": Access.KEY,
     "/v1/completions": Access.KEY,
     "/v1/chat/completions": Access.KEY,
+    "/v1/messages": Access.KEY,
+    "/v1/messages/count_tokens": Access.KEY,
     "/tokenize": Access.KEY,
     "/detokenize": Access.KEY,
     "/reset_prefix_cache": Access.OPERATOR,
@@ -44,14 +46,15 @@ PROBE_PATHS = frozenset((*OPEN_PATHS, "/ready"))
 
 def is_open(scope: Scope) -> bool:
     """True for a path that needs no key, below the prefix (`root_path`) that a proxy adds."""
-    return _own_path(scope) in OPEN_PATHS
+    return own_path(scope) in OPEN_PATHS
 
 
 def is_probe(scope: Scope) -> bool:
     """True for one of `PROBE_PATHS`."""
-    return _own_path(scope) in PROBE_PATHS
+    return own_path(scope) in PROBE_PATHS
 
 
-def _own_path(scope: Scope) -> str:
+def own_path(scope: Scope) -> str:
+    """The path of a request, below that prefix."""
     path: str = scope["path"]
     return path.removeprefix(scope.get("root_path", ""))

@@ -102,8 +102,12 @@ class ApiError(Exception):
         }  # fmt: skip
         return msgspec.json.encode({"error": error})
 
-    def response(self) -> Response:
-        """The HTTP response."""
+    def response(self, content: bytes | None = None) -> Response:
+        """The HTTP response.
+
+        Args:
+            content: as another API than OpenAI's writes it.
+        """
         headers = {}
         if self.retry_after_s is not None:
             headers["retry-after"] = str(math.ceil(self.retry_after_s))
@@ -111,7 +115,7 @@ class ApiError(Exception):
                 headers["retry-after-ms"] = str(math.ceil(round(1e3 * self.retry_after_s, 3)))
         if self.kind.status == UNAUTHORIZED.status:
             headers["www-authenticate"] = "Bearer"
-        return Response(self.content(), self.kind.status, headers, media_type="application/json")
+        return Response(content or self.content(), self.kind.status, headers, media_type="application/json")
 
 
 def api_error_of(error: BaseException) -> ApiError:

@@ -9,12 +9,14 @@ from __future__ import annotations
 import re
 import secrets
 import time
+from collections.abc import Sequence
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from quire.config.server import LimitsConfig
 from quire.core.stats import RequestStateStats
 from quire.entrypoints.openai.access import PROBE_PATHS, is_open
+from quire.entrypoints.openai.error_forms import ID_KEY, STATE_KEY, ErrorForm, error_response, form_of
 from quire.entrypoints.openai.errors import BAD_REQUEST, HEADERS_TOO_LARGE, UNAUTHORIZED, ApiError, api_error_of
 from quire.entrypoints.openai.receipt import make_receipt
 from quire.entrypoints.openai.running import ClientGoneError
@@ -34,8 +36,16 @@ REQUEST_ID = re.compile(rb"[\w.:+-]{1,128}", re.ASCII)
 class RequestLog:
     """Gives every request an id (the client's own X-Request-Id where it is usable), and logs a line when it ends."""
 
-    def __init__(self, app: ASGIApp, *, is_logged: bool = True, tracing: Tracing | None = None) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        *,
+        is_logged: bool = True,
+        tracing: Tracing | None = None,
+        error_forms: Sequence[ErrorForm] = (),
+    ) -> None:
         self._app = app
+        self._error_forms = error_forms
         self._tracing = tracing
         self._is_logged = is_logged
         self.num_running = 0
@@ -51,13 +61,17 @@ class RequestLog:
         state = scope.setdefault("state", {})
         state["received_s"] = start = time.monotonic()
         state["own_request_id"] = None if own_id is None else own_id.decode()
+        state[ID_KEY], state[STATE_KEY] = request_id.decode(), form_of(scope, self._error_forms)
+        id_headers = [(b"x-request-id", request_id)]
+        if state[STATE_KEY] is not None:
+            id_headers.append((state[STATE_KEY].id_header, request_id))
         status = 0
 
         async def send_with_id(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                message["headers"] = [*message.get("headers", ()), (b"x-request-id", request_id)]
+                message["headers"] = [*message.get("headers", ()), *id_headers]
                 if "metered" in state:
                     message["headers"] += state["metered"].headers()
             await send(message)
@@ -114,7 +128,7 @@ class Gate:
         refusal = self._refusal(scope)
         if refusal is not None:
             self._metrics.record_refusal(refusal.reason, "")
-            response = refusal.response()
+            response = error_response(scope, refusal)
             if refusal.kind is BAD_REQUEST:
                 response.headers["connection"] = "close"  # where its body ends is not certain
             await response(scope, receive, send)
@@ -132,9 +146,11 @@ class Gate:
             return ApiError(BAD_REQUEST, "send content-length or transfer-encoding, not both")
         if not self._tenants.needs_key or is_open(scope):
             return None
-        tenant = self._tenants.of(header(scope, b"authorization") or b"")
+        tenant = self._tenants.of(_authorization(scope))
         if tenant is None:
-            return ApiError(UNAUTHORIZED, "a valid API key is needed: send Authorization: Bearer KEY")
+            return ApiError(
+                UNAUTHORIZED, "a valid API key is needed: send Authorization: Bearer KEY, or X-Api-Key: KEY"
+            )
         scope["state"]["tenant"] = tenant
         return None
 
@@ -161,12 +177,18 @@ class LastResort:
         except Exception as error:
             if scope["type"] != "http" or is_started:
                 raise
-            await api_error_of(error).response()(scope, receive, send)
+            await error_response(scope, api_error_of(error))(scope, receive, send)
 
 
 def _logged_path(scope: Scope) -> str:
     """The path as it was sent, which holds no line break and no control character."""
     return bytes(scope.get("raw_path") or b"")[:MAX_LOGGED_CHARS].decode("ascii", "backslashreplace")
+
+
+def _authorization(scope: Scope) -> bytes:
+    """The Authorization header; where there is none, what it would be with the key of X-Api-Key."""
+    given = header(scope, b"authorization")
+    return b"Bearer " + (header(scope, b"x-api-key") or b"") if given is None else given
 
 
 def header(scope: Scope, name: bytes) -> bytes | None:

@@ -107,11 +107,12 @@ class Parsing:
                 self._make_tools = tool_call_parser(name)
                 logger.info("tool calls are read as %s, the format of the chat template", name)
 
-    def plan(self, request: ChatRequest, warnings: list[str]) -> ParsingPlan | None:
+    def plan(self, request: ChatRequest, warnings: list[str], *, holds_calls: bool = False) -> ParsingPlan | None:
         """What to read out of the answers to `request`; None = they are plain text.
 
         Args:
             warnings: gets a line for what has no effect.
+            holds_calls: tell calls when they are complete, whatever the settings say.
 
         Raises:
             ValidationError, UnsupportedError: as `tool_choice` and `forced_form`.
@@ -133,7 +134,7 @@ class Parsing:
         assert self._tokenizer is not None, "a chat has a tokenizer"
         return ParsingPlan(
             request, self._tokenizer, reasoning, make, Tools(choice.tools), frozenset(self._special),
-            holds_calls=self._config.hold_tool_calls, form=form, has_one_call=choice.is_one,
+            holds_calls=holds_calls or self._config.hold_tool_calls, form=form, has_one_call=choice.is_one,
         )  # fmt: skip
 
 

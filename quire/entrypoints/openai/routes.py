@@ -1,4 +1,4 @@
-"""Routes: what each path of the API does. Made by `app.make_app`; owns nothing."""
+"""Routes: what each path of the API does. Made by `server.app.make_app`; owns nothing."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from quire.entrypoints.openai.access import is_probe
 from quire.entrypoints.openai.answer import AnswerForm
 from quire.entrypoints.openai.chat import ChatWriter
 from quire.entrypoints.openai.completion import CompletionWriter
+from quire.entrypoints.openai.error_forms import error_response
 from quire.entrypoints.openai.errors import ApiError, api_error_of
 from quire.entrypoints.openai.parsing import ParsingPlan
 from quire.entrypoints.openai.prompts import Cut
@@ -69,7 +70,7 @@ def refused(request: Request, error: ApiError, state: ServerState) -> Response:
     if error.reason and not is_probe(request.scope):
         tenant = request.state.tenant
         state.metrics.record_refusal(error.reason, "" if tenant is state.tenants.anonymous else tenant.name)
-    return error.response()
+    return error_response(request.scope, error)
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +104,7 @@ class GenerationRoutes:
         cut = _cut(body)
         special = body.add_special_tokens is not False
         prompts = [await reader.read(one, cut, add_special_tokens=special, warnings=warnings) for one in given]
-        work = self._work(request, body, "cmpl", prompts, params)
+        work = self._work(request, body, "cmpl-", prompts, params)
         form = AnswerForm(
             self._state, body, work, model=model, warnings=list(dict.fromkeys(warnings)), kind="text_completion"
         )
@@ -118,7 +119,7 @@ class GenerationRoutes:
     async def chat(self, request: Request) -> Response:
         """Answer a conversation."""
         body, warnings = await self.read(request, CHAT_FIELDS)
-        chat = await self.prepare_chat(request, body, "chatcmpl", warnings)
+        chat = await self.prepare_chat(request, body, "chatcmpl-", warnings)
         kind = "chat.completion.chunk" if body.stream else "chat.completion"
         form = AnswerForm(self._state, body, chat.work, model=chat.model, warnings=warnings, kind=kind)
         writer = ChatWriter(form, body, self._state.config.api.response_role, _echoed_message(body), chat.plan)
@@ -136,12 +137,15 @@ class GenerationRoutes:
         body: tuple[Any, list[str]] = await read_fields(request, fields, state.config)
         return body
 
-    async def prepare_chat(self, request: Request, body: ChatRequest, prefix: str, warnings: list[str]) -> PreparedChat:
+    async def prepare_chat(
+        self, request: Request, body: ChatRequest, prefix: str, warnings: list[str], *, holds_calls: bool = False
+    ) -> PreparedChat:
         """A conversation as work for the engine; other APIs translate theirs into a `ChatRequest` first.
 
         Args:
             prefix: of the answer's id.
             warnings: gets a line for each field that has no effect.
+            holds_calls: calls are told when they are complete, whatever the settings say.
 
         Raises:
             ApiError, ValidationError, UnsupportedError, ChatTemplateError: it cannot be answered.
@@ -151,7 +155,7 @@ class GenerationRoutes:
         self._limit(
             request, params, body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
         )
-        plan = self._state.parsing.plan(body, warnings)
+        plan = self._state.parsing.plan(body, warnings, holds_calls=holds_calls)
         prompt = await self._state.prompts.read_chat(body, _cut(body), add_special_tokens=bool(body.add_special_tokens))
         if plan is not None:
             plan.constrain(params, prompt.prompt_token_ids)

@@ -1,4 +1,4 @@
-"""ServerState: what the routes of one server share. Made by `app.make_app`."""
+"""ServerState: what the routes of one server share. Made by `server.app.make_app`."""
 
 from __future__ import annotations
 
@@ -124,5 +124,5 @@ def public_id(prefix: str, header: str | None, from_body: str | None = None) -> 
     """The id of an answer, made of the client's own where that is usable."""
     for own in (from_body, header):
         if own is not None and REQUEST_ID.fullmatch(own):
-            return f"{prefix}-{own}"
-    return f"{prefix}-{secrets.token_hex(16)}"
+            return f"{prefix}{own}"
+    return f"{prefix}{secrets.token_hex(16)}"

@@ -30,6 +30,7 @@ CASE_S = 1.0
 PROMPTS = (4, 16, 48, 100, 200, 400, 800, 1600, 3200)
 BATCHES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 256)
 USERS = (2, 4, 8, 16, 32)
+PREFIX_SHARE, PREFIX_TOKENS = 0.25, 256
 SETTLE_S = 0.4
 
 
@@ -123,16 +124,21 @@ class _Load:
                 prompt = int(np.clip(self._rng.lognormal(4.6, 1.0), 4, self._longest * 3 // 4))
                 output = int(np.clip(self._rng.lognormal(3.3, 0.7), 2, self._longest // 5))
                 await asyncio.sleep(float(self._rng.exponential(2 * self._step_s)))
-                await self._ask(prompt, output)
+                await self._ask(prompt, output, has_prefix=self._rng.random() < PREFIX_SHARE)
 
         await asyncio.gather(*[user() for _ in range(count)])
 
-    async def _ask(self, prompt_len: int, output_len: int) -> Timing:
+    async def _ask(self, prompt_len: int, output_len: int, *, has_prefix: bool = False) -> Timing:
+        """Ask with a prompt like no other, which follows a beginning that many have, if it `has_prefix`."""
+        prefix_len = min(PREFIX_TOKENS, self._longest // 8) if has_prefix else 0
+        prompt_len = min(prefix_len + prompt_len, self._longest - 1)
         output_len = max(1, min(output_len, self._longest - prompt_len))
-        stream = next(self._streams)
         return await self._client.ask(
-            SimRequest(arrival_s=0.0, prompt_len=prompt_len, output_len=output_len, stream=stream)
-        )
+            SimRequest(
+                arrival_s=0.0, prompt_len=prompt_len, output_len=output_len, stream=next(self._streams),
+                prefix_len=prefix_len,
+            )
+        )  # fmt: skip
 
 
 def _in_turns(

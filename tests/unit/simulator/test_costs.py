@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 from scipy.optimize import nnls
@@ -130,6 +132,30 @@ def test_a_fit_finds_the_costs_that_made_its_steps(tmp_path):
     drawn = [costs.step_seconds(decode(10, 1000)) for _ in range(2000)]
     assert np.mean(drawn) == pytest.approx(true_seconds(decode(10, 1000)), rel=0.05)
     assert np.std(np.log(drawn)) == pytest.approx(0.05, rel=0.3)
+
+
+def test_earlier_tokens_of_prompts_have_a_cost_of_their_own():
+    steps = samples(1000, 0.0)
+    rng = np.random.default_rng(2)
+    for place, step in enumerate(steps):
+        if step.shape.num_prompt_tokens:
+            shape = dataclasses.replace(step.shape, prompt_context=int(rng.integers(0, 4000)))
+            steps[place] = dataclasses.replace(step, shape=shape, seconds=step.seconds + 2e-6 * shape.prompt_context)
+    calibration = fit(steps, [0.001], [(1, 2e-4)], model="m", machine="here", setup=make_setup())
+    assert calibration.prompt_context_s == pytest.approx(2e-6, rel=0.01)
+
+
+def test_a_slow_stretch_of_the_machine_is_a_stretch_in_simulations():
+    steps = [
+        dataclasses.replace(step, end_s=0.01 * place, seconds=step.seconds * (1.9 if place % 1000 >= 800 else 1.0))
+        for place, step in enumerate(samples(4000, 0.0))
+    ]  # fmt: skip
+    calibration = fit(steps, [0.001], [(1, 2e-4)], model="m", machine="here", setup=make_setup())
+    costs = CalibratedCosts(calibration, seed=1)
+    is_slow = np.array([costs.step_seconds(decode(10, 1000)) for _ in range(5000)])
+    is_slow = is_slow > 1.3 * np.median(is_slow)
+    assert 0.1 < is_slow.mean() < 0.4
+    assert (is_slow[1:] == is_slow[:-1]).mean() > 0.95
 
 
 def test_too_little_to_fit_is_said():

@@ -24,7 +24,6 @@ from fastapi import FastAPI
 from quire import envs
 from quire.config.server import ServerConfig
 from quire.engine.protocol import EngineClient
-from quire.entrypoints.openai.app import make_app
 from quire.entrypoints.openai.connection import protocol_factory
 from quire.entrypoints.openai.connection_limits import ConnectionWatch
 from quire.entrypoints.openai.keys import read_checked_keys
@@ -32,6 +31,7 @@ from quire.entrypoints.openai.parsing import check_parsers
 from quire.entrypoints.openai.state import ServerState
 from quire.entrypoints.openai.tls import CertificateWatch, harden, named_errors, tls_options
 from quire.entrypoints.openai.tracing import check_endpoint
+from quire.entrypoints.server.app import make_app
 from quire.errors import ConfigError
 from quire.logger import get_logger
 from quire.utils.phases import Phases

@@ -17,6 +17,9 @@ from starlette.responses import Response
 
 from quire.config.server import ServerConfig
 from quire.engine.protocol import EngineClient
+from quire.entrypoints.anthropic.errors import MESSAGES_ERRORS
+from quire.entrypoints.anthropic.protocol import MessagesRequest, PromptFields
+from quire.entrypoints.anthropic.routes import MessagesRoutes
 from quire.entrypoints.openai.errors import BAD_REQUEST, METHOD_NOT_ALLOWED, NOT_FOUND, ApiError
 from quire.entrypoints.openai.info_routes import InfoRoutes
 from quire.entrypoints.openai.key_watch import KeyWatch
@@ -30,6 +33,8 @@ from quire.entrypoints.openai.routes import GenerationRoutes, Route, answered, r
 from quire.entrypoints.openai.running import cancelled
 from quire.entrypoints.openai.state import ServerState, make_state
 from quire.version import __version__
+
+ERROR_FORMS = (MESSAGES_ERRORS,)
 
 
 def make_app(engine: EngineClient, config: ServerConfig) -> FastAPI:
@@ -76,7 +81,9 @@ def make_app(engine: EngineClient, config: ServerConfig) -> FastAPI:
     _add_routes(app, state)
     app.add_middleware(LastResort)
     app.add_middleware(Gate, tenants=state.tenants, limits=config.limits, metrics=state.metrics)
-    app.add_middleware(RequestLog, is_logged=not config.http.disable_access_log, tracing=state.tracing)
+    app.add_middleware(
+        RequestLog, is_logged=not config.http.disable_access_log, tracing=state.tracing, error_forms=ERROR_FORMS
+    )
     origins = [origin.strip() for origin in config.http.allowed_origins.split(",") if origin.strip()]
     if origins:
         app.add_middleware(CORSMiddleware, allow_origins=origins, allow_methods=["*"], allow_headers=["*"])
@@ -85,6 +92,7 @@ def make_app(engine: EngineClient, config: ServerConfig) -> FastAPI:
 
 def _add_routes(app: FastAPI, state: ServerState) -> None:
     generation, info = GenerationRoutes(state), InfoRoutes(state)
+    messages = MessagesRoutes(state, generation)
 
     def add(path: str, route: Route, body: type | None = None, method: str = "GET") -> None:
         described: dict[str, Any] = {} if body is None else {"requestBody": _schema(body)}
@@ -98,6 +106,8 @@ def _add_routes(app: FastAPI, state: ServerState) -> None:
 
     add("/v1/completions", generation.completion, CompletionRequest)
     add("/v1/chat/completions", generation.chat, ChatRequest)
+    add("/v1/messages", messages.answer, MessagesRequest)
+    add("/v1/messages/count_tokens", messages.count_tokens, PromptFields)
     add("/v1/models", info.models)
     add("/v1/models/{model:path}", info.model)
     add("/tokenize", info.tokenize, TokenizeRequest)

@@ -1,0 +1,1 @@
+"""Anthropic's Messages API, around the same `ChatRequest` and the same answers as chats."""

@@ -1,0 +1,75 @@
+"""POST /v1/messages and /v1/messages/count_tokens. Made by `server.app`; owns nothing."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from quire.entrypoints.anthropic.parts import Notes
+from quire.entrypoints.anthropic.protocol import COUNT_FIELDS, MESSAGES_FIELDS, PromptFields
+from quire.entrypoints.anthropic.translation import asks_for_thinking, chat_prompt, chat_request
+from quire.entrypoints.anthropic.writer import MessageWriter
+from quire.entrypoints.openai.counts import AnswerCounts
+from quire.entrypoints.openai.error_forms import ID_KEY
+from quire.entrypoints.openai.prompts import Cut
+from quire.entrypoints.openai.protocol.chat import ChatRequest
+from quire.entrypoints.openai.reading import read_fields
+from quire.entrypoints.openai.routes import JSON, GenerationRoutes, PreparedChat
+from quire.entrypoints.openai.state import ServerState
+
+ID_PREFIX = "msg_"
+INLINE_BLOCKS = 512
+NO_THINKING = "thinking has no effect: this server does not tell thinking from answers (--reasoning-parser)"
+
+
+class MessagesRoutes:
+    """The Messages API.
+
+    Args:
+        state: of the server.
+        generation: runs what is translated into a chat.
+    """
+
+    def __init__(self, state: ServerState, generation: GenerationRoutes) -> None:
+        self._state = state
+        self._generation = generation
+
+    async def answer(self, request: Request) -> Response:
+        """Answer a conversation."""
+        body, warnings = await self._generation.read(request, MESSAGES_FIELDS)
+        notes = self._notes(warnings)
+        limits = self._state.config.limits
+        translated = await _beside(body, lambda: chat_request(body, notes, limits))
+        chat = await self._generation.prepare_chat(request, translated, ID_PREFIX, warnings, holds_calls=True)
+        _note_thinking(body, chat, notes)
+        counts = AnswerCounts(self._state, chat.work, chat.model, reports_cache=bool(body.return_cache_info))
+        writer = MessageWriter(counts, chat.plan, warnings, request.scope["state"][ID_KEY])
+        return await self._generation.respond(request, chat.work, writer, is_stream=bool(body.stream))
+
+    async def count_tokens(self, request: Request) -> Response:
+        """The tokens of a conversation's prompt, as its answer would count them."""
+        body, warnings = await read_fields(request, COUNT_FIELDS, self._state.config)
+        self._state.check_model(body.model)
+        chat = await _beside(body, lambda: chat_prompt(body, self._notes(warnings)))
+        prompt = await self._state.prompts.read_chat(chat, Cut())
+        content = {"input_tokens": len(prompt.prompt_token_ids), **({"warnings": warnings} if warnings else {})}
+        return Response(msgspec.json.encode(content), media_type=JSON)
+
+    def _notes(self, warnings: list[str]) -> Notes:
+        return Notes(warnings, is_strict=self._state.config.api.strict_requests)
+
+
+async def _beside(body: PromptFields, translate: Callable[[], ChatRequest]) -> ChatRequest:
+    """What `translate` makes, in a thread when there is much of it."""
+    contents = [message.get("content") for message in body.messages or ()]
+    num_blocks = sum(len(content) if isinstance(content, list) else 1 for content in contents)
+    return translate() if num_blocks <= INLINE_BLOCKS else await asyncio.to_thread(translate)
+
+
+def _note_thinking(body: PromptFields, chat: PreparedChat, notes: Notes) -> None:
+    if asks_for_thinking(body) and (chat.plan is None or not chat.plan.has_reasoning):
+        notes.add("thinking", NO_THINKING)

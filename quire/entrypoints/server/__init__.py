@@ -1,0 +1,1 @@
+"""The application around one engine, with the routes of every API, and what runs it."""
