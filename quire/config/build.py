@@ -19,7 +19,7 @@ from quire.config.engine import ObservabilityConfig, QuireConfig, SupervisionCon
 from quire.config.model import LoadConfig, ModelConfig
 from quire.config.not_yet import NOT_YET, is_neutral
 from quire.config.scheduler import SchedulerConfig
-from quire.config.server import ApiConfig, HttpConfig, LimitsConfig, ServerConfig, TracingConfig
+from quire.config.server import ApiConfig, HttpConfig, LimitsConfig, ResponsesConfig, ServerConfig, TracingConfig
 from quire.config.structured_outputs import StructuredOutputsConfig
 from quire.errors import ConfigError, UnsupportedError, nearest, unknown_name
 from quire.utils.checks import shown
@@ -43,6 +43,7 @@ _NESTED_NOT_YET: dict[str, tuple[Any, ...]] = {
 }  # fmt: skip
 SERVER_SECTIONS: dict[str, type] = {
     "http": HttpConfig, "api": ApiConfig, "limits": LimitsConfig, "tracing": TracingConfig,
+    "responses": ResponsesConfig,
 }  # fmt: skip
 
 

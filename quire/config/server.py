@@ -172,6 +172,30 @@ class TracingConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ResponsesConfig:
+    """What /v1/responses keeps."""
+
+    response_store: str = setting(
+        "memory",
+        "Where responses are kept for previous_response_id and GET /v1/responses/{id}: memory, the path of a file "
+        "(SQLite; it outlives the server, which alone may use it), none.",
+    )
+    response_store_max_responses: int = setting(
+        10_000, "Responses that are kept; then the tenant that has most loses its longest unused one.", minimum=1,
+        maximum=1 << 31,
+    )  # fmt: skip
+    response_store_max_bytes: int = setting(
+        256 << 20, "Bytes of responses that are kept.", minimum=1 << 16, maximum=1 << 40, is_size=True
+    )
+    response_store_max_age: int = setting(
+        30 * 86400, "Seconds for which a response is kept; 0 = for ever.", minimum=0, maximum=1 << 31
+    )
+
+    def __post_init__(self) -> None:
+        check_settings(self)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ServerConfig:
     """Everything about the server that is no matter of the engine."""
 
@@ -179,3 +203,4 @@ class ServerConfig:
     api: ApiConfig = field(default_factory=ApiConfig)
     limits: LimitsConfig = field(default_factory=LimitsConfig)
     tracing: TracingConfig = field(default_factory=TracingConfig)
+    responses: ResponsesConfig = field(default_factory=ResponsesConfig)

@@ -9,14 +9,17 @@ from typing import Any
 
 import openai
 
-from quire.config.server import ApiConfig, HttpConfig, LimitsConfig, ServerConfig, TracingConfig
+from quire.config.server import ApiConfig, HttpConfig, LimitsConfig, ResponsesConfig, ServerConfig, TracingConfig
 from quire.entrypoints.server.launcher import DrainingServer, make_server
 
 
 def server_config(**settings: Any) -> ServerConfig:
     """Settings by field name, whatever their section."""
     parts: dict[str, Any] = {}
-    sections = (("http", HttpConfig), ("api", ApiConfig), ("limits", LimitsConfig), ("tracing", TracingConfig))
+    sections = (
+        ("http", HttpConfig), ("api", ApiConfig), ("limits", LimitsConfig), ("tracing", TracingConfig),
+        ("responses", ResponsesConfig),
+    )  # fmt: skip
     for section, config in sections:
         names = [name for name in settings if name in config.__dataclass_fields__]
         parts[section] = config(**{name: settings.pop(name) for name in names})

@@ -12,7 +12,7 @@ import anthropic
 import httpx
 import pytest
 
-from tests.server.anthropic_clients import ASKED, HELLO, TOOLS, ask, client
+from tests.server.anthropic_clients import ASKED, HELLO, ask, client
 from tests.server.engines import ScriptedEngine, WritingEngine
 from tests.server.servers import RunningServer
 from tests.server.test_protocol import post
@@ -224,10 +224,3 @@ def test_an_answer_that_is_cut_from_outside_is_an_error_and_no_message():
         for thread in threads:
             thread.join(10)
         assert all("overloaded_error" in answer.text for answer in answers) and len(answers) == 2
-
-
-def test_a_tool_that_cannot_be_forced_is_refused_as_in_chats():
-    with RunningServer(WritingEngine(), tool_call_parser="pythonic") as server:
-        for choice in ({"type": "any"}, {"type": "tool", "name": "add"}):
-            with pytest.raises(anthropic.BadRequestError, match="tool_choice"):
-                ask(server, "x", tools=TOOLS, tool_choice=choice)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import anthropic
+import pydantic
 import pytest
 
 from tests.server.anthropic_clients import client, run_agent
@@ -52,3 +53,17 @@ def test_a_seeded_message_is_the_chats_answer(leaf):
         chat = chats.chat.completions.create(model="leaf", max_tokens=12, messages=question, temperature=1.0, seed=5)
     text = "".join(block.text for block in message.content if isinstance(block, anthropic.types.TextBlock))
     assert text == chat.choices[0].message.content
+
+
+class Person(pydantic.BaseModel):
+    name: str
+    age: int
+
+
+def test_an_answer_of_a_schema_is_parsed_by_the_client(leaf):
+    question: list[Any] = [{"role": "user", "content": "Anna is 7 years old. Give her name and age as JSON."}]
+    with client(leaf) as own:
+        message = own.messages.parse(**ASKED, messages=question, output_format=Person)
+        with own.messages.stream(**ASKED, messages=question, output_format=Person) as stream:
+            streamed = stream.get_final_message()
+    assert isinstance(message.parsed_output, Person) and message.parsed_output == streamed.parsed_output

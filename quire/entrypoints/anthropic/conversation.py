@@ -13,7 +13,7 @@ import msgspec
 
 from quire.entrypoints.anthropic.parts import Notes, kind_of, read_part
 from quire.errors import UnsupportedError, ValidationError, unknown_name
-from quire.utils.checks import check_text, wrong_type
+from quire.utils.checks import check_text, shown, wrong_type
 
 AddBlock = Callable[[str, str, Any], None]
 """Takes in a block: where it is, the role of its message, the block."""
@@ -122,8 +122,8 @@ class Conversation:
             ValidationError, UnsupportedError: it is malformed, or has a block that a text model cannot take.
         """
         for name in message:
-            if name not in ("role", "content"):
-                self._notes.add(where, f"{where}: unknown field {name!r} is ignored")
+            if name not in ("role", "content") and not self._notes.are_full:
+                self._notes.add(where, f"{where}: unknown field {shown(name)} is ignored")
         role, content = check_text(f"{where}.role", message.get("role")), message.get("content")
         if role not in ROLES:
             raise unknown_name(f"role in {where}:", role, ROLES, ValidationError)

@@ -24,12 +24,12 @@ class ErrorForm:
     Attributes:
         path: of its routes, or where they begin.
         content: makes the JSON object of an error and the request's id.
-        id_header: header with the request's id, beside X-Request-Id.
+        id_header: header with the request's id, beside X-Request-Id; None = none.
     """
 
     path: str
     content: Callable[[ApiError, str], bytes]
-    id_header: bytes
+    id_header: bytes | None = None
 
 
 def form_of(scope: Scope, forms: Sequence[ErrorForm]) -> ErrorForm | None:

@@ -63,7 +63,7 @@ class RequestLog:
         state["own_request_id"] = None if own_id is None else own_id.decode()
         state[ID_KEY], state[STATE_KEY] = request_id.decode(), form_of(scope, self._error_forms)
         id_headers = [(b"x-request-id", request_id)]
-        if state[STATE_KEY] is not None:
+        if state[STATE_KEY] is not None and state[STATE_KEY].id_header is not None:
             id_headers.append((state[STATE_KEY].id_header, request_id))
         status = 0
 

@@ -32,22 +32,27 @@ from quire.entrypoints.openai.protocol.tokenize import DetokenizeRequest, Tokeni
 from quire.entrypoints.openai.routes import GenerationRoutes, Route, answered, refused
 from quire.entrypoints.openai.running import cancelled
 from quire.entrypoints.openai.state import ServerState, make_state
+from quire.entrypoints.responses.errors import RESPONSES_ERRORS
+from quire.entrypoints.responses.protocol import ResponsesRequest
+from quire.entrypoints.responses.routes import ResponsesRoutes
 from quire.version import __version__
 
-ERROR_FORMS = (MESSAGES_ERRORS,)
+ERROR_FORMS = (MESSAGES_ERRORS, RESPONSES_ERRORS)
 
 
 def make_app(engine: EngineClient, config: ServerConfig) -> FastAPI:
     """The ASGI application; `app.state.server` is its `ServerState`.
 
     Raises:
-        ConfigError: the API keys cannot be read.
+        ConfigError: the API keys cannot be read, or the file of responses cannot be used.
     """
 
     def read_keys() -> ApiKeys:
         return read_checked_keys(config, engine.config.scheduler.scheduling_policy)
 
     state = make_state(engine, config, read_keys())
+    generation = GenerationRoutes(state)
+    responses = ResponsesRoutes(state, generation)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -59,6 +64,7 @@ def make_app(engine: EngineClient, config: ServerConfig) -> FastAPI:
             watch = KeyWatch(config.api.api_key_file, read_keys, state.tenants)
             background.append(asyncio.create_task(watch.run()))
         yield
+        await responses.close()
         for task in background:
             await cancelled(task)
         state.keep_alive.close()
@@ -78,7 +84,7 @@ def make_app(engine: EngineClient, config: ServerConfig) -> FastAPI:
     )
     app.root_path = config.http.root_path
     app.state.server = state
-    _add_routes(app, state)
+    _add_routes(app, state, generation, responses)
     app.add_middleware(LastResort)
     app.add_middleware(Gate, tenants=state.tenants, limits=config.limits, metrics=state.metrics)
     app.add_middleware(
@@ -90,8 +96,8 @@ def make_app(engine: EngineClient, config: ServerConfig) -> FastAPI:
     return app
 
 
-def _add_routes(app: FastAPI, state: ServerState) -> None:
-    generation, info = GenerationRoutes(state), InfoRoutes(state)
+def _add_routes(app: FastAPI, state: ServerState, generation: GenerationRoutes, responses: ResponsesRoutes) -> None:
+    info = InfoRoutes(state)
     messages = MessagesRoutes(state, generation)
 
     def add(path: str, route: Route, body: type | None = None, method: str = "GET") -> None:
@@ -106,6 +112,11 @@ def _add_routes(app: FastAPI, state: ServerState) -> None:
 
     add("/v1/completions", generation.completion, CompletionRequest)
     add("/v1/chat/completions", generation.chat, ChatRequest)
+    add("/v1/responses", responses.create, ResponsesRequest)
+    add("/v1/responses/{response_id}", responses.retrieve)
+    add("/v1/responses/{response_id}", responses.delete, method="DELETE")
+    add("/v1/responses/{response_id}/cancel", responses.cancel, method="POST")
+    add("/v1/responses/{response_id}/input_items", responses.input_items)
     add("/v1/messages", messages.answer, MessagesRequest)
     add("/v1/messages/count_tokens", messages.count_tokens, PromptFields)
     add("/v1/models", info.models)

@@ -31,6 +31,7 @@ from quire.entrypoints.openai.parsing import check_parsers
 from quire.entrypoints.openai.state import ServerState
 from quire.entrypoints.openai.tls import CertificateWatch, harden, named_errors, tls_options
 from quire.entrypoints.openai.tracing import check_endpoint
+from quire.entrypoints.responses.keeping import check_store
 from quire.entrypoints.server.app import make_app
 from quire.errors import ConfigError
 from quire.logger import get_logger
@@ -239,7 +240,7 @@ def make_server(engine: EngineClient, config: ServerConfig, app: FastAPI | None 
 
 
 def check_files(config: ServerConfig, policy: str) -> None:
-    """Read keys, look for TLS files and parsers, before anything costly is started; `policy` is the
+    """Read keys, look for TLS files, parsers and the store, before anything costly is started; `policy` is the
     scheduling_policy.
 
     Raises:
@@ -247,6 +248,7 @@ def check_files(config: ServerConfig, policy: str) -> None:
     """
     read_checked_keys(config, policy)
     check_parsers(config.api)
+    check_store(config.responses)
     tls_options(config.http)
     if config.tracing.otlp_traces_endpoint is not None:
         check_endpoint(config.tracing.otlp_traces_endpoint)

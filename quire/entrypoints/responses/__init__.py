@@ -1,0 +1,1 @@
+"""OpenAI's Responses API: one more form of a chat, with answers that are kept."""

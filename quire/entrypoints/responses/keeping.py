@@ -1,0 +1,35 @@
+"""Opens the store that the settings ask for. No state."""
+
+from __future__ import annotations
+
+from quire.config.server import ResponsesConfig
+from quire.entrypoints.responses.sqlite_shelf import SqliteShelf, check_path
+from quire.entrypoints.responses.store import MemoryShelf, ResponseStore, ShelfLimits
+
+MEMORY, NONE = "memory", "none"
+
+
+def open_store(config: ResponsesConfig) -> ResponseStore | None:
+    """Where responses are kept; None = nowhere.
+
+    Raises:
+        ConfigError: the file cannot be used.
+    """
+    limits = ShelfLimits(
+        config.response_store_max_responses, config.response_store_max_bytes, config.response_store_max_age
+    )
+    if config.response_store == NONE:
+        return None
+    if config.response_store == MEMORY:
+        return ResponseStore(MemoryShelf(limits))
+    return ResponseStore(SqliteShelf(config.response_store, limits))
+
+
+def check_store(config: ResponsesConfig) -> None:
+    """Refuse a file that cannot be used, before anything costly is started.
+
+    Raises:
+        ConfigError: so it is.
+    """
+    if config.response_store not in (MEMORY, NONE):
+        check_path(config.response_store)

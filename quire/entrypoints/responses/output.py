@@ -1,0 +1,155 @@
+"""OutputItems: an answer's events as the items of a response, and the events of a stream that tell of them.
+
+Used by the writer, for whole answers too: a stream comes to what the whole says because both are made here. Owns the
+items of one response.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from quire.entrypoints.openai.answer_events import AnswerEvent, CallBegun, CallPart
+from quire.entrypoints.responses.items import Item, new_id
+from quire.parsers.events import Content, Reasoning
+
+StreamEvent = tuple[str, dict[str, Any]]
+"""(type, its fields besides `type` and `sequence_number`)."""
+Logprobs = list[dict[str, Any]]
+
+IN_PROGRESS, COMPLETED, INCOMPLETE = "in_progress", "completed", "incomplete"
+
+
+@dataclass(slots=True)
+class _Open:
+    """The item that is being written.
+
+    Attributes:
+        kind: its type.
+        call: of a call, its id and name.
+        number: of a message, how many came before it.
+    """
+
+    kind: str
+    index: int
+    item_id: str
+    call: tuple[str, str] = ("", "")
+    number: int = 0
+    parts: list[str] = field(default_factory=list)
+
+    @property
+    def where(self) -> dict[str, Any]:
+        """What events say of the item."""
+        return {"item_id": self.item_id, "output_index": self.index}
+
+
+class OutputItems:
+    """Collects what comes.
+
+    Args:
+        new_logprobs: given the number of a message, the log-probabilities of its tokens that it did not give before;
+            None = they are not told.
+        all_logprobs: the same for all its tokens so far.
+
+    Attributes:
+        items: the complete ones.
+    """
+
+    def __init__(
+        self,
+        new_logprobs: Callable[[int], Logprobs] = lambda number: [],
+        all_logprobs: Callable[[int], Logprobs] = lambda number: [],
+    ) -> None:
+        self.items: list[Item] = []
+        self._new_logprobs = new_logprobs
+        self._all_logprobs = all_logprobs
+        self._open: _Open | None = None
+        self._num_messages = 0
+
+    def push(self, events: Iterable[AnswerEvent]) -> list[StreamEvent]:
+        """Take in what was found in the answer."""
+        told: list[StreamEvent] = []
+        for event in events:
+            if isinstance(event, Content):
+                told += self._text("message", event.text)
+            elif isinstance(event, Reasoning):
+                told += self._text("reasoning", event.text)
+            elif isinstance(event, CallBegun):
+                told += self._close(COMPLETED)
+                told += self._begin("function_call", (event.call_id, event.name))
+            else:
+                told += self._arguments(event)
+        return told
+
+    def finish(self, status: str) -> list[StreamEvent]:
+        """The answer has ended, its last item with `status`; one that says nothing has an empty message."""
+        told = [] if self.items or self._open is not None else self._begin("message")
+        return told + self._close(status)
+
+    def snapshot(self) -> list[Item]:
+        """The items so far, with the one that is being written."""
+        return self.items if self._open is None else [*self.items, self._item(self._open, IN_PROGRESS)]
+
+    def _text(self, kind: str, text: str) -> list[StreamEvent]:
+        told: list[StreamEvent] = []
+        if self._open is None or self._open.kind != kind:
+            told = [*self._close(COMPLETED), *self._begin(kind)]
+        one = self._open
+        assert one is not None, "it was begun"
+        one.parts.append(text)
+        delta: dict[str, Any] = {**one.where, "content_index": 0, "delta": text}
+        if kind == "reasoning":
+            told.append(("response.reasoning_text.delta", delta))
+        else:
+            delta["logprobs"] = self._new_logprobs(one.number)
+            told.append(("response.output_text.delta", delta))
+        return told
+
+    def _arguments(self, event: CallPart) -> list[StreamEvent]:
+        one = self._open
+        assert one is not None and one.kind == "function_call", "parts follow the beginning of their call"
+        one.parts.append(event.text)
+        return [("response.function_call_arguments.delta", {**one.where, "delta": event.text})]
+
+    def _begin(self, kind: str, call: tuple[str, str] = ("", "")) -> list[StreamEvent]:
+        one = self._open = _Open(kind, len(self.items), new_id(kind), call, self._num_messages)
+        item = self._item(one, IN_PROGRESS)
+        if kind == "function_call":
+            return [("response.output_item.added", {"output_index": one.index, "item": item})]
+        (part,) = item["content"]
+        item["content"] = []
+        if kind == "message":
+            self._num_messages += 1
+        return [
+            ("response.output_item.added", {"output_index": one.index, "item": item}),
+            ("response.content_part.added", {**one.where, "content_index": 0, "part": part}),
+        ]
+
+    def _close(self, status: str) -> list[StreamEvent]:
+        one, self._open = self._open, None
+        if one is None:
+            return []
+        item = self._item(one, status)
+        self.items.append(item)
+        done = ("response.output_item.done", {"output_index": one.index, "item": item})
+        if one.kind == "function_call":
+            arguments = {**one.where, "name": item["name"], "arguments": item["arguments"]}
+            return [("response.function_call_arguments.done", arguments), done]
+        (part,) = item["content"]
+        text: dict[str, Any] = {**one.where, "content_index": 0, "text": part["text"]}
+        name = "response.reasoning_text.done"
+        if one.kind == "message":
+            name, text["logprobs"] = "response.output_text.done", part["logprobs"]
+        return [(name, text), ("response.content_part.done", {**one.where, "content_index": 0, "part": part}), done]
+
+    def _item(self, one: _Open, status: str) -> Item:
+        """The item as it is so far."""
+        text = "".join(one.parts)
+        item: Item = {"id": one.item_id, "type": one.kind, "status": status}
+        if one.kind == "function_call":
+            return {**item, "call_id": one.call[0], "name": one.call[1], "arguments": text}
+        if one.kind == "reasoning":
+            return {**item, "summary": [], "content": [{"type": "reasoning_text", "text": text}]}
+        part = {"type": "output_text", "text": text, "annotations": [], "logprobs": self._all_logprobs(one.number)}
+        return {**item, "role": "assistant", "content": [part]}

@@ -1,0 +1,283 @@
+"""Routes of /v1/responses: create, read, delete, cancel. Made by `server.app.make_app`; owns the store and what runs in
+the background.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
+from starlette.types import Message, Receive, Scope, Send
+
+from quire.entrypoints.openai.counts import AnswerCounts
+from quire.entrypoints.openai.errors import BAD_REQUEST, NOT_FOUND, ApiError
+from quire.entrypoints.openai.routes import JSON, GenerationRoutes, PreparedChat
+from quire.entrypoints.openai.running import Run
+from quire.entrypoints.openai.sse import HEADERS
+from quire.entrypoints.openai.state import REQUEST_ID, ServerState
+from quire.entrypoints.responses.background import Background, LiveResponse
+from quire.entrypoints.responses.form import CUT_OFF, ENDED, FAILED, ResponseForm, with_status
+from quire.entrypoints.responses.history import Turn, items_page, read_turn
+from quire.entrypoints.responses.keeping import open_store
+from quire.entrypoints.responses.protocol import (
+    RESPONSES_FIELDS,
+    ResponsesRequest,
+    check_request,
+    wants_logprobs,
+)
+from quire.entrypoints.responses.store import ShelfError, StoredResponse
+from quire.entrypoints.responses.translation import chat_request
+from quire.entrypoints.responses.writer import ResponseWriter
+from quire.errors import ValidationError
+from quire.logger import get_logger
+from quire.utils.checks import shown
+
+logger = get_logger(__name__)
+
+STREAM_HEADERS = {name.decode(): value.decode() for name, value in HEADERS}
+
+
+class ResponsesRoutes:
+    """The routes of /v1/responses.
+
+    Args:
+        state: of the server.
+        generation: runs the chats that responses are.
+
+    Raises:
+        ConfigError: the file of the store cannot be used.
+    """
+
+    def __init__(self, state: ServerState, generation: GenerationRoutes) -> None:
+        self._state = state
+        self._generation = generation
+        self._store = open_store(state.config.responses)
+        self._background = Background()
+
+    async def close(self) -> None:
+        """End what runs in the background, and the store."""
+        await self._background.close()
+        if self._store is not None:
+            await self._store.close()
+
+    async def create(self, request: Request) -> Response:
+        """Answer a turn of a conversation."""
+        body, warnings = await self._generation.read(request, RESPONSES_FIELDS)
+        notes = check_request(body)
+        is_stored = self._check_storing(body, notes)
+        tenant = request.state.tenant.name
+        turn = await read_turn(body, self._store, self._background, tenant, self._max_turns, notes)
+        chat = chat_request(body, turn.conversation, self._template(body), notes)
+        if notes and self._state.config.api.strict_requests:
+            raise ValidationError(notes[0], hint="leave it out", field=notes[0].partition(":")[0].split()[0])
+        chat.stream = bool(body.stream or body.background)
+        warnings += notes
+        prepared = await self._generation.prepare_chat(request, chat, "resp_", warnings)
+        response_id = await self._new_id(tenant, body, is_stored)
+        prepared = replace(prepared, work=replace(prepared.work, public_id=response_id))
+        writer = self._writer(body, prepared, is_stored=is_stored, warnings=warnings)
+        if body.background:
+            return await self._start(request, body, prepared, writer, turn)
+        answer = await self._generation.respond(request, prepared.work, writer, is_stream=bool(body.stream))
+        if not is_stored:
+            return answer
+        if body.stream:
+            return _SavedStream(answer, lambda: self._save(tenant, turn, writer.response))
+        await self._save(tenant, turn, writer.response)
+        return answer
+
+    async def retrieve(self, request: Request) -> Response:
+        """A response that was kept, or that runs; with stream=true the events of one that runs or ran a while ago."""
+        tenant, response_id = _asked(request)
+        query = request.query_params
+        if query.get("stream", "false").lower() in ("true", "1"):
+            return await self._retell(tenant, response_id, query.get("starting_after", "-1"))
+        if "starting_after" in query:
+            raise ValidationError("starting_after needs stream=true", hint="leave it out", field="starting_after")
+        return _json((await self._find(tenant, response_id)).response)
+
+    async def delete(self, request: Request) -> Response:
+        """Forget a response; one that runs is cancelled."""
+        key = tenant, response_id = _asked(request)
+        live = self._background.get(key)
+        if live is not None:
+            await self._background.cancel(live)
+        self._background.forget(key)
+        if self._store is None or not await self._store.delete(tenant, response_id):
+            raise _unknown(response_id)
+        return _json({"id": response_id, "object": "response", "deleted": True})
+
+    async def cancel(self, request: Request) -> Response:
+        """End a response that is made in the background; one that has ended stays as it is."""
+        key = tenant, response_id = _asked(request)
+        live = self._background.get(key)
+        if live is not None:
+            return _json(await self._background.cancel(live))
+        response = (await self._find(tenant, response_id)).response
+        if not response.get("background"):
+            raise ApiError(
+                BAD_REQUEST, "this response was not made in the background; to end it close its connection",
+                param="response_id",
+            )  # fmt: skip
+        return _json(response)
+
+    async def input_items(self, request: Request) -> Response:
+        """The items of the request that a response answered."""
+        stored = await self._find(*_asked(request))
+        query = request.query_params
+        return _json(items_page(stored.input, query.get("order"), query.get("limit"), query.get("after")))
+
+    @property
+    def _max_turns(self) -> int:
+        """Each turn has a token at least."""
+        return self._state.prompts.max_model_len
+
+    def _template(self, body: ResponsesRequest) -> str | None:
+        """Source of the template that will be used."""
+        template = self._state.engine.chat_template
+        return body.chat_template or (None if template is None else template.source)
+
+    def _check_storing(self, body: ResponsesRequest, notes: list[str]) -> bool:
+        """Whether the response will be kept.
+
+        Raises:
+            ValidationError: it has to be, and cannot.
+        """
+        is_stored = self._store is not None and body.store is not False
+        if body.background and not is_stored:
+            why = "store=false keeps none" if self._store is not None else "this server keeps no responses"
+            raise ValidationError(
+                f"background needs the response to be kept; {why}", hint="leave out background", field="background"
+            )
+        if body.store and not is_stored:
+            notes.append("store has no effect: this server keeps no responses")
+        return is_stored
+
+    async def _new_id(self, tenant: str, body: ResponsesRequest, is_stored: bool) -> str:
+        """The response's id: the client's `request_id`, or a random one."""
+        own = body.request_id
+        if own is None:
+            return f"resp_{secrets.token_hex(24)}"
+        if not REQUEST_ID.fullmatch(own):
+            raise ValidationError(
+                f"request_id={shown(own)}: 1 to 128 letters, digits, _ - . : + are allowed", field="request_id"
+            )
+        response_id = f"resp_{own}"
+        is_taken = self._background.get((tenant, response_id)) is not None
+        if self._store is not None and is_stored and not is_taken:
+            is_taken = await self._store.get(tenant, response_id) is not None
+        if is_taken:
+            raise ValidationError(
+                f"request_id={shown(own)} is the id of a response that is kept", hint="use another one, or none",
+                field="request_id",
+            )  # fmt: skip
+        return response_id
+
+    def _writer(
+        self, body: ResponsesRequest, chat: PreparedChat, *, is_stored: bool, warnings: list[str]
+    ) -> ResponseWriter:
+        form = ResponseForm(
+            body, chat.work.params, chat.work.public_id, model=chat.model, is_stored=is_stored,
+            warnings=list(dict.fromkeys(warnings)),
+        )  # fmt: skip
+        num_logprobs = (body.top_logprobs or 0) if wants_logprobs(body) else None
+        counts = AnswerCounts(self._state, chat.work, chat.model)
+        return ResponseWriter(form, counts, chat.plan, self._state.engine.tokenizer, num_logprobs)
+
+    async def _start(
+        self, request: Request, body: ResponsesRequest, chat: PreparedChat, writer: ResponseWriter, turn: Turn
+    ) -> Response:
+        """Have a response made in the background."""
+        tenant = request.state.tenant.name
+        request.state.counts = writer.counts
+        run = Run(self._state, chat.work)
+        try:
+            await run.start()
+            live = LiveResponse(
+                (tenant, chat.work.public_id), run, writer, lambda response: self._save(tenant, turn, response),
+                tells_events=bool(body.stream),
+            )  # fmt: skip
+            await self._background.start(live)
+        except BaseException:
+            run.close()
+            raise
+        return self._followed(live, -1) if body.stream else _json(live.response)
+
+    async def _retell(self, tenant: str, response_id: str, starting_after: str) -> Response:
+        """The events of a response after one that the client has."""
+        if not starting_after.removeprefix("-").isdecimal():
+            raise ValidationError(f"starting_after={shown(starting_after)} is no integer", field="starting_after")
+        live = self._background.told((tenant, response_id))
+        if live is not None:
+            return self._followed(live, max(-1, int(starting_after[:20])))
+        await self._find(tenant, response_id)
+        raise ApiError(
+            BAD_REQUEST,
+            "the events of this response are not kept: only those of responses with background=true and stream=true "
+            "are, for a while; ask without stream", param="stream",
+        )  # fmt: skip
+
+    def _followed(self, live: LiveResponse, after: int) -> Response:
+        events = live.events(after, self._state.config.api.sse_keep_alive_interval)
+        return StreamingResponse(events, headers=STREAM_HEADERS)
+
+    async def _find(self, tenant: str, response_id: str) -> StoredResponse:
+        """A response of this tenant.
+
+        Raises:
+            ApiError: there is no such.
+        """
+        stored = None if self._store is None else await self._store.get(tenant, response_id)
+        if stored is None:
+            raise _unknown(response_id)
+        live = self._background.get((tenant, response_id))
+        if live is not None:
+            stored.response = live.response
+        elif stored.response.get("status") not in ENDED:  # the process that made it is gone
+            stored.response = with_status(stored.response, FAILED, CUT_OFF)
+        return stored
+
+    async def _save(self, tenant: str, turn: Turn, response: dict[str, Any]) -> None:
+        """Keep a response; if that fails the client has its answer all the same, and the log says why."""
+        assert self._store is not None, "it is known to be kept"
+        try:
+            await self._store.put(tenant, StoredResponse(response=response, input=turn.items))
+        except ShelfError as error:
+            logger.error("response %s could not be kept: %s", response["id"], error)
+
+
+class _SavedStream(Response):
+    """A stream whose last event is sent when the response is kept: who has read it can go on with the next turn."""
+
+    def __init__(self, stream: Response, save: Callable[[], Awaitable[None]]) -> None:
+        super().__init__(media_type="text/event-stream")
+        self._stream = stream
+        self._save = save
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send the response."""
+
+        async def send_when_kept(message: Message) -> None:
+            if message["type"] == "http.response.body" and not message.get("more_body", False):
+                await self._save()
+            await send(message)
+
+        await self._stream(scope, receive, send_when_kept)
+
+
+def _asked(request: Request) -> tuple[str, str]:
+    """(tenant, id) that a request is about."""
+    return request.state.tenant.name, request.path_params["response_id"]
+
+
+def _unknown(response_id: str) -> ApiError:
+    return ApiError(NOT_FOUND, f"there is no response {shown(response_id)}", param="response_id")
+
+
+def _json(content: dict[str, Any]) -> Response:
+    return Response(msgspec.json.encode(content), media_type=JSON)

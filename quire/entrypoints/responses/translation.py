@@ -1,0 +1,144 @@
+"""A request for a response as a request for a chat, the representation that all APIs share. Pure functions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from quire.entrypoints.openai.protocol.chat import ChatRequest
+from quire.entrypoints.responses.items import Item, messages_of
+from quire.entrypoints.responses.protocol import ResponsesRequest, unsupported_tool, wants_logprobs
+from quire.errors import ValidationError
+from quire.utils.checks import shown, wrong_type
+
+SAME_NAME = (
+    "model", "parallel_tool_calls", "stream", "temperature", "top_p", "top_k", "min_p", "min_tokens",
+    "presence_penalty", "frequency_penalty", "repetition_penalty", "seed", "stop", "stop_token_ids",
+    "include_stop_str_in_output", "ignore_eos", "skip_special_tokens", "spaces_between_special_tokens", "logit_bias",
+    "allowed_token_ids", "bad_words", "structured_outputs", "chat_template", "truncate_prompt_tokens",
+    "truncation_side", "priority", "queue_timeout", "cache_salt", "no_store", "skip_reading_prefix_cache",
+    "vllm_xargs",
+)  # fmt: skip
+FIELD_NAMES = {
+    "messages": "input", "prompt": "input", "prompt_token_ids": "input", "max_completion_tokens": "max_output_tokens",
+    "max_tokens": "max_output_tokens", "response_format": "text", "logprobs": "include",
+}  # fmt: skip
+"""What a chat calls a field -> what a response does."""
+TOOL_KEYS = ("type", "name", "description", "parameters", "strict")
+FORMAT_KEYS = ("name", "schema", "strict", "description")
+
+
+def chat_request(
+    request: ResponsesRequest, items: Sequence[Item], template: str | None, warnings: list[str]
+) -> ChatRequest:
+    """`request` as a chat of its whole conversation.
+
+    Args:
+        items: of the earlier turns and this one.
+        template: source of the chat template that will be used.
+        warnings: gets a line for each field that has no effect.
+
+    Raises:
+        ValidationError, UnsupportedError: a tool, the choice of one or the form of the text is malformed.
+    """
+    source = template or ""
+    developer_role = "developer" if "developer" in source else "system"
+    messages = messages_of(items, developer_role)
+    if request.instructions:
+        messages.insert(0, {"role": developer_role, "content": request.instructions})
+    tools, choice = _tools(request, warnings)
+    return ChatRequest(
+        **{name: getattr(request, name) for name in SAME_NAME},
+        messages=messages,
+        tools=tools,
+        tool_choice=choice,
+        max_completion_tokens=request.max_output_tokens,
+        logprobs=True if wants_logprobs(request) else None,
+        top_logprobs=request.top_logprobs if wants_logprobs(request) else None,
+        response_format=_response_format(request),
+        chat_template_kwargs=_template_kwargs(request, source, warnings),
+    )
+
+
+def text_format(request: ResponsesRequest) -> dict[str, Any]:
+    """The form of the text that was asked for, as answers tell it."""
+    return (request.text.format if request.text is not None else None) or {"type": "text"}
+
+
+def _response_format(request: ResponsesRequest) -> dict[str, Any] | None:
+    """`text.format` as `response_format`, which has the schema one level deeper."""
+    given = text_format(request)
+    kind = given.get("type")
+    if kind == "text":
+        return None
+    if kind not in ("json_object", "json_schema"):
+        raise ValidationError(
+            f"text.format.type={shown(kind)} is unknown", hint="use text, json_object or json_schema", field="text"
+        )
+    if kind == "json_object":
+        return {"type": kind}
+    unknown = [name for name in given if name not in ("type", *FORMAT_KEYS)]
+    if unknown:
+        raise ValidationError(
+            f"text.format.{shown(unknown[0])} is unknown", hint=f"use {', '.join(FORMAT_KEYS)}", field="text"
+        )
+    if not isinstance(given.get("schema"), dict):
+        error = wrong_type("text.format.schema", given.get("schema"), "an object")
+        raise ValidationError(error.message, hint=error.hint, field="text")
+    return {"type": kind, "json_schema": {name: given[name] for name in FORMAT_KEYS if given.get(name) is not None}}
+
+
+def _template_kwargs(request: ResponsesRequest, source: str, warnings: list[str]) -> dict[str, Any] | None:
+    """The template's variables, with what `reasoning.effort` asks of it; the request's own go first."""
+    given = request.chat_template_kwargs
+    effort = None if request.reasoning is None else request.reasoning.effort
+    if effort is None:
+        return given
+    if "reasoning_effort" in source:
+        return {"reasoning_effort": effort, **(given or {})}
+    if "enable_thinking" in source:
+        if effort not in ("none", "medium"):
+            warnings.append("reasoning.effort: the chat template can only turn thinking on or off")
+        return {"enable_thinking": effort != "none", **(given or {})}
+    warnings.append("reasoning.effort has no effect: the chat template does not take it")
+    return given
+
+
+def _tools(
+    request: ResponsesRequest, warnings: list[str]
+) -> tuple[list[dict[str, Any]] | None, str | dict[str, Any] | None]:
+    """(tools, choice) as a chat has them; without tools there is nothing that `auto` could choose."""
+    tools = [_tool(f"tools[{index}]", tool, warnings) for index, tool in enumerate(request.tools or ())]
+    choice = request.tool_choice
+    if not isinstance(choice, dict):
+        return tools or None, None if choice == "auto" and not tools else choice
+    kind = choice.get("type")
+    if kind == "function":
+        return tools or None, {"type": "function", "function": {"name": choice.get("name")}}
+    if kind != "allowed_tools":
+        raise unsupported_tool("tool_choice", kind, "tool_choice")
+    mode, allowed = choice.get("mode"), choice.get("tools")
+    if mode not in ("auto", "required") or not isinstance(allowed, list):
+        raise ValidationError(
+            "tool_choice needs mode auto or required, and tools", hint='give {"type": "allowed_tools", "mode": '
+            '"auto", "tools": [{"type": "function", "name": ...}]}', field="tool_choice",
+        )  # fmt: skip
+    names = {str(tool.get("name")) if isinstance(tool, dict) else "" for tool in allowed}
+    kept = [tool for tool in tools if tool["function"]["name"] in names]
+    if len(kept) < len(names) or not kept:
+        raise ValidationError(
+            "tool_choice allows a tool that is not among tools", hint="name functions of tools", field="tool_choice"
+        )
+    return kept, mode
+
+
+def _tool(where: str, tool: dict[str, Any], warnings: list[str]) -> dict[str, Any]:
+    """A function, which a chat has one level deeper."""
+    if tool.get("type") != "function":
+        raise unsupported_tool(where, tool.get("type"))
+    if not isinstance(tool.get("name"), str):
+        raise ValidationError(f"{where}.name is missing", hint="name the function", field="tools")
+    unused = [name for name, value in tool.items() if name not in TOOL_KEYS and value not in (None, False, [], {})]
+    warnings += [f"{where}.{name[:40]} has no effect" for name in unused[:4]]
+    function = {name: tool[name] for name in TOOL_KEYS if name != "type" and tool.get(name) is not None}
+    return {"type": "function", "function": function}
