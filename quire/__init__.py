@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from quire.core.beam_search import BeamSearchOutput, BeamSearchParams, BeamSearchSequence
     from quire.core.outputs import CompletionOutput, Logprob, RequestOutput
     from quire.core.sampling_params import RequestOutputKind, SamplingParams
+    from quire.core.tenancy import TenantShare
     from quire.engine.llm_engine import LLMEngine
     from quire.entrypoints.llm import LLM
 
@@ -24,6 +25,7 @@ _LAZY = {
     "BeamSearchParams": "quire.core.beam_search",
     "BeamSearchSequence": "quire.core.beam_search",
     "RequestOutputKind": "quire.core.sampling_params",
+    "TenantShare": "quire.core.tenancy",
     "RequestOutput": "quire.core.outputs",
     "CompletionOutput": "quire.core.outputs",
     "Logprob": "quire.core.outputs",
@@ -40,6 +42,7 @@ __all__ = [
     "RequestOutput",
     "RequestOutputKind",
     "SamplingParams",
+    "TenantShare",
     "__version__",
 ]
 

@@ -29,6 +29,7 @@ class CompletionOutput(msgspec.Struct):
         logprobs: per token: token id -> Logprob, the sampled token first.
         finish_reason: "stop", "length", "abort", "error", "repetition", "queue_timeout"; None while it runs.
         stop_reason: the stop string or stop id that matched; None for EOS.
+        error: what went wrong, where finish_reason is "error" or "queue_timeout".
     """
 
     index: int
@@ -38,6 +39,7 @@ class CompletionOutput(msgspec.Struct):
     logprobs: list[dict[int, Logprob]] | None = None
     finish_reason: str | None = None
     stop_reason: int | str | None = None
+    error: str | None = None
 
     def finished(self) -> bool:
         """True once the answer has ended."""

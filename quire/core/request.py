@@ -7,7 +7,7 @@ from enum import IntEnum
 
 import numpy as np
 
-from quire.core.engine_messages import EngineCoreRequest
+from quire.core.engine_messages import EngineCoreRequest, FinishReason
 
 ExtraKeys = tuple[tuple[str, str], ...]
 """What besides its tokens decides a page's content, as (kind, value): ("cache_salt", s), later ("lora", name), ..."""
@@ -28,6 +28,16 @@ class RequestStatus(IntEnum):
     def is_finished(self) -> bool:
         """True once the request has ended, however it ended."""
         return self > RequestStatus.PREEMPTED
+
+
+STATUS_AT_END = {
+    FinishReason.STOP: RequestStatus.FINISHED_STOPPED,
+    FinishReason.REPETITION: RequestStatus.FINISHED_STOPPED,
+    FinishReason.LENGTH: RequestStatus.FINISHED_LENGTH_CAPPED,
+    FinishReason.ABORT: RequestStatus.FINISHED_ABORTED,
+    FinishReason.ERROR: RequestStatus.FINISHED_ERROR,
+    FinishReason.QUEUE_TIMEOUT: RequestStatus.FINISHED_ERROR,
+}
 
 
 @dataclass(slots=True, eq=False)

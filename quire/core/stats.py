@@ -41,6 +41,7 @@ class SchedulerStats:
     Attributes:
         num_swap_preemptions: those of `num_preemptions` whose pages went to the swap space.
         swapped_out_bytes, swapped_in_bytes: copied to the swap space and back.
+        kv_event_batches_dropped: batches of KV events that were not sent, as too many waited.
     """
 
     step: int = 0
@@ -55,6 +56,7 @@ class SchedulerStats:
     kv_cache_usage: float = 0.0
     prefix_cache_queries: int = 0
     prefix_cache_hits: int = 0
+    kv_event_batches_dropped: int = 0
 
 
 @dataclass(slots=True)

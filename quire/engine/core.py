@@ -5,6 +5,7 @@ Called by an engine core client. Owns the executor and the scheduler.
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Callable, Iterable
 
@@ -68,6 +69,9 @@ class EngineCore:
         """
         outputs = self._step()
         self._kv_events.flush()
+        if outputs is not None and (num_dropped := self._kv_events.take_num_dropped()):
+            stats = dataclasses.replace(outputs.stats, kv_event_batches_dropped=num_dropped)
+            outputs = dataclasses.replace(outputs, stats=stats)
         return outputs
 
     def _step(self) -> EngineCoreOutputs | None:

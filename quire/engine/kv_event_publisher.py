@@ -40,6 +40,9 @@ class KVEventFlusher(Protocol):
     def flush(self) -> None:
         """Hand on what has happened."""
 
+    def take_num_dropped(self) -> int:
+        """Batches that were not sent since the last call, because too many waited."""
+
     def close(self) -> None:
         """Nothing more will come; harmless when repeated."""
 
@@ -49,6 +52,10 @@ class NoKVEvents:
 
     def flush(self) -> None:
         """Do nothing."""
+
+    def take_num_dropped(self) -> int:
+        """None."""
+        return 0
 
     def close(self) -> None:
         """Do nothing."""
@@ -76,7 +83,7 @@ class KVEventPublisher:
     def __init__(
         self, config: KVEventsConfig, recorder: KVEventRecorder, rank: int = 0, clock: Callable[[], float] = time.time
     ) -> None:
-        self.num_dropped = 0
+        self.num_dropped = self._num_told = 0
         self._config = config
         self._recorder = recorder
         self._rank = rank
@@ -112,6 +119,11 @@ class KVEventPublisher:
         events = self._recorder.take()
         if events and not self._is_closing:
             self._append(events)
+
+    def take_num_dropped(self) -> int:
+        """Batches that were not sent since the last call."""
+        num_dropped, self._num_told = self.num_dropped - self._num_told, self.num_dropped
+        return num_dropped
 
     def close(self) -> None:
         """Send what waits, for a second at most, and end; harmless when repeated."""

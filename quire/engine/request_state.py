@@ -34,8 +34,9 @@ class RequestState:
     """
 
     __slots__ = (
-        "_arrival_ts", "_decodes_at_end", "_is_beam", "_keeps_stop_text", "_num_decoded", "_num_taken", "detokenizer",
-        "finish_reason", "handle", "index", "logprobs", "prefix_cache", "stats", "stop_reason", "token_ids",
+        "_arrival_ts", "_decodes_at_end", "_error", "_is_beam", "_keeps_stop_text", "_num_decoded", "_num_taken",
+        "detokenizer", "finish_reason", "handle", "index", "logprobs", "prefix_cache", "stats", "stop_reason",
+        "token_ids",
     )  # fmt: skip
 
     def __init__(
@@ -66,6 +67,7 @@ class RequestState:
         self._keeps_stop_text = params.include_stop_str_in_output
         self._num_decoded = 0
         self._num_taken = 0
+        self._error: str | None = None
 
     @property
     def is_finished(self) -> bool:
@@ -106,6 +108,7 @@ class RequestState:
         is_stopped_here = self.finish_reason is not None
         if finished is not None and not is_stopped_here:
             self.end(finished.finish_reason, finished.stop_reason)
+            self._error = finished.error
         return is_stopped_here and finished is None
 
     def _take_beam(self, finished: FinishedRequest | None) -> list[int]:
@@ -155,6 +158,7 @@ class RequestState:
             logprobs=None if logprobs is None else logprobs[start:],
             finish_reason=self.finish_reason,
             stop_reason=self.stop_reason,
+            error=self._error,
         )
 
     def _decode(self, finished: FinishedRequest | None) -> None:

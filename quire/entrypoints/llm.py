@@ -16,6 +16,7 @@ from quire.core.beam_search import BeamSearchOutput, BeamSearchParams
 from quire.core.inputs import TextPrompt, TokensPrompt, made_by_template
 from quire.core.outputs import RequestOutput
 from quire.core.sampling_params import RequestOutputKind, SamplingParams
+from quire.core.tenancy import NOBODY, TenantShare
 from quire.engine.beam_search import request_params, search_output
 from quire.engine.llm_engine import LLMEngine
 from quire.entrypoints.interrupts import DeferredInterrupt
@@ -29,6 +30,7 @@ from quire.utils.checks import check_int
 Prompt = str | list[int] | Mapping[str, Any] | TextPrompt | TokensPrompt
 Params = SamplingParams | Sequence[SamplingParams] | None
 Messages = Sequence[Mapping[str, Any]]
+Tenants = TenantShare | Sequence[TenantShare] | None
 
 
 class LLM:
@@ -93,6 +95,7 @@ class LLM:
         priority: Sequence[int] | None = None,
         tokenization_kwargs: Mapping[str, Any] | None = None,
         mm_processor_kwargs: Mapping[str, Any] | None = None,
+        tenant: Tenants = None,
     ) -> list[RequestOutput]:
         """Complete prompts, all in one batch as far as they fit.
 
@@ -102,6 +105,7 @@ class LLM:
             use_tqdm: show a progress bar when the work takes long and stderr is a terminal.
             priority: one for each prompt; lower runs first, where the scheduling policy looks at it.
             tokenization_kwargs: only "add_special_tokens" is known.
+            tenant: of all prompts, or one for each: whose they are, where the scheduling policy is "fair".
             lora_request, mm_processor_kwargs: refused; not supported yet.
 
         Returns:
@@ -112,7 +116,7 @@ class LLM:
             EngineDeadError: the engine stopped.
         """
         _refuse(lora_request=lora_request, mm_processor_kwargs=mm_processor_kwargs)
-        names = self._submit(_prompt_list(prompts), sampling_params, priority, tokenization_kwargs)
+        names = self._submit(_prompt_list(prompts), sampling_params, priority, tokenization_kwargs, tenant)
         return self._run(names, use_tqdm)
 
     def chat(
@@ -201,9 +205,10 @@ class LLM:
         *,
         priority: Sequence[int] | None = None,
         tokenization_kwargs: Mapping[str, Any] | None = None,
+        tenant: Tenants = None,
     ) -> list[str]:
         """Submit prompts without waiting; returns their request ids. Arguments and errors as `generate`."""
-        names = self._submit(_prompt_list(prompts), sampling_params, priority, tokenization_kwargs)
+        names = self._submit(_prompt_list(prompts), sampling_params, priority, tokenization_kwargs, tenant)
         self._enqueued.extend(names)
         return names
 
@@ -257,17 +262,19 @@ class LLM:
         sampling_params: Params,
         priority: Sequence[int] | None,
         tokenization_kwargs: Mapping[str, Any] | None,
+        tenant: Tenants = None,
     ) -> list[str]:
         """Add all prompts or, when one is refused, none."""
         params = self._params_for(sampling_params, len(prompts))
         priorities = _one_each("priority", priority, len(prompts), lambda: 0)
+        tenants = _tenants(tenant, len(prompts))
         add_special_tokens = _add_special_tokens(tokenization_kwargs)
         names: list[str] = []
         try:
-            for prompt, one, rank in zip(prompts, params, priorities, strict=True):
+            for prompt, one, rank, share in zip(prompts, params, priorities, tenants, strict=True):
                 names.append(str(next(self._names)))
                 self.llm_engine.add_request(
-                    names[-1], prompt, one, priority=rank, add_special_tokens=add_special_tokens
+                    names[-1], prompt, one, priority=rank, add_special_tokens=add_special_tokens, tenant=share
                 )
         except BaseException:
             self.llm_engine.discard_requests(names)
@@ -364,6 +371,16 @@ def _one_each(name: str, given: Sequence[Any] | None, count: int, default: Calla
             f"{name} must be one for each of {count} prompts, got {size}", hint=f"pass {count} or one", field=name
         )
     return list(given)
+
+
+def _tenants(given: Tenants, count: int) -> list[TenantShare]:
+    """One for each of `count` prompts."""
+    if given is None or isinstance(given, TenantShare):
+        return [given or NOBODY] * count
+    tenants = _one_each("tenant", given, count, lambda: NOBODY)
+    if not all(isinstance(one, TenantShare) for one in tenants):
+        raise ValidationError("tenant must be a TenantShare, or one for each prompt", field="tenant")
+    return tenants
 
 
 def _final_only(params: Any) -> SamplingParams:

@@ -35,6 +35,13 @@ def token_bytes(token_ids: np.ndarray) -> bytes:
     return token_ids.astype("<i4", copy=False).tobytes()
 
 
+def bytes_by_page(page_tokens: np.ndarray) -> list[bytes]:
+    """Of pages of tokens, [num_pages, block_size], each as it is hashed."""
+    size = TOKEN_BYTES * page_tokens.shape[1]
+    pages: list[bytes] = np.ascontiguousarray(page_tokens, dtype="<i4").view(f"V{size}").ravel().tolist()
+    return pages
+
+
 def hash_full_pages(
     token_ids: np.ndarray,
     block_size: int,

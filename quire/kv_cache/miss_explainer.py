@@ -91,16 +91,14 @@ class MissExplainer:
     def _foreign_reason(self, request: Request, page: int, parent_id: int) -> MissReason | None:
         """Whether the missing page is cached with other extra keys, and with which kind."""
         own_keys = request.extra_keys.get(page, ())
-        known = self._index.siblings.extra_keys_after(parent_id)[-MAX_EXTRA_KEYS:]
-        others = [keys for keys in known if keys != own_keys]
-        if own_keys:
-            others.append(())
-        if not others:
-            return None
-        parent = ROOT_HASH if parent_id == ROOT_PREFIX_ID else self._index.hash_of_prefix(parent_id)
         start = page * self._block_size
         tokens = token_bytes(request.token_ids[start : start + self._block_size])
-        found = [keys for keys in others if self._index.block_of(self._hash_fn(parent, tokens, keys)) is not None]
+        known = self._index.salted.keys_of(parent_id, tokens, MAX_EXTRA_KEYS)
+        found = [keys for keys in known if keys != own_keys]
+        if own_keys:
+            parent = ROOT_HASH if parent_id == ROOT_PREFIX_ID else self._index.hash_of_prefix(parent_id)
+            if self._index.block_of(self._hash_fn(parent, tokens, ())) is not None:
+                found.append(())
         return min((_difference(dict(own_keys), dict(keys)) for keys in found), default=None)
 
 

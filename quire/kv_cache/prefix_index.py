@@ -16,6 +16,7 @@ from quire.core.cache_info import MissReason
 from quire.core.request import ExtraKeys
 from quire.kv_cache.event_recorder import KVEventRecorder
 from quire.kv_cache.past_pages import PastPages
+from quire.kv_cache.salted_pages import SaltedPages
 from quire.kv_cache.sibling_pages import SiblingPages
 from quire.kv_cache.token_pages import TokenPages
 
@@ -39,12 +40,14 @@ class PrefixIndex:
         is_cached: [num_blocks] bool; pages that can be found. Read-only for others.
         past: pages that cannot be found (any longer), and why.
         siblings: the cached pages by what they follow.
+        salted: those with extra keys by their content.
     """
 
     def __init__(self, num_blocks: int, block_size: int) -> None:
         self.is_cached = np.zeros(num_blocks, dtype=np.bool_)
         self.past = PastPages(num_blocks)
         self.siblings = SiblingPages()
+        self.salted = SaltedPages()
         self._token_pages = TokenPages(num_blocks, block_size)
         self._block_of_hash: dict[bytes, int] = {}
         self._pages: dict[int, CachedPage] = {}
@@ -111,16 +114,18 @@ class PrefixIndex:
             self.forget([twin])
         if parent_id != ROOT_PREFIX_ID and parent_id not in self._block_of_prefix:
             return LOST_PREFIX_ID
-        self._last_prefix_id += 1
+        self._last_prefix_id = prefix_id = self._last_prefix_id + 1
         self._block_of_hash[block_hash] = block_id
-        self._pages[block_id] = (block_hash, self._last_prefix_id, parent_id, extra_keys, template_id)
-        self._block_of_prefix[self._last_prefix_id] = block_id
+        self._pages[block_id] = (block_hash, prefix_id, parent_id, extra_keys, template_id)
+        self._block_of_prefix[prefix_id] = block_id
         self.siblings.add(block_id, parent_id, extra_keys)
+        if extra_keys:
+            self.salted.add(parent_id, self._token_pages.content(block_id), extra_keys)
         self.is_cached[block_id] = True
         if self._is_watched:
             parent_hash = None if parent_id == ROOT_PREFIX_ID else self.hash_of_prefix(parent_id)
             self._note_stored(block_hash, parent_hash, self._token_pages.tokens(block_id), extra_keys)
-        return self._last_prefix_id
+        return prefix_id
 
     def forget(self, block_ids: Iterable[int]) -> None:
         """Make cached pages impossible to find, and with them the pages after them."""
@@ -133,6 +138,8 @@ class PrefixIndex:
             del self._block_of_hash[block_hash]
             block_id = self._block_of_prefix.pop(prefix_id)
             self.siblings.remove(block_id, parent_id, extra_keys)
+            if extra_keys:
+                self.salted.remove(parent_id, self._token_pages.content(block_id), extra_keys)
             self.is_cached[block_id] = False
             self.past.note(block_hash, MissReason.EVICTED)
             if self._is_watched:
@@ -143,7 +150,7 @@ class PrefixIndex:
         """Make all pages impossible to find."""
         self.past.note_reset(self._block_of_hash)
         self._block_of_hash, self._pages, self._block_of_prefix = {}, {}, {}
-        self.siblings = SiblingPages()
+        self.siblings, self.salted = SiblingPages(), SaltedPages()
         self.is_cached[:] = False
         self._note_cleared()
 

@@ -25,13 +25,12 @@ class SiblingPages:
     def add(self, block_id: int, parent_id: int, extra_keys: ExtraKeys) -> None:
         """A page was published after prefix `parent_id`."""
         key = (parent_id, extra_keys) if extra_keys else parent_id
-        before = self._newest.get(key)
-        if before is not None:
+        before = self._newest.setdefault(key, block_id)
+        if before != block_id:
+            self._newest[key] = self._newer[before] = block_id
             self._older[block_id] = before
-            self._newer[before] = block_id
         elif extra_keys:
             self._extra_keys.setdefault(parent_id, {})[extra_keys] = None
-        self._newest[key] = block_id
 
     def remove(self, block_id: int, parent_id: int, extra_keys: ExtraKeys) -> None:
         """A page that was added is forgotten."""
@@ -57,10 +56,6 @@ class SiblingPages:
         while block_id:
             yield block_id
             block_id = self._older.get(block_id, _NONE)
-
-    def extra_keys_after(self, parent_id: int) -> list[ExtraKeys]:
-        """The different extra keys of pages after a prefix, () left out."""
-        return list(self._extra_keys.get(parent_id, ()))
 
     def all_after(self, parent_id: int) -> list[int]:
         """Every page after a prefix."""

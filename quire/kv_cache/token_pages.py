@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from quire.kv_cache.block_hash import token_bytes
+
 
 class TokenPages:
     """[num_blocks, block_size] int32; memory of pages never written is not touched."""
@@ -34,8 +36,13 @@ class TokenPages:
         tokens: list[int] = self._token_ids[block_id].tolist()
         return tokens
 
+    def content(self, block_id: int) -> bytes:
+        """What a page holds, as it is hashed."""
+        return token_bytes(self._token_ids[block_id])
+
     def num_equal(self, block_ids: np.ndarray, token_ids: np.ndarray) -> np.ndarray:
         """[num_blocks]: how many leading tokens of each page are those of `token_ids` ([block_size])."""
-        is_equal = self._token_ids[block_ids] == token_ids
-        counts: np.ndarray = np.logical_and.accumulate(is_equal, axis=1).sum(axis=1)
+        differs = self._token_ids[block_ids] != token_ids
+        counts: np.ndarray = differs.argmax(axis=1)
+        counts[(counts == 0) & ~differs[:, 0]] = self._block_size
         return counts

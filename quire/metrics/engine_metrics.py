@@ -68,6 +68,8 @@ class EngineMetrics:
         if stats.swapped_out_bytes or stats.swapped_in_bytes:
             self._swapped_bytes.labels(direction="out").inc(stats.swapped_out_bytes)
             self._swapped_bytes.labels(direction="in").inc(stats.swapped_in_bytes)
+        if stats.kv_event_batches_dropped:
+            self._kv_batches_dropped.inc(stats.kv_event_batches_dropped)
         if stats.num_scheduled_tokens:
             self._step_tokens.observe(stats.num_scheduled_tokens)
         if len(step.handles):
@@ -227,6 +229,10 @@ class EngineMetrics:
         )  # fmt: skip
         self._swapped_bytes = Counter(
             "quire:swapped_bytes", "Bytes of pages copied to the swap space (out) and back (in).", ["direction"],
+            registry=self.registry,
+        )  # fmt: skip
+        self._kv_batches_dropped = Counter(
+            "quire:kv_event_batches_dropped", "Batches of KV events that were not sent, as too many waited.",
             registry=self.registry,
         )  # fmt: skip
         for mode in ("recompute", "swap"):

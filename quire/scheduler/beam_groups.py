@@ -101,8 +101,10 @@ class BeamGroups:
         members = [request] if key is None else self._groups[key].members.values()
         return any(member.has_started for member in members)
 
-    def with_siblings(self, handles: Iterable[int]) -> list[int]:
+    def with_siblings(self, handles: Iterable[int]) -> Iterable[int]:
         """`handles`, each followed by the other beams of its search: no beam ends alone."""
+        if not self._key_of:
+            return handles
         found: dict[int, None] = {}
         for handle in handles:
             found[handle] = None
@@ -110,8 +112,17 @@ class BeamGroups:
                 found.update(dict.fromkeys(sorted(self._groups[self._key_of[handle]].members)))
         return list(found)
 
+    def hold_back(self, rows: np.ndarray, num_wanted: np.ndarray) -> np.ndarray:
+        """`num_wanted` ([num_rows] tokens), 0 for rows that have nothing to compute before all of their search run."""
+        if self._key_of:
+            num_wanted[self._is_held(rows)] = 0
+        return num_wanted
+
     def held_back(self, rows: np.ndarray) -> np.ndarray:
-        """[num_rows] bool; rows that have nothing to compute before a beam of their search has a row, too."""
+        """[.] those of `rows` that have nothing to compute before all of their search run."""
+        return rows[self._is_held(rows)] if self._key_of else rows[:0]
+
+    def _is_held(self, rows: np.ndarray) -> np.ndarray:
         is_held: np.ndarray = (self._table.flags[rows] & _IS_BEAM) != 0
         is_held &= self._table.num_tokens[rows] - self._table.num_computed_tokens[rows] == 1
         for i in np.flatnonzero(is_held).tolist():

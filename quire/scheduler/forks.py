@@ -19,6 +19,7 @@ class ForkGroups:
         self._table = table
         self._kv = kv
         self._members: dict[int, dict[int, Request]] = {}
+        self._runners: dict[int, Request] = {}  # by group: a member that had a row when it was asked last
         self._kept: dict[int, CachedPrefix] = {}
 
     def add(self, request: Request) -> None:
@@ -34,6 +35,8 @@ class ForkGroups:
             return
         members = self._members[group]
         del members[request.handle]
+        if self._runners.get(group) is request:
+            del self._runners[group]
         if not members:
             del self._members[group]
         if not self._has_waiting(group):
@@ -52,7 +55,10 @@ class ForkGroups:
     def note_placed(self, request: Request) -> None:
         """A request got a row; what was kept goes when no sibling waits for it any longer."""
         group = request.message.fork_group
-        if group is not None and group in self._kept and not self._has_waiting(group):
+        if group is None:
+            return
+        self._runners.setdefault(group, request)
+        if group in self._kept and not self._has_waiting(group):
             self._let_go(group)
 
     def must_wait(self, request: Request, plan: StepPlan) -> bool:
@@ -96,8 +102,15 @@ class ForkGroups:
         return any(member.row < 0 for member in reversed(self._members.get(group, {}).values()))
 
     def _runner(self, group: int) -> Request | None:
-        """The first member that has a row."""
-        return next((member for member in self._members[group].values() if member.row >= 0), None)
+        """A member that has a row, the same one for as long as it has it."""
+        runner = self._runners.get(group)
+        if runner is None or runner.row < 0:
+            runner = next((member for member in self._members[group].values() if member.row >= 0), None)
+            if runner is None:
+                self._runners.pop(group, None)
+            else:
+                self._runners[group] = runner
+        return runner
 
     def _is_source(self, runner: Request, num_tokens: int, plan: StepPlan) -> bool:
         """Whether the worker holds the first tokens of a request with a row; what this step writes is not there yet."""

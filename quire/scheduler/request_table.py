@@ -84,8 +84,9 @@ class RequestTable:
 
     def append_tokens(self, rows: np.ndarray, token_ids: np.ndarray) -> None:
         """Add one token to each of these distinct rows; both are [num_rows]."""
-        self.token_ids[rows, self.num_tokens[rows]] = token_ids
-        self.num_tokens[rows] += 1
+        num_tokens = self.num_tokens[rows]
+        self.token_ids[rows, num_tokens] = token_ids
+        self.num_tokens[rows] = num_tokens + 1
 
     def tokens_of(self, row: int) -> np.ndarray:
         """[num_tokens] int32, a copy."""

@@ -18,7 +18,7 @@ from quire.config.scheduler import SchedulerConfig
 from quire.core.engine_messages import EngineCoreOutputs, EngineCoreRequest, FinishedRequest, FinishReason
 from quire.core.kv_spec import KVCacheConfig
 from quire.core.logprobs import LogprobsArrays
-from quire.core.request import Request, RequestStatus
+from quire.core.request import STATUS_AT_END, Request
 from quire.core.runner_output import ModelRunnerOutput
 from quire.core.scheduler_output import SchedulerOutput
 from quire.core.stats import EventKind, SchedulerStats
@@ -39,18 +39,10 @@ from quire.scheduler.step_costs import make_step_costs
 from quire.scheduler.step_plan import StepPlan
 from quire.scheduler.stop import find_stops
 from quire.scheduler.swapping import Swapping
-from quire.scheduler.update import Sampled, keep_alive, take_unsent_prompt_logprobs
+from quire.scheduler.update import Sampled, keep_alive, take_prompt_logprobs
 from quire.scheduler.validation import check_beams_fit, check_can_run, max_total_tokens_of
 from quire.scheduler.waiting import Hindrance, WaitReason
 
-_STATUS_OF_REASON = {
-    FinishReason.STOP: RequestStatus.FINISHED_STOPPED,
-    FinishReason.REPETITION: RequestStatus.FINISHED_STOPPED,
-    FinishReason.LENGTH: RequestStatus.FINISHED_LENGTH_CAPPED,
-    FinishReason.ABORT: RequestStatus.FINISHED_ABORTED,
-    FinishReason.ERROR: RequestStatus.FINISHED_ERROR,
-    FinishReason.QUEUE_TIMEOUT: RequestStatus.FINISHED_ERROR,
-}
 _COMPLETE = frozenset((FinishReason.STOP, FinishReason.LENGTH))
 
 
@@ -101,7 +93,7 @@ class Scheduler:
         self._running = RunningRows(self._table)
         self._order = make_service_order(scheduler_config.scheduling_policy, self._table, self._kv)
         self._queue = self._order.queue
-        self._deadlines = QueueDeadlines()
+        self._deadlines = QueueDeadlines(clock)
         self._outbox = Outbox(clock)
         rules = AdmissionRules(
             enable_chunked_prefill=scheduler_config.enable_chunked_prefill,
@@ -145,8 +137,7 @@ class Scheduler:
         self._order.enter(queued, next(self._arrivals))
         self._requests[request.handle] = queued
         self._queue.add(queued)
-        if request.queue_timeout_s:
-            self._deadlines.add(queued, self._clock() + request.queue_timeout_s)
+        self._deadlines.add(queued)
         self._forks.add(queued)
         self.beams.add(queued, max_total_tokens_of(request, self._limits.max_model_len))
         self._outbox.note_event(request.handle, EventKind.QUEUED)
@@ -155,7 +146,7 @@ class Scheduler:
         self, handles: Iterable[int], reason: FinishReason, error: str | None = None, error_field: str | None = None
     ) -> None:
         """End requests from outside, in any state; unknown and finished handles are ignored."""
-        for handle in self.beams.with_siblings(handles) if self.beams else handles:
+        for handle in self.beams.with_siblings(handles):
             request = self._requests.get(handle)
             if request is None:
                 continue
@@ -167,7 +158,7 @@ class Scheduler:
 
     def _end(self, request: Request, finished: FinishedRequest) -> None:
         """Answer a request; its row, if it has one, is its own until `_vacate`."""
-        request.status = _STATUS_OF_REASON[finished.finish_reason]
+        request.status = STATUS_AT_END[finished.finish_reason]
         num_tokens = len(request.token_ids) if request.row < 0 else int(self._table.num_tokens[request.row])
         is_complete = finished.finish_reason in _COMPLETE
         self._order.note_ended(request, num_tokens - request.num_prompt_tokens, is_complete=is_complete)
@@ -200,14 +191,13 @@ class Scheduler:
         if plan.num_preemptions == num_made_room:
             self._swapping.bring_back(plan)
             self._admission.admit_waiting(plan, self._swapping.is_ahead_of)
-        if self.beams and plan.is_empty and len(self._running):
+        if plan.is_empty and len(self._running):
             self._free_stuck_beams(plan)
-        if self._deadlines:
-            self._end_overdue()
+        self._end_overdue()
         return self._freeze(plan)
 
     def _end_overdue(self) -> None:
-        for request in self._deadlines.take_overdue(self._clock()):
+        for request in self._deadlines.take_overdue():
             if not self.beams.has_started(request) and request.handle in self._requests:
                 waited = f"no room within queue_timeout={request.message.queue_timeout_s:g} s"
                 self.finish_requests([request.handle], FinishReason.QUEUE_TIMEOUT, waited)
@@ -246,7 +236,10 @@ class Scheduler:
 
     def _free_stuck_beams(self, plan: StepPlan) -> None:
         """All that runs waits for beams that find no room: the queue has its turn from the beginning."""
-        for row in self._running.rows[self.beams.held_back(self._running.rows)][::-1].tolist():
+        stuck = self.beams.held_back(self._running.rows)
+        if not len(stuck):
+            return
+        for row in stuck[::-1].tolist():
             self._preempt(row, plan)
         self._schedule_running(plan)
         self._swapping.bring_back(plan)
@@ -255,8 +248,7 @@ class Scheduler:
     def _num_wanted_tokens(self, rows: np.ndarray, plan: StepPlan) -> np.ndarray:
         """[num_rows] tokens each row would compute in this step if the budget were no limit."""
         num_wanted = num_wanted_tokens(rows, self._table, self._limits.caps, len(self._requests))
-        if self.beams:
-            num_wanted[self.beams.held_back(rows)] = 0
+        num_wanted = self.beams.hold_back(rows, num_wanted)
         is_decoding = num_wanted == 1
         num_unpaced = 0
         if plan.urgent is not None:
@@ -291,7 +283,7 @@ class Scheduler:
             return None
         copies = (self._kv.take_page_copies(), *self._swapping.take_copies(), self.beams.take_row_updates())
         scheduled = plan.freeze(self._num_steps, self._freed_rows, self._table, *copies)
-        self._in_flight = _InFlight(scheduled, self._table.handle[scheduled.rows], plan)
+        self._in_flight = _InFlight(scheduled, self._table.handle[plan.rows], plan)
         self._freed_rows = []
         self._num_steps += 1
         return scheduled
@@ -308,22 +300,24 @@ class Scheduler:
         """
         step, self._in_flight = self._in_flight, None
         assert step is not None and step.scheduled is scheduled, "the step that was scheduled last is taken in once"
-        self._record_cost(scheduled, seconds)
+        if self._costs is not None:
+            self._costs.record_step(scheduled, seconds)
         self._swapping.confirm(scheduled, output, seconds)
-        rows = scheduled.rows.astype(np.intp)
+        rows = step.plan.rows
         if output.errors:
             self._end_failed(rows[self._table.handle[rows] == step.handles], output.errors)
         is_alive = self._table.handle[rows] == step.handles
+        sampled = keep_alive(scheduled, rows, output, is_alive)
         num_new = scheduled.num_scheduled_tokens
         if not is_alive.all():
             rows, num_new = rows[is_alive], num_new[is_alive]
         self._table.num_computed_tokens[rows] += num_new
-        sampled, beams = self.beams.divert(keep_alive(scheduled, output, is_alive))
+        sampled, beams = self.beams.divert(sampled)
         self._table.append_tokens(sampled.rows, sampled.token_ids)
         self._order.note_sampled(sampled.rows)
         self._kv.cache_full_blocks(rows, self._table.num_computed_tokens[rows], self._table.token_ids)
         handles = self._table.handle[sampled.rows]
-        prompt_logprobs = self._take_prompt_logprobs(output, rows)
+        prompt_logprobs = take_prompt_logprobs(output, rows, self._table)
         self._end_stopped(sampled.rows, sampled.token_ids)
         token_ids = sampled.token_ids
         if beams is not None:
@@ -371,25 +365,6 @@ class Scheduler:
         assert self._in_flight is not None, "a step was scheduled"
         handles: np.ndarray = self._in_flight.handles[self._in_flight.scheduled.is_sampling]
         return handles
-
-    def _record_cost(self, scheduled: SchedulerOutput, seconds: float | None) -> None:
-        if self._costs is not None:
-            num_decoding = int(np.count_nonzero(scheduled.num_scheduled_tokens == 1))
-            self._costs.record(num_decoding, scheduled.total_num_scheduled_tokens - num_decoding, seconds)
-
-    def _take_prompt_logprobs(
-        self, output: ModelRunnerOutput, rows: np.ndarray
-    ) -> tuple[tuple[int, LogprobsArrays], ...]:
-        """(handle, lines) of rows that are alive."""
-        if not output.prompt_logprobs:
-            return ()
-        taken = []
-        for row in rows[np.isin(rows, list(output.prompt_logprobs))].tolist():
-            request = self._table.request_on(row)
-            lines = take_unsent_prompt_logprobs(request, output.prompt_logprobs[row])
-            if lines is not None:
-                taken.append((request.handle, lines))
-        return tuple(taken)
 
     def _end_failed(self, rows: np.ndarray, errors: dict[int, str]) -> None:
         """End the requests among these living rows whose token means nothing; the step leaves no trace of them."""

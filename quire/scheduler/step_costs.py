@@ -13,6 +13,10 @@ from __future__ import annotations
 import math
 from collections import deque
 
+import numpy as np
+
+from quire.core.scheduler_output import SchedulerOutput
+
 # Prompt tokens of a step that are allowed whatever they cost: prompts must get on.
 MIN_PROMPT_TOKENS = 8
 # Of the time that prompt tokens may add, the part that is planned with; the rest is for estimates that are off.
@@ -82,6 +86,11 @@ class StepCosts:
             longest_s = min(longest_s, self._max_slowdown * full_s)
         allowed = max_prompt_tokens(quiet_s, longest_s, _upper_median(self._prompt_token_s))
         return max(MIN_PROMPT_TOKENS, int(min(allowed, 2 * self._most_granted)))
+
+    def record_step(self, scheduled: SchedulerOutput, seconds: float | None) -> None:
+        """Take in a step that was executed in so many seconds; None = not measured."""
+        num_decoding = int(np.count_nonzero(scheduled.num_scheduled_tokens == 1))
+        self.record(num_decoding, scheduled.total_num_scheduled_tokens - num_decoding, seconds)
 
     def record(self, num_decoding: int, num_prompt_tokens: int, seconds: float | None) -> None:
         """Take in a step: what it held, and how long it took; None = not measured.

@@ -20,6 +20,8 @@ from quire.core.scheduler_output import (
 from quire.scheduler.budget import StepBudget
 from quire.scheduler.request_table import RequestTable
 
+NO_ROWS = np.empty(0, dtype=np.intp)
+
 
 class StepPlan:
     """Rows and tokens of one step.
@@ -31,10 +33,13 @@ class StepPlan:
         num_preemptions: requests that lost their row to this step.
         num_swap_preemptions: those of them whose pages went to the swap space.
         num_prefix_queries, num_prefix_hits: tokens looked for, and found, in the prefix cache by first admissions.
+        rows: [num_reqs] intp; those of the message, once there is one.
     """
 
     def __init__(self, budget: StepBudget, max_num_seqs: int) -> None:
         self.budget = budget
+        self.rows = NO_ROWS
+        self._num_tokens_at_most = budget.num_left
         self.prompts = StepBudget(budget.num_left)
         self.urgent: Request | None = None
         self.num_preemptions = 0
@@ -42,14 +47,14 @@ class StepPlan:
         self.num_prefix_queries = 0
         self.num_prefix_hits = 0
         self._num_tokens = np.zeros(max_num_seqs, dtype=np.int32)
-        self._running_rows = np.empty(0, dtype=np.intp)
+        self._running_rows = NO_ROWS
         self._new_blocks: tuple[NewBlocks, ...] = ()
         self._new_reqs: dict[int, NewRequestData] = {}
 
     @property
     def is_empty(self) -> bool:
         """True while nothing is planned."""
-        return not self._num_tokens.any()
+        return self.budget.num_left == self._num_tokens_at_most
 
     def num_tokens(self, rows: np.ndarray) -> np.ndarray:
         """[num_rows] tokens planned for these rows."""
@@ -95,9 +100,14 @@ class StepPlan:
         row_updates: RowUpdates = NO_ROW_UPDATES,
     ) -> SchedulerOutput:
         """The plan as a message: running rows first, then new ones, each in the order planned."""
-        rows = np.concatenate([self._running_rows, np.fromiter(self._new_reqs, np.intp, len(self._new_reqs))])
-        rows = rows[self._num_tokens[rows] > 0]
+        rows = self._running_rows
+        if self._new_reqs:
+            rows = np.concatenate([rows, np.fromiter(self._new_reqs, np.intp, len(self._new_reqs))])
         num_scheduled_tokens = self._num_tokens[rows]
+        if not num_scheduled_tokens.all():
+            is_planned = num_scheduled_tokens > 0
+            rows, num_scheduled_tokens = rows[is_planned], num_scheduled_tokens[is_planned]
+        self.rows = rows
         num_computed_tokens = table.num_computed_tokens[rows]
         return SchedulerOutput(
             step=step,
@@ -108,7 +118,7 @@ class StepPlan:
             num_scheduled_tokens=num_scheduled_tokens,
             num_computed_tokens=num_computed_tokens,
             is_sampling=num_computed_tokens + num_scheduled_tokens == table.num_tokens[rows],
-            total_num_scheduled_tokens=int(num_scheduled_tokens.sum()),
+            total_num_scheduled_tokens=self._num_tokens_at_most - self.budget.num_left,
             page_copies=page_copies,
             swap_outs=swap_outs,
             swap_ins=swap_ins,

@@ -36,19 +36,19 @@ def find_stops(table: RequestTable, rows: np.ndarray, token_ids: np.ndarray) -> 
         rows: [num_sampled] rows.
         token_ids: [num_sampled] the newest token of each.
     """
-    num_tokens = table.num_tokens[rows]
-    may_stop = num_tokens >= table.min_total_tokens[rows]
-    is_eos = may_stop & (token_ids == table.eos_token_id[rows])
-    is_full = num_tokens >= table.max_total_tokens[rows]
-    is_stop_id = may_stop & _is_own_stop_id(table, rows, token_ids)
+    is_eos = token_ids == table.eos_token_id[rows]
+    is_full = table.num_tokens[rows] >= table.max_total_tokens[rows]
+    is_stop_id = _is_own_stop_id(table, rows, token_ids)
     stops = []
     for i in np.flatnonzero(is_eos | is_stop_id | is_full).tolist():
-        if is_eos[i]:
-            stops.append(Stop(int(rows[i]), FinishReason.STOP))
-        elif is_stop_id[i]:
-            stops.append(Stop(int(rows[i]), FinishReason.STOP, int(token_ids[i])))
-        else:
-            stops.append(Stop(int(rows[i]), FinishReason.LENGTH))
+        row = int(rows[i])
+        may_stop = table.num_tokens[row] >= table.min_total_tokens[row]
+        if may_stop and is_eos[i]:
+            stops.append(Stop(row, FinishReason.STOP))
+        elif may_stop and is_stop_id[i]:
+            stops.append(Stop(row, FinishReason.STOP, int(token_ids[i])))
+        elif is_full[i]:
+            stops.append(Stop(row, FinishReason.LENGTH))
     return stops
 
 

@@ -1,6 +1,6 @@
 """What of a step's results still counts: requests that ended while the step ran take nothing from it.
 
-Called by the scheduler's update. Pure functions.
+Called by the scheduler's update. Functions without state.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from quire.core.logprobs import LogprobsArrays
 from quire.core.request import Request
 from quire.core.runner_output import ModelRunnerOutput
 from quire.core.scheduler_output import SchedulerOutput
+from quire.scheduler.request_table import RequestTable
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,13 +31,20 @@ class Sampled:
     logprobs: LogprobsArrays | None
 
 
-def keep_alive(scheduled: SchedulerOutput, output: ModelRunnerOutput, is_alive: np.ndarray) -> Sampled:
-    """The step's samples without those of rows that are no longer alive; `is_alive` is [num_reqs] bool."""
-    rows = scheduled.rows[scheduled.is_sampling]
+def keep_alive(
+    scheduled: SchedulerOutput, rows: np.ndarray, output: ModelRunnerOutput, is_alive: np.ndarray
+) -> Sampled:
+    """The step's samples without those of rows that are no longer alive.
+
+    Args:
+        rows: [num_reqs] intp; those of `scheduled`.
+        is_alive: [num_reqs] bool.
+    """
+    if not scheduled.is_sampling.all():
+        rows, is_alive = rows[scheduled.is_sampling], is_alive[scheduled.is_sampling]
     is_answered = len(rows) == len(output.rows) and (rows == output.rows).all()
     assert is_answered, "the worker must answer for exactly the rows that sample"
-    sampled = Sampled(rows.astype(np.intp), output.sampled_token_ids, output.logprobs)
-    return select_sampled(sampled, is_alive[scheduled.is_sampling])
+    return select_sampled(Sampled(rows, output.sampled_token_ids, output.logprobs), is_alive)
 
 
 def select_sampled(sampled: Sampled, is_kept: np.ndarray) -> Sampled:
@@ -59,7 +67,22 @@ def _keep_logprobs(logprobs: LogprobsArrays, is_kept: np.ndarray) -> LogprobsArr
     )
 
 
-def take_unsent_prompt_logprobs(request: Request, lines: LogprobsArrays) -> LogprobsArrays | None:
+def take_prompt_logprobs(
+    output: ModelRunnerOutput, rows: np.ndarray, table: RequestTable
+) -> tuple[tuple[int, LogprobsArrays], ...]:
+    """(handle, lines) of those of `rows`, which are alive, with prompt positions that did not go out yet."""
+    if not output.prompt_logprobs:
+        return ()
+    taken = []
+    for row in rows[np.isin(rows, list(output.prompt_logprobs))].tolist():
+        request = table.request_on(row)
+        lines = _take_unsent(request, output.prompt_logprobs[row])
+        if lines is not None:
+            taken.append((request.handle, lines))
+    return tuple(taken)
+
+
+def _take_unsent(request: Request, lines: LogprobsArrays) -> LogprobsArrays | None:
     """Lines of prompt positions that did not go out before the request was preempted; None when all did."""
     is_new = lines.index >= request.num_prompt_logprobs_sent
     if not is_new.any():

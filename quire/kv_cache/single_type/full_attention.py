@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 
 from quire.core.request import Request
-from quire.kv_cache.block_hash import ROOT_HASH, BlockHashFn
+from quire.kv_cache.block_hash import ROOT_HASH, BlockHashFn, bytes_by_page
 from quire.kv_cache.block_pool import BlockPool
 from quire.kv_cache.prefix_index import ROOT_PREFIX_ID
 from quire.kv_cache.single_type.row_blocks import NEVER, RowBlocks
@@ -25,6 +25,7 @@ class FullAttentionManager(RowBlocks):
         super().__init__(pool, block_size, max_num_seqs, max_model_len)
         self._hash_fn = hash_fn
         self._last_prefix_id = [ROOT_PREFIX_ID] * max_num_seqs
+        self._num_published[:] = NEVER
 
     def find(self, request: Request, max_pages: int) -> np.ndarray:
         """Pages of the longest cached prefix of a request, at most `max_pages`, [num_pages] int32."""
@@ -46,29 +47,27 @@ class FullAttentionManager(RowBlocks):
         )
         self._requests[row] = request
 
-    def _note_tokens(self, block_ids: np.ndarray, page_tokens: np.ndarray) -> None:
-        self._pool.prefix_index.write_tokens(block_ids, page_tokens)
-
-    def _publish_page(self, row: int, page: int, block_id: int, tokens: bytes) -> None:
-        request = self._request_on(row)
-        keys = request.extra_keys.get(page, ()) if request.extra_keys else ()
-        hashes = request.block_hashes
-        if page == len(hashes):
-            hashes.append(self._hash_fn(hashes[-1] if hashes else ROOT_HASH, tokens, keys))
-        prefix_ids = self._last_prefix_id
-        prefix_ids[row] = self._pool.prefix_index.publish(
-            block_id, hashes[page], prefix_ids[row], keys, request.message.template_id
-        )
+    def _publish_pages(self, rows: list[int], pages: list[int], block_ids: np.ndarray, page_tokens: np.ndarray) -> None:
+        """As `RowBlocks`. In a decode step of many rows this loop is the largest part of the scheduler's time."""
+        index, hash_fn = self._pool.prefix_index, self._hash_fn
+        requests, prefix_ids = self._requests, self._last_prefix_id
+        index.write_tokens(block_ids, page_tokens)
+        due = zip(rows, pages, block_ids.tolist(), bytes_by_page(page_tokens), strict=True)
+        for row, page, block_id, tokens in due:
+            request = requests[row]
+            assert request is not None, "a row that computed tokens belongs to a request"
+            hashes, extra_keys = request.block_hashes, request.extra_keys
+            keys = extra_keys.get(page, ()) if extra_keys else ()
+            if page == len(hashes):
+                hashes.append(hash_fn(hashes[-1] if hashes else ROOT_HASH, tokens, keys))
+            prefix_ids[row] = index.publish(block_id, hashes[page], prefix_ids[row], keys, request.message.template_id)
 
     def is_computing(self, prefix_id: int, page: int, block_hash: bytes) -> bool:
         """Whether a row is about to fill and publish page number `page`, which follows a cached prefix."""
-        row = -1
-        for _ in range(min(_MAX_ROWS_LOOKED_AT, self._last_prefix_id.count(prefix_id))):
-            row = self._last_prefix_id.index(prefix_id, row + 1)
-            request = self._requests[row]
-            if request is None or self._num_published[row] != page:
+        for row in np.flatnonzero(self._num_published == page)[:_MAX_ROWS_LOOKED_AT].tolist():
+            if self._last_prefix_id[row] != prefix_id:
                 continue
-            if block_hash in request.block_hashes[page : page + 1]:
+            if block_hash in self._request_on(row).block_hashes[page : page + 1]:
                 return True
         return False
 
@@ -76,4 +75,5 @@ class FullAttentionManager(RowBlocks):
         """Give up the row's pages; cached ones stay findable until they are taken."""
         self._pool.free(self.block_ids(row))
         self._num_blocks[row] = 0
+        self._num_published[row] = NEVER
         self._requests[row] = None

@@ -12,9 +12,10 @@ from collections.abc import Sequence
 import numpy as np
 
 from quire.core.request import Request
+from quire.kv_cache.block_hash import bytes_by_page
 from quire.kv_cache.block_pool import NULL_BLOCK_ID, BlockPool
 from quire.kv_cache.prefix_tree import ROOT_NAME
-from quire.kv_cache.single_type.row_blocks import NEVER, RowBlocks, ragged_arange
+from quire.kv_cache.single_type.row_blocks import NEVER, RowBlocks, spread
 
 
 class LocalAttentionManager(RowBlocks):
@@ -100,10 +101,13 @@ class LocalAttentionManager(RowBlocks):
         self._requests[row] = request
         self._names[row] = self._prefixes.tree.enter(request.token_ids, request.extra_keys, num_cached_pages)
 
-    def _publish_page(self, row: int, page: int, block_id: int, tokens: bytes) -> None:
-        keys = self._request_on(row).extra_keys.get(page, ())
-        name = self._names[row] = self._prefixes.tree.advance(self._names[row], tokens, keys)
-        self._prefixes.publish(self._blocks, name, block_id)
+    def _publish_pages(self, rows: list[int], pages: list[int], block_ids: np.ndarray, page_tokens: np.ndarray) -> None:
+        """As `RowBlocks`."""
+        due = zip(rows, pages, block_ids.tolist(), bytes_by_page(page_tokens), strict=True)
+        for row, page, block_id, tokens in due:
+            keys = self._request_on(row).extra_keys.get(page, ())
+            name = self._names[row] = self._prefixes.tree.advance(self._names[row], tokens, keys)
+            self._prefixes.publish(self._blocks, name, block_id)
 
     def free_passed(self, rows: np.ndarray, num_computed_tokens: np.ndarray) -> None:
         """Free the pages of these distinct rows that neither their newest computed query saw nor a later one does."""
@@ -112,8 +116,7 @@ class LocalAttentionManager(RowBlocks):
         due = np.flatnonzero(num_due > 0)
         if not len(due):
             return
-        flat_rows = np.repeat(rows[due], num_due[due])
-        columns = ragged_arange(self._num_freed[rows[due]], num_due[due])
+        flat_rows, columns = spread(rows[due], self._num_freed[rows[due]], num_due[due])
         block_ids = self._block_table[flat_rows, columns]
         self._block_table[flat_rows, columns] = NULL_BLOCK_ID
         self._num_freed[rows[due]] = first[due]

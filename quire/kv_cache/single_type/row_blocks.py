@@ -11,7 +11,6 @@ import numpy as np
 
 from quire.core.request import Request
 from quire.core.scheduler_output import NewBlocks
-from quire.kv_cache.block_hash import TOKEN_BYTES, token_bytes
 from quire.kv_cache.block_pool import BlockPool
 
 NO_IDS = np.empty(0, dtype=np.int32)
@@ -51,7 +50,7 @@ class RowBlocks(ABC):
 
     def num_missing_blocks(self, rows: np.ndarray, num_tokens: np.ndarray) -> np.ndarray:
         """[num_rows] pages that rows lack to hold `num_tokens` ([num_rows]) tokens."""
-        needed = -(-num_tokens // self._block_size)
+        needed = (num_tokens + (self._block_size - 1)) // self._block_size
         missing: np.ndarray = np.maximum(needed - self._num_blocks[rows], 0)
         return missing
 
@@ -61,8 +60,7 @@ class RowBlocks(ABC):
         if not len(due):
             return NO_BLOCKS
         rows, num_missing = rows[due], num_missing[due]
-        flat_rows = np.repeat(rows, num_missing)
-        columns = ragged_arange(self._num_blocks[rows], num_missing)
+        flat_rows, columns = spread(rows, self._num_blocks[rows], num_missing)
         block_ids = self._pool.take(len(flat_rows))
         self._block_table[flat_rows, columns] = block_ids
         self._num_blocks[rows] += num_missing.astype(np.int32)
@@ -89,25 +87,22 @@ class RowBlocks(ABC):
         due = np.flatnonzero(num_due > 0)
         if not len(due):
             return
-        flat_rows = np.repeat(rows[due], num_due[due])
-        pages = ragged_arange(self._num_published[rows[due]], num_due[due])
+        rows = rows[due]
+        flat_rows, pages = spread(rows, self._num_published[rows], num_due[due])
         block_ids = self._block_table[flat_rows, pages]
         page_tokens = token_ids[flat_rows[:, None], pages[:, None] * self._block_size + self._offsets]
-        self._note_tokens(block_ids, page_tokens)
-        data, size = token_bytes(page_tokens), TOKEN_BYTES * self._block_size
-        for i, (row, page, block_id) in enumerate(
-            zip(flat_rows.tolist(), pages.tolist(), block_ids.tolist(), strict=True)
-        ):
-            self._publish_page(row, page, block_id, data[i * size : (i + 1) * size])
-        self._num_published[rows[due]] = num_full[due]
-
-    def _note_tokens(self, block_ids: np.ndarray, page_tokens: np.ndarray) -> None:
-        """These pages ([num_pages]) are about to be published with these tokens ([num_pages, block_size])."""
-        return
+        self._publish_pages(flat_rows.tolist(), pages.tolist(), block_ids, page_tokens)
+        self._num_published[rows] = num_full[due]
 
     @abstractmethod
-    def _publish_page(self, row: int, page: int, block_id: int, tokens: bytes) -> None:
-        """Make one page of a row findable; pages of a row come in order."""
+    def _publish_pages(self, rows: list[int], pages: list[int], block_ids: np.ndarray, page_tokens: np.ndarray) -> None:
+        """Make pages findable; those of a row come in order.
+
+        Args:
+            rows, pages: [num_pages] whose each is, and its number there.
+            block_ids: [num_pages] int32.
+            page_tokens: [num_pages, block_size] int32.
+        """
 
     def _request_on(self, row: int) -> Request:
         request = self._requests[row]
@@ -115,9 +110,14 @@ class RowBlocks(ABC):
         return request
 
 
-def ragged_arange(starts: np.ndarray, counts: np.ndarray) -> np.ndarray:
-    """starts[0], starts[0] + 1, ... (counts[0] of them), then starts[1], ..."""
+def spread(rows: np.ndarray, starts: np.ndarray, counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Places in a table: starts[0], starts[0] + 1, ... of rows[0] (counts[0] of them), then those of rows[1], ...
+
+    Returns:
+        Rows and columns; the arguments themselves where there is one place in each row, as in most steps.
+    """
     ends = np.cumsum(counts)
-    within = np.arange(ends[-1] if len(ends) else 0) - np.repeat(ends - counts, counts)
-    indices: np.ndarray = np.repeat(starts, counts) + within
-    return indices
+    if ends[-1] == len(rows):  # every count is at least 1
+        return rows, starts
+    within = np.arange(ends[-1]) - np.repeat(ends - counts, counts)
+    return np.repeat(rows, counts), np.repeat(starts, counts) + within

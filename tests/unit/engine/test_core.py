@@ -12,6 +12,7 @@ from quire.core.runner_output import ModelRunnerOutput
 from quire.core.sampling_params import SamplingParams
 from quire.core.scheduler_output import SchedulerOutput
 from quire.engine.core import EngineCore
+from quire.engine.kv_event_publisher import NoKVEvents
 from quire.engine.step_recovery import MAX_CULPRITS_IN_A_ROW, StepRecovery
 from tests.unit.scheduler.harness import make_scheduler
 
@@ -131,3 +132,20 @@ def test_an_engine_in_which_everything_fails_stops():
     with pytest.raises(RuntimeError, match="at fault"):
         run(10, {str(handle): 0 for handle in range(10)})
     assert MAX_CULPRITS_IN_A_ROW < 10
+
+
+def test_batches_of_kv_events_that_were_dropped_are_told_once_in_a_steps_stats():
+    class DroppingEvents(NoKVEvents):
+        dropped = iter([0, 2, 0])
+
+        def take_num_dropped(self) -> int:
+            return next(self.dropped)
+
+    core = EngineCore(ScriptedExecutor({}), make_scheduler(), StepRecovery(), kv_events=DroppingEvents())  # type: ignore[arg-type]
+    params = SamplingParams(max_tokens=MAX_TOKENS, ignore_eos=True)
+    prompt = np.arange(1, 4, dtype=np.int32)
+    core.add_request(
+        EngineCoreRequest(handle=0, request_id="0", prompt_token_ids=prompt, sampling_params=params, seed=1)
+    )
+    told = [outputs.stats.kv_event_batches_dropped for outputs in (core.step(), core.step(), core.step()) if outputs]
+    assert told == [0, 2, 0]

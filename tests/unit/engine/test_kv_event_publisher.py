@@ -151,6 +151,7 @@ def test_what_does_not_fit_is_dropped_and_consumers_start_anew(consumer, publish
         store(recorder, number)
         publisher.flush()
     assert publisher.num_dropped == 3
+    assert (publisher.take_num_dropped(), publisher.take_num_dropped()) == (3, 0), "each is told once"
     socket = consumer.subscribe(publisher.endpoint)
     assert publisher._events.poll(10_000), "the subscription has come"
     gate.set()
