@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from quire.config.base import check_settings, setting
 
-BACKENDS = ("xgrammar", "guidance", "outlines")
+BACKENDS = ("xgrammar", "guidance", "outlines", "lm-format-enforcer")
 """Grammar libraries, in the order in which `auto` asks them."""
 
 

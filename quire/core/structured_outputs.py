@@ -53,6 +53,8 @@ class StructuredOutputsParams(msgspec.Struct, omit_defaults=True, repr_omit_defa
     source: str = ""
 
     def __post_init__(self) -> None:
+        if self.backend:  # by the input processor, from one that was checked
+            return
         given = [kind for kind in KINDS if getattr(self, kind) is not None]
         if len(given) != 1:
             what = "none" if not given else ", ".join(given)

@@ -20,6 +20,7 @@ from quire.core.sampling_params import SamplingParams
 from quire.engine.generation_defaults import GenerationDefaults
 from quire.errors import UnsupportedError, ValidationError
 from quire.structured_output.choose import resolve_structured_outputs
+from quire.structured_output.restrictions import check_ends
 from quire.tokenization.tokenizer import Tokenizer
 
 
@@ -162,6 +163,7 @@ class InputProcessor:
             self._check_budget_possible(params)
         if params.structured_outputs is not None:
             self._check_grammar_possible()
+            check_ends(params, self._defaults.eos_token_id)
             params.structured_outputs = resolve_structured_outputs(params.structured_outputs, self._structured)
             if self._structured.enable_in_reasoning:
                 params.thinking = None

@@ -7,10 +7,11 @@ from quire.structured_output.schema_keywords import ANNOTATIONS, BY_TYPE, FORMAT
 HEAD = """# Structured output: what is honoured
 
 Generated from the table that requests are checked by (`quire/structured_output/schema_keywords.py`). The tests write
-what a keyword forbids against every library that is said to honour it. A keyword may hold only in some places: xgrammar
-and outlines honour `anyOf`, `allOf`, `enum`, `const` and `$ref` without other keywords beside them (but `type` beside
-`enum` and `const`), and keywords about one type of value only beside that `type`. What one library does not honour, the
-next one may; what none honours is refused with the keyword's path.
+what a keyword forbids against every library that is said to honour it. A keyword may hold only in some places:
+xgrammar, outlines and lm-format-enforcer honour `anyOf`, `allOf`, `enum`, `const` and `$ref` without other keywords
+beside them (but `type` beside `enum` and `const`), and keywords about one type of value only beside that `type`.
+lm-format-enforcer has further limits (`quire/structured_output/schema_lm_format_enforcer.py`). What one library does
+not honour, the next one may; what none honours is refused with the keyword's path.
 """
 
 

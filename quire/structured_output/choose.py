@@ -10,21 +10,24 @@ from typing import Any
 import msgspec
 
 from quire.config.structured_outputs import BACKENDS, StructuredOutputsConfig
-from quire.core.structured_outputs import MAX_TAG_DEPTH, StructuredOutputsParams, parse_json
+from quire.core.structured_outputs import MAX_TAG_DEPTH, StructuredOutputsParams, json_text, parse_json
 from quire.errors import UnsupportedError, ValidationError
 from quire.structured_output.registry import is_installed
 from quire.structured_output.schema_closing import closed
 from quire.structured_output.schema_keywords import find_problem, malformed
-from quire.structured_output.schema_regex import regex_problem, without_anchors
+from quire.structured_output.schema_lm_format_enforcer import MAX_VALUES
+from quire.structured_output.schema_patterns import with_ascii_patterns
+from quire.structured_output.schema_regex import regex_problem, with_ascii_classes, without_anchors
+from quire.structured_output.structural_tags import read_tag
 from quire.structured_output.tag_lark import lark_problem
 from quire.structured_output.tag_schemas import schemas_of, with_schemas
 
 # Kind -> libraries that know it at all.
 _KNOWN: dict[str, tuple[str, ...]] = {
-    "json": ("xgrammar", "guidance", "outlines"),
-    "json_object": ("xgrammar", "guidance"),
-    "regex": ("xgrammar", "guidance", "outlines"),
-    "choice": ("xgrammar", "guidance", "outlines"),
+    "json": BACKENDS,
+    "json_object": ("xgrammar", "guidance", "lm-format-enforcer"),
+    "regex": BACKENDS,
+    "choice": BACKENDS,
     "structural_tag": ("xgrammar", "guidance"),
 }
 EBNF_BACKENDS = ("xgrammar",)
@@ -76,9 +79,9 @@ def _plain(params: StructuredOutputsParams, field: str) -> Any:
         reason = regex_problem(value)
         if reason is not None:
             raise ValidationError(f"{field} has {reason}", hint="write it without", field=field)
-        value = without_anchors(value)
+        value = with_ascii_classes(without_anchors(value))
     elif params.kind == "structural_tag":
-        value = parse_json(field, value, MAX_TAG_DEPTH)
+        value = read_tag(field, parse_json(field, value, MAX_TAG_DEPTH))
     return value
 
 
@@ -112,6 +115,8 @@ def _problem(kind: str, value: Any, backend: str) -> str | None:
         return regex_problem(value, backend)
     if kind == "structural_tag":
         return _tag_problem(value, backend)
+    if kind == "choice" and backend == "lm-format-enforcer" and len(value) > MAX_VALUES:
+        return f"more than {MAX_VALUES} choices are not supported"
     return None
 
 
@@ -120,7 +125,7 @@ def _tag_problem(value: Any, backend: str) -> str | None:
     for path, schema in schemas_of(value):
         problem = malformed(schema) or find_problem(schema, backend)
         if problem is not None:
-            return f"{path}{problem}"
+            return f"#{path}{problem.path}: {problem.reason}"
     return lark_problem(value) if backend == "guidance" else None
 
 
@@ -129,9 +134,9 @@ def _resolved(
 ) -> StructuredOutputsParams:
     is_closed = params.disable_additional_properties or config.disable_additional_properties
     if params.kind == "json":
-        value = closed(value, always=is_closed)
+        value = json_text(params.field, with_ascii_patterns(closed(value, always=is_closed)))
     elif params.kind == "structural_tag":
-        value = with_schemas(value, lambda schema: closed(schema, always=is_closed))
+        value = with_schemas(value, lambda schema: with_ascii_patterns(closed(schema, always=is_closed)))
     changes: dict[str, Any] = {
         params.kind: value,
         "backend": backend,

@@ -1,7 +1,8 @@
 """Imports of libraries that import more than they need.
 
 xgrammar imports transformers (minutes on a slow disk, and nothing of it is used here), and its foreign-function layer
-builds a C++ extension when it finds torch. Both are kept out while it is imported.
+builds a C++ extension when it finds torch. Both are kept out while it is imported. lm-format-enforcer asks for torch,
+which a compile worker does not load.
 """
 
 from __future__ import annotations
@@ -68,6 +69,14 @@ def import_xgrammar() -> Any:
             del os.environ[_NO_EXTENSION]
         else:
             os.environ[_NO_EXTENSION] = before
+
+
+def import_lm_format_enforcer() -> Any:
+    """The module `lmformatenforcer`; does not load torch."""
+    if "lmformatenforcer" in sys.modules:
+        return sys.modules["lmformatenforcer"]
+    with _absent("torch"):
+        return importlib.import_module("lmformatenforcer")
 
 
 @contextmanager

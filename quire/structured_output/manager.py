@@ -12,7 +12,7 @@ import concurrent.futures
 from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -22,7 +22,8 @@ from quire.errors import EngineGenerateError, QuireError, UnsupportedError, Vali
 from quire.logger import get_logger
 from quire.structured_output.compile_pool import BudgetError, CompilePool
 from quire.structured_output.delayed import DelayedGrammar
-from quire.structured_output.interface import CompiledGrammar, Grammar, GrammarSpec
+from quire.structured_output.interface import CompiledGrammar, Grammar, GrammarError, GrammarSpec, Vocabulary
+from quire.structured_output.restrictions import Restrictions, no_token_left
 from quire.structured_output.spec import spec_of
 from quire.structured_output.thinking import Thinking, ThinkingMasks
 
@@ -41,12 +42,16 @@ class _Answer:
         compiled: its grammar, made or in the making.
         grammar: where the answer stands; None until the grammar is made.
         end_ids: ids that end the answer besides the primary one.
+        restrictions: what else the request forbids; None = nothing.
+        output: the tokens so far, kept where there are restrictions.
     """
 
     message: EngineCoreRequest
     compiled: Future[Compiled]
     grammar: Grammar | None = None
     end_ids: tuple[int, ...] = ()
+    restrictions: Restrictions | None = None
+    output: list[int] = field(default_factory=list)
 
     @property
     def is_free(self) -> bool:
@@ -72,6 +77,7 @@ class GrammarManager:
         self._failures: dict[int, QuireError] = {}
         self._mask_thread: ThreadPoolExecutor | None = None
         self._thinking_masks: ThinkingMasks | None = None
+        self._last_word = -1
 
     # --- requests come and go ---
 
@@ -101,10 +107,9 @@ class GrammarManager:
             self._begin(answer)
         except QuireError as error:
             params = answer.message.sampling_params.structured_outputs
-            field = None if params is None or error.field is None else params.field
-            self._failures[handle] = type(error)(error.message, hint=error.hint, field=field)
-            return False
-        return True
+            named = None if params is None or error.field is None else params.field
+            self._failures[handle] = type(error)(error.message, hint=error.hint, field=named)
+        return handle not in self._failures
 
     def take_failures(self) -> dict[int, QuireError]:
         """Handle -> what is wrong with its grammar, for requests that are to be ended."""
@@ -150,14 +155,20 @@ class GrammarManager:
         compiled, _ = answer.compiled.result()
         assert self._pool is not None, "a request with a grammar was added"
         message, pieces = answer.message, self._pool.vocabulary.pieces
+        self._last_word = _last_word(self._pool.vocabulary)
         stop_ids = message.sampling_params.stop_token_ids or ()
         answer.end_ids = tuple(one for one in stop_ids if not pieces[one] and one != message.eos_token_id)
         grammar = self._started(answer, compiled)
+        answer.restrictions = Restrictions.of(message.sampling_params, message.eos_token_id, len(pieces))
         if message.output_token_ids is not None:
-            for token_id in message.output_token_ids.tolist():
+            answer.output = message.output_token_ids.tolist()
+            for token_id in answer.output:
                 if not _advance(grammar, token_id, answer):
                     raise EngineGenerateError(f"the grammar of request {message.request_id} refuses its own output")
         answer.grammar = grammar
+        if answer.restrictions is not None:
+            line = np.empty((1, self._pool.vocabulary.bitmask_size), dtype=np.int32)
+            self._fill_line(answer, line, 0)  # fails the request when no first token is left
 
     def _started(self, answer: _Answer, compiled: CompiledGrammar) -> Grammar:
         """The place of a new answer, which may think before its grammar begins."""
@@ -213,6 +224,8 @@ class GrammarManager:
         for handle, token_id in zip(handles, token_ids, strict=True):
             answer = self._answers[handle]
             assert answer.grammar is not None, "only requests whose grammar is made run"
+            if answer.restrictions is not None:
+                answer.output.append(token_id)
             if not _advance(answer.grammar, token_id, answer):
                 self._failures[handle] = EngineGenerateError(f"token {token_id} was sampled against its grammar")
 
@@ -220,6 +233,9 @@ class GrammarManager:
         """Fill a line; False, with nothing allowed and the request on its way out, when the library gives up."""
         try:
             grammar.fill_bitmask(bitmask, row)
+            bitmask[row, -1] &= self._last_word
+            if not bitmask[row].any():
+                raise GrammarError("no token of the vocabulary comes next")
         except Exception as error:  # a library's limits show themselves in many classes; the step must go on
             logger.warning("request %s: %s: %s", answer.message.request_id, type(error).__name__, str(error)[:200])
             bitmask[row] = 0
@@ -229,19 +245,30 @@ class GrammarManager:
 
     def _fill(self, lines: np.ndarray, answers: list[_Answer]) -> GrammarBitmask:
         assert self._pool is not None, "a request with a grammar was added"
-        vocabulary = self._pool.vocabulary
-        bitmask = np.empty((len(lines), vocabulary.bitmask_size), dtype=np.int32)
+        bitmask = np.empty((len(lines), self._pool.vocabulary.bitmask_size), dtype=np.int32)
         for row, answer in enumerate(answers):
-            assert answer.grammar is not None, "only requests whose grammar is made run"
-            if answer.grammar.is_terminated():  # only with ignore_eos: it ends again and again
-                bitmask[row] = 0
-                _set_bit(bitmask[row], vocabulary.eos_token_id)
-            elif not self._try_fill(answer, answer.grammar, bitmask, row):
-                continue
-            if answer.end_ids and _has_bit(bitmask[row], vocabulary.eos_token_id):
-                for token_id in answer.end_ids:
-                    _set_bit(bitmask[row], token_id)
+            self._fill_line(answer, bitmask, row)
         return GrammarBitmask(lines, bitmask)
+
+    def _fill_line(self, answer: _Answer, bitmask: np.ndarray, row: int) -> None:
+        """What an answer may go on with; when nothing is left, the request is on its way out."""
+        assert self._pool is not None, "a request with a grammar was added"
+        assert answer.grammar is not None, "only requests whose grammar is made run"
+        eos_token_id = self._pool.vocabulary.eos_token_id
+        if answer.grammar.is_terminated():  # only with ignore_eos: it ends again and again
+            bitmask[row] = 0
+            _set_bit(bitmask[row], eos_token_id)
+        elif not self._try_fill(answer, answer.grammar, bitmask, row):
+            return
+        if answer.end_ids and _has_bit(bitmask[row], eos_token_id):
+            for token_id in answer.end_ids:
+                _set_bit(bitmask[row], token_id)
+        if answer.restrictions is None:
+            return
+        blamed = answer.restrictions.conflict(bitmask[row], answer.output)
+        if blamed is not None:
+            bitmask[row] = -1  # the token of this step is not taken
+            self._failures[answer.message.handle] = no_token_left(blamed, len(answer.output))
 
 
 def _too_complex(answer: _Answer, error: Exception) -> QuireError:
@@ -265,6 +292,12 @@ def _advance(grammar: Grammar, token_id: int, answer: _Answer) -> bool:
     if grammar.is_terminated():
         return token_id == answer.message.eos_token_id
     return grammar.accept(token_id)
+
+
+def _last_word(vocabulary: Vocabulary) -> int:
+    """The last word of a mask that allows every id; libraries leave anything in the bits beyond."""
+    is_inside = np.arange(32) <= (vocabulary.vocab_size - 1) % 32
+    return int(np.packbits(is_inside, bitorder="little").view(np.int32)[0])
 
 
 def _has_bit(words: np.ndarray, token_id: int) -> bool:

@@ -13,6 +13,7 @@ BACKENDS: dict[str, tuple[str, str, str]] = {
     "xgrammar": ("xgrammar", "xgrammar", "XGrammarBackend"),
     "guidance": ("llguidance", "guidance", "GuidanceBackend"),
     "outlines": ("outlines_core", "outlines", "OutlinesBackend"),
+    "lm-format-enforcer": ("lmformatenforcer", "lm_format_enforcer", "LMFormatEnforcerBackend"),
 }
 
 

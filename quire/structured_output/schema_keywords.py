@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from quire.structured_output.schema_lm_format_enforcer import lm_format_enforcer_problem
 from quire.structured_output.schema_regex import pattern_problem
 
 ANNOTATIONS = frozenset((
@@ -53,6 +54,7 @@ SUPPORTED: dict[str, frozenset[str]] = {
         "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf", "$anchor",
     )),
     "outlines": _BASIC - {"prefixItems"},
+    "lm-format-enforcer": _BASIC - {"prefixItems"},
 }  # fmt: skip
 
 
@@ -64,7 +66,7 @@ class Problem:
     reason: str
 
     def __str__(self) -> str:
-        return f"{self.path or '/'}: {self.reason}"
+        return f"#{self.path}: {self.reason}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,9 +82,19 @@ def find_problem(schema: Any, backend: str) -> Problem | None:
     """The first thing in `schema` that `backend` would not honour; None when it honours all of it."""
     for place in _places(schema):
         problem = _check(place, backend)
+        if problem is None and backend == "lm-format-enforcer":
+            problem = _check_lm_format_enforcer(place, schema)
         if problem is not None:
             return problem
     return None
+
+
+def _check_lm_format_enforcer(place: _Place, root: Any) -> Problem | None:
+    if isinstance(place.schema, bool):
+        is_known = place.parent == "additionalProperties"
+        return None if is_known else Problem(place.path, "true and false are not supported here")
+    found = lm_format_enforcer_problem(place.schema, root)
+    return None if found is None else Problem(place.path + found[0], found[1])
 
 
 def malformed(schema: Any) -> Problem | None:

@@ -6,6 +6,7 @@ Classes are ASCII (`\d`, `\w`, `\s`), the whole text must match, and anchors sta
 from __future__ import annotations
 
 _CLASSES = frozenset("dDwWsS")
+_ASCII = {"d": "0-9", "w": "0-9A-Za-z_", "s": r" \t\n\r\f\v"}
 _CONTROLS = frozenset("nrtfv")
 _HEX = {"x": 2, "u": 4}
 _PUNCTUATION = frozenset("^$\\.*+?()[]{}|/-\"'!#%&,:;<=>@_`~ ")
@@ -29,6 +30,27 @@ def without_anchors(pattern: str) -> str:
         if (len(body) - len(body.rstrip("\\"))) % 2 == 0:
             return body
     return pattern
+
+
+def with_ascii_classes(pattern: str) -> str:
+    """A pattern that is not refused, in which digits, word characters and whitespace are ASCII to every library.
+
+    What is not of such a class is left as it is: to a library that knows more of Unicode, it is less.
+    """
+    parts: list[str] = []
+    at, in_class = 0, False
+    while at < len(pattern):
+        char = pattern[at]
+        if char == "\\":
+            escape = pattern[at : at + 2]
+            members = _ASCII.get(escape[1:])
+            parts.append(escape if members is None else members if in_class else f"[{members}]")
+            at += 2
+            continue
+        in_class = char != "]" if in_class else char == "["
+        parts.append(char)
+        at += 1
+    return "".join(parts)
 
 
 def pattern_problem(pattern: str, backend: str) -> str | None:

@@ -1,6 +1,7 @@
 """Random JSON schemas, regular expressions and grammars, and what comes of them in an engine.
 
-`python -m tests.structured.corpus --count 500` is `make test-structured`: it prints one figure last, the violations.
+`python -m tests.structured.corpus --count 500` is `make test-structured`: each library in turn, and auto, on the
+embedded model and on one with random weights. The figures come last.
 """
 
 from __future__ import annotations
@@ -10,148 +11,27 @@ import json
 import random
 import re
 import string
+import time
+from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
 from quire import LLM, SamplingParams
+from quire.config.structured_outputs import BACKENDS, StructuredOutputsConfig
+from quire.core.structured_outputs import StructuredOutputsParams
 from quire.errors import QuireClientError
+from quire.structured_output.choose import resolve_structured_outputs
+from quire.structured_output.interface import CompiledGrammar, GrammarError
+from quire.structured_output.spec import spec_of
+from tests.structured.formats import has_format
+from tests.structured.grammar_corpus import RandomGrammar, random_grammar
+from tests.structured.libraries import accepts, as_json, backend
+from tests.structured.schema_corpus import VALUES, keywords_of, neighbours, schemas
 
-NAMES = ("a", "b", "key", "long name", 'q"uote', "é")
-WORDS = ("x", "red", "two words", "", "ü", 'quo"te', "back\\slash")
-# Keywords that no library honours today: each schema that has one is to be refused.
-REFUSED: dict[str, Any] = {
-    "not": {"type": "null"}, "uniqueItems": True, "contains": {"const": 1}, "dependentRequired": {"a": ["b"]},
-    "dependentSchemas": {"a": {"required": ["b"]}}, "if": {"required": ["a"]}, "$dynamicRef": "#x",
-}  # fmt: skip
-NEVER_ENDING = 400
-
-
-def random_schema(rng: random.Random, depth: int = 3) -> dict[str, Any]:
-    """A schema whose answers are short: texts, lists and numbers have bounds."""
-    makers = [_string, _integer, _number, _plain, _enum]
-    if depth > 0:
-        makers += [_object, _object, _array, _array, _choice, _combined, _reference]
-    schema: dict[str, Any] = rng.choice(makers)(rng, depth - 1)
-    if rng.random() < 0.15:
-        schema[rng.choice(["title", "description", "$comment"])] = "a note"
-    if rng.random() < 0.02:
-        keyword = rng.choice(list(REFUSED))
-        schema[keyword] = REFUSED[keyword]
-    return schema
-
-
-def _string(rng: random.Random, depth: int) -> dict[str, Any]:
-    kind = rng.randrange(4)
-    if kind == 0:
-        return {
-            "type": "string",
-            "pattern": rng.choice(["^[a-c]{1,4}$", "^\\d{3}-\\d{2}$", "^(x|yy)z?$", "^.{2,5}$", "^\\w+@\\w{2,3}$"]),
-        }
-    if kind == 1:
-        return {"type": "string", "format": rng.choice(["date", "time", "date-time", "uuid", "ipv4"])}
-    low = rng.randrange(4)
-    return {"type": "string", "maxLength": low + rng.randrange(6)} | ({"minLength": low} if rng.random() < 0.5 else {})
-
-
-def _integer(rng: random.Random, depth: int) -> dict[str, Any]:
-    if rng.random() < 0.2:
-        return {"type": "integer", "multipleOf": rng.choice([2, 3, 5, 10])}
-    low = rng.randrange(-1000, 1000)
-    bounds = {
-        rng.choice(["minimum", "exclusiveMinimum"]): low,
-        rng.choice(["maximum", "exclusiveMaximum"]): low + rng.randrange(2, 900),
-    }
-    return {"type": "integer", **bounds}
-
-
-def _number(rng: random.Random, depth: int) -> dict[str, Any]:
-    low = round(rng.uniform(-50, 50), rng.randrange(3))
-    return {"type": "number", "minimum": low, "maximum": round(low + rng.uniform(1, 90), rng.randrange(3))}
-
-
-def _plain(rng: random.Random, depth: int) -> dict[str, Any]:
-    return rng.choice(
-        [{"type": "boolean"}, {"type": "null"}, {"type": ["boolean", "null"]}, {"const": rng.choice(WORDS)}]
-    )
-
-
-def _enum(rng: random.Random, depth: int) -> dict[str, Any]:
-    return {"enum": rng.sample([*WORDS, 1, -7, None, True, [1, "x"], {"k": None}], rng.randint(1, 4))}
-
-
-def _object(rng: random.Random, depth: int) -> dict[str, Any]:
-    names = rng.sample(NAMES, rng.randint(1, 4))
-    schema: dict[str, Any] = {"type": "object", "properties": {name: random_schema(rng, depth) for name in names}}
-    required = [name for name in names if rng.random() < 0.6]
-    if required:
-        schema["required"] = required
-    extra = rng.randrange(6)
-    if extra == 0:
-        schema["additionalProperties"] = False
-    elif extra == 1:
-        return {"type": "object", "additionalProperties": random_schema(rng, 0), "maxProperties": rng.randint(1, 3)}
-    elif extra == 2:
-        return {
-            "type": "object",
-            "patternProperties": {"^k[0-9]$": random_schema(rng, 0)},
-            "additionalProperties": False,
-        }
-    return schema
-
-
-def _array(rng: random.Random, depth: int) -> dict[str, Any]:
-    low = rng.randrange(3)
-    if rng.random() < 0.3:
-        return {
-            "type": "array",
-            "prefixItems": [random_schema(rng, 0) for _ in range(rng.randint(1, 3))],
-            "items": False,
-        }
-    schema = {"type": "array", "items": random_schema(rng, depth), "maxItems": low + rng.randrange(3)}
-    return schema | ({"minItems": low} if rng.random() < 0.5 else {})
-
-
-def _choice(rng: random.Random, depth: int) -> dict[str, Any]:
-    keyword = rng.choice(["anyOf", "anyOf", "oneOf"])
-    return {keyword: [random_schema(rng, depth) for _ in range(rng.randint(1, 3))]}
-
-
-def _combined(rng: random.Random, depth: int) -> dict[str, Any]:
-    low = rng.randrange(50)
-    return rng.choice([
-        {"allOf": [{"type": "integer"}, {"minimum": low}, {"maximum": low + 9}]},
-        {"allOf": [{"type": "string", "maxLength": 6}, {"minLength": 2}]},
-        {
-            "type": "object", "properties": {"a": {"type": "boolean"}, "b": {"type": "null"}},
-            "allOf": [{"required": ["a"]}], "additionalProperties": False,
-        },
-    ])  # fmt: skip
-
-
-def _reference(rng: random.Random, depth: int) -> dict[str, Any]:
-    return {"type": "array", "items": {"$ref": "#/$defs/one"}, "maxItems": 2, "$defs": {"one": random_schema(rng, 0)}}
-
-
-def rooted(schema: dict[str, Any]) -> dict[str, Any]:
-    """`schema` with the definitions of inner references at its root, each under a name of its own."""
-    definitions: dict[str, Any] = {}
-
-    def walk(one: Any) -> Any:
-        if isinstance(one, list):
-            return [walk(item) for item in one]
-        if not isinstance(one, dict):
-            return one
-        own = one.get("$defs", {}).get("one")
-        inner = {key: walk(item) for key, item in one.items() if key != "$defs"}
-        if own is not None:
-            name = f"d{len(definitions)}"
-            definitions[name] = None
-            definitions[name] = walk(own)
-            inner["items"] = {"$ref": f"#/$defs/{name}"}
-        return inner
-
-    walked: dict[str, Any] = walk(schema)
-    return walked | ({"$defs": definitions} if definitions else {})
+MAX_TOKENS = 400
+KINDS = ("json", "regex", "ebnf", "lark")
+NUM_NEIGHBOURS = 24
 
 
 def random_regex(rng: random.Random, depth: int = 3) -> str:
@@ -170,73 +50,78 @@ def random_regex(rng: random.Random, depth: int = 3) -> str:
     return random_regex(rng, depth - 1) + random_regex(rng, depth - 1)
 
 
-def random_ebnf(rng: random.Random) -> tuple[str, str]:
-    """(grammar, pattern of the same language)."""
-    rules, patterns = [], []
-    for index in range(rng.randint(1, 4)):
-        words = ["".join(rng.choices("abxyz01", k=rng.randint(1, 3))) for _ in range(rng.randint(1, 3))]
-        most = rng.randint(1, 3)
-        rules.append(f"r{index} ::= (" + " | ".join(f'"{word}"' for word in words) + f"){{1,{most}}}")
-        patterns.append("(?:" + "|".join(words) + f"){{1,{most}}}")
-    root = "root ::= " + " ".join(f"r{index}" for index in range(len(rules)))
-    return "\n".join([root, *rules]), "".join(patterns)
-
-
 @dataclass(slots=True)
 class Figures:
-    """What came of a corpus; `violations` are (what was asked, text)."""
+    """What came of a corpus.
+
+    Attributes:
+        num_cut: answers that `max_tokens` ended.
+        refused: reason -> how often.
+        violations: (what was asked, text).
+        dropped: (library, schema, value that it lets pass).
+    """
 
     num_asked: int = 0
     num_ended: int = 0
     num_cut: int = 0
-    num_refused: int = 0
+    refused: Counter[str] = field(default_factory=Counter)
     violations: list[tuple[Any, str]] = field(default_factory=list)
+    dropped: list[tuple[str, Any, Any]] = field(default_factory=list)
+
+    def __add__(self, other: Figures) -> Figures:
+        return Figures(
+            self.num_asked + other.num_asked, self.num_ended + other.num_ended, self.num_cut + other.num_cut,
+            self.refused + other.refused, self.violations + other.violations, self.dropped + other.dropped,
+        )  # fmt: skip
 
     def __str__(self) -> str:
         return (
-            f"{self.num_asked} asked, {self.num_refused} refused, {self.num_ended} ended, {self.num_cut} cut, "
-            f"{len(self.violations)} violations"
+            f"{self.num_asked} asked, {self.refused.total()} refused, {self.num_ended} ended, {self.num_cut} cut, "
+            f"{len(self.violations)} violations, {len(self.dropped)} dropped"
         )
 
 
 def forms(kind: str, rng: random.Random, count: int) -> list[Any]:
-    """What is asked: schemas, patterns, or (grammar, pattern)."""
+    """What is asked: schemas, patterns or grammars."""
     if kind == "json":
-        return [rooted(random_schema(rng)) for _ in range(count)]
-    return [random_regex(rng) if kind == "regex" else random_ebnf(rng) for _ in range(count)]
+        return schemas(rng, count)
+    return [random_regex(rng) if kind == "regex" else random_grammar(rng) for _ in range(count)]
+
+
+def asked_for(kind: str, form: Any) -> dict[str, Any]:
+    """`structured_outputs` of a request."""
+    if isinstance(form, RandomGrammar):
+        return {"grammar": form.ebnf() if kind == "ebnf" else form.lark()}
+    return {kind: form, "disable_any_whitespace": True}
 
 
 def run_corpus(llm: LLM, kind: str, count: int, seed: int) -> Figures:
     """Ask for `count` random forms at temperature 1, and judge every answer that ended by itself."""
-    rng = random.Random(seed)
     figures = Figures()
-    asked, taken = [], []
-    for number, form in enumerate(forms(kind, rng, count)):
+    asked = forms(kind, random.Random(seed), count)
+    taken = []
+    for number, form in enumerate(asked):
         figures.num_asked += 1
-        given = form[0] if kind == "grammar" else form
         params = SamplingParams(
-            max_tokens=NEVER_ENDING, seed=seed + number,
-            structured_outputs={kind: given, "disable_any_whitespace": True},
+            max_tokens=MAX_TOKENS, seed=seed + number, structured_outputs=asked_for(kind, form)
         )  # fmt: skip
         try:
             llm.llm_engine.add_request(str(number), "Once", params)
+            taken.append(number)
         except QuireClientError as error:
             assert error.field and error.field.startswith("structured_outputs"), error
-            figures.num_refused += 1
-            continue
-        asked.append(number)
-        taken.append(form)
+            figures.refused[reason_of(error)] += 1
     finals = {}
     while llm.llm_engine.has_unfinished_requests():
         finals |= {one.request_id: one.outputs[0] for one in llm.llm_engine.step() if one.finished}
-    for number, form in zip(asked, taken, strict=True):
-        _judge(figures, kind, form, finals[str(number)])
+    for number in taken:
+        _judge(figures, kind, asked[number], finals[str(number)])
     return figures
 
 
 def _judge(figures: Figures, kind: str, form: Any, answer: Any) -> None:
     if answer.finish_reason == "error":
-        figures.num_refused += 1
+        figures.refused["when it was compiled or followed"] += 1
     elif answer.finish_reason != "stop":
         figures.num_cut += 1
     else:
@@ -245,40 +130,149 @@ def _judge(figures: Figures, kind: str, form: Any, answer: Any) -> None:
             figures.violations.append((form, answer.text))
 
 
-def is_valid(kind: str, form: Any, text: str) -> bool:
-    """By an independent judge: jsonschema, or Python's regular expressions."""
-    if kind == "json":
-        from jsonschema import Draft202012Validator
+def reason_of(error: QuireClientError) -> str:
+    """The kind of a refusal: the reason without what differs from request to request."""
+    text = re.sub(r"'[^']*'|[0-9]+", "_", str(error.message).partition("(")[2] or str(error.message))
+    reasons = {one.rpartition(": ")[2].strip(") ") for one in text.split("; ")}
+    return " / ".join(sorted(reasons))[:120]
 
+
+def is_valid(kind: str, form: Any, text: str) -> bool:
+    """By an independent judge: jsonschema, Python's regular expressions, or the grammar's definition."""
+    if kind == "json":
         try:
-            return bool(Draft202012Validator(form).is_valid(json.loads(text)))
+            value = json.loads(text)
         except ValueError:
             return False
-    return re.fullmatch(form[1] if kind == "grammar" else form, text, re.ASCII) is not None
+        return is_valid_json(form, value)
+    if kind == "regex":
+        return re.fullmatch(form, text, re.ASCII) is not None
+    return bool(form.accepts(text))
+
+
+def is_valid_json(schema: Any, value: Any) -> bool:
+    """By the draft that knows all of the schema's keywords; formats by their syntax."""
+    import jsonschema
+
+    used = set(keywords_of(schema))
+    is_old = "additionalItems" in used or "$recursiveRef" in used
+    kind = jsonschema.Draft201909Validator if is_old else jsonschema.Draft202012Validator
+    checker = jsonschema.FormatChecker(formats=())
+    checker.checkers = {name: (_format_check(name), ()) for name in used_formats(schema)}  # type: ignore[misc]
+    return bool(kind(schema, format_checker=checker).is_valid(value))
+
+
+def used_formats(schema: Any) -> set[str]:
+    """Values of `format`."""
+    text = json.dumps(schema)
+    return set(re.findall(r'"format": "([^"]*)"', text))
+
+
+def _format_check(name: str) -> Any:
+    return lambda value: not isinstance(value, str) or has_format(name, value)
+
+
+def probe(kind: str, library: str, count: int, seed: int) -> Figures:
+    """Write into the grammars of a corpus what its schemas forbid: nothing of it may pass.
+
+    Args:
+        library: forced; or auto.
+    """
+    rng = random.Random(seed)
+    figures = Figures()
+    for schema in forms(kind, random.Random(seed), count):
+        try:
+            config = StructuredOutputsConfig(backend=library, disable_any_whitespace=True)
+            params = resolve_structured_outputs(StructuredOutputsParams(json=schema), config)
+            spec = spec_of(params)
+            grammar = backend(spec.backend).load(spec, backend(spec.backend).compile(spec))
+        except (QuireClientError, GrammarError):
+            continue
+        figures.num_asked += 1
+        values = [*VALUES, *_written(grammar, rng)]
+        values += [one for value in values[-3:] for one in neighbours(value, rng, NUM_NEIGHBOURS // 3)]
+        for value in filter(_is_unicode, values):
+            if not is_valid_json(schema, value) and accepts(grammar, as_json(value)):
+                figures.dropped.append((spec.backend, schema, value))
+    return figures
+
+
+def _is_unicode(value: Any) -> bool:
+    try:
+        as_json(value).encode()
+    except UnicodeEncodeError:  # half of a surrogate pair, written as an escape
+        return False
+    return True
+
+
+def _written(grammar: CompiledGrammar, rng: random.Random) -> list[Any]:
+    """A value or two that the grammar allows, written by chance."""
+    import numpy as np
+
+    found = []
+    for _ in range(2):
+        state, written = grammar.start(), bytearray()
+        bitmask = np.empty((1, 9), dtype=np.int32)
+        while len(written) < 120 and not state.is_terminated():
+            state.fill_bitmask(bitmask, 0)
+            ids = np.flatnonzero(np.unpackbits(bitmask.view(np.uint8), bitorder="little"))
+            token_id = int(ids[-1]) if ids[-1] == 256 else int(rng.choice(ids))
+            state.accept(token_id)
+            if token_id < 256:
+                written.append(token_id)
+        if state.is_terminated():
+            try:
+                found.append(json.loads(written))
+            except ValueError:
+                found.append(written.decode("utf-8", "replace"))
+    return found
+
+
+def knows(library: str, kind: str) -> bool:
+    """Whether a library is asked for forms of this kind."""
+    return kind in ("json", "regex") or library in ("auto", {"ebnf": "xgrammar", "lark": "guidance"}[kind])
+
+
+def counts(count: int) -> Iterable[tuple[str, int]]:
+    """How many of each kind."""
+    return [("json", count), *((kind, max(1, count // 5)) for kind in KINDS[1:])]
 
 
 def main() -> None:
-    """Run the corpora on leaf and on a model with random weights."""
+    """Run the corpora with each library."""
     parser = argparse.ArgumentParser(description="Random schemas, patterns and grammars, judged from outside.")
     parser.add_argument("--count", type=int, default=500)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--libraries", default=",".join(("auto", *BACKENDS)))
     args = parser.parse_args()
-    total = 0
-    for name, settings in (("leaf", {}), ("random weights", {"load_format": "dummy"})):
-        llm = LLM(max_model_len=1024, max_num_seqs=64, **settings)
-        for kind, count in (
-            ("json", args.count),
-            ("regex", max(1, args.count // 5)),
-            ("grammar", max(1, args.count // 5)),
-        ):
-            figures = run_corpus(llm, kind, count, args.seed)
-            print(f"{name}, {kind}: {figures}", flush=True)
-            for form, text in figures.violations[:5]:
-                print("  violation:", json.dumps(form), repr(text))
-            total += len(figures.violations)
-        llm.llm_engine.shutdown()
-    print(f"violations: {total}")
-    raise SystemExit(total > 0)
+    total, start = Figures(), time.perf_counter()
+    for library in args.libraries.split(","):
+        found = probe("json", library, args.count, args.seed)
+        print(
+            f"{library}, values that schemas forbid: {found.num_asked} grammars, {len(found.dropped)} dropped",
+            flush=True,
+        )
+        total.dropped += found.dropped
+        for model, settings in (("leaf", {}), ("random weights", {"load_format": "dummy"})):
+            llm = LLM(max_model_len=1024, max_num_seqs=64, structured_outputs_config={"backend": library}, **settings)
+            for kind, count in counts(args.count):
+                if knows(library, kind):
+                    figures = run_corpus(llm, kind, count, args.seed)
+                    seconds = time.perf_counter() - start
+                    print(f"{library}, {model}, {kind}: {figures} ({seconds:.0f} s)", flush=True)
+                    total += figures
+            llm.llm_engine.shutdown()
+    for reason, times in total.refused.most_common():
+        print(f"  refused {times}: {reason}")
+    for form, text in total.violations[:20]:
+        print("  violation:", json.dumps(form, default=str), repr(text))
+    for name, schema, value in total.dropped[:20]:
+        print("  dropped:", name, json.dumps(schema), repr(value))
+    print(
+        f"violations: {len(total.violations)}, silently dropped keywords: {len(total.dropped)}, refused at admission: "
+        f"{total.refused.total()} of {total.num_asked}"
+    )
+    raise SystemExit(bool(total.violations or total.dropped))
 
 
 if __name__ == "__main__":

@@ -27,6 +27,8 @@ def test_what_a_keyword_forbids_cannot_be_written(library: str, keyword: str):
         except GrammarError:
             continue  # refused when it is compiled: late, but told
         assert [value for value in forbidden if accepts(grammar, as_json(value))] == [], schema
+        if library == "lm-format-enforcer":  # free strings are ASCII without escapes
+            allowed = [value for value in allowed if as_json(value).isascii() and "\\" not in as_json(value)]
         assert not allowed or any(accepts(grammar, as_json(value)) for value in allowed), schema
 
 

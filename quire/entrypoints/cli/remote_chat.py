@@ -1,6 +1,6 @@
-"""A conversation with a server, over its `/v1/chat/completions`, with no library but Python's own.
+"""The model of a conversation on a server, over its `/v1/chat/completions`, with no library but Python's own.
 
-Used by `quire chat --url`. Owns the conversation.
+Used by `quire chat --url`. No state.
 """
 
 from __future__ import annotations
@@ -9,10 +9,11 @@ import argparse
 import http.client
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 from urllib.parse import urlsplit
 
+from quire.entrypoints.cli.conversation import Call, Reply
 from quire.entrypoints.cli.sampling import FLAGS
 from quire.entrypoints.cli.streaming import AnswerTimes
 from quire.entrypoints.interrupts import DeferredInterrupt
@@ -27,23 +28,22 @@ def remote_parameters(args: argparse.Namespace) -> dict[str, Any]:
     return {name: getattr(args, name) for name in (*FLAGS, "seed", "stop", "ignore_eos") if name in args}
 
 
-class RemoteChat:
-    """Talks to a server.
+class RemoteModel:
+    """Asks a server.
 
     Args:
         url: with or without /v1.
         api_key: None = none.
         parameters: further fields of every request.
-        system_prompt: first message of the conversation; None = none.
 
     Attributes:
-        model: the first that the server has.
+        name: of the first model that the server has.
 
     Raises:
         ConfigError: the address is none, or nobody answers there.
     """
 
-    def __init__(self, url: str, api_key: str | None, parameters: dict[str, Any], system_prompt: str | None) -> None:
+    def __init__(self, url: str, api_key: str | None, parameters: dict[str, Any]) -> None:
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise ConfigError(f"--url {url!r} is no address", hint="for example http://127.0.0.1:8000/v1", field="url")
@@ -53,29 +53,17 @@ class RemoteChat:
         if api_key is not None:
             self._headers["authorization"] = f"Bearer {api_key}"
         self._parameters = parameters
-        self._system: list[dict[str, str]] = []
-        self._turns: list[dict[str, str]] = []
         with self._ask("GET", "/models") as response:
-            self.model = str(json.loads(response.read())["data"][0]["id"])
-        self.set_system_prompt(system_prompt)
+            self.name = str(json.loads(response.read())["data"][0]["id"])
 
-    def set_system_prompt(self, text: str | None) -> None:
-        """Begin anew with `text` as the system prompt."""
-        self._system = [{"role": "system", "content": text}] if text else []
-        self._turns = []
-
-    def clear(self) -> None:
-        """Forget the conversation; the system prompt stays."""
-        self._turns = []
-
-    def answer(self, message: str) -> AnswerTimes:
-        """Write the answer to `message` to stdout as it comes; Ctrl-C ends the answer, not the program."""
-        turns = [*self._turns, {"role": "user", "content": message}]
+    def reply(self, messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]]) -> Reply:
+        """As `ChatModel.reply`."""
         body = {
-            **self._parameters, "model": self.model, "messages": [*self._system, *turns], "stream": True,
-            "stream_options": {"include_usage": True},
+            **self._parameters, "model": self.name, "messages": messages, "stream": True,
+            "stream_options": {"include_usage": True}, **({"tools": tools} if tools else {}),
         }  # fmt: skip
         start, times, text = time.perf_counter(), AnswerTimes(), ""
+        calls: list[list[str]] = []
         response = self._ask("POST", "/chat/completions", json.dumps(body).encode())
         with response, DeferredInterrupt() as interrupt:
             for event in _events(response):
@@ -83,19 +71,22 @@ class RemoteChat:
                     raise QuireClientError(str(event["error"].get("message")))
                 for choice in event["choices"]:
                     delta = choice["delta"].get("content") or ""
+                    parts = choice["delta"].get("tool_calls") or []
                     text += delta
                     print(delta, end="", flush=True)
+                    for part in parts:
+                        _add(calls, part["function"])
                     times.finish_reason = choice["finish_reason"] or times.finish_reason
-                    if delta:
+                    if delta or parts:
                         times.last_token_s = time.perf_counter() - start
                         times.first_token_s = times.first_token_s or times.last_token_s
                 times.num_tokens = (event.get("usage") or {}).get("completion_tokens", times.num_tokens)
                 if interrupt.is_pending:
                     times.finish_reason = "abort"
                     break
-        print(flush=True)
-        self._turns = [*turns, {"role": "assistant", "content": text}]
-        return times
+        if text or not calls:
+            print(flush=True)
+        return Reply(text, [Call(*one) for one in calls], times)
 
     def _ask(self, method: str, path: str, body: bytes | None = None) -> http.client.HTTPResponse:
         kind = http.client.HTTPSConnection if self._parts.scheme == "https" else http.client.HTTPConnection
@@ -111,6 +102,14 @@ class RemoteChat:
             with response:
                 raise QuireClientError(_message(response), hint=f"the server answered {response.status}")
         return response
+
+
+def _add(calls: list[list[str]], function: dict[str, Any]) -> None:
+    """A part of a call: its name, or more of the last one's arguments."""
+    if function.get("name"):
+        calls.append([function["name"], ""])
+    if calls:
+        calls[-1][1] += function.get("arguments") or ""
 
 
 def _events(response: http.client.HTTPResponse) -> Iterator[dict[str, Any]]:

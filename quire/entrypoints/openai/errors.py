@@ -25,7 +25,8 @@ logger = get_logger(__name__)
 
 MAX_MESSAGE_CHARS = 1000
 ADDRESS = re.compile(r"0x[0-9a-fA-F]{4,}")
-PATH = re.compile(r"(?<![\w<])/(?:[\w.@+-]+/)+[\w.@+-]*")
+# Of files; places in the JSON of a request begin with #.
+PATH = re.compile(r"(?<![\w<#])/(?:[\w.@+-]+/)+[\w.@+-]*")
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,6 +20,7 @@ from quire.structured_output.interface import (
     StructuredOutputBackend,
     Vocabulary,
 )
+from quire.structured_output.own_end import GrammarWithOwnEnd
 from quire.structured_output.tag_lark import lark_of
 
 
@@ -100,37 +101,25 @@ class _Compiled(CompiledGrammar):
         return _Guidance(self._matcher.deep_copy(), self._eos_token_id)
 
 
-class _Guidance(Grammar):
-    """The library's state, and whether the end was accepted, which is no token of its own to it."""
-
+class _Guidance(GrammarWithOwnEnd):
     def __init__(self, matcher: Any, eos_token_id: int) -> None:
+        super().__init__(eos_token_id)
         self._matcher = matcher
-        self._eos_token_id = eos_token_id
-        self._is_terminated = False
 
-    def accept(self, token_id: int) -> bool:
-        if self._is_terminated:
-            return False
-        if token_id == self._eos_token_id:
-            self._is_terminated = bool(self._matcher.is_accepting())
-            return self._is_terminated
+    def _is_complete(self) -> bool:
+        return bool(self._matcher.is_accepting())
+
+    def _advance(self, token_id: int) -> bool:
         # A token that is not allowed would leave the library in a state of error for good.
         if self._matcher.validate_tokens([token_id]) != 1:
             return False
         return bool(self._matcher.consume_token(token_id))
 
-    def rollback(self, num_tokens: int) -> None:
-        if num_tokens and self._is_terminated:
-            self._is_terminated = False
-            num_tokens -= 1
-        if num_tokens:
-            self._matcher.rollback(num_tokens)
+    def _take_back(self, num_tokens: int) -> None:
+        self._matcher.rollback(num_tokens)
 
     def fill_bitmask(self, bitmask: np.ndarray, row: int) -> None:
         _fill(self._matcher, bitmask, row)
-
-    def is_terminated(self) -> bool:
-        return self._is_terminated
 
 
 def _fill(matcher: Any, bitmask: np.ndarray, row: int) -> None:

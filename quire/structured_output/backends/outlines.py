@@ -20,6 +20,7 @@ from quire.structured_output.interface import (
     StructuredOutputBackend,
     Vocabulary,
 )
+from quire.structured_output.own_end import GrammarWithOwnEnd
 
 ANY_WHITESPACE = r"[ \n\t]*"
 MAX_ROLLBACK = 32
@@ -76,34 +77,24 @@ class _Compiled(CompiledGrammar):
         return _Outlines(self._library.Guide(self._index, MAX_ROLLBACK), self._eos_token_id)
 
 
-class _Outlines(Grammar):
+class _Outlines(GrammarWithOwnEnd):
     def __init__(self, guide: Any, eos_token_id: int) -> None:
+        super().__init__(eos_token_id)
         self._guide = guide
-        self._eos_token_id = eos_token_id
-        self._is_terminated = False
 
-    def accept(self, token_id: int) -> bool:
-        if self._is_terminated:
-            return False
-        if token_id == self._eos_token_id:
-            self._is_terminated = token_id in self._guide.get_tokens()
-            return self._is_terminated
+    def _is_complete(self) -> bool:
+        return self._eos_token_id in self._guide.get_tokens()
+
+    def _advance(self, token_id: int) -> bool:
         if not self._guide.accepts_tokens([token_id]):
             return False
         self._guide.advance(token_id, False)
         return True
 
-    def rollback(self, num_tokens: int) -> None:
-        if num_tokens and self._is_terminated:
-            self._is_terminated = False
-            num_tokens -= 1
-        if num_tokens:
-            self._guide.rollback_state(num_tokens)
+    def _take_back(self, num_tokens: int) -> None:
+        self._guide.rollback_state(num_tokens)
 
     def fill_bitmask(self, bitmask: np.ndarray, row: int) -> None:
         line = bitmask[row]
         line[:] = 0
         self._guide.write_mask_into(line.ctypes.data, line.size, line.itemsize)
-
-    def is_terminated(self) -> bool:
-        return self._is_terminated

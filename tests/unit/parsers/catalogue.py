@@ -27,6 +27,18 @@ CALLS: list[list[Call]] = [
     [("plot", {"points": [[1, 2.5], [-3, 1e-05]], "style": {"a": {"b": [None, True]}}, "scale": 0.5})],
     [("plot", {"points": [], "style": {}, "id": "7", "tag": None})],
     [("plot", {"points": ["x", "}", "\\"], "tag": 5, "scale": 2})],
+    [("search", {"query": "Was ist los?\n\nÖl & Käse", "limit": 10, "exact": False})],
+    [("write_file", {"path": "s.sql", "content": "SELECT '{\"a\": [1]}' AS j; -- done\n"})],
+    [("plot", {"points": [{"x": 1, "y": [0.5, -0.25]}], "style": {"color": "red", "dash": [4, 2]}})],
+    [("plot", {"scale": -1e-07, "points": [True, None, {}], "id": "<b>"})],
+    [("search", {"query": "a, b(c=1), [d]; e"})],
+    [
+        ("get_weather", {"city": "X"}),
+        ("plot", {"points": [0]}),
+        ("write_file", {"path": "o", "content": ""}),
+        ("now", {}),
+    ],
+    [("search", {"query": "\\n is no \n, nor is \\\\ or \\u00e9"}), ("get_weather", {"city": "O'Fallon", "days": 0})],
 ]
 MARKERS = (
     "<tool_call>", "</tool_call>", "[TOOL_CALLS]", "[ARGS]", "<|python_tag|>", "<｜tool▁call▁end｜>", "<|tool_call|>",

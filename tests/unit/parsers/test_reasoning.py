@@ -56,7 +56,11 @@ def test_thinking_is_apart_from_the_answer(name):
 
 @pytest.mark.parametrize("name", THOUGHTS)
 def test_every_split_is_read_as_the_whole(name):
-    check_splits(lambda: make(name), [text for text, _ in answers(name)[::2]] + PLAIN)
+    check_splits(lambda: make(name), [text for text, _ in answers(name)] + PLAIN)
+
+
+def test_every_parser_has_its_thoughts():
+    assert {type(make(name)) for name in THOUGHTS} == {*REASONING_PARSERS.values(), HarmonyParser}
 
 
 @pytest.mark.parametrize("name", ["think", "qwen3", "granite", "openai"])

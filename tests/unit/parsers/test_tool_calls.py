@@ -45,6 +45,11 @@ def written(name: str) -> list[tuple[str, list[Call], str]]:
     return cases
 
 
+def recorded(name: str) -> list[str]:
+    """Answers that are written in the format, whole or broken."""
+    return [text for text, _, _ in written(name)] + [text for text, _, _ in SPECIAL[name]]
+
+
 @pytest.mark.parametrize("name", FORMATS)
 def test_calls_are_read_as_they_were_meant(name):
     for text, calls, content in written(name):
@@ -77,9 +82,16 @@ def test_a_call_of_an_unknown_function_is_content(name):
 @pytest.mark.parametrize("holds_calls", [False, True], ids=["as-they-come", "held"])
 @pytest.mark.parametrize("name", FORMATS)
 def test_every_split_is_read_as_the_whole(name, holds_calls):
-    texts = [text for text, _, _ in written(name)] + PLAIN + [text for text, _, _ in SPECIAL[name]]
-    assert len(set(texts)) >= 40
-    check_splits(maker(name, holds_calls=holds_calls), texts)
+    check_splits(maker(name, holds_calls=holds_calls), recorded(name) + PLAIN)
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_a_format_has_forty_answers_of_its_own(name):
+    assert len(set(recorded(name)) - set(PLAIN)) >= 40
+
+
+def test_every_parser_has_its_format():
+    assert {type(maker(name)()) for name in FORMATS if name != "pattern"} == set(TOOL_CALL_PARSERS.values())
 
 
 @pytest.mark.parametrize("name", FORMATS)
