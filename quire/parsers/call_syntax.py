@@ -13,8 +13,9 @@ class CallSyntax:
     arguments, `tail`. A part that names a control token of the vocabulary is written with that token.
 
     Attributes:
+        openers: texts with which a call begins, wherever they stand; without them calls among text have no grammar.
         has_several: more than one call can be written.
-        starts_answer: a call is one at the beginning of an answer alone.
+        starts_answer: a call stands at the beginning of an answer, too, without any of them.
         excludes: what texts in the arguments must not hold, as the parser would take it for the end of the call.
         thinking: what begins and what ends a stretch of free text that may stand before all else; None = nothing may.
         has_parameters: the arguments are marked one by one (`xml_arguments`); else they are a JSON object.
@@ -26,6 +27,7 @@ class CallSyntax:
     begin: str = ""
     separator: str = ""
     end: str = ""
+    openers: tuple[str, ...] = ()
     has_several: bool = True
     starts_answer: bool = False
     excludes: tuple[str, ...] = ()

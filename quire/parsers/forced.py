@@ -18,6 +18,8 @@ from quire.utils.checks import shown
 
 Form = dict[str, Any]
 NO_ARGUMENTS: dict[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
+NO_CALL = "[^{< \\t\\r\\n]"
+"""How a text begins that is no call at the beginning of an answer."""
 ANY_ARGUMENTS: dict[str, Any] = {"type": "object", "additionalProperties": True}
 
 
@@ -69,6 +71,28 @@ def forced_calls(
     written = _calls(syntax, calls, literals, is_one=is_one)
     parts = [*_thinking(syntax, literals), *literals.of(syntax.begin), written, *literals.of(syntax.end)]
     return {"type": "structural_tag", "format": sequence(parts)}
+
+
+def calls_among_text(
+    syntax: CallSyntax, calls: Sequence[CallForm], special: Mapping[str, int], *, is_one: bool
+) -> dict[str, Any]:
+    """A structural tag whose answers are any text, in which whatever begins a call is one; `syntax` has openers.
+
+    Args:
+        calls, special: as in `forced_calls`.
+        is_one: there is one call at most; else any number.
+    """
+    literals = Literals(special)
+    text: Form = {"type": "any_text", "excludes": list(syntax.openers)}
+    written = _calls(syntax, calls, literals, is_one=is_one)
+    block = [*literals.of(syntax.begin), written, *literals.of(syntax.end)]
+    if syntax.starts_answer:
+        begun = sequence([{"type": "regex", "pattern": NO_CALL}, text])
+        form = {"type": "optional", "content": one_of([sequence(block), begun])}
+    else:
+        more = sequence([*block, text])
+        form = sequence([text, {"type": "optional" if is_one else "star", "content": more}])
+    return {"type": "structural_tag", "format": form}
 
 
 class Literals:

@@ -156,6 +156,15 @@ def test_thinking_is_ended_after_exactly_its_budget(server: RunningServer, budge
             assert answer.choices[0].logprobs.content[budget].logprob == pytest.approx(0.0)
 
 
+def test_calls_of_strict_functions_are_valid_when_the_model_calls_of_its_own_accord(server: RunningServer):
+    strict = [{"type": "function", "function": {**one, "strict": True}} for one in TOOLS]
+    answers = many(lambda seed: as_dict(whole(server, tools=strict, seed=seed).choices[0]), 6)
+    for answer in answers:
+        complete = answer["calls"][:-1] if answer["reason"] == "length" else answer["calls"]
+        check_calls(complete, TOOLS)
+        assert "<tool_call>" not in answer["content"]
+
+
 def test_a_form_may_hold_inside_of_the_thinking_too():
     config = build_config(
         model="leaf", num_gpu_blocks_override=64, packing_cache=False, structured_outputs_enable_in_reasoning=True

@@ -271,9 +271,18 @@ def test_what_cannot_be_done_is_refused_by_name(tools, fields, param):
     assert caught.value.param == param
 
 
-def test_strict_is_said_to_have_no_effect(tools):
+def test_where_strict_has_no_effect_the_answer_says_so():
     strict = [{**TOOLS[0], "function": {**TOOLS[0]["function"], "strict": True}}]
-    assert any("strict" in one for one in ask(tools, PARIS, tools=strict).warnings)
+    for settings in ({"tool_call_parser": "pythonic"}, {"tool_call_parser": "openai"}):
+        with RunningServer(WritingEngine(), **settings) as server:
+            assert any("strict" in one for one in ask(server, PARIS, tools=strict).warnings)
+
+
+def test_a_strict_function_whose_schema_cannot_be_followed_is_refused(tools):
+    wrong = {"name": "f", "strict": True, "parameters": {"type": "object", "not": {"required": ["a"]}}}
+    with pytest.raises(openai.BadRequestError, match="strict.*/not") as caught:
+        ask(tools, PARIS, tools=[{"type": "function", "function": wrong}])
+    assert caught.value.param == "tools"
 
 
 def test_a_server_without_a_parser_refuses_tools_and_says_what_to_do():

@@ -7,10 +7,11 @@ import random
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import pytest
 
 from quire.config.structured_outputs import StructuredOutputsConfig
-from quire.entrypoints.openai.forcing import forced_form
+from quire.entrypoints.openai.forcing import forced_form, strict_form
 from quire.entrypoints.openai.protocol.tools import ToolChoice
 from quire.errors import QuireClientError, UnsupportedError, ValidationError
 from quire.parsers.registry import TOOL_CALL_PARSERS, tool_call_parser
@@ -21,7 +22,7 @@ from quire.structured_output.interface import StructuredOutputBackend, Vocabular
 from quire.structured_output.registry import make_backend
 from quire.structured_output.spec import spec_of
 from tests.structured.libraries import needs_libraries
-from tests.structured.walks import text_of, walk
+from tests.structured.walks import allowed, text_of, walk
 from tests.unit.parsers.folding import read
 
 pytestmark = needs_libraries
@@ -151,7 +152,7 @@ def test_a_schema_that_cannot_be_followed_is_an_error_for_strict_functions_and_a
     function: dict[str, Any] = {"name": "f", "parameters": {**ODD, "not": {"required": ["b"]}}}
     choice = ToolChoice([{"type": "function", "function": function}], is_required=True)
     form = forced_form(choice, syntax, {}, StructuredOutputsConfig(), warnings)
-    assert "/not" in warnings[0] and "tools[0]" in warnings[0]
+    assert "/not" in warnings[0] and "tools f" in warnings[0]
     assert resolve_structured_outputs(form, StructuredOutputsConfig()).backend == "xgrammar"
     function["strict"] = True
     with pytest.raises(ValidationError, match="strict.*not") as caught:
@@ -193,3 +194,53 @@ def test_parameters_that_are_marked_one_by_one_have_the_values_that_their_schema
         answer = read(maker(Tools(tools)), [text])
         assert len(answer.calls) == 1 and not answer.content, text
         check_calls(answer.calls, [{"name": "f", "parameters": schema}])
+
+
+@pytest.mark.parametrize("is_special", [True, False], ids=["control-tokens", "plain-text"])
+@pytest.mark.parametrize("name", sorted({*FORMATS} - {"openai"}))
+def test_calls_of_strict_functions_are_valid_wherever_they_begin_in_a_text(name: str, is_special: bool):
+    maker, made = tool_call_parser(name), backend("xgrammar", is_special=is_special)
+    special = special_ids(made.vocabulary)
+    strict = [{"type": "function", "function": {**one, "strict": one["name"] != "plot"}} for one in TOOLS]
+    syntax, warnings = maker.syntax(special), list[str]()
+    assert syntax is not None
+    num_calls = 0
+    for is_one in (True, False):
+        form = strict_form(ToolChoice(strict, is_one=is_one), syntax, special, StructuredOutputsConfig(), warnings)
+        assert form is not None and not warnings
+        spec = spec_of(resolve_structured_outputs(form, StructuredOutputsConfig()))
+        grammar = made.load(spec, made.compile(spec))
+        openers = [special.get(text) for text in syntax.openers]
+        assert not is_special or name == "granite-20b-fc" or name == "llama3_json" or any(openers)
+        for seed in range(12):
+            rng = random.Random(seed)
+            state, line, tokens = grammar.start(), np.empty((1, made.vocabulary.bitmask_size), dtype=np.int32), []
+            while len(tokens) < 700:
+                state.fill_bitmask(line, 0)
+                ids = allowed(line[0], made.vocabulary.vocab_size).tolist()
+                if len(ids) > 150 and rng.random() < 0.3:  # free text, where a call is to begin now and then
+                    wanted = [one for one in openers if one in ids]
+                    word = (syntax.begin or syntax.head).encode()
+                    written = wanted[:1] or (list(word) if not is_special or not wanted else [])
+                    for token_id in written:
+                        if state.accept(token_id):
+                            tokens.append(token_id)
+                        else:
+                            break
+                    continue
+                token_id = rng.choice(ids)
+                assert state.accept(token_id)
+                if token_id == EOS:
+                    break
+                tokens.append(token_id)
+            else:
+                continue
+            answer = read(maker(Tools(OFFERED)), [text_of(tokens, made.vocabulary)])
+            num_calls += len(answer.calls)
+            assert len(answer.calls) <= 1 or not is_one
+            check_calls([call for call in answer.calls if call[0] != "plot"], TOOLS)
+            for call in answer.calls:
+                assert isinstance(json.loads(call[1]), dict)
+            for opener in syntax.openers:
+                assert opener not in answer.content, answer
+    assert num_calls

@@ -15,14 +15,15 @@ from quire.core.sampling_params import SamplingParams
 from quire.core.structured_outputs import StructuredOutputsParams
 from quire.engine.protocol import EngineClient
 from quire.entrypoints.openai.answer_events import AnswerEvent, AnswerReader, CallBegun, CallPart, PlainAnswer
-from quire.entrypoints.openai.forcing import forced_form
+from quire.entrypoints.openai.forcing import forced_form, strict_form
 from quire.entrypoints.openai.protocol.chat import ChatRequest
-from quire.entrypoints.openai.protocol.tools import tool_choice
+from quire.entrypoints.openai.protocol.tools import ToolChoice, tool_choice
 from quire.entrypoints.yaml_config import parse_yaml
 from quire.errors import ConfigError, ValidationError
 from quire.logger import get_logger
 from quire.parsers.answer import ParserChain, ReasoningCount
 from quire.parsers.base import AnswerParser, ReasoningParser, ToolCallParser
+from quire.parsers.call_syntax import CallSyntax
 from quire.parsers.events import CallArguments, CallBegin, Content, Event
 from quire.parsers.harmony import HarmonyParser
 from quire.parsers.registry import HARMONY_REASONING, PATTERN, parser_of_template, reasoning_parser, tool_call_parser
@@ -37,7 +38,6 @@ AUTO, NONE = "auto", "none"
 TAIL_TOKENS = 16
 MAX_FORMAT_BYTES = 1 << 16
 ID_ALPHABET = string.ascii_letters + string.digits
-STRICT_WARNING = "tools: strict has no effect: arguments are as the model writes them"
 
 ToolMaker = type[ToolCallParser] | PatternFormat
 
@@ -121,13 +121,9 @@ class Parsing:
         choice = tool_choice(request, can_parse=can_force and self._config.enable_auto_tool_choice, can_force=can_force)
         make = self._make_tools if choice.tools else HarmonyParser if self._is_harmony else None
         form = None
-        if choice.is_required:
+        if choice.tools:
             assert self._make_tools is not None, "calls can be read"
-            _check_alone(request)
-            syntax = self._make_tools.syntax(self._special)
-            form = forced_form(choice, syntax, self._special, self._structured, warnings)
-        elif any(tool["function"].get("strict") for tool in choice.tools):
-            warnings.append(STRICT_WARNING)
+            form = self._form(request, choice, self._make_tools.syntax(self._special), warnings)
         reasoning = None if make is not None and make.has_reasoning else self._reasoning
         if make is None and reasoning is None:
             return None
@@ -136,6 +132,21 @@ class Parsing:
             request, self._tokenizer, reasoning, make, Tools(choice.tools), frozenset(self._special),
             holds_calls=holds_calls or self._config.hold_tool_calls, form=form, has_one_call=choice.is_one,
         )  # fmt: skip
+
+    def _form(
+        self, request: ChatRequest, choice: ToolChoice, syntax: CallSyntax | None, warnings: list[str]
+    ) -> StructuredOutputsParams | None:
+        """The form of an answer that may have these calls; None = any."""
+        if choice.is_required:
+            if request.structured_outputs is not None:
+                raise ValidationError(
+                    "structured_outputs and tool_choice both ask for a form of the answer",
+                    hint="leave out one of them", field="structured_outputs",
+                )  # fmt: skip
+            return forced_form(choice, syntax, self._special, self._structured, warnings)
+        if request.structured_outputs is not None or request.response_format not in (None, {"type": "text"}):
+            return None  # the answer is no call
+        return strict_form(choice, syntax, self._special, self._structured, warnings)
 
 
 class ParsingPlan:
@@ -275,14 +286,6 @@ class ParsedAnswer:
 def answer_reader(plan: ParsingPlan | None, prompt_token_ids: Sequence[int]) -> AnswerReader:
     """What reads an answer to this prompt."""
     return PlainAnswer() if plan is None else plan.answer(prompt_token_ids)
-
-
-def _check_alone(request: ChatRequest) -> None:
-    if request.structured_outputs is not None:
-        raise ValidationError(
-            "structured_outputs and tool_choice both ask for a form of the answer",
-            hint="leave out one of them", field="structured_outputs",
-        )  # fmt: skip
 
 
 def _read_format(path: str) -> PatternFormat:

@@ -72,6 +72,7 @@ class DeepSeekV3Parser(JsonCallParser):
         return CallSyntax(
             begin=CALLS_BEGIN, head=f"{CALL_BEGIN}function{SEPARATOR}", middle=f"\n{FENCE}json\n",
             tail=f"\n{FENCE}{CALL_END}", separator="\n", end=CALLS_END,
+            openers=OPEN.texts,
         )  # fmt: skip
 
 
@@ -83,4 +84,6 @@ class DeepSeekV31Parser(DeepSeekV3Parser):
     @classmethod
     def syntax(cls, special: Container[str] = ()) -> CallSyntax | None:
         """As `ToolCallParser.syntax`."""
-        return CallSyntax(begin=CALLS_BEGIN, head=CALL_BEGIN, middle=SEPARATOR, tail=CALL_END, end=CALLS_END)
+        return CallSyntax(
+            begin=CALLS_BEGIN, head=CALL_BEGIN, middle=SEPARATOR, tail=CALL_END, end=CALLS_END, openers=OPEN.texts
+        )

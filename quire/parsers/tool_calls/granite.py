@@ -30,7 +30,9 @@ class GraniteParser(JsonCallParser):
         """As `ToolCallParser.syntax`."""
         head, middle, tail = json_call()
         mark = next((text for text in OPEN.texts if text in special), OPEN.texts[0])
-        return CallSyntax(begin=f"{mark}[", head=head, middle=middle, tail=tail, separator=", ", end="]")
+        return CallSyntax(
+            begin=f"{mark}[", head=head, middle=middle, tail=tail, separator=", ", end="]", openers=OPEN.texts
+        )
 
 
 class GraniteFunctionParser(JsonCallParser):
@@ -48,4 +50,6 @@ class GraniteFunctionParser(JsonCallParser):
     def syntax(cls, special: Container[str] = ()) -> CallSyntax | None:
         """As `ToolCallParser.syntax`."""
         head, middle, tail = json_call()
-        return CallSyntax(head=f"<function_call> {head}", middle=middle, tail=tail, separator="\n")
+        return CallSyntax(
+            head=f"<function_call> {head}", middle=middle, tail=tail, separator="\n", openers=FUNCTION_OPEN.texts
+        )

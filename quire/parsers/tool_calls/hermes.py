@@ -29,4 +29,6 @@ class HermesParser(JsonCallParser):
     def syntax(cls, special: Container[str] = ()) -> CallSyntax | None:
         """As `ToolCallParser.syntax`."""
         head, middle, tail = json_call()
-        return CallSyntax(head=f"<tool_call>\n{head}", middle=middle, tail=f"{tail}\n</tool_call>", separator="\n")
+        return CallSyntax(
+            head=f"<tool_call>\n{head}", middle=middle, tail=f"{tail}\n</tool_call>", separator="\n", openers=OPEN.texts
+        )

@@ -42,4 +42,4 @@ class Llama3JsonParser(JsonCallParser):
     def syntax(cls, special: Container[str] = ()) -> CallSyntax | None:
         """As `ToolCallParser.syntax`."""
         head, middle, tail = json_call("parameters")
-        return CallSyntax(head=head, middle=middle, tail=tail, separator="; ", starts_answer=True)
+        return CallSyntax(head=head, middle=middle, tail=tail, separator="; ", starts_answer=True, openers=(TAG,))

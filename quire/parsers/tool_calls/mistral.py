@@ -49,6 +49,8 @@ class MistralParser(JsonCallParser):
     def syntax(cls, special: Container[str] = ()) -> CallSyntax | None:
         """As `ToolCallParser.syntax`."""
         if "[ARGS]" in special:
-            return CallSyntax(head="[TOOL_CALLS]", middle="[ARGS]", tail="")
+            return CallSyntax(head="[TOOL_CALLS]", middle="[ARGS]", tail="", openers=OPEN.texts)
         head, middle, tail = json_call()
-        return CallSyntax(begin="[TOOL_CALLS] [", head=head, middle=middle, tail=tail, separator=", ", end="]")
+        return CallSyntax(
+            begin="[TOOL_CALLS] [", head=head, middle=middle, tail=tail, separator=", ", end="]", openers=OPEN.texts
+        )

@@ -82,7 +82,7 @@ class PatternFormat:
                 field="tool_call_format",
             )
         begin, end = self.begin.texts[0], self.end.texts[0]
-        return CallSyntax(head=begin + head, middle=middle, tail=tail + end, excludes=(end,))
+        return CallSyntax(head=begin + head, middle=middle, tail=tail + end, excludes=(end,), openers=(begin,))
 
     def __call__(self, tools: Tools, *, holds_calls: bool = False) -> PatternParser:
         """A parser of this format."""

@@ -106,5 +106,5 @@ class Qwen3CoderParser(ToolCallParser):
         """As `ToolCallParser.syntax`."""
         return CallSyntax(
             head=f"{TOOL_CALL}\n{FUNCTION}", middle=">\n", tail="</function>\n</tool_call>", separator="\n",
-            has_parameters=True,
+            openers=OPEN.texts, has_parameters=True,
         )  # fmt: skip

@@ -53,14 +53,17 @@ class XGrammarBackend(StructuredOutputBackend):
     def _tokens_for(self, spec: GrammarSpec) -> Any:
         """The vocabulary as the library has it; control tokens that a tag names get bytes that no text has.
 
-        Without bytes the library would never allow them, and with bytes in every grammar it would in free text.
+        Without bytes the library would never allow them, and with bytes in every grammar it would in free text. Their
+        own text is part of them, so that free text which excludes it excludes the token, too.
         """
         pieces, eos_token_id = self.vocabulary.pieces, self.vocabulary.eos_token_id
         named = token_ids_of(json.loads(spec.text)) if spec.kind == "structural_tag" else frozenset()
         key = frozenset(one for one in named if 0 <= one < len(pieces) and not pieces[one] and one != eos_token_id)
         with self._lock:
             if key not in self._tokens:
-                given = [b"\xff<|%d|>" % one if one in key else piece for one, piece in enumerate(pieces)]
+                given = list(pieces)
+                for one in key:
+                    given[one] = b"\xff" + self.vocabulary.special_pieces.get(one, b"<|%d|>" % one)
                 self._tokens[key] = self._library.TokenizerInfo(
                     given, vocab_size=len(pieces), stop_token_ids=[eos_token_id]
                 )

@@ -12,7 +12,7 @@ from quire.errors import UnsupportedError, ValidationError, unknown_name
 from quire.utils.checks import shown
 
 TOOL_NAME = re.compile(r"[\w.:/-]{1,128}", re.ASCII)
-CHOICE_FIELD = "tool_choice"
+CHOICE_FIELD, TOOLS_FIELD = "tool_choice", "tools"
 FORMS = (
     'use "auto", "none", "required", {"type": "function", "function": {"name": ...}} or '
     '{"type": "allowed_tools", "allowed_tools": {"mode": "auto" or "required", "tools": [...]}}'
