@@ -26,7 +26,7 @@ PERSON = {
     "required": ["name", "age", "tags"],
     "additionalProperties": False,
 }
-EXTRACT = "Extract customer, quantity and day as JSON: Please send 15 yellow baskets to Iris on Tuesday."
+EXTRACT = "Extract customer, item, color, quantity and day as JSON: Please send 15 yellow baskets to Iris on Tuesday."
 LONG_YES = "yes, the old horse went over the hill and was home before noon"
 LONG_NO = "no, the old horse stayed in the garden and ate all of the apples"
 NUMBER = r"[0-9]{3}-[a-f]{14}-[0-9]{12}"

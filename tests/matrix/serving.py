@@ -45,6 +45,7 @@ ENGINES: dict[str, dict[str, Any]] = {
 }
 NUM_COPIES = {"pool": 2, "fair": 2}
 MAX_KILLS = 8
+SLICE_S = 0.02
 USAGE = {"include_usage": True}
 
 
@@ -53,20 +54,22 @@ class Counted:
 
     Attributes:
         num_preemptions, num_swaps: preempted requests, and those of them that were swapped.
+        gathers: so many requests must have come before the next step.
         interrupts_at: after three steps in which so many requests decode, as many come that are more urgent; 0 = never.
     """
 
     def __init__(self, engine: LLMEngine) -> None:
-        self.num_preemptions = self.num_swaps = self.interrupts_at = 0
+        self.num_preemptions = self.num_swaps = self.gathers = self.interrupts_at = 0
         self._engine = engine
         self._step = engine.step
         self._num_steps = 0
         engine.step = self._counted_step  # type: ignore[method-assign]
 
     def _counted_step(self) -> Any:
-        if self._engine.get_num_unfinished_requests() < self.interrupts_at:  # none ends before the last has come
+        if self._engine.get_num_unfinished_requests() < self.gathers:
             time.sleep(0.001)
             return []
+        self.gathers = 0
         outputs = self._step()
         stats = self._engine.last_stats
         self.num_preemptions += stats.num_preemptions
@@ -165,6 +168,7 @@ class Servers:
             if ENGINES[engine].keys() >= URGENT.keys():
                 counts.interrupts_at = len(FEATURES)
             names = [*FEATURES] * NUM_COPIES.get(engine, 1)
+            counts.gathers = len(names)
             exchanges = asyncio.run(self._ask_all(engine, names))
             responses: dict[str, list[Response]] = {name: [] for name in FEATURES}
             for name, exchange in zip(names, exchanges, strict=True):
@@ -204,27 +208,23 @@ class Servers:
 
     async def _kill_under(self, names: Sequence[str]) -> None:
         """Stream the features; kill the core when every one of them has begun."""
-        engine = self._engine(SUPERVISED)
-        ports = {parsers: self.port(parsers, SUPERVISED) for parsers in PARSERS}
+        await self._ask_all(SUPERVISED, names, max_tokens=1)  # now their grammars are there
         exchanges = {name: Exchange() for name in names}
+        fields = {"stream": True, "stream_options": USAGE}
         streams = [
             asyncio.ensure_future(
-                ask(
-                    ports[FEATURES[name].parsers],
-                    CHATS,
-                    FEATURES[name].body(stream=True, stream_options=USAGE),
-                    exchange,
-                )
+                ask(self.port(FEATURES[name].parsers, SUPERVISED), CHATS, FEATURES[name].body(**fields), one)
             )
-            for name, exchange in exchanges.items()
+            for name, one in exchanges.items()
         ]
-        pid = engine.core_pid
-        while not all(len(one.events) > 1 or one.is_complete for one in exchanges.values()):
-            await asyncio.sleep(0.001)
-            os.kill(pid, signal.SIGSTOP)  # what it has sent is read while it stands still
-            await asyncio.sleep(0.01)
-            if not all(len(one.events) > 1 or one.is_complete for one in exchanges.values()):
-                os.kill(pid, signal.SIGCONT)
+        pid = self._engine(SUPERVISED).core_pid
+        while True:  # in slices: what the core has sent is read while it stands still
+            await asyncio.sleep(SLICE_S)
+            os.kill(pid, signal.SIGSTOP)
+            await asyncio.sleep(SLICE_S)
+            if all(len(one.events) > 1 or one.is_complete for one in exchanges.values()):
+                break
+            os.kill(pid, signal.SIGCONT)
         running = [name for name, one in exchanges.items() if not one.is_complete]
         os.kill(pid, signal.SIGKILL)
         await asyncio.gather(*streams)
