@@ -55,13 +55,16 @@ ORDER = {
 ANALYSIS = "<|channel|>analysis<|message|>One, two.<|end|><|start|>assistant"
 HARMONY_CALL = '<|channel|>commentary to=functions.add <|constrain|>json<|message|>{"a": 1, "b": 2}<|call|>'
 HARMONY_FINAL = "<|channel|>final<|message|>One and two are three.<|return|>"
+SUM = r"27 \+ 58 is [0-9]{2,3}, which is (small|large)\."
+SCHEMAS = {tool["function"]["name"]: tool["function"]["parameters"] for tool in TOOLS}
 THOUGHT = "<think>\nOne, two.\n</think>\n\n"
-THINK, HARMONY = "think", "harmony"
+NONE, THINK, HARMONY = "none", "think", "harmony"
 PARSERS: dict[str, dict[str, Any]] = {
+    NONE: {},
     THINK: {"reasoning_parser": "think"},
     HARMONY: {"tool_call_parser": "openai", "reasoning_parser": "openai_gptoss"},
 }
-"""The parsers of a server: those of the embedded model, and harmony's."""
+"""The parsers of a server: the embedded model's without and with thinking, and harmony's."""
 
 
 @dataclass(frozen=True)
@@ -117,6 +120,28 @@ def check_thought(answer: Answer) -> None:
     assert not answer.calls
 
 
+def check_thought_and_form(answer: Answer) -> None:
+    assert "Write 5, carry 1." in answer.reasoning and re.fullmatch(SUM, answer.content), answer
+    assert not answer.calls
+
+
+def check_short_thought(answer: Answer) -> None:
+    assert answer.reasoning and "Write 5, carry 1. 2" not in answer.reasoning, answer
+    assert answer.content and not answer.calls
+
+
+def check_forced(*names: str) -> Callable[[Answer], None]:
+    """One call or more of these tools, with arguments that their schemas accept, and nothing else."""
+
+    def check_answer(answer: Answer) -> None:
+        assert answer.calls and not answer.content and not answer.reasoning, answer
+        for name, arguments in answer.calls:
+            assert name in names
+            jsonschema.validate(json.loads(arguments), SCHEMAS[name], jsonschema.Draft202012Validator)
+
+    return check_answer
+
+
 def check_final(answer: Answer) -> None:
     said = (answer.content, answer.reasoning, answer.calls)
     assert said == ("One and two are three.", "One, two.", [])
@@ -163,6 +188,9 @@ def structured(title: str, check: Callable[[str], object], **fields: Any) -> Fea
     )
 
 
+WEATHER = user("What is the weather in Paris and Rome?")
+THINKING = [{"role": "system", "content": "/think"}, *user("What is 27 + 58?")]
+STRICT = [{**tool, "function": {**tool["function"], "strict": True}} for tool in TOOLS]
 CALL_ADD = ("add", {"a": 1, "b": 2})
 FEATURES: dict[str, Feature] = {
     "text": Feature(
@@ -184,11 +212,29 @@ FEATURES: dict[str, Feature] = {
     ),
     "structural_tag": structured("structural_tag", is_order, response_format=ORDER),
     "tools": Feature(
-        "tools (auto)", {"messages": user("What is the weather in Paris and Rome?"), "tools": TOOLS},
+        "tools (auto)", {"messages": WEATHER, "tools": TOOLS},
         calls(("get_weather", {"city": "Paris"}), ("get_weather", {"city": "Rome"})),
     ),
-    "thinking": Feature(
-        "thinking", {"messages": [{"role": "system", "content": "/think"}, *user("What is 27 + 58?")]}, check_thought
+    "required": Feature(
+        "tools (required)", {"messages": WEATHER, "tools": TOOLS, "tool_choice": "required"},
+        check_forced("get_weather", "add"), is_structured=True,
+    ),
+    "named": Feature(
+        "tools (named)",
+        {"messages": WEATHER, "tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "get_weather"}}},
+        check_forced("get_weather"), is_structured=True,
+    ),
+    "strict": Feature(
+        "tools (strict)", {"messages": WEATHER, "tools": STRICT},
+        calls(("get_weather", {"city": "Paris"}), ("get_weather", {"city": "Rome"})),
+    ),
+    "thinking": Feature("thinking", {"messages": THINKING}, check_thought),
+    "budget": Feature(
+        "thinking budget", {"messages": THINKING, "thinking_token_budget": 12, "seed": 8}, check_short_thought
+    ),
+    "thinking_form": Feature(
+        "thinking, then regex", {"messages": THINKING, "structured_outputs": {"regex": SUM}}, check_thought_and_form,
+        is_structured=True,
     ),
     "thinking_tools": Feature(
         "thinking, then tools", script(f"{THOUGHT}{PARIS}\n{ADD}", tools=TOOLS),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
 import signal
 import threading
@@ -44,7 +45,7 @@ ENGINES: dict[str, dict[str, Any]] = {
     SUPERVISED: {},
 }
 NUM_COPIES = {"pool": 2, "fair": 2}
-MAX_KILLS = 8
+MAX_KILLS = MAX_TRIES = 8
 SLICE_S = 0.02
 USAGE = {"include_usage": True}
 
@@ -63,12 +64,14 @@ class Counted:
         self._engine = engine
         self._step = engine.step
         self._num_steps = 0
+        self._numbers = itertools.count()
         engine.step = self._counted_step  # type: ignore[method-assign]
 
     def _counted_step(self) -> Any:
         if self._engine.get_num_unfinished_requests() < self.gathers:
             time.sleep(0.001)
             return []
+        self._num_steps *= self.gathers == 0
         self.gathers = 0
         outputs = self._step()
         stats = self._engine.last_stats
@@ -76,9 +79,9 @@ class Counted:
         self.num_swaps += stats.num_swap_preemptions
         self._num_steps += 0 < self.interrupts_at == stats.num_running == stats.num_scheduled_tokens
         if self._num_steps == 3:
-            urgent = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
-            for number in range(self.interrupts_at):
-                self._engine.add_request(f"urgent-{number}", "Now", urgent, priority=-1)
+            urgent = SamplingParams(temperature=0, max_tokens=2 * len(FEATURES), ignore_eos=True)
+            for _ in range(self.interrupts_at):
+                self._engine.add_request(f"urgent-{next(self._numbers)}", "Now", urgent, priority=-1)
             self.interrupts_at = self._num_steps = 0
         return outputs
 
@@ -156,23 +159,30 @@ class Servers:
             self._servers[engine, parsers] = server.__enter__()  # type: ignore[assignment]
         return self._servers[engine, parsers].port
 
-    def ask(self, feature: Feature, body: dict[str, Any], *, engine: str = PLAIN, path: str = CHATS) -> Response:
-        """The response to one request."""
-        return response_of(asyncio.run(ask(self.port(feature.parsers, engine), path, body)))
+    def exchange(self, feature: Feature, path: str, body: dict[str, Any], engine: str = PLAIN) -> Exchange:
+        """One request to any API, and what came back."""
+        return asyncio.run(ask(self.port(feature.parsers, engine), path, body))
+
+    def ask(self, feature: Feature, body: dict[str, Any], *, engine: str = PLAIN) -> Response:
+        """The response to one chat."""
+        return response_of(self.exchange(feature, CHATS, body, engine))
 
     def crowd(self, engine: str) -> Crowd:
         """The responses to all features at once."""
         if engine not in self._crowds:
             asyncio.run(self._ask_all(engine, FEATURES, max_tokens=1))  # now their grammars are there
             counts = self._counts[engine]
-            if ENGINES[engine].keys() >= URGENT.keys():
-                counts.interrupts_at = len(FEATURES)
+            is_urgent = ENGINES[engine].keys() >= URGENT.keys()
             names = [*FEATURES] * NUM_COPIES.get(engine, 1)
-            counts.gathers = len(names)
-            exchanges = asyncio.run(self._ask_all(engine, names))
-            responses: dict[str, list[Response]] = {name: [] for name in FEATURES}
-            for name, exchange in zip(names, exchanges, strict=True):
-                responses[name].append(response_of(exchange))
+            for _ in range(MAX_TRIES):
+                counts.gathers = len(names)
+                counts.interrupts_at = len(FEATURES) if is_urgent else 0
+                exchanges = asyncio.run(self._ask_all(engine, names))
+                responses: dict[str, list[Response]] = {name: [] for name in FEATURES}
+                for name, exchange in zip(names, exchanges, strict=True):
+                    responses[name].append(response_of(exchange))
+                if not is_urgent or all(one.metrics["preemptions"] for (one,) in responses.values()):
+                    break
             self._crowds[engine] = Crowd(responses, counts.num_preemptions, counts.num_swaps)
         return self._crowds[engine]
 

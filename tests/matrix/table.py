@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from tests.matrix.circumstances import CIRCUMSTANCES
-from tests.matrix.features import FEATURES
+from tests.matrix.features import FEATURES, HARMONY
 
 PAGE = Path(__file__).parents[2] / "docs/reference/feature-matrix.md"
 TESTS = "../../tests/matrix/test_cells.py"
@@ -19,17 +19,38 @@ REFUSED: dict[tuple[str, str], tuple[str, str]] = {
         ("beams", name): (f"structured_outputs.{field}", NO_BEAMS)
         for name, field in (("json_schema", "json"), ("regex", "regex"), ("choice", "choice"), ("grammar", "grammar"))
     },
+    ("beams", "thinking_form"): ("structured_outputs.regex", NO_BEAMS),
+    ("beams", "required"): ("tool_choice", NO_BEAMS),
+    ("beams", "named"): ("tool_choice", NO_BEAMS),
+    ("beams", "strict"): ("tools", NO_BEAMS),
+    ("beams", "budget"): ("thinking_token_budget", NO_BEAMS),
     **{("beams", name): ("response_format", NO_BEAMS) for name in ("json_object", "structural_tag")},
 }
 """(circumstance, feature) -> (`param` of the error, words of its message): refused with status 400."""
 SCRIPTED = "leaf does not write this by itself, and the logits processor that makes it do so is no part of a search"
+NO_FIELD = "this API has no field for it"
+PLAIN_TEXTS = "completions are plain texts"
 NOT_APPLICABLE: dict[tuple[str, str], str] = {
-    ("beams", feature): SCRIPTED for feature in ("thinking_tools", "harmony", "harmony_tools")
+    **{
+        ("completions", name): PLAIN_TEXTS
+        for name, feature in FEATURES.items()
+        if {"tools", "system"} & {*feature.request, *(one["role"] for one in feature.request["messages"])}
+        or feature.parsers == HARMONY
+    },
+    ("responses", "budget"): NO_FIELD,
+    ("messages", "budget"): NO_FIELD,
+    **{("beams", name): SCRIPTED for name in ("thinking_tools", "harmony", "harmony_tools")},
 }
 """(circumstance, feature) -> why there is nothing to test."""
 NOTES: dict[tuple[str, str], str] = {
-    ("max_tokens", feature): "the head of a message (`<|channel|>...`) that is cut before its text stays in the content"
-    for feature in ("harmony", "harmony_tools")
+    **{
+        (
+            "max_tokens",
+            name,
+        ): "the head of a message (`<|channel|>...`) that is cut before its text stays in the content"
+        for name in ("harmony", "harmony_tools")
+    },
+    ("max_tokens", "named"): "a call that is cut before its arguments begin stays in the content",
 }
 """(circumstance, feature) -> what to know where it works."""
 HEAD = """# What goes with what
