@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from quire.structured_output.schema_lm_format_enforcer import lm_format_enforcer_problem
+from quire.structured_output.schema_references import find_cycle, resolves
 from quire.structured_output.schema_regex import pattern_problem
 
 ANNOTATIONS = frozenset((
@@ -80,6 +81,8 @@ class _Place:
 
 def find_problem(schema: Any, backend: str) -> Problem | None:
     """The first thing in `schema` that `backend` would not honour; None when it honours all of it."""
+    if backend == "outlines" and (reference := find_cycle(schema)) is not None:
+        return Problem("/$ref", f"a reference that leads back to itself ({reference[:80]}) is not supported")
     for place in _places(schema):
         problem = _check(place, backend)
         if problem is None and backend == "lm-format-enforcer":
@@ -105,7 +108,7 @@ def malformed(schema: Any) -> Problem | None:
             return problem
         if isinstance(place.schema, dict) and isinstance(place.schema.get("$ref"), str):
             reference = place.schema["$ref"]
-            if reference.startswith("#") and not _resolves(schema, reference):
+            if reference.startswith("#") and not resolves(schema, reference):
                 return Problem(f"{place.path}/$ref", f"there is nothing at {reference[:80]!r}")
     return None
 
@@ -204,21 +207,6 @@ _FORMS: dict[str, Callable[[Any], bool]] = {
     "allOf": _is_list, "prefixItems": _is_list, "$ref": _is_text,
     "uniqueItems": lambda value: isinstance(value, bool),
 }  # fmt: skip
-
-
-def _resolves(schema: Any, reference: str) -> bool:
-    if not reference.startswith("#/"):
-        return True  # "#" itself, or an anchor, which few libraries know
-    at = schema
-    for part in reference[2:].split("/"):
-        name = part.replace("~1", "/").replace("~0", "~")
-        if isinstance(at, list) and name.isdecimal() and int(name) < len(at):
-            at = at[int(name)]
-        elif isinstance(at, dict) and name in at:
-            at = at[name]
-        else:
-            return False
-    return True
 
 
 # --- what a library honours ---

@@ -21,6 +21,7 @@ from quire.structured_output.interface import (
     Vocabulary,
 )
 from quire.structured_output.own_end import GrammarWithOwnEnd
+from quire.structured_output.schema_lengths import with_format_patterns
 
 
 class _Tokens:
@@ -80,7 +81,7 @@ class GuidanceBackend(StructuredOutputBackend):
             options: dict[str, Any] = {"whitespace_flexible": spec.any_whitespace, "coerce_one_of": False}
             if spec.any_whitespace and spec.whitespace_pattern is not None:
                 options["whitespace_pattern"] = spec.whitespace_pattern
-            return str(make.grammar_from_json_schema(spec.text, overrides=options))
+            return str(make.grammar_from_json_schema(_with_formats(spec.text), overrides=options))
         if spec.kind == "regex":
             return str(make.grammar_from_regex(spec.text))
         if spec.kind == "choice":
@@ -117,6 +118,10 @@ class _Guidance(GrammarWithOwnEnd):
 
     def fill_bitmask(self, bitmask: np.ndarray, row: int) -> None:
         _fill(self._matcher, bitmask, row)
+
+
+def _with_formats(schema: str) -> str:
+    return json.dumps(with_format_patterns(json.loads(schema)), ensure_ascii=False)
 
 
 def _fill(matcher: Any, bitmask: np.ndarray, row: int) -> None:
