@@ -18,6 +18,8 @@ MAX_DEPTH = 64
 MAX_TAG_DEPTH = MAX_DEPTH + 16
 MAX_CHARS = 1 << 20
 MAX_CHOICES = 65536
+LARGE_CHARS = 20_000
+LARGE_VALUES = 1000
 
 
 class StructuredOutputsParams(msgspec.Struct, omit_defaults=True, repr_omit_defaults=True, kw_only=True):
@@ -77,6 +79,21 @@ class StructuredOutputsParams(msgspec.Struct, omit_defaults=True, repr_omit_defa
     def field(self) -> str:
         """What errors name."""
         return self.source or f"structured_outputs.{self.kind}"
+
+    @property
+    def is_large(self) -> bool:
+        """Whether looking at all of it takes long enough for others to notice."""
+        num_chars, num_values, pending = 0, 0, [getattr(self, self.kind)]
+        while pending and num_chars <= LARGE_CHARS and num_values <= LARGE_VALUES:
+            value = pending.pop()
+            num_values += 1
+            if isinstance(value, str):
+                num_chars += len(value)
+            elif isinstance(value, (dict, list)):
+                num_values += len(value)
+                if num_values <= LARGE_VALUES:
+                    pending.extend(value.values() if isinstance(value, dict) else value)
+        return num_chars > LARGE_CHARS or num_values > LARGE_VALUES
 
     @classmethod
     def of(cls, value: Any) -> StructuredOutputsParams:

@@ -131,6 +131,13 @@ class GrammarManager:
         self._shrink_cache()
         return self._cache[spec]
 
+    def _forget(self, answer: _Answer) -> None:
+        """A grammar whose turn has not come, and that nobody waits for any more, is not compiled."""
+        if any(other.compiled is answer.compiled for other in self._answers.values()) or not answer.compiled.cancel():
+            return
+        for spec in [spec for spec, compiled in self._cache.items() if compiled is answer.compiled]:
+            del self._cache[spec]
+
     def _shrink_cache(self) -> None:
         """Drop what was used longest ago; a grammar in use stays alive with its requests."""
         total = 0
@@ -182,7 +189,9 @@ class GrammarManager:
         if not self._answers:
             return
         for one in outputs.finished:
-            self._answers.pop(one.handle, None)
+            answer = self._answers.pop(one.handle, None)
+            if answer is not None and not answer.compiled.done():
+                self._forget(answer)
             self._waiting.discard(one.handle)
             self._failures.pop(one.handle, None)
         if not len(outputs.handles):

@@ -36,6 +36,7 @@ BY_TYPE: dict[str, frozenset[str]] = {
 WHOLE = frozenset(("type", "enum", "const", "anyOf", "oneOf", "allOf", "not", "if", "then", "else", "$ref"))
 REFERENCES = frozenset(("$id", "$anchor", "$dynamicRef", "$dynamicAnchor", "$recursiveRef", "$recursiveAnchor"))
 KEYWORDS = WHOLE | REFERENCES | frozenset().union(*BY_TYPE.values())
+MAX_ENUM = 10_000
 TYPES = ("string", "number", "integer", "boolean", "null", "array", "object")
 FORMATS = frozenset((
     "date", "time", "date-time", "email", "uuid", "ipv4", "ipv6", "hostname", "uri", "duration",
@@ -164,6 +165,8 @@ def _check_form(place: _Place) -> Problem | None:
             continue
         if keyword not in KEYWORDS:
             return Problem(path, "the keyword is unknown")
+        if keyword == "enum" and isinstance(value, list) and len(value) > MAX_ENUM:
+            return Problem(path, f"more than {MAX_ENUM} values cannot be compiled in time")
         check = _FORMS.get(keyword)
         if check is not None and not check(value):
             return Problem(path, f"the value of {keyword} has the wrong form")
