@@ -234,3 +234,24 @@ def test_counted_tokens_are_those_of_the_answers_usage(writer, name):
     usage = ask(writer, "x", **{"tools": anthropic.omit, **asked}).usage
     assert counted == usage.input_tokens + usage.cache_read_input_tokens + usage.cache_creation_input_tokens
     assert counted == len(writer.engine.prompts[-1])
+
+
+def test_the_clients_own_runner_of_tools_finishes_a_task(writer):
+    @anthropic.beta_tool
+    def get_weather(city: str) -> str:
+        """Get the weather of a city.
+
+        Args:
+            city: its name.
+        """
+        return f"sunny in {city}"
+
+    writer.engine.write = lambda prompt, seed: "It is sunny." if "sunny in Paris" in prompt else PARIS
+    with client(writer) as own:
+        asked: dict[str, Any] = {"model": "leaf", "max_tokens": 100, "messages": HELLO, "tools": [get_weather]}
+        last = own.beta.messages.tool_runner(**asked).until_done()
+        assert last.content[0].text == "It is sunny."
+        with own.beta.messages.stream(**{**asked, "tools": []}, betas=["context-management-2025-06-27"]) as stream:
+            assert stream.get_final_message().stop_reason == "end_turn"
+        counted = own.beta.messages.count_tokens(model="leaf", messages=HELLO).input_tokens
+    assert counted == len(writer.engine.prompts[-1])

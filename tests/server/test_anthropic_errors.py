@@ -224,3 +224,15 @@ def test_an_answer_that_is_cut_from_outside_is_an_error_and_no_message():
         for thread in threads:
             thread.join(10)
         assert all("overloaded_error" in answer.text for answer in answers) and len(answers) == 2
+
+
+def test_a_prompt_without_room_is_refused_in_the_words_that_agents_know_and_a_full_model_says_so(writer):
+    long = {**PLAIN, "messages": [{"role": "user", "content": "The quick brown fox. " * 800}]}
+    with (
+        client(writer) as own,
+        pytest.raises(anthropic.BadRequestError, match=r"prompt is too long: \d+ tokens > 2047"),
+    ):
+        own.messages.create(**long)
+    nearly = [{"role": "user", "content": "fox " * 1000}]
+    message = ask(writer, "word " * 3000, tools=anthropic.omit, messages=nearly, max_tokens=4000)
+    assert message.stop_reason == "model_context_window_exceeded" and message.usage.output_tokens < 4000

@@ -12,6 +12,7 @@ import pytest
 
 from quire.config.build import build_config
 from quire.engine.llm_engine import LLMEngine
+from quire.entrypoints.responses import background
 from quire.errors import ConfigError
 from tests.server.engines import SteppedEngine, WritingEngine
 from tests.server.servers import RunningServer
@@ -158,6 +159,28 @@ def test_no_tenant_finds_the_response_of_another(tmp_path):
         red.responses.create(**ASKED, extra_body={"request_id": "same"})
 
 
+def test_limits_of_tenants_and_receipts_hold_as_for_chats(tmp_path):
+    file = tmp_path / "keys.yaml"
+    file.write_text(
+        "tenants: {red: {keys: [red-key-1234], requests_per_minute: 3, tokens_per_minute: 9000, max_tokens: 50}}"
+    )
+    with RunningServer(WritingEngine(), api_key_file=str(file), enable_per_request_metrics=True) as server:
+        client = server.client(api_key="red-key-1234")
+        with pytest.raises(openai.BadRequestError) as refused:
+            client.responses.create(**ASKED)
+        assert refused.value.param == "max_output_tokens"
+        asked = {**ASKED, "max_output_tokens": 5}
+        whole = client.responses.create(**asked)
+        streamed = list(client.responses.create(**asked, stream=True))[-1].response
+        background = client.responses.create(**asked, background=True)
+        for one in (whole, streamed):
+            assert one.metrics["total_ms"] > 0 and "prefix_cache" in one.model_dump()
+        with pytest.raises(openai.RateLimitError) as limited:
+            client.responses.create(**asked, background=True)
+        assert limited.value.code == "rate_limit_exceeded"
+        server.wait_until(lambda: client.responses.retrieve(background.id).status == "completed")
+
+
 def test_a_response_in_a_file_outlives_the_server(tmp_path):
     path = tmp_path / "responses.db"
     with RunningServer(WritingEngine(), response_store=str(path)) as server:
@@ -286,6 +309,16 @@ def test_a_failure_in_the_background_is_told_by_the_response():
         response = ask(server, "One two three", background=True)
         server.wait_until(lambda: client.responses.retrieve(response.id).status == "failed")
         assert "failed inside the engine" in client.responses.retrieve(response.id).error.message
+
+
+def test_events_of_ended_responses_are_kept_while_there_is_memory_for_them(server, monkeypatch):
+    monkeypatch.setattr(background, "MAX_ENDED_BYTES", 8000)
+    first, second = (stream(server, "Hi", background=True)[-1].response for _ in range(2))
+    with server.client() as client:
+        assert list(client.responses.retrieve(second.id, stream=True))[-1].response == second
+        with pytest.raises(openai.BadRequestError, match="are not kept"):
+            list(client.responses.retrieve(first.id, stream=True))
+        assert client.responses.retrieve(first.id) == first
 
 
 @pytest.fixture(scope="module")

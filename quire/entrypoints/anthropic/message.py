@@ -11,11 +11,12 @@ from quire.entrypoints.openai.errors import UNAVAILABLE, ApiError
 CUT = "the server is shutting down; the answer was cut"
 
 
-def stop_reason(answer: CompletionOutput, *, has_calls: bool) -> tuple[str, str | None]:
+def stop_reason(answer: CompletionOutput, *, has_calls: bool, is_at_limit: bool) -> tuple[str, str | None]:
     """(`stop_reason`, `stop_sequence`) of an answer that has ended.
 
     Args:
         has_calls: the message has tool_use blocks, which want to be answered.
+        is_at_limit: it has as many tokens as were asked for; where it was cut before, the model had no more room.
 
     Raises:
         ApiError: it was cut from outside, which this API has no reason for.
@@ -23,7 +24,7 @@ def stop_reason(answer: CompletionOutput, *, has_calls: bool) -> tuple[str, str 
     if answer.finish_reason == "abort":
         raise ApiError(UNAVAILABLE, CUT, retry_after_s=1, reason="")
     if answer.finish_reason == "length":
-        return "max_tokens", None
+        return "max_tokens" if is_at_limit else "model_context_window_exceeded", None
     if has_calls:
         return "tool_use", None
     if answer.finish_reason == "stop" and isinstance(answer.stop_reason, str):

@@ -20,6 +20,7 @@ from quire.entrypoints.openai.protocol.chat import ChatRequest
 from quire.entrypoints.openai.reading import read_fields
 from quire.entrypoints.openai.routes import JSON, GenerationRoutes, PreparedChat
 from quire.entrypoints.openai.state import ServerState
+from quire.errors import ValidationError
 
 ID_PREFIX = "msg_"
 INLINE_BLOCKS = 512
@@ -47,6 +48,7 @@ class MessagesRoutes:
         chat = await self._generation.prepare_chat(request, translated, ID_PREFIX, warnings, holds_calls=True)
         _note_thinking(body, chat, notes)
         counts = AnswerCounts(self._state, chat.work, chat.model, reports_cache=bool(body.return_cache_info))
+        self._check_length(counts.usage.num_prompt)
         writer = MessageWriter(counts, chat.plan, warnings, request.scope["state"][ID_KEY])
         return await self._generation.respond(request, chat.work, writer, is_stream=bool(body.stream))
 
@@ -58,6 +60,14 @@ class MessagesRoutes:
         prompt = await self._state.prompts.read_chat(chat, Cut())
         content = {"input_tokens": len(prompt.prompt_token_ids), **({"warnings": warnings} if warnings else {})}
         return Response(msgspec.json.encode(content), media_type=JSON)
+
+    def _check_length(self, num_tokens: int) -> None:
+        """Refuse a prompt that leaves no room, in the words by which agents know that they must shorten it."""
+        limit = self._state.prompts.max_model_len - 1
+        if num_tokens > limit:
+            raise ValidationError(
+                f"prompt is too long: {num_tokens} tokens > {limit} maximum", hint="shorten it", field="messages"
+            )
 
     def _notes(self, warnings: list[str]) -> Notes:
         return Notes(warnings, is_strict=self._state.config.api.strict_requests)

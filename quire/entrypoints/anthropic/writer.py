@@ -57,6 +57,9 @@ class MessageWriter:
     def events(self, prompt_index: int, output: RequestOutput) -> bytes:
         """As `EventWriter.events`."""
         self.counts.note(prompt_index, output)
+        if self._plan is None and self._open == TEXT and not output.finished:  # nearly always: text that goes on
+            text = "".join(answer.text for answer in output.outputs)
+            return TEXT_DELTA % (self._index, encode(text)) if text else b""
         parts = []
         if self._reader is None:
             head = {**self._head(), "content": [], "stop_reason": None, "stop_sequence": None}
@@ -66,7 +69,7 @@ class MessageWriter:
                 parts += self._told(told)
             if answer.finish_reason is not None:
                 parts += self._close()
-                self._end = stop_reason(answer, has_calls=self._has_calls)
+                self._end = self._reason(answer)
         return b"".join(parts)
 
     def end(self) -> bytes:
@@ -93,7 +96,7 @@ class MessageWriter:
             if not blocks or blocks[-1]["type"] != kind:
                 blocks.append(block_of(told))
             blocks[-1][kind] += told.text
-        reason, sequence = stop_reason(answer, has_calls=self._has_calls)
+        reason, sequence = self._reason(answer)
         ended = {"content": blocks, "stop_reason": reason, "stop_sequence": sequence}
         usage = usage_content(self.counts.usage)
         return encode({**self._head(), **ended, "usage": usage, **self._extra()})
@@ -108,6 +111,12 @@ class MessageWriter:
             self.counts.usage.num_reasoning = self._reader.num_reasoning
         self._has_calls = self._has_calls or any(isinstance(one, Call) for one in told)
         return told
+
+    def _reason(self, answer: CompletionOutput) -> tuple[str, str | None]:
+        """Why the answer ended."""
+        limit = self.counts.work.params.max_tokens
+        is_at_limit = limit is None or self.counts.usage.num_completion >= limit
+        return stop_reason(answer, has_calls=self._has_calls, is_at_limit=is_at_limit)
 
     def _told(self, told: MessageEvent) -> list[bytes]:
         """The events that tell `told`."""

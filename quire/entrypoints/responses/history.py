@@ -6,12 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import msgspec
-
 from quire.entrypoints.openai.errors import BAD_REQUEST, NOT_FOUND, ApiError
 from quire.entrypoints.responses.background import Background
 from quire.entrypoints.responses.form import FAILED
-from quire.entrypoints.responses.items import Item, read_items
+from quire.entrypoints.responses.items import Item, is_object_text, read_items
 from quire.entrypoints.responses.protocol import ResponsesRequest
 from quire.entrypoints.responses.store import BrokenChainError, ResponseStore, StoredResponse
 from quire.errors import ValidationError
@@ -109,9 +107,4 @@ def _turn_items(turn: StoredResponse) -> list[Item]:
 
 
 def _is_cut_call(item: Item) -> bool:
-    if item.get("type") != "function_call":
-        return False
-    try:
-        return not isinstance(msgspec.json.decode(item.get("arguments") or "{}"), dict)
-    except (msgspec.DecodeError, UnicodeEncodeError):
-        return True
+    return item.get("type") == "function_call" and not is_object_text(item.get("arguments"))

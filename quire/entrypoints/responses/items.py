@@ -79,6 +79,16 @@ def read_items(given: str | Sequence[dict[str, Any]] | None, warnings: list[str]
     return [_read_item(f"input[{index}]", item, warnings) for index, item in enumerate(given)]
 
 
+def is_object_text(arguments: object) -> bool:
+    """True for arguments of a call that can be shown to the model: the text of a JSON object, or nothing."""
+    if not isinstance(arguments, str):
+        return False
+    try:
+        return isinstance(msgspec.json.decode(arguments or "{}"), dict)
+    except (msgspec.DecodeError, UnicodeEncodeError, RecursionError):
+        return False
+
+
 def messages_of(items: Sequence[Item], developer_role: str) -> list[dict[str, Any]]:
     """The messages of a chat that say what `items` say.
 
@@ -192,6 +202,10 @@ def _read_reasoning(where: str, read: _Reasoning, own_id: str | None) -> Item:
 
 def _read_call(where: str, read: _FunctionCall, own_id: str | None) -> Item:
     _check_call_id(where, read.call_id)
+    if not is_object_text(read.arguments):
+        raise ValidationError(
+            f"{where}.arguments is no JSON object", hint="send them as the model wrote them", field=FIELD
+        )
     return {
         "id": own_id or new_id("function_call"), "type": "function_call", "status": "completed",
         "call_id": read.call_id, "name": read.name, "arguments": read.arguments,

@@ -82,6 +82,14 @@ class OutputItems:
                 told += self._arguments(event)
         return told
 
+    def extend_message(self, text: str) -> str | None:
+        """Add to the message that is being written, without log-probabilities; its id, None = none is written."""
+        one = self._open
+        if one is None or one.kind != "message":
+            return None
+        one.parts.append(text)
+        return one.item_id
+
     def finish(self, status: str) -> list[StreamEvent]:
         """The answer has ended, its last item with `status`; one that says nothing has an empty message."""
         told = [] if self.items or self._open is not None else self._begin("message")

@@ -13,6 +13,9 @@ from pathlib import Path
 
 from quire.entrypoints.responses.store import Key, Shares, ShelfError, ShelfLimits
 from quire.errors import ConfigError
+from quire.logger import get_logger
+
+logger = get_logger(__name__)
 
 APPLICATION_ID = 0x51756972
 SCHEMA_VERSION = 1
@@ -69,8 +72,11 @@ class SqliteShelf:
         row = self._db.execute("SELECT record, created_s FROM responses WHERE tenant = ? AND id = ?", key).fetchone()
         if row is None or self._limits.is_old(row[1], now_s):
             return None
-        with self._db:
-            self._db.execute("UPDATE responses SET used = ? WHERE tenant = ? AND id = ?", (self._use(), *key))
+        try:
+            with self._db:
+                self._db.execute("UPDATE responses SET used = ? WHERE tenant = ? AND id = ?", (self._use(), *key))
+        except sqlite3.Error as error:  # it can be read all the same
+            logger.warning("the use of a response could not be noted: %s", error)
         return bytes(row[0])
 
     def delete(self, key: Key) -> bool:

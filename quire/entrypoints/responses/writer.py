@@ -23,6 +23,9 @@ from quire.tokenization.tokenizer import Tokenizer
 encode = msgspec.json.Encoder().encode
 
 
+DELTA = b'event: response.output_text.delta\ndata: {"type":"response.output_text.delta","sequence_number":'
+
+
 def event_bytes(kind: str, number: int, fields: dict[str, Any]) -> bytes:
     """One event of a stream."""
     data = encode({"type": kind, "sequence_number": number, **fields})
@@ -57,6 +60,7 @@ class ResponseWriter:
         self._plan = plan
         self._tokenizer = tokenizer
         self._num_logprobs = num_logprobs
+        self._is_plain = plan is None and num_logprobs is None
         self._reader: AnswerReader | None = None
         self._logprobs: MessageLogprobs | None = None
         self._items = OutputItems()
@@ -100,6 +104,11 @@ class ResponseWriter:
         """As `EventWriter.events`."""
         begun = self.begin()
         self._counts.note(prompt_index, output)
+        if self._is_plain and len(output.outputs) == 1 and output.outputs[0].finish_reason is None:
+            text = output.outputs[0].text
+            item_id = self._items.extend_message(text) if text else None
+            if item_id is not None:  # nearly always
+                return begun + self._text_delta(item_id, text)
         return begun + b"".join(self._written(self._push(output, answer)) for answer in output.outputs)
 
     def end(self) -> bytes:
@@ -124,6 +133,14 @@ class ResponseWriter:
     def in_progress(self) -> bytes:
         """The event that tells that a response, queued until now, has its turn."""
         return self._written([("response.in_progress", {"response": self._form.content(IN_PROGRESS, [])})])
+
+    def _text_delta(self, item_id: str, text: str) -> bytes:
+        """The event of a plain answer's text, whose one item is its message."""
+        rest = b',"item_id":"%s","output_index":0,"content_index":0,"delta":%s,"logprobs":[]}\n\n'
+        event = b"%s%d" % (DELTA, self._number) + rest % (item_id.encode(), encode(text))
+        self._number += 1
+        self.on_event(event)
+        return event
 
     def _push(self, output: RequestOutput, answer: CompletionOutput) -> list[StreamEvent]:
         """What is new in the answer; its tokens of thinking are counted."""

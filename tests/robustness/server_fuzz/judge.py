@@ -7,6 +7,7 @@ import re
 from typing import Any
 
 from quire.entrypoints.openai import errors
+from quire.entrypoints.responses.errors import INVALID_REQUEST
 from tests.robustness.server_fuzz.cases import Case
 from tests.robustness.server_fuzz.client import Answer, Outcome
 
@@ -14,7 +15,7 @@ CATALOGUE = {
     (kind.status, kind.type, kind.code or kind.status)
     for kind in vars(errors).values()
     if isinstance(kind, errors.ErrorKind)
-}
+} | {(status, INVALID_REQUEST, status) for status in (400, 404)}
 INSIDE = re.compile(
     r'Traceback|File "|site-packages|/usr/|/home/|/work/|/tmp/|\w\.py\b|0x[0-9a-f]{6,}|msgspec|starlette|fastapi'
     r"|uvicorn|h11|asyncio|Exception|\b(?:Value|Type|Key|Index|Attribute|Runtime|Overflow|Unicode\w+)Error"
@@ -44,7 +45,7 @@ def _wrong(case: Case, answer: Answer) -> list[str]:
         return _wrong_stream(case, answer)
     if answer.headers.get("content-type") == "application/json" and answer.body:
         content = _parsed(answer.body)
-        return [f"not an object: {shown}"] if not isinstance(content, dict) or "error" in content else []
+        return [f"not an object: {shown}"] if not isinstance(content, dict) or content.get("error") else []
     return []
 
 
@@ -68,6 +69,8 @@ def _wrong_error_object(content: Any, status: int, shown: str) -> list[str]:
 def _wrong_stream(case: Case, answer: Answer) -> list[str]:
     """A stream may end with an error where the case allows 503, and nowhere else."""
     blocks = [block for block in answer.body.split(b"\n\n") if not block.startswith(b":")]
+    if blocks[0].startswith(b"event: response."):
+        return _wrong_response_stream(case, blocks)
     if blocks[-1] or len(blocks) < 2 or blocks[-2] != b"data: [DONE]":
         return [f"a stream without its end: {answer.body[-200:]!r}"]
     for i, block in enumerate(blocks[:-2]):
@@ -77,6 +80,17 @@ def _wrong_stream(case: Case, answer: Answer) -> list[str]:
         if not isinstance(content, dict) or "error" in content:
             return [f"an event that is none: {shown}"]
     return []
+
+
+def _wrong_response_stream(case: Case, blocks: list[bytes]) -> list[str]:
+    """The events of a response, numbered; the last one tells how it ended."""
+    events = [_parsed(block.partition(b"\ndata: ")[2]) for block in blocks[:-1]]
+    if blocks[-1] or not all(isinstance(event, dict) for event in events):
+        return [f"an event that is none: {blocks[-1]!r}"]
+    if [event.get("sequence_number") for event in events] != list(range(len(events))):
+        return ["events are not numbered"]
+    ends = {"response.completed", "response.incomplete"} | ({"response.failed"} if 503 in case.statuses else set())
+    return [] if events[-1].get("type") in ends else [f"a stream without its end: {blocks[-2][-200:]!r}"]
 
 
 def _parsed(body: bytes) -> Any:

@@ -16,6 +16,8 @@ PATHS = (
     "/ready",
     "/ping", "/version", "/load", "/metrics", "/openapi.json", "/docs", "/redoc", "/nothing", "/", "//", "/v1", "/v1/",
     "/v1/completions/", "/../../etc/passwd", "/%00", "/%0d%0aset-cookie:x=1", "/%ff%fe", "/v1/models?" + "a=1&" * 900,
+    "/v1/responses", "/v1/responses/resp_x", "/v1/responses/resp_x/cancel", "/v1/responses/resp_x/input_items?limit=x",
+    "/v1/responses/%00", "/v1/responses/" + "a" * 3000, "/v1/responses/resp_x?stream=true&starting_after=" + "9" * 5000,
     "/%E2%82%AC", "/v1/chat/completions#x", "/;/", "/v1/completions;a=b", "*",
 )  # fmt: skip
 METHODS = ("GET", "HEAD", "PUT", "DELETE", "PATCH", "OPTIONS", "TRACE", "CONNECT", "PROPFIND", "get", "X" * 200)

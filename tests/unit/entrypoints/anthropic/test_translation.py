@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from typing import Any
 
@@ -9,12 +10,13 @@ import msgspec
 import pytest
 
 from quire.config.server import LimitsConfig
+from quire.core.inputs import parse_messages
 from quire.entrypoints.anthropic.parts import Notes
 from quire.entrypoints.anthropic.protocol import MESSAGES_FIELDS, MessagesRequest
 from quire.entrypoints.anthropic.translation import SAME, chat_request
 from quire.entrypoints.openai.protocol.chat import ChatRequest
 from quire.entrypoints.openai.protocol.reading import MAX_WARNINGS, read_request
-from quire.errors import ValidationError
+from quire.errors import QuireClientError, ValidationError
 
 TOOL = {"name": "f", "description": "d", "input_schema": {"type": "object"}}
 HELLO = {"role": "user", "content": "Hello"}
@@ -132,3 +134,66 @@ def test_strict_servers_refuse_a_field_of_a_block(where):
     request, warnings = read_request(body, MESSAGES_FIELDS, max_depth=64, max_containers=1000, is_strict=True)
     with pytest.raises(ValidationError, match="cache_control"):
         chat_request(request, Notes(warnings, is_strict=True), LimitsConfig())
+
+
+RICH: dict[str, Any] = {
+    "max_tokens": 2000,
+    "system": [{"type": "text", "text": "s", "cache_control": {"type": "ephemeral"}}],
+    "messages": [
+        {"role": "user", "content": [{"type": "text", "text": "a"}]},
+        {
+            "role": "assistant",
+            "content": [
+                {"type": "thinking", "thinking": "t", "signature": ""},
+                {"type": "tool_use", "id": "1", "name": "f", "input": {"a": [1]}},
+            ],
+        },
+        {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "1", "content": [], "is_error": True}]},
+    ],
+    "tools": [TOOL],
+    "tool_choice": {"type": "tool", "name": "f"},
+    "thinking": {"type": "enabled", "budget_tokens": 1024},
+    "output_config": {"format": {"type": "json_schema", "schema": {}}},
+    "stop_sequences": ["x"],
+}
+VALUES = (
+    None,
+    True,
+    -1,
+    0,
+    2**70,
+    1.5,
+    "",
+    "text",
+    "\ud7ff\U0010ffff",
+    [],
+    {},
+    [[]],
+    [None],
+    {"type": "text"},
+    {"type": []},
+)
+
+
+def places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    """Where there is something inside of `value`."""
+    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    return [place for name, inner in items for place in [(*path, name), *places(inner, (*path, name))]]
+
+
+@pytest.mark.parametrize("value", VALUES, ids=range(len(VALUES)))
+def test_a_wrong_value_anywhere_is_refused_or_taken_and_never_more(value):
+    num_refused = 0
+    for *path, last in places(RICH):
+        request = copy.deepcopy(RICH)
+        inner: Any = request
+        for name in path:
+            inner = inner[name]
+        inner[last] = value
+        try:
+            chat, _ = translated(**request)
+            parse_messages(chat.messages)
+        except QuireClientError as error:
+            num_refused += 1
+            assert len(error.message) < 1000
+    assert num_refused > 10

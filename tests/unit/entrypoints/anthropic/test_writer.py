@@ -42,9 +42,9 @@ def state() -> ServerState:
     return make_state(ScriptedEngine(), server_config(reasoning_parser="think"), ApiKeys({}))
 
 
-def make_writer(state: ServerState) -> MessageWriter:
+def make_writer(state: ServerState, *, is_plain: bool = False) -> MessageWriter:
     request = ChatRequest(messages=[{"role": "user", "content": "x"}], tools=TOOLS)
-    plan = state.parsing.plan(request, [], holds_calls=True)
+    plan = None if is_plain else state.parsing.plan(request, [], holds_calls=True)
     work = Work(
         public_id="msg_1", tenant=state.tenants.anonymous, prompts=[TokensPrompt(tuple(PROMPT))],
         params=SamplingParams(),
@@ -120,16 +120,16 @@ def without_ids(message: dict[str, Any]) -> dict[str, Any]:
     return message
 
 
-@pytest.mark.parametrize("name", TEXTS)
-def test_every_cut_of_the_outputs_comes_to_the_whole_message(state, name):
+@pytest.mark.parametrize(("name", "is_plain"), [*((name, False) for name in TEXTS), ("thought and call", True)])
+def test_every_cut_of_the_outputs_comes_to_the_whole_message(state, name, is_plain):
     text = TEXTS[name]
-    whole = without_ids(json.loads(make_writer(state).whole(outputs(state, text, []))))
+    whole = without_ids(json.loads(make_writer(state, is_plain=is_plain).whole(outputs(state, text, []))))
     num_tokens = whole["usage"]["output_tokens"]
     rng = random.Random(name)
     cuts = [[place] for place in range(num_tokens)] + [list(range(num_tokens))]
     cuts += [sorted(rng.choices(range(num_tokens + 1), k=4)) for _ in range(20)]
     for cut in cuts:
-        writer = make_writer(state)
+        writer = make_writer(state, is_plain=is_plain)
         stream = b"".join(writer.events(0, output) for output in outputs(state, text, cut)) + writer.end()
         assert without_ids(come_to(stream)) == whole, cut
 
@@ -138,7 +138,8 @@ def test_every_cut_of_the_outputs_comes_to_the_whole_message(state, name):
     ("text", "end", "reason"),
     [
         ("Hi", {}, ("end_turn", None)),
-        ("Hi", {"finish_reason": "length"}, ("max_tokens", None)),
+        ("Hi " * 16, {"finish_reason": "length"}, ("max_tokens", None)),
+        ("Hi", {"finish_reason": "length"}, ("model_context_window_exceeded", None)),
         ("Hi", {"stop_reason": "!"}, ("stop_sequence", "!")),
         ("Hi", {"stop_reason": 7}, ("end_turn", None)),
         ("Hi", {"finish_reason": "repetition"}, ("end_turn", None)),
@@ -148,7 +149,7 @@ def test_every_cut_of_the_outputs_comes_to_the_whole_message(state, name):
         (BROKEN, {}, ("end_turn", None)),
     ],
     ids=[
-        "end", "limit", "stop text", "stop token", "repetition", "call", "call and stop", "call and limit",
+        "end", "limit", "no room", "stop text", "stop token", "repetition", "call", "call and stop", "call and limit",
         "broken call",
     ],
 )  # fmt: skip
