@@ -17,7 +17,9 @@ KINDS = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
 MAX_DEPTH = 64
 MAX_TAG_DEPTH = MAX_DEPTH + 16
 MAX_CHARS = 1 << 20
-MAX_CHOICES = 65536
+MAX_CHOICES = 16384
+MAX_VALUES = 20_000
+"""Of a schema or tag on one level; so many could not be compiled in time."""
 LARGE_CHARS = 20_000
 LARGE_VALUES = 1000
 
@@ -133,6 +135,8 @@ def parse_json(field: str, value: Any, max_depth: int = MAX_DEPTH) -> Any:
             parsed = json.loads(value, parse_constant=_refuse_constant)
         except (ValueError, RecursionError) as error:
             raise ValidationError(f"{field} is not JSON: {error}", hint="give valid JSON", field=field) from None
+    if _breadth_exceeds(parsed, MAX_VALUES):
+        raise ValidationError(f"{field} has more than {MAX_VALUES} values", hint="make it smaller", field=field)
     if _depth_exceeds(parsed, max_depth):
         raise ValidationError(f"{field} is nested too deeply", hint=f"use at most {max_depth} levels", field=field)
     if not isinstance(value, str) and len(json_text(field, parsed)) > MAX_CHARS:
@@ -156,6 +160,17 @@ def json_text(field: str, value: Any) -> str:
 
 def _refuse_constant(name: str) -> Any:
     raise ValueError(f"{name} is not JSON")
+
+
+def _breadth_exceeds(value: Any, limit: int) -> bool:
+    """Whether a value has more than `limit` values on one level; looks at no more than it must."""
+    level = [value]
+    for _ in range(MAX_TAG_DEPTH):  # what is deeper is refused for its depth
+        containers = [one for one in level if isinstance(one, (dict, list, tuple))]
+        if sum(map(len, containers)) > limit:
+            return True
+        level = [item for one in containers for item in (one.values() if isinstance(one, dict) else one)]
+    return False
 
 
 def _depth_exceeds(value: Any, limit: int) -> bool:

@@ -25,7 +25,8 @@ from quire.structured_output.interface import CompiledGrammar, GrammarSpec, Stru
 from quire.structured_output.registry import make_backend
 from quire.structured_output.vocabulary import read_vocabulary
 
-NUM_WORKERS = 2
+NUM_WORKERS = 4
+"""At most; one is started when all others are busy."""
 # Wall time for a grammar beyond its CPU time: the machine may be busy, and a worker may have to start.
 WALL_FACTOR = 20.0
 WALL_EXTRA_S = 60.0
@@ -47,7 +48,7 @@ class CompilePool:
     def __init__(self, setup: WorkerSetup) -> None:
         self._setup = setup
         self._threads = ThreadPoolExecutor(NUM_WORKERS, "grammars")
-        self._idle: queue.SimpleQueue[_Worker] = queue.SimpleQueue()
+        self._idle: queue.LifoQueue[_Worker] = queue.LifoQueue()
         self._workers = [_Worker(setup) for _ in range(NUM_WORKERS)]
         for worker in self._workers:
             self._idle.put(worker)

@@ -121,4 +121,5 @@ def _limit_memory(more_bytes: int) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    with suppress(BrokenPipeError):  # the engine is gone
+        main()
