@@ -22,6 +22,8 @@ from quire.structured_output.interface import (
 )
 from quire.structured_output.own_end import GrammarWithOwnEnd
 from quire.structured_output.schema_lengths import with_format_patterns
+from quire.structured_output.tag_lark import lark_of
+from quire.structured_output.tag_schemas import with_schemas
 
 
 class _Tokens:
@@ -77,11 +79,15 @@ class GuidanceBackend(StructuredOutputBackend):
 
     def _grammar(self, spec: GrammarSpec) -> str:
         make = self._library.LLMatcher
+        options: dict[str, Any] = {"whitespace_flexible": spec.any_whitespace, "coerce_one_of": False}
+        if spec.any_whitespace and spec.whitespace_pattern is not None:
+            options["whitespace_pattern"] = spec.whitespace_pattern
+        if spec.kind == "structural_tag":
+            tag = with_schemas(json.loads(spec.text), with_format_patterns)
+            return str(make.grammar_from_lark(lark_of(tag, options)))
         if spec.kind == "json":
-            options: dict[str, Any] = {"whitespace_flexible": spec.any_whitespace, "coerce_one_of": False}
-            if spec.any_whitespace and spec.whitespace_pattern is not None:
-                options["whitespace_pattern"] = spec.whitespace_pattern
-            return str(make.grammar_from_json_schema(_with_formats(spec.text), overrides=options))
+            schema = json.dumps(with_format_patterns(json.loads(spec.text)), ensure_ascii=False)
+            return str(make.grammar_from_json_schema(schema, overrides=options))
         if spec.kind == "regex":
             return str(make.grammar_from_regex(spec.text))
         if spec.kind == "choice":
@@ -118,10 +124,6 @@ class _Guidance(GrammarWithOwnEnd):
 
     def fill_bitmask(self, bitmask: np.ndarray, row: int) -> None:
         _fill(self._matcher, bitmask, row)
-
-
-def _with_formats(schema: str) -> str:
-    return json.dumps(with_format_patterns(json.loads(schema)), ensure_ascii=False)
 
 
 def _fill(matcher: Any, bitmask: np.ndarray, row: int) -> None:
