@@ -20,12 +20,14 @@ SAME_NAME = (
     "vllm_xargs",
 )  # fmt: skip
 FIELD_NAMES = {
-    "messages": "input", "prompt": "input", "prompt_token_ids": "input", "max_completion_tokens": "max_output_tokens",
+    "messages": "input", "len(messages)": "input", "prompt": "input", "prompt_token_ids": "input",
+    "max_completion_tokens": "max_output_tokens",
     "max_tokens": "max_output_tokens", "response_format": "text", "logprobs": "include",
 }  # fmt: skip
 """What a chat calls a field -> what a response does."""
 TOOL_KEYS = ("type", "name", "description", "parameters", "strict")
 FORMAT_KEYS = ("name", "schema", "strict", "description")
+FORMAT_CHARS = {"name": 128, "description": 1 << 16}
 
 
 def chat_request(
@@ -65,26 +67,49 @@ def text_format(request: ResponsesRequest) -> dict[str, Any]:
     return (request.text.format if request.text is not None else None) or {"type": "text"}
 
 
+def told_tools(request: ResponsesRequest) -> list[dict[str, Any]]:
+    """The tools that were offered, as answers tell them."""
+    return [{name: tool.get(name) for name in TOOL_KEYS} for tool in request.tools or ()]
+
+
+def told_choice(request: ResponsesRequest) -> str | dict[str, Any]:
+    """The choice of a tool, as answers tell it."""
+    choice = request.tool_choice or "auto"
+    if isinstance(choice, str):
+        return choice
+    if choice.get("type") == "function":
+        return _named(choice["name"])
+    names = [tool["name"] for tool in choice["tools"]]
+    return {**{name: choice[name] for name in ("type", "mode")}, "tools": [_named(name) for name in names]}
+
+
+def _named(name: str) -> dict[str, Any]:
+    return {"type": "function", "name": name}
+
+
 def _response_format(request: ResponsesRequest) -> dict[str, Any] | None:
     """`text.format` as `response_format`, which has the schema one level deeper."""
     given = text_format(request)
     kind = given.get("type")
-    if kind == "text":
-        return None
-    if kind not in ("json_object", "json_schema"):
+    if kind not in ("text", "json_object", "json_schema"):
         raise ValidationError(
             f"text.format.type={shown(kind)} is unknown", hint="use text, json_object or json_schema", field="text"
         )
-    if kind == "json_object":
-        return {"type": kind}
-    unknown = [name for name in given if name not in ("type", *FORMAT_KEYS)]
+    unknown = [name for name in given if name not in ("type", *(FORMAT_KEYS if kind == "json_schema" else ()))]
     if unknown:
         raise ValidationError(
             f"text.format.{shown(unknown[0])} is unknown", hint=f"use {', '.join(FORMAT_KEYS)}", field="text"
         )
+    if kind != "json_schema":
+        return {"type": kind} if kind == "json_object" else None
     if not isinstance(given.get("schema"), dict):
         error = wrong_type("text.format.schema", given.get("schema"), "an object")
         raise ValidationError(error.message, hint=error.hint, field="text")
+    for name, limit in FORMAT_CHARS.items():
+        if not isinstance(given.get(name) or "", str) or len(given.get(name) or "") > limit:
+            raise ValidationError(
+                f"text.format.{name} must be a text of at most {limit} characters", hint="shorten it", field="text"
+            )
     return {"type": kind, "json_schema": {name: given[name] for name in FORMAT_KEYS if given.get(name) is not None}}
 
 
@@ -114,7 +139,9 @@ def _tools(
         return tools or None, None if choice == "auto" and not tools else choice
     kind = choice.get("type")
     if kind == "function":
-        return tools or None, {"type": "function", "function": {"name": choice.get("name")}}
+        if not isinstance(choice.get("name"), str):
+            raise ValidationError("tool_choice.name is missing", hint="name the function", field="tool_choice")
+        return tools or None, {"type": "function", "function": {"name": choice["name"]}}
     if kind != "allowed_tools":
         raise unsupported_tool("tool_choice", kind, "tool_choice")
     mode, allowed = choice.get("mode"), choice.get("tools")
@@ -123,7 +150,7 @@ def _tools(
             "tool_choice needs mode auto or required, and tools", hint='give {"type": "allowed_tools", "mode": '
             '"auto", "tools": [{"type": "function", "name": ...}]}', field="tool_choice",
         )  # fmt: skip
-    names = {str(tool.get("name")) if isinstance(tool, dict) else "" for tool in allowed}
+    names = {tool["name"] if isinstance(tool, dict) and isinstance(tool.get("name"), str) else "" for tool in allowed}
     kept = [tool for tool in tools if tool["function"]["name"] in names]
     if len(kept) < len(names) or not kept:
         raise ValidationError(
