@@ -105,6 +105,10 @@ rolling: $(VENV)/.test             ## two servers behind a TCP proxy, restarted 
 test-structured: $(VENV)/.test     ## random schemas, patterns and grammars, judged from outside; COUNT=500 schemas, SEED=0
 	$(BIN)/python -m tests.structured.corpus --count $(or $(COUNT),500) --seed $(or $(SEED),0)
 
+.PHONY: test-forced-tools
+test-forced-tools: $(VENV)/.test   ## forced calls in many formats, leaf and random weights, judged from outside; COUNT=5000, SEED=0
+	$(BIN)/python -m tests.structured.forced_tools --count $(or $(COUNT),5000) --seed $(or $(SEED),0)
+
 fuzz-server: $(VENV)/.fuzz         ## hostile requests beside streams that must not notice; REQUESTS=100000, SEED=...
 	nice -n 5 $(BIN)/python -m tests.robustness.fuzz_server --requests $(or $(REQUESTS),100000) $(if $(SEED),--seed $(SEED)) --schema
 

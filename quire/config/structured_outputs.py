@@ -31,6 +31,11 @@ class StructuredOutputsConfig:
         "Objects have no properties but those that their schema names, unless it says otherwise.",
         flag="structured_outputs_disable_additional_properties",
     )
+    enable_in_reasoning: bool = setting(
+        False,
+        "The form of an answer holds from its first token, thinking included; else for what follows the thinking.",
+        flag="structured_outputs_enable_in_reasoning",
+    )
     compile_timeout_s: float = setting(
         1.0,
         "CPU time that one grammar may take to compile, in seconds; a request whose grammar takes more is refused.",

@@ -26,6 +26,7 @@ from quire.core.sampling_checks import (
     texts,
 )
 from quire.core.structured_outputs import StructuredOutputsParams
+from quire.core.thinking import ThinkingMarks
 from quire.errors import UnsupportedError, ValidationError, unknown_name
 from quire.logger import get_logger
 from quire.utils.checks import check_bool, check_float, check_int, check_int_list, out_of_range, shown, wrong_type
@@ -37,7 +38,6 @@ GREEDY_BELOW = 1e-5
 
 # Names that users know and Quire does not honour yet, with the values that ask for nothing.
 NOT_YET: dict[str, tuple[Any, ...]] = {
-    "thinking_token_budget": (None, -1),
     "repetition_detection": (None,),
     "watermarking": (None, False),
     "logprob_token_ids": (None,),
@@ -83,6 +83,7 @@ BESIDE_BEAMS: dict[str, tuple[Any, ...]] = {
     "allowed_token_ids": (None,),
     "bad_words": (None, []),
     "structured_outputs": (None,),
+    "thinking_token_budget": (None,),
 }
 
 
@@ -93,7 +94,7 @@ class _NamesFields(msgspec.StructMeta):
         try:
             return super().__call__(*args, **kwargs)
         except TypeError:
-            fields = [f for f in cls.__struct_fields__ if f != "bad_words_token_ids"]
+            fields = [f for f in cls.__struct_fields__ if f not in ("bad_words_token_ids", "thinking")]
             for name in kwargs:
                 if name not in cls.__struct_fields__:
                     raise unknown_name("sampling parameter", name, fields, ValidationError) from None
@@ -141,6 +142,8 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, repr_omit_defaults=True
         skip_reading_prefix_cache: compute the whole prompt; None = only when prompt logprobs are asked for.
         beam_search: set by `BeamSearchParams`: the `n` answers are the best sequences of a beam search.
         structured_outputs: the form that the answer must have; `StructuredOutputsParams`, or a dict of its fields.
+        thinking_token_budget: tokens of thinking, its marks left out, after which it is ended; None or -1 = any number.
+        thinking: internal; how thinking is told from the answer, set by whoever knows the reasoning parser.
         no_store: keep no page of this request for others to find.
 
     Raises:
@@ -179,6 +182,7 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, repr_omit_defaults=True
     no_store: bool = False
     structured_outputs: StructuredOutputsParams | None = None
     thinking_token_budget: int | None = None
+    thinking: ThinkingMarks | None = None
     repetition_detection: Any = None
     watermarking: bool | None = None
     logprob_token_ids: list[int] | None = None
@@ -307,6 +311,9 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, repr_omit_defaults=True
 
     def _check_lengths(self) -> None:
         self.min_tokens = check_int("min_tokens", self.min_tokens, 0)
+        if self.thinking_token_budget is not None:
+            budget = check_int("thinking_token_budget", self.thinking_token_budget, -1)
+            self.thinking_token_budget = None if budget == -1 else budget
         if self.max_tokens is None:
             return
         self.max_tokens = check_int("max_tokens", self.max_tokens, 1)

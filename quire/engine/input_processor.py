@@ -159,10 +159,14 @@ class InputProcessor:
             params.logprobs = self._num_beam_logprobs(params)
         if params.bad_words and self._tokenizer is not None:
             params.bad_words_token_ids = bad_words_token_ids(self._tokenizer, params.bad_words)
+        if params.thinking_token_budget is not None:
+            self._check_budget_possible(params)
         if params.structured_outputs is not None:
             self._check_grammar_possible()
             check_ends(params, self._defaults.eos_token_id)
             params.structured_outputs = resolve_structured_outputs(params.structured_outputs, self._structured)
+            if self._structured.enable_in_reasoning:
+                params.thinking = None
         return params
 
     def _num_beam_logprobs(self, params: SamplingParams) -> int:
@@ -180,6 +184,19 @@ class InputProcessor:
                 field="beam_width",
             )
         return num_top
+
+    def _check_budget_possible(self, params: SamplingParams) -> None:
+        if params.thinking is None or not params.thinking.end_ids:
+            raise UnsupportedError(
+                "thinking_token_budget needs a format of thinking whose end can be written",
+                hint="send a chat to a server with --reasoning-parser, or leave it out", field="thinking_token_budget",
+            )  # fmt: skip
+        if params.structured_outputs is not None and self._structured.enable_in_reasoning:
+            raise UnsupportedError(
+                "thinking_token_budget is not available with a form that holds inside of the thinking, too",
+                hint="leave it out, or start the engine without structured_outputs_enable_in_reasoning",
+                field="thinking_token_budget",
+            )
 
     def _check_grammar_possible(self) -> None:
         if self._tokenizer is None or self._tokenizer.table is None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Container
 from typing import ClassVar
 
+from quire.parsers.call_syntax import CallSyntax
 from quire.parsers.events import Event
 from quire.parsers.output import Output
-from quire.parsers.reader import Reader, Steps
+from quire.parsers.reader import Markers, Reader, Steps
 from quire.parsers.tools import Tools
 
 
@@ -91,6 +93,15 @@ class ToolCallParser(SteppedParser):
         self.tools = tools
         super().__init__(holds_calls=holds_calls)
 
+    @classmethod
+    def syntax(cls, special: Container[str] = ()) -> CallSyntax | None:
+        """How calls are written, where a grammar can say it; calls of a format without it cannot be forced.
+
+        Args:
+            special: texts of the vocabulary's control tokens, where they tell which form the model writes.
+        """
+        return None
+
 
 class ReasoningParser(SteppedParser):
     """Separates the model's thinking from its answer.
@@ -98,7 +109,14 @@ class ReasoningParser(SteppedParser):
     Args:
         prompt_tail: text of the end of the prompt, which may have begun or ended the thinking.
         continued: the part of the answer that the prompt holds, if it is to be continued.
+
+    Attributes:
+        starts: marks of which one, at the beginning of the answer, begins the thinking.
+        ends: marks of which the first ends it; None = no marks tell, so no grammar waits and no budget ends it.
     """
+
+    starts: ClassVar[Markers | None] = None
+    ends: ClassVar[Markers | None] = None
 
     def __init__(self, prompt_tail: str = "", continued: str | None = None) -> None:
         self.prompt_tail = prompt_tail.rstrip()

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Container
 
 from quire.parsers.base import ToolCallParser
+from quire.parsers.call_syntax import CallSyntax
 from quire.parsers.json_text import JsonText
 from quire.parsers.reader import Markers, Sink, Steps
 
@@ -106,3 +108,12 @@ class HarmonyParser(ToolCallParser):
             reader.drop()
             yield from self._text(out.arguments)
             out.end()
+
+    @classmethod
+    def syntax(cls, special: Container[str] = ()) -> CallSyntax | None:
+        """As `ToolCallParser.syntax`."""
+        middle = f" {CONSTRAIN}json{MESSAGE}"
+        return CallSyntax(
+            head=f"{CHANNEL}commentary to={FUNCTIONS}", middle=middle, tail="", has_several=False,
+            thinking=(f"{CHANNEL}analysis{MESSAGE}", f"{ENDS[0]}{START}assistant"),
+        )  # fmt: skip

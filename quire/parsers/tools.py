@@ -39,8 +39,13 @@ class Tools:
             return None
         key = (function, parameter)
         if key not in self._types:  # a schema may be large, and a model may name it often
-            self._types[key] = frozenset(_types(schema, MAX_SCHEMA_DEPTH))
+            self._types[key] = types_of_schema(schema)
         return self._types[key]
+
+
+def types_of_schema(schema: Schema) -> frozenset[str]:
+    """The JSON types that a schema names; empty when it does not say."""
+    return frozenset(_types(schema, MAX_SCHEMA_DEPTH))
 
 
 def json_of(text: str, types: frozenset[str] | None) -> str:

@@ -19,6 +19,8 @@ from quire.structured_output.schema_lm_format_enforcer import MAX_VALUES
 from quire.structured_output.schema_patterns import with_ascii_patterns
 from quire.structured_output.schema_regex import regex_problem, with_ascii_classes, without_anchors
 from quire.structured_output.structural_tags import read_tag
+from quire.structured_output.tag_lark import lark_problem
+from quire.structured_output.tag_schemas import schemas_of, with_schemas
 
 # Kind -> libraries that know it at all.
 _KNOWN: dict[str, tuple[str, ...]] = {
@@ -26,7 +28,7 @@ _KNOWN: dict[str, tuple[str, ...]] = {
     "json_object": ("xgrammar", "guidance", "lm-format-enforcer"),
     "regex": BACKENDS,
     "choice": BACKENDS,
-    "structural_tag": ("xgrammar",),
+    "structural_tag": ("xgrammar", "guidance"),
 }
 EBNF_BACKENDS = ("xgrammar",)
 LARK_BACKENDS = ("guidance",)
@@ -112,32 +114,29 @@ def _problem(kind: str, value: Any, backend: str) -> str | None:
     if kind == "regex":
         return regex_problem(value, backend)
     if kind == "structural_tag":
-        return _tag_problem(value, backend, "")
+        return _tag_problem(value, backend)
     if kind == "choice" and backend == "lm-format-enforcer" and len(value) > MAX_VALUES:
         return f"more than {MAX_VALUES} choices are not supported"
     return None
 
 
-def _tag_problem(value: Any, backend: str, path: str) -> str | None:
-    """Why `backend` cannot honour a schema somewhere in a structural tag."""
-    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
-    for key, item in items:
-        at = f"{path}/{key}"
-        if key in ("schema", "json_schema"):
-            problem = malformed(item) or find_problem(item, backend)
-            if problem is not None:
-                return f"#{at}{problem.path}: {problem.reason}"
-        elif (found := _tag_problem(item, backend, at)) is not None:
-            return found
-    return None
+def _tag_problem(value: Any, backend: str) -> str | None:
+    """Why `backend` cannot honour a structural tag, or a schema somewhere in it."""
+    for path, schema in schemas_of(value):
+        problem = malformed(schema) or find_problem(schema, backend)
+        if problem is not None:
+            return f"#{path}{problem.path}: {problem.reason}"
+    return lark_problem(value) if backend == "guidance" else None
 
 
 def _resolved(
     params: StructuredOutputsParams, value: Any, backend: str, config: StructuredOutputsConfig
 ) -> StructuredOutputsParams:
+    is_closed = params.disable_additional_properties or config.disable_additional_properties
     if params.kind == "json":
-        is_closed = params.disable_additional_properties or config.disable_additional_properties
         value = json_text(params.field, with_ascii_patterns(closed(value, always=is_closed)))
+    elif params.kind == "structural_tag":
+        value = with_schemas(value, lambda schema: with_ascii_patterns(closed(schema, always=is_closed)))
     changes: dict[str, Any] = {
         params.kind: value,
         "backend": backend,

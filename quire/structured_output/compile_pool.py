@@ -21,6 +21,7 @@ from quire.errors import EngineGenerateError, QuireError, ValidationError
 from quire.logger import get_logger
 from quire.structured_output.compile_messages import CompileResult, WorkerSetup, read_message, write_message
 from quire.structured_output.compile_worker import OVER_MEMORY
+from quire.structured_output.delayed import FreeText
 from quire.structured_output.interface import CompiledGrammar, GrammarSpec, StructuredOutputBackend, Vocabulary
 from quire.structured_output.registry import make_backend
 from quire.structured_output.vocabulary import read_vocabulary
@@ -60,6 +61,10 @@ class CompilePool:
         """A grammar and the bytes it crossed in; the future's exception is a `QuireError` that names the field."""
         return self._threads.submit(self._compile, spec)
 
+    def free_text(self) -> Future[tuple[CompiledGrammar, int]]:
+        """The grammar of any text; made when the vocabulary has been read."""
+        return self._threads.submit(self._free_text)
+
     @property
     def vocabulary(self) -> Vocabulary:
         """The model's; read when it is first asked for."""
@@ -69,6 +74,11 @@ class CompilePool:
     def close(self) -> None:
         """End the workers; harmless when repeated."""
         self._finalize()
+
+    def _free_text(self) -> tuple[CompiledGrammar, int]:
+        with self._lock:
+            self._read_vocabulary()
+        return FreeText(), 0
 
     def _compile(self, spec: GrammarSpec) -> tuple[CompiledGrammar, int]:
         worker = self._idle.get()

@@ -7,7 +7,8 @@ crosses; `load` makes the grammar of them in the engine core.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 import msgspec
 import numpy as np
@@ -38,10 +39,12 @@ class Vocabulary:
     Attributes:
         pieces: bytes of each id below `vocab_size`; b"" for those that no text contains (special and unused ids).
         eos_token_id: the id that ends an answer.
+        special_pieces: special id -> its bytes in a text that shows special tokens.
     """
 
     pieces: tuple[bytes, ...]
     eos_token_id: int
+    special_pieces: Mapping[int, bytes] = field(default_factory=dict)
 
     @property
     def vocab_size(self) -> int:
@@ -55,7 +58,16 @@ class Vocabulary:
 
 
 class Grammar(ABC):
-    """Where one answer stands in its grammar."""
+    """Where one answer stands in its grammar.
+
+    Attributes:
+        is_free: every token may come next, so that no mask is needed.
+    """
+
+    @property
+    def is_free(self) -> bool:
+        """As the class says."""
+        return False
 
     @abstractmethod
     def accept(self, token_id: int) -> bool:

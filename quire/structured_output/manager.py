@@ -21,9 +21,11 @@ from quire.core.grammar_bitmask import GrammarBitmask
 from quire.errors import EngineGenerateError, QuireError, UnsupportedError, ValidationError
 from quire.logger import get_logger
 from quire.structured_output.compile_pool import BudgetError, CompilePool
+from quire.structured_output.delayed import DelayedGrammar
 from quire.structured_output.interface import CompiledGrammar, Grammar, GrammarError, GrammarSpec, Vocabulary
 from quire.structured_output.restrictions import Restrictions, no_token_left
 from quire.structured_output.spec import spec_of
+from quire.structured_output.thinking import Thinking, ThinkingMasks
 
 WAIT_S = 0.002
 MIN_ENTRY_BYTES = 1 << 16
@@ -51,6 +53,11 @@ class _Answer:
     restrictions: Restrictions | None = None
     output: list[int] = field(default_factory=list)
 
+    @property
+    def is_free(self) -> bool:
+        """Any token may come next."""
+        return self.grammar is not None and self.grammar.is_free
+
 
 class GrammarManager:
     """Keeps grammars.
@@ -69,18 +76,23 @@ class GrammarManager:
         self._waiting: set[int] = set()
         self._failures: dict[int, QuireError] = {}
         self._mask_thread: ThreadPoolExecutor | None = None
+        self._thinking_masks: ThinkingMasks | None = None
         self._last_word = -1
 
     # --- requests come and go ---
 
     def add(self, message: EngineCoreRequest) -> None:
-        """Begin to make the grammar of a request that has one."""
-        params = message.sampling_params.structured_outputs
-        if params is None:
+        """Begin to make the grammar of a request that has one, or a budget of thinking."""
+        params = message.sampling_params
+        if params.structured_outputs is None and params.thinking_token_budget is None:
             return
         if self._pool is None:
             self._pool = self._make_pool(message.eos_token_id)
-        self._answers[message.handle] = _Answer(message, self._compiled(spec_of(params), self._pool))
+        if params.structured_outputs is None:
+            compiled = self._pool.free_text()
+        else:
+            compiled = self._compiled(spec_of(params.structured_outputs), self._pool)
+        self._answers[message.handle] = _Answer(message, compiled)
         self._waiting.add(message.handle)
 
     def is_ready(self, handle: int) -> bool:
@@ -146,7 +158,7 @@ class GrammarManager:
         self._last_word = _last_word(self._pool.vocabulary)
         stop_ids = message.sampling_params.stop_token_ids or ()
         answer.end_ids = tuple(one for one in stop_ids if not pieces[one] and one != message.eos_token_id)
-        grammar = compiled.start()
+        grammar = self._started(answer, compiled)
         answer.restrictions = Restrictions.of(message.sampling_params, message.eos_token_id, len(pieces))
         if message.output_token_ids is not None:
             answer.output = message.output_token_ids.tolist()
@@ -157,6 +169,21 @@ class GrammarManager:
         if answer.restrictions is not None:
             line = np.empty((1, self._pool.vocabulary.bitmask_size), dtype=np.int32)
             self._fill_line(answer, line, 0)  # fails the request when no first token is left
+
+    def _started(self, answer: _Answer, compiled: CompiledGrammar) -> Grammar:
+        """The place of a new answer, which may think before its grammar begins."""
+        assert self._pool is not None, "a request with a grammar was added"
+        params, vocabulary = answer.message.sampling_params, self._pool.vocabulary
+        if params.thinking is None:
+            return compiled.start()
+        if self._thinking_masks is None:
+            self._thinking_masks = ThinkingMasks(vocabulary)
+        thinking = Thinking(
+            params.thinking, vocabulary, shows_special=not params.skip_special_tokens,
+            budget=params.thinking_token_budget,
+        )  # fmt: skip
+        end_ids = (answer.message.eos_token_id, *answer.end_ids)
+        return DelayedGrammar(compiled, thinking, self._thinking_masks, end_ids)
 
     # --- steps ---
 
@@ -172,9 +199,14 @@ class GrammarManager:
         lines = np.flatnonzero(np.isin(handles, list(self._answers)))
         if not len(lines):
             return None
+        answers = [self._answers[handle] for handle in handles[lines].tolist()]
+        bound = [index for index, answer in enumerate(answers) if not answer.is_free]
+        if len(bound) < len(answers):
+            if not bound:
+                return None
+            lines, answers = lines[bound], [answers[index] for index in bound]
         if self._mask_thread is None:
             self._mask_thread = ThreadPoolExecutor(1, "grammar masks")
-        answers = [self._answers[handle] for handle in handles[lines].tolist()]
         return self._mask_thread.submit(self._fill, lines.astype(np.int32), answers)
 
     def note(self, outputs: EngineCoreOutputs) -> None:

@@ -25,4 +25,5 @@ def read_vocabulary(tokenizer_path: str, vocab_size: int, eos_token_id: int) -> 
     known = range(min(tokenizer.vocab_size, vocab_size))
     pieces = [b"" if token_id in hidden else table.piece(token_id) for token_id in known]
     pieces += [b""] * (vocab_size - len(pieces))
-    return Vocabulary(tuple(pieces), eos_token_id)
+    special = {token_id: table.piece(token_id) for token_id in hidden if 0 <= token_id < tokenizer.vocab_size}
+    return Vocabulary(tuple(pieces), eos_token_id, special)

@@ -62,6 +62,14 @@ def tools() -> Iterator[RunningServer]:
         yield running
 
 
+def named(name: str) -> Any:
+    return {"type": "function", "function": {"name": name}}
+
+
+def allowed(mode: str, *names: str) -> Any:
+    return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": [named(name) for name in names]}}
+
+
 def ask(server: RunningServer, text: str | dict[int, str], **fields: Any) -> Any:
     """The whole answer when the model writes `text` (or for each of n, its own)."""
     server.engine.write = lambda prompt, seed: text if isinstance(text, str) else text[seed]
@@ -223,14 +231,39 @@ def test_a_message_of_a_tool_and_the_call_before_it_reach_the_template(tools):
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
-        ({"tool_choice": "required"}, "tool_choice"),
-        ({"tool_choice": {"type": "function", "function": {"name": "add"}}}, "tool_choice"),
         ({"tool_choice": "auto", "tools": openai.omit}, "tool_choice"),
+        ({"tool_choice": "required", "tools": openai.omit}, "tool_choice"),
+        ({"tool_choice": named("add"), "tools": openai.omit}, "tool_choice"),
+        ({"tool_choice": named("ad")}, "tool_choice"),
+        ({"tool_choice": "any"}, "tool_choice"),
+        ({"tool_choice": {"type": "function", "name": "add"}}, "tool_choice"),
+        ({"tool_choice": allowed("auto", "rm")}, "tool_choice"),
+        ({"tool_choice": allowed("none", "add")}, "tool_choice"),
+        ({"tool_choice": allowed("required")}, "tool_choice"),
+        ({"tool_choice": "required", "extra_body": {"structured_outputs": {"regex": "a"}}}, "structured_outputs"),
+        ({"extra_body": {"thinking_token_budget": -2}}, "thinking_token_budget"),
+        ({"extra_body": {"thinking_token_budget": "5"}}, "thinking_token_budget"),
         ({"tools": []}, "tools"),
         ({"tools": [{"type": "web_search"}]}, "tools"),
         ({"tools": [{"type": "function", "function": {"name": "f", "parameters": 5}}]}, "tools"),
     ],
-    ids=["required", "named", "auto without tools", "no tools", "no function", "no schema"],
+    ids=[
+        "auto without tools",
+        "required without tools",
+        "named without tools",
+        "unknown tool",
+        "unknown choice",
+        "no function named",
+        "unknown tool allowed",
+        "unknown mode",
+        "nothing allowed",
+        "two forms",
+        "negative budget",
+        "budget as text",
+        "no tools",
+        "no function",
+        "no schema",
+    ],
 )
 def test_what_cannot_be_done_is_refused_by_name(tools, fields, param):
     with pytest.raises(openai.BadRequestError) as caught:
@@ -238,9 +271,18 @@ def test_what_cannot_be_done_is_refused_by_name(tools, fields, param):
     assert caught.value.param == param
 
 
-def test_strict_is_said_to_have_no_effect(tools):
+def test_where_strict_has_no_effect_the_answer_says_so():
     strict = [{**TOOLS[0], "function": {**TOOLS[0]["function"], "strict": True}}]
-    assert any("strict" in one for one in ask(tools, PARIS, tools=strict).warnings)
+    for settings in ({"tool_call_parser": "pythonic"}, {"tool_call_parser": "openai"}):
+        with RunningServer(WritingEngine(), **settings) as server:
+            assert any("strict" in one for one in ask(server, PARIS, tools=strict).warnings)
+
+
+def test_a_strict_function_whose_schema_cannot_be_followed_is_refused(tools):
+    wrong = {"name": "f", "strict": True, "parameters": {"type": "object", "not": {"required": ["a"]}}}
+    with pytest.raises(openai.BadRequestError, match="strict.*/not") as caught:
+        ask(tools, PARIS, tools=[{"type": "function", "function": wrong}])
+    assert caught.value.param == "tools"
 
 
 def test_a_server_without_a_parser_refuses_tools_and_says_what_to_do():
@@ -250,6 +292,31 @@ def test_a_server_without_a_parser_refuses_tools_and_says_what_to_do():
                 ask(server, PARIS)
             assert caught.value.param == "tools"
             assert ask(server, PARIS, tool_choice="none").choices[0].message.content == PARIS
+
+
+def test_calls_can_be_forced_where_the_model_has_no_choice_of_its_own():
+    with RunningServer(WritingEngine(), enable_auto_tool_choice=False) as server:
+        assert ask(server, PARIS, tool_choice="required").choices[0].finish_reason == "tool_calls"
+    for name in ("none", "pythonic"):
+        with RunningServer(WritingEngine(), tool_call_parser=name) as server:
+            with pytest.raises(openai.BadRequestError, match="--tool-call-parser") as caught:
+                ask(server, PARIS, tool_choice="required")
+            assert caught.value.param == ("tools" if name == "none" else "tool_choice")
+
+
+def test_a_budget_needs_a_format_of_thinking():
+    for settings in ({}, {"reasoning_parser": "openai_gptoss"}):
+        with RunningServer(WritingEngine(), **settings) as server:
+            with pytest.raises(openai.BadRequestError, match="--reasoning-parser") as caught:
+                ask(server, "x", extra_body={"thinking_token_budget": 5})
+            assert caught.value.param == "thinking_token_budget"
+            assert ask(server, "x", extra_body={"thinking_token_budget": -1}).choices[0].message.content == "x"
+
+
+def test_a_tool_that_is_not_allowed_is_shown_and_not_called(tools):
+    choice = ask(tools, f"{PARIS}\n{ADD}", tool_choice=allowed("auto", "add")).choices[0]
+    assert [call.function.name for call in choice.message.tool_calls] == ["add"] and choice.message.content == PARIS
+    assert "get_weather" in tools.engine.tokenizer.decode(tools.engine.prompts[-1], skip_special_tokens=False)
 
 
 def test_held_calls_are_whole_or_content():
@@ -339,9 +406,9 @@ def test_marks_that_are_control_tokens_are_part_of_the_text():
     with RunningServer(WritingEngine()) as server:
         seen: list[bool] = []
         server.engine.generate = seeing(server.engine.generate, seen)
-        assert "<|im_end|>" in server.state.parsing._special_texts
+        assert "<|im_end|>" in server.state.parsing._special
         ask(server, PARIS)
-        server.state.parsing._special_texts |= {"<tool_call>"}
+        server.state.parsing._special["<tool_call>"] = 5
         ask(server, PARIS)
         ask(server, "Hi", tools=openai.omit)
     assert seen == [True, False, True]

@@ -11,17 +11,23 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from quire.config.server import ApiConfig
+from quire.core.sampling_params import SamplingParams
+from quire.core.structured_outputs import StructuredOutputsParams
 from quire.engine.protocol import EngineClient
 from quire.entrypoints.openai.answer_events import AnswerEvent, AnswerReader, CallBegun, CallPart, PlainAnswer
-from quire.entrypoints.openai.protocol.chat import ChatRequest, offered_tools
+from quire.entrypoints.openai.forcing import forced_form, strict_form
+from quire.entrypoints.openai.protocol.chat import ChatRequest
+from quire.entrypoints.openai.protocol.tools import ToolChoice, tool_choice
 from quire.entrypoints.yaml_config import parse_yaml
-from quire.errors import ConfigError
+from quire.errors import ConfigError, ValidationError
 from quire.logger import get_logger
 from quire.parsers.answer import ParserChain, ReasoningCount
 from quire.parsers.base import AnswerParser, ReasoningParser, ToolCallParser
+from quire.parsers.call_syntax import CallSyntax
 from quire.parsers.events import CallArguments, CallBegin, Content, Event
 from quire.parsers.harmony import HarmonyParser
 from quire.parsers.registry import HARMONY_REASONING, PATTERN, parser_of_template, reasoning_parser, tool_call_parser
+from quire.parsers.thinking_marks import thinking_marks
 from quire.parsers.tool_calls.pattern import PatternFormat
 from quire.parsers.tools import Tools
 from quire.tokenization.tokenizer import Tokenizer
@@ -32,7 +38,6 @@ AUTO, NONE = "auto", "none"
 TAIL_TOKENS = 16
 MAX_FORMAT_BYTES = 1 << 16
 ID_ALPHABET = string.ascii_letters + string.digits
-STRICT_WARNING = "tools: strict has no effect: arguments are as the model writes them"
 
 ToolMaker = type[ToolCallParser] | PatternFormat
 
@@ -89,9 +94,10 @@ class Parsing:
     def __init__(self, config: ApiConfig, engine: EngineClient) -> None:
         self._config = config
         self._tokenizer = engine.tokenizer
-        self._special_texts: frozenset[str] = frozenset()
+        self._structured = engine.config.structured_outputs
+        self._special: dict[str, int] = {}
         if self._tokenizer is not None:
-            self._special_texts = frozenset(map(self._tokenizer.token_text, self._tokenizer.special_ids))
+            self._special = {self._tokenizer.token_text(one): one for one in self._tokenizer.special_ids}
         self._reasoning = named_reasoning_parser(config)
         self._is_harmony = config.reasoning_parser == HARMONY_REASONING
         self._make_tools = named_tool_parser(config)
@@ -109,21 +115,38 @@ class Parsing:
             holds_calls: tell calls when they are complete, whatever the settings say.
 
         Raises:
-            ValidationError, UnsupportedError: as `offered_tools`.
+            ValidationError, UnsupportedError: as `tool_choice` and `forced_form`.
         """
-        can_parse = self._make_tools is not None and self._config.enable_auto_tool_choice
-        offered = offered_tools(request, can_parse=can_parse)
-        if any(tool["function"].get("strict") for tool in offered):
-            warnings.append(STRICT_WARNING)
-        make = self._make_tools if offered else HarmonyParser if self._is_harmony else None
+        can_force = self._make_tools is not None
+        choice = tool_choice(request, can_parse=can_force and self._config.enable_auto_tool_choice, can_force=can_force)
+        make = self._make_tools if choice.tools else HarmonyParser if self._is_harmony else None
+        form = None
+        if choice.tools:
+            assert self._make_tools is not None, "calls can be read"
+            form = self._form(request, choice, self._make_tools.syntax(self._special), warnings)
         reasoning = None if make is not None and make.has_reasoning else self._reasoning
         if make is None and reasoning is None:
             return None
         assert self._tokenizer is not None, "a chat has a tokenizer"
         return ParsingPlan(
-            request, self._tokenizer, reasoning, make, Tools(offered), self._special_texts,
-            holds_calls=holds_calls or self._config.hold_tool_calls,
+            request, self._tokenizer, reasoning, make, Tools(choice.tools), frozenset(self._special),
+            holds_calls=holds_calls or self._config.hold_tool_calls, form=form, has_one_call=choice.is_one,
         )  # fmt: skip
+
+    def _form(
+        self, request: ChatRequest, choice: ToolChoice, syntax: CallSyntax | None, warnings: list[str]
+    ) -> StructuredOutputsParams | None:
+        """The form of an answer that may have these calls; None = any."""
+        if choice.is_required:
+            if request.structured_outputs is not None:
+                raise ValidationError(
+                    "structured_outputs and tool_choice both ask for a form of the answer",
+                    hint="leave out one of them", field="structured_outputs",
+                )  # fmt: skip
+            return forced_form(choice, syntax, self._special, self._structured, warnings)
+        if request.structured_outputs is not None or request.response_format not in (None, {"type": "text"}):
+            return None  # the answer is no call
+        return strict_form(choice, syntax, self._special, self._structured, warnings)
 
 
 class ParsingPlan:
@@ -144,12 +167,15 @@ class ParsingPlan:
         special_texts: frozenset[str],
         *,
         holds_calls: bool,
+        form: StructuredOutputsParams | None = None,
+        has_one_call: bool = False,
     ) -> None:
         self._tokenizer = tokenizer
         self._reasoning = reasoning
         self._make_tools = make_tools
         self._tools = tools
         self._holds_calls = holds_calls
+        self._form = form
         self._continued: str | None = None
         if request.continue_final_message and request.messages:
             content = request.messages[-1].get("content")
@@ -161,12 +187,26 @@ class ParsingPlan:
         )
         self.has_reasoning = reasoning is not None or (make_tools is not None and make_tools.has_reasoning)
         self.shows_reasoning = self.has_reasoning and request.include_reasoning is not False
-        self.max_calls = 1 if request.parallel_tool_calls is False else None
+        self.max_calls = 1 if has_one_call else None
         self.id_chars = 0 if make_tools is None else make_tools.id_chars
+
+    def constrain(self, params: SamplingParams, prompt_token_ids: Sequence[int]) -> None:
+        """Make `params`, in place, those of answers to this prompt that have the calls they must have.
+
+        Forms and budgets are for answers that may think: what is read as thinking here is told to the engine, too.
+        """
+        if self.needs_special_tokens:
+            params.skip_special_tokens = False
+        if self._form is not None:
+            params.structured_outputs = self._form
+        has_form = params.structured_outputs is not None or params.thinking_token_budget is not None
+        if has_form and self._reasoning is not None:
+            parser = self._reasoning(self._tail(prompt_token_ids), self._continued)
+            params.thinking = thinking_marks(parser, self._tokenizer)
 
     def answer(self, prompt_token_ids: Sequence[int]) -> ParsedAnswer:
         """A new answer to this prompt."""
-        tail = self._tokenizer.decode(list(prompt_token_ids[-TAIL_TOKENS:]), skip_special_tokens=False)
+        tail = self._tail(prompt_token_ids)
         count = None
         if self.has_reasoning:
             count = ReasoningCount(
@@ -174,6 +214,9 @@ class ParsingPlan:
                 skip_special_tokens=not self.needs_special_tokens,
             )  # fmt: skip
         return ParsedAnswer(self, self._parser(tail), count)
+
+    def _tail(self, prompt_token_ids: Sequence[int]) -> str:
+        return self._tokenizer.decode(list(prompt_token_ids[-TAIL_TOKENS:]), skip_special_tokens=False)
 
     def _parser(self, prompt_tail: str, *, counts: bool = False) -> AnswerParser:
         """Of a whole answer, or of what tells its thinking."""

@@ -156,9 +156,9 @@ class GenerationRoutes:
             request, params, body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
         )
         plan = self._state.parsing.plan(body, warnings, holds_calls=holds_calls)
-        if plan is not None and plan.needs_special_tokens:
-            params.skip_special_tokens = False
         prompt = await self._state.prompts.read_chat(body, _cut(body), add_special_tokens=bool(body.add_special_tokens))
+        if plan is not None:
+            plan.constrain(params, prompt.prompt_token_ids)
         return PreparedChat(self._work(request, body, prefix, [prompt], params), plan, model)
 
     def _limit(self, request: Request, params: SamplingParams, asked: int | None) -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Container
 
 from quire.parsers.call_object import MAX_NAME_CHARS, Found, JsonCallParser
+from quire.parsers.call_syntax import CallSyntax
 from quire.parsers.json_text import JsonText
 from quire.parsers.reader import Markers, Steps
 
@@ -64,8 +66,24 @@ class DeepSeekV3Parser(JsonCallParser):
         yield from reader.skip(FENCE)
         return Found.CALL
 
+    @classmethod
+    def syntax(cls, special: Container[str] = ()) -> CallSyntax | None:
+        """As `ToolCallParser.syntax`."""
+        return CallSyntax(
+            begin=CALLS_BEGIN, head=f"{CALL_BEGIN}function{SEPARATOR}", middle=f"\n{FENCE}json\n",
+            tail=f"\n{FENCE}{CALL_END}", separator="\n", end=CALLS_END,
+            openers=OPEN.texts,
+        )  # fmt: skip
+
 
 class DeepSeekV31Parser(DeepSeekV3Parser):
     """The name first, the arguments without a fence."""
 
     has_kind = False
+
+    @classmethod
+    def syntax(cls, special: Container[str] = ()) -> CallSyntax | None:
+        """As `ToolCallParser.syntax`."""
+        return CallSyntax(
+            begin=CALLS_BEGIN, head=CALL_BEGIN, middle=SEPARATOR, tail=CALL_END, end=CALLS_END, openers=OPEN.texts
+        )

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Container
+
 from quire.parsers.call_object import JsonCallParser
+from quire.parsers.call_syntax import CallSyntax, json_call
 from quire.parsers.reader import Markers, Steps
 
 OPEN = Markers("<tool_call>")
@@ -21,3 +24,11 @@ class HermesParser(JsonCallParser):
             yield from self.reader.skip_spaces()
             found = yield from self.call_object()
             yield from self.settle(found, CLOSE)
+
+    @classmethod
+    def syntax(cls, special: Container[str] = ()) -> CallSyntax | None:
+        """As `ToolCallParser.syntax`."""
+        head, middle, tail = json_call()
+        return CallSyntax(
+            head=f"<tool_call>\n{head}", middle=middle, tail=f"{tail}\n</tool_call>", separator="\n", openers=OPEN.texts
+        )

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Container
+
 from quire.parsers.call_object import Found, JsonCallParser
+from quire.parsers.call_syntax import CallSyntax, json_call
 from quire.parsers.reader import Markers, Steps
 
 TAG = "<|python_tag|>"
@@ -34,3 +37,9 @@ class Llama3JsonParser(JsonCallParser):
             if not marker:
                 return
             reader.keep(len(marker))
+
+    @classmethod
+    def syntax(cls, special: Container[str] = ()) -> CallSyntax | None:
+        """As `ToolCallParser.syntax`."""
+        head, middle, tail = json_call("parameters")
+        return CallSyntax(head=head, middle=middle, tail=tail, separator="; ", starts_answer=True, openers=(TAG,))

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Container
 
 from quire.parsers.call_object import MAX_NAME_CHARS, Found, JsonCallParser
+from quire.parsers.call_syntax import CallSyntax, json_call
 from quire.parsers.json_text import JsonText
 from quire.parsers.reader import Markers, Steps
 
@@ -42,3 +44,13 @@ class MistralParser(JsonCallParser):
         self.out.begin(name)
         is_whole = yield from JsonText(self.reader, self.out.arguments).read()
         return Found.CALL if is_whole else Found.BROKEN
+
+    @classmethod
+    def syntax(cls, special: Container[str] = ()) -> CallSyntax | None:
+        """As `ToolCallParser.syntax`."""
+        if "[ARGS]" in special:
+            return CallSyntax(head="[TOOL_CALLS]", middle="[ARGS]", tail="", openers=OPEN.texts)
+        head, middle, tail = json_call()
+        return CallSyntax(
+            begin="[TOOL_CALLS] [", head=head, middle=middle, tail=tail, separator=", ", end="]", openers=OPEN.texts
+        )

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from typing import Any
 
 from quire.errors import ConfigError, unknown_name
 from quire.parsers.base import ToolCallParser
+from quire.parsers.call_syntax import CallSyntax
 from quire.parsers.reader import Markers, Steps
 from quire.parsers.tools import Tools, decode
 
 KEYS = ("begin", "end", "pattern")
+CALL, NAME, ARGUMENTS = "call", "{name}", "{arguments}"
 MAX_CALL_CHARS = 1 << 16
 
 
@@ -20,7 +22,8 @@ class PatternFormat:
 
     Args:
         description: `begin`, `end` (texts) and `pattern` (a regular expression with the groups `name` and
-            `arguments`, the latter JSON, that fits the whole text between them).
+            `arguments`, the latter JSON, that fits the whole text between them). Calls can be forced with `call`, such
+            a text with {name} and then {arguments} in it.
 
     Raises:
         ConfigError: a part is missing, empty, unknown or no such expression.
@@ -36,8 +39,8 @@ class PatternFormat:
 
     def __init__(self, description: Mapping[str, Any]) -> None:
         for key in description:
-            if key not in KEYS:
-                raise unknown_name("key of the tool call format", str(key), KEYS, ConfigError)
+            if key not in (*KEYS, CALL):
+                raise unknown_name("key of the tool call format", str(key), (*KEYS, CALL), ConfigError)
         for key in KEYS:
             if not isinstance(description.get(key), str) or not description[key]:
                 raise ConfigError(
@@ -58,6 +61,28 @@ class PatternFormat:
                 hint="write (?P<name>...) and (?P<arguments>...)",
                 field="tool_call_format",
             )
+
+        self._syntax = self._checked_syntax(description.get(CALL))
+
+    def syntax(self, special: Container[str] = ()) -> CallSyntax | None:
+        """As `ToolCallParser.syntax`."""
+        return self._syntax
+
+    def _checked_syntax(self, call: Any) -> CallSyntax | None:
+        """How a call is written; None when the description does not say."""
+        if call is None:
+            return None
+        head, has_name, rest = (call if isinstance(call, str) else "").partition(NAME)
+        middle, has_arguments, tail = rest.partition(ARGUMENTS)
+        match = self.pattern.fullmatch(f"{head}f{middle}{{}}{tail}") if has_name and has_arguments else None
+        if match is None or match["name"] != "f" or (match["arguments"] or "").strip() != "{}":
+            raise ConfigError(
+                "call of the tool call format is no text that its pattern fits",
+                hint="write what stands between begin and end, with {name} and after it {arguments}",
+                field="tool_call_format",
+            )
+        begin, end = self.begin.texts[0], self.end.texts[0]
+        return CallSyntax(head=begin + head, middle=middle, tail=tail + end, excludes=(end,), openers=(begin,))
 
     def __call__(self, tools: Tools, *, holds_calls: bool = False) -> PatternParser:
         """A parser of this format."""

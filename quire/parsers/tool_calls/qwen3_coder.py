@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Container
 
 from quire.parsers.base import ToolCallParser
 from quire.parsers.call_object import MAX_NAME_CHARS
+from quire.parsers.call_syntax import CallSyntax
 from quire.parsers.reader import Markers, Steps
 from quire.parsers.tools import encode, json_of
 
@@ -98,3 +100,11 @@ class Qwen3CoderParser(ToolCallParser):
             text = "".join(parts)
             out.arguments(json_of(text, types) if found else text)
         return bool(found)
+
+    @classmethod
+    def syntax(cls, special: Container[str] = ()) -> CallSyntax | None:
+        """As `ToolCallParser.syntax`."""
+        return CallSyntax(
+            head=f"{TOOL_CALL}\n{FUNCTION}", middle=">\n", tail="</function>\n</tool_call>", separator="\n",
+            openers=OPEN.texts, has_parameters=True,
+        )  # fmt: skip

@@ -21,6 +21,7 @@ from quire.structured_output.interface import (
     Vocabulary,
 )
 from quire.structured_output.own_end import GrammarWithOwnEnd
+from quire.structured_output.tag_lark import lark_of
 
 
 class _Tokens:
@@ -76,10 +77,12 @@ class GuidanceBackend(StructuredOutputBackend):
 
     def _grammar(self, spec: GrammarSpec) -> str:
         make = self._library.LLMatcher
+        options: dict[str, Any] = {"whitespace_flexible": spec.any_whitespace, "coerce_one_of": False}
+        if spec.any_whitespace and spec.whitespace_pattern is not None:
+            options["whitespace_pattern"] = spec.whitespace_pattern
+        if spec.kind == "structural_tag":
+            return str(make.grammar_from_lark(lark_of(json.loads(spec.text), options)))
         if spec.kind == "json":
-            options: dict[str, Any] = {"whitespace_flexible": spec.any_whitespace, "coerce_one_of": False}
-            if spec.any_whitespace and spec.whitespace_pattern is not None:
-                options["whitespace_pattern"] = spec.whitespace_pattern
             return str(make.grammar_from_json_schema(spec.text, overrides=options))
         if spec.kind == "regex":
             return str(make.grammar_from_regex(spec.text))

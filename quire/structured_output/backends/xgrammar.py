@@ -6,6 +6,8 @@ Source: Dong et al. 2024, "XGrammar: Flexible and Efficient Structured Generatio
 from __future__ import annotations
 
 import json
+import threading
+from collections import OrderedDict
 from typing import Any
 
 import numpy as np
@@ -20,6 +22,10 @@ from quire.structured_output.interface import (
     Vocabulary,
 )
 from quire.structured_output.schema_lengths import with_patterns
+from quire.structured_output.tag_schemas import token_ids_of, with_schemas
+
+MAX_VOCABULARIES = 4
+"""Sets of named control tokens for which the vocabulary is kept."""
 
 
 class XGrammarBackend(StructuredOutputBackend):
@@ -28,13 +34,12 @@ class XGrammarBackend(StructuredOutputBackend):
     def __init__(self, vocabulary: Vocabulary) -> None:
         super().__init__(vocabulary)
         self._library = import_xgrammar()
-        self._tokens = self._library.TokenizerInfo(
-            list(vocabulary.pieces), vocab_size=vocabulary.vocab_size, stop_token_ids=[vocabulary.eos_token_id]
-        )
+        self._tokens: OrderedDict[frozenset[int], Any] = OrderedDict()
+        self._lock = threading.Lock()
 
     def compile(self, spec: GrammarSpec) -> bytes:
         """Compile on one thread, without the library's own cache."""
-        compiler = self._library.GrammarCompiler(self._tokens, max_threads=1, cache_enabled=False)
+        compiler = self._library.GrammarCompiler(self._tokens_for(spec), max_threads=1, cache_enabled=False)
         try:
             return str(_compile(compiler, spec).serialize_json()).encode()
         except (RuntimeError, ValueError, TypeError) as error:
@@ -42,7 +47,30 @@ class XGrammarBackend(StructuredOutputBackend):
 
     def load(self, spec: GrammarSpec, compiled: bytes) -> CompiledGrammar:
         """Read it back."""
-        return _Compiled(self._library, self._library.CompiledGrammar.deserialize_json(compiled.decode(), self._tokens))
+        grammar = self._library.CompiledGrammar.deserialize_json(compiled.decode(), self._tokens_for(spec))
+        return _Compiled(self._library, grammar)
+
+    def _tokens_for(self, spec: GrammarSpec) -> Any:
+        """The vocabulary as the library has it; control tokens that a tag names get bytes that no text has.
+
+        Without bytes the library would never allow them, and with bytes in every grammar it would in free text. Their
+        own text is part of them, so that free text which excludes it excludes the token, too.
+        """
+        pieces, eos_token_id = self.vocabulary.pieces, self.vocabulary.eos_token_id
+        named = token_ids_of(json.loads(spec.text)) if spec.kind == "structural_tag" else frozenset()
+        key = frozenset(one for one in named if 0 <= one < len(pieces) and not pieces[one] and one != eos_token_id)
+        with self._lock:
+            if key not in self._tokens:
+                given = list(pieces)
+                for one in key:
+                    given[one] = b"\xff" + self.vocabulary.special_pieces.get(one, b"<|%d|>" % one)
+                self._tokens[key] = self._library.TokenizerInfo(
+                    given, vocab_size=len(pieces), stop_token_ids=[eos_token_id]
+                )
+            self._tokens.move_to_end(key)
+            if len(self._tokens) > MAX_VOCABULARIES:
+                self._tokens.popitem(last=False)
+            return self._tokens[key]
 
 
 class _Compiled(CompiledGrammar):
@@ -87,7 +115,7 @@ def _compile(compiler: Any, spec: GrammarSpec) -> Any:
     if spec.kind == "choice":
         return compiler.compile_grammar("root ::= " + " | ".join(map(quoted, json.loads(spec.text))))
     if spec.kind == "structural_tag":
-        return compiler.compile_structural_tag(spec.text)
+        return compiler.compile_structural_tag(json.dumps(with_schemas(json.loads(spec.text), with_patterns)))
     return compiler.compile_grammar(spec.text)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 from quire.config.server import LimitsConfig
@@ -15,10 +14,8 @@ from quire.entrypoints.openai.protocol.generation import (
     sampling_params,
 )
 from quire.entrypoints.openai.protocol.reading import RequestFields
-from quire.errors import UnsupportedError, ValidationError
-from quire.utils.checks import check_int, shown
-
-TOOL_NAME = re.compile(r"[\w.:/-]{1,128}", re.ASCII)
+from quire.errors import ValidationError
+from quire.utils.checks import check_int
 
 CHAT_NOT_YET: dict[str, tuple[Any, ...]] = {
     **NOT_YET,
@@ -58,6 +55,7 @@ class ChatRequest(ChatFields, kw_only=True):
     top_logprobs: int | None = None
     parallel_tool_calls: bool | None = None
     include_reasoning: bool | None = None
+    thinking_token_budget: int | None = None
 
 
 CHAT_FIELDS = RequestFields(ChatRequest, CHAT_NOT_YET, NO_EFFECT)
@@ -79,55 +77,6 @@ def chat_messages(request: ChatFields) -> list[dict[str, Any]]:
     ]
 
 
-def offered_tools(request: ChatFields, *, can_parse: bool) -> list[dict[str, Any]]:
-    """The tools that the answer may call; none with tool_choice none, when the template shows them all the same.
-
-    Args:
-        can_parse: calls can be read out of an answer.
-
-    Raises:
-        ValidationError: the tools are malformed, or are missing.
-        UnsupportedError: calls are forced, or cannot be read.
-    """
-    choice = request.tool_choice
-    if request.tools is not None and not request.tools:
-        raise ValidationError("tools is empty", hint="leave it out, or name a tool", field="tools")
-    if choice not in (None, "none", "auto"):
-        raise UnsupportedError(
-            f"tool_choice {shown(choice)} is not supported yet; auto and none are", hint="leave it out",
-            field="tool_choice",
-        )  # fmt: skip
-    if not request.tools or choice == "none":
-        if choice == "auto":
-            raise ValidationError("tool_choice is auto, but there are no tools", hint="give tools", field="tool_choice")
-        return []
-    if not can_parse:
-        raise UnsupportedError(
-            "tools: this server does not read calls out of answers",
-            hint="start it with --tool-call-parser and --enable-auto-tool-choice, or send tool_choice=none: then the "
-            "template shows the tools and the answer is plain text",
-            field="tools",
-        )
-    for position, tool in enumerate(request.tools):
-        _check_tool(f"tools[{position}]", tool)
-    return request.tools
-
-
-def _check_tool(where: str, tool: dict[str, Any]) -> None:
-    function = tool.get("function")
-    if tool.get("type", "function") != "function" or not isinstance(function, dict):
-        raise ValidationError(
-            f"{where} is no function", hint='give {"type": "function", "function": {"name": ...}}', field="tools"
-        )
-    name = function.get("name")
-    if not isinstance(name, str) or not TOOL_NAME.fullmatch(name):
-        raise ValidationError(
-            f"{where}.function.name is {shown(name)}; 1 to 128 letters, digits, _ - . : / are allowed", field="tools"
-        )
-    if not isinstance(function.get("parameters") or {}, dict):
-        raise ValidationError(f"{where}.function.parameters is no JSON schema", hint="give an object", field="tools")
-
-
 def chat_params(request: ChatRequest, defaults: dict[str, Any], limits: LimitsConfig) -> SamplingParams:
     """How tokens are chosen; without a limit of tokens the answer may fill the model's length."""
     check_common(request, limits)
@@ -143,6 +92,7 @@ def chat_params(request: ChatRequest, defaults: dict[str, Any], limits: LimitsCo
         max_tokens=defaults.get("max_tokens") if max_tokens is None else max_tokens,
         logprobs=logprobs,
         prompt_logprobs=request.prompt_logprobs,
+        thinking_token_budget=request.thinking_token_budget,
     )
 
 

@@ -27,7 +27,9 @@ class CompletionRequest(GenerationFields, kw_only=True):
     logprobs: int | None = None
 
 
-COMPLETION_FIELDS = RequestFields(CompletionRequest, {**NOT_YET, "suffix": ()}, NO_EFFECT)
+COMPLETION_FIELDS = RequestFields(
+    CompletionRequest, {**NOT_YET, "suffix": (), "thinking_token_budget": (-1,)}, NO_EFFECT
+)
 
 
 def completion_prompts(request: CompletionRequest, limits: LimitsConfig) -> list[str | list[int]]:

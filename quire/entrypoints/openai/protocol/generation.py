@@ -26,7 +26,6 @@ NOT_YET: dict[str, tuple[Any, ...]] = {
     "kv_transfer_params": (),
     "ec_transfer_params": (),
     "repetition_detection": (),
-    "thinking_token_budget": (-1,),
     "stream_interval": (1,),
     "watermarking": (False,),
     "routed_experts_prompt_start": (0,),
@@ -114,6 +113,7 @@ def sampling_params(
     max_tokens: int | None,
     logprobs: int | None,
     prompt_logprobs: int | None,
+    thinking_token_budget: int | None = None,
 ) -> SamplingParams:
     """How the tokens of `request` are chosen.
 
@@ -141,6 +141,7 @@ def sampling_params(
             "max_tokens": max_tokens,
             "logprobs": logprobs,
             "prompt_logprobs": prompt_logprobs,
+            "thinking_token_budget": thinking_token_budget,
             "extra_args": request.vllm_xargs,
             "structured_outputs": structured_outputs(request.response_format, request.structured_outputs),
             "output_kind": RequestOutputKind.DELTA if request.stream else RequestOutputKind.FINAL_ONLY,

@@ -1,0 +1,147 @@
+"""Calls that an answer must have, as the form of the answer: from a request's tools to `StructuredOutputsParams`.
+
+Called when a chat is read. Pure functions. A schema that no grammar library honours is an error for a strict function;
+for others its arguments are any object, and a warning says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from quire.config.structured_outputs import StructuredOutputsConfig
+from quire.core.structured_outputs import StructuredOutputsParams
+from quire.entrypoints.openai.protocol.tools import CHOICE_FIELD, TOOLS_FIELD, Tool, ToolChoice
+from quire.errors import UnsupportedError, ValidationError
+from quire.parsers.call_syntax import CallSyntax
+from quire.parsers.forced import ANY_ARGUMENTS, CallForm, arguments_schema, calls_among_text, forced_calls
+from quire.parsers.xml_arguments import without_problems, xml_problem
+from quire.structured_output.registry import is_installed
+from quire.structured_output.schema_keywords import find_problem, malformed
+
+BACKENDS = ("xgrammar", "guidance")
+"""Grammar libraries that know calls, in the order in which they are asked."""
+AMONG_TEXT = ("xgrammar",)
+"""Those that know calls in the midst of free text."""
+
+
+def forced_form(
+    choice: ToolChoice,
+    syntax: CallSyntax | None,
+    special: Mapping[str, int],
+    config: StructuredOutputsConfig,
+    warnings: list[str],
+) -> StructuredOutputsParams:
+    """The form of an answer that is calls and nothing else.
+
+    Args:
+        choice: at least one tool.
+        syntax: how the model writes calls; None = its format cannot be forced.
+        special: text -> id of the vocabulary's control tokens.
+        warnings: gets a line for each schema that is not followed.
+
+    Raises:
+        UnsupportedError: the format cannot be forced.
+        ValidationError: a strict function's schema cannot be followed.
+    """
+    if syntax is None:
+        raise UnsupportedError(
+            "tool_choice: calls cannot be forced in the format that this server reads",
+            hint="use tool_choice auto; or start the server with --tool-call-parser deepseek_v3, granite, hermes, "
+            "llama3_json, mistral, openai, qwen3_coder, or pattern with `call` in its format",
+            field=CHOICE_FIELD,
+        )
+    schemas = _schemas(choice.tools)
+    problems = _problems(schemas, syntax, _installed(BACKENDS, config) or BACKENDS)
+    forms = []
+    for tool, (where, schema), problem in zip(_by_name(choice.tools), schemas, problems, strict=True):
+        if problem is not None:
+            _check_not_strict(tool, where, problem)
+            warnings.append(f"{where}.function.parameters: arguments may go against the schema ({problem})")
+            schema = without_problems(schema) if syntax.has_parameters else ANY_ARGUMENTS
+        forms.append(CallForm(tool["function"]["name"], schema))
+    tag = forced_calls(syntax, forms, special, is_one=choice.is_one)
+    return StructuredOutputsParams(structural_tag=tag, source=CHOICE_FIELD)
+
+
+def strict_form(
+    choice: ToolChoice,
+    syntax: CallSyntax | None,
+    special: Mapping[str, int],
+    config: StructuredOutputsConfig,
+    warnings: list[str],
+) -> StructuredOutputsParams | None:
+    """The form of an answer that is free but for its calls; None when no function is strict, or none can be.
+
+    Args:
+        choice, syntax, special: as in `forced_form`.
+        warnings: says why strict has no effect.
+
+    Raises:
+        ValidationError: a strict function's schema cannot be followed.
+    """
+    tools = _by_name(choice.tools)
+    if not any(tool["function"].get("strict") for tool in tools):
+        return None
+    is_possible = syntax is not None and bool(syntax.openers)
+    if syntax is None or not is_possible or not _installed(AMONG_TEXT, config):
+        reason = f"it needs {AMONG_TEXT[0]}" if is_possible else "not in the format that this server reads"
+        warnings.append(f"tools: strict has no effect ({reason}): arguments are as the model writes them")
+        return None
+    strict = [tool for tool in tools if tool["function"].get("strict")]
+    schemas = _schemas(strict)
+    for tool, (where, _), problem in zip(strict, schemas, _problems(schemas, syntax, AMONG_TEXT), strict=True):
+        if problem is not None:
+            _check_not_strict(tool, where, problem)
+    held = {tool["function"]["name"]: schema for tool, (_, schema) in zip(strict, schemas, strict=True)}
+    names = [tool["function"]["name"] for tool in tools]
+    forms = [CallForm(name, held.get(name) or _free(tool, syntax)) for name, tool in zip(names, tools, strict=True)]
+    tag = calls_among_text(syntax, forms, special, is_one=choice.is_one)
+    return StructuredOutputsParams(structural_tag=tag, source=TOOLS_FIELD)
+
+
+def _by_name(tools: Sequence[Tool]) -> list[Tool]:
+    """The tools, of those with one name the last."""
+    return list({tool["function"]["name"]: tool for tool in tools}.values())
+
+
+def _schemas(tools: Sequence[Tool]) -> list[tuple[str, dict[str, Any]]]:
+    """(what errors name, schema of the arguments) of each function."""
+    named = [(f"tools {tool['function']['name']}", tool) for tool in _by_name(tools)]
+    return [(where, arguments_schema(where, tool["function"])) for where, tool in named]
+
+
+def _problems(
+    schemas: Sequence[tuple[str, dict[str, Any]]], syntax: CallSyntax, backends: Sequence[str]
+) -> list[str | None]:
+    """Why each cannot be followed by the backend that follows most of them; None = it can."""
+    found = [[_problem(schema, syntax, backend) for _, schema in schemas] for backend in backends]
+    return min(found, key=lambda problems: sum(problem is not None for problem in problems))
+
+
+def _problem(schema: dict[str, Any], syntax: CallSyntax, backend: str) -> str | None:
+    problem = malformed(schema) or find_problem(schema, backend)
+    if problem is not None:
+        return str(problem)
+    return xml_problem(schema) if syntax.has_parameters else None
+
+
+def _check_not_strict(tool: Tool, where: str, problem: str) -> None:
+    if tool["function"].get("strict"):
+        raise ValidationError(
+            f"{where}.function.parameters cannot be followed, and the function is strict: {problem}",
+            hint="leave out what is named, or strict", field=TOOLS_FIELD,
+        )  # fmt: skip
+
+
+def _installed(backends: Sequence[str], config: StructuredOutputsConfig) -> list[str]:
+    """Those of `backends` that may be used and are there."""
+    return [name for name in backends if config.backend in ("auto", name) and is_installed(name)]
+
+
+def _free(tool: Tool, syntax: CallSyntax) -> Mapping[str, Any]:
+    """The schema of a function whose arguments are as the model likes."""
+    given = tool["function"].get("parameters")
+    if not syntax.has_parameters:
+        return ANY_ARGUMENTS
+    return {**without_problems(given), "required": []} if isinstance(given, dict) else ANY_ARGUMENTS

@@ -1,0 +1,139 @@
+"""Arguments that are marked one by one, nothing quoted: <parameter=key>value</parameter>, as a grammar's parts.
+
+Used for the format of Qwen3-Coder, whose parser makes JSON of the texts by the types of the schema. Pure functions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from quire.parsers.tools import types_of_schema
+
+END = "</parameter>"
+DEFINITIONS = ("$defs", "definitions")
+ANNOTATIONS = frozenset(
+    ("title", "description", "default", "examples", "deprecated", "$comment", "readOnly", "writeOnly")
+)
+ROOT_KEYS = ANNOTATIONS | {
+    "type",
+    "properties",
+    "required",
+    "additionalProperties",
+    "$schema",
+    "$id",
+    "strict",
+    *DEFINITIONS,
+}
+TEXT_KEYS = ANNOTATIONS | {"type", "enum", "const", "minLength", "maxLength"}
+MAX_LENGTH = 4096
+# What a text of limited length is made of: no "<", which could end it, and nothing that counts as several characters.
+PLAIN = "[\\t\\n -;=-\ud7ff\ue000-\U0010ffff]"
+
+Part = dict[str, Any]
+
+
+def xml_problem(schema: Mapping[str, Any]) -> str | None:
+    """The path and the keyword that cannot be honoured in this format; None = all of it can."""
+    for key in schema:
+        if key not in ROOT_KEYS:
+            return f"/{key}"
+    properties = schema.get("properties") or {}
+    missing = [name for name in schema.get("required") or () if name not in properties]
+    if missing:
+        return f"/required ({missing[0]} is no property)"
+    for name, given in properties.items():
+        if _name_problem(name):
+            return f"/properties/{name} (its name)"
+        problem = _text_problem(given) if _is_text(given) else None
+        if problem is not None:
+            return f"/properties/{name}/{problem}"
+    return None
+
+
+def xml_arguments(schema: Mapping[str, Any]) -> list[Part]:
+    """The parts of all parameters, in the order of the schema; what it does not require may be left out."""
+    required = set(schema.get("required") or ())
+    shared = {key: schema[key] for key in DEFINITIONS if key in schema}
+    parts: list[Part] = []
+    for name, given in (schema.get("properties") or {}).items():
+        elements = [_text(f"<parameter={name}>\n"), _value(given, shared), _text(f"\n{END}\n")]
+        whole = {"type": "sequence", "elements": elements}
+        parts.append(whole if name in required else {"type": "optional", "content": whole})
+    return parts
+
+
+def _text(value: str) -> Part:
+    return {"type": "const_string", "value": value}
+
+
+def _is_text(schema: Any) -> bool:
+    """Whether the parser takes what is written for a text (or, where that may be, null)."""
+    if not isinstance(schema, Mapping):
+        return True
+    return "string" in types_of_schema(schema)
+
+
+def _text_problem(schema: Any) -> str | None:
+    if not isinstance(schema, Mapping):
+        return "false" if schema is False else None
+    keyword = next((one for one in ("anyOf", "oneOf") if one in schema), None)
+    if keyword is not None:
+        texts = [one for one in _alternatives(schema) if _is_text(one)]
+        is_simple = set(schema) <= ANNOTATIONS | {keyword} and (keyword == "anyOf" or len(texts) == 1)
+        return None if is_simple and texts and not any(map(_text_problem, texts)) else keyword
+    for key in schema:
+        if key not in TEXT_KEYS:
+            return str(key)
+    if max(schema.get("minLength") or 0, schema.get("maxLength") or 0) > MAX_LENGTH:
+        return "maxLength"
+    if ("enum" in schema or "const" in schema) and not _choices(schema):
+        return "enum"
+    return None
+
+
+def _alternatives(schema: Mapping[str, Any]) -> list[Any]:
+    """Those that a text or null satisfies."""
+    found = schema.get("anyOf") or schema.get("oneOf") or []
+    return [one for one in found if _is_text(one) or types_of_schema(one) == {"null"}]
+
+
+def _choices(schema: Mapping[str, Any]) -> list[str]:
+    """The texts that the schema names and that can be written."""
+    values = [schema["const"]] if "const" in schema else schema.get("enum") or []
+    values = ["null" if value is None else value for value in values]
+    return [value for value in values if isinstance(value, str) and value and END not in value]
+
+
+def _value(schema: Any, shared: Mapping[str, Any]) -> Part:
+    if not _is_text(schema):
+        return {"type": "json_schema", "json_schema": {**shared, **schema}, "excludes": [END]}
+    if isinstance(schema, Mapping) and ("anyOf" in schema or "oneOf" in schema):
+        parts = [_value(one, shared) if _is_text(one) else _text("null") for one in _alternatives(schema)]
+        return parts[0] if len(parts) == 1 else {"type": "or", "elements": parts}
+    if isinstance(schema, Mapping) and ("enum" in schema or "const" in schema):
+        choices = [_text(value) for value in _choices(schema)]
+        return choices[0] if len(choices) == 1 else {"type": "or", "elements": choices}
+    if isinstance(schema, Mapping) and ("minLength" in schema or "maxLength" in schema):
+        low, high = schema.get("minLength") or 0, schema.get("maxLength")
+        return {"type": "regex", "pattern": f"{PLAIN}{{{low},{'' if high is None else high}}}"}
+    return {"type": "any_text", "excludes": [END]}
+
+
+def without_problems(schema: Mapping[str, Any]) -> dict[str, Any]:
+    """The names and types alone of a schema that cannot be honoured."""
+    given = schema.get("properties")
+    given = {name: one for name, one in given.items() if not _name_problem(name)} if isinstance(given, Mapping) else {}
+    properties = {name: {"type": "string"} if _is_text(one) else _types_alone(one) for name, one in given.items()}
+    names = schema.get("required")
+    required = [name for name in names if name in properties] if isinstance(names, list) else []
+    return {"type": "object", "properties": properties, "required": required}
+
+
+def _types_alone(schema: Mapping[str, Any]) -> dict[str, Any]:
+    types = sorted(types_of_schema(schema))
+    return {"type": types} if types else {}
+
+
+def _name_problem(name: str) -> bool:
+    return not name or not set(name).isdisjoint("<>\n\"' =")

@@ -1,0 +1,138 @@
+"""Grammars that begin after an answer's thinking, and a budget that ends it. Made by the grammar manager.
+
+A `DelayedGrammar` is a `Grammar` like any other: a pure function of the answer's tokens. While the answer thinks, the
+grammar itself does not advance.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from quire.structured_output.interface import CompiledGrammar, Grammar
+from quire.structured_output.thinking import Place, Thinking, ThinkingMasks
+
+
+class FreeText(CompiledGrammar):
+    """The grammar of every answer, for requests that have a budget of thinking and no grammar."""
+
+    def start(self) -> Grammar:
+        """As `CompiledGrammar.start`."""
+        return _Free()
+
+
+class _Free(Grammar):
+    @property
+    def is_free(self) -> bool:
+        return True
+
+    def accept(self, token_id: int) -> bool:
+        return True
+
+    def rollback(self, num_tokens: int) -> None:
+        pass
+
+    def fill_bitmask(self, bitmask: np.ndarray, row: int) -> None:
+        bitmask[row] = -1
+
+    def is_terminated(self) -> bool:
+        return False
+
+
+class DelayedGrammar(Grammar):
+    """Where one answer stands in its thinking, and then in the grammar for what follows it.
+
+    Where the thinking may begin, its first mark and the grammar's first tokens are both possible. An answer cannot end
+    inside of its thinking, as it would not have its form.
+
+    Args:
+        compiled: the grammar.
+        thinking: of the answer, at its beginning.
+        masks: of tokens inside of the thinking.
+        end_ids: tokens that end an answer.
+    """
+
+    def __init__(
+        self, compiled: CompiledGrammar, thinking: Thinking, masks: ThinkingMasks, end_ids: Sequence[int]
+    ) -> None:
+        self._compiled = compiled
+        self._thinking = thinking
+        self._masks = masks
+        self._end_ids = end_ids
+        self._is_free = isinstance(compiled, FreeText)
+        self._tokens: list[int] = []  # up to the end of the thinking
+        self._num_after = 0
+        self._grammar: Grammar | None = compiled.start()  # None where only the thinking can go on
+
+    @property
+    def is_free(self) -> bool:
+        """As `Grammar.is_free`."""
+        return self._is_free and self._thinking.forced_id is None
+
+    def accept(self, token_id: int) -> bool:
+        """As `Grammar.accept`."""
+        thinking = self._thinking
+        before = thinking.place
+        if before is Place.AFTER:
+            is_accepted = self._grammar is not None and self._grammar.accept(token_id)
+            self._num_after += is_accepted
+            return is_accepted
+        thinking.push(token_id)
+        self._tokens.append(token_id)
+        if thinking.place is Place.INSIDE:
+            self._grammar = None
+            return True
+        if thinking.has_begun:
+            self._grammar = self._compiled.start()
+            return True
+        if self._grammar is not None and not self._grammar.accept(token_id):
+            self._grammar = None
+        return self._grammar is not None or thinking.place is Place.BEFORE
+
+    def rollback(self, num_tokens: int) -> None:
+        """As `Grammar.rollback`."""
+        if num_tokens <= self._num_after:
+            self._num_after -= num_tokens
+            if self._grammar is not None:
+                self._grammar.rollback(num_tokens)
+            return
+        kept = self._tokens[: len(self._tokens) + self._num_after - num_tokens]
+        self._thinking = self._thinking.restarted()
+        self._tokens, self._num_after = [], 0
+        self._grammar = self._compiled.start()
+        for token_id in kept:
+            self.accept(token_id)
+
+    def fill_bitmask(self, bitmask: np.ndarray, row: int) -> None:
+        """As `Grammar.fill_bitmask`."""
+        thinking = self._thinking
+        forced_id = thinking.forced_id
+        if forced_id is not None:
+            bitmask[row] = 0
+            allow(bitmask[row], forced_id)
+        elif thinking.place is Place.INSIDE:
+            if self._is_free:
+                bitmask[row] = -1
+            else:
+                self._masks.fill(thinking, self._end_ids, bitmask[row])
+        else:
+            if self._grammar is None:
+                bitmask[row] = 0
+            else:
+                self._grammar.fill_bitmask(bitmask, row)
+            for token_id in thinking.start_ids():
+                allow(bitmask[row], token_id)
+
+    def is_terminated(self) -> bool:
+        """As `Grammar.is_terminated`."""
+        return self._grammar is not None and self._grammar.is_terminated()
+
+
+def allow(line: np.ndarray, token_id: int) -> None:
+    """Make a token possible.
+
+    Args:
+        line: [bitmask_size] int32.
+    """
+    line.view(np.uint32)[token_id >> 5] |= np.uint32(1 << (token_id & 31))

@@ -1,0 +1,246 @@
+"""What a grammar of forced calls lets through, the format's own parser reads: valid calls of allowed tools."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from quire.config.structured_outputs import StructuredOutputsConfig
+from quire.entrypoints.openai.forcing import forced_form, strict_form
+from quire.entrypoints.openai.protocol.tools import ToolChoice
+from quire.errors import QuireClientError, UnsupportedError, ValidationError
+from quire.parsers.registry import TOOL_CALL_PARSERS, tool_call_parser
+from quire.parsers.tool_calls.pattern import PatternFormat
+from quire.parsers.tools import Tools
+from quire.structured_output.choose import resolve_structured_outputs
+from quire.structured_output.interface import StructuredOutputBackend, Vocabulary
+from quire.structured_output.registry import make_backend
+from quire.structured_output.spec import spec_of
+from tests.structured.libraries import needs_libraries
+from tests.structured.walks import allowed, text_of, walk
+from tests.unit.parsers.folding import read
+
+pytestmark = needs_libraries
+FORMATS = sorted({*TOOL_CALL_PARSERS} - {"pythonic", "llama4_pythonic", "qwen3_xml", "llama4_json"})
+MARKS = (
+    "<|tool_call|>", "[TOOL_CALLS]", "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>", "<｜tool▁call▁begin｜>",
+    "<｜tool▁call▁end｜>", "<｜tool▁sep｜>", "<|channel|>", "<|message|>", "<|constrain|>", "<|start|>", "<|end|>",
+    "<tool_call>", "</tool_call>",
+)  # fmt: skip
+EOS = 256
+SHORT = {"type": "string", "maxLength": 3}
+SMALL = {"type": "integer", "minimum": 0, "maximum": 99}
+TOOLS: list[dict[str, Any]] = [
+    {"name": "weather", "parameters": {"type": "object", "properties": {"city": SHORT, "days": SMALL},
+                                       "required": ["city"]}},
+    {"name": "now"},
+    {"name": "a.b-c:d/e", "parameters": {"properties": {"unit": {"enum": ["C", "F"]}, "on": {"type": "boolean"}},
+                                         "required": ["unit", "on"]}},
+    {"name": "plot", "parameters": {"type": "object", "required": ["points"], "properties": {
+        "points": {"type": "array", "items": {"type": "integer", "minimum": 0, "maximum": 9}, "maxItems": 3},
+        "tag": {"anyOf": [{"type": "string", "enum": ["x"]}, {"type": "null"}]}}}},
+]  # fmt: skip
+OFFERED = [{"type": "function", "function": one} for one in TOOLS]
+_backends: dict[tuple[str, bool], StructuredOutputBackend] = {}
+
+
+def vocabulary(*, is_special: bool) -> Vocabulary:
+    """Bytes, an end, a few longer tokens; the formats' marks are control tokens, or are no tokens at all."""
+    pieces = [bytes([byte]) for byte in range(256)] + [
+        b"",
+        b'{"',
+        b'": ',
+        b"}\n",
+        b"</",
+        b"weather",
+        b"\n</parameter>\n",
+    ]
+    special = {len(pieces) + index: mark.encode() for index, mark in enumerate(MARKS)} if is_special else {}
+    return Vocabulary((*pieces, *([b""] * len(special))), EOS, special)
+
+
+def backend(name: str, *, is_special: bool) -> StructuredOutputBackend:
+    key = (name, is_special)
+    if key not in _backends:
+        _backends[key] = make_backend(name, vocabulary(is_special=is_special))
+    return _backends[key]
+
+
+def special_ids(vocabulary: Vocabulary) -> dict[str, int]:
+    return {piece.decode(): token_id for token_id, piece in vocabulary.special_pieces.items()}
+
+
+def check_calls(calls: Sequence[tuple[str, str]], tools: Sequence[Mapping[str, Any]]) -> None:
+    """Each is a call of one of `tools` with arguments that its schema accepts."""
+    jsonschema = pytest.importorskip("jsonschema")
+    schemas = {one["name"]: one.get("parameters") or {} for one in tools}
+    for name, arguments in calls:
+        value = json.loads(arguments)
+        assert isinstance(value, dict) and name in schemas
+        jsonschema.Draft202012Validator(schemas[name]).validate(value)
+
+
+def check_walks(maker: Any, library: str, *, is_special: bool, is_one: bool, count: int = 12) -> None:
+    made = backend(library, is_special=is_special)
+    special = special_ids(made.vocabulary)
+    config = StructuredOutputsConfig(backend=library)
+    choice = ToolChoice(OFFERED, is_required=True, is_one=is_one)
+    warnings: list[str] = []
+    form = forced_form(choice, maker.syntax(special), special, config, warnings)
+    spec = spec_of(resolve_structured_outputs(form, config))
+    assert not warnings, warnings
+    grammar = made.load(spec, made.compile(spec))
+    num_ended = 0
+    for seed in range(count):
+        tokens = walk(grammar, made.vocabulary, random.Random(seed), 1500)
+        if tokens is None:
+            continue
+        num_ended += 1
+        text = text_of(tokens, made.vocabulary)
+        answer = read(maker(Tools(OFFERED)), [text])
+        assert answer.content == "" and answer.calls, (text, answer)
+        assert len(answer.calls) == 1 or not is_one, text
+        check_calls(answer.calls, TOOLS)
+        assert read(maker(Tools(OFFERED), holds_calls=True), list(text)) == answer, "streamed as whole"
+    assert num_ended > count // 2
+
+
+@pytest.mark.parametrize("is_special", [True, False], ids=["control-tokens", "plain-text"])
+@pytest.mark.parametrize("name", FORMATS)
+def test_the_parser_of_a_format_reads_whatever_its_grammar_lets_through(name: str, is_special: bool):
+    for is_one in (True, False):
+        check_walks(tool_call_parser(name), "xgrammar", is_special=is_special, is_one=is_one)
+
+
+@pytest.mark.parametrize("name", [name for name in FORMATS if name not in ("qwen3_coder", "openai")])
+def test_llguidance_writes_the_same_calls(name: str):
+    for is_one in (True, False):
+        check_walks(tool_call_parser(name), "guidance", is_special=True, is_one=is_one, count=6)
+
+
+def test_a_format_that_cannot_be_forced_is_refused():
+    choice = ToolChoice(OFFERED, is_required=True)
+    silent = PatternFormat({"begin": "<c>", "end": "</c>", "pattern": "(?P<name>\\w+)(?P<arguments>.*)"})
+    for maker in (tool_call_parser("pythonic"), silent):
+        with pytest.raises(UnsupportedError, match="cannot be forced") as caught:
+            forced_form(choice, maker.syntax(), {}, StructuredOutputsConfig(), [])
+        assert caught.value.field == "tool_choice"
+
+
+def test_a_format_of_ones_own_is_forced_when_it_says_how_calls_are_written():
+    described = {"begin": "<c>", "end": "</c>", "pattern": r"\s*(?P<name>[^(]+)\((?P<arguments>.*)\)\s*"}
+    check_walks(
+        PatternFormat({**described, "call": "\n{name}({arguments})\n"}), "xgrammar", is_special=False, is_one=False
+    )
+    for wrong in ("{name}", "{arguments}{name}", "{name}[{arguments}]", 5):
+        with pytest.raises(QuireClientError, match="call of the tool call format"):
+            PatternFormat({**described, "call": wrong})
+
+
+ODD: dict[str, Any] = {"type": "object", "properties": {"a": {"type": "string", "format": "no-such"}}}
+
+
+@pytest.mark.parametrize("name", ["hermes", "qwen3_coder"])
+def test_a_schema_that_cannot_be_followed_is_an_error_for_strict_functions_and_a_warning_for_others(name: str):
+    syntax = tool_call_parser(name).syntax()
+    warnings: list[str] = []
+    function: dict[str, Any] = {"name": "f", "parameters": {**ODD, "not": {"required": ["b"]}}}
+    choice = ToolChoice([{"type": "function", "function": function}], is_required=True)
+    form = forced_form(choice, syntax, {}, StructuredOutputsConfig(), warnings)
+    assert "/not" in warnings[0] and "tools f" in warnings[0]
+    assert resolve_structured_outputs(form, StructuredOutputsConfig()).backend == "xgrammar"
+    function["strict"] = True
+    with pytest.raises(ValidationError, match="strict.*not") as caught:
+        forced_form(choice, syntax, {}, StructuredOutputsConfig(), [])
+    assert caught.value.field == "tools"
+
+
+TEXTS: dict[str, dict[str, Any]] = {
+    "free": {"type": "string"},
+    "undescribed": {},
+    "enum": {"enum": ["a b", "<tag>", "5"], "type": "string"},
+    "const": {"const": "x"},
+    "lengths": {"type": "string", "minLength": 2, "maxLength": 4},
+    "or-null": {"anyOf": [{"type": "string", "maxLength": 2}, {"type": "null"}]},
+    "or-number": {"anyOf": [{"type": "string", "maxLength": 2}, {"type": "integer"}]},
+    "number": {"type": "number", "minimum": -1, "maximum": 1},
+    "list": {"type": "array", "items": {"type": "string"}, "maxItems": 2},
+    "shared": {"$ref": "#/$defs/small"},
+}
+
+
+@pytest.mark.parametrize("kind", TEXTS)
+def test_parameters_that_are_marked_one_by_one_have_the_values_that_their_schemas_allow(kind: str):
+    schema = {"type": "object", "properties": {"v": TEXTS[kind]}, "required": ["v"], "$defs": {"small": SMALL}}
+    tools = [{"type": "function", "function": {"name": "f", "parameters": schema}}]
+    maker, config, made = (
+        tool_call_parser("qwen3_coder"),
+        StructuredOutputsConfig(),
+        backend("xgrammar", is_special=False),
+    )
+    warnings: list[str] = []
+    form = forced_form(ToolChoice(tools, is_required=True, is_one=True), maker.syntax(), {}, config, warnings)
+    spec = spec_of(resolve_structured_outputs(form, config))
+    grammar = made.load(spec, made.compile(spec))
+    walks = [walk(grammar, made.vocabulary, random.Random(seed), 3000) for seed in range(30)]
+    texts = [text_of(tokens, made.vocabulary) for tokens in walks if tokens is not None]
+    assert texts and not warnings
+    for text in texts:
+        answer = read(maker(Tools(tools)), [text])
+        assert len(answer.calls) == 1 and not answer.content, text
+        check_calls(answer.calls, [{"name": "f", "parameters": schema}])
+
+
+@pytest.mark.parametrize("is_special", [True, False], ids=["control-tokens", "plain-text"])
+@pytest.mark.parametrize("name", sorted({*FORMATS} - {"openai"}))
+def test_calls_of_strict_functions_are_valid_wherever_they_begin_in_a_text(name: str, is_special: bool):
+    maker, made = tool_call_parser(name), backend("xgrammar", is_special=is_special)
+    special = special_ids(made.vocabulary)
+    strict = [{"type": "function", "function": {**one, "strict": one["name"] != "plot"}} for one in TOOLS]
+    syntax, warnings = maker.syntax(special), list[str]()
+    assert syntax is not None
+    num_calls = 0
+    for is_one in (True, False):
+        form = strict_form(ToolChoice(strict, is_one=is_one), syntax, special, StructuredOutputsConfig(), warnings)
+        assert form is not None and not warnings
+        spec = spec_of(resolve_structured_outputs(form, StructuredOutputsConfig()))
+        grammar = made.load(spec, made.compile(spec))
+        openers = [special.get(text) for text in syntax.openers]
+        assert not is_special or name == "granite-20b-fc" or name == "llama3_json" or any(openers)
+        for seed in range(12):
+            rng = random.Random(seed)
+            state, line, tokens = grammar.start(), np.empty((1, made.vocabulary.bitmask_size), dtype=np.int32), []
+            while len(tokens) < 700:
+                state.fill_bitmask(line, 0)
+                ids = allowed(line[0], made.vocabulary.vocab_size).tolist()
+                if len(ids) > 150 and rng.random() < 0.3:  # free text, where a call is to begin now and then
+                    wanted = [one for one in openers if one in ids]
+                    word = (syntax.begin or syntax.head).encode()
+                    written = wanted[:1] or (list(word) if not is_special or not wanted else [])
+                    for token_id in written:
+                        if state.accept(token_id):
+                            tokens.append(token_id)
+                        else:
+                            break
+                    continue
+                token_id = rng.choice(ids)
+                assert state.accept(token_id)
+                if token_id == EOS:
+                    break
+                tokens.append(token_id)
+            else:
+                continue
+            answer = read(maker(Tools(OFFERED)), [text_of(tokens, made.vocabulary)])
+            num_calls += len(answer.calls)
+            assert len(answer.calls) <= 1 or not is_one
+            check_calls([call for call in answer.calls if call[0] != "plot"], TOOLS)
+            for call in answer.calls:
+                assert isinstance(json.loads(call[1]), dict)
+            for opener in syntax.openers:
+                assert opener not in answer.content, answer
+    assert num_calls
