@@ -17,7 +17,7 @@ SAME_NAME = (
     "include_stop_str_in_output", "ignore_eos", "skip_special_tokens", "spaces_between_special_tokens", "logit_bias",
     "allowed_token_ids", "bad_words", "structured_outputs", "chat_template", "truncate_prompt_tokens",
     "truncation_side", "priority", "queue_timeout", "cache_salt", "no_store", "skip_reading_prefix_cache",
-    "vllm_xargs",
+    "vllm_xargs", "thinking_token_budget",
 )  # fmt: skip
 FIELD_NAMES = {
     "messages": "input", "len(messages)": "input", "prompt": "input", "prompt_token_ids": "input",
@@ -139,24 +139,29 @@ def _tools(
         return tools or None, None if choice == "auto" and not tools else choice
     kind = choice.get("type")
     if kind == "function":
-        if not isinstance(choice.get("name"), str):
-            raise ValidationError("tool_choice.name is missing", hint="name the function", field="tool_choice")
-        return tools or None, {"type": "function", "function": {"name": choice["name"]}}
+        return tools or None, _chosen(choice)
     if kind != "allowed_tools":
         raise unsupported_tool("tool_choice", kind, "tool_choice")
     mode, allowed = choice.get("mode"), choice.get("tools")
-    if mode not in ("auto", "required") or not isinstance(allowed, list):
+    if mode not in ("auto", "required") or not isinstance(allowed, list) or not allowed:
         raise ValidationError(
             "tool_choice needs mode auto or required, and tools", hint='give {"type": "allowed_tools", "mode": '
             '"auto", "tools": [{"type": "function", "name": ...}]}', field="tool_choice",
         )  # fmt: skip
-    names = {tool["name"] if isinstance(tool, dict) and isinstance(tool.get("name"), str) else "" for tool in allowed}
-    kept = [tool for tool in tools if tool["function"]["name"] in names]
-    if len(kept) < len(names) or not kept:
+    return tools or None, {
+        "type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": [_chosen(one) for one in allowed]}
+    }  # fmt: skip
+
+
+def _chosen(choice: Any) -> dict[str, Any]:
+    """A function that is named, as a chat names it."""
+    name = choice.get("name") if isinstance(choice, dict) and choice.get("type") == "function" else None
+    if not isinstance(name, str):
         raise ValidationError(
-            "tool_choice allows a tool that is not among tools", hint="name functions of tools", field="tool_choice"
-        )
-    return kept, mode
+            f"tool_choice: {shown(choice)} names no function", hint='give {"type": "function", "name": ...}',
+            field="tool_choice",
+        )  # fmt: skip
+    return {"type": "function", "function": {"name": name}}
 
 
 def _tool(where: str, tool: dict[str, Any], warnings: list[str]) -> dict[str, Any]:
