@@ -72,7 +72,7 @@ class MissExplainer:
         """Of cached pages after the same prefix, with the same extra keys, the one that agrees longest."""
         start = page * self._block_size
         extra_keys = request.extra_keys.get(page, ())
-        siblings = list(itertools.islice(self._index.siblings.after(parent_id, extra_keys), MAX_SIBLINGS))
+        siblings = self._index.siblings.after(parent_id, extra_keys, MAX_SIBLINGS)
         if not siblings:
             return None
         num_equal = self._index.num_equal_tokens(siblings, request.token_ids[start : start + self._block_size])

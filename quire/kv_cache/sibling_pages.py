@@ -5,8 +5,6 @@ Owned by the prefix index. Costs one entry for each prefix that has a page after
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from quire.core.request import ExtraKeys
 
 _NONE = 0  # the null page is never cached
@@ -50,16 +48,18 @@ class SiblingPages:
             if not self._extra_keys[parent_id]:
                 del self._extra_keys[parent_id]
 
-    def after(self, parent_id: int, extra_keys: ExtraKeys = ()) -> Iterator[int]:
-        """The pages after a prefix that have these extra keys, the newest first."""
-        block_id = self._newest.get((parent_id, extra_keys) if extra_keys else parent_id, _NONE)
-        while block_id:
-            yield block_id
-            block_id = self._older.get(block_id, _NONE)
+    def after(self, parent_id: int, extra_keys: ExtraKeys = (), most: int | None = None) -> list[int]:
+        """The pages after a prefix that have these extra keys, the newest first, `most` at most."""
+        block_id, older = self._newest.get((parent_id, extra_keys) if extra_keys else parent_id, _NONE), self._older
+        block_ids: list[int] = []
+        while block_id and len(block_ids) != most:
+            block_ids.append(block_id)
+            block_id = older.get(block_id, _NONE)
+        return block_ids
 
     def all_after(self, parent_id: int) -> list[int]:
         """Every page after a prefix."""
-        block_ids = list(self.after(parent_id))
+        block_ids = self.after(parent_id)
         for extra_keys in self._extra_keys.get(parent_id, ()):
             block_ids += self.after(parent_id, extra_keys)
         return block_ids

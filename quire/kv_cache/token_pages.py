@@ -24,7 +24,7 @@ class TokenPages:
     def num_matching(self, block_ids: np.ndarray, token_ids: np.ndarray) -> int:
         """How many leading pages hold exactly the leading tokens of `token_ids` ([num_tokens], enough for all)."""
         wanted = token_ids[: len(block_ids) * self._block_size].reshape(len(block_ids), self._block_size)
-        differs = (self._token_ids[block_ids] != wanted).any(axis=1)
+        differs = (self._token_ids.take(block_ids, axis=0) != wanted).any(axis=1)
         return int(differs.argmax()) if differs.any() else len(block_ids)
 
     def are_equal(self, block_id: int, other: int) -> bool:
@@ -42,7 +42,7 @@ class TokenPages:
 
     def num_equal(self, block_ids: np.ndarray, token_ids: np.ndarray) -> np.ndarray:
         """[num_blocks]: how many leading tokens of each page are those of `token_ids` ([block_size])."""
-        differs = self._token_ids[block_ids] != token_ids
+        differs = self._token_ids.take(block_ids, axis=0) != token_ids
         counts: np.ndarray = differs.argmax(axis=1)
         counts[(counts == 0) & ~differs[:, 0]] = self._block_size
         return counts

@@ -38,13 +38,21 @@ class StepBudget:
         return granted
 
 
-def share_prompt_tokens(num_wanted: np.ndarray, prompts: StepBudget) -> np.ndarray:
+def share_prompt_tokens(num_wanted: np.ndarray, prompts: StepBudget, order: np.ndarray | None = None) -> np.ndarray:
     """What rows that want `num_wanted` ([num_reqs]) tokens may compute when all their prompts share a budget.
 
-    A row that wants one token decodes, and gets it; the others spend `prompts` in the given order.
+    A row that wants one token decodes, and gets it; the others spend `prompts` one after the other.
+
+    Args:
+        order: [num_reqs] which entry is first, second, ...; None = as they are given.
     """
     is_decoding = num_wanted == 1
-    granted = prompts.take_in_order(np.where(is_decoding, 0, num_wanted))
+    wanted = np.where(is_decoding, 0, num_wanted)
+    if order is None:
+        granted = prompts.take_in_order(wanted)
+    else:
+        granted = np.empty_like(wanted)
+        granted[order] = prompts.take_in_order(wanted[order])
     granted[is_decoding] = 1
     return granted
 

@@ -113,6 +113,19 @@ class FairOrder:
         laxer: np.ndarray = places[self._table.tenant_slot[rows]] > places[waiting.tenant_slot]
         return laxer
 
+    def prompt_order(self, rows: np.ndarray) -> np.ndarray:
+        """Tenants that hold no more than their share come first.
+
+        A prompt is charged when it begins, so by what they were served they would wait for those of a flood meanwhile.
+        """
+        owner, num_slots = self._table.tenant_slot[rows], len(self._weights)
+        pages = np.bincount(owner, self._kv.num_blocks_held(self._table.num_tokens[rows]), num_slots)
+        num_rows = np.bincount(owner, minlength=num_slots)
+        usage = np.maximum(num_rows / len(self._table.handle), pages / self._kv.num_usable_blocks)
+        is_beyond = usage > self._shares(rows)
+        order: np.ndarray = np.argsort(is_beyond[owner], kind="stable")
+        return order
+
     def make_queue(self) -> TenantQueues:
         """As `ServiceOrder`."""
         return TenantQueues(self._counters)
@@ -122,16 +135,16 @@ class FairOrder:
         slots = [one.tenant_slot, other.tenant_slot]
         return slots[0] != slots[1] and self._counters.least(slots) == slots[0]
 
-    def takeable(self, laxer: np.ndarray, waiting: Request) -> np.ndarray:
-        """Rows beyond the shares of their tenants, if `waiting` is not beyond its own."""
+    def may_claim(self, waiting: Request) -> bool:
+        """Whether its tenant stays within its share with it, or has nothing running."""
         held = np.flatnonzero(self._table.handle >= 0)
-        owner = self._table.tenant_slot
-        slots = np.union1d(owner[held], self.queue.waiting_slots)
-        share = dict(zip(slots.tolist(), (self._weights[slots] / self._weights[slots].sum()).tolist(), strict=True))
-        own = held[owner[held] == waiting.tenant_slot]
+        own = held[self._table.tenant_slot[held] == waiting.tenant_slot]
         usage = self._usage(own, also_tokens=len(waiting.token_ids))
-        if len(own) and usage[-1] > share[waiting.tenant_slot]:
-            return laxer[:0]
+        return not len(own) or bool(usage[-1] <= self._shares(held)[waiting.tenant_slot])
+
+    def takeable(self, laxer: np.ndarray, waiting: Request) -> np.ndarray:
+        """Rows beyond the shares of their tenants."""
+        owner, share = self._table.tenant_slot, self._shares(np.flatnonzero(self._table.handle >= 0))
         is_beyond = np.zeros(len(laxer), dtype=np.bool_)
         for slot in np.unique(owner[laxer]).tolist():
             of_slot = np.flatnonzero(owner[laxer] == slot)
@@ -157,6 +170,12 @@ class FairOrder:
     @property
     def _weights(self) -> np.ndarray:
         return self._counters.weights
+
+    def _shares(self, rows: np.ndarray) -> np.ndarray:
+        """[num_slots] share of each tenant among those of these rows, which are all that run, and of the queue."""
+        slots = np.union1d(self._table.tenant_slot[rows], np.array(self.queue.waiting_slots, dtype=np.intp))
+        shares: np.ndarray = self._weights / self._weights[slots].sum()
+        return shares
 
     def _usage(self, rows: np.ndarray, also_tokens: int = 0) -> np.ndarray:
         """Part of all rows or of all pages, whichever is more, that these rows take: [n] of the first, the first two...

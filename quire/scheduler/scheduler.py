@@ -209,7 +209,9 @@ class Scheduler:
         """
         rows = self._running.rows
         laxer = rows[self._order.is_laxer(rows, waiting)]
-        if not len(laxer) or self._swapping.is_ahead_of(waiting) or not self._admission.may_admit(waiting, plan):
+        if not len(laxer) or not self._order.may_claim(waiting):
+            return
+        if self._swapping.is_ahead_of(waiting) or not self._admission.may_admit(waiting, plan):
             return
         if not self._admission.could_admit(waiting, plan):
             takeable = self._order.takeable(laxer, waiting)
@@ -265,7 +267,9 @@ class Scheduler:
             paced = self._costs.prompt_tokens_beside(num_decoding, num_requests)
             most = min(most, max(paced, num_unpaced))
         plan.prompts = StepBudget(most)
-        return num_wanted if num_decoding == len(rows) else share_prompt_tokens(num_wanted, plan.prompts)
+        if num_decoding == len(rows):
+            return num_wanted
+        return share_prompt_tokens(num_wanted, plan.prompts, self._order.prompt_order(rows))
 
     def _preempt(self, row: int, plan: StepPlan) -> None:
         request = self._table.request_on(row)

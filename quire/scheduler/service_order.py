@@ -58,6 +58,12 @@ class ServiceOrder(Protocol):
     def refresh(self, running: RunningRows) -> None:
         """A step begins: bring the running rows into order."""
 
+    def prompt_order(self, rows: np.ndarray) -> np.ndarray | None:
+        """[num_rows] which of all running rows is the first, second, ... to compute its prompt; None = as they come.
+
+        Asked where the pace of decoding requests bounds prompt tokens.
+        """
+
     def make_queue(self) -> WaitingRequests:
         """Another queue of the same order, for requests that were preempted."""
 
@@ -66,6 +72,9 @@ class ServiceOrder(Protocol):
 
     def is_stricter(self, one: Request, other: Request) -> bool:
         """Whether `one` comes first, whatever was computed for `other` already."""
+
+    def may_claim(self, waiting: Request) -> bool:
+        """Whether laxer requests make room for one that waits, or wait with their prompts in a step it comes in."""
 
     def takeable(self, laxer: np.ndarray, waiting: Request) -> np.ndarray:
         """[n] rows among `laxer` that may be preempted for `waiting`, the last one first."""
@@ -100,6 +109,9 @@ class RankOrder:
         """As `ServiceOrder`."""
         return self._ranking.is_laxer(self._table.rank[rows], waiting.rank)
 
+    def prompt_order(self, rows: np.ndarray) -> None:
+        """That of the rows."""
+
     def make_queue(self) -> RequestQueue:
         """As `ServiceOrder`."""
         return RequestQueue()
@@ -107,6 +119,10 @@ class RankOrder:
     def is_stricter(self, one: Request, other: Request) -> bool:
         """As `ServiceOrder`."""
         return bool(self._ranking.is_laxer(np.array([other.rank]), one.rank)[0])
+
+    def may_claim(self, waiting: Request) -> bool:
+        """As `ServiceOrder`; the class alone counts."""
+        return True
 
     def takeable(self, laxer: np.ndarray, waiting: Request) -> np.ndarray:
         """All of them."""

@@ -64,12 +64,10 @@ class FullAttentionManager(RowBlocks):
 
     def is_computing(self, prefix_id: int, page: int, block_hash: bytes) -> bool:
         """Whether a row is about to fill and publish page number `page`, which follows a cached prefix."""
-        for row in np.flatnonzero(self._num_published == page)[:_MAX_ROWS_LOOKED_AT].tolist():
-            if self._last_prefix_id[row] != prefix_id:
-                continue
-            if block_hash in self._request_on(row).block_hashes[page : page + 1]:
-                return True
-        return False
+        prefix_ids = self._last_prefix_id
+        rows = np.flatnonzero(self._num_published == page)[:_MAX_ROWS_LOOKED_AT].tolist()
+        hashes = [self._request_on(row).block_hashes for row in rows if prefix_ids[row] == prefix_id]
+        return any(page < len(names) and names[page] == block_hash for names in hashes)
 
     def free(self, row: int) -> None:
         """Give up the row's pages; cached ones stay findable until they are taken."""

@@ -90,7 +90,8 @@ class RowBlocks(ABC):
         rows = rows[due]
         flat_rows, pages = spread(rows, self._num_published[rows], num_due[due])
         block_ids = self._block_table[flat_rows, pages]
-        page_tokens = token_ids[flat_rows[:, None], pages[:, None] * self._block_size + self._offsets]
+        first_tokens = flat_rows * token_ids.shape[1] + pages * self._block_size
+        page_tokens = token_ids.reshape(-1).take(first_tokens[:, None] + self._offsets)
         self._publish_pages(flat_rows.tolist(), pages.tolist(), block_ids, page_tokens)
         self._num_published[rows] = num_full[due]
 

@@ -191,6 +191,30 @@ def test_the_pace_of_a_flood_does_not_cut_a_newcomers_prompt_but_that_of_others_
     assert pieces("flood", "flood", "light") > 5, "8 tokens a step"
 
 
+def test_a_newcomers_prompt_in_pieces_does_not_wait_for_those_of_a_flood():
+    """The bound of a step leaves some prompt tokens beside those that decode."""
+    engine = fair(max_num_seqs=6, max_inter_token_latency_ms=200.0, budget=90)
+    engine.duration = lambda scheduled: 0.01 * scheduled.total_num_scheduled_tokens
+    engine.add(make_request(0, 3, max_tokens=90, tenant="steady"))
+    engine.add(*(make_request(handle, 3, max_tokens=90, tenant="flood") for handle in (1, 2)))
+    for _ in range(20):
+        engine.step()
+    engine.add(*(make_request(handle, 90, max_tokens=2, tenant="flood") for handle in (3, 4)))
+    for _ in range(3):
+        engine.step()
+    engine.add(make_request(99, 45, max_tokens=2, tenant="light"))
+    num_computed: list[int] = []
+    while not engine.tokens[99]:
+        scheduled = engine.step()
+        assert scheduled is not None
+        row = engine.scheduler._table.handle.tolist().index(99)
+        entry = scheduled.rows.tolist().index(row) if row in scheduled.rows else None
+        num_computed.append(0 if entry is None else int(scheduled.num_scheduled_tokens[entry]))
+    assert len(num_computed) > 2 and sum(num_computed) == 45, "it comes in pieces"
+    assert all(num_computed), "and in every step"
+    engine.run()
+
+
 def test_while_one_waits_others_get_no_more_than_the_gap_and_what_they_have_running():
     """The bound on waiting: each other tenant's service while the head of a tenant's queue waits."""
     engine = fair(max_num_seqs=3)
