@@ -204,7 +204,7 @@ class InputProcessor:
         if params.thinking is None or not params.thinking.end_ids:
             raise UnsupportedError(
                 "thinking_token_budget needs a format of thinking whose end can be written",
-                hint="set structured_outputs_reasoning_parser (--reasoning-parser of a server is for chats), or leave it out",
+                hint="set structured_outputs_reasoning_parser (or --reasoning-parser, for chats), or leave it out",
                 field="thinking_token_budget",
             )  # fmt: skip
         if params.structured_outputs is not None and self._structured.enable_in_reasoning:
