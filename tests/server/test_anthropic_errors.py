@@ -165,6 +165,7 @@ def test_what_is_not_used_is_named_and_strict_servers_refuse_it(writer):
 def test_thinking_that_nothing_reads_is_said_to_have_no_effect(writer):
     message = ask(writer, "Hello.", thinking={"type": "enabled", "budget_tokens": 1024}, max_tokens=1500)
     assert any("--reasoning-parser" in one for one in message.warnings)
+    assert any("budget_tokens has no effect" in one for one in message.warnings)
 
 
 def test_the_clients_exceptions_are_those_of_the_error(writer):

@@ -8,6 +8,7 @@ from __future__ import annotations
 import secrets
 import string
 from collections.abc import Sequence
+from functools import cached_property
 from pathlib import Path
 
 from quire.config.server import ApiConfig
@@ -106,6 +107,16 @@ class Parsing:
             if name is not None:
                 self._make_tools = tool_call_parser(name)
                 logger.info("tool calls are read as %s, the format of the chat template", name)
+
+    @cached_property
+    def can_end_thinking(self) -> bool:
+        """True when `thinking_token_budget` of a chat can be kept, with tools or without."""
+        if self._reasoning is None or self._tokenizer is None:
+            return False
+        if self._make_tools is not None and self._make_tools.has_reasoning:
+            return False
+        marks = thinking_marks(self._reasoning(), self._tokenizer)
+        return marks is not None and bool(marks.end_ids)
 
     def plan(self, request: ChatRequest, warnings: list[str], *, holds_calls: bool = False) -> ParsingPlan | None:
         """What to read out of the answers to `request`; None = they are plain text.
