@@ -58,10 +58,10 @@ class Load:
                     self.gaps.append(now - last)
                 last = now
 
-    async def attack(self, name: str, number: int) -> None:
+    async def attack(self, name: str, number: int, form: dict[str, Any]) -> None:
         """One request with a dear grammar."""
         try:
-            params = SamplingParams(max_tokens=4, structured_outputs=FORMS[name](number))  # type: ignore[arg-type]
+            params = SamplingParams(max_tokens=4, structured_outputs=form)  # type: ignore[arg-type]
             async for _ in self.engine.generate(PROMPT, params, f"{name}-{number}"):
                 pass
             self.outcomes[name, "compiled"] += 1
@@ -70,13 +70,14 @@ class Load:
 
     async def phase(self, seconds: float, interval_s: float | None, names: list[str], first: int) -> list[float]:
         """Gaps of a phase; with `interval_s`, an adversarial request so often."""
+        numbers = range(first, first + (0 if interval_s is None else int(seconds / interval_s)))
+        forms = [(names[number % len(names)], number) for number in numbers]
+        made = [(name, number, FORMS[name](number)) for name, number in forms]  # not within the measurement
         self.gaps = []
         end, attacks = time.perf_counter() + seconds, []
-        for number in itertools.count(first):
-            if interval_s is None or time.perf_counter() >= end:
-                break
-            attacks.append(asyncio.create_task(self.attack(names[number % len(names)], number)))
-            await asyncio.sleep(interval_s)
+        for name, number, form in made:
+            attacks.append(asyncio.create_task(self.attack(name, number, form)))
+            await asyncio.sleep(interval_s or 0.0)
         await asyncio.sleep(max(0.0, end - time.perf_counter()))
         gaps, self.gaps = self.gaps, None
         for one in attacks:
@@ -95,7 +96,7 @@ async def measure(args: argparse.Namespace) -> dict[str, Any]:
     gaps: dict[bool, list[list[float]]] = {False: [], True: []}
     try:
         await asyncio.sleep(args.phase_s / 2)
-        await load.attack(names[0], 10_000_000)  # starts the workers
+        await load.attack("exponential_regex", 0, FORMS["exponential_regex"](0))  # starts the workers
         for turn in range(args.rounds):
             for is_attacked in (False, True) if turn % 2 == 0 else (True, False):
                 interval_s = args.interval_s if is_attacked else None
