@@ -26,8 +26,8 @@ from quire.structured_output.interface import CompiledGrammar, GrammarSpec, Stru
 from quire.structured_output.registry import make_backend
 from quire.structured_output.vocabulary import read_vocabulary
 
-NUM_WORKERS = 4
-"""At most; one is started when all others are busy."""
+NUM_WORKERS = 2
+"""At most; the second is started when the first is busy."""
 # Wall time for a grammar beyond its CPU time: the machine may be busy, and a worker may have to start.
 WALL_FACTOR = 20.0
 WALL_EXTRA_S = 60.0

@@ -27,9 +27,9 @@ from quire.structured_output.vocabulary import read_vocabulary
 NICENESS = 10
 OVER_MEMORY = "over memory"
 OVER_TIME = "over time"
-PATIENCE_S = 0.1
+PATIENCE_S = 0.03
 """CPU time."""
-WATCH_INTERVAL_S = 0.05
+WATCH_INTERVAL_S = 0.01
 
 
 def main() -> None:
