@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import gc
 import itertools
 import json
 import time
@@ -29,6 +30,15 @@ from quire.engine.async_llm import AsyncLLM
 from quire.errors import QuireError
 
 PROMPT = "Once upon a time"
+
+
+Attack = tuple[str, int, dict[str, Any]]
+
+
+def made_forms(names: list[str], first: int, count: int) -> list[Attack]:
+    """Made before anything is measured, as if by other machines."""
+    numbered = [(names[number % len(names)], number) for number in range(first, first + count)]
+    return [(name, number, FORMS[name](number)) for name, number in numbered]
 
 
 class Load:
@@ -58,24 +68,22 @@ class Load:
                     self.gaps.append(now - last)
                 last = now
 
-    async def attack(self, name: str, number: int) -> None:
+    async def attack(self, name: str, number: int, form: dict[str, Any]) -> None:
         """One request with a dear grammar."""
         try:
-            params = SamplingParams(max_tokens=4, structured_outputs=FORMS[name](number))  # type: ignore[arg-type]
+            params = SamplingParams(max_tokens=4, structured_outputs=form)  # type: ignore[arg-type]
             async for _ in self.engine.generate(PROMPT, params, f"{name}-{number}"):
                 pass
             self.outcomes[name, "compiled"] += 1
         except QuireError as error:
             self.outcomes[name, "over budget" if " takes more than " in str(error) else "refused"] += 1
 
-    async def phase(self, seconds: float, interval_s: float | None, names: list[str], first: int) -> list[float]:
-        """Gaps of a phase; with `interval_s`, an adversarial request so often."""
+    async def phase(self, seconds: float, interval_s: float, forms: list[Attack]) -> list[float]:
+        """Gaps of a phase in which an adversarial request comes every `interval_s`, as long as there are `forms`."""
         self.gaps = []
         end, attacks = time.perf_counter() + seconds, []
-        for number in itertools.count(first):
-            if interval_s is None or time.perf_counter() >= end:
-                break
-            attacks.append(asyncio.create_task(self.attack(names[number % len(names)], number)))
+        for name, number, form in forms:
+            attacks.append(asyncio.create_task(self.attack(name, number, form)))
             await asyncio.sleep(interval_s)
         await asyncio.sleep(max(0.0, end - time.perf_counter()))
         gaps, self.gaps = self.gaps, None
@@ -90,16 +98,20 @@ async def measure(args: argparse.Namespace) -> dict[str, Any]:
     config = build_config(max_model_len=2048, max_num_seqs=args.streams + 16, enable_prefix_caching=False)
     engine = AsyncLLM.from_config(config)
     names = args.forms.split(",") if args.forms else list(FORMS)
+    num_attacks = int(args.phase_s / args.interval_s)
+    attacks = [made_forms(names, (turn + 1) * 100_000, num_attacks) for turn in range(args.rounds)]
+    gc.collect()
+    gc.freeze()  # what the attackers hold is not looked at by this process's collector
     load = Load(engine, 1900)
     tasks = [asyncio.create_task(load.stream(f"s{index}")) for index in range(args.streams)]
     gaps: dict[bool, list[list[float]]] = {False: [], True: []}
     try:
         await asyncio.sleep(args.phase_s / 2)
-        await load.attack(names[0], 10_000_000)  # starts the workers
+        await load.attack("exponential_regex", 0, FORMS["exponential_regex"](0))  # starts the workers
         for turn in range(args.rounds):
             for is_attacked in (False, True) if turn % 2 == 0 else (True, False):
-                interval_s = args.interval_s if is_attacked else None
-                gaps[is_attacked].append(await load.phase(args.phase_s, interval_s, names, (turn + 1) * 100_000))
+                forms = attacks[turn] if is_attacked else []
+                gaps[is_attacked].append(await load.phase(args.phase_s, args.interval_s, forms))
                 await asyncio.sleep(args.rest_s)
     finally:
         for task in tasks:

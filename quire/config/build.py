@@ -39,7 +39,7 @@ SECTIONS: dict[str, type] = {
 NESTED: dict[str, str] = {"structured_outputs_config": "structured_outputs_"}
 # Keys of such objects that are known but not supported yet, with the values that ask for nothing.
 _NESTED_NOT_YET: dict[str, tuple[Any, ...]] = {
-    "enable_in_reasoning": (None, False), "reasoning_parser": (None, ""), "reasoning_parser_plugin": (None, ""),
+    "reasoning_parser_plugin": (None, ""),
 }  # fmt: skip
 SERVER_SECTIONS: dict[str, type] = {
     "http": HttpConfig, "api": ApiConfig, "limits": LimitsConfig, "tracing": TracingConfig,

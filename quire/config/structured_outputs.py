@@ -31,6 +31,12 @@ class StructuredOutputsConfig:
         "Objects have no properties but those that their schema names, unless it says otherwise.",
         flag="structured_outputs_disable_additional_properties",
     )
+    thinking_parser: str | None = setting(
+        None,
+        "How thinking is marked in answers whose parser no server names (think, qwen3, deepseek_r1, granite): forms of "
+        "answers, and budgets of thinking, are for these, too.",
+        flag="structured_outputs_reasoning_parser",
+    )
     enable_in_reasoning: bool = setting(
         False,
         "The form of an answer holds from its first token, thinking included; else for what follows the thinking.",

@@ -83,6 +83,7 @@ BESIDE_BEAMS: dict[str, tuple[Any, ...]] = {
     "allowed_token_ids": (None,),
     "bad_words": (None, []),
     "structured_outputs": (None,),
+    "extra_args": (None, {}),
     "thinking_token_budget": (None,),
 }
 
@@ -394,10 +395,13 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, repr_omit_defaults=True
 
     def _check_beam_search(self) -> None:
         for name, neutral in BESIDE_BEAMS.items():
-            if getattr(self, name) not in neutral:
+            value = getattr(self, name)
+            if value not in neutral:
+                field = value.field if isinstance(value, StructuredOutputsParams) else name
+                got = "" if field != name else f" (got {shown(value)})"
                 raise ValidationError(
-                    f"{name} is not available with beam search (got {shown(getattr(self, name))})",
-                    hint=f"leave out {name}, or search without beams", field=name,
+                    f"{field} is not available with beam search{got}",
+                    hint=f"leave out {field}, or search without beams", field=field,
                 )  # fmt: skip
 
     def _check_without_tokenizer(self) -> None:

@@ -17,7 +17,11 @@ KINDS = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
 MAX_DEPTH = 64
 MAX_TAG_DEPTH = MAX_DEPTH + 16
 MAX_CHARS = 1 << 20
-MAX_CHOICES = 65536
+MAX_CHOICES = 16384
+MAX_VALUES = 20_000
+"""Of a schema or tag on one level; so many could not be compiled in time."""
+LARGE_CHARS = 20_000
+LARGE_VALUES = 1000
 
 
 class StructuredOutputsParams(msgspec.Struct, omit_defaults=True, repr_omit_defaults=True, kw_only=True):
@@ -78,6 +82,21 @@ class StructuredOutputsParams(msgspec.Struct, omit_defaults=True, repr_omit_defa
         """What errors name."""
         return self.source or f"structured_outputs.{self.kind}"
 
+    @property
+    def is_large(self) -> bool:
+        """Whether looking at all of it takes long enough for others to notice."""
+        num_chars, num_values, pending = 0, 0, [getattr(self, self.kind)]
+        while pending and num_chars <= LARGE_CHARS and num_values <= LARGE_VALUES:
+            value = pending.pop()
+            num_values += 1
+            if isinstance(value, str):
+                num_chars += len(value)
+            elif isinstance(value, (dict, list)):
+                num_values += len(value)
+                if num_values <= LARGE_VALUES:
+                    pending.extend(value.values() if isinstance(value, dict) else value)
+        return num_chars > LARGE_CHARS or num_values > LARGE_VALUES
+
     @classmethod
     def of(cls, value: Any) -> StructuredOutputsParams:
         """`value`, which is one already or a dict of its fields.
@@ -116,6 +135,8 @@ def parse_json(field: str, value: Any, max_depth: int = MAX_DEPTH) -> Any:
             parsed = json.loads(value, parse_constant=_refuse_constant)
         except (ValueError, RecursionError) as error:
             raise ValidationError(f"{field} is not JSON: {error}", hint="give valid JSON", field=field) from None
+    if _breadth_exceeds(parsed, MAX_VALUES):
+        raise ValidationError(f"{field} has more than {MAX_VALUES} values", hint="make it smaller", field=field)
     if _depth_exceeds(parsed, max_depth):
         raise ValidationError(f"{field} is nested too deeply", hint=f"use at most {max_depth} levels", field=field)
     if not isinstance(value, str) and len(json_text(field, parsed)) > MAX_CHARS:
@@ -139,6 +160,17 @@ def json_text(field: str, value: Any) -> str:
 
 def _refuse_constant(name: str) -> Any:
     raise ValueError(f"{name} is not JSON")
+
+
+def _breadth_exceeds(value: Any, limit: int) -> bool:
+    """Whether a value has more than `limit` values on one level; looks at no more than it must."""
+    level = [value]
+    for _ in range(MAX_TAG_DEPTH):  # what is deeper is refused for its depth
+        containers = [one for one in level if isinstance(one, (dict, list, tuple))]
+        if sum(map(len, containers)) > limit:
+            return True
+        level = [item for one in containers for item in (one.values() if isinstance(one, dict) else one)]
+    return False
 
 
 def _depth_exceeds(value: Any, limit: int) -> bool:

@@ -203,7 +203,9 @@ class AsyncLLM(EngineClient):
                 add_special_tokens=add_special_tokens, tenant=tenant, queue_timeout=queue_timeout,
             )  # fmt: skip
 
-        if isinstance(prompt, str) and len(prompt) > LONG_TEXT_CHARS:
+        form = sampling_params.structured_outputs
+        is_long = isinstance(prompt, str) and len(prompt) > LONG_TEXT_CHARS
+        if is_long or (form is not None and form.is_large):
             submission = await asyncio.to_thread(prepare)
             self._require_alive()
             self._front.check_name(request_id, priority, tenant)

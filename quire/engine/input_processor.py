@@ -19,6 +19,8 @@ from quire.core.inputs import TextPrompt, TokensPrompt, parse_prompt
 from quire.core.sampling_params import SamplingParams
 from quire.engine.generation_defaults import GenerationDefaults
 from quire.errors import UnsupportedError, ValidationError
+from quire.parsers.registry import reasoning_parser
+from quire.parsers.thinking_marks import TAIL_TOKENS, thinking_marks
 from quire.structured_output.choose import resolve_structured_outputs
 from quire.structured_output.restrictions import check_ends
 from quire.tokenization.tokenizer import Tokenizer
@@ -68,6 +70,9 @@ class InputProcessor:
         defaults: ends of a turn.
         validate_params: a further check of the parameters, for custom logits processors.
         structured: how grammars are made.
+
+    Raises:
+        ConfigError: its reasoning parser is unknown.
     """
 
     def __init__(
@@ -83,6 +88,8 @@ class InputProcessor:
         self._defaults = defaults
         self._validate_params = validate_params
         self._structured = structured or StructuredOutputsConfig()
+        name = self._structured.thinking_parser
+        self._reasoning = reasoning_parser(name) if name else None
 
     def prepare(self, prompt: Any, params: SamplingParams, *, add_special_tokens: bool = True) -> PreparedRequest:
         """Make a request of `prompt` (any form that `core.inputs.parse_prompt` takes) and `params`.
@@ -100,7 +107,7 @@ class InputProcessor:
         return PreparedRequest(
             prompt=parsed.prompt,
             prompt_token_ids=token_ids,
-            params=self._normalize(params, len(token_ids)),
+            params=self._normalize(params, token_ids),
             eos_token_id=self._defaults.eos_token_id,
             cache_salt=parsed.cache_salt,
             num_shared_tokens=parsed.num_shared_tokens if isinstance(parsed, TokensPrompt) else 0,
@@ -137,7 +144,7 @@ class InputProcessor:
                 field="prompt_token_ids",
             )
 
-    def _normalize(self, params: SamplingParams, num_prompt_tokens: int) -> SamplingParams:
+    def _normalize(self, params: SamplingParams, prompt_token_ids: np.ndarray) -> SamplingParams:
         params.validate_for_model(
             vocab_size=self._limits.vocab_size,
             max_logprobs=self._limits.max_logprobs,
@@ -146,7 +153,7 @@ class InputProcessor:
         if self._validate_params is not None:
             self._validate_params(params)
         params = copy.copy(params)  # shallow: fields are replaced below, never changed in place
-        room = self._limits.max_model_len - num_prompt_tokens
+        room = self._limits.max_model_len - len(prompt_token_ids)
         params.max_tokens = room if params.max_tokens is None else min(params.max_tokens, room)
         if params.logprobs == -1:
             params.logprobs = self._limits.vocab_size
@@ -159,6 +166,8 @@ class InputProcessor:
             params.logprobs = self._num_beam_logprobs(params)
         if params.bad_words and self._tokenizer is not None:
             params.bad_words_token_ids = bad_words_token_ids(self._tokenizer, params.bad_words)
+        if params.structured_outputs is not None or params.thinking_token_budget is not None:
+            self._find_thinking(params, prompt_token_ids)
         if params.thinking_token_budget is not None:
             self._check_budget_possible(params)
         if params.structured_outputs is not None:
@@ -185,11 +194,18 @@ class InputProcessor:
             )
         return num_top
 
+    def _find_thinking(self, params: SamplingParams, prompt_token_ids: np.ndarray) -> None:
+        """Tell how the answer's thinking is marked, where nobody has and the settings do."""
+        if params.thinking is None and self._reasoning is not None and self._tokenizer is not None:
+            tail = self._tokenizer.decode(prompt_token_ids[-TAIL_TOKENS:].tolist(), skip_special_tokens=False)
+            params.thinking = thinking_marks(self._reasoning(tail), self._tokenizer)
+
     def _check_budget_possible(self, params: SamplingParams) -> None:
         if params.thinking is None or not params.thinking.end_ids:
             raise UnsupportedError(
                 "thinking_token_budget needs a format of thinking whose end can be written",
-                hint="send a chat to a server with --reasoning-parser, or leave it out", field="thinking_token_budget",
+                hint="set structured_outputs_reasoning_parser (or --reasoning-parser, for chats), or leave it out",
+                field="thinking_token_budget",
             )  # fmt: skip
         if params.structured_outputs is not None and self._structured.enable_in_reasoning:
             raise UnsupportedError(

@@ -7,6 +7,9 @@ from quire.parsers.base import ReasoningParser
 from quire.parsers.reader import SPACES
 from quire.tokenization.tokenizer import Tokenizer
 
+TAIL_TOKENS = 16
+"""Tokens at the end of a prompt in which a mark may begin or end the thinking."""
+
 
 def thinking_marks(parser: ReasoningParser, tokenizer: Tokenizer) -> ThinkingMarks | None:
     """The marks that `parser`, which has read nothing yet, looks for; None when it does not tell them."""

@@ -20,13 +20,14 @@ import msgspec
 from quire.errors import EngineGenerateError, QuireError, ValidationError
 from quire.logger import get_logger
 from quire.structured_output.compile_messages import CompileResult, WorkerSetup, read_message, write_message
-from quire.structured_output.compile_worker import OVER_MEMORY
+from quire.structured_output.compile_worker import OVER_MEMORY, OVER_TIME
 from quire.structured_output.delayed import FreeText
 from quire.structured_output.interface import CompiledGrammar, GrammarSpec, StructuredOutputBackend, Vocabulary
 from quire.structured_output.registry import make_backend
 from quire.structured_output.vocabulary import read_vocabulary
 
 NUM_WORKERS = 2
+"""At most; the second is started when the first is busy."""
 # Wall time for a grammar beyond its CPU time: the machine may be busy, and a worker may have to start.
 WALL_FACTOR = 20.0
 WALL_EXTRA_S = 60.0
@@ -48,7 +49,7 @@ class CompilePool:
     def __init__(self, setup: WorkerSetup) -> None:
         self._setup = setup
         self._threads = ThreadPoolExecutor(NUM_WORKERS, "grammars")
-        self._idle: queue.SimpleQueue[_Worker] = queue.SimpleQueue()
+        self._idle: queue.LifoQueue[_Worker] = queue.LifoQueue()
         self._workers = [_Worker(setup) for _ in range(NUM_WORKERS)]
         for worker in self._workers:
             self._idle.put(worker)
@@ -148,6 +149,8 @@ class _Worker:
         result = msgspec.msgpack.decode(data, type=CompileResult)
         if result.error == OVER_MEMORY:
             raise self._over_memory(spec)
+        if result.error == OVER_TIME:
+            raise self._over_time(spec)
         if result.error is not None:
             raise refusal(spec, result.error)
         return result.compiled
@@ -187,14 +190,17 @@ class _Worker:
         code = process.returncode
         if self._is_closed:
             return BudgetError("the engine is shut down")
-        if code in (-signal.SIGPROF, -signal.SIGKILL):
-            return BudgetError(
-                f"the grammar ({spec.kind}) takes more than {self._setup.cpu_s:g} s to compile",
-                hint="make it simpler, or start the engine with a larger structured_outputs_compile_timeout",
-                field=f"structured_outputs.{spec.kind}",
-            )
+        if code == -signal.SIGKILL:
+            return self._over_time(spec)
         logger.error("a compile worker ended with %d over a grammar for %s", code, spec.backend)
         return self._over_memory(spec)
+
+    def _over_time(self, spec: GrammarSpec) -> QuireError:
+        return BudgetError(
+            f"the grammar ({spec.kind}) takes more than {self._setup.cpu_s:g} s to compile",
+            hint="make it simpler, or start the engine with a larger structured_outputs_compile_timeout",
+            field=f"structured_outputs.{spec.kind}",
+        )
 
     def _over_memory(self, spec: GrammarSpec) -> QuireError:
         return BudgetError(

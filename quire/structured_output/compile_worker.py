@@ -1,17 +1,21 @@
 """The process in which grammars are compiled: one that may be killed when a grammar takes too much.
 
 Started by `compile_pool` as a program. It reads a `WorkerSetup` and then one `GrammarSpec` after another from its
-standard input, and answers each with a `CompileResult`. Loads no torch. The kernel holds it to its limits: a grammar
-that takes too much CPU time ends it by SIGPROF, and one that takes too much memory gets none.
+standard input, and answers each with a `CompileResult`. Loads no torch. Each grammar is compiled by a child of its own,
+so that one that fails costs no new start, and the kernel holds the child to its limits: too much CPU time ends it by
+SIGPROF, and too much memory it does not get. A child that has taken `PATIENCE_S` goes on where a processor is idle.
 """
 
 from __future__ import annotations
 
 import os
 import resource
+import select
 import signal
 import sys
+from contextlib import suppress
 from pathlib import Path
+from typing import IO
 
 import msgspec
 
@@ -22,6 +26,10 @@ from quire.structured_output.vocabulary import read_vocabulary
 
 NICENESS = 10
 OVER_MEMORY = "over memory"
+OVER_TIME = "over time"
+PATIENCE_S = 0.03
+"""CPU time."""
+WATCH_INTERVAL_S = 0.01
 
 
 def main() -> None:
@@ -40,7 +48,53 @@ def main() -> None:
         spec = msgspec.msgpack.decode(data, type=GrammarSpec)
         if spec.backend not in backends:
             backends[spec.backend] = make_backend(spec.backend, vocabulary)
-        write_message(outputs, _compile_within_limits(backends[spec.backend], spec, setup))
+        error = _compile_in_child(backends[spec.backend], spec, setup, outputs)
+        if error is not None:
+            write_message(outputs, CompileResult(error=error))
+
+
+def _compile_in_child(
+    backend: StructuredOutputBackend, spec: GrammarSpec, setup: WorkerSetup, outputs: IO[bytes]
+) -> str | None:
+    """Answer `spec`; what is wrong, when the child could not answer itself."""
+    child = os.fork()
+    if child == 0:
+        try:
+            write_message(outputs, _compile_within_limits(backend, spec, setup))
+            os._exit(0)
+        finally:  # whatever was raised: only the parent goes back to the loop
+            os._exit(1)
+    _watch(child)
+    _, status = os.waitpid(child, 0)
+    if status == 0:
+        return None
+    return OVER_TIME if os.WIFSIGNALED(status) and os.WTERMSIG(status) in _TIME_SIGNALS else OVER_MEMORY
+
+
+_TIME_SIGNALS = (signal.SIGPROF, signal.SIGKILL)
+
+
+def _watch(child: int) -> None:
+    """Until `child` ends: give its processor to others once it has taken long; end it when nobody waits any more."""
+    engine, is_patient = os.getppid(), True
+    descriptor = os.pidfd_open(child)
+    try:
+        while not select.select([descriptor], [], [], WATCH_INTERVAL_S)[0]:
+            if os.getppid() != engine:
+                os.kill(child, signal.SIGKILL)
+            elif is_patient and _cpu_seconds(child) >= PATIENCE_S:
+                is_patient = False
+                with suppress(OSError):  # a kernel or a sandbox without it
+                    os.sched_setscheduler(child, os.SCHED_IDLE, os.sched_param(0))
+    finally:
+        os.close(descriptor)
+
+
+def _cpu_seconds(process: int) -> float:
+    with suppress(OSError):
+        fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    return 0.0
 
 
 def _compile_within_limits(backend: StructuredOutputBackend, spec: GrammarSpec, setup: WorkerSetup) -> CompileResult:
@@ -55,19 +109,17 @@ def _compile_within_limits(backend: StructuredOutputBackend, spec: GrammarSpec, 
         return CompileResult(error=OVER_MEMORY if "bad_alloc" in message else message)
     finally:
         signal.setitimer(signal.ITIMER_PROF, 0)
-        _limit_memory(None)
 
 
-def _limit_memory(more_bytes: int | None) -> None:
-    """Let the process take so much more memory than it has; None = as much as there is."""
+def _limit_memory(more_bytes: int) -> None:
+    """Let the process take so much more memory than it has."""
     statm = Path("/proc/self/statm")
     if not statm.exists():
         return
-    soft = resource.RLIM_INFINITY
-    if more_bytes is not None:
-        soft = int(statm.read_text().split()[0]) * resource.getpagesize() + more_bytes
+    soft = int(statm.read_text().split()[0]) * resource.getpagesize() + more_bytes
     resource.setrlimit(resource.RLIMIT_AS, (soft, resource.getrlimit(resource.RLIMIT_AS)[1]))
 
 
 if __name__ == "__main__":
-    main()
+    with suppress(BrokenPipeError):  # the engine is gone
+        main()

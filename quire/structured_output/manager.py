@@ -143,6 +143,13 @@ class GrammarManager:
         self._shrink_cache()
         return self._cache[spec]
 
+    def _forget(self, answer: _Answer) -> None:
+        """A grammar whose turn has not come, and that nobody waits for any more, is not compiled."""
+        if any(other.compiled is answer.compiled for other in self._answers.values()) or not answer.compiled.cancel():
+            return
+        for spec in [spec for spec, compiled in self._cache.items() if compiled is answer.compiled]:
+            del self._cache[spec]
+
     def _shrink_cache(self) -> None:
         """Drop what was used longest ago; a grammar in use stays alive with its requests."""
         total = 0
@@ -166,7 +173,7 @@ class GrammarManager:
                 if not _advance(grammar, token_id, answer):
                     raise EngineGenerateError(f"the grammar of request {message.request_id} refuses its own output")
         answer.grammar = grammar
-        if answer.restrictions is not None:
+        if answer.restrictions is not None and not answer.is_free:
             line = np.empty((1, self._pool.vocabulary.bitmask_size), dtype=np.int32)
             self._fill_line(answer, line, 0)  # fails the request when no first token is left
 
@@ -214,7 +221,9 @@ class GrammarManager:
         if not self._answers:
             return
         for one in outputs.finished:
-            self._answers.pop(one.handle, None)
+            answer = self._answers.pop(one.handle, None)
+            if answer is not None and not answer.compiled.done():
+                self._forget(answer)
             self._waiting.discard(one.handle)
             self._failures.pop(one.handle, None)
         if not len(outputs.handles):

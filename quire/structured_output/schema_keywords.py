@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from quire.structured_output.schema_lm_format_enforcer import lm_format_enforcer_problem
+from quire.structured_output.schema_references import find_cycle, resolves
 from quire.structured_output.schema_regex import pattern_problem
 
 ANNOTATIONS = frozenset((
@@ -35,6 +36,7 @@ BY_TYPE: dict[str, frozenset[str]] = {
 WHOLE = frozenset(("type", "enum", "const", "anyOf", "oneOf", "allOf", "not", "if", "then", "else", "$ref"))
 REFERENCES = frozenset(("$id", "$anchor", "$dynamicRef", "$dynamicAnchor", "$recursiveRef", "$recursiveAnchor"))
 KEYWORDS = WHOLE | REFERENCES | frozenset().union(*BY_TYPE.values())
+MAX_ENUM = 10_000
 TYPES = ("string", "number", "integer", "boolean", "null", "array", "object")
 FORMATS = frozenset((
     "date", "time", "date-time", "email", "uuid", "ipv4", "ipv6", "hostname", "uri", "duration",
@@ -80,6 +82,8 @@ class _Place:
 
 def find_problem(schema: Any, backend: str) -> Problem | None:
     """The first thing in `schema` that `backend` would not honour; None when it honours all of it."""
+    if backend == "outlines" and (reference := find_cycle(schema)) is not None:
+        return Problem("/$ref", f"a reference that leads back to itself ({reference[:80]}) is not supported")
     for place in _places(schema):
         problem = _check(place, backend)
         if problem is None and backend == "lm-format-enforcer":
@@ -105,7 +109,7 @@ def malformed(schema: Any) -> Problem | None:
             return problem
         if isinstance(place.schema, dict) and isinstance(place.schema.get("$ref"), str):
             reference = place.schema["$ref"]
-            if reference.startswith("#") and not _resolves(schema, reference):
+            if reference.startswith("#") and not resolves(schema, reference):
                 return Problem(f"{place.path}/$ref", f"there is nothing at {reference[:80]!r}")
     return None
 
@@ -161,6 +165,8 @@ def _check_form(place: _Place) -> Problem | None:
             continue
         if keyword not in KEYWORDS:
             return Problem(path, "the keyword is unknown")
+        if keyword == "enum" and isinstance(value, list) and len(value) > MAX_ENUM:
+            return Problem(path, f"more than {MAX_ENUM} values cannot be compiled in time")
         check = _FORMS.get(keyword)
         if check is not None and not check(value):
             return Problem(path, f"the value of {keyword} has the wrong form")
@@ -204,21 +210,6 @@ _FORMS: dict[str, Callable[[Any], bool]] = {
     "allOf": _is_list, "prefixItems": _is_list, "$ref": _is_text,
     "uniqueItems": lambda value: isinstance(value, bool),
 }  # fmt: skip
-
-
-def _resolves(schema: Any, reference: str) -> bool:
-    if not reference.startswith("#/"):
-        return True  # "#" itself, or an anchor, which few libraries know
-    at = schema
-    for part in reference[2:].split("/"):
-        name = part.replace("~1", "/").replace("~0", "~")
-        if isinstance(at, list) and name.isdecimal() and int(name) < len(at):
-            at = at[int(name)]
-        elif isinstance(at, dict) and name in at:
-            at = at[name]
-        else:
-            return False
-    return True
 
 
 # --- what a library honours ---

@@ -5,6 +5,7 @@ Classes are ASCII (`\d`, `\w`, `\s`), the whole text must match, and anchors sta
 
 from __future__ import annotations
 
+MAX_CHARS = 1 << 16
 _CLASSES = frozenset("dDwWsS")
 _ASCII = {"d": "0-9", "w": "0-9A-Za-z_", "s": r" \t\n\r\f\v"}
 _CONTROLS = frozenset("nrtfv")
@@ -14,6 +15,8 @@ _PUNCTUATION = frozenset("^$\\.*+?()[]{}|/-\"'!#%&,:;<=>@_`~ ")
 
 def regex_problem(pattern: str, backend: str = "") -> str | None:
     """What of `pattern` is refused, in words, or what of it `backend` does not honour; None when nothing is."""
+    if len(pattern) > MAX_CHARS:
+        return f"more than {MAX_CHARS} characters"
     found = _scan(pattern)
     if not isinstance(found, frozenset):
         return found
@@ -55,6 +58,8 @@ def with_ascii_classes(pattern: str) -> str:
 
 def pattern_problem(pattern: str, backend: str) -> str | None:
     """As `regex_problem`, of a `pattern` within a JSON schema."""
+    if len(pattern) > MAX_CHARS:
+        return f"a pattern of more than {MAX_CHARS} characters is not supported"
     found = _scan(pattern)
     if not isinstance(found, frozenset):
         return found

@@ -35,7 +35,7 @@ class Thinking:
     Args:
         marks: of its thinking.
         vocabulary: bytes of tokens.
-        shows_special: control tokens are part of the text.
+        shows_special: control tokens are part of the text; those that are marks are taken for it in any case.
         budget: tokens of thinking after which it is ended; None = any number.
 
     Attributes:
@@ -53,7 +53,9 @@ class Thinking:
         self._ends = tuple(text.encode() for text in marks.ends)
         self._tail_bytes = max(map(len, self._ends)) - 1
         self._vocabulary = vocabulary
-        self._special = vocabulary.special_pieces if shows_special else {}
+        marked = {*self._starts, *self._ends}
+        special = vocabulary.special_pieces.items()
+        self._special = {one: piece for one, piece in special if shows_special or piece in marked}
         self._budget = budget
         self._head: bytes | None = b""  # the beginning of the answer, until it tells whether a mark stands there
         self._tail = b""

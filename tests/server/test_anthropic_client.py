@@ -255,3 +255,17 @@ def test_the_clients_own_runner_of_tools_finishes_a_task(writer):
             assert stream.get_final_message().stop_reason == "end_turn"
         counted = own.beta.messages.count_tokens(model="leaf", messages=HELLO).input_tokens
     assert counted == len(writer.engine.prompts[-1])
+
+
+def test_a_budget_of_thinking_reaches_the_engine(writer, monkeypatch):
+    seen: list[int | None] = []
+    generate = writer.engine.generate
+
+    def watched(prompt: Any, params: Any, request_id: str, **options: Any) -> Any:
+        seen.append(params.thinking_token_budget)
+        return generate(prompt, params, request_id, **options)
+
+    monkeypatch.setattr(writer.engine, "generate", watched)
+    message = ask(writer, ANSWERS["thought"], thinking={"type": "enabled", "budget_tokens": 1024}, max_tokens=1100)
+    ask(writer, ANSWERS["thought"], thinking={"type": "adaptive"})
+    assert seen == [1024, None] and not hasattr(message, "warnings")

@@ -165,6 +165,7 @@ def test_what_is_not_used_is_named_and_strict_servers_refuse_it(writer):
 def test_thinking_that_nothing_reads_is_said_to_have_no_effect(writer):
     message = ask(writer, "Hello.", thinking={"type": "enabled", "budget_tokens": 1024}, max_tokens=1500)
     assert any("--reasoning-parser" in one for one in message.warnings)
+    assert any("budget_tokens has no effect" in one for one in message.warnings)
 
 
 def test_the_clients_exceptions_are_those_of_the_error(writer):
@@ -226,6 +227,10 @@ def test_an_answer_that_is_cut_from_outside_is_an_error_and_no_message():
         assert all("overloaded_error" in answer.text for answer in answers) and len(answers) == 2
 
 
+def foxes(count: int) -> list[Any]:
+    return [{"role": "user", "content": "fox " * count}]
+
+
 def test_a_prompt_without_room_is_refused_in_the_words_that_agents_know_and_a_full_model_says_so(writer):
     long = {**PLAIN, "messages": [{"role": "user", "content": "The quick brown fox. " * 800}]}
     with (
@@ -233,6 +238,9 @@ def test_a_prompt_without_room_is_refused_in_the_words_that_agents_know_and_a_fu
         pytest.raises(anthropic.BadRequestError, match=r"prompt is too long: \d+ tokens > 2047"),
     ):
         own.messages.create(**long)
-    nearly = [{"role": "user", "content": "fox " * 1000}]
-    message = ask(writer, "word " * 3000, tools=anthropic.omit, messages=nearly, max_tokens=4000)
-    assert message.stop_reason == "model_context_window_exceeded" and message.usage.output_tokens < 4000
+    with client(writer) as own:
+        sizes = [own.messages.count_tokens(model="leaf", messages=foxes(count)).input_tokens for count in (100, 200)]
+        per_hundred = sizes[1] - sizes[0]
+    nearly = foxes(200 + 100 * (2040 - sizes[1]) // per_hundred)
+    message = ask(writer, "word " * 100, tools=anthropic.omit, messages=nearly, max_tokens=4000)
+    assert message.stop_reason == "model_context_window_exceeded" and message.usage.output_tokens < 100

@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import anthropic
+import jsonschema
 import pydantic
 import pytest
 
-from tests.server.anthropic_clients import client, run_agent
+from tests.server.anthropic_clients import TOOLS, client, run_agent
 from tests.server.test_leaf import leaf
 
 __all__ = ["leaf"]
@@ -67,3 +68,25 @@ def test_an_answer_of_a_schema_is_parsed_by_the_client(leaf):
         with own.messages.stream(**ASKED, messages=question, output_format=Person) as stream:
             streamed = stream.get_final_message()
     assert isinstance(message.parsed_output, Person) and message.parsed_output == streamed.parsed_output
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
+def test_a_tool_that_must_be_called_is_called(leaf, stream):
+    asked: dict[str, Any] = {
+        "model": "leaf", "max_tokens": 100, "tools": TOOLS, "extra_body": {"temperature": 1.0, "seed": 3},
+        "messages": [{"role": "user", "content": "Tell me a story."}],
+    }  # fmt: skip
+    choices: list[Any] = [{"type": "any"}, {"type": "tool", "name": "add", "disable_parallel_tool_use": True}]
+    with client(leaf) as own:
+        for choice in choices:
+            if stream:
+                with own.messages.stream(**asked, tool_choice=choice) as events:
+                    message: Any = events.get_final_message()
+            else:
+                message = own.messages.create(**asked, tool_choice=choice)
+            calls = [block for block in message.content if block.type == "tool_use"]
+            assert len(calls) >= 1 and message.stop_reason in ("tool_use", "max_tokens")
+            for call in calls:
+                schema = next(tool["input_schema"] for tool in TOOLS if tool["name"] == call.name)
+                jsonschema.validate(call.input, schema)
+        assert [call.name for call in calls] == ["add"] and message.content == calls

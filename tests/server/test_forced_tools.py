@@ -156,6 +156,19 @@ def test_thinking_is_ended_after_exactly_its_budget(server: RunningServer, budge
             assert answer.choices[0].logprobs.content[budget].logprob == pytest.approx(0.0)
 
 
+def test_beside_tools_an_answer_has_its_form_or_is_calls(server: RunningServer):
+    schema = {"type": "object", "properties": {"n": {"enum": [1, 7]}}, "required": ["n"]}
+    form = {"type": "json_schema", "json_schema": {"name": "n", "schema": schema}}
+    answers = many(lambda seed: as_dict(whole(server, response_format=form, seed=seed).choices[0]), 6)
+    for answer in answers:
+        if answer["calls"]:
+            check(answer, NAMES)
+        elif answer["reason"] == "stop":
+            assert json.loads(answer["content"])["n"] in (1, 7)
+        else:
+            assert answer["reason"] == "length"
+
+
 def test_calls_of_strict_functions_are_valid_when_the_model_calls_of_its_own_accord(server: RunningServer):
     strict = [{"type": "function", "function": {**one, "strict": True}} for one in TOOLS]
     answers = many(lambda seed: as_dict(whole(server, tools=strict, seed=seed).choices[0]), 6)

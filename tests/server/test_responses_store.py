@@ -16,8 +16,9 @@ from quire.entrypoints.responses import background
 from quire.errors import ConfigError
 from tests.server.engines import SteppedEngine, WritingEngine
 from tests.server.servers import RunningServer
-from tests.server.test_responses import ASKED, ask, kinds, prompt_of, stream
+from tests.server.test_responses import ASKED, TOOLS, ask, kinds, prompt_of, stream
 from tests.server.test_safety import bearer
+from tests.structured.libraries import needs_libraries
 
 KEYS = "red=red-key-1234\nblue=blue-key-1234\n"
 
@@ -355,3 +356,22 @@ def test_a_schema_holds_for_the_embedded_model_too(leaf):
     if response.status == "completed":
         assert isinstance(json.loads(response.output_text)["sum"], int)
     assert response.text.format.type == "json_schema"
+
+
+@needs_libraries
+@pytest.mark.parametrize("streams", [False, True], ids=["whole", "streamed"])
+def test_a_call_that_is_forced_is_made_by_the_embedded_model_too(leaf, streams):
+    allowed = {"type": "allowed_tools", "mode": "required", "tools": [{"type": "function", "name": "add"}]}
+    named = {"type": "function", "name": "get_weather"}
+    for choice, name in ((allowed, "add"), (named, "get_weather")):
+        asked = {"model": "leaf", "input": "Hi", "tools": TOOLS, "tool_choice": choice, "seed": 3}
+        extra = {"extra_body": {"seed": asked.pop("seed")}, "max_output_tokens": 200}
+        with leaf.client() as client:
+            if streams:
+                response: Any = list(client.responses.create(**asked, **extra, stream=True))[-1].response
+            else:
+                response = client.responses.create(**asked, **extra)
+        calls = [item for item in response.output if item.type == "function_call"]
+        assert {call.name for call in calls} == {name} and response.tool_choice.to_dict() == choice
+        if response.status == "completed":
+            assert all(isinstance(json.loads(call.arguments), dict) for call in calls)

@@ -30,6 +30,7 @@ from tests.structured.libraries import accepts, as_json, backend
 from tests.structured.schema_corpus import VALUES, keywords_of, neighbours, schemas
 
 MAX_TOKENS = 400
+NUM_SCHEMAS = 500
 KINDS = ("json", "regex", "ebnf", "lark")
 NUM_NEIGHBOURS = 24
 
@@ -241,7 +242,7 @@ def counts(count: int) -> Iterable[tuple[str, int]]:
 def main() -> None:
     """Run the corpora with each library."""
     parser = argparse.ArgumentParser(description="Random schemas, patterns and grammars, judged from outside.")
-    parser.add_argument("--count", type=int, default=500)
+    parser.add_argument("--count", type=int, default=NUM_SCHEMAS)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--libraries", default=",".join(("auto", *BACKENDS)))
     args = parser.parse_args()

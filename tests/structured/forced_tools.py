@@ -44,7 +44,7 @@ FORMATS = (
 TASKS = ("What is the weather in Paris?", "Plot 1, 2 and 3.", "What time is it?", "Add 2 and 5.", "Tell me a story.")
 NAMES = [tool["name"] for tool in TOOLS]
 SCHEMAS = {tool["name"]: tool.get("parameters") or {"maxProperties": 0} for tool in TOOLS}
-MAX_TOKENS = 100
+MAX_TOKENS = 128
 
 
 @dataclass(frozen=True)

@@ -193,8 +193,12 @@ def _reference(rng: random.Random, depth: int) -> dict[str, Any]:
 
 
 def rooted(schema: dict[str, Any]) -> dict[str, Any]:
-    """`schema` with the definitions of inner references at its root, each under a name of its own."""
+    """`schema` with the definitions of inner references at its root, each under a name of its own.
+
+    They stand where older drafts have them in one schema of three.
+    """
     definitions: dict[str, Any] = {}
+    container = "definitions" if len(str(schema)) % 3 == 0 else "$defs"
 
     def walk(one: Any) -> Any:
         if isinstance(one, list):
@@ -207,11 +211,11 @@ def rooted(schema: dict[str, Any]) -> dict[str, Any]:
             name = f"d{len(definitions)}"
             definitions[name] = None
             definitions[name] = walk(own)
-            inner["items"] = {"$ref": f"#/$defs/{name}"}
+            inner["items"] = {"$ref": f"#/{container}/{name}"}
         return inner
 
     walked: dict[str, Any] = walk(schema)
-    return walked | ({"$defs": definitions} if definitions else {})
+    return walked | ({container: definitions} if definitions else {})
 
 
 # --- values ---

@@ -13,7 +13,7 @@ import pytest
 from quire import LLM, SamplingParams
 from quire.config.build import build_config
 from quire.engine.async_llm import AsyncLLM
-from quire.errors import ValidationError
+from quire.errors import ConfigError, UnsupportedError, ValidationError
 from tests.structured.libraries import needs_libraries
 
 pytestmark = needs_libraries
@@ -159,3 +159,18 @@ def test_a_grammar_that_takes_too_much_ends_its_own_request_alone():
     failed, again = asyncio.run(run())
     assert isinstance(failed, ValidationError) and failed.field == "structured_outputs.regex", failed
     assert has_form(FORMS["regex"], again)
+
+
+def test_a_form_and_a_budget_wait_for_the_thinking_whose_marks_the_settings_name():
+    llm = LLM(max_model_len=256, structured_outputs_config={"reasoning_parser": "think"})
+    asked = [params(FORMS["regex"], seed=seed, thinking_token_budget=seed) for seed in range(4)]
+    texts = [output.outputs[0].text for output in llm.generate(["<think>"] * 4, asked, use_tqdm=False)]
+    assert all(has_form(FORMS["regex"], text.partition("</think>")[2].lstrip()) for text in texts), texts
+    llm.llm_engine.shutdown()
+    with pytest.raises(ConfigError, match="reasoning_parser"):
+        LLM(structured_outputs_config={"reasoning_parser": "thnik"})
+
+
+def test_a_budget_without_marks_is_refused(llm: LLM):
+    with pytest.raises(UnsupportedError, match="reasoning_parser"):
+        llm.generate(PROMPT, SamplingParams(thinking_token_budget=5), use_tqdm=False)

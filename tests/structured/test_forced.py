@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from quire.config.structured_outputs import StructuredOutputsConfig
-from quire.entrypoints.openai.forcing import forced_form, strict_form
+from quire.core.structured_outputs import StructuredOutputsParams
+from quire.entrypoints.openai.forcing import forced_form, form_or_calls, strict_form
 from quire.entrypoints.openai.protocol.tools import ToolChoice
 from quire.errors import QuireClientError, UnsupportedError, ValidationError
 from quire.parsers.registry import TOOL_CALL_PARSERS, tool_call_parser
@@ -244,3 +245,32 @@ def test_calls_of_strict_functions_are_valid_wherever_they_begin_in_a_text(name:
             for opener in syntax.openers:
                 assert opener not in answer.content, answer
     assert num_calls
+
+
+@pytest.mark.parametrize("name", ["hermes", "llama3_json", "mistral"])
+def test_an_answer_that_may_be_json_or_calls_is_one_of_them(name: str):
+    maker, made = tool_call_parser(name), backend("xgrammar", is_special=True)
+    special, config = special_ids(made.vocabulary), StructuredOutputsConfig()
+    schema = {"type": "object", "properties": {"n": SMALL}, "required": ["n"]}
+    asked = StructuredOutputsParams(json=schema, source="response_format")
+    form = form_or_calls(asked, ToolChoice(OFFERED), maker.syntax(special), special, config, [])
+    spec = spec_of(resolve_structured_outputs(form, config))
+    grammar = made.load(spec, made.compile(spec))
+    kinds = set()
+    for seed in range(30):
+        tokens = walk(grammar, made.vocabulary, random.Random(seed), 1500)
+        if tokens is None:
+            continue
+        answer = read(maker(Tools(OFFERED)), [text_of(tokens, made.vocabulary)])
+        kinds.add(bool(answer.calls))
+        check_calls(answer.calls, TOOLS)
+        assert answer.calls or 0 <= json.loads(answer.content)["n"] <= 99
+        assert not answer.calls or not answer.content
+    assert kinds == {True, False}
+
+
+def test_another_form_beside_tools_stays_and_a_warning_says_so():
+    warnings: list[str] = []
+    asked = StructuredOutputsParams(regex="a+")
+    assert form_or_calls(asked, ToolChoice(OFFERED), None, {}, StructuredOutputsConfig(), warnings) is asked
+    assert "no call" in warnings[0]

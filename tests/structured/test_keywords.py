@@ -57,3 +57,23 @@ def test_a_string_of_bounded_length_holds_no_byte_that_json_forbids_or_counts_ot
         if find_problem(schema, library) is None:
             state = compiled(library, "json", json.dumps(schema)).start()
             assert not all(state.accept(byte) for byte in b'"' + body + b'"') or not state.accept(EOS)
+
+
+def test_a_recursive_schema_is_honoured_at_any_depth_or_refused():
+    node = {"v": {"type": "null"}, "next": {"anyOf": [{"$ref": "#"}, {"type": "null"}]}}
+    schema = {"type": "object", "properties": node, "required": ["v", "next"], "additionalProperties": False}
+    for library in LIBRARIES:
+        if find_problem(schema, library) is None:
+            grammar = compiled(library, "json", json.dumps(schema))
+            end = "}" * 9
+            assert accepts(grammar, '{"v":null,"next":' * 9 + "null" + end)
+            assert not accepts(grammar, '{"v":null,"next":' * 8 + '{"v":null,' + end)
+
+
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_a_label_of_a_host_has_at_most_63_characters(library: str):
+    for name, before in (("hostname", ""), ("email", "a@b.")):
+        schema = {"type": "string", "format": name}
+        if find_problem(schema, library) is None:
+            grammar = compiled(library, "json", json.dumps(schema))
+            assert accepts(grammar, f'"{before}{"a" * 63}"') and not accepts(grammar, f'"{before}{"a" * 64}"')

@@ -44,7 +44,8 @@ class MessagesRoutes:
         body, warnings = await self._generation.read(request, MESSAGES_FIELDS)
         notes = self._notes(warnings)
         limits = self._state.config.limits
-        translated = await _beside(body, lambda: chat_request(body, notes, limits))
+        can_end = self._state.parsing.can_end_thinking
+        translated = await _beside(body, lambda: chat_request(body, notes, limits, can_end_thinking=can_end))
         chat = await self._generation.prepare_chat(request, translated, ID_PREFIX, warnings, holds_calls=True)
         _note_thinking(body, chat, notes)
         counts = AnswerCounts(self._state, chat.work, chat.model, reports_cache=bool(body.return_cache_info))

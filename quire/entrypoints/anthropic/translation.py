@@ -16,6 +16,7 @@ from quire.errors import ValidationError
 from quire.utils.checks import check_int
 
 MIN_BUDGET = 1024
+BUDGET, NO_BUDGET = "thinking_token_budget", "thinking.budget_tokens has no effect: nothing here ends the thinking"
 THINKING = ("enabled", "disabled", "adaptive")
 DISPLAYS = (None, "summarized", "omitted")
 SAME = (
@@ -46,8 +47,13 @@ class JsonFormat(msgspec.Struct):
     schema: dict[str, Any]
 
 
-def chat_request(body: MessagesRequest, notes: Notes, limits: LimitsConfig) -> ChatRequest:
+def chat_request(
+    body: MessagesRequest, notes: Notes, limits: LimitsConfig, *, can_end_thinking: bool = True
+) -> ChatRequest:
     """The chat that `body` asks for.
+
+    Args:
+        can_end_thinking: the server can keep a budget of thinking; else it has no effect.
 
     Raises:
         ValidationError, UnsupportedError: something in it is malformed, missing, or cannot be done.
@@ -62,8 +68,12 @@ def chat_request(body: MessagesRequest, notes: Notes, limits: LimitsConfig) -> C
             field="stop_sequences",
         )
     same = {name: getattr(body, name) for name in SAME}
+    thinking = _thinking(body, notes)
+    if thinking.get(BUDGET) is not None and not can_end_thinking:
+        del thinking[BUDGET]
+        notes.add("thinking", NO_BUDGET)
     return ChatRequest(
-        **_prompt(body, notes), **_form(body, notes), **same, **_thinking(body, notes), stop=body.stop_sequences or None
+        **_prompt(body, notes), **_form(body, notes), **same, **thinking, stop=body.stop_sequences or None
     )
 
 
@@ -120,7 +130,6 @@ def _thinking(body: PromptFields, notes: Notes) -> dict[str, Any]:
         )
     if kind == "enabled":
         _check_budget(given.budget_tokens, body.max_tokens if isinstance(body, MessagesRequest) else None)
-        notes.add("thinking", "thinking.budget_tokens has no effect")
     elif given.budget_tokens is not None:
         raise ValidationError(
             f"thinking.budget_tokens with type={kind}", hint="leave it out, or use type=enabled", field="thinking"
@@ -128,7 +137,7 @@ def _thinking(body: PromptFields, notes: Notes) -> dict[str, Any]:
     if kind != "adaptive":
         kwargs = {"enable_thinking": kind == "enabled", "thinking": kind == "enabled", **(kwargs or {})}
     shows = None if kind != "disabled" and given.display != "omitted" else False
-    return {"chat_template_kwargs": kwargs, "include_reasoning": shows}
+    return {"chat_template_kwargs": kwargs, "include_reasoning": shows, BUDGET: given.budget_tokens}
 
 
 def _check_budget(budget: int | None, max_tokens: int | None) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from quire.config.structured_outputs import StructuredOutputsConfig
-from quire.core.structured_outputs import StructuredOutputsParams
+from quire.core.structured_outputs import StructuredOutputsParams, parse_json
 from quire.entrypoints.openai.protocol.tools import CHOICE_FIELD, TOOLS_FIELD, Tool, ToolChoice
 from quire.errors import UnsupportedError, ValidationError
 from quire.parsers.call_syntax import CallSyntax
@@ -62,6 +62,35 @@ def forced_form(
         forms.append(CallForm(tool["function"]["name"], schema))
     tag = forced_calls(syntax, forms, special, is_one=choice.is_one)
     return StructuredOutputsParams(structural_tag=tag, source=CHOICE_FIELD)
+
+
+def form_or_calls(
+    form: StructuredOutputsParams,
+    choice: ToolChoice,
+    syntax: CallSyntax | None,
+    special: Mapping[str, int],
+    config: StructuredOutputsConfig,
+    warnings: list[str],
+) -> StructuredOutputsParams:
+    """The form of an answer that has `form`, or else is calls and nothing else.
+
+    Args:
+        form: of JSON; another one stays as it is, and the answer is no call.
+        choice, syntax, special, config, warnings: as in `forced_form`.
+
+    Raises:
+        ValidationError: a strict function's schema cannot be followed.
+    """
+    if form.kind not in ("json", "json_object") or syntax is None:
+        warnings.append("tools: the answer has the form of response_format, and is no call")
+        return form
+    schema = {"type": "object", "additionalProperties": True}
+    if form.json is not None:
+        schema = parse_json(form.field, form.json)
+    calls = forced_form(choice, syntax, special, config, warnings).structural_tag
+    assert isinstance(calls, dict), "it was made so"
+    either = {"type": "or", "elements": [{"type": "json_schema", "json_schema": schema}, calls["format"]]}
+    return StructuredOutputsParams(structural_tag={"type": "structural_tag", "format": either}, source=form.field)
 
 
 def strict_form(

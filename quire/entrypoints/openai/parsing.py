@@ -8,6 +8,7 @@ from __future__ import annotations
 import secrets
 import string
 from collections.abc import Sequence
+from functools import cached_property
 from pathlib import Path
 
 from quire.config.server import ApiConfig
@@ -15,8 +16,9 @@ from quire.core.sampling_params import SamplingParams
 from quire.core.structured_outputs import StructuredOutputsParams
 from quire.engine.protocol import EngineClient
 from quire.entrypoints.openai.answer_events import AnswerEvent, AnswerReader, CallBegun, CallPart, PlainAnswer
-from quire.entrypoints.openai.forcing import forced_form, strict_form
+from quire.entrypoints.openai.forcing import forced_form, form_or_calls, strict_form
 from quire.entrypoints.openai.protocol.chat import ChatRequest
+from quire.entrypoints.openai.protocol.response_format import structured_outputs
 from quire.entrypoints.openai.protocol.tools import ToolChoice, tool_choice
 from quire.entrypoints.yaml_config import parse_yaml
 from quire.errors import ConfigError, ValidationError
@@ -27,7 +29,7 @@ from quire.parsers.call_syntax import CallSyntax
 from quire.parsers.events import CallArguments, CallBegin, Content, Event
 from quire.parsers.harmony import HarmonyParser
 from quire.parsers.registry import HARMONY_REASONING, PATTERN, parser_of_template, reasoning_parser, tool_call_parser
-from quire.parsers.thinking_marks import thinking_marks
+from quire.parsers.thinking_marks import TAIL_TOKENS, thinking_marks
 from quire.parsers.tool_calls.pattern import PatternFormat
 from quire.parsers.tools import Tools
 from quire.tokenization.tokenizer import Tokenizer
@@ -35,7 +37,6 @@ from quire.tokenization.tokenizer import Tokenizer
 logger = get_logger(__name__)
 
 AUTO, NONE = "auto", "none"
-TAIL_TOKENS = 16
 MAX_FORMAT_BYTES = 1 << 16
 ID_ALPHABET = string.ascii_letters + string.digits
 
@@ -107,6 +108,16 @@ class Parsing:
                 self._make_tools = tool_call_parser(name)
                 logger.info("tool calls are read as %s, the format of the chat template", name)
 
+    @cached_property
+    def can_end_thinking(self) -> bool:
+        """True when `thinking_token_budget` of a chat can be kept, with tools or without."""
+        if self._reasoning is None or self._tokenizer is None:
+            return False
+        if self._make_tools is not None and self._make_tools.has_reasoning:
+            return False
+        marks = thinking_marks(self._reasoning(), self._tokenizer)
+        return marks is not None and bool(marks.end_ids)
+
     def plan(self, request: ChatRequest, warnings: list[str], *, holds_calls: bool = False) -> ParsingPlan | None:
         """What to read out of the answers to `request`; None = they are plain text.
 
@@ -144,8 +155,11 @@ class Parsing:
                     hint="leave out one of them", field="structured_outputs",
                 )  # fmt: skip
             return forced_form(choice, syntax, self._special, self._structured, warnings)
-        if request.structured_outputs is not None or request.response_format not in (None, {"type": "text"}):
+        if request.structured_outputs is not None:
             return None  # the answer is no call
+        form = structured_outputs(request.response_format, None)
+        if form is not None:
+            return form_or_calls(form, choice, syntax, self._special, self._structured, warnings)
         return strict_form(choice, syntax, self._special, self._structured, warnings)
 
 

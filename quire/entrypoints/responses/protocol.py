@@ -116,6 +116,7 @@ class ResponsesRequest(msgspec.Struct, kw_only=True):
     no_store: bool | None = None
     skip_reading_prefix_cache: bool | None = None
     request_id: str | None = None
+    thinking_token_budget: int | None = None
     vllm_xargs: dict[str, Any] | None = None
 
 

@@ -17,15 +17,17 @@ SAME_NAME = (
     "include_stop_str_in_output", "ignore_eos", "skip_special_tokens", "spaces_between_special_tokens", "logit_bias",
     "allowed_token_ids", "bad_words", "structured_outputs", "chat_template", "truncate_prompt_tokens",
     "truncation_side", "priority", "queue_timeout", "cache_salt", "no_store", "skip_reading_prefix_cache",
-    "vllm_xargs",
+    "vllm_xargs", "thinking_token_budget",
 )  # fmt: skip
 FIELD_NAMES = {
-    "messages": "input", "prompt": "input", "prompt_token_ids": "input", "max_completion_tokens": "max_output_tokens",
+    "messages": "input", "len(messages)": "input", "prompt": "input", "prompt_token_ids": "input",
+    "max_completion_tokens": "max_output_tokens",
     "max_tokens": "max_output_tokens", "response_format": "text", "logprobs": "include",
 }  # fmt: skip
 """What a chat calls a field -> what a response does."""
 TOOL_KEYS = ("type", "name", "description", "parameters", "strict")
 FORMAT_KEYS = ("name", "schema", "strict", "description")
+FORMAT_CHARS = {"name": 128, "description": 1 << 16}
 
 
 def chat_request(
@@ -65,26 +67,49 @@ def text_format(request: ResponsesRequest) -> dict[str, Any]:
     return (request.text.format if request.text is not None else None) or {"type": "text"}
 
 
+def told_tools(request: ResponsesRequest) -> list[dict[str, Any]]:
+    """The tools that were offered, as answers tell them."""
+    return [{name: tool.get(name) for name in TOOL_KEYS} for tool in request.tools or ()]
+
+
+def told_choice(request: ResponsesRequest) -> str | dict[str, Any]:
+    """The choice of a tool, as answers tell it."""
+    choice = request.tool_choice or "auto"
+    if isinstance(choice, str):
+        return choice
+    if choice.get("type") == "function":
+        return _named(choice["name"])
+    names = [tool["name"] for tool in choice["tools"]]
+    return {**{name: choice[name] for name in ("type", "mode")}, "tools": [_named(name) for name in names]}
+
+
+def _named(name: str) -> dict[str, Any]:
+    return {"type": "function", "name": name}
+
+
 def _response_format(request: ResponsesRequest) -> dict[str, Any] | None:
     """`text.format` as `response_format`, which has the schema one level deeper."""
     given = text_format(request)
     kind = given.get("type")
-    if kind == "text":
-        return None
-    if kind not in ("json_object", "json_schema"):
+    if kind not in ("text", "json_object", "json_schema"):
         raise ValidationError(
             f"text.format.type={shown(kind)} is unknown", hint="use text, json_object or json_schema", field="text"
         )
-    if kind == "json_object":
-        return {"type": kind}
-    unknown = [name for name in given if name not in ("type", *FORMAT_KEYS)]
+    unknown = [name for name in given if name not in ("type", *(FORMAT_KEYS if kind == "json_schema" else ()))]
     if unknown:
         raise ValidationError(
             f"text.format.{shown(unknown[0])} is unknown", hint=f"use {', '.join(FORMAT_KEYS)}", field="text"
         )
+    if kind != "json_schema":
+        return {"type": kind} if kind == "json_object" else None
     if not isinstance(given.get("schema"), dict):
         error = wrong_type("text.format.schema", given.get("schema"), "an object")
         raise ValidationError(error.message, hint=error.hint, field="text")
+    for name, limit in FORMAT_CHARS.items():
+        if not isinstance(given.get(name) or "", str) or len(given.get(name) or "") > limit:
+            raise ValidationError(
+                f"text.format.{name} must be a text of at most {limit} characters", hint="shorten it", field="text"
+            )
     return {"type": kind, "json_schema": {name: given[name] for name in FORMAT_KEYS if given.get(name) is not None}}
 
 
@@ -114,22 +139,29 @@ def _tools(
         return tools or None, None if choice == "auto" and not tools else choice
     kind = choice.get("type")
     if kind == "function":
-        return tools or None, {"type": "function", "function": {"name": choice.get("name")}}
+        return tools or None, _chosen(choice)
     if kind != "allowed_tools":
         raise unsupported_tool("tool_choice", kind, "tool_choice")
     mode, allowed = choice.get("mode"), choice.get("tools")
-    if mode not in ("auto", "required") or not isinstance(allowed, list):
+    if mode not in ("auto", "required") or not isinstance(allowed, list) or not allowed:
         raise ValidationError(
             "tool_choice needs mode auto or required, and tools", hint='give {"type": "allowed_tools", "mode": '
             '"auto", "tools": [{"type": "function", "name": ...}]}', field="tool_choice",
         )  # fmt: skip
-    names = {str(tool.get("name")) if isinstance(tool, dict) else "" for tool in allowed}
-    kept = [tool for tool in tools if tool["function"]["name"] in names]
-    if len(kept) < len(names) or not kept:
+    return tools or None, {
+        "type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": [_chosen(one) for one in allowed]}
+    }  # fmt: skip
+
+
+def _chosen(choice: Any) -> dict[str, Any]:
+    """A function that is named, as a chat names it."""
+    name = choice.get("name") if isinstance(choice, dict) and choice.get("type") == "function" else None
+    if not isinstance(name, str):
         raise ValidationError(
-            "tool_choice allows a tool that is not among tools", hint="name functions of tools", field="tool_choice"
-        )
-    return kept, mode
+            f"tool_choice: {shown(choice)} names no function", hint='give {"type": "function", "name": ...}',
+            field="tool_choice",
+        )  # fmt: skip
+    return {"type": "function", "function": {"name": name}}
 
 
 def _tool(where: str, tool: dict[str, Any], warnings: list[str]) -> dict[str, Any]:

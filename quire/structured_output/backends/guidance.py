@@ -21,7 +21,9 @@ from quire.structured_output.interface import (
     Vocabulary,
 )
 from quire.structured_output.own_end import GrammarWithOwnEnd
+from quire.structured_output.schema_lengths import with_format_patterns
 from quire.structured_output.tag_lark import lark_of
+from quire.structured_output.tag_schemas import with_schemas
 
 
 class _Tokens:
@@ -81,9 +83,11 @@ class GuidanceBackend(StructuredOutputBackend):
         if spec.any_whitespace and spec.whitespace_pattern is not None:
             options["whitespace_pattern"] = spec.whitespace_pattern
         if spec.kind == "structural_tag":
-            return str(make.grammar_from_lark(lark_of(json.loads(spec.text), options)))
+            tag = with_schemas(json.loads(spec.text), with_format_patterns)
+            return str(make.grammar_from_lark(lark_of(tag, options)))
         if spec.kind == "json":
-            return str(make.grammar_from_json_schema(spec.text, overrides=options))
+            schema = json.dumps(with_format_patterns(json.loads(spec.text)), ensure_ascii=False)
+            return str(make.grammar_from_json_schema(schema, overrides=options))
         if spec.kind == "regex":
             return str(make.grammar_from_regex(spec.text))
         if spec.kind == "choice":

@@ -132,7 +132,9 @@ def test_tools_and_their_choice_are_those_of_a_chat():
     assert chat.tool_choice == {"type": "function", "function": {"name": "add"}}
     allowed = {"type": "allowed_tools", "mode": "required", "tools": [{"type": "function", "name": "sub"}]}
     chat = translated("", tools=tools, tool_choice=allowed)
-    assert [tool["function"]["name"] for tool in chat.tools] == ["sub"] and chat.tool_choice == "required"
+    assert len(chat.tools) == 2, "the prompt is that of every choice"
+    assert chat.tool_choice["allowed_tools"]["tools"] == [{"type": "function", "function": {"name": "sub"}}]
+    assert chat.tool_choice["allowed_tools"]["mode"] == "required"
     chat = translated("", tools=[], tool_choice="auto")
     assert chat.tools is None and chat.tool_choice is None
 

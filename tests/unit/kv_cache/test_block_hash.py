@@ -4,7 +4,7 @@ import hashlib
 
 import numpy as np
 
-from quire.kv_cache.block_hash import ROOT_HASH, hash_full_pages, sha256_block_hash
+from quire.kv_cache.block_hash import ROOT_HASH, bytes_by_page, hash_full_pages, sha256_block_hash, token_bytes
 
 
 def tokens(*token_ids: int) -> np.ndarray:
@@ -41,3 +41,9 @@ def test_extra_keys_with_the_same_letters_in_other_places_differ():
 def test_a_strided_or_wider_array_hashes_like_its_values():
     values = np.arange(16, dtype=np.int64)
     assert hash_full_pages(values[::2], 4, {}) == hash_full_pages(values[::2].astype(np.int32), 4, {})
+
+
+def test_pages_of_an_array_are_hashed_as_each_of_them_is():
+    pages = np.arange(24, dtype=np.int32).reshape(6, 4)
+    for array in (pages, pages[::2], pages.astype(np.int64)):
+        assert bytes_by_page(array) == [token_bytes(page) for page in array]

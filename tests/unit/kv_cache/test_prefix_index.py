@@ -122,3 +122,26 @@ def test_token_pages_count_leading_pages_that_match():
     assert pages.num_matching(np.array([1, 3]), np.array([1, 2, 3, 4, 5])) == 2
     assert pages.num_matching(np.array([1, 3]), np.array([1, 2, 3, 5])) == 1
     assert pages.num_matching(np.array([1, 3]), np.array([0, 2, 3, 4])) == 0
+
+
+def test_token_pages_count_leading_tokens_that_are_equal():
+    pages = TokenPages(6, 3)
+    pages.write(np.array([1, 2, 3, 4, 5]), np.array([[1, 2, 3], [1, 2, 9], [1, 9, 3], [9, 2, 3], [9, 9, 9]]))
+    found = pages.num_equal(np.array([5, 4, 3, 2, 1]), np.array([1, 2, 3], dtype=np.int32))
+    assert found.tolist() == [0, 0, 1, 2, 3]
+
+
+def test_a_page_with_extra_keys_is_known_by_its_content_until_it_is_forgotten():
+    index, tokens = PrefixIndex(9, 2), np.array([[1, 2]] * 3, dtype=np.int32)
+    index.write_tokens(np.array([1, 2, 3]), tokens)
+    salts: list[ExtraKeys] = [(("cache_salt", name),) for name in "abc"]
+    for block_id, salt in enumerate(salts, 1):
+        index.publish(block_id, hash_full_pages(tokens[0], 2, {0: salt})[0], ROOT_PREFIX_ID, salt)
+    content = tokens[0].tobytes()
+    assert index.salted.keys_of(ROOT_PREFIX_ID, content, 9) == salts[::-1], "the newest first"
+    assert index.salted.keys_of(ROOT_PREFIX_ID, content, 2) == [salts[2], salts[1]]
+    index.forget([3])
+    assert index.salted.keys_of(ROOT_PREFIX_ID, content, 2) == [salts[1], salts[0]]
+    assert index.salted.keys_of(ROOT_PREFIX_ID, content[::-1], 2) == index.salted.keys_of(5, content, 2) == []
+    index.forget([1, 2])
+    assert not index.salted._keys

@@ -215,6 +215,19 @@ def test_a_newcomers_prompt_in_pieces_does_not_wait_for_those_of_a_flood():
     engine.run()
 
 
+def test_only_a_request_within_its_tenants_share_may_claim_a_place():
+    engine = fair(max_num_seqs=6)
+    engine.add(*(make_request(handle, 6, max_tokens=60, tenant="flood") for handle in range(3)))
+    engine.add(make_request(10, 6, max_tokens=60, tenant="steady"))
+    engine.step()
+    engine.add(
+        make_request(11, 6, tenant="flood"), make_request(12, 6, tenant="steady"), make_request(13, tenant="new")
+    )
+    order, requests = order_of(engine), engine.scheduler._requests
+    assert [order.may_claim(requests[handle]) for handle in (11, 12, 13)] == [False, True, True]
+    engine.run()
+
+
 def test_while_one_waits_others_get_no_more_than_the_gap_and_what_they_have_running():
     """The bound on waiting: each other tenant's service while the head of a tenant's queue waits."""
     engine = fair(max_num_seqs=3)

@@ -149,6 +149,16 @@ def test_a_grammar_that_fails_ends_its_requests_with_the_field_and_only_a_refusa
     assert len(pool.futures) == 3 and not manager.is_ready(2) and list(manager.take_failures()) == [3]
 
 
+def test_a_grammar_that_nobody_waits_for_any_more_is_not_compiled():
+    manager, pool = make(2)
+    manager.note(outputs({}, ended=(0,)))
+    assert not pool.futures[0].cancelled()
+    manager.note(outputs({}, ended=(1,)))
+    assert pool.futures[0].cancelled()
+    add(manager, 2)
+    assert len(pool.futures) == 2
+
+
 def test_a_library_that_gives_up_within_a_step_ends_its_own_request_and_the_step_goes_on():
     manager, pool = make(2)
     pool.futures[0].set_result((Counting(), 10))

@@ -9,6 +9,7 @@ import pytest
 from quire.structured_output.schema_closing import closed
 from quire.structured_output.schema_keywords import find_problem, malformed
 from quire.structured_output.schema_lengths import PLAIN, with_patterns
+from quire.structured_output.schema_references import find_cycle
 
 
 @pytest.mark.parametrize(
@@ -61,3 +62,17 @@ def test_lengths_become_patterns_of_plain_characters():
     schema = {"properties": {"minLength": {"type": "string", "minLength": 1, "maxLength": 2}}}
     assert with_patterns(schema) == {"properties": {"minLength": {"type": "string", "pattern": f"^{PLAIN}{{1,2}}$"}}}
     assert with_patterns({"minLength": 3}) == {"pattern": f"^{PLAIN}{{3,}}$"}
+
+
+@pytest.mark.parametrize(
+    ("schema", "is_cyclic"),
+    [
+        ({"$defs": {"a": {"type": "null"}}, "anyOf": [{"$ref": "#/$defs/a"}, {"$ref": "#/$defs/a"}]}, False),
+        ({"$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"type": "null"}}, "$ref": "#/$defs/a"}, False),
+        ({"type": "array", "items": {"$ref": "#"}}, True),
+        ({"$defs": {"a": {"items": {"$ref": "#/$defs/b"}}, "b": {"$ref": "#/$defs/a"}}, "$ref": "#/$defs/a"}, True),
+        ({"properties": {"x": {"items": {"$ref": "#/properties/x"}}}}, True),
+    ],
+)
+def test_a_reference_that_leads_back_to_itself_is_found(schema: Any, is_cyclic: bool):
+    assert (find_cycle(schema) is not None) == is_cyclic

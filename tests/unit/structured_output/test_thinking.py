@@ -66,10 +66,13 @@ def test_tokens_and_text_agree_where_the_thinking_ends(kind: type[ReasoningParse
             assert state.num_tokens == num_inside - parser.is_marked_inside
 
 
-def test_a_control_token_is_a_mark_only_where_the_text_shows_it():
+def test_a_control_token_may_be_the_mark_and_others_are_text_where_it_shows_them():
     for shows_special in (True, False):
         state = thinking(TagParser("<think>"), shows_special=shows_special)
         state.push(MARK)
+        assert state.place is Place.AFTER
+        state = thinking(TagParser(""), shows_special=shows_special)
+        state.push(EOS)
         assert (state.place is Place.AFTER) == shows_special
 
 

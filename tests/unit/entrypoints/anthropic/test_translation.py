@@ -90,6 +90,7 @@ def test_a_schema_is_the_form_of_the_answer_from_either_field():
 def test_thinking_is_what_templates_know_and_the_clients_own_variables_win(thinking, kwargs, shows):
     chat, _ = translated(thinking=thinking)
     assert (chat.chat_template_kwargs, chat.include_reasoning) == (kwargs, shows)
+    assert chat.thinking_token_budget == thinking.get("budget_tokens")
     chat, _ = translated(thinking=thinking, chat_template_kwargs={"enable_thinking": 7})
     assert chat.chat_template_kwargs["enable_thinking"] == 7
 

@@ -1,0 +1,99 @@
+"""Forms that are dear to compile are refused or compiled within their budget; the next grammar is none the worse."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from benchmarks.adversarial import FORMS
+from quire.config.structured_outputs import StructuredOutputsConfig
+from quire.core.structured_outputs import StructuredOutputsParams
+from quire.errors import QuireClientError
+from quire.models.hub import resolve_model_path
+from quire.structured_output.choose import resolve_structured_outputs
+from quire.structured_output.compile_messages import WorkerSetup
+from quire.structured_output.compile_pool import BudgetError, CompilePool
+from quire.structured_output.interface import GrammarSpec
+from quire.structured_output.spec import spec_of
+from tests.structured.libraries import needs_libraries
+
+pytestmark = [
+    needs_libraries,
+    pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="limits of memory need /proc"),
+]
+CPU_S, MEMORY_BYTES = 1.0, 200 << 20
+PLAIN = GrammarSpec(kind="regex", text="[a-f]{3}", backend="xgrammar")
+
+
+@pytest.fixture(scope="module")
+def pool() -> Iterator[CompilePool]:
+    setup = WorkerSetup(str(resolve_model_path("leaf", None, None)), 3072, 2, CPU_S, MEMORY_BYTES)
+    pool = CompilePool(setup)
+    pool.compile(PLAIN).result()
+    yield pool
+    pool.close()
+
+
+def spec(name: str, number: int) -> GrammarSpec:
+    return spec_of(
+        resolve_structured_outputs(StructuredOutputsParams.of(FORMS[name](number)), StructuredOutputsConfig())
+    )
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_a_form_that_is_dear_to_compile_is_refused_or_followed_within_its_budget(pool: CompilePool, name: str):
+    try:
+        grammar, num_bytes = pool.compile(spec(name, 1)).result()
+    except QuireClientError as error:
+        assert (error.field or "").startswith("structured_outputs"), error
+    else:
+        assert num_bytes < MEMORY_BYTES
+        bitmask = np.empty((1, 96), dtype=np.int32)
+        grammar.start().fill_bitmask(bitmask, 0)
+
+
+def test_a_grammar_over_its_time_ends_its_own_child_and_the_worker_goes_on(pool: CompilePool):
+    workers = {one._process.pid for one in pool._workers if one._process is not None}
+    with pytest.raises(BudgetError, match="takes more than 1 s"):
+        pool.compile(spec("many_properties", 2)).result()
+    pool.compile(PLAIN).result()
+    assert workers <= {one._process.pid for one in pool._workers if one._process is not None}
+    while any(children(pid) for pid in workers):  # one that has answered is about to end
+        time.sleep(0.01)
+
+
+def test_a_grammar_over_its_memory_is_refused_by_the_kernel_and_the_worker_goes_on():
+    pool = CompilePool(WorkerSetup(str(resolve_model_path("leaf", None, None)), 3072, 2, 60.0, MEMORY_BYTES))
+    try:
+        pool.compile(PLAIN).result()
+        workers = {one._process.pid for one in pool._workers if one._process is not None}
+        with pytest.raises(BudgetError, match="more than 200 MiB"):
+            pool.compile(spec("long_strings", 2)).result()
+        pool.compile(PLAIN).result()
+        assert workers == {one._process.pid for one in pool._workers if one._process is not None}
+    finally:
+        pool.close()
+
+
+def test_a_child_that_has_taken_long_runs_only_where_a_processor_is_idle(pool: CompilePool):
+    future = pool.compile(spec("many_properties", 3))
+    policies = set()
+    while not future.done():
+        for worker in pool._workers:
+            for child in children(worker._process.pid) if worker._process is not None else ():
+                try:
+                    policies.add(os.sched_getscheduler(child))
+                except ProcessLookupError:
+                    continue
+        time.sleep(0.02)
+    assert isinstance(future.exception(), BudgetError) and os.SCHED_IDLE in policies
+
+
+def children(pid: int) -> list[int]:
+    """Of a process with one thread."""
+    return [int(one) for one in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
