@@ -19,6 +19,7 @@ class WorkerSetup(msgspec.Struct, frozen=True):
         eos_token_id: ends an answer.
         cpu_s: CPU time that one grammar may take, in seconds.
         memory_bytes: memory that one grammar may take.
+        is_background: it takes only what processors leave idle.
     """
 
     tokenizer_path: str
@@ -26,6 +27,7 @@ class WorkerSetup(msgspec.Struct, frozen=True):
     eos_token_id: int
     cpu_s: float
     memory_bytes: int
+    is_background: bool = False
 
 
 class CompileResult(msgspec.Struct, frozen=True):

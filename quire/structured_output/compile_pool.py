@@ -1,7 +1,10 @@
 """CompilePool: grammars made off the engine's loop, each within a budget of CPU time and memory.
 
-Owned by the grammar manager. Owns compile workers, started when the first grammar is asked for, and replaced when a
-grammar took too much, and the libraries of this process, which only read what a worker has compiled.
+A grammar is tried in the quick lane, which gives up after `QUICK_CPU_S`; what takes longer waits for the slow lane,
+where it gets what the machine leaves idle. So plain grammars never wait for dear ones.
+
+Owned by the grammar manager. Owns compile workers, each started when it is first needed, and the libraries of this
+process, which only read what a worker has compiled.
 """
 
 from __future__ import annotations
@@ -12,6 +15,7 @@ import subprocess
 import sys
 import threading
 import weakref
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 
@@ -26,8 +30,9 @@ from quire.structured_output.interface import CompiledGrammar, GrammarSpec, Stru
 from quire.structured_output.registry import make_backend
 from quire.structured_output.vocabulary import read_vocabulary
 
-NUM_WORKERS = 2
-"""At most; the second is started when the first is busy."""
+QUICK_CPU_S = 0.03
+NUM_QUICK_WORKERS, NUM_SLOW_WORKERS = 2, 1
+"""At most; a worker is started when all before it are busy."""
 # Wall time for a grammar beyond its CPU time: the machine may be busy, and a worker may have to start.
 WALL_FACTOR = 20.0
 WALL_EXTRA_S = 60.0
@@ -35,8 +40,15 @@ WALL_EXTRA_S = 60.0
 logger = get_logger(__name__)
 
 
+Made = tuple[CompiledGrammar, int]
+
+
 class BudgetError(ValidationError):
     """A grammar took too much; trying again may go otherwise."""
+
+
+class OverTimeError(BudgetError):
+    """It took too much CPU time."""
 
 
 class CompilePool:
@@ -48,23 +60,24 @@ class CompilePool:
 
     def __init__(self, setup: WorkerSetup) -> None:
         self._setup = setup
-        self._threads = ThreadPoolExecutor(NUM_WORKERS, "grammars")
-        self._idle: queue.LifoQueue[_Worker] = queue.LifoQueue()
-        self._workers = [_Worker(setup) for _ in range(NUM_WORKERS)]
-        for worker in self._workers:
-            self._idle.put(worker)
-        self._finalize = weakref.finalize(self, _close, self._workers, self._threads)
+        quick = msgspec.structs.replace(setup, cpu_s=min(QUICK_CPU_S, setup.cpu_s))
+        slow = msgspec.structs.replace(setup, is_background=True)
+        self._quick, self._slow = _Lane(quick, NUM_QUICK_WORKERS), _Lane(slow, NUM_SLOW_WORKERS)
+        self._workers = [*self._quick.workers, *self._slow.workers]
+        self._finalize = weakref.finalize(self, _close, [self._quick, self._slow])
         self._lock = threading.Lock()
         self._vocabulary: Vocabulary | None = None
         self._backends: dict[str, StructuredOutputBackend] = {}
 
-    def compile(self, spec: GrammarSpec) -> Future[tuple[CompiledGrammar, int]]:
+    def compile(self, spec: GrammarSpec) -> Future[Made]:
         """A grammar and the bytes it crossed in; the future's exception is a `QuireError` that names the field."""
-        return self._threads.submit(self._compile, spec)
+        made: Future[Made] = Future()
+        self._quick.submit(lambda worker: self._make(spec, worker, made, is_last=self._setup.cpu_s <= QUICK_CPU_S))
+        return made
 
-    def free_text(self) -> Future[tuple[CompiledGrammar, int]]:
+    def free_text(self) -> Future[Made]:
         """The grammar of any text; made when the vocabulary has been read."""
-        return self._threads.submit(self._free_text)
+        return self._quick.threads.submit(self._free_text)
 
     @property
     def vocabulary(self) -> Vocabulary:
@@ -76,17 +89,34 @@ class CompilePool:
         """End the workers; harmless when repeated."""
         self._finalize()
 
-    def _free_text(self) -> tuple[CompiledGrammar, int]:
+    def _free_text(self) -> Made:
         with self._lock:
             self._read_vocabulary()
         return FreeText(), 0
 
-    def _compile(self, spec: GrammarSpec) -> tuple[CompiledGrammar, int]:
-        worker = self._idle.get()
+    def _make(self, spec: GrammarSpec, worker: _Worker, made: Future[Made], *, is_last: bool) -> None:
+        """Compile with `worker`; what takes too long, and has not had its last try, goes to the slow lane."""
+        if made.cancelled():
+            return
+        error: QuireError | None = None
+        result: Made | None = None
         try:
-            compiled = worker.run(spec)
-        finally:
-            self._idle.put(worker)
+            result = self._loaded(spec, worker.run(spec))
+        except OverTimeError as over:
+            if not is_last:
+                self._slow.submit(lambda slow: self._make(spec, slow, made, is_last=True))
+                return
+            error = over
+        except QuireError as refused:
+            error = refused
+        if not made.set_running_or_notify_cancel():
+            return
+        if result is not None:
+            made.set_result(result)
+        else:
+            made.set_exception(error)
+
+    def _loaded(self, spec: GrammarSpec, compiled: bytes) -> Made:
         try:
             return self._backend(spec.backend).load(spec, compiled), len(compiled)
         except QuireError:
@@ -108,12 +138,39 @@ class CompilePool:
         return self._vocabulary
 
 
-def _close(workers: list[_Worker], threads: ThreadPoolExecutor) -> None:
-    for worker in workers:
-        worker.kill()
-    threads.shutdown(wait=threading.current_thread() is threading.main_thread(), cancel_futures=True)
-    for worker in workers:
-        worker.dispose()
+class _Lane:
+    """Workers, and a thread for each that waits for its answers."""
+
+    def __init__(self, setup: WorkerSetup, num_workers: int) -> None:
+        self.workers = [_Worker(setup) for _ in range(num_workers)]
+        self.threads = ThreadPoolExecutor(num_workers, "grammars")
+        self._idle: queue.LifoQueue[_Worker] = queue.LifoQueue()
+        for worker in self.workers:
+            self._idle.put(worker)
+
+    def submit(self, work: Callable[[_Worker], None]) -> None:
+        """Have `work` done with the next worker that is free; not when the lane is closed."""
+        with suppress(RuntimeError):  # closed
+            self.threads.submit(self._run, work)
+
+    def _run(self, work: Callable[[_Worker], None]) -> None:
+        worker = self._idle.get()
+        try:
+            work(worker)
+        except Exception:
+            logger.exception("a grammar could not be made")
+        finally:
+            self._idle.put(worker)
+
+
+def _close(lanes: list[_Lane]) -> None:
+    for lane in lanes:
+        for worker in lane.workers:
+            worker.kill()
+    for lane in lanes:
+        lane.threads.shutdown(wait=threading.current_thread() is threading.main_thread(), cancel_futures=True)
+        for worker in lane.workers:
+            worker.dispose()
 
 
 class _Worker:
@@ -196,7 +253,7 @@ class _Worker:
         return self._over_memory(spec)
 
     def _over_time(self, spec: GrammarSpec) -> QuireError:
-        return BudgetError(
+        return OverTimeError(
             f"the grammar ({spec.kind}) takes more than {self._setup.cpu_s:g} s to compile",
             hint="make it simpler, or start the engine with a larger structured_outputs_compile_timeout",
             field=f"structured_outputs.{spec.kind}",

@@ -3,7 +3,7 @@
 Started by `compile_pool` as a program. It reads a `WorkerSetup` and then one `GrammarSpec` after another from its
 standard input, and answers each with a `CompileResult`. Loads no torch. Each grammar is compiled by a child of its own,
 so that one that fails costs no new start, and the kernel holds the child to its limits: too much CPU time ends it by
-SIGPROF, and too much memory it does not get. A child that has taken `PATIENCE_S` goes on where a processor is idle.
+SIGPROF, and too much memory it does not get.
 """
 
 from __future__ import annotations
@@ -27,9 +27,7 @@ from quire.structured_output.vocabulary import read_vocabulary
 NICENESS = 10
 OVER_MEMORY = "over memory"
 OVER_TIME = "over time"
-PATIENCE_S = 0.03
-"""CPU time."""
-WATCH_INTERVAL_S = 0.01
+WATCH_INTERVAL_S = 0.1
 
 
 def main() -> None:
@@ -75,29 +73,21 @@ _TIME_SIGNALS = (signal.SIGPROF, signal.SIGKILL)
 
 
 def _watch(child: int) -> None:
-    """Until `child` ends: give its processor to others once it has taken long; end it when nobody waits any more."""
-    engine, is_patient = os.getppid(), True
+    """Until `child` ends; end it when nobody waits any more."""
+    engine = os.getppid()
     descriptor = os.pidfd_open(child)
     try:
         while not select.select([descriptor], [], [], WATCH_INTERVAL_S)[0]:
             if os.getppid() != engine:
                 os.kill(child, signal.SIGKILL)
-            elif is_patient and _cpu_seconds(child) >= PATIENCE_S:
-                is_patient = False
-                with suppress(OSError):  # a kernel or a sandbox without it
-                    os.sched_setscheduler(child, os.SCHED_IDLE, os.sched_param(0))
     finally:
         os.close(descriptor)
 
 
-def _cpu_seconds(process: int) -> float:
-    with suppress(OSError):
-        fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
-        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-    return 0.0
-
-
 def _compile_within_limits(backend: StructuredOutputBackend, spec: GrammarSpec, setup: WorkerSetup) -> CompileResult:
+    if setup.is_background:
+        with suppress(OSError):  # a kernel or a sandbox without it
+            os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
     _limit_memory(setup.memory_bytes)
     signal.setitimer(signal.ITIMER_PROF, setup.cpu_s)
     try:

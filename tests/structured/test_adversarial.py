@@ -70,7 +70,8 @@ def test_a_grammar_over_its_time_ends_its_own_child_and_the_worker_goes_on(pool:
 def test_a_grammar_over_its_memory_is_refused_by_the_kernel_and_the_worker_goes_on():
     pool = CompilePool(WorkerSetup(str(resolve_model_path("leaf", None, None)), 3072, 2, 60.0, MEMORY_BYTES))
     try:
-        pool.compile(PLAIN).result()
+        with pytest.raises(BudgetError, match="more than 200 MiB"):
+            pool.compile(spec("long_strings", 1)).result()  # starts a worker of each lane
         workers = {one._process.pid for one in pool._workers if one._process is not None}
         with pytest.raises(BudgetError, match="more than 200 MiB"):
             pool.compile(spec("long_strings", 2)).result()
@@ -92,6 +93,19 @@ def test_a_child_that_has_taken_long_runs_only_where_a_processor_is_idle(pool: C
                     continue
         time.sleep(0.02)
     assert isinstance(future.exception(), BudgetError) and os.SCHED_IDLE in policies
+
+
+def test_a_plain_grammar_does_not_wait_for_dear_ones():
+    pool = CompilePool(WorkerSetup(str(resolve_model_path("leaf", None, None)), 3072, 2, 60.0, MEMORY_BYTES))
+    try:
+        dear = [pool.compile(spec("many_properties", number)) for number in range(10, 14)]
+        plain = GrammarSpec(kind="regex", text="[a-f]{4}", backend="xgrammar")
+        pool.compile(plain).result()
+        assert not any(one.done() for one in dear)
+        dear[3].cancel()
+    finally:
+        pool.close()
+    assert dear[3].cancelled()
 
 
 def children(pid: int) -> list[int]:
