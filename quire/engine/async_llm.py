@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from quire.config import QuireConfig
@@ -70,6 +71,8 @@ class AsyncLLM(EngineClient):
         self.core_start = core.start_phases
         self._stat_timer: asyncio.TimerHandle | None = None
         self._dead: EngineDeadError | None = None
+        # One at a time: each takes the interpreter from the loop, which shall keep its half.
+        self._preparing = ThreadPoolExecutor(1, "prepare")
         self._supervisor = Supervisor(core, launch, self, parts.config.supervision.max_restarts)
 
     @classmethod
@@ -206,7 +209,7 @@ class AsyncLLM(EngineClient):
         form = sampling_params.structured_outputs
         is_long = isinstance(prompt, str) and len(prompt) > LONG_TEXT_CHARS
         if is_long or (form is not None and form.is_large):
-            submission = await asyncio.to_thread(prepare)
+            submission = await asyncio.get_running_loop().run_in_executor(self._preparing, prepare)
             self._require_alive()
             self._front.check_name(request_id, priority, tenant)
         else:
@@ -262,6 +265,7 @@ class AsyncLLM(EngineClient):
             self.on_dead(EngineDeadError("the engine was shut down", hint="make a new one"))
         if self._stat_timer is not None:
             self._stat_timer.cancel()
+        self._preparing.shutdown(wait=False)
         self._supervisor.close()
 
     # --- what the supervisor tells ---

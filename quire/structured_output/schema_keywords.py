@@ -126,16 +126,17 @@ def _places(schema: Any) -> Iterator[_Place]:
 
 def _children(place: _Place) -> Iterator[_Place]:
     for keyword, value in place.schema.items():
-        path = f"{place.path}/{_escaped(keyword)}"
         if keyword in MAPS and isinstance(value, dict):
+            path = f"{place.path}/{keyword}/"
             for name, item in value.items():
                 if not isinstance(item, list):  # a list of names in "dependencies"
-                    yield _Place(item, f"{path}/{_escaped(name)}", keyword)
+                    yield _Place(item, path + _escaped(name), keyword)
         elif keyword in LISTS and isinstance(value, list):
+            path = f"{place.path}/{keyword}/"
             for index, item in enumerate(value):
-                yield _Place(item, f"{path}/{index}", keyword)
+                yield _Place(item, f"{path}{index}", keyword)
         elif keyword in ONES and not isinstance(value, list):
-            yield _Place(value, path, keyword)
+            yield _Place(value, f"{place.path}/{keyword}", keyword)
 
 
 MAPS = frozenset(("properties", "patternProperties", "$defs", "definitions", "dependentSchemas", "dependencies"))
@@ -147,7 +148,7 @@ ONES = frozenset((
 
 
 def _escaped(name: str) -> str:
-    return name.replace("~", "~0").replace("/", "~1")
+    return name.replace("~", "~0").replace("/", "~1") if "~" in name or "/" in name else name
 
 
 # --- what is a schema ---
@@ -160,17 +161,22 @@ def _check_form(place: _Place) -> Problem | None:
     if not isinstance(schema, dict):
         return Problem(place.path, "a schema is an object, true or false")
     for keyword, value in schema.items():
-        path = f"{place.path}/{_escaped(keyword)}"
-        if keyword in ANNOTATIONS or keyword.startswith("x-"):
-            continue
-        if keyword not in KEYWORDS:
-            return Problem(path, "the keyword is unknown")
-        if keyword == "enum" and isinstance(value, list) and len(value) > MAX_ENUM:
-            return Problem(path, f"more than {MAX_ENUM} values cannot be compiled in time")
-        check = _FORMS.get(keyword)
-        if check is not None and not check(value):
-            return Problem(path, f"the value of {keyword} has the wrong form")
+        reason = _wrong_form(keyword, value)
+        if reason is not None:
+            return Problem(f"{place.path}/{_escaped(keyword)}", reason)
     return None
+
+
+def _wrong_form(keyword: str, value: Any) -> str | None:
+    """What is wrong with a keyword and its value, whatever library gets them."""
+    if keyword in ANNOTATIONS or keyword.startswith("x-"):
+        return None
+    if keyword not in KEYWORDS:
+        return "the keyword is unknown"
+    if keyword == "enum" and isinstance(value, list) and len(value) > MAX_ENUM:
+        return f"more than {MAX_ENUM} values cannot be compiled in time"
+    check = _FORMS.get(keyword)
+    return None if check is None or check(value) else f"the value of {keyword} has the wrong form"
 
 
 def _is_count(value: Any) -> bool:
