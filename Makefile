@@ -65,7 +65,7 @@ bench-engine: $(VENV)/.test        ## prefix caching and continuous batching on 
 	$(BIN)/python benchmarks/engine/bench_leaf.py
 
 .PHONY: bench-plan
-bench-plan: $(VENV)/.test          ## predictions of quire plan against ten real loads, leaf and a 0.5B checkpoint; 13 minutes
+bench-plan: $(VENV)/.test          ## predictions of quire plan against ten real loads, leaf and a 0.5B checkpoint; 25 minutes
 	$(BIN)/python -m benchmarks.server.bench_plan
 
 docs: $(VENV)/.dev                 ## regenerate the reference pages

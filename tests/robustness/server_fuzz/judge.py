@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from pathlib import Path
 from typing import Any
 
 from quire.entrypoints.openai import errors
@@ -16,8 +17,10 @@ CATALOGUE = {
     for kind in vars(errors).values()
     if isinstance(kind, errors.ErrorKind)
 } | {(status, INVALID_REQUEST, status) for status in (400, 404)}
+ROOT = Path(__file__).parents[3]
 INSIDE = re.compile(
-    r'Traceback|File "|site-packages|/usr/|/home/|/work/|/tmp/|\w\.py\b|0x[0-9a-f]{6,}|msgspec|starlette|fastapi'
+    rf"{re.escape(str(ROOT))}/|"
+    r'Traceback|File "|site-packages|/usr/|/home/|/tmp/|\w\.py\b|0x[0-9a-f]{6,}|msgspec|starlette|fastapi'
     r"|uvicorn|h11|asyncio|Exception|\b(?:Value|Type|Key|Index|Attribute|Runtime|Overflow|Unicode\w+)Error"
 )
 LOG = re.compile(r"Traceback|unforeseen|Exception in|Fatal error|never retrieved|never awaited| ERROR | CRITICAL ")
