@@ -109,6 +109,9 @@ class CompilePool:
             error = over
         except QuireError as refused:
             error = refused
+        except Exception as unforeseen:  # whoever waits for the grammar must hear of it
+            logger.exception("a grammar could not be made")
+            error = EngineGenerateError(f"{spec.backend}: {type(unforeseen).__name__}: {unforeseen}")
         if not made.set_running_or_notify_cancel():
             return
         if result is not None:
@@ -157,8 +160,6 @@ class _Lane:
         worker = self._idle.get()
         try:
             work(worker)
-        except Exception:
-            logger.exception("a grammar could not be made")
         finally:
             self._idle.put(worker)
 

@@ -13,7 +13,7 @@ import pytest
 from benchmarks.adversarial import FORMS
 from quire.config.structured_outputs import StructuredOutputsConfig
 from quire.core.structured_outputs import StructuredOutputsParams
-from quire.errors import QuireClientError
+from quire.errors import EngineGenerateError, QuireClientError
 from quire.models.hub import resolve_model_path
 from quire.structured_output.choose import resolve_structured_outputs
 from quire.structured_output.compile_messages import WorkerSetup
@@ -112,6 +112,16 @@ def test_a_plain_grammar_does_not_wait_for_dear_ones():
     finally:
         pool.close()
     assert dear[3].cancelled()
+
+
+def test_whoever_waits_for_a_grammar_hears_of_a_worker_that_answers_nonsense(pool: CompilePool, monkeypatch):
+    def nonsense(spec: GrammarSpec) -> bytes:
+        raise ValueError("no message")
+
+    for worker in pool._workers:
+        monkeypatch.setattr(worker, "run", nonsense)
+    with pytest.raises(EngineGenerateError, match="no message"):
+        pool.compile(GrammarSpec(kind="regex", text="[a-f]{5}", backend="xgrammar")).result(timeout=30)
 
 
 def children(pid: int) -> list[int]:
