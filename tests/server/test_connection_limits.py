@@ -13,11 +13,9 @@ from types import SimpleNamespace
 from typing import Any
 from unittest.mock import MagicMock
 
-import h11
 import httpx
 import pytest
 from uvicorn import Config
-from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 
 from quire.config.server import LimitsConfig
@@ -25,8 +23,10 @@ from quire.entrypoints.openai.connection import protocol_factory
 from quire.entrypoints.openai.connection_limits import (
     GRACE_S,
     ConnectionWatch,
+    LimitedConnection,
     max_connections,
 )
+from quire.entrypoints.openai.strict_http import Phase
 from tests.server.engines import ScriptedEngine
 from tests.server.servers import RunningServer
 from tests.server.test_protocol import CHAT, HELLO, error_of, post
@@ -120,15 +120,11 @@ class Transport:
         self.is_aborted = True
 
 
-def watched(state: Any, **limits: int) -> tuple[Any, Callable[[float], bool]]:
+def watched(phase: Phase, **limits: int) -> tuple[Any, Callable[[float], bool]]:
     """A connection, and what sweeps it at a time and says whether it was ended."""
-    connection: Any = object.__new__(H11Protocol)
-    connection.conn, connection.cycle, connection.client = (
-        SimpleNamespace(their_state=state, trailing_data=(b"", False)),
-        None,
-        None,
-    )
-    connection.timeout_keep_alive_task, connection.transport = None, Transport()
+    connection: Any = object.__new__(LimitedConnection)
+    connection.phase, connection.cycle, connection.client = phase, None, None
+    connection.flow, connection.transport = SimpleNamespace(read_paused=False), Transport()
     now = [0.0]
     watch = ConnectionWatch([connection], LimitsConfig(**limits), clock=lambda: now[0])
 
@@ -141,18 +137,18 @@ def watched(state: Any, **limits: int) -> tuple[Any, Callable[[float], bool]]:
 
 
 def test_time_for_a_body_begins_with_the_body():
-    connection, at = watched(h11.IDLE, head_timeout=10, body_timeout=10)
+    connection, at = watched(Phase.HEAD, head_timeout=10, body_timeout=10)
     assert not at(0) and not at(9)
-    connection.conn.their_state = h11.SEND_BODY
+    connection.phase = Phase.BODY
     assert not at(11) and not at(20)
-    connection.conn.their_state = h11.DONE
+    connection.phase = Phase.DONE
     assert not at(100)
-    connection.conn.their_state = h11.SEND_BODY
+    connection.phase = Phase.BODY
     assert not at(200) and at(211 + GRACE_S)
 
 
 def test_a_client_that_reads_nothing_is_cut_off_and_one_that_reads_slowly_is_not():
-    connection, at = watched(h11.DONE, write_timeout=10)
+    connection, at = watched(Phase.DONE, write_timeout=10)
     connection.transport.size = 9000
     assert not at(0) and not at(9)
     connection.transport.size = 8000
@@ -204,6 +200,23 @@ NOT_HTTP = {
     "a length in words": HEAD + b"content-length: many\r\n\r\n",
     "an encoding nobody knows": HEAD + b"transfer-encoding: gzip, chunked\r\n\r\n",
     "a folded name": HEAD + b"transfer-encoding : chunked\r\n\r\n",
+    "two hosts": HEAD + b"host: y\r\n\r\n",
+    "no host": b"GET /live HTTP/1.1\r\n\r\n",
+    "lines that end with a line feed": b"GET /live HTTP/1.1\nhost: x\n\n",
+    "a zero in a header": HEAD + b"x: a\x00b\r\n\r\n",
+    "the preface of HTTP/2": b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+    "HTTP/2.0": b"GET /live HTTP/2.0\r\nhost: x\r\n\r\n",
+    "another server's URL": b"GET http://y/live HTTP/1.1\r\nhost: x\r\n\r\n",
+    "a tunnel": b"CONNECT y:80 HTTP/1.1\r\nhost: x\r\n\r\n",
+    "no path": b"OPTIONS * HTTP/1.1\r\nhost: x\r\n\r\n",
+    "an encoding that looks like chunks": HEAD + b"transfer-encoding: xchunked\r\n\r\n",
+    "chunks twice": HEAD + b"transfer-encoding: chunked\r\ntransfer-encoding: chunked\r\n\r\n",
+    "an encoding after a tab": HEAD + b"transfer-encoding: \x0bchunked\r\n\r\n",
+    "a length with a sign": HEAD + b"content-length: +5\r\n\r\n12345",
+    "a length in hexadecimal": HEAD + b"content-length: 0x5\r\n\r\n12345",
+    "chunks in HTTP/1.0": HEAD.replace(b"1.1", b"1.0") + b"transfer-encoding: chunked\r\n\r\n0\r\n\r\n",
+    "a chunk with a huge extension": HEAD + b"transfer-encoding: chunked\r\n\r\n1;" + b"x" * 200_000,
+    "huge trailers": HEAD + b"transfer-encoding: chunked\r\n\r\n0\r\n" + b"x: y\r\n" * 200_000,
     "a bare return": HEAD + b"x: a\rb\r\n\r\n",
     "a chunk of minus five": HEAD + b"transfer-encoding: chunked\r\n\r\n-5\r\nabc\r\n0\r\n\r\n",
 }
@@ -223,8 +236,39 @@ def test_cve_2025_48956_a_head_beyond_the_limit_is_told_so(server):
 def test_a_length_and_chunks_together_do_not_smuggle_a_request(server):
     inner = b"GET /v1/models HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n"
     raw = ask(server, HEAD + b"content-length: 5\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n" + inner)
-    assert raw.count(b"HTTP/1.1") == 1
-    assert "not both" in error_of(response(raw))["message"]
+    assert raw.count(b"HTTP/1.1 ") == 1
+    assert response(raw).status_code == 400
+
+
+def test_trailers_are_no_headers(server):
+    body = json.dumps(HELLO).encode()
+    trailers = b"x-request-id: forged\r\nx-api-key: forged\r\nconnection: close\r\n"
+    chunks = b"transfer-encoding: chunked\r\nconnection: close\r\n\r\n%x\r\n%s\r\n0\r\n%s\r\n" % (
+        len(body),
+        body,
+        trailers,
+    )
+    raw = ask(server, HEAD.replace(b"completions", b"chat/completions") + chunks)
+    assert raw.startswith(b"HTTP/1.1 200") and b"forged" not in raw
+
+
+def test_an_upgrade_is_not_done_and_its_request_is_answered(server):
+    upgrade = b"GET /live HTTP/1.1\r\nhost: x\r\nconnection: upgrade\r\nupgrade: h2c\r\n\r\n"
+    raw = ask(server, upgrade + b"GET /live HTTP/1.1\r\nhost: x\r\n\r\n")
+    assert raw.startswith(b"HTTP/1.1 200") and raw.count(b"HTTP/1.1") == 1
+
+
+def test_a_client_that_leaves_ends_its_pipelined_requests(server):
+    body = json.dumps({**HELLO, "max_tokens": 1000, "stream": True}).encode()
+    one = HEAD.replace(b"completions", b"chat/completions") + b"content-length: %d\r\n\r\n%s" % (len(body), body)
+    server.engine.interval_s = 0.05
+    try:
+        with socket.create_connection(("127.0.0.1", server.port)) as connection:
+            connection.sendall(3 * one)
+            server.wait_until(lambda: server.engine.live)
+        server.wait_until(lambda: not server.engine.live and not server.state.admission.num_answers)
+    finally:
+        server.engine.interval_s = 0.0
 
 
 def test_a_body_that_breaks_off_in_its_chunks_leaves_no_trace_in_the_log(server, caplog):

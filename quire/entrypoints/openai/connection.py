@@ -1,7 +1,7 @@
 """StreamingProtocol: uvicorn's connection, with a way for a streamed body past the layers of ASGI.
 
-Given to uvicorn by the launcher, used by `EventStream`. h11 writes the head and the end of such a response; a piece of
-its body is framed here and written at once, which leaves h11's state as it is: to h11 a chunk is a chunk.
+Given to uvicorn by the launcher, used by `EventStream`. uvicorn writes the head and the end of such a response; a piece
+of its body is framed here and written at once, which leaves uvicorn's state as it is: it does not count chunks.
 """
 
 from __future__ import annotations
@@ -60,11 +60,11 @@ class StreamingProtocol(LimitedConnection):
         super().__init__(config, server_state, {**app_state, STATE_KEY: self}, _loop)
         self._body: BodyWriter | None = None
 
-    def body_writer(self) -> BodyWriter:
-        """The writer for the response whose head was just sent."""
+    def body_writer(self, scope: Scope) -> BodyWriter:
+        """The writer for the response to the request of `scope`, whose head was just sent."""
         self._body = BodyWriter(
             self.transport.write,
-            is_chunked=self.conn.their_http_version != b"1.0",
+            is_chunked=scope["http_version"] != "1.0",
             is_writable=not (self.flow.write_paused or self.transport.is_closing()),
         )
         return self._body
@@ -106,4 +106,4 @@ def body_writer_of(scope: Scope) -> BodyWriter:
     """The writer for the body of the response to a request, whose head was just sent."""
     connection = scope["state"][STATE_KEY]
     assert isinstance(connection, StreamingProtocol), "the launcher gives uvicorn this protocol"
-    return connection.body_writer()
+    return connection.body_writer(scope)

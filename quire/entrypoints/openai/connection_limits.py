@@ -13,11 +13,9 @@ from collections.abc import Callable, Iterable
 from typing import Any
 from weakref import WeakKeyDictionary
 
-import h11
-from uvicorn.protocols.http.h11_impl import H11Protocol
-
 from quire.config.server import LimitsConfig
 from quire.entrypoints.openai.errors import BAD_REQUEST, HEADERS_TOO_LARGE, UNAVAILABLE, ApiError
+from quire.entrypoints.openai.strict_http import Phase, StrictConnection
 from quire.logger import get_logger
 
 logger = get_logger(__name__)
@@ -35,7 +33,7 @@ HEAD_TOO_LARGE = ApiError(HEADERS_TOO_LARGE, "the request's head is too large")
 TOO_MANY = ApiError(UNAVAILABLE, "too many connections", retry_after_s=1)
 
 
-class LimitedConnection(H11Protocol):
+class LimitedConnection(StrictConnection):
     """A connection that is refused when there are too many, and answers broken HTTP from the catalogue."""
 
     max_connections: int
@@ -68,13 +66,8 @@ class LimitedConnection(H11Protocol):
             if cycle.response_started:
                 self.transport.close()
                 return
-        too_large = self.conn.their_state is h11.ERROR and len(self.conn.trailing_data[0]) > self._max_head_bytes
-        self.transport.write(raw_response(HEAD_TOO_LARGE if too_large else NOT_HTTP))
+        self.transport.write(raw_response(HEAD_TOO_LARGE if self.is_head_too_large else NOT_HTTP))
         self.transport.close()
-
-    @property
-    def _max_head_bytes(self) -> int:
-        return self.config.h11_max_incomplete_event_size or 0
 
 
 def max_connections(limits: LimitsConfig) -> int:
@@ -126,29 +119,26 @@ class ConnectionWatch:
     def sweep(self) -> None:
         """Look at every connection once."""
         now = self._clock()
-        for connection in [one for one in self._connections if isinstance(one, H11Protocol)]:
+        for connection in [one for one in self._connections if isinstance(one, LimitedConnection)]:
             reason = self._sends_too_slowly(connection, now) or self._reads_too_slowly(connection, now)
             if reason is not None:
                 logger.debug("connection of %s ended: %s", connection.client, reason)
                 connection.transport.abort()
 
-    def _sends_too_slowly(self, connection: H11Protocol, now: float) -> str | None:
-        state, cycle = connection.conn.their_state, connection.cycle
-        is_kept = state is h11.IDLE and connection.timeout_keep_alive_task is not None  # uvicorn's own timer runs
-        is_idle = is_kept and not connection.conn.trailing_data[0]
-        if is_idle or state not in (h11.IDLE, h11.SEND_BODY):
+    def _sends_too_slowly(self, connection: LimitedConnection, now: float) -> str | None:
+        if connection.phase is Phase.DONE or connection.flow.read_paused:
             self._seen.pop(connection, None)
             return None
-        phase = (state, id(cycle))
+        phase = (connection.phase, id(connection.cycle))
         before = self._seen.get(connection)
         if before is None or before[0] != phase:
             self._seen[connection] = (phase, now)
             return None
-        if state is h11.IDLE:
+        if connection.phase is Phase.HEAD:
             return "its head did not arrive" if now - before[1] >= self._limits.head_timeout else None
         return "its body did not arrive" if now - before[1] >= self._limits.body_timeout + GRACE_S else None
 
-    def _reads_too_slowly(self, connection: H11Protocol, now: float) -> str | None:
+    def _reads_too_slowly(self, connection: LimitedConnection, now: float) -> str | None:
         size = connection.transport.get_write_buffer_size()
         if not size:
             self._unsent.pop(connection, None)
