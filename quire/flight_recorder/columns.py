@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from itertools import chain, islice
 from typing import Any
 
+MAX_EMPTY_TUPLES = 1 << 20
 SCALARS = frozenset((type(None), bool, int, float, str, bytes))
 
 
@@ -49,6 +50,8 @@ def unpack_column(packed: list[Any]) -> list[Any]:
         return list(rest[0])
     if form == "equal":
         num_items, columns = rest
+        if not columns and num_items > MAX_EMPTY_TUPLES:
+            raise ValueError(f"{num_items} empty tuples are more than a state has")
         return list(zip(*map(unpack_column, columns), strict=True)) if columns else [()] * num_items
     if form == "ragged":
         entries = iter(unpack_column(rest[1]))

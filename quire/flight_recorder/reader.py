@@ -78,7 +78,7 @@ def read_head(path: Path) -> Head:
 def _read_directory(path: Path, run: str | None) -> Recording:
     heads = {}
     for file in path.glob(f"*{SUFFIX}"):
-        if run is None or file.name.startswith(run):
+        if file.is_file() and (run is None or file.name.startswith(run)):
             heads[file] = read_head(file)
     if not heads:
         what = f"no run {run}" if run is not None else f"no *{SUFFIX}"

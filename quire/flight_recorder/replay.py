@@ -14,9 +14,10 @@ import numpy as np
 from quire.core.engine_messages import EngineCoreOutputs
 from quire.core.scheduler_output import SchedulerOutput
 from quire.errors import MessageError, QuireError
-from quire.flight_recorder import records, snapshot
+from quire.flight_recorder import records
 from quire.flight_recorder.reader import Recording
 from quire.flight_recorder.records import Abandon, Add, Call, Finish, Schedule, Take, Update
+from quire.flight_recorder.restoring import restore
 from quire.flight_recorder.waits import WaitWatch
 from quire.scheduler.admission import Candidate, Verdict
 from quire.scheduler.setup import make_scheduler
@@ -66,13 +67,21 @@ class Replay:
         self._verdicts: Iterator[str] | None = None
         self._scheduler = make_scheduler(recording.head.setup, self._read_clock, (self._gate,))
         if recording.head.state is not None:
-            snapshot.restore(self._scheduler, recording.head.state)
+            restore(self._scheduler, recording.head.state)
         self._watch = WaitWatch()
-        for message in [*self._scheduler.unplaced_requests(), *(one for _, one in self._scheduler.placed_requests())]:
-            self._watch.knows(message)
+        self._watch_restored()
         self._scheduled: SchedulerOutput | None = None
         self._last_rows = np.empty(0, dtype=np.int32)
         self._cause = ""
+
+    def _watch_restored(self) -> None:
+        """Watch the requests of the restored state."""
+        scheduler = self._scheduler
+        try:
+            for message in [*scheduler.unplaced_requests(), *(one for _, one in scheduler.placed_requests())]:
+                self._watch.knows(message)
+        except Exception as error:  # the parts of a foreign state need not fit together
+            raise MessageError(f"the recorded state does not make sense: {type(error).__name__}: {error}") from None
 
     def run(self) -> ReplayResult:
         """Run all of it, or up to the first difference."""

@@ -143,6 +143,9 @@ class RecordWriter:
     def _drain(self) -> None:
         try:
             self._write_queued()
+        except snapshot.SnapshotError as error:
+            self.give_up(error.message)
+            self._queue.clear()
         except OSError as error:
             self._pause(f"its file cannot be written: {error.strerror}")
             self._not_before = time.monotonic() + RETRY_S

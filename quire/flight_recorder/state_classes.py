@@ -1,0 +1,95 @@
+"""The classes whose values a recorded state may hold, by the name that stands in the file.
+
+Used by `snapshot`, which writes no other, and by `restoring`, which makes no other: a recording may come from anywhere,
+so nothing in it names code. A class that becomes part of a scheduler's state gets a line here; a house test says so.
+"""
+
+from __future__ import annotations
+
+import enum
+from typing import Any
+
+import msgspec
+
+from quire.core.beam_search import BeamSpec
+from quire.core.cache_info import CacheMiss, MissReason, PrefixCacheInfo
+from quire.core.engine_messages import BeamAnswer, EngineCoreRequest, FinishedRequest, FinishReason
+from quire.core.kv_events import AllBlocksCleared, BlockRemoved, BlockStored
+from quire.core.kv_spec import AttentionSpec, KVCacheConfig, KVCacheGroupSpec
+from quire.core.request import Request, RequestStatus
+from quire.core.sampling_params import SamplingParams
+from quire.core.stats import EventKind, RequestEvent
+from quire.kv_cache.block_pool import BlockPool
+from quire.kv_cache.coordinator import KVCacheCoordinator
+from quire.kv_cache.encoder_cache_manager import EncoderCacheManager, MediaItem, NoEncoderCache
+from quire.kv_cache.event_recorder import KVEventRecorder
+from quire.kv_cache.free_list import FreeList
+from quire.kv_cache.manager import CachedPrefix, KVCacheManager
+from quire.kv_cache.miss_explainer import MissExplainer
+from quire.kv_cache.page_copies import PendingCopies
+from quire.kv_cache.past_pages import PastPages
+from quire.kv_cache.prefix_index import PrefixIndex
+from quire.kv_cache.prefix_tree import PrefixPages, PrefixTree
+from quire.kv_cache.salted_pages import SaltedPages
+from quire.kv_cache.sibling_pages import SiblingPages
+from quire.kv_cache.single_type.chunked_local import ChunkedLocalManager
+from quire.kv_cache.single_type.full_attention import FullAttentionManager
+from quire.kv_cache.single_type.sliding_window import SlidingWindowManager
+from quire.kv_cache.swap_pool import SwappedPages, SwapPool
+from quire.kv_cache.token_pages import TokenPages
+from quire.scheduler.admission import Admission, AdmissionRules, Verdict
+from quire.scheduler.beam_groups import BeamGroups, _Group
+from quire.scheduler.beam_search import BeamSearch, Finished
+from quire.scheduler.deadlines import QueueDeadlines
+from quire.scheduler.fair_order import FairOrder, TenantQueues
+from quire.scheduler.forks import ForkGroups
+from quire.scheduler.limits import Limits
+from quire.scheduler.outbox import Outbox
+from quire.scheduler.policy import ByArrival, ByPriority, ExpectedOutputs, ShortestFirst
+from quire.scheduler.request_queue import RequestQueue
+from quire.scheduler.request_table import RequestTable, RowFlag
+from quire.scheduler.running import RunningRows
+from quire.scheduler.scheduler import Scheduler
+from quire.scheduler.service_order import RankOrder
+from quire.scheduler.step_costs import StepCosts
+from quire.scheduler.swap_costs import Measurements, SwapCosts
+from quire.scheduler.swapping import Swapping
+from quire.scheduler.virtual_counters import VirtualCounters
+from quire.scheduler.waiting import Hindrance, WaitReason
+
+ENUMS: tuple[type[enum.Enum], ...] = (
+    EventKind, FinishReason, MissReason, RequestStatus, RowFlag, Verdict, WaitReason,
+)  # fmt: skip
+STRUCTS: tuple[type[msgspec.Struct], ...] = (
+    AllBlocksCleared, BeamSpec, BlockRemoved, BlockStored, PrefixCacheInfo, SamplingParams,
+)  # fmt: skip
+OBJECTS: tuple[type, ...] = (
+    Admission, AdmissionRules, AttentionSpec, BeamAnswer, BeamGroups, BeamSearch, BlockPool, ByArrival, ByPriority,
+    CacheMiss, CachedPrefix, ChunkedLocalManager, EncoderCacheManager, EngineCoreRequest, ExpectedOutputs, FairOrder,
+    Finished, FinishedRequest, ForkGroups, FreeList, FullAttentionManager, Hindrance, KVCacheConfig, KVCacheCoordinator,
+    KVCacheGroupSpec, KVCacheManager, KVEventRecorder, Limits, Measurements, MediaItem, MissExplainer, NoEncoderCache,
+    Outbox, PastPages, PendingCopies, PrefixIndex, PrefixPages, PrefixTree, QueueDeadlines, RankOrder, Request,
+    RequestEvent, RequestQueue, RequestTable, RunningRows, SaltedPages, Scheduler, ShortestFirst, SiblingPages,
+    SlidingWindowManager, StepCosts, SwapCosts, SwapPool, SwappedPages, Swapping, TenantQueues, TokenPages,
+    VirtualCounters, _Group,
+)  # fmt: skip
+
+
+def name_of(kind: type) -> str:
+    """What stands in the file for a class."""
+    return f"{kind.__module__}:{kind.__qualname__}"
+
+
+ENUM_BY_NAME: dict[str, type[enum.Enum]] = {name_of(kind): kind for kind in ENUMS}
+STRUCT_BY_NAME: dict[str, type[msgspec.Struct]] = {name_of(kind): kind for kind in STRUCTS}
+OBJECT_BY_NAME: dict[str, Any] = {name_of(kind): kind for kind in OBJECTS}
+
+
+def slots_of(kind: type) -> list[str]:
+    """The slots of a class and of those it inherits from."""
+    return [name for one in kind.__mro__ for name in _own_slots(one)]
+
+
+def _own_slots(kind: type) -> tuple[str, ...]:
+    slots = kind.__dict__.get("__slots__", ())
+    return (slots,) if isinstance(slots, str) else tuple(one for one in slots if one not in ("__weakref__", "__dict__"))
