@@ -18,6 +18,11 @@ from quire.tokenization.files import MIB, read_text
 from quire.tokenization.token_bytes import TokenTable, table_for_decoder
 
 MAX_TOKENIZER_JSON_BYTES = 256 * MIB
+LONG_CHARS = 1024
+LONG_IDS = 1024
+"""From here on the library works on batches of one: `encode` and `decode` hold the interpreter's lock for their whole
+run, `encode_batch_fast` and `decode_batch` release it.
+"""
 
 
 class FastBackend:
@@ -51,12 +56,20 @@ class FastBackend:
     def encode(self, text: str, *, add_special_tokens: bool, allow_special: bool) -> list[int]:
         """As `TokenizerBackend.encode`."""
         library = self._library if allow_special else self._plain_library()
-        ids: list[int] = library.encode(text, add_special_tokens=add_special_tokens).ids
+        if len(text) < LONG_CHARS:
+            encoded = library.encode(text, add_special_tokens=add_special_tokens)
+        else:
+            (encoded,) = library.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+        ids: list[int] = encoded.ids
         return ids
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """As `TokenizerBackend.decode`."""
-        text: str = self._library.decode(list(token_ids), skip_special_tokens=False)
+        ids = list(token_ids)
+        if len(ids) < LONG_IDS:
+            text: str = self._library.decode(ids, skip_special_tokens=False)
+        else:
+            (text,) = self._library.decode_batch([ids], skip_special_tokens=False)
         return text
 
     def id_to_token(self, token_id: int) -> str | None:

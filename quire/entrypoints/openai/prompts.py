@@ -27,7 +27,7 @@ from quire.utils.checks import check_int_list
 
 T = TypeVar("T")
 
-INLINE_CHARS = 4096
+INLINE_CHARS = 1024
 PROBES = ("a", " a", "1", "\n", "é", "...")
 """Beginnings of what may follow a constant text: they differ in their first token."""
 ALWAYS_CHARS = 1 << 18
