@@ -116,3 +116,14 @@ def unknown_name(kind: str, name: str, valid: Iterable[str], error: type[QuireEr
     hint = f"did you mean {close!r}?" if close else f"valid: {', '.join(options)}"
     shown = name if len(name) <= MAX_NAME_CHARS else f"{name[:MAX_NAME_CHARS]}..."
     return error(f"unknown {kind} {shown!r}", hint=hint, field=shown)
+
+
+def require_unset(**arguments: object) -> None:
+    """Refuse arguments that were given and stand for something Quire does not do yet, by name.
+
+    Raises:
+        UnsupportedError: one of them is neither None nor empty.
+    """
+    for name, value in arguments.items():
+        if value:
+            raise UnsupportedError(f"{name} is not supported yet", hint=f"leave out {name}", field=name)

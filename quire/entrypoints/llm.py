@@ -21,7 +21,7 @@ from quire.engine.beam_search import request_params, search_output
 from quire.engine.llm_engine import LLMEngine
 from quire.entrypoints.interrupts import DeferredInterrupt
 from quire.entrypoints.progress import Progress
-from quire.errors import ChatTemplateError, UnsupportedError, ValidationError
+from quire.errors import ChatTemplateError, UnsupportedError, ValidationError, require_unset
 from quire.logger import configure_logging, get_logger
 from quire.tokenization.chat_template import ChatTemplate, load_chat_template
 from quire.tokenization.tokenizer import Tokenizer
@@ -115,7 +115,7 @@ class LLM:
             ValidationError: a prompt or parameter is wrong; nothing stays queued.
             EngineDeadError: the engine stopped.
         """
-        _refuse(lora_request=lora_request, mm_processor_kwargs=mm_processor_kwargs)
+        require_unset(lora_request=lora_request, mm_processor_kwargs=mm_processor_kwargs)
         names = self._submit(_prompt_list(prompts), sampling_params, priority, tokenization_kwargs, tenant)
         return self._run(names, use_tqdm)
 
@@ -151,7 +151,7 @@ class LLM:
         Raises:
             ChatTemplateError: there is no template, or it refuses the messages.
         """
-        _refuse(lora_request=lora_request, mm_processor_kwargs=mm_processor_kwargs)
+        require_unset(lora_request=lora_request, mm_processor_kwargs=mm_processor_kwargs)
         template = self._template(chat_template, with_tools=bool(tools))
         prompts = [
             made_by_template(
@@ -187,7 +187,7 @@ class LLM:
 
         Other arguments, the order of what is returned and the errors are those of `generate`.
         """
-        _refuse(lora_request=lora_request)
+        require_unset(lora_request=lora_request)
         one, items = request_params(params), _prompt_list(prompts)
         size = len(items) if concurrency_limit is None else check_int("concurrency_limit", concurrency_limit, 1)
         priorities = _one_each("priority", priority, len(items), lambda: 0)
@@ -241,7 +241,7 @@ class LLM:
         Args:
             reset_running_requests: running requests give up their pages and compute them again, so none is in use.
         """
-        _refuse(reset_connector=reset_connector)
+        require_unset(reset_connector=reset_connector)
         return self.llm_engine.reset_prefix_cache(reset_running_requests)
 
     def shutdown(self) -> None:
@@ -327,13 +327,6 @@ def _configure_logging_once() -> None:
     """Log to stderr, unless the application has set up the package's logging itself."""
     if not get_logger("quire").handlers:
         configure_logging()
-
-
-def _refuse(**arguments: Any) -> None:
-    """Refuse arguments that mean something Quire does not do yet."""
-    for name, value in arguments.items():
-        if value:
-            raise UnsupportedError(f"{name} is not supported yet", hint=f"leave out {name}", field=name)
 
 
 def _prompt_list(prompts: Any) -> list[Any]:

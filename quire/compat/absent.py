@@ -1,0 +1,40 @@
+"""What to say where another engine has a name or a module that Quire has not: the name and the missing feature.
+
+Called by the modules of `quire.compat` and by `quire` itself. No state.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Mapping
+from typing import Any
+
+
+class AbsentFeatureError(ImportError):
+    """A name was imported that stands for a feature that Quire does not have."""
+
+
+def absent(name: str, feature: str) -> AbsentFeatureError:
+    """The error for `name`, which needs `feature` (a plural or a mass noun: "pooling models")."""
+    return AbsentFeatureError(f"{name}: Quire has no {feature} yet", name=name)
+
+
+def module_getattr(
+    module: str, *, absent_names: Mapping[str, str], lazy: Mapping[str, str] | None = None
+) -> Callable[[str], Any]:
+    """A module's `__getattr__` (PEP 562).
+
+    Args:
+        module: its name.
+        absent_names: name -> the feature that it would need; importing it is an `AbsentFeatureError`.
+        lazy: name -> the module that has it, imported when first asked for.
+    """
+
+    def get(name: str) -> Any:
+        if lazy is not None and name in lazy:
+            return getattr(importlib.import_module(lazy[name]), name)
+        if name in absent_names:
+            raise absent(name, absent_names[name])
+        raise AttributeError(f"module {module!r} has no attribute {name!r}")
+
+    return get

@@ -1,0 +1,7 @@
+"""vLLM's `entrypoints.llm`."""
+
+from __future__ import annotations
+
+from quire.entrypoints.llm import LLM
+
+__all__ = ["LLM"]

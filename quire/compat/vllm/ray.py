@@ -1,0 +1,8 @@
+"""vLLM's `ray`: importing it names the feature that Quire lacks."""
+
+from __future__ import annotations
+
+from quire.compat.absent import absent
+from quire.compat.vllm.features import RAY
+
+raise absent("vllm.ray", RAY)

@@ -1,0 +1,8 @@
+"""vLLM's `v1.worker`: importing it names the feature that Quire lacks."""
+
+from __future__ import annotations
+
+from quire.compat.absent import absent
+from quire.compat.vllm.features import RUNNER_V2
+
+raise absent("vllm.v1.worker", RUNNER_V2)
