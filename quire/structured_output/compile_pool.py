@@ -1,7 +1,8 @@
 """CompilePool: grammars made off the engine's loop, each within a budget of CPU time and memory.
 
 A grammar is tried in the quick lane, which gives up after `QUICK_CPU_S`; what takes longer waits for the slow lane,
-where it gets what the machine leaves idle. So plain grammars never wait for dear ones.
+where it gets what the machine leaves idle. So plain grammars never wait for dear ones. In a lane tenants take turns:
+whoever floods it delays another's grammar by one of its own.
 
 Owned by the grammar manager. Owns compile workers, each started when it is first needed, and the libraries of this
 process, which only read what a worker has compiled.
@@ -9,6 +10,7 @@ process, which only read what a worker has compiled.
 
 from __future__ import annotations
 
+import dataclasses
 import queue
 import signal
 import subprocess
@@ -18,6 +20,7 @@ import weakref
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import dataclass
 
 import msgspec
 
@@ -29,6 +32,7 @@ from quire.structured_output.delayed import FreeText
 from quire.structured_output.interface import CompiledGrammar, GrammarSpec, StructuredOutputBackend, Vocabulary
 from quire.structured_output.registry import make_backend
 from quire.structured_output.vocabulary import read_vocabulary
+from quire.utils.fair_queue import FairQueue
 
 QUICK_CPU_S = 0.03
 NUM_QUICK_WORKERS, NUM_SLOW_WORKERS = 2, 1
@@ -69,15 +73,18 @@ class CompilePool:
         self._vocabulary: Vocabulary | None = None
         self._backends: dict[str, StructuredOutputBackend] = {}
 
-    def compile(self, spec: GrammarSpec) -> Future[Made]:
+    def compile(self, spec: GrammarSpec, tenant: str = "") -> Future[Made]:
         """A grammar and the bytes it crossed in; the future's exception is a `QuireError` that names the field."""
         made: Future[Made] = Future()
-        self._quick.submit(lambda worker: self._make(spec, worker, made, is_last=self._setup.cpu_s <= QUICK_CPU_S))
+        job = _Job(spec, tenant, made, is_last=self._setup.cpu_s <= QUICK_CPU_S)
+        self._quick.submit(tenant, lambda worker: self._make(job, worker))
         return made
 
-    def free_text(self) -> Future[Made]:
+    def free_text(self, tenant: str = "") -> Future[Made]:
         """The grammar of any text; made when the vocabulary has been read."""
-        return self._quick.threads.submit(self._free_text)
+        made: Future[Made] = Future()
+        self._quick.submit(tenant, lambda worker: self._make_free_text(made))
+        return made
 
     @property
     def vocabulary(self) -> Vocabulary:
@@ -89,13 +96,19 @@ class CompilePool:
         """End the workers; harmless when repeated."""
         self._finalize()
 
-    def _free_text(self) -> Made:
-        with self._lock:
-            self._read_vocabulary()
-        return FreeText(), 0
+    def _make_free_text(self, made: Future[Made]) -> None:
+        if not made.set_running_or_notify_cancel():
+            return
+        try:
+            with self._lock:
+                self._read_vocabulary()
+            made.set_result((FreeText(), 0))
+        except Exception as error:  # whoever waits for it must hear of it
+            made.set_exception(error)
 
-    def _make(self, spec: GrammarSpec, worker: _Worker, made: Future[Made], *, is_last: bool) -> None:
+    def _make(self, job: _Job, worker: _Worker) -> None:
         """Compile with `worker`; what takes too long, and has not had its last try, goes to the slow lane."""
+        spec, made = job.spec, job.made
         if made.cancelled():
             return
         error: QuireError | None = None
@@ -103,8 +116,9 @@ class CompilePool:
         try:
             result = self._loaded(spec, worker.run(spec))
         except OverTimeError as over:
-            if not is_last:
-                self._slow.submit(lambda slow: self._make(spec, slow, made, is_last=True))
+            if not job.is_last:
+                last = dataclasses.replace(job, is_last=True)
+                self._slow.submit(job.tenant, lambda slow: self._make(last, slow))
                 return
             error = over
         except QuireError as refused:
@@ -141,25 +155,37 @@ class CompilePool:
         return self._vocabulary
 
 
+@dataclass(frozen=True, slots=True)
+class _Job:
+    """A grammar to be compiled; `is_last`: what takes too long gets no further try."""
+
+    spec: GrammarSpec
+    tenant: str
+    made: Future[Made]
+    is_last: bool
+
+
 class _Lane:
-    """Workers, and a thread for each that waits for its answers."""
+    """Workers, a thread for each that waits for its answers, and what waits for them."""
 
     def __init__(self, setup: WorkerSetup, num_workers: int) -> None:
         self.workers = [_Worker(setup) for _ in range(num_workers)]
         self.threads = ThreadPoolExecutor(num_workers, "grammars")
+        self._waiting: FairQueue[Callable[[_Worker], None]] = FairQueue()
         self._idle: queue.LifoQueue[_Worker] = queue.LifoQueue()
         for worker in self.workers:
             self._idle.put(worker)
 
-    def submit(self, work: Callable[[_Worker], None]) -> None:
-        """Have `work` done with the next worker that is free; not when the lane is closed."""
+    def submit(self, tenant: str, work: Callable[[_Worker], None]) -> None:
+        """Have `work` done with a worker that is free, when the tenant's turn has come; not when the lane is closed."""
+        self._waiting.put(tenant, work)
         with suppress(RuntimeError):  # closed
-            self.threads.submit(self._run, work)
+            self.threads.submit(self._run_next)
 
-    def _run(self, work: Callable[[_Worker], None]) -> None:
+    def _run_next(self) -> None:
         worker = self._idle.get()
         try:
-            work(worker)
+            self._waiting.pop()(worker)
         finally:
             self._idle.put(worker)
 

@@ -9,7 +9,6 @@ out already, and takes the grammar through them.
 from __future__ import annotations
 
 import concurrent.futures
-from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -20,18 +19,17 @@ from quire.core.engine_messages import EngineCoreOutputs, EngineCoreRequest
 from quire.core.grammar_bitmask import GrammarBitmask
 from quire.errors import EngineGenerateError, QuireError, UnsupportedError, ValidationError
 from quire.logger import get_logger
-from quire.structured_output.compile_pool import BudgetError, CompilePool
+from quire.structured_output.compile_pool import CompilePool, Made
 from quire.structured_output.delayed import DelayedGrammar
-from quire.structured_output.interface import CompiledGrammar, Grammar, GrammarError, GrammarSpec, Vocabulary
+from quire.structured_output.grammar_cache import Asker, GrammarCache
+from quire.structured_output.interface import CompiledGrammar, Grammar, GrammarError, Vocabulary
 from quire.structured_output.restrictions import Restrictions, no_token_left
 from quire.structured_output.spec import spec_of
 from quire.structured_output.thinking import Thinking, ThinkingMasks
 
 WAIT_S = 0.002
-MIN_ENTRY_BYTES = 1 << 16
 
 logger = get_logger(__name__)
-Compiled = tuple[CompiledGrammar, int]
 
 
 @dataclass(slots=True, eq=False)
@@ -47,7 +45,7 @@ class _Answer:
     """
 
     message: EngineCoreRequest
-    compiled: Future[Compiled]
+    compiled: Future[Made]
     grammar: Grammar | None = None
     end_ids: tuple[int, ...] = ()
     restrictions: Restrictions | None = None
@@ -71,7 +69,7 @@ class GrammarManager:
         self._make_pool = make_pool
         self._pool: CompilePool | None = None
         self._cache_bytes = cache_bytes
-        self._cache: OrderedDict[GrammarSpec, Future[Compiled]] = OrderedDict()
+        self._cache: GrammarCache | None = None
         self._answers: dict[int, _Answer] = {}
         self._waiting: set[int] = set()
         self._failures: dict[int, QuireError] = {}
@@ -86,12 +84,14 @@ class GrammarManager:
         params = message.sampling_params
         if params.structured_outputs is None and params.thinking_token_budget is None:
             return
-        if self._pool is None:
+        if self._pool is None or self._cache is None:
             self._pool = self._make_pool(message.eos_token_id)
+            self._cache = GrammarCache(self._pool, self._cache_bytes)
         if params.structured_outputs is None:
-            compiled = self._pool.free_text()
+            compiled = self._pool.free_text(message.tenant)
         else:
-            compiled = self._compiled(spec_of(params.structured_outputs), self._pool)
+            asker = Asker(message.tenant, message.cache_salt or "")
+            compiled = self._cache.get(spec_of(params.structured_outputs), asker)
         self._answers[message.handle] = _Answer(message, compiled)
         self._waiting.add(message.handle)
 
@@ -133,30 +133,10 @@ class GrammarManager:
             self._mask_thread.shutdown(wait=True)
             self._mask_thread = None
 
-    def _compiled(self, spec: GrammarSpec, pool: CompilePool) -> Future[Compiled]:
-        found = self._cache.get(spec)
-        if found is not None and not (found.done() and isinstance(found.exception(), BudgetError)):
-            self._cache.move_to_end(spec)
-            return found
-        self._cache[spec] = pool.compile(spec)
-        self._cache.move_to_end(spec)
-        self._shrink_cache()
-        return self._cache[spec]
-
-    def _forget(self, answer: _Answer) -> None:
-        """A grammar whose turn has not come, and that nobody waits for any more, is not compiled."""
-        if any(other.compiled is answer.compiled for other in self._answers.values()) or not answer.compiled.cancel():
-            return
-        for spec in [spec for spec, compiled in self._cache.items() if compiled is answer.compiled]:
-            del self._cache[spec]
-
-    def _shrink_cache(self) -> None:
-        """Drop what was used longest ago; a grammar in use stays alive with its requests."""
-        total = 0
-        for spec in reversed(list(self._cache)):
-            total += _num_bytes(self._cache[spec])
-            if total > self._cache_bytes:
-                del self._cache[spec]
+    def _leave(self, answer: _Answer) -> None:
+        """A grammar that nobody else waits for is not compiled."""
+        if self._cache is not None and all(other.compiled is not answer.compiled for other in self._answers.values()):
+            self._cache.forget(answer.compiled)
 
     def _begin(self, answer: _Answer) -> None:
         compiled, _ = answer.compiled.result()
@@ -223,7 +203,7 @@ class GrammarManager:
         for one in outputs.finished:
             answer = self._answers.pop(one.handle, None)
             if answer is not None and not answer.compiled.done():
-                self._forget(answer)
+                self._leave(answer)
             self._waiting.discard(one.handle)
             self._failures.pop(one.handle, None)
         if not len(outputs.handles):
@@ -315,9 +295,3 @@ def _has_bit(words: np.ndarray, token_id: int) -> bool:
 
 def _set_bit(words: np.ndarray, token_id: int) -> None:
     words.view(np.uint32)[token_id >> 5] |= np.uint32(1 << (token_id & 31))
-
-
-def _num_bytes(compiled: Future[Compiled]) -> int:
-    if not compiled.done() or compiled.cancelled() or compiled.exception() is not None:
-        return MIN_ENTRY_BYTES
-    return max(MIN_ENTRY_BYTES, compiled.result()[1])

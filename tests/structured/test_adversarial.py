@@ -17,7 +17,7 @@ from quire.errors import EngineGenerateError, QuireClientError
 from quire.models.hub import resolve_model_path
 from quire.structured_output.choose import resolve_structured_outputs
 from quire.structured_output.compile_messages import WorkerSetup
-from quire.structured_output.compile_pool import BudgetError, CompilePool
+from quire.structured_output.compile_pool import NUM_QUICK_WORKERS, BudgetError, CompilePool
 from quire.structured_output.interface import GrammarSpec
 from quire.structured_output.spec import spec_of
 from tests.structured.libraries import needs_libraries
@@ -112,6 +112,21 @@ def test_a_plain_grammar_does_not_wait_for_dear_ones():
     finally:
         pool.close()
     assert dear[3].cancelled()
+
+
+def test_a_tenants_flood_of_new_grammars_is_before_anothers_grammar_by_one_for_each_worker():
+    pool = CompilePool(WorkerSetup(str(resolve_model_path("leaf", None, None)), 3072, 2, CPU_S, ENOUGH_BYTES))
+    done: list[str] = []
+    try:
+        flood = [GrammarSpec(kind="regex", text=f"[a-f]{{{number}}}", backend="xgrammar") for number in range(1, 65)]
+        for one in flood:
+            pool.compile(one, "alice").add_done_callback(lambda made: done.append("alice"))
+        bobs = pool.compile(PLAIN, "bob")
+        bobs.add_done_callback(lambda made: done.append("bob"))
+        bobs.result()
+        assert done.index("bob") <= 2 * NUM_QUICK_WORKERS, "what is under way, and one of alice's turns"
+    finally:
+        pool.close()
 
 
 def test_whoever_waits_for_a_grammar_hears_of_a_worker_that_answers_nonsense(pool: CompilePool, monkeypatch):

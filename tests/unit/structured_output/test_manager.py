@@ -55,7 +55,7 @@ class Pool:
     def __init__(self) -> None:
         self.futures: list[Future[Any]] = []
 
-    def compile(self, spec: GrammarSpec) -> Future[Any]:
+    def compile(self, spec: GrammarSpec, tenant: str) -> Future[Any]:
         self.futures.append(Future())
         return self.futures[-1]
 
@@ -72,13 +72,17 @@ def make(count: int, **fields: Any) -> tuple[GrammarManager, Pool]:
     return manager, pool
 
 
-def add(manager: GrammarManager, handle: int, output: list[int] | None = None, regex: str = "a") -> None:
+def add(
+    manager: GrammarManager, handle: int, output: list[int] | None = None, regex: str = "a", salt: str | None = None,
+    tenant: str = "",
+) -> None:  # fmt: skip
     form = {"regex": regex}
     params = SamplingParams(structured_outputs=form, stop_token_ids=[END_TOO, 7])  # type: ignore[arg-type]
     manager.add(
         EngineCoreRequest(
             handle=handle, request_id=str(handle), prompt_token_ids=np.array([1], np.int32), sampling_params=params,
             seed=0, eos_token_id=EOS, output_token_ids=None if output is None else np.array(output, np.int32),
+            cache_salt=salt, tenant=tenant,
         )
     )  # fmt: skip
 
@@ -108,6 +112,26 @@ def test_requests_of_one_grammar_wait_for_one_compilation_and_others_for_none():
     assert manager.is_ready(0) and manager.is_ready(1)
     add(manager, 2)
     assert len(pool.futures) == 1 and manager.is_ready(2)
+
+
+def test_a_grammar_that_another_tenant_has_compiled_is_compiled_again_and_ones_own_is_not():
+    manager, pool = make(1, salt="alice", tenant="alice")
+    pool.futures[0].set_result((Counting(), 10))
+    add(manager, 1, salt="bob", tenant="bob")
+    assert len(pool.futures) == 2 and not manager.is_ready(1), "how soon it is there says nothing of alice"
+    add(manager, 2, salt="alice", tenant="alice")
+    assert len(pool.futures) == 2 and manager.is_ready(2)
+
+
+def test_a_tenant_that_fills_the_cache_of_grammars_loses_its_own_alone():
+    pool = Pool()
+    manager = GrammarManager(lambda eos: pool, cache_bytes=3 << 16)  # type: ignore[arg-type, return-value]
+    for handle, (tenant, regex) in enumerate([("bob", "b"), ("alice", "1"), ("alice", "2"), ("alice", "3")]):
+        add(manager, handle, regex=regex, tenant=tenant)
+    add(manager, 9, regex="b", tenant="bob")
+    assert len(pool.futures) == 4
+    add(manager, 10, regex="1", tenant="alice")
+    assert len(pool.futures) == 5
 
 
 def test_masks_are_for_structured_rows_alone_and_follow_what_was_sampled():
