@@ -20,6 +20,8 @@ Form = dict[str, Any]
 NO_ARGUMENTS: dict[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
 NO_CALL = "[^{< \\t\\r\\n]"
 """How a text begins that is no call at the beginning of an answer."""
+MAX_WHITESPACE = 1
+"""Optional whitespace characters in a row in the JSON of a call: nobody reads them, and a weak model may not stop."""
 ANY_ARGUMENTS: dict[str, Any] = {"type": "object", "additionalProperties": True}
 
 
@@ -168,7 +170,7 @@ def _call(syntax: CallSyntax, call: CallForm, literals: Literals) -> list[Form]:
     if syntax.has_parameters:
         arguments = xml_arguments(call.schema)
     else:
-        arguments = [{"type": "json_schema", "json_schema": dict(call.schema)}]
+        arguments = [{"type": "json_schema", "json_schema": dict(call.schema), "max_whitespace_cnt": MAX_WHITESPACE}]
         if syntax.excludes:
             arguments[0]["excludes"] = list(syntax.excludes)
     parts = [

@@ -107,7 +107,8 @@ def _choices(schema: Mapping[str, Any]) -> list[str]:
 
 def _value(schema: Any, shared: Mapping[str, Any]) -> Part:
     if not _is_text(schema):
-        return {"type": "json_schema", "json_schema": {**shared, **schema}, "excludes": [END]}
+        value = {**shared, **schema}
+        return {"type": "json_schema", "json_schema": value, "excludes": [END], "max_whitespace_cnt": 1}
     if isinstance(schema, Mapping) and ("anyOf" in schema or "oneOf" in schema):
         parts = [_value(one, shared) if _is_text(one) else _text("null") for one in _alternatives(schema)]
         return parts[0] if len(parts) == 1 else {"type": "or", "elements": parts}

@@ -103,6 +103,9 @@ def _check(field: str, path: str, value: Any) -> None:
             raise _wrong(field, f"{path}/{name}", f"is unknown in {kind}")
     if kind == "json_schema" and not isinstance(value.get("json_schema"), (dict, bool)):
         raise _wrong(field, f"{path}/json_schema", "must be a schema")
+    limit = value.get("max_whitespace_cnt")
+    if kind == "json_schema" and limit is not None and (type(limit) is not int or limit < 1):
+        raise _wrong(field, f"{path}/max_whitespace_cnt", "must be a whole number from 1 on")
     if kind == "regex":
         pattern = value.get("pattern")
         reason = regex_problem(pattern) if isinstance(pattern, str) else "no pattern"

@@ -67,9 +67,12 @@ class _Rules:
 
     def _json(self, form: Mapping[str, Any]) -> str:
         schema = form.get("json_schema")
-        if not isinstance(schema, dict) or form.keys() - {"type", "json_schema"}:
+        if not isinstance(schema, dict) or form.keys() - {"type", "json_schema", "max_whitespace_cnt"}:
             raise _UnsaidError("json_schema with more than an object is not supported")
-        return self._rule(f"%json {json.dumps({'x-guidance': self._options, **schema}, ensure_ascii=False)}")
+        options, limit = self._options, form.get("max_whitespace_cnt")
+        if limit is not None and options.get("whitespace_flexible", True) and "whitespace_pattern" not in options:
+            options = {**options, "whitespace_pattern": rf"[ \t\n\r]{{0,{limit}}}"}
+        return self._rule(f"%json {json.dumps({'x-guidance': options, **schema}, ensure_ascii=False)}")
 
     def _sequence(self, form: Mapping[str, Any]) -> str:
         return "(" + " ".join(self._said(one) for one in form.get("elements") or [{}]) + ")"

@@ -124,6 +124,31 @@ def test_llguidance_writes_the_same_calls(name: str):
         check_walks(tool_call_parser(name), "guidance", is_special=True, is_one=is_one, count=6)
 
 
+@pytest.mark.parametrize("library", ["xgrammar", "guidance"])
+@pytest.mark.parametrize("name", ["hermes", "qwen3_coder"])
+def test_a_weak_model_cannot_write_white_space_in_a_call_until_its_tokens_are_spent(name: str, library: str):
+    if (name, library) == ("qwen3_coder", "guidance"):
+        pytest.skip("not known to it")
+    made = backend(library, is_special=False)
+    config = StructuredOutputsConfig(backend=library)
+    choice = ToolChoice([OFFERED[3]], is_required=True, is_one=True)
+    spec = spec_of(
+        resolve_structured_outputs(forced_form(choice, tool_call_parser(name).syntax(), {}, config, []), config)
+    )
+    begun = {
+        "hermes": '<tool_call>\n{"name": "plot", "arguments": {"points":',
+        "qwen3_coder": "<tool_call>\n<function=plot>\n<parameter=points>\n[",
+    }[name]
+    grammar = made.load(spec, made.compile(spec)).start()
+    line = np.empty((1, made.vocabulary.bitmask_size), dtype=np.int32)
+    for byte in begun.encode():
+        assert grammar.accept(byte), begun
+    grammar.fill_bitmask(line, 0)
+    assert ord(" ") in allowed(line[0], EOS) and grammar.accept(ord(" "))
+    grammar.fill_bitmask(line, 0)
+    assert not {*b" \t\n\r"} & set(allowed(line[0], EOS).tolist())
+
+
 def test_a_format_that_cannot_be_forced_is_refused():
     choice = ToolChoice(OFFERED, is_required=True)
     silent = PatternFormat({"begin": "<c>", "end": "</c>", "pattern": "(?P<name>\\w+)(?P<arguments>.*)"})
