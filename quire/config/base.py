@@ -25,10 +25,12 @@ class SettingInfo:
         name: its user-facing name: keyword of `LLM`, key of the config file, and flag with dashes.
         aliases: other names that mean the same.
         short: one-dash flag, such as "-tp".
-        kind: "int", "float", "str" or "bool".
+        kind: "int", "float", "str", "bool" or "list" (of texts).
         is_optional: None is allowed, and means that a rule chooses.
         choices: allowed values of a text.
         minimum, maximum: allowed range, both included; `below` excludes its own value.
+        is_secret: not to be shown.
+        splits: a list's text is cut at commas, too.
         is_json: a text that holds a JSON object; a mapping is taken, too, and becomes that text.
         is_size: the command line also takes "16k" (thousands) and "16K", "2GiB" (powers of 1024).
     """
@@ -46,6 +48,8 @@ class SettingInfo:
     below: float | None = None
     is_size: bool = False
     is_json: bool = False
+    is_secret: bool = False
+    splits: bool = True
 
     @property
     def allowed(self) -> str:
@@ -72,6 +76,8 @@ def setting(
     below: float | None = None,
     is_size: bool = False,
     is_json: bool = False,
+    is_secret: bool = False,
+    splits: bool = True,
 ) -> Any:
     """A documented config field.
 
@@ -80,11 +86,12 @@ def setting(
         doc: one sentence, unit included.
         choices: allowed values of a text field.
         flag: the user-facing name, when it is not the field's own.
-        aliases, short, minimum, maximum, below, is_size, is_json: as in `SettingInfo`.
+        aliases, short, minimum, maximum, below, is_size, is_json, is_secret, splits: as in `SettingInfo`.
     """
     metadata = {
         "doc": doc, "choices": choices, "flag": flag, "aliases": aliases, "short": short, "minimum": minimum,
-        "maximum": maximum, "below": below, "is_size": is_size, "is_json": is_json,
+        "maximum": maximum, "below": below, "is_size": is_size, "is_json": is_json, "is_secret": is_secret,
+        "splits": splits,
     }  # fmt: skip
     return dataclasses.field(default=default, metadata=metadata)
 
@@ -98,12 +105,13 @@ def info_of(field: dataclasses.Field[Any]) -> SettingInfo:
     """What is known of a field that was declared with `setting`."""
     meta = field.metadata
     kind, _, rest = str(field.type).partition(" | ")
+    kind = "list" if kind.startswith("tuple[") else kind
     names = [name for name in (field.name, *meta["aliases"]) if name != (meta["flag"] or field.name)]
     return SettingInfo(
         name=meta["flag"] or field.name, default=field.default, doc=meta["doc"], kind=kind,
         is_optional=rest == "None", aliases=tuple(names), short=meta["short"], choices=meta["choices"],
         minimum=meta["minimum"], maximum=meta["maximum"], below=meta["below"], is_size=meta["is_size"],
-        is_json=meta["is_json"],
+        is_json=meta["is_json"], is_secret=meta["is_secret"], splits=meta["splits"],
     )  # fmt: skip
 
 
@@ -167,6 +175,29 @@ def _check_str(info: SettingInfo, value: Any) -> str:
     return text
 
 
+def _check_list(info: SettingInfo, value: Any) -> tuple[str, ...]:
+    """The texts of a list, or of one text: a JSON list, or divided at commas."""
+    if isinstance(value, str):
+        value = _texts(info, value)
+    if not isinstance(value, list | tuple) or not all(isinstance(item, str) for item in value):
+        raise wrong_type(info.name, value, _EXPECTED["list"], ConfigError)
+    for item in value:
+        if not item or len(item) > MAX_TEXT_CHARS or "\0" in item:
+            raise ConfigError(f"{info.name} has a text that is empty, too long or holds a NUL character")
+    return tuple(value)
+
+
+def _texts(info: SettingInfo, text: str) -> Any:
+    if text.startswith("["):
+        try:
+            return json.loads(text)
+        except (ValueError, RecursionError):
+            raise ConfigError(f"{info.name}={shown(text)} is not a JSON list") from None
+    if not info.splits:
+        return [text]
+    return [part.strip() for part in text.split(",") if part.strip()] if text else []
+
+
 def _hint(info: SettingInfo) -> str:
     if info.choices:
         return f"use one of {', '.join(info.choices)}"
@@ -175,5 +206,11 @@ def _hint(info: SettingInfo) -> str:
     return f"{info.name} takes {expected}" + (", or None" if info.is_optional else "")
 
 
-_EXPECTED = {"int": "an integer", "float": "a number", "str": "a text", "bool": "true or false"}
-_CHECKS = {"int": _check_int, "float": _check_float, "str": _check_str, "bool": _check_bool}
+_EXPECTED = {
+    "int": "an integer",
+    "float": "a number",
+    "str": "a text",
+    "bool": "true or false",
+    "list": "a list of texts",
+}
+_CHECKS = {"int": _check_int, "float": _check_float, "str": _check_str, "bool": _check_bool, "list": _check_list}

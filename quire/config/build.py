@@ -17,12 +17,15 @@ from quire.config.cross_checks import check_supported
 from quire.config.device import DeviceConfig, ParallelConfig
 from quire.config.engine import ObservabilityConfig, QuireConfig, SupervisionConfig
 from quire.config.model import LoadConfig, ModelConfig
-from quire.config.not_yet import NOT_YET, is_neutral
+from quire.config.not_yet import NO_EFFECT, NOT_YET, is_neutral, not_yet_error
 from quire.config.scheduler import SchedulerConfig
 from quire.config.server import ApiConfig, HttpConfig, LimitsConfig, ResponsesConfig, ServerConfig, TracingConfig
 from quire.config.structured_outputs import StructuredOutputsConfig
 from quire.errors import ConfigError, UnsupportedError, nearest, unknown_name
+from quire.logger import get_logger
 from quire.utils.checks import shown
+
+logger = get_logger(__name__)
 
 SECTIONS: dict[str, type] = {
     "model": ModelConfig,
@@ -157,14 +160,16 @@ def _put(sections: dict[str, dict[str, Any]], setting: Setting, name: str, value
 
 
 def _drop_neutral(name: str, value: Any, known: Iterable[str]) -> None:
+    if name in NO_EFFECT:
+        if value is not None:
+            logger.info("%s=%s changes nothing: %s", name, shown(value), NO_EFFECT[name])
+        return
     if name not in NOT_YET:
-        close = nearest(name, [*known, *NOT_YET])
+        close = nearest(name, [*known, *NOT_YET, *NO_EFFECT])
         hint = f"did you mean {close!r}?" if close else "docs/reference/settings.md lists all settings"
         raise ConfigError(f"unknown setting {name!r}", hint=hint, field=name)
     if not is_neutral(name, value):
-        raise UnsupportedError(
-            f"{name}={shown(value)}: {name} is known but not supported yet", hint=f"leave out {name}", field=name
-        )
+        raise not_yet_error(name, value)
 
 
 def settings_as_dict(config: QuireConfig) -> dict[str, Any]:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from quire.config.base import check_settings, setting
 from quire.config.not_yet import QUANTIZATIONS_NOT_YET
+from quire.config.overrides import GENERATION_FIELDS, HF_FIELDS, parse_object
 from quire.errors import UnsupportedError
 
 DTYPES = ("auto", "half", "float16", "bfloat16", "float", "float32")
@@ -16,11 +17,21 @@ class ModelConfig:
     """The model, its tokenizer and the limits of a request."""
 
     model: str = setting("leaf", "Model: 'leaf' (embedded), a local directory in Hugging Face format, or a hub id.")
-    served_model_name: str | None = setting(None, "Name that outputs and the API use; default: the model as given.")
+    served_model_names: tuple[str, ...] = setting(
+        (), "Names that the API takes and outputs use, the first of them; default: the model as given.",
+        flag="served_model_name",
+    )  # fmt: skip
     tokenizer: str | None = setting(None, "Directory or hub id of the tokenizer; default: the model's.")
     skip_tokenizer_init: bool = setting(False, "Token ids in and out only; no text, no stop strings.")
     trust_remote_code: bool = setting(False, "Refused when true: Quire never runs code from a model directory.")
     revision: str | None = setting(None, "Branch, tag or commit on the hub.")
+    tokenizer_revision: str | None = setting(
+        None, "Branch, tag or commit of the tokenizer on the hub; default: the model's, where it is the model's own."
+    )
+    hf_overrides: str | None = setting(
+        None, "JSON object: fields that replace those of config.json, such as rope_scaling, max_position_embeddings.",
+        is_json=True,
+    )  # fmt: skip
     dtype: str = setting("auto", "Type of weights and activations.", choices=DTYPES)
     quantization: str | None = setting(
         None,
@@ -43,14 +54,21 @@ class ModelConfig:
         choices=("raw_logprobs", "raw_logits", "processed_logprobs", "processed_logits"),
     )
     generation_config: str = setting(
-        "auto", "Default sampling parameters: 'auto' (the model's generation_config.json) or 'neutral'.",
-        choices=("auto", "neutral"),
+        "auto", "Default sampling parameters: 'auto' (the model's generation_config.json), 'neutral', or 'vllm', which "
+        "means neutral.", choices=("auto", "neutral", "vllm"),
+    )  # fmt: skip
+    override_generation_config: str | None = setting(
+        None, 'JSON object: defaults that replace those of generation_config.json, such as {"temperature": 0.5}.',
+        is_json=True,
     )  # fmt: skip
     enforce_eager: bool = setting(
         False,
         "Run every step kernel by kernel; otherwise decode steps are recorded once and replayed, where that pays.",
     )
     chat_template: str | None = setting(None, "Chat template: inline Jinja or a path; default: the tokenizer's.")
+    logits_processors: tuple[str, ...] = setting(
+        (), "Custom logits processors, as module:Class; an installed package's, or on PYTHONPATH."
+    )
 
     def __post_init__(self) -> None:
         if isinstance(self.quantization, str) and self.quantization in QUANTIZATIONS_NOT_YET:
@@ -60,6 +78,13 @@ class ModelConfig:
                 field="quantization",
             )
         check_settings(self)
+        parse_object("hf_overrides", self.hf_overrides, HF_FIELDS)
+        parse_object("override_generation_config", self.override_generation_config, GENERATION_FIELDS)
+
+    @property
+    def served_model_name(self) -> str | None:
+        """The first of the names; None where a rule has yet to choose."""
+        return self.served_model_names[0] if self.served_model_names else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -162,9 +162,10 @@ def resolve_executor(config: QuireConfig, around: Surroundings) -> tuple[QuireCo
 
 def resolve_names(config: QuireConfig, around: Surroundings) -> tuple[QuireConfig, Decision | None]:
     """The model is served under the name it was given by."""
-    if config.model.served_model_name is not None:
+    if config.model.served_model_names:
         return config, None
-    return _choose(config, "model", "served_model_name", config.model.model, "the model as given")
+    named = _replace(config, "model", served_model_names=(config.model.model,))
+    return named, Decision("served_model_name", config.model.model, "the model as given")
 
 
 def resolve_load_format(config: QuireConfig, around: Surroundings) -> tuple[QuireConfig, Decision | None]:

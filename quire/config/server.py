@@ -8,6 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from quire.config.base import check_settings, setting
+from quire.config.overrides import parse_object
+from quire.errors import ConfigError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,9 +34,12 @@ class HttpConfig:
     )
     ssl_ciphers: str | None = setting(None, "TLS: ciphers up to TLS 1.2, in OpenSSL's form; default: OpenSSL's own.")
     enable_ssl_refresh: bool = setting(False, "TLS: read certificate, key and authorities again when a file changes.")
-    allowed_origins: str = setting(
-        "", "Web pages that may call the server from a browser: origins, comma separated, or *; empty = none (no CORS)."
+    allowed_origins: tuple[str, ...] = setting(
+        (), "Web pages that may call the server from a browser: origins, or *; empty = none (no CORS)."
     )
+    allowed_methods: tuple[str, ...] = setting(("*",), "Methods that these pages may use; * = all.")
+    allowed_headers: tuple[str, ...] = setting(("*",), "Request headers that these pages may send; * = all.")
+    allow_credentials: bool = setting(False, "These pages may send cookies and client certificates.")
     timeout_keep_alive: int = setting(
         5, "Seconds an idle connection stays open between two requests.", minimum=1, maximum=86400
     )
@@ -45,19 +50,30 @@ class HttpConfig:
     disable_access_log: bool = setting(
         False, "Do not log a line for each HTTP request.", aliases=("disable_uvicorn_access_log",)
     )
+    disable_access_log_for_endpoints: tuple[str, ...] = setting(
+        (), "Paths whose requests get no line in the access log, such as /health,/metrics."
+    )
     disable_fastapi_docs: bool = setting(False, "Do not serve /openapi.json.")
 
     def __post_init__(self) -> None:
         check_settings(self)
+        if self.allow_credentials and (not self.allowed_origins or "*" in self.allowed_origins):
+            raise ConfigError(
+                "allow_credentials would let every web page act with a user's cookies",
+                hint="name the pages in allowed_origins, not *",
+                field="allow_credentials",
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ApiConfig:
     """Keys, and what the API does beyond the model's own settings."""
 
-    api_key: str | None = setting(
-        None, "Key that requests must show (Authorization: Bearer ...). Visible in the process list: prefer a file."
-    )
+    api_key: tuple[str, ...] = setting(
+        (),
+        "Keys that requests must show one of (Authorization: Bearer ...). Visible in the process list: prefer a file.",
+        is_secret=True, splits=False,
+    )  # fmt: skip
     api_key_file: str | None = setting(
         None,
         "File of keys: one a line, optionally as tenant=key, or YAML with limits for each tenant. Read again when it "
@@ -76,6 +92,14 @@ class ApiConfig:
         False, "Read names of control tokens in a text prompt of /v1/completions as these tokens, not as plain text."
     )
     trust_request_chat_template: bool = setting(False, "Let a request bring its own chat template (sandboxed).")
+    default_chat_template_kwargs: str | None = setting(
+        None,
+        'JSON object: variables of the chat template where a request sets none, such as {"enable_thinking": false}.',
+        is_json=True,
+    )
+    exclude_tools_when_tool_choice_none: bool = setting(
+        False, "Leave tools out of the prompt of a request with tool_choice none."
+    )
     chat_template_content_format: str = setting(
         "auto", "How message contents are given to the chat template.", choices=("auto", "string", "openai")
     )
@@ -118,6 +142,7 @@ class ApiConfig:
 
     def __post_init__(self) -> None:
         check_settings(self)
+        parse_object("default_chat_template_kwargs", self.default_chat_template_kwargs)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,7 +150,10 @@ class LimitsConfig:
     """The most that one request, and all of them, may ask for."""
 
     max_body_bytes: int = setting(32 << 20, "Bytes of a request's body.", minimum=1024, maximum=1 << 32, is_size=True)
-    max_header_bytes: int = setting(32 << 10, "Bytes of a request's head.", minimum=1024, maximum=1 << 20, is_size=True)
+    max_header_bytes: int = setting(
+        32 << 10, "Bytes of a request's head.", minimum=1024, maximum=8 << 20, is_size=True,
+        aliases=("h11_max_incomplete_event_size",),
+    )  # fmt: skip
     max_json_depth: int = setting(64, "Levels of lists and objects in a body.", minimum=4, maximum=200)
     max_json_containers: int = setting(
         100_000, "Lists and objects in a body, each of which takes memory.", minimum=100, maximum=1 << 26

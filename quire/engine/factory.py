@@ -34,7 +34,7 @@ def build_parts(config: QuireConfig, *, logits_processors: Sequence[ProcessorSou
     with timer.phase("configuration"):
         platform = detect_platform(config.device.device)
         config, model_dir = resolve_config(config, platform)
-        processors = load_processors(logits_processors)
+        processors = load_processors([*config.model.logits_processors, *logits_processors])
     check = (lambda params: validate_params(processors, params)) if processors else None
     with timer.phase("tokenizer and chat template"):
         front = build_front_end(config, model_dir, check)

@@ -13,6 +13,7 @@ from pathlib import Path
 from quire.attention.block_sizes import PREFERRED_BLOCK_SIZES
 from quire.config import ModelConfig, QuireConfig
 from quire.config.hf_config import parse_hf_config
+from quire.config.overrides import generation_values, overridden, parse_object
 from quire.config.resolve import UsageContext, resolve
 from quire.core.sampling_params import SamplingParams
 from quire.engine.generation_defaults import GenerationDefaults, read_generation_defaults
@@ -46,7 +47,7 @@ def resolve_config(
     platform = platform or detect_platform(config.device.device)
     path = resolve_model_path(config.model.model, config.model.revision, config.load.download_dir)
     model_dir = read_model_dir(path)
-    arch = parse_hf_config(model_dir.config)
+    arch = parse_hf_config(overridden(model_dir.config, parse_object("hf_overrides", config.model.hf_overrides)))
     kernel_tiers = tier_problems() if platform.is_cpu else {}
     config, decisions = resolve(
         config, platform, arch, usage=usage, block_sizes=PREFERRED_BLOCK_SIZES, kernel_tiers=kernel_tiers
@@ -87,8 +88,10 @@ def _load_tokenizer(config: QuireConfig, model_path: Path) -> Tokenizer | None:
     if model.skip_tokenizer_init:
         return None
     path = model_path
-    if model.tokenizer is not None and model.tokenizer != model.model:
-        path = resolve_model_path(model.tokenizer, None, config.load.download_dir)
+    is_own = model.tokenizer is None or model.tokenizer == model.model
+    if not is_own or model.tokenizer_revision is not None:
+        revision = model.tokenizer_revision or (model.revision if is_own else None)
+        path = resolve_model_path(model.tokenizer or model.model, revision, config.load.download_dir)
     tokenizer = load_tokenizer(path)
     vocab_size = _vocab_size(config)
     if tokenizer.vocab_size > vocab_size:
@@ -112,12 +115,14 @@ def _load_template(model: ModelConfig, tokenizer: Tokenizer | None) -> ChatTempl
 
 def _read_defaults(config: QuireConfig, model_dir: ModelDir, tokenizer: Tokenizer | None) -> GenerationDefaults:
     assert config.arch is not None, "resolve() sets the architecture"
+    model = config.model
+    overrides = parse_object("override_generation_config", model.override_generation_config)
+    is_neutral = model.generation_config != "auto"
     return read_generation_defaults(
-        model_dir.generation_config,
+        generation_values(model_dir.generation_config, overrides, is_neutral=is_neutral),
         None if tokenizer is None else tokenizer.eos_token_id,
         config.arch.eos_token_ids,
         config.arch.vocab_size,
-        use_sampling=config.model.generation_config == "auto",
     )
 
 

@@ -39,8 +39,6 @@ def read_generation_defaults(
     tokenizer_eos: int | None,
     arch_eos: Sequence[int],
     vocab_size: int,
-    *,
-    use_sampling: bool,
 ) -> GenerationDefaults:
     """The defaults of a model.
 
@@ -49,7 +47,6 @@ def read_generation_defaults(
         tokenizer_eos: the tokenizer's end of text, which is the primary one.
         arch_eos: ends named by config.json, used when generation_config.json names none.
         vocab_size: ids are below this.
-        use_sampling: take sampling parameters too.
 
     Raises:
         ModelError: a value is malformed or out of range.
@@ -65,8 +62,7 @@ def read_generation_defaults(
             field="eos_token_id",
         )
     ids = list(dict.fromkeys(ids))
-    sampling = _sampling(generation_config) if use_sampling else {}
-    return GenerationDefaults(ids[0] if ids else -1, tuple(ids[1:]), sampling)
+    return GenerationDefaults(ids[0] if ids else -1, tuple(ids[1:]), _sampling(generation_config))
 
 
 def _ids(value: Any) -> list[int]:

@@ -97,7 +97,7 @@ def begin_start(
     Raises:
         QuireError: the configuration, the model directory or the machine does not allow it; no process is left.
     """
-    names = processor_names(logits_processors)
+    names = [*config.model.logits_processors, *processor_names(logits_processors)]
     config, model_dir = resolve_config(config, usage=usage)
     return EngineStart(config, launch_core(config, names), names, model_dir)
 

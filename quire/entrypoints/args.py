@@ -7,10 +7,8 @@ A setting is declared once, in its config class. No state.
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any, NoReturn
 
 from quire.config import QuireConfig
@@ -24,16 +22,18 @@ from quire.config.build import (
     settings_as_dict,
     settings_by_name,
 )
-from quire.config.not_yet import NOT_YET
+from quire.config.not_yet import NO_EFFECT, NOT_YET, SEVERAL
 from quire.config.resolve import Decision
+from quire.entrypoints.config_file import read_config_file
+from quire.entrypoints.flag_forms import loose, plain_argv
 from quire.entrypoints.help import HelpAction
 from quire.errors import ConfigError, unknown_name
 from quire.utils.checks import shown
 
 __all__ = ["QuireParser", "add_engine_arguments", "build_config", "config_from_args", "describe_config"]
 
-MAX_CONFIG_FILE_BYTES = 1 << 20
 SIZE_UNITS = {"k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
+SWITCHES = ("enable_", "disable_", "allow_", "async_", "use_", "skip_")  # of settings that change nothing
 BOOLEANS = {"true": True, "1": True, "yes": True, "on": True, "false": False, "0": False, "no": False, "off": False}
 
 
@@ -51,8 +51,9 @@ class QuireParser(argparse.ArgumentParser):
         )  # fmt: skip
 
     def parse_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> Any:  # type: ignore[override]
-        """As usual, but an unknown flag is an error with the nearest valid one."""
-        parsed, unknown = self.parse_known_args(args, namespace)
+        """As usual, but flags may have vLLM's forms, and an unknown one is an error with the nearest valid one."""
+        argv = plain_argv(sys.argv[1:] if args is None else args, self._option_string_actions)
+        parsed, unknown = self.parse_known_args(argv, namespace)
         if not unknown:
             return parsed
         flag = next((one for one in unknown if one.startswith("-")), None)
@@ -96,17 +97,19 @@ def add_engine_arguments(parser: argparse.ArgumentParser, *, also: Mapping[str, 
     )  # fmt: skip
     sections = {**(also or {}), **SECTIONS}
     groups = {section: parser.add_argument_group(section, section_doc(section)) for section in sections}
+    # Where any number of positional arguments may follow, a flag that took all would take them, too.
+    many = "extend" if all(one.nargs in (None, "?") for one in parser._get_positional_actions()) else "append"
     for setting in all_settings(sections):
-        _add_setting(groups[setting.section], setting.info)
+        _add_setting(groups[setting.section], setting.info, many)
     for name in NESTED:
         parser.add_argument(
             flag_of(name), dest=name, default=argparse.SUPPRESS, metavar="JSON",
             help=f"Several settings at once, as an object of their names without {NESTED[name]}.",
         )  # fmt: skip
     known = settings_by_name(sections)
-    for name, neutral in NOT_YET.items():
+    for name in (*NOT_YET, *NO_EFFECT):
         if name not in known:
-            _add_not_yet(parser, name, neutral)
+            _add_not_yet(parser, name)
 
 
 def config_from_args(args: argparse.Namespace, **defaults: Any) -> QuireConfig:
@@ -130,41 +133,7 @@ def values_from_args(args: argparse.Namespace, sections: Mapping[str, type]) -> 
                 values.pop(other, None)
             values[name] = parse_text(setting.info, given[name])
     values.update({name: given[name] for name in NESTED if name in given})
-    values.update({name: _loose(given[name]) for name in NOT_YET if name in given and name not in known})
-    return values
-
-
-def read_config_file(path: str) -> dict[str, Any]:
-    """Settings from a JSON or YAML file: one object of name -> value; names may be written with dashes.
-
-    Raises:
-        ConfigError: the file is missing, too large, malformed, or not one object.
-    """
-    file = Path(path)
-    if file.suffix.lower() == ".toml":
-        raise ConfigError(f"config file {path}: .toml is not read", hint="write it as YAML or JSON", field="config")
-    try:
-        with file.open("rb") as stream:
-            text = stream.read(MAX_CONFIG_FILE_BYTES + 1)
-    except OSError as error:
-        raise ConfigError(
-            f"config file {path} cannot be read: {error.strerror}", hint="check the path", field="config"
-        ) from None
-    if len(text) > MAX_CONFIG_FILE_BYTES:
-        raise ConfigError(f"config file {path} is larger than 1 MiB", hint="keep settings only", field="config")
-    if file.suffix.lower() in (".yaml", ".yml"):
-        # Late: only who writes YAML needs the library.
-        from quire.entrypoints.yaml_config import parse_yaml
-
-        return _refuse_duplicates(parse_yaml(path, text))
-    try:
-        values = json.loads(text, object_pairs_hook=_refuse_duplicates)
-    except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise ConfigError(
-            f"config file {path} is not JSON: {error}", hint='write {"setting": value, ...}', field="config"
-        ) from None
-    if not isinstance(values, dict):
-        raise ConfigError(f"config file {path} is not one object", hint='write {"setting": value, ...}', field="config")
+    values.update({name: loose(given[name]) for name in (*NOT_YET, *NO_EFFECT) if name in given and name not in known})
     return values
 
 
@@ -174,6 +143,8 @@ def parse_text(info: SettingInfo, text: Any) -> Any:
     Raises:
         ConfigError: the text is not of the setting's type.
     """
+    if info.kind == "list":
+        return ",".join(text) if info.splits else text[0] if len(text) == 1 else text
     if not isinstance(text, str) or info.kind == "str":
         return text
     if text.lower() in ("none", "auto") and info.is_optional:
@@ -206,50 +177,43 @@ def parse_size(text: str) -> int:
 def describe_config(config: QuireConfig, decisions: Sequence[Decision]) -> str:
     """Every setting on a line: name, value, and why when a rule chose it."""
     reasons = {decision.name: f"   <- auto: {decision.reason}" for decision in decisions}
-    shown_values = {name: "none" if one is None else str(one) for name, one in settings_as_dict(config).items()}
+    shown_values = {name: _shown_value(one) for name, one in settings_as_dict(config).items()}
     width = max(map(len, shown_values))
     return "\n".join(f"{name:<{width}}  {text}{reasons.get(name, '')}" for name, text in shown_values.items())
 
 
-def _add_setting(group: argparse._ArgumentGroup, info: SettingInfo) -> None:
+def _shown_value(value: Any) -> str:
+    if isinstance(value, tuple):
+        return ", ".join(value) or "none"
+    return "none" if value is None else str(value)
+
+
+def _add_setting(group: argparse._ArgumentGroup, info: SettingInfo, many: str) -> None:
     flags = [flag_of(name) for name in (info.name, *info.aliases)]
     help_text = info.doc.replace("%", "%%") + (f" Allowed: {info.allowed}." if info.allowed else "")
-    default = "" if info.default is None else f" Default: {str(info.default).lower()}."
+    default = "" if info.default in (None, "", ()) else f" Default: {_shown_value(info.default).lower()}."
     common: dict[str, Any] = {"dest": info.name, "default": argparse.SUPPRESS, "help": help_text + default}
     if info.kind == "bool":
         group.add_argument(*flags, action=argparse.BooleanOptionalAction, **common)
+        return
+    if info.kind == "list":
+        nargs: dict[str, Any] = {"nargs": "+"} if many == "extend" else {}
+        group.add_argument(*flags, action=many, metavar="TEXT", **nargs, **common)
         return
     if info.short is not None:
         flags.insert(0, info.short)
     group.add_argument(*flags, metavar=info.kind.upper(), **common)
 
 
-def _add_not_yet(parser: argparse.ArgumentParser, name: str, neutral: tuple[Any, ...]) -> None:
+def _add_not_yet(parser: argparse.ArgumentParser, name: str) -> None:
     common: dict[str, Any] = {"dest": name, "default": argparse.SUPPRESS, "help": argparse.SUPPRESS}
-    if any(isinstance(value, bool) for value in neutral):
+    is_switch = name.startswith(SWITCHES) or any(isinstance(value, bool) for value in NOT_YET.get(name, ()))
+    if name == "hf_token":
+        parser.add_argument(flag_of(name), nargs="?", const=True, **common)
+    elif is_switch:
         parser.add_argument(flag_of(name), action=argparse.BooleanOptionalAction, **common)
     else:
-        parser.add_argument(flag_of(name), **common)
-
-
-def _loose(value: Any) -> Any:
-    """The value of a not-yet-supported flag: JSON when it is, else text."""
-    if not isinstance(value, str):
-        return value
-    try:
-        return json.loads(value)
-    except (json.JSONDecodeError, RecursionError):
-        return value
-
-
-def _refuse_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    values: dict[str, Any] = {}
-    for key, value in pairs:
-        name = key.replace("-", "_")
-        if name in values:
-            raise ConfigError(f"the config file gives {name!r} twice", hint="give it once", field=name)
-        values[name] = value
-    return values
+        parser.add_argument(flag_of(name), nargs="+" if name in SEVERAL else None, **common)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -66,7 +66,7 @@ def configs_from_args(args: argparse.Namespace) -> tuple[QuireConfig, ServerConf
     names = settings_by_name(REQUEST_SECTIONS)
     server = build_server_config(**{name: value for name, value in values.items() if name in names})
     for name in ("api_key", "api_key_file"):
-        if getattr(server.api, name) is not None:
+        if getattr(server.api, name):
             raise ConfigError(
                 f"{name} is of no use: nobody but this process asks", hint="leave it out; for --url set QUIRE_API_KEY",
                 field=name,

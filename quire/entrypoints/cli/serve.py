@@ -13,9 +13,11 @@ from quire import envs
 from quire.config import QuireConfig
 from quire.config.build import SECTIONS, SERVER_SECTIONS, build_config, build_server_config, settings_by_name
 from quire.config.server import ServerConfig
-from quire.entrypoints.args import add_engine_arguments, values_from_args
+from quire.entrypoints.args import add_engine_arguments, flag_of, values_from_args
 from quire.entrypoints.cli.common import print_resolved
+from quire.errors import ConfigError
 from quire.logger import configure_logging, get_logger
+from quire.utils.checks import shown
 from quire.utils.phases import PhaseTimer
 
 logger = get_logger(__name__)
@@ -39,9 +41,30 @@ def configs_from_args(args: argparse.Namespace) -> tuple[QuireConfig, ServerConf
     server_names = settings_by_name(SERVER_SECTIONS)
     server: dict[str, Any] = {name: value for name, value in values.items() if name in server_names}
     engine: dict[str, Any] = {name: value for name, value in values.items() if name not in server_names}
-    if args.model_argument is not None:
-        engine["model"] = args.model_argument
+    engine.update(chosen_model(args, engine.get("model")))
     return build_config(**{**DEFAULTS, **engine}), build_server_config(**server)
+
+
+def chosen_model(args: argparse.Namespace, named: Any) -> dict[str, Any]:
+    """{"model": the positional one}, if there is one.
+
+    Raises:
+        ConfigError: `named`, the setting, is another; or a flag with several values may have taken the positional one.
+    """
+    given = args.model_argument
+    if given is not None and named is not None and given != named:
+        raise ConfigError(
+            f"two models: {shown(given)} and --model {shown(named)}", hint="give one of the two", field="model"
+        )
+    lists = {name: value for name, value in vars(args).items() if isinstance(value, list) and len(value) > 1}
+    if given is None and named is None and lists:
+        name, taken = next(iter(lists.items()))
+        raise ConfigError(
+            f"no model is named: {flag_of(name)} took {', '.join(map(shown, taken))} as its values",
+            hint=f"put the model first: quire serve MODEL {flag_of(name)} ...",
+            field="model",
+        )
+    return {} if given is None else {"model": given}
 
 
 def print_config(args: argparse.Namespace) -> int:

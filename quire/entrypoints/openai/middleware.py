@@ -43,8 +43,10 @@ class RequestLog:
         is_logged: bool = True,
         tracing: Tracing | None = None,
         error_forms: Sequence[ErrorForm] = (),
+        quiet_paths: frozenset[str] = frozenset(),
     ) -> None:
         self._app = app
+        self._quiet_paths = QUIET_PATHS | quiet_paths
         self._error_forms = error_forms
         self._tracing = tracing
         self._is_logged = is_logged
@@ -86,7 +88,7 @@ class RequestLog:
             seconds = time.monotonic() - start
             if self._tracing is not None and "metered" in state:
                 self._tracing.record(_ended(scope, status, start, start + seconds))
-            if self._is_logged and scope["path"] not in QUIET_PATHS:
+            if self._is_logged and scope["path"] not in self._quiet_paths:
                 access_logger.info(
                     "%s %s %d %.3f s id=%s",
                     scope["method"], _logged_path(scope), status, seconds, request_id.decode(),

@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from quire.config.overrides import parse_object
 from quire.config.server import ApiConfig
 from quire.core.inputs import TokensPrompt, parse_messages, parse_prompt
 from quire.engine.protocol import EngineClient
@@ -57,6 +58,7 @@ class PromptReader:
     def __init__(self, engine: EngineClient, config: ApiConfig) -> None:
         self._engine = engine
         self._config = config
+        self._default_kwargs = parse_object("default_chat_template_kwargs", config.default_chat_template_kwargs)
         self._control = None if engine.tokenizer is None else ControlTokens(engine.tokenizer)
         self._threads = ThreadPoolExecutor(2, thread_name_prefix="prompt")
 
@@ -195,9 +197,9 @@ class PromptReader:
         assert self._control is not None, "a template needs a tokenizer"
         values: Mapping[str, Any] = {
             "messages": parse_messages(messages),
-            "tools": request.tools,
+            "tools": None if self._hides_tools(request) else request.tools,
             "documents": request.documents,
-            "kwargs": request.chat_template_kwargs,
+            "kwargs": {**self._default_kwargs, **(request.chat_template_kwargs or {})},
         }
         marked, mark = self._control.mark(values)
         continues = bool(request.continue_final_message)
@@ -220,6 +222,9 @@ class PromptReader:
         if not ids:
             raise ValidationError("the chat template made an empty prompt of the messages", field="messages")
         return cut_prompt(TokensPrompt(tuple(ids), text, template_id=template.id), cut, self.max_model_len)
+
+    def _hides_tools(self, request: ChatFields) -> bool:
+        return self._config.exclude_tools_when_tool_choice_none and request.tool_choice == "none"
 
     def _template(self, request: ChatFields) -> ChatTemplate:
         if request.chat_template is not None:

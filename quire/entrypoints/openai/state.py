@@ -86,7 +86,7 @@ class ServerState:
 def make_state(engine: EngineClient, config: ServerConfig, keys: ApiKeys) -> ServerState:
     """The parts of a server around `engine`, for the tenants of `keys`."""
     model = engine.config.model
-    names = [name.strip() for name in (model.served_model_name or model.model).split(",") if name.strip()]
+    names = list(model.served_model_names) or [model.model]
     tenants = Tenants(keys)
     metrics = EngineMetrics(engine.config, names[0])
     prompts = PromptReader(engine, config.api)

@@ -88,11 +88,14 @@ def make_app(engine: EngineClient, config: ServerConfig) -> FastAPI:
     app.add_middleware(LastResort)
     app.add_middleware(Gate, tenants=state.tenants, limits=config.limits, metrics=state.metrics)
     app.add_middleware(
-        RequestLog, is_logged=not config.http.disable_access_log, tracing=state.tracing, error_forms=ERROR_FORMS
-    )
-    origins = [origin.strip() for origin in config.http.allowed_origins.split(",") if origin.strip()]
-    if origins:
-        app.add_middleware(CORSMiddleware, allow_origins=origins, allow_methods=["*"], allow_headers=["*"])
+        RequestLog, is_logged=not config.http.disable_access_log, tracing=state.tracing, error_forms=ERROR_FORMS,
+        quiet_paths=frozenset(config.http.disable_access_log_for_endpoints),
+    )  # fmt: skip
+    if config.http.allowed_origins:
+        app.add_middleware(
+            CORSMiddleware, allow_origins=config.http.allowed_origins, allow_methods=config.http.allowed_methods,
+            allow_headers=config.http.allowed_headers, allow_credentials=config.http.allow_credentials,
+        )  # fmt: skip
     return app
 
 

@@ -16,7 +16,7 @@ SETTINGS = {setting.info.name: setting for setting in all_settings()}
 def test_every_setting_has_a_known_kind_a_sentence_and_an_allowed_default() -> None:
     for setting in all_settings():
         info = setting.info
-        assert info.kind in ("int", "float", "str", "bool"), info.name
+        assert info.kind in ("int", "float", "str", "bool", "list"), info.name
         assert info.doc.endswith("."), info.name
         assert build_config(**{info.name: info.default}) == QuireConfig(), info.name
 
@@ -68,7 +68,7 @@ def test_a_setting_not_supported_yet_is_refused_by_name_unless_neutral(name: str
 def out_of_range_values(name: str) -> list[object]:
     info = SETTINGS[name].info
     bad: list[object] = [object(), b"x", [1], {"a": 1}]
-    if info.kind != "str":
+    if info.kind not in ("str", "list"):
         bad.append("text")
     if info.kind in ("int", "float"):
         bad.extend([True, float("nan"), float("inf")])
@@ -79,6 +79,8 @@ def out_of_range_values(name: str) -> list[object]:
         bad.extend([0, 1, "true"])
     if info.kind == "str":
         bad.extend([5, True, "", "x" * (1 << 21), "nul\0"])
+    if info.kind == "list":
+        bad.extend([5, True, ["nul\0"], [""], "[1]", "[", ["a", 1]])
     if info.choices:
         bad.append("nonsense")
     return bad

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import pytest
 
+from quire.config.overrides import generation_values
 from quire.engine.generation_defaults import read_generation_defaults
 from quire.errors import ModelError
 
 
-def read(config, tokenizer_eos=None, arch_eos=(), use_sampling=True):
-    return read_generation_defaults(config, tokenizer_eos, arch_eos, 100, use_sampling=use_sampling)
+def read(config, tokenizer_eos=None, arch_eos=()):
+    return read_generation_defaults(config, tokenizer_eos, arch_eos, 100)
 
 
 @pytest.mark.parametrize(
@@ -33,8 +34,11 @@ def test_sampling_parameters_are_taken():
     assert (params.temperature, params.top_p, params.max_tokens) == (0.6, 0.9, 50)
 
 
-def test_sampling_parameters_can_be_ignored():
-    assert read({"temperature": 0.6}, use_sampling=False).sampling_params().temperature == 1.0
+def test_sampling_parameters_can_be_ignored_and_replaced():
+    config = {"temperature": 0.6, "top_k": 5, "eos_token_id": 7}
+    neutral = generation_values(config, {"top_p": 0.5}, is_neutral=True)
+    assert neutral == {"eos_token_id": 7, "top_p": 0.5}
+    assert generation_values(config, {"top_k": 9}, is_neutral=False) == {**config, "top_k": 9}
 
 
 @pytest.mark.parametrize(

@@ -67,7 +67,7 @@ BAD_FLAGS = {
     "missing value": (["--max-num-seqs"], ConfigError, "--help"),
     "not supported yet": (["--enable-lora"], UnsupportedError, "leave out enable_lora"),
     "not supported yet with a value": (["--stream-interval", "4"], UnsupportedError, "leave out stream_interval"),
-    "not supported yet with json": (["--hf-overrides", '{"a": 1}'], UnsupportedError, "leave out hf_overrides"),
+    "not supported yet with json": (["--lora-dtype", '{"a": 1}'], UnsupportedError, "leave out lora_dtype"),
     "remote code": (["--trust-remote-code"], UnsupportedError, "leave out trust_remote_code"),
 }
 

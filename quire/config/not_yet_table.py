@@ -1,0 +1,319 @@
+"""Settings of vLLM that Quire does not have yet, by feature: why, what to do instead, and their neutral values.
+
+Read by `config.not_yet`. Names and neutral values are facts of vLLM 0.33; data only.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+_NONE: tuple[Any, ...] = (None,)
+_OFF: tuple[Any, ...] = (None, False)
+_EMPTY: tuple[Any, ...] = (None, {})
+_LIST: tuple[Any, ...] = (None, [])
+_TEXT: tuple[Any, ...] = (None, "")
+_AUTO: tuple[Any, ...] = (None, "auto")
+
+
+@dataclass(frozen=True, slots=True)
+class Missing:
+    """Settings that miss one feature.
+
+    Attributes:
+        why: what Quire lacks or does in place of it.
+        instead: what to do.
+        names: setting -> the values that ask for nothing.
+    """
+
+    why: str
+    instead: str
+    names: dict[str, tuple[Any, ...]]
+
+
+MISSING: tuple[Missing, ...] = (
+    Missing(
+        "Quire generates text; it has no pooling models", "use a server for embeddings beside it",
+        {
+            "runner": (None, "auto", "generate"), "convert": (None, "auto", "none"), "pooler_config": _NONE,
+            "enable_flash_late_interaction": _OFF, "io_processor_plugin": _TEXT,
+        },
+    ),
+    Missing(
+        "a prompt is text or token ids", "send one of these",
+        {"enable_prompt_embeds": _OFF},
+    ),
+    Missing(
+        "tokenizers are read from tokenizer.json or tokenizer.model", "name a directory with one by --tokenizer",
+        {"tokenizer_mode": (None, "auto", "hf")},
+    ),
+    Missing(
+        "a token on a command line is visible in the process list", "set HF_TOKEN in the environment",
+        {"hf_token": _OFF},
+    ),
+    Missing(
+        "models are read in Hugging Face format, by Quire's own classes", "give a directory in that format as --model",
+        {
+            "hf_config_path": _NONE, "config_format": (None, "auto", "hf"), "model_impl": _AUTO,
+            "model_loader_extra_config": _EMPTY, "model_class_overrides": _EMPTY, "ignore_patterns": _LIST,
+            "diffusion_config": _EMPTY, "engram_config": _EMPTY,
+        },
+    ),
+    Missing(
+        "checkpoints are read unquantized", "quantize while loading: --quantization int8 or int4",
+        {"quantization_config": _EMPTY},
+    ),
+    Missing(
+        "Quire loads no code from a file",
+        "publish the parser as an entry point (quire.tool_parsers, quire.reasoning_parsers)",
+        {"reasoning_parser_plugin": _TEXT, "tool_parser_plugin": _TEXT},
+    ),
+    Missing(
+        "the server runs no code of others between a client and the engine", "put a proxy in front of it",
+        {"middleware": _LIST},
+    ),
+    Missing(
+        "Quire sets no process-wide extra settings", "use the setting's own name",
+        {"additional_config": _EMPTY, "aux_output_config": _EMPTY},
+    ),
+    Missing(
+        "tools are carried out by clients", "let the client carry out calls",
+        {"tool_server": _NONE, "tool_strict_level": _NONE},
+    ),
+    Missing(
+        "reasoning has one format and one budget a request", "use --reasoning-parser and thinking_token_budget",
+        {
+            "reasoning_parser": _TEXT, "reasoning_config": _EMPTY, "reasoning_effort_map": _EMPTY,
+            "anthropic_disabled_thinking_effort": _NONE, "cohere_format": _NONE, "cohere_is_reasoning_model": _OFF,
+        },
+    ),
+    Missing(
+        "Quire reads text alone", "serve the language model",
+        {
+            "allowed_local_media_path": _TEXT, "allowed_media_domains": _LIST, "limit_mm_per_prompt": _EMPTY,
+            "mm_processor_kwargs": _EMPTY, "mm_processor_cache_gb": (None, 0, 4),
+            "mm_processor_cache_type": (None, "lru"), "mm_encoder_tp_mode": (None, "weights"),
+            "language_model_only": _OFF, "enable_mm_embeds": _OFF, "interleave_mm_strings": _OFF,
+            "disable_chunked_mm_input": _OFF, "media_io_kwargs": _EMPTY,
+            "mm_device_do_normalize": _OFF, "mm_encoder_attn_backend": _NONE, "mm_encoder_attn_dtype": _AUTO,
+            "mm_encoder_fp8_scale_path": _NONE, "mm_encoder_fp8_scale_save_margin": _NONE,
+            "mm_encoder_fp8_scale_save_path": _NONE, "mm_encoder_only": _OFF, "mm_hasher_algorithm": _NONE,
+            "mm_ipc_gpu_memory_gb": (None, 0), "mm_processor_device": _NONE, "mm_shm_cache_max_object_size_mb": _NONE,
+            "mm_tensor_ipc": _NONE, "trust_request_mm_kwargs": _OFF, "video_pruning_method": _NONE,
+            "video_pruning_rate": _NONE, "enable_shm_tensor_arena": _OFF, "ec_manager_config": _EMPTY,
+            "ec_transfer_config": _EMPTY,
+        },
+    ),
+    Missing(
+        "Quire has no LoRA adapters", "merge the adapter into the weights",
+        {
+            "enable_lora": _OFF, "max_loras": (None, 1), "max_lora_rank": (None, 16), "max_cpu_loras": _NONE,
+            "fully_sharded_loras": _OFF, "lora_target_modules": _NONE, "default_mm_loras": _EMPTY,
+            "lora_modules": _LIST, "lora_dtype": _AUTO, "max_lora_cls_labels": _NONE, "specialize_active_lora": _OFF,
+            "enable_tower_connector_lora": _OFF, "enable_mixed_moe_lora_format": _OFF, "enable_moe_shared_loras": _OFF,
+        },
+    ),
+    Missing(
+        "the model runs in one process on one machine", "run several servers behind a load balancer",
+        {
+            "data_parallel_rank": _NONE, "data_parallel_start_rank": _NONE, "data_parallel_size_local": _NONE,
+            "data_parallel_address": _NONE, "data_parallel_rpc_port": _NONE, "data_parallel_backend": (None, "mp"),
+            "data_parallel_hybrid_lb": _OFF, "data_parallel_external_lb": _OFF,
+            "data_parallel_multi_port_external_lb": _OFF, "data_parallel_supervisor_port": _NONE,
+            "dp_supervisor_probe_failure_threshold": _NONE, "dp_supervisor_probe_interval_s": _NONE,
+            "dp_supervisor_probe_timeout_s": _NONE, "dp_sync_interval": _NONE,
+            "decode_context_parallel_size": (None, 1), "prefill_context_parallel_size": (None, 1),
+            "dcp_comm_backend": _NONE, "dcp_kv_cache_interleave_size": (None, 1), "dcp_q_replicate": _OFF,
+            "cp_kv_cache_interleave_size": (None, 1), "enable_hc_sp": _OFF, "enable_elastic_ep": _OFF,
+            "elastic_ep_max_dp_size": _NONE, "enable_scale_out": _OFF, "enable_fault_tolerance": _OFF,
+            "fault_tolerance_config": _EMPTY, "nnodes": (None, 1), "node_rank": (None, 0), "master_addr": _NONE,
+            "master_port": _NONE, "headless": _OFF, "api_server_count": (None, 1), "renderer_num_workers": (None, 1),
+            "worker_cls": _AUTO, "worker_extension_cls": _TEXT, "ray_workers_use_nsight": _OFF, "device_ids": _NONE,
+            "weight_transfer_config": _EMPTY,
+        },
+    ),
+    Missing(
+        "no model of this version has experts", "leave expert parallelism out",
+        {
+            "enable_expert_parallel": _OFF, "all2all_backend": _NONE, "enable_eplb": _OFF, "eplb_config": _EMPTY,
+            "enable_dbo": _OFF, "dbo_decode_token_threshold": _NONE, "dbo_prefill_token_threshold": _NONE,
+            "ubatch_size": (None, 0), "enable_ep_weight_filter": _OFF, "expert_placement_strategy": (None, "linear"),
+            "moe_backend": _AUTO, "enable_return_routed_experts": _OFF,
+        },
+    ),
+    Missing(
+        "no model of this version has state-space layers", "leave it out",
+        {
+            "mamba_backend": _NONE, "mamba_block_size": _NONE, "mamba_cache_dtype": _AUTO, "mamba_cache_mode": _NONE,
+            "mamba_cache_philox_rounds": _NONE, "mamba_ssm_cache_dtype": _AUTO, "mamba_ssu_algorithm": _NONE,
+            "enable_mamba_cache_stochastic_rounding": _OFF, "enable_mamba_shared_prefix_checkpoint": _OFF,
+            "gdn_prefill_backend": _NONE, "kda_decode_backend": _NONE, "kda_prefill_backend": _NONE,
+            "replayssm_buffer_len": _NONE, "use_replayssm": _OFF,
+        },
+    ),
+    Missing(
+        "weights and pages stay in the memory of one device; --swap-space takes pages of preempted requests",
+        "lower --max-model-len, or quantize",
+        {
+            "kv_offloading_size": (None, 0), "kv_offloading_backend": (None, "native"), "cpu_offload_gb": (None, 0),
+            "offload_group_size": (None, 0), "offload_num_in_group": (None, 1), "offload_prefetch_step": (None, 1),
+            "offload_params": _NONE, "cpu_offload_params": _NONE, "offload_backend": _AUTO,
+            "pt_load_map_location": _NONE,
+        },
+    ),
+    Missing(
+        "a server cannot be put to sleep", "end it, and start it again",
+        {
+            "enable_sleep_mode": _OFF, "sleep_mode_backend": (None, "cumem"), "sleep_mode_offload_cudagraph": _OFF,
+            "sleep_preserve_parameter_names": _NONE, "enable_cumem_allocator": _OFF, "enable_nccl_comm_suspend": _OFF,
+        },
+    ),
+    Missing(
+        "the KV cache has one layout for all layers of a kind", "use --kv-cache-dtype for all layers",
+        {
+            "prefix_cache_retention_interval": (None, 0), "prefix_match_unit": _NONE,
+            "kv_cache_dtype_skip_layers": _NONE, "kv_sharing_fast_prefill": _OFF, "swa_bounded_replay": _OFF,
+        },
+    ),
+    Missing(
+        "layers with a window keep it", "use --max-model-len with at most the window's tokens",
+        {"disable_sliding_window": _OFF},
+    ),
+    Missing(
+        "steps are limited by tokens, requests and time", "use --max-num-batched-tokens, --max-num-seqs or "
+        "--max-inter-token-latency-ms",
+        {
+            "max_num_scheduled_tokens": _NONE, "max_num_active_seqs": _NONE,
+            "long_prefill_token_threshold_adaptive": _OFF, "scheduler_cls": _NONE,
+            "prefill_schedule_interval": (None, 1),
+        },
+    ),
+    Missing(
+        "only a server has a queue that refuses", "give them to quire serve",
+        {"max_num_queued_reqs": _NONE, "max_num_queued_tokens": _NONE, "shutdown_timeout": (None, 0)},
+    ),
+    Missing(
+        "every token is streamed when it is there; what a slow reader leaves is merged", "let the client gather tokens",
+        {"stream_interval": (None, 1)},
+    ),
+    Missing(
+        "attention has one backend a device", "choose it by --attention-backend",
+        {"attention_config": _EMPTY, "sparse_indexer_topk_backend": _NONE},
+    ),
+    Missing(
+        "the kernels are chosen together", "use --kernel-tier",
+        {
+            "kernel_config": _EMPTY, "linear_backend": _AUTO, "ir_op_priority": _NONE, "monokernel": _OFF,
+            "use_fp64_gumbel": _OFF,
+        },
+    ),
+    Missing(
+        "Quire has no speculative decoding", "leave it out: answers are the same without",
+        {
+            "speculative_config": _EMPTY, "spec_method": _NONE, "spec_model": _NONE, "spec_tokens": _NONE,
+            "per_request_spec_decode_metrics": (None, "none"),
+        },
+    ),
+    Missing(
+        "pages do not move between engines", "serve prefill and decode by one engine",
+        {"kv_transfer_config": _EMPTY, "tokens_only": _OFF},
+    ),
+    Missing(
+        "the API is HTTP", "use /v1 over HTTP",
+        {"grpc": _OFF, "grpc_port": _NONE},
+    ),
+    Missing(
+        "answers have no such field", "leave it out",
+        {
+            "return_sampling_mask": _OFF, "fingerprint_mode": _NONE, "fingerprint_value": _NONE,
+            "watermark_config": _EMPTY, "enable_tokenizer_info_endpoint": _OFF,
+        },
+    ),
+    Missing(
+        "the pages of the API are those of /openapi.json", "show /openapi.json with a viewer of your own",
+        {"enable_offline_docs": _OFF},
+    ),
+    Missing(
+        "texts of clients are never written to the log", "use --enable-log-requests (parameters), or --flight-recorder",
+        {"enable_log_outputs": _OFF, "enable_log_deltas": _OFF},
+    ),
+    Missing(
+        "the log goes to stderr", "redirect it, and set QUIRE_LOG_LEVEL",
+        {
+            "log_level": (None, "info", "INFO"), "uvicorn_log_level": (None, "info"),
+            "log_config_file": _NONE, "logging_config": _EMPTY, "log_error_stack": _OFF,
+        },
+    ),
+    Missing(
+        "steps are recorded by the flight recorder", "use --flight-recorder DIR and quire replay",
+        {
+            "profiler_config": _EMPTY, "enable_layerwise_nvtx_tracing": _OFF, "enable_logging_iteration_details": _OFF,
+            "enable_trace_replay": _OFF, "jit_monitor_mode": _NONE, "jit_monitor_verbose": _OFF,
+        },
+    ),
+    Missing(
+        "a core that hangs is replaced by its supervisor", "use --hang-timeout-s and --max-restarts",
+        {"watchdog_config": _EMPTY},
+    ),
+    Missing(
+        "this is for the server", "give it to quire serve",
+        {"enable_log_requests": _OFF, "otlp_traces_endpoint": _NONE},
+    ),
+    Missing(
+        "/metrics has one set of metrics and buckets", "see docs/reference/server.md for what it shows",
+        {
+            "aggregate_engine_logging": _OFF, "collect_detailed_traces": _NONE, "kv_cache_metrics": _OFF,
+            "kv_cache_metrics_sample": (None, 0.01), "cudagraph_metrics": _OFF, "enable_mfu_metrics": _OFF,
+            "custom_histogram_buckets": _NONE, "show_hidden_metrics_for_version": _NONE,
+        },
+    ),
+    Missing(
+        "processes are placed by the operating system", "use numactl or taskset",
+        {"numa_bind": _OFF, "numa_bind_cpus": _NONE, "numa_bind_nodes": _NONE},
+    ),
+    Missing(
+        "variables of vLLM's that have no effect are named in the log", "look for them there",
+        {"fail_on_environ_validation": _OFF},
+    ),
+    Missing(
+        "the head of a request is limited in bytes", "use --max-header-bytes",
+        {"h11_max_header_count": _NONE},
+    ),
+)  # fmt: skip
+
+# Settings whose flag takes several values.
+SEVERAL = frozenset({
+    "allowed_media_domains", "collect_detailed_traces", "cpu_offload_params", "cudagraph_capture_sizes", "device_ids",
+    "ignore_patterns", "kv_cache_dtype_skip_layers", "lora_modules", "lora_target_modules", "middleware",
+    "numa_bind_cpus", "numa_bind_nodes", "offload_params", "ir_op_priority",
+})  # fmt: skip
+
+NO_EFFECT: dict[str, str] = {
+    "enable_prompt_tokens_details": "usage always tells cached tokens",
+    "enable_request_id_headers": "every answer has an X-Request-Id",
+    "enable_server_load_tracking": "/load always tells the requests that run",
+    "disable_log_requests": "requests are logged only with enable_log_requests",
+    "max_log_len": "texts of clients are never written to the log",
+    "disable_cascade_attn": "there is no cascade attention",
+    "disable_custom_all_reduce": "the model runs in one process",
+    "disable_nccl_for_dp_synchronization": "the model runs in one process",
+    "distributed_timeout_seconds": "the model runs in one process",
+    "cpu_distributed_timeout_seconds": "the model runs in one process",
+    "enable_batch_sharded_sampling": "the model runs in one process",
+    "async_scheduling": "steps are not scheduled ahead; answers are the same",
+    "optimization_level": "nothing is compiled at the start; decode steps are recorded unless enforce_eager",
+    "performance_mode": "use scheduling limits: max_num_seqs, max_decode_slowdown",
+    "compilation_config": "nothing is compiled at the start; decode steps are recorded unless enforce_eager",
+    "cudagraph_capture_sizes": "steps are recorded for each number of requests",
+    "max_cudagraph_capture_size": "steps are recorded for each number of requests",
+    "enable_flashinfer_autotune": "no kernel is tuned at the start",
+    "max_parallel_loading_workers": "weights are mapped, not read by workers",
+    "safetensors_load_strategy": "weights are mapped",
+    "safetensors_prefetch_block_size": "weights are mapped",
+    "safetensors_prefetch_num_threads": "weights are mapped",
+    "use_tqdm_on_load": "progress is shown on terminals",
+    "code_revision": "no code of a model is ever run",
+    "skip_mm_profiling": "Quire reads text alone",
+    "allow_deprecated_quantization": "quantized checkpoints are refused, whatever their format",
+}
+"""Settings that any value may be given for: what they ask for is so anyway, or changes no answer; the log says why."""

@@ -1,0 +1,62 @@
+"""Values that replace those of a model's own files: `hf_overrides` and `override_generation_config`.
+
+Read by `config.model` when a configuration is made, and by the front-end's factory. Pure.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from quire.errors import ConfigError, unknown_name
+from quire.utils.checks import shown
+
+ROPE_NAMES = ("rope_parameters", "rope_scaling")  # transformers 5 and 4
+HF_FIELDS = (
+    "architectures", "bos_token_id", "dtype", "eos_token_id", "layer_types", "max_position_embeddings",
+    "max_window_layers", "original_max_position_embeddings", "partial_rotary_factor", "rms_norm_eps", *ROPE_NAMES,
+    "rope_theta", "sliding_window", "tie_word_embeddings", "torch_dtype", "use_sliding_window",
+)  # fmt: skip
+GENERATION_FIELDS = (
+    "eos_token_id", "max_new_tokens", "min_p", "repetition_penalty", "temperature", "top_k", "top_p",
+)  # fmt: skip
+SAMPLING_FIELDS = tuple(name for name in GENERATION_FIELDS if name != "eos_token_id")
+
+
+def parse_object(name: str, text: str | None, known: Collection[str] | None = None) -> dict[str, Any]:
+    """The object in the JSON `text` of setting `name`, {} for none; its keys are among `known`.
+
+    Raises:
+        ConfigError: it is no object, or a key is unknown.
+    """
+    if text is None:
+        return {}
+    try:
+        values = json.loads(text)
+    except (ValueError, RecursionError):
+        values = None
+    if not isinstance(values, dict):
+        raise ConfigError(f"{name}={shown(text)} is not a JSON object", hint='write {"key": value}', field=name)
+    for key in values if known is not None else ():
+        if key not in (known or ()):
+            unknown = unknown_name(f"key of {name}", key, known or ())
+            raise ConfigError(unknown.message, hint=unknown.hint, field=name)
+    return values
+
+
+def overridden(config: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
+    """The object of a config.json with `overrides` in it; objects are merged, under either name of the rotary one."""
+    result = dict(config)
+    for name, value in overrides.items():
+        if name in ROPE_NAMES:
+            name = next((one for one in ROPE_NAMES if config.get(one) is not None), name)
+        old = result.get(name)
+        result[name] = {**old, **value} if isinstance(old, Mapping) and isinstance(value, Mapping) else value
+    return result
+
+
+def generation_values(config: Mapping[str, Any], overrides: Mapping[str, Any], *, is_neutral: bool) -> dict[str, Any]:
+    """The object of a generation_config.json with `overrides` in it; of a neutral one, without its sampling."""
+    kept = {name: value for name, value in config.items() if not (is_neutral and name in SAMPLING_FIELDS)}
+    return {**kept, **overrides}
