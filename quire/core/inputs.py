@@ -25,6 +25,7 @@ PROMPT_KEYS_NOT_YET = (
     "prompt_embeds", "multi_modal_data", "multi_modal_uuids", "mm_processor_kwargs", "media_io_kwargs",
     "encoder_prompt", "decoder_prompt", "token_type_ids", "prompt_token_offsets", "data", "data_format",
 )  # fmt: skip
+MAX_ROLE_CHARS = 64
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 MESSAGE_KEYS = ("role", "content", "name", "tool_calls", "tool_call_id", "reasoning_content", "reasoning")
 TOOL_CALL_KEYS = ("id", "type", "function", "index")
@@ -114,7 +115,7 @@ def parse_messages(messages: Any) -> list[ChatMessage]:
     given as JSON text become dicts.
 
     Raises:
-        ValidationError: no messages, too many, a wrong type, an unknown key, role or part type.
+        ValidationError: no messages, too many, a wrong type, an unknown key or part type.
         UnsupportedError: a content part that is not text.
     """
     if not isinstance(messages, Sequence) or isinstance(messages, (str, bytes)):
@@ -194,7 +195,10 @@ def _parse_message(where: str, message: Any) -> ChatMessage:
         parsed["reasoning_content"] = check_text(f"{where}.reasoning_content", reasoning)
     if message.get("tool_calls"):
         parsed["tool_calls"] = _tool_calls(f"{where}.tool_calls", message["tool_calls"])
-    if parsed["content"] is None and not (parsed["role"] == "assistant" and len(parsed) > 2):
+    is_answer = parsed["role"] == "assistant"
+    if is_answer and "tool_calls" not in parsed:  # a turn that was cut, or only thought, may have none
+        parsed["content"] = parsed["content"] or ""
+    if parsed["content"] is None and not is_answer:
         raise ValidationError(
             f"{where} has no content", hint="give 'content' a text (it may be empty)", field=f"{where}.content"
         )
@@ -202,9 +206,10 @@ def _parse_message(where: str, message: Any) -> ChatMessage:
 
 
 def _role(where: str, message: Mapping[str, Any]) -> str:
+    """Any name: templates may know roles of their own."""
     role = check_text(f"{where}.role", message.get("role"))
-    if role not in ROLES:
-        raise unknown_name(f"role in {where}:", role, ROLES, ValidationError)
+    if not 1 <= len(role) <= MAX_ROLE_CHARS or not role.isprintable():
+        raise out_of_range(f"{where}.role", role, f"a name of 1 to {MAX_ROLE_CHARS} characters, such as user")
     return role
 
 

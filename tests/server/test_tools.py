@@ -148,7 +148,11 @@ def test_calls_are_in_the_message_and_not_in_the_content(tools):
 def test_what_is_no_call_is_content_and_the_reason_stop(tools):
     for name in ("plain", "unknown"):
         choice = ask(tools, ANSWERS[name]).choices[0]
-        assert (choice.message.content, choice.message.tool_calls, choice.finish_reason) == (ANSWERS[name], [], "stop")
+        assert (choice.message.content, choice.message.tool_calls, choice.finish_reason) == (
+            ANSWERS[name],
+            None,
+            "stop",
+        )
 
 
 def test_thinking_is_apart_and_its_tokens_are_counted(tools):
@@ -158,7 +162,7 @@ def test_thinking_is_apart_and_its_tokens_are_counted(tools):
     inner = tools.engine.tokenizer.encode("\nTwo and two.\n", add_special_tokens=False)
     assert answer.usage.completion_tokens_details.reasoning_tokens == len(inner)
     hidden = ask(tools, ANSWERS["thought and call"], extra_body={"include_reasoning": False})
-    assert not hasattr(hidden.choices[0].message, "reasoning") and hidden.usage == answer.usage
+    assert hidden.choices[0].message.reasoning is None and hidden.usage == answer.usage
     parts, _ = streamed(tools, ANSWERS["thought and call"], extra_body={"include_reasoning": False})
     assert parts[0]["reasoning"] == "" and parts[0]["calls"]
     assert ask(tools, "Hi").usage.completion_tokens_details.reasoning_tokens == 0
@@ -183,6 +187,14 @@ def test_a_call_that_the_limit_cuts_has_the_beginning_of_its_arguments(tools):
     choice = ask(tools, PARIS, max_tokens=num_tokens).choices[0]
     assert choice.finish_reason == "length"
     assert '{"city": "Paris"}'.startswith(choice.message.tool_calls[0].function.arguments)
+
+
+@pytest.mark.parametrize("choice", ["required", named("add")], ids=["required", "named"])
+def test_a_forced_call_that_was_cut_before_its_name_is_no_content(tools, choice):
+    (whole,) = ask(tools, ADD, tool_choice=choice, max_tokens=3).choices
+    assert (whole.message.content, whole.message.tool_calls, whole.finish_reason) == ("", None, "length")
+    parts, _ = streamed(tools, ADD, tool_choice=choice, max_tokens=3)
+    assert (parts[0]["content"], parts[0]["calls"], parts[0]["reason"]) == ("", [], "length")
 
 
 def test_each_of_n_answers_has_its_own_calls(tools):

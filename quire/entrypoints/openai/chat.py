@@ -15,7 +15,7 @@ from quire.entrypoints.openai.parsing import ParsedAnswer, ParsingPlan
 from quire.entrypoints.openai.protocol.chat import ChatRequest
 from quire.entrypoints.openai.sse import DONE, error_event
 
-AFTER_TEXT = b'},"logprobs":null,"finish_reason":null}]}\n\n'
+AFTER_TEXT = b'},"logprobs":null,"finish_reason":null,"token_ids":null}]}\n\n'
 
 
 class ChatWriter:
@@ -94,12 +94,12 @@ class ChatWriter:
                 "role": self._role,
                 "content": self._echoed + answer.text,
                 "refusal": None,
-                "tool_calls": [],
+                "reasoning": None,
             }
             reason = answer.finish_reason
             if self._plan is not None:
                 events, reason = self._parse(self._plan, output, answer)
-                message |= message_of(events, shows_reasoning=self._plan.shows_reasoning)
+                message |= message_of(events)
                 if self._echoed:
                     message["content"] = self._echoed + (message["content"] or "")
             choices.append({**self._choice({"message": message}, answer), "finish_reason": reason})
@@ -151,14 +151,13 @@ class ChatWriter:
             "finish_reason": answer.finish_reason,
             "stop_reason": answer.stop_reason,
         }
-        if self._request.return_token_ids:
-            choice["token_ids"] = answer.token_ids
+        choice["token_ids"] = answer.token_ids if self._request.return_token_ids else None
         return choice
 
     def _prompt_extra(self, output: RequestOutput) -> dict[str, Any]:
-        extra: dict[str, Any] = {}
-        if self._request.return_token_ids:
-            extra["prompt_token_ids"] = output.prompt_token_ids
+        extra: dict[str, Any] = {
+            "prompt_token_ids": output.prompt_token_ids if self._request.return_token_ids else None
+        }
         if self._request.return_prompt_text:
             extra["prompt_text"] = output.prompt
         return extra

@@ -21,8 +21,8 @@ def delta_of(event: AnswerEvent) -> dict[str, Any]:
     return {"tool_calls": [{"index": event.index, "id": event.call_id, "type": "function", "function": function}]}
 
 
-def message_of(events: Sequence[AnswerEvent], *, shows_reasoning: bool) -> dict[str, Any]:
-    """What a stream's events come to: `content`, `tool_calls` and, where it is told, `reasoning`."""
+def message_of(events: Sequence[AnswerEvent]) -> dict[str, Any]:
+    """What a stream's events come to: `content`, `reasoning` (None without) and, where there are any, `tool_calls`."""
     text = "".join(event.text for event in events if isinstance(event, Content))
     thinking = "".join(event.text for event in events if isinstance(event, Reasoning))
     parts: dict[int, list[str]] = {}
@@ -37,5 +37,5 @@ def message_of(events: Sequence[AnswerEvent], *, shows_reasoning: bool) -> dict[
         for event in events
         if isinstance(event, CallBegun)
     ]  # fmt: skip
-    message: dict[str, Any] = {"content": text or (None if calls or thinking else ""), "tool_calls": calls}
-    return {**message, "reasoning": thinking or None} if shows_reasoning else message
+    message: dict[str, Any] = {"content": text or (None if calls or thinking else ""), "reasoning": thinking or None}
+    return {**message, "tool_calls": calls} if calls else message

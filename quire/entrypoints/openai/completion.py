@@ -12,7 +12,7 @@ from quire.entrypoints.openai.logprobs import Line, LogprobsFormat, prompt_logpr
 from quire.entrypoints.openai.protocol.completion import CompletionRequest
 from quire.entrypoints.openai.sse import DONE, error_event
 
-AFTER_TEXT = b',"logprobs":null,"finish_reason":null,"stop_reason":null}]}\n\n'
+AFTER_TEXT = b',"logprobs":null,"finish_reason":null,"stop_reason":null,"token_ids":null,"prompt_token_ids":null}]}\n\n'
 
 
 class CompletionWriter:
@@ -96,9 +96,9 @@ class CompletionWriter:
         }
         if not self._request.stream:
             choice["prompt_logprobs"] = prompt_logprobs(output.prompt_logprobs)
-        if self._request.return_token_ids:
-            choice["token_ids"] = answer.token_ids
-            choice["prompt_token_ids"] = output.prompt_token_ids if is_first else None
+        shows_ids = bool(self._request.return_token_ids)
+        choice["token_ids"] = answer.token_ids if shows_ids else None
+        choice["prompt_token_ids"] = output.prompt_token_ids if shows_ids and is_first else None
         if self._request.return_prompt_text and is_first:
             choice["prompt_text"] = output.prompt
         return choice

@@ -42,7 +42,8 @@ class InfoRoutes:
         self._state.check_model(body.model)
         reader = self._state.prompts
         if body.messages is not None:
-            prompt = await reader.read_chat(body, Cut(), add_special_tokens=bool(body.add_special_tokens))
+            special = bool(body.add_special_tokens)
+            prompt = await reader.read_chat(body, Cut(), add_special_tokens=special, warnings=warnings)
         elif body.prompt is not None:
             special = body.add_special_tokens is not False
             prompt = await reader.read(body.prompt, Cut(), add_special_tokens=special, warnings=warnings)

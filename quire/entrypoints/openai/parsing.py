@@ -142,6 +142,7 @@ class Parsing:
         return ParsingPlan(
             request, self._tokenizer, reasoning, make, Tools(choice.tools), frozenset(self._special),
             holds_calls=holds_calls or self._config.hold_tool_calls, form=form, has_one_call=choice.is_one,
+            is_calls_alone=choice.is_required,
         )  # fmt: skip
 
     def _form(
@@ -169,6 +170,7 @@ class ParsingPlan:
     Attributes:
         needs_special_tokens: control tokens must be part of the text.
         has_reasoning: answers tell their thinking.
+        is_calls_alone: what else an answer has is the mark-up of its calls, one that was cut among them.
     """
 
     def __init__(
@@ -183,6 +185,7 @@ class ParsingPlan:
         holds_calls: bool,
         form: StructuredOutputsParams | None = None,
         has_one_call: bool = False,
+        is_calls_alone: bool = False,
     ) -> None:
         self._tokenizer = tokenizer
         self._reasoning = reasoning
@@ -202,6 +205,7 @@ class ParsingPlan:
         self.has_reasoning = reasoning is not None or (make_tools is not None and make_tools.has_reasoning)
         self.shows_reasoning = self.has_reasoning and request.include_reasoning is not False
         self.max_calls = 1 if has_one_call else None
+        self.is_calls_alone = is_calls_alone
         self.id_chars = 0 if make_tools is None else make_tools.id_chars
 
     def constrain(self, params: SamplingParams, prompt_token_ids: Sequence[int]) -> None:
@@ -278,7 +282,7 @@ class ParsedAnswer:
     def _told(self, event: Event) -> AnswerEvent | None:
         """What the request wants to know of `event`."""
         if isinstance(event, Content):
-            return event
+            return None if self._plan.is_calls_alone else event
         if isinstance(event, CallBegin):
             self._num_calls += 1
             return None if self._is_left_out else CallBegun(self._num_calls - 1, self._make_id(), event.name)

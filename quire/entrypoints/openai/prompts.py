@@ -115,14 +115,20 @@ class PromptReader:
         )
         return cut_prompt(TokensPrompt(tuple(ids), prompt), cut, self.max_model_len)
 
-    async def read_chat(self, request: ChatFields, cut: Cut, *, add_special_tokens: bool = False) -> TokensPrompt:
+    async def read_chat(
+        self, request: ChatFields, cut: Cut, *, add_special_tokens: bool = False, warnings: list[str] | None = None
+    ) -> TokensPrompt:
         """A conversation as a prompt.
+
+        Args:
+            warnings: gets a line for each key of a message that is not used.
 
         Raises:
             ValidationError, ChatTemplateError, UnsupportedError: the conversation or the template does not allow it.
         """
         self._check_size(request)
-        messages = chat_messages(request)
+        notes = [] if warnings is None else warnings
+        messages = chat_messages(request, notes, is_strict=self._config.strict_requests)
         template = self._template(request)
         return await self._run(True, lambda: self._render(template, request, messages, cut, add_special_tokens))
 
@@ -140,7 +146,7 @@ class PromptReader:
             turns = [{"role": "system", "content": system}]
             chats = [ChatFields(messages=[*turns, {"role": "user", "content": probe}]) for probe in PROBES]
             prompts = [
-                list(self._render(self._template(chat), chat, chat_messages(chat), Cut(), False).prompt_token_ids)
+                list(self._render(self._template(chat), chat, chat_messages(chat, []), Cut(), False).prompt_token_ids)
                 for chat in chats
             ]
         return _common_prefix(prompts)

@@ -156,7 +156,9 @@ class GenerationRoutes:
             request, params, body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
         )
         plan = self._state.parsing.plan(body, warnings, holds_calls=holds_calls)
-        prompt = await self._state.prompts.read_chat(body, _cut(body), add_special_tokens=bool(body.add_special_tokens))
+        prompt = await self._state.prompts.read_chat(
+            body, _cut(body), add_special_tokens=bool(body.add_special_tokens), warnings=warnings
+        )
         if plan is not None:
             plan.constrain(params, prompt.prompt_token_ids)
         return PreparedChat(self._work(request, body, prefix, [prompt], params), plan, model)

@@ -78,6 +78,18 @@ def test_messages_come_back_in_the_form_templates_read() -> None:
     assert parsed[4]["reasoning_content"] == "one and one"
 
 
+def test_an_answer_may_be_empty_and_a_role_the_template_s_own() -> None:
+    messages = [
+        {"role": "assistant"},
+        {"role": "assistant", "content": None, "tool_calls": []},
+        {"role": "assistant", "content": None, "reasoning": "hm"},
+        {"role": "critic", "content": "x"},
+    ]
+    parsed = parse_messages(messages)
+    assert [one["content"] for one in parsed] == ["", "", "", "x"]
+    assert parsed[2]["reasoning_content"] == "hm" and parsed[3]["role"] == "critic"
+
+
 USER = {"role": "user", "content": "x"}
 BAD_MESSAGES = {
     "no list": ("hello", "messages must be"),
@@ -85,7 +97,8 @@ BAD_MESSAGES = {
     "too many": ([USER] * 16385, "at most 16384"),
     "message is a text": (["hello"], r"messages\[0\] must be"),
     "no role": ([{"content": "x"}], r"messages\[0\].role must be"),
-    "unknown role": ([USER, {"role": "usr", "content": "x"}], "did you mean 'user'"),
+    "role is empty": ([USER, {"role": "", "content": "x"}], "1 to 64 characters"),
+    "role is several lines": ([{"role": "user\n", "content": "x"}], "1 to 64 characters"),
     "unknown key": ([{"role": "user", "contnt": "x"}], "did you mean 'content'"),
     "no content": ([{"role": "user"}], r"messages\[0\] has no content"),
     "content a number": ([{"role": "user", "content": 5}], "content must be"),

@@ -13,6 +13,7 @@ from quire.entrypoints.openai.protocol.generation import (
     check_common,
     sampling_params,
 )
+from quire.entrypoints.openai.protocol.messages import read_messages
 from quire.entrypoints.openai.protocol.reading import RequestFields
 from quire.errors import ValidationError
 from quire.utils.checks import check_int
@@ -61,20 +62,20 @@ class ChatRequest(ChatFields, kw_only=True):
 CHAT_FIELDS = RequestFields(ChatRequest, CHAT_NOT_YET, NO_EFFECT)
 
 
-def chat_messages(request: ChatFields) -> list[dict[str, Any]]:
-    """The messages; empty fields that clients copy from earlier answers ("refusal": null) are left out.
+def chat_messages(request: ChatFields, warnings: list[str], *, is_strict: bool = False) -> list[dict[str, Any]]:
+    """The messages, with the keys that are used.
+
+    Args:
+        warnings, is_strict: as of `read_messages`.
 
     Raises:
-        ValidationError: there are none.
+        ValidationError, UnsupportedError: there are none, or as `read_messages`.
     """
     if not request.messages:
         raise ValidationError(
             "messages is missing or empty", hint='give [{"role": "user", "content": ...}]', field="messages"
         )
-    return [
-        {name: value for name, value in message.items() if name in ("role", "content") or value not in (None, [])}
-        for message in request.messages
-    ]
+    return read_messages(request.messages, warnings, is_strict=is_strict)
 
 
 def chat_params(request: ChatRequest, defaults: dict[str, Any], limits: LimitsConfig) -> SamplingParams:
