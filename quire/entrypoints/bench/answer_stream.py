@@ -146,7 +146,8 @@ class AnswerReader:
             if choice.finish_reason is not None:
                 self._finish_reason = choice.finish_reason
             brings_tokens = brings_tokens or _brings_tokens(choice)
-        if brings_tokens:
+        if brings_tokens or (self._finish_reason is not None and not self.event_times):
+            # An answer whose first token ends it has no text: the event with the reason is its first token.
             self.event_times.append(now)
 
     def _verdict(self) -> Failure | None:
@@ -154,7 +155,7 @@ class AnswerReader:
             return Failure("aborted", f"finish_reason is {self._finish_reason}")
         if not self._is_done and self._finish_reason is None:
             return Failure("incomplete stream", "it ended without finish_reason and without [DONE]")
-        if not self.event_times:
+        if not self.event_times and self._finish_reason is None:
             return Failure("empty answer", "no event brought a token")
         return None
 

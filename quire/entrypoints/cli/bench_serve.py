@@ -47,7 +47,7 @@ def run(args: argparse.Namespace) -> int:
     if warmup.jobs:
         _warm_up(warmup)
     report = run_in_processes(load, args.num_client_processes, None if args.disable_tqdm else _progress(len(load.jobs)))
-    if not args.disable_tqdm:
+    if not args.disable_tqdm and sys.stderr.isatty():
         print(file=sys.stderr)
     reasons = limits.exceeded_by(report.health)
     if reasons and not args.allow_client_limited:
@@ -126,17 +126,19 @@ def _warm_up(load: Load) -> None:
 
 
 def _progress(total: int) -> Progress:
-    """A line on stderr, at most once a second."""
+    """A line on stderr, at most once a second; without a terminal, only the last."""
     done, failed, shown_s = 0, 0, 0.0
+    is_terminal = sys.stderr.isatty()
 
     def note(record: RequestRecord) -> None:
         nonlocal done, failed, shown_s
         done += 1
         failed += record.failure is not None
         now = time.monotonic()
-        if now - shown_s >= PROGRESS_S or done == total:
+        if done == total or (is_terminal and now - shown_s >= PROGRESS_S):
             shown_s = now
-            print(f"\r{done}/{total} requests, {failed} failed", end="", file=sys.stderr, flush=True)
+            start, end = ("\r", "") if is_terminal else ("", "\n")
+            print(f"{start}{done}/{total} requests, {failed} failed", end=end, file=sys.stderr, flush=True)
 
     return note
 

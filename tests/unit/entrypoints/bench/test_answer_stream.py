@@ -99,6 +99,11 @@ def test_what_is_no_whole_answer_has_a_kind_and_a_message(parts: list[bytes], ki
     assert failure is not None and failure.kind == kind and word in failure.message
 
 
+def test_an_answer_whose_first_token_ends_it_is_an_answer():
+    reader = read(delta(role="assistant", content=""), delta("stop"), DONE)
+    assert reader.failure is None and reader.event_times == [1.0]
+
+
 def test_a_stream_may_end_without_done_or_a_blank_line():
     assert read(text("a", "stop")).failure is None
     assert read(text("a"), b"data: [DONE]").failure is None

@@ -72,7 +72,7 @@ def test_close_is_heard():
         CHUNKED.replace(b"5\r\n", b"+5\r\n"),
         CHUNKED.replace(b"5\r\n", b"4\r\n"),
         CHUNKED.replace(b"5\r\n", b"\r\n"),
-        CHUNKED.replace(b"5\r\n", b"f" * 16 + b"\r\n"),
+        CHUNKED.replace(b"5\r\n", b"f" * 17 + b"\r\n"),
         CHUNKED.replace(b"5\r\n", b"5" * 2000),
         CHUNKED + b"more",
         SIZED + b"more",
