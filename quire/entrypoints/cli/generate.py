@@ -1,10 +1,11 @@
-"""Complete prompts from the command line, a file or stdin.
+"""Answer prompts from the command line, a file or stdin.
 
-    quire generate "Once upon a time"
-    quire generate --chat "What is 12 + 30?" --temperature 0
+    quire generate "Tell me a short story about a fox"
+    quire generate --raw "Once upon a time" --temperature 0
     quire generate --prompts-file prompts.txt --json
 
-Every prompt goes into one batch; the answers come in the order of the prompts.
+Each prompt is a user's message for the model's chat template; with --raw, or where the model has no template, it is
+text to be completed. Every prompt goes into one batch; the answers come in the order of the prompts.
 """
 
 from __future__ import annotations
@@ -29,7 +30,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("prompts", nargs="*", metavar="PROMPT", help="A prompt.")
     group.add_argument("--prompt", "-p", action="append", default=[], metavar="TEXT", help="A prompt; repeatable.")
     group.add_argument("--prompts-file", metavar="FILE", help="A file with one prompt on each line.")
-    group.add_argument("--chat", action="store_true", help="Each prompt is a user's message for the chat template.")
+    form = group.add_mutually_exclusive_group()
+    form.add_argument("--raw", action="store_true", help="Complete the text of each prompt; use no chat template.")
+    form.add_argument("--chat", action="store_true", help="Refuse a model without a chat template.")
     group.add_argument("--n", type=int, default=1, metavar="INT", help="Answers per prompt.")
     group.add_argument("--json", action="store_true", help="Print one JSON object for each prompt.")
     add_sampling_arguments(parser)
@@ -42,7 +45,7 @@ def run(args: argparse.Namespace) -> int:
     llm = LLM.from_engine(start_engine(args))
     with llm:
         params = sampling_from_args(args, llm.llm_engine, max_tokens=DEFAULT_MAX_TOKENS, n=args.n)
-        if args.chat:
+        if args.chat or (not args.raw and llm.llm_engine.chat_template is not None):
             outputs = llm.chat([[{"role": "user", "content": prompt}] for prompt in prompts], params)
         else:
             outputs = llm.generate(prompts, params)

@@ -32,7 +32,7 @@ class LocalModel:
     def __init__(self, engine: LLMEngine, params: SamplingParams, *, uses_tools: bool = False) -> None:
         if engine.chat_template is None:
             raise ChatTemplateError(
-                "this model has no chat template", hint="pass one with --chat-template, or use quire generate"
+                "this model has no chat template", hint="pass one with --chat-template, or use quire generate --raw"
             )
         self._engine = engine
         self._template = engine.chat_template

@@ -18,7 +18,7 @@ from quire.version import __version__
 COMMANDS: dict[str, tuple[str, str]] = {
     "demo": ("quire.entrypoints.cli.demo", "eight prompts answered at once by the embedded model"),
     "serve": ("quire.entrypoints.cli.serve", "an OpenAI-compatible HTTP server"),
-    "generate": ("quire.entrypoints.cli.generate", "complete prompts from the command line, a file or stdin"),
+    "generate": ("quire.entrypoints.cli.generate", "answer prompts from the command line, a file or stdin"),
     "run-batch": ("quire.entrypoints.cli.run_batch", "answer a file of requests, resumable"),
     "chat": ("quire.entrypoints.cli.chat", "talk to the model"),
     "bench latency": ("quire.entrypoints.cli.bench_latency", "time one batch from prompt to last token"),

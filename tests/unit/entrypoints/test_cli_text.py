@@ -32,18 +32,29 @@ def run(module, *argv, stdin=None, monkeypatch=None):
 
 
 def test_generate_prints_the_answer(client, capsys):
-    assert run(generate, "the fox") == 0
+    assert run(generate, "--raw", "the fox") == 0
     assert capsys.readouterr().out == "the fox\n"
 
 
+def test_generate_uses_the_chat_template_of_a_model_that_has_one(client, capsys, monkeypatch):
+    run(generate, "hi")
+    run(generate, "--chat", "hi")
+    assert capsys.readouterr().out.count("user\nhi") == 2
+    engine = make_engine(client)
+    engine.chat_template = None
+    monkeypatch.setattr(generate, "start_engine", lambda args, **defaults: engine)
+    run(generate, "hi")
+    assert capsys.readouterr().out == "hi\n"
+
+
 def test_generate_numbers_several_answers(client, capsys):
-    run(generate, "fox", "--prompt", "a", "--max-tokens", "9")
+    run(generate, "--raw", "fox", "--prompt", "a", "--max-tokens", "9")
     assert capsys.readouterr().out == "[0] fox\n[1] a\n"
 
 
 def test_generate_prints_json_lines(client, capsys, tmp_path):
     (tmp_path / "prompts.txt").write_text("fox\n\nthe dog\n")
-    run(generate, "--prompts-file", str(tmp_path / "prompts.txt"), "--json")
+    run(generate, "--raw", "--prompts-file", str(tmp_path / "prompts.txt"), "--json")
     records = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [record["prompt"] for record in records] == ["fox", "the dog"]
     assert records[1]["outputs"][0]["text"] == "the dog"
@@ -51,18 +62,13 @@ def test_generate_prints_json_lines(client, capsys, tmp_path):
 
 
 def test_generate_reads_stdin(client, capsys, monkeypatch):
-    run(generate, stdin="the fox\n", monkeypatch=monkeypatch)
+    run(generate, "--raw", stdin="the fox\n", monkeypatch=monkeypatch)
     assert capsys.readouterr().out == "the fox\n"
 
 
 def test_generate_without_a_prompt_is_refused(client, monkeypatch):
     with pytest.raises(ValidationError, match="no prompt"):
         run(generate, stdin="", monkeypatch=monkeypatch)
-
-
-def test_generate_can_use_the_chat_template(client, capsys):
-    run(generate, "--chat", "hi")
-    assert capsys.readouterr().out.startswith("user\nhi")
 
 
 def test_chat_answers_one_message(client, capsys):
