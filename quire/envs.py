@@ -15,6 +15,11 @@ def log_level(default: str = "INFO") -> str:
     return os.environ.get("QUIRE_LOG_LEVEL", default).upper()
 
 
+def log_format() -> str:
+    """QUIRE_LOG_FORMAT: text or json."""
+    return os.environ.get("QUIRE_LOG_FORMAT", "text").lower()
+
+
 def omp_num_threads() -> int | None:
     """OMP_NUM_THREADS: most compute threads on the CPU, as other numeric libraries read it; None = not set."""
     value = os.environ.get("OMP_NUM_THREADS", "")

@@ -1,13 +1,16 @@
 """Logging for the package: one handler on the `quire` logger, configured by the entry points.
 
-`get_logger(__name__)` anywhere; `configure_logging()` once by `LLM`, the CLI or a server. Owns no state
-beyond what the standard `logging` module keeps.
+`get_logger(__name__)` anywhere; `configure_logging()` by `LLM`, the CLI, a server, an engine core. A record may carry
+facts for programs, `logger.info(text, extra={"facts": {...}})`, which only JSON lines show. Owns no state beyond what
+the standard `logging` module keeps.
 """
 
 from __future__ import annotations
 
+import json
 import logging
 import sys
+from datetime import datetime, timezone
 
 from quire import envs
 
@@ -19,13 +22,45 @@ def get_logger(name: str) -> logging.Logger:
     return logging.getLogger(name)
 
 
-def configure_logging(level: str | None = None) -> None:
-    """Send the package's log to stderr at `level` (default: QUIRE_LOG_LEVEL); harmless when repeated."""
+def configure_logging(level: str | None = None, form: str | None = None) -> None:
+    """Send the package's log to stderr; a later call changes level and form.
+
+    Args:
+        level: debug, info, warning or error, in either case; default: QUIRE_LOG_LEVEL.
+        form: "text" or "json" (one object a line); default: QUIRE_LOG_FORMAT.
+    """
     logger = logging.getLogger("quire")
-    logger.setLevel(level or envs.log_level())
+    logger.setLevel((level or envs.log_level()).upper())
     if not any(getattr(handler, "is_quire_handler", False) for handler in logger.handlers):
-        handler = logging.StreamHandler(sys.stderr)
-        handler.setFormatter(logging.Formatter(FORMAT, datefmt="%H:%M:%S"))
-        handler.is_quire_handler = True  # type: ignore[attr-defined]
-        logger.addHandler(handler)
+        own = logging.StreamHandler(sys.stderr)
+        own.is_quire_handler = True  # type: ignore[attr-defined]
+        logger.addHandler(own)
         logger.propagate = False
+    for handler in logger.handlers:
+        if getattr(handler, "is_quire_handler", False):
+            handler.setFormatter(JsonFormatter() if (form or envs.log_format()) == "json" else TextFormatter(FORMAT))
+
+
+class TextFormatter(logging.Formatter):
+    """Lines for people: level, time (ISO 8601 with milliseconds and offset), logger, message."""
+
+    def formatTime(self, record: logging.LogRecord, datefmt: str | None = None) -> str:
+        """The local time of a record."""
+        return datetime.fromtimestamp(record.created).astimezone().isoformat(timespec="milliseconds")
+
+
+class JsonFormatter(logging.Formatter):
+    """One JSON object a line: time (UTC), level, logger, message, the record's facts, a traceback if there is one."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """The line of a record."""
+        line = {
+            "time": datetime.fromtimestamp(record.created, timezone.utc).isoformat(timespec="milliseconds"),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+            **getattr(record, "facts", {}),
+        }
+        if record.exc_info:
+            line["exception"] = self.formatException(record.exc_info)
+        return json.dumps(line, ensure_ascii=False, default=str)

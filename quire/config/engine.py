@@ -13,11 +13,22 @@ from quire.config.model import LoadConfig, ModelConfig
 from quire.config.scheduler import SchedulerConfig
 from quire.config.structured_outputs import StructuredOutputsConfig
 
+LOG_LEVELS = ("debug", "info", "warning", "error")
+LOG_FORMATS = ("text", "json")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ObservabilityConfig:
-    """What the engine says about itself."""
+    """Logging, recording and events."""
 
+    log_level: str | None = setting(
+        None, "Least level that is logged; default: QUIRE_LOG_LEVEL, else info, warning for commands that end.",
+        choices=LOG_LEVELS,
+    )  # fmt: skip
+    log_format: str | None = setting(
+        None, "json = one object a line, with the facts of each request; default: QUIRE_LOG_FORMAT, else text.",
+        choices=LOG_FORMATS,
+    )  # fmt: skip
     disable_log_stats: bool = setting(True, "Do not log a line of statistics every few seconds.")
     flight_recorder: str | None = setting(
         None,

@@ -185,7 +185,7 @@ def main(ready_fd: int) -> None:
     outputs.send(HELLO)
     _wait_until_gone(directory)
     _die_with_parent(setup.parent_pid)
-    configure_logging()
+    configure_logging(setup.config.observability.log_level, setup.config.observability.log_format)
     timer.end_phase("connection")
     try:
         core = _build(setup, progress, timer)

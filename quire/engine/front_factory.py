@@ -53,7 +53,9 @@ def resolve_config(
         config, platform, arch, usage=usage, block_sizes=PREFERRED_BLOCK_SIZES, kernel_tiers=kernel_tiers
     )
     for decision in decisions:
-        logger.info("%s", decision)
+        logger.debug("%s", decision)
+    settings = ", ".join(f"{one.name}={one.value}" for one in decisions)
+    logger.info("chosen for this machine and model (--print-config has the reasons): %s", settings)
     return dataclasses.replace(config, model_path=str(path)), model_dir
 
 

@@ -63,7 +63,7 @@ class LLM:
         config = build_config(
             model=model, tokenizer=tokenizer, dtype=dtype, chat_template=chat_template, seed=seed, **settings
         )
-        _configure_logging_once()
+        _configure_logging_once(config)
         self._attach(LLMEngine.from_config(config, logits_processors=logits_processors or ()))
 
     @classmethod
@@ -323,10 +323,11 @@ class LLM:
         return template
 
 
-def _configure_logging_once() -> None:
+def _configure_logging_once(config: QuireConfig | None = None) -> None:
     """Log to stderr, unless the application has set up the package's logging itself."""
     if not get_logger("quire").handlers:
-        configure_logging()
+        observability = (config or QuireConfig()).observability
+        configure_logging(observability.log_level, observability.log_format)
 
 
 def _prompt_list(prompts: Any) -> list[Any]:

@@ -142,7 +142,8 @@ def start_engine(config: QuireConfig) -> Any:
     # Late: `--help`, a wrong flag and --url need no engine.
     from quire.engine.async_llm import AsyncLLM
 
-    configure_logging(envs.log_level("WARNING"))
+    observability = config.observability
+    configure_logging(observability.log_level or envs.log_level("WARNING"), observability.log_format)
     envs.prefer_sleeping_threads()
     return AsyncLLM.from_config(config)
 

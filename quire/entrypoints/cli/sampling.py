@@ -60,7 +60,9 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
 def start_engine(args: argparse.Namespace, **defaults: Any) -> LLMEngine:
     """The engine that the flags describe; only warnings are logged unless QUIRE_LOG_LEVEL says otherwise."""
     configure_logging(envs.log_level("WARNING"))
-    return LLMEngine.from_config(config_from_args(args, **defaults))
+    config = config_from_args(args, **defaults)
+    configure_logging(config.observability.log_level or envs.log_level("WARNING"), config.observability.log_format)
+    return LLMEngine.from_config(config)
 
 
 def describe_run(config: QuireConfig) -> dict[str, Any]:

@@ -78,6 +78,7 @@ def run(args: argparse.Namespace) -> int:
     timer = PhaseTimer("python and imports")
     with timer.phase("settings"):
         config, server_config = configs_from_args(args)
+        configure_logging(config.observability.log_level, config.observability.log_format)
     # Late: `--help` and a wrong flag need neither the engine nor the framework. The core's process starts first, and
     # loads torch and the model meanwhile.
     with timer.phase("start of the engine core"):

@@ -62,7 +62,6 @@ class RequestLog:
         request_id = own_id or secrets.token_hex(16).encode()
         state = scope.setdefault("state", {})
         state["received_s"] = start = time.monotonic()
-        state["own_request_id"] = None if own_id is None else own_id.decode()
         state[ID_KEY], state[STATE_KEY] = request_id.decode(), form_of(scope, self._error_forms)
         id_headers = [(b"x-request-id", request_id)]
         if state[STATE_KEY] is not None and state[STATE_KEY].id_header is not None:
@@ -89,10 +88,29 @@ class RequestLog:
             if self._tracing is not None and "metered" in state:
                 self._tracing.record(_ended(scope, status, start, start + seconds))
             if self._is_logged and scope["path"] not in self._quiet_paths:
-                access_logger.info(
-                    "%s %s %d %.3f s id=%s",
-                    scope["method"], _logged_path(scope), status, seconds, request_id.decode(),
-                )  # fmt: skip
+                _log_access(scope, status, seconds)
+
+
+def _log_access(scope: Scope, status: int, seconds: float) -> None:
+    """The line of a request that has ended: the same facts as text and, in JSON lines, one by one."""
+    state = scope["state"]
+    line = f"{scope['method']} {_logged_path(scope)} {status} {seconds:.3f} s"
+    facts: dict[str, object] = {
+        "method": scope["method"], "path": _logged_path(scope), "status": status, "seconds": round(seconds, 6),
+        "id": state[ID_KEY],
+    }  # fmt: skip
+    if scope.get("client"):
+        facts["client"] = scope["client"][0]
+    if "metered" in state:
+        facts["tenant"] = state["metered"].name
+    if "counts" in state:
+        usage, answer_id = state["counts"].usage, state["counts"].work.public_id
+        if not answer_id.endswith(state[ID_KEY]):
+            facts["x_request_id"] = state[ID_KEY]
+        facts["id"] = answer_id
+        facts |= {"prompt_tokens": usage.num_prompt, "completion_tokens": usage.num_completion}
+    told = " ".join(f"{name}={value}" for name, value in list(facts.items())[4:] if value != "")
+    access_logger.info("%s %s", line, told, extra={"facts": facts})
 
 
 def _ended(scope: Scope, status: int, start_s: float, end_s: float) -> EndedRequest:

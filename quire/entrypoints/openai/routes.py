@@ -20,7 +20,7 @@ from quire.entrypoints.openai.access import is_probe
 from quire.entrypoints.openai.answer import AnswerForm
 from quire.entrypoints.openai.chat import ChatWriter
 from quire.entrypoints.openai.completion import CompletionWriter
-from quire.entrypoints.openai.error_forms import error_response
+from quire.entrypoints.openai.error_forms import ID_KEY, error_response
 from quire.entrypoints.openai.errors import ApiError, api_error_of
 from quire.entrypoints.openai.parsing import ParsingPlan
 from quire.entrypoints.openai.prompts import Cut
@@ -178,12 +178,11 @@ class GenerationRoutes:
         prompts: list[TokensPrompt],
         params: SamplingParams,
     ) -> Work:
-        own_id = getattr(request.state, "own_request_id", None)
         salt = self._cache_salt(request, body.cache_salt)
         if salt is not None:
             prompts = [self._state.shared_prefixes.marked(prompt) for prompt in prompts]
         work = Work(
-            public_id=public_id(prefix, own_id, body.request_id),
+            public_id=public_id(prefix, request.scope["state"].get(ID_KEY), body.request_id),
             prompts=prompts,
             params=params,
             priority=request.state.tenant.priority(_priority(request, body)),
