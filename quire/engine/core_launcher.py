@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import os
 import select
-import signal
 import subprocess
 import sys
 import threading
@@ -26,9 +25,9 @@ from quire.engine.hang_detector import HangDetector, Sample
 from quire.engine.progress import Phase, ProgressPage, Word
 from quire.errors import ConfigError, EngineDeadError, QuireError
 from quire.logger import get_logger
+from quire.utils.children import Child, describe_exit, start_module
 from quire.utils.phases import Phases
 
-BOOT = "import sys; sys.path[:] = sys.argv[2:]; from quire.engine.core_proc import main; main(int(sys.argv[1]))"
 HELLO_TIMEOUT_S = 60.0
 CLOSE_TIMEOUT_S = 5.0
 MIN_POLL_S, MAX_POLL_S = 0.02, 0.25
@@ -69,7 +68,7 @@ class CoreProcess:
         )
         self._timeout_s = config.supervision.hang_timeout_s
         self._detector = HangDetector(self._timeout_s)
-        self._child: subprocess.Popen[bytes] | None = None
+        self._child: Child | None = None
         self._answer: CoreReady | QuireError | None = None
         self._answered = threading.Event()
         self._is_closing = False
@@ -162,8 +161,10 @@ class CoreProcess:
             self.link.unlink()
 
     def _spawn(self, child_fd: int) -> None:
-        command = [sys.executable, "-c", BOOT, str(child_fd), *sys.path]
-        self._child = subprocess.Popen(command, stdin=subprocess.PIPE, pass_fds=(child_fd,))
+        self._child = start_module(
+            "quire.engine.core_proc", str(child_fd), stdin=subprocess.PIPE, pass_fds=(child_fd,),
+            uses_current_directory=bool(self._setup.logits_processors),
+        )  # fmt: skip
         if self._is_closing:
             self._child.kill()
         setup = msgspec.msgpack.encode(self._setup)
@@ -202,7 +203,7 @@ class CoreProcess:
         except msgspec.DecodeError:
             assert self._child is not None
             self.kill()
-            why = self._hang or _describe_exit(self._child.wait())
+            why = self._hang or f"its process {describe_exit(self._child.wait())}"
             return EngineDeadError(
                 f"the engine core's process ended before it was ready: {why}",
                 hint="its own messages, above, say more; with exit by signal 9, memory may have run out",
@@ -226,7 +227,7 @@ class CoreProcess:
                 last = now
         if not self._is_closing and isinstance(self._answer, CoreReady):
             with self._exit_lock:
-                reason = self._exit_reason = self._hang or _describe_exit(code)
+                reason = self._exit_reason = self._hang or f"its process {describe_exit(code)}"
                 on_exit = self._on_exit
             if on_exit is not None:
                 on_exit(self, reason)
@@ -286,13 +287,6 @@ def _processor_name(processor: str | type) -> str:
             field="logits_processors",
         )
     return f"{module}:{name}"
-
-
-def _describe_exit(code: int) -> str:
-    if code < 0:
-        names = {int(one): one.name for one in signal.Signals}
-        return f"its process was ended by {names.get(-code, f'signal {-code}')}"
-    return f"its process exited with code {code}"
 
 
 def _state_and_cpu_seconds(pid: int | None) -> tuple[str, float | None]:

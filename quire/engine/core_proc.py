@@ -162,12 +162,12 @@ class EngineCoreProc:
         self._outputs.send_multipart(self._encoder.encode(message), copy=False)
 
 
-def main(ready_fd: int) -> None:
-    """Run the process: read the setup, build the core, say so on `ready_fd`, serve.
+def main() -> None:
+    """Run the process: read the setup, build the core, say so on the descriptor that is the argument, serve.
 
     Ends with its parent, however that ends: when its standard input closes, and on Linux by the kernel too.
     """
-    timer = PhaseTimer("python and imports")
+    timer, ready_fd = PhaseTimer("python and imports"), int(sys.argv[1])
     for number in (signal.SIGINT, signal.SIGTERM):  # sent to a whole group, they are for the parent, which may drain
         signal.signal(number, signal.SIG_IGN)
     setup = msgspec.msgpack.decode(_read_block(0), type=CoreSetup)

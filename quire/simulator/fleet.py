@@ -8,7 +8,6 @@ from __future__ import annotations
 import itertools
 import zlib
 from collections.abc import Callable, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 
 from quire.errors import unknown_name
@@ -17,6 +16,7 @@ from quire.simulator.costs import CostModel
 from quire.simulator.replica import Replica
 from quire.simulator.results import Results
 from quire.simulator.workload import SimRequest
+from quire.utils.children import forked_pool
 
 PREFIX_UNIT = 64
 """Tokens by which a prefix-aware router tells prompts apart."""
@@ -73,7 +73,7 @@ def simulate(setup: FleetSetup, requests: Sequence[SimRequest]) -> Results:
 def _in_processes(setup: FleetSetup, requests: Sequence[SimRequest]) -> Results:
     results = Results(len(requests))
     parts = [list(enumerate(requests))[first :: setup.num_replicas] for first in range(setup.num_replicas)]
-    with ProcessPoolExecutor(min(setup.num_processes, setup.num_replicas)) as pool:
+    with forked_pool(min(setup.num_processes, setup.num_replicas)) as pool:
         for part, found in zip(parts, pool.map(_run_part, itertools.repeat(setup), parts), strict=True):
             results.merge(found, [number for number, _ in part])
     return results

@@ -31,10 +31,16 @@ class WorkerSetup(msgspec.Struct, frozen=True):
 
 
 class CompileResult(msgspec.Struct, frozen=True):
-    """A compiled grammar, or why there is none."""
+    """A compiled grammar, or why there is none.
+
+    Attributes:
+        error: what the library has against the grammar, or which limit it exceeds.
+        died: how the process that compiled it ended, when it ended by itself.
+    """
 
     compiled: bytes = b""
     error: str | None = None
+    died: str | None = None
 
 
 def write_message(stream: IO[bytes], message: msgspec.Struct) -> None:

@@ -12,9 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import queue
-import signal
 import subprocess
-import sys
 import threading
 import weakref
 from collections.abc import Callable
@@ -32,8 +30,10 @@ from quire.structured_output.delayed import FreeText
 from quire.structured_output.interface import CompiledGrammar, GrammarSpec, StructuredOutputBackend, Vocabulary
 from quire.structured_output.registry import make_backend
 from quire.structured_output.vocabulary import read_vocabulary
+from quire.utils.children import Child, describe_exit, start_module
 from quire.utils.fair_queue import FairQueue
 
+WORKER = "quire.structured_output.compile_worker"
 QUICK_CPU_S = 0.03
 NUM_QUICK_WORKERS, NUM_SLOW_WORKERS = 2, 1
 """At most; a worker is started when all before it are busy."""
@@ -205,8 +205,8 @@ class _Worker:
 
     def __init__(self, setup: WorkerSetup) -> None:
         self._setup = setup
-        self._process: subprocess.Popen[bytes] | None = None
-        self._is_closed = False
+        self._process: Child | None = None
+        self._is_closed = self._is_late = False
 
     def run(self, spec: GrammarSpec) -> bytes:
         """The compiled grammar.
@@ -214,11 +214,28 @@ class _Worker:
         Raises:
             ValidationError: the library refuses it.
             BudgetError: it takes too much.
+            EngineGenerateError: the process that compiles it ended.
         """
+        result = self._asked(spec)
+        if result.died is not None and self._process is None:
+            result = self._asked(spec)  # the worker is replaced: it is not grammars that end it
+        if result.error == OVER_MEMORY:
+            raise self._over_memory(spec)
+        if result.error == OVER_TIME:
+            raise self._over_time(spec)
+        if result.died is not None:
+            raise self._died(spec, result.died)
+        if result.error is not None:
+            raise refusal(spec, result.error)
+        return result.compiled
+
+    def _asked(self, spec: GrammarSpec) -> CompileResult:
+        """The worker's answer, or how it ended."""
         process = self._started()
         assert process.stdin is not None and process.stdout is not None, "both were asked for"
         wall_s = WALL_FACTOR * self._setup.cpu_s + WALL_EXTRA_S
-        timer = threading.Timer(wall_s, process.kill)
+        self._is_late = False
+        timer = threading.Timer(wall_s, self._end_late, (process,))
         timer.daemon = True
         timer.start()
         try:
@@ -228,16 +245,14 @@ class _Worker:
             data = None
         finally:
             timer.cancel()
-        if data is None:
-            raise self._ended(process, spec)
-        result = msgspec.msgpack.decode(data, type=CompileResult)
-        if result.error == OVER_MEMORY:
-            raise self._over_memory(spec)
-        if result.error == OVER_TIME:
+        if data is not None:
+            return msgspec.msgpack.decode(data, type=CompileResult)
+        self.dispose()
+        if self._is_closed:
+            raise BudgetError("the engine is shut down")
+        if self._is_late:
             raise self._over_time(spec)
-        if result.error is not None:
-            raise refusal(spec, result.error)
-        return result.compiled
+        return CompileResult(died=describe_exit(process.returncode))
 
     def kill(self) -> None:
         """End the process, and start none again."""
@@ -257,27 +272,27 @@ class _Worker:
                 with suppress(OSError):  # what it was not told any more
                     stream.close()
 
-    def _started(self) -> subprocess.Popen[bytes]:
+    def _started(self) -> Child:
         if self._is_closed:
             raise BudgetError("the engine is shut down")
         if self._process is None or self._process.poll() is not None:
             self.dispose()
-            command = [sys.executable, "-m", "quire.structured_output.compile_worker"]
-            self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+            self._process = start_module(WORKER, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
             assert self._process.stdin is not None, "it was asked for"
             write_message(self._process.stdin, self._setup)
         return self._process
 
-    def _ended(self, process: subprocess.Popen[bytes], spec: GrammarSpec) -> QuireError:
-        """Why the worker ended over `spec`."""
-        self.dispose()
-        code = process.returncode
-        if self._is_closed:
-            return BudgetError("the engine is shut down")
-        if code == -signal.SIGKILL:
-            return self._over_time(spec)
-        logger.error("a compile worker ended with %d over a grammar for %s", code, spec.backend)
-        return self._over_memory(spec)
+    def _end_late(self, process: Child) -> None:
+        self._is_late = True
+        process.kill()
+
+    def _died(self, spec: GrammarSpec, how: str) -> QuireError:
+        """The process did not answer, and no limit is known to have ended it."""
+        logger.error("the process that compiled a grammar (%s) for %s %s", spec.kind, spec.backend, how)
+        return EngineGenerateError(
+            f"the grammar ({spec.kind}) could not be compiled: the process of {spec.backend} {how}",
+            hint="the server's log may say why; try again, or simplify the grammar",
+        )
 
     def _over_time(self, spec: GrammarSpec) -> QuireError:
         return OverTimeError(

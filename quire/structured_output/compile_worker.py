@@ -1,7 +1,7 @@
 """The process in which grammars are compiled: one that may be killed when a grammar takes too much.
 
-Started by `compile_pool` as a program. It reads a `WorkerSetup` and then one `GrammarSpec` after another from its
-standard input, and answers each with a `CompileResult`. Loads no torch. Each grammar is compiled by a child of its own,
+Started by `compile_pool`. It reads a `WorkerSetup` and then one `GrammarSpec` after another from its standard input,
+and answers each with a `CompileResult`. Loads no torch. Each grammar is compiled by a child of its own,
 so that one that fails costs no new start, and the kernel holds the child to its limits: too much CPU time ends it by
 SIGPROF, and too much memory it does not get.
 """
@@ -13,6 +13,7 @@ import resource
 import select
 import signal
 import sys
+import traceback
 from contextlib import suppress
 from pathlib import Path
 from typing import IO
@@ -23,15 +24,22 @@ from quire.structured_output.compile_messages import CompileResult, WorkerSetup,
 from quire.structured_output.interface import GrammarError, GrammarSpec, StructuredOutputBackend
 from quire.structured_output.registry import make_backend
 from quire.structured_output.vocabulary import read_vocabulary
+from quire.utils.children import describe_exit
 
 NICENESS = 10
 OVER_MEMORY = "over memory"
 OVER_TIME = "over time"
 WATCH_INTERVAL_S = 0.1
+STATM = Path("/proc/self/statm")
 
 
 def main() -> None:
-    """Serve until standard input closes."""
+    """Serve until standard input closes, or the engine is gone."""
+    with suppress(BrokenPipeError):
+        _serve()
+
+
+def _serve() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.nice(NICENESS)
     inputs, outputs = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
@@ -46,30 +54,63 @@ def main() -> None:
         spec = msgspec.msgpack.decode(data, type=GrammarSpec)
         if spec.backend not in backends:
             backends[spec.backend] = make_backend(spec.backend, vocabulary)
-        error = _compile_in_child(backends[spec.backend], spec, setup, outputs)
-        if error is not None:
-            write_message(outputs, CompileResult(error=error))
+        result = _compile_in_child(backends[spec.backend], spec, setup, outputs)
+        if result is not None:
+            write_message(outputs, result)
 
 
 def _compile_in_child(
     backend: StructuredOutputBackend, spec: GrammarSpec, setup: WorkerSetup, outputs: IO[bytes]
-) -> str | None:
+) -> CompileResult | None:
     """Answer `spec`; what is wrong, when the child could not answer itself."""
+    before_bytes = _resident_bytes()
     child = os.fork()
     if child == 0:
+        code = 1
         try:
             write_message(outputs, _compile_within_limits(backend, spec, setup))
-            os._exit(0)
+            code = 0
+        except MemoryError:
+            code = EXIT_OVER_MEMORY
+        except Exception:
+            traceback.print_exc()
         finally:  # whatever was raised: only the parent goes back to the loop
-            os._exit(1)
+            os._exit(code)
     _watch(child)
-    _, status = os.waitpid(child, 0)
+    _, status, usage = os.wait4(child, 0)
     if status == 0:
         return None
-    return OVER_TIME if os.WIFSIGNALED(status) and os.WTERMSIG(status) in _TIME_SIGNALS else OVER_MEMORY
+    grown_bytes = usage.ru_maxrss * 1024 - before_bytes
+    return result_of_death(os.waitstatus_to_exitcode(status), grown_bytes, setup.memory_bytes)
 
 
-_TIME_SIGNALS = (signal.SIGPROF, signal.SIGKILL)
+def result_of_death(code: int, grown_bytes: int, limit_bytes: int) -> CompileResult:
+    """The answer for a child that gave none.
+
+    Args:
+        code: its return code, negative for a signal.
+        grown_bytes: memory that it took at most.
+        limit_bytes: memory that it may take; what comes near it can have met it.
+    """
+    if code == -signal.SIGPROF:
+        return CompileResult(error=OVER_TIME)
+    is_near_limit = code in _OUT_OF_MEMORY and grown_bytes > limit_bytes // 2
+    if code == EXIT_OVER_MEMORY or is_near_limit:
+        return CompileResult(error=OVER_MEMORY)
+    if code in _CRASHES:
+        return CompileResult(error=f"its compiler crashed over it (it {describe_exit(code)})")
+    return CompileResult(died=describe_exit(code))
+
+
+EXIT_OVER_MEMORY = 77
+_GLIBC_OUT_OF_MEMORY = 127
+_CRASHES = (-signal.SIGABRT, -signal.SIGSEGV, -signal.SIGBUS, -signal.SIGTRAP, -signal.SIGILL, -signal.SIGFPE)
+_OUT_OF_MEMORY = (*_CRASHES, _GLIBC_OUT_OF_MEMORY, -signal.SIGKILL)
+"""By which a library ends that does not get memory, the C library, or the kernel when the machine has none."""
+
+
+def _resident_bytes() -> int:
+    return int(STATM.read_text().split()[1]) * resource.getpagesize() if STATM.exists() else 0
 
 
 def _watch(child: int) -> None:
@@ -103,13 +144,7 @@ def _compile_within_limits(backend: StructuredOutputBackend, spec: GrammarSpec, 
 
 def _limit_memory(more_bytes: int) -> None:
     """Let the process take so much more memory than it has."""
-    statm = Path("/proc/self/statm")
-    if not statm.exists():
+    if not STATM.exists():
         return
-    soft = int(statm.read_text().split()[0]) * resource.getpagesize() + more_bytes
+    soft = int(STATM.read_text().split()[0]) * resource.getpagesize() + more_bytes
     resource.setrlimit(resource.RLIMIT_AS, (soft, resource.getrlimit(resource.RLIMIT_AS)[1]))
-
-
-if __name__ == "__main__":
-    with suppress(BrokenPipeError):  # the engine is gone
-        main()

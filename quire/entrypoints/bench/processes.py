@@ -1,4 +1,4 @@
-"""Runs a load in this process or, split, in several of its own; as a module, one of those.
+"""Runs a load in this process or, split, in several of its own, each of which calls `main`.
 
 A child reads a `Load` as a line of JSON, says that it is ready, reads when to start, and writes a `LoadReport`.
 """
@@ -17,6 +17,7 @@ from quire.entrypoints.bench.client_watch import worst_of
 from quire.entrypoints.bench.load import Progress, run_load, run_on_loop
 from quire.entrypoints.bench.records import Load, LoadReport
 from quire.errors import QuireServerError
+from quire.utils.children import Child, start_module
 
 READY = b"ready\n"
 START_DELAY_S = 0.2
@@ -61,10 +62,9 @@ def merged(reports: Sequence[LoadReport]) -> LoadReport:
 
 
 def _run_children(loads: Sequence[Load]) -> list[LoadReport]:
-    command = [sys.executable, "-m", "quire.entrypoints.bench.processes"]
-    children: list[subprocess.Popen[bytes]] = []
+    children: list[Child] = []
     try:
-        children.extend(subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) for _ in loads)
+        children.extend(start_module(__name__, stdin=subprocess.PIPE, stdout=subprocess.PIPE) for _ in loads)
         for child, load in zip(children, loads, strict=True):
             _tell(child, msgspec.json.encode(load))
         for child in children:
@@ -82,26 +82,26 @@ def _run_children(loads: Sequence[Load]) -> list[LoadReport]:
                 child.__exit__(None, None, None)
 
 
-def _tell(child: subprocess.Popen[bytes], line: bytes) -> None:
+def _tell(child: Child, line: bytes) -> None:
     assert child.stdin is not None
     with contextlib.suppress(BrokenPipeError):  # it has ended; what it does not answer tells
         child.stdin.write(line + b"\n")
         child.stdin.flush()
 
 
-def _heard(child: subprocess.Popen[bytes]) -> bytes:
+def _heard(child: Child) -> bytes:
     assert child.stdout is not None
     return child.stdout.readline()
 
 
-def _report_of(child: subprocess.Popen[bytes]) -> LoadReport:
+def _report_of(child: Child) -> LoadReport:
     try:
         return msgspec.json.decode(_heard(child), type=LoadReport)
     except msgspec.DecodeError:
         raise _failed(child) from None
 
 
-def _failed(child: subprocess.Popen[bytes]) -> QuireServerError:
+def _failed(child: Child) -> QuireServerError:
     status = child.wait(ENDING_S)
     return QuireServerError(f"a client process ended with status {status}", hint="its own message is above")
 
@@ -115,7 +115,3 @@ def main() -> int:
     load = msgspec.structs.replace(load, start_s=float(stdin.readline()))
     stdout.write(msgspec.json.encode(run_on_loop(run_load(load))) + b"\n")
     return 0
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())

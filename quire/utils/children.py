@@ -1,0 +1,78 @@
+"""Child processes that run this Python: the one place where any is started.
+
+A child looks for modules where this process does, but never in the current directory because Python put that first by
+itself: whoever starts Quire in a directory of somebody else's files runs none of them. Keeps nothing.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+from typing import Any
+
+Child = subprocess.Popen[bytes]
+
+# Nothing but `sys`, which is part of the interpreter, is imported before the path is set.
+BOOT = """import sys
+number = int(sys.argv[2])
+sys.path[:] = sys.argv[3:number + 3]
+module, sys.argv = sys.argv[1], [sys.argv[1], *sys.argv[number + 3:]]
+import importlib
+raise SystemExit(importlib.import_module(module).main())"""
+PACKAGE_ROOT = str(Path(__file__).parents[2])
+
+
+def start_module(module: str, *arguments: str, uses_current_directory: bool = False, **options: Any) -> Child:
+    """Start a process that calls `main()` of a module of Quire, its arguments in `sys.argv[1:]`.
+
+    Args:
+        module: its full name.
+        uses_current_directory: modules that the user named may lie there, where this process finds them there, too; it
+            is searched last.
+        options: of `subprocess.Popen`.
+
+    Raises:
+        OSError: it cannot be started.
+    """
+    path = search_path(uses_current_directory=uses_current_directory)
+    command = [sys.executable, "-c", BOOT, module, str(len(path)), *path, *arguments]
+    return subprocess.Popen(command, **options)
+
+
+def search_path(*, uses_current_directory: bool = False) -> list[str]:
+    """Where a child looks for modules."""
+    current = str(Path.cwd()) if os.path.isdir(".") else ""
+    path = [str(entry) for entry in sys.path]
+    has_current = not all(map(os.path.isabs, path))
+    path = [entry for entry in path if os.path.isabs(entry)]
+    if _is_run_by_name() and current in path:
+        path.remove(current)  # the first one is Python's own; another was asked for
+        has_current = True
+    if has_current and uses_current_directory:
+        path.append(current)
+    if PACKAGE_ROOT not in path:
+        path.append(PACKAGE_ROOT)
+    return path
+
+
+def _is_run_by_name() -> bool:
+    """Whether this process runs `python -m`, which puts the current directory first."""
+    return getattr(sys.modules.get("__main__"), "__spec__", None) is not None
+
+
+def forked_pool(num_processes: int) -> ProcessPoolExecutor:
+    """A pool whose processes are copies of this one, and import nothing to begin with."""
+    return ProcessPoolExecutor(num_processes, multiprocessing.get_context("fork"))
+
+
+def describe_exit(code: int) -> str:
+    """How a process ended, from its return code: "was ended by SIGKILL", "exited with code 1"."""
+    if code < 0:
+        names = {int(one): one.name for one in signal.Signals}
+        return f"was ended by {names.get(-code, f'signal {-code}')}"
+    return f"exited with code {code}"
