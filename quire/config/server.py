@@ -108,8 +108,9 @@ class ApiConfig:
     )
     tool_call_parser: str = setting(
         "auto",
-        "Format of the model's tool calls: hermes, llama3_json, pythonic, mistral, deepseek_v3, granite, qwen3_coder, "
-        "openai, ..., a plugin's, pattern (see tool_call_format), auto = as the chat template writes them, none.",
+        "Format of the model's tool calls: hermes, llama3_json, pythonic, mistral, deepseek_v3, glm45, granite, "
+        "minimax_m2, qwen3_coder, openai, ... (docs/how-to/tools.md lists all), a plugin's, pattern (see "
+        "tool_call_format), auto = as the chat template writes them, none.",
     )
     tool_call_format: str | None = setting(
         None, "File (YAML) that describes tool calls by begin, end and pattern, for tool_call_parser=pattern."
@@ -121,8 +122,8 @@ class ApiConfig:
     )
     reasoning_parser: str | None = setting(
         None,
-        "Format of the model's thinking, which answers then have as `reasoning`: think, qwen3, deepseek_r1, granite, "
-        "openai_gptoss, or a plugin's.",
+        "Format of the model's thinking, which answers then have as `reasoning`: think, qwen3, deepseek_r1, glm45, "
+        "granite, minimax_m2, openai_gptoss, ... (docs/how-to/tools.md lists all), or a plugin's.",
     )
     response_role: str = setting("assistant", "Role of the answers of a chat.")
     return_tokens_as_token_ids: bool = setting(

@@ -113,10 +113,12 @@ class ReasoningParser(SteppedParser):
     Attributes:
         starts: marks of which one, at the beginning of the answer, begins the thinking.
         ends: marks of which the first ends it; None = no marks tell, so no grammar waits and no budget ends it.
+        waits_for_end: a grammar or a budget counts on `ends`, so nothing else ends the thinking; set before any text.
     """
 
     starts: ClassVar[Markers | None] = None
     ends: ClassVar[Markers | None] = None
+    waits_for_end = False
 
     def __init__(self, prompt_tail: str = "", continued: str | None = None) -> None:
         self.prompt_tail = prompt_tail.rstrip()

@@ -6,7 +6,7 @@ from enum import Enum
 
 from quire.parsers.base import ToolCallParser
 from quire.parsers.json_text import MAX_KEPT_CHARS, JsonText, short_string
-from quire.parsers.reader import Markers, Steps
+from quire.parsers.reader import MAX_SPACES, SPACE_RUN, Markers, Steps
 
 MAX_NAME_CHARS = 256
 MAX_OTHER_CHARS = 1024  # of values that are no part of the call
@@ -25,8 +25,9 @@ class Found(Enum):
 class JsonCallParser(ToolCallParser):
     """Parts of the parsers of such formats.
 
-    A call is begun when its name, which must be that of a tool, and the opening brace of its arguments have come;
-    before that it is content if it breaks. After that its arguments are told as they are written, broken or not.
+    A call is begun when its name, which must be that of a tool, and the opening of its arguments have come: a brace and
+    what may follow it, a quote or the other brace. Before that it is content if it breaks. After that its arguments are
+    told as they are written, broken or not.
     """
 
     def call_object(self, *, needs_arguments: bool = False) -> Steps[Found]:
@@ -56,16 +57,17 @@ class JsonCallParser(ToolCallParser):
                 if early is not None:
                     is_begun = self._begin(name, "".join(early))
             elif key in ARGUMENT_KEYS and not is_begun and early is None:
-                if (yield from reader.peek()) != "{":
-                    break
-                if name is None:
+                if name is not None:
+                    found = yield from self.call_arguments(name)
+                    if found is not Found.CALL:
+                        return found
+                    is_begun = True
+                elif (yield from reader.peek()) == "{":
                     early = []
                     if not (yield from JsonText(reader, early.append, MAX_KEPT_CHARS).read()):
                         break
                 else:
-                    is_begun = self._begin(name, "")
-                    if not (yield from JsonText(reader, self.out.arguments).read()):
-                        return Found.BROKEN
+                    break
             else:
                 skipped: list[str] = []
                 if not (yield from JsonText(reader, skipped.append, left).read()):
@@ -78,6 +80,18 @@ class JsonCallParser(ToolCallParser):
                     is_begun = self._begin(name, "{}")
                 break
         return Found.CALL if is_begun else Found.NO_CALL
+
+    def call_arguments(self, name: str) -> Steps[Found]:
+        """Read the arguments of `name`, an object; they are told once its opening has come."""
+        reader = self.reader
+        if not (yield from reader.skip("{")):
+            return Found.NO_CALL
+        spaces = yield from reader.run(SPACE_RUN, MAX_SPACES)
+        if (yield from reader.peek()) not in ('"', "}", ""):
+            return Found.NO_CALL
+        self.out.begin(name)
+        is_whole = yield from JsonText(reader, self.out.arguments).read("{" + spaces)
+        return Found.CALL if is_whole else Found.BROKEN
 
     def call_list(self) -> Steps[Found]:
         """Read a list of objects. Each is ended as it is complete; the outcome is the last one's."""

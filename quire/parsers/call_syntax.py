@@ -6,6 +6,22 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ParameterMarks:
+    """How arguments are written that are marked one by one: `head`, the key, `middle`, the value, `tail`.
+
+    Attributes:
+        json_middle: stands in the place of `middle` before a value that is no text; None = the same.
+        excludes: what a value must not hold, as the parser would take it for its end.
+    """
+
+    head: str
+    middle: str
+    tail: str
+    json_middle: str | None = None
+    excludes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CallSyntax:
     """The parts of an answer that is calls and nothing else, as the format's parser reads it.
 
@@ -18,7 +34,7 @@ class CallSyntax:
         starts_answer: a call stands at the beginning of an answer, too, without any of them.
         excludes: what texts in the arguments must not hold, as the parser would take it for the end of the call.
         thinking: what begins and what ends a stretch of free text that may stand before all else; None = nothing may.
-        has_parameters: the arguments are marked one by one (`xml_arguments`); else they are a JSON object.
+        parameters: how arguments are marked one by one (`xml_arguments`); None = they are a JSON object.
     """
 
     head: str
@@ -32,7 +48,7 @@ class CallSyntax:
     starts_answer: bool = False
     excludes: tuple[str, ...] = ()
     thinking: tuple[str, str] | None = None
-    has_parameters: bool = False
+    parameters: ParameterMarks | None = None
 
 
 def json_call(arguments: str = "arguments") -> tuple[str, str, str]:

@@ -6,17 +6,16 @@ texts the control tokens of the vocabulary are tokens.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from quire.errors import ValidationError
 from quire.parsers.call_syntax import CallSyntax
+from quire.parsers.literals import Form, Literals, constant
 from quire.parsers.xml_arguments import xml_arguments
 from quire.utils.checks import shown
 
-Form = dict[str, Any]
 NO_ARGUMENTS: dict[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
 NO_CALL = "[^{< \\t\\r\\n]"
 """How a text begins that is no call at the beginning of an answer."""
@@ -85,7 +84,7 @@ def calls_among_text(
         is_one: there is one call at most; else any number.
     """
     literals = Literals(special)
-    text: Form = {"type": "any_text", "excludes": list(syntax.openers)}
+    text: Form = {"type": "any_text", "excludes": literals.excluded(syntax.openers)}
     written = _calls(syntax, calls, literals, is_one=is_one)
     block = [*literals.of(syntax.begin), written, *literals.of(syntax.end)]
     if syntax.starts_answer:
@@ -95,34 +94,6 @@ def calls_among_text(
         more = sequence([*block, text])
         form = sequence([text, {"type": "optional" if is_one else "star", "content": more}])
     return {"type": "structural_tag", "format": form}
-
-
-class Literals:
-    """Fixed texts, in which control tokens are tokens.
-
-    Args:
-        special: text -> id.
-    """
-
-    def __init__(self, special: Mapping[str, int]) -> None:
-        self._special = special
-        longest_first = sorted(filter(None, special), key=len, reverse=True)
-        self._pattern = re.compile("|".join(map(re.escape, longest_first)) or r"(?!)")
-
-    def of(self, text: str) -> list[Form]:
-        """The parts of `text`."""
-        parts: list[Form] = []
-        start = 0
-        for found in self._pattern.finditer(text):
-            parts += constant(text[start : found.start()])
-            parts.append({"type": "token", "token": self._special[found[0]]})
-            start = found.end()
-        return parts + constant(text[start:])
-
-
-def constant(text: str) -> list[Form]:
-    """A text as it is; nothing when it is empty."""
-    return [{"type": "const_string", "value": text}] if text else []
 
 
 def sequence(parts: Sequence[Form]) -> Form:
@@ -167,8 +138,8 @@ def _calls(syntax: CallSyntax, calls: Sequence[CallForm], literals: Literals, *,
 
 
 def _call(syntax: CallSyntax, call: CallForm, literals: Literals) -> list[Form]:
-    if syntax.has_parameters:
-        arguments = xml_arguments(call.schema)
+    if syntax.parameters is not None:
+        arguments = xml_arguments(call.schema, syntax.parameters, literals)
     else:
         arguments = [{"type": "json_schema", "json_schema": dict(call.schema), "max_whitespace_cnt": MAX_WHITESPACE}]
         if syntax.excludes:

@@ -38,19 +38,27 @@ class JsonText:
         self._sink = sink
         self._left = max_chars
 
-    def read(self) -> Steps[bool]:
-        """Read the value; False when it is broken, or the text ends in it: what was read of it is in `sink`."""
+    def read(self, opening: str = "") -> Steps[bool]:
+        """Read the value; False when it is broken, or the text ends in it: what was read of it is in `sink`.
+
+        Args:
+            opening: of an object, its brace and white space, where it was read before.
+        """
         try:
-            yield from self._value()
+            yield from self._value(opening)
         except _BrokenError:
             return False
         return True
 
-    def _value(self) -> Steps[None]:
+    def _value(self, opening: str) -> Steps[None]:
         """A value; objects and arrays that are open are on a stack, not in recursion."""
         closers: list[str] = []
+        if opening:
+            self._sink(opening)
+        is_opened = bool(opening)
         while True:
-            opened = yield from self._begin(closers)
+            opened = yield from (self._inside("}", closers) if is_opened else self._begin(closers))
+            is_opened = False
             if opened:
                 continue
             while closers:  # after a value
@@ -77,21 +85,24 @@ class JsonText:
         elif char and char in "{[":
             if len(closers) == MAX_DEPTH:
                 raise _BrokenError
-            closer = "}" if char == "{" else "]"
             self._take(1)
-            yield from self._spaces()
-            if (yield from self._reader.peek()) == closer:
-                self._take(1)
-                return False
-            if char == "{":
-                yield from self._key()
-            closers.append(closer)
-            return True
+            return (yield from self._inside("}" if char == "{" else "]", closers))
         elif char and char in "-0123456789":
             yield from self._whole_run(NUMBER_RUN, MAX_NUMBER_CHARS, lambda text: NUMBER.fullmatch(text) is not None)
         else:
             yield from self._whole_run(WORD_RUN, 6, ("true", "false", "null").__contains__)
         return False
+
+    def _inside(self, closer: str, closers: list[str]) -> Steps[bool]:
+        """What follows the bracket that opens a container; False when it is empty."""
+        yield from self._spaces()
+        if (yield from self._reader.peek()) == closer:
+            self._take(1)
+            return False
+        if closer == "}":
+            yield from self._key()
+        closers.append(closer)
+        return True
 
     def _key(self) -> Steps[None]:
         yield from self._string()

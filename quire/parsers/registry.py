@@ -2,52 +2,103 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import entry_points
 from typing import Any
 
-from quire.errors import ConfigError, unknown_name
+from quire.errors import ConfigError, QuireError, unknown_name
 from quire.parsers.base import ReasoningParser, ToolCallParser
 from quire.parsers.harmony import HarmonyParser
+from quire.parsers.reasoning.answer_tags import Ernie45ReasoningParser, HunyuanReasoningParser
+from quire.parsers.reasoning.append_think import AppendThinkParser
 from quire.parsers.reasoning.deepseek_r1 import DeepSeekR1Parser
+from quire.parsers.reasoning.families import (
+    DeepSeekV3ReasoningParser,
+    Gemma4ReasoningParser,
+    KimiK2ReasoningParser,
+    MiniMaxM2ReasoningParser,
+    MistralReasoningParser,
+    SeedOssReasoningParser,
+)
 from quire.parsers.reasoning.granite import GraniteReasoningParser
+from quire.parsers.reasoning.qwen3 import Qwen3ReasoningParser
 from quire.parsers.reasoning.tags import TagParser
 from quire.parsers.tool_calls.deepseek import DeepSeekV3Parser, DeepSeekV31Parser
+from quire.parsers.tool_calls.glm import Glm45Parser, Glm47Parser
 from quire.parsers.tool_calls.granite import GraniteFunctionParser, GraniteParser
 from quire.parsers.tool_calls.hermes import HermesParser
+from quire.parsers.tool_calls.invokes import DeepSeekV4Parser, DeepSeekV32Parser, MiniMaxM2Parser, Step3Parser
 from quire.parsers.tool_calls.llama3_json import Llama3JsonParser
 from quire.parsers.tool_calls.mistral import MistralParser
 from quire.parsers.tool_calls.pythonic import PythonicParser
-from quire.parsers.tool_calls.qwen3_coder import Qwen3CoderParser
+from quire.parsers.tool_calls.qwen3_coder import Qwen3CoderParser, SeedOssParser
+from quire.parsers.vllm_names import REASONING_NAMES, TOOL_CALL_NAMES
 
 TOOL_GROUP, REASONING_GROUP = "quire.tool_parsers", "quire.reasoning_parsers"
 PATTERN, HARMONY_REASONING = "pattern", "openai_gptoss"
 TOOL_CALL_PARSERS: Mapping[str, type[ToolCallParser]] = {
     "deepseek_v3": DeepSeekV3Parser,
     "deepseek_v31": DeepSeekV31Parser,
+    "deepseek_v32": DeepSeekV32Parser,
+    "deepseek_v4": DeepSeekV4Parser,
+    "glm45": Glm45Parser,
+    "glm47": Glm47Parser,
     "granite": GraniteParser,
     "granite-20b-fc": GraniteFunctionParser,
+    "granite4": HermesParser,
     "hermes": HermesParser,
     "llama3_json": Llama3JsonParser,
     "llama4_json": Llama3JsonParser,
     "llama4_pythonic": PythonicParser,
+    "mimo": Qwen3CoderParser,
+    "minimax_m2": MiniMaxM2Parser,
     "mistral": MistralParser,
     "openai": HarmonyParser,
     "pythonic": PythonicParser,
     "qwen3_coder": Qwen3CoderParser,
+    "qwen3_json": HermesParser,
     "qwen3_xml": Qwen3CoderParser,
+    "seed_oss": SeedOssParser,
+    "step3": Step3Parser,
+    "step3p5": Qwen3CoderParser,
 }
+UNFORCED = frozenset(name for name, parser in TOOL_CALL_PARSERS.items() if parser.syntax() is None)
+"""Formats that have no grammar, so that calls in them cannot be forced."""
 REASONING_PARSERS: Mapping[str, type[ReasoningParser]] = {
     "deepseek_r1": DeepSeekR1Parser,
+    "deepseek_v3": DeepSeekV3ReasoningParser,
+    "deepseek_v4": DeepSeekV3ReasoningParser,
+    "ernie45": Ernie45ReasoningParser,
+    "gemma4": Gemma4ReasoningParser,
+    "glm45": TagParser,
+    "glm47": TagParser,
     "granite": GraniteReasoningParser,
-    "qwen3": TagParser,
+    "hunyuan_a13b": HunyuanReasoningParser,
+    "kimi_k2": KimiK2ReasoningParser,
+    "mimo": Qwen3ReasoningParser,
+    "minimax_m2": MiniMaxM2ReasoningParser,
+    "minimax_m2_append_think": AppendThinkParser,
+    "mistral": MistralReasoningParser,
+    "nemotron_v3": DeepSeekR1Parser,
+    "olmo3": TagParser,
+    "qwen3": Qwen3ReasoningParser,
+    "seed_oss": SeedOssReasoningParser,
+    "step3": DeepSeekR1Parser,
+    "step3p5": DeepSeekR1Parser,
     "think": TagParser,
 }
 TEMPLATE_SIGNS = (  # what a template that writes calls of a format has in it; the first that fits
     (("<｜tool▁calls▁begin｜>", "```json"), "deepseek_v3"),
     (("<｜tool▁calls▁begin｜>",), "deepseek_v31"),
+    (("｜DSML｜", "tool_calls>"), "deepseek_v4"),
+    (("｜DSML｜", "function_calls>"), "deepseek_v32"),
     (("[TOOL_CALLS]",), "mistral"),
     (("<|channel|>", "functions."), "openai"),
+    (("</arg_key><arg_value>",), "glm47"),
+    (("<arg_key>", "<arg_value>"), "glm45"),
+    (("<minimax:tool_call>", "<invoke name="), "minimax_m2"),
+    (("<steptml:invoke",), "step3"),
+    (("<seed:tool_call>",), "seed_oss"),
     (("<function=", "<parameter="), "qwen3_coder"),
     (("<|tool_call|>",), "granite"),
     (("<tool_call>", '"arguments"'), "hermes"),
@@ -66,7 +117,7 @@ def tool_call_parser(name: str) -> type[ToolCallParser]:
     found = TOOL_CALL_PARSERS.get(name) or _plugin(TOOL_GROUP, name, ToolCallParser)
     if found is None:
         known = ("auto", "none", PATTERN, *TOOL_CALL_PARSERS, *_plugin_names(TOOL_GROUP))
-        raise unknown_name("tool_call_parser", name, known, ConfigError)
+        raise _unknown("tool_call_parser", name, known, TOOL_CALL_NAMES)
     return found
 
 
@@ -79,7 +130,7 @@ def reasoning_parser(name: str) -> type[ReasoningParser]:
     found = REASONING_PARSERS.get(name) or _plugin(REASONING_GROUP, name, ReasoningParser)
     if found is None:
         known = (HARMONY_REASONING, *REASONING_PARSERS, *_plugin_names(REASONING_GROUP))
-        raise unknown_name("reasoning_parser", name, known, ConfigError)
+        raise _unknown("reasoning_parser", name, known, REASONING_NAMES)
     return found
 
 
@@ -89,6 +140,13 @@ def parser_of_template(source: str) -> str | None:
         if all(sign in source for sign in signs):
             return name
     return None
+
+
+def _unknown(field: str, name: str, known: Sequence[str], others: frozenset[str]) -> QuireError:
+    if name not in others:
+        return unknown_name(field, name, known, ConfigError)
+    hint = f"valid: {', '.join(sorted(known))}; or bring a parser of your own (docs/how-to/tools.md)"
+    return ConfigError(f"{field} {name!r} is a parser of vLLM that Quire does not have (yet)", hint=hint, field=field)
 
 
 def _plugin_names(group: str) -> list[str]:

@@ -3,12 +3,23 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 Schema = Mapping[str, Any]
 LITERALS = {"true": True, "false": False, "null": None, "none": None}
 MAX_SCHEMA_DEPTH = 8
+JSON_TYPES = ("string", "integer", "number", "boolean", "array", "object", "null")
+TYPE_NAMES = {one: one for one in JSON_TYPES} | {  # and what other languages call them
+    **dict.fromkeys(("str", "text", "char", "varchar", "enum"), "string"),
+    **dict.fromkeys(("int", "long", "short", "int32", "int64", "uint", "uint32", "uint64"), "integer"),
+    **dict.fromkeys(("float", "double", "decimal", "float32", "float64"), "number"),
+    "bool": "boolean",
+    **dict.fromkeys(("list", "tuple", "set"), "array"),
+    **dict.fromkeys(("dict", "map", "mapping"), "object"),
+    **dict.fromkeys(("none", "nonetype"), "null"),
+}
 
 
 class Tools:
@@ -44,8 +55,12 @@ class Tools:
 
 
 def types_of_schema(schema: Schema) -> frozenset[str]:
-    """The JSON types that a schema names; empty when it does not say."""
-    return frozenset(_types(schema, MAX_SCHEMA_DEPTH))
+    """The JSON types that a schema names, in JSON Schema's words or another language's; empty when it does not say."""
+    named = (
+        TYPE_NAMES.get(re.split(r"[\[<]", one, maxsplit=1)[0].strip().lower())
+        for one in _types(schema, MAX_SCHEMA_DEPTH)
+    )
+    return frozenset(filter(None, named))
 
 
 def json_of(text: str, types: frozenset[str] | None) -> str:

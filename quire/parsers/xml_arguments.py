@@ -1,6 +1,6 @@
 """Arguments that are marked one by one, nothing quoted: <parameter=key>value</parameter>, as a grammar's parts.
 
-Used for the format of Qwen3-Coder, whose parser makes JSON of the texts by the types of the schema. Pure functions.
+Used for the formats of `marked_calls`, whose parsers make JSON of the texts by the types of the schema. Pure functions.
 """
 
 from __future__ import annotations
@@ -8,9 +8,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from quire.parsers.call_syntax import ParameterMarks
+from quire.parsers.literals import Form, Literals, constant
 from quire.parsers.tools import types_of_schema
 
-END = "</parameter>"
 DEFINITIONS = ("$defs", "definitions")
 ANNOTATIONS = frozenset(
     ("title", "description", "default", "examples", "deprecated", "$comment", "readOnly", "writeOnly")
@@ -30,10 +31,8 @@ MAX_LENGTH = 4096
 # What a text of limited length is made of: no "<", which could end it, and nothing that counts as several characters.
 PLAIN = "[\\t\\n -;=-\ud7ff\ue000-\U0010ffff]"
 
-Part = dict[str, Any]
 
-
-def xml_problem(schema: Mapping[str, Any]) -> str | None:
+def xml_problem(schema: Mapping[str, Any], marks: ParameterMarks) -> str | None:
     """The path and the keyword that cannot be honoured in this format; None = all of it can."""
     for key in schema:
         if key not in ROOT_KEYS:
@@ -45,25 +44,33 @@ def xml_problem(schema: Mapping[str, Any]) -> str | None:
     for name, given in properties.items():
         if _name_problem(name):
             return f"/properties/{name} (its name)"
-        problem = _text_problem(given) if _is_text(given) else None
+        problem = _text_problem(given, marks) if _is_text(given) else None
         if problem is not None:
             return f"/properties/{name}/{problem}"
     return None
 
 
-def xml_arguments(schema: Mapping[str, Any]) -> list[Part]:
-    """The parts of all parameters, in the order of the schema; what it does not require may be left out."""
+def xml_arguments(schema: Mapping[str, Any], marks: ParameterMarks, literals: Literals) -> list[Form]:
+    """The parts of all parameters, in the order of the schema; what it does not require may be left out.
+
+    Args:
+        marks: of the format.
+        literals: makes parts of the marks' texts.
+    """
     required = set(schema.get("required") or ())
     shared = {key: schema[key] for key in DEFINITIONS if key in schema}
-    parts: list[Part] = []
+    parts: list[Form] = []
     for name, given in (schema.get("properties") or {}).items():
-        elements = [_text(f"<parameter={name}>\n"), _value(given, shared), _text(f"\n{END}\n")]
+        is_json = marks.json_middle is not None and not _is_text(given)
+        middle = marks.json_middle if is_json and marks.json_middle is not None else marks.middle
+        value = _value(given, shared, marks, literals.excluded(marks.excludes))
+        elements = [*literals.of(marks.head), *constant(name), *literals.of(middle), value, *literals.of(marks.tail)]
         whole = {"type": "sequence", "elements": elements}
         parts.append(whole if name in required else {"type": "optional", "content": whole})
     return parts
 
 
-def _text(value: str) -> Part:
+def _text(value: str) -> Form:
     return {"type": "const_string", "value": value}
 
 
@@ -74,51 +81,56 @@ def _is_text(schema: Any) -> bool:
     return "string" in types_of_schema(schema)
 
 
-def _text_problem(schema: Any) -> str | None:
+def _text_problem(schema: Any, marks: ParameterMarks) -> str | None:
     if not isinstance(schema, Mapping):
         return "false" if schema is False else None
     keyword = next((one for one in ("anyOf", "oneOf") if one in schema), None)
     if keyword is not None:
-        texts = [one for one in _alternatives(schema) if _is_text(one)]
+        texts = [one for one in _alternatives(schema, marks) if _is_text(one)]
         is_simple = set(schema) <= ANNOTATIONS | {keyword} and (keyword == "anyOf" or len(texts) == 1)
-        return None if is_simple and texts and not any(map(_text_problem, texts)) else keyword
+        return None if is_simple and texts and not any(_text_problem(one, marks) for one in texts) else keyword
     for key in schema:
         if key not in TEXT_KEYS:
             return str(key)
     if max(schema.get("minLength") or 0, schema.get("maxLength") or 0) > MAX_LENGTH:
         return "maxLength"
-    if ("enum" in schema or "const" in schema) and not _choices(schema):
+    if ("enum" in schema or "const" in schema) and not _choices(schema, marks):
         return "enum"
     return None
 
 
-def _alternatives(schema: Mapping[str, Any]) -> list[Any]:
-    """Those that a text or null satisfies."""
+def _alternatives(schema: Mapping[str, Any], marks: ParameterMarks) -> list[Any]:
+    """Those that a text satisfies, or null where the marks do not say which of them a value is."""
     found = schema.get("anyOf") or schema.get("oneOf") or []
-    return [one for one in found if _is_text(one) or types_of_schema(one) == {"null"}]
+    has_null = marks.json_middle is None
+    return [one for one in found if _is_text(one) or (has_null and types_of_schema(one) == {"null"})]
 
 
-def _choices(schema: Mapping[str, Any]) -> list[str]:
+def _choices(schema: Mapping[str, Any], marks: ParameterMarks) -> list[str]:
     """The texts that the schema names and that can be written."""
     values = [schema["const"]] if "const" in schema else schema.get("enum") or []
-    values = ["null" if value is None else value for value in values]
-    return [value for value in values if isinstance(value, str) and value and END not in value]
+    values = ["null" if value is None and marks.json_middle is None else value for value in values]
+    texts = [value for value in values if isinstance(value, str) and value]
+    return [value for value in texts if not any(one in value for one in marks.excludes)]
 
 
-def _value(schema: Any, shared: Mapping[str, Any]) -> Part:
+def _value(schema: Any, shared: Mapping[str, Any], marks: ParameterMarks, excluded: list[str]) -> Form:
     if not _is_text(schema):
         value = {**shared, **schema}
-        return {"type": "json_schema", "json_schema": value, "excludes": [END], "max_whitespace_cnt": 1}
+        return {"type": "json_schema", "json_schema": value, "excludes": excluded, "max_whitespace_cnt": 1}
     if isinstance(schema, Mapping) and ("anyOf" in schema or "oneOf" in schema):
-        parts = [_value(one, shared) if _is_text(one) else _text("null") for one in _alternatives(schema)]
+        parts = [
+            _value(one, shared, marks, excluded) if _is_text(one) else _text("null")
+            for one in _alternatives(schema, marks)
+        ]
         return parts[0] if len(parts) == 1 else {"type": "or", "elements": parts}
     if isinstance(schema, Mapping) and ("enum" in schema or "const" in schema):
-        choices = [_text(value) for value in _choices(schema)]
+        choices = [_text(value) for value in _choices(schema, marks)]
         return choices[0] if len(choices) == 1 else {"type": "or", "elements": choices}
     if isinstance(schema, Mapping) and ("minLength" in schema or "maxLength" in schema):
         low, high = schema.get("minLength") or 0, schema.get("maxLength")
         return {"type": "regex", "pattern": f"{PLAIN}{{{low},{'' if high is None else high}}}"}
-    return {"type": "any_text", "excludes": [END]}
+    return {"type": "any_text", "excludes": excluded}
 
 
 def without_problems(schema: Mapping[str, Any]) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from quire.entrypoints.openai.protocol.tools import CHOICE_FIELD, TOOLS_FIELD, T
 from quire.errors import UnsupportedError, ValidationError
 from quire.parsers.call_syntax import CallSyntax
 from quire.parsers.forced import ANY_ARGUMENTS, CallForm, arguments_schema, calls_among_text, forced_calls
+from quire.parsers.registry import UNFORCED
 from quire.parsers.xml_arguments import without_problems, xml_problem
 from quire.structured_output.registry import is_installed
 from quire.structured_output.schema_keywords import find_problem, malformed
@@ -47,8 +48,8 @@ def forced_form(
     if syntax is None:
         raise UnsupportedError(
             "tool_choice: calls cannot be forced in the format that this server reads",
-            hint="use tool_choice auto; or start the server with --tool-call-parser deepseek_v3, granite, hermes, "
-            "llama3_json, mistral, openai, qwen3_coder, or pattern with `call` in its format",
+            hint="use tool_choice auto; or start the server with the --tool-call-parser of another format (all but "
+            f"{', '.join(sorted(UNFORCED))}; pattern with `call` in its format)",
             field=CHOICE_FIELD,
         )
     schemas = _schemas(choice.tools)
@@ -58,7 +59,7 @@ def forced_form(
         if problem is not None:
             _check_not_strict(tool, where, problem)
             warnings.append(f"{where}.function.parameters: arguments may go against the schema ({problem})")
-            schema = without_problems(schema) if syntax.has_parameters else ANY_ARGUMENTS
+            schema = without_problems(schema) if syntax.parameters is not None else ANY_ARGUMENTS
         forms.append(CallForm(tool["function"]["name"], schema))
     tag = forced_calls(syntax, forms, special, is_one=choice.is_one)
     return StructuredOutputsParams(structural_tag=tag, source=CHOICE_FIELD)
@@ -152,7 +153,7 @@ def _problem(schema: dict[str, Any], syntax: CallSyntax, backend: str) -> str | 
     problem = malformed(schema) or find_problem(schema, backend)
     if problem is not None:
         return str(problem)
-    return xml_problem(schema) if syntax.has_parameters else None
+    return None if syntax.parameters is None else xml_problem(schema, syntax.parameters)
 
 
 def _check_not_strict(tool: Tool, where: str, problem: str) -> None:
@@ -171,6 +172,6 @@ def _installed(backends: Sequence[str], config: StructuredOutputsConfig) -> list
 def _free(tool: Tool, syntax: CallSyntax) -> Mapping[str, Any]:
     """The schema of a function whose arguments are as the model likes."""
     given = tool["function"].get("parameters")
-    if not syntax.has_parameters:
+    if syntax.parameters is None:
         return ANY_ARGUMENTS
     return {**without_problems(given), "required": []} if isinstance(given, dict) else ANY_ARGUMENTS

@@ -193,6 +193,7 @@ class ParsingPlan:
         self._tools = tools
         self._holds_calls = holds_calls
         self._form = form
+        self._waits_for_end = False
         self._continued: str | None = None
         if request.continue_final_message and request.messages:
             content = request.messages[-1].get("content")
@@ -219,6 +220,7 @@ class ParsingPlan:
             params.structured_outputs = self._form
         has_form = params.structured_outputs is not None or params.thinking_token_budget is not None
         if has_form and self._reasoning is not None:
+            self._waits_for_end = True
             parser = self._reasoning(self._tail(prompt_token_ids), self._continued)
             params.thinking = thinking_marks(parser, self._tokenizer)
 
@@ -239,6 +241,8 @@ class ParsingPlan:
     def _parser(self, prompt_tail: str, *, counts: bool = False) -> AnswerParser:
         """Of a whole answer, or of what tells its thinking."""
         reasoning = None if self._reasoning is None else self._reasoning(prompt_tail, self._continued)
+        if reasoning is not None:
+            reasoning.waits_for_end = self._waits_for_end
         if self._make_tools is None or (counts and reasoning is not None):
             assert reasoning is not None, "a plan reads something"
             return reasoning

@@ -15,11 +15,15 @@ class TagParser(ReasoningParser):
         starts: what may begin the thinking.
         ends: what ends it.
         begins_inside: an answer without the first mark is thinking, too, unless the prompt has ended it.
+        call_marks: begin a call and so end the thinking that lacks its end, unless a grammar waits for that.
+        call_heads: one of them follows such a mark, if it is no mention of it; none = whatever follows.
     """
 
     starts: ClassVar[Markers] = Markers("<think>")
     ends: ClassVar[Markers] = Markers("</think>")
     begins_inside: ClassVar[bool] = False
+    call_marks: ClassVar[tuple[str, ...]] = ()
+    call_heads: ClassVar[tuple[str, ...]] = ()
     marks: ClassVar[tuple[str, ...]] = (*starts.texts, *ends.texts)
 
     def __init__(self, prompt_tail: str = "", continued: str | None = None) -> None:
@@ -42,9 +46,27 @@ class TagParser(ReasoningParser):
             self.is_inside = True
             reader.drop()
             out.trim()
-            yield from reader.forward(out.reasoning, self.ends)
-            self.is_inside = False
+            call_mark = yield from self._thinking()
             out.trim()
+            out.content(call_mark)
         else:
             out.content(reader.kept())
-        yield from reader.forward_rest(out.content)
+        yield from self.rest()
+
+    def rest(self) -> Steps[None]:
+        """Read what follows the thinking, or is an answer without any."""
+        yield from self.reader.forward_rest(self.out.content)
+
+    def _thinking(self) -> Steps[str]:
+        """Read the thinking and its end; the mark of the call that ended it, "" when none did."""
+        marks = self.ends if self.waits_for_end else Markers(*self.ends.texts, *self.call_marks)
+        while (marker := (yield from self.reader.forward(self.out.reasoning, marks))) in self.call_marks:
+            self.is_inside = False
+            head = (yield from self.reader.skip(*self.call_heads)) if self.call_heads else ""
+            self.reader.pos -= len(head)
+            if head or not self.call_heads or not (yield from self.reader.peek()):
+                return marker
+            self.is_inside = True
+            self.out.reasoning(marker)
+        self.is_inside = False
+        return ""

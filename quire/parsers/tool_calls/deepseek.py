@@ -7,7 +7,6 @@ from collections.abc import Container
 
 from quire.parsers.call_object import MAX_NAME_CHARS, Found, JsonCallParser
 from quire.parsers.call_syntax import CallSyntax
-from quire.parsers.json_text import JsonText
 from quire.parsers.reader import Markers, Steps
 
 CALLS_BEGIN, CALLS_END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
@@ -57,14 +56,11 @@ class DeepSeekV3Parser(JsonCallParser):
         elif not (yield from reader.skip(SEPARATOR)):
             return Found.NO_CALL
         yield from reader.skip_spaces()
-        if (yield from reader.peek()) != "{":
-            return Found.NO_CALL
-        self.out.begin(name)
-        if not (yield from JsonText(reader, self.out.arguments).read()):
-            return Found.BROKEN
-        yield from reader.skip_spaces()
-        yield from reader.skip(FENCE)
-        return Found.CALL
+        found = yield from self.call_arguments(name)
+        if found is Found.CALL:
+            yield from reader.skip_spaces()
+            yield from reader.skip(FENCE)
+        return found
 
     @classmethod
     def syntax(cls, special: Container[str] = ()) -> CallSyntax | None:

@@ -9,11 +9,12 @@ from quire.parsers.call_syntax import CallSyntax, json_call
 from quire.parsers.reader import Markers, Steps
 
 TAG = "<|python_tag|>"
-TAGS = Markers(TAG)
+OBJECTS = ('{"name"', '{ "name"', '{\n"name"', '{\n  "name"', '{\n    "name"', '{"type": "function"')
+OPEN = Markers(TAG, *OBJECTS)
 
 
 class Llama3JsonParser(JsonCallParser):
-    """Objects at the beginning of the answer, after a tag, or after another call; elsewhere they are text."""
+    """Objects at the beginning of the answer, after a tag or a call; elsewhere those that begin as calls do."""
 
     def parse(self) -> Steps[None]:
         """As `SteppedParser.parse`."""
@@ -33,13 +34,15 @@ class Llama3JsonParser(JsonCallParser):
                     if (yield from reader.skip(";", ",")):
                         yield from reader.skip_spaces()
                     yield from reader.skip(TAG)
-            marker = yield from reader.forward(out.content, TAGS)
+            marker = yield from reader.forward(out.content, OPEN)
             if not marker:
                 return
-            reader.keep(len(marker))
+            if marker in OBJECTS:
+                reader.pos -= len(marker)
+            reader.keep(0 if marker in OBJECTS else len(marker))
 
     @classmethod
     def syntax(cls, special: Container[str] = ()) -> CallSyntax | None:
         """As `ToolCallParser.syntax`."""
         head, middle, tail = json_call("parameters")
-        return CallSyntax(head=head, middle=middle, tail=tail, separator="; ", starts_answer=True, openers=(TAG,))
+        return CallSyntax(head=head, middle=middle, tail=tail, separator="; ", starts_answer=True, openers=OPEN.texts)

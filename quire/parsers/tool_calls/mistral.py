@@ -7,7 +7,6 @@ from collections.abc import Container
 
 from quire.parsers.call_object import MAX_NAME_CHARS, Found, JsonCallParser
 from quire.parsers.call_syntax import CallSyntax, json_call
-from quire.parsers.json_text import JsonText
 from quire.parsers.reader import Markers, Steps
 
 OPEN = Markers("[TOOL_CALLS]")
@@ -39,11 +38,7 @@ class MistralParser(JsonCallParser):
             yield from self.reader.run(ID_RUN, MAX_NAME_CHARS)
         yield from self.reader.skip("[ARGS]")
         yield from self.reader.skip_spaces()
-        if (yield from self.reader.peek()) != "{":
-            return Found.NO_CALL
-        self.out.begin(name)
-        is_whole = yield from JsonText(self.reader, self.out.arguments).read()
-        return Found.CALL if is_whole else Found.BROKEN
+        return (yield from self.call_arguments(name))
 
     @classmethod
     def syntax(cls, special: Container[str] = ()) -> CallSyntax | None:

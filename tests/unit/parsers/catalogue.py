@@ -42,7 +42,7 @@ CALLS: list[list[Call]] = [
 ]
 MARKERS = (
     "<tool_call>", "</tool_call>", "[TOOL_CALLS]", "[ARGS]", "<|python_tag|>", "<｜tool▁call▁end｜>", "<|tool_call|>",
-    "<function=", "</function>", "<|call|>", "<|end|>", "<think>", "</think>",
+    "<function=", "</function>", "<|call|>", "<|end|>", "<think>", "</think>", "<arg_key>", "</invoke>",
 )  # fmt: skip
 PLAIN = [
     "", " ", "Hello!", "It is 5 < 6 and [1, 2] > {}.\n", "Use `f(x=1)`.\n\n- one\n- two  ", "日本語 🙂\n\n",
@@ -99,16 +99,69 @@ def granite_function(calls: list[Call]) -> str:
     return "".join(f"<function_call> {named(call)} " for call in calls)
 
 
-def qwen3_coder(calls: list[Call]) -> str:
-    def value(one: Any) -> str:
-        return one if isinstance(one, str) else dumps(one)
+def value(one: Any) -> str:
+    return one if isinstance(one, str) else dumps(one)
 
+
+def qwen3_coder(calls: list[Call]) -> str:
     return "\n".join(
         f"<tool_call>\n<function={name}>\n"
         + "".join(f"<parameter={key}>\n{value(one)}\n</parameter>\n" for key, one in args.items())
         + "</function>\n</tool_call>"
         for name, args in calls
     )
+
+
+def seed_oss(calls: list[Call]) -> str:
+    return "\n".join(
+        f"<seed:tool_call>\n<function={name}>\n"
+        + "".join(f"<parameter={key}>{value(one)}</parameter>\n" for key, one in args.items())
+        + "</function>\n</seed:tool_call>"
+        for name, args in calls
+    )
+
+
+def glm(calls: list[Call], line: str) -> str:
+    return line.join(
+        f"<tool_call>{name}{line}"
+        + "".join(
+            f"<arg_key>{key}</arg_key>{line}<arg_value>{value(one)}</arg_value>{line}" for key, one in args.items()
+        )
+        + "</tool_call>"
+        for name, args in calls
+    )
+
+
+def minimax_m2(calls: list[Call]) -> str:
+    body = "\n".join(
+        f'<invoke name="{name}">\n'
+        + "".join(f'<parameter name="{key}">{value(one)}</parameter>\n' for key, one in args.items())
+        + "</invoke>"
+        for name, args in calls
+    )
+    return f"<minimax:tool_call>\n{body}\n</minimax:tool_call>"
+
+
+def dsml(calls: list[Call], block: str) -> str:
+    def parameter(key: str, one: Any) -> str:
+        is_text = "true" if isinstance(one, str) else "false"
+        return f'<｜DSML｜parameter name="{key}" string="{is_text}">{value(one)}</｜DSML｜parameter>\n'
+
+    body = "\n".join(
+        f'<｜DSML｜invoke name="{name}">\n' + "".join(map(parameter, args.keys(), args.values())) + "</｜DSML｜invoke>"
+        for name, args in calls
+    )
+    return f"<｜DSML｜{block}>\n{body}\n</｜DSML｜{block}>"
+
+
+def step3(calls: list[Call]) -> str:
+    body = "\n".join(
+        f'<｜tool_call_begin｜>function<｜tool_sep｜><steptml:invoke name="{name}">'
+        + "".join(f'<steptml:parameter name="{key}">{value(one)}</steptml:parameter>' for key, one in args.items())
+        + "</steptml:invoke><｜tool_call_end｜>"
+        for name, args in calls
+    )
+    return f"<｜tool_calls_begin｜>\n{body}\n<｜tool_calls_end｜>"
 
 
 def harmony(calls: list[Call]) -> str:
@@ -140,7 +193,7 @@ class Format:
 
 FORMATS = {
     "hermes": Format(hermes),
-    "llama3_json": Format(llama3, allows_before=False),
+    "llama3_json": Format(llama3),
     "pythonic": Format(pythonic, allows_before=False),
     "mistral": Format(mistral_list),
     "mistral-named": Format(mistral_named),
@@ -149,6 +202,13 @@ FORMATS = {
     "granite": Format(granite),
     "granite-20b-fc": Format(granite_function),
     "qwen3_coder": Format(qwen3_coder, own_end="</parameter>"),
+    "seed_oss": Format(seed_oss, own_end="</parameter>"),
+    "glm45": Format(lambda calls: glm(calls, "\n"), own_end="</arg_value>"),
+    "glm47": Format(lambda calls: glm(calls, ""), own_end="</arg_value>"),
+    "minimax_m2": Format(minimax_m2, own_end="</parameter>"),
+    "deepseek_v32": Format(lambda calls: dsml(calls, "function_calls"), own_end="</｜DSML｜parameter>"),
+    "deepseek_v4": Format(lambda calls: dsml(calls, "tool_calls"), own_end="</｜DSML｜parameter>"),
+    "step3": Format(step3, own_end="</steptml:parameter>"),
     "openai": Format(harmony),
     "pattern": Format(pattern, own_end="@/@"),
 }

@@ -31,7 +31,12 @@ SPECIAL: dict[str, Special] = {
         (f'{{"name": "get_weather", "arguments": {OSLO}}}<|python_tag|>{{"name": "now", "parameters": {{}}}}', "", [CALL, ("now", "{}")]),
         (f'{{"name": "get_weather", "parameters": {OSLO}}} That is all.', "That is all.", [CALL]),
         (f'I call:<|python_tag|>{{"name": "get_weather", "parameters": {OSLO}}}', "I call:", [CALL]),
-        (f'See {{"name": "get_weather", "parameters": {OSLO}}}', f'See {{"name": "get_weather", "parameters": {OSLO}}}', []),
+        (f'See {{"name": "get_weather", "parameters": {OSLO}}}', "See", [CALL]),
+        (f'First:\n{{\n  "name": "get_weather", "parameters": {OSLO}}}\nthen {{ "name": "now", "parameters": {{}}}} ok', "First:thenok", [CALL, ("now", "{}")]),
+        (f'{{"a": {{"name": "get_weather", "parameters": {OSLO}}}}}', f'{{"a": {{"name": "get_weather", "parameters": {OSLO}}}}}', []),
+        ('{"name": "now", "parameters": {invalid json}', '{"name": "now", "parameters": {invalid json}', []),
+        ('x {"name": "now", "parameters": { oops', 'x {"name": "now", "parameters": { oops', []),
+        ('{"name": "Bob"} and {"name": "now", "parameters": {}}', '{"name": "Bob"} and', [("now", "{}")]),
         ('{"name": "now"}', '{"name": "now"}', []),
         ("<|python_tag|>print(1)", "<|python_tag|>print(1)", []),
         ('{"name": "now", "parameters": {"a": 01}}', "", [("now", '{"a": 01}}')]),
@@ -62,7 +67,8 @@ SPECIAL: dict[str, Special] = {
         ("[TOOL_CALLS][]", "[TOOL_CALLS][]", []),
         ("[TOOL_CALLS]", "[TOOL_CALLS]", []),
         ('[TOOL_CALLS][{"name": "now", "arguments": {}}, {"name": "no"}]', ', {"name": "no"}]', [("now", "{}")]),
-        ("[TOOL_CALLS]now[ARGS]{bad[TOOL_CALLS]now[ARGS]{}", "", [("now", "{bad"), ("now", "{}")]),
+        ('[TOOL_CALLS]now[ARGS]{"a" bad[TOOL_CALLS]now[ARGS]{}', "", [("now", '{"a" bad'), ("now", "{}")]),
+        ("[TOOL_CALLS]now[ARGS]{bad[TOOL_CALLS]now[ARGS]{}", "[TOOL_CALLS]now[ARGS]{bad", [("now", "{}")]),
         ("[TOOL_CALLS]now[ARGS]null", "[TOOL_CALLS]now[ARGS]null", []),
     ],
     "mistral-named": [
@@ -74,7 +80,7 @@ SPECIAL: dict[str, Special] = {
         (f"<｜tool▁calls▁begin｜>\n<｜tool▁call▁begin｜>function<｜tool▁sep｜>get_weather\n{OSLO}<｜tool▁call▁end｜>\n<｜tool▁calls▁end｜>.", ".", [CALL]),
         ("<｜tool▁calls▁begin｜>x<｜tool▁calls▁end｜>", "<｜tool▁calls▁begin｜>x<｜tool▁calls▁end｜>", []),
         ("<｜tool▁call▁begin｜>function<｜tool▁sep｜>now\n```json\n[]\n```", "<｜tool▁call▁begin｜>function<｜tool▁sep｜>now\n```json\n[]\n```", []),
-        ("<｜tool▁call▁begin｜>function<｜tool▁sep｜>now\n```json\n{x}\n```<｜tool▁call▁end｜>", "", [("now", "{x}\n```")]),
+        ("<｜tool▁call▁begin｜>function<｜tool▁sep｜>now\n```json\n{\"\nx}\n```<｜tool▁call▁end｜>", "", [("now", '{"\nx}\n```')]),
         ("<｜tool▁call▁begin｜>now", "<｜tool▁call▁begin｜>now", []),
     ],
     "deepseek_v31": [
@@ -90,7 +96,9 @@ SPECIAL: dict[str, Special] = {
     ],
     "granite-20b-fc": [
         ('<function_call> {"name": "now", "arguments": {}}', "", [("now", "{}")]),
-        ('<function_call> {"name": "now", "arguments": {?<function_call>{"name": "now"}', "", [("now", "{?"), ("now", "{}")]),
+        ('<function_call> {"name": "now", "arguments": {"?<function_call>{"name": "now"}', "", [("now", '{"?<function_call>{"name": "now"}')]),
+        ('<function_call> {"name": "now", "arguments": {"?" <function_call>{"name": "now"}', "", [("now", '{"?" '), ("now", "{}")]),
+        ('<function_call> {"name": "now", "arguments": {?<function_call>{"name": "now"}', '<function_call> {"name": "now", "arguments": {?', [("now", "{}")]),
         ("<function_call> text", "<function_call> text", []),
     ],
     "qwen3_coder": [

@@ -9,6 +9,7 @@ import pytest
 from quire.parsers.answer import ParserChain, ReasoningCount
 from quire.parsers.base import AnswerParser
 from quire.parsers.harmony import HarmonyParser
+from quire.parsers.reasoning.append_think import AppendThinkParser
 from quire.parsers.reasoning.tags import TagParser
 from quire.parsers.registry import REASONING_PARSERS
 from quire.parsers.tool_calls.hermes import HermesParser
@@ -21,7 +22,17 @@ TEXTS = (
 )  # fmt: skip
 THOUGHTS = {
     "think": [(f"<think>{text}</think>", text) for text in TEXTS],
-    "qwen3": [(f"<think>\n{text}\n</think>\n\n", text) for text in TEXTS],
+    "qwen3": [(f"<think>\n{text}\n</think>\n\n", text) for text in (*TEXTS[:5], *TEXTS[6:], "in <tool_call> tags")],
+    "deepseek_v3": [(f"<think>{text}</think>", text) for text in TEXTS],
+    "kimi_k2": [(f"<think>{text}</think>", text) for text in TEXTS],
+    "minimax_m2": [(f"{text}\n</think>\n\n", text) for text in TEXTS if not text.startswith("<think>")]
+    + [("<think>Hm.</think>", "Hm.")],
+    "seed_oss": [(f"<seed:think>{text}</seed:think>", text) for text in TEXTS],
+    "mistral": [(f"[THINK]{text}[/THINK]", text) for text in TEXTS],
+    "gemma4": [(f"<|channel>thought\n{text}<channel|>", text) for text in TEXTS],
+    "ernie45": [(f"{text}\n</think>\n\n", text) for text in TEXTS if not text.startswith("<think>")]
+    + [("<think>Hm.</think>", "Hm.")],
+    "hunyuan_a13b": [(f"<think>\n{text}\n</think>\n", text) for text in TEXTS],
     "deepseek_r1": [(f"{text}\n</think>", text) for text in TEXTS if not text.startswith("<think>")]
     + [("<think>Hm.</think>", "Hm.")],
     "granite": [(f"Here is my thought process:{text}Here is my response:", text) for text in TEXTS[:4]]
@@ -60,17 +71,66 @@ def test_every_split_is_read_as_the_whole(name):
 
 
 def test_every_parser_has_its_thoughts():
-    assert {type(make(name)) for name in THOUGHTS} == {*REASONING_PARSERS.values(), HarmonyParser}
+    assert {type(make(name)) for name in THOUGHTS} == {*REASONING_PARSERS.values(), HarmonyParser} - {AppendThinkParser}
 
 
-@pytest.mark.parametrize("name", ["think", "qwen3", "granite", "openai"])
+@pytest.mark.parametrize("name", sorted({*THOUGHTS} - {"deepseek_r1", "minimax_m2", "ernie45"}))
 def test_an_answer_without_thinking_is_content(name):
     for text in PLAIN:
         assert read(make(name), [text]) == Answer(content=text)
 
 
-def test_deepseek_r1_takes_an_answer_without_any_mark_for_thinking_that_was_cut():
-    assert read(make("deepseek_r1"), ["So far"]) == Answer(reasoning="So far")
+@pytest.mark.parametrize("name", ["deepseek_r1", "minimax_m2", "ernie45"])
+def test_where_the_template_begins_the_thinking_an_answer_without_any_mark_is_thinking_that_was_cut(name):
+    assert read(make(name), ["So far"]) == Answer(reasoning="So far")
+
+
+CALLS_IN_THINKING = {
+    "qwen3": ("<think>", '<tool_call>\n{"name": "now"}\n</tool_call>'),
+    "mimo": ("<think>", "<tool_call><function=now></function></tool_call>"),
+    "deepseek_v3": ("<think>", "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>now"),
+    "deepseek_v4": ("<think>", "<｜DSML｜tool_calls>\n<｜DSML｜invoke"),
+    "kimi_k2": ("<think>", "<|tool_calls_section_begin|><|tool_call_begin|>functions.now:0"),
+    "minimax_m2": ("", "<minimax:tool_call>\n<invoke"),
+    "seed_oss": ("<seed:think>", "<seed:tool_call>\n<function=now>"),
+    "mistral": ("[THINK]", "[TOOL_CALLS]now[ARGS]{}"),
+    "gemma4": ("<|channel>thought", "<|tool_call>call:now{}<tool_call|>"),
+}
+
+
+@pytest.mark.parametrize("name", CALLS_IN_THINKING)
+def test_a_call_in_thinking_that_lacks_its_end_ends_it(name):
+    start, call = CALLS_IN_THINKING[name]
+    texts = [f"{start}\nI look.{space}{call}" for space in ("", "\n\n")]
+    for text in texts:
+        assert read(make(name), [text]) == Answer(call, "I look.")
+    check_splits(lambda: make(name), texts)
+
+
+def test_what_mentions_the_mark_of_a_call_is_thinking_and_so_is_a_call_where_a_grammar_waits_for_the_end():
+    call = '<tool_call>{"name": "now"}'
+    text = f"<think>the <tool_call> tag, {call}</think>Yes."
+    assert read(make("qwen3"), [text]) == Answer(f"{call}</think>Yes.", "the <tool_call> tag,")
+    parser = REASONING_PARSERS["qwen3"]()
+    parser.waits_for_end = True
+    assert read(parser, [text]) == Answer("Yes.", f"the <tool_call> tag, {call}")
+
+
+def test_the_marks_around_an_answer_are_no_part_of_it():
+    for name, tag in (("ernie45", "response"), ("hunyuan_a13b", "answer")):
+        texts = [f"<think>a</think>\n\n<{tag}>\nYes.\n</{tag}>", f"<think>a</think><{tag}>Yes.", "<think>a</think>Yes."]
+        for text in texts:
+            assert read(make(name), [text]) == Answer("Yes.", "a")
+        check_splits(lambda name=name: make(name), texts)
+        call = '<tool_call>{"name": "now"}</tool_call>'
+        assert read(make(name), [f"{texts[0]}\n\n{call}"]) == Answer("Yes." + call, "a")
+
+
+def test_thinking_that_stays_in_the_answer_gets_the_mark_that_the_prompt_ended_with():
+    parser = REASONING_PARSERS["minimax_m2_append_think"]
+    for parts in (["Hm.</think>Yes."], list("Hm.</think>Yes.")):
+        assert read(parser("<think>\n"), parts) == Answer("<think>Hm.</think>Yes.")
+    assert read(parser("", "<think>H"), ["m."]) == Answer("m.")
 
 
 @pytest.mark.parametrize("name", ["think", "deepseek_r1"])

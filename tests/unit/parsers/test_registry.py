@@ -8,9 +8,16 @@ import re
 import pytest
 
 from quire.errors import ConfigError
-from quire.parsers.registry import TOOL_CALL_PARSERS, parser_of_template, reasoning_parser, tool_call_parser
+from quire.parsers.registry import (
+    REASONING_PARSERS,
+    TOOL_CALL_PARSERS,
+    parser_of_template,
+    reasoning_parser,
+    tool_call_parser,
+)
 from quire.parsers.tool_calls.pattern import PatternFormat
 from quire.parsers.tools import Tools, json_of
+from quire.parsers.vllm_names import REASONING_NAMES, TOOL_CALL_NAMES
 from tests.unit.parsers.folding import TOOLS, Answer, read
 
 PLUGIN = """
@@ -50,6 +57,18 @@ def test_a_plugin_that_is_no_parser_is_refused(plugin, name, words):
         tool_call_parser(name)
 
 
+@pytest.mark.parametrize("find", [tool_call_parser, reasoning_parser])
+def test_a_parser_that_only_vllm_has_is_refused_as_that_and_not_as_misspelt(find):
+    with pytest.raises(ConfigError, match="kimi_k3' is a parser of vLLM that Quire does not have") as caught:
+        find("kimi_k3")
+    assert "glm45" in str(caught.value) and "did you mean" not in str(caught.value)
+
+
+def test_all_names_are_vllms_or_the_projects_own():
+    assert {*TOOL_CALL_PARSERS} <= TOOL_CALL_NAMES
+    assert {*REASONING_PARSERS} - REASONING_NAMES == {"think"}
+
+
 def test_an_unknown_name_is_refused_with_the_nearest():
     with pytest.raises(ConfigError, match="mistral"):
         tool_call_parser("mistrall")
@@ -67,6 +86,11 @@ def test_an_unknown_name_is_refused_with_the_nearest():
         ("<｜tool▁calls▁begin｜>...```json", "deepseek_v3"), ("<｜tool▁calls▁begin｜>...", "deepseek_v31"),
         ("<|tool_call|>", "granite"), ("<|python_tag|>{\"name\": x, \"parameters\": y}", "llama3_json"),
         ("<|channel|>commentary to=functions.", "openai"), ("{{ message.content }}", None),
+        ("'<tool_call>' + name + '\\n<arg_key>' + k + '</arg_key>\\n<arg_value>'", "glm45"),
+        ("'<tool_call>' + name + '<arg_key>' + k + '</arg_key><arg_value>'", "glm47"),
+        ("<minimax:tool_call>\\n<invoke name=", "minimax_m2"), ("<seed:tool_call><function=<parameter=", "seed_oss"),
+        ("<steptml:invoke name=", "step3"), ("'<' ~ '｜DSML｜' ~ 'tool_calls>'", "deepseek_v4"),
+        ("<｜DSML｜function_calls>", "deepseek_v32"),
     ],
 )  # fmt: skip
 def test_the_chat_template_tells_the_format(source, name):
@@ -86,6 +110,9 @@ def test_the_chat_template_tells_the_format(source, name):
         ({"enum": ["1"]}, "1", "1"), ({"$ref": "#/x"}, "[1, 2]", [1, 2]), ({}, "text", "text"),
         ({"type": "array"}, "[1e999]", "[1e999]"), ({"type": "array"}, "[" * 9999, "[" * 9999),
         ({"type": "array"}, '["\\ud800"]', ["\ud800"]), ({"type": "array"}, "[NaN]", "[NaN]"),
+        ({"type": "float"}, "3.14", 3.14), ({"type": "int"}, "7", 7), ({"type": "dict"}, '{"a": 1}', {"a": 1}),
+        ({"type": "str"}, "7", "7"), ({"type": "bool"}, "true", True), ({"type": "list[int]"}, "[1]", [1]),
+        ({"type": "ARRAY"}, "[1]", [1]), ({"type": ["Integer", "none"]}, "null", None), ({"type": "any"}, "5", 5),
         ({"type": "number"}, "NaN", "NaN"), ({"type": "integer"}, "9" * 5000, "9" * 5000),
     ],
 )  # fmt: skip

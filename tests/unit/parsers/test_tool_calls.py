@@ -16,7 +16,8 @@ from quire.parsers.registry import TOOL_CALL_PARSERS
 from quire.parsers.tool_calls.pattern import PatternFormat
 from tests.unit.parsers.catalogue import CALLS, FORMATS, MARKERS, PLAIN, Call, contents
 from tests.unit.parsers.folding import TOOLS, Answer, check_splits, read
-from tests.unit.parsers.special import SPECIAL
+from tests.unit.parsers.special import SPECIAL, Special
+from tests.unit.parsers.special_marked import MARKED, specials
 
 PATTERN = PatternFormat({"begin": "@@", "end": "@/@", "pattern": r"(?P<name>\w+) => (?P<arguments>.*)"})
 
@@ -47,7 +48,12 @@ def written(name: str) -> list[tuple[str, list[Call], str]]:
 
 def recorded(name: str) -> list[str]:
     """Answers that are written in the format, whole or broken."""
-    return [text for text, _, _ in written(name)] + [text for text, _, _ in SPECIAL[name]]
+    return [text for text, _, _ in written(name)] + [text for text, _, _ in special(name)]
+
+
+def special(name: str) -> Special:
+    """Answers that are special to the format."""
+    return SPECIAL.get(name, []) + (specials(MARKED[name]) if name in MARKED else [])
 
 
 @pytest.mark.parametrize("name", FORMATS)
@@ -60,7 +66,7 @@ def test_calls_are_read_as_they_were_meant(name):
 
 @pytest.mark.parametrize("name", FORMATS)
 def test_what_is_special_to_a_format_is_read_as_meant(name):
-    for text, content, calls in SPECIAL[name]:
+    for text, content, calls in special(name):
         answer = read(maker(name)(), [text])
         assert (answer.content, answer.calls) == (content, calls), text
 
@@ -79,10 +85,11 @@ def test_a_call_of_an_unknown_function_is_content(name):
     assert read(maker(name)(), [text]) == Answer(content=text)
 
 
-@pytest.mark.parametrize("holds_calls", [False, True], ids=["as-they-come", "held"])
 @pytest.mark.parametrize("name", FORMATS)
-def test_every_split_is_read_as_the_whole(name, holds_calls):
-    check_splits(maker(name, holds_calls=holds_calls), recorded(name) + PLAIN)
+def test_every_split_is_read_as_the_whole(name):
+    texts = recorded(name) + PLAIN
+    check_splits(maker(name), texts)
+    check_splits(maker(name, holds_calls=True), texts, in_two=False)
 
 
 @pytest.mark.parametrize("name", FORMATS)
@@ -99,7 +106,7 @@ def test_the_name_comes_first_and_arguments_as_they_are_written(name):
     """Where arguments are JSON, or texts of an XML parameter, all but the last few characters are told at once."""
     text = FORMATS[name].write([("write_file", {"path": "p", "content": "x" * 400})])
     parser = maker(name)()
-    events = parser.push(text[:300])
+    events = parser.push(text[:320])
     if name in ("pythonic", "pattern"):
         assert not events
     else:
@@ -129,7 +136,7 @@ def test_a_cut_answer_has_a_beginning_of_the_arguments_or_is_content_when_calls_
         assert len(cut.calls) <= 2
         for (own, arguments), (meant, all_arguments) in zip(cut.calls, whole, strict=False):
             assert own == meant
-            if name == "qwen3_coder":  # a value's end that is cut is part of the value
+            if name in MARKED:  # a value's end that is cut is part of the value
                 arguments = re.split(r"\n|\\n|<", arguments)[0]
             assert all_arguments.startswith(arguments)
         held = read(maker(name, holds_calls=True)(), [text[:end]])
@@ -202,7 +209,7 @@ HOSTILE = {
     "mistral": '[TOOL_CALLS] [{"name":', "mistral-named": "[TOOL_CALLS]now[ARGS]", "pattern": "@@",
     "deepseek_v3": "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>", "deepseek_v31": "<｜tool▁call▁begin｜>now",
     "granite": '<|tool_call|>[{"arguments": {"a": [', "granite-20b-fc": '<function_call>{"arguments": {"a":',
-    "qwen3_coder": "<tool_call><function=now", "openai": "<|channel|><|channel|>to=",
+    **{name: form.begin("now")[:-1] for name, form in MARKED.items()}, "openai": "<|channel|><|channel|>to=",
 }  # fmt: skip
 MAX_HELD_CHARS = (1 << 16) + 2000
 
