@@ -1,29 +1,36 @@
 """Talk to the model: answers stream as they are made, with their speed after each.
 
-Commands: /clear forgets the conversation, /system TEXT sets the system prompt, /exit ends. Ctrl-C ends an answer,
-not the program. Without a terminal, each line of stdin is one message.
+/help lists the commands. Ctrl-C ends an answer, not the program. Without a terminal, each line of stdin is one message.
 """
 
 from __future__ import annotations
 
 import argparse
-import contextlib
+import os
 import sys
 
 from quire import envs
+from quire.entrypoints.cli import common
+from quire.entrypoints.cli.chat_commands import ChatCommands
+from quire.entrypoints.cli.chat_input import ChatInput, history_file
 from quire.entrypoints.cli.conversation import Conversation
 from quire.entrypoints.cli.demo_tools import demo_tools
 from quire.entrypoints.cli.local_chat import LocalModel
 from quire.entrypoints.cli.remote_chat import RemoteModel, remote_parameters
 from quire.entrypoints.cli.sampling import add_model_arguments, add_sampling_arguments, sampling_from_args, start_engine
-from quire.errors import QuireClientError
+from quire.entrypoints.cli.serve import chosen_model
+from quire.errors import QuireClientError, ValidationError
 
+DIM, PLAIN = "\x1b[2m", "\x1b[0m"
 TOOLS = {"demo": demo_tools}
-HELP = "/clear forgets the conversation, /system TEXT sets the system prompt, /exit ends; Ctrl-C ends an answer"
+HELP = (
+    '/help lists the commands, """ begins and ends a message of several lines, Ctrl-C ends an answer, Ctrl-D the chat'
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add this command's flags."""
+    parser.add_argument("model_argument", nargs="?", metavar="MODEL", help="As --model.")
     add_sampling_arguments(parser)
     add_model_arguments(parser)
     parser.conflict_handler = "resolve"  # here -q asks a question; --quantization keeps its long name
@@ -40,67 +47,79 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--no-stats", action="store_true", help="Do not show speed and TTFT after each answer.")
 
 
+def print_config(args: argparse.Namespace) -> int:
+    """Show the engine's settings; returns the exit status."""
+    _take_model(args)
+    return common.print_config(args)
+
+
 def run(args: argparse.Namespace) -> int:
     """Answer messages until there are no more."""
+    _take_model(args)
+    if args.quick is not None and not args.quick.strip():
+        raise ValidationError("--quick is empty", hint='give a message: quire chat -q "Hello"', field="quick")
     tools = TOOLS[args.tools]() if args.tools else None
     if args.url is not None:
         remote = RemoteModel(args.url, args.api_key or envs.api_key(), remote_parameters(args))
-        _hold(Conversation(remote, args.system_prompt, tools), remote.name, args)
+        Chat(Conversation(remote, args.system_prompt, tools), remote.name, args).hold()
         return 0
     engine = start_engine(args)
     try:
         params = sampling_from_args(args, engine, max_tokens=None)
         model = LocalModel(engine, params, uses_tools=tools is not None)
-        _hold(Conversation(model, args.system_prompt, tools), engine.config.model.served_model_name or "", args)
+        Chat(Conversation(model, args.system_prompt, tools), engine.config.model.served_model_name or "", args).hold()
         return 0
     finally:
         engine.shutdown()
 
 
-def _hold(conversation: Conversation, name: str, args: argparse.Namespace) -> None:
-    if args.quick is not None:
-        _answer(conversation, args.quick, shows_stats=not args.no_stats)
-        return
-    if sys.stdin.isatty():
-        print(f"{name}: {HELP}", file=sys.stderr)
-    _converse(conversation, shows_stats=not args.no_stats)
+def _take_model(args: argparse.Namespace) -> None:
+    """The positional model is --model."""
+    vars(args).update(chosen_model(args, getattr(args, "model", None)))
 
 
-def _converse(conversation: Conversation, *, shows_stats: bool) -> None:
-    is_terminal = sys.stdin.isatty()
-    if is_terminal:
-        with contextlib.suppress(ImportError):
-            import readline  # noqa: F401 (line editing for `input`, where the platform has it)
-    while True:
+class Chat:
+    """A chat with a person or a file of lines.
+
+    Args:
+        conversation: with the model.
+        name: of the model.
+        args: of the command.
+    """
+
+    def __init__(self, conversation: Conversation, name: str, args: argparse.Namespace) -> None:
+        self._conversation = conversation
+        self._name = name
+        self._message: str | None = args.quick
+        self._shows_stats = not args.no_stats
+        self._commands = ChatCommands(conversation, self._answer)
+
+    def hold(self) -> None:
+        """Answer the one message that was given, or all that are typed."""
+        if self._message is not None:
+            self._answer(self._message)
+            return
+        with ChatInput(history_file()) as typed:
+            if typed.is_terminal:
+                _tell(f"{self._name}: {HELP}")
+            for message in typed.messages():
+                if not message.startswith("/"):
+                    self._answer(message)
+                elif not self._commands.run(message):
+                    return
+
+    def _answer(self, message: str | None) -> None:
+        """Answer one message; a conversation that grew too long is reported, not fatal."""
         try:
-            line = input("> " if is_terminal else "").strip()
-        except (EOFError, KeyboardInterrupt):
+            times = self._conversation.answer(message)
+        except QuireClientError as error:
+            print(f"error: {error.message}\nhint: /clear forgets the conversation", file=sys.stderr)
             return
-        if line in ("/exit", "/quit"):
-            return
-        if line.startswith("/"):
-            _obey(conversation, line)
-        elif line:
-            _answer(conversation, line, shows_stats=shows_stats)
+        if self._shows_stats:
+            _tell(f"[{times}{' (stopped)' if times.finish_reason == 'abort' else ''}]")
 
 
-def _obey(conversation: Conversation, line: str) -> None:
-    command, _, rest = line.partition(" ")
-    if command == "/clear":
-        conversation.clear()
-    elif command == "/system":
-        conversation.set_system_prompt(rest.strip() or None)
-    else:
-        print(HELP if command == "/help" else f"unknown command {command}: {HELP}", file=sys.stderr)
-
-
-def _answer(conversation: Conversation, message: str, *, shows_stats: bool) -> None:
-    """Answer one message; a conversation that grew too long is reported, not fatal."""
-    try:
-        times = conversation.answer(message)
-    except QuireClientError as error:
-        print(f"error: {error}\nhint: /clear forgets the conversation", file=sys.stderr)
-        return
-    if shows_stats:
-        stopped = " (stopped)" if times.finish_reason == "abort" else ""
-        print(f"[{times}{stopped}]", file=sys.stderr, flush=True)
+def _tell(text: str) -> None:
+    """Write about the chat, not of it: to stderr, dim on a terminal that has colours."""
+    has_colours = sys.stderr.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+    print(f"{DIM}{text}{PLAIN}" if has_colours else text, file=sys.stderr, flush=True)

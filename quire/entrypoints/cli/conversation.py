@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 from quire.entrypoints.cli.demo_tools import Toolbox
 from quire.entrypoints.cli.streaming import AnswerTimes
+from quire.errors import QuireClientError
 from quire.parsers.tools import decode
 
 MAX_ROUNDS = 8  # of calls, before the model must have answered
@@ -39,6 +40,13 @@ class ChatModel(Protocol):
     def reply(self, messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]]) -> Reply:
         """Write the text of the reply to stdout as it comes; Ctrl-C ends the reply, not the program."""
 
+    def set_parameter(self, name: str, value: Any) -> None:
+        """Change a sampling parameter of the replies to come.
+
+        Raises:
+            QuireClientError: the value is out of range.
+        """
+
 
 class Conversation:
     """A conversation that is being held.
@@ -47,6 +55,9 @@ class Conversation:
         model: answers.
         system_prompt: first message of the conversation; None = none.
         tools: that the model may call; None = none.
+
+    Attributes:
+        parameters: sampling parameters that were set in the conversation.
     """
 
     def __init__(self, model: ChatModel, system_prompt: str | None = None, tools: Toolbox | None = None) -> None:
@@ -54,6 +65,7 @@ class Conversation:
         self._tools = tools or Toolbox([])
         self._system: list[dict[str, Any]] = []
         self._turns: list[dict[str, Any]] = []
+        self.parameters: dict[str, Any] = {}
         self.set_system_prompt(system_prompt)
 
     def set_system_prompt(self, text: str | None) -> None:
@@ -65,12 +77,31 @@ class Conversation:
         """Forget the conversation; the system prompt stays."""
         self._turns = []
 
-    def answer(self, message: str) -> AnswerTimes:
+    @property
+    def messages(self) -> list[dict[str, Any]]:
+        """The system prompt, if there is one, and the turns so far."""
+        return [*self._system, *self._turns]
+
+    def restore(self, messages: Sequence[dict[str, Any]]) -> None:
+        """Continue from `messages`, of which the first may be the system prompt."""
+        num_system = 1 if messages and messages[0]["role"] == "system" else 0
+        self._system, self._turns = list(messages[:num_system]), list(messages[num_system:])
+
+    def set_parameter(self, name: str, value: Any) -> None:
+        """As `ChatModel.set_parameter`; kept in `parameters`."""
+        self._model.set_parameter(name, value)
+        self.parameters[name] = value
+
+    def answer(self, message: str | None) -> AnswerTimes:
         """Write the answer to `message` to stdout as it comes, with the calls before it and their results.
 
-        A message that is refused is not remembered. Returns the times of the last reply.
+        None answers the last message again. A message that is refused is not remembered. Returns the times of the last
+        reply.
+
+        Raises:
+            QuireClientError: the message is refused, or there is none to answer again.
         """
-        turns: list[dict[str, Any]] = [*self._turns, {"role": "user", "content": message}]
+        turns = self._before(message)
         for _ in range(MAX_ROUNDS):
             reply = self._model.reply([*self._system, *turns], self._tools.schemas)
             is_cut = reply.times.finish_reason in CUT
@@ -84,6 +115,15 @@ class Conversation:
             print(f"stopped after {MAX_ROUNDS} rounds of calls without an answer", file=sys.stderr)
         self._turns = turns
         return reply.times
+
+    def _before(self, message: str | None) -> list[dict[str, Any]]:
+        """The turns up to the message that is to be answered."""
+        if message is not None:
+            return [*self._turns, {"role": "user", "content": message}]
+        asked = [index for index, turn in enumerate(self._turns) if turn["role"] == "user"]
+        if not asked:
+            raise QuireClientError("there is no message to answer again", hint="type one first")
+        return self._turns[: asked[-1] + 1]
 
     def _carried_out(self, reply: Reply, number: int) -> list[dict[str, Any]]:
         """The messages of a round: the model's calls and their results."""

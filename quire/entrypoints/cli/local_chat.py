@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import msgspec
+
 from quire.core.sampling_params import SamplingParams
 from quire.engine.llm_engine import LLMEngine
 from quire.entrypoints.cli.conversation import Call, Reply
@@ -61,6 +63,10 @@ class LocalModel:
             print(flush=True)
         calls = [Call(name, "".join(parts)) for name, parts in written.calls]
         return Reply(written.text, calls, stream.times)
+
+    def set_parameter(self, name: str, value: Any) -> None:
+        """As `ChatModel.set_parameter`."""
+        self._params = msgspec.structs.replace(self._params, **{name: value})
 
     def _needs_special_tokens(self, parser: type[ToolCallParser]) -> bool:
         """Whether the format is written with control tokens of this vocabulary."""

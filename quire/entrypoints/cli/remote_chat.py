@@ -62,7 +62,7 @@ class RemoteModel:
             **self._parameters, "model": self.name, "messages": messages, "stream": True,
             "stream_options": {"include_usage": True}, **({"tools": tools} if tools else {}),
         }  # fmt: skip
-        start, times, text = time.perf_counter(), AnswerTimes(), ""
+        start, times, text, num_events = time.perf_counter(), AnswerTimes(), "", 0
         calls: list[list[str]] = []
         response = self._ask("POST", "/chat/completions", json.dumps(body).encode())
         with response, DeferredInterrupt() as interrupt:
@@ -78,15 +78,20 @@ class RemoteModel:
                         _add(calls, part["function"])
                     times.finish_reason = choice["finish_reason"] or times.finish_reason
                     if delta or parts:
+                        num_events += 1
                         times.last_token_s = time.perf_counter() - start
                         times.first_token_s = times.first_token_s or times.last_token_s
-                times.num_tokens = (event.get("usage") or {}).get("completion_tokens", times.num_tokens)
+                times.num_tokens = (event.get("usage") or {}).get("completion_tokens", num_events)
                 if interrupt.is_pending:
                     times.finish_reason = "abort"
                     break
         if text or not calls:
             print(flush=True)
         return Reply(text, [Call(*one) for one in calls], times)
+
+    def set_parameter(self, name: str, value: Any) -> None:
+        """As `ChatModel.set_parameter`; the server checks it."""
+        self._parameters = {**self._parameters, name: value}
 
     def _ask(self, method: str, path: str, body: bytes | None = None) -> http.client.HTTPResponse:
         kind = http.client.HTTPSConnection if self._parts.scheme == "https" else http.client.HTTPConnection

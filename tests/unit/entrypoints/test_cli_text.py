@@ -10,8 +10,9 @@ import pytest
 
 from quire.entrypoints.args import QuireParser
 from quire.entrypoints.cli import chat, demo, generate
+from quire.entrypoints.cli.chat_input import ChatInput
 from quire.entrypoints.interrupts import DeferredInterrupt
-from quire.errors import ValidationError
+from quire.errors import ConfigError, ValidationError
 from tests.unit.engine.fakes import FakeClient, make_engine
 
 
@@ -104,6 +105,79 @@ def test_chat_survives_a_conversation_that_is_too_long(client, capsys, monkeypat
     captured = capsys.readouterr()
     assert "/clear" in captured.err
     assert captured.out.startswith("user\nhi")
+
+
+def test_a_chat_is_edited_saved_and_continued(client, capsys, monkeypatch, tmp_path):
+    path = tmp_path / "chat.json"
+    typed = f"""/set temperature 0.5
+/set top_k many
+/set colour 1
+/set
+/system be kind
+\"\"\"two
+lines\"\"\"
+/regen
+/save {path}
+/clear
+/load {path}
+three
+/exit
+four
+"""
+    run(chat, "--no-stats", stdin=typed, monkeypatch=monkeypatch)
+    decode = make_engine(client).tokenizer.decode
+    prompts = [decode(request.prompt_token_ids.tolist()) for request in client.requests]
+    assert len(prompts) == 3 and prompts[0] == prompts[1]
+    assert "two\nlines" in prompts[0] and prompts[2].startswith("system\nbe kind") and "two\nlines" in prompts[2]
+    assert [request.sampling_params.temperature for request in client.requests] == [0.5] * 3
+    err = capsys.readouterr().err
+    assert "'many' is not a valid top_k" in err and "colour" in err and "  temperature 0.5" in err
+    assert [one["role"] for one in json.loads(path.read_text())["messages"]] == ["system", "user", "assistant"]
+
+
+@pytest.mark.parametrize(
+    ("content", "word"),
+    [("[]", "messages"), ("{", "line 1"), ('{"messages": [1]}', "role"), ('{"messages": "x"}', "list")],
+)
+def test_a_file_that_is_not_a_chat_is_refused_and_the_chat_goes_on(
+    client, capsys, monkeypatch, tmp_path, content, word
+):
+    (tmp_path / "chat.json").write_text(content)
+    run(chat, stdin=f"/load {tmp_path}/chat.json\n/load\n/regen\nhi\n", monkeypatch=monkeypatch)
+    captured = capsys.readouterr()
+    assert "not a saved chat" in captured.err and word in captured.err and "no file is given" in captured.err
+    assert "no message to answer" in captured.err and captured.out.startswith("user\nhi")
+
+
+def test_chat_takes_the_model_in_front_and_refuses_two_and_an_empty_message(client):
+    assert run(chat, "leaf", "-q", "hi") == 0
+    with pytest.raises(ConfigError, match="two models"):
+        run(chat, "leaf", "--model", "other", "-q", "hi")
+    with pytest.raises(ValidationError, match="empty"):
+        run(chat, "-q", " ")
+
+
+def test_what_is_typed_at_a_terminal_has_a_history_for_its_owner(monkeypatch, tmp_path):
+    monkeypatch.setattr("sys.stdin", io.StringIO())
+    monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
+    typed = iter(["one", '"""two', 'three"""'])
+
+    def answer(prompt):
+        prompts.append(prompt)
+        if (line := next(typed, None)) is None:
+            raise EOFError
+        readline.add_history(line)
+        return line
+
+    readline = pytest.importorskip("readline")
+    prompts: list[str] = []
+    monkeypatch.setattr("builtins.input", answer)
+    path = tmp_path / "state" / "history"
+    with ChatInput(path) as chat_input:
+        assert list(chat_input.messages()) == ["one", "two\nthree"]
+    assert prompts == ["> ", "> ", "... ", "> "]
+    assert path.stat().st_mode & 0o777 == 0o600 and "three" in path.read_text()
+    readline.clear_history()
 
 
 def test_an_interrupt_ends_the_answer_and_not_the_program(client, capsys, monkeypatch):
