@@ -65,7 +65,7 @@ def main() -> int:
     parser.add_argument("--attention-backend", default="auto", help="as the setting of that name")
     args = parser.parse_args()
     llm = LLM("leaf", attention_backend=args.attention_backend)
-    vocab_size = llm.get_tokenizer().vocab_size
+    vocab_size = len(llm.get_tokenizer())
     rng = random.Random(0)
     tokens_per_second(llm, rng, vocab_size, 4, 8)
     figures = bench_prefix(llm, rng, vocab_size, args.rounds)

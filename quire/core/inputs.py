@@ -108,6 +108,13 @@ def with_cache_salt(prompt: TextPrompt | TokensPrompt, cache_salt: str) -> TextP
     return replace(prompt, cache_salt=_cache_salt(cache_salt))
 
 
+def with_token_ids(prompt: TextPrompt, token_ids: Sequence[int]) -> TokensPrompt | TextPrompt:
+    """The prompt whose text a tokenizer made `token_ids` of; as it is when there are none."""
+    if not token_ids:
+        return prompt
+    return TokensPrompt(tuple(token_ids), prompt.prompt, cache_salt=prompt.cache_salt, template_id=prompt.template_id)
+
+
 def parse_messages(messages: Any) -> list[ChatMessage]:
     """The messages of one conversation, checked and in the form chat templates read.
 

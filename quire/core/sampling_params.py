@@ -47,6 +47,7 @@ NOT_YET: dict[str, tuple[Any, ...]] = {
     "stream_interval": (None, 1),
     "routed_experts_prompt_start": (0,),
     "trace_decode_token_ids": (None,),
+    "skip_clone": (False, True),  # parameters are copied where they must be
 }
 NOT_YET_EXTRA_ARGS = ("kv_transfer_params", "ec_transfer_params")
 
@@ -193,6 +194,7 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, repr_omit_defaults=True
     stream_interval: int | None = None
     routed_experts_prompt_start: int = 0
     trace_decode_token_ids: list[int] | None = None
+    skip_clone: bool = False
 
     def __post_init__(self) -> None:
         self._refuse_not_yet()
@@ -368,6 +370,8 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, repr_omit_defaults=True
         if self.logit_bias is not None:
             self.logit_bias = bias(self.logit_bias)
         self.bad_words = texts("bad_words", self.bad_words)
+        if self.bad_words:
+            self.bad_words = list(dict.fromkeys(self.bad_words))
         if self.bad_words and len(self.bad_words) > MAX_BAD_WORDS:
             raise out_of_range("len(bad_words)", len(self.bad_words), f"at most {MAX_BAD_WORDS}")
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Callable, Iterable
+from typing import Any
 
 from quire.core.engine_messages import EngineCoreOutputs, EngineCoreRequest, FinishReason
 from quire.engine.kv_event_publisher import NO_KV_EVENTS, KVEventFlusher
@@ -116,6 +117,10 @@ class EngineCore:
         is_done = self._scheduler.reset_prefix_cache(reset_running_requests)
         self._kv_events.flush()
         return is_done
+
+    def call_worker(self, method: str | Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Call a method of the worker, or a function of it; between steps, by whoever owns this core."""
+        return self._executor.call_worker(method, *args, **kwargs)
 
     def shutdown(self) -> None:
         """Release the executor; harmless when repeated."""

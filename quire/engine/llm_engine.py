@@ -6,8 +6,8 @@ everything else.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any
 
 from quire import envs
 from quire.config import QuireConfig
@@ -21,8 +21,12 @@ from quire.engine.front_end import FrontEnd
 from quire.engine.mp_factory import build_parts_apart
 from quire.engine.parts import EngineParts
 from quire.engine.stat_logger import StatLogger
-from quire.errors import EngineDeadError, QuireClientError
+from quire.errors import EngineDeadError, QuireClientError, ValidationError
 from quire.utils.garbage import collector_paused
+
+if TYPE_CHECKING:
+    from quire.engine.offline_metrics import OfflineMetrics
+    from quire.metrics.records import Metric
 
 
 class LLMEngine:
@@ -36,7 +40,12 @@ class LLMEngine:
         self.last_stats = SchedulerStats()
         self._client = parts.client
         self._front = FrontEnd(parts)
-        self._stat_logger = None if parts.config.observability.disable_log_stats else StatLogger()
+        self._stat_logger: StatLogger | None = None
+        self._metrics: OfflineMetrics | None = None
+        if not parts.config.observability.disable_log_stats:
+            from quire.engine.offline_metrics import OfflineMetrics  # late: loads Prometheus' library
+
+            self._stat_logger, self._metrics = StatLogger(), OfflineMetrics(parts.config)
         self._dead: EngineDeadError | None = None
 
     @classmethod
@@ -97,6 +106,8 @@ class LLMEngine:
         for message in submission.messages:
             self._send(message, handles)
         self._front.follow(submission)
+        if self._metrics is not None:
+            self._metrics.note_request(request_id, params)
         return request_id
 
     def step(self) -> list[RequestOutput]:
@@ -115,6 +126,8 @@ class LLMEngine:
         effects = self._front.process(step)
         if effects.handles_to_abort:
             self._client.abort_requests(effects.handles_to_abort)
+        if self._metrics is not None:
+            self._metrics.record(step, effects.outputs)
         return effects.outputs
 
     def abort_request(self, request_ids: str | Iterable[str]) -> None:
@@ -127,7 +140,10 @@ class LLMEngine:
 
     def discard_requests(self, request_ids: Iterable[str]) -> None:
         """End requests without any further output."""
-        handles = self._front.discard(list(request_ids))
+        names = list(request_ids)
+        if self._metrics is not None:
+            self._metrics.forget(names)
+        handles = self._front.discard(names)
         if self._dead is None:
             self._client.abort_requests(handles)
 
@@ -143,6 +159,30 @@ class LLMEngine:
         """Forget all cached pages, those of running requests if asked; False while any page is in use."""
         self._require_alive()
         return self._client.reset_prefix_cache(reset_running_requests)
+
+    def get_metrics(self) -> list[Metric]:
+        """What was counted, under the names of a server's /metrics.
+
+        Raises:
+            ValidationError: nothing is counted: disable_log_stats is True.
+        """
+        if self._metrics is None:
+            raise ValidationError(
+                "this engine counts nothing: it runs with disable_log_stats",
+                hint="make it with disable_log_stats=False",
+                field="disable_log_stats",
+            )
+        return self._metrics.read()
+
+    def call_worker(self, method: str | Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Call a method of the worker by name, or a function with the worker in front of its arguments.
+
+        Raises:
+            ValidationError: the worker has no such method.
+            UnsupportedError: the engine core runs in another process.
+        """
+        self._require_alive()
+        return self._client.call_worker(method, *args, **kwargs)
 
     def shutdown(self) -> None:
         """End the engine core; harmless when repeated."""

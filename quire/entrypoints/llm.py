@@ -6,34 +6,42 @@ Called by users and the command line. Owns an `LLMEngine` and the names of the r
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any
 
 from quire.config import QuireConfig
 from quire.config.build import build_config
 from quire.core.beam_search import BeamSearchOutput, BeamSearchParams
-from quire.core.inputs import TextPrompt, TokensPrompt, made_by_template
+from quire.core.inputs import TextPrompt, made_by_template, parse_prompt, with_token_ids
 from quire.core.outputs import RequestOutput
-from quire.core.sampling_params import RequestOutputKind, SamplingParams
-from quire.core.tenancy import NOBODY, TenantShare
+from quire.core.sampling_params import SamplingParams
 from quire.engine.beam_search import request_params, search_output
 from quire.engine.llm_engine import LLMEngine
 from quire.entrypoints.interrupts import DeferredInterrupt
+from quire.entrypoints.llm_arguments import (
+    Messages,
+    Params,
+    Priority,
+    Prompt,
+    Tenants,
+    conversation_list,
+    params_list,
+    priority_list,
+    prompt_list,
+    special_tokens_wanted,
+    tenant_list,
+)
+from quire.entrypoints.llm_controls import EngineControls
 from quire.entrypoints.progress import Progress
-from quire.errors import ChatTemplateError, UnsupportedError, ValidationError, require_unset
+from quire.errors import ChatTemplateError, require_unset
 from quire.logger import configure_logging, get_logger
 from quire.tokenization.chat_template import ChatTemplate, load_chat_template
 from quire.tokenization.tokenizer import Tokenizer
 from quire.utils.checks import check_int
 
-Prompt = str | list[int] | Mapping[str, Any] | TextPrompt | TokensPrompt
-Params = SamplingParams | Sequence[SamplingParams] | None
-Messages = Sequence[Mapping[str, Any]]
-Tenants = TenantShare | Sequence[TenantShare] | None
 
-
-class LLM:
+class LLM(EngineControls):
     """A model, ready to answer many prompts at once.
 
     Args:
@@ -92,7 +100,7 @@ class LLM:
         *,
         use_tqdm: bool = True,
         lora_request: Any = None,
-        priority: Sequence[int] | None = None,
+        priority: Priority = None,
         tokenization_kwargs: Mapping[str, Any] | None = None,
         mm_processor_kwargs: Mapping[str, Any] | None = None,
         tenant: Tenants = None,
@@ -103,7 +111,7 @@ class LLM:
             prompts: one or many: texts, lists of token ids, {"prompt": ...}, {"prompt_token_ids": ...}.
             sampling_params: for all, or one for each; default: the model's own (`get_default_sampling_params`).
             use_tqdm: show a progress bar when the work takes long and stderr is a terminal.
-            priority: one for each prompt; lower runs first, where the scheduling policy looks at it.
+            priority: of all prompts, or one for each; lower runs first, where the scheduling policy looks at it.
             tokenization_kwargs: only "add_special_tokens" is known.
             tenant: of all prompts, or one for each: whose they are, where the scheduling policy is "fair".
             lora_request, mm_processor_kwargs: refused; not supported yet.
@@ -116,7 +124,7 @@ class LLM:
             EngineDeadError: the engine stopped.
         """
         require_unset(lora_request=lora_request, mm_processor_kwargs=mm_processor_kwargs)
-        names = self._submit(_prompt_list(prompts), sampling_params, priority, tokenization_kwargs, tenant)
+        names = self._submit(prompt_list(prompts), sampling_params, priority, tokenization_kwargs, tenant)
         return self._run(names, use_tqdm)
 
     def chat(
@@ -125,7 +133,7 @@ class LLM:
         sampling_params: Params = None,
         use_tqdm: bool = True,
         lora_request: Any = None,
-        priority: Sequence[int] | None = None,
+        priority: Priority = None,
         chat_template: str | None = None,
         chat_template_content_format: str = "auto",
         add_generation_prompt: bool = True,
@@ -152,24 +160,13 @@ class LLM:
             ChatTemplateError: there is no template, or it refuses the messages.
         """
         require_unset(lora_request=lora_request, mm_processor_kwargs=mm_processor_kwargs)
-        template = self._template(chat_template, with_tools=bool(tools))
-        prompts = [
-            made_by_template(
-                template.render(
-                    conversation,
-                    tools=tools,
-                    add_generation_prompt=add_generation_prompt,
-                    continue_final_message=continue_final_message,
-                    content_format=chat_template_content_format,
-                    template_kwargs=chat_template_kwargs,
-                ),
-                template.id,
-            )
-            for conversation in _conversation_list(messages)
-        ]
-        # The template writes BOS and every other special token itself.
-        tokenization = {"add_special_tokens": False, **(tokenization_kwargs or {})}
-        return self._run(self._submit(prompts, sampling_params, priority, tokenization), use_tqdm)
+        names = self._submit_chat(
+            messages, sampling_params, priority, tokenization_kwargs,
+            chat_template=chat_template, content_format=chat_template_content_format, tools=tools,
+            add_generation_prompt=add_generation_prompt, continue_final_message=continue_final_message,
+            template_kwargs=chat_template_kwargs,
+        )  # fmt: skip
+        return self._run(names, use_tqdm)
 
     def beam_search(
         self,
@@ -178,7 +175,7 @@ class LLM:
         lora_request: Any = None,
         use_tqdm: bool = False,
         concurrency_limit: int | None = None,
-        priority: Sequence[int] | None = None,
+        priority: Priority = None,
     ) -> list[BeamSearchOutput]:
         """The likeliest sequences after each prompt, found with `params.beam_width` beams.
 
@@ -188,9 +185,9 @@ class LLM:
         Other arguments, the order of what is returned and the errors are those of `generate`.
         """
         require_unset(lora_request=lora_request)
-        one, items = request_params(params), _prompt_list(prompts)
+        one, items = request_params(params), prompt_list(prompts)
         size = len(items) if concurrency_limit is None else check_int("concurrency_limit", concurrency_limit, 1)
-        priorities = _one_each("priority", priority, len(items), lambda: 0)
+        priorities = priority_list(priority, len(items))
         found: list[BeamSearchOutput] = []
         for start in range(0, len(items), max(1, size)):
             part = slice(start, start + size)
@@ -203,12 +200,39 @@ class LLM:
         prompts: Prompt | Sequence[Prompt],
         sampling_params: Params = None,
         *,
-        priority: Sequence[int] | None = None,
+        priority: Priority = None,
         tokenization_kwargs: Mapping[str, Any] | None = None,
         tenant: Tenants = None,
     ) -> list[str]:
         """Submit prompts without waiting; returns their request ids. Arguments and errors as `generate`."""
-        names = self._submit(_prompt_list(prompts), sampling_params, priority, tokenization_kwargs, tenant)
+        names = self._submit(prompt_list(prompts), sampling_params, priority, tokenization_kwargs, tenant)
+        self._enqueued.extend(names)
+        return names
+
+    def enqueue_chat(
+        self,
+        messages: Messages | Sequence[Messages],
+        sampling_params: Params = None,
+        lora_request: Any = None,
+        use_tqdm: bool = True,
+        priority: Priority = None,
+        chat_template: str | None = None,
+        chat_template_content_format: str = "auto",
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        tokenization_kwargs: Mapping[str, Any] | None = None,
+        mm_processor_kwargs: Mapping[str, Any] | None = None,
+    ) -> list[str]:
+        """Submit conversations without waiting; returns their request ids. Arguments and errors as `chat`."""
+        require_unset(lora_request=lora_request, mm_processor_kwargs=mm_processor_kwargs)
+        names = self._submit_chat(
+            messages, sampling_params, priority, tokenization_kwargs,
+            chat_template=chat_template, content_format=chat_template_content_format, tools=tools,
+            add_generation_prompt=add_generation_prompt, continue_final_message=continue_final_message,
+            template_kwargs=chat_template_kwargs,
+        )  # fmt: skip
         self._enqueued.extend(names)
         return names
 
@@ -216,20 +240,6 @@ class LLM:
         """Run everything that was enqueued; its outputs in the order in which it was."""
         names, self._enqueued = self._enqueued, []
         return self._run(names, use_tqdm)
-
-    def get_tokenizer(self) -> Tokenizer:
-        """The model's tokenizer.
-
-        Raises:
-            ValidationError: the engine runs with skip_tokenizer_init.
-        """
-        if self.llm_engine.tokenizer is None:
-            raise ValidationError(
-                "this engine has no tokenizer: it runs with skip_tokenizer_init",
-                hint="make it without skip_tokenizer_init",
-                field="skip_tokenizer_init",
-            )
-        return self.llm_engine.tokenizer
 
     def get_default_sampling_params(self) -> SamplingParams:
         """What a request without parameters gets: the model's own, see `generation_config`."""
@@ -256,19 +266,50 @@ class LLM:
     ) -> None:
         self.shutdown()
 
+    def _submit_chat(
+        self,
+        messages: Messages | Sequence[Messages],
+        sampling_params: Params,
+        priority: Priority,
+        tokenization_kwargs: Mapping[str, Any] | None,
+        *,
+        chat_template: str | None,
+        tools: Sequence[Mapping[str, Any]] | None,
+        **rendering: Any,
+    ) -> list[str]:
+        """Add all conversations or, when one is refused, none; `rendering` as `ChatTemplate.render`."""
+        template = self._template(chat_template, with_tools=bool(tools))
+        prompts = [
+            made_by_template(template.render(conversation, tools=tools, **rendering), template.id)
+            for conversation in conversation_list(messages)
+        ]
+        # The template writes BOS and every other special token itself.
+        tokenization = {"add_special_tokens": False, **(tokenization_kwargs or {})}
+        return self._submit(prompts, sampling_params, priority, tokenization)
+
+    def _tokenized(self, prompts: Sequence[Any], add_special_tokens: bool) -> list[Any]:
+        """`prompts`, the texts among them as token ids that were made all at once."""
+        tokenizer, parsed = self.llm_engine.tokenizer, [parse_prompt(prompt) for prompt in prompts]
+        texts = [one for one in parsed if isinstance(one, TextPrompt)]
+        if tokenizer is None or len(texts) < 2:
+            return parsed
+        ids = iter(tokenizer.encode_batch([one.prompt for one in texts], add_special_tokens))
+        return [with_token_ids(one, next(ids)) if isinstance(one, TextPrompt) else one for one in parsed]
+
     def _submit(
         self,
         prompts: Sequence[Any],
         sampling_params: Params,
-        priority: Sequence[int] | None,
+        priority: Priority,
         tokenization_kwargs: Mapping[str, Any] | None,
         tenant: Tenants = None,
     ) -> list[str]:
         """Add all prompts or, when one is refused, none."""
-        params = self._params_for(sampling_params, len(prompts))
-        priorities = _one_each("priority", priority, len(prompts), lambda: 0)
-        tenants = _tenants(tenant, len(prompts))
-        add_special_tokens = _add_special_tokens(tokenization_kwargs)
+        params = params_list(sampling_params, len(prompts), self.get_default_sampling_params)
+        priorities = priority_list(priority, len(prompts))
+        tenants = tenant_list(tenant, len(prompts))
+        add_special_tokens = special_tokens_wanted(tokenization_kwargs)
+        prompts = self._tokenized(prompts, add_special_tokens)
         names: list[str] = []
         try:
             for prompt, one, rank, share in zip(prompts, params, priorities, tenants, strict=True):
@@ -303,17 +344,16 @@ class LLM:
             raise
         return [self._finished.pop(name) for name in names]
 
-    def _params_for(self, given: Params, count: int) -> list[SamplingParams]:
-        """One for each prompt, of which only the final output is of interest."""
-        if given is None or isinstance(given, SamplingParams):
-            return [_final_only(given or self.get_default_sampling_params())] * count
-        return [_final_only(one) for one in _one_each("sampling_params", given, count, SamplingParams)]
+    def _tokenizer(self) -> Tokenizer:
+        self.get_tokenizer()  # refuses where there is none
+        assert self.llm_engine.tokenizer is not None
+        return self.llm_engine.tokenizer
 
     def _template(self, chat_template: str | None, *, with_tools: bool) -> ChatTemplate:
         template = self.llm_engine.chat_template
         chosen = chat_template or self.llm_engine.config.model.chat_template
         if chat_template is not None or (with_tools and chosen is None):
-            template = load_chat_template(self.get_tokenizer(), chat_template, with_tools=with_tools)
+            template = load_chat_template(self._tokenizer(), chat_template, with_tools=with_tools)
         if template is None:
             raise ChatTemplateError(
                 "this model has no chat template",
@@ -328,75 +368,3 @@ def _configure_logging_once(config: QuireConfig | None = None) -> None:
     if not get_logger("quire").handlers:
         observability = (config or QuireConfig()).observability
         configure_logging(observability.log_level, observability.log_format)
-
-
-def _prompt_list(prompts: Any) -> list[Any]:
-    """One prompt or many, as a list of prompts."""
-    if isinstance(prompts, (str, Mapping, TextPrompt, TokensPrompt)):
-        return [prompts]
-    if not isinstance(prompts, Iterable):
-        raise ValidationError(
-            f"prompts must be a prompt or a list of prompts, not {type(prompts).__name__}",
-            hint="pass a text, a list of token ids, or a list of those",
-            field="prompts",
-        )
-    items = list(prompts)
-    return [items] if items and all(isinstance(item, int) for item in items) else items
-
-
-def _conversation_list(messages: Any) -> list[Any]:
-    """One conversation or many, as a list of conversations."""
-    if isinstance(messages, Mapping) or not isinstance(messages, Sequence):
-        raise ValidationError(
-            f"messages must be a list of messages, not {type(messages).__name__}",
-            hint='for example [{"role": "user", "content": "Hello"}]',
-            field="messages",
-        )
-    return [messages] if messages and isinstance(messages[0], Mapping) else list(messages)
-
-
-def _one_each(name: str, given: Sequence[Any] | None, count: int, default: Callable[[], Any]) -> list[Any]:
-    """`given` as a list of `count`."""
-    if given is None:
-        return [default() for _ in range(count)]
-    if isinstance(given, (str, bytes)) or not isinstance(given, Sequence) or len(given) != count:
-        size = f"{len(given)}" if isinstance(given, Sequence) else type(given).__name__
-        raise ValidationError(
-            f"{name} must be one for each of {count} prompts, got {size}", hint=f"pass {count} or one", field=name
-        )
-    return list(given)
-
-
-def _tenants(given: Tenants, count: int) -> list[TenantShare]:
-    """One for each of `count` prompts."""
-    if given is None or isinstance(given, TenantShare):
-        return [given or NOBODY] * count
-    tenants = _one_each("tenant", given, count, lambda: NOBODY)
-    if not all(isinstance(one, TenantShare) for one in tenants):
-        raise ValidationError("tenant must be a TenantShare, or one for each prompt", field="tenant")
-    return tenants
-
-
-def _final_only(params: Any) -> SamplingParams:
-    if not isinstance(params, SamplingParams):
-        raise ValidationError(
-            f"sampling_params must be SamplingParams, not {type(params).__name__}", field="sampling_params"
-        )
-    if params.output_kind is RequestOutputKind.FINAL_ONLY:
-        return params
-    final = params.clone()
-    final.output_kind = RequestOutputKind.FINAL_ONLY
-    return final
-
-
-def _add_special_tokens(tokenization_kwargs: Mapping[str, Any] | None) -> bool:
-    kwargs = dict(tokenization_kwargs or {})
-    add_special_tokens = kwargs.pop("add_special_tokens", True)
-    if kwargs:
-        name = next(iter(kwargs))
-        raise UnsupportedError(
-            f"tokenization_kwargs[{name!r}] is not supported",
-            hint="only add_special_tokens is; a prompt is never cut",
-            field="tokenization_kwargs",
-        )
-    return bool(add_special_tokens)

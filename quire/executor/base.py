@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Any
 
 from quire.core.grammar_bitmask import GrammarBitmask
 from quire.core.kv_spec import AttentionSpec, KVCacheConfig
@@ -32,6 +34,14 @@ class Executor(ABC):
     @abstractmethod
     def sample_tokens(self, grammar: GrammarBitmask | None = None) -> ModelRunnerOutput:
         """Sample the step that `execute_model` ran; `grammar` masks the rows that have one, None = no row has."""
+
+    @abstractmethod
+    def call_worker(self, method: str | Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Call a method of the worker by name, or a function with the worker in front of its arguments.
+
+        Raises:
+            ValidationError: the worker has no such method.
+        """
 
     @abstractmethod
     def shutdown(self) -> None:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from quire.config.engine import QuireConfig
 from quire.core.grammar_bitmask import GrammarBitmask
 from quire.core.kv_spec import AttentionSpec, KVCacheConfig
 from quire.core.runner_output import ModelRunnerOutput
 from quire.core.scheduler_output import SchedulerOutput
-from quire.errors import EngineDeadError
+from quire.errors import EngineDeadError, ValidationError
 from quire.executor.base import Executor
 from quire.platforms.interface import Platform
 from quire.sample.logits_processor import ProcessorSource, load_processors
@@ -52,6 +53,18 @@ class UniProcExecutor(Executor):
     def sample_tokens(self, grammar: GrammarBitmask | None = None) -> ModelRunnerOutput:
         """As `Worker.sample_tokens`."""
         return self._live_worker().sample_tokens(grammar)
+
+    def call_worker(self, method: str | Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """As `Executor.call_worker`."""
+        worker = self._live_worker()
+        if not isinstance(method, str):
+            return method(worker, *args, **kwargs)
+        found = None if method.startswith("_") else getattr(worker, method, None)
+        if not callable(found):
+            raise ValidationError(
+                f"the worker has no method {method!r}", hint="quire/worker/worker.py has them", field="method"
+            )
+        return found(*args, **kwargs)
 
     def shutdown(self) -> None:
         """Let go of the worker, its model and its memory."""

@@ -16,6 +16,10 @@ class TokenizerBackend(Protocol):
         """Highest token id plus one."""
 
     @property
+    def base_vocab_size(self) -> int:
+        """Number of entries without added tokens."""
+
+    @property
     def special_ids(self) -> frozenset[int]:
         """Ids of special tokens."""
 
@@ -25,6 +29,9 @@ class TokenizerBackend(Protocol):
 
     def encode(self, text: str, *, add_special_tokens: bool, allow_special: bool) -> list[int]:
         """Token ids of `text`."""
+
+    def encode_batch(self, texts: Sequence[str], *, add_special_tokens: bool) -> list[list[int]]:
+        """Token ids of each of `texts`, special tokens' names in them read as these."""
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Text of `token_ids`, special tokens included. Asked only when there is no `table`."""

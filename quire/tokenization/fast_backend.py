@@ -44,6 +44,11 @@ class FastBackend:
         return self._vocab_size
 
     @property
+    def base_vocab_size(self) -> int:
+        """As `TokenizerBackend.base_vocab_size`."""
+        return int(self._library.get_vocab_size(with_added_tokens=False))
+
+    @property
     def special_ids(self) -> frozenset[int]:
         """As `TokenizerBackend.special_ids`."""
         return self._special_ids
@@ -62,6 +67,11 @@ class FastBackend:
             (encoded,) = library.encode_batch_fast([text], add_special_tokens=add_special_tokens)
         ids: list[int] = encoded.ids
         return ids
+
+    def encode_batch(self, texts: Sequence[str], *, add_special_tokens: bool) -> list[list[int]]:
+        """As `TokenizerBackend.encode_batch`."""
+        encoded = self._library.encode_batch_fast(list(texts), add_special_tokens=add_special_tokens)
+        return [one.ids for one in encoded]
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """As `TokenizerBackend.decode`."""

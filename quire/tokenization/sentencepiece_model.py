@@ -64,6 +64,11 @@ class SentencePieceBackend:
         return max([self._num_pieces - 1, *self._added_by_id]) + 1
 
     @property
+    def base_vocab_size(self) -> int:
+        """As `TokenizerBackend.base_vocab_size`."""
+        return self._num_pieces
+
+    @property
     def special_ids(self) -> frozenset[int]:
         """As `TokenizerBackend.special_ids`."""
         return self._special_ids
@@ -88,6 +93,10 @@ class SentencePieceBackend:
         if add_special_tokens and self._options.add_eos and eos >= 0:
             ids.append(eos)
         return ids
+
+    def encode_batch(self, texts: Sequence[str], *, add_special_tokens: bool) -> list[list[int]]:
+        """As `TokenizerBackend.encode_batch`."""
+        return [self.encode(text, add_special_tokens=add_special_tokens, allow_special=True) for text in texts]
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """As `TokenizerBackend.decode`."""

@@ -48,6 +48,11 @@ class Tokenizer:
         return self._backend.vocab_size
 
     @property
+    def base_vocab_size(self) -> int:
+        """Number of entries without added tokens."""
+        return self._backend.base_vocab_size
+
+    @property
     def special_ids(self) -> frozenset[int]:
         """Ids that `skip_special_tokens` leaves out."""
         return self._backend.special_ids
@@ -78,17 +83,14 @@ class Tokenizer:
         Raises:
             ValidationError: `text` is not a string or holds lone surrogates.
         """
-        if not isinstance(text, str):
-            raise ValidationError(f"text must be a str, not {type(text).__name__}", field="prompt")
-        try:
-            text.encode("utf-8")
-        except UnicodeEncodeError as error:
-            raise ValidationError(
-                f"text holds half of a surrogate pair at character {error.start}",
-                hint="decode the text as UTF-8 before it is sent",
-                field="prompt",
-            ) from error
+        _check_text(text)
         return self._backend.encode(text, add_special_tokens=add_special_tokens, allow_special=allow_special)
+
+    def encode_batch(self, texts: Sequence[str], add_special_tokens: bool = True) -> list[list[int]]:
+        """Token ids of each of `texts`, as `encode` but all at once; raises as that does."""
+        for text in texts:
+            _check_text(text)
+        return self._backend.encode_batch(texts, add_special_tokens=add_special_tokens)
 
     def decode(self, token_ids: int | Sequence[int], skip_special_tokens: bool = True) -> str:
         """Text of `token_ids`; ids outside the vocabulary have none."""
@@ -113,9 +115,28 @@ class Tokenizer:
         """The ids of vocabulary entries; None for those it does not have."""
         return [self._backend.token_to_id(token) for token in tokens]
 
+    def vocabulary(self) -> dict[str, int]:
+        """Entry -> id, added tokens included."""
+        entries = ((self._backend.id_to_token(token_id), token_id) for token_id in range(self.vocab_size))
+        return {token: token_id for token, token_id in entries if token is not None}
+
     def _id_of_role(self, role: str) -> int | None:
         text = self.special_tokens.get(role)
         return None if text is None else self._backend.token_to_id(text)
+
+
+def _check_text(text: Any) -> None:
+    """Refuse what is no text, or not valid Unicode."""
+    if not isinstance(text, str):
+        raise ValidationError(f"text must be a str, not {type(text).__name__}", field="prompt")
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise ValidationError(
+            f"text holds half of a surrogate pair at character {error.start}",
+            hint="decode the text as UTF-8 before it is sent",
+            field="prompt",
+        ) from error
 
 
 def load_tokenizer(directory: str | Path) -> Tokenizer:

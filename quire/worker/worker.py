@@ -102,6 +102,11 @@ class Worker:
         )
         self._runner: ModelRunner | None = None
 
+    @property
+    def model(self) -> torch.nn.Module:
+        """The loaded model."""
+        return self._model
+
     def kv_cache_specs(self) -> dict[str, AttentionSpec]:
         """Layer name -> what it needs from the KV cache, in layer order."""
         specs = self._model.kv_cache_specs(self._block_size)

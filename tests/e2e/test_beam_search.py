@@ -165,7 +165,10 @@ def test_tokens_and_text_are_the_prompts_and_the_answers(checkpoint):
         prompt = llm.get_tokenizer().encode("The quick brown")
         for one in found.sequences:
             assert one.tokens[: len(prompt)] == prompt and len(one.tokens) == len(prompt) + 6
-            assert one.text == llm.get_tokenizer().decode(one.tokens) and one.finish_reason == "length"
+            assert (
+                one.text == llm.get_tokenizer().decode(one.tokens, skip_special_tokens=True)
+                and one.finish_reason == "length"
+            )
             assert one.score == pytest.approx(one.cum_logprob / 6)
         scores = [one.score for one in found.sequences]
         assert scores == sorted(scores, reverse=True)

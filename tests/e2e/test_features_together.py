@@ -89,7 +89,7 @@ def test_a_crowd_under_pressure_changes_no_answer(checkpoint: Path, seed: int):
     rng = random.Random(seed)
     settings = {"dtype": "float32", "max_model_len": 160, "block_size": 16, "num_threads": 1}
     with LLM(str(checkpoint), max_num_seqs=4, **settings) as llm:
-        vocab_size = llm.get_tokenizer().vocab_size
+        vocab_size = len(llm.get_tokenizer())
         shared = [rng.randrange(vocab_size) for _ in range(40)]
         prompts = [random_prompt(rng, vocab_size, shared) for _ in range(NUM_REQUESTS)]
         params = [random_params(rng, vocab_size) for _ in range(NUM_REQUESTS)]

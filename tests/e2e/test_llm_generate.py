@@ -46,7 +46,7 @@ def test_text_is_the_decoded_tokens(llm):
     tokenizer = llm.get_tokenizer()
     for output in llm.generate(PROMPTS, GREEDY):
         ids = output.prompt_token_ids + answer(output)
-        assert tokenizer.decode(ids) == tokenizer.decode(output.prompt_token_ids) + output.outputs[0].text
+        assert tokenizer.decode(ids, True) == tokenizer.decode(output.prompt_token_ids, True) + output.outputs[0].text
 
 
 def test_deltas_join_to_the_final_output(llm):

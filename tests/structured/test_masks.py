@@ -54,7 +54,7 @@ def together() -> Iterator[Together]:
 
 def ids(llm: LLM, texts: list[str]) -> list[int]:
     """Every token that these texts may be written with, among them the single bytes."""
-    table = llm.get_tokenizer().table
+    table = llm.llm_engine.tokenizer.table
     pieces = [table.piece(token_id) for token_id in range(3072)]
     parts = {text.encode()[i:j] for text in texts for i in range(len(text)) for j in range(i + 1, len(text) + 1)}
     return [token_id for token_id, piece in enumerate(pieces) if piece in parts]

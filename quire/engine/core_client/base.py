@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from typing import Any
 
 from quire.core.engine_messages import EngineCoreOutputs, EngineCoreRequest
+from quire.errors import UnsupportedError
 
 
 class EngineCoreClient(ABC):
@@ -26,6 +28,14 @@ class EngineCoreClient(ABC):
     @abstractmethod
     def reset_prefix_cache(self, reset_running_requests: bool = False) -> bool:
         """Forget all cached pages, those of running requests if asked; False while any page is in use."""
+
+    def call_worker(self, method: str | Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Call a method of the worker, or a function of it; refused where the core is in another process."""
+        raise UnsupportedError(
+            "the worker of an engine core in another process cannot be called",
+            hint="use LLM, or LLMEngine.from_config(in_process=True)",
+            field="method",
+        )
 
     @abstractmethod
     def shutdown(self) -> None:

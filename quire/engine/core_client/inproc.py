@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from typing import Any
 
 from quire.core.engine_messages import EngineCoreOutputs, EngineCoreRequest
 from quire.engine.core import EngineCore
@@ -30,6 +31,10 @@ class InprocClient(EngineCoreClient):
     def reset_prefix_cache(self, reset_running_requests: bool = False) -> bool:
         """Forget all cached pages, those of running requests if asked; False while any page is in use."""
         return self._core.reset_prefix_cache(reset_running_requests)
+
+    def call_worker(self, method: str | Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Call a method of the worker, or a function of it."""
+        return self._core.call_worker(method, *args, **kwargs)
 
     def shutdown(self) -> None:
         """End the core; harmless when repeated."""

@@ -39,6 +39,7 @@ PRESENT = {
     "utils.system_utils": "set_ulimit",
     "v1.engine.async_llm": "AsyncLLM",
     "v1.engine.llm_engine": "LLMEngine",
+    "v1.metrics.reader": "Counter Gauge Histogram Vector",
     "version": "__version__",
 }
 ABSENT = {

@@ -157,7 +157,7 @@ class TestChat:
 
     def test_a_wrong_conversation_is_refused_before_anything_runs(self, llm, client):
         with pytest.raises(ValidationError):
-            llm.chat([list(self.MESSAGES), [{"role": "nobody", "content": "x"}]], PARAMS)
+            llm.chat([list(self.MESSAGES), [{"role": "user", "content": 3}]], PARAMS)
         assert not client.requests
 
     def test_continuing_the_last_message(self, llm, client):

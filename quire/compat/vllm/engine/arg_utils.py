@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from quire.compat.vllm.utils.argparse_utils import FlexibleArgumentParser
 from quire.config.build import NESTED, SECTIONS, all_settings, build_config
-from quire.config.not_yet import NOT_YET
+from quire.config.not_yet import NO_EFFECT, NOT_YET
 from quire.entrypoints.args import add_engine_arguments, values_from_args
 
 if TYPE_CHECKING:
@@ -32,6 +32,8 @@ def _defaults() -> dict[str, Any]:
     defaults.update(dict.fromkeys(NESTED))
     for name, neutral in NOT_YET.items():
         defaults.setdefault(name, neutral[0])
+    for name in NO_EFFECT:
+        defaults.setdefault(name, None)
     return defaults
 
 

@@ -1,0 +1,106 @@
+"""EngineControls: what `LLM` can do beside generating. Calls of the worker and figures, and names of what is not there.
+
+A base of `LLM`, apart from it so that each can be read at once. No state of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from quire.errors import UnsupportedError, ValidationError
+from quire.tokenization.hf_tokenizer import HFTokenizer
+
+if TYPE_CHECKING:
+    from quire.engine.llm_engine import LLMEngine
+    from quire.metrics.records import Metric
+
+POOLING = "Quire has no pooling models (embeddings, classification, scores, rewards) yet"
+SLEEP = "Quire cannot give up the memory of a running engine yet: shut it down and make a new one"
+PROFILE = "Quire has no profiler control yet: run the program under py-spy, perf or torch.profiler"
+
+
+def _absent(name: str, why: str) -> Callable[..., NoReturn]:
+    """A method that says what it would need."""
+
+    def refuse(self: object, *_: Any, **__: Any) -> NoReturn:
+        raise UnsupportedError(f"LLM.{name}: {why}", field=name)
+
+    refuse.__name__ = name
+    refuse.__doc__ = f"Not supported: {why}."
+    return refuse
+
+
+class EngineControls:
+    """Of an `LLM`: its tokenizer, figures, worker; and methods that users of vLLM know and Quire does not have."""
+
+    llm_engine: LLMEngine
+
+    def get_tokenizer(self) -> HFTokenizer:
+        """The model's tokenizer, with the methods of Hugging Face's.
+
+        Raises:
+            ValidationError: the engine runs with skip_tokenizer_init.
+        """
+        if self.llm_engine.tokenizer is None:
+            raise ValidationError(
+                "this engine has no tokenizer: it runs with skip_tokenizer_init",
+                hint="make it without skip_tokenizer_init",
+                field="skip_tokenizer_init",
+            )
+        return HFTokenizer(self.llm_engine.tokenizer, self.llm_engine.chat_template)
+
+    def get_metrics(self) -> list[Metric]:
+        """What the engine has counted, under the names that a server shows at /metrics.
+
+        Raises:
+            ValidationError: the engine was made with disable_log_stats=True, the default.
+        """
+        return self.llm_engine.get_metrics()
+
+    def get_world_size(self, include_dp: bool = True) -> int:
+        """Processes that hold a part of the model: 1."""
+        return 1
+
+    def collective_rpc(
+        self,
+        method: str | Callable[..., Any],
+        timeout: float | None = None,
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> list[Any]:
+        """Call the worker.
+
+        Args:
+            method: name of a method of `quire.worker.worker.Worker`, or a function of the worker.
+            timeout: without effect: the worker runs in the caller's thread.
+            args, kwargs: further arguments.
+
+        Returns:
+            One result for each worker; there is one.
+
+        Raises:
+            ValidationError: the worker has no such method.
+            UnsupportedError: the engine's core runs in another process.
+        """
+        return [self.llm_engine.call_worker(method, *args, **(kwargs or {}))]
+
+    def apply_model(self, func: Callable[[Any], Any]) -> list[Any]:
+        """`func(model)` for the model of each worker, of which there is one; raises as `collective_rpc`."""
+        return self.collective_rpc(lambda worker: func(worker.model))
+
+    def reset_mm_cache(self) -> None:
+        """Do nothing: there are no images, so no cache of them."""
+
+    encode = _absent("encode", POOLING)
+    embed = _absent("embed", POOLING)
+    classify = _absent("classify", POOLING)
+    score = _absent("score", POOLING)
+    reward = _absent("reward", POOLING)
+    sleep = _absent("sleep", SLEEP)
+    wake_up = _absent("wake_up", SLEEP)
+    release_kv_cache_memory = _absent("release_kv_cache_memory", SLEEP)
+    start_profile = _absent("start_profile", PROFILE)
+    stop_profile = _absent("stop_profile", PROFILE)
+    init_weight_transfer_engine = _absent("init_weight_transfer_engine", "Quire cannot change weights of an engine yet")
+    update_weights = _absent("update_weights", "Quire cannot change weights of an engine yet")
