@@ -150,14 +150,29 @@ class ApiConfig:
 class LimitsConfig:
     """The most that one request, and all of them, may ask for."""
 
-    max_body_bytes: int = setting(32 << 20, "Bytes of a request's body.", minimum=1024, maximum=1 << 32, is_size=True)
+    max_body_bytes: int | None = setting(
+        None,
+        "Bytes of a request's body; more get 413. Default: 16 for each character that a prompt of the model can have, "
+        "at least 4 MiB and at most 32 MiB.",
+        minimum=1024, maximum=1 << 32, is_size=True,
+    )  # fmt: skip
+    max_bodies_bytes: int = setting(
+        256 << 20,
+        "Bytes of the bodies that are held until their prompts were read, of one tenant half of it where there are "
+        "several; more get 503 and Retry-After.",
+        minimum=1 << 16, maximum=1 << 44, is_size=True,
+    )  # fmt: skip
     max_header_bytes: int = setting(
         32 << 10, "Bytes of a request's head.", minimum=1024, maximum=8 << 20, is_size=True,
         aliases=("h11_max_incomplete_event_size",),
     )  # fmt: skip
     max_json_depth: int = setting(64, "Levels of lists and objects in a body.", minimum=4, maximum=200)
     max_json_containers: int = setting(
-        100_000, "Lists and objects in a body, each of which takes memory.", minimum=100, maximum=1 << 26
+        100_000, "Lists and objects in a body, each of which takes memory; and as many members of objects.",
+        minimum=100, maximum=1 << 26,
+    )  # fmt: skip
+    max_json_entries: int = setting(
+        1 << 20, "Entries of the lists and objects in a body, such as token ids.", minimum=1024, maximum=1 << 30
     )
     max_connections: int | None = setting(
         None, "Connections at once; more get 503. Default: the limit of open files less 256, at most 16384.", minimum=1

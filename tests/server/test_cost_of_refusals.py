@@ -19,7 +19,7 @@ from tests.server.engines import ScriptedEngine
 from tests.server.servers import RunningServer
 from tests.server.test_protocol import CHAT, HELLO, error_of, post
 
-LIMITS = {"max_depth": 64, "max_containers": 1000, "is_strict": False}
+LIMITS = {"max_depth": 64, "max_containers": 10_000, "is_strict": False}
 
 
 @pytest.fixture

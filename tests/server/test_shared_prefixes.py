@@ -9,6 +9,7 @@ import pytest
 from quire.config.build import build_config
 from quire.core.inputs import TokensPrompt
 from quire.engine.llm_engine import LLMEngine
+from quire.entrypoints.openai.prompt_workers import PromptWorkers
 from quire.entrypoints.openai.prompts import PromptReader
 from quire.entrypoints.openai.shared_prefixes import SharedPrefixes, read_shared_prefixes
 from quire.errors import ConfigError
@@ -86,7 +87,7 @@ def test_the_longest_declared_prefix_counts():
 @pytest.mark.parametrize("text", ["You are a poet.", "One\n\n", "x", "Ends in a space "])
 def test_what_follows_a_text_never_changes_its_declared_tokens(text):
     engine = ScriptedEngine()
-    reader = PromptReader(engine, server_config().api)
+    reader = PromptReader(engine, server_config().api, PromptWorkers())
     ids = reader.constant_prefix(text=text)
     for rest in ("", " And", "more", "\nNext", "7", "!"):
         full = engine.tokenizer.encode(text + rest, True)
@@ -107,7 +108,7 @@ BAD_ENTRIES = {
 @pytest.mark.parametrize(("entries", "word"), BAD_ENTRIES.values(), ids=BAD_ENTRIES)
 def test_a_bad_declaration_is_refused_by_name(tmp_path, entries, word):
     engine = ScriptedEngine()
-    reader = PromptReader(engine, server_config().api)
+    reader = PromptReader(engine, server_config().api, PromptWorkers())
     with pytest.raises(ConfigError) as caught:
         read_shared_prefixes(declare(tmp_path / "file", **entries), engine, reader)
     assert caught.value.field == "shared_prefixes" and word in str(caught.value)
@@ -115,7 +116,7 @@ def test_a_bad_declaration_is_refused_by_name(tmp_path, entries, word):
 
 def test_a_file_that_is_missing_or_useless_is_refused(tmp_path):
     engine = ScriptedEngine()
-    reader = PromptReader(engine, server_config().api)
+    reader = PromptReader(engine, server_config().api, PromptWorkers())
     with pytest.raises(ConfigError, match="cannot be read"):
         read_shared_prefixes(str(tmp_path / "none"), engine, reader)
     without = ScriptedEngine(config=scripted_config(enable_prefix_caching=False))

@@ -17,7 +17,6 @@ from quire.entrypoints.openai.counts import AnswerCounts
 from quire.entrypoints.openai.error_forms import ID_KEY
 from quire.entrypoints.openai.prompts import Cut
 from quire.entrypoints.openai.protocol.chat import ChatRequest
-from quire.entrypoints.openai.reading import read_fields
 from quire.entrypoints.openai.routes import JSON, GenerationRoutes, PreparedChat
 from quire.entrypoints.openai.state import ServerState
 from quire.errors import ValidationError
@@ -55,10 +54,14 @@ class MessagesRoutes:
 
     async def count_tokens(self, request: Request) -> Response:
         """The tokens of a conversation's prompt, as its answer would count them."""
-        body, warnings = await read_fields(request, COUNT_FIELDS, self._state.config)
-        self._state.check_model(body.model)
+        state, tenant = self._state, request.state.tenant
+        body, warnings = await state.bodies.read_fields(request, COUNT_FIELDS)
+        state.check_model(body.model)
         chat = await _beside(body, lambda: chat_prompt(body, self._notes(warnings)))
-        prompt = await self._state.prompts.read_chat(chat, Cut())
+        size = state.prompts.size_of(chat)
+        charge = state.admission.begin(0, state.prompts.least_tokens_of(size), tenant)
+        prompt = await state.prompts.read_chat(chat, Cut(), tenant=tenant.name, size=size)
+        charge.correct(len(prompt.prompt_token_ids))
         content = {"input_tokens": len(prompt.prompt_token_ids), **({"warnings": warnings} if warnings else {})}
         return Response(msgspec.json.encode(content), media_type=JSON)
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from quire.config.server import LimitsConfig
 from quire.core.stats import SchedulerStats
 from quire.entrypoints.openai.errors import OVERLOADED, UNAVAILABLE, ApiError
-from quire.entrypoints.openai.tenants import Tenant
+from quire.entrypoints.openai.tenants import Charge, Tenant
 from quire.entrypoints.openai.wait_estimate import WaitEstimate
 
 MAX_RETRY_AFTER_S = 120
@@ -64,8 +64,28 @@ class Admission:
         """Answers that wait: more than the engine computes at once, or than its last step held when others waited."""
         return max(0, self.num_answers - self._num_places)
 
+    def begin(self, num_answers: int, num_tokens: int, tenant: Tenant, num_prompts: int = 1) -> Charge:
+        """Charge a tenant for a request before its prompts are worked on.
+
+        Args:
+            num_answers: prompts times n; 0 = none are asked for.
+            num_tokens: that its prompts have at least.
+            num_prompts: each counts as a request.
+
+        Raises:
+            ApiError: as `enter`; nothing was charged.
+        """
+        self.refuse_when_draining()
+        self._check_queue(num_answers, num_tokens, tenant)
+        return tenant.begin(num_tokens, num_prompts)
+
     def enter(
-        self, num_answers: int, num_tokens: int, tenant: Tenant | None = None, max_tokens: int | None = None
+        self,
+        num_answers: int,
+        num_tokens: int,
+        tenant: Tenant | None = None,
+        max_tokens: int | None = None,
+        charge: Charge | None = None,
     ) -> Ticket:
         """Count a request in, and charge its tenant.
 
@@ -73,16 +93,17 @@ class Admission:
             num_answers: prompts times n.
             num_tokens: of its prompts.
             max_tokens: of each answer; None = as many as fit.
+            charge: what the tenant was charged for it before.
 
         Raises:
             ApiError: the server is ending, too much waits already, or the tenant may not have it run now.
         """
         self.refuse_when_draining()
         if tenant is not None:
-            tenant.check(num_tokens)
+            tenant.check(num_tokens, charge=charge)
         self._check_queue(num_answers, num_tokens, tenant)
         if tenant is not None:
-            tenant.enter(num_answers, num_tokens)
+            tenant.enter(num_answers, num_tokens, charge)
         ticket = Ticket(num_answers, num_tokens, tenant, max_tokens)
         self._tickets[ticket] = None
         self.num_answers += num_answers

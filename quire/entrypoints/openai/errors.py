@@ -53,6 +53,7 @@ NOT_FOUND = ErrorKind(404, "NotFoundError", "not_found")
 METHOD_NOT_ALLOWED = ErrorKind(405, "MethodNotAllowedError", "method_not_allowed")
 TIMEOUT = ErrorKind(408, "RequestTimeoutError", "body_timeout")
 TOO_LARGE = ErrorKind(413, "RequestTooLargeError", "body_too_large")
+UNSUPPORTED_MEDIA = ErrorKind(415, "UnsupportedMediaTypeError", "unsupported_media")
 HEADERS_TOO_LARGE = ErrorKind(431, "RequestTooLargeError", "head_too_large")
 OVERLOADED = ErrorKind(429, "RateLimitError", "overloaded")
 LIMITED_REQUESTS = ErrorKind(429, "requests", "requests_per_minute", "rate_limit_exceeded")
@@ -117,6 +118,10 @@ class ApiError(Exception):
         if self.kind.status == UNAUTHORIZED.status:
             headers["www-authenticate"] = "Bearer"
         return Response(content or self.content(), self.kind.status, headers, media_type="application/json")
+
+
+class ClientGoneError(Exception):
+    """The client closed the connection."""
 
 
 def api_error_of(error: BaseException) -> ApiError:

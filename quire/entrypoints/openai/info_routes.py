@@ -12,7 +12,6 @@ from quire.entrypoints.openai.errors import FORBIDDEN, ApiError
 from quire.entrypoints.openai.prompts import Cut
 from quire.entrypoints.openai.protocol.reading import RequestFields
 from quire.entrypoints.openai.protocol.tokenize import DETOKENIZE_FIELDS, TOKENIZE_FIELDS
-from quire.entrypoints.openai.reading import read_fields
 from quire.entrypoints.openai.routes import require_alive
 from quire.entrypoints.openai.state import ServerState
 from quire.entrypoints.openai.tenants import Tenant
@@ -40,16 +39,24 @@ class InfoRoutes:
         """Ids of a text or a conversation."""
         body, warnings = await self._read(request, TOKENIZE_FIELDS)
         self._state.check_model(body.model)
-        reader = self._state.prompts
+        reader, tenant = self._state.prompts, request.state.tenant
         if body.messages is not None:
-            special = bool(body.add_special_tokens)
-            prompt = await reader.read_chat(body, Cut(), add_special_tokens=special, warnings=warnings)
+            size = reader.size_of(body)
+            charge = self._state.admission.begin(0, reader.least_tokens_of(size), tenant)
+            prompt = await reader.read_chat(
+                body, Cut(), tenant=tenant.name, size=size, add_special_tokens=bool(body.add_special_tokens),
+                warnings=warnings,
+            )  # fmt: skip
         elif body.prompt is not None:
+            charge = self._state.admission.begin(0, reader.least_tokens(body.prompt), tenant)
             special = body.add_special_tokens is not False
-            prompt = await reader.read(body.prompt, Cut(), add_special_tokens=special, warnings=warnings)
+            prompt = await reader.read(
+                body.prompt, Cut(), tenant=tenant.name, add_special_tokens=special, warnings=warnings
+            )
         else:
             raise ValidationError("prompt is missing", hint="give prompt or messages", field="prompt")
         ids = list(prompt.prompt_token_ids)
+        charge.correct(len(ids))
         content = {
             "count": len(ids),
             "max_model_len": reader.max_model_len,
@@ -62,7 +69,9 @@ class InfoRoutes:
         """Text of ids."""
         body, _ = await self._read(request, DETOKENIZE_FIELDS)
         self._state.check_model(body.model)
-        return _json({"prompt": await self._state.prompts.decode_long(body.tokens)})
+        tenant = request.state.tenant
+        self._state.admission.begin(0, len(body.tokens), tenant)
+        return _json({"prompt": await self._state.prompts.decode_long(body.tokens, tenant.name)})
 
     async def live(self, request: Request) -> Response:
         """This process runs."""
@@ -99,7 +108,8 @@ class InfoRoutes:
         return Response(self._state.metrics.render(), headers={"content-type": METRICS_TYPE})
 
     async def _read(self, request: Request, fields: RequestFields[Any]) -> tuple[Any, list[str]]:
-        return await read_fields(request, fields, self._state.config)
+        body: tuple[Any, list[str]] = await self._state.bodies.read_fields(request, fields)
+        return body
 
     def _card(self, name: str) -> dict[str, Any]:
         model = self._state.engine.config.model

@@ -17,9 +17,15 @@ from quire.config.server import LimitsConfig
 from quire.core.stats import RequestStateStats
 from quire.entrypoints.openai.access import PROBE_PATHS, is_open
 from quire.entrypoints.openai.error_forms import ID_KEY, STATE_KEY, ErrorForm, error_response, form_of
-from quire.entrypoints.openai.errors import BAD_REQUEST, HEADERS_TOO_LARGE, UNAUTHORIZED, ApiError, api_error_of
+from quire.entrypoints.openai.errors import (
+    BAD_REQUEST,
+    HEADERS_TOO_LARGE,
+    UNAUTHORIZED,
+    ApiError,
+    ClientGoneError,
+    api_error_of,
+)
 from quire.entrypoints.openai.receipt import make_receipt
-from quire.entrypoints.openai.running import ClientGoneError
 from quire.entrypoints.openai.tenants import Tenants
 from quire.entrypoints.openai.tracing import HEADERS as TRACE_HEADERS
 from quire.entrypoints.openai.tracing import EndedRequest, Tracing

@@ -1,14 +1,12 @@
 """PromptReader: the prompt of a request as token ids.
 
-Used by the routes. Templates and long texts are worked on in a thread, so that the event loop goes on. What a user
-typed never becomes a control token. Owns that thread, and what it knows of the tokenizer.
+Used by the routes. Templates and long texts are worked on in the threads that tenants share, so that the event loop
+goes on. What a user typed never becomes a control token. Owns what it knows of the tokenizer.
 """
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, TypeVar
@@ -19,6 +17,7 @@ from quire.config.overrides import parse_object
 from quire.config.server import ApiConfig
 from quire.core.inputs import TokensPrompt, parse_messages, parse_prompt
 from quire.engine.protocol import EngineClient
+from quire.entrypoints.openai.prompt_workers import PromptWorkers
 from quire.entrypoints.openai.protocol.chat import ChatFields, chat_messages
 from quire.errors import ChatTemplateError, UnsupportedError, ValidationError
 from quire.tokenization.chat_template import ChatTemplate
@@ -53,23 +52,20 @@ class PromptReader:
     Args:
         engine: has the tokenizer and the template.
         config: of the API.
+        workers: threads.
     """
 
-    def __init__(self, engine: EngineClient, config: ApiConfig) -> None:
+    def __init__(self, engine: EngineClient, config: ApiConfig, workers: PromptWorkers) -> None:
         self._engine = engine
         self._config = config
         self._default_kwargs = parse_object("default_chat_template_kwargs", config.default_chat_template_kwargs)
         self._control = None if engine.tokenizer is None else ControlTokens(engine.tokenizer)
-        self._threads = ThreadPoolExecutor(2, thread_name_prefix="prompt")
+        self._workers = workers
 
     @property
     def max_model_len(self) -> int:
         """Prompt and answer together, in tokens."""
         return self._engine.config.model.max_model_len or 1
-
-    def close(self) -> None:
-        """End the thread."""
-        self._threads.shutdown(wait=False, cancel_futures=True)
 
     def tokenizer(self) -> Tokenizer:
         """The tokenizer.
@@ -83,13 +79,51 @@ class PromptReader:
             )
         return self._engine.tokenizer
 
+    def least_tokens(self, prompt: str | list[int]) -> int:
+        """The tokens that a prompt has at least.
+
+        Raises:
+            ValidationError: no prompt of this length fits the model.
+        """
+        if isinstance(prompt, str):
+            self._check_length(prompt, "prompt")
+            return len(prompt) // self._longest_piece
+        return len(prompt)
+
+    def size_of(self, request: ChatFields) -> int:
+        """The bytes that a conversation's prompt is made of.
+
+        Raises:
+            ValidationError: what has so many cannot become a prompt that fits; no part of it was looked at.
+        """
+        parts = (request.messages, request.tools, request.documents, request.chat_template_kwargs)
+        size = len(msgspec.json.encode(parts))
+        if size > BYTES_PER_CHAR * ALWAYS_CHARS and size > BYTES_PER_CHAR * self.max_chars:
+            raise ValidationError(
+                f"messages, tools, documents and chat_template_kwargs have {size} bytes together; no prompt of so many "
+                "fits this model",
+                hint=f"shorten them to less than {BYTES_PER_CHAR * self.max_chars} bytes", field="messages",
+            )  # fmt: skip
+        return size
+
+    def least_tokens_of(self, size: int) -> int:
+        """The tokens that the prompt of a conversation of `size` bytes has, at a low guess."""
+        return size // (BYTES_PER_CHAR * self._longest_piece)
+
     async def read(
-        self, prompt: str | list[int], cut: Cut, *, add_special_tokens: bool = True, warnings: list[str] | None = None
+        self,
+        prompt: str | list[int],
+        cut: Cut,
+        *,
+        tenant: str,
+        add_special_tokens: bool = True,
+        warnings: list[str] | None = None,
     ) -> TokensPrompt:
         """A text or ids as a prompt.
 
         Args:
             cut: what of it is used.
+            tenant: whose turn of the threads it takes.
             add_special_tokens: write what the vocabulary puts around a text.
             warnings: gets a line when names of control tokens were read as plain text.
 
@@ -97,11 +131,8 @@ class PromptReader:
             ValidationError: it is empty or malformed.
         """
         if isinstance(prompt, list):
-            if cut.num_tokens is None and len(prompt) >= self.max_model_len:  # before each id is looked at
-                raise ValidationError(
-                    f"the prompt has {len(prompt)} tokens; prompt and output together may have {self.max_model_len}",
-                    hint=f"shorten it to at most {self.max_model_len - 1} tokens", field="prompt",
-                )  # fmt: skip
+            if cut.num_tokens is None:  # before each id is looked at
+                self.check_fits(len(prompt))
             self._check_length(prompt, "prompt", "tokens")
             return cut_prompt(parse_prompt(prompt), cut, self.max_model_len)
         tokenizer = self.tokenizer()
@@ -110,27 +141,45 @@ class PromptReader:
         if not allow and warnings is not None and self._control and self._control.is_named_in(prompt):
             warnings.append(CONTROL_WARNING)
         ids = await self._run(
-            len(prompt) > INLINE_CHARS,
-            lambda: tokenizer.encode(prompt, add_special_tokens, allow_special=allow),
+            tenant, len(prompt), lambda: tokenizer.encode(prompt, add_special_tokens, allow_special=allow)
         )
         return cut_prompt(TokensPrompt(tuple(ids), prompt), cut, self.max_model_len)
 
+    def check_fits(self, num_tokens: int) -> None:
+        """Refuse a prompt that leaves no room for a token of its answer."""
+        if num_tokens >= self.max_model_len:
+            raise ValidationError(
+                f"the prompt has {num_tokens} tokens; prompt and output together may have {self.max_model_len}",
+                hint=f"shorten it to at most {self.max_model_len - 1} tokens", field="prompt",
+            )  # fmt: skip
+
     async def read_chat(
-        self, request: ChatFields, cut: Cut, *, add_special_tokens: bool = False, warnings: list[str] | None = None
+        self,
+        request: ChatFields,
+        cut: Cut,
+        *,
+        tenant: str,
+        size: int,
+        add_special_tokens: bool = False,
+        warnings: list[str] | None = None,
     ) -> TokensPrompt:
         """A conversation as a prompt.
 
         Args:
+            cut: what of it is used.
+            tenant: whose turn of the threads it takes.
+            size: as `size_of` says.
             warnings: gets a line for each key of a message that is not used.
 
         Raises:
             ValidationError, ChatTemplateError, UnsupportedError: the conversation or the template does not allow it.
         """
-        self._check_size(request)
         notes = [] if warnings is None else warnings
         messages = chat_messages(request, notes, is_strict=self._config.strict_requests)
         template = self._template(request)
-        return await self._run(True, lambda: self._render(template, request, messages, cut, add_special_tokens))
+        return await self._workers.run(
+            tenant, size, lambda: self._render(template, request, messages, cut, add_special_tokens)
+        )
 
     def constant_prefix(self, system: str | None = None, text: str | None = None) -> list[int]:
         """The ids that a conversation with this system prompt, or a completion of this text, begins with, whatever
@@ -158,31 +207,24 @@ class PromptReader:
     @cached_property
     def max_chars(self) -> int:
         """Characters that a prompt can have at most; a quarter of a million can always be counted."""
-        table = None if self._engine.tokenizer is None else self._engine.tokenizer.table
-        longest = 16
-        if table is not None:
-            longest = max((len(table.piece(one)) for one in range(self.tokenizer().vocab_size)), default=1)
-        return max(ALWAYS_CHARS, self.max_model_len * longest)
+        return max(ALWAYS_CHARS, self.max_model_len * self._longest_piece)
 
-    async def decode_long(self, token_ids: list[int]) -> str:
+    @cached_property
+    def _longest_piece(self) -> int:
+        """Characters that a token can stand for at most."""
+        table = None if self._engine.tokenizer is None else self._engine.tokenizer.table
+        if table is None:
+            return 16
+        return max(1, max((len(table.piece(one)) for one in range(self.tokenizer().vocab_size)), default=1))
+
+    async def decode_long(self, token_ids: list[int], tenant: str) -> str:
         """As `decode`, of any number of ids that a prompt may have as characters."""
         if len(token_ids) > ALWAYS_CHARS and len(token_ids) > self.max_chars:
             raise ValidationError(
                 f"tokens has {len(token_ids)} entries, at most {self.max_chars} are allowed", field="tokens"
             )
         ids = check_int_list("tokens", token_ids, 0, self.tokenizer().vocab_size - 1)
-        return await self._run(len(ids) > INLINE_CHARS, lambda: self.decode(ids))
-
-    def _check_size(self, request: ChatFields) -> None:
-        """Refuse what cannot become a prompt that fits before each part of it is looked at."""
-        parts = (request.messages, request.tools, request.documents, request.chat_template_kwargs)
-        size = len(msgspec.json.encode(parts))
-        if size > BYTES_PER_CHAR * ALWAYS_CHARS and size > BYTES_PER_CHAR * self.max_chars:
-            raise ValidationError(
-                f"messages, tools, documents and chat_template_kwargs have {size} bytes together; no prompt of so many "
-                "fits this model",
-                hint=f"shorten them to less than {BYTES_PER_CHAR * self.max_chars} bytes", field="messages",
-            )  # fmt: skip
+        return await self._run(tenant, len(ids), lambda: self.decode(ids))
 
     def _check_length(self, prompt: str | list[int], field: str, unit: str = "characters") -> None:
         """Refuse what cannot fit the model before it is tokenized, which takes a second for each megabyte."""
@@ -249,10 +291,10 @@ class PromptReader:
             )
         return self._engine.chat_template
 
-    async def _run(self, in_thread: bool, work: Callable[[], T]) -> T:
-        if not in_thread:
+    async def _run(self, tenant: str, num_chars: int, work: Callable[[], T]) -> T:
+        if num_chars <= INLINE_CHARS:
             return work()
-        return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+        return await self._workers.run(tenant, num_chars, work)
 
 
 def _common_prefix(prompts: list[list[int]]) -> list[int]:

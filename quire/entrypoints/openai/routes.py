@@ -21,22 +21,23 @@ from quire.entrypoints.openai.answer import AnswerForm
 from quire.entrypoints.openai.chat import ChatWriter
 from quire.entrypoints.openai.completion import CompletionWriter
 from quire.entrypoints.openai.error_forms import ID_KEY, error_response
-from quire.entrypoints.openai.errors import ApiError, api_error_of
+from quire.entrypoints.openai.errors import ApiError, ClientGoneError, api_error_of
 from quire.entrypoints.openai.parsing import ParsingPlan
 from quire.entrypoints.openai.prompts import Cut
 from quire.entrypoints.openai.protocol.chat import CHAT_FIELDS, ChatRequest, chat_params
 from quire.entrypoints.openai.protocol.completion import (
     COMPLETION_FIELDS,
+    CompletionRequest,
     completion_params,
     completion_prompts,
 )
 from quire.entrypoints.openai.protocol.generation import GenerationFields
 from quire.entrypoints.openai.protocol.reading import RequestFields
-from quire.entrypoints.openai.reading import read_fields
-from quire.entrypoints.openai.running import ClientGoneError, Run, Work, unless_gone
+from quire.entrypoints.openai.reading import release
+from quire.entrypoints.openai.running import Run, Work, unless_gone
 from quire.entrypoints.openai.sse import EventStream, EventWriter
 from quire.entrypoints.openai.state import ServerState, public_id
-from quire.entrypoints.openai.tenants import Tenant
+from quire.entrypoints.openai.tenants import Charge, Tenant
 from quire.errors import EngineDeadError, ValidationError
 from quire.logger import get_logger
 from quire.utils.checks import check_int, shown
@@ -60,6 +61,8 @@ def answered(route: Route, state: ServerState) -> Route:
             return Response(status_code=NO_CLIENT)
         except Exception as error:  # the catalogue decides what the client is told, and logs the rest
             return refused(request, api_error_of(error), state)
+        finally:
+            release(request)
 
     answer.__name__, answer.__doc__ = route.__name__, route.__doc__
     return answer
@@ -101,10 +104,9 @@ class GenerationRoutes:
         given = completion_prompts(body, limits)
         params = completion_params(body, self._state.engine.defaults.sampling, limits, len(given))
         self._limit(request, params, body.max_tokens)
-        cut = _cut(body)
-        special = body.add_special_tokens is not False
-        prompts = [await reader.read(one, cut, add_special_tokens=special, warnings=warnings) for one in given]
-        work = self._work(request, body, "cmpl-", prompts, params)
+        charge = self._charge(request, body, [reader.least_tokens(one) for one in given], params.n)
+        prompts = await self._read_prompts(request, body, given, charge, warnings)
+        work = self._work(request, body, "cmpl-", prompts, params, charge)
         form = AnswerForm(
             self._state, body, work, model=model, warnings=list(dict.fromkeys(warnings)), kind="text_completion"
         )
@@ -129,12 +131,13 @@ class GenerationRoutes:
         """The typed body of a request that is metered, and warnings about fields that were not used.
 
         Raises:
-            ApiError, ClientGoneError, ValidationError, UnsupportedError: as `read_fields`, or no new work is taken.
+            ApiError, ClientGoneError, ValidationError, UnsupportedError: as `BodyReader.read_fields`, or no new work is
+                taken.
         """
         state = self._state
         request.state.metered = request.state.tenant
         state.refuse_new_work()
-        body: tuple[Any, list[str]] = await read_fields(request, fields, state.config)
+        body: tuple[Any, list[str]] = await state.bodies.read_fields(request, fields)
         return body
 
     async def prepare_chat(
@@ -156,12 +159,45 @@ class GenerationRoutes:
             request, params, body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
         )
         plan = self._state.parsing.plan(body, warnings, holds_calls=holds_calls)
-        prompt = await self._state.prompts.read_chat(
-            body, _cut(body), add_special_tokens=bool(body.add_special_tokens), warnings=warnings
-        )
+        reader = self._state.prompts
+        size = reader.size_of(body)
+        charge = self._charge(request, body, [reader.least_tokens_of(size)], params.n)
+        prompt = await reader.read_chat(
+            body, _cut(body), tenant=request.state.tenant.name, size=size,
+            add_special_tokens=bool(body.add_special_tokens), warnings=warnings,
+        )  # fmt: skip
+        charge.correct(len(prompt.prompt_token_ids))
         if plan is not None:
             plan.constrain(params, prompt.prompt_token_ids)
-        return PreparedChat(self._work(request, body, prefix, [prompt], params), plan, model)
+        return PreparedChat(self._work(request, body, prefix, [prompt], params, charge), plan, model)
+
+    def _charge(self, request: Request, body: GenerationFields, least_tokens: list[int], n: int) -> Charge:
+        """Charge the tenant for prompts that are yet to be read, each with so many tokens at least."""
+        request.state.tenant.priority(_priority(request, body))  # what is refused for its fields is not charged
+        self._cache_salt(request, body.cache_salt)
+        num_prompts = len(least_tokens)
+        return self._state.admission.begin(num_prompts * n, sum(least_tokens), request.state.tenant, num_prompts)
+
+    async def _read_prompts(
+        self,
+        request: Request,
+        body: CompletionRequest,
+        given: list[str | list[int]],
+        charge: Charge,
+        warnings: list[str],
+    ) -> list[TokensPrompt]:
+        """The prompts of a completion; the first that cannot fit ends it."""
+        reader, cut, prompts, num_tokens = self._state.prompts, _cut(body), [], 0
+        for one in given:
+            prompt = await reader.read(
+                one, cut, tenant=request.state.tenant.name, add_special_tokens=body.add_special_tokens is not False,
+                warnings=warnings,
+            )  # fmt: skip
+            num_tokens += len(prompt.prompt_token_ids)
+            charge.correct(max(charge.num_tokens, num_tokens))
+            reader.check_fits(len(prompt.prompt_token_ids))
+            prompts.append(prompt)
+        return prompts
 
     def _limit(self, request: Request, params: SamplingParams, asked: int | None) -> None:
         """Bring `params` within what the tenant may; new tokens are told as they come where it pays for them."""
@@ -177,7 +213,9 @@ class GenerationRoutes:
         prefix: str,
         prompts: list[TokensPrompt],
         params: SamplingParams,
+        charge: Charge,
     ) -> Work:
+        release(request)
         salt = self._cache_salt(request, body.cache_salt)
         if salt is not None:
             prompts = [self._state.shared_prefixes.marked(prompt) for prompt in prompts]
@@ -190,6 +228,7 @@ class GenerationRoutes:
             received_s=getattr(request.state, "received_s", time.monotonic()),
             tenant=request.state.tenant,
             queue_timeout=body.queue_timeout,
+            charge=charge,
         )
         if self._state.config.api.enable_log_requests:
             num_tokens = sum(len(prompt.prompt_token_ids) for prompt in prompts)

@@ -17,17 +17,20 @@ from quire.core.outputs import CompletionOutput, RequestOutput
 from quire.core.sampling_params import RequestOutputKind, SamplingParams
 from quire.engine.output_stream import OutputStream, nothing, until_ready
 from quire.entrypoints.openai.admission import Ticket
-from quire.entrypoints.openai.errors import INTERNAL, QUEUE_TIMEOUT, REQUEST_FAILED, WAITED_TOO_LONG, ApiError
+from quire.entrypoints.openai.errors import (
+    INTERNAL,
+    QUEUE_TIMEOUT,
+    REQUEST_FAILED,
+    WAITED_TOO_LONG,
+    ApiError,
+    ClientGoneError,
+)
 from quire.entrypoints.openai.state import ServerState
-from quire.entrypoints.openai.tenants import Tenant
+from quire.entrypoints.openai.tenants import Charge, Tenant
 from quire.errors import QueueTimeoutError, QuireClientError, QuireServerError
 
 T = TypeVar("T")
 Receive = Callable[[], Awaitable[Any]]
-
-
-class ClientGoneError(Exception):
-    """The client closed the connection."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,6 +44,7 @@ class Work:
         received_s: when the request came, monotonic clock.
         queue_timeout: seconds that each prompt may wait; 0 = any, None = as the settings say.
         tenant: whose it is.
+        charge: what it was charged before its prompts were read.
     """
 
     public_id: str
@@ -51,6 +55,7 @@ class Work:
     cache_salt: str | None = None
     received_s: float = 0.0
     queue_timeout: float | None = None
+    charge: Charge | None = None
 
 
 class Run:
@@ -87,7 +92,7 @@ class Run:
         state, work = self._state, self._work
         num_tokens = sum(len(prompt.prompt_token_ids) for prompt in work.prompts)
         num_answers = len(work.prompts) * work.params.n
-        self._ticket = state.admission.enter(num_answers, num_tokens, work.tenant, work.params.max_tokens)
+        self._ticket = state.admission.enter(num_answers, num_tokens, work.tenant, work.params.max_tokens, work.charge)
         for index, prompt in enumerate(work.prompts):
             engine_id = state.engine_id(work.public_id)
             account = _Account(state, work, len(prompt.prompt_token_ids))

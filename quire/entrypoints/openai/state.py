@@ -17,7 +17,9 @@ from quire.entrypoints.openai.errors import NOT_FOUND, UNAVAILABLE, ApiError
 from quire.entrypoints.openai.keep_alive import KeepAlive
 from quire.entrypoints.openai.keys import ApiKeys
 from quire.entrypoints.openai.parsing import Parsing
+from quire.entrypoints.openai.prompt_workers import PromptWorkers
 from quire.entrypoints.openai.prompts import PromptReader
+from quire.entrypoints.openai.reading import BodyReader
 from quire.entrypoints.openai.shared_prefixes import SharedPrefixes, read_shared_prefixes
 from quire.entrypoints.openai.tenants import Tenants
 from quire.entrypoints.openai.tracing import Tracing, make_tracing
@@ -35,6 +37,7 @@ class ServerState:
     Attributes:
         model_names: the first is reported, each may be asked for.
         tracing: None = no traces.
+        workers: threads for prompts, shared by the tenants.
         parsing: how calls and thinking are read out of answers.
         keep_alive: writes to silent streams.
         running: engine's names of requests that run.
@@ -50,7 +53,9 @@ class ServerState:
     cache_view: CacheView
     shared_prefixes: SharedPrefixes
     tracing: Tracing | None
+    workers: PromptWorkers
     prompts: PromptReader
+    bodies: BodyReader
     parsing: Parsing
     keep_alive: KeepAlive
     running: set[str] = field(default_factory=set)
@@ -89,7 +94,8 @@ def make_state(engine: EngineClient, config: ServerConfig, keys: ApiKeys) -> Ser
     names = list(model.served_model_names) or [model.model]
     tenants = Tenants(keys)
     metrics = EngineMetrics(engine.config, names[0])
-    prompts = PromptReader(engine, config.api)
+    workers = PromptWorkers()
+    prompts = PromptReader(engine, config.api, workers)
     max_num_seqs = engine.config.scheduler.max_num_seqs or 1
     state = ServerState(
         engine=engine,
@@ -100,7 +106,9 @@ def make_state(engine: EngineClient, config: ServerConfig, keys: ApiKeys) -> Ser
         tenants=tenants,
         cache_view=CacheView(tenants, config.api.isolate_tenants),
         shared_prefixes=read_shared_prefixes(config.api.shared_prefixes, engine, prompts),
+        workers=workers,
         prompts=prompts,
+        bodies=BodyReader(config, lambda: prompts.max_chars, workers, lambda: tenants.has_several),
         parsing=Parsing(config.api, engine),
         tracing=make_tracing(config.tracing.otlp_traces_endpoint, metrics.record_dropped_traces),
         keep_alive=KeepAlive(config.api.sse_keep_alive_interval),

@@ -64,11 +64,13 @@ class Tenant:
         self._requests = self._bucket(self._requests, limits.requests_per_minute)
         self._tokens = self._bucket(self._tokens, limits.tokens_per_minute)
 
-    def check(self, num_tokens: int) -> None:
+    def check(self, num_tokens: int, num_prompts: int = 1, charge: Charge | None = None) -> None:
         """Refuse a request that is more than the tenant may run now; nothing is charged.
 
         Args:
             num_tokens: of its prompts.
+            num_prompts: each counts as a request.
+            charge: what it was charged before.
 
         Raises:
             ApiError: with the time after which there is room.
@@ -86,13 +88,22 @@ class Tenant:
                 f"the prompt has {num_tokens} tokens; this API key may use {limits.tokens_per_minute} a minute",
                 param="prompt", reason="tokens_per_minute",
             )  # fmt: skip
-        wait_requests = 0.0 if self._requests is None else self._requests.wait_s(1)
-        wait_tokens = 0.0 if self._tokens is None else self._tokens.wait_s(num_tokens)
+        if limits.requests_per_minute is not None and num_prompts > limits.requests_per_minute:
+            raise ApiError(
+                BAD_REQUEST,
+                f"the request has {num_prompts} prompts, each of which counts as a request; this API key may send "
+                f"{limits.requests_per_minute} a minute",
+                param="prompt", reason="requests_per_minute",
+            )  # fmt: skip
+        num_requests = num_prompts if charge is None else 0
+        num_new_tokens = num_tokens - (0 if charge is None else charge.num_tokens)
+        wait_requests = self._requests.wait_s(num_requests) if self._requests is not None and num_requests else 0.0
+        wait_tokens = 0.0 if self._tokens is None else self._tokens.wait_s(num_new_tokens)
         wait = max(wait_requests, wait_tokens)
         if not wait:
             return
         if wait_requests >= wait_tokens:
-            kind, name, limit, used = LIMITED_REQUESTS, "requests", limits.requests_per_minute, 1
+            kind, name, limit, used = LIMITED_REQUESTS, "requests", limits.requests_per_minute, num_requests
         else:
             kind, name, limit, used = LIMITED_TOKENS, "tokens", limits.tokens_per_minute, num_tokens
         raise self._limited(
@@ -101,10 +112,30 @@ class Tenant:
             f"try again in {duration(wait)}", wait,
         )  # fmt: skip
 
-    def enter(self, num_answers: int, num_tokens: int) -> None:
-        """A request was admitted: charge it."""
+    def begin(self, num_tokens: int, num_prompts: int = 1) -> Charge:
+        """Work on the prompts of a request begins: charge it.
+
+        Args:
+            num_tokens: that its prompts have at least.
+            num_prompts: each counts as a request.
+
+        Raises:
+            ApiError: as `check`.
+        """
+        most = self.limits.tokens_per_minute
+        self.check(num_tokens if most is None else min(num_tokens, most), num_prompts)
+        if self._requests is not None:
+            self._requests.take(num_prompts)
+        self.charge(num_tokens)
+        return Charge(self, num_tokens)
+
+    def enter(self, num_answers: int, num_tokens: int, charge: Charge | None = None) -> None:
+        """A request was admitted: charge it, or what is left to charge."""
         self.num_requests += 1
         self.num_answers += num_answers
+        if charge is not None:
+            charge.correct(num_tokens)
+            return
         if self._requests is not None:
             self._requests.take(1)
         self.charge(num_tokens)
@@ -172,6 +203,26 @@ class Tenant:
             return Bucket(per_minute, self._clock)
         bucket.resize(per_minute)
         return bucket
+
+
+class Charge:
+    """The tokens that a request was charged before they were counted.
+
+    Args:
+        tenant: whose it is.
+        num_tokens: that were charged.
+    """
+
+    __slots__ = ("_tenant", "num_tokens")
+
+    def __init__(self, tenant: Tenant, num_tokens: int) -> None:
+        self._tenant = tenant
+        self.num_tokens = num_tokens
+
+    def correct(self, num_tokens: int) -> None:
+        """Now they are counted."""
+        self._tenant.charge(num_tokens - self.num_tokens)
+        self.num_tokens = num_tokens
 
 
 class Tenants:

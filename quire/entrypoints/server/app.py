@@ -68,7 +68,7 @@ def make_app(engine: EngineClient, config: ServerConfig) -> FastAPI:
         for task in background:
             await cancelled(task)
         state.keep_alive.close()
-        state.prompts.close()
+        state.workers.close()
         if state.tracing is not None:
             await asyncio.to_thread(state.tracing.close)
 

@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
 import msgspec
-import numpy as np
 
 from quire.core.sampling_checks import is_one_of
+from quire.entrypoints.openai.protocol.json_scan import JsonParts, count_parts, has_repeated_key, repeated_key
 from quire.errors import UnsupportedError, ValidationError, nearest
 from quire.utils.checks import shown
 
@@ -21,6 +21,10 @@ Request = TypeVar("Request", bound=msgspec.Struct)
 
 WHERE = re.compile(r" - at `\$\.?(.*)`$")
 MAX_WARNINGS = 32
+MAX_ENTRIES = 1 << 20
+MAX_PARAM_CHARS = 100
+BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+NO_BOUNDS: Mapping[str, int] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,26 +43,41 @@ class RequestFields(Generic[Request]):
 
 
 def read_request(
-    body: bytes, fields: RequestFields[Request], *, max_depth: int, max_containers: int, is_strict: bool
+    body: bytes,
+    fields: RequestFields[Request],
+    *,
+    max_depth: int,
+    max_containers: int,
+    is_strict: bool,
+    max_entries: int = MAX_ENTRIES,
+    max_lengths: Mapping[str, int] = NO_BOUNDS,
 ) -> tuple[Request, list[str]]:
     """The request in `body`, and what there is to say about fields that were not used.
 
+    Args:
+        max_lengths: entries that these fields may have, looked at before they are converted.
+
     Raises:
-        ValidationError: not JSON, too many or too deep parts, a value of the wrong type; strict: an unused field.
+        ValidationError: not JSON, too many or too deep parts, a key twice, a value of the wrong type; strict: an unused
+            field.
         UnsupportedError: a known field that is not supported yet.
     """
-    values = read_object(body, max_depth, max_containers)
+    values = read_object(body, max_depth, max_containers, max_entries)
     known = fields.request.__struct_fields__
+    for name in fields.not_yet:
+        if name in values and name not in known:
+            _refuse_not_yet(name, values[name], fields.not_yet)
     warnings: list[str] = []
-    for name in [name for name in values if name not in known]:
-        _refuse_not_yet(name, values[name], fields.not_yet)
-        if len(warnings) == MAX_WARNINGS:
+    for name in values:
+        if name in known or (warning := _unused(name, values[name], fields)) is None:
             continue
-        warning = _unused(name, values[name], fields)
-        if warning is not None:
-            if is_strict:
-                raise ValidationError(warning, hint=f"leave out {shown(name)}", field=name)
-            warnings.append(warning)
+        if is_strict:
+            raise ValidationError(warning, hint=f"leave out {shown(name)}", field=_param(name))
+        warnings.append(warning)
+        if len(warnings) == MAX_WARNINGS:
+            break
+    for name, length in max_lengths.items():
+        _check_length(name, values.get(name), length)
     try:
         request = msgspec.convert(values, fields.request)
     except msgspec.ValidationError as error:
@@ -66,17 +85,19 @@ def read_request(
     return request, warnings
 
 
-def read_object(body: bytes, max_depth: int, max_containers: int) -> dict[str, Any]:
-    """The JSON object in `body`.
+def read_object(body: bytes, max_depth: int, max_containers: int, max_entries: int = MAX_ENTRIES) -> dict[str, Any]:
+    """The JSON object in `body`; a byte order mark before it is left out.
+
+    Args:
+        max_containers: lists and objects together, and members of objects.
+        max_entries: of all lists and objects.
 
     Raises:
-        ValidationError: it is something else, nested deeper than `max_depth`, or has too many lists and objects.
+        ValidationError: it is something else, nested deeper than `max_depth`, has too many parts, or a key twice.
     """
-    num_brackets = body.count(b"{") + body.count(b"[")
-    if num_brackets > max_containers and _num_containers(body) > max_containers:  # before they are made
-        raise ValidationError(
-            f"the body has more than {max_containers} lists and objects", hint="split it into several requests"
-        )
+    body = body.removeprefix(BYTE_ORDER_MARK)
+    if len(body) > min(max_containers, max_entries):
+        _check_parts(body, JsonParts(max_containers, max_containers, max_entries))
     try:
         values = msgspec.json.decode(body)
     except UnicodeDecodeError:
@@ -87,16 +108,38 @@ def read_object(body: bytes, max_depth: int, max_containers: int) -> dict[str, A
         raise ValidationError(f"the body is not JSON: {error}", hint="send one JSON object") from None
     if not isinstance(values, dict):
         raise ValidationError("the body must be one JSON object", hint='send {"name": value, ...}')
-    if num_brackets > max_depth:
+    if body.count(b"{") + body.count(b"[") > max_depth:
         _check_depth(values, max_depth)
+    if has_repeated_key(body, values) and (key := repeated_key(body)) is not None:
+        raise ValidationError(
+            f"the body has the key {shown(key)} twice in one object", hint="give each key once",
+            field=_param(key) if key in values else None,
+        )  # fmt: skip
     return values
 
 
-def _num_containers(body: bytes) -> int:
-    """Brackets outside of texts."""
-    plain = np.frombuffer(body.replace(b"\\\\", b"").replace(b'\\"', b""), dtype=np.uint8)
-    is_inside = np.logical_xor.accumulate(plain == ord('"'))
-    return int(np.count_nonzero(((plain == ord("{")) | (plain == ord("["))) & ~is_inside))
+def _check_parts(body: bytes, most: JsonParts) -> None:
+    """Refuse a body of too many parts before they are made."""
+    found = count_parts(body, most)
+    for num_parts, limit, kind, setting in (
+        (found.num_containers, most.num_containers, "lists and objects", "max_json_containers"),
+        (found.num_members, most.num_members, "members of objects", "max_json_containers"),
+        (found.num_commas, most.num_commas, "entries", "max_json_entries"),
+    ):
+        if num_parts > limit:
+            raise ValidationError(
+                f"the body has more than {limit} {kind}", hint=f"split it into several requests ({setting})"
+            )
+
+
+def _check_length(name: str, value: Any, limit: int) -> None:
+    if isinstance(value, (list, dict)) and len(value) > limit:
+        raise ValidationError(f"{name} has {len(value)} entries, at most {limit} are allowed", field=name)
+
+
+def _param(name: str) -> str:
+    """The name of a field, for an error."""
+    return name if len(name) <= MAX_PARAM_CHARS else f"{name[:MAX_PARAM_CHARS]}..."
 
 
 def _check_depth(value: Any, max_depth: int) -> None:
