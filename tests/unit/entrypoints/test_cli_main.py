@@ -143,3 +143,16 @@ def test_collect_env_describes_the_machine_without_secrets(
     assert "hf_secret_value" not in text
     assert cli.main(["collect-env"]) == 0
     assert "memory_available" in capsys.readouterr().out
+
+
+def test_bash_completes_commands_flags_and_values(capsys, tmp_path):
+    assert cli.main(["completion", "bash"]) == 0
+    (tmp_path / "quire.bash").write_text(capsys.readouterr().out)
+    asked = [("bench", "se"), ("serve", "--max-num-s"), ("serve", "--scheduling-policy", "f"), ("", "gen")]
+    script = "source quire.bash\n"
+    for words in asked:
+        line = " ".join(["quire", *filter(None, words)])
+        script += f"COMP_WORDS=({line}); COMP_CWORD=$((${{#COMP_WORDS[@]}} - 1)); _shtab_quire\n"
+        script += 'echo "${COMPREPLY[@]}"\n'
+    done = subprocess.run(["bash", "-c", script], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines() == ["serve", "--max-num-seqs", "fcfs fair", "generate"]
