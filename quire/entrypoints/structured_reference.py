@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from quire.entrypoints.structured_narrower import NARROWER
 from quire.structured_output.schema_keywords import ANNOTATIONS, BY_TYPE, FORMATS, KEYWORDS, SUPPORTED
 
 HEAD = """# Structured output: what is honoured
@@ -12,6 +13,19 @@ xgrammar, outlines and lm-format-enforcer honour `anyOf`, `allOf`, `enum`, `cons
 beside them (but `type` beside `enum` and `const`), and keywords about one type of value only beside that `type`.
 lm-format-enforcer has further limits (`quire/structured_output/schema_lm_format_enforcer.py`). What one library does
 not honour, the next one may; what none honours is refused with the keyword's path.
+"""
+
+NARROWER_HEAD = """## Valid, but never written
+
+An answer may be narrower than its schema: properties come in the order of the schema, and an object with a `type`
+that names `properties` and says nothing of others has no others. Where other names may follow the declared ones, no
+text holds an escape of a character that needs none (`\\u0061`, `\\/`), and a character that needs one has the shortest.
+Fractions of a second have at most nine digits, and a leap second has an offset of whole or half hours from UTC.
+A schema without `type` says nothing of values of other types, and is followed by that; only where no library can, it is
+taken for one of the type that `properties`, `items` or `prefixItems` are about.
+
+Of the official JSON-Schema-Test-Suite, drafts 7 and 2020-12 with formats (`make test-json-schema`), these valid
+instances cannot be written; no invalid one can:
 """
 
 
@@ -36,8 +50,17 @@ def render_structured_reference() -> str:
             "",
             f"Annotations, which forbid nothing: {annotations}.",
             "",
+            *_narrower(),
         ]
     )
+
+
+def _narrower() -> list[str]:
+    lines = [NARROWER_HEAD]
+    for why, drafts, file, tests in NARROWER:
+        lines.append(f"- {why} ({' and '.join(drafts)}, `{file}`)")
+        lines += [f"  - {schema}: {instance}" for schema, instance in tests]
+    return [*lines, ""]
 
 
 def _in_order() -> list[str]:

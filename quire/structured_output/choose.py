@@ -5,6 +5,7 @@ Called by the input processor, before the engine core hears of the request. Load
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import msgspec
@@ -14,7 +15,9 @@ from quire.core.structured_outputs import MAX_TAG_DEPTH, StructuredOutputsParams
 from quire.errors import UnsupportedError, ValidationError
 from quire.structured_output.registry import is_installed
 from quire.structured_output.schema_closing import closed
-from quire.structured_output.schema_keywords import find_problem, malformed
+from quire.structured_output.schema_formats import EXPENSIVE
+from quire.structured_output.schema_forms import simplified, with_types
+from quire.structured_output.schema_keywords import find_problem, formats_of, malformed
 from quire.structured_output.schema_lm_format_enforcer import MAX_VALUES
 from quire.structured_output.schema_patterns import with_ascii_patterns
 from quire.structured_output.schema_regex import regex_problem, with_ascii_classes, without_anchors
@@ -43,18 +46,34 @@ def resolve_structured_outputs(
         ValidationError: no library that may be used honours all of it; the keyword is named by its path.
         UnsupportedError: no library is installed.
     """
+    return next(honouring(params, config))
+
+
+def honouring(params: StructuredOutputsParams, config: StructuredOutputsConfig) -> Iterator[StructuredOutputsParams]:
+    """`params` for every library that honours all of it, the preferred one first; at least one.
+
+    Raises:
+        ValidationError: as `resolve_structured_outputs`.
+        UnsupportedError: no library is installed.
+    """
     field = params.field
     value = _plain(params, field)
     candidates = _candidates(params, config)
-    reasons = {}
-    for backend in candidates:
-        if not is_installed(backend):
-            reasons[backend] = "it is not installed"
-            continue
-        reason = _problem(params.kind, value, backend)
-        if reason is None:
-            return _resolved(params, value, backend, config)
-        reasons[backend] = reason
+    if params.kind == "json" and EXPENSIVE & formats_of(value):
+        candidates = tuple(sorted(candidates, key=lambda backend: backend != "guidance"))
+    reasons: dict[str, str] = {}
+    found: set[str] = set()
+    for one in [value, with_types(value)] if params.kind == "json" else [value]:
+        for backend in candidates:
+            if backend in found:
+                continue
+            reason = _problem(params.kind, one, backend) if is_installed(backend) else "it is not installed"
+            if reason is None:
+                found.add(backend)
+                yield _resolved(params, one, backend, config)
+            reasons[backend] = reason or ""
+    if found:
+        return
     if all(not is_installed(backend) for backend in candidates):
         raise UnsupportedError(
             f"structured_outputs needs {' or '.join(candidates)}, which is not installed",
@@ -75,6 +94,7 @@ def _plain(params: StructuredOutputsParams, field: str) -> Any:
         problem = malformed(value)
         if problem is not None:
             raise ValidationError(f"{field} at {problem}", hint="correct the schema", field=field)
+        value = simplified(value)
     elif params.kind == "regex":
         reason = regex_problem(value)
         if reason is not None:

@@ -1,7 +1,7 @@
 """Objects whose schema names properties, and says nothing of others, get no others. Pure functions.
 
-The grammar libraries then write the same objects; and a name that may be anything could be a declared one, written with
-escapes, whose value would go by the wrong schema.
+The grammar libraries then write the same objects, and a model cannot go on inventing names. A schema that does not say
+that its value is an object is left as it is.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def _closed(schema: Any) -> Any:
     if not isinstance(schema, dict):
         return schema
     changed = {keyword: _closed_value(keyword, value) for keyword, value in schema.items()}
-    if isinstance(schema.get("properties"), dict) and not _SAYS & set(schema):
+    if isinstance(schema.get("properties"), dict) and "type" in schema and not _SAYS & set(schema):
         changed["additionalProperties"] = False
     return changed
 

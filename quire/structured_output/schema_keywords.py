@@ -37,6 +37,9 @@ WHOLE = frozenset(("type", "enum", "const", "anyOf", "oneOf", "allOf", "not", "i
 REFERENCES = frozenset(("$id", "$anchor", "$dynamicRef", "$dynamicAnchor", "$recursiveRef", "$recursiveAnchor"))
 KEYWORDS = WHOLE | REFERENCES | frozenset().union(*BY_TYPE.values())
 MAX_ENUM = 10_000
+COUNTS = frozenset(("minProperties", "maxProperties", "minItems", "maxItems", "minLength", "maxLength"))
+MAX_COUNT = float(1 << 53)
+"""Of those written as decimals, such as 2.0."""
 TYPES = ("string", "number", "integer", "boolean", "null", "array", "object")
 FORMATS = frozenset((
     "date", "time", "date-time", "email", "uuid", "ipv4", "ipv6", "hostname", "uri", "duration",
@@ -99,6 +102,12 @@ def _check_lm_format_enforcer(place: _Place, root: Any) -> Problem | None:
         return None if is_known else Problem(place.path, "true and false are not supported here")
     found = lm_format_enforcer_problem(place.schema, root)
     return None if found is None else Problem(place.path + found[0], found[1])
+
+
+def formats_of(schema: Any) -> set[str]:
+    """Values of `format`, anywhere in a schema of right form."""
+    found = (place.schema.get("format") for place in _places(schema) if isinstance(place.schema, dict))
+    return {one for one in found if isinstance(one, str)}
 
 
 def malformed(schema: Any) -> Problem | None:
@@ -180,7 +189,8 @@ def _wrong_form(keyword: str, value: Any) -> str | None:
 
 
 def _is_count(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+    is_whole = isinstance(value, int) or (isinstance(value, float) and value.is_integer() and value < MAX_COUNT)
+    return is_whole and not isinstance(value, bool) and value >= 0
 
 
 def _is_number(value: Any) -> bool:
@@ -209,8 +219,7 @@ def _is_text(value: Any) -> bool:
 
 _FORMS: dict[str, Callable[[Any], bool]] = {
     "type": _is_types, "enum": _is_list, "properties": _is_map, "required": _is_names, "patternProperties": _is_map,
-    "minProperties": _is_count, "maxProperties": _is_count, "minItems": _is_count, "maxItems": _is_count,
-    "minLength": _is_count, "maxLength": _is_count, "pattern": _is_text, "format": _is_text, "minimum": _is_number,
+    **dict.fromkeys(COUNTS, _is_count), "pattern": _is_text, "format": _is_text, "minimum": _is_number,
     "maximum": _is_number, "exclusiveMinimum": _is_number, "exclusiveMaximum": _is_number,
     "multipleOf": lambda value: _is_number(value) and value > 0, "anyOf": _is_list, "oneOf": _is_list,
     "allOf": _is_list, "prefixItems": _is_list, "$ref": _is_text,
@@ -252,7 +261,7 @@ def _is_idle(keyword: str, value: Any) -> bool:
         return bool(value == 0)
     if keyword in ("required", "dependentRequired", "dependentSchemas", "dependencies", "patternProperties"):
         return not value
-    return keyword in ("unevaluatedItems", "unevaluatedProperties", "contains") and value is True
+    return keyword in ("unevaluatedItems", "unevaluatedProperties") and value is True
 
 
 def _check_values(schema: dict[str, Any], asserted: set[str], backend: str) -> Problem | None:
@@ -303,7 +312,7 @@ def _check_company(schema: dict[str, Any], asserted: set[str], backend: str) -> 
 
 
 def _check_typed(schema: dict[str, Any], asserted: set[str], backend: str) -> Problem | None:
-    types = set(_types_of(schema, asserted))
+    types = set(_types_of(schema))
     for kind, keywords in BY_TYPE.items():
         is_meant = bool(types & ({"number", "integer"} if kind == "number" else {kind}))
         for keyword in asserted & keywords:
@@ -339,13 +348,10 @@ def _check_numbers(schema: dict[str, Any], asserted: set[str], types: set[str]) 
     return None
 
 
-def _types_of(schema: dict[str, Any], asserted: set[str]) -> list[str]:
-    """The types that are meant; without `type`, what its libraries take `properties` and `items` for."""
-    if "type" in schema:
-        return [schema["type"]] if isinstance(schema["type"], str) else list(schema["type"])
-    if "properties" in asserted:
-        return ["object"]
-    return ["array"] if "items" in asserted or "prefixItems" in asserted else []
+def _types_of(schema: dict[str, Any]) -> list[str]:
+    """The types that are meant."""
+    types = schema.get("type", [])
+    return [types] if isinstance(types, str) else list(types)
 
 
 def _has_type(value: Any, types: str | list[str]) -> bool:
