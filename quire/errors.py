@@ -8,7 +8,7 @@ are `assert`s. A message says what was given, what is allowed and what to do (th
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 
 class QuireError(Exception):
@@ -99,21 +99,47 @@ class MessageError(QuireServerError):
 
 
 MAX_NAME_CHARS = 100
+MIN_LIKENESS = 0.74  # of `difflib`: "prot" is like "port", "task" is not like "tags"
+MIN_PREFIX_CHARS = 4
 
 
 def nearest(name: str, valid: Iterable[str]) -> str | None:
-    """The valid name closest to `name`, or None when nothing is close; an overlong name is close to nothing."""
+    """The valid name that `name` is likely to be a slip of, or None; an overlong name is near to nothing.
+
+    A name that asks for the opposite ("disable_x" for "enable_x") is not near, however it is spelt.
+    """
     if len(name) > MAX_NAME_CHARS:
         return None
-    found = difflib.get_close_matches(name, list(valid), n=1, cutoff=0.5)
-    return found[0] if found else None
+    bare = {one.lstrip("-").casefold(): one for one in valid if _is_negative(one) == _is_negative(name)}
+    text = name.lstrip("-").casefold()
+    longer = [one for one in bare if len(text) >= MIN_PREFIX_CHARS and one.startswith(text)]
+    found = difflib.get_close_matches(text, bare, n=1, cutoff=MIN_LIKENESS)
+    if found or not longer:
+        return bare[found[0]] if found else None
+    return bare[min(longer, key=len)]
 
 
-def unknown_name(kind: str, name: str, valid: Iterable[str], error: type[QuireError] = ConfigError) -> QuireError:
-    """An error of class `error` for an unknown `kind` (as in "flag") that names the nearest valid one."""
+def unknown_name(
+    kind: str,
+    name: str,
+    valid: Iterable[str],
+    error: type[QuireError] = ConfigError,
+    *,
+    elsewhere: Mapping[str, str] | None = None,
+    otherwise: str | None = None,
+) -> QuireError:
+    """An error of class `error` for an unknown `kind` (as in "flag"), with one hint.
+
+    Args:
+        valid: names of this kind; the hint is the one nearest, or where none is near all of them.
+        elsewhere: names of other programs -> the hint.
+        otherwise: the hint where none is near, in place of all names.
+    """
     options = sorted(valid)
-    close = nearest(name, options)
-    hint = f"did you mean {close!r}?" if close else f"valid: {', '.join(options)}"
+    hint = (elsewhere or {}).get(name)
+    if hint is None:
+        close = nearest(name, options)
+        hint = f"did you mean {close!r}?" if close else otherwise or f"valid: {', '.join(options)}"
     shown = name if len(name) <= MAX_NAME_CHARS else f"{name[:MAX_NAME_CHARS]}..."
     return error(f"unknown {kind} {shown!r}", hint=hint, field=shown)
 
@@ -127,3 +153,7 @@ def require_unset(**arguments: object) -> None:
     for name, value in arguments.items():
         if value:
             raise UnsupportedError(f"{name} is not supported yet", hint=f"leave out {name}", field=name)
+
+
+def _is_negative(name: str) -> bool:
+    return not {"no", "disable"}.isdisjoint(name.replace("_", "-").split("-"))

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from quire.config.hf_fields import FieldReader
 from quire.config.hf_rope import MAX_POSITIONS, RopeConfig, parse_rope
-from quire.errors import ModelError, nearest
+from quire.errors import ModelError
 
 __all__ = ["ARCHITECTURES", "ModelArch", "RopeConfig", "parse_hf_config"]
 
@@ -123,10 +123,10 @@ def _architecture(config: FieldReader) -> str:
         if name in ARCHITECTURES:
             return name
     if named:
-        close = nearest(named[0], ARCHITECTURES)
         known = ", ".join(ARCHITECTURES)
-        hint = f"the nearest known one is {close}; known: {known}" if close else f"known: {known}"
-        raise ModelError(f"unknown architecture {named[0][:80]!r}", hint=hint, field="architectures")
+        raise ModelError(
+            f"architecture {named[0][:80]!r} is not implemented", hint=f"Quire has {known}", field="architectures"
+        )
     model_type = config.text("model_type", tuple(ARCHITECTURES.values()), "")
     for name, candidate in ARCHITECTURES.items():
         if candidate == model_type:

@@ -30,6 +30,7 @@ from quire.core.thinking import ThinkingMarks
 from quire.errors import UnsupportedError, ValidationError, unknown_name
 from quire.logger import get_logger
 from quire.utils.checks import check_bool, check_float, check_int, check_int_list, out_of_range, shown, wrong_type
+from quire.utils.other_names import PARAMETERS
 
 MAX_N = 16384
 MAX_BAD_WORDS = 128
@@ -99,7 +100,9 @@ class _NamesFields(msgspec.StructMeta):
             fields = [f for f in cls.__struct_fields__ if f not in ("bad_words_token_ids", "thinking")]
             for name in kwargs:
                 if name not in cls.__struct_fields__:
-                    raise unknown_name("sampling parameter", name, fields, ValidationError) from None
+                    raise unknown_name(
+                        "sampling parameter", name, fields, ValidationError, elsewhere=PARAMETERS
+                    ) from None
             if args:
                 raise ValidationError(
                     "sampling parameters are given by keyword", hint="write SamplingParams(temperature=0.7)"

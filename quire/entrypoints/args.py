@@ -26,9 +26,10 @@ from quire.config.not_yet import NO_EFFECT, NOT_YET, SEVERAL
 from quire.config.resolve import Decision
 from quire.entrypoints.config_file import read_config_file
 from quire.entrypoints.flag_forms import loose, plain_argv
-from quire.entrypoints.help import HelpAction
+from quire.entrypoints.help import ALL, HelpAction
 from quire.errors import ConfigError, unknown_name
 from quire.utils.checks import shown
+from quire.utils.other_names import FLAGS
 
 __all__ = ["QuireParser", "add_engine_arguments", "build_config", "config_from_args", "describe_config"]
 
@@ -59,7 +60,9 @@ class QuireParser(argparse.ArgumentParser):
         flag = next((one for one in unknown if one.startswith("-")), None)
         if flag is None:
             raise ConfigError(f"unexpected argument {shown(unknown[0])}", hint=f"see {self.prog} --help")
-        raise unknown_name("flag", flag.partition("=")[0], self.visible_flags())
+        name = flag if flag in FLAGS else flag.partition("=")[0]
+        everything = f"{self.prog} --help={ALL} shows every flag"
+        raise unknown_name("flag", name, self.visible_flags(), elsewhere=FLAGS, otherwise=everything)
 
     def visible_flags(self) -> list[str]:
         """Every long flag that `--help` shows."""

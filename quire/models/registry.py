@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Mapping
 
-from quire.errors import ModelError, unknown_name
+from quire.errors import ModelError
 from quire.models.blocks import DecoderForCausalLM
 
 # The keys are those of `config.hf_config.ARCHITECTURES`, which torch-free code reads.
@@ -21,10 +21,12 @@ def model_class(architecture: str) -> type[DecoderForCausalLM]:
     """The class of `architecture`.
 
     Raises:
-        ModelError: unknown; names the nearest known one.
+        ModelError: it is not among them.
     """
     if architecture not in MODEL_CLASSES:
-        raise unknown_name("architecture", architecture, MODEL_CLASSES, ModelError)
+        raise ModelError(
+            f"architecture {architecture!r} is not implemented", hint=f"Quire has {', '.join(MODEL_CLASSES)}"
+        )
     module_name, class_name = MODEL_CLASSES[architecture].split(":")
     found = getattr(importlib.import_module(module_name), class_name)
     if not (isinstance(found, type) and issubclass(found, DecoderForCausalLM)):

@@ -13,6 +13,8 @@ from collections.abc import Sequence
 from types import ModuleType
 
 from quire.errors import QuireError, unknown_name
+from quire.utils.other_names import BENCHMARKS as BENCHMARKS_ELSEWHERE
+from quire.utils.other_names import COMMANDS as COMMANDS_ELSEWHERE
 from quire.version import __version__
 
 COMMANDS: dict[str, tuple[str, str]] = {
@@ -54,10 +56,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(argv: list[str]) -> int:
+    if argv[:1] == ["help"]:
+        argv = [*argv[1:], "--help"]
     if not argv or argv[0] in ("-h", "--help"):
         print(_overview())
         return 0
-    if argv[0] in ("-V", "--version"):
+    if argv[0] in ("-V", "--version", "version"):
         print(f"quire {__version__}")
         return 0
     name, rest = _split_command(argv)
@@ -74,11 +78,13 @@ def _split_command(argv: list[str]) -> tuple[str, list[str]]:
             return name, argv[words:]
     family = [command for command in COMMANDS if command.startswith(f"{argv[0]} ")]
     if not family:
-        raise unknown_name("flag" if argv[0].startswith("-") else "command", argv[0], _first_words())
+        kind = "flag" if argv[0].startswith("-") else "command"
+        raise unknown_name(kind, argv[0], _first_words(), elsewhere=COMMANDS_ELSEWHERE)
     if len(argv) == 1 or argv[1] in ("-h", "--help"):
         print(_overview(family))
         return "", []
-    raise unknown_name(f"{argv[0]} command", argv[1], [command.split()[1] for command in family])
+    names = [command.split()[1] for command in family]
+    raise unknown_name(f"{argv[0]} command", argv[1], names, elsewhere=BENCHMARKS_ELSEWHERE)
 
 
 def _run_command(name: str, argv: list[str]) -> int:

@@ -129,8 +129,11 @@ def test_rope_numbers_are_kept():
 
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
-    "unknown architecture": ({"architectures": ["LlamaForCausalML"]}, "nearest known one is LlamaForCausalLM"),
-    "unlike any architecture": ({"architectures": ["XyzzyNet"]}, "known: LlamaForCausalLM, MistralForCausalLM"),
+    "unknown architecture": (
+        {"architectures": ["LlamaForCausalML"]},
+        "architecture 'LlamaForCausalML' is not implemented",
+    ),
+    "unlike any architecture": ({"architectures": ["XyzzyNet"]}, "Quire has LlamaForCausalLM, MistralForCausalLM"),
     "no architecture": ({"architectures": ..., "model_type": ...}, "architectures is missing"),
     "architectures no list": ({"architectures": "LlamaForCausalLM"}, "list of strings"),
     "quantized": ({"quantization_config": {"quant_method": "gptq"}}, "quantized (gptq)"),

@@ -1,0 +1,112 @@
+"""Words that users of vLLM, Ollama, llama.cpp and SGLang type, and what to write here; data only.
+
+Read where a name is unknown: flags by `entrypoints.args`, commands by `entrypoints.cli.main`, parameters by
+`core.sampling_params`. What is a name of vLLM 0.33's settings is not here but in `config.not_yet_table`.
+"""
+
+from __future__ import annotations
+
+_WHOLE_MODEL = "leave it out: the whole model runs on one device (--device cpu or cuda)"
+_CONTEXT = "use --max-model-len"
+_THREADS = "use --num-threads"
+_MODEL = "give the model by position, or with --model"
+_MAPPED = "leave it out: weight files are mapped into memory"
+_NO_EFFECT = "leave it out: it changes nothing in Quire"
+_PARALLEL = "use --max-num-seqs"
+_CACHE_DTYPE = "use --kv-cache-dtype"
+_OVERRIDES = "use --hf-overrides with rope_parameters"
+_GRAMMARS = "use --structured-outputs-backend"
+_CACHED_MODELS = "a model is a directory, or is in the hub's cache, which `hf cache` shows and empties"
+_SERVERS = "a server runs in the foreground: GET /health and /v1/models tell about it, Ctrl-C or SIGTERM end it"
+
+FLAGS: dict[str, str] = {
+    # Context, batch, threads.
+    "-c": _CONTEXT, "--ctx-size": _CONTEXT, "--n-ctx": _CONTEXT, "--num-ctx": _CONTEXT, "--context-length": _CONTEXT,
+    "--context-size": _CONTEXT, "--max-seq-len": _CONTEXT, "--max-context-len": _CONTEXT,
+    "--max-seq-len-to-capture": _NO_EFFECT, "--max-context-len-to-capture": _NO_EFFECT,
+    "-t": _THREADS, "--threads": _THREADS, "-tb": _THREADS, "--threads-batch": _THREADS, "--num-thread": _THREADS,
+    "-b": "use --max-num-batched-tokens", "--batch-size": "use --max-num-batched-tokens, or --max-num-seqs",
+    "-ub": "use --max-num-batched-tokens", "--chunked-prefill-size": "use --max-num-batched-tokens",
+    "--max-prefill-tokens": "use --max-num-batched-tokens", "--max-batch-size": _PARALLEL,
+    "-np": _PARALLEL, "--parallel": _PARALLEL, "--num-parallel": _PARALLEL, "--max-running-requests": _PARALLEL,
+    "-cb": "leave it out: requests are always batched continuously",
+    "--cont-batching": "leave it out: requests are always batched continuously",
+    # Devices and memory.
+    "-ngl": _WHOLE_MODEL, "--n-gpu-layers": _WHOLE_MODEL, "--gpu-layers": _WHOLE_MODEL, "--num-gpu": _WHOLE_MODEL,
+    "--num-gpu-layers": _WHOLE_MODEL, "--split-mode": _WHOLE_MODEL, "--tensor-split": _WHOLE_MODEL,
+    "--main-gpu": "set CUDA_VISIBLE_DEVICES", "--gpu": "use --device cuda", "--cuda": "use --device cuda",
+    "--cpu": "use --device cpu", "--mlock": _MAPPED, "--no-mmap": _MAPPED, "--mmap": _MAPPED,
+    "--mem-fraction-static": "use --gpu-memory-utilization", "--gpu-mem": "use --gpu-memory-utilization",
+    "-fa": "use --attention-backend", "--flash-attn": "use --attention-backend",
+    "-ctk": _CACHE_DTYPE, "-ctv": _CACHE_DTYPE, "--cache-type-k": _CACHE_DTYPE, "--cache-type-v": _CACHE_DTYPE,
+    "--tp": "use --tensor-parallel-size", "--tp-size": "use --tensor-parallel-size",
+    "--dp-size": "use --data-parallel-size", "--pp-size": "use --pipeline-parallel-size",
+    "--disable-radix-cache": "use --no-enable-prefix-caching",
+    "--disable-prefix-caching": "use --no-enable-prefix-caching",
+    # Model and template.
+    "-m": _MODEL, "--model-path": _MODEL, "--model-name-or-path": _MODEL, "--model-id": _MODEL, "--hf-repo": _MODEL,
+    "-hf": _MODEL, "-hfr": _MODEL, "--hf-file": "name a hub id or a directory in Hugging Face format; GGUF is not read",
+    "-a": "use --served-model-name", "--alias": "use --served-model-name",
+    "--jinja": "leave it out: the model's chat template is always used",
+    "--chat-template-file": "use --chat-template, which takes a path",
+    "--quant": "use --quantization int8 or int4", "--lora": "LoRA adapters are not supported yet: merge it",
+    "--rope-scaling": _OVERRIDES, "--rope-theta": _OVERRIDES, "--rope-freq-base": _OVERRIDES, "--yarn": _OVERRIDES,
+    "--embedding": "Quire has no pooling models", "--embeddings": "Quire has no pooling models",
+    "--task": "leave it out: Quire generates text",
+    # Sampling and logs.
+    "-n": "use --max-tokens", "--n-predict": "use --max-tokens", "--num-predict": "use --max-tokens",
+    "--max-new-tokens": "use --max-tokens", "--temp": "use --temperature",
+    "--repeat-penalty": "use --repetition-penalty",
+    "--best-of": "use n, or use_beam_search in a request",
+    "-v": "set QUIRE_LOG_LEVEL=DEBUG", "--verbose": "set QUIRE_LOG_LEVEL=DEBUG", "--debug": "set QUIRE_LOG_LEVEL=DEBUG",
+    "--log-disable": "set QUIRE_LOG_LEVEL=ERROR", "--log-requests": "use --enable-log-requests",
+    "--metrics": "leave it out: /metrics is always there", "--enable-metrics": "leave it out: /metrics is always there",
+    "--slots": "leave it out: /load and /metrics tell what runs",
+    "--stream": "streams are asked for by each request",
+    # Earlier releases of vLLM.
+    "--guided-decoding-backend": _GRAMMARS, "--grammar-backend": _GRAMMARS,
+    "--enable-reasoning": "use --reasoning-parser", "--num-scheduler-steps": _NO_EFFECT,
+    "--use-v2-block-manager": _NO_EFFECT, "--worker-use-ray": _NO_EFFECT, "--engine-use-ray": _NO_EFFECT,
+    "--num-lookahead-slots": _NO_EFFECT, "--disable-async-output-proc": _NO_EFFECT, "--cuda-graph-sizes": _NO_EFFECT,
+    "--tokenizer-pool-size": _NO_EFFECT, "--disable-frontend-multiprocessing": _NO_EFFECT,
+    "--multi-step-stream-outputs": _NO_EFFECT, "--num-speculative-tokens": "there is no speculative decoding",
+    "--speculative-model": "there is no speculative decoding", "--model-draft": "there is no speculative decoding",
+    "-md": "there is no speculative decoding",
+}  # fmt: skip
+
+COMMANDS: dict[str, str] = {
+    "run": "to talk to a model: quire chat MODEL; to answer a file of requests: quire run-batch",
+    "pull": "there is nothing to pull first: quire serve ORG/MODEL downloads what it needs from the hub",
+    "push": "Quire publishes no models", "create": "name a model directory: quire serve DIRECTORY",
+    "cp": _CACHED_MODELS, "rm": _CACHED_MODELS, "list": _CACHED_MODELS, "ls": _CACHED_MODELS,
+    "show": "quire serve MODEL --print-config shows what a model would run with",
+    "ps": _SERVERS, "stop": _SERVERS, "start": "quire serve MODEL", "launch": "quire serve MODEL",
+    "server": "quire serve MODEL", "api": "quire serve MODEL", "openai": "quire serve MODEL",
+    "complete": "quire generate PROMPT", "completion": "quire generate PROMPT", "cli": "quire chat MODEL",
+    "env": "quire collect-env", "info": "quire collect-env", "doctor": "quire collect-env",
+    "benchmark": "quire bench serve, latency or throughput", "preload": "quire serve MODEL loads a model",
+    "snapshot": "quire serve keeps packed weights on disk by itself", "config": "quire serve MODEL --print-config",
+    "convert": "models are read in Hugging Face format as they are", "embed": "Quire has no pooling models",
+    "quantize": "quire serve MODEL --quantization int8 (or int4) quantizes while loading",
+    "tokenize": "a server has POST /tokenize", "upgrade": "pip install --upgrade quire",
+}  # fmt: skip
+
+BENCHMARKS: dict[str, str] = {
+    "startup": "quire serve logs what its start took, by phase", "sweep": "quire plan --sweep",
+    "run": "quire bench serve",
+    "server": "quire bench serve", "online": "quire bench serve", "offline": "quire bench throughput",
+}  # fmt: skip
+
+PARAMETERS: dict[str, str] = {
+    "best_of": "use n, or a beam search",
+    "logits_processors": "give them to the engine: LLM(logits_processors=[...]) or --logits-processors",
+    "truncate_prompt_tokens": "cut the prompt's token ids, or send truncate_prompt_tokens to a server",
+    "max_new_tokens": "use max_tokens", "max_length": "use max_tokens", "num_return_sequences": "use n",
+    "do_sample": "use temperature (0 is greedy)", "length_penalty": "it belongs to BeamSearchParams",
+    "early_stopping": "it belongs to BeamSearchParams", "use_beam_search": "use LLM.beam_search",
+    "guided_decoding": "use structured_outputs", "guided_json": "use structured_outputs",
+    "guided_regex": "use structured_outputs", "guided_choice": "use structured_outputs",
+    "guided_grammar": "use structured_outputs", "stop_strings": "use stop", "repeat_penalty": "use repetition_penalty",
+    "num_beams": "use LLM.beam_search", "typical_p": "it is not supported; use min_p or top_p",
+    "eos_token_id": "use stop_token_ids",
+}  # fmt: skip
