@@ -9,15 +9,31 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from quire.errors import ConfigError, nearest
+
+LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
+LOG_FORMATS = ("text", "json")
+
 
 def log_level(default: str = "INFO") -> str:
-    """QUIRE_LOG_LEVEL: DEBUG, INFO, WARNING or ERROR; `default` when it is not set."""
-    return os.environ.get("QUIRE_LOG_LEVEL", default).upper()
+    """QUIRE_LOG_LEVEL, else VLLM_LOGGING_LEVEL: DEBUG, INFO, WARNING or ERROR; `default` when none is set.
+
+    Raises:
+        ConfigError: it is none of these.
+    """
+    for name in ("QUIRE_LOG_LEVEL", "VLLM_LOGGING_LEVEL"):
+        if os.environ.get(name):
+            return _choice(name, os.environ[name].upper(), LOG_LEVELS)
+    return default
 
 
 def log_format() -> str:
-    """QUIRE_LOG_FORMAT: text or json."""
-    return os.environ.get("QUIRE_LOG_FORMAT", "text").lower()
+    """QUIRE_LOG_FORMAT: text or json.
+
+    Raises:
+        ConfigError: it is none of these.
+    """
+    return _choice("QUIRE_LOG_FORMAT", (os.environ.get("QUIRE_LOG_FORMAT") or "text").lower(), LOG_FORMATS)
 
 
 def omp_num_threads() -> int | None:
@@ -57,8 +73,18 @@ def native_library() -> Path | None:
 
 
 def api_key() -> str | None:
-    """QUIRE_API_KEY: a key that requests to the server must show; None = not set."""
-    return os.environ.get("QUIRE_API_KEY") or None
+    """QUIRE_API_KEY, else VLLM_API_KEY: a key to show to a server of Quire's; None = not set."""
+    return next(iter(api_keys()), None)
+
+
+def api_keys() -> tuple[str, ...]:
+    """QUIRE_API_KEY and VLLM_API_KEY: keys that requests to the server must show one of."""
+    return tuple(key for name in ("QUIRE_API_KEY", "VLLM_API_KEY") if (key := os.environ.get(name)))
+
+
+def vllm_variables() -> dict[str, str]:
+    """Every variable of vLLM's that is set, by name, in order."""
+    return {name: value for name, value in sorted(os.environ.items()) if name.startswith("VLLM_")}
 
 
 def openai_api_key() -> str | None:
@@ -75,3 +101,11 @@ def prefer_sleeping_threads() -> None:
     """
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", "10000")
+
+
+def _choice(name: str, value: str, choices: tuple[str, ...]) -> str:
+    if value in choices:
+        return value
+    close = nearest(value, choices)
+    hint = f"did you mean {close}?" if close else f"use one of {', '.join(choices)}"
+    raise ConfigError(f"{name}={value[:80]!r} is not one of {', '.join(choices)}", hint=hint, field=name)

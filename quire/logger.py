@@ -28,9 +28,13 @@ def configure_logging(level: str | None = None, form: str | None = None) -> None
     Args:
         level: debug, info, warning or error, in either case; default: QUIRE_LOG_LEVEL.
         form: "text" or "json" (one object a line); default: QUIRE_LOG_FORMAT.
+
+    Raises:
+        ConfigError: a variable has a value of neither kind.
     """
+    level, form = level or envs.log_level(), form or envs.log_format()
     logger = logging.getLogger("quire")
-    logger.setLevel((level or envs.log_level()).upper())
+    logger.setLevel(level.upper())
     if not any(getattr(handler, "is_quire_handler", False) for handler in logger.handlers):
         own = logging.StreamHandler(sys.stderr)
         own.is_quire_handler = True  # type: ignore[attr-defined]
@@ -38,7 +42,7 @@ def configure_logging(level: str | None = None, form: str | None = None) -> None
         logger.propagate = False
     for handler in logger.handlers:
         if getattr(handler, "is_quire_handler", False):
-            handler.setFormatter(JsonFormatter() if (form or envs.log_format()) == "json" else TextFormatter(FORMAT))
+            handler.setFormatter(JsonFormatter() if form == "json" else TextFormatter(FORMAT))
 
 
 class TextFormatter(logging.Formatter):

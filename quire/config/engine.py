@@ -23,7 +23,7 @@ class ObservabilityConfig:
 
     log_level: str | None = setting(
         None, "Least level that is logged; default: QUIRE_LOG_LEVEL, else info, warning for commands that end.",
-        choices=LOG_LEVELS,
+        choices=LOG_LEVELS, aliases=("uvicorn_log_level",),
     )  # fmt: skip
     log_format: str | None = setting(
         None, "json = one object a line, with the facts of each request; default: QUIRE_LOG_FORMAT, else text.",

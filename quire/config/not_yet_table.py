@@ -238,9 +238,8 @@ MISSING: tuple[Missing, ...] = (
         {"enable_log_outputs": _OFF, "enable_log_deltas": _OFF},
     ),
     Missing(
-        "the log goes to stderr", "redirect it, and set QUIRE_LOG_LEVEL",
+        "the log goes to stderr", "redirect it; --log-level and --log-format choose what it holds",
         {
-            "log_level": (None, "info", "INFO"), "uvicorn_log_level": (None, "info"),
             "log_config_file": _NONE, "logging_config": _EMPTY, "log_error_stack": _OFF,
         },
     ),

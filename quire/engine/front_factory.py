@@ -19,6 +19,7 @@ from quire.core.sampling_params import SamplingParams
 from quire.engine.generation_defaults import GenerationDefaults, read_generation_defaults
 from quire.engine.input_processor import InputLimits, InputProcessor
 from quire.engine.parts import FrontEndParts
+from quire.engine.vllm_environment import with_vllm_environment
 from quire.errors import TokenizerError
 from quire.kernels.native.library import tier_problems
 from quire.logger import get_logger
@@ -44,6 +45,7 @@ def resolve_config(
     Raises:
         QuireError: the configuration, the model directory or the machine does not allow it.
     """
+    config = with_vllm_environment(config)
     platform = platform or detect_platform(config.device.device)
     path = resolve_model_path(config.model.model, config.model.revision, config.load.download_dir)
     model_dir = read_model_dir(path)

@@ -138,7 +138,12 @@ def _own_environment() -> dict[str, Any]:
 
 def _as_text(value: Any) -> str:
     if isinstance(value, dict):
-        return ", ".join(f"{name} {'not installed' if one is None else one}" for name, one in value.items())
+        return ", ".join(f"{name} {_missing(name) if one is None else one}" for name, one in value.items())
     if isinstance(value, list | tuple):
         return ", ".join(map(str, value)) or "none"
     return str(value)
+
+
+def _missing(name: str) -> str:
+    """What a package, or a variable of the environment, that is not there is."""
+    return "not set" if name.isupper() else "not installed"

@@ -67,7 +67,7 @@ def read_api_keys(config: ApiConfig) -> ApiKeys:
     """
     tenants: dict[str, str] = {}
     limits: dict[str, TenantLimits] = {}
-    for key in (*config.api_key, envs.api_key()):
+    for key in (*config.api_key, *envs.api_keys()):
         if key:
             tenants[key] = DEFAULT_TENANT
     if config.api_key_file is not None:

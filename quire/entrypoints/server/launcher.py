@@ -257,7 +257,7 @@ def check_files(config: ServerConfig, policy: str) -> None:
 def warn_of_open_address(config: ServerConfig) -> bool:
     """Log what to do when others can reach a server without keys; returns whether they can."""
     http, api = config.http, config.api
-    has_keys = api.api_key or api.api_key_file or envs.api_key()
+    has_keys = api.api_key or api.api_key_file or envs.api_keys()
     if http.uds is not None or has_keys or is_loopback(http.host):
         return False
     logger.warning(
