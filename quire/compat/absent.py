@@ -9,6 +9,8 @@ import importlib
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from quire.errors import UnsupportedError
+
 
 class AbsentFeatureError(ImportError):
     """A name was imported that stands for a feature that Quire does not have."""
@@ -17,6 +19,15 @@ class AbsentFeatureError(ImportError):
 def absent(name: str, feature: str) -> AbsentFeatureError:
     """The error for `name`, which needs `feature` (a plural or a mass noun: "pooling models")."""
     return AbsentFeatureError(f"{name}: Quire has no {feature} yet", name=name)
+
+
+def absent_class(name: str, feature: str) -> type:
+    """A class that can be imported and named in annotations; making one is an `UnsupportedError` with the feature."""
+
+    def refuse(self: object, *_: Any, **__: Any) -> None:
+        raise UnsupportedError(f"{name}: Quire has no {feature} yet", hint=f"leave out {name}", field=name)
+
+    return type(name, (), {"__init__": refuse, "__doc__": f"Not supported: Quire has no {feature} yet."})
 
 
 def module_getattr(

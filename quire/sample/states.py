@@ -20,7 +20,7 @@ from quire.errors import QuireError
 from quire.kernels.native.runtime import NativeRuntime
 from quire.kernels.native.sampling import MAX_VOCAB_SIZE
 from quire.sample.bad_words import BadWords
-from quire.sample.logits_processor import LogitsProcessor, RowRequest, processor_failure
+from quire.sample.logits_processor import LogitsProcessor, ProcessorKind, RowRequest, processor_failure
 from quire.sample.penalties import Penalties
 from quire.sample.ragged import take_lines, to_device
 from quire.sample.sparse_processor import SparseProcessor
@@ -64,7 +64,7 @@ class SamplingStates:
         max_num_seqs: int,
         vocab_size: int,
         device: torch.device,
-        custom_processors: Sequence[type[LogitsProcessor]] = (),
+        custom_processors: Sequence[type[ProcessorKind]] = (),
         runtime: NativeRuntime | None = None,
     ) -> None:
         self.vocab_size = vocab_size
@@ -76,7 +76,7 @@ class SamplingStates:
         self.log_min_p = np.zeros(max_num_seqs, dtype=np.float32)
         self.num_logprobs = np.zeros(max_num_seqs, dtype=np.int64)
         self.seeds = np.zeros(max_num_seqs, dtype=np.uint64)
-        custom = [processor(vocab_size, max_num_seqs, device) for processor in custom_processors]
+        custom = [processor.create(vocab_size, max_num_seqs, device) for processor in custom_processors]
         early = [kind(vocab_size, max_num_seqs, device) for kind in (AllowedTokenIds, BadWords, MinTokens, LogitBias)]
         late = [Penalties(vocab_size, max_num_seqs, device, self.runtime)]
         changing = [processor for processor in custom if not processor.is_argmax_invariant()]

@@ -21,7 +21,7 @@ from quire.distributed.parallel_context import ParallelContext
 from quire.logger import get_logger
 from quire.models.loader import attention_params, load_model
 from quire.platforms.interface import Platform
-from quire.sample.logits_processor import LogitsProcessor
+from quire.sample.logits_processor import ProcessorKind
 from quire.sample.states import SamplingStates
 from quire.utils.memory import GIB, read_memory
 from quire.worker.allocator import keep_freed_memory
@@ -62,7 +62,7 @@ class Worker:
     """
 
     def __init__(
-        self, config: QuireConfig, platform: Platform, custom_processors: Sequence[type[LogitsProcessor]] = ()
+        self, config: QuireConfig, platform: Platform, custom_processors: Sequence[type[ProcessorKind]] = ()
     ) -> None:
         self._config = config
         self._arch, self._limits, self._block_size = _resolved(config)

@@ -18,7 +18,9 @@ RUNNER_V2 = "logits processors of vLLM's second model runner (port them to updat
 FLAT_LOGPROBS = "flat log-probabilities (flat_logprobs)"
 REPETITION = "repetition_detection"
 WATERMARK = "watermarking"
-INTERNALS = "module under this path: it is internal to vLLM"
+INTERNALS = "counterpart of this internal module of vLLM"
+SHARDED = "checkpoints in shards of its own (sharded_state, tensorizer)"
+TENSORS = "tensors in requests or answers (embeddings)"
 
 # Names of vLLM's top level -> what they would need.
 TOP_LEVEL = {

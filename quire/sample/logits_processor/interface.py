@@ -31,7 +31,24 @@ class RowRequest:
     eos_token_id: int = -1
 
 
-class LogitsProcessor(ABC):
+class ProcessorKind(ABC):
+    """What an engine takes as a custom processor: a class that checks requests and makes the one instance."""
+
+    @classmethod
+    @abstractmethod
+    def create(cls, vocab_size: int, max_num_seqs: int, device: torch.device) -> LogitsProcessor:
+        """The instance for an engine; arguments as those of `LogitsProcessor`."""
+
+    @classmethod  # noqa: B027 (checking nothing is a valid choice)
+    def validate_params(cls, params: SamplingParams) -> None:
+        """Refuse a request's parameters before it is queued.
+
+        Raises:
+            ValidationError: `params` (their `extra_args`, usually) ask for something this processor cannot do.
+        """
+
+
+class LogitsProcessor(ProcessorKind):
     """Changes logits. What it does to a line must depend on that line's request alone.
 
     Args:
@@ -45,13 +62,15 @@ class LogitsProcessor(ABC):
         self.max_num_seqs = max_num_seqs
         self.device = device
 
-    @classmethod  # noqa: B027 (checking nothing is a valid choice)
-    def validate_params(cls, params: SamplingParams) -> None:
-        """Refuse a request's parameters before it is queued.
+    @classmethod
+    def create(cls, vocab_size: int, max_num_seqs: int, device: torch.device) -> LogitsProcessor:
+        """As `ProcessorKind`."""
+        return cls(vocab_size, max_num_seqs, device)
 
-        Raises:
-            ValidationError: `params` (their `extra_args`, usually) ask for something this processor cannot do.
-        """
+    @property
+    def source(self) -> type:
+        """The class to name when this fails."""
+        return type(self)
 
     @abstractmethod
     def is_argmax_invariant(self) -> bool:
@@ -65,7 +84,7 @@ class LogitsProcessor(ABC):
     def remove_row(self, row: int) -> None:
         """The request on `row`, one this processor acts on, is gone."""
 
-    def append(self, rows: np.ndarray, token_ids: np.ndarray) -> None:  # noqa: B027 (most need no output)
+    def append(self, rows: np.ndarray, token_ids: np.ndarray) -> None:
         """Tokens were sampled for rows this processor acts on.
 
         Args:

@@ -6,13 +6,13 @@ import importlib
 from collections.abc import Sequence
 
 from quire.core.sampling_params import SamplingParams
-from quire.errors import ConfigError, EngineGenerateError
-from quire.sample.logits_processor.interface import LogitsProcessor
+from quire.errors import ConfigError, EngineGenerateError, QuireClientError, ValidationError
+from quire.sample.logits_processor.interface import LogitsProcessor, ProcessorKind
 
-ProcessorSource = str | type[LogitsProcessor]
+ProcessorSource = str | type[ProcessorKind]
 
 
-def load_processors(sources: Sequence[ProcessorSource]) -> list[type[LogitsProcessor]]:
+def load_processors(sources: Sequence[ProcessorSource]) -> list[type[ProcessorKind]]:
     """The processor classes, in the order given.
 
     Raises:
@@ -21,23 +21,28 @@ def load_processors(sources: Sequence[ProcessorSource]) -> list[type[LogitsProce
     return [_load(source) if isinstance(source, str) else _checked(source, repr(source)) for source in sources]
 
 
-def validate_params(classes: Sequence[type[LogitsProcessor]], params: SamplingParams) -> None:
-    """Let every processor refuse `params`; raises the first one's `ValidationError`."""
+def validate_params(classes: Sequence[type[ProcessorKind]], params: SamplingParams) -> None:
+    """Let every processor refuse `params`; raises the first one's error, a plain ValueError as `ValidationError`."""
     for processor in classes:
-        processor.validate_params(params)
+        try:
+            processor.validate_params(params)
+        except QuireClientError:
+            raise
+        except ValueError as error:
+            raise ValidationError(f"{processor.__qualname__}: {error}", field="extra_args") from error
 
 
 def processor_failure(processor: LogitsProcessor, method: str, error: Exception) -> EngineGenerateError:
     """The error of a request whose processor raised."""
-    name = type(processor).__qualname__
+    name = processor.source.__qualname__
     return EngineGenerateError(
         f"logits processor {name}.{method} raised {type(error).__name__}: {error}",
-        hint=f"fix {type(processor).__module__}:{name}, or start the engine without it",
+        hint=f"fix {processor.source.__module__}:{name}, or start the engine without it",
         field="logits_processors",
     )
 
 
-def _load(name: str) -> type[LogitsProcessor]:
+def _load(name: str) -> type[ProcessorKind]:
     module_name, colon, class_name = name.partition(":")
     if not (module_name and colon and class_name):
         raise ConfigError(
@@ -60,8 +65,8 @@ def _load(name: str) -> type[LogitsProcessor]:
     return _checked(found, repr(name))
 
 
-def _checked(found: object, name: str) -> type[LogitsProcessor]:
-    if isinstance(found, type) and issubclass(found, LogitsProcessor):
+def _checked(found: object, name: str) -> type[ProcessorKind]:
+    if isinstance(found, type) and issubclass(found, ProcessorKind):
         return found
     raise ConfigError(
         f"logits processor {name} is not a LogitsProcessor class",

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, TypedDict
+from typing import TypedDict
 
-from quire.compat.absent import module_getattr
+from quire.compat.absent import absent_class
+from quire.compat.vllm.config.kv_transfer import ECTransferConfig, KVTransferConfig
 from quire.compat.vllm.features import (
     COMPILATION,
-    KV_TRANSFER,
     LORA,
     POOLING,
     PROFILER,
@@ -16,7 +16,19 @@ from quire.compat.vllm.features import (
 )
 from quire.config import QuireConfig as VllmConfig
 
-__all__ = ["KVEventsConfig", "StructuredOutputsConfig", "VllmConfig"]
+__all__ = [
+    "CompilationConfig",
+    "ECTransferConfig",
+    "KVEventsConfig",
+    "KVTransferConfig",
+    "LoRAConfig",
+    "PoolerConfig",
+    "ProfilerConfig",
+    "SpeculativeConfig",
+    "StructuredOutputsConfig",
+    "VllmConfig",
+    "WeightTransferConfig",
+]
 
 
 class StructuredOutputsConfig(TypedDict, total=False):
@@ -42,15 +54,9 @@ class KVEventsConfig(TypedDict, total=False):
     topic: str
 
 
-_ABSENT: dict[str, Any] = {
-    "KVTransferConfig": KV_TRANSFER,
-    "ECTransferConfig": KV_TRANSFER,
-    "ProfilerConfig": PROFILER,
-    "PoolerConfig": POOLING,
-    "WeightTransferConfig": WEIGHT_TRANSFER,
-    "CompilationConfig": COMPILATION,
-    "SpeculativeConfig": SPECULATION,
-    "LoRAConfig": LORA,
-}
-
-__getattr__ = module_getattr(__name__, absent_names=_ABSENT)
+ProfilerConfig = absent_class("ProfilerConfig", PROFILER)
+PoolerConfig = absent_class("PoolerConfig", POOLING)
+WeightTransferConfig = absent_class("WeightTransferConfig", WEIGHT_TRANSFER)
+CompilationConfig = absent_class("CompilationConfig", COMPILATION)
+SpeculativeConfig = absent_class("SpeculativeConfig", SPECULATION)
+LoRAConfig = absent_class("LoRAConfig", LORA)

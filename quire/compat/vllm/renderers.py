@@ -1,0 +1,8 @@
+"""vLLM's `renderers`: importing it names the feature that Quire lacks."""
+
+from __future__ import annotations
+
+from quire.compat.absent import absent
+from quire.compat.vllm.features import INTERNALS
+
+raise absent("vllm.renderers", INTERNALS)
