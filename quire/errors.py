@@ -38,6 +38,35 @@ class ValidationError(QuireClientError):
     """A request's parameter or prompt is out of its allowed range."""
 
 
+class ContextLengthError(ValidationError):
+    """A prompt leaves no room for an answer. Its first sentence is that by which OpenAI's and vLLM's clients know it.
+
+    Args:
+        max_model_len: of prompt and answer together, in tokens.
+        size: of the prompt, in `unit`.
+        what: the prompt, as the caller calls it.
+        limit: of the prompt, in `unit`; None = unknown.
+        field: where it was given.
+    """
+
+    def __init__(
+        self,
+        max_model_len: int,
+        size: int,
+        unit: str = "tokens",
+        *,
+        what: str = "the prompt has",
+        limit: int | None = None,
+        field: str = "prompt",
+    ) -> None:
+        self.size, self.unit = size, unit
+        self.limit = max_model_len - 1 if limit is None else limit
+        super().__init__(
+            f"This model's maximum context length is {max_model_len} tokens. However, {what} {size} {unit}",
+            hint=f"shorten it to at most {self.limit} {unit}", field=field,
+        )  # fmt: skip
+
+
 class UnsupportedError(QuireClientError):
     """A known parameter or feature that Quire does not honour (yet)."""
 

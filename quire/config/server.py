@@ -184,7 +184,7 @@ class LimitsConfig:
     )
     max_completion_prompts: int = setting(1024, "Prompts in one request.", minimum=1, maximum=65536)
     max_answers: int = setting(1024, "Answers to one request: prompts times n.", minimum=1, maximum=65536)
-    max_stop_strings: int = setting(4, "Stop texts of a request.", minimum=1, maximum=1024)
+    max_stop_strings: int = setting(64, "Stop texts of a request.", minimum=1, maximum=1024)
     max_stop_chars: int = setting(1024, "Characters of a stop text.", minimum=1, maximum=1 << 20)
     max_id_entries: int = setting(
         4096, "Entries of stop_token_ids, allowed_token_ids and logit_bias.", minimum=1, maximum=1 << 20

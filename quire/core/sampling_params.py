@@ -35,6 +35,7 @@ from quire.utils.other_names import PARAMETERS
 MAX_N = 16384
 MAX_BAD_WORDS = 128
 MIN_TEMPERATURE = 0.01
+MAX_TEMPERATURE = 1e6  # all tokens are as likely as each other
 GREEDY_BELOW = 1e-5
 
 # Names that users know and Quire does not honour yet, with the values that ask for nothing.
@@ -121,7 +122,7 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, repr_omit_defaults=True
         presence_penalty, frequency_penalty: subtracted from the logits of tokens already in the output,
             once or per occurrence; in [-2, 2].
         repetition_penalty: divides (positive) or multiplies (negative) logits of tokens in prompt or output; > 0.
-        temperature: in [0, 2]; 0 is greedy, anything else below 0.01 is raised to 0.01.
+        temperature: 0 or more; 0 is greedy, other values are brought into [0.01, 1e6].
         top_p: smallest set of tokens whose probabilities reach this; in (0, 1].
         top_k: number of likeliest tokens kept; 0 or -1 = all.
         min_p: tokens below this share of the largest probability are dropped; in [0, 1].
@@ -299,10 +300,13 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, repr_omit_defaults=True
 
     def _check_randomness(self) -> None:
         self.n = check_int("n", self.n, 1, MAX_N)
-        self.temperature = check_float("temperature", self.temperature, 0.0, 2.0)
+        self.temperature = check_float("temperature", self.temperature, 0.0)
         if 0.0 < self.temperature < MIN_TEMPERATURE:
             logger.warning("temperature=%g raised to %g; use 0 for greedy", self.temperature, MIN_TEMPERATURE)
             self.temperature = MIN_TEMPERATURE
+        if self.temperature > MAX_TEMPERATURE:
+            logger.warning("temperature=%g lowered to %g", self.temperature, MAX_TEMPERATURE)
+            self.temperature = MAX_TEMPERATURE
         self.top_p = check_float("top_p", self.top_p, 0.0, 1.0, above=0.0)
         self.top_k = check_int("top_k", self.top_k, -1)
         self.min_p = check_float("min_p", self.min_p, 0.0, 1.0)

@@ -18,7 +18,7 @@ from quire.core.beam_search import num_top_tokens
 from quire.core.inputs import TextPrompt, TokensPrompt, parse_prompt
 from quire.core.sampling_params import SamplingParams
 from quire.engine.generation_defaults import GenerationDefaults
-from quire.errors import UnsupportedError, ValidationError
+from quire.errors import ContextLengthError, UnsupportedError, ValidationError
 from quire.parsers.registry import reasoning_parser
 from quire.parsers.thinking_marks import TAIL_TOKENS, thinking_marks
 from quire.structured_output.choose import resolve_structured_outputs
@@ -130,11 +130,7 @@ class InputProcessor:
         if len(token_ids) == 0:
             raise ValidationError("the prompt has no tokens", hint="pass at least one token", field="prompt")
         if len(token_ids) >= max_model_len:
-            raise ValidationError(
-                f"the prompt has {len(token_ids)} tokens; prompt and output together may have {max_model_len}",
-                hint=f"shorten the prompt to at most {max_model_len - 1} tokens, or raise max_model_len",
-                field="prompt",
-            )
+            raise ContextLengthError(max_model_len, len(token_ids))
         outside = np.flatnonzero((token_ids < 0) | (token_ids >= vocab_size))
         if len(outside):
             raise ValidationError(
@@ -155,6 +151,12 @@ class InputProcessor:
         params = copy.copy(params)  # shallow: fields are replaced below, never changed in place
         room = self._limits.max_model_len - len(prompt_token_ids)
         params.max_tokens = room if params.max_tokens is None else min(params.max_tokens, room)
+        if params.min_tokens > params.max_tokens:
+            raise ValidationError(
+                f"min_tokens={params.min_tokens} is larger than the {params.max_tokens} new tokens that the answer may "
+                "have after this prompt",
+                hint=f"use min_tokens <= {params.max_tokens}, or shorten the prompt", field="min_tokens",
+            )  # fmt: skip
         if params.logprobs == -1:
             params.logprobs = self._limits.vocab_size
         if params.prompt_logprobs == -1:

@@ -127,7 +127,7 @@ def test_chat_uses_the_models_template(llm):
 
 
 def test_the_prompt_is_never_cut(llm):
-    with pytest.raises(ValidationError, match=r"has 300 tokens; prompt and output together may have 256"):
+    with pytest.raises(ValidationError, match=r"context length is 256 tokens. However, the prompt has 300 tokens"):
         llm.generate({"prompt_token_ids": [7] * 300}, GREEDY)
     assert not llm.llm_engine.has_unfinished_requests()
 

@@ -264,7 +264,8 @@ class _Answer:
             self.reason = "stop"
             return
         self._ids.append(token_id)
-        self._text = self._engine.tokenizer.decode(self._ids)
+        tokenizer = self._engine.tokenizer
+        self._text = "" if tokenizer is None else tokenizer.decode(self._ids)
         for stop in self._params.stop_strings:
             if stop in self._text:
                 self._text = self._text[: self._text.index(stop)]

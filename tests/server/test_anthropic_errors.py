@@ -117,7 +117,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "large budget": ({"thinking": {"type": "enabled", "budget_tokens": 2000}, "max_tokens": 2000}, "less than"),
     "no budget": ({"thinking": {"type": "enabled"}}, "budget_tokens"),
     "unknown thinking": ({"thinking": {"type": "between_tools"}}, "thinking.type"),
-    "many stops": ({"stop_sequences": ["a", "b", "c", "d", "e"]}, "stop_sequences has 5"),
+    "many stops": ({"stop_sequences": ["a"] * 65}, "stop_sequences has 65"),
     "unknown format": ({"output_config": {"format": {"type": "xml"}}}, "output_config.format.type"),
     "two formats": (
         {

@@ -10,6 +10,7 @@ import pytest
 
 from quire.entrypoints.openai.protocol.messages import read_messages
 from quire.errors import ValidationError
+from quire.tokenization.chat_template import ChatTemplate
 from tests.server.servers import RunningServer
 
 CHAT = "/v1/chat/completions"
@@ -122,3 +123,90 @@ def test_an_answer_goes_back_into_the_conversation_as_it_came(server):
     assert client.chat.completions.create(**{**ASKED, "messages": again}).choices
     with pytest.raises(openai.BadRequestError, match="prefix"):
         client.chat.completions.create(**{**ASKED, "messages": [*again, {**answer.model_dump(), "prefix": True}]})
+
+
+@pytest.mark.parametrize("path", [CHAT, "/v1/completions"])
+@pytest.mark.parametrize(
+    "fields", [{"min_tokens": 10000, "max_tokens": 10000}, {"min_tokens": 10000, "max_tokens": None}]
+)
+def test_more_tokens_than_fit_cannot_be_demanded(server, path, fields):
+    body = {"prompt": "Hello"} if path != CHAT else ASKED
+    answer = post(server, path, {**body, **fields})
+    error = answer.json()["error"]
+    assert answer.status_code == 400 and error["param"] == "min_tokens"
+    assert ("min_tokens=10000" in error["message"] and "new tokens" in error["message"]) or path != CHAT
+
+
+@pytest.mark.parametrize(
+    ("fields", "warning"),
+    [
+        ({"reasoning_effort": "high"}, "reasoning_effort has no effect: the chat template does not take it"),
+        ({"verbosity": "low"}, "verbosity has no effect"),
+        ({"prediction": {"type": "content", "content": "x"}}, "prediction has no effect"),
+        ({"temperature": 5}, None),
+        ({"temperature": 1e300}, None),
+        ({"stop": [f"stop {i}" for i in range(20)]}, None),
+    ],
+    ids=["reasoning_effort", "verbosity", "prediction", "temperature", "huge temperature", "stop"],
+)
+def test_fields_that_ordinary_clients_send_are_taken(server, fields, warning):
+    answer = chat(server, **fields)
+    assert answer.status_code == 200
+    assert answer.json().get("warnings") == ([warning] if warning else None)
+
+
+@pytest.mark.parametrize(
+    ("template", "effort", "written", "num_warnings"),
+    [
+        ("{{ reasoning_effort }}", "high", "high", 0),
+        ("{{ enable_thinking }}", "none", "False", 0),
+        ("{{ enable_thinking }}", "low", "True", 1),
+        ("{{ reasoning_effort }} {{ enable_thinking }}", "none", "none False", 0),
+    ],
+)
+def test_effort_goes_to_templates_that_take_it(server, monkeypatch, template, effort, written, num_warnings):
+    monkeypatch.setattr(server.engine, "chat_template", ChatTemplate(template))
+    answer = chat(server, reasoning_effort=effort)
+    assert len(answer.json().get("warnings", [])) == num_warnings and prompt_text(server) == written
+    tokens = post(server, "/tokenize", {"messages": ASKED["messages"], "reasoning_effort": effort}).json()["tokens"]
+    assert tokens == server.engine.prompts[-1]
+    own = chat(server, reasoning_effort=effort, chat_template_kwargs={"reasoning_effort": "x", "enable_thinking": "y"})
+    assert own.status_code == 200 and set(prompt_text(server).split()) <= {"x", "y"}
+    assert chat(server, reasoning_effort="enormous").json()["error"]["param"] == "reasoning_effort"
+
+
+LONG = "word " * 4000
+TOO_LONG = [
+    (CHAT, {"messages": [{"role": "user", "content": LONG}]}, "messages"),
+    (CHAT, {"messages": [{"role": "user", "content": "x" * 300_000}]}, "messages"),
+    (CHAT, {"messages": [{"role": "user", "content": "x" * 2_000_000}]}, "messages"),
+    ("/v1/completions", {"prompt": LONG}, "prompt"),
+    ("/v1/completions", {"prompt": [5] * 4000}, "prompt"),
+    ("/v1/completions", {"prompt": "x" * 300_000}, "prompt"),
+    ("/v1/responses", {"input": LONG}, "input"),
+    ("/v1/responses", {"input": "x" * 300_000}, "input"),
+]
+
+
+@pytest.mark.parametrize(("path", "body", "param"), TOO_LONG)
+def test_a_prompt_that_is_too_long_is_refused_in_the_words_that_clients_look_for(server, path, body, param):
+    answer = post(server, path, body)
+    error = answer.json()["error"]
+    assert answer.status_code == 400 and (error["code"], error["param"]) == ("context_length_exceeded", param)
+    assert error["message"].startswith("This model's maximum context length is 2048 tokens. However, ")
+
+
+def test_truncation_auto_leaves_out_the_beginning_and_leaves_room_for_the_answer(server):
+    body = {"input": LONG + "the end", "max_output_tokens": 48, "truncation": "auto"}
+    answer = post(server, "/v1/responses", body).json()
+    assert answer["truncation"] == "auto" and answer["usage"]["input_tokens"] == 2000
+    assert answer["usage"]["output_tokens"] == 48 and "the end" in prompt_text(server)
+    short = post(server, "/v1/responses", {**body, "input": "Hello"}).json()
+    assert short["usage"]["input_tokens"] < 100
+
+
+def test_without_a_tokenizer_an_echo_is_of_ids(server, monkeypatch):
+    monkeypatch.setattr(server.engine, "tokenizer", None)
+    body = {"prompt": [5, 6, 7], "echo": True, "max_tokens": 2, "return_token_ids": True}
+    (choice,) = post(server, "/v1/completions", body).json()["choices"]
+    assert choice["prompt_token_ids"] == [5, 6, 7] and len(choice["token_ids"]) == 2

@@ -178,11 +178,11 @@ def test_models_are_listed(server):
 @pytest.mark.parametrize(
     ("arguments", "param"),
     [
-        ({"temperature": 3}, "temperature"),
+        ({"temperature": -1}, "temperature"),
         ({"n": 0}, "n"),
         ({"max_tokens": 0}, "max_tokens"),
         ({"top_logprobs": 3}, "top_logprobs"),
-        ({"stop": ["a", "b", "c", "d", "e"]}, "stop"),
+        ({"stop": ["a"] * 65}, "stop"),
         ({"logit_bias": {"999999": 1}}, "logit_bias"),
         ({"extra_body": {"top_k": "many"}}, "top_k"),
         ({"extra_body": {"structured_outputs": {"json": {"type": 7}}}}, "structured_outputs"),

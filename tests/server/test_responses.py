@@ -247,7 +247,7 @@ def test_what_has_no_effect_is_named(server):
         ({"tool_choice": {"type": "web_search"}}, "tool_choice"),
         ({"tools": TOOLS, "tool_choice": ALLOWED_UNKNOWN}, "tool_choice"),
         ({"max_output_tokens": 0}, "max_output_tokens"),
-        ({"truncation": "auto"}, "truncation"),
+        ({"truncation": "middle"}, "truncation"),
         ({"conversation": "conv_1"}, "conversation"),
         ({"include": ["nothing"]}, "include"),
         ({"top_logprobs": 2}, "top_logprobs"),
@@ -256,7 +256,7 @@ def test_what_has_no_effect_is_named(server):
         ({"reasoning": {"effort": "enormous"}}, "reasoning"),
         ({"metadata": {"x" * 65: "y"}}, "metadata"),
         ({"background": True, "store": False}, "background"),
-        ({"temperature": 9.0}, "temperature"),
+        ({"temperature": -1.0}, "temperature"),
     ],
     ids=lambda value: value if isinstance(value, str) else "-",
 )  # fmt: skip

@@ -19,7 +19,7 @@ from quire.entrypoints.openai.prompts import Cut
 from quire.entrypoints.openai.protocol.chat import ChatRequest
 from quire.entrypoints.openai.routes import JSON, GenerationRoutes, PreparedChat
 from quire.entrypoints.openai.state import ServerState
-from quire.errors import ValidationError
+from quire.errors import ContextLengthError, ValidationError
 
 ID_PREFIX = "msg_"
 INLINE_BLOCKS = 512
@@ -45,10 +45,15 @@ class MessagesRoutes:
         limits = self._state.config.limits
         can_end = self._state.parsing.can_end_thinking
         translated = await _beside(body, lambda: chat_request(body, notes, limits, can_end_thinking=can_end))
-        chat = await self._generation.prepare_chat(request, translated, ID_PREFIX, warnings, holds_calls=True)
+        try:
+            chat = await self._generation.prepare_chat(request, translated, ID_PREFIX, warnings, holds_calls=True)
+        except ContextLengthError as error:  # in the words by which agents know that they must shorten it
+            raise ValidationError(
+                f"prompt is too long: {error.size} {error.unit} > {error.limit} maximum", hint="shorten it",
+                field="messages",
+            ) from None  # fmt: skip
         _note_thinking(body, chat, notes)
         counts = AnswerCounts(self._state, chat.work, chat.model, reports_cache=bool(body.return_cache_info))
-        self._check_length(counts.usage.num_prompt)
         writer = MessageWriter(counts, chat.plan, warnings, request.scope["state"][ID_KEY])
         return await self._generation.respond(request, chat.work, writer, is_stream=bool(body.stream))
 
@@ -64,14 +69,6 @@ class MessagesRoutes:
         charge.correct(len(prompt.prompt_token_ids))
         content = {"input_tokens": len(prompt.prompt_token_ids), **({"warnings": warnings} if warnings else {})}
         return Response(msgspec.json.encode(content), media_type=JSON)
-
-    def _check_length(self, num_tokens: int) -> None:
-        """Refuse a prompt that leaves no room, in the words by which agents know that they must shorten it."""
-        limit = self._state.prompts.max_model_len - 1
-        if num_tokens > limit:
-            raise ValidationError(
-                f"prompt is too long: {num_tokens} tokens > {limit} maximum", hint="shorten it", field="messages"
-            )
 
     def _notes(self, warnings: list[str]) -> Notes:
         return Notes(warnings, is_strict=self._state.config.api.strict_requests)

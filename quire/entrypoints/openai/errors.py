@@ -13,6 +13,7 @@ import msgspec
 from starlette.responses import Response
 
 from quire.errors import (
+    ContextLengthError,
     EngineDeadError,
     EngineGenerateError,
     EngineRestartingError,
@@ -47,6 +48,7 @@ class ErrorKind:
 
 
 BAD_REQUEST = ErrorKind(400, "BadRequestError", "bad_request")
+TOO_LONG = ErrorKind(400, "BadRequestError", "bad_request", "context_length_exceeded")
 UNAUTHORIZED = ErrorKind(401, "AuthenticationError", "unauthorized")
 FORBIDDEN = ErrorKind(403, "PermissionDeniedError", "forbidden")
 NOT_FOUND = ErrorKind(404, "NotFoundError", "not_found")
@@ -130,7 +132,8 @@ def api_error_of(error: BaseException) -> ApiError:
         return error
     if isinstance(error, QuireClientError):
         text = f"{error.message} ({error.hint})" if error.hint else error.message
-        return ApiError(BAD_REQUEST, sanitised(text), param=error.field)
+        kind = TOO_LONG if isinstance(error, ContextLengthError) else BAD_REQUEST
+        return ApiError(kind, sanitised(text), param=error.field)
     if isinstance(error, EngineRestartingError):
         return ApiError(UNAVAILABLE, ENGINE_RESTARTING, retry_after_s=1)
     if isinstance(error, EngineDeadError):

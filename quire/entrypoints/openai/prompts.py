@@ -19,7 +19,8 @@ from quire.core.inputs import TokensPrompt, parse_messages, parse_prompt
 from quire.engine.protocol import EngineClient
 from quire.entrypoints.openai.prompt_workers import PromptWorkers
 from quire.entrypoints.openai.protocol.chat import ChatFields, chat_messages
-from quire.errors import ChatTemplateError, UnsupportedError, ValidationError
+from quire.entrypoints.openai.protocol.effort import check_effort, effort_kwargs
+from quire.errors import ChatTemplateError, ContextLengthError, UnsupportedError, ValidationError
 from quire.tokenization.chat_template import ChatTemplate
 from quire.tokenization.control_tokens import ControlTokens
 from quire.tokenization.tokenizer import Tokenizer
@@ -40,10 +41,13 @@ CONTROL_WARNING = (
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """What of a prompt is used: its last (`side` left) or first `num_tokens` tokens; None = all."""
+    """What of a prompt is used: its last (`side` left) or first `num_tokens` tokens; None = all, -1 = as many as leave
+    room for `num_new` tokens.
+    """
 
     num_tokens: int | None = None
     side: str = "left"
+    num_new: int = 1
 
 
 class PromptReader:
@@ -99,10 +103,9 @@ class PromptReader:
         parts = (request.messages, request.tools, request.documents, request.chat_template_kwargs)
         size = len(msgspec.json.encode(parts))
         if size > BYTES_PER_CHAR * ALWAYS_CHARS and size > BYTES_PER_CHAR * self.max_chars:
-            raise ValidationError(
-                f"messages, tools, documents and chat_template_kwargs have {size} bytes together; no prompt of so many "
-                "fits this model",
-                hint=f"shorten them to less than {BYTES_PER_CHAR * self.max_chars} bytes", field="messages",
+            raise ContextLengthError(
+                self.max_model_len, size, "bytes", what="messages, tools, documents and chat_template_kwargs have",
+                limit=BYTES_PER_CHAR * self.max_chars, field="messages",
             )  # fmt: skip
         return size
 
@@ -145,13 +148,11 @@ class PromptReader:
         )
         return cut_prompt(TokensPrompt(tuple(ids), prompt), cut, self.max_model_len)
 
-    def check_fits(self, num_tokens: int) -> None:
+    def check_fits(self, num_tokens: int, field: str = "prompt") -> None:
         """Refuse a prompt that leaves no room for a token of its answer."""
         if num_tokens >= self.max_model_len:
-            raise ValidationError(
-                f"the prompt has {num_tokens} tokens; prompt and output together may have {self.max_model_len}",
-                hint=f"shorten it to at most {self.max_model_len - 1} tokens", field="prompt",
-            )  # fmt: skip
+            what = "the prompt has" if field == "prompt" else f"the {field} have"
+            raise ContextLengthError(self.max_model_len, num_tokens, what=what, field=field)
 
     async def read_chat(
         self,
@@ -177,6 +178,8 @@ class PromptReader:
         notes = [] if warnings is None else warnings
         messages = chat_messages(request, notes, is_strict=self._config.strict_requests)
         template = self._template(request)
+        if request.reasoning_effort is not None:
+            request = self._with_effort(request, template, notes)
         return await self._workers.run(
             tenant, size, lambda: self._render(template, request, messages, cut, add_special_tokens)
         )
@@ -229,10 +232,7 @@ class PromptReader:
     def _check_length(self, prompt: str | list[int], field: str, unit: str = "characters") -> None:
         """Refuse what cannot fit the model before it is tokenized, which takes a second for each megabyte."""
         if len(prompt) > ALWAYS_CHARS and len(prompt) > self.max_chars:
-            raise ValidationError(
-                f"the prompt has {len(prompt)} {unit}; no prompt of so many fits this model",
-                hint=f"shorten it to less than {self.max_chars} {unit}", field=field,
-            )  # fmt: skip
+            raise ContextLengthError(self.max_model_len, len(prompt), unit, limit=self.max_chars, field=field)
 
     def _render(
         self,
@@ -274,6 +274,18 @@ class PromptReader:
     def _hides_tools(self, request: ChatFields) -> bool:
         return self._config.exclude_tools_when_tool_choice_none and request.tool_choice == "none"
 
+    def _with_effort(self, request: ChatFields, template: ChatTemplate, notes: list[str]) -> ChatFields:
+        """`request` with its `reasoning_effort` as variables of the template."""
+        name, effort = "reasoning_effort", request.reasoning_effort
+        assert effort is not None, "it is given"
+        check_effort(name, effort, name)
+        own = request.chat_template_kwargs
+        said = len(notes)
+        kwargs = effort_kwargs(name, effort, own, template.source, notes)
+        if len(notes) > said and self._config.strict_requests:
+            raise ValidationError(notes[-1], hint=f"leave out {name}", field=name)
+        return msgspec.structs.replace(request, chat_template_kwargs=kwargs)
+
     def _template(self, request: ChatFields) -> ChatTemplate:
         if request.chat_template is not None:
             if not self._config.trust_request_chat_template:
@@ -311,7 +323,9 @@ def cut_prompt(prompt: Any, cut: Cut, max_model_len: int) -> TokensPrompt:
     assert isinstance(prompt, TokensPrompt)
     if cut.num_tokens is None:
         return prompt
-    limit = max_model_len - 1 if cut.num_tokens == -1 else cut.num_tokens
+    limit = cut.num_tokens
+    if limit == -1:
+        limit = max_model_len - (cut.num_new if cut.num_new < max_model_len else 1)
     ids = prompt.prompt_token_ids
     if len(ids) <= limit:
         return prompt

@@ -105,15 +105,17 @@ class GenerationRoutes:
         params = completion_params(body, self._state.engine.defaults.sampling, limits, len(given))
         self._limit(request, params, body.max_tokens)
         charge = self._charge(request, body, [reader.least_tokens(one) for one in given], params.n)
-        prompts = await self._read_prompts(request, body, given, charge, warnings)
+        prompts = await self._read_prompts(request, body, given, _cut(body, params), charge, warnings)
         work = self._work(request, body, "cmpl-", prompts, params, charge)
         form = AnswerForm(
             self._state, body, work, model=model, warnings=list(dict.fromkeys(warnings)), kind="text_completion"
         )
         echoed = None
         if body.echo:
+            has_text = self._state.engine.tokenizer is not None
             echoed = [
-                reader.decode(list(one.prompt_token_ids)) if one.prompt is None else one.prompt for one in prompts
+                one.prompt if one.prompt is not None else reader.decode(list(one.prompt_token_ids)) if has_text else ""
+                for one in prompts
             ]
         writer = CompletionWriter(form, body, echoed)
         return await self.respond(request, work, writer, is_stream=bool(body.stream))
@@ -163,10 +165,11 @@ class GenerationRoutes:
         size = reader.size_of(body)
         charge = self._charge(request, body, [reader.least_tokens_of(size)], params.n)
         prompt = await reader.read_chat(
-            body, _cut(body), tenant=request.state.tenant.name, size=size,
+            body, _cut(body, params), tenant=request.state.tenant.name, size=size,
             add_special_tokens=bool(body.add_special_tokens), warnings=warnings,
         )  # fmt: skip
         charge.correct(len(prompt.prompt_token_ids))
+        reader.check_fits(len(prompt.prompt_token_ids), "messages")
         if plan is not None:
             plan.constrain(params, prompt.prompt_token_ids)
         return PreparedChat(self._work(request, body, prefix, [prompt], params, charge), plan, model)
@@ -183,11 +186,12 @@ class GenerationRoutes:
         request: Request,
         body: CompletionRequest,
         given: list[str | list[int]],
+        cut: Cut,
         charge: Charge,
         warnings: list[str],
     ) -> list[TokensPrompt]:
         """The prompts of a completion; the first that cannot fit ends it."""
-        reader, cut, prompts, num_tokens = self._state.prompts, _cut(body), [], 0
+        reader, prompts, num_tokens = self._state.prompts, [], 0
         for one in given:
             prompt = await reader.read(
                 one, cut, tenant=request.state.tenant.name, add_special_tokens=body.add_special_tokens is not False,
@@ -286,8 +290,8 @@ async def collect(run: Run, num_prompts: int) -> list[RequestOutput]:
     return [output for output in final if output is not None]
 
 
-def _cut(body: GenerationFields) -> Cut:
-    return Cut(body.truncate_prompt_tokens, body.truncation_side or "left")
+def _cut(body: GenerationFields, params: SamplingParams) -> Cut:
+    return Cut(body.truncate_prompt_tokens, body.truncation_side or "left", params.max_tokens or 1)
 
 
 def _priority(request: Request, body: GenerationFields) -> int | None:

@@ -64,7 +64,7 @@ class ResponseForm:
             "tools": told_tools(request),
             "top_logprobs": request.top_logprobs or 0,
             "top_p": params.top_p,
-            "truncation": "disabled",
+            "truncation": request.truncation or "disabled",
             "user": None,
         }
         if warnings:

@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 
+from quire.entrypoints.openai.protocol.effort import check_effort
 from quire.entrypoints.openai.protocol.generation import NOT_YET
 from quire.entrypoints.openai.protocol.reading import RequestFields
 from quire.errors import UnsupportedError, ValidationError
@@ -19,7 +20,7 @@ NOTHING_TO_INCLUDE = frozenset(
         "message.input_image.image_url",
     )
 )  # fmt: skip
-EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
+TRUNCATIONS = ("disabled", "auto")
 SUMMARIES = ("auto", "concise", "detailed")
 VERBOSITIES = ("low", "medium", "high")
 MAX_METADATA, MAX_METADATA_KEY, MAX_METADATA_VALUE = 16, 64, 512
@@ -28,7 +29,6 @@ RESPONSES_NOT_YET: dict[str, tuple[Any, ...]] = {
     **NOT_YET,
     "conversation": (),
     "prompt": (),
-    "truncation": ("disabled",),
     "context_management": ([],),
     "moderation": (),
     "background_options": (),
@@ -108,6 +108,7 @@ class ResponsesRequest(msgspec.Struct, kw_only=True):
     structured_outputs: dict[str, Any] | None = None
     chat_template: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    truncation: str | None = None
     truncate_prompt_tokens: int | None = None
     truncation_side: str | None = None
     priority: int | None = None
@@ -134,6 +135,8 @@ def check_request(request: ResponsesRequest) -> list[str]:
         check_int("max_output_tokens", request.max_output_tokens, 1)
     if request.stream_options is not None and not request.stream:
         raise ValidationError("stream_options needs stream=true", hint="leave it out", field="stream_options")
+    if request.truncation is not None:
+        _check_choice("truncation", request.truncation, TRUNCATIONS, "truncation")
     warnings: list[str] = []
     for one in request.include or ():
         if one in NOTHING_TO_INCLUDE:
@@ -153,7 +156,7 @@ def check_request(request: ResponsesRequest) -> list[str]:
     reasoning = request.reasoning
     if reasoning is not None:
         if reasoning.effort is not None:
-            _check_choice("reasoning.effort", reasoning.effort, EFFORTS, "reasoning")
+            check_effort("reasoning.effort", reasoning.effort, "reasoning")
         for name in ("summary", "generate_summary"):
             asked = getattr(reasoning, name)
             if asked is not None:

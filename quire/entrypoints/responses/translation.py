@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from quire.entrypoints.openai.protocol.chat import ChatRequest
+from quire.entrypoints.openai.protocol.effort import effort_kwargs
 from quire.entrypoints.responses.items import Item, messages_of
 from quire.entrypoints.responses.protocol import ResponsesRequest, unsupported_tool, wants_logprobs
 from quire.errors import ValidationError
@@ -15,8 +16,8 @@ SAME_NAME = (
     "model", "parallel_tool_calls", "stream", "temperature", "top_p", "top_k", "min_p", "min_tokens",
     "presence_penalty", "frequency_penalty", "repetition_penalty", "seed", "stop", "stop_token_ids",
     "include_stop_str_in_output", "ignore_eos", "skip_special_tokens", "spaces_between_special_tokens", "logit_bias",
-    "allowed_token_ids", "bad_words", "structured_outputs", "chat_template", "truncate_prompt_tokens",
-    "truncation_side", "priority", "queue_timeout", "cache_salt", "no_store", "skip_reading_prefix_cache",
+    "allowed_token_ids", "bad_words", "structured_outputs", "chat_template", "truncation_side",
+    "priority", "queue_timeout", "cache_salt", "no_store", "skip_reading_prefix_cache",
     "vllm_xargs", "thinking_token_budget",
 )  # fmt: skip
 FIELD_NAMES = {
@@ -49,17 +50,26 @@ def chat_request(
     if request.instructions:
         messages.insert(0, {"role": developer_role, "content": request.instructions})
     tools, choice = _tools(request, warnings)
+    effort = None if request.reasoning is None else request.reasoning.effort
     return ChatRequest(
         **{name: getattr(request, name) for name in SAME_NAME},
         messages=messages,
         tools=tools,
         tool_choice=choice,
         max_completion_tokens=request.max_output_tokens,
+        truncate_prompt_tokens=_cut(request),
         logprobs=True if wants_logprobs(request) else None,
         top_logprobs=request.top_logprobs if wants_logprobs(request) else None,
         response_format=_response_format(request),
-        chat_template_kwargs=_template_kwargs(request, source, warnings),
+        chat_template_kwargs=effort_kwargs("reasoning.effort", effort, request.chat_template_kwargs, source, warnings),
     )
+
+
+def _cut(request: ResponsesRequest) -> int | None:
+    """How much of the prompt is used; with `truncation` auto as much as leaves room for the answer."""
+    if request.truncate_prompt_tokens is not None:
+        return request.truncate_prompt_tokens
+    return -1 if request.truncation == "auto" else None
 
 
 def text_format(request: ResponsesRequest) -> dict[str, Any]:
@@ -111,22 +121,6 @@ def _response_format(request: ResponsesRequest) -> dict[str, Any] | None:
                 f"text.format.{name} must be a text of at most {limit} characters", hint="shorten it", field="text"
             )
     return {"type": kind, "json_schema": {name: given[name] for name in FORMAT_KEYS if given.get(name) is not None}}
-
-
-def _template_kwargs(request: ResponsesRequest, source: str, warnings: list[str]) -> dict[str, Any] | None:
-    """The template's variables, with what `reasoning.effort` asks of it; the request's own go first."""
-    given = request.chat_template_kwargs
-    effort = None if request.reasoning is None else request.reasoning.effort
-    if effort is None:
-        return given
-    if "reasoning_effort" in source:
-        return {"reasoning_effort": effort, **(given or {})}
-    if "enable_thinking" in source:
-        if effort not in ("none", "medium"):
-            warnings.append("reasoning.effort: the chat template can only turn thinking on or off")
-        return {"enable_thinking": effort != "none", **(given or {})}
-    warnings.append("reasoning.effort has no effect: the chat template does not take it")
-    return given
 
 
 def _tools(

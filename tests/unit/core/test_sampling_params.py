@@ -14,7 +14,6 @@ from quire.errors import QuireClientError, UnsupportedError, ValidationError
 
 BAD = {
     "temperature below zero": ("temperature", -0.1),
-    "temperature above two": ("temperature", 2.01),
     "temperature not a number": ("temperature", math.nan),
     "temperature infinite": ("temperature", math.inf),
     "temperature as text": ("temperature", "0.7"),
@@ -104,6 +103,11 @@ def test_an_unknown_parameter_names_the_nearest() -> None:
 def test_positional_arguments_are_refused_with_the_keyword_form() -> None:
     with pytest.raises(ValidationError, match="by keyword"):
         SamplingParams(1)  # type: ignore[call-arg]
+
+
+def test_any_temperature_is_taken_and_extreme_ones_are_brought_into_range() -> None:
+    temperatures = [SamplingParams(temperature=one).temperature for one in (0, 1e-9, 2.5, 100, 1e300)]
+    assert temperatures == [0.0, 0.01, 2.5, 100.0, 1e6]
 
 
 def test_zero_temperature_is_greedy_and_neutralises_the_filters() -> None:

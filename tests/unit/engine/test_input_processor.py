@@ -32,7 +32,7 @@ def test_ids_come_through_as_they_are():
 
 @pytest.mark.parametrize("length", [10, 11, 500])
 def test_a_prompt_that_leaves_no_room_is_refused_with_both_numbers(length):
-    with pytest.raises(ValidationError, match=rf"has {length} tokens; .* may have 10\nhint: .* at most 9 tokens"):
+    with pytest.raises(ValidationError, match=rf"length is 10 .* {length} tokens\nhint: .* at most 9 tokens"):
         prepare([7] * length)
 
 

@@ -24,10 +24,7 @@ CHAT_NOT_YET: dict[str, tuple[Any, ...]] = {
     "function_call": ("none",),
     "audio": (),
     "modalities": (["text"],),
-    "prediction": (),
     "web_search_options": (),
-    "verbosity": ("medium",),
-    "reasoning_effort": ("none",),
     "reasoning": (),
     "thinking": (),
     "media_io_kwargs": ({},),
@@ -46,6 +43,7 @@ class ChatFields(GenerationFields, kw_only=True):
     documents: list[dict[str, Any]] | None = None
     tools: list[dict[str, Any]] | None = None
     tool_choice: str | dict[str, Any] | None = None
+    reasoning_effort: str | None = None
 
 
 class ChatRequest(ChatFields, kw_only=True):
@@ -59,7 +57,7 @@ class ChatRequest(ChatFields, kw_only=True):
     thinking_token_budget: int | None = None
 
 
-CHAT_FIELDS = RequestFields(ChatRequest, CHAT_NOT_YET, NO_EFFECT)
+CHAT_FIELDS = RequestFields(ChatRequest, CHAT_NOT_YET, NO_EFFECT | {"verbosity", "prediction"})
 
 
 def chat_messages(request: ChatFields, warnings: list[str], *, is_strict: bool = False) -> list[dict[str, Any]]:
