@@ -37,6 +37,11 @@ class HttpConfig:
     allowed_origins: tuple[str, ...] = setting(
         (), "Web pages that may call the server from a browser: origins, or *; empty = none (no CORS)."
     )
+    allowed_hosts: tuple[str, ...] = setting(
+        (),
+        "Host names that requests may have, beside IP addresses and localhost, when the server listens on a loopback "
+        "address without keys; * = any. For a proxy on this machine that passes on its own name.",
+    )
     allowed_methods: tuple[str, ...] = setting(("*",), "Methods that these pages may use; * = all.")
     allowed_headers: tuple[str, ...] = setting(("*",), "Request headers that these pages may send; * = all.")
     allow_credentials: bool = setting(False, "These pages may send cookies and client certificates.")

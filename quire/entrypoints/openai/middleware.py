@@ -25,6 +25,7 @@ from quire.entrypoints.openai.errors import (
     ClientGoneError,
     api_error_of,
 )
+from quire.entrypoints.openai.origins import OriginRules
 from quire.entrypoints.openai.receipt import make_receipt
 from quire.entrypoints.openai.tenants import Tenants
 from quire.entrypoints.openai.tracing import HEADERS as TRACE_HEADERS
@@ -138,12 +139,17 @@ def _ended(scope: Scope, status: int, start_s: float, end_s: float) -> EndedRequ
 
 
 class Gate:
-    """Refuses requests with too large a head, or without a valid key; names the tenant of the others."""
+    """Refuses requests with too large a head, without a valid key, or where there are none of foreign web pages; names
+    the tenant of the others.
+    """
 
-    def __init__(self, app: ASGIApp, *, tenants: Tenants, limits: LimitsConfig, metrics: EngineMetrics) -> None:
+    def __init__(
+        self, app: ASGIApp, *, tenants: Tenants, limits: LimitsConfig, metrics: EngineMetrics, origins: OriginRules
+    ) -> None:
         self._app = app
         self._tenants = tenants
         self._metrics = metrics
+        self._origins = origins
         self._max_header_bytes = limits.max_header_bytes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -170,8 +176,10 @@ class Gate:
         names = {name for name, _ in scope["headers"]}
         if b"content-length" in names and b"transfer-encoding" in names:  # a proxy in front may have read another one
             return ApiError(BAD_REQUEST, "send content-length or transfer-encoding, not both")
-        if not self._tenants.needs_key or is_open(scope):
+        if is_open(scope):
             return None
+        if not self._tenants.needs_key:
+            return self._origins.refusal(scope)
         tenant = self._tenants.of(_authorization(scope))
         if tenant is None:
             return ApiError(

@@ -26,6 +26,7 @@ from quire.entrypoints.openai.key_watch import KeyWatch
 from quire.entrypoints.openai.keys import ApiKeys, read_checked_keys
 from quire.entrypoints.openai.middleware import Gate, LastResort, RequestLog
 from quire.entrypoints.openai.operator_routes import OperatorRoutes
+from quire.entrypoints.openai.origins import OriginRules
 from quire.entrypoints.openai.protocol.chat import ChatRequest
 from quire.entrypoints.openai.protocol.completion import CompletionRequest
 from quire.entrypoints.openai.protocol.tokenize import DetokenizeRequest, TokenizeRequest
@@ -37,6 +38,11 @@ from quire.entrypoints.responses.protocol import ResponsesRequest
 from quire.entrypoints.responses.routes import ResponsesRoutes
 from quire.version import __version__
 
+EXPOSED_HEADERS = (
+    "x-request-id", "request-id", "retry-after", "retry-after-ms",
+    *(f"x-ratelimit-{what}-{kind}" for kind in ("requests", "tokens") for what in ("limit", "remaining", "reset")),
+)  # fmt: skip
+"""Headers of answers that pages of `allowed_origins` may read."""
 ERROR_FORMS = (MESSAGES_ERRORS, RESPONSES_ERRORS)
 
 
@@ -86,7 +92,9 @@ def make_app(engine: EngineClient, config: ServerConfig) -> FastAPI:
     app.state.server = state
     _add_routes(app, state, generation, responses)
     app.add_middleware(LastResort)
-    app.add_middleware(Gate, tenants=state.tenants, limits=config.limits, metrics=state.metrics)
+    app.add_middleware(
+        Gate, tenants=state.tenants, limits=config.limits, metrics=state.metrics, origins=OriginRules(config.http)
+    )
     app.add_middleware(
         RequestLog, is_logged=not config.http.disable_access_log, tracing=state.tracing, error_forms=ERROR_FORMS,
         quiet_paths=frozenset(config.http.disable_access_log_for_endpoints),
@@ -95,6 +103,7 @@ def make_app(engine: EngineClient, config: ServerConfig) -> FastAPI:
         app.add_middleware(
             CORSMiddleware, allow_origins=config.http.allowed_origins, allow_methods=config.http.allowed_methods,
             allow_headers=config.http.allowed_headers, allow_credentials=config.http.allow_credentials,
+            expose_headers=EXPOSED_HEADERS,
         )  # fmt: skip
     return app
 

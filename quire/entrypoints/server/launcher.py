@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ipaddress
 import os
 import signal
 import socket
@@ -27,6 +26,7 @@ from quire.engine.protocol import EngineClient
 from quire.entrypoints.openai.connection import protocol_factory
 from quire.entrypoints.openai.connection_limits import ConnectionWatch
 from quire.entrypoints.openai.keys import read_checked_keys
+from quire.entrypoints.openai.origins import is_loopback
 from quire.entrypoints.openai.parsing import check_parsers
 from quire.entrypoints.openai.state import ServerState
 from quire.entrypoints.openai.tls import CertificateWatch, harden, named_errors, tls_options
@@ -267,14 +267,6 @@ def warn_of_open_address(config: ServerConfig) -> bool:
         http.host,
     )
     return True
-
-
-def is_loopback(host: str) -> bool:
-    """True for an address that only this machine reaches."""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def claim_socket_path(path: str) -> None:
