@@ -13,17 +13,18 @@ import msgspec
 from quire.config.structured_outputs import BACKENDS, StructuredOutputsConfig
 from quire.core.structured_outputs import MAX_TAG_DEPTH, StructuredOutputsParams, json_text, parse_json
 from quire.errors import UnsupportedError, ValidationError
+from quire.structured_output.regex_normal import normal
 from quire.structured_output.registry import is_installed
 from quire.structured_output.schema_closing import closed
 from quire.structured_output.schema_formats import EXPENSIVE
 from quire.structured_output.schema_forms import simplified, with_types
 from quire.structured_output.schema_keywords import find_problem, formats_of, malformed
 from quire.structured_output.schema_lm_format_enforcer import MAX_VALUES
-from quire.structured_output.schema_patterns import with_ascii_patterns
-from quire.structured_output.schema_regex import regex_problem, with_ascii_classes, without_anchors
+from quire.structured_output.schema_patterns import with_normal_patterns
+from quire.structured_output.schema_regex import regex_problem, without_anchors
 from quire.structured_output.structural_tags import read_tag
 from quire.structured_output.tag_lark import lark_problem
-from quire.structured_output.tag_schemas import schemas_of, with_schemas
+from quire.structured_output.tag_schemas import regexes_of, schemas_of, with_regexes, with_schemas
 
 # Kind -> libraries that know it at all.
 _KNOWN: dict[str, tuple[str, ...]] = {
@@ -99,7 +100,7 @@ def _plain(params: StructuredOutputsParams, field: str) -> Any:
         reason = regex_problem(value)
         if reason is not None:
             raise ValidationError(f"{field} has {reason}", hint="write it without", field=field)
-        value = with_ascii_classes(without_anchors(value))
+        value = normal(without_anchors(value))
     elif params.kind == "structural_tag":
         value = read_tag(field, parse_json(field, value, MAX_TAG_DEPTH))
     return value
@@ -146,6 +147,10 @@ def _tag_problem(value: Any, backend: str) -> str | None:
         problem = malformed(schema) or find_problem(schema, backend)
         if problem is not None:
             return f"#{path}{problem.path}: {problem.reason}"
+    for path, pattern in regexes_of(value):
+        reason = regex_problem(normal(without_anchors(pattern)), backend)
+        if reason is not None:
+            return f"#{path}: {reason}"
     return lark_problem(value) if backend == "guidance" else None
 
 
@@ -154,9 +159,10 @@ def _resolved(
 ) -> StructuredOutputsParams:
     is_closed = params.disable_additional_properties or config.disable_additional_properties
     if params.kind == "json":
-        value = json_text(params.field, with_ascii_patterns(closed(value, always=is_closed)))
+        value = json_text(params.field, with_normal_patterns(closed(value, always=is_closed)))
     elif params.kind == "structural_tag":
-        value = with_schemas(value, lambda schema: with_ascii_patterns(closed(schema, always=is_closed)))
+        value = with_regexes(value, lambda pattern: normal(without_anchors(pattern)))
+        value = with_schemas(value, lambda schema: with_normal_patterns(closed(schema, always=is_closed)))
     changes: dict[str, Any] = {
         params.kind: value,
         "backend": backend,

@@ -4,24 +4,23 @@ from __future__ import annotations
 
 from typing import Any
 
-from quire.structured_output.schema_keywords import LISTS, MAPS, ONES
-from quire.structured_output.schema_regex import with_ascii_classes
+from quire.structured_output.regex_normal import normal
+from quire.structured_output.schema_walk import with_every
 
 
-def with_ascii_patterns(schema: Any) -> Any:
-    """`schema`, which no library refuses, with the classes of its patterns ASCII."""
-    if not isinstance(schema, dict):
-        return schema
-    return {keyword: _changed(keyword, value) for keyword, value in schema.items()}
+def with_normal_patterns(schema: Any) -> Any:
+    """`schema`, which no library refuses, with its patterns in one form."""
+    return with_every(schema, _with_normal)
 
 
-def _changed(keyword: str, value: Any) -> Any:
-    if keyword == "pattern" and isinstance(value, str):
-        return with_ascii_classes(value)
-    if keyword == "patternProperties" and isinstance(value, dict):
-        return {with_ascii_classes(pattern): with_ascii_patterns(item) for pattern, item in value.items()}
-    if keyword in MAPS and isinstance(value, dict):
-        return {name: with_ascii_patterns(item) for name, item in value.items()}
-    if keyword in LISTS and isinstance(value, list):
-        return [with_ascii_patterns(item) for item in value]
-    return with_ascii_patterns(value) if keyword in ONES else value
+def _with_normal(schema: dict[str, Any]) -> dict[str, Any]:
+    changed = dict(schema)
+    if isinstance(changed.get("pattern"), str):
+        changed["pattern"] = normal(changed["pattern"])
+    if isinstance(changed.get("patternProperties"), dict):
+        found: dict[str, Any] = {}
+        for pattern, item in changed["patternProperties"].items():
+            one = normal(pattern)
+            found[one] = {"allOf": [found[one], item]} if one in found else item
+        changed["patternProperties"] = found
+    return changed

@@ -5,9 +5,10 @@ Classes are ASCII (`\d`, `\w`, `\s`), the whole text must match, and anchors sta
 
 from __future__ import annotations
 
+from quire.structured_output.regex_normal import RegexError, normal
+
 MAX_CHARS = 1 << 16
 _CLASSES = frozenset("dDwWsS")
-_ASCII = {"d": "0-9", "w": "0-9A-Za-z_", "s": r" \t\n\r\f\v"}
 _CONTROLS = frozenset("nrtfv")
 _HEX = {"x": 2, "u": 4}
 _PUNCTUATION = frozenset("^$\\.*+?()[]{}|/-\"'!#%&,:;<=>@_`~ ")
@@ -17,7 +18,7 @@ def regex_problem(pattern: str, backend: str = "") -> str | None:
     """What of `pattern` is refused, in words, or what of it `backend` does not honour; None when nothing is."""
     if len(pattern) > MAX_CHARS:
         return f"more than {MAX_CHARS} characters"
-    found = _scan(pattern)
+    found = _scanned(pattern)
     if not isinstance(found, frozenset):
         return found
     if backend == "xgrammar" and "negated" in found:
@@ -35,32 +36,11 @@ def without_anchors(pattern: str) -> str:
     return pattern
 
 
-def with_ascii_classes(pattern: str) -> str:
-    """A pattern that is not refused, in which digits, word characters and whitespace are ASCII to every library.
-
-    What is not of such a class is left as it is: to a library that knows more of Unicode, it is less.
-    """
-    parts: list[str] = []
-    at, in_class = 0, False
-    while at < len(pattern):
-        char = pattern[at]
-        if char == "\\":
-            escape = pattern[at : at + 2]
-            members = _ASCII.get(escape[1:])
-            parts.append(escape if members is None else members if in_class else f"[{members}]")
-            at += 2
-            continue
-        in_class = char != "]" if in_class else char == "["
-        parts.append(char)
-        at += 1
-    return "".join(parts)
-
-
 def pattern_problem(pattern: str, backend: str) -> str | None:
     """As `regex_problem`, of a `pattern` within a JSON schema."""
     if len(pattern) > MAX_CHARS:
         return f"a pattern of more than {MAX_CHARS} characters is not supported"
-    found = _scan(pattern)
+    found = _scanned(pattern)
     if not isinstance(found, frozenset):
         return found
     # Their texts stand between quotes as they are, so nothing may match that JSON writes otherwise.
@@ -71,6 +51,17 @@ def pattern_problem(pattern: str, backend: str) -> str | None:
     if backend == "outlines" and found >= {"|", "^$"}:
         return "anchors beside a choice are not supported"
     return None
+
+
+def _scanned(pattern: str) -> str | frozenset[str]:
+    """As `_scan`, and what is refused only when the pattern is read as a whole."""
+    found = _scan(pattern)
+    if isinstance(found, frozenset):
+        try:
+            normal(pattern)
+        except RegexError as error:
+            return str(error)
+    return found
 
 
 def _scan(pattern: str) -> str | frozenset[str]:

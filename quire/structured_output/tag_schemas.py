@@ -1,4 +1,4 @@
-"""The JSON schemas in a structural tag, which are treated as any others are, and its tokens. Pure functions."""
+"""The JSON schemas, regular expressions and tokens in a structural tag. Pure functions."""
 
 from __future__ import annotations
 
@@ -23,6 +23,24 @@ def with_schemas(tag: Any, change: Callable[[Any], Any]) -> Any:
     if isinstance(tag, dict):
         return {key: change(item) if key in KEYS else with_schemas(item, change) for key, item in tag.items()}
     return [with_schemas(item, change) for item in tag] if isinstance(tag, list) else tag
+
+
+def regexes_of(tag: Any, path: str = "") -> Iterator[tuple[str, str]]:
+    """(path, pattern) of every regular expression in `tag`."""
+    if isinstance(tag, dict) and tag.get("type") == "regex":
+        yield f"{path}/pattern", tag["pattern"]
+    for key, item in _items(tag):
+        if key not in KEYS:
+            yield from regexes_of(item, f"{path}/{key}")
+
+
+def with_regexes(tag: Any, change: Callable[[str], str]) -> Any:
+    """A copy of `tag` with every regular expression changed."""
+    if isinstance(tag, dict) and tag.get("type") == "regex":
+        return {**tag, "pattern": change(tag["pattern"])}
+    if isinstance(tag, dict):
+        return {key: item if key in KEYS else with_regexes(item, change) for key, item in tag.items()}
+    return [with_regexes(item, change) for item in tag] if isinstance(tag, list) else tag
 
 
 def token_ids_of(tag: Any) -> frozenset[int]:

@@ -27,12 +27,14 @@ from quire.structured_output.spec import spec_of
 from tests.structured.formats import has_format
 from tests.structured.grammar_corpus import RandomGrammar, random_grammar
 from tests.structured.libraries import accepts, as_json, backend
+from tests.structured.own_forms import differences
 from tests.structured.schema_corpus import VALUES, keywords_of, neighbours, schemas
 
 MAX_TOKENS = 400
 NUM_SCHEMAS = 500
 KINDS = ("json", "regex", "ebnf", "lark")
 NUM_NEIGHBOURS = 24
+OWN_FORM_WALKS = 40
 
 
 def random_regex(rng: random.Random, depth: int = 3) -> str:
@@ -263,6 +265,9 @@ def main() -> None:
                     print(f"{library}, {model}, {kind}: {figures} ({seconds:.0f} s)", flush=True)
                     total += figures
             llm.llm_engine.shutdown()
+    num_accepted, refused, wrong = differences(OWN_FORM_WALKS, args.seed)
+    print(f"own patterns and grammars: {num_accepted} accepted, {len(refused)} refused, {len(wrong)} texts wrong")
+    print(*wrong, sep="\n")
     for reason, times in total.refused.most_common():
         print(f"  refused {times}: {reason}")
     for form, text in total.violations[:20]:
@@ -273,7 +278,7 @@ def main() -> None:
         f"violations: {len(total.violations)}, silently dropped keywords: {len(total.dropped)}, refused at admission: "
         f"{total.refused.total()} of {total.num_asked}"
     )
-    raise SystemExit(bool(total.violations or total.dropped))
+    raise SystemExit(bool(total.violations or total.dropped or refused or wrong))
 
 
 if __name__ == "__main__":

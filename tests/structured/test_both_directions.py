@@ -170,3 +170,14 @@ def test_formats_that_cost_seconds_with_a_large_vocabulary_are_compiled_lazily()
         json={"type": "object", "properties": {"a": {"type": "string", "format": "email"}}}
     )
     assert resolve_structured_outputs(params, StructuredOutputsConfig()).backend == "guidance"
+
+
+def test_patterns_of_structural_tags_are_read_as_all_others():
+    tag = {"format": {"type": "sequence", "elements": [{"type": "regex", "pattern": "^[\\^a]+\\d$"}]}}
+    params = StructuredOutputsParams(structural_tag=tag)
+    spec = spec_of(resolve_structured_outputs(params, StructuredOutputsConfig()))
+    grammar = compiled(spec.backend, spec.kind, spec.text)
+    assert accepts(grammar, "^a5") and not accepts(grammar, "b5") and not accepts(grammar, "^a\u0663")
+    with pytest.raises(ValidationError, match=r"elements/0/pattern.*surrogate"):
+        tag["format"]["elements"][0]["pattern"] = r"\ud83d"  # type: ignore[index]
+        resolve_structured_outputs(StructuredOutputsParams(structural_tag=tag), StructuredOutputsConfig())

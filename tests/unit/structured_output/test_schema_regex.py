@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
-from quire.structured_output.schema_regex import pattern_problem, regex_problem, with_ascii_classes, without_anchors
+from quire.structured_output.regex_normal import normal
+from quire.structured_output.schema_regex import pattern_problem, regex_problem, without_anchors
 
 
 @pytest.mark.parametrize("pattern", ["a", "^a$", r"\d{3}-[a-f]+", "(?:a|b)*", r"a\$", "[$^]", "[a^]", r"\\"])
@@ -18,6 +21,10 @@ def test_a_plain_pattern_passes(pattern: str):
         ("a$b", "within"), ("a^", "within"), ("(?=a)b", "not plain"), ("(?P<n>a)", "not plain"), (r"(a)\1", r"'\1'"),
         (r"\ba", r"'\b'"), ("a++", "possessive"), ("(a", "not closed"), ("a)", "without"), ("[a", "not closed"),
         (r"\x4", "hexadecimal"), ("a\\", "'\\'"), ("[]a]", "first of a class"),
+        (r"[\w-z]", "a range"), (r"[a-\d]", "a range"), ("[a--b]", "ends before"), (r"\ud83d", "surrogate"),
+        (r"[\ud800-\udfff]", "surrogate"), ("a{2}{3}", "nothing to repeat"), ("*a", "nothing to repeat"),
+        ("a|+", "nothing to repeat"), ("^*", "nothing to repeat"), ("a{3,2}", "less than"),
+        (r"[^\s\S]", "no character"),
     ],
 )  # fmt: skip
 def test_what_is_read_differently_is_refused(pattern: str, word: str):
@@ -37,9 +44,18 @@ def test_anchors_at_the_ends_are_dropped_and_an_escaped_one_is_not():
 @pytest.mark.parametrize(
     ("pattern", "written"),
     [
-        (r"\d+\w", "[0-9]+[0-9A-Za-z_]"), (r"[\d.]x\\d", r"[0-9.]x\\d"), (r"[^\s]\D", r"[^ \t\n\r\f\v]\D"),
-        (r"\[\d\]", r"\[[0-9]\]"), ("a[b]c", "a[b]c"),
+        (r"\d+\w", "[0-9]+[0-9A-Z_a-z]"), (r"[\d.]x\\d", r"[.0-9]x\\d"), (r"[^\s]\D", r"[^\t-\r ][^0-9]"),
+        (r"\[\d\]", r"\[[0-9]\]"), ("a[bd]c", "a[bd]c"), (r"[\^a]", "[a^]"), (r"[\^]", r"\^"),
+        (r"[^\W\d_]", "[A-Za-z]"),
+        (r"[^\D]", "[0-9]"), (r"[^\S]", r"[\t-\r ]"), (r"[\^+*/-]", r"[*+\-/^]"), ("[^^]", r"[^\^]"),
+        ("[Z-a]", "[Z-a]"),
+        ("[&~[]", r"[&\[~]"), ("a{x}", r"a\{x\}"), ("x{,2}y", "x{0,2}y"), ("{a}", r"\{a\}"), ("a+?b??", "a+b?"),
+        (r"\x41\u0042", "AB"), (r"\u0000", r"\x00"), (r"[^-`]", "[^\\-`]"), (r"[\^-`]", "[_`^]"),
+        (r"[\s\S]", r"[\s\S]"),
+        ("a{}", r"a\{\}"), ("a{3}", "a{3}"), ("a{3,}", "a{3,}"),
     ],
 )  # fmt: skip
-def test_classes_are_written_as_their_ascii_members(pattern: str, written: str):
-    assert with_ascii_classes(pattern) == written
+def test_a_pattern_is_written_in_one_form(pattern: str, written: str):
+    assert regex_problem(pattern) is None and normal(pattern) == written and normal(written) == written
+    for text in ["", "^", "a", "A", "B", "AB", "é", "5", "_", "-", "`", "a{x}", "xxy", "a{}", "aaa", "{a}", "+", "[d]"]:
+        assert bool(re.fullmatch(pattern, text, re.ASCII)) == bool(re.fullmatch(written, text, re.ASCII)), text
