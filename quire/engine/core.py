@@ -52,6 +52,7 @@ class EngineCore:
         self._grammars = grammars or GrammarManager(no_pool)
         self._on_shutdown = on_shutdown
         self._kv_events = kv_events
+        self._held: frozenset[int] = frozenset()
         self.num_blocks = num_blocks
 
     def add_request(self, request: EngineCoreRequest) -> None:
@@ -76,6 +77,7 @@ class EngineCore:
         return outputs
 
     def _step(self) -> EngineCoreOutputs | None:
+        self._hold_grammars()
         self._end_failed_grammars()
         scheduled = self._scheduler.schedule()
         if scheduled is None:
@@ -128,6 +130,13 @@ class EngineCore:
         self._on_shutdown()
         self._kv_events.close()
         self._executor.shutdown()
+
+    def _hold_grammars(self) -> None:
+        """Requests whose grammars are not through their tokens sit out the step; the others do not wait for them."""
+        held = self._grammars.settle()
+        if held != self._held:
+            self._held = frozenset(held)
+            self._scheduler.hold(self._held)
 
     def _end_failed_grammars(self) -> None:
         """End requests whose grammar cannot be made or followed; of the step under way they take nothing."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import copy
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import partial
 
 import numpy as np
@@ -84,6 +84,12 @@ class RecordedScheduler(SchedulerInterface):
         handles = list(handles)
         self._scheduler.finish_requests(handles, reason, error, error_field)
         self._writer.put(partial(records.Finish, handles, reason, error, self._clock.take(), error_field))
+
+    def hold(self, handles: Collection[int]) -> None:
+        """From now on these requests sit out the steps, and no others."""
+        held = sorted(handles)
+        self._scheduler.hold(held)
+        self._writer.put(partial(records.Hold, held, self._clock.take()))
 
     def schedule(self) -> SchedulerOutput | None:
         """Decide the next step; None when no request can compute."""

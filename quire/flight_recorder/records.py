@@ -72,6 +72,13 @@ class Finish(msgspec.Struct, frozen=True, array_like=True, tag="finish"):
     error_field: str | None = None
 
 
+class Hold(msgspec.Struct, frozen=True, array_like=True, tag="hold"):
+    """`hold`."""
+
+    handles: list[int]
+    clock: list[float]
+
+
 class Schedule(msgspec.Struct, frozen=True, array_like=True, tag="schedule"):
     """`schedule`, and what it decided.
 
@@ -129,8 +136,8 @@ class Reset(msgspec.Struct, frozen=True, array_like=True, tag="reset"):
     reset_running_requests: bool = False
 
 
-Call = Add | Finish | Schedule | Update | Abandon | Take | Reset
-Record = Head | Add | Finish | Schedule | Update | Abandon | Take | Reset
+Call = Add | Finish | Hold | Schedule | Update | Abandon | Take | Reset
+Record = Head | Add | Finish | Hold | Schedule | Update | Abandon | Take | Reset
 
 
 def _encode_array(value: Any) -> Any:

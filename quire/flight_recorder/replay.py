@@ -16,7 +16,7 @@ from quire.core.scheduler_output import SchedulerOutput
 from quire.errors import MessageError, QuireError
 from quire.flight_recorder import records
 from quire.flight_recorder.reader import Recording
-from quire.flight_recorder.records import Abandon, Add, Call, Finish, Schedule, Take, Update
+from quire.flight_recorder.records import Abandon, Add, Call, Finish, Hold, Schedule, Take, Update
 from quire.flight_recorder.restoring import restore
 from quire.flight_recorder.waits import WaitWatch
 from quire.scheduler.admission import Candidate, Verdict
@@ -123,6 +123,8 @@ class Replay:
             self._add(call)
         elif isinstance(call, Finish):
             self._scheduler.finish_requests(call.handles, call.reason, call.error, call.error_field)
+        elif isinstance(call, Hold):
+            self._scheduler.hold(call.handles)
         elif isinstance(call, Abandon):
             self._scheduler.abandon_step()
             self._cause = "its step failed, and all that ran began anew"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Protocol
 
 import numpy as np
@@ -27,6 +27,9 @@ class SchedulerInterface(Protocol):
         self, handles: Iterable[int], reason: FinishReason, error: str | None = None, error_field: str | None = None
     ) -> None:
         """End requests from outside, in any state; unknown and finished handles are ignored."""
+
+    def hold(self, handles: Collection[int]) -> None:
+        """From now on these requests sit out the steps, and no others; they keep their rows and pages."""
 
     def schedule(self) -> SchedulerOutput | None:
         """Decide the next step; None when no request can compute (nothing left, or only rows to free later)."""

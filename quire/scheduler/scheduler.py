@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -115,6 +115,7 @@ class Scheduler:
             self._order,
             self._admission,
         )
+        self._held: frozenset[int] = frozenset()
         self._requests: dict[int, Request] = {}
         self._arrivals = itertools.count()
         self._freed_rows: list[int] = []
@@ -155,6 +156,10 @@ class Scheduler:
                 self._vacate([request.row])
             elif self._swapping.remove(handle) is None:
                 self._queue.remove(handle)
+
+    def hold(self, handles: Collection[int]) -> None:
+        """From now on these requests sit out the steps, and no others; they keep their rows and pages."""
+        self._held = frozenset(handles)
 
     def _end(self, request: Request, finished: FinishedRequest) -> None:
         """Answer a request; its row, if it has one, is its own until `_vacate`."""
@@ -251,6 +256,8 @@ class Scheduler:
         """[num_rows] tokens each row would compute in this step if the budget were no limit."""
         num_wanted = num_wanted_tokens(rows, self._table, self._limits.caps, len(self._requests))
         num_wanted = self.beams.hold_back(rows, num_wanted)
+        if self._held:
+            num_wanted[np.isin(self._table.handle[rows], list(self._held))] = 0
         is_decoding = num_wanted == 1
         num_unpaced = 0
         if plan.urgent is not None:

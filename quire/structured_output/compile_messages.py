@@ -2,12 +2,25 @@
 
 from __future__ import annotations
 
-from typing import IO
+from typing import Protocol
 
 import msgspec
 
 MAX_MESSAGE_BYTES = 1 << 30
 _PREFIX_BYTES = 8
+
+
+class Stream(Protocol):
+    """What messages are written to, and read from."""
+
+    def read(self, size: int, /) -> bytes:
+        """Up to `size` bytes; fewer at the end alone."""
+
+    def write(self, data: bytes, /) -> int:
+        """All of `data`."""
+
+    def flush(self) -> None:
+        """Send what was written."""
 
 
 class WorkerSetup(msgspec.Struct, frozen=True):
@@ -43,14 +56,14 @@ class CompileResult(msgspec.Struct, frozen=True):
     died: str | None = None
 
 
-def write_message(stream: IO[bytes], message: msgspec.Struct) -> None:
+def write_message(stream: Stream, message: msgspec.Struct) -> None:
     """Send a message."""
     data = msgspec.msgpack.encode(message)
     stream.write(len(data).to_bytes(_PREFIX_BYTES, "little") + data)
     stream.flush()
 
 
-def read_message(stream: IO[bytes]) -> bytes | None:
+def read_message(stream: Stream) -> bytes | None:
     """The bytes of the next message; None when the other end is gone."""
     prefix = stream.read(_PREFIX_BYTES)
     if len(prefix) < _PREFIX_BYTES:

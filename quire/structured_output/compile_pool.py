@@ -60,10 +60,13 @@ class CompilePool:
 
     Args:
         setup: the vocabulary and the budget.
+
+    Attributes:
+        setup: as given.
     """
 
     def __init__(self, setup: WorkerSetup) -> None:
-        self._setup = setup
+        self.setup = setup
         quick = msgspec.structs.replace(setup, cpu_s=min(QUICK_CPU_S, setup.cpu_s))
         slow = msgspec.structs.replace(setup, is_background=True)
         self._quick, self._slow = _Lane(quick, NUM_QUICK_WORKERS), _Lane(slow, NUM_SLOW_WORKERS)
@@ -76,7 +79,7 @@ class CompilePool:
     def compile(self, spec: GrammarSpec, tenant: str = "") -> Future[Made]:
         """A grammar and the bytes it crossed in; the future's exception is a `QuireError` that names the field."""
         made: Future[Made] = Future()
-        job = _Job(spec, tenant, made, is_last=self._setup.cpu_s <= QUICK_CPU_S)
+        job = _Job(spec, tenant, made, is_last=self.setup.cpu_s <= QUICK_CPU_S)
         self._quick.submit(tenant, lambda worker: self._make(job, worker))
         return made
 
@@ -150,7 +153,7 @@ class CompilePool:
 
     def _read_vocabulary(self) -> Vocabulary:
         if self._vocabulary is None:
-            setup = self._setup
+            setup = self.setup
             self._vocabulary = read_vocabulary(setup.tokenizer_path, setup.vocab_size, setup.eos_token_id)
         return self._vocabulary
 

@@ -129,7 +129,7 @@ def _compile_within_limits(backend: StructuredOutputBackend, spec: GrammarSpec, 
     if setup.is_background:
         with suppress(OSError):  # a kernel or a sandbox without it
             os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
-    _limit_memory(setup.memory_bytes)
+    limit_memory(setup.memory_bytes)
     signal.setitimer(signal.ITIMER_PROF, setup.cpu_s)
     try:
         return CompileResult(backend.compile(spec))
@@ -142,7 +142,7 @@ def _compile_within_limits(backend: StructuredOutputBackend, spec: GrammarSpec, 
         signal.setitimer(signal.ITIMER_PROF, 0)
 
 
-def _limit_memory(more_bytes: int) -> None:
+def limit_memory(more_bytes: int) -> None:
     """Let the process take so much more memory than it has."""
     if not STATM.exists():
         return

@@ -91,7 +91,13 @@ class Grammar(ABC):
 
 
 class CompiledGrammar(ABC):
-    """A grammar at its beginning, shared by the requests that have it; not changed by them."""
+    """A grammar at its beginning, shared by the requests that have it; not changed by them.
+
+    Attributes:
+        is_expensive: to follow it takes more than a step can wait for; found out by the first that did.
+    """
+
+    is_expensive = False
 
     @abstractmethod
     def start(self) -> Grammar:

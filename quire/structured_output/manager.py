@@ -1,17 +1,22 @@
 """GrammarManager: the grammars of the requests in an engine core.
 
 Owned by `EngineCore`. Owns the grammar of every structured request from arrival to end, and the cache of compiled
-ones. A request waits, while its grammar is made, outside of any step; a step's masks are filled on a thread beside the
-model; tokens advance a grammar when the step is taken in. A core that replaces one that died gets the tokens that are
-out already, and takes the grammar through them.
+ones. A request waits, while its grammar is made, outside of any step. When a step is taken in, its tokens advance the
+grammars on threads of their own, and a row whose grammar is not through sits out the next steps; masks are filled on a
+thread beside the model. A grammar that is expensive to follow gets a process of its own. A core that replaces one that
+died gets the tokens that are out already, and takes the grammar through them.
 """
 
 from __future__ import annotations
 
 import concurrent.futures
+import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import partial
+from queue import SimpleQueue
 
 import numpy as np
 
@@ -19,13 +24,17 @@ from quire.core.engine_messages import EngineCoreOutputs, EngineCoreRequest
 from quire.core.grammar_bitmask import GrammarBitmask
 from quire.errors import EngineGenerateError, QuireError, UnsupportedError, ValidationError
 from quire.logger import get_logger
-from quire.structured_output.compile_pool import CompilePool, Made
-from quire.structured_output.delayed import DelayedGrammar
+from quire.structured_output.answer import Answer
+from quire.structured_output.answer_steps import advance, begin
+from quire.structured_output.compile_pool import CompilePool
+from quire.structured_output.crew import Crew
+from quire.structured_output.follow_messages import FollowReply, FollowStart
+from quire.structured_output.followers import Followers
 from quire.structured_output.grammar_cache import Asker, GrammarCache
-from quire.structured_output.interface import CompiledGrammar, Grammar, GrammarError, Vocabulary
+from quire.structured_output.interface import GrammarError, Vocabulary
 from quire.structured_output.restrictions import Restrictions, no_token_left
 from quire.structured_output.spec import spec_of
-from quire.structured_output.thinking import Thinking, ThinkingMasks
+from quire.structured_output.thinking import ThinkingMasks
 
 WAIT_S = 0.002
 
@@ -33,28 +42,16 @@ logger = get_logger(__name__)
 
 
 @dataclass(slots=True, eq=False)
-class _Answer:
-    """One structured request.
+class _Advanced:
+    """An answer was taken through tokens, or a process that follows it has replied.
 
     Attributes:
-        compiled: its grammar, made or in the making.
-        grammar: where the answer stands; None until the grammar is made.
-        end_ids: ids that end the answer besides the primary one.
-        restrictions: what else the request forbids; None = nothing.
-        output: the tokens so far, kept where there are restrictions.
+        cpu_s: CPU time of this engine's own thread.
     """
 
-    message: EngineCoreRequest
-    compiled: Future[Made]
-    grammar: Grammar | None = None
-    end_ids: tuple[int, ...] = ()
-    restrictions: Restrictions | None = None
-    output: list[int] = field(default_factory=list)
-
-    @property
-    def is_free(self) -> bool:
-        """Any token may come next."""
-        return self.grammar is not None and self.grammar.is_free
+    answer: Answer
+    cpu_s: float = 0.0
+    error: QuireError | None = None
 
 
 class GrammarManager:
@@ -70,10 +67,15 @@ class GrammarManager:
         self._pool: CompilePool | None = None
         self._cache_bytes = cache_bytes
         self._cache: GrammarCache | None = None
-        self._answers: dict[int, _Answer] = {}
+        self._answers: dict[int, Answer] = {}
         self._waiting: set[int] = set()
         self._failures: dict[int, QuireError] = {}
         self._mask_thread: ThreadPoolExecutor | None = None
+        self._crew = Crew()
+        self._followers: Followers | None = None
+        self._busy: set[int] = set()
+        self._advanced: SimpleQueue[_Advanced] = SimpleQueue()
+        self._has_news = threading.Event()
         self._thinking_masks: ThinkingMasks | None = None
         self._last_word = -1
 
@@ -92,13 +94,13 @@ class GrammarManager:
         else:
             asker = Asker(message.tenant, message.cache_salt or "")
             compiled = self._cache.get(spec_of(params.structured_outputs), asker)
-        self._answers[message.handle] = _Answer(message, compiled)
+        self._answers[message.handle] = Answer(message, compiled)
         self._waiting.add(message.handle)
 
     def is_ready(self, handle: int) -> bool:
-        """Whether a request may run: it has no grammar, or its grammar is made."""
+        """Whether a request may run: it has no grammar, or its grammar is made and through all tokens."""
         if handle not in self._waiting:
-            return handle not in self._failures
+            return handle not in self._failures and handle not in self._busy
         answer = self._answers[handle]
         if not answer.compiled.done():
             return False
@@ -109,68 +111,124 @@ class GrammarManager:
             params = answer.message.sampling_params.structured_outputs
             named = None if params is None or error.field is None else params.field
             self._failures[handle] = type(error)(error.message, hint=error.hint, field=named)
-        return handle not in self._failures
+        return handle not in self._failures and handle not in self._busy
+
+    def settle(self) -> set[int]:
+        """Handles of the requests that sit out the next step, as their grammars are not through their tokens yet."""
+        if self._busy:
+            self._crew.settle()
+            self._collect()
+        return self._busy
 
     def take_failures(self) -> dict[int, QuireError]:
         """Handle -> what is wrong with its grammar, for requests that are to be ended."""
-        if self._waiting:
-            for handle in list(self._waiting):
-                self.is_ready(handle)
+        for handle in list(self._waiting):
+            self.is_ready(handle)
+        self._collect()
         failures, self._failures = self._failures, {}
         return failures
 
     def wait(self) -> None:
         """Wait a little for a grammar, when nothing else can be done."""
-        if self._waiting:
+        if self._busy:
+            self._has_news.wait(WAIT_S)
+            self._has_news.clear()
+        elif self._waiting:
             pending = [self._answers[handle].compiled for handle in self._waiting]
             concurrent.futures.wait(pending, WAIT_S, concurrent.futures.FIRST_COMPLETED)
 
     def shutdown(self) -> None:
         """End the workers; harmless when repeated."""
+        self._crew.close()
+        if self._followers is not None:
+            self._followers.close()
         if self._pool is not None:
             self._pool.close()
         if self._mask_thread is not None:
             self._mask_thread.shutdown(wait=True)
             self._mask_thread = None
 
-    def _leave(self, answer: _Answer) -> None:
-        """A grammar that nobody else waits for is not compiled."""
-        if self._cache is not None and all(other.compiled is not answer.compiled for other in self._answers.values()):
+    def _leave(self, answer: Answer) -> None:
+        """A grammar that nobody else waits for is not compiled, nor followed."""
+        if answer.follower is not None:
+            answer.follower.close()
+        if answer.compiled.done() or self._cache is None:
+            return
+        if all(other.compiled is not answer.compiled for other in self._answers.values()):
             self._cache.forget(answer.compiled)
 
-    def _begin(self, answer: _Answer) -> None:
+    def _begin(self, answer: Answer) -> None:
         compiled, _ = answer.compiled.result()
         assert self._pool is not None, "a request with a grammar was added"
         message, pieces = answer.message, self._pool.vocabulary.pieces
         self._last_word = _last_word(self._pool.vocabulary)
         stop_ids = message.sampling_params.stop_token_ids or ()
         answer.end_ids = tuple(one for one in stop_ids if not pieces[one] and one != message.eos_token_id)
-        grammar = self._started(answer, compiled)
         answer.restrictions = Restrictions.of(message.sampling_params, message.eos_token_id, len(pieces))
         if message.output_token_ids is not None:
             answer.output = message.output_token_ids.tolist()
-            for token_id in answer.output:
-                if not _advance(grammar, token_id, answer):
-                    raise EngineGenerateError(f"the grammar of request {message.request_id} refuses its own output")
-        answer.grammar = grammar
-        if answer.restrictions is not None and not answer.is_free:
+        if compiled.is_expensive:
+            self._follow(answer)
+            return
+        if message.sampling_params.thinking is not None and self._thinking_masks is None:
+            self._thinking_masks = ThinkingMasks(self._pool.vocabulary)
+        answer.grammar = begin(compiled, _start_of(answer), self._pool.vocabulary, self._thinking_masks)
+        if answer.output:
+            self._advance([(answer, answer.output.copy())])
+        elif answer.restrictions is not None and not answer.is_free:
             line = np.empty((1, self._pool.vocabulary.bitmask_size), dtype=np.int32)
             self._fill_line(answer, line, 0)  # fails the request when no first token is left
 
-    def _started(self, answer: _Answer, compiled: CompiledGrammar) -> Grammar:
-        """The place of a new answer, which may think before its grammar begins."""
+    # --- through tokens ---
+
+    def _advance(self, steps: list[tuple[Answer, list[int]]]) -> None:
+        """Take grammars through tokens, beside the engine's loop; what was less expensive so far comes first."""
+        self._busy.update(answer.message.handle for answer, _ in steps)
+        steps.sort(key=lambda step: step[0].mean_s)
+        self._crew.put([partial(self._advance_one, answer, token_ids) for answer, token_ids in steps])
+
+    def _advance_one(self, answer: Answer, token_ids: list[int]) -> None:
+        """On a thread of the crew."""
+        done, start_s = _Advanced(answer), time.thread_time()
+        try:
+            assert answer.grammar is not None, "only requests whose grammar is made run"
+            for token_id in token_ids:
+                if not advance(answer.grammar, token_id, answer.message.eos_token_id, answer.end_ids):
+                    done.error = _refused(token_id)
+                    break
+        except Exception as error:  # a library's limits show themselves in many classes
+            done.error = _too_complex(answer, error)
+        done.cpu_s = time.thread_time() - start_s
+        self._report(done)
+
+    def _follow(self, answer: Answer) -> None:
+        """Leave a grammar to a process of its own, from the tokens on that the answer has."""
         assert self._pool is not None, "a request with a grammar was added"
-        params, vocabulary = answer.message.sampling_params, self._pool.vocabulary
-        if params.thinking is None:
-            return compiled.start()
-        if self._thinking_masks is None:
-            self._thinking_masks = ThinkingMasks(vocabulary)
-        thinking = Thinking(
-            params.thinking, vocabulary, shows_special=not params.skip_special_tokens,
-            budget=params.thinking_token_budget,
-        )  # fmt: skip
-        end_ids = (answer.message.eos_token_id, *answer.end_ids)
-        return DelayedGrammar(compiled, thinking, self._thinking_masks, end_ids)
+        self._followers = self._followers or Followers(self._pool.setup)
+        self._busy.add(answer.message.handle)
+        answer.grammar = None
+        answer.follower = self._followers.begin(
+            _start_of(answer), answer.message.tenant, lambda reply: self._report(_replied(answer, reply))
+        )
+
+    def _report(self, advanced: _Advanced) -> None:
+        """On any thread: something can go on."""
+        self._advanced.put(advanced)
+        self._has_news.set()
+
+    def _collect(self) -> None:
+        """Take in what the threads have done."""
+        while not self._advanced.empty():
+            done = self._advanced.get()
+            answer, handle = done.answer, done.answer.message.handle
+            if self._answers.get(handle) is not answer:
+                continue
+            self._busy.discard(handle)
+            if done.error is not None:
+                self._failures[handle] = done.error
+            elif answer.follower is None and answer.is_expensive(done.cpu_s) and not answer.is_free:
+                answer.compiled.result()[0].is_expensive = True
+                self._follow(answer)
 
     # --- steps ---
 
@@ -202,26 +260,33 @@ class GrammarManager:
             return
         for one in outputs.finished:
             answer = self._answers.pop(one.handle, None)
-            if answer is not None and not answer.compiled.done():
+            if answer is not None:
                 self._leave(answer)
             self._waiting.discard(one.handle)
+            self._busy.discard(one.handle)
             self._failures.pop(one.handle, None)
         if not len(outputs.handles):
             return
         lines = np.flatnonzero(np.isin(outputs.handles, list(self._answers)))
         handles, token_ids = outputs.handles[lines].tolist(), outputs.new_token_ids[lines].tolist()
+        steps = []
         for handle, token_id in zip(handles, token_ids, strict=True):
             answer = self._answers[handle]
-            assert answer.grammar is not None, "only requests whose grammar is made run"
-            if answer.restrictions is not None:
-                answer.output.append(token_id)
-            if not _advance(answer.grammar, token_id, answer):
-                self._failures[handle] = EngineGenerateError(f"token {token_id} was sampled against its grammar")
+            answer.output.append(token_id)
+            if answer.follower is None:
+                steps.append((answer, [token_id]))
+            else:
+                self._busy.add(handle)
+                answer.follower.push(token_id)
+        if steps:
+            self._advance(steps)
 
-    def _try_fill(self, answer: _Answer, grammar: Grammar, bitmask: np.ndarray, row: int) -> bool:
+    def _try_fill(self, answer: Answer, bitmask: np.ndarray, row: int) -> bool:
         """Fill a line; False, with nothing allowed and the request on its way out, when the library gives up."""
         try:
-            grammar.fill_bitmask(bitmask, row)
+            start_s = time.thread_time()
+            answer.fill(bitmask, row)
+            answer.mask_s = time.thread_time() - start_s
             bitmask[row, -1] &= self._last_word
             if not bitmask[row].any():
                 raise GrammarError("no token of the vocabulary comes next")
@@ -232,22 +297,21 @@ class GrammarManager:
             return False
         return True
 
-    def _fill(self, lines: np.ndarray, answers: list[_Answer]) -> GrammarBitmask:
+    def _fill(self, lines: np.ndarray, answers: list[Answer]) -> GrammarBitmask:
         assert self._pool is not None, "a request with a grammar was added"
         bitmask = np.empty((len(lines), self._pool.vocabulary.bitmask_size), dtype=np.int32)
         for row, answer in enumerate(answers):
             self._fill_line(answer, bitmask, row)
         return GrammarBitmask(lines, bitmask)
 
-    def _fill_line(self, answer: _Answer, bitmask: np.ndarray, row: int) -> None:
+    def _fill_line(self, answer: Answer, bitmask: np.ndarray, row: int) -> None:
         """What an answer may go on with; when nothing is left, the request is on its way out."""
         assert self._pool is not None, "a request with a grammar was added"
-        assert answer.grammar is not None, "only requests whose grammar is made run"
         eos_token_id = self._pool.vocabulary.eos_token_id
-        if answer.grammar.is_terminated():  # only with ignore_eos: it ends again and again
+        if answer.is_terminated:  # only with ignore_eos: it ends again and again
             bitmask[row] = 0
             _set_bit(bitmask[row], eos_token_id)
-        elif not self._try_fill(answer, answer.grammar, bitmask, row):
+        elif not self._try_fill(answer, bitmask, row):
             return
         if answer.end_ids and _has_bit(bitmask[row], eos_token_id):
             for token_id in answer.end_ids:
@@ -260,7 +324,7 @@ class GrammarManager:
             self._failures[answer.message.handle] = no_token_left(blamed, len(answer.output))
 
 
-def _too_complex(answer: _Answer, error: Exception) -> QuireError:
+def _too_complex(answer: Answer, error: Exception) -> QuireError:
     params = answer.message.sampling_params.structured_outputs
     assert params is not None, "only requests with a grammar have masks"
     return ValidationError(
@@ -269,18 +333,32 @@ def _too_complex(answer: _Answer, error: Exception) -> QuireError:
     )  # fmt: skip
 
 
+def _refused(token_id: int) -> QuireError:
+    return EngineGenerateError(f"token {token_id} was sampled against its grammar")
+
+
+def _replied(answer: Answer, reply: FollowReply) -> _Advanced:
+    if reply.error is not None:
+        return _Advanced(answer, error=_too_complex(answer, GrammarError(reply.error)))
+    return _Advanced(answer, error=None if reply.refused_id is None else _refused(reply.refused_id))
+
+
+def _start_of(answer: Answer) -> FollowStart:
+    params = answer.message.sampling_params
+    form = params.structured_outputs
+    return FollowStart(
+        spec=None if form is None else spec_of(form),
+        thinking=params.thinking,
+        shows_special=not params.skip_special_tokens,
+        budget=params.thinking_token_budget,
+        end_ids=answer.end_ids,
+        token_ids=answer.output,
+    )
+
+
 def no_pool(eos_token_id: int) -> CompilePool:
     """For an engine core that has no means to make grammars."""
     raise UnsupportedError("structured_outputs needs a tokenizer", field="structured_outputs")
-
-
-def _advance(grammar: Grammar, token_id: int, answer: _Answer) -> bool:
-    """Take the grammar through a token; whatever ends an answer is to it the primary end."""
-    if token_id in answer.end_ids:
-        token_id = answer.message.eos_token_id
-    if grammar.is_terminated():
-        return token_id == answer.message.eos_token_id
-    return grammar.accept(token_id)
 
 
 def _last_word(vocabulary: Vocabulary) -> int:

@@ -32,6 +32,7 @@ from tests.unit.scheduler.harness import FULL, FakeWorker, make_request, make_se
 from tests.unit.scheduler.test_properties import (
     Abort,
     Fail,
+    Hold,
     Reset,
     Step,
     any_duration,
@@ -131,6 +132,8 @@ def test_any_recording_replays_to_the_same_schedule_from_any_of_its_files(tmp_pa
             recorded.step(action.abort_in_flight)
         elif isinstance(action, Abort):
             recorded.scheduler.finish_requests([action.handle], FinishReason.ABORT)
+        elif isinstance(action, Hold):
+            recorded.scheduler.hold(action.handles)
         elif isinstance(action, Fail):
             recorded.fail_step()
         elif isinstance(action, Reset):
@@ -140,6 +143,7 @@ def test_any_recording_replays_to_the_same_schedule_from_any_of_its_files(tmp_pa
                 recorded.add(action.request)
             except ValidationError as error:
                 assert error.hint
+    recorded.scheduler.hold(())
     recorded.run()
     recorded.close()
     whole = replay(directory)

@@ -56,6 +56,11 @@ class Step:
 
 
 @dataclass(frozen=True)
+class Hold:
+    handles: tuple[int, ...]
+
+
+@dataclass(frozen=True)
 class Fail:
     pass
 
@@ -65,7 +70,7 @@ class Reset:
     with_running: bool = False
 
 
-Action = Add | Abort | Step | Fail | Reset
+Action = Add | Abort | Hold | Step | Fail | Reset
 
 
 @st.composite
@@ -162,7 +167,7 @@ def beams(draw: st.DrawFn, handle: int) -> list[EngineCoreRequest]:
 def scripts(draw: st.DrawFn) -> list[Action]:
     script: list[Action] = []
     num_added = 0
-    for kind in draw(st.lists(st.sampled_from("aaagbssssxfre"), min_size=1, max_size=40)):
+    for kind in draw(st.lists(st.sampled_from("aaagbssssxfreh"), min_size=1, max_size=40)):
         handles = st.integers(0, max(0, num_added - 1))
         if kind == "a":
             script.append(Add(draw(requests(num_added))))
@@ -177,6 +182,8 @@ def scripts(draw: st.DrawFn) -> list[Action]:
             num_added += len(search)
         elif kind == "x":
             script.append(Abort(draw(handles)))
+        elif kind == "h":
+            script.append(Hold(tuple(draw(st.lists(handles, max_size=3)))))
         elif kind == "r":
             script.append(Reset(draw(st.booleans())))
         elif kind == "e":
@@ -218,12 +225,15 @@ def play(config: dict[str, Any], script: list[Action]) -> tuple[Engine, dict[int
                 assert error.hint
         elif isinstance(action, Abort):
             engine.abort(action.handle)
+        elif isinstance(action, Hold):
+            engine.scheduler.hold(action.handles)
         elif isinstance(action, Fail):
             engine.fail_step()
         elif isinstance(action, Reset):
             assert engine.scheduler.reset_prefix_cache(action.with_running) or not action.with_running
         else:
             engine.step(action.abort_in_flight)
+    engine.scheduler.hold(())
     engine.run()
     return engine, accepted
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from concurrent.futures import Future
 from typing import Any
 
@@ -95,8 +96,15 @@ def outputs(tokens: dict[int, int], ended: tuple[int, ...] = ()) -> EngineCoreOu
     )  # fmt: skip
 
 
+def settle(manager: GrammarManager) -> None:
+    """Wait until no row sits out."""
+    while manager.settle():
+        manager.wait()
+
+
 def allowed(manager: GrammarManager, handles: list[int]) -> dict[int, list[int]]:
-    """Position among `handles` -> ids that may be sampled."""
+    """Position among `handles` -> ids that may be sampled, once their grammars are through their tokens."""
+    settle(manager)
     masks = manager.begin_masks(lambda: np.array(handles, np.int64))
     if masks is None:
         return {}
@@ -150,6 +158,8 @@ def test_masks_are_for_structured_rows_alone_and_follow_what_was_sampled():
 def test_a_continued_request_begins_where_its_output_ends_and_every_end_of_the_model_ends_it():
     manager, pool = make(1, output=[0, 1, 2])
     pool.futures[0].set_result((Counting(), 10))
+    assert not manager.take_failures()
+    settle(manager)
     assert manager.is_ready(0)
     assert allowed(manager, [0]) == {0: [3, EOS, END_TOO]}, "7 is a stop id, but a text's token like any other"
     manager.note(outputs({0: END_TOO}))
@@ -181,6 +191,51 @@ def test_a_grammar_that_nobody_waits_for_any_more_is_not_compiled():
     assert pool.futures[0].cancelled()
     add(manager, 2)
     assert len(pool.futures) == 2
+
+
+class Slow(Counting):
+    """Takes as long for a token as a test says."""
+
+    gate = threading.Event()
+
+    def start(self) -> Grammar:
+        return Slow()
+
+    def accept(self, token_id: int) -> bool:
+        return self.gate.wait(60.0) and super().accept(token_id)
+
+
+def test_a_grammar_that_takes_long_for_a_token_sits_out_and_holds_up_neither_the_engine_nor_its_neighbours():
+    manager, pool = make(1)
+    add(manager, 1, regex="slow")
+    pool.futures[0].set_result((Counting(), 10))
+    pool.futures[1].set_result((Slow(), 10))
+    assert manager.is_ready(0) and manager.is_ready(1)
+    manager.note(outputs({1: 0, 0: 0}))
+    while 0 in manager.settle():
+        manager.wait()
+    for token_id in (1, 2):
+        assert manager.settle() == {1} and not manager.is_ready(1)
+        manager.note(outputs({0: token_id}))
+        while 0 in manager.settle():
+            manager.wait()
+    assert manager.is_ready(0) and not manager.take_failures()
+    Slow.gate.set()
+    assert allowed(manager, [0, 1]) == {0: [3, EOS, END_TOO], 1: [1]}
+    manager.shutdown()
+
+
+def test_a_request_that_ends_while_its_grammar_is_busy_leaves_nothing_behind():
+    Slow.gate.clear()
+    manager, pool = make(1)
+    pool.futures[0].set_result((Slow(), 10))
+    assert manager.is_ready(0)
+    manager.note(outputs({0: 9}))
+    manager.note(outputs({}, ended=(0,)))
+    assert not manager.settle()
+    Slow.gate.set()
+    manager.shutdown()
+    assert not manager.take_failures()
 
 
 def test_a_library_that_gives_up_within_a_step_ends_its_own_request_and_the_step_goes_on():

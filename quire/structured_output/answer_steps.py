@@ -1,0 +1,27 @@
+"""How an answer begins in its grammar, and goes on; in the engine core and in a process that follows. No state."""
+
+from __future__ import annotations
+
+from quire.structured_output.delayed import DelayedGrammar
+from quire.structured_output.follow_messages import FollowStart
+from quire.structured_output.interface import CompiledGrammar, Grammar, Vocabulary
+from quire.structured_output.thinking import Thinking, ThinkingMasks
+
+
+def begin(
+    compiled: CompiledGrammar, start: FollowStart, vocabulary: Vocabulary, masks: ThinkingMasks | None
+) -> Grammar:
+    """The place of a new answer, which may think before its grammar begins; then there are `masks`."""
+    if start.thinking is None or masks is None:
+        return compiled.start()
+    thinking = Thinking(start.thinking, vocabulary, shows_special=start.shows_special, budget=start.budget)
+    return DelayedGrammar(compiled, thinking, masks, (vocabulary.eos_token_id, *start.end_ids))
+
+
+def advance(grammar: Grammar, token_id: int, eos_token_id: int, end_ids: tuple[int, ...]) -> bool:
+    """Take the grammar through a token; whatever ends an answer is to it the primary end."""
+    if token_id in end_ids:
+        token_id = eos_token_id
+    if grammar.is_terminated():
+        return token_id == eos_token_id
+    return grammar.accept(token_id)
