@@ -312,10 +312,10 @@ def test_a_failure_in_the_background_is_told_by_the_response():
         assert "failed inside the engine" in client.responses.retrieve(response.id).error.message
 
 
-def test_events_of_ended_responses_are_kept_while_there_is_memory_for_them(server, monkeypatch):
+def test_events_of_ended_responses_are_kept_while_there_is_memory_for_them(monkeypatch):
     monkeypatch.setattr(background, "MAX_ENDED_BYTES", 8000)
-    first, second = (stream(server, "Hi", background=True)[-1].response for _ in range(2))
-    with server.client() as client:
+    with RunningServer(WritingEngine()) as server, server.client() as client:
+        first, second = (stream(server, "Hi", background=True)[-1].response for _ in range(2))
         assert list(client.responses.retrieve(second.id, stream=True))[-1].response == second
         with pytest.raises(openai.BadRequestError, match="are not kept"):
             list(client.responses.retrieve(first.id, stream=True))

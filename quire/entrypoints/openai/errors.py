@@ -62,6 +62,7 @@ LIMITED_REQUESTS = ErrorKind(429, "requests", "requests_per_minute", "rate_limit
 LIMITED_TOKENS = ErrorKind(429, "tokens", "tokens_per_minute", "rate_limit_exceeded")
 INTERNAL = ErrorKind(500, "InternalServerError", "")
 UNAVAILABLE = ErrorKind(503, "ServiceUnavailableError", "engine_dead")
+STORE_FAILED = ErrorKind(503, "ServiceUnavailableError", "response_store")
 QUEUE_TIMEOUT = ErrorKind(503, "ServiceUnavailableError", "queue_timeout", "queue_timeout")
 
 ENGINE_DEAD = "the engine has stopped; the server is of no further use until it is restarted"

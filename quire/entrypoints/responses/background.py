@@ -1,24 +1,28 @@
-"""Responses that are made while nobody waits: started, followed, cancelled.
+"""Responses that are made while nobody waits: started, followed, cancelled, deleted.
 
-Used by the routes. Owns the tasks of those that run, and the events of those that are told as streams, of ended ones as
-many as fit `MAX_ENDED_BYTES`.
+Used by the routes. Owns the tasks of those that run, the ids that are taken by requests under way, and what is told of
+responses after their end: events (`event_log`), and which of them could not be kept.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from quire.engine.output_stream import nothing
 from quire.entrypoints.openai.errors import api_error_of
-from quire.entrypoints.openai.keep_alive import COMMENT
 from quire.entrypoints.openai.running import Run, cancelled
+from quire.entrypoints.responses.event_log import EndedLogs, EventLog
 from quire.entrypoints.responses.form import CANCELLED, CUT_OFF, ENDED, FAILED, QUEUED, with_status
-from quire.entrypoints.responses.store import Key
+from quire.entrypoints.responses.store import Key, ShelfError
 from quire.entrypoints.responses.writer import ResponseWriter
+from quire.logger import get_logger
 
 MAX_ENDED_BYTES = 32 << 20
+MAX_NOT_KEPT = 10_000
+
+logger = get_logger(__name__)
 
 Save = Callable[[dict[str, Any]], Awaitable[None]]
 
@@ -30,30 +34,33 @@ class LiveResponse:
         key: its tenant and id.
         run: started.
         writer: has written nothing yet.
-        save: keeps the response as it is.
+        save: keeps the response as it is; raises `ShelfError`.
         tells_events: they can be followed.
 
     Attributes:
         response: the object; what the answer has so far is in it.
+        log: its events; None = they are not told.
         is_over: nothing more comes.
+        is_kept: its end could be kept.
         on_over: called then.
     """
 
     def __init__(self, key: Key, run: Run, writer: ResponseWriter, save: Save, *, tells_events: bool) -> None:
         self.key = key
-        self.tells_events = tells_events
+        self.log = EventLog() if tells_events else None
         self.is_over = False
-        self.num_bytes = 0
+        self.is_kept = True
+        self.on_over: Callable[[], None] = nothing
         self._run = run
         self._writer = writer
         self._save = save
-        self._events: list[bytes] = []
-        self._news = asyncio.Event()
+        self._is_deleted = False
+        self._ending = asyncio.Lock()
         self._ended: dict[str, Any] | None = None
         self._queued: dict[str, Any] | None = None
         self._task: asyncio.Task[None] | None = None
-        self.on_over: Callable[[], None] = nothing
-        writer.on_event = self._note
+        if self.log is not None:
+            writer.on_event = self.log.note
 
     @property
     def response(self) -> dict[str, Any]:
@@ -61,35 +68,25 @@ class LiveResponse:
         return self._ended or self._queued or self._writer.response
 
     async def start(self) -> None:
-        """Keep it as queued, and go on alone."""
+        """Keep it as queued, and go on alone.
+
+        Raises:
+            ShelfError: it cannot be kept; it is not started.
+        """
         self._writer.begin(QUEUED)
         self._queued = {**self._writer.response, "status": QUEUED}
         await self._save(self._queued)
         self._task = asyncio.get_running_loop().create_task(self._make())
 
-    async def end(self, status: str, error: dict[str, str] | None = None) -> None:
-        """End it with `status`, unless it has ended; returns when that is kept."""
+    async def end(self, status: str, error: dict[str, str] | None = None, *, is_deleted: bool = False) -> None:
+        """End it with `status`, unless it has ended; returns when that is kept, or never will be (`is_deleted`)."""
         assert self._task is not None, "it was started"
-        await cancelled(self._task)
-        if not self.is_over:
-            response = self.response
-            await self._finish(response if response["status"] in ENDED else with_status(response, status, error))
-
-    async def events(self, after: int, silence_s: float) -> AsyncIterator[bytes]:
-        """Its events from number `after` + 1 on; a comment when there was none for `silence_s` (0 = never)."""
-        first = after + 1
-        while True:
-            news, is_over = self._news, self.is_over
-            if first < len(self._events):
-                yield b"".join(self._events[first:])
-                first = len(self._events)
-            elif is_over:
-                return
-            else:
-                try:
-                    await asyncio.wait_for(news.wait(), silence_s or None)
-                except (TimeoutError, asyncio.TimeoutError):
-                    yield COMMENT
+        self._is_deleted = self._is_deleted or is_deleted
+        async with self._ending:
+            await cancelled(self._task)
+            if not self.is_over:
+                response = self.response
+                await self._finish(response if response["status"] in ENDED else with_status(response, status, error))
 
     async def _make(self) -> None:
         """Take what the engine says until the answer is complete."""
@@ -101,7 +98,8 @@ class LiveResponse:
                     self._queued = None
                     writer.in_progress()
                 writer.events(*item)
-                self._tell()
+                if self.log is not None:
+                    self.log.tell()
             writer.end()
         except Exception as error:  # the response says so
             self._queued = None
@@ -115,52 +113,98 @@ class LiveResponse:
         if not self._writer.is_ended:
             self._writer.failed(response)
         self._ended = response
-        await self._save(response)
+        if not self._is_deleted:
+            try:
+                await self._save(response)
+            except ShelfError as error:
+                self.is_kept = False
+                logger.error("response %s could not be kept: %s", response["id"], error)
         self.is_over = True
-        self._tell()
+        if self.log is not None:
+            self.log.end()
         self.on_over()
+        self.on_over = nothing
 
-    def _note(self, event: bytes) -> None:
-        if self.tells_events:
-            self._events.append(event)
-            self.num_bytes += len(event)
 
-    def _tell(self) -> None:
-        """Wake up who follows."""
-        news, self._news = self._news, asyncio.Event()
-        news.set()
+class Claim:
+    """A response's id, taken by a request under way until `end`.
+
+    Args:
+        claimed: ids that are taken.
+        key: which is added to them.
+    """
+
+    def __init__(self, claimed: set[Key], key: Key) -> None:
+        self._claimed = claimed
+        self._key = key
+        self._is_held = True
+        claimed.add(key)
+
+    def end(self) -> None:
+        """Give it back, if it is still held here."""
+        if self._is_held:
+            self._is_held = False
+            self._claimed.discard(self._key)
+
+    def hand_on(self) -> Claim:
+        """The claim, for whoever ends it in place of this one."""
+        self._is_held = False
+        return Claim(self._claimed, self._key)
 
 
 class Background:
     """The responses of one server that are made in the background."""
 
     def __init__(self) -> None:
+        self._claimed: set[Key] = set()
         self._live: dict[Key, LiveResponse] = {}
-        self._ended: dict[Key, LiveResponse] = {}  # oldest first
+        self._ended = EndedLogs(MAX_ENDED_BYTES)
+        self._not_kept: dict[Key, None] = {}  # oldest first
 
     def get(self, key: Key) -> LiveResponse | None:
         """A response that runs; None = there is no such."""
         return self._live.get(key)
 
-    def told(self, key: Key) -> LiveResponse | None:
-        """A response whose events are known; None = there is no such."""
-        live = self._live.get(key) or self._ended.get(key)
-        return live if live is not None and live.tells_events else None
+    def log_of(self, key: Key) -> EventLog | None:
+        """The events of a response; None = they are not known."""
+        live = self._live.get(key)
+        return self._ended.get(key) if live is None else live.log
+
+    def is_taken(self, key: Key) -> bool:
+        """Whether a request under way answers as this response."""
+        return key in self._claimed or key in self._live
+
+    def claim(self, key: Key) -> Claim:
+        """Take an id, which is free, for a request under way."""
+        assert not self.is_taken(key), "the caller has looked"
+        return Claim(self._claimed, key)
+
+    def could_be_kept(self, key: Key) -> bool:
+        """False for a response that has ended in a way that the store does not have."""
+        return key not in self._not_kept
 
     async def start(self, live: LiveResponse) -> None:
-        """Have it made."""
+        """Have it made.
+
+        Raises:
+            ShelfError: it cannot be kept.
+        """
+        await live.start()
         self._live[live.key] = live
         live.on_over = lambda: self._note_end(live)
-        await live.start()
 
     async def cancel(self, live: LiveResponse) -> dict[str, Any]:
         """End it; the response as it is then."""
         await live.end(CANCELLED)
         return live.response
 
-    def forget(self, key: Key) -> None:
-        """Its events are told no more."""
-        self._ended.pop(key, None)
+    async def delete(self, key: Key) -> None:
+        """End a response if it runs, and tell its events no more; it is not kept again."""
+        live = self._live.get(key)
+        if live is not None:
+            await live.end(CANCELLED, is_deleted=True)
+        self._ended.forget(key)
+        self._not_kept.pop(key, None)
 
     async def close(self) -> None:
         """End all of them; each is kept as failed."""
@@ -168,9 +212,11 @@ class Background:
             await live.end(FAILED, CUT_OFF)
 
     def _note_end(self, live: LiveResponse) -> None:
-        self._live.pop(live.key, None)
-        if not live.tells_events:
-            return
-        self._ended[live.key] = live
-        while sum(one.num_bytes for one in self._ended.values()) > MAX_ENDED_BYTES:
-            del self._ended[next(iter(self._ended))]
+        if self._live.get(live.key) is live:
+            del self._live[live.key]
+        if live.log is not None:
+            self._ended.put(live.key, live.log)
+        if not live.is_kept:
+            self._not_kept[live.key] = None
+            if len(self._not_kept) > MAX_NOT_KEPT:
+                del self._not_kept[next(iter(self._not_kept))]

@@ -15,6 +15,7 @@ from quire.entrypoints.responses.translation import text_format, told_choice, to
 
 QUEUED, FAILED, CANCELLED = "queued", "failed", "cancelled"
 ENDED = frozenset(("completed", "incomplete", FAILED, CANCELLED))
+NOT_KEPT = {"code": "server_error", "message": "the response was complete and could not be kept"}
 CUT_OFF = {"code": "server_error", "message": "the server ended before the answer was complete"}
 
 

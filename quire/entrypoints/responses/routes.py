@@ -5,7 +5,8 @@ the background.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -15,13 +16,14 @@ from starlette.responses import Response, StreamingResponse
 from starlette.types import Message, Receive, Scope, Send
 
 from quire.entrypoints.openai.counts import AnswerCounts
-from quire.entrypoints.openai.errors import BAD_REQUEST, NOT_FOUND, ApiError
+from quire.entrypoints.openai.errors import BAD_REQUEST, NOT_FOUND, STORE_FAILED, ApiError
 from quire.entrypoints.openai.routes import JSON, GenerationRoutes, PreparedChat
 from quire.entrypoints.openai.running import Run
 from quire.entrypoints.openai.sse import HEADERS
 from quire.entrypoints.openai.state import REQUEST_ID, ServerState
-from quire.entrypoints.responses.background import Background, LiveResponse
-from quire.entrypoints.responses.form import CUT_OFF, ENDED, FAILED, ResponseForm, with_status
+from quire.entrypoints.responses.background import Background, Claim, LiveResponse
+from quire.entrypoints.responses.event_log import EventLog
+from quire.entrypoints.responses.form import CUT_OFF, ENDED, FAILED, NOT_KEPT, ResponseForm, with_status
 from quire.entrypoints.responses.history import Turn, items_page, read_turn
 from quire.entrypoints.responses.keeping import open_store
 from quire.entrypoints.responses.protocol import (
@@ -30,7 +32,7 @@ from quire.entrypoints.responses.protocol import (
     check_request,
     wants_logprobs,
 )
-from quire.entrypoints.responses.store import ShelfError, StoredResponse
+from quire.entrypoints.responses.store import Key, ShelfError, StoredResponse
 from quire.entrypoints.responses.translation import chat_request
 from quire.entrypoints.responses.writer import ResponseWriter
 from quire.errors import ValidationError
@@ -39,6 +41,8 @@ from quire.utils.checks import shown
 
 logger = get_logger(__name__)
 
+STORE_MESSAGE = "the response store cannot be read or written now; the server's log says why"
+RETRY_AFTER_S = 5.0
 STREAM_HEADERS = {name.decode(): value.decode() for name, value in HEADERS}
 
 
@@ -70,24 +74,47 @@ class ResponsesRoutes:
         body, warnings = await self._generation.read(request, RESPONSES_FIELDS)
         notes = check_request(body)
         is_stored = self._check_storing(body, notes)
-        tenant = request.state.tenant.name
-        turn = await read_turn(body, self._store, self._background, tenant, self._max_turns, notes)
+        key = request.state.tenant.name, _own_id(body) or f"resp_{secrets.token_hex(24)}"
+        if self._background.is_taken(key):
+            raise _taken(body)
+        if not is_stored:
+            return await self._answer(request, body, key, warnings, notes, claim=None)
+        claim = self._background.claim(key)
+        try:
+            if body.request_id is not None and await self._stored(key) is not None:
+                raise _taken(body)
+            return await self._answer(request, body, key, warnings, notes, claim=claim)
+        finally:
+            claim.end()
+
+    async def _answer(
+        self,
+        request: Request,
+        body: ResponsesRequest,
+        key: Key,
+        warnings: list[str],
+        notes: list[str],
+        claim: Claim | None,
+    ) -> Response:
+        """The answer to a request; what is kept is claimed."""
+        tenant, response_id = key
+        with _store_failures():
+            turn = await read_turn(body, self._store, self._background, tenant, self._max_turns, notes)
         chat = chat_request(body, turn.conversation, self._template(body), notes)
         if notes and self._state.config.api.strict_requests:
             raise ValidationError(notes[0], hint="leave it out", field=notes[0].partition(":")[0].split()[0])
         chat.stream = bool(body.stream or body.background)
         warnings += notes
         prepared = await self._generation.prepare_chat(request, chat, "resp_", warnings)
-        response_id = await self._new_id(tenant, body, is_stored)
         prepared = replace(prepared, work=replace(prepared.work, public_id=response_id))
-        writer = self._writer(body, prepared, is_stored=is_stored, warnings=warnings)
+        writer = self._writer(body, prepared, is_stored=claim is not None, warnings=warnings)
         if body.background:
             return await self._start(request, body, prepared, writer, turn)
         answer = await self._generation.respond(request, prepared.work, writer, is_stream=bool(body.stream))
-        if not is_stored:
+        if claim is None:
             return answer
         if body.stream:
-            return _SavedStream(answer, lambda: self._save(tenant, turn, writer.response))
+            return _SavedStream(answer, lambda: self._save(tenant, turn, writer.response), claim.hand_on())
         await self._save(tenant, turn, writer.response)
         return answer
 
@@ -104,12 +131,10 @@ class ResponsesRoutes:
     async def delete(self, request: Request) -> Response:
         """Forget a response; one that runs is cancelled."""
         key = tenant, response_id = _asked(request)
-        live = self._background.get(key)
-        if live is not None:
-            await self._background.cancel(live)
-        self._background.forget(key)
-        if self._store is None or not await self._store.delete(tenant, response_id):
-            raise _unknown(response_id)
+        await self._background.delete(key)
+        with _store_failures():
+            if self._store is None or not await self._store.delete(tenant, response_id):
+                raise _unknown(response_id)
         return _json({"id": response_id, "object": "response", "deleted": True})
 
     async def cancel(self, request: Request) -> Response:
@@ -158,26 +183,6 @@ class ResponsesRoutes:
             notes.append("store has no effect: this server keeps no responses")
         return is_stored
 
-    async def _new_id(self, tenant: str, body: ResponsesRequest, is_stored: bool) -> str:
-        """The response's id: the client's `request_id`, or a random one."""
-        own = body.request_id
-        if own is None:
-            return f"resp_{secrets.token_hex(24)}"
-        if not REQUEST_ID.fullmatch(own):
-            raise ValidationError(
-                f"request_id={shown(own)}: 1 to 128 letters, digits, _ - . : + are allowed", field="request_id"
-            )
-        response_id = f"resp_{own}"
-        is_taken = self._background.get((tenant, response_id)) is not None
-        if self._store is not None and is_stored and not is_taken:
-            is_taken = await self._store.get(tenant, response_id) is not None
-        if is_taken:
-            raise ValidationError(
-                f"request_id={shown(own)} is the id of a response that is kept", hint="use another one, or none",
-                field="request_id",
-            )  # fmt: skip
-        return response_id
-
     def _writer(
         self, body: ResponsesRequest, chat: PreparedChat, *, is_stored: bool, warnings: list[str]
     ) -> ResponseWriter:
@@ -199,22 +204,23 @@ class ResponsesRoutes:
         try:
             await run.start()
             live = LiveResponse(
-                (tenant, chat.work.public_id), run, writer, lambda response: self._save(tenant, turn, response),
+                (tenant, chat.work.public_id), run, writer, lambda response: self._put(tenant, turn, response),
                 tells_events=bool(body.stream),
             )  # fmt: skip
-            await self._background.start(live)
+            with _store_failures():
+                await self._background.start(live)
         except BaseException:
             run.close()
             raise
-        return self._followed(live, -1) if body.stream else _json(live.response)
+        return _json(live.response) if live.log is None else self._followed(live.log, -1)
 
     async def _retell(self, tenant: str, response_id: str, starting_after: str) -> Response:
         """The events of a response after one that the client has."""
         if not starting_after.removeprefix("-").isdecimal():
             raise ValidationError(f"starting_after={shown(starting_after)} is no integer", field="starting_after")
-        live = self._background.told((tenant, response_id))
-        if live is not None:
-            return self._followed(live, max(-1, int(starting_after[:20])))
+        log = self._background.log_of((tenant, response_id))
+        if log is not None:
+            return self._followed(log, max(-1, int(starting_after[:20])))
         await self._find(tenant, response_id)
         raise ApiError(
             BAD_REQUEST,
@@ -222,8 +228,8 @@ class ResponsesRoutes:
             "are, for a while; ask without stream", param="stream",
         )  # fmt: skip
 
-    def _followed(self, live: LiveResponse, after: int) -> Response:
-        events = live.events(after, self._state.config.api.sse_keep_alive_interval)
+    def _followed(self, log: EventLog, after: int) -> Response:
+        events = log.events(after, self._state.config.api.sse_keep_alive_interval)
         return StreamingResponse(events, headers=STREAM_HEADERS)
 
     async def _find(self, tenant: str, response_id: str) -> StoredResponse:
@@ -232,32 +238,48 @@ class ResponsesRoutes:
         Raises:
             ApiError: there is no such.
         """
-        stored = None if self._store is None else await self._store.get(tenant, response_id)
+        key = tenant, response_id
+        stored = await self._stored(key)
         if stored is None:
             raise _unknown(response_id)
-        live = self._background.get((tenant, response_id))
+        live = self._background.get(key)
         if live is not None:
             stored.response = live.response
-        elif stored.response.get("status") not in ENDED:  # the process that made it is gone
-            stored.response = with_status(stored.response, FAILED, CUT_OFF)
+        elif stored.response.get("status") not in ENDED and not self._background.is_taken(key):
+            why = CUT_OFF if self._background.could_be_kept(key) else NOT_KEPT  # or the process that made it is gone
+            stored.response = with_status(stored.response, FAILED, why)
         return stored
+
+    async def _stored(self, key: Key) -> StoredResponse | None:
+        """What the store has.
+
+        Raises:
+            ApiError: it cannot be read.
+        """
+        with _store_failures():
+            return None if self._store is None else await self._store.get(*key)
 
     async def _save(self, tenant: str, turn: Turn, response: dict[str, Any]) -> None:
         """Keep a response; if that fails the client has its answer all the same, and the log says why."""
-        assert self._store is not None, "it is known to be kept"
         try:
-            await self._store.put(tenant, StoredResponse(response=response, input=turn.items))
+            await self._put(tenant, turn, response)
         except ShelfError as error:
             logger.error("response %s could not be kept: %s", response["id"], error)
+
+    async def _put(self, tenant: str, turn: Turn, response: dict[str, Any]) -> None:
+        """Keep a response; raises `ShelfError`."""
+        assert self._store is not None, "it is known to be kept"
+        await self._store.put(tenant, StoredResponse(response=response, input=turn.items))
 
 
 class _SavedStream(Response):
     """A stream whose last event is sent when the response is kept: who has read it can go on with the next turn."""
 
-    def __init__(self, stream: Response, save: Callable[[], Awaitable[None]]) -> None:
+    def __init__(self, stream: Response, save: Callable[[], Awaitable[None]], claim: Claim) -> None:
         super().__init__(media_type="text/event-stream")
         self._stream = stream
         self._save = save
+        self._claim = claim
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the response."""
@@ -267,7 +289,39 @@ class _SavedStream(Response):
                 await self._save()
             await send(message)
 
-        await self._stream(scope, receive, send_when_kept)
+        try:
+            await self._stream(scope, receive, send_when_kept)
+        finally:
+            self._claim.end()
+
+
+def _own_id(body: ResponsesRequest) -> str | None:
+    """The id that the client wants; None = any."""
+    own = body.request_id
+    if own is None:
+        return None
+    if not REQUEST_ID.fullmatch(own):
+        raise ValidationError(
+            f"request_id={shown(own)}: 1 to 128 letters, digits, _ - . : + are allowed", field="request_id"
+        )
+    return f"resp_{own}"
+
+
+def _taken(body: ResponsesRequest) -> ValidationError:
+    return ValidationError(
+        f"request_id={shown(body.request_id)} is the id of a response that is kept or being made",
+        hint="use another one, or none", field="request_id",
+    )  # fmt: skip
+
+
+@contextmanager
+def _store_failures() -> Iterator[None]:
+    """What the store cannot do is told to the client, and why to the log."""
+    try:
+        yield
+    except ShelfError as error:
+        logger.error("the response store: %s", error)
+        raise ApiError(STORE_FAILED, STORE_MESSAGE, retry_after_s=RETRY_AFTER_S) from None
 
 
 def _asked(request: Request) -> tuple[str, str]:
