@@ -14,6 +14,8 @@ from typing import Any
 
 import pytest
 
+from quire.config.server import ResponsesConfig, ServerConfig
+from quire.entrypoints.responses.keeping import check_store
 from quire.entrypoints.responses.sqlite_shelf import SqliteShelf
 from quire.entrypoints.responses.store import (
     BrokenChainError,
@@ -24,6 +26,7 @@ from quire.entrypoints.responses.store import (
     ShelfLimits,
     StoredResponse,
 )
+from quire.entrypoints.server.launcher import check_files
 from quire.errors import ConfigError
 
 LIMITS = ShelfLimits(max_responses=4, max_bytes=4000, max_age_s=100)
@@ -196,3 +199,115 @@ def test_a_record_that_was_not_made_by_us_is_not_found(make, data):
     shelf = make(ShelfLimits(10, 1 << 20, 0))
     shelf.put(("red", "a"), data, 0.0)
     run(work, shelf)
+
+
+def counts(shelf: SqliteShelf) -> tuple[int, int]:
+    return shelf._shares.num_responses, shelf._shares.num_bytes
+
+
+def damage(path: Path) -> None:
+    """Overwrite the pages of the tables, and leave the file's head."""
+    with path.open("r+b") as file:
+        file.seek(4096)
+        file.write(b"\xa5" * (path.stat().st_size - 4096))
+
+
+def filled(path: Path, num_records: int = 50) -> SqliteShelf:
+    shelf = SqliteShelf(str(path), ShelfLimits(1000, 1 << 20, 0))
+    for number in range(num_records):
+        shelf.put(("red", str(number)), b"x" * 500, 0.0)
+    return shelf
+
+
+@pytest.mark.parametrize("how", ["pages", "cut", "text"])
+def test_a_damaged_file_is_refused_by_name(tmp_path, how):
+    path = tmp_path / "db"
+    filled(path).close()
+    if how == "pages":
+        damage(path)
+    elif how == "cut":
+        os.truncate(path, 4096 + 100)
+    else:
+        path.write_bytes(b"these are notes, and not a database " * 200)
+    with pytest.raises(ConfigError, match="response_store .* cannot be used") as caught:
+        check_files(ServerConfig(responses=ResponsesConfig(response_store=str(path))), "fcfs")  # before the engine
+    assert caught.value.hint and caught.value.field == "response_store"
+
+
+def test_a_file_that_is_damaged_while_it_is_used_is_a_shelf_error_and_counts_stay(tmp_path):
+    path = tmp_path / "db"
+    filled(path).close()
+    shelf = SqliteShelf(str(path), ShelfLimits(1000, 1 << 20, 0))
+    before = counts(shelf)
+    shelf._db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    damage(path)
+    shelf._db.execute("PRAGMA shrink_memory")
+    for _ in range(3):
+        for act in (
+            lambda: shelf.put(("red", "new"), b"y" * 500, 0.0), lambda: shelf.get(("red", "7"), 0.0),
+            lambda: shelf.delete(("red", "7")),
+        ):  # fmt: skip
+            with pytest.raises(ShelfError):
+                act()
+    assert counts(shelf) == before
+    shelf.close()
+
+
+def test_a_full_disk_loses_no_counts_and_what_was_kept_is_read_on(tmp_path):
+    shelf = filled(tmp_path / "db")
+    (num_pages,) = shelf._db.execute("PRAGMA page_count").fetchone()
+    shelf._db.execute(f"PRAGMA max_page_count = {num_pages}")
+    with pytest.raises(ShelfError, match="full"):
+        shelf.put(("red", "large"), b"y" * 100_000, 0.0)
+    assert counts(shelf) == (50, 50 * 500)
+    shelf._db.execute("PRAGMA query_only = ON")  # as when not even the journal can grow
+    with pytest.raises(ShelfError):
+        shelf.delete(("red", "7"))
+    assert counts(shelf) == (50, 50 * 500)
+    assert shelf.get(("red", "7"), 0.0) == b"x" * 500
+    shelf._db.execute("PRAGMA query_only = OFF")
+    assert shelf.delete(("red", "7")) and counts(shelf) == (49, 49 * 500)
+    shelf.close()
+
+
+def test_reads_go_on_while_somebody_holds_the_files_lock(tmp_path):
+    path = tmp_path / "db"
+    shelf = filled(path)
+    other = sqlite3.connect(path, isolation_level=None)
+    other.execute("BEGIN IMMEDIATE")
+    assert shelf.get(("red", "7"), 0.0) == b"x" * 500
+    with pytest.raises(ShelfError, match="locked"):
+        shelf.put(("red", "new"), b"x", 0.0)
+    other.execute("ROLLBACK")
+    other.close()
+    shelf.put(("red", "new"), b"x", 0.0)
+    assert counts(shelf) == (51, 50 * 500 + 1)
+    shelf.close()
+
+
+def test_a_second_server_on_the_file_is_refused_until_the_first_has_ended_however_it_ended(tmp_path):
+    path = str(tmp_path / "db")
+    code = (
+        "import sys\n"
+        "from quire.entrypoints.responses.sqlite_shelf import SqliteShelf\n"
+        "from quire.entrypoints.responses.store import ShelfLimits\n"
+        f"shelf = SqliteShelf({path!r}, ShelfLimits(1000, 1 << 20, 0))\n"
+        "shelf.put(('red', 'a'), b'x', 0.0)\n"
+        "print('open', flush=True)\n"
+        "sys.stdin.read()\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as first:
+        assert first.stdout is not None and first.stdout.readline() == b"open\n"
+        for refused in (lambda: SqliteShelf(path, LIMITS), lambda: check_store(ResponsesConfig(response_store=path))):
+            with pytest.raises(ConfigError, match="another server uses it") as caught:
+                refused()
+            assert "file of its own" in (caught.value.hint or "")
+        first.send_signal(signal.SIGKILL)
+    shelf = SqliteShelf(path, LIMITS)
+    assert names(shelf) == "a"
+    shelf.close()
+
+
+def test_checking_a_file_that_does_not_exist_makes_none(tmp_path):
+    check_store(ResponsesConfig(response_store=str(tmp_path / "db")))
+    assert list(tmp_path.iterdir()) == []

@@ -15,14 +15,11 @@ def open_store(config: ResponsesConfig) -> ResponseStore | None:
     Raises:
         ConfigError: the file cannot be used.
     """
-    limits = ShelfLimits(
-        config.response_store_max_responses, config.response_store_max_bytes, config.response_store_max_age
-    )
     if config.response_store == NONE:
         return None
     if config.response_store == MEMORY:
-        return ResponseStore(MemoryShelf(limits))
-    return ResponseStore(SqliteShelf(config.response_store, limits))
+        return ResponseStore(MemoryShelf(_limits(config)))
+    return ResponseStore(SqliteShelf(config.response_store, _limits(config)))
 
 
 def check_store(config: ResponsesConfig) -> None:
@@ -32,4 +29,10 @@ def check_store(config: ResponsesConfig) -> None:
         ConfigError: so it is.
     """
     if config.response_store not in (MEMORY, NONE):
-        check_path(config.response_store)
+        check_path(config.response_store, _limits(config))
+
+
+def _limits(config: ResponsesConfig) -> ShelfLimits:
+    return ShelfLimits(
+        config.response_store_max_responses, config.response_store_max_bytes, config.response_store_max_age
+    )

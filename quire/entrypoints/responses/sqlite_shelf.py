@@ -1,14 +1,17 @@
 """SqliteShelf: responses in a file, which outlive the server's process. Owned by `ResponseStore`.
 
-The file is this user's alone. Its journal is written ahead (WAL): a process that is killed loses nothing that was put,
-a machine that loses its power at most the last of it.
+The file is this user's alone, and this process's: `FileClaim`. Its journal is written ahead (WAL): a process that is
+killed loses nothing that was put, a machine that loses its power at most the last of it. What SQLite cannot do is a
+`ShelfError`, and leaves the counts as they were.
 """
 
 from __future__ import annotations
 
+import fcntl
 import os
 import sqlite3
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from quire.entrypoints.responses.store import Key, Shares, ShelfError, ShelfLimits
@@ -20,6 +23,12 @@ logger = get_logger(__name__)
 APPLICATION_ID = 0x51756972
 SCHEMA_VERSION = 1
 FIELD = "response_store"
+LOCK_WAIT_S = 0.1
+"""For somebody who looks into the file; the thread of all reads waits no longer."""
+UNREADABLE = (sqlite3.Error, TypeError, ValueError, OverflowError)
+"""What a damaged file leads to."""
+USABLE = "give the path of a file that Quire may make, memory, or none"
+DAMAGED = "move it away: a new one is made; sqlite3's .recover may save what is in it"
 SCHEMA = """
 CREATE TABLE responses (
     tenant TEXT NOT NULL,
@@ -48,45 +57,68 @@ class SqliteShelf:
 
     def __init__(self, path: str, limits: ShelfLimits) -> None:
         self._limits = limits
-        self._db = _open(path)
+        self._claim = FileClaim(path)
+        try:
+            self._db = _open(path)
+        except ConfigError:
+            self._claim.end()
+            raise
         self._shares, self._last_use = Shares(), 0
-        self._count()
+        try:
+            self._count()
+        except UNREADABLE as error:
+            self.close()
+            raise _unusable(path, str(error)) from None
 
     def put(self, key: Key, record: bytes, now_s: float) -> None:
         """As `Shelf.put`."""
         self._limits.check(record)
-        try:
-            with self._db:
-                self._delete(key)
-                self._db.execute(
-                    "INSERT INTO responses VALUES (?, ?, ?, ?, ?, ?)", (*key, now_s, self._use(), len(record), record)
-                )
-                self._shares.add(key[0], len(record))
-                self._make_room(now_s)
-        except sqlite3.Error as error:  # nothing of it was done
-            self._count()
-            raise ShelfError(str(error)) from error
+        with self._change():
+            self._delete(key)
+            self._db.execute(
+                "INSERT INTO responses VALUES (?, ?, ?, ?, ?, ?)", (*key, now_s, self._use(), len(record), record)
+            )
+            self._shares.add(key[0], len(record))
+            self._make_room(now_s)
 
     def get(self, key: Key, now_s: float) -> bytes | None:
         """As `Shelf.get`."""
-        row = self._db.execute("SELECT record, created_s FROM responses WHERE tenant = ? AND id = ?", key).fetchone()
-        if row is None or self._limits.is_old(row[1], now_s):
-            return None
+        query = "SELECT record, created_s FROM responses WHERE tenant = ? AND id = ?"
+        try:
+            row = self._db.execute(query, key).fetchone()
+            if row is None or self._limits.is_old(row[1], now_s):
+                return None
+            record = bytes(row[0])
+        except UNREADABLE as error:
+            raise ShelfError(str(error)) from error
         try:
             with self._db:
                 self._db.execute("UPDATE responses SET used = ? WHERE tenant = ? AND id = ?", (self._use(), *key))
         except sqlite3.Error as error:  # it can be read all the same
             logger.warning("the use of a response could not be noted: %s", error)
-        return bytes(row[0])
+        return record
 
     def delete(self, key: Key) -> bool:
         """As `Shelf.delete`."""
-        with self._db:
+        with self._change():
             return self._delete(key)
 
     def close(self) -> None:
         """As `Shelf.close`."""
-        self._db.close()
+        with suppress(sqlite3.Error):
+            self._db.close()
+        self._claim.end()
+
+    @contextmanager
+    def _change(self) -> Iterator[None]:
+        """A transaction; one that fails changes neither the file nor the counts."""
+        before = self._shares.copy()
+        try:
+            with self._db:
+                yield
+        except UNREADABLE as error:
+            self._shares = before
+            raise ShelfError(str(error)) from error
 
     def _delete(self, key: Key) -> bool:
         row = self._db.execute("SELECT num_bytes FROM responses WHERE tenant = ? AND id = ?", key).fetchone()
@@ -106,8 +138,11 @@ class SqliteShelf:
         oldest = "SELECT id FROM responses WHERE tenant = ? ORDER BY used LIMIT 1"
         while self._shares.is_over(limits):
             largest = self._shares.largest()
-            (name,) = self._db.execute(oldest, (largest,)).fetchone()
-            self._delete((largest, name))
+            row = self._db.execute(oldest, (largest,)).fetchone()
+            if row is None:  # somebody else has deleted it from the file
+                self._count()
+                continue
+            self._delete((largest, row[0]))
 
     def _count(self) -> None:
         """Learn from the file what there is."""
@@ -128,7 +163,7 @@ def _open(path: str) -> sqlite3.Connection:
     try:
         with suppress(FileExistsError):
             os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
-        db = sqlite3.connect(path, check_same_thread=False)
+        db = sqlite3.connect(path, timeout=LOCK_WAIT_S, check_same_thread=False)
     except (OSError, sqlite3.Error) as error:
         raise _unusable(path, str(error)) from None
     try:
@@ -144,33 +179,66 @@ def _open(path: str) -> sqlite3.Connection:
             raise _unusable(path, "it is another program's database")
         elif version != SCHEMA_VERSION:
             raise _unusable(path, f"its schema is version {version}, this version of Quire writes {SCHEMA_VERSION}")
+        (verdict,) = db.execute("PRAGMA quick_check(1)").fetchone()
+        if verdict != "ok":
+            raise _unusable(path, f"it is damaged: {' '.join(str(verdict).split())}", DAMAGED)
         db.execute("PRAGMA journal_mode = WAL")
         db.execute("PRAGMA synchronous = NORMAL")
         db.execute("PRAGMA secure_delete = ON")
         return db
     except sqlite3.Error as error:
         db.close()
-        raise _unusable(path, str(error)) from None
+        raise _unusable(path, str(error), DAMAGED if type(error) is sqlite3.DatabaseError else USABLE) from None
     except ConfigError:
         db.close()
         raise
 
 
-def check_path(path: str) -> None:
-    """Refuse a path that no file can be made at, before anything costly is started.
+class FileClaim:
+    """That this process alone uses a file, until `end` or the process's end, however that comes.
+
+    A lock of the operating system on a file of its own beside it, so that SQLite's locks stay out of it.
 
     Raises:
-        ConfigError: the directory does not exist or cannot be written to, or the path is no file.
+        ConfigError: another process uses it, or the directory cannot be written to.
+    """
+
+    def __init__(self, path: str) -> None:
+        self._descriptor = -1
+        try:
+            descriptor = os.open(f"{path}.lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise _unusable(path, f"its lock cannot be made: {error.strerror}") from None
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            os.close(descriptor)
+            raise _unusable(
+                path, "another server uses it", "give each server a file of its own, or end the other"
+            ) from None
+        self._descriptor = descriptor
+
+    def end(self) -> None:
+        """Give it up; harmless when repeated."""
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+        self._descriptor = -1
+
+
+def check_path(path: str, limits: ShelfLimits) -> None:
+    """Refuse a file that cannot be used, before anything costly is started; one that does not exist is not made.
+
+    Raises:
+        ConfigError: so it is.
     """
     file = Path(path)
     if file.exists() and not file.is_file():
-        raise _unusable(path, "it is no file")
+        raise _unusable(path, "it is not a file")
     if not os.access(file if file.exists() else file.parent, os.W_OK):
         raise _unusable(path, "this user cannot write there")
+    if file.exists():
+        SqliteShelf(path, limits).close()
 
 
-def _unusable(path: str, why: str) -> ConfigError:
-    return ConfigError(
-        f"response_store {path} cannot be used: {why}",
-        hint="give the path of a file that Quire may make, memory, or none", field=FIELD,
-    )  # fmt: skip
+def _unusable(path: str, why: str, hint: str | None = None) -> ConfigError:
+    return ConfigError(f"response_store {path} cannot be used: {why}", hint=hint or USABLE, field=FIELD)

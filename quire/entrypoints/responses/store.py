@@ -77,7 +77,7 @@ class ShelfLimits:
 
 
 class ShelfError(Exception):
-    """A record cannot be kept."""
+    """A record cannot be kept, read or deleted."""
 
 
 class Shelf(Protocol):
@@ -91,10 +91,18 @@ class Shelf(Protocol):
         """
 
     def get(self, key: Key, now_s: float) -> bytes | None:
-        """The record, which is used by that; None = there is none."""
+        """The record, which is used by that; None = there is none.
+
+        Raises:
+            ShelfError: it cannot be read.
+        """
 
     def delete(self, key: Key) -> bool:
-        """Forget a record; False = there was none."""
+        """Forget a record; False = there was none.
+
+        Raises:
+            ShelfError: it could not be deleted.
+        """
 
     def close(self) -> None:
         """Nothing more is asked."""
@@ -119,6 +127,13 @@ class Shares:
     def remove(self, tenant: str, num_bytes: int) -> None:
         """A response was taken away."""
         self.add(tenant, -num_bytes, -1)
+
+    def copy(self) -> Shares:
+        """The same, apart."""
+        other = Shares()
+        other.num_responses, other.num_bytes = self.num_responses, self.num_bytes
+        other._by_tenant = dict(self._by_tenant)
+        return other
 
     def is_over(self, limits: ShelfLimits) -> bool:
         """True when something has to go."""
