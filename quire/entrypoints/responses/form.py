@@ -11,7 +11,8 @@ from quire.entrypoints.openai.counts import Usage
 from quire.entrypoints.openai.errors import ApiError
 from quire.entrypoints.responses.items import Item
 from quire.entrypoints.responses.protocol import ResponsesRequest
-from quire.entrypoints.responses.translation import text_format, told_choice, told_tools
+from quire.entrypoints.responses.tools import told_choice, told_tools
+from quire.entrypoints.responses.translation import text_format
 
 QUEUED, FAILED, CANCELLED = "queued", "failed", "cancelled"
 ENDED = frozenset(("completed", "incomplete", FAILED, CANCELLED))
@@ -61,8 +62,8 @@ class ResponseForm:
             "service_tier": "default",
             "temperature": params.temperature,
             "text": {"format": text_format(request), "verbosity": (text and text.verbosity) or "medium"},
-            "tool_choice": told_choice(request),
-            "tools": told_tools(request),
+            "tool_choice": told_choice(request.tool_choice),
+            "tools": told_tools(request.tools),
             "top_logprobs": request.top_logprobs or 0,
             "top_p": params.top_p,
             "truncation": request.truncation or "disabled",

@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 
+from quire.entrypoints.responses.tools import custom_arguments, flat_name
 from quire.errors import UnsupportedError, ValidationError
 from quire.utils.checks import shown
 
@@ -23,7 +24,12 @@ MAX_WARNINGS = 16
 MAX_ID_CHARS = 128
 ROLES = ("user", "assistant", "system", "developer")
 TEXT_PARTS = {"input_text": "text", "output_text": "text", "text": "text", "refusal": "refusal"}
-PREFIXES = {"message": "msg", "reasoning": "rs", "function_call": "fc", "function_call_output": "fco"}
+PREFIXES = {
+    "message": "msg", "reasoning": "rs", "function_call": "fc", "function_call_output": "fco",
+    "custom_tool_call": "ctc", "custom_tool_call_output": "ctco",
+}  # fmt: skip
+CALLS = ("function_call", "custom_tool_call")
+OUTPUTS = ("function_call_output", "custom_tool_call_output")
 UNUSED = frozenset(("id", "status", "type", "annotations", "logprobs", "parsed", "parsed_arguments"))
 """Fields that answers have and that say nothing about the conversation."""
 
@@ -42,6 +48,14 @@ class _FunctionCall(msgspec.Struct):
     call_id: str
     name: str
     arguments: str
+    namespace: str | None = None
+
+
+class _CustomCall(msgspec.Struct):
+    call_id: str
+    name: str
+    input: str
+    namespace: str | None = None
 
 
 class _FunctionCallOutput(msgspec.Struct):
@@ -49,9 +63,14 @@ class _FunctionCallOutput(msgspec.Struct):
     output: str | list[dict[str, Any]]
 
 
+class _CustomCallOutput(_FunctionCallOutput):
+    pass
+
+
 FORMS: dict[str, type[msgspec.Struct]] = {
     "message": _Message, "reasoning": _Reasoning, "function_call": _FunctionCall,
-    "function_call_output": _FunctionCallOutput,
+    "function_call_output": _FunctionCallOutput, "custom_tool_call": _CustomCall,
+    "custom_tool_call_output": _CustomCallOutput,
 }  # fmt: skip
 
 
@@ -104,7 +123,7 @@ def messages_of(items: Sequence[Item], developer_role: str) -> list[dict[str, An
             messages.append({"role": role, "content": _text(item["content"])})
             turn = None
             continue
-        if kind == "function_call_output":
+        if kind in OUTPUTS:
             messages.append({"role": "tool", "tool_call_id": item["call_id"], "content": _text(item["output"])})
             turn = None
             continue
@@ -120,7 +139,7 @@ def messages_of(items: Sequence[Item], developer_role: str) -> list[dict[str, An
 
 def _ends(turn: dict[str, Any], kind: str) -> bool:
     """True when an item of type `kind` begins a new message of the assistant's."""
-    if kind == "function_call":
+    if kind in CALLS:
         return False
     return "tool_calls" in turn or turn["content"] is not None
 
@@ -132,7 +151,11 @@ def _add(turn: dict[str, Any], kind: str, item: Item) -> None:
         parts = item["content"] or item["summary"]
         turn["reasoning_content"] = turn.get("reasoning_content", "") + "".join(part["text"] for part in parts)
     else:
-        function = {"name": item["name"], "arguments": item["arguments"]}
+        is_custom = kind == "custom_tool_call"
+        function = {
+            "name": flat_name(item.get("namespace"), item["name"]),
+            "arguments": custom_arguments(item["input"]) if is_custom else item["arguments"],
+        }
         calls: list[dict[str, Any]] = turn.setdefault("tool_calls", [])
         calls.append({"id": item["call_id"], "type": "function", "function": function})
 
@@ -208,23 +231,36 @@ def _read_call(where: str, read: _FunctionCall, own_id: str | None) -> Item:
         )
     return {
         "id": own_id or new_id("function_call"), "type": "function_call", "status": "completed",
-        "call_id": read.call_id, "name": read.name, "arguments": read.arguments,
+        "call_id": read.call_id, "name": read.name, "arguments": read.arguments, **_namespace(read.namespace),
     }  # fmt: skip
 
 
+def _read_custom_call(where: str, read: _CustomCall, own_id: str | None) -> Item:
+    _check_call_id(where, read.call_id)
+    return {
+        "id": own_id or new_id("custom_tool_call"), "type": "custom_tool_call", "status": "completed",
+        "call_id": read.call_id, "name": read.name, "input": read.input, **_namespace(read.namespace),
+    }  # fmt: skip
+
+
+def _namespace(namespace: str | None) -> dict[str, str]:
+    return {"namespace": namespace} if namespace else {}
+
+
 def _read_output(where: str, read: _FunctionCallOutput, own_id: str | None) -> Item:
+    kind = OUTPUTS[isinstance(read, _CustomCallOutput)]
     _check_call_id(where, read.call_id)
     output = read.output
     if not isinstance(output, str):
         output = _parts(f"{where}.output", output, "input_text")
     return {
-        "id": own_id or new_id("function_call_output"), "type": "function_call_output", "status": "completed",
-        "call_id": read.call_id, "output": output,
+        "id": own_id or new_id(kind), "type": kind, "status": "completed", "call_id": read.call_id, "output": output,
     }  # fmt: skip
 
 
 READERS: dict[type[msgspec.Struct], Callable[[str, Any, str | None], Item]] = {
-    _Message: _read_message, _Reasoning: _read_reasoning, _FunctionCall: _read_call, _FunctionCallOutput: _read_output
+    _Message: _read_message, _Reasoning: _read_reasoning, _FunctionCall: _read_call, _FunctionCallOutput: _read_output,
+    _CustomCall: _read_custom_call, _CustomCallOutput: _read_output,
 }  # fmt: skip
 
 

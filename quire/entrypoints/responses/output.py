@@ -6,18 +6,20 @@ items of one response.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from quire.entrypoints.openai.answer_events import AnswerEvent, CallBegun, CallPart
-from quire.entrypoints.responses.items import Item, new_id
+from quire.entrypoints.responses.items import CALLS, Item, new_id
+from quire.entrypoints.responses.tools import Origin, custom_input
 from quire.parsers.events import Content, Reasoning
 
 StreamEvent = tuple[str, dict[str, Any]]
 """(type, its fields besides `type` and `sequence_number`)."""
 Logprobs = list[dict[str, Any]]
 
+NO_ORIGIN = Origin("")
 IN_PROGRESS, COMPLETED, INCOMPLETE = "in_progress", "completed", "incomplete"
 
 
@@ -27,14 +29,15 @@ class _Open:
 
     Attributes:
         kind: its type.
-        call: of a call, its id and name.
+        call_id: of a call, with its `name` and `namespace`.
         number: of a message, how many came before it.
     """
 
     kind: str
     index: int
     item_id: str
-    call: tuple[str, str] = ("", "")
+    call_id: str = ""
+    origin: Origin = NO_ORIGIN
     number: int = 0
     parts: list[str] = field(default_factory=list)
 
@@ -51,6 +54,7 @@ class OutputItems:
         new_logprobs: given the number of a message, the log-probabilities of its tokens that it did not give before;
             None = they are not told.
         all_logprobs: the same for all its tokens so far.
+        origins: what functions are to the client.
 
     Attributes:
         items: the complete ones.
@@ -60,10 +64,12 @@ class OutputItems:
         self,
         new_logprobs: Callable[[int], Logprobs] = lambda number: [],
         all_logprobs: Callable[[int], Logprobs] = lambda number: [],
+        origins: Mapping[str, Origin] | None = None,
     ) -> None:
         self.items: list[Item] = []
         self._new_logprobs = new_logprobs
         self._all_logprobs = all_logprobs
+        self._origins = origins or {}
         self._open: _Open | None = None
         self._num_messages = 0
 
@@ -77,7 +83,7 @@ class OutputItems:
                 told += self._text("reasoning", event.text)
             elif isinstance(event, CallBegun):
                 told += self._close(COMPLETED)
-                told += self._begin("function_call", (event.call_id, event.name))
+                told += self._begin_call(event)
             else:
                 told += self._arguments(event)
         return told
@@ -116,15 +122,21 @@ class OutputItems:
 
     def _arguments(self, event: CallPart) -> list[StreamEvent]:
         one = self._open
-        assert one is not None and one.kind == "function_call", "parts follow the beginning of their call"
+        assert one is not None and one.kind in CALLS, "parts follow the beginning of their call"
         one.parts.append(event.text)
+        if one.origin.is_custom:  # its input is told when it is whole
+            return []
         return [("response.function_call_arguments.delta", {**one.where, "delta": event.text})]
 
-    def _begin(self, kind: str, call: tuple[str, str] = ("", "")) -> list[StreamEvent]:
-        one = self._open = _Open(kind, len(self.items), new_id(kind), call, self._num_messages)
+    def _begin_call(self, event: CallBegun) -> list[StreamEvent]:
+        origin = self._origins.get(event.name) or Origin(event.name)
+        kind = CALLS[origin.is_custom]
+        one = self._open = _Open(kind, len(self.items), new_id(kind), event.call_id, origin)
+        return [("response.output_item.added", {"output_index": one.index, "item": self._item(one, IN_PROGRESS)})]
+
+    def _begin(self, kind: str) -> list[StreamEvent]:
+        one = self._open = _Open(kind, len(self.items), new_id(kind), number=self._num_messages)
         item = self._item(one, IN_PROGRESS)
-        if kind == "function_call":
-            return [("response.output_item.added", {"output_index": one.index, "item": item})]
         (part,) = item["content"]
         item["content"] = []
         if kind == "message":
@@ -141,22 +153,35 @@ class OutputItems:
         item = self._item(one, status)
         self.items.append(item)
         done = ("response.output_item.done", {"output_index": one.index, "item": item})
+        if one.origin.is_custom:
+            custom = "response.custom_tool_call_input"
+            text = item["input"]
+            return [
+                (f"{custom}.delta", {**one.where, "delta": text}),
+                (f"{custom}.done", {**one.where, "input": text}),
+                done,
+            ]
         if one.kind == "function_call":
             arguments = {**one.where, "name": item["name"], "arguments": item["arguments"]}
             return [("response.function_call_arguments.done", arguments), done]
         (part,) = item["content"]
-        text: dict[str, Any] = {**one.where, "content_index": 0, "text": part["text"]}
+        whole: dict[str, Any] = {**one.where, "content_index": 0, "text": part["text"]}
         name = "response.reasoning_text.done"
         if one.kind == "message":
-            name, text["logprobs"] = "response.output_text.done", part["logprobs"]
-        return [(name, text), ("response.content_part.done", {**one.where, "content_index": 0, "part": part}), done]
+            name, whole["logprobs"] = "response.output_text.done", part["logprobs"]
+        return [(name, whole), ("response.content_part.done", {**one.where, "content_index": 0, "part": part}), done]
 
     def _item(self, one: _Open, status: str) -> Item:
         """The item as it is so far."""
         text = "".join(one.parts)
         item: Item = {"id": one.item_id, "type": one.kind, "status": status}
-        if one.kind == "function_call":
-            return {**item, "call_id": one.call[0], "name": one.call[1], "arguments": text}
+        if one.kind in CALLS:
+            call = {**item, "call_id": one.call_id, "name": one.origin.name}
+            if one.origin.namespace is not None:
+                call["namespace"] = one.origin.namespace
+            if one.origin.is_custom:
+                return {**call, "input": custom_input(text) if text else ""}
+            return {**call, "arguments": text}
         if one.kind == "reasoning":
             return {**item, "summary": [], "content": [{"type": "reasoning_text", "text": text}]}
         part = {"type": "output_text", "text": text, "annotations": [], "logprobs": self._all_logprobs(one.number)}

@@ -9,7 +9,7 @@ import msgspec
 from quire.entrypoints.openai.protocol.effort import check_effort
 from quire.entrypoints.openai.protocol.generation import NOT_YET
 from quire.entrypoints.openai.protocol.reading import RequestFields
-from quire.errors import UnsupportedError, ValidationError
+from quire.errors import ValidationError
 from quire.utils.checks import check_int, shown
 
 LOGPROBS = "message.output_text.logprobs"
@@ -190,11 +190,3 @@ def _check_choice(where: str, value: str, allowed: tuple[str, ...], field: str) 
         raise ValidationError(
             f"{where}={shown(value)} is unknown", hint=f"use one of {', '.join(allowed)}", field=field
         )
-
-
-def unsupported_tool(where: str, kind: object, field: str = "tools") -> UnsupportedError:
-    """The refusal of a tool, or of the choice of one, that is no function."""
-    return UnsupportedError(
-        f"{where}.type={shown(kind)} is not supported; the tools of this server are functions",
-        hint='use {"type": "function", "name": ...}', field=field,
-    )  # fmt: skip

@@ -33,6 +33,7 @@ from quire.entrypoints.responses.protocol import (
     wants_logprobs,
 )
 from quire.entrypoints.responses.store import Key, ShelfError, StoredResponse
+from quire.entrypoints.responses.tools import origins_of
 from quire.entrypoints.responses.translation import chat_request
 from quire.entrypoints.responses.writer import ResponseWriter
 from quire.errors import ValidationError
@@ -192,7 +193,9 @@ class ResponsesRoutes:
         )  # fmt: skip
         num_logprobs = (body.top_logprobs or 0) if wants_logprobs(body) else None
         counts = AnswerCounts(self._state, chat.work, chat.model)
-        return ResponseWriter(form, counts, chat.plan, self._state.engine.tokenizer, num_logprobs)
+        return ResponseWriter(
+            form, counts, chat.plan, self._state.engine.tokenizer, num_logprobs, origins_of(body.tools)
+        )
 
     async def _start(
         self, request: Request, body: ResponsesRequest, chat: PreparedChat, writer: ResponseWriter, turn: Turn

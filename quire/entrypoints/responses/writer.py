@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -17,6 +17,7 @@ from quire.entrypoints.responses.errors import field_of
 from quire.entrypoints.responses.form import CUT_OFF, FAILED, ResponseForm, failure, with_status
 from quire.entrypoints.responses.message_logprobs import MessageLogprobs
 from quire.entrypoints.responses.output import COMPLETED, IN_PROGRESS, INCOMPLETE, OutputItems, StreamEvent
+from quire.entrypoints.responses.tools import Origin
 from quire.tokenization.incremental import IncrementalDetokenizer
 from quire.tokenization.tokenizer import Tokenizer
 
@@ -40,6 +41,7 @@ class ResponseWriter:
         counts: of what it costs.
         plan: what is read out of the answer; None = it is plain text.
         tokenizer: of the model.
+        origins: what the functions of the chat are to the client.
         num_logprobs: likeliest tokens to tell with each token; None = no log-probabilities.
 
     Attributes:
@@ -54,6 +56,7 @@ class ResponseWriter:
         plan: ParsingPlan | None,
         tokenizer: Tokenizer | None,
         num_logprobs: int | None,
+        origins: Mapping[str, Origin] | None = None,
     ) -> None:
         self._form = form
         self._counts = counts
@@ -63,7 +66,8 @@ class ResponseWriter:
         self._is_plain = plan is None and num_logprobs is None
         self._reader: AnswerReader | None = None
         self._logprobs: MessageLogprobs | None = None
-        self._items = OutputItems()
+        self._origins = origins
+        self._items = OutputItems(origins=origins)
         self._number = 0
         self._is_begun = False
         self._reason: str | None = None
@@ -164,7 +168,7 @@ class ResponseWriter:
                 skips = self._counts.work.params.skip_special_tokens
                 text = IncrementalDetokenizer.create(self._tokenizer, prompt_token_ids, skip_special_tokens=skips)
                 self._logprobs = MessageLogprobs(form, answer_reader(self._plan, prompt_token_ids), text)
-            self._items = OutputItems(self._logprobs.new, self._logprobs.all)
+            self._items = OutputItems(self._logprobs.new, self._logprobs.all, self._origins)
         return reader
 
     def _final(self) -> dict[str, Any]:
