@@ -22,7 +22,8 @@ class SchedulerConfig:
         "fcfs",
         "Order of requests: fcfs = by arrival; priority = the lowest `priority` first, which also takes the place of "
         "running requests of higher ones; fair = tenants share by weight, the one served least first; shortest = the "
-        "least expected work first, aged so that nothing starves.",
+        "least expected work first, which also takes the place of running requests with far more left, aged so that "
+        "nothing starves.",
         choices=("fcfs", "priority", "fair", "shortest"),
     )
     enable_chunked_prefill: bool = setting(True, "Compute a long prompt in parts beside other requests' decode steps.")

@@ -90,6 +90,7 @@ class FairOrder:
         self._kv = kv
         self._counters = VirtualCounters()
         self.queue = TenantQueues(self._counters)
+        self.keeps_pace = False
 
     def enter(self, request: Request, arrival: int) -> None:
         """As `ServiceOrder`."""

@@ -14,11 +14,16 @@ from quire.core.request import Request
 from quire.core.sampling_params import SamplingParams
 from quire.errors import unknown_name
 from quire.kv_cache.manager import KVCacheManager
+from quire.scheduler.request_table import RequestTable
 
 # A rank by priority is a class and below it this many bits for the order of arrival; both fit into 64 bits.
 ARRIVAL_BITS = 40
 # Under `shortest`, the work in tokens that each later arrival makes up for.
 AGE_TOKENS = 4
+# Under `shortest`, a request yields only to one whose rank is smaller by more than this, in tokens of work, and only
+# while so many times the newcomer's work is left of it.
+YIELD_MARGIN_TOKENS = 32
+YIELD_FACTOR = 2
 # Below a rank by work, bits that tell requests apart which come out even; with so much work they cannot be further
 # apart in order of arrival.
 TIE_BITS = 22
@@ -28,7 +33,13 @@ NUM_ANSWERS_AVERAGED = 32
 
 
 class Ranking(Protocol):
-    """What one policy makes of requests."""
+    """What one policy makes of requests.
+
+    Attributes:
+        keeps_pace: a request that others make room for still computes its prompt at the pace of those that decode.
+    """
+
+    keeps_pace: bool
 
     def __call__(self, request: Request, arrival: int) -> int:
         """The rank of a request before which `arrival` others came."""
@@ -36,9 +47,14 @@ class Ranking(Protocol):
     def is_laxer(self, ranks: np.ndarray, rank: int) -> np.ndarray:
         """Which of `ranks` ([n] int64) have to make room for a waiting request of rank `rank`; [n] bool."""
 
+    def takeable(self, laxer: np.ndarray, table: RequestTable, waiting: Request) -> np.ndarray:
+        """[m] those of rows `laxer`, in their order, that may be preempted for `waiting`."""
+
 
 class ByArrival:
     """First come, first served."""
+
+    keeps_pace = True
 
     def __call__(self, request: Request, arrival: int) -> int:
         """As `Ranking`."""
@@ -48,9 +64,15 @@ class ByArrival:
         """Nobody makes room."""
         return np.zeros(len(ranks), dtype=np.bool_)
 
+    def takeable(self, laxer: np.ndarray, table: RequestTable, waiting: Request) -> np.ndarray:
+        """None are asked for."""
+        return laxer
+
 
 class ByPriority:
     """The lowest `priority` first, each a class of its own; then by arrival."""
+
+    keeps_pace = False
 
     def __call__(self, request: Request, arrival: int) -> int:
         """As `Ranking`."""
@@ -59,6 +81,10 @@ class ByPriority:
     def is_laxer(self, ranks: np.ndarray, rank: int) -> np.ndarray:
         """Classes of higher numbers make room."""
         laxer: np.ndarray = (ranks >> ARRIVAL_BITS) > (rank >> ARRIVAL_BITS)
+        return laxer
+
+    def takeable(self, laxer: np.ndarray, table: RequestTable, waiting: Request) -> np.ndarray:
+        """All of them."""
         return laxer
 
 
@@ -82,13 +108,20 @@ class ExpectedOutputs:
 class ShortestFirst:
     """The least work first: prompt tokens to compute and output tokens to expect, both as of the arrival.
 
-    A request of w tokens of work is passed by fewer than w / AGE_TOKENS of those that come after it, whatever comes:
-    the rank is its work plus AGE_TOKENS for each arrival before it.
+    The rank is a request's work plus AGE_TOKENS for each arrival before it. Whoever waits goes before the running ones
+    of larger ranks, and takes the place of those of which YIELD_FACTOR times its own work is left: long ones yield to
+    short ones, and those that are about as long, or about to end, do not stop each other.
+
+    Bound: fewer than w / AGE_TOKENS of the requests that come after one of w tokens of work start while it waits,
+    before its first turn or stopped, whatever comes: the others have larger ranks. Each of these stops it at most once
+    for every time that it begins to run itself. After them it is the first in rank, which nobody stops.
 
     Args:
         expected: how long answers become.
         kv: knows what of an arriving request need not be computed.
     """
+
+    keeps_pace = True
 
     def __init__(self, expected: ExpectedOutputs, kv: KVCacheManager) -> None:
         self._expected = expected
@@ -106,8 +139,22 @@ class ShortestFirst:
         return min(max(1, work), AGE_TOKENS << TIE_BITS)
 
     def is_laxer(self, ranks: np.ndarray, rank: int) -> np.ndarray:
-        """Nobody makes room."""
-        return np.zeros(len(ranks), dtype=np.bool_)
+        """Those that come later by more than YIELD_MARGIN_TOKENS."""
+        laxer: np.ndarray = ranks > rank + (YIELD_MARGIN_TOKENS << TIE_BITS)
+        return laxer
+
+    def takeable(self, laxer: np.ndarray, table: RequestTable, waiting: Request) -> np.ndarray:
+        """Those of which much more is left than `waiting` takes."""
+        least = YIELD_FACTOR * self.work(waiting)
+        is_long = [self._left_of(row, table) >= least for row in laxer.tolist()]
+        return laxer[np.array(is_long, dtype=np.bool_)]
+
+    def _left_of(self, row: int, table: RequestTable) -> int:
+        """Tokens that are expected to be computed on a row until its request ends."""
+        num_tokens = int(table.num_tokens[row])
+        num_put_out = num_tokens - int(table.num_prompt_tokens[row])
+        num_expected = self._expected.of(table.request_on(row).message.sampling_params)
+        return num_tokens - int(table.num_computed_tokens[row]) + max(0, num_expected - num_put_out)
 
 
 def make_ranking(policy: str, expected: ExpectedOutputs, kv: KVCacheManager) -> Ranking:

@@ -263,7 +263,7 @@ class Scheduler:
         if plan.urgent is not None:
             laxer = self._order.is_laxer(rows, plan.urgent)
             num_wanted[~is_decoding & laxer] = 0
-            if laxer[is_decoding].all():  # whoever is slowed down is laxer
+            if not self._order.keeps_pace and laxer[is_decoding].all():  # whoever is slowed down is laxer
                 num_unpaced = len(plan.urgent.token_ids)
         if self._costs is None:
             return num_wanted

@@ -52,6 +52,10 @@ class ServiceOrder(Protocol):
     def queue(self) -> WaitingRequests:
         """Requests that wait, the next one first."""
 
+    @property
+    def keeps_pace(self) -> bool:
+        """Whether a request that others make room for computes its prompt at the pace of those that decode."""
+
     def enter(self, request: Request, arrival: int) -> None:
         """A request arrived, after `arrival` others; gives it its rank. The caller adds it to the queue."""
 
@@ -97,6 +101,7 @@ class RankOrder:
         self._expected = expected
         self._table = table
         self.queue = RequestQueue()
+        self.keeps_pace = ranking.keeps_pace
 
     def enter(self, request: Request, arrival: int) -> None:
         """As `ServiceOrder`."""
@@ -125,8 +130,8 @@ class RankOrder:
         return True
 
     def takeable(self, laxer: np.ndarray, waiting: Request) -> np.ndarray:
-        """All of them."""
-        return laxer
+        """As the ranking says."""
+        return self._ranking.takeable(laxer, self._table, waiting)
 
     def note_started(self, request: Request, num_prompt_tokens: int) -> None:
         """Nothing changes."""

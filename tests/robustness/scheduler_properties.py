@@ -16,11 +16,13 @@ import random
 import sys
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from quire.core.engine_messages import EngineCoreRequest, FinishReason
+from quire.core.stats import EventKind, RequestEvent
+from quire.scheduler.policy import AGE_TOKENS
 from tests.unit.scheduler.harness import FULL, Engine, expected_answer, make_request, make_scheduler
 
 POLICIES = ("fcfs", "priority", "fair", "shortest")
@@ -92,12 +94,14 @@ class Load:
     Attributes:
         requests: accepted ones, by handle.
         may_wait_in_vain: handles with a deadline.
+        num_events_before: events of the engine when a request that shares no fork group arrived, by handle.
     """
 
     rng: random.Random
     engine: Engine
     requests: dict[int, EngineCoreRequest] = field(default_factory=dict)
     may_wait_in_vain: set[int] = field(default_factory=set)
+    num_events_before: dict[int, int] = field(default_factory=dict)
 
     def arrive(self, handles: itertools.count[int]) -> None:
         """One request, or several with one prompt."""
@@ -116,6 +120,8 @@ class Load:
                 weight=rng.choice([1.0, 0.5, 4.0]), tenant_policy=rng.choice(["fcfs", "priority", "shortest"]),
                 queue_timeout_s=timeout, fork_group=group[0] if len(group) > 1 else None,
             )  # fmt: skip
+            if len(group) == 1:
+                self.num_events_before[handle] = len(self.engine.events)
             self.engine.add(request)
             self.requests[handle] = request
             if timeout:
@@ -136,6 +142,16 @@ class Load:
             some = []
         engine.step(some)
 
+    def check_bound(self) -> None:
+        """Under `shortest`, fewer later requests start while one waits, stopped or not, than its work allows."""
+        for handle, num_before in self.num_events_before.items():
+            request = self.requests[handle]
+            if self.engine.finished[handle].finish_reason in (FinishReason.ABORT, FinishReason.QUEUE_TIMEOUT):
+                continue  # it stopped waiting at a time that no event tells
+            work = len(request.prompt_token_ids) + (request.sampling_params.max_tokens or 0)
+            passed_by = later_starts(self.engine.events[num_before:], handle)
+            assert len(passed_by) < max(1, work / AGE_TOKENS), f"{handle} was passed by {sorted(passed_by)}"
+
     def check_answers(self) -> None:
         """Every request ended, with its own answer or with a beginning of it."""
         assert self.engine.finished.keys() == self.requests.keys(), "a request never ended"
@@ -149,6 +165,18 @@ class Load:
             else:
                 assert (got, self.engine.finished[handle]) == (answer, end)
         assert self.engine.scheduler._kv.usage == 0.0, "a page is still in use"
+
+
+def later_starts(events: Sequence[RequestEvent], handle: int) -> set[int]:
+    """Who of those that came after `handle`, with which `events` begin, got a first turn while that one waited."""
+    started, seen, is_waiting = set(), set(range(handle)), True
+    for event in events:
+        if event.handle == handle and event.kind in (EventKind.SCHEDULED, EventKind.PREEMPTED):
+            is_waiting = event.kind is EventKind.PREEMPTED
+        elif event.kind is EventKind.SCHEDULED and event.handle not in seen:
+            seen.add(event.handle)
+            started |= {event.handle} if is_waiting else set()
+    return started
 
 
 def any_duration(rng: random.Random) -> Callable[[Any], float | None]:
@@ -172,6 +200,8 @@ def run_load(policy: str, mode: str, seed: int, num_steps: int) -> int:
         load.step(handles)
     engine.run(MAX_DRAIN_STEPS)
     load.check_answers()
+    if policy == "shortest":
+        load.check_bound()
     return len(engine.scheduled)
 
 
