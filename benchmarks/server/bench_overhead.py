@@ -72,7 +72,7 @@ class Client(asyncio.Protocol):
         self._first_s, self._tail = 0.0, b""
         self._done = asyncio.get_running_loop().create_future()
         start = time.perf_counter()
-        head = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+        head = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
         self._transport.write(head + headers + b"content-length: %d\r\n\r\n" % len(body) + body)
         tail = await self._done
         usage = re.search(rb'"completion_tokens":(\d+)', tail)

@@ -156,7 +156,7 @@ async def read_all(port: int, num_streams: int) -> int:
 
     async def read() -> int:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
-        writer.write(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n")
+        writer.write(b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n")
         writer.write(b"content-length: %d\r\n\r\n%s" % (len(BODY), BODY))
         size, last = 0, b""
         while True:

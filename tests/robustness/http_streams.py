@@ -73,7 +73,7 @@ async def ask(port: int, path: str, body: Any = None, exchange: Exchange | None 
 def request_bytes(path: str, body: Any = None) -> bytes:
     """A request that closes its connection."""
     content = b"" if body is None else json.dumps(body).encode()
-    head = f"{'GET' if body is None else 'POST'} {path} HTTP/1.1\r\nhost: test\r\nconnection: close\r\n"
+    head = f"{'GET' if body is None else 'POST'} {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n"
     return f"{head}content-type: application/json\r\ncontent-length: {len(content)}\r\n\r\n".encode() + content
 
 

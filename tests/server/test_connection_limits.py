@@ -31,7 +31,7 @@ from tests.server.engines import ScriptedEngine
 from tests.server.servers import RunningServer
 from tests.server.test_protocol import CHAT, HELLO, error_of, post
 
-HEAD = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+HEAD = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
 
 
 def ask(server: RunningServer, *parts: bytes) -> bytes:
@@ -79,13 +79,15 @@ def test_cve_2026_9540_a_head_that_does_not_come_ends_the_connection(hasty, sent
 
 @pytest.mark.parametrize("path", [b"/v1/completions", b"/nothing", b"/ping"], ids=["read", "no route", "not read"])
 def test_cve_2026_9540_a_body_that_does_not_come_ends_the_connection(hasty, path):
-    head = b"POST %s HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: 100\r\n\r\n{" % path
+    head = (
+        b"POST %s HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: 100\r\n\r\n{" % path
+    )
     answer = response(ask(hasty, head))
     assert answer.status_code == {b"/nothing": 404, b"/ping": 200}.get(path, 408)
 
 
 def test_cve_2026_9540_a_second_head_that_does_not_come_ends_the_connection(hasty):
-    raw = ask(hasty, b"GET /live HTTP/1.1\r\nhost: x\r\n\r\nGET /li")
+    raw = ask(hasty, b"GET /live HTTP/1.1\r\nhost: localhost\r\n\r\nGET /li")
     assert raw.startswith(b"HTTP/1.1 200") and raw.count(b"HTTP/1.1") == 1
 
 
@@ -180,7 +182,7 @@ def test_a_refused_connection_takes_nothing_and_counts_for_nothing():
     taken.connection_made(MagicMock())
     refused.connection_made(transport := MagicMock())
     assert b"503" in transport.write.call_args[0][0] and transport.close.called
-    refused.data_received(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n")
+    refused.data_received(b"GET / HTTP/1.1\r\nhost: localhost\r\n\r\n")
     refused.connection_lost(None)
     assert common["server_state"].connections == {taken} and not common["server_state"].tasks
 
@@ -205,10 +207,10 @@ NOT_HTTP = {
     "lines that end with a line feed": b"GET /live HTTP/1.1\nhost: x\n\n",
     "a zero in a header": HEAD + b"x: a\x00b\r\n\r\n",
     "the preface of HTTP/2": b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
-    "HTTP/2.0": b"GET /live HTTP/2.0\r\nhost: x\r\n\r\n",
-    "another server's URL": b"GET http://y/live HTTP/1.1\r\nhost: x\r\n\r\n",
-    "a tunnel": b"CONNECT y:80 HTTP/1.1\r\nhost: x\r\n\r\n",
-    "no path": b"OPTIONS * HTTP/1.1\r\nhost: x\r\n\r\n",
+    "HTTP/2.0": b"GET /live HTTP/2.0\r\nhost: localhost\r\n\r\n",
+    "another server's URL": b"GET http://y/live HTTP/1.1\r\nhost: localhost\r\n\r\n",
+    "a tunnel": b"CONNECT y:80 HTTP/1.1\r\nhost: localhost\r\n\r\n",
+    "no path": b"OPTIONS * HTTP/1.1\r\nhost: localhost\r\n\r\n",
     "an encoding that looks like chunks": HEAD + b"transfer-encoding: xchunked\r\n\r\n",
     "chunks twice": HEAD + b"transfer-encoding: chunked\r\ntransfer-encoding: chunked\r\n\r\n",
     "an encoding after a tab": HEAD + b"transfer-encoding: \x0bchunked\r\n\r\n",
@@ -229,12 +231,12 @@ def test_what_is_no_http_is_answered_from_the_catalogue(server, raw):
 
 
 def test_cve_2025_48956_a_head_beyond_the_limit_is_told_so(server):
-    answer = response(ask(server, b"GET /live HTTP/1.1\r\nhost: x\r\nx: " + b"a" * 40_000))
+    answer = response(ask(server, b"GET /live HTTP/1.1\r\nhost: localhost\r\nx: " + b"a" * 40_000))
     assert answer.status_code == 431 and error_of(answer)["type"] == "RequestTooLargeError"
 
 
 def test_a_length_and_chunks_together_do_not_smuggle_a_request(server):
-    inner = b"GET /v1/models HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n"
+    inner = b"GET /v1/models HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n"
     raw = ask(server, HEAD + b"content-length: 5\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n" + inner)
     assert raw.count(b"HTTP/1.1 ") == 1
     assert response(raw).status_code == 400
@@ -253,8 +255,8 @@ def test_trailers_are_no_headers(server):
 
 
 def test_an_upgrade_is_not_done_and_its_request_is_answered(server):
-    upgrade = b"GET /live HTTP/1.1\r\nhost: x\r\nconnection: upgrade\r\nupgrade: h2c\r\n\r\n"
-    raw = ask(server, upgrade + b"GET /live HTTP/1.1\r\nhost: x\r\n\r\n")
+    upgrade = b"GET /live HTTP/1.1\r\nhost: localhost\r\nconnection: upgrade\r\nupgrade: h2c\r\n\r\n"
+    raw = ask(server, upgrade + b"GET /live HTTP/1.1\r\nhost: localhost\r\n\r\n")
     assert raw.startswith(b"HTTP/1.1 200") and raw.count(b"HTTP/1.1") == 1
 
 

@@ -241,7 +241,7 @@ def test_tokenize_and_detokenize_are_inverse(server):
 
 def test_a_half_sent_request_does_not_hold_up_others(server):
     with socket.create_connection(("127.0.0.1", server.port)) as half:
-        half.sendall(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 500\r\n"
+        half.sendall(b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: 500\r\n"
                      b"content-type: application/json\r\n\r\n{")  # fmt: skip
         assert post(server, CHAT, HELLO).status_code == 200
     server.wait_until(lambda: not server.engine.live)
@@ -250,7 +250,8 @@ def test_a_half_sent_request_does_not_hold_up_others(server):
 def test_a_client_that_vanishes_while_it_waits_leaves_nothing_behind(server):
     server.engine.holds = True
     body = json.dumps({**HELLO, "stream": True}).encode()
-    head = f"POST {CHAT} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
+    lines = f"host: localhost\r\ncontent-type: application/json\r\ncontent-length: {len(body)}"
+    head = f"POST {CHAT} HTTP/1.1\r\n{lines}\r\n\r\n"
     try:
         with socket.create_connection(("127.0.0.1", server.port)) as connection:
             connection.sendall(head.encode() + body)

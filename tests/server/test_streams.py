@@ -30,7 +30,8 @@ DONE = b"data: [DONE]\n\n"
 
 def request(version: str = "1.1", **fields: Any) -> bytes:
     body = json.dumps({"prompt": IDS, "max_tokens": 5, "stream": True, **fields}).encode()
-    head = f"POST {PATH} HTTP/{version}\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {len(body)}"
+    lines = f"host: localhost\r\ncontent-type: application/json\r\ncontent-length: {len(body)}"
+    head = f"POST {PATH} HTTP/{version}\r\n{lines}"
     return head.encode() + b"\r\n\r\n" + body
 
 

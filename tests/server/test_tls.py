@@ -90,7 +90,7 @@ def test_streams_go_through_tls_of_at_least_1_2(ours, files):
         with pytest.raises(httpx.ConnectError):
             httpx.get(url(server) + "/live")  # the authority is not one of the system's
         with socket.create_connection(("127.0.0.1", server.port)) as plain:
-            plain.sendall(b"GET /live HTTP/1.1\r\nhost: x\r\n\r\n")
+            plain.sendall(b"GET /live HTTP/1.1\r\nhost: localhost\r\n\r\n")
             assert not plain.recv(1000).startswith(b"HTTP")
         context = server.server.config.ssl
         assert context.minimum_version == ssl.TLSVersion.TLSv1_2

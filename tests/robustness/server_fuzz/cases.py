@@ -43,7 +43,7 @@ def http(
     path: str, body: bytes = b"", *, method: str = "POST", headers: dict[str, str] | None = None, version: str = "1.1"
 ) -> bytes:
     """A well-formed request."""
-    lines = {"host": "fuzz", **({"content-type": "application/json"} if body else {}), **(headers or {})}
+    lines = {"host": "localhost", **({"content-type": "application/json"} if body else {}), **(headers or {})}
     if body or method == "POST":
         lines.setdefault("content-length", str(len(body)))
     head = "".join(f"{name}: {value}\r\n" for name, value in lines.items())
