@@ -156,6 +156,7 @@ def unknown_name(
     *,
     elsewhere: Mapping[str, str] | None = None,
     otherwise: str | None = None,
+    field: str | None = None,
 ) -> QuireError:
     """An error of class `error` for an unknown `kind` (as in "flag"), with one hint.
 
@@ -163,6 +164,7 @@ def unknown_name(
         valid: names of this kind; the hint is the one nearest, or where none is near all of them.
         elsewhere: names of other programs -> the hint.
         otherwise: the hint where none is near, in place of all names.
+        field: that the error is about; None = the name, which is a field's then.
     """
     options = sorted(valid)
     hint = (elsewhere or {}).get(name)
@@ -170,7 +172,7 @@ def unknown_name(
         close = nearest(name, options)
         hint = f"did you mean {close!r}?" if close else otherwise or f"valid: {', '.join(options)}"
     shown = name if len(name) <= MAX_NAME_CHARS else f"{name[:MAX_NAME_CHARS]}..."
-    return error(f"unknown {kind} {shown!r}", hint=hint, field=shown)
+    return error(f"unknown {kind} {shown!r}", hint=hint, field=field or shown)
 
 
 def require_unset(**arguments: object) -> None:

@@ -191,7 +191,7 @@ def _parse_message(where: str, message: Any) -> ChatMessage:
         raise wrong_type(where, message, "a dict with 'role' and 'content'")
     for key in message:
         if key not in MESSAGE_KEYS:
-            raise unknown_name(f"key of {where}", str(key), MESSAGE_KEYS, ValidationError)
+            raise unknown_name(f"key of {where}", str(key), MESSAGE_KEYS, ValidationError, field=where)
     parsed = ChatMessage(role=_role(where, message), content=_content(f"{where}.content", message.get("content")))
     if message.get("name") is not None:
         parsed["name"] = check_text(f"{where}.name", message["name"])
@@ -245,7 +245,7 @@ def _part_text(where: str, part: Any) -> str:
             f"{where}: content part {kind!r} is known but not supported yet", hint="send text parts only", field=where
         )
     if kind not in ("text", "input_text", "output_text"):
-        raise unknown_name(f"part type in {where}:", str(kind), ("text",), ValidationError)
+        raise unknown_name(f"part type in {where}:", str(kind), ("text",), ValidationError, field=f"{where}.type")
     return check_text(f"{where}.text", part.get("text"))
 
 
@@ -260,7 +260,7 @@ def _tool_call(where: str, call: Any) -> dict[str, Any]:
         raise wrong_type(where, call, "{'type': 'function', 'function': {'name', 'arguments'}}")
     for key in call:
         if key not in TOOL_CALL_KEYS:
-            raise unknown_name(f"key of {where}", str(key), TOOL_CALL_KEYS, ValidationError)
+            raise unknown_name(f"key of {where}", str(key), TOOL_CALL_KEYS, ValidationError, field=where)
     function = call["function"]
     checked = {
         "name": check_text(f"{where}.function.name", function.get("name")),

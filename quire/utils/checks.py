@@ -50,12 +50,18 @@ def wrong_type(
 ) -> QuireError:
     """An error of class `error`: `field` must be `expected`, such as "an integer"."""
     message = f"{field} must be {expected}, got {shown(value)} ({type(value).__name__})"
-    return error(message, hint=hint or f"pass {expected}", field=field)
+    return error(message, hint=hint or f"pass {expected}", field=field_in(field))
 
 
 def out_of_range(field: str, value: object, allowed: str, error: type[QuireError] = ValidationError) -> QuireError:
     """An error of class `error`: `field` must be `allowed`, such as "in [0, 1]"."""
-    return error(f"{field}={shown(value)} is out of range", hint=f"{field} must be {allowed}", field=field)
+    return error(f"{field}={shown(value)} is out of range", hint=f"{field} must be {allowed}", field=field_in(field))
+
+
+def field_in(label: str) -> str:
+    """The field that a label is about: `messages` in `len(messages)`, `stop` in `a key of stop`, `n` in `n key`."""
+    label = label.removeprefix("len(").removesuffix(")")
+    return label.rpartition(" of ")[2].partition(" ")[0]
 
 
 def check_int(

@@ -126,7 +126,7 @@ class Conversation:
                 self._notes.add(where, f"{where}: unknown field {shown(name)} is ignored")
         role, content = check_text(f"{where}.role", message.get("role")), message.get("content")
         if role not in ROLES:
-            raise unknown_name(f"role in {where}:", role, ROLES, ValidationError)
+            raise unknown_name(f"role in {where}:", role, ROLES, ValidationError, field=f"{where}.role")
         if not isinstance(content, (str, list)):
             raise wrong_type(f"{where}.content", content, "a text or a list of blocks")
         if role == "system":

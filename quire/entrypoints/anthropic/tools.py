@@ -71,7 +71,7 @@ def chat_choice(
     if kind == "tool":
         names = [tool["function"]["name"] for tool in tools]
         if given.name not in names:
-            raise unknown_name("tool", str(given.name), names, ValidationError)
+            raise unknown_name("tool", str(given.name), names, ValidationError, field="tool_choice")
         return {"type": "function", "function": {"name": given.name}}, parallel
     return {"auto": "auto", "any": "required", "none": "none"}[kind], parallel
 

@@ -137,7 +137,7 @@ class PromptReader:
             if cut.num_tokens is None:  # before each id is looked at
                 self.check_fits(len(prompt))
             self._check_length(prompt, "prompt", "tokens")
-            return cut_prompt(parse_prompt(prompt), cut, self.max_model_len)
+            return cut_prompt(_parsed_ids(prompt), cut, self.max_model_len)
         tokenizer = self.tokenizer()
         self._check_length(prompt, "prompt")
         allow = self._config.allow_special_tokens
@@ -307,6 +307,18 @@ class PromptReader:
         if num_chars <= INLINE_CHARS:
             return work()
         return await self._workers.run(tenant, num_chars, work)
+
+
+def _parsed_ids(prompt: list[int]) -> Any:
+    """A prompt of ids, whose errors name the field that it came in."""
+    try:
+        return parse_prompt(prompt)
+    except ValidationError as error:
+        inner, outer = "prompt_token_ids", "prompt"
+        message, hint, field = (
+            text and text.replace(inner, outer) for text in (error.message, error.hint, error.field)
+        )
+        raise ValidationError(message or "", hint=hint, field=field) from None
 
 
 def _common_prefix(prompts: list[list[int]]) -> list[int]:

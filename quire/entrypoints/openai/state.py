@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-import re
 import secrets
 import time
 from dataclasses import dataclass, field
@@ -19,6 +18,7 @@ from quire.entrypoints.openai.keys import ApiKeys
 from quire.entrypoints.openai.parsing import Parsing
 from quire.entrypoints.openai.prompt_workers import PromptWorkers
 from quire.entrypoints.openai.prompts import PromptReader
+from quire.entrypoints.openai.protocol.generation import REQUEST_ID
 from quire.entrypoints.openai.reading import BodyReader
 from quire.entrypoints.openai.shared_prefixes import SharedPrefixes, read_shared_prefixes
 from quire.entrypoints.openai.tenants import Tenants
@@ -26,8 +26,6 @@ from quire.entrypoints.openai.tracing import Tracing, make_tracing
 from quire.metrics.engine_metrics import EngineMetrics
 from quire.utils.checks import shown
 from quire.version import __version__
-
-REQUEST_ID = re.compile(r"[\w.:+-]{1,128}", re.ASCII)
 
 
 @dataclass(slots=True)

@@ -17,10 +17,11 @@ from starlette.types import Message, Receive, Scope, Send
 
 from quire.entrypoints.openai.counts import AnswerCounts
 from quire.entrypoints.openai.errors import BAD_REQUEST, NOT_FOUND, STORE_FAILED, ApiError
+from quire.entrypoints.openai.protocol.generation import REQUEST_ID
 from quire.entrypoints.openai.routes import JSON, GenerationRoutes, PreparedChat
 from quire.entrypoints.openai.running import Run
 from quire.entrypoints.openai.sse import HEADERS
-from quire.entrypoints.openai.state import REQUEST_ID, ServerState
+from quire.entrypoints.openai.state import ServerState
 from quire.entrypoints.responses.background import Background, Claim, LiveResponse
 from quire.entrypoints.responses.event_log import EventLog
 from quire.entrypoints.responses.form import CUT_OFF, ENDED, FAILED, NOT_KEPT, ResponseForm, with_status

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -13,10 +14,11 @@ from quire.core.engine_messages import MAX_QUEUE_TIMEOUT_S
 from quire.core.sampling_params import RequestOutputKind, SamplingParams
 from quire.entrypoints.openai.protocol.response_format import structured_outputs
 from quire.errors import ValidationError
-from quire.utils.checks import check_float, check_int, out_of_range
+from quire.utils.checks import check_float, check_int, out_of_range, shown
 
 MAX_BAD_WORDS_CHARS = 16384
 MAX_XARGS_BYTES = 65536
+REQUEST_ID = re.compile(r"[\w.:+-]{1,128}", re.ASCII)
 NOT_YET: dict[str, tuple[Any, ...]] = {
     "best_of": (1,),
     "guided_json": (),
@@ -186,6 +188,11 @@ def check_common(request: GenerationFields, limits: LimitsConfig, num_prompts: i
         raise ValidationError("stream_options needs stream=true", hint="leave it out", field="stream_options")
     if request.truncate_prompt_tokens is not None:
         check_int("truncate_prompt_tokens", request.truncate_prompt_tokens, -1)
+    if request.request_id is not None and not REQUEST_ID.fullmatch(request.request_id):
+        raise ValidationError(
+            f"request_id={shown(request.request_id)}: 1 to 128 letters, digits, _ - . : + are allowed",
+            field="request_id",
+        )
     if request.truncation_side not in (None, "left", "right"):
         raise ValidationError("truncation_side must be left or right", field="truncation_side")
     if request.priority is not None:
