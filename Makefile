@@ -64,6 +64,10 @@ bench-scheduler: $(VENV)/.demo     ## cost of the control plane per step, no mod
 bench-engine: $(VENV)/.test        ## prefix caching and continuous batching on the embedded model
 	$(BIN)/python benchmarks/engine/bench_leaf.py
 
+.PHONY: bench-neighbours
+bench-neighbours: $(VENV)/.test    ## what one tenant's attacks do to another's tokens, alone on a machine; 6 minutes
+	$(BIN)/python -m benchmarks.server.bench_neighbours
+
 .PHONY: bench-plan
 bench-plan: $(VENV)/.test          ## predictions of quire plan against ten real loads, leaf and a 0.5B checkpoint; 25 minutes
 	$(BIN)/python -m benchmarks.server.bench_plan
