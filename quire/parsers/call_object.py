@@ -81,15 +81,19 @@ class JsonCallParser(ToolCallParser):
                 break
         return Found.CALL if is_begun else Found.NO_CALL
 
-    def call_arguments(self, name: str) -> Steps[Found]:
-        """Read the arguments of `name`, an object; they are told once its opening has come."""
+    def call_arguments(self, name: str, call_id: str = "") -> Steps[Found]:
+        """Read the arguments of `name`, an object; they are told once its opening has come.
+
+        Args:
+            call_id: as in `Output.begin`.
+        """
         reader = self.reader
         if not (yield from reader.skip("{")):
             return Found.NO_CALL
         spaces = yield from reader.run(SPACE_RUN, MAX_SPACES)
         if (yield from reader.peek()) not in ('"', "}", ""):
             return Found.NO_CALL
-        self.out.begin(name)
+        self.out.begin(name, call_id)
         is_whole = yield from JsonText(reader, self.out.arguments).read("{" + spaces)
         return Found.CALL if is_whole else Found.BROKEN
 

@@ -21,9 +21,14 @@ class Reasoning:
 
 @dataclass(frozen=True, slots=True)
 class CallBegin:
-    """A call of the function `name`; the `CallArguments` up to the next event of another kind are its arguments."""
+    """A call of the function `name`; the `CallArguments` up to the next event of another kind are its arguments.
+
+    Attributes:
+        call_id: that the model has given it; "" = none.
+    """
 
     name: str
+    call_id: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -65,13 +65,14 @@ class Output:
         holds_calls: tell a call when it is complete, and not before.
     """
 
-    __slots__ = ("_content", "_events", "_held", "_is_open", "_pieces", "_reasoning", "_type", "holds_calls")
+    __slots__ = ("_begun", "_content", "_events", "_held", "_is_open", "_pieces", "_reasoning", "_type", "holds_calls")
 
     def __init__(self, *, holds_calls: bool = False) -> None:
         self.holds_calls = holds_calls
         self._events: list[Event] = []
         self._type: type[Content | Reasoning | CallArguments] = Content
         self._pieces: list[str] = []
+        self._begun = CallBegin("")
         self._held: list[str] = []
         self._is_open = False
         self._content = Trimmed(lambda text: self._put(Content, text))
@@ -90,13 +91,16 @@ class Output:
         self._content.trim()
         self._reasoning.trim()
 
-    def begin(self, name: str) -> None:
-        """A call of `name` begins."""
+    def begin(self, name: str, call_id: str = "") -> None:
+        """A call of `name` begins.
+
+        Args:
+            call_id: that the model has given it; "" = none.
+        """
         self._is_open = True
-        if self.holds_calls:
-            self._held = [name]
-        else:
-            self._tell_begin(name)
+        self._begun = CallBegin(name, call_id)
+        if not self.holds_calls:
+            self._tell_begin()
 
     def arguments(self, text: str) -> None:
         """More of the call's arguments."""
@@ -108,8 +112,8 @@ class Output:
     def end(self) -> None:
         """The call is complete; harmless without one."""
         if self._is_open and self.holds_calls:
-            self._tell_begin(self._held[0])
-            self._put(CallArguments, "".join(self._held[1:]))
+            self._tell_begin()
+            self._put(CallArguments, "".join(self._held))
             self._held.clear()
         self._is_open = False
 
@@ -130,10 +134,10 @@ class Output:
         self._reasoning.finish()
         self._content.finish()
 
-    def _tell_begin(self, name: str) -> None:
+    def _tell_begin(self) -> None:
         self.trim()
         self._flush()
-        self._events.append(CallBegin(name))
+        self._events.append(self._begun)
 
     def _put(self, kind: type[Content | Reasoning | CallArguments], text: str) -> None:
         if not text:

@@ -24,14 +24,18 @@ from quire.parsers.reasoning.granite import GraniteReasoningParser
 from quire.parsers.reasoning.qwen3 import Qwen3ReasoningParser
 from quire.parsers.reasoning.tags import TagParser
 from quire.parsers.tool_calls.deepseek import DeepSeekV3Parser, DeepSeekV31Parser
+from quire.parsers.tool_calls.gemma import FunctionGemmaParser, Gemma4Parser
 from quire.parsers.tool_calls.glm import Glm45Parser, Glm47Parser
 from quire.parsers.tool_calls.granite import GraniteFunctionParser, GraniteParser
 from quire.parsers.tool_calls.hermes import HermesParser
 from quire.parsers.tool_calls.invokes import DeepSeekV4Parser, DeepSeekV32Parser, MiniMaxM2Parser, Step3Parser
+from quire.parsers.tool_calls.kimi_k2 import KimiK2Parser
 from quire.parsers.tool_calls.llama3_json import Llama3JsonParser
 from quire.parsers.tool_calls.mistral import MistralParser
-from quire.parsers.tool_calls.pythonic import PythonicParser
+from quire.parsers.tool_calls.pythonic import Lfm2Parser, Olmo3Parser, PythonicParser
 from quire.parsers.tool_calls.qwen3_coder import Qwen3CoderParser, SeedOssParser
+from quire.parsers.tool_calls.tagged import InternLmParser, JambaParser, LongCatParser, Phi4MiniParser
+from quire.parsers.tool_calls.xlam import XlamParser
 from quire.parsers.vllm_names import REASONING_NAMES, TOOL_CALL_NAMES
 
 TOOL_GROUP, REASONING_GROUP = "quire.tool_parsers", "quire.reasoning_parsers"
@@ -41,19 +45,30 @@ TOOL_CALL_PARSERS: Mapping[str, type[ToolCallParser]] = {
     "deepseek_v31": DeepSeekV31Parser,
     "deepseek_v32": DeepSeekV32Parser,
     "deepseek_v4": DeepSeekV4Parser,
+    "ernie45": HermesParser,
+    "functiongemma": FunctionGemmaParser,
+    "gemma4": Gemma4Parser,
     "glm45": Glm45Parser,
     "glm47": Glm47Parser,
     "granite": GraniteParser,
     "granite-20b-fc": GraniteFunctionParser,
     "granite4": HermesParser,
     "hermes": HermesParser,
+    "hunyuan_a13b": JambaParser,
+    "internlm": InternLmParser,
+    "jamba": JambaParser,
+    "kimi_k2": KimiK2Parser,
+    "lfm2": Lfm2Parser,
     "llama3_json": Llama3JsonParser,
     "llama4_json": Llama3JsonParser,
     "llama4_pythonic": PythonicParser,
+    "longcat": LongCatParser,
     "mimo": Qwen3CoderParser,
     "minimax_m2": MiniMaxM2Parser,
     "mistral": MistralParser,
+    "olmo3": Olmo3Parser,
     "openai": HarmonyParser,
+    "phi4_mini_json": Phi4MiniParser,
     "pythonic": PythonicParser,
     "qwen3_coder": Qwen3CoderParser,
     "qwen3_json": HermesParser,
@@ -61,6 +76,7 @@ TOOL_CALL_PARSERS: Mapping[str, type[ToolCallParser]] = {
     "seed_oss": SeedOssParser,
     "step3": Step3Parser,
     "step3p5": Qwen3CoderParser,
+    "xlam": XlamParser,
 }
 UNFORCED = frozenset(name for name, parser in TOOL_CALL_PARSERS.items() if parser.syntax() is None)
 """Formats that have no grammar, so that calls in them cannot be forced."""
@@ -100,6 +116,16 @@ TEMPLATE_SIGNS = (  # what a template that writes calls of a format has in it; t
     (("<steptml:invoke",), "step3"),
     (("<seed:tool_call>",), "seed_oss"),
     (("<function=", "<parameter="), "qwen3_coder"),
+    (("<|tool_calls_section_begin|>",), "kimi_k2"),
+    (("<|tool_call>", "<tool_call|>"), "gemma4"),
+    (("<start_function_call>",), "functiongemma"),
+    (("<|action_start|>", "<|plugin|>"), "internlm"),
+    (("<longcat_tool_call>", '"arguments"'), "longcat"),
+    (("<|tool_call_start|>",), "lfm2"),
+    (("<|tool_list_start|>",), "lfm2"),
+    (("<function_calls>",), "olmo3"),
+    (("<|tool|>", "<|/tool|>"), "phi4_mini_json"),
+    (("<tool_calls>", "arguments"), "jamba"),
     (("<|tool_call|>",), "granite"),
     (("<tool_call>", '"arguments"'), "hermes"),
     (("<tool_call>", '\\"arguments\\"'), "hermes"),

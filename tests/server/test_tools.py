@@ -340,6 +340,17 @@ def test_held_calls_are_whole_or_content():
         assert without_ids(parts[0])["calls"] == [["add", '{"a": 1, "b": 2}']]
 
 
+def test_an_id_that_the_model_gives_a_call_is_kept_unless_another_call_has_it():
+    begin, arguments, end = "<|tool_call_begin|>", "<|tool_call_argument_begin|>", "<|tool_call_end|>"
+    calls = [f'{begin}functions.add:{index}{arguments}{{"a": 1}}{end}' for index in (0, 1, 1)]
+    with RunningServer(WritingEngine(), tool_call_parser="kimi_k2") as server:
+        text = "".join(calls)
+        whole = [call.id for call in ask(server, text).choices[0].message.tool_calls]
+        parts = [call[0] for call in streamed(server, text)[0][0]["calls"]]
+        for ids in (whole, parts):
+            assert ids[:2] == ["functions.add:0", "functions.add:1"] and ids[2].startswith("call_")
+
+
 def test_a_format_of_the_operators_own_is_read_from_a_file(tmp_path):
     path = tmp_path / "format.yaml"
     path.write_text("begin: 'CALL '\nend: ';'\npattern: '(?P<name>\\w+) (?P<arguments>.*)'\n")

@@ -264,6 +264,7 @@ class ParsedAnswer:
         self._parser = parser
         self._count = count
         self._num_calls = 0
+        self._ids: set[str] = set()
 
     @property
     def num_reasoning(self) -> int:
@@ -289,7 +290,9 @@ class ParsedAnswer:
             return None if self._plan.is_calls_alone else event
         if isinstance(event, CallBegin):
             self._num_calls += 1
-            return None if self._is_left_out else CallBegun(self._num_calls - 1, self._make_id(), event.name)
+            return (
+                None if self._is_left_out else CallBegun(self._num_calls - 1, self._make_id(event.call_id), event.name)
+            )
         if isinstance(event, CallArguments):
             return None if self._is_left_out else CallPart(self._num_calls - 1, event.text)
         return event if self._plan.shows_reasoning else None
@@ -299,7 +302,11 @@ class ParsedAnswer:
         """The last call is one more than the request wants."""
         return self._plan.max_calls is not None and self._num_calls > self._plan.max_calls
 
-    def _make_id(self) -> str:
+    def _make_id(self, given: str) -> str:
+        """The id that the model gave the call, if that is the first with it; else a new one."""
+        if given and given not in self._ids:
+            self._ids.add(given)
+            return given
         if self._plan.id_chars:
             return "".join(secrets.choice(ID_ALPHABET) for _ in range(self._plan.id_chars))
         return f"call_{secrets.token_hex(12)}"

@@ -7,7 +7,7 @@ from typing import Any
 
 from quire.parsers.base import ToolCallParser
 from quire.parsers.call_object import MAX_NAME_CHARS
-from quire.parsers.reader import Reader, Steps
+from quire.parsers.reader import Markers, Reader, Steps
 from quire.parsers.tools import encode
 
 NAME_RUN = re.compile(r"[\w.]*")
@@ -91,6 +91,54 @@ class PythonicParser(ToolCallParser):
                 if not (yield from self.reader.skip(")")):
                     raise _BrokenError
                 return name, arguments
+
+
+class Lfm2Parser(PythonicParser):
+    """LFM2: such a list between two tags, anywhere."""
+
+    opener, closer = "<|tool_call_start|>", "<|tool_call_end|>"
+    needs_special_tokens = True
+
+    def parse(self) -> Steps[None]:
+        """As `SteppedParser.parse`."""
+        reader, out = self.reader, self.out
+        while marker := (yield from reader.forward(out.content, Markers(self.opener))):
+            reader.keep(len(marker))
+            if (yield from self._block()):
+                yield from reader.skip_spaces()
+                yield from reader.skip(self.closer)
+            else:
+                out.content(reader.kept())
+            reader.drop()
+
+    def _block(self) -> Steps[bool]:
+        """What stands between the tags; False when it is broken."""
+        yield from self.reader.skip_spaces()
+        return bool((yield from self.reader.skip("["))) and (yield from self._calls())
+
+
+class Olmo3Parser(Lfm2Parser):
+    """OLMo 3: each call on a line of its own, without the brackets of a list."""
+
+    opener, closer = "<function_calls>", "</function_calls>"
+    needs_special_tokens = False
+    marks = (opener, closer)
+
+    def _block(self) -> Steps[bool]:
+        """As in `Lfm2Parser`."""
+        reader, out = self.reader, self.out
+        while True:
+            yield from reader.skip_spaces()
+            if (yield from reader.peek()) == "<":
+                return True
+            try:
+                name, arguments = yield from self._call()
+            except _BrokenError:
+                return False
+            out.begin(name)
+            out.arguments(encode(arguments))
+            out.end()
+            reader.keep()
 
 
 class Literal:

@@ -164,6 +164,41 @@ def step3(calls: list[Call]) -> str:
     return f"<｜tool_calls_begin｜>\n{body}\n<｜tool_calls_end｜>"
 
 
+def tagged(calls: list[Call], opener: str, closer: str, key: str = "arguments") -> str:
+    return "".join(f"{opener}\n{named(call, key)}{closer}\n" for call in calls)
+
+
+def listed(calls: list[Call], opener: str, closer: str) -> str:
+    return f"{opener}[{', '.join(map(named, calls))}]{closer}"
+
+
+def kimi_k2(calls: list[Call]) -> str:
+    body = "".join(
+        f"<|tool_call_begin|>functions.{name}:{index}<|tool_call_argument_begin|>{dumps(args)}<|tool_call_end|>"
+        for index, (name, args) in enumerate(calls)
+    )
+    return f"<|tool_calls_section_begin|>{body}<|tool_calls_section_end|>"
+
+
+def gemma(calls: list[Call], opener: str, closer: str, quote: str) -> str:
+    def bare(one: Any) -> str:
+        if isinstance(one, dict):
+            return "{" + ",".join(f"{key}:{bare(item)}" for key, item in one.items()) + "}"
+        if isinstance(one, list):
+            return "[" + ",".join(map(bare, one)) + "]"
+        return f"{quote}{one}{quote}" if isinstance(one, str) else dumps(one)
+
+    return "".join(f"{opener}call:{name}{bare(args)}{closer}" for name, args in calls)
+
+
+def lfm2(calls: list[Call]) -> str:
+    return f"<|tool_call_start|>{pythonic(calls)}<|tool_call_end|>"
+
+
+def olmo3(calls: list[Call]) -> str:
+    return "<function_calls>" + "\n".join(pythonic([call])[1:-1] for call in calls) + "</function_calls>"
+
+
 def harmony(calls: list[Call]) -> str:
     return "".join(
         f"{'<|start|>assistant' if number else ''}<|channel|>commentary to=functions.{name} "
@@ -209,6 +244,18 @@ FORMATS = {
     "deepseek_v32": Format(lambda calls: dsml(calls, "function_calls"), own_end="</｜DSML｜parameter>"),
     "deepseek_v4": Format(lambda calls: dsml(calls, "tool_calls"), own_end="</｜DSML｜parameter>"),
     "step3": Format(step3, own_end="</steptml:parameter>"),
+    "kimi_k2": Format(kimi_k2),
+    "gemma4": Format(lambda calls: gemma(calls, "<|tool_call>", "<tool_call|>", '<|"|>'), own_end='<|"|>'),
+    "functiongemma": Format(
+        lambda calls: gemma(calls, "<start_function_call>", "<end_function_call>", "<escape>"), own_end="<escape>"
+    ),
+    "internlm": Format(lambda calls: tagged(calls, "<|action_start|><|plugin|>", "<|action_end|>", "parameters")),
+    "longcat": Format(lambda calls: tagged(calls, "<longcat_tool_call>", "</longcat_tool_call>")),
+    "jamba": Format(lambda calls: listed(calls, "<tool_calls>", "</tool_calls>")),
+    "phi4_mini_json": Format(lambda calls: listed(calls, "functools", "")),
+    "xlam": Format(lambda calls: listed(calls, "", "")),
+    "lfm2": Format(lfm2),
+    "olmo3": Format(olmo3),
     "openai": Format(harmony),
     "pattern": Format(pattern, own_end="@/@"),
 }

@@ -64,7 +64,7 @@ def read(parser: AnswerParser, parts: Iterable[str]) -> Answer:
     return fold(events + parser.finish())
 
 
-LONG = 160
+LONG = 80
 """Characters of a text that is cut in two at every third place only, as most of it is alike."""
 
 

@@ -17,8 +17,11 @@ from quire.parsers.tool_calls.pattern import PatternFormat
 from tests.unit.parsers.catalogue import CALLS, FORMATS, MARKERS, PLAIN, Call, contents
 from tests.unit.parsers.folding import TOOLS, Answer, check_splits, read
 from tests.unit.parsers.special import SPECIAL, Special
+from tests.unit.parsers.special_json import SPECIAL_JSON
 from tests.unit.parsers.special_marked import MARKED, specials
 
+AT_ONCE = ("pythonic", "lfm2", "olmo3", "pattern")
+"""Formats whose calls are told when they are complete."""
 PATTERN = PatternFormat({"begin": "@@", "end": "@/@", "pattern": r"(?P<name>\w+) => (?P<arguments>.*)"})
 
 
@@ -31,13 +34,13 @@ def parsed(answer: Answer) -> list[Call]:
     return [(name, json.loads(text)) for name, text in answer.calls]
 
 
-def written(name: str) -> list[tuple[str, list[Call], str]]:
-    """(answer, its calls, its content)."""
+def written(name: str, num_marks: int | None = None) -> list[tuple[str, list[Call], str]]:
+    """(answer, its calls, its content); with texts of so many marks, None = all."""
     form = FORMATS[name]
     cases = [(form.write(calls), calls, "") for calls in CALLS]
     cases += [
         (form.write(calls), calls, "")
-        for calls in contents()
+        for calls in contents()[:num_marks]
         if not form.own_end or form.own_end not in calls[0][1]["content"]
     ]
     if form.allows_before and name != "openai":
@@ -46,14 +49,14 @@ def written(name: str) -> list[tuple[str, list[Call], str]]:
     return cases
 
 
-def recorded(name: str) -> list[str]:
+def recorded(name: str, num_marks: int | None = None) -> list[str]:
     """Answers that are written in the format, whole or broken."""
-    return [text for text, _, _ in written(name)] + [text for text, _, _ in special(name)]
+    return [text for text, _, _ in written(name, num_marks)] + [text for text, _, _ in special(name)]
 
 
 def special(name: str) -> Special:
     """Answers that are special to the format."""
-    return SPECIAL.get(name, []) + (specials(MARKED[name]) if name in MARKED else [])
+    return {**SPECIAL, **SPECIAL_JSON}.get(name, []) + (specials(MARKED[name]) if name in MARKED else [])
 
 
 @pytest.mark.parametrize("name", FORMATS)
@@ -87,7 +90,7 @@ def test_a_call_of_an_unknown_function_is_content(name):
 
 @pytest.mark.parametrize("name", FORMATS)
 def test_every_split_is_read_as_the_whole(name):
-    texts = recorded(name) + PLAIN
+    texts = recorded(name, num_marks=4) + PLAIN  # with one mark or another in a text, answers are alike
     check_splits(maker(name), texts)
     check_splits(maker(name, holds_calls=True), texts, in_two=False)
 
@@ -107,7 +110,7 @@ def test_the_name_comes_first_and_arguments_as_they_are_written(name):
     text = FORMATS[name].write([("write_file", {"path": "p", "content": "x" * 400})])
     parser = maker(name)()
     events = parser.push(text[:320])
-    if name in ("pythonic", "pattern"):
+    if name in AT_ONCE:
         assert not events
     else:
         assert len(read(_Given(events), []).calls[0][1]) > 150
@@ -136,7 +139,7 @@ def test_a_cut_answer_has_a_beginning_of_the_arguments_or_is_content_when_calls_
         assert len(cut.calls) <= 2
         for (own, arguments), (meant, all_arguments) in zip(cut.calls, whole, strict=False):
             assert own == meant
-            if name in MARKED:  # a value's end that is cut is part of the value
+            if name in MARKED or "gemma" in name:  # a value's end that is cut is part of the value
                 arguments = re.split(r"\n|\\n|<", arguments)[0]
             assert all_arguments.startswith(arguments)
         held = read(maker(name, holds_calls=True)(), [text[:end]])
@@ -209,6 +212,10 @@ HOSTILE = {
     "mistral": '[TOOL_CALLS] [{"name":', "mistral-named": "[TOOL_CALLS]now[ARGS]", "pattern": "@@",
     "deepseek_v3": "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>", "deepseek_v31": "<｜tool▁call▁begin｜>now",
     "granite": '<|tool_call|>[{"arguments": {"a": [', "granite-20b-fc": '<function_call>{"arguments": {"a":',
+    "kimi_k2": "<|tool_calls_section_begin|><|tool_call_begin|>", "gemma4": "<|tool_call>call:now{x:[",
+    "functiongemma": "<start_function_call>call:now{x:{", "internlm": '<|action_start|><|plugin|>{"name":',
+    "longcat": '<longcat_tool_call>{"x":', "jamba": '<tool_calls>[{"name":', "phi4_mini_json": "functools[{",
+    "xlam": '[{"name"', "lfm2": "<|tool_call_start|>[now(x=[", "olmo3": "<function_calls>now(x=[",
     **{name: form.begin("now")[:-1] for name, form in MARKED.items()}, "openai": "<|channel|><|channel|>to=",
 }  # fmt: skip
 MAX_HELD_CHARS = (1 << 16) + 2000
@@ -226,7 +233,7 @@ def test_little_of_a_hostile_answer_is_held_back(name):
         parser = maker(name)()
         for start in range(0, len(text), 500):
             parser.push(text[start : start + 500])
-            if name not in ("pattern", "pythonic"):  # these judge a call when it has ended
+            if name not in AT_ONCE:  # these judge a call when it has ended
                 assert sum(map(len, parser.reader._kept)) + len(parser.reader.text) <= MAX_HELD_CHARS
         parser.finish()
 
