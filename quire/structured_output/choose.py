@@ -148,10 +148,15 @@ def _tag_problem(value: Any, backend: str) -> str | None:
         if problem is not None:
             return f"#{path}{problem.path}: {problem.reason}"
     for path, pattern in regexes_of(value):
-        reason = regex_problem(normal(without_anchors(pattern)), backend)
+        reason = regex_problem(_normal(pattern, backend), backend)
         if reason is not None:
             return f"#{path}: {reason}"
     return lark_problem(value) if backend == "guidance" else None
+
+
+def _normal(pattern: str, backend: str) -> str:
+    """A regular expression of a structural tag as `backend` gets it; xgrammar's negated classes hold surrogates."""
+    return normal(without_anchors(pattern), has_negated=backend != "xgrammar")
 
 
 def _resolved(
@@ -161,7 +166,7 @@ def _resolved(
     if params.kind == "json":
         value = json_text(params.field, with_normal_patterns(closed(value, always=is_closed)))
     elif params.kind == "structural_tag":
-        value = with_regexes(value, lambda pattern: normal(without_anchors(pattern)))
+        value = with_regexes(value, lambda pattern: _normal(pattern, backend))
         value = with_schemas(value, lambda schema: with_normal_patterns(closed(schema, always=is_closed)))
     changes: dict[str, Any] = {
         params.kind: value,

@@ -27,20 +27,24 @@ class RegexError(ValueError):
     """A pattern that is refused; says why."""
 
 
-def normal(pattern: str) -> str:
+def normal(pattern: str, *, has_negated: bool = True) -> str:
     """`pattern` in one form.
+
+    Args:
+        has_negated: classes may be written as what they leave out, which for some libraries holds surrogates, too.
 
     Raises:
         RegexError: Python would refuse it, or it asks for half of a surrogate pair.
     """
-    return _Reader(pattern).read()
+    return _Reader(pattern, has_negated=has_negated).read()
 
 
 class _Reader:
     """Goes through a pattern once; `_can_repeat` says whether a quantifier may come next."""
 
-    def __init__(self, pattern: str) -> None:
+    def __init__(self, pattern: str, *, has_negated: bool) -> None:
         self._pattern = pattern
+        self._has_negated = has_negated
         self._at = 0
         self._can_repeat = False
 
@@ -80,12 +84,12 @@ class _Reader:
             return char
         self._can_repeat = True
         if char == "[":
-            return _class_of(self._class())
+            return _class_of(self._class(), has_negated=self._has_negated)
         if char == ".":
             self._at += 1
             return char
         found = self._member()
-        return _literal(found) if isinstance(found, int) else _class_of(found)
+        return _literal(found) if isinstance(found, int) else _class_of(found, has_negated=self._has_negated)
 
     def _class(self) -> Ranges:
         self._at += 1
@@ -170,9 +174,9 @@ def _inverted(ranges: Iterable[tuple[int, int]]) -> Ranges:
     return _merged((low, high) for low, high in [*found, (begin, MAX_CHAR)] if low <= high)
 
 
-def _class_of(ranges: Ranges) -> str:
+def _class_of(ranges: Ranges, *, has_negated: bool) -> str:
     """A class of these characters; what holds the last of all characters is written as what it leaves out."""
-    is_negated = ranges[-1][1] == MAX_CHAR
+    is_negated = has_negated and ranges[-1][1] == MAX_CHAR
     shown = _inverted(ranges) if is_negated else ranges
     if not shown:
         return "[\\s\\S]"
