@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from quire.config import QuireConfig
@@ -32,6 +31,8 @@ from quire.engine.stat_logger import INTERVAL_S, StatLogger
 from quire.engine.supervisor import Supervisor
 from quire.errors import EngineDeadError, QuireError
 from quire.logger import get_logger
+from quire.structured_output.form_checker import FormChecker
+from quire.utils.fair_queue import FairThread
 from quire.utils.phases import PhaseTimer
 
 logger = get_logger(__name__)
@@ -72,7 +73,9 @@ class AsyncLLM(EngineClient):
         self._stat_timer: asyncio.TimerHandle | None = None
         self._dead: EngineDeadError | None = None
         # One at a time: each takes the interpreter from the loop, which shall keep its half.
-        self._preparing = ThreadPoolExecutor(1, "prepare")
+        self._preparing = FairThread("prepare")
+        self._forms = FormChecker(parts.config.structured_outputs)
+        parts.input_processor.check_forms_with(self._forms.resolve)
         self._supervisor = Supervisor(core, launch, self, parts.config.supervision.max_restarts)
 
     @classmethod
@@ -209,7 +212,7 @@ class AsyncLLM(EngineClient):
         form = sampling_params.structured_outputs
         is_long = isinstance(prompt, str) and len(prompt) > LONG_TEXT_CHARS
         if is_long or (form is not None and form.is_large):
-            submission = await asyncio.get_running_loop().run_in_executor(self._preparing, prepare)
+            submission = await asyncio.wrap_future(self._preparing.submit(tenant.name, prepare))
             self._require_alive()
             self._front.check_name(request_id, priority, tenant)
         else:
@@ -265,7 +268,8 @@ class AsyncLLM(EngineClient):
             self.on_dead(EngineDeadError("the engine was shut down", hint="make a new one"))
         if self._stat_timer is not None:
             self._stat_timer.cancel()
-        self._preparing.shutdown(wait=False)
+        self._preparing.close()
+        self._forms.close()
         self._supervisor.close()
 
     # --- what the supervisor tells ---

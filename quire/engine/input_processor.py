@@ -17,6 +17,7 @@ from quire.config.structured_outputs import StructuredOutputsConfig
 from quire.core.beam_search import num_top_tokens
 from quire.core.inputs import TextPrompt, TokensPrompt, parse_prompt
 from quire.core.sampling_params import SamplingParams
+from quire.core.structured_outputs import StructuredOutputsParams
 from quire.engine.generation_defaults import GenerationDefaults
 from quire.errors import ContextLengthError, UnsupportedError, ValidationError
 from quire.parsers.registry import reasoning_parser
@@ -24,6 +25,9 @@ from quire.parsers.thinking_marks import TAIL_TOKENS, thinking_marks
 from quire.structured_output.choose import resolve_structured_outputs
 from quire.structured_output.restrictions import check_ends
 from quire.tokenization.tokenizer import Tokenizer
+
+ResolveForm = Callable[[StructuredOutputsParams, str], StructuredOutputsParams]
+"""`resolve_structured_outputs`, given the form and the salt of the request's pages."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,8 +92,13 @@ class InputProcessor:
         self._defaults = defaults
         self._validate_params = validate_params
         self._structured = structured or StructuredOutputsConfig()
+        self._resolve_form: ResolveForm = lambda form, salt: resolve_structured_outputs(form, self._structured)
         name = self._structured.thinking_parser
         self._reasoning = reasoning_parser(name) if name else None
+
+    def check_forms_with(self, resolve: ResolveForm) -> None:
+        """Have something else choose the library of structured outputs than this thread."""
+        self._resolve_form = resolve
 
     def prepare(self, prompt: Any, params: SamplingParams, *, add_special_tokens: bool = True) -> PreparedRequest:
         """Make a request of `prompt` (any form that `core.inputs.parse_prompt` takes) and `params`.
@@ -107,7 +116,7 @@ class InputProcessor:
         return PreparedRequest(
             prompt=parsed.prompt,
             prompt_token_ids=token_ids,
-            params=self._normalize(params, token_ids),
+            params=self._normalize(params, token_ids, parsed.cache_salt or ""),
             eos_token_id=self._defaults.eos_token_id,
             cache_salt=parsed.cache_salt,
             num_shared_tokens=parsed.num_shared_tokens if isinstance(parsed, TokensPrompt) else 0,
@@ -140,7 +149,7 @@ class InputProcessor:
                 field="prompt_token_ids",
             )
 
-    def _normalize(self, params: SamplingParams, prompt_token_ids: np.ndarray) -> SamplingParams:
+    def _normalize(self, params: SamplingParams, prompt_token_ids: np.ndarray, salt: str) -> SamplingParams:
         params.validate_for_model(
             vocab_size=self._limits.vocab_size,
             max_logprobs=self._limits.max_logprobs,
@@ -175,7 +184,7 @@ class InputProcessor:
         if params.structured_outputs is not None:
             self._check_grammar_possible()
             check_ends(params, self._defaults.eos_token_id)
-            params.structured_outputs = resolve_structured_outputs(params.structured_outputs, self._structured)
+            params.structured_outputs = self._resolve_form(params.structured_outputs, salt)
             if self._structured.enable_in_reasoning:
                 params.thinking = None
         return params

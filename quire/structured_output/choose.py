@@ -92,6 +92,8 @@ def _plain(params: StructuredOutputsParams, field: str) -> Any:
     value = getattr(params, params.kind)
     if params.kind == "json":
         value = parse_json(field, value)
+        if not isinstance(value, (dict, bool)):
+            raise ValidationError(f"{field} is no JSON schema", hint="a schema is an object", field=field)
         problem = malformed(value)
         if problem is not None:
             raise ValidationError(f"{field} at {problem}", hint="correct the schema", field=field)

@@ -1,10 +1,12 @@
-"""FairQueue: work that waits, taken in turns from those whose it is. Safe to use from several threads."""
+"""FairQueue, FairThread: work that waits, taken in turns from those whose it is. Safe to use from several threads."""
 
 from __future__ import annotations
 
 import threading
 from collections import OrderedDict, deque
-from typing import Generic, TypeVar
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, Generic, TypeVar
 
 T = TypeVar("T")
 
@@ -35,3 +37,39 @@ class FairQueue(Generic[T]):
             else:
                 del self._items[owner]
             return item
+
+
+class FairThread:
+    """A thread that does what owners ask for, in turns.
+
+    Args:
+        name: of the thread.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._thread = ThreadPoolExecutor(1, name)
+        self._waiting: FairQueue[tuple[Callable[[], Any], Future[Any]]] = FairQueue()
+
+    def submit(self, owner: str, work: Callable[[], T]) -> Future[T]:
+        """Have `work` done when the owner's turn has come, unless the future is cancelled before.
+
+        Raises:
+            RuntimeError: it is closed.
+        """
+        done: Future[T] = Future()
+        self._waiting.put(owner, (work, done))
+        self._thread.submit(self._do_next)
+        return done
+
+    def close(self) -> None:
+        """Begin nothing more; what waits is never done."""
+        self._thread.shutdown(wait=False, cancel_futures=True)
+
+    def _do_next(self) -> None:
+        work, done = self._waiting.pop()
+        if not done.set_running_or_notify_cancel():
+            return
+        try:
+            done.set_result(work())
+        except Exception as error:  # whoever waits for it gets it
+            done.set_exception(error)
