@@ -23,6 +23,7 @@ from quire.entrypoints.openai.completion import CompletionWriter
 from quire.entrypoints.openai.error_forms import ID_KEY, error_response
 from quire.entrypoints.openai.errors import ApiError, ClientGoneError, api_error_of
 from quire.entrypoints.openai.parsing import ParsingPlan
+from quire.entrypoints.openai.prompt_workers import LONG_BYTES
 from quire.entrypoints.openai.prompts import Cut
 from quire.entrypoints.openai.protocol.chat import CHAT_FIELDS, ChatRequest, chat_params
 from quire.entrypoints.openai.protocol.completion import (
@@ -155,14 +156,14 @@ class GenerationRoutes:
         Raises:
             ApiError, ValidationError, UnsupportedError, ChatTemplateError: it cannot be answered.
         """
-        model = self._state.check_model(body.model)
+        model, parsing = self._state.check_model(body.model), self._state.parsing
         params = chat_params(body, self._state.engine.defaults.sampling, self._state.config.limits)
         self._limit(
             request, params, body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
         )
-        plan = self._state.parsing.plan(body, warnings, holds_calls=holds_calls)
         reader = self._state.prompts
         size = reader.size_of(body)
+        plan = await self._plan(request, body, size, lambda: parsing.plan(body, warnings, holds_calls=holds_calls))
         charge = self._charge(request, body, [reader.least_tokens_of(size)], params.n)
         prompt = await reader.read_chat(
             body, _cut(body, params), tenant=request.state.tenant.name, size=size,
@@ -173,6 +174,14 @@ class GenerationRoutes:
         if plan is not None:
             plan.constrain(params, prompt.prompt_token_ids)
         return PreparedChat(self._work(request, body, prefix, [prompt], params, charge), plan, model)
+
+    async def _plan(
+        self, request: Request, body: ChatRequest, size: int, make: Callable[[], ParsingPlan | None]
+    ) -> ParsingPlan | None:
+        """What is read out of the answers; long schemas of tools are looked at beside the event loop."""
+        if not body.tools or size < LONG_BYTES:
+            return make()
+        return await self._state.workers.run(request.state.tenant.name, size, make)
 
     def _charge(self, request: Request, body: GenerationFields, least_tokens: list[int], n: int) -> Charge:
         """Charge the tenant for prompts that are yet to be read, each with so many tokens at least."""
