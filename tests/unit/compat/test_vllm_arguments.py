@@ -52,6 +52,13 @@ def test_flags_become_values_of_their_own_type_beside_the_programs_own():
     assert build_config(**values) == build_config(model="leaf", max_model_len=512, enforce_eager=True)
 
 
+def test_a_flag_that_the_program_has_itself_stays_its_own():
+    parser = FlexibleArgumentParser()
+    parser.add_argument("--log-level", default="debug", choices=["debug", "all"])
+    parsed = EngineArgs.add_cli_args(parser).parse_args(["--log-level", "all", "--max_model_len", "512"])
+    assert (parsed.log_level, parsed.max_model_len) == ("all", 512)
+
+
 def test_settings_are_picked_out_of_parsed_flags():
     for parser in (parser_of_a_program(), EngineArgs.add_cli_args(argparse.ArgumentParser())):
         args = EngineArgs.from_cli_args(parser.parse_args(["--model", "leaf", "--max-num-seqs", "4"]))

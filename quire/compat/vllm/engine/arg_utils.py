@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from quire.compat.vllm.utils.argparse_utils import FlexibleArgumentParser
 from quire.config.build import NESTED, SECTIONS, all_settings, build_config
 from quire.config.not_yet import NO_EFFECT, NOT_YET
-from quire.entrypoints.args import add_engine_arguments, values_from_args
+from quire.entrypoints.args import QuireParser, add_engine_arguments, values_from_args
 
 if TYPE_CHECKING:
     from quire.config import QuireConfig
@@ -53,8 +53,8 @@ class _Arguments(Mapping[str, Any]):
 
     @classmethod
     def add_cli_args(cls, parser: _Parser) -> _Parser:
-        """Give `parser` a flag for each setting; returns it."""
-        add_engine_arguments(parser)
+        """Give `parser` a flag for each setting, where it has none of that name yet; returns it."""
+        _add_missing(parser, QuireParser(prog=parser.prog))
         if isinstance(parser, FlexibleArgumentParser):
             parser.typed_defaults = dict(_FIELDS)
         return parser
@@ -72,6 +72,18 @@ class _Arguments(Mapping[str, Any]):
     def create_engine_config(self, usage_context: Any = None, headless: bool = False) -> QuireConfig:
         """The configuration that these settings make; raises as `build_config`."""
         return build_config(**self)
+
+
+def _add_missing(parser: argparse.ArgumentParser, scratch: QuireParser) -> None:
+    """The engine's flags, group by group, without those that the program has itself."""
+    add_engine_arguments(scratch)
+    taken = set(parser._option_string_actions)
+    for group in scratch._action_groups:
+        added = parser.add_argument_group(group.title, group.description)
+        for action in group._group_actions:
+            action.option_strings = [flag for flag in action.option_strings if flag not in taken]
+            if action.option_strings:
+                added._add_action(action)
 
 
 _FIELDS = _defaults()

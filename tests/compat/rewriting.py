@@ -1,0 +1,36 @@
+"""What is changed in an example of vLLM's before it runs here: names of package and model, the server's address."""
+
+from __future__ import annotations
+
+import re
+
+MODEL = "leaf"
+IMPORT = re.compile(r"^(\s*(?:from|import)\s+)vllm(?=[\s.])", re.MULTILINE)
+# A name on the Hugging Face hub, where a program names its model.
+HUB_MODEL = re.compile(
+    r"""(\bmodel\w*["']?\s*(?::\s*\w+\s*)?[:=]\s*|\bdefault\s*=\s*)(["'])[\w.-]+/[\w.-]+\2""", re.IGNORECASE
+)
+SERVER = re.compile(r"(?:localhost|127\.0\.0\.1|0\.0\.0\.0):\d{4,5}")
+
+# Arguments that a model of 2048 tokens and 4 million weights cannot take: file -> what stands there, what replaces it.
+UNAVOIDABLE = {
+    "features/automatic_prefix_caching/automatic_prefix_caching_offline.py": [
+        ("LONG_PROMPT\n        + ", "LONG_PROMPT[:2000]\n        + "),
+    ],
+    "tool_calling/chat_with_tools_offline.py": [
+        ('    tokenizer_mode="mistral",\n    config_format="mistral",\n    load_format="mistral",\n', ""),
+    ],
+}  # fmt: skip
+
+
+def rewrite(name: str, text: str, server: str) -> str:
+    """The program `name` with these three changed.
+
+    Args:
+        server: "host:port" of the server that clients shall ask.
+    """
+    for old, new in UNAVOIDABLE.get(name, []):
+        text = text.replace(old, new)
+    text = IMPORT.sub(r"\1quire.compat.vllm", text)
+    text = HUB_MODEL.sub(rf"\1\2{MODEL}\2", text)
+    return SERVER.sub(server, text)
