@@ -226,7 +226,7 @@ MISSING: tuple[Missing, ...] = (
         "answers have no such field", "leave it out",
         {
             "return_sampling_mask": _OFF, "fingerprint_mode": _NONE, "fingerprint_value": _NONE,
-            "watermark_config": _EMPTY, "enable_tokenizer_info_endpoint": _OFF,
+            "watermark_config": _EMPTY,
         },
     ),
     Missing(

@@ -135,6 +135,9 @@ class ApiConfig:
         False, "Write tokens in logprobs as token_id:N unless a request says no."
     )
     enable_force_include_usage: bool = setting(False, "End every stream with usage, asked for or not.")
+    enable_tokenizer_info_endpoint: bool = setting(
+        False, "Answer /tokenizer_info with the tokenizer's settings and the chat template."
+    )
     enable_per_request_metrics: bool = setting(
         False,
         "Add `metrics`, a receipt, to every answer: the phases of its wall time in milliseconds, cached tokens, "

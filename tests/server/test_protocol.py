@@ -276,4 +276,6 @@ def test_openapi_describes_every_route(server):
     schema = httpx.get(server.url + "/openapi.json").json()
     assert {"/v1/completions", CHAT, "/tokenize", "/metrics"} <= set(schema["paths"])
     body = schema["paths"][CHAT]["post"]["requestBody"]["content"]["application/json"]["schema"]
-    assert {"messages", "temperature", "stream_options"} <= set(body["properties"])
+    named = schema["components"]["schemas"]
+    assert {"messages", "temperature", "stream_options"} <= set(named[body["$ref"].split("/")[-1]]["properties"])
+    assert set(re.findall(r"#/components/schemas/(\w+)", json.dumps(schema))) <= set(named)

@@ -23,7 +23,7 @@ from tests.server.servers import RunningServer, server_config
 from tests.server.test_protocol import CHAT, HELLO, error_of, events, post
 
 KEY = "correct-horse-battery"
-ALL_PATHS = ("/v1/models", "/ready", "/metrics", "/version", "/load", "/openapi.json", "/nothing")
+ALL_PATHS = ("/v1/models", "/metrics", "/version", "/load", "/openapi.json", "/nothing")
 
 
 def bearer(key: str) -> dict[str, str]:
@@ -43,7 +43,7 @@ def test_every_path_but_liveness_needs_a_key(guarded):
         answer = httpx.get(guarded.url + path)
         assert answer.status_code == 401 and error_of(answer)["type"] == "AuthenticationError"
         assert httpx.get(guarded.url + path, headers=bearer(KEY)).status_code != 401
-    for path in ("/live", "/health", "/ping"):
+    for path in ("/live", "/ready", "/health", "/ping"):
         assert httpx.get(guarded.url + path).status_code == 200
     assert post(guarded, CHAT, HELLO).status_code == 401
     assert post(guarded, CHAT, HELLO, headers=bearer("wrong-key-123")).status_code == 401
@@ -70,8 +70,8 @@ def test_liveness_is_open_below_the_prefix_of_a_proxy_and_nothing_else_is():
         for path in ("/health", "/api/health"):
             assert httpx.get(server.url + path).status_code == 200
         for path in (
-            "/ready",
-            "/api/ready",
+            "/version",
+            "/api/version",
             "/api/api/health",
             "//health",
             "/health/",

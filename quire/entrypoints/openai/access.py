@@ -13,7 +13,7 @@ from starlette.types import Scope
 class Access(Enum):
     """Who may ask."""
 
-    OPEN = "everyone: a load balancer asks it, and it tells nothing but a status"
+    OPEN = "everyone: a load balancer asks it, or it says nothing of this server"
     KEY = "whoever shows an API key, where there are keys"
     OPERATOR = "whoever shows an operator's API key; without keys the path does not exist"
 
@@ -22,16 +22,21 @@ ROUTE_ACCESS = {
     "/live": Access.OPEN,
     "/health": Access.OPEN,
     "/ping": Access.OPEN,
-    "/ready": Access.KEY,
+    "/ready": Access.OPEN,
+    "/docs": Access.OPEN,
     "/load": Access.KEY,
     "/metrics": Access.KEY,
     "/version": Access.KEY,
+    "/tokenizer_info": Access.KEY,
+    "/invocations": Access.KEY,
     "/openapi.json": Access.KEY,
     "/v1/models": Access.KEY,
+    "/v1/models/": Access.KEY,
     "/v1/models/{model:path}": Access.KEY,
     "/v1/completions": Access.KEY,
     "/v1/chat/completions": Access.KEY,
     "/v1/responses": Access.KEY,
+    "/v1/responses/input_tokens": Access.KEY,
     "/v1/responses/{response_id}": Access.KEY,
     "/v1/responses/{response_id}/cancel": Access.KEY,
     "/v1/responses/{response_id}/input_items": Access.KEY,
@@ -40,11 +45,12 @@ ROUTE_ACCESS = {
     "/tokenize": Access.KEY,
     "/detokenize": Access.KEY,
     "/reset_prefix_cache": Access.OPERATOR,
+    "/server_info": Access.OPERATOR,
 }
 OPEN_PATHS = frozenset(path for path, access in ROUTE_ACCESS.items() if access is Access.OPEN)
 
 
-PROBE_PATHS = frozenset((*OPEN_PATHS, "/ready"))
+PROBE_PATHS = OPEN_PATHS
 """Paths that are asked how the server is: to hear that it is not well is no refusal."""
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from quire.entrypoints.openai.errors import FORBIDDEN, ApiError
+from quire.entrypoints.openai.errors import FORBIDDEN, NOT_FOUND, ApiError
 from quire.entrypoints.openai.prompts import Cut
 from quire.entrypoints.openai.protocol.reading import RequestFields
 from quire.entrypoints.openai.protocol.tokenize import DETOKENIZE_FIELDS, TOKENIZE_FIELDS
@@ -92,6 +93,24 @@ class InfoRoutes:
         """Quire's version."""
         return _json({"version": __version__})
 
+    async def server_info(self, request: Request) -> Response:
+        """The engine's settings; of several tenants, only an operator may read them."""
+        if not self._state.tenants.may_see_all(request.state.tenant):
+            raise ApiError(FORBIDDEN, "settings are for operators; this API key is not an operator's (operator: true)")
+        return _json({"version": __version__, "config": dataclasses.asdict(self._state.engine.config)})
+
+    async def tokenizer_info(self, request: Request) -> Response:
+        """What the tokenizer's own settings say, with the chat template."""
+        if not self._state.config.api.enable_tokenizer_info_endpoint:
+            raise ApiError(
+                NOT_FOUND, "this server does not tell its tokenizer's settings; start it with "
+                "--enable-tokenizer-info-endpoint",
+            )  # fmt: skip
+        tokenizer, template = self._state.prompts.tokenizer(), self._state.engine.chat_template
+        told = {name: value for name, value in tokenizer.config.items() if not name.endswith(("_file", "name_or_path"))}
+        told |= tokenizer.special_tokens
+        return _json({**told, "chat_template": None if template is None else template.source})
+
     async def load(self, request: Request) -> Response:
         """Answers that were admitted and have not ended; of several tenants, each sees its own alone."""
         tenant: Tenant = request.state.tenant
@@ -118,7 +137,7 @@ class InfoRoutes:
             "object": "model",
             "created": self._state.created,
             "owned_by": "quire",
-            "root": self._state.model_names[0],
+            "root": model.model,
             "parent": None,
             "max_model_len": model.max_model_len,
             "permission": [],

@@ -69,7 +69,7 @@ class BodyReader:
             ClientGoneError: the client closed the connection first.
             ValidationError, UnsupportedError: as `read_request`.
         """
-        body = await self._read(request)
+        body = await self.read_bytes(request)
         limits = self._limits
 
         def read() -> tuple[Fields, list[str]]:
@@ -82,7 +82,12 @@ class BodyReader:
             return read()
         return await self._workers.run(request.state.tenant.name, len(body), read)
 
-    async def _read(self, request: Request) -> bytes:
+    async def read_bytes(self, request: Request) -> bytes:
+        """The whole body; `release` follows.
+
+        Raises:
+            ApiError, ClientGoneError: as `read_fields`.
+        """
         _check_headers(request)
         limits = self._limits
         length = request.headers.get("content-length", "")

@@ -9,8 +9,10 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.types import Message, Receive
 
 from quire.core.cache_salt import tenant_salt
 from quire.core.inputs import TokensPrompt, parse_prompt
@@ -129,6 +131,17 @@ class GenerationRoutes:
         form = AnswerForm(self._state, body, chat.work, model=chat.model, warnings=warnings, kind=kind)
         writer = ChatWriter(form, body, self._state.config.api.response_role, _echoed_message(body), chat.plan)
         return await self.respond(request, chat.work, writer, is_stream=bool(body.stream))
+
+    async def invocation(self, request: Request) -> Response:
+        """Answer a conversation or complete a prompt, whichever the body has (SageMaker's path)."""
+        body = await self._state.bodies.read_bytes(request)
+        release(request)
+        try:
+            is_completion = msgspec.json.decode(body, type=_HasPrompt).prompt is not msgspec.UNSET
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            is_completion = False  # what is wrong with it is found below
+        again = Request(request.scope, _replayed(body, request.receive))
+        return await (self.completion(again) if is_completion else self.chat(again))
 
     async def read(self, request: Request, fields: RequestFields[Any]) -> tuple[Any, list[str]]:
         """The typed body of a request that is metered, and warnings about fields that were not used.
@@ -297,6 +310,20 @@ async def collect(run: Run, num_prompts: int) -> list[RequestOutput]:
         prompt_index, output = await run.next()
         final[prompt_index] = output
     return [output for output in final if output is not None]
+
+
+class _HasPrompt(msgspec.Struct):
+    prompt: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+
+
+def _replayed(body: bytes, receive: Receive) -> Receive:
+    """`receive` of a request whose body was read."""
+    unread = [{"type": "http.request", "body": body, "more_body": False}]
+
+    async def next_message() -> Message:
+        return unread.pop() if unread else await receive()
+
+    return next_message
 
 
 def _cut(body: GenerationFields, params: SamplingParams) -> Cut:

@@ -61,7 +61,7 @@ class ReasoningConfig(msgspec.Struct, kw_only=True):
     generate_summary: str | None = None
 
 
-class StreamOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+class ResponseStreamOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """What a stream says besides its events."""
 
     include_obfuscation: bool | None = None
@@ -86,7 +86,7 @@ class ResponsesRequest(msgspec.Struct, kw_only=True):
     store: bool | None = None
     background: bool | None = None
     stream: bool | None = None
-    stream_options: StreamOptions | None = None
+    stream_options: ResponseStreamOptions | None = None
     temperature: float | None = None
     top_p: float | None = None
     top_k: int | None = None

@@ -17,6 +17,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from quire.entrypoints.openai.counts import AnswerCounts
 from quire.entrypoints.openai.errors import BAD_REQUEST, NOT_FOUND, STORE_FAILED, ApiError
+from quire.entrypoints.openai.prompts import Cut
 from quire.entrypoints.openai.protocol.generation import REQUEST_ID
 from quire.entrypoints.openai.routes import JSON, GenerationRoutes, PreparedChat
 from quire.entrypoints.openai.running import Run
@@ -119,6 +120,20 @@ class ResponsesRoutes:
             return _SavedStream(answer, lambda: self._save(tenant, turn, writer.response), claim.hand_on())
         await self._save(tenant, turn, writer.response)
         return answer
+
+    async def input_tokens(self, request: Request) -> Response:
+        """The tokens of a turn's prompt, as its answer would count them."""
+        body, notes = await self._state.bodies.read_fields(request, RESPONSES_FIELDS)
+        self._state.check_model(body.model)
+        tenant, prompts = request.state.tenant, self._state.prompts
+        with _store_failures():
+            turn = await read_turn(body, self._store, self._background, tenant.name, self._max_turns, notes)
+        chat = chat_request(body, turn.conversation, self._template(body), notes)
+        size = prompts.size_of(chat)
+        charge = self._state.admission.begin(0, prompts.least_tokens_of(size), tenant)
+        prompt = await prompts.read_chat(chat, Cut(), tenant=tenant.name, size=size, warnings=notes)
+        charge.correct(len(prompt.prompt_token_ids))
+        return _json({"object": "response.input_tokens", "input_tokens": len(prompt.prompt_token_ids)})
 
     async def retrieve(self, request: Request) -> Response:
         """A response that was kept, or that runs; with stream=true the events of one that runs or ran a while ago."""

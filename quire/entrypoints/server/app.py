@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import re
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
-import msgspec
 from fastapi import FastAPI
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
@@ -20,11 +18,12 @@ from quire.engine.protocol import EngineClient
 from quire.entrypoints.anthropic.errors import MESSAGES_ERRORS
 from quire.entrypoints.anthropic.protocol import MessagesRequest, PromptFields
 from quire.entrypoints.anthropic.routes import MessagesRoutes
+from quire.entrypoints.openai.access import own_path
 from quire.entrypoints.openai.errors import BAD_REQUEST, METHOD_NOT_ALLOWED, NOT_FOUND, ApiError
 from quire.entrypoints.openai.info_routes import InfoRoutes
 from quire.entrypoints.openai.key_watch import KeyWatch
 from quire.entrypoints.openai.keys import ApiKeys, read_checked_keys
-from quire.entrypoints.openai.middleware import Gate, LastResort, RequestLog
+from quire.entrypoints.openai.middleware import Gate, HeadAsGet, LastResort, RequestLog
 from quire.entrypoints.openai.operator_routes import OperatorRoutes
 from quire.entrypoints.openai.origins import OriginRules
 from quire.entrypoints.openai.protocol.chat import ChatRequest
@@ -36,6 +35,9 @@ from quire.entrypoints.openai.state import ServerState, make_state
 from quire.entrypoints.responses.errors import RESPONSES_ERRORS
 from quire.entrypoints.responses.protocol import ResponsesRequest
 from quire.entrypoints.responses.routes import ResponsesRoutes
+from quire.entrypoints.server.absent import no_such_path
+from quire.entrypoints.server.description import path_parameters, request_body, schemas_of
+from quire.entrypoints.server.docs_page import PAGE
 from quire.version import __version__
 
 EXPOSED_HEADERS = (
@@ -82,7 +84,7 @@ def make_app(engine: EngineClient, config: ServerConfig) -> FastAPI:
         title="Quire",
         version=__version__,
         openapi_url=None if config.http.disable_fastapi_docs else "/openapi.json",
-        docs_url=None,  # the pages load scripts from elsewhere
+        docs_url=None,  # FastAPI's pages load scripts from elsewhere; ours is below
         redoc_url=None,
         lifespan=lifespan,
         redirect_slashes=False,
@@ -91,6 +93,7 @@ def make_app(engine: EngineClient, config: ServerConfig) -> FastAPI:
     app.root_path = config.http.root_path
     app.state.server = state
     _add_routes(app, state, generation, responses)
+    app.add_middleware(HeadAsGet)
     app.add_middleware(LastResort)
     app.add_middleware(
         Gate, tenants=state.tenants, limits=config.limits, metrics=state.metrics, origins=OriginRules(config.http)
@@ -111,11 +114,13 @@ def make_app(engine: EngineClient, config: ServerConfig) -> FastAPI:
 def _add_routes(app: FastAPI, state: ServerState, generation: GenerationRoutes, responses: ResponsesRoutes) -> None:
     info = InfoRoutes(state)
     messages = MessagesRoutes(state, generation)
+    bodies: list[type] = []
 
     def add(path: str, route: Route, body: type | None = None, method: str = "GET") -> None:
-        described: dict[str, Any] = {} if body is None else {"requestBody": _schema(body)}
-        if "{" in path:
-            described["parameters"] = [_parameter(name) for name in re.findall(r"{(\w+)", path)]
+        described: dict[str, Any] = {"parameters": path_parameters(path)}
+        if body is not None:
+            described["requestBody"] = request_body(body)
+            bodies.append(body)
         method = method if body is None else "POST"
         app.add_api_route(
             path, _endpoint(answered(route, state)), methods=[method], response_model=None,
@@ -125,13 +130,16 @@ def _add_routes(app: FastAPI, state: ServerState, generation: GenerationRoutes, 
     add("/v1/completions", generation.completion, CompletionRequest)
     add("/v1/chat/completions", generation.chat, ChatRequest)
     add("/v1/responses", responses.create, ResponsesRequest)
+    add("/v1/responses/input_tokens", responses.input_tokens, ResponsesRequest)
     add("/v1/responses/{response_id}", responses.retrieve)
     add("/v1/responses/{response_id}", responses.delete, method="DELETE")
     add("/v1/responses/{response_id}/cancel", responses.cancel, method="POST")
     add("/v1/responses/{response_id}/input_items", responses.input_items)
     add("/v1/messages", messages.answer, MessagesRequest)
     add("/v1/messages/count_tokens", messages.count_tokens, PromptFields)
+    add("/invocations", generation.invocation, ChatRequest)
     add("/v1/models", info.models)
+    add("/v1/models/", info.models)
     add("/v1/models/{model:path}", info.model)
     add("/tokenize", info.tokenize, TokenizeRequest)
     add("/detokenize", info.detokenize, DetokenizeRequest)
@@ -141,10 +149,22 @@ def _add_routes(app: FastAPI, state: ServerState, generation: GenerationRoutes, 
     add("/ping", info.health)
     add("/ping", info.health, method="POST")
     add("/version", info.version)
+    add("/tokenizer_info", info.tokenizer_info)
     add("/load", info.load)
     add("/metrics", info.metrics)
     if state.tenants.needs_key:
         add("/reset_prefix_cache", OperatorRoutes(state).reset_prefix_cache, method="POST")
+        add("/server_info", info.server_info)
+    if app.openapi_url is not None:
+        add("/docs", _docs)
+        describe = app.openapi
+
+        def with_schemas() -> dict[str, Any]:
+            described = describe()
+            described.setdefault("components", {})["schemas"] = schemas_of(bodies)
+            return described
+
+        app.openapi = with_schemas  # type: ignore[method-assign]
 
 
 def _endpoint(route: Route) -> Callable[[Request], Any]:
@@ -156,29 +176,16 @@ def _endpoint(route: Route) -> Callable[[Request], Any]:
     return endpoint
 
 
-def _parameter(name: str) -> dict[str, Any]:
-    return {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
-
-
-def _schema(body: type) -> dict[str, Any]:
-    """The request body for /openapi.json, its parts written out in place."""
-    (schema,), parts = msgspec.json.schema_components([body], ref_template="#/{name}")
-    return {"required": True, "content": {"application/json": {"schema": _inlined(schema, parts)}}}
-
-
-def _inlined(value: Any, parts: dict[str, Any]) -> Any:
-    if isinstance(value, dict):
-        if "$ref" in value:
-            return _inlined(parts[value["$ref"].removeprefix("#/")], parts)
-        return {name: _inlined(item, parts) for name, item in value.items()}
-    return [_inlined(item, parts) for item in value] if isinstance(value, list) else value
+async def _docs(request: Request) -> Response:
+    """A page that shows what /openapi.json describes."""
+    return Response(PAGE, media_type="text/html")
 
 
 async def _http_error(request: Request, error: Exception) -> Response:
     """The framework's own refusals, from the catalogue."""
     status = error.status_code if isinstance(error, HTTPException) else 400
     if status == NOT_FOUND.status:
-        refusal = ApiError(NOT_FOUND, "no such path; the API is under /v1")
+        refusal = no_such_path(own_path(request.scope))
     elif status == METHOD_NOT_ALLOWED.status:
         refusal = ApiError(METHOD_NOT_ALLOWED, f"this path does not take {request.method}")
     else:

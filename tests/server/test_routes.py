@@ -1,0 +1,103 @@
+"""Paths that clients of OpenAI, vLLM and SageMaker ask: answered, or refused by name."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from tests.server.engines import ScriptedEngine
+from tests.server.servers import RunningServer
+
+HELLO: dict[str, Any] = {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 2}
+
+
+def test_the_list_of_models_is_below_both_forms_of_its_path(server):
+    for path in ("/v1/models", "/v1/models/"):
+        listed = httpx.get(server.url + path).json()
+        assert listed["object"] == "list" and listed["data"][0]["id"] == "leaf"
+    assert listed["data"][0]["root"] == server.engine.config.model.model
+
+
+def test_head_is_answered_as_get_without_its_body(server):
+    for path in ("/health", "/v1/models", "/metrics"):
+        answer = httpx.head(server.url + path)
+        assert (answer.status_code, answer.content) == (200, b"")
+    assert httpx.head(server.url + "/nothing").status_code == 404
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "words"),
+    [
+        ("POST", "/v1/embeddings", "generates text"),
+        ("POST", "/v1/rerank", "generates text"),
+        ("POST", "/score", "generates text"),
+        ("POST", "/v1/audio/transcriptions", "hears or speaks"),
+        ("POST", "/v1/images/generations", "images"),
+        ("POST", "/v1/moderations", "moderation"),
+        ("GET", "/v1/files", "quire run-batch"),
+        ("POST", "/v1/batches", "quire run-batch"),
+        ("POST", "/v1/load_lora_adapter", "LoRA"),
+        ("POST", "/sleep", "restart the server"),
+        ("GET", "/is_sleeping", "restart the server"),
+        ("POST", "/start_profile", "profiles"),
+        ("POST", "/v1/chat/completions/render", "same server"),
+        ("POST", "/reset_prefix_cache", "API keys"),
+    ],
+)
+def test_paths_of_others_are_refused_by_name(server, method, path, words):
+    answer = httpx.request(method, server.url + path, json={} if method == "POST" else None)
+    error = answer.json()["error"]
+    assert answer.status_code == 404 and error["code"] == "not_supported" and error["type"] == "NotFoundError"
+    assert f"does not serve {path}: " in error["message"] and words in error["message"]
+
+
+def test_a_path_that_nobody_knows_is_told_where_the_paths_are(server):
+    error = httpx.get(server.url + "/v1/nothing").json()["error"]
+    assert error["code"] == 404 and "/v1/nothing" in error["message"] and "/docs" in error["message"]
+
+
+def test_the_docs_are_a_page_that_loads_nothing_from_elsewhere(server):
+    answer = httpx.get(server.url + "/docs")
+    assert answer.headers["content-type"].startswith("text/html") and "openapi.json" in answer.text
+    assert "http:" not in answer.text and "https:" not in answer.text and "src=" not in answer.text
+
+
+def test_invocations_are_chats_or_completions_by_their_body(server):
+    for body, kind in (({**HELLO}, "chat.completion"), ({"prompt": "Go", "max_tokens": 2}, "text_completion")):
+        assert httpx.post(server.url + "/invocations", json=body).json()["object"] == kind
+        streamed = httpx.post(server.url + "/invocations", json={**body, "stream": True})
+        assert streamed.text.endswith("data: [DONE]\n\n")
+    for content in (b"{", b"[]", b"{}"):
+        answer = httpx.post(server.url + "/invocations", content=content, headers={"content-type": "application/json"})
+        assert answer.status_code == 400
+
+
+def test_the_tokens_of_a_response_s_prompt_are_counted_as_its_answer_counts_them(server):
+    client = server.client()
+    asked = {"model": "leaf", "input": "Hello", "instructions": "Be brief."}
+    counted = client.responses.input_tokens.count(**asked)
+    assert counted.object == "response.input_tokens"
+    assert counted.input_tokens == client.responses.create(**asked, max_output_tokens=1).usage.input_tokens
+    with pytest.raises(openai.NotFoundError):
+        client.responses.input_tokens.count(**{**asked, "model": "gpt"})
+
+
+def test_the_tokenizer_s_settings_are_told_only_where_the_operator_says_so(server):
+    refused = httpx.get(server.url + "/tokenizer_info")
+    assert refused.status_code == 404 and "--enable-tokenizer-info-endpoint" in refused.text
+
+
+def test_settings_are_told_where_the_operator_allows_it():
+    settings = {"enable_tokenizer_info_endpoint": True, "disable_fastapi_docs": True, "api_key": "a-key-of-12-chars"}
+    key = {"authorization": "Bearer a-key-of-12-chars"}
+    with RunningServer(ScriptedEngine(), **settings) as running:
+        info = httpx.get(running.url + "/server_info", headers=key).json()
+        assert info["config"]["model"]["max_model_len"] == 2048
+        info = httpx.get(running.url + "/tokenizer_info", headers=key).json()
+        assert info["eos_token"] == "<|im_end|>" and "im_start" in info["chat_template"]
+        for path in ("/docs", "/openapi.json"):
+            assert httpx.get(running.url + path, headers=key).status_code == 404
+        assert httpx.get(running.url + "/ready").status_code == 200
