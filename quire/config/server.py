@@ -134,7 +134,9 @@ class ApiConfig:
     return_tokens_as_token_ids: bool = setting(
         False, "Write tokens in logprobs as token_id:N unless a request says no."
     )
-    enable_force_include_usage: bool = setting(False, "End every stream with usage, asked for or not.")
+    enable_force_include_usage: bool = setting(
+        False, "Tell usage in every chunk of a stream and at its end, asked for or not."
+    )
     enable_tokenizer_info_endpoint: bool = setting(
         False, "Answer /tokenizer_info with the tokenizer's settings and the chat template."
     )

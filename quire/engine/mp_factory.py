@@ -58,11 +58,11 @@ class EngineStart:
             with timer.phase("tokenizer and chat template"):
                 front = build_front_end(self.config, self.model_dir, _params_check(self.logits_processors))
             with timer.phase("waiting for the engine core"):
-                self.core.wait_ready()
+                num_blocks = self.core.wait_ready().num_blocks
         except BaseException:
             self.cancel()
             raise
-        return front
+        return dataclasses.replace(front, config=with_num_blocks(front.config, num_blocks))
 
     def launcher(self) -> Callable[[], CoreProcess]:
         """Starts a process that takes the place of the core, which is ready, when that has ended; does not keep it."""

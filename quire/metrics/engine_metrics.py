@@ -15,12 +15,14 @@ from prometheus_client.gc_collector import GCCollector
 from prometheus_client.process_collector import ProcessCollector
 
 from quire.config import QuireConfig
+from quire.config.cache import CacheConfig
 from quire.core.cache_info import MissReason
 from quire.core.engine_messages import EngineCoreOutputs
 from quire.core.sampling_params import SamplingParams
 from quire.core.stats import RequestStateStats, SchedulerStats
 from quire.metrics import buckets
 from quire.metrics.histogram import TokenHistogram
+from quire.metrics.http_metrics import HttpMetrics
 from quire.utils.phases import Phases
 from quire.version import __version__
 
@@ -45,6 +47,7 @@ class EngineMetrics:
         self.registry = CollectorRegistry()
         ProcessCollector(registry=self.registry)
         GCCollector(registry=self.registry)
+        self.http = HttpMetrics(self.registry)
         self._labels = {"model_name": model_name, "engine": "0"}
         self._max_len = config.model.max_model_len or 1
         self._make_step_metrics()
@@ -287,7 +290,7 @@ class EngineMetrics:
 
     def _make_info(self, config: QuireConfig) -> None:
         cache = {name: str(value) for name, value in dataclasses.asdict(config.cache).items()}
-        labels = {**cache, "engine": "0"}
+        labels = {**cache, **_as_vllm(config.cache, self._max_len), "engine": "0"}
         Gauge("vllm:cache_config_info", "Settings of the KV cache.", list(labels), registry=self.registry).labels(
             **labels
         ).set(1)
@@ -308,3 +311,16 @@ class EngineMetrics:
         Gauge("quire:engine_info", "What computes, and on what.", list(about), registry=self.registry).labels(
             **about
         ).set(1)
+
+
+def _as_vllm(cache: CacheConfig, max_model_len: int) -> dict[str, str]:
+    """The cache's settings by the names that gateways for vLLM read; the null page holds no tokens."""
+    told = {
+        "num_gpu_blocks": str(cache.num_blocks), "gpu_memory_utilization": str(cache.memory_utilization),
+        "cache_dtype": cache.kv_cache_dtype,
+    }  # fmt: skip
+    if cache.num_blocks is not None and cache.block_size is not None:
+        size = (cache.num_blocks - 1) * cache.block_size
+        told["kv_cache_size_tokens"] = str(size)
+        told["kv_cache_max_concurrency"] = f"{size / max_model_len:.2f}"
+    return told

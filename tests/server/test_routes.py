@@ -101,3 +101,35 @@ def test_settings_are_told_where_the_operator_allows_it():
         for path in ("/docs", "/openapi.json"):
             assert httpx.get(running.url + path, headers=key).status_code == 404
         assert httpx.get(running.url + "/ready").status_code == 200
+
+
+def test_a_batch_has_the_choices_of_each_conversation(server):
+    conversations = [[{"role": "user", "content": text}] for text in ("One", "Two", "Three")]
+    body = {"messages": conversations, "max_tokens": 3, "n": 2, "temperature": 1.0, "seed": 5, "return_token_ids": True}
+    batch = httpx.post(server.url + "/v1/chat/completions/batch", json=body).json()
+    alone = [
+        httpx.post(f"{server.url}/v1/chat/completions", json={**body, "messages": one}).json() for one in conversations
+    ]
+    assert [choice["index"] for choice in batch["choices"]] == list(range(6))
+    texts = [choice["message"]["content"] for one in alone for choice in one["choices"]]
+    assert [choice["message"]["content"] for choice in batch["choices"]] == texts
+    assert batch["choices"][4]["prompt_token_ids"] == alone[2]["prompt_token_ids"]
+    assert batch["usage"]["total_tokens"] == sum(one["usage"]["total_tokens"] for one in alone)
+    assert server.state.admission.num_answers == 0
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"messages": []}, "messages"),
+        ({"messages": [{"role": "user", "content": "x"}]}, "messages"),
+        ({"messages": [[{"role": "user", "content": "x"}], []]}, "messages"),
+        ({"stream": True}, "stream"),
+    ],
+    ids=["no conversation", "one conversation", "an empty conversation", "a stream"],
+)
+def test_a_batch_that_cannot_be_answered_is_refused_by_name(server, fields, param):
+    body = {"messages": [[{"role": "user", "content": "Hello"}]], **fields}
+    answer = httpx.post(server.url + "/v1/chat/completions/batch", json=body)
+    assert answer.status_code == 400 and answer.json()["error"]["param"].startswith(param)
+    assert server.state.admission.num_answers == 0

@@ -35,6 +35,7 @@ ROUTE_ACCESS = {
     "/v1/models/{model:path}": Access.KEY,
     "/v1/completions": Access.KEY,
     "/v1/chat/completions": Access.KEY,
+    "/v1/chat/completions/batch": Access.KEY,
     "/v1/responses": Access.KEY,
     "/v1/responses/input_tokens": Access.KEY,
     "/v1/responses/{response_id}": Access.KEY,

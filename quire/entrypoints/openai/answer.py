@@ -49,8 +49,10 @@ class AnswerForm(AnswerCounts):
         self.tokenizer = state.engine.tokenizer
         as_ids = request.return_tokens_as_token_ids
         self.shows_ids = state.config.api.return_tokens_as_token_ids if as_ids is None else as_ids
-        self.shows_usage_at_end = bool(options and options.include_usage) or state.config.api.enable_force_include_usage
-        self.shows_usage_always = bool(options and options.include_usage and options.continuous_usage_stats)
+        forced = state.config.api.enable_force_include_usage
+        self.shows_usage_at_end = forced or bool(options and options.include_usage)
+        always = options.continuous_usage_stats if options is not None else None
+        self.shows_usage_always = self.shows_usage_at_end and (forced if always is None else always)
 
     def event(self, choices: list[dict[str, Any]], extra: dict[str, Any] | None = None) -> bytes:
         """One event of a stream."""

@@ -32,6 +32,7 @@ from quire.entrypoints.openai.tracing import HEADERS as TRACE_HEADERS
 from quire.entrypoints.openai.tracing import EndedRequest, Tracing
 from quire.logger import get_logger
 from quire.metrics.engine_metrics import EngineMetrics
+from quire.metrics.http_metrics import HttpMetrics
 
 access_logger = get_logger("quire.access")
 
@@ -51,8 +52,10 @@ class RequestLog:
         tracing: Tracing | None = None,
         error_forms: Sequence[ErrorForm] = (),
         quiet_paths: frozenset[str] = frozenset(),
+        metrics: HttpMetrics | None = None,
     ) -> None:
         self._app = app
+        self._metrics = metrics
         self._quiet_paths = QUIET_PATHS | quiet_paths
         self._error_forms = error_forms
         self._tracing = tracing
@@ -92,6 +95,9 @@ class RequestLog:
         finally:
             self.num_running -= 1
             seconds = time.monotonic() - start
+            if self._metrics is not None:
+                route = scope.get("route")
+                self._metrics.record(scope["method"], None if route is None else route.path, status, seconds)
             if self._tracing is not None and "metered" in state:
                 self._tracing.record(_ended(scope, status, start, start + seconds))
             if self._is_logged and scope["path"] not in self._quiet_paths:

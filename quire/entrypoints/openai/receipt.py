@@ -41,14 +41,15 @@ class Receipt:
         durations = self.durations_us
         first_token_us = self.ends_us[PHASES.index("prefill")]
         decode_us, num_intervals = durations["decode"], self.num_new_tokens - 1
+        rate = (num_intervals, decode_us) if num_intervals > 0 else (self.num_new_tokens, durations["prefill"])
         return {
             **{f"{name}_ms": us / 1e3 for name, us in durations.items()},
             "total_ms": self.ends_us[-1] / 1e3,
             "time_to_first_token_ms": first_token_us / 1e3,
             "queue_time_ms": durations["queued"] / 1e3,
             "generation_time_ms": decode_us / 1e3,
-            "mean_itl_ms": round(decode_us / num_intervals / 1e3, 3) if num_intervals > 0 else None,
-            "tokens_per_second": round(1e6 * num_intervals / decode_us, 3) if num_intervals > 0 and decode_us else None,
+            **({"mean_itl_ms": round(decode_us / num_intervals / 1e3, 3)} if num_intervals > 0 else {}),
+            "tokens_per_second": round(1e6 * rate[0] / rate[1], 3) if rate[1] else 0.0,
             "cached_tokens": self.num_cached_tokens,
             "preemptions": self.stats.num_preemptions,
             "restarts": self.stats.num_restarts,

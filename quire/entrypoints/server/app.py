@@ -19,6 +19,7 @@ from quire.entrypoints.anthropic.errors import MESSAGES_ERRORS
 from quire.entrypoints.anthropic.protocol import MessagesRequest, PromptFields
 from quire.entrypoints.anthropic.routes import MessagesRoutes
 from quire.entrypoints.openai.access import own_path
+from quire.entrypoints.openai.batch_chat import BatchChatRequest, BatchChatRoutes
 from quire.entrypoints.openai.errors import BAD_REQUEST, METHOD_NOT_ALLOWED, NOT_FOUND, ApiError
 from quire.entrypoints.openai.info_routes import InfoRoutes
 from quire.entrypoints.openai.key_watch import KeyWatch
@@ -100,7 +101,7 @@ def make_app(engine: EngineClient, config: ServerConfig) -> FastAPI:
     )
     app.add_middleware(
         RequestLog, is_logged=not config.http.disable_access_log, tracing=state.tracing, error_forms=ERROR_FORMS,
-        quiet_paths=frozenset(config.http.disable_access_log_for_endpoints),
+        quiet_paths=frozenset(config.http.disable_access_log_for_endpoints), metrics=state.metrics.http,
     )  # fmt: skip
     if config.http.allowed_origins:
         app.add_middleware(
@@ -129,6 +130,7 @@ def _add_routes(app: FastAPI, state: ServerState, generation: GenerationRoutes, 
 
     add("/v1/completions", generation.completion, CompletionRequest)
     add("/v1/chat/completions", generation.chat, ChatRequest)
+    add("/v1/chat/completions/batch", BatchChatRoutes(state, generation).answer, BatchChatRequest)
     add("/v1/responses", responses.create, ResponsesRequest)
     add("/v1/responses/input_tokens", responses.input_tokens, ResponsesRequest)
     add("/v1/responses/{response_id}", responses.retrieve)
