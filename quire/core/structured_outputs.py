@@ -38,6 +38,7 @@ class StructuredOutputsParams(msgspec.Struct, omit_defaults=True, repr_omit_defa
         disable_additional_properties: objects have no properties but those that the schema names.
         whitespace_pattern: what may stand between the parts of a JSON value, where the backend can be told.
         backend: internal; which library makes the grammar, set by the input processor.
+        may_fall_back: internal; another library may make it when this one refuses it.
         source: internal; the field of a request of which it was made, for errors.
 
     Raises:
@@ -55,6 +56,7 @@ class StructuredOutputsParams(msgspec.Struct, omit_defaults=True, repr_omit_defa
     disable_additional_properties: bool = False
     whitespace_pattern: str | None = None
     backend: str = ""
+    may_fall_back: bool = False
     source: str = ""
 
     def __post_init__(self) -> None:
@@ -112,7 +114,7 @@ class StructuredOutputsParams(msgspec.Struct, omit_defaults=True, repr_omit_defa
             return value
         if not isinstance(value, dict):
             raise wrong_type("structured_outputs", value, "an object such as {'json': {...}}")
-        allowed = [name for name in cls.__struct_fields__ if name not in ("backend", "source")]
+        allowed = [name for name in cls.__struct_fields__ if name not in ("backend", "may_fall_back", "source")]
         for name in value:
             if name not in allowed:
                 close = nearest(str(name), allowed)

@@ -5,6 +5,7 @@ Called by the input processor, before the engine core hears of the request. Load
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,6 +14,7 @@ import msgspec
 from quire.config.structured_outputs import BACKENDS, StructuredOutputsConfig
 from quire.core.structured_outputs import MAX_TAG_DEPTH, StructuredOutputsParams, json_text, parse_json
 from quire.errors import UnsupportedError, ValidationError
+from quire.structured_output.interface import GrammarSpec
 from quire.structured_output.regex_normal import normal
 from quire.structured_output.registry import is_installed
 from quire.structured_output.schema_closing import closed
@@ -85,6 +87,18 @@ def honouring(params: StructuredOutputsParams, config: StructuredOutputsConfig) 
         f"{field} cannot be honoured by any grammar library ({told})",
         hint="leave out what is named, or check it yourself", field=field,
     )  # fmt: skip
+
+
+def with_fallbacks(spec: GrammarSpec) -> Iterator[GrammarSpec]:
+    """`spec`, and it for every other library that honours it, each when it is asked for."""
+    yield spec
+    if not spec.may_fall_back:
+        return
+    value = json.loads(spec.text) if spec.kind in ("json", "choice", "structural_tag") else spec.text
+    known = _grammar_backends(spec.text) if spec.kind == "grammar" else _KNOWN[spec.kind]
+    for backend in known:
+        if backend != spec.backend and is_installed(backend) and _problem(spec.kind, value, backend) is None:
+            yield msgspec.structs.replace(spec, backend=backend)
 
 
 def _plain(params: StructuredOutputsParams, field: str) -> Any:
@@ -173,6 +187,7 @@ def _resolved(
     changes: dict[str, Any] = {
         params.kind: value,
         "backend": backend,
+        "may_fall_back": config.backend == "auto",
         "disable_any_whitespace": params.disable_any_whitespace or config.disable_any_whitespace,
     }
     return msgspec.structs.replace(params, **changes)

@@ -15,7 +15,7 @@ import queue
 import subprocess
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
@@ -24,6 +24,7 @@ import msgspec
 
 from quire.errors import EngineGenerateError, QuireError, ValidationError
 from quire.logger import get_logger
+from quire.structured_output.choose import with_fallbacks
 from quire.structured_output.compile_messages import CompileResult, WorkerSetup, read_message, write_message
 from quire.structured_output.compile_worker import OVER_MEMORY, OVER_TIME
 from quire.structured_output.delayed import FreeText
@@ -53,6 +54,14 @@ class BudgetError(ValidationError):
 
 class OverTimeError(BudgetError):
     """It took too much CPU time."""
+
+
+class RefusedError(Exception):
+    """A library refuses a grammar; `reason` says why."""
+
+    def __init__(self, backend: str, reason: str) -> None:
+        super().__init__(f"{backend}: {reason}")
+        self.reason = reason
 
 
 class CompilePool:
@@ -117,7 +126,7 @@ class CompilePool:
         error: QuireError | None = None
         result: Made | None = None
         try:
-            result = self._loaded(spec, worker.run(spec))
+            result = self._by_first(spec, worker)
         except OverTimeError as over:
             if not job.is_last:
                 last = dataclasses.replace(job, is_last=True)
@@ -136,9 +145,21 @@ class CompilePool:
         else:
             made.set_exception(error)
 
+    def _by_first(self, spec: GrammarSpec, worker: _Worker) -> Made:
+        """The grammar, of the first library that takes it."""
+        reasons: dict[str, str] = {}
+        for one in with_fallbacks(spec):
+            try:
+                return self._loaded(one, worker.run(one))
+            except RefusedError as error:
+                reasons[one.backend] = error.reason
+        raise refusal(spec, reasons)
+
     def _loaded(self, spec: GrammarSpec, compiled: bytes) -> Made:
         try:
-            return self._backend(spec.backend).load(spec, compiled), len(compiled)
+            grammar = self._backend(spec.backend).load(spec, compiled)
+            grammar.spec = spec
+            return grammar, len(compiled)
         except QuireError:
             raise
         except Exception as error:
@@ -215,7 +236,7 @@ class _Worker:
         """The compiled grammar.
 
         Raises:
-            ValidationError: the library refuses it.
+            RefusedError: the library refuses it.
             BudgetError: it takes too much.
             EngineGenerateError: the process that compiles it ended.
         """
@@ -229,7 +250,7 @@ class _Worker:
         if result.died is not None:
             raise self._died(spec, result.died)
         if result.error is not None:
-            raise refusal(spec, result.error)
+            raise RefusedError(spec.backend, result.error)
         return result.compiled
 
     def _asked(self, spec: GrammarSpec) -> CompileResult:
@@ -312,9 +333,11 @@ class _Worker:
         )
 
 
-def refusal(spec: GrammarSpec, reason: str) -> ValidationError:
-    """The error of a grammar that its library refuses."""
+def refusal(spec: GrammarSpec, reasons: Mapping[str, str]) -> ValidationError:
+    """The error of a grammar that every library refuses which was asked: library -> why."""
+    told = "; ".join(f"{backend}: {reason}" for backend, reason in reasons.items())
     return ValidationError(
-        f"the grammar ({spec.kind}) is refused by {spec.backend}: {reason}",
-        hint="correct it, or leave structured_outputs_backend to auto", field=f"structured_outputs.{spec.kind}",
-    )  # fmt: skip
+        f"the grammar ({spec.kind}) is refused by {told}",
+        hint="correct it" if spec.may_fall_back else "correct it, or set structured_outputs_backend to auto",
+        field=f"structured_outputs.{spec.kind}",
+    )

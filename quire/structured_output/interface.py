@@ -6,6 +6,7 @@ crosses; `load` makes the grammar of them in the engine core.
 
 from __future__ import annotations
 
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -23,6 +24,7 @@ class GrammarSpec(msgspec.Struct, frozen=True, kw_only=True):
         backend: name of the library.
         any_whitespace: optional whitespace in JSON is allowed.
         whitespace_pattern: a regex for it, where the library can be told.
+        may_fall_back: when the library refuses it, the next one that honours it is asked.
     """
 
     kind: str
@@ -30,6 +32,7 @@ class GrammarSpec(msgspec.Struct, frozen=True, kw_only=True):
     backend: str
     any_whitespace: bool = True
     whitespace_pattern: str | None = None
+    may_fall_back: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,9 +98,11 @@ class CompiledGrammar(ABC):
 
     Attributes:
         is_expensive: to follow it takes more than a step can wait for; found out by the first that did.
+        spec: what it was made of, by the library that took it; None before a pool has made it.
     """
 
     is_expensive = False
+    spec: GrammarSpec | None = None
 
     @abstractmethod
     def start(self) -> Grammar:
@@ -128,4 +133,22 @@ class StructuredOutputBackend(ABC):
 
 
 class GrammarError(Exception):
-    """A grammar that a library refuses; says why, in words for who wrote it."""
+    """A grammar that a library refuses; says why, in words for who wrote it.
+
+    Args:
+        reason: the library's words; its files, times, checks and options are left out.
+    """
+
+    def __init__(self, reason: str) -> None:
+        for pattern in _INTERNAL:
+            reason = pattern.sub("", reason)
+        super().__init__(" ".join(reason.split())[:500] or "it cannot be compiled")
+
+
+_INTERNAL = tuple(map(re.compile, (
+    r"\[\d\d:\d\d:\d\d\] ", r"(/?[\w.-]+/)*[\w-]+\.(cc|h|cpp|rs|py):\d+(:\d+)?:? ?",
+    r"Check failed: \(.*?\) is (false|true): ?", r"\.? ?Enable '[^']*' option[^.;]*", r"json-schema://+",
+    r" ?For further information visit \S+", r" ?\[type=[^\]]*\]",
+    r" ?Make sure it is valid to the JSON Schema specification.*", r"^[A-Za-z]*(Error|Exception): ",
+)))  # fmt: skip
+"""What a library says of itself."""

@@ -347,7 +347,7 @@ def _start_of(answer: Answer) -> FollowStart:
     params = answer.message.sampling_params
     form = params.structured_outputs
     return FollowStart(
-        spec=None if form is None else spec_of(form),
+        spec=None if form is None else answer.compiled.result()[0].spec or spec_of(form),
         thinking=params.thinking,
         shows_special=not params.skip_special_tokens,
         budget=params.thinking_token_budget,

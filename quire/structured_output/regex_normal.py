@@ -39,6 +39,13 @@ def normal(pattern: str, *, has_negated: bool = True) -> str:
     return _Reader(pattern, has_negated=has_negated).read()
 
 
+def classes_of(pattern: str) -> Iterable[tuple[int, int]]:
+    """Ranges of the characters of all its classes."""
+    reader = _Reader(pattern, has_negated=True)
+    reader.read()
+    return reader.ranges
+
+
 class _Reader:
     """Goes through a pattern once; `_can_repeat` says whether a quantifier may come next."""
 
@@ -47,6 +54,7 @@ class _Reader:
         self._has_negated = has_negated
         self._at = 0
         self._can_repeat = False
+        self.ranges: Ranges = []
 
     def read(self) -> str:
         parts = []
@@ -102,6 +110,7 @@ class _Reader:
         found = _inverted(members) if is_negated else _merged(members)
         if not found:
             raise RegexError("a class that no character is of")
+        self.ranges += found
         return found
 
     def _range(self) -> Ranges:

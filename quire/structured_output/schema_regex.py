@@ -5,7 +5,7 @@ Classes are ASCII (`\d`, `\w`, `\s`), the whole text must match, and anchors sta
 
 from __future__ import annotations
 
-from quire.structured_output.regex_normal import RegexError, normal
+from quire.structured_output.regex_normal import RegexError, classes_of, normal
 
 MAX_CHARS = 1 << 16
 _CLASSES = frozenset("dDwWsS")
@@ -48,6 +48,8 @@ def pattern_problem(pattern: str, backend: str) -> str | None:
         return "a pattern that matches quotes, backslashes or control characters is not supported"
     if backend != "guidance" and "negated" in found:
         return "what is not some characters may be half of a surrogate pair, or what JSON writes otherwise"
+    if backend == "outlines" and any(low <= ord(one) <= high for low, high in classes_of(pattern) for one in '"\\\n'):
+        return "a class that holds quotes, backslashes or control characters is not supported"
     if backend == "outlines" and found >= {"|", "^$"}:
         return "anchors beside a choice are not supported"
     return None

@@ -41,9 +41,14 @@ class XGrammarBackend(StructuredOutputBackend):
         """Compile on one thread, without the library's own cache."""
         compiler = self._library.GrammarCompiler(self._tokens_for(spec), max_threads=1, cache_enabled=False)
         try:
-            return str(_compile(compiler, spec).serialize_json()).encode()
+            compiled = _compile(compiler, spec)
         except (RuntimeError, ValueError, TypeError) as error:
             raise GrammarError(_first_line(error)) from None
+        bitmask = np.full((1, self.vocabulary.bitmask_size), -1, dtype=np.int32)
+        self._library.GrammarMatcher(compiled).fill_next_token_bitmask(bitmask, 0)
+        if not bitmask.any():
+            raise GrammarError("no text follows it")
+        return str(compiled.serialize_json()).encode()
 
     def load(self, spec: GrammarSpec, compiled: bytes) -> CompiledGrammar:
         """Read it back."""

@@ -35,6 +35,8 @@ def test_in_json_a_pattern_must_not_match_what_json_writes_otherwise():
     for pattern in ('"', r"\\", r"\n", r"\x22", r"\s", "[^a]", ".", r"\W"):
         assert pattern_problem(pattern, "xgrammar") and pattern_problem(pattern, "guidance") is None
 
+    assert pattern_problem("^[ -~]+$", "outlines") and pattern_problem("^[a-z]+$", "outlines") is None
+
 
 def test_anchors_at_the_ends_are_dropped_and_an_escaped_one_is_not():
     assert without_anchors("^a|b$") == "a|b"
