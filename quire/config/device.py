@@ -23,7 +23,8 @@ class DeviceConfig:
     )
     kernel_tier: str = setting(
         "auto",
-        "Instruction set of the native CPU kernels; auto = the best that runs here. All give the same results.",
+        "Instruction set of the native CPU kernels; auto = the best that runs here. All give the same results; "
+        "float16 runs without them.",
         choices=("auto", "amx", "avx512_bf16", "avx512", "avx2", "portable"),
     )
 

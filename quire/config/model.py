@@ -32,7 +32,12 @@ class ModelConfig:
         None, "JSON object: fields that replace those of config.json, such as rope_scaling, max_position_embeddings.",
         is_json=True,
     )  # fmt: skip
-    dtype: str = setting("auto", "Type of weights and activations.", choices=DTYPES)
+    dtype: str = setting(
+        "auto",
+        "Type of weights and activations. bfloat16 and float32 give the same tokens in every batch; float16 on a CPU "
+        "has no native kernels, and its results depend on the batch within rounding.",
+        choices=DTYPES,
+    )
     quantization: str | None = setting(
         None,
         "Quantize the weights while they are loaded, for the native CPU kernels: int8 (a scale per output) or int4 "
