@@ -50,6 +50,9 @@ SERVER_SECTIONS: dict[str, type] = {
 }  # fmt: skip
 
 
+HIDDEN = "(hidden)"
+
+
 @dataclass(frozen=True, slots=True)
 class Setting:
     """Where a setting lives: `QuireConfig.<section>.<field>`."""
@@ -172,9 +175,15 @@ def _drop_neutral(name: str, value: Any, known: Iterable[str]) -> None:
         raise not_yet_error(name, value)
 
 
-def settings_as_dict(config: QuireConfig) -> dict[str, Any]:
-    """User-facing name -> value of every setting."""
-    return {one.info.name: getattr(getattr(config, one.section), one.field) for one in all_settings()}
+def settings_as_dict(
+    config: QuireConfig | ServerConfig, sections: Mapping[str, type] = SECTIONS, *, hides_secrets: bool = False
+) -> dict[str, Any]:
+    """User-facing name -> value of every setting of the sections; of secrets only that there are some, when hidden."""
+    values: dict[str, Any] = {}
+    for one in all_settings(sections):
+        value = getattr(getattr(config, one.section), one.field)
+        values[one.info.name] = HIDDEN if hides_secrets and one.info.is_secret and value else value
+    return values
 
 
 def section_doc(section: str) -> str:

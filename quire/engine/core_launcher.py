@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import select
+import signal
 import subprocess
 import sys
 import threading
@@ -145,6 +146,8 @@ class CoreProcess:
     # --- the child's thread ---
 
     def _keep(self) -> None:
+        # The child inherits it: a Ctrl-C is for this process, and would be a traceback while the child imports.
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         ready_fd, child_fd = os.pipe()
         try:
             self._spawn(child_fd)

@@ -10,30 +10,37 @@ from collections.abc import Sequence
 from quire.config import QuireConfig
 from quire.engine.core_client.inproc import InprocClient
 from quire.engine.core_factory import build_core
-from quire.engine.front_factory import build_front_end, resolve_config
+from quire.engine.front_factory import build_front_end
 from quire.engine.parts import EngineParts
 from quire.logger import get_logger
-from quire.platforms.detect import detect_platform
+from quire.models.model_dir import ModelDir
+from quire.platforms.interface import Platform
 from quire.sample.logits_processor import ProcessorSource, load_processors, validate_params
 from quire.utils.phases import PhaseTimer
 
 logger = get_logger(__name__)
 
 
-def build_parts(config: QuireConfig, *, logits_processors: Sequence[ProcessorSource] = ()) -> EngineParts:
+def build_parts(
+    config: QuireConfig,
+    model_dir: ModelDir,
+    platform: Platform,
+    timer: PhaseTimer,
+    *,
+    logits_processors: Sequence[ProcessorSource] = (),
+) -> EngineParts:
     """Everything an engine in this process is made of.
 
     Args:
-        config: as the user gave it.
+        config, model_dir: resolved.
+        platform: the machine.
+        timer: gets the phases.
         logits_processors: custom processors, classes or "module:Class".
 
     Raises:
         QuireError: the configuration, the model directory or the machine does not allow it.
     """
-    timer = PhaseTimer()
-    with timer.phase("configuration"):
-        platform = detect_platform(config.device.device)
-        config, model_dir = resolve_config(config, platform)
+    with timer.phase("logits processors"):
         processors = load_processors([*config.model.logits_processors, *logits_processors])
     check = (lambda params: validate_params(processors, params)) if processors else None
     with timer.phase("tokenizer and chat template"):

@@ -14,12 +14,12 @@ from quire.attention.block_sizes import PREFERRED_BLOCK_SIZES
 from quire.config import ModelConfig, QuireConfig
 from quire.config.hf_config import parse_hf_config
 from quire.config.overrides import generation_values, overridden, parse_object
-from quire.config.resolve import UsageContext, resolve
+from quire.config.resolve import Decision, UsageContext, resolve
 from quire.core.sampling_params import SamplingParams
 from quire.engine.generation_defaults import GenerationDefaults, read_generation_defaults
 from quire.engine.input_processor import InputLimits, InputProcessor
 from quire.engine.parts import FrontEndParts
-from quire.engine.vllm_environment import with_vllm_environment
+from quire.engine.vllm_environment import warn_of_vllm_environment, with_vllm_environment
 from quire.errors import TokenizerError
 from quire.kernels.native.library import tier_problems
 from quire.logger import get_logger
@@ -27,8 +27,8 @@ from quire.models.hub import resolve_model_path
 from quire.models.model_dir import ModelDir, read_model_dir
 from quire.platforms.detect import detect_platform
 from quire.platforms.interface import Platform
-from quire.tokenization.chat_template import ChatTemplate, load_chat_template
-from quire.tokenization.tokenizer import Tokenizer, load_tokenizer
+from quire.tokenization.chat_template import ChatTemplate, load_chat_template, read_template_argument
+from quire.tokenization.tokenizer import Tokenizer, check_tokenizer_files, load_tokenizer
 
 logger = get_logger(__name__)
 
@@ -36,7 +36,25 @@ logger = get_logger(__name__)
 def resolve_config(
     config: QuireConfig, platform: Platform | None = None, usage: UsageContext = UsageContext.LLM_CLASS
 ) -> tuple[QuireConfig, ModelDir]:
-    """The configuration with nothing left open, and the model directory it was resolved for.
+    """As `look_up`, and log what was chosen.
+
+    Raises:
+        QuireError: as `look_up`; or the chat template cannot be read, or the tokenizer is missing.
+    """
+    warn_of_vllm_environment()
+    config, model_dir, decisions = look_up(config, platform, usage)
+    _check_files(config, model_dir)
+    for decision in decisions:
+        logger.debug("%s", decision)
+    settings = ", ".join(f"{one.name}={one.value}" for one in decisions)
+    logger.info("chosen for this machine and model (--print-config has the reasons): %s", settings)
+    return config, model_dir
+
+
+def look_up(
+    config: QuireConfig, platform: Platform | None = None, usage: UsageContext = UsageContext.LLM_CLASS
+) -> tuple[QuireConfig, ModelDir, list[Decision]]:
+    """The configuration with nothing left open, the model directory it was resolved for, and what was chosen.
 
     Args:
         platform: the machine; None = looked at now.
@@ -45,7 +63,7 @@ def resolve_config(
     Raises:
         QuireError: the configuration, the model directory or the machine does not allow it.
     """
-    config = with_vllm_environment(config)
+    config, from_environment = with_vllm_environment(config)
     platform = platform or detect_platform(config.device.device)
     path = resolve_model_path(config.model.model, config.model.revision, config.load.download_dir)
     model_dir = read_model_dir(path)
@@ -54,11 +72,16 @@ def resolve_config(
     config, decisions = resolve(
         config, platform, arch, usage=usage, block_sizes=PREFERRED_BLOCK_SIZES, kernel_tiers=kernel_tiers
     )
-    for decision in decisions:
-        logger.debug("%s", decision)
-    settings = ", ".join(f"{one.name}={one.value}" for one in decisions)
-    logger.info("chosen for this machine and model (--print-config has the reasons): %s", settings)
-    return dataclasses.replace(config, model_path=str(path)), model_dir
+    return dataclasses.replace(config, model_path=str(path)), model_dir, [*from_environment, *decisions]
+
+
+def _check_files(config: QuireConfig, model_dir: ModelDir) -> None:
+    """Find what is cheap to find wrong with the chat template and the tokenizer before anything is started."""
+    model = config.model
+    if model.chat_template is not None:
+        ChatTemplate(read_template_argument(model.chat_template))
+    if not model.skip_tokenizer_init and model.tokenizer is None:
+        check_tokenizer_files(model_dir.path)
 
 
 def build_front_end(

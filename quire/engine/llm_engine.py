@@ -18,11 +18,14 @@ from quire.core.sampling_params import SamplingParams
 from quire.core.stats import SchedulerStats
 from quire.core.tenancy import NOBODY, TenantShare
 from quire.engine.front_end import FrontEnd
+from quire.engine.front_factory import resolve_config
 from quire.engine.mp_factory import build_parts_apart
 from quire.engine.parts import EngineParts
 from quire.engine.stat_logger import StatLogger
 from quire.errors import EngineDeadError, QuireClientError, ValidationError
+from quire.platforms.detect import detect_platform
 from quire.utils.garbage import collector_paused
+from quire.utils.phases import PhaseTimer
 
 if TYPE_CHECKING:
     from quire.engine.offline_metrics import OfflineMetrics
@@ -54,10 +57,14 @@ class LLMEngine:
         if not in_process:
             return cls(build_parts_apart(config, **options))
         envs.prefer_sleeping_threads()
+        timer = PhaseTimer()
+        with timer.phase("configuration"):  # first: what is wrong with it is found before torch is loaded
+            platform = detect_platform(config.device.device)
+            config, model_dir = resolve_config(config, platform)
         with collector_paused():
             from quire.engine.factory import build_parts  # late: loads torch
 
-            return cls(build_parts(config, **options))
+            return cls(build_parts(config, model_dir, platform, timer, **options))
 
     @classmethod
     def from_engine_args(cls, engine_args: QuireConfig | Mapping[str, Any]) -> LLMEngine:

@@ -70,7 +70,8 @@ class EngineStart:
         return partial(launch_core, config, self.logits_processors)
 
     def cancel(self) -> None:
-        """End the core's process."""
+        """End the core's process, which has nothing to tidy up yet."""
+        self.core.kill()
         self.core.close()
 
 

@@ -9,6 +9,7 @@ import dataclasses
 
 from quire import envs
 from quire.config import QuireConfig
+from quire.config.resolve import Decision
 from quire.errors import ConfigError
 from quire.logger import get_logger
 from quire.utils.checks import shown
@@ -48,26 +49,31 @@ INSTEAD: dict[str, str] = {
 }
 
 
-def with_vllm_environment(config: QuireConfig) -> QuireConfig:
-    """`config` with what vLLM's variables say where it leaves a setting open; logs those that change nothing.
-
-    Raises:
-        ConfigError: VLLM_CPU_KVCACHE_SPACE is not a number of GiB.
-    """
+def warn_of_vllm_environment() -> None:
+    """Log those of vLLM's variables that are set and change nothing."""
     given = envs.vllm_variables()
     for name in (name for name in given if name in INSTEAD):
         logger.warning("%s has no effect: %s", name, INSTEAD[name])
     others = [name for name in given if name not in INSTEAD and name not in USED]
     if others:
         logger.warning("no effect in Quire: %s", ", ".join(others))
-    space, cache = given.get("VLLM_CPU_KVCACHE_SPACE"), config.cache
+
+
+def with_vllm_environment(config: QuireConfig) -> tuple[QuireConfig, list[Decision]]:
+    """`config` with what vLLM's variables say where it leaves a setting open, and what they decided.
+
+    Raises:
+        ConfigError: VLLM_CPU_KVCACHE_SPACE is not a number of GiB.
+    """
+    name, cache = "VLLM_CPU_KVCACHE_SPACE", config.cache
+    space = envs.vllm_variables().get(name)
     if not space or cache.kv_cache_memory_bytes is not None or cache.num_blocks is not None:
-        return config
-    num_bytes = _bytes_of_gib("VLLM_CPU_KVCACHE_SPACE", space)
+        return config, []
+    num_bytes = _bytes_of_gib(name, space)
     if not num_bytes or config.device.device == "cuda":  # 0 asks for the default
-        return config
-    logger.info("kv_cache_memory_bytes=%d by VLLM_CPU_KVCACHE_SPACE", num_bytes)
-    return dataclasses.replace(config, cache=dataclasses.replace(cache, kv_cache_memory_bytes=num_bytes))
+        return config, []
+    given = dataclasses.replace(cache, kv_cache_memory_bytes=num_bytes)
+    return dataclasses.replace(config, cache=given), [Decision("kv_cache_memory_bytes", num_bytes, name)]
 
 
 def _bytes_of_gib(name: str, text: str) -> int:

@@ -7,6 +7,7 @@ A setting is declared once, in its config class. No state.
 from __future__ import annotations
 
 import argparse
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
@@ -24,15 +25,17 @@ from quire.config.build import (
 )
 from quire.config.not_yet import NO_EFFECT, NOT_YET, SEVERAL
 from quire.config.resolve import Decision
+from quire.config.server import ServerConfig
 from quire.entrypoints.config_file import read_config_file
 from quire.entrypoints.flag_forms import loose, plain_argv
 from quire.entrypoints.help import ALL, HelpAction
-from quire.errors import ConfigError, unknown_name
+from quire.errors import ConfigError, QuireError, unknown_name
 from quire.utils.checks import shown
 from quire.utils.other_names import FLAGS
 
 __all__ = ["QuireParser", "add_engine_arguments", "build_config", "config_from_args", "describe_config"]
 
+SHORT_FLAG = re.compile("-[a-z]+", re.ASCII)
 SIZE_UNITS = {"k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 SWITCHES = ("enable_", "disable_", "allow_", "async_", "use_", "skip_")  # of settings that change nothing
 BOOLEANS = {"true": True, "1": True, "yes": True, "on": True, "false": False, "0": False, "no": False, "off": False}
@@ -54,15 +57,21 @@ class QuireParser(argparse.ArgumentParser):
     def parse_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> Any:  # type: ignore[override]
         """As usual, but flags may have vLLM's forms, and an unknown one is an error with the nearest valid one."""
         argv = plain_argv(sys.argv[1:] if args is None else args, self._option_string_actions)
+        for token in argv[: argv.index("--") if "--" in argv else None]:
+            # argparse would take -t for -tp, and -hf for -h with a value.
+            if SHORT_FLAG.fullmatch(token) and token not in self._option_string_actions and token in FLAGS:
+                raise self._unknown_flag(token)
         parsed, unknown = self.parse_known_args(argv, namespace)
         if not unknown:
             return parsed
         flag = next((one for one in unknown if one.startswith("-")), None)
         if flag is None:
             raise ConfigError(f"unexpected argument {shown(unknown[0])}", hint=f"see {self.prog} --help")
-        name = flag if flag in FLAGS else flag.partition("=")[0]
+        raise self._unknown_flag(flag.partition("=")[0])
+
+    def _unknown_flag(self, name: str) -> QuireError:
         everything = f"{self.prog} --help={ALL} shows every flag"
-        raise unknown_name("flag", name, self.visible_flags(), elsewhere=FLAGS, otherwise=everything)
+        return unknown_name("flag", name, self.visible_flags(), elsewhere=FLAGS, otherwise=everything)
 
     def visible_flags(self) -> list[str]:
         """Every long flag that `--help` shows."""
@@ -178,17 +187,24 @@ def parse_size(text: str) -> int:
 
 
 def describe_config(config: QuireConfig, decisions: Sequence[Decision]) -> str:
-    """Every setting on a line: name, value, and why when a rule chose it."""
-    reasons = {decision.name: f"   <- auto: {decision.reason}" for decision in decisions}
-    shown_values = {name: _shown_value(one) for name, one in settings_as_dict(config).items()}
-    width = max(map(len, shown_values))
-    return "\n".join(f"{name:<{width}}  {text}{reasons.get(name, '')}" for name, text in shown_values.items())
+    """Every setting of the engine on a line: name, value, and why when a rule chose it."""
+    return _lines(settings_as_dict(config), {one.name: f"   <- auto: {one.reason}" for one in decisions})
+
+
+def describe_settings(server: ServerConfig, sections: Mapping[str, type]) -> str:
+    """Every setting of the server's `sections` on a line: name and value; of keys, that there are some."""
+    return _lines(settings_as_dict(server, sections, hides_secrets=True), {})
+
+
+def _lines(values: Mapping[str, Any], reasons: Mapping[str, str]) -> str:
+    width = max(map(len, values))
+    return "\n".join(f"{name:<{width}}  {_shown_value(one)}{reasons.get(name, '')}" for name, one in values.items())
 
 
 def _shown_value(value: Any) -> str:
     if isinstance(value, tuple):
         return ", ".join(value) or "none"
-    return "none" if value is None else str(value)
+    return "none" if value is None else str(value) or '""'
 
 
 def _add_setting(group: argparse._ArgumentGroup, info: SettingInfo, many: str) -> None:

@@ -13,6 +13,8 @@ HUB_ID = re.compile(r"[A-Za-z0-9][\w.\-]{0,95}(/[A-Za-z0-9_][\w.\-]{0,95})?")
 ALLOWED_FILES = ["*.json", "*.safetensors", "*.jinja", "tokenizer*", "*.model", "merges.txt", "vocab.txt"]
 IGNORED_FILES = ["*.py", "original/*", "consolidated*", "onnx/*"]
 
+NO_GGUF = "give the original model (safetensors), as a directory or hub id; --quantization int8 or int4 quantizes it"
+
 
 def resolve_model_path(model: str, revision: str | None, download_dir: str | None) -> Path:
     """The directory of `model`: "leaf" (embedded in the package), a local directory, or a hub id to download.
@@ -25,6 +27,8 @@ def resolve_model_path(model: str, revision: str | None, download_dir: str | Non
     path = Path(model).expanduser()
     if model and path.is_dir():
         return path.resolve()
+    if path.is_file() and path.suffix.lower() == ".gguf":
+        raise ModelError(f"model {model!r} is a GGUF file, which Quire does not read", hint=NO_GGUF, field="model")
     if path.is_file():
         raise ModelError(f"model {model!r} is a file", hint="give the directory that holds config.json", field="model")
     if not HUB_ID.fullmatch(model) or ".." in model:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from quire.errors import ModelError
+from quire.models.hub import NO_GGUF
 from quire.models.json_file import read_json_object
 
 MAX_CONFIG_BYTES = 4 << 20
@@ -49,4 +50,6 @@ def _missing_config_hint(directory: Path) -> str:
         return "this is a LoRA adapter; give the directory of its base model"
     if (directory / "params.json").exists():
         return "these are Meta's or Mistral's original files; download the Hugging Face ones"
+    if next(directory.glob("*.gguf"), None) is not None:
+        return f"these are GGUF files, which Quire does not read; {NO_GGUF}"
     return "give a directory in Hugging Face format, or download its config.json too"

@@ -156,13 +156,27 @@ def load_tokenizer(directory: str | Path) -> Tokenizer:
         special_tokens = {**pieces.own_special_tokens(), **special_tokens}
         backend = pieces
     else:
-        raise TokenizerError(
-            f"no tokenizer.json and no tokenizer.model in {root}",
-            hint="put the model's tokenizer files there, name another directory with tokenizer=..., "
-            "or work with token ids alone: skip_tokenizer_init=True",
-            field="tokenizer",
-        )
+        raise _no_tokenizer(root)
     return Tokenizer(backend, special_tokens, config, root)
+
+
+def check_tokenizer_files(directory: Path) -> None:
+    """See that a directory has a tokenizer, without reading it.
+
+    Raises:
+        TokenizerError: it has none.
+    """
+    if not any((directory / name).exists() for name in ("tokenizer.json", "tokenizer.model")):
+        raise _no_tokenizer(directory)
+
+
+def _no_tokenizer(directory: Path) -> TokenizerError:
+    return TokenizerError(
+        f"no tokenizer.json and no tokenizer.model in {directory}",
+        hint="put the model's tokenizer files there, name another directory with tokenizer=..., "
+        "or work with token ids alone: skip_tokenizer_init=True",
+        field="tokenizer",
+    )
 
 
 def _special_tokens(*sources: dict[str, Any]) -> dict[str, str]:

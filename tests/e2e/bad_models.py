@@ -126,7 +126,7 @@ CONFIG_CASES: dict[str, BadModel] = {
     "no architecture": (config(architectures=None, model_type=None), ("architectures", "LlamaForCausalLM")),
     "architecture in custom code only": (
         config(architectures=["EvilForCausalLM"], auto_map={"AutoModelForCausalLM": "modeling_evil.EvilForCausalLM"}),
-        ("architecture", "EvilForCausalLM", "known"),
+        ("architecture", "EvilForCausalLM", "not implemented"),
     ),
     "no hidden size": (config(hidden_size=None), ("hidden_size",)),
     "hidden size as text": (config(hidden_size="16"), ("hidden_size",)),

@@ -19,7 +19,7 @@ import pytest
 from quire.entrypoints.args import QuireParser
 from quire.entrypoints.cli import serve
 from quire.entrypoints.cli.main import main
-from quire.entrypoints.server.launcher import claim_socket_path
+from quire.entrypoints.server.listening import claim_socket_path
 from quire.errors import ConfigError
 from quire.utils.phases import PhaseTimer, process_age_s
 from tests.server.engines import ScriptedEngine
@@ -114,8 +114,8 @@ def test_chat_talks_to_a_server(capsys, monkeypatch):
         assert shown.out.strip() and "5 tokens" in shown.err
         monkeypatch.delenv("QUIRE_API_KEY", raising=False)
         assert main(arguments) == 2 and "API key" in capsys.readouterr().err
-        assert main([*arguments, "--api-key", "a-key-of-ours", "--temperature", "9"]) == 0
-        assert "temperature" in capsys.readouterr().err
+        assert main([*arguments, "--api-key", "a-key-of-ours", "--top-p", "9"]) == 0
+        assert "top_p" in capsys.readouterr().err
     assert main(["chat", "--url", "http://127.0.0.1:1", "--quick", "Hello"]) == 2
     assert "quire serve" in capsys.readouterr().err
 
@@ -149,7 +149,18 @@ def test_a_served_stream_survives_sigterm_and_the_process_ends_cleanly(tmp_path:
 
 
 def check_start_report(url: str, log: str) -> None:
-    """The log and /metrics tell the same phases, of the server and of its engine core."""
+    """The log and /metrics tell the same phases, of server and core, and --print-config the settings in the log."""
+    chosen = re.search(r"reasons\): (.*)", log)
+    settings = ["leaf", "--port", "0", "--num-gpu-blocks-override", "128"]
+    printed = subprocess.run(
+        [sys.executable, "-m", "quire", "serve", *settings, "--print-config"],
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    shown = dict(re.findall(r"^(\w+) +(.*?)(?:   <- auto: .*)?$", printed, flags=re.MULTILINE))
+    assert chosen and all(shown[name] == value for name, value in re.findall(r"(\w+)=(.*?)(?:, |$)", chosen[1]))
+    assert "attention_backend=" in chosen[1] and (shown["port"], shown["num_gpu_blocks_override"]) == ("0", "128")
     page = httpx.get(f"{url}/metrics", headers={"Authorization": "Bearer a-key-of-ours"}).text
     for process, line in (("server", r"ready in .*listening \S+ s"), ("engine_core", r"engine core ready in .*")):
         shown = dict(re.findall(rf'quire:startup_seconds{{phase="(.+?)",process="{process}"}} (\S+)', page))

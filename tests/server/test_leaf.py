@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import re
 
 import httpx
 import openai
 import pytest
 
-from quire.config.build import build_config
+from quire.config.build import SERVER_SECTIONS, build_config, settings_as_dict, settings_by_name
 from quire.engine.llm_engine import LLMEngine
+from quire.entrypoints.cli.main import main
 from tests.server.engines import SteppedEngine
 from tests.server.servers import RunningServer
 from tests.server.test_tools import TOOLS, run_agent
@@ -128,3 +130,28 @@ def test_a_beam_search_gives_n_choices_the_best_first(leaf):
 def test_what_does_not_go_with_a_beam_search_is_refused_by_name(leaf, fields, param):
     answer = httpx.post(f"{leaf.url}/v1/completions", json={"prompt": "a", "n": 2, **fields})
     assert answer.status_code == 400 and answer.json()["error"]["param"] == param
+
+
+def test_print_config_shows_what_a_started_engine_runs_with(capsys):
+    flags = ["--model", "leaf", "--num-gpu-blocks-override", "256", "--no-packing-cache"]
+    engine = LLMEngine.from_config(build_config(model="leaf", num_gpu_blocks_override=256, packing_cache=False))
+    running = settings_as_dict(engine.config)
+    engine.shutdown()
+    assert main(["generate", "--print-config", *flags]) == 0
+    shown = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines())
+    for name, value in running.items():
+        value = (", ".join(value) or None) if isinstance(value, tuple) else value
+        text = "none" if value is None else str(value) or '""'
+        assert shown[name].partition("   <- auto")[0] == text, name
+    assert main(["bench", "latency", "--print-config", *flags]) == 0
+    assert re.search(r"^enable_prefix_caching +False$", capsys.readouterr().out, flags=re.MULTILINE)
+
+
+def test_print_config_shows_the_server_and_hides_its_keys(capsys, monkeypatch):
+    monkeypatch.setenv("VLLM_API_KEY", "a-secret-key")
+    assert main(["serve", "leaf", "--print-config", "--port", "77", "--allowed-origins", "http://a"]) == 0
+    printed = capsys.readouterr().out
+    shown = dict(line.split(maxsplit=1) for line in printed.splitlines() if line)
+    assert (shown["port"], shown["allowed_origins"], shown["api_key"]) == ("77", "http://a", "(hidden)")
+    assert set(settings_by_name(SERVER_SECTIONS)) & set(shown) and "a-secret-key" not in printed
+    assert shown["max_decode_slowdown"].startswith("2.0") and shown["max_num_seqs"].endswith("server on a CPU")

@@ -14,9 +14,12 @@ from typing import Any
 import numpy as np
 
 from quire.core.sampling_params import SamplingParams
+from quire.entrypoints.cli import common
 from quire.entrypoints.cli.sampling import add_model_arguments, describe_run, start_engine
 from quire.entrypoints.llm import LLM
 from quire.errors import ValidationError
+
+DEFAULTS = {"enable_prefix_caching": False}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -34,10 +37,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_model_arguments(parser)
 
 
+def print_config(args: argparse.Namespace) -> int:
+    """Show the settings of the engine that is measured; returns the exit status."""
+    return common.print_config(args, **DEFAULTS)
+
+
 def run(args: argparse.Namespace) -> int:
     """Measure, and print the result."""
     check_positive(args, "input_len", "output_len", "batch_size", "n", "num_iters")
-    with LLM.from_engine(start_engine(args, enable_prefix_caching=False)) as llm:
+    with LLM.from_engine(start_engine(args, **DEFAULTS)) as llm:
         config = llm.llm_engine.config
         check_fits(args.input_len, args.output_len, config.model.max_model_len)
         prompts = RandomPrompts(config.arch.vocab_size if config.arch else 1, config.model.seed)
@@ -86,7 +94,9 @@ def check_positive(args: argparse.Namespace, *names: str) -> None:
     for name in names:
         if getattr(args, name) < 1:
             flag = "--" + name.replace("_", "-")
-            raise ValidationError(f"{flag} is {getattr(args, name)}, it must be at least 1", field=name)
+            raise ValidationError(
+                f"{flag} is {getattr(args, name)}, it must be at least 1", hint=f"give {flag} 1 or more", field=name
+            )
 
 
 def check_fits(input_len: int, output_len: int, max_model_len: int | None) -> None:

@@ -9,7 +9,15 @@ import argparse
 import time
 
 from quire.core.sampling_params import SamplingParams
-from quire.entrypoints.cli.bench_latency import RandomPrompts, check_fits, check_positive, print_result, summarize
+from quire.entrypoints.cli import common
+from quire.entrypoints.cli.bench_latency import (
+    DEFAULTS,
+    RandomPrompts,
+    check_fits,
+    check_positive,
+    print_result,
+    summarize,
+)
 from quire.entrypoints.cli.sampling import add_model_arguments, describe_run, start_engine
 from quire.entrypoints.llm import LLM
 
@@ -25,10 +33,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_model_arguments(parser)
 
 
+def print_config(args: argparse.Namespace) -> int:
+    """Show the settings of the engine that is measured; returns the exit status."""
+    return common.print_config(args, **DEFAULTS)
+
+
 def run(args: argparse.Namespace) -> int:
     """Measure, and print the result."""
     check_positive(args, "num_prompts", "input_len", "output_len")
-    with LLM.from_engine(start_engine(args, enable_prefix_caching=False)) as llm:
+    with LLM.from_engine(start_engine(args, **DEFAULTS)) as llm:
         config = llm.llm_engine.config
         check_fits(args.input_len, args.output_len, config.model.max_model_len)
         prompts = RandomPrompts(config.arch.vocab_size if config.arch else 1, config.model.seed)

@@ -3,25 +3,35 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Mapping
+from typing import Any
 
 from quire.config import QuireConfig
-from quire.config.hf_config import parse_hf_config
-from quire.config.resolve import resolve
-from quire.entrypoints.args import config_from_args, describe_config
-from quire.models.hub import resolve_model_path
-from quire.models.model_dir import read_model_dir
-from quire.platforms.detect import detect_platform
+from quire.config.build import SERVER_SECTIONS
+from quire.config.resolve import UsageContext
+from quire.config.server import ServerConfig
+from quire.engine.front_factory import look_up
+from quire.entrypoints.args import config_from_args, describe_config, describe_settings
 
 
-def print_config(args: argparse.Namespace) -> int:
-    """Show every setting, what each auto became on this machine for this model, and why; returns the exit status."""
-    return print_resolved(config_from_args(args))
+def print_config(args: argparse.Namespace, **defaults: Any) -> int:
+    """Show every setting, what each auto became on this machine for this model, and why; returns the exit status.
+
+    Args:
+        defaults: settings that the command has, as it gives them to `start_engine`.
+    """
+    return print_resolved(config_from_args(args, **defaults), UsageContext.LLM_CLASS)
 
 
-def print_resolved(config: QuireConfig) -> int:
-    """As `print_config`, of a configuration."""
-    path = resolve_model_path(config.model.model, config.model.revision, config.load.download_dir)
-    arch = parse_hf_config(read_model_dir(path).config)
-    config, decisions = resolve(config, detect_platform(config.device.device), arch)
+def print_resolved(
+    config: QuireConfig,
+    usage: UsageContext,
+    server: ServerConfig | None = None,
+    sections: Mapping[str, type] = SERVER_SECTIONS,
+) -> int:
+    """As `print_config`, of a configuration; of `server`, the `sections` that the command has."""
+    config, _, decisions = look_up(config, usage=usage)
     print(describe_config(config, decisions))
+    if server is not None:
+        print("\n" + describe_settings(server, sections))
     return 0

@@ -7,14 +7,12 @@ is chosen, so `quire --help` is immediate. No state.
 from __future__ import annotations
 
 import importlib
+import io
 import os
 import sys
 from collections.abc import Sequence
 from types import ModuleType
 
-from quire.errors import QuireError, unknown_name
-from quire.utils.other_names import BENCHMARKS as BENCHMARKS_ELSEWHERE
-from quire.utils.other_names import COMMANDS as COMMANDS_ELSEWHERE
 from quire.version import __version__
 
 COMMANDS: dict[str, tuple[str, str]] = {
@@ -43,16 +41,34 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv: arguments without the program's name; default: those of the process.
     """
     try:
-        return _run(list(sys.argv[1:] if argv is None else argv))
-    except QuireError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return EXIT_ERROR
+        return _run_guarded(list(sys.argv[1:] if argv is None else argv))
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
     except BrokenPipeError:
         # The reader went away; keep the interpreter from failing again when it flushes.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+
+
+def _run_guarded(argv: list[str]) -> int:
+    """Run the command line; what is wrong with it is told in words, as is what the terminal cannot show."""
+    from quire.errors import QuireError  # late, as every import here: Ctrl-C meanwhile is caught by `main`
+
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
+    if isinstance(sys.stdin, io.TextIOWrapper):
+        sys.stdin.reconfigure(errors="strict")  # where it is not, wrong bytes would come as halves of characters
+    try:
+        return _run(argv)
+    except QuireError as error:
+        print(f"error: {error}", file=sys.stderr)
+    except UnicodeDecodeError as error:
+        print(
+            f"error: the input is not {error.encoding}: byte {error.object[error.start]:#04x}\n"
+            "hint: convert it to UTF-8, or set PYTHONIOENCODING to its encoding", file=sys.stderr,
+        )  # fmt: skip
+    return EXIT_ERROR
 
 
 def _run(argv: list[str]) -> int:
@@ -72,6 +88,10 @@ def _run(argv: list[str]) -> int:
 
 def _split_command(argv: list[str]) -> tuple[str, list[str]]:
     """(command, its arguments); ("", []) when help for a family of commands was printed."""
+    from quire.errors import unknown_name
+    from quire.utils.other_names import BENCHMARKS as BENCHMARKS_ELSEWHERE
+    from quire.utils.other_names import COMMANDS as COMMANDS_ELSEWHERE
+
     for words in (2, 1):
         name = " ".join(argv[:words])
         if name in COMMANDS and len(argv) >= words:

@@ -16,6 +16,7 @@ from urllib.parse import urlsplit
 from quire import envs
 from quire.config import QuireConfig
 from quire.config.build import SECTIONS, SERVER_SECTIONS, build_config, build_server_config, settings_by_name
+from quire.config.resolve import UsageContext
 from quire.config.server import ServerConfig
 from quire.engine.protocol import EngineClient
 from quire.entrypoints.args import add_engine_arguments, values_from_args
@@ -76,8 +77,9 @@ def configs_from_args(args: argparse.Namespace) -> tuple[QuireConfig, ServerConf
 
 
 def print_config(args: argparse.Namespace) -> int:
-    """Show the engine's settings; returns the exit status."""
-    return print_resolved(configs_from_args(args)[0])
+    """Show the settings of the engine and of requests; returns the exit status."""
+    config, server = configs_from_args(args)
+    return print_resolved(config, UsageContext.API_SERVER, server, REQUEST_SECTIONS)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -6,12 +6,14 @@ SIGTERM lets running answers finish (--shutdown-timeout) while new work gets 503
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import gc
 from typing import Any
 
 from quire import envs
 from quire.config import QuireConfig
 from quire.config.build import SECTIONS, SERVER_SECTIONS, build_config, build_server_config, settings_by_name
+from quire.config.resolve import UsageContext
 from quire.config.server import ServerConfig
 from quire.entrypoints.args import add_engine_arguments, flag_of, values_from_args
 from quire.entrypoints.cli.common import print_resolved
@@ -68,8 +70,11 @@ def chosen_model(args: argparse.Namespace, named: Any) -> dict[str, Any]:
 
 
 def print_config(args: argparse.Namespace) -> int:
-    """Show the engine's settings; returns the exit status."""
-    return print_resolved(configs_from_args(args)[0])
+    """Show the settings of engine and server; returns the exit status."""
+    config, server = configs_from_args(args)
+    keys = (*server.api.api_key, *envs.api_keys())
+    server = dataclasses.replace(server, api=dataclasses.replace(server.api, api_key=keys))
+    return print_resolved(config, UsageContext.API_SERVER, server)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -79,8 +84,14 @@ def run(args: argparse.Namespace) -> int:
     with timer.phase("settings"):
         config, server_config = configs_from_args(args)
         configure_logging(config.observability.log_level, config.observability.log_format)
-    # Late: `--help` and a wrong flag need neither the engine nor the framework. The core's process starts first, and
-    # loads torch and the model meanwhile.
+    # Late: `--help` and a wrong flag need neither the engine nor the framework. What is wrong with files, names or the
+    # address is found first; then the core's process starts, and loads torch and the model meanwhile.
+    with timer.phase("checks"):
+        from quire.entrypoints.server.checks import check_files
+        from quire.entrypoints.server.listening import claim_address
+
+        check_files(server_config, config.scheduler.scheduling_policy)
+        sockets = claim_address(server_config.http)
     with timer.phase("start of the engine core"):
         from quire.engine.async_llm import AsyncLLM
 
@@ -90,9 +101,7 @@ def run(args: argparse.Namespace) -> int:
         with timer.phase("web framework"):
             import uvloop
 
-            from quire.entrypoints.server.launcher import check_files, make_server
-
-            check_files(server_config, config.scheduler.scheduling_policy)
+            from quire.entrypoints.server.launcher import make_server
     except BaseException:
         start.cancel()
         raise
@@ -108,7 +117,7 @@ def run(args: argparse.Namespace) -> int:
             logger.info("listening on %s; %s", address, timer)
 
         server.on_started = report
-        uvloop.run(server.serve())
+        uvloop.run(server.serve(sockets))
         return 1 if engine.errored else 0
     finally:
         engine.shutdown()

@@ -9,12 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import signal
 import socket
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from types import FrameType
 
 import uvicorn
@@ -25,15 +23,11 @@ from quire.config.server import ServerConfig
 from quire.engine.protocol import EngineClient
 from quire.entrypoints.openai.connection import protocol_factory
 from quire.entrypoints.openai.connection_limits import ConnectionWatch
-from quire.entrypoints.openai.keys import read_checked_keys
 from quire.entrypoints.openai.origins import is_loopback
-from quire.entrypoints.openai.parsing import check_parsers
 from quire.entrypoints.openai.state import ServerState
 from quire.entrypoints.openai.tls import CertificateWatch, harden, named_errors, tls_options
-from quire.entrypoints.openai.tracing import check_endpoint
-from quire.entrypoints.responses.keeping import check_store
 from quire.entrypoints.server.app import make_app
-from quire.errors import ConfigError
+from quire.entrypoints.server.listening import cannot_listen, claim_socket_path
 from quire.logger import get_logger
 from quire.utils.phases import Phases
 
@@ -100,13 +94,9 @@ class DrainingServer(uvicorn.Server):
             claim_socket_path(self.config.uds)
         try:
             await super().startup(sockets)
-        except SystemExit:
-            http = self.config
-            raise ConfigError(
-                f"cannot listen on {http.uds or f'{http.host}:{http.port}'}",
-                hint="the address is in use or not this machine's; choose another --port or --host",
-                field="port",
-            ) from None
+        except (SystemExit, OSError) as error:
+            reason = error.strerror if isinstance(error, OSError) else ""
+            raise cannot_listen(self.config.host, self.config.port, reason or "the start failed") from None
         self._watch()
         self.on_started(self.address())
 
@@ -239,21 +229,6 @@ def make_server(engine: EngineClient, config: ServerConfig, app: FastAPI | None 
     return DrainingServer(options, app.state.server, config.http.shutdown_timeout)
 
 
-def check_files(config: ServerConfig, policy: str) -> None:
-    """Read keys, look for TLS files, parsers and the store, before anything costly is started; `policy` is the
-    scheduling_policy.
-
-    Raises:
-        ConfigError: one cannot be read, or is unknown.
-    """
-    read_checked_keys(config, policy)
-    check_parsers(config.api)
-    check_store(config.responses)
-    tls_options(config.http)
-    if config.tracing.otlp_traces_endpoint is not None:
-        check_endpoint(config.tracing.otlp_traces_endpoint)
-
-
 def warn_of_open_address(config: ServerConfig) -> bool:
     """Log what to do when others can reach a server without keys; returns whether they can."""
     http, api = config.http, config.api
@@ -267,31 +242,3 @@ def warn_of_open_address(config: ServerConfig) -> bool:
         http.host,
     )
     return True
-
-
-def claim_socket_path(path: str) -> None:
-    """Leave a socket of nobody at `path`, which only this user can connect to: uvicorn's own takes over its mode.
-
-    One that a server left behind is replaced.
-
-    Raises:
-        ConfigError: a server listens there, or the path cannot be used.
-    """
-    try:
-        with contextlib.suppress(ConnectionRefusedError, FileNotFoundError):
-            with socket.socket(socket.AF_UNIX) as caller:
-                caller.connect(path)
-            raise ConfigError(f"a server listens on {path}", hint="end it, or choose another --uds", field="uds")
-        if Path(path).is_socket():
-            Path(path).unlink()
-        with socket.socket(socket.AF_UNIX) as nobody:
-            before = os.umask(0o177)
-            try:
-                nobody.bind(path)
-            finally:
-                os.umask(before)
-    except OSError as error:
-        raise ConfigError(
-            f"cannot listen on {path}: {error.strerror or error}",
-            hint="--uds takes a short path that is free, in a directory that this user can write to", field="uds",
-        ) from None  # fmt: skip

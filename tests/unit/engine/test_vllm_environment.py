@@ -7,7 +7,7 @@ import pytest
 from quire import envs
 from quire.config.build import build_config
 from quire.config.server import ApiConfig
-from quire.engine.vllm_environment import INSTEAD, USED, with_vllm_environment
+from quire.engine.vllm_environment import INSTEAD, USED, warn_of_vllm_environment, with_vllm_environment
 from quire.entrypoints.cli.collect_env import _as_text
 from quire.entrypoints.openai.keys import read_api_keys
 from quire.errors import ConfigError
@@ -34,7 +34,7 @@ def test_variables_are_named_in_the_log_and_none_is_ignored_silently(
     monkeypatch.setenv("VLLM_WORKER_MULTIPROC_METHOD", "spawn")
     monkeypatch.setenv("VLLM_API_KEY", "secret-of-mine")
     with caplog.at_level("WARNING", "quire"):
-        assert with_vllm_environment(build_config()) == build_config()
+        warn_of_vllm_environment()
     assert [record.getMessage() for record in caplog.records] == [
         "VLLM_HOST_IP has no effect: use --host",
         "no effect in Quire: VLLM_USE_V1, VLLM_WORKER_MULTIPROC_METHOD",
@@ -44,9 +44,9 @@ def test_variables_are_named_in_the_log_and_none_is_ignored_silently(
 
 def test_the_memory_of_the_cache_may_come_from_vllms_variable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "1.5")
-    assert with_vllm_environment(build_config()).cache.kv_cache_memory_bytes == 3 << 29
+    assert with_vllm_environment(build_config())[0].cache.kv_cache_memory_bytes == 3 << 29
     given = build_config(kv_cache_memory_bytes=1 << 20)
-    assert with_vllm_environment(given) == given
+    assert with_vllm_environment(given) == (given, [])
     monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "much")
     with pytest.raises(ConfigError, match="VLLM_CPU_KVCACHE_SPACE='much' is not a number of GiB"):
         with_vllm_environment(build_config())

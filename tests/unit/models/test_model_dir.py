@@ -86,7 +86,7 @@ def test_what_is_no_directory_and_no_hub_id_is_refused_without_the_network(name:
 
 def test_a_file_is_not_a_model(tmp_path: Path):
     (tmp_path / "model.gguf").write_bytes(b"GGUF")
-    with pytest.raises(ModelError, match="is a file"):
+    with pytest.raises(ModelError, match="is a GGUF file, which Quire does not read"):
         resolve_model_path(str(tmp_path / "model.gguf"), None, None)
 
 
