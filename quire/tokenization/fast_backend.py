@@ -15,6 +15,7 @@ import tokenizers
 
 from quire.errors import TokenizerError
 from quire.tokenization.files import MIB, read_text
+from quire.tokenization.post_processor import problem_of
 from quire.tokenization.token_bytes import TokenTable, table_for_decoder
 
 MAX_TOKENIZER_JSON_BYTES = 256 * MIB
@@ -109,7 +110,13 @@ def load_fast_backend(path: Path, config: dict[str, Any], special_tokens: dict[s
     Raises:
         TokenizerError: the file is malformed, or an added token cannot have the id it is given.
     """
-    library = _parse(path, read_text(path, MAX_TOKENIZER_JSON_BYTES))
+    content = read_text(path, MAX_TOKENIZER_JSON_BYTES)
+    problem = problem_of(content)
+    if problem is not None:
+        raise TokenizerError(
+            f"{path} is not a usable tokenizer.json: {problem}", hint="download the file again", field=path.name
+        )
+    library = _parse(path, content)
     _add_configured_tokens(library, config.get("added_tokens_decoder"), path)
     known = {token.content for token in library.get_added_tokens_decoder().values() if token.special}
     missing = [text for text in dict.fromkeys(special_tokens.values()) if text not in known]

@@ -11,6 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
+from quire.entrypoints.openai.keys import ApiKeys
 from quire.entrypoints.openai.running import Run
 from quire.entrypoints.responses.background import LiveResponse
 from quire.entrypoints.responses.event_log import EndedLogs, EventLog
@@ -171,3 +172,26 @@ def test_a_store_that_cannot_be_used_is_503_and_starts_nothing(server: RunningSe
     assert all(one.headers["retry-after"] == "5" for one in answers)
     assert httpx.post(url, json=ASKED).status_code == 200, "an answer that cannot be kept is given all the same"
     server.wait_until(lambda: not server.engine.live and num_under_way(server) == 0)
+
+
+def test_what_a_removed_key_has_started_goes_on_to_its_end(tmp_path):
+    (tmp_path / "keys").write_text("red=red-key-1234\nblue=blue-key-1234\n")
+    with RunningServer(WritingEngine(), api_key_file=str(tmp_path / "keys")) as server:
+        server.engine.write = lambda prompt, seed: LONG
+        server.engine.holds = True
+        red = {"authorization": "Bearer red-key-1234"}
+        url = f"{server.url}/v1/responses"
+        background = httpx.post(url, json={**ASKED, "background": True}, headers=red).json()["id"]
+        with httpx.stream("POST", url, json={**ASKED, "background": True, "stream": True}, headers=red) as answer:
+            lines = answer.iter_lines()
+            assert next(lines) == "event: response.created"
+            server.state.tenants.replace(ApiKeys({"blue-key-1234": "blue"}))
+            assert httpx.get(f"{url}/{background}", headers=red).status_code == 401
+            assert httpx.post(url, json=ASKED, headers=red).status_code == 401
+            server.engine.holds = False
+            assert "event: response.completed" in list(lines)
+        server.wait_until(lambda: not server.engine.live)
+        server.state.tenants.replace(ApiKeys({"red-key-5678": "red"}))
+        again = {"authorization": "Bearer red-key-5678"}
+        server.wait_until(lambda: httpx.get(f"{url}/{background}", headers=again).json()["status"] == "completed")
+        assert httpx.get(f"{server.url}/load", headers=again).json()["server_load"] == 0

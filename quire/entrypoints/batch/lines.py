@@ -15,6 +15,7 @@ import msgspec
 from quire.utils.checks import shown
 
 URLS = ("/v1/completions", "/v1/chat/completions")
+FIELDS = ("custom_id", "method", "url", "body")
 MAX_ID_CHARS = 1024
 
 
@@ -24,12 +25,14 @@ class BatchRequest:
 
     Attributes:
         line: its number, from 1.
+        unknown: names of further fields of the line, which have no effect.
     """
 
     line: int
     custom_id: str
     url: str
     body: dict[str, Any]
+    unknown: tuple[str, ...] = ()
 
     @property
     def request_id(self) -> str:
@@ -79,7 +82,7 @@ def read_line(number: int, text: bytes) -> BatchRequest | BadLine:
         return BadLine(number, custom_id, f"body is {shown(body)}, it must be an object")
     if body.get("stream"):
         return BadLine(number, custom_id, "body.stream is set: a batch has no streams")
-    return BatchRequest(number, custom_id, url, body)
+    return BatchRequest(number, custom_id, url, body, tuple(name for name in record if name not in FIELDS))
 
 
 def result_line(request: BatchRequest, status: int, request_id: str, body: bytes) -> bytes:

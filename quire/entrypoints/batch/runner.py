@@ -13,8 +13,13 @@ from quire.entrypoints.batch.endpoints import Endpoint
 from quire.entrypoints.batch.files import RequestFile, ResultFile
 from quire.entrypoints.batch.lines import BadLine, BatchRequest, error_line, result_line
 from quire.errors import QuireServerError
+from quire.logger import get_logger
+from quire.utils.checks import shown
 
 PROGRESS_S = 1.0
+MAX_SHOWN, MAX_WARNED = 8, 100
+
+logger = get_logger(__name__)
 
 
 class _Usage(msgspec.Struct):
@@ -66,18 +71,20 @@ async def run_batch(
     max_concurrency: int,
     seed: int | None,
     on_progress: Callable[[BatchCounts], None],
+    is_strict: bool = False,
 ) -> BatchCounts:
     """Ask every request that has no result yet.
 
     Args:
         seed: of requests that bring none, together with their custom_id; None = they go as they are.
         on_progress: called at most once a second.
+        is_strict: lines with fields that have no effect are refused, where else the log names them.
 
     Raises:
         QuireServerError: the endpoint takes no more requests; what was written stays.
     """
     counts = BatchCounts(requests.num_lines)
-    run = _Run(results, endpoint, seed, counts)
+    run = _Run(results, endpoint, seed, counts, is_strict=is_strict)
     turns = asyncio.Semaphore(max_concurrency)
     tasks: set[asyncio.Task[None]] = set()
     shown_s = time.monotonic()
@@ -109,11 +116,15 @@ async def run_batch(
 
 
 class _Run:
-    def __init__(self, results: ResultFile, endpoint: Endpoint, seed: int | None, counts: BatchCounts) -> None:
+    def __init__(
+        self, results: ResultFile, endpoint: Endpoint, seed: int | None, counts: BatchCounts, *, is_strict: bool
+    ) -> None:
         self._results = results
         self._endpoint = endpoint
         self._seed = seed
         self._counts = counts
+        self._is_strict = is_strict
+        self._warned: set[str] = set()
         self._error: BaseException | None = None
 
     def check(self) -> None:
@@ -123,6 +134,8 @@ class _Run:
 
     async def do(self, entry: BatchRequest | BadLine) -> None:
         try:
+            if isinstance(entry, BatchRequest) and entry.unknown:
+                entry = self._with_unknown(entry)
             if isinstance(entry, BadLine):
                 self._results.write(error_line(entry))
                 self._counts.num_bad += 1
@@ -130,6 +143,17 @@ class _Run:
                 await self._ask(entry)
         except Exception as error:  # `check` raises it where the run can end
             self._error = self._error or error
+
+    def _with_unknown(self, request: BatchRequest) -> BatchRequest | BadLine:
+        """A request whose line has fields that are not known: each name is told once, or the line refused."""
+        names = ", ".join(shown(name) for name in request.unknown[:MAX_SHOWN])
+        if self._is_strict:
+            message = f"the line has unknown fields: {names}; leave them out, or put them into body"
+            return BadLine(request.line, request.custom_id, message)
+        if len(self._warned) < MAX_WARNED and not self._warned.issuperset(request.unknown):
+            self._warned.update(request.unknown[:MAX_SHOWN])
+            logger.warning("line %d: unknown fields have no effect: %s", request.line, names)
+        return request
 
     async def _ask(self, request: BatchRequest) -> None:
         body = request.body if self._seed is None else request.with_seed(self._seed)

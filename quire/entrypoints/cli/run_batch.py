@@ -96,6 +96,7 @@ def run(args: argparse.Namespace) -> int:
             return await run_batch(
                 requests, results, endpoint, max_concurrency=args.max_concurrency or max_concurrency, seed=seed,
                 on_progress=lambda counts: print(counts, file=sys.stderr, flush=True),
+                is_strict=configs[1].api.strict_requests,
             )  # fmt: skip
 
         counts = _run_remote(args, batch) if args.url is not None else _run_local(*configs, batch)

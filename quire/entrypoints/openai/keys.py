@@ -72,6 +72,13 @@ def read_api_keys(config: ApiConfig) -> ApiKeys:
             tenants[key] = DEFAULT_TENANT
     if config.api_key_file is not None:
         keys, limits = _read_file(config.api_key_file)
+        for key, tenant in keys.items():
+            if tenants.get(key, tenant) != tenant:
+                raise ConfigError(
+                    f"api_key_file {config.api_key_file}: a key of tenant {tenant} is one of api_key or "
+                    f"QUIRE_API_KEY, too, and so of tenant {tenants[key]}",
+                    hint="keep one of them", field="api_key_file",
+                )  # fmt: skip
         tenants.update(keys)
         if not tenants:
             raise ConfigError(
@@ -154,7 +161,13 @@ def _read_lines(path: str, text: str) -> dict[str, str]:
         tenant, separator, key = entry.partition("=")
         if not separator or not TENANT.fullmatch(tenant):
             tenant, key = DEFAULT_TENANT, entry
-        _check_key(f"api_key_file {path}, line {number}", key)
+        where = f"api_key_file {path}, line {number}"
+        _check_key(where, key)
+        if key in tenants:
+            raise ConfigError(
+                f"{where}: this key is in the file twice (tenants {tenants[key]} and {tenant})", hint="keep one",
+                field="api_key_file",
+            )  # fmt: skip
         tenants[key] = tenant
     return tenants
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -133,6 +135,36 @@ def test_truncation_and_padding_in_the_file_are_ignored(tmp_path):
     state["truncation"] = {"direction": "Right", "max_length": 3, "strategy": "LongestFirst", "stride": 0}
     (tmp_path / "tokenizer.json").write_text(json.dumps(state))
     assert len(load_tokenizer(tmp_path).encode("The quick brown fox jumps over the lazy dog.")) > 3
+
+
+def with_template(directory: Path, num_pieces: int, num_ids: int, depth: int = 0) -> Path:
+    """A tokenizer whose post-processor puts so many pieces of so many ids around each text."""
+    path = write_fast(directory) / "tokenizer.json"
+    state = json.loads(path.read_text())
+    special = {"SpecialToken": {"id": "x", "type_id": 0}}
+    template = [*[special] * num_pieces, {"Sequence": {"id": "A", "type_id": 0}}]
+    processor: dict[str, Any] = {
+        "type": "TemplateProcessing", "single": template, "pair": [*template, {"Sequence": {"id": "B", "type_id": 1}}],
+        "special_tokens": {"x": {"id": "x", "ids": [1] * num_ids, "tokens": ["a"] * num_ids}},
+    }  # fmt: skip
+    for _ in range(depth):
+        processor = {"type": "Sequence", "processors": [processor]}
+    path.write_text(json.dumps({**state, "post_processor": processor}))
+    return directory
+
+
+@pytest.mark.parametrize(
+    ("num_pieces", "num_ids", "depth"), [(100_000, 1000, 0), (5000, 1000, 0), (10, 1000, 2), (1, 300_000, 0)]
+)
+def test_a_template_that_adds_absurdly_many_tokens_is_refused_before_it_is_used(tmp_path, num_pieces, num_ids, depth):
+    with_template(tmp_path, num_pieces, num_ids, depth)
+    with pytest.raises(TokenizerError, match="post_processor (adds|has) [0-9]+"):
+        load_tokenizer(tmp_path)
+
+
+def test_a_template_that_adds_some_tokens_is_used(tmp_path):
+    tokenizer = load_tokenizer(with_template(tmp_path, 3, 2, depth=1))
+    assert tokenizer.encode("a")[:6] == [1] * 6
 
 
 @pytest.mark.parametrize(("kind", "text"), [("llama", " the"), ("byte-level", " are"), ("no-decoder", "fox")])

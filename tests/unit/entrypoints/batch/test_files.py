@@ -47,11 +47,19 @@ def write_requests(path: Path, prompts: list[str]) -> str:
     return str(path)
 
 
-def run(source: str, target: Path, endpoint: Echo, *, retries_failed: bool = False) -> BatchCounts:
+def run(
+    source: str, target: Path, endpoint: Echo, *, retries_failed: bool = False, is_strict: bool = False
+) -> BatchCounts:
     with ResultFile(str(target), retries_failed=retries_failed) as results:
         return asyncio.run(
             run_batch(
-                RequestFile(source), results, endpoint, max_concurrency=3, seed=0, on_progress=lambda counts: None
+                RequestFile(source),
+                results,
+                endpoint,
+                max_concurrency=3,
+                seed=0,
+                on_progress=lambda counts: None,
+                is_strict=is_strict,
             )
         )
 
@@ -74,6 +82,21 @@ def test_every_line_gets_its_result(tmp_path: Path):
     assert found["id-0"]["response"]["body"]["choices"] == [{"text": "a"}]
     assert found["id-1"]["response"]["status_code"] == 400 and found["None"]["error"]["line"] == 7
     assert endpoint.peak == 3
+
+
+def test_unknown_fields_of_lines_are_warned_of_once_and_refused_when_strict(tmp_path: Path, caplog):
+    request = {"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": {"prompt": "a"}}
+    lines = [{**request, "custom_id": f"id-{n}", "extra": 1, "priority": n} for n in range(3)] + [request]
+    (tmp_path / "in").write_text("\n".join(map(json.dumps, lines)))
+    counts = run(str(tmp_path / "in"), tmp_path / "out", Echo())
+    assert counts.num_answered == 4
+    assert [one.getMessage() for one in caplog.records] == [
+        "line 1: unknown fields have no effect: 'extra', 'priority'"
+    ]
+    strict = run(str(tmp_path / "in"), tmp_path / "strict", Echo(), is_strict=True)
+    assert (strict.num_answered, strict.num_bad) == (1, 3)
+    error = results_of(tmp_path / "strict")["id-0"]["error"]
+    assert error["line"] == 1 and "unknown fields: 'extra', 'priority'" in error["message"]
 
 
 def test_a_run_cut_off_at_any_byte_goes_on_to_the_same_results(tmp_path: Path):
