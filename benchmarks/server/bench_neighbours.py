@@ -58,6 +58,7 @@ def measure(name: str, port: int, pid: int, seconds: float) -> dict[str, Any]:
     """One attack, with the meter beside it, and what is left of it in memory."""
     before = resident_mib(pid)
     attack = start_attack(name, port, seconds + SETTLE_S)
+    assert attack.stdout is not None and attack.stdout.readline() == "ready\n"
     time.sleep(SETTLE_S)
     figures = result_of(start_meter(port, seconds))
     figures["peak_mib"] = resident_mib(pid)

@@ -14,12 +14,13 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 Body = bytes | dict[str, Any]
 TEXT = ("The quick brown fox jumps over the lazy dog. " * 6000)[:262_144]
 SERIAL = itertools.count()
-NUM_HELD, NUM_MEMBERS = 60, 2_500_000
+NUM_HELD, NUM_MEMBERS, NUM_FEWER = 60, 2_500_000, 330_000
 
 
 def encoded(path: str, body: Body, key: str) -> bytes:
@@ -62,13 +63,21 @@ def detokenize() -> Iterator[tuple[str, Body]]:
 
 
 def chats() -> Iterator[tuple[str, Body]]:
-    body = {"messages": [{"role": "user", "content": TEXT}], "max_tokens": 1}
+    body = {"messages": [{"role": "user", "content": TEXT[:-1000]}], "max_tokens": 1}
     return itertools.repeat(("/v1/chat/completions", json.dumps(body).encode()))
 
 
+@cache
+def members_body(count: int) -> bytes:
+    return b'{"prompt":"a",' + b",".join(b'"k%d":0' % number for number in range(count)) + b"}"
+
+
 def members() -> Iterator[tuple[str, Body]]:
-    fields = ",".join(f'"k{number}":0' for number in range(NUM_MEMBERS))
-    return itertools.repeat(("/v1/completions", f'{{"prompt":"a","max_tokens":1,{fields}}}'.encode()))
+    return itertools.repeat(("/v1/completions", members_body(NUM_MEMBERS)))
+
+
+def fewer_members() -> Iterator[tuple[str, Body]]:
+    return itertools.repeat(("/v1/completions", members_body(NUM_FEWER)))
 
 
 def ids() -> Iterator[tuple[str, Body]]:
@@ -105,6 +114,7 @@ ATTACKS = {
     "chats-32": Attack(chats, 32),
     "chats-unlimited": Attack(chats, 4, "mallory"),
     "members": Attack(members, 2, "mallory", is_about_memory=True),
+    "members-4mb": Attack(fewer_members, 4, "mallory", is_about_memory=True),
     "ids": Attack(ids, 4, "mallory", is_about_memory=True),
     "prompts": Attack(prompts, 1, "mallory"),
     "held-bodies": Attack(held_body, NUM_HELD, "mallory", is_held=True, is_about_memory=True),
@@ -140,6 +150,8 @@ async def send(attack: Attack, port: int, deadline: float, statuses: Counter[str
 
 async def run(name: str, port: int, seconds: float) -> dict[str, int]:
     attack, statuses = ATTACKS[name], Counter[str]()
+    next(attack.requests())  # bodies that take long to make are kept
+    print("ready", flush=True)
     deadline = time.monotonic() + seconds
     work = asyncio.gather(*(send(attack, port, deadline, statuses) for _ in range(attack.num_connections)))
     with suppress(asyncio.TimeoutError, TimeoutError):

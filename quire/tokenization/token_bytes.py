@@ -62,14 +62,13 @@ class TokenTable:
 
 def join_pieces(table: TokenTable, token_ids: Iterable[int], hidden: Collection[int]) -> bytes:
     """Bytes of a whole text."""
-    parts: list[bytes] = []
-    at_start = True
-    for token_id in token_ids:
-        if token_id in hidden:
-            continue
-        parts.append(table.first_piece(token_id) if at_start else table.piece(token_id))
-        at_start = at_start and not table.piece(token_id)
-    return b"".join(parts)
+    shown = (token_id for token_id in token_ids if token_id not in hidden) if hidden else iter(token_ids)
+    first = b""
+    for token_id in shown:
+        first = table.first_piece(token_id)
+        if table.piece(token_id):
+            break
+    return first + b"".join(map(table.piece, shown))
 
 
 @lru_cache(maxsize=1)

@@ -9,8 +9,9 @@ from typing import Any
 import httpx
 import pytest
 
+from quire.entrypoints.openai.places import Places
 from quire.entrypoints.openai.prompt_workers import FairLane
-from tests.server.engines import ScriptedEngine
+from tests.server.engines import ScriptedEngine, scripted_config
 from tests.server.servers import RunningServer
 from tests.server.test_protocol import CHAT, HELLO, error_of
 
@@ -137,5 +138,50 @@ def test_one_tenant_does_not_get_every_thread_of_a_lane():
         goes_on.set()
         assert await asyncio.gather(*held) == [True] * 4
         lane.close()
+
+    asyncio.run(run())
+
+
+def test_many_prompts_leave_rows_to_requests_that_come_later():
+    engine = ScriptedEngine(config=scripted_config(max_num_seqs=8), holds=True)
+    with RunningServer(engine) as server:
+        answers: list[httpx.Response] = []
+        body = {"prompt": [[7 + number] for number in range(40)], "max_tokens": 2, "temperature": 0}
+        threads = [
+            threading.Thread(target=lambda: answers.append(httpx.post(f"{server.url}/v1/completions", json=body)))
+            for _ in range(2)
+        ]
+        for thread in threads:
+            thread.start()
+        server.wait_until(lambda: server.state.admission.num_answers == 80 and len(engine.live) == 9)
+        engine.holds = False
+        for thread in threads:
+            thread.join()
+        assert engine.peak == 9, "seven, and the first of each"
+        for answer in answers:
+            choices = answer.json()["choices"]
+            assert [choice["index"] for choice in choices] == list(range(40))
+            assert all(choice["finish_reason"] == "length" for choice in choices)
+        assert server.state.places._num_free == 7 and not server.state.running
+        engine.fails_after = 1
+        failed = httpx.post(f"{server.url}/v1/completions", json=body)
+        assert failed.status_code == 500
+        server.wait_until(lambda: not engine.live)
+        assert server.state.places._num_free == 7 and server.state.admission.num_answers == 0
+
+
+def test_places_are_given_in_turn_and_those_of_who_left_are_free():
+    async def run() -> None:
+        places = Places(8)
+        assert places.try_take(places.needed(100)) and not places.try_take(1)
+        waiting = [asyncio.ensure_future(places.take(count)) for count in (3, 5, 1)]
+        await asyncio.sleep(0)
+        waiting[0].cancel()
+        await asyncio.sleep(0)
+        places.give_back(7)
+        await asyncio.gather(*waiting[1:])
+        assert not places.try_take(2), "six are taken"
+        places.give_back(6)
+        assert places.try_take(7)
 
     asyncio.run(run())

@@ -24,6 +24,10 @@ class BodyBudget:
         max_bytes: of all; the last eighth is for small bodies alone.
         has_several: whether there are several tenants: then one has at most half.
         clock: seconds.
+
+    Attributes:
+        num_bytes: that are held.
+        num_bytes_ever: that were taken since the start.
     """
 
     def __init__(
@@ -34,7 +38,7 @@ class BodyBudget:
         self._clock = clock
         self._by_tenant: Counter[str] = Counter()
         self._arriving: dict[BodyLease, None] = {}  # whose last bytes came longest ago comes first
-        self.num_bytes = 0
+        self.num_bytes = self.num_bytes_ever = 0
 
     def open(self, tenant: str) -> BodyLease:
         """The account of a body that begins to arrive."""
@@ -53,6 +57,7 @@ class BodyBudget:
             if not self._give_up_stalled(lease):
                 raise no_room()
         self.num_bytes += num_bytes
+        self.num_bytes_ever += num_bytes
         self._by_tenant[lease.tenant] += num_bytes
         lease.num_bytes += num_bytes
         lease.seen_s = self._clock()

@@ -62,7 +62,7 @@ class InfoRoutes:
             "count": len(ids),
             "max_model_len": reader.max_model_len,
             "tokens": ids,
-            "token_strs": reader.tokenizer().convert_ids_to_tokens(ids) if body.return_token_strs else None,
+            "token_strs": await reader.token_strs(ids, tenant.name) if body.return_token_strs else None,
         }
         return _json({**content, "warnings": warnings} if warnings else content)
 

@@ -226,8 +226,15 @@ class PromptReader:
             raise ValidationError(
                 f"tokens has {len(token_ids)} entries, at most {self.max_chars} are allowed", field="tokens"
             )
-        ids = check_int_list("tokens", token_ids, 0, self.tokenizer().vocab_size - 1)
-        return await self._run(tenant, len(ids), lambda: self.decode(ids))
+        most = self.tokenizer().vocab_size - 1
+        return await self._run(
+            tenant, len(token_ids), lambda: self.decode(check_int_list("tokens", token_ids, 0, most))
+        )
+
+    async def token_strs(self, token_ids: list[int], tenant: str) -> list[str]:
+        """The vocabulary's entries of ids."""
+        tokenizer = self.tokenizer()
+        return await self._run(tenant, len(token_ids), lambda: tokenizer.convert_ids_to_tokens(token_ids))
 
     def _check_length(self, prompt: str | list[int], field: str, unit: str = "characters") -> None:
         """Refuse what cannot fit the model before it is tokenized, which takes a second for each megabyte."""

@@ -25,11 +25,13 @@ from quire.entrypoints.openai.errors import (
 )
 from quire.entrypoints.openai.prompt_workers import PromptWorkers
 from quire.entrypoints.openai.protocol.reading import RequestFields, read_request
+from quire.utils.heap import give_back_free_memory
 
 Fields = TypeVar("Fields", bound=msgspec.Struct)
 
 INLINE_BYTES = 256 << 10
 BYTES_PER_CHAR = 16  # of a prompt: an escaped character has up to 12, and there is more in a body than its prompt
+TRIM_S, TRIM_BYTES = 5.0, 8 << 20
 LEAST_MAX_BYTES, MOST_MAX_BYTES = 4 << 20, 32 << 20
 
 
@@ -81,6 +83,19 @@ class BodyReader:
         if len(body) <= INLINE_BYTES:
             return read()
         return await self._workers.run(request.state.tenant.name, len(body), read)
+
+    async def give_back_memory(self) -> None:
+        """Return to the system what many bodies left in the heap, once few are held; runs until cancelled.
+
+        The C library keeps freed memory below what is still in use, which was several times the bodies' bytes.
+        """
+        given_back = 0
+        while True:
+            await asyncio.sleep(TRIM_S)
+            budget = self.budget
+            if budget.num_bytes < TRIM_BYTES <= budget.num_bytes_ever - given_back:
+                given_back = budget.num_bytes_ever
+                await asyncio.to_thread(give_back_free_memory)
 
     async def read_bytes(self, request: Request) -> bytes:
         """The whole body; `release` follows.

@@ -71,13 +71,27 @@ class Run:
         is_over: every output was taken, or the request was closed.
     """
 
-    __slots__ = ("_parts", "_state", "_ticket", "_work", "is_over", "on_ready", "ready")
+    __slots__ = (
+        "_error",
+        "_feeder",
+        "_num_unopened",
+        "_parts",
+        "_state",
+        "_ticket",
+        "_work",
+        "is_over",
+        "on_ready",
+        "ready",
+    )
 
     def __init__(self, state: ServerState, work: Work) -> None:
         self._state = state
         self._work = work
         self._ticket: Ticket | None = None
         self._parts: list[_Part] = []
+        self._feeder: asyncio.Task[None] | None = None
+        self._error: Exception | None = None
+        self._num_unopened = len(work.prompts)
         self.ready: list[_Part] = []
         self.on_ready: Callable[[], None] = nothing
         self.is_over = False
@@ -93,24 +107,47 @@ class Run:
         num_tokens = sum(len(prompt.prompt_token_ids) for prompt in work.prompts)
         num_answers = len(work.prompts) * work.params.n
         self._ticket = state.admission.enter(num_answers, num_tokens, work.tenant, work.params.max_tokens, work.charge)
-        for index, prompt in enumerate(work.prompts):
-            engine_id = state.engine_id(work.public_id)
-            account = _Account(state, work, len(prompt.prompt_token_ids))
-            try:
-                stream = await state.engine.open_stream(
-                    prompt, work.params, engine_id,
-                    priority=work.priority, cache_salt=work.cache_salt, add_special_tokens=False,
-                    tenant=work.tenant.share, queue_timeout=work.queue_timeout,
-                )  # fmt: skip
-            except QuireServerError:
+        num_places = state.places.needed(work.params.n)
+        for index in range(len(work.prompts)):
+            if index and not state.places.try_take(num_places):
+                self._feeder = asyncio.ensure_future(self._open_rest(index, num_places))
+                return
+            await self._open(index, num_places if index else 0)
+
+    async def _open_rest(self, first: int, num_places: int) -> None:
+        """Give the engine the prompts from `first` on, as places become free."""
+        try:
+            for index in range(first, len(self._work.prompts)):
+                await self._state.places.take(num_places)
+                await self._open(index, num_places)
+        except (QuireServerError, QuireClientError) as error:
+            self._error = error
+            self.on_ready()
+
+    async def _open(self, index: int, num_places: int) -> None:
+        """Give the engine one prompt, which holds so many places until it ends."""
+        state, work = self._state, self._work
+        prompt = work.prompts[index]
+        engine_id = state.engine_id(work.public_id)
+        account = _Account(state, work, len(prompt.prompt_token_ids))
+        try:
+            stream = await state.engine.open_stream(
+                prompt, work.params, engine_id,
+                priority=work.priority, cache_salt=work.cache_salt, add_special_tokens=False,
+                tenant=work.tenant.share, queue_timeout=work.queue_timeout,
+            )  # fmt: skip
+        except BaseException as error:
+            state.places.give_back(num_places)
+            if isinstance(error, QuireServerError):
                 account.close("error")
-                raise
-            state.running.add(engine_id)
-            part = _Part(self, index, engine_id, stream, account)
-            self._parts.append(part)
-            stream.on_ready = part.note_ready
-            if stream.is_ready:
-                part.note_ready()
+            raise
+        state.running.add(engine_id)
+        part = _Part(self, index, engine_id, stream, account, num_places)
+        self._parts.append(part)
+        self._num_unopened -= 1
+        stream.on_ready = part.note_ready
+        if stream.is_ready:
+            part.note_ready()
 
     def take(self) -> tuple[int, RequestOutput] | None:
         """The next (index of the prompt, output) that has come; None when there is none now.
@@ -118,6 +155,8 @@ class Run:
         Raises:
             ApiError, QuireError: the engine could not do it; nothing more comes.
         """
+        if self._error is not None:
+            raise self._error
         if not self.ready:
             return None
         part = self.ready.pop()
@@ -138,7 +177,8 @@ class Run:
         if output.finished:
             self._parts.remove(part)
             self._state.running.discard(part.engine_id)
-            if not self._parts:
+            self._state.places.give_back(part.num_places)
+            if not self._parts and not self._num_unopened:
                 self.close()
         return part.index, output
 
@@ -155,8 +195,11 @@ class Run:
         if self._ticket is not None:
             self._state.admission.leave(self._ticket)
             self._ticket = None
+        if self._feeder is not None:
+            self._feeder.cancel()
         parts, self._parts = self._parts, []
         for part in parts:
+            self._state.places.give_back(part.num_places)
             self._state.running.discard(part.engine_id)
             part.account.close("abort")
             part.stream.close()
@@ -203,6 +246,7 @@ class _Part:
     engine_id: str
     stream: OutputStream
     account: _Account
+    num_places: int
 
     def note_ready(self) -> None:
         """The stream has something."""

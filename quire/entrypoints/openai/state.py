@@ -16,6 +16,7 @@ from quire.entrypoints.openai.errors import NOT_FOUND, UNAVAILABLE, ApiError
 from quire.entrypoints.openai.keep_alive import KeepAlive
 from quire.entrypoints.openai.keys import ApiKeys
 from quire.entrypoints.openai.parsing import Parsing
+from quire.entrypoints.openai.places import Places
 from quire.entrypoints.openai.prompt_workers import PromptWorkers
 from quire.entrypoints.openai.prompts import PromptReader
 from quire.entrypoints.openai.protocol.generation import REQUEST_ID
@@ -36,6 +37,7 @@ class ServerState:
         model_names: the first is reported, each may be asked for.
         tracing: None = no traces.
         workers: threads for prompts, shared by the tenants.
+        places: of prompts of requests with many.
         parsing: how calls and thinking are read out of answers.
         keep_alive: writes to silent streams.
         running: engine's names of requests that run.
@@ -52,6 +54,7 @@ class ServerState:
     shared_prefixes: SharedPrefixes
     tracing: Tracing | None
     workers: PromptWorkers
+    places: Places
     prompts: PromptReader
     bodies: BodyReader
     parsing: Parsing
@@ -105,6 +108,7 @@ def make_state(engine: EngineClient, config: ServerConfig, keys: ApiKeys) -> Ser
         cache_view=CacheView(tenants, config.api.isolate_tenants),
         shared_prefixes=read_shared_prefixes(config.api.shared_prefixes, engine, prompts),
         workers=workers,
+        places=Places(max_num_seqs),
         prompts=prompts,
         bodies=BodyReader(config, lambda: prompts.max_chars, workers, lambda: tenants.has_several),
         parsing=Parsing(config.api, engine),

@@ -68,7 +68,7 @@ def make_app(engine: EngineClient, config: ServerConfig) -> FastAPI:
         await engine.check_health()
         if state.tracing is not None:
             state.tracing.start()
-        background = []
+        background = [asyncio.create_task(state.bodies.give_back_memory())]
         if config.api.api_key_file is not None:
             watch = KeyWatch(config.api.api_key_file, read_keys, state.tenants)
             background.append(asyncio.create_task(watch.run()))
