@@ -71,17 +71,17 @@ class Crew:
         threading.Thread(target=self._run, name="grammars", daemon=True).start()
 
     def _run(self) -> None:
-        me = threading.get_ident()
+        me, work = threading.get_ident(), None
         while True:
-            with self._has_work:
+            if work is not None:
+                work()
+            with self._has_work:  # the lock of both conditions
+                self._started.pop(me, None)
+                if not self._queue and not self._started:
+                    self._is_settled.notify_all()
                 while not self._queue and not self._is_closed:
                     self._has_work.wait()
                 if self._is_closed:
                     return
                 work = self._queue.popleft()
                 self._started[me] = self._clock()
-            work()
-            with self._is_settled:
-                del self._started[me]
-                if not self._queue and not self._started:
-                    self._is_settled.notify_all()

@@ -214,7 +214,8 @@ class GrammarManager:
     def _report(self, advanced: _Advanced) -> None:
         """On any thread: something can go on."""
         self._advanced.put(advanced)
-        self._has_news.set()
+        if not self._has_news.is_set():
+            self._has_news.set()
 
     def _collect(self) -> None:
         """Take in what the threads have done."""
