@@ -119,6 +119,12 @@ def _plain(params: StructuredOutputsParams, field: str) -> Any:
         value = normal(without_anchors(value))
     elif params.kind == "structural_tag":
         value = read_tag(field, parse_json(field, value, MAX_TAG_DEPTH))
+        for path, schema in schemas_of(value):
+            problem = malformed(schema)
+            if problem is not None:
+                told = f"{field} at #{path}{problem.path}: {problem.reason}"
+                raise ValidationError(told, hint="correct the schema", field=field)
+        value = with_schemas(value, lambda schema: with_types(simplified(schema)))
     return value
 
 
@@ -160,7 +166,7 @@ def _problem(kind: str, value: Any, backend: str) -> str | None:
 def _tag_problem(value: Any, backend: str) -> str | None:
     """Why `backend` cannot honour a structural tag, or a schema somewhere in it."""
     for path, schema in schemas_of(value):
-        problem = malformed(schema) or find_problem(schema, backend)
+        problem = find_problem(schema, backend)
         if problem is not None:
             return f"#{path}{problem.path}: {problem.reason}"
     for path, pattern in regexes_of(value):

@@ -181,3 +181,19 @@ def test_patterns_of_structural_tags_are_read_as_all_others():
     with pytest.raises(ValidationError, match=r"elements/0/pattern.*surrogate"):
         tag["format"]["elements"][0]["pattern"] = r"\ud83d"  # type: ignore[index]
         resolve_structured_outputs(StructuredOutputsParams(structural_tag=tag), StructuredOutputsConfig())
+
+
+def test_a_schema_within_a_tag_is_simplified_and_taken_for_an_object_or_a_list():
+    inner = {"type": "object", "properties": {"p": {"properties": {"a": NUMBER}}}, "required": ["p"]}
+    lists = {"type": "array", "items": NUMBER, "contains": True, "maxItems": 2.0}
+    tag = {"format": {"type": "sequence", "elements": [{"type": "json_schema", "json_schema": inner},
+           {"type": "json_schema", "json_schema": lists}]}}  # fmt: skip
+    params = StructuredOutputsParams(structural_tag=tag)
+    spec = spec_of(resolve_structured_outputs(params, StructuredOutputsConfig()))
+    assert spec.backend == "xgrammar"
+    grammar = compiled(spec.backend, spec.kind, spec.text)
+    assert accepts(grammar, '{"p": {"a": 1}}[1]') or accepts(grammar, '{"p":{"a":1}}[1]')
+    assert not accepts(grammar, '{"p":3}[1]') and not accepts(grammar, '{"p": {"a": 1}}[]')
+    tag["format"]["elements"][1]["json_schema"] = {"type": "array", "maxItems": "x"}  # type: ignore[index]
+    with pytest.raises(ValidationError, match=r"at #/format/elements/1/json_schema/maxItems: the value"):
+        resolve_structured_outputs(StructuredOutputsParams(structural_tag=tag), StructuredOutputsConfig())

@@ -18,6 +18,7 @@ from quire.parsers.forced import ANY_ARGUMENTS, CallForm, arguments_schema, call
 from quire.parsers.registry import UNFORCED
 from quire.parsers.xml_arguments import without_problems, xml_problem
 from quire.structured_output.registry import is_installed
+from quire.structured_output.schema_forms import with_types
 from quire.structured_output.schema_keywords import find_problem, malformed
 
 BACKENDS = ("xgrammar", "guidance")
@@ -138,7 +139,7 @@ def _by_name(tools: Sequence[Tool]) -> list[Tool]:
 def _schemas(tools: Sequence[Tool]) -> list[tuple[str, dict[str, Any]]]:
     """(what errors name, schema of the arguments) of each function."""
     named = [(f"tools {tool['function']['name']}", tool) for tool in _by_name(tools)]
-    return [(where, arguments_schema(where, tool["function"])) for where, tool in named]
+    return [(where, with_types(arguments_schema(where, tool["function"]))) for where, tool in named]
 
 
 def _problems(
