@@ -187,6 +187,29 @@ def test_a_refused_connection_takes_nothing_and_counts_for_nothing():
     assert common["server_state"].connections == {taken} and not common["server_state"].tasks
 
 
+def test_idle_connections_make_room_the_oldest_first(monkeypatch):
+    make = protocol_factory(LimitsConfig(max_connections=3))
+    common = {
+        "config": Config(None, log_config=None, h11_max_incomplete_event_size=1000),
+        "server_state": ServerState(),
+        "app_state": {},
+    }
+    busy, older, newer, young, last = (make(**common, _loop=MagicMock()) for _ in range(5))
+    for opened_s, connection in enumerate((busy, older, newer, young)):
+        monkeypatch.setattr(
+            "quire.entrypoints.openai.connection_limits.time.monotonic", lambda now=opened_s: 10.0 + now
+        )
+        connection.connection_made(MagicMock())
+        if connection is busy:
+            connection.data_received(b"GET / HT")
+    assert older.transport.close.called and not young.transport.write.called
+    assert not busy.transport.close.called and not newer.transport.close.called
+    older.connection_lost(None)
+    newer.data_received(b"GET / HT")
+    last.connection_made(MagicMock())
+    assert not young.transport.close.called, "it has just come"
+
+
 def test_the_limit_of_open_files_leaves_some_for_the_engine():
     files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     assert max_connections(LimitsConfig(max_connections=7)) == 7

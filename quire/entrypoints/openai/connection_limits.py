@@ -10,6 +10,7 @@ import asyncio
 import resource
 import time
 from collections.abc import Callable, Iterable
+from itertools import islice
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -22,6 +23,8 @@ logger = get_logger(__name__)
 
 SWEEP_S = 1.0
 GRACE_S = 2.0  # the route answers a late body with 408 before the connection is given up
+IDLE_S = 1.0
+MOST_LOOKED_AT = 256
 FILES_FOR_OTHERS = 256
 MAX_CONNECTIONS = 16384
 PHRASES = {
@@ -39,13 +42,28 @@ class LimitedConnection(StrictConnection):
     max_connections: int
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Take the connection, or refuse it at once."""
-        self._is_refused = len(self.connections) >= self.max_connections
+        """Take the connection, in place of an idle one where there are too many; or refuse it at once."""
+        self._opened_s = time.monotonic()
+        self._is_refused = len(self.connections) >= self.max_connections and not self._close_idle()
         if not self._is_refused:
             super().connection_made(transport)
             return
         transport.write(raw_response(TOO_MANY))
         transport.close()
+
+    def _close_idle(self) -> bool:
+        """Close the oldest of some connections on which nothing is asked; False when there is none."""
+        some = (one for one in islice(self.connections, MOST_LOOKED_AT) if isinstance(one, LimitedConnection))
+        idle = [one for one in some if one.is_idle and self._opened_s - one._opened_s >= IDLE_S]
+        if not idle:
+            return False
+        min(idle, key=lambda one: one._opened_s).transport.close()
+        return True
+
+    @property
+    def is_idle(self) -> bool:
+        """True when no request is under way and no byte of one has come."""
+        return not self._num_other_bytes and (self.cycle is None or self.cycle.response_complete)
 
     def data_received(self, data: bytes) -> None:
         """Take in what the client sent."""
