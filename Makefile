@@ -127,6 +127,10 @@ test-node: $(VENV)/.test           ## OpenAI's package for Node, installed by np
 	cd tests/server/node && npm install --no-package-lock --no-audit --no-fund
 	QUIRE_TEST_NODE=1 $(BIN)/python -m pytest tests/server/test_openai_node.py
 
+.PHONY: test-litellm
+test-litellm: $(VENV)/.test        ## litellm's loop of tools and its class of long prompts; installs it into build/clients
+	LITELLM_LOCAL_MODEL_COST_MAP=True $(BIN)/python -m tests.server.clients.run_litellm
+
 .PHONY: compat-examples
 compat-examples: $(VENV)/.test     ## vLLM's examples over Quire, and the page of what came out; VLLM_EXAMPLES=DIR, else pip fetches them
 	$(BIN)/python -m tests.compat.vllm_examples $(if $(VLLM_EXAMPLES),--examples $(VLLM_EXAMPLES))
