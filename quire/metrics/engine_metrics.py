@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
 from prometheus_client.gc_collector import GCCollector
 from prometheus_client.process_collector import ProcessCollector
 
@@ -21,7 +21,7 @@ from quire.core.engine_messages import EngineCoreOutputs
 from quire.core.sampling_params import SamplingParams
 from quire.core.stats import RequestStateStats, SchedulerStats
 from quire.metrics import buckets
-from quire.metrics.histogram import TokenHistogram
+from quire.metrics.histogram import QuickHistogram
 from quire.metrics.http_metrics import HttpMetrics
 from quire.utils.phases import Phases
 from quire.version import __version__
@@ -101,8 +101,8 @@ class EngineMetrics:
         """
         self._prompt_tokens.inc(num_prompt_tokens)
         self._prompt_tokens_cached.inc(num_cached_tokens)
-        self._by_source.labels(**self._labels, source="local_compute").inc(num_prompt_tokens - num_cached_tokens)
-        self._by_source.labels(**self._labels, source="local_cache_hit").inc(num_cached_tokens)
+        self._by_source["local_compute"].inc(num_prompt_tokens - num_cached_tokens)
+        self._by_source["local_cache_hit"].inc(num_cached_tokens)
         self._request_prompt.observe(num_prompt_tokens)
         self._request_computed.observe(num_prompt_tokens - num_cached_tokens)
         self._request_generation.observe(stats.num_generation_tokens)
@@ -126,7 +126,7 @@ class EngineMetrics:
 
     def record_finish(self, reason: str) -> None:
         """One answer ended for `reason`."""
-        self._success.labels(**self._labels, finished_reason=reason).inc()
+        self._success[reason].inc()
 
     def record_refusal(self, reason: str, tenant: str) -> None:
         """A request was refused.
@@ -165,9 +165,8 @@ class EngineMetrics:
     def _counter(self, name: str, doc: str) -> Counter:
         return Counter(f"vllm:{name}", doc, list(self._labels), registry=self.registry).labels(**self._labels)
 
-    def _histogram(self, name: str, doc: str, bounds: tuple[float, ...]) -> Histogram:
-        family = Histogram(f"vllm:{name}", doc, list(self._labels), registry=self.registry, buckets=bounds)
-        return family.labels(**self._labels)
+    def _histogram(self, name: str, doc: str, bounds: Sequence[float]) -> QuickHistogram:
+        return QuickHistogram(f"vllm:{name}", doc, bounds, self._labels, self.registry)
 
     def _make_step_metrics(self) -> None:
         self._last_stats = SchedulerStats()
@@ -194,23 +193,17 @@ class EngineMetrics:
         self._generation_tokens = self._counter("generation_tokens", "New tokens.")
         self._prompt_tokens = self._counter("prompt_tokens", "Prompt tokens of requests that ended.")
         self._prompt_tokens_cached = self._counter("prompt_tokens_cached", "Those found in the prefix cache.")
-        self._by_source = Counter(
+        by_source = Counter(
             "vllm:prompt_tokens_by_source", "Prompt tokens by where their keys and values came from.",
             [*self._labels, "source"], registry=self.registry,
         )  # fmt: skip
-        for source in ("local_compute", "local_cache_hit"):
-            self._by_source.labels(**self._labels, source=source)
-        self._step_tokens = TokenHistogram(
-            "vllm:iteration_tokens_total",
-            "Tokens computed in a step.",
-            buckets.STEP_TOKENS,
-            self._labels,
-            self.registry,
+        self._by_source = {
+            source: by_source.labels(**self._labels, source=source) for source in ("local_compute", "local_cache_hit")
+        }
+        self._step_tokens = self._histogram("iteration_tokens_total", "Tokens computed in a step.", buckets.STEP_TOKENS)
+        self._inter_token = self._histogram(
+            "inter_token_latency_seconds", "From one new token to the next, in a stream.", buckets.TOKEN_LATENCY_S
         )
-        self._inter_token = TokenHistogram(
-            "vllm:inter_token_latency_seconds", "From one new token to the next, in a stream.",
-            buckets.TOKEN_LATENCY_S, self._labels, self.registry,
-        )  # fmt: skip
 
         self._restarts = Gauge(
             "quire:engine_restarts", "Times the engine core was replaced while streams went on.", registry=self.registry
@@ -245,11 +238,10 @@ class EngineMetrics:
 
     def _make_request_metrics(self) -> None:
         sizes = buckets.decades(self._max_len)
-        self._success = Counter(
+        success = Counter(
             "vllm:request_success", "Answers that ended.", [*self._labels, "finished_reason"], registry=self.registry
         )
-        for reason in FINISH_REASONS:
-            self._success.labels(**self._labels, finished_reason=reason)
+        self._success = {reason: success.labels(**self._labels, finished_reason=reason) for reason in FINISH_REASONS}
         self._rejections = Counter(
             "vllm:admission_rejections", "Requests refused because too much waits.", ["model_name", "reason"],
             registry=self.registry,

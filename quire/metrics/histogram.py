@@ -1,4 +1,4 @@
-"""A histogram cheap enough to be told of every token. Registered with prometheus_client as a collector of its own."""
+"""A histogram cheap enough for every token and request. Registered with prometheus_client as a collector of its own."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from prometheus_client.core import HistogramMetricFamily
 from prometheus_client.registry import Collector, CollectorRegistry
 
 
-class TokenHistogram(Collector):
-    """Counts by bucket, told and read on one thread.
+class QuickHistogram(Collector):
+    """Counts by bucket, written and read on one thread.
 
     Args:
         name, doc: as shown.

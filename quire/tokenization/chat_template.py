@@ -103,6 +103,10 @@ class ChatTemplate:
         text = self._render(variables)
         return cut_at_mark(text) if continue_final_message else text
 
+    def copy(self) -> ChatTemplate:
+        """The same template with a lock of its own: rendering it waits for no other thread."""
+        return ChatTemplate(self.source, self._special_tokens, self._limits)
+
     def probe(self) -> None:
         """Render a short conversation, to learn of a hostile template before anything costly is started.
 

@@ -136,7 +136,8 @@ def test_cve_2025_62426_a_slow_template_does_not_hold_up_the_server(monkeypatch)
 
     monkeypatch.setattr(engine.chat_template, "render", slow, raising=False)
     with RunningServer(engine) as server:
-        asked = threading.Thread(target=post, args=(server, CHAT, HELLO))
+        long = {**HELLO, "messages": [{"role": "user", "content": "word " * 300}]}
+        asked = threading.Thread(target=post, args=(server, CHAT, long))
         asked.start()
         assert is_rendering.wait(20)
         try:

@@ -102,7 +102,8 @@ def test_a_message_has_a_span_and_is_counted():
 
 
 def test_both_paths_are_described(server):
-    paths = httpx.get(server.url + "/openapi.json").json()["paths"]
+    document = httpx.get(server.url + "/openapi.json").json()
     for path in (MESSAGES, COUNT):
-        schema = paths[path]["post"]["requestBody"]["content"]["application/json"]["schema"]
+        name = document["paths"][path]["post"]["requestBody"]["content"]["application/json"]["schema"]["$ref"]
+        schema = document["components"]["schemas"][name.rpartition("/")[2]]
         assert {"messages", "system", "tools"} <= set(schema["properties"])

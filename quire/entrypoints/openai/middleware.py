@@ -220,19 +220,6 @@ class LastResort:
             await error_response(scope, api_error_of(error))(scope, receive, send)
 
 
-class HeadAsGet:
-    """Answers HEAD as GET; the HTTP server leaves out the body."""
-
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Handle a request."""
-        if scope["type"] == "http" and scope["method"] == "HEAD":
-            scope = {**scope, "method": "GET"}
-        await self._app(scope, receive, send)
-
-
 def _logged_path(scope: Scope) -> str:
     """The path as it was sent, which holds no line break and no control character."""
     return bytes(scope.get("raw_path") or b"")[:MAX_LOGGED_CHARS].decode("ascii", "backslashreplace")

@@ -6,6 +6,7 @@ goes on. What a user typed never becomes a control token. Owns what it knows of 
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -29,6 +30,7 @@ from quire.utils.checks import check_int_list
 T = TypeVar("T")
 
 INLINE_CHARS = 1024
+MAX_INLINE_S = 0.01
 PROBES = ("a", " a", "1", "\n", "é", "...")
 """Beginnings of what may follow a constant text: they differ in their first token."""
 ALWAYS_CHARS = 1 << 18
@@ -65,6 +67,7 @@ class PromptReader:
         self._default_kwargs = parse_object("default_chat_template_kwargs", config.default_chat_template_kwargs)
         self._control = None if engine.tokenizer is None else ControlTokens(engine.tokenizer)
         self._workers = workers
+        self._inline_s = 0.0  # CPU time that the last short conversation took
 
     @property
     def max_model_len(self) -> int:
@@ -180,9 +183,25 @@ class PromptReader:
         template = self._template(request)
         if request.reasoning_effort is not None:
             request = self._with_effort(request, template, notes)
+        is_own = template is self._engine.chat_template and not request.chat_template_kwargs
+        if is_own and size <= INLINE_CHARS and self._inline_s < MAX_INLINE_S:
+            before_s = time.thread_time()
+            try:
+                return self._render(self._inline_template, request, messages, cut, add_special_tokens)
+            finally:
+                self._inline_s = time.thread_time() - before_s
         return await self._workers.run(
             tenant, size, lambda: self._render(template, request, messages, cut, add_special_tokens)
         )
+
+    @cached_property
+    def _inline_template(self) -> ChatTemplate:
+        """The model's template for short conversations, which the event loop renders itself: a thread costs more.
+
+        A template that once takes longer than `MAX_INLINE_S` is rendered in threads from then on.
+        """
+        assert self._engine.chat_template is not None, "asked only where there is one"
+        return self._engine.chat_template.copy()
 
     def constant_prefix(self, system: str | None = None, text: str | None = None) -> list[int]:
         """The ids that a conversation with this system prompt, or a completion of this text, begins with, whatever

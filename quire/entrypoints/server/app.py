@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any
 
-from fastapi import FastAPI
+from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import JSONResponse, Response
+from starlette.types import Receive, Scope, Send
 
 from quire.config.server import ServerConfig
 from quire.engine.protocol import EngineClient
@@ -24,7 +24,7 @@ from quire.entrypoints.openai.errors import BAD_REQUEST, METHOD_NOT_ALLOWED, NOT
 from quire.entrypoints.openai.info_routes import InfoRoutes
 from quire.entrypoints.openai.key_watch import KeyWatch
 from quire.entrypoints.openai.keys import ApiKeys, read_checked_keys
-from quire.entrypoints.openai.middleware import Gate, HeadAsGet, LastResort, RequestLog
+from quire.entrypoints.openai.middleware import Gate, LastResort, RequestLog
 from quire.entrypoints.openai.operator_routes import OperatorRoutes
 from quire.entrypoints.openai.origins import OriginRules
 from quire.entrypoints.openai.protocol.chat import ChatRequest
@@ -37,9 +37,8 @@ from quire.entrypoints.responses.errors import RESPONSES_ERRORS
 from quire.entrypoints.responses.protocol import ResponsesRequest
 from quire.entrypoints.responses.routes import ResponsesRoutes
 from quire.entrypoints.server.absent import no_such_path
-from quire.entrypoints.server.description import path_parameters, request_body, schemas_of
 from quire.entrypoints.server.docs_page import PAGE
-from quire.version import __version__
+from quire.entrypoints.server.openapi import ApiDescription
 
 EXPOSED_HEADERS = (
     "x-request-id", "request-id", "retry-after", "retry-after-ms",
@@ -49,7 +48,23 @@ EXPOSED_HEADERS = (
 ERROR_FORMS = (MESSAGES_ERRORS, RESPONSES_ERRORS)
 
 
-def make_app(engine: EngineClient, config: ServerConfig) -> FastAPI:
+class Application(Starlette):
+    """The routes and middleware of one server.
+
+    Attributes:
+        prefix: of every path, which a proxy adds; "" = none.
+    """
+
+    prefix = ""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Handle one event of ASGI."""
+        if self.prefix:
+            scope["root_path"] = self.prefix
+        await super().__call__(scope, receive, send)
+
+
+def make_app(engine: EngineClient, config: ServerConfig) -> Application:
     """The ASGI application; `app.state.server` is its `ServerState`.
 
     Raises:
@@ -64,7 +79,7 @@ def make_app(engine: EngineClient, config: ServerConfig) -> FastAPI:
     responses = ResponsesRoutes(state, generation)
 
     @asynccontextmanager
-    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+    async def lifespan(_: Application) -> AsyncIterator[None]:
         await engine.check_health()
         if state.tracing is not None:
             state.tracing.start()
@@ -81,20 +96,10 @@ def make_app(engine: EngineClient, config: ServerConfig) -> FastAPI:
         if state.tracing is not None:
             await asyncio.to_thread(state.tracing.close)
 
-    app = FastAPI(
-        title="Quire",
-        version=__version__,
-        openapi_url=None if config.http.disable_fastapi_docs else "/openapi.json",
-        docs_url=None,  # FastAPI's pages load scripts from elsewhere; ours is below
-        redoc_url=None,
-        lifespan=lifespan,
-        redirect_slashes=False,
-        exception_handlers={HTTPException: _http_error},
-    )
-    app.root_path = config.http.root_path
+    app = Application(lifespan=lifespan, exception_handlers={HTTPException: _http_error})
+    app.prefix = config.http.root_path
     app.state.server = state
     _add_routes(app, state, generation, responses)
-    app.add_middleware(HeadAsGet)
     app.add_middleware(LastResort)
     app.add_middleware(
         Gate, tenants=state.tenants, limits=config.limits, metrics=state.metrics, origins=OriginRules(config.http)
@@ -112,21 +117,20 @@ def make_app(engine: EngineClient, config: ServerConfig) -> FastAPI:
     return app
 
 
-def _add_routes(app: FastAPI, state: ServerState, generation: GenerationRoutes, responses: ResponsesRoutes) -> None:
+def _add_routes(app: Application, state: ServerState, generation: GenerationRoutes, responses: ResponsesRoutes) -> None:
     info = InfoRoutes(state)
     messages = MessagesRoutes(state, generation)
-    bodies: list[type] = []
+
+    description = ApiDescription()
 
     def add(path: str, route: Route, body: type | None = None, method: str = "GET") -> None:
-        described: dict[str, Any] = {"parameters": path_parameters(path)}
-        if body is not None:
-            described["requestBody"] = request_body(body)
-            bodies.append(body)
         method = method if body is None else "POST"
-        app.add_api_route(
-            path, _endpoint(answered(route, state)), methods=[method], response_model=None,
-            operation_id=f"{method} {path}", openapi_extra=described,
-        )  # fmt: skip
+        description.add(path, method, route, body)
+        app.add_route(path, answered(route, state), methods=[method])
+
+    async def openapi(_: Request) -> Response:
+        """This description of the API."""
+        return JSONResponse(description.document)
 
     add("/v1/completions", generation.completion, CompletionRequest)
     add("/v1/chat/completions", generation.chat, ChatRequest)
@@ -154,28 +158,12 @@ def _add_routes(app: FastAPI, state: ServerState, generation: GenerationRoutes, 
     add("/tokenizer_info", info.tokenizer_info)
     add("/load", info.load)
     add("/metrics", info.metrics)
+    if not state.config.http.disable_fastapi_docs:
+        add("/openapi.json", openapi)
+        add("/docs", _docs)
     if state.tenants.needs_key:
         add("/reset_prefix_cache", OperatorRoutes(state).reset_prefix_cache, method="POST")
         add("/server_info", info.server_info)
-    if app.openapi_url is not None:
-        add("/docs", _docs)
-        describe = app.openapi
-
-        def with_schemas() -> dict[str, Any]:
-            described = describe()
-            described.setdefault("components", {})["schemas"] = schemas_of(bodies)
-            return described
-
-        app.openapi = with_schemas  # type: ignore[method-assign]
-
-
-def _endpoint(route: Route) -> Callable[[Request], Any]:
-    async def endpoint(request: Request) -> Response:
-        return await route(request)
-
-    endpoint.__name__, endpoint.__doc__ = getattr(route, "__name__", "endpoint"), route.__doc__
-    endpoint.__annotations__ = {"request": Request, "return": Response}
-    return endpoint
 
 
 async def _docs(request: Request) -> Response:

@@ -16,7 +16,6 @@ from collections.abc import Callable, Iterator
 from types import FrameType
 
 import uvicorn
-from fastapi import FastAPI
 
 from quire import envs
 from quire.config.server import ServerConfig
@@ -26,7 +25,7 @@ from quire.entrypoints.openai.connection_limits import ConnectionWatch
 from quire.entrypoints.openai.origins import is_loopback
 from quire.entrypoints.openai.state import ServerState
 from quire.entrypoints.openai.tls import CertificateWatch, harden, named_errors, tls_options
-from quire.entrypoints.server.app import make_app
+from quire.entrypoints.server.app import Application, make_app
 from quire.entrypoints.server.listening import cannot_listen, claim_socket_path
 from quire.logger import get_logger
 from quire.utils.phases import Phases
@@ -198,7 +197,7 @@ class DrainingServer(uvicorn.Server):
             await asyncio.sleep(POLL_S)
 
 
-def make_server(engine: EngineClient, config: ServerConfig, app: FastAPI | None = None) -> DrainingServer:
+def make_server(engine: EngineClient, config: ServerConfig, app: Application | None = None) -> DrainingServer:
     """The server of an engine, not yet listening.
 
     Raises:
