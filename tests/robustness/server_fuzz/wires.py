@@ -39,7 +39,7 @@ def target(rng: random.Random) -> Case:
         b"GET /\x00 HTTP/1.1", b"G\x00T / HTTP/1.1", b"GET /v1/models HTTP/1.1 x", b"", b"OPTIONS * HTTP/1.1",
         b"GET /" + b"a" * 40_000 + b" HTTP/1.1", b"quit", b"GET /v1/models HTTP/1.1\rX: 1",
     ))  # fmt: skip
-    ending = rng.choice((b"\r\nhost: localhost\r\n\r\n", b"\r\n\r\n", b"\n\n", b"\nhost: localhost\n\n"))
+    ending = rng.choice((b"\r\nhost: [::1]\r\n\r\n", b"\r\n\r\n", b"\n\n", b"\nhost: localhost\n\n"))
     return Case("target", (line + ending,), "half", methods=("GET",), may_be_silent=True)
 
 
@@ -57,7 +57,7 @@ def head(rng: random.Random) -> Case:
         b"authorization: " + b"Bearer " * 500, b"range: bytes=0-1", b"origin: http://evil.example",
         b"accept-encoding: gzip, br, zstd", b"x-forwarded-for: \xff", b"forwarded: for=unknown",
     ))  # fmt: skip
-    data = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n" + lines
+    data = b"POST /v1/completions HTTP/1.1\r\nhost: [::1]\r\ncontent-type: application/json\r\n" + lines
     return Case("head", (data + b"\r\ncontent-length: %d\r\n\r\n" % len(BODY) + BODY,), may_be_silent=True)
 
 
@@ -78,7 +78,7 @@ def content(rng: random.Random) -> Case:
 
 def length(rng: random.Random) -> Case:
     """Lengths that are wrong, doubled or contradicted, and chunks that lie."""
-    start = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+    start = b"POST /v1/completions HTTP/1.1\r\nhost: [::1]\r\ncontent-type: application/json\r\n"
     chunk = b"%x\r\n%s\r\n" % (len(BODY), BODY)
     rest = rng.choice((
         b"content-length: -1\r\n\r\n", b"content-length: 1e3\r\n\r\n", b"content-length: abc\r\n\r\n" + BODY,
@@ -86,7 +86,7 @@ def length(rng: random.Random) -> Case:
         b"content-length: +5\r\n\r\n12345", b"content-length: 0x10\r\n\r\n" + BODY, b"content-length: 5\r\n\r\n" + BODY,
         b"content-length: 32\r\ncontent-length: 33\r\n\r\n" + BODY, b"content-length: 32, 32\r\n\r\n" + BODY,
         b"content-length: 32\r\ntransfer-encoding: chunked\r\n\r\n" + chunk + b"0\r\n\r\n",
-        b"transfer-encoding: chunked\r\ncontent-length: 4\r\n\r\n0\r\n\r\nGET /live HTTP/1.1\r\nhost: x\r\n\r\n",
+        b"transfer-encoding: chunked\r\ncontent-length: 4\r\n\r\n0\r\n\r\nGET /live HTTP/1.1\r\nhost: [::1]\r\n\r\n",
         b"transfer-encoding: chunked, chunked\r\n\r\n" + chunk, b"transfer-encoding: gzip, chunked\r\n\r\n" + chunk,
         b"transfer-encoding: identity\r\n\r\n" + BODY, b"transfer-encoding : chunked\r\n\r\n" + chunk,
         b"transfer-encoding: \x0bchunked\r\n\r\n" + chunk, b"transfer-encoding: chunked\r\n\r\n" + chunk + b"0\r\n\r\n",
