@@ -196,9 +196,8 @@ def test_idle_connections_make_room_the_oldest_first(monkeypatch):
     }
     busy, older, newer, young, last = (make(**common, _loop=MagicMock()) for _ in range(5))
     for opened_s, connection in enumerate((busy, older, newer, young)):
-        monkeypatch.setattr(
-            "quire.entrypoints.openai.connection_limits.time.monotonic", lambda now=opened_s: 10.0 + now
-        )
+        clock = SimpleNamespace(monotonic=lambda now=opened_s: 10.0 + now)  # not time's own: loops of other tests run
+        monkeypatch.setattr("quire.entrypoints.openai.connection_limits.time", clock)
         connection.connection_made(MagicMock())
         if connection is busy:
             connection.data_received(b"GET / HT")
