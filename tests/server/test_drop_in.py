@@ -55,7 +55,7 @@ def test_keys_of_messages_that_clients_of_others_send_are_named_and_change_nothi
         ({"role": "assistant", "audio": {"id": "a"}}, "messages[1].audio", "text"),
         ({"role": "assistant", "tool_calls": [CALL], "function_call": CALL["function"]},
          "messages[1].function_call", "tool_calls"),
-        ({"role": "user", "contnt": "x"}, "contnt", "did you mean 'content'"),
+        ({"role": "user", "contnt": "x"}, "messages[1]", "did you mean 'content'"),
     ],
     ids=["prefix", "tools of a message", "audio", "two forms of calls", "misspelt content"],
 )  # fmt: skip

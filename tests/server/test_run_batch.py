@@ -30,7 +30,7 @@ def write_requests(path: Path, count: int = 6) -> str:
     lines = [line(f"id-{n}", {"model": "leaf", "prompt": f"Number {n}", "max_tokens": 3 + n}) for n in range(count)]
     lines += [
         line("chat", {"messages": HELLO, "max_tokens": 4, "n": 2}, "/v1/chat/completions"),
-        line("wrong", {"prompt": "a", "temperature": 77}),
+        line("wrong", {"prompt": "a", "temperature": -1}),
         line("unknown", {"prompt": "a", "model": "gpt-17"}),
         "no request",
     ]

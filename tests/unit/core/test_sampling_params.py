@@ -60,7 +60,7 @@ BAD = {
     "logit_bias negative id": ("logit_bias", {-1: 1.0}),
     "allowed_token_ids empty": ("allowed_token_ids", []),
     "bad_words with an empty text": ("bad_words", [""]),
-    "bad_words too many": ("bad_words", ["x"] * 129),
+    "bad_words too many": ("bad_words", [f"x{index}" for index in range(129)]),
     "extra_args a list": ("extra_args", [1]),
     "extra_args with an object": ("extra_args", {"x": object()}),
     "extra_args with a huge int": ("extra_args", {"x": [2**64]}),

@@ -150,7 +150,7 @@ def test_an_array_that_is_none_is_refused(array):
 def test_parameters_are_checked_again_when_they_arrive():
     request = {
         "handle": 1, "request_id": "a", "prompt_token_ids": ["i4", [1], b"1234"],
-        "sampling_params": {"temperature": 9.0}, "seed": 1,
+        "sampling_params": {"temperature": -9.0}, "seed": 1,
     }  # fmt: skip
     with pytest.raises(MessageError, match="temperature"):
         TO_CORE.decode([msgspec.msgpack.encode({"type": "add", "request": request})])
