@@ -185,10 +185,9 @@ class LimitsConfig:
         1 << 20, "Entries of the lists and objects in a body, such as token ids.", minimum=1024, maximum=1 << 30
     )
     max_connections: int | None = setting(
-        None,
-        "Connections at once; more take the place of an idle one, or get 503. Default: the limit of open files less 256, at most 16384.",
-        minimum=1,
-    )
+        None, "Connections at once; more take the place of an idle one, or get 503. Default: the limit of open files "
+        "less 256, at most 16384.", minimum=1,
+    )  # fmt: skip
     head_timeout: int = setting(20, "Seconds for a request's head to arrive.", minimum=1, maximum=86400)
     body_timeout: int = setting(60, "Seconds for a request's body to arrive.", minimum=1, maximum=86400)
     write_timeout: int = setting(
