@@ -63,7 +63,7 @@ class ContextLengthError(ValidationError):
         self.limit = max_model_len - 1 if limit is None else limit
         super().__init__(
             f"This model's maximum context length is {max_model_len} tokens. However, {what} {size} {unit}",
-            hint=f"shorten it to at most {self.limit} {unit}", field=field,
+            hint=f"shorten it to at most {self.limit} {unit}, or raise max_model_len", field=field,
         )  # fmt: skip
 
 

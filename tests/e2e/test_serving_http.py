@@ -82,7 +82,7 @@ def test_restarts_and_the_answers_that_went_on_are_counted_and_the_next_core_has
     assert [answer_of(one) for one in exchanges] == undisturbed
     assert 1 <= num_live <= 4
     assert counts(server) == (before[0] + 1, before[1] + num_live)
-    assert server.engine.config.cache.num_blocks is None, "the first core divided the memory"
+    assert server.engine.config.cache.num_blocks == num_blocks, "the first core divided the memory"
     assert supervisor._core._config.cache.num_blocks == num_blocks == supervisor._core.wait_ready().num_blocks
 
 

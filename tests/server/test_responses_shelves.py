@@ -26,7 +26,7 @@ from quire.entrypoints.responses.store import (
     ShelfLimits,
     StoredResponse,
 )
-from quire.entrypoints.server.launcher import check_files
+from quire.entrypoints.server.checks import check_files
 from quire.errors import ConfigError
 
 LIMITS = ShelfLimits(max_responses=4, max_bytes=4000, max_age_s=100)
