@@ -138,6 +138,10 @@ def _compile_within_limits(backend: StructuredOutputBackend, spec: GrammarSpec, 
     except GrammarError as error:
         message = str(error)
         return CompileResult(error=OVER_MEMORY if "bad_alloc" in message else message)
+    except RuntimeError as error:  # as xgrammar's binding reports an exception of C++
+        if "bad_alloc" in str(error):
+            return CompileResult(error=OVER_MEMORY)
+        raise
     finally:
         signal.setitimer(signal.ITIMER_PROF, 0)
 

@@ -51,7 +51,7 @@ def test_a_second_call_changes_level_and_form_and_adds_no_handler(logger, monkey
     configure_logging("warning")
     assert logger.level == logging.WARNING
     configure_logging("debug", "json")
-    (handler,) = logger.handlers
+    (handler,) = [one for one in logger.handlers if hasattr(one, "is_quire_handler")]
     assert logger.level == logging.DEBUG and isinstance(handler.formatter, JsonFormatter)
     monkeypatch.setenv("QUIRE_LOG_FORMAT", "json")
     configure_logging("info")

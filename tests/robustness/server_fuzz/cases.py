@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass, field
 
-OK_OR_REFUSED = frozenset((200, 400, 404, 405, 408, 413, 429, 431))
+OK_OR_REFUSED = frozenset((200, 400, 403, 404, 405, 408, 413, 415, 429, 431))
 
 Send = bytes | float  # bytes to write, or seconds to wait
 
