@@ -185,9 +185,9 @@ class PromptReader:
             request = self._with_effort(request, template, notes)
         is_own = template is self._engine.chat_template and not request.chat_template_kwargs
         if is_own and size <= INLINE_CHARS and self._inline_s < MAX_INLINE_S:
-            before_s = time.thread_time()
+            template, before_s = self._inline_template, time.thread_time()
             try:
-                return self._render(self._inline_template, request, messages, cut, add_special_tokens)
+                return self._render(template, request, messages, cut, add_special_tokens)
             finally:
                 self._inline_s = time.thread_time() - before_s
         return await self._workers.run(
