@@ -31,6 +31,7 @@ T = TypeVar("T")
 
 INLINE_CHARS = 1024
 MAX_INLINE_S = 0.01
+INLINE_SHARE = 0.1  # of the last one in the mean, so that a pause of the interpreter's collector does not decide
 PROBES = ("a", " a", "1", "\n", "é", "...")
 """Beginnings of what may follow a constant text: they differ in their first token."""
 ALWAYS_CHARS = 1 << 18
@@ -67,7 +68,7 @@ class PromptReader:
         self._default_kwargs = parse_object("default_chat_template_kwargs", config.default_chat_template_kwargs)
         self._control = None if engine.tokenizer is None else ControlTokens(engine.tokenizer)
         self._workers = workers
-        self._inline_s = 0.0  # CPU time that the last short conversation took
+        self._inline_s = 0.0  # CPU time of short conversations, a moving mean
 
     @property
     def max_model_len(self) -> int:
@@ -189,7 +190,7 @@ class PromptReader:
             try:
                 return self._render(template, request, messages, cut, add_special_tokens)
             finally:
-                self._inline_s = time.thread_time() - before_s
+                self._inline_s += INLINE_SHARE * (time.thread_time() - before_s - self._inline_s)
         return await self._workers.run(
             tenant, size, lambda: self._render(template, request, messages, cut, add_special_tokens)
         )
@@ -198,7 +199,7 @@ class PromptReader:
     def _inline_template(self) -> ChatTemplate:
         """The model's template for short conversations, which the event loop renders itself: a thread costs more.
 
-        A template that once takes longer than `MAX_INLINE_S` is rendered in threads from then on.
+        A template that takes longer than `MAX_INLINE_S` is rendered in threads from then on.
         """
         assert self._engine.chat_template is not None, "asked only where there is one"
         return self._engine.chat_template.copy()
