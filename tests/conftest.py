@@ -3,9 +3,27 @@
 from __future__ import annotations
 
 import logging
+import signal
 from collections.abc import Iterator
+from pathlib import Path
 
+import certifi
 import pytest
+
+# A shell starts what runs in the background with Ctrl-C ignored, and programs that tests start would inherit that.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def one_certificate(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """HTTP clients load one certificate, not a hundred: that takes 50 ms of each client, and tests ask no stranger."""
+    first, end, _ = Path(certifi.where()).read_text().partition("-----END CERTIFICATE-----")
+    path = tmp_path_factory.mktemp("certificates") / "one.pem"
+    path.write_text(first + end)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SSL_CERT_FILE", str(path))
+        yield
 
 
 @pytest.fixture(autouse=True)

@@ -121,4 +121,4 @@ def test_in_a_process_of_its_own_the_engine_ends_one_that_waits_too_long_with_a_
         finally:
             engine.shutdown()
 
-    asyncio.run(asyncio.wait_for(serve(), 60))
+    asyncio.run(asyncio.wait_for(serve(), 120))

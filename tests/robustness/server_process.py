@@ -99,7 +99,7 @@ class ServerProcess:
         return int(found[1])
 
 
-def wait_until(condition: Callable[[], object], what: str, timeout_s: float = 30.0) -> float:
+def wait_until(condition: Callable[[], object], what: str, timeout_s: float = 120.0) -> float:
     """Wait until `condition()` holds; returns the seconds it took."""
     start = time.monotonic()
     while not condition():

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator
 
+import httpx
 import pytest
 
 from tests.server.engines import ScriptedEngine
 from tests.server.servers import RunningServer
+
+# A loaded machine may take longer than the five seconds that httpx waits where a call names no time of its own.
+_default = inspect.signature(httpx.get).parameters["timeout"].default
+_default.connect = _default.read = _default.write = _default.pool = 60.0
 
 
 @pytest.fixture(scope="module")

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import socket
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import openai
@@ -55,7 +57,7 @@ class RunningServer:
 
     def __exit__(self, *_: Any) -> None:
         self.server.should_exit = True
-        self._thread.join(20)
+        self._thread.join(60)
         assert not self._thread.is_alive(), "the server did not end"
         self.listener.close()
 
@@ -72,9 +74,18 @@ class RunningServer:
         """The server's state."""
         return self.server._state
 
+    def give_up(self, path: str, body: dict[str, Any], when: Callable[[], object], authorization: str = "") -> None:
+        """Ask as a client that waits for its answer until `when()` holds, and then goes away."""
+        content = json.dumps(body).encode()
+        head = f"POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+        head += f"authorization: {authorization}\r\n" if authorization else ""
+        with socket.create_connection(("127.0.0.1", self.port)) as client:
+            client.sendall(f"{head}content-length: {len(content)}\r\n\r\n".encode() + content)
+            self.wait_until(when)
+
     def wait_until(self, condition: Any) -> None:
-        """Wait until `condition()` holds, at most ten seconds."""
-        for _ in range(2000):
+        """Wait until `condition()` holds, at most a minute."""
+        for _ in range(12000):
             if condition():
                 return
             threading.Event().wait(0.005)

@@ -131,7 +131,7 @@ def test_cve_2025_62426_a_slow_template_does_not_hold_up_the_server(monkeypatch)
 
     def slow(*arguments, **options):
         is_rendering.set()
-        goes_on.wait(20)
+        goes_on.wait(60)
         return render(*arguments, **options)
 
     monkeypatch.setattr(engine.chat_template, "render", slow, raising=False)
@@ -139,9 +139,9 @@ def test_cve_2025_62426_a_slow_template_does_not_hold_up_the_server(monkeypatch)
         long = {**HELLO, "messages": [{"role": "user", "content": "word " * 300}]}
         asked = threading.Thread(target=post, args=(server, CHAT, long))
         asked.start()
-        assert is_rendering.wait(20)
+        assert is_rendering.wait(60)
         try:
-            assert httpx.get(server.url + "/live", timeout=10).status_code == 200
+            assert httpx.get(server.url + "/live").status_code == 200
             assert post(server, COMPLETIONS, {"prompt": "a", "max_tokens": 1}).status_code == 200
         finally:
             goes_on.set()

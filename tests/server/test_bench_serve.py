@@ -104,7 +104,7 @@ def test_a_run_counts_every_request_and_token(capsys, running, tmp_path: Path):
         ["--backend", "openai-chat", "--model", "leaf", "--temperature", "0.5"],
         ["--max-concurrency", "2", "--num-client-processes", "2"],
         ["--request-rate", "400", "--burstiness", "0.5", "--ignore-eos"],
-        ["--random-prefix-len", "9", "--random-range-ratio", "0.5", "--ready-check-timeout-sec", "5"],
+        ["--random-prefix-len", "9", "--random-range-ratio", "0.5", "--ready-check-timeout-sec", "60"],
         ["--extra-body", '{"return_token_ids": true, "stream_options": null}'],
     ],
     ids=["chat", "chat backend", "processes", "rate", "prefix", "token ids"],

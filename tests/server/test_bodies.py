@@ -207,7 +207,7 @@ def test_bodies_beyond_the_budget_are_answered_with_503_and_when_to_come_back():
 
     def held():
         yield b" " * (400 << 10)
-        goes_on.wait(20)
+        goes_on.wait(60)
         yield json.dumps(HELLO).encode()
 
     with RunningServer(ScriptedEngine(), max_bodies_bytes=512 << 10) as server:

@@ -85,11 +85,12 @@ def test_the_phases_of_a_start_add_up_to_the_age_of_the_process():
     time.sleep(0.05)  # belongs to the phase that ends next
     with timer.phase("two"):
         pass
+    before_s = process_age_s()
     timer.end_phase("three")
-    total_s, age_s = sum(seconds for _, seconds in timer.phases), process_age_s()
+    total_s, after_s = sum(seconds for _, seconds in timer.phases), process_age_s()
     assert [name for name, _ in timer.phases] == ["python and imports", "one", "two", "three"]
     assert timer.phases[2][1] >= 0.05
-    assert 0.98 * age_s - 0.02 <= total_s <= age_s + 0.02  # the system tells the beginning to 10 ms
+    assert 0.98 * before_s - 0.02 <= total_s <= after_s + 0.02  # the system tells the beginning to 10 ms
     assert f"ready in {total_s:.2f} s: python and imports" in str(timer) and ", one 0.0" in str(timer)
 
 
@@ -140,7 +141,7 @@ def test_a_served_stream_survives_sigterm_and_the_process_ends_cleanly(tmp_path:
         process.send_signal(signal.SIGTERM)
         last = list(parts)[-1]
         assert last.choices[0].finish_reason == "length"
-        assert process.wait(20) == 0
+        assert process.wait(60) == 0
     finally:
         if process.poll() is None:
             process.kill()

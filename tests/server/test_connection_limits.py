@@ -106,7 +106,7 @@ def test_an_idle_connection_that_is_kept_alive_is_not_a_slow_one(hasty):
 def test_a_long_answer_is_no_slow_request(hasty):
     hasty.engine.interval_s = 0.25
     try:
-        assert post(hasty, CHAT, {**HELLO, "max_tokens": 14, "stream": True}).text.endswith("[DONE]\n\n")
+        assert post(hasty, CHAT, {**HELLO, "max_tokens": 7, "stream": True}).text.endswith("[DONE]\n\n")
     finally:
         hasty.engine.interval_s = 0.0
 

@@ -39,7 +39,7 @@ def connect(server: RunningServer, receive_bytes: int | None = None) -> socket.s
     client = socket.socket()
     if receive_bytes is not None:
         client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_bytes)
-    client.settimeout(20)
+    client.settimeout(60)
     client.connect(("127.0.0.1", server.port))
     return client
 

@@ -139,8 +139,7 @@ def test_refused_and_abandoned_requests_have_spans_too_and_other_paths_have_none
     engine = ScriptedEngine(holds=True)
     with RunningServer(engine, otlp_traces_endpoint=collector.endpoint) as server:
         post(server, CHAT, {"messages": []})
-        with pytest.raises(httpx.ReadTimeout):
-            httpx.post(server.url + COMPLETE, json={"prompt": [7] * 5}, timeout=0.05)
+        server.give_up(COMPLETE, {"prompt": [7] * 5}, lambda: engine.live)
         server.wait_until(lambda: not engine.live)
         engine.holds, engine.fails_after = False, 0
         post(server, CHAT, HELLO)
@@ -181,7 +180,7 @@ class StuckExporter(SpanExporter):
 
     def export(self, spans: Any) -> SpanExportResult:
         self.entered.set()
-        assert self.let_go.wait(20)
+        assert self.let_go.wait(60)
         self.num_spans += len(spans)
         return SpanExportResult.SUCCESS
 
@@ -197,7 +196,7 @@ def test_what_has_no_room_is_dropped_at_once_and_counted():
     tracing.record(ended())
     assert dropped == [1], "nothing is sent yet, and nobody waits"
     tracing.start()
-    assert exporter.entered.wait(20)
+    assert exporter.entered.wait(60)
     for _ in range(6):
         tracing.record(ended())
     assert dropped == [1, 1, 1], "4 are being sent, 4 wait"

@@ -145,7 +145,7 @@ def test_a_malformed_replay_request_is_ignored(consumer, publishers):
 
 def test_what_does_not_fit_is_dropped_and_consumers_start_anew(consumer, publishers, monkeypatch):
     gate = threading.Event()
-    monkeypatch.setattr(KVEventPublisher, "_wait_for_subscriber", lambda self: gate.wait(10) and None)
+    monkeypatch.setattr(KVEventPublisher, "_wait_for_subscriber", lambda self: gate.wait(60) and None)
     publisher, recorder = start(publishers, max_queue_size=3)
     for number in range(1, 6):
         store(recorder, number)
@@ -153,7 +153,7 @@ def test_what_does_not_fit_is_dropped_and_consumers_start_anew(consumer, publish
     assert publisher.num_dropped == 3
     assert (publisher.take_num_dropped(), publisher.take_num_dropped()) == (3, 0), "each is told once"
     socket = consumer.subscribe(publisher.endpoint)
-    assert publisher._events.poll(10_000), "the subscription has come"
+    assert publisher._events.poll(60_000), "the subscription has come"
     gate.set()
     assert [hashes(receive(socket)[2]) for _ in range(3)] == [[], [1], [2]]
     store(recorder, 9)

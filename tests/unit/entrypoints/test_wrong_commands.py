@@ -68,7 +68,7 @@ def test_a_wrong_command_line_has_one_error_and_one_hint(
     assert text.count("error: ") == 1 and text.count("\nhint: ") == 1, text
     before, _, after = text.partition("\nhint: ")
     assert error in before and hint in after, text
-    assert seconds < 2.0
+    assert seconds < 20.0, "of CPU time; it takes well under one"
     assert not heavy, f"{heavy} was imported for it"
 
 

@@ -12,7 +12,7 @@ from quire.tokenization.chat_template import ChatTemplate
 from quire.tokenization.template_budget import TemplateLimits
 
 MESSAGES = [{"role": "user", "content": "hi"}]
-LIMIT_S = 20.0  # generous: a loaded machine must not fail the test; alone, the slowest takes about one second
+MAX_CPU_S = 20.0  # generous: on a quiet machine the slowest takes about one
 DOUBLE = "{%% set ns = namespace(x=%s, y=%s) %%}{%% for i in range(60) %%}%s{%% endfor %%}{{ ns.x }}"
 
 
@@ -98,10 +98,10 @@ HARMLESS = {
 
 @pytest.mark.parametrize("source", TOO_EXPENSIVE.values(), ids=TOO_EXPENSIVE)
 def test_too_much_work_is_refused(source):
-    start = time.monotonic()
+    start = time.process_time()
     with pytest.raises(ChatTemplateError, match=r"the chat template .*\nhint: use a simpler template"):
         ChatTemplate(source).render(MESSAGES)
-    assert time.monotonic() - start < LIMIT_S
+    assert time.process_time() - start < MAX_CPU_S
 
 
 @pytest.mark.parametrize("source", [*TOO_EXPENSIVE.values()][:6], ids=[*TOO_EXPENSIVE][:6])
