@@ -28,7 +28,7 @@ from typing import cast
 
 import uvloop
 
-VOCAB_SIZE = 32000
+VOCAB_SIZE = 1000  # of the ids asked with: every model has these
 NUM_IN, NUM_OUT = 32, 64
 
 
@@ -63,7 +63,13 @@ class Client(asyncio.Protocol):
         """As `asyncio.Protocol.data_received`."""
         self._first_s = self._first_s or time.perf_counter()
         self._tail = self._tail[-1024:] + data
-        if self._done is not None and self._tail.endswith(b"0\r\n\r\n"):
+        if (
+            self._done is not None
+            and self._tail.startswith(b"HTTP/1.1 ")
+            and not self._tail.startswith(b"HTTP/1.1 200")
+        ):
+            self._done.set_exception(SystemExit(f"the server refused: {data.decode(errors='replace')}"))
+        elif self._done is not None and self._tail.endswith(b"0\r\n\r\n"):
             self._done.set_result(self._tail)
 
     async def ask(self, body: bytes, headers: bytes = b"") -> Stream:
@@ -130,10 +136,12 @@ def cpu_seconds(pid: int) -> float:
     return 1e-9 * total_ns
 
 
-def start_server(model: str, flags: list[str]) -> tuple[subprocess.Popen[str], int, int]:
-    """The server, its port, and the process id of its engine core."""
-    command = [sys.executable, "-m", "quire", "serve", model, "--port", "0", "--disable-access-log", *flags]
-    server = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+def start_server(model: str, flags: list[str], quire: str | None = None) -> tuple[subprocess.Popen[str], int, int]:
+    """The server, its port, and the process id of its engine core. `quire`: another tree's program."""
+    # From its own tree: `python -m` and children of old trees take modules from the current directory.
+    start, folder = ([quire], str(Path(quire).parent)) if quire else ([sys.executable, "-m", "quire"], None)
+    command = [*start, "serve", model, "--port", "0", "--disable-access-log", *flags]
+    server = subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     assert server.stdout is not None
     log = ""
     for line in server.stdout:
