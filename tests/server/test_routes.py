@@ -22,7 +22,7 @@ def test_the_list_of_models_is_below_both_forms_of_its_path(server):
 
 
 def test_head_is_answered_as_get_without_its_body(server):
-    for path in ("/health", "/v1/models", "/metrics"):
+    for path in ("/", "/health", "/v1/models", "/metrics"):
         answer = httpx.head(server.url + path)
         assert (answer.status_code, answer.content) == (200, b"")
     assert httpx.head(server.url + "/nothing").status_code == 404

@@ -19,6 +19,7 @@ class Access(Enum):
 
 
 ROUTE_ACCESS = {
+    "/": Access.OPEN,
     "/live": Access.OPEN,
     "/health": Access.OPEN,
     "/ping": Access.OPEN,

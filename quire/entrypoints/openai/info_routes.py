@@ -20,6 +20,7 @@ from quire.errors import ValidationError
 from quire.version import __version__
 
 METRICS_TYPE = "text/plain; version=1.0.0; charset=utf-8"
+ROOT_TEXT = "Quire: OpenAI's API is under /v1, Anthropic's is /v1/messages; /health says how the server is.\n"
 
 
 class InfoRoutes:
@@ -73,6 +74,10 @@ class InfoRoutes:
         tenant = request.state.tenant
         self._state.admission.begin(0, len(body.tokens), tenant)
         return _json({"prompt": await self._state.prompts.decode_long(body.tokens, tenant.name)})
+
+    async def root(self, request: Request) -> Response:
+        """What listens here; clients probe it to learn whether anything does."""
+        return Response(ROOT_TEXT, media_type="text/plain")
 
     async def live(self, request: Request) -> Response:
         """This process runs."""

@@ -149,6 +149,7 @@ def _add_routes(app: Application, state: ServerState, generation: GenerationRout
     add("/v1/models/{model:path}", info.model)
     add("/tokenize", info.tokenize, TokenizeRequest)
     add("/detokenize", info.detokenize, DetokenizeRequest)
+    add("/", info.root)
     add("/health", info.health)
     add("/live", info.live)
     add("/ready", info.ready)
