@@ -107,8 +107,9 @@ class ScriptedEngine(Pumped):
         self.queue_timeouts: list[float | None] = []
         self.peak = 0
         self._inputs = InputProcessor(
-            InputLimits(vocab_size=VOCAB_SIZE, max_model_len=MAX_MODEL_LEN), self.tokenizer, self.defaults
-        )
+            InputLimits(vocab_size=VOCAB_SIZE, max_model_len=self.config.model.max_model_len or MAX_MODEL_LEN),
+            self.tokenizer, self.defaults,
+        )  # fmt: skip
 
     async def generate(
         self,
@@ -233,14 +234,21 @@ class WritingEngine(ScriptedEngine):
     """Writes texts.
 
     Attributes:
-        write: the answer to (text of the prompt, seed).
+        write: the answer to (text of the prompt, seed); called once for each answer.
     """
 
     write: Callable[[str, int], str] = lambda prompt, seed: "Hello."
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._texts: dict[tuple[int, int], list[int]] = {}
+
     def token(self, prompt: list[int], seed: int, position: int) -> int | None:
-        text = self.write(self.tokenizer.decode(prompt, skip_special_tokens=False), seed)
-        ids = self.tokenizer.encode(text, add_special_tokens=False)
+        key = (id(prompt), seed)  # `prompts` keeps them, so no two have one id
+        if position == 0:
+            text = self.write(self.tokenizer.decode(prompt, skip_special_tokens=False), seed)
+            self._texts[key] = self.tokenizer.encode(text, add_special_tokens=False)
+        ids = self._texts[key]
         return ids[position] if position < len(ids) else None
 
 
