@@ -131,6 +131,13 @@ test-node: $(VENV)/.test           ## OpenAI's package for Node, installed by np
 test-litellm: $(VENV)/.test        ## litellm's loop of tools and its class of long prompts; installs it into build/clients
 	LITELLM_LOCAL_MODEL_COST_MAP=True $(BIN)/python -m tests.server.clients.run_litellm
 
+.PHONY: test-codex test-claude-code
+test-codex: $(VENV)/.test          ## OpenAI's command line, installed by npm into build/clients, finishes tasks of a scripted model
+	$(BIN)/python -m tests.server.clients.run_codex
+
+test-claude-code: $(VENV)/.test    ## Anthropic's command line, in the same way
+	$(BIN)/python -m tests.server.clients.run_claude_code
+
 .PHONY: compat-examples
 compat-examples: $(VENV)/.test     ## vLLM's examples over Quire, and the page of what came out; VLLM_EXAMPLES=DIR, else pip fetches them
 	$(BIN)/python -m tests.compat.vllm_examples $(if $(VLLM_EXAMPLES),--examples $(VLLM_EXAMPLES))
