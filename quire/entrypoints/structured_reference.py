@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from quire.config.structured_outputs import BACKENDS
 from quire.entrypoints.structured_narrower import NARROWER
-from quire.structured_output.schema_keywords import ANNOTATIONS, BY_TYPE, FORMATS, KEYWORDS, SUPPORTED
+from quire.structured_output.registry import capabilities_of
+from quire.structured_output.schema_keywords import ANNOTATIONS, BY_TYPE, FORMATS, KEYWORDS
 
 HEAD = """# Structured output: what is honoured
 
-Generated from the table that requests are checked by (`quire/structured_output/schema_keywords.py`). The tests write
-what a keyword forbids against every library that is said to honour it. A keyword may hold only in some places:
+Generated from what each library is said to honour (`capabilities` in `quire/structured_output/backends`). The tests
+write what a keyword forbids against every library that is said to honour it. A keyword may hold only in some places:
 xgrammar, outlines and lm-format-enforcer honour `anyOf`, `allOf`, `enum`, `const` and `$ref` without other keywords
 beside them (but `type` beside `enum` and `const`), and keywords about one type of value only beside that `type`.
-lm-format-enforcer has further limits (`quire/structured_output/schema_lm_format_enforcer.py`). What one library does
-not honour, the next one may; what none honours is refused with the keyword's path.
+lm-format-enforcer has further limits (`limits.py` there). What one library does not honour, the next one may; what none
+honours is refused with the keyword's path.
 """
 
 NARROWER_HEAD = """## Valid, but never written
@@ -31,13 +33,14 @@ instances cannot be written; no invalid one can:
 
 def render_structured_reference() -> str:
     """The page, in Markdown."""
-    libraries = [name for name, keywords in SUPPORTED.items() if keywords]
+    honoured = {name: capabilities_of(name).keywords for name in BACKENDS}
+    libraries = [name for name, keywords in honoured.items() if keywords]
     lines = [
         f"| keyword | {' | '.join(libraries)} |",
         "| --- |" + " --- |" * len(libraries),
     ]
     for keyword in _in_order():
-        marks = ["yes" if keyword in SUPPORTED[library] else "refused" for library in libraries]
+        marks = ["yes" if keyword in honoured[library] else "refused" for library in libraries]
         lines.append(f"| `{keyword}` | {' | '.join(marks)} |")
     formats = ", ".join(f"`{one}`" for one in sorted(FORMATS))
     annotations = ", ".join(f"`{one}`" for one in sorted(ANNOTATIONS))

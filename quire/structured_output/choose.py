@@ -6,38 +6,25 @@ Called by the input processor, before the engine core hears of the request. Load
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import msgspec
 
-from quire.config.structured_outputs import BACKENDS, StructuredOutputsConfig
+from quire.config.structured_outputs import StructuredOutputsConfig
 from quire.core.structured_outputs import MAX_TAG_DEPTH, StructuredOutputsParams, json_text, parse_json
 from quire.errors import UnsupportedError, ValidationError
+from quire.structured_output.capabilities import Capabilities
 from quire.structured_output.interface import GrammarSpec
 from quire.structured_output.regex_normal import normal
-from quire.structured_output.registry import is_installed
+from quire.structured_output.registry import backends_for, capabilities_of, is_installed
 from quire.structured_output.schema_closing import closed
-from quire.structured_output.schema_formats import EXPENSIVE
 from quire.structured_output.schema_forms import simplified, with_types
 from quire.structured_output.schema_keywords import find_problem, formats_of, malformed
-from quire.structured_output.schema_lm_format_enforcer import MAX_VALUES
 from quire.structured_output.schema_patterns import with_normal_patterns
 from quire.structured_output.schema_regex import regex_problem, without_anchors
 from quire.structured_output.structural_tags import read_tag
-from quire.structured_output.tag_lark import lark_problem
 from quire.structured_output.tag_schemas import regexes_of, schemas_of, with_regexes, with_schemas
-
-# Kind -> libraries that know it at all.
-_KNOWN: dict[str, tuple[str, ...]] = {
-    "json": BACKENDS,
-    "json_object": ("xgrammar", "guidance", "lm-format-enforcer"),
-    "regex": BACKENDS,
-    "choice": BACKENDS,
-    "structural_tag": ("xgrammar", "guidance"),
-}
-EBNF_BACKENDS = ("xgrammar",)
-LARK_BACKENDS = ("guidance",)
 
 
 def resolve_structured_outputs(
@@ -62,15 +49,16 @@ def honouring(params: StructuredOutputsParams, config: StructuredOutputsConfig) 
     field = params.field
     value = _plain(params, field)
     candidates = _candidates(params, config)
-    if params.kind == "json" and EXPENSIVE & formats_of(value):
-        candidates = tuple(sorted(candidates, key=lambda backend: backend != "guidance"))
+    if params.kind == "json" and (formats := formats_of(value)):
+        candidates = sorted(candidates, key=lambda backend: not capabilities_of(backend).fast_formats & formats)
     reasons: dict[str, str] = {}
     found: set[str] = set()
     for one in [value, with_types(value)] if params.kind == "json" else [value]:
         for backend in candidates:
             if backend in found:
                 continue
-            reason = _problem(params.kind, one, backend) if is_installed(backend) else "it is not installed"
+            library = capabilities_of(backend)
+            reason = _problem(params.kind, one, library) if is_installed(backend) else "it is not installed"
             if reason is None:
                 found.add(backend)
                 yield _resolved(params, one, backend, config)
@@ -95,9 +83,10 @@ def with_fallbacks(spec: GrammarSpec) -> Iterator[GrammarSpec]:
     if not spec.may_fall_back:
         return
     value = json.loads(spec.text) if spec.kind in ("json", "choice", "structural_tag") else spec.text
-    known = _grammar_backends(spec.text) if spec.kind == "grammar" else _KNOWN[spec.kind]
-    for backend in known:
-        if backend != spec.backend and is_installed(backend) and _problem(spec.kind, value, backend) is None:
+    for backend in _knowing(spec.kind, spec.text):
+        if backend == spec.backend or not is_installed(backend):
+            continue
+        if _problem(spec.kind, value, capabilities_of(backend)) is None:
             yield msgspec.structs.replace(spec, backend=backend)
 
 
@@ -128,11 +117,11 @@ def _plain(params: StructuredOutputsParams, field: str) -> Any:
     return value
 
 
-def _candidates(params: StructuredOutputsParams, config: StructuredOutputsConfig) -> tuple[str, ...]:
+def _candidates(params: StructuredOutputsParams, config: StructuredOutputsConfig) -> Sequence[str]:
     """Libraries that may be used, in the order of preference."""
-    known = _grammar_backends(params.grammar) if params.grammar is not None else _KNOWN[params.kind]
+    known = _knowing(params.kind, params.grammar)
     if config.backend == "auto":
-        return tuple(backend for backend in BACKENDS if backend in known)
+        return known
     if config.backend not in known:
         raise ValidationError(
             f"{params.field} ({params.kind}) is not known to {config.backend}, which this engine is set to",
@@ -142,43 +131,45 @@ def _candidates(params: StructuredOutputsParams, config: StructuredOutputsConfig
     return (config.backend,)
 
 
-def _grammar_backends(text: str) -> tuple[str, ...]:
-    """EBNF has `::=`, Lark has not."""
-    return EBNF_BACKENDS if "::=" in text else LARK_BACKENDS
+def _knowing(kind: str, text: str | None) -> Sequence[str]:
+    """Libraries that know `kind` at all; EBNF has `::=`, Lark has not."""
+    if kind == "grammar":
+        kind = "ebnf" if text is not None and "::=" in text else "lark"
+    return backends_for(kind)
 
 
-def _problem(kind: str, value: Any, backend: str) -> str | None:
-    """Why `backend` cannot honour it."""
+def _problem(kind: str, value: Any, library: Capabilities) -> str | None:
+    """Why `library` cannot honour it."""
     if kind == "json":
         if value is False:
             return "nothing satisfies the schema false"
-        problem = find_problem(value, backend)
+        problem = find_problem(value, library)
         return None if problem is None else str(problem)
     if kind == "regex":
-        return regex_problem(value, backend)
+        return regex_problem(value, library)
     if kind == "structural_tag":
-        return _tag_problem(value, backend)
-    if kind == "choice" and backend == "lm-format-enforcer" and len(value) > MAX_VALUES:
-        return f"more than {MAX_VALUES} choices are not supported"
+        return _tag_problem(value, library)
+    if kind == "choice" and library.max_choices is not None and len(value) > library.max_choices:
+        return f"more than {library.max_choices} choices are not supported"
     return None
 
 
-def _tag_problem(value: Any, backend: str) -> str | None:
-    """Why `backend` cannot honour a structural tag, or a schema somewhere in it."""
+def _tag_problem(value: Any, library: Capabilities) -> str | None:
+    """Why `library` cannot honour a structural tag, or a schema somewhere in it."""
     for path, schema in schemas_of(value):
-        problem = find_problem(schema, backend)
+        problem = find_problem(schema, library)
         if problem is not None:
             return f"#{path}{problem.path}: {problem.reason}"
     for path, pattern in regexes_of(value):
-        reason = regex_problem(_normal(pattern, backend), backend)
+        reason = regex_problem(_normal(pattern, library), library)
         if reason is not None:
             return f"#{path}: {reason}"
-    return lark_problem(value) if backend == "guidance" else None
+    return None if library.check_tag is None else library.check_tag(value)
 
 
-def _normal(pattern: str, backend: str) -> str:
-    """A regular expression of a structural tag as `backend` gets it; xgrammar's negated classes hold surrogates."""
-    return normal(without_anchors(pattern), has_negated=backend != "xgrammar")
+def _normal(pattern: str, library: Capabilities) -> str:
+    """A regular expression of a structural tag as `library` gets it."""
+    return normal(without_anchors(pattern), has_negated="negated" in library.regex_features)
 
 
 def _resolved(
@@ -188,7 +179,7 @@ def _resolved(
     if params.kind == "json":
         value = json_text(params.field, with_normal_patterns(closed(value, always=is_closed)))
     elif params.kind == "structural_tag":
-        value = with_regexes(value, lambda pattern: _normal(pattern, backend))
+        value = with_regexes(value, lambda pattern: _normal(pattern, capabilities_of(backend)))
         value = with_schemas(value, lambda schema: with_normal_patterns(closed(schema, always=is_closed)))
     changes: dict[str, Any] = {
         params.kind: value,

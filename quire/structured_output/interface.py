@@ -10,9 +10,12 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 import msgspec
 import numpy as np
+
+from quire.structured_output.capabilities import Capabilities
 
 
 class GrammarSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -114,7 +117,12 @@ class StructuredOutputBackend(ABC):
 
     Args:
         vocabulary: of the model.
+
+    Attributes:
+        capabilities: what the library honours, which is known without loading it.
     """
+
+    capabilities: ClassVar[Capabilities]
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self.vocabulary = vocabulary

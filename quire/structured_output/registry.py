@@ -5,29 +5,43 @@ from __future__ import annotations
 import importlib
 import importlib.util
 
+from quire.config.structured_outputs import BACKENDS
+from quire.structured_output.capabilities import Capabilities
 from quire.structured_output.interface import CompiledGrammar, GrammarSpec, StructuredOutputBackend, Vocabulary
 from quire.structured_output.one_spelling import Spellings, needs_one_spelling
 
 _PLACE = "quire.structured_output.backends"
-# Name -> (module of the library, file here, class); in the order in which `auto` asks them.
-BACKENDS: dict[str, tuple[str, str, str]] = {
-    "xgrammar": ("xgrammar", "xgrammar", "XGrammarBackend"),
-    "guidance": ("llguidance", "guidance", "GuidanceBackend"),
-    "outlines": ("outlines_core", "outlines", "OutlinesBackend"),
-    "lm-format-enforcer": ("lmformatenforcer", "lm_format_enforcer", "LMFormatEnforcerBackend"),
-}
+
+
+def backend_class(backend: str) -> type[StructuredOutputBackend]:
+    """The class of a backend: `BACKEND` of the file that is named like it; does not import its library."""
+    kind: type[StructuredOutputBackend] = importlib.import_module(f"{_PLACE}.{backend.replace('-', '_')}").BACKEND
+    return kind
+
+
+def capabilities_of(backend: str) -> Capabilities:
+    """What the library of `backend` honours; does not import it."""
+    return backend_class(backend).capabilities
+
+
+def backends_for(kind: str, tag: str | None = None) -> tuple[str, ...]:
+    """The backends that make grammars of `kind`, in the order in which `auto` asks them.
+
+    Args:
+        tag: only those that know this type of format in structural tags.
+    """
+    found = ((name, capabilities_of(name)) for name in BACKENDS)
+    return tuple(name for name, library in found if kind in library.kinds and (tag is None or tag in library.tags))
 
 
 def is_installed(backend: str) -> bool:
     """Whether the library of `backend` is there; does not import it."""
-    return importlib.util.find_spec(BACKENDS[backend][0]) is not None
+    return importlib.util.find_spec(capabilities_of(backend).module) is not None
 
 
 def make_backend(backend: str, vocabulary: Vocabulary) -> StructuredOutputBackend:
     """The library of `backend` with a vocabulary; imports it."""
-    _, file, name = BACKENDS[backend]
-    kind: type[StructuredOutputBackend] = getattr(importlib.import_module(f"{_PLACE}.{file}"), name)
-    return _WithOneSpelling(kind(vocabulary))
+    return _WithOneSpelling(backend_class(backend)(vocabulary))
 
 
 class _WithOneSpelling(StructuredOutputBackend):

@@ -1,17 +1,15 @@
-"""What of JSON Schema each grammar library honours: the table keyword x library, and where it holds.
+"""What of a JSON Schema a grammar library honours, by what it declares (`Capabilities`).
 
 Called when a request comes, to choose a library or to refuse the schema by the path of the keyword. Pure functions.
-The libraries accept more than they honour, so a keyword counts only where tests have seen that what it forbids cannot
-be written (`tests/structured/keyword_cases.py`). Annotations, which forbid nothing, pass everywhere.
+Annotations, which forbid nothing, pass everywhere.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Any
 
-from quire.structured_output.schema_lm_format_enforcer import lm_format_enforcer_problem
+from quire.structured_output.capabilities import Capabilities, Problem, Subschema
 from quire.structured_output.schema_references import find_cycle, resolves
 from quire.structured_output.schema_regex import pattern_problem
 
@@ -45,63 +43,18 @@ FORMATS = frozenset((
     "date", "time", "date-time", "email", "uuid", "ipv4", "ipv6", "hostname", "uri", "duration",
 ))  # fmt: skip
 
-_BASIC = frozenset((
-    "type", "enum", "const", "anyOf", "$ref", "properties", "required", "additionalProperties", "items", "prefixItems",
-    "minItems", "maxItems", "minLength", "maxLength", "pattern",
-))  # fmt: skip
-SUPPORTED: dict[str, frozenset[str]] = {
-    "xgrammar": _BASIC | frozenset((
-        "allOf", "propertyNames", "minProperties", "maxProperties", "unevaluatedProperties", "unevaluatedItems",
-        "format", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf",
-    )),
-    "guidance": _BASIC | frozenset((
-        "oneOf", "allOf", "patternProperties", "minProperties", "maxProperties", "additionalItems", "format",
-        "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf", "$anchor",
-    )),
-    "outlines": _BASIC - {"prefixItems"},
-    "lm-format-enforcer": _BASIC - {"prefixItems"},
-}  # fmt: skip
 
-
-@dataclass(frozen=True, slots=True)
-class Problem:
-    """Why a library cannot honour a schema: the keyword's place as a JSON pointer, and the reason."""
-
-    path: str
-    reason: str
-
-    def __str__(self) -> str:
-        return f"#{self.path}: {self.reason}"
-
-
-@dataclass(frozen=True, slots=True)
-class _Place:
-    """A schema within the schema, its path, and what keyword it belongs to."""
-
-    schema: Any
-    path: str
-    parent: str = ""
-
-
-def find_problem(schema: Any, backend: str) -> Problem | None:
-    """The first thing in `schema` that `backend` would not honour; None when it honours all of it."""
-    if backend == "outlines" and (reference := find_cycle(schema)) is not None:
+def find_problem(schema: Any, library: Capabilities) -> Problem | None:
+    """The first thing in `schema` that `library` would not honour; None when it honours all of it."""
+    if not library.has_recursion and (reference := find_cycle(schema)) is not None:
         return Problem("/$ref", f"a reference that leads back to itself ({reference[:80]}) is not supported")
     for place in _places(schema):
-        problem = _check(place, backend)
-        if problem is None and backend == "lm-format-enforcer":
-            problem = _check_lm_format_enforcer(place, schema)
+        problem = _check(place, library)
+        if problem is None and library.check_subschema is not None:
+            problem = library.check_subschema(place, schema)
         if problem is not None:
             return problem
     return None
-
-
-def _check_lm_format_enforcer(place: _Place, root: Any) -> Problem | None:
-    if isinstance(place.schema, bool):
-        is_known = place.parent == "additionalProperties"
-        return None if is_known else Problem(place.path, "true and false are not supported here")
-    found = lm_format_enforcer_problem(place.schema, root)
-    return None if found is None else Problem(place.path + found[0], found[1])
 
 
 def formats_of(schema: Any) -> set[str]:
@@ -123,9 +76,9 @@ def malformed(schema: Any) -> Problem | None:
     return None
 
 
-def _places(schema: Any) -> Iterator[_Place]:
+def _places(schema: Any) -> Iterator[Subschema]:
     """Every schema in `schema`, outer ones first."""
-    stack = [_Place(schema, "")]
+    stack = [Subschema(schema, "")]
     while stack:
         place = stack.pop()
         yield place
@@ -133,19 +86,19 @@ def _places(schema: Any) -> Iterator[_Place]:
             stack.extend(reversed(list(_children(place))))
 
 
-def _children(place: _Place) -> Iterator[_Place]:
+def _children(place: Subschema) -> Iterator[Subschema]:
     for keyword, value in place.schema.items():
         if keyword in MAPS and isinstance(value, dict):
             path = f"{place.path}/{keyword}/"
             for name, item in value.items():
                 if not isinstance(item, list):  # a list of names in "dependencies"
-                    yield _Place(item, path + _escaped(name), keyword)
+                    yield Subschema(item, path + _escaped(name), keyword)
         elif keyword in LISTS and isinstance(value, list):
             path = f"{place.path}/{keyword}/"
             for index, item in enumerate(value):
-                yield _Place(item, f"{path}{index}", keyword)
+                yield Subschema(item, f"{path}{index}", keyword)
         elif keyword in ONES and not isinstance(value, list):
-            yield _Place(value, f"{place.path}/{keyword}", keyword)
+            yield Subschema(value, f"{place.path}/{keyword}", keyword)
 
 
 MAPS = frozenset(("properties", "patternProperties", "$defs", "definitions", "dependentSchemas", "dependencies"))
@@ -163,7 +116,7 @@ def _escaped(name: str) -> str:
 # --- what is a schema ---
 
 
-def _check_form(place: _Place) -> Problem | None:
+def _check_form(place: Subschema) -> Problem | None:
     schema = place.schema
     if isinstance(schema, bool):
         return None
@@ -230,25 +183,25 @@ _FORMS: dict[str, Callable[[Any], bool]] = {
 # --- what a library honours ---
 
 
-def _check(place: _Place, backend: str) -> Problem | None:
+def _check(place: Subschema, library: Capabilities) -> Problem | None:
     schema, path = place.schema, place.path
     if isinstance(schema, bool):
         if schema or place.parent in ("additionalProperties", "items", "unevaluatedProperties", "unevaluatedItems"):
             return None
-        return None if backend == "guidance" else Problem(path, "false is not supported here")
+        return None if library.combines_keywords else Problem(path, "false is not supported here")
     asserted = {one for one in schema if one in KEYWORDS and not _is_idle(one, schema[one])}
     for keyword in schema:
         if keyword == "$id" and not path:  # a name for the whole, to which references within it do not look
             continue
-        if keyword in asserted and keyword not in SUPPORTED[backend]:
+        if keyword in asserted and keyword not in library.keywords:
             return Problem(f"{path}/{_escaped(keyword)}", f"{keyword} is not supported")
-    found = _check_values(schema, asserted, backend) or (
-        None if backend == "guidance" else _check_company({**_meant(place), **schema}, asserted, backend)
-    )
+    found = _check_values(schema, asserted, library)
+    if found is None and not library.combines_keywords:
+        found = _check_siblings({**_meant(place), **schema}, asserted, library)
     return None if found is None else Problem(path + found.path, found.reason)
 
 
-def _meant(place: _Place) -> dict[str, Any]:
+def _meant(place: Subschema) -> dict[str, Any]:
     """What the place of a schema says about it."""
     return {"type": "string"} if place.parent == "propertyNames" else {}
 
@@ -264,23 +217,26 @@ def _is_idle(keyword: str, value: Any) -> bool:
     return keyword in ("unevaluatedItems", "unevaluatedProperties") and value is True
 
 
-def _check_values(schema: dict[str, Any], asserted: set[str], backend: str) -> Problem | None:
+def _check_values(schema: dict[str, Any], asserted: set[str], library: Capabilities) -> Problem | None:
     """Values of keywords that a library does not honour."""
-    if "pattern" in asserted and (reason := pattern_problem(schema["pattern"], backend)) is not None:
+    if "pattern" in asserted and (reason := pattern_problem(schema["pattern"], library)) is not None:
         return Problem("/pattern", reason)
     if "format" in asserted and schema["format"] not in FORMATS:
         return Problem("/format", f"the format {schema['format'][:40]!r} is not supported")
-    if "$ref" in asserted and not (schema["$ref"] == "#" or schema["$ref"].startswith("#/")) and backend != "guidance":
-        return Problem("/$ref", "only references within the schema (#/...) are supported")
-    if "$ref" in asserted and not schema["$ref"].startswith("#"):
+    if "$ref" in asserted and not _is_honoured(schema["$ref"], library):
         return Problem("/$ref", "only references within the schema (#/...) are supported")
     if "minProperties" in asserted and not _is_closed(schema) and schema["minProperties"] > _num_required(schema):
         return Problem("/minProperties", "minProperties counts names, and further names may be repeated")
     for keyword in ("patternProperties",):
         for pattern in schema.get(keyword, ()) if keyword in asserted else ():
-            if (reason := pattern_problem(pattern, backend)) is not None:
+            if (reason := pattern_problem(pattern, library)) is not None:
                 return Problem(f"/{keyword}/{_escaped(pattern)}", reason)
     return None
+
+
+def _is_honoured(reference: str, library: Capabilities) -> bool:
+    """Whether a reference is one within the schema, of a kind that `library` follows."""
+    return reference == "#" or reference.startswith("#" if "$anchor" in library.keywords else "#/")
 
 
 def _is_closed(schema: dict[str, Any]) -> bool:
@@ -292,7 +248,7 @@ def _num_required(schema: dict[str, Any]) -> int:
     return len(set(schema.get("required", ())))
 
 
-def _check_company(schema: dict[str, Any], asserted: set[str], backend: str) -> Problem | None:
+def _check_siblings(schema: dict[str, Any], asserted: set[str], library: Capabilities) -> Problem | None:
     """Keywords that a library honours only by themselves."""
     for alone in ("$ref", "const", "enum", "anyOf", "allOf"):
         if alone not in asserted:
@@ -308,11 +264,11 @@ def _check_company(schema: dict[str, Any], asserted: set[str], backend: str) -> 
         if alone == "allOf" and len(schema["allOf"]) > 1:
             return Problem("/allOf", "allOf with several schemas is not supported")
         return None
-    return _check_typed(schema, asserted, backend)
+    return _check_typed(schema, asserted, library)
 
 
-def _check_typed(schema: dict[str, Any], asserted: set[str], backend: str) -> Problem | None:
-    types = set(_types_of(schema))
+def _check_typed(schema: dict[str, Any], asserted: set[str], library: Capabilities) -> Problem | None:
+    types = set(types_of(schema))
     for kind, keywords in BY_TYPE.items():
         is_meant = bool(types & ({"number", "integer"} if kind == "number" else {kind}))
         for keyword in asserted & keywords:
@@ -331,24 +287,13 @@ def _check_typed(schema: dict[str, Any], asserted: set[str], backend: str) -> Pr
             return Problem(f"/{keyword}", f"{keyword} is supported only with false")
     if "propertyNames" in asserted and asserted & {"properties", "minProperties", "maxProperties"}:
         return Problem("/propertyNames", "propertyNames is supported only without properties")
-    if backend == "xgrammar":
-        return _check_numbers(schema, asserted & BY_TYPE["number"], types)
     extra = schema.get("additionalProperties")
-    if "properties" in asserted and extra not in (None, False):
+    if not library.has_open_properties and "properties" in asserted and extra not in (None, False):
         return Problem("/additionalProperties", "additionalProperties is supported beside properties only with false")
     return None
 
 
-def _check_numbers(schema: dict[str, Any], asserted: set[str], types: set[str]) -> Problem | None:
-    if "multipleOf" in asserted and ("number" in types or len(asserted) > 1):
-        return Problem("/multipleOf", "multipleOf is supported only for integers without bounds")
-    for keyword in sorted(asserted):
-        if "integer" in types and not isinstance(schema[keyword], int):
-            return Problem(f"/{keyword}", f"{keyword} of an integer is supported only as an integer")
-    return None
-
-
-def _types_of(schema: dict[str, Any]) -> list[str]:
+def types_of(schema: dict[str, Any]) -> list[str]:
     """The types that are meant."""
     types = schema.get("type", [])
     return [types] if isinstance(types, str) else list(types)

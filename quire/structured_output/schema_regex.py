@@ -5,23 +5,25 @@ Classes are ASCII (`\d`, `\w`, `\s`), the whole text must match, and anchors sta
 
 from __future__ import annotations
 
-from quire.structured_output.regex_normal import RegexError, classes_of, normal
+from quire.structured_output.capabilities import Capabilities
+from quire.structured_output.regex_normal import RegexError, normal
 
 MAX_CHARS = 1 << 16
 _CLASSES = frozenset("dDwWsS")
 _CONTROLS = frozenset("nrtfv")
 _HEX = {"x": 2, "u": 4}
+_ESCAPED = frozenset(('"', "\\", "control", "hex", "space"))
 _PUNCTUATION = frozenset("^$\\.*+?()[]{}|/-\"'!#%&,:;<=>@_`~ ")
 
 
-def regex_problem(pattern: str, backend: str = "") -> str | None:
-    """What of `pattern` is refused, in words, or what of it `backend` does not honour; None when nothing is."""
+def regex_problem(pattern: str, library: Capabilities | None = None) -> str | None:
+    """What of `pattern` is refused, in words, or what of it `library` does not honour; None when nothing is."""
     if len(pattern) > MAX_CHARS:
         return f"more than {MAX_CHARS} characters"
     found = _scanned(pattern)
     if not isinstance(found, frozenset):
         return found
-    if backend == "xgrammar" and "negated" in found:
+    if library is not None and "negated" in found - library.regex_features:
         return "what is not some characters may be half of a surrogate pair"
     return None
 
@@ -36,23 +38,19 @@ def without_anchors(pattern: str) -> str:
     return pattern
 
 
-def pattern_problem(pattern: str, backend: str) -> str | None:
+def pattern_problem(pattern: str, library: Capabilities) -> str | None:
     """As `regex_problem`, of a `pattern` within a JSON schema."""
     if len(pattern) > MAX_CHARS:
         return f"a pattern of more than {MAX_CHARS} characters is not supported"
     found = _scanned(pattern)
     if not isinstance(found, frozenset):
         return found
-    # Their texts stand between quotes as they are, so nothing may match that JSON writes otherwise.
-    if backend != "guidance" and found & {'"', "\\", "control", "hex", "space"}:
+    # Where its texts stand between quotes as they are, nothing may match that JSON writes otherwise.
+    if "escaped" not in library.pattern_features and found & _ESCAPED:
         return "a pattern that matches quotes, backslashes or control characters is not supported"
-    if backend != "guidance" and "negated" in found:
+    if "negated" in found - library.pattern_features:
         return "what is not some characters may be half of a surrogate pair, or what JSON writes otherwise"
-    if backend == "outlines" and any(low <= ord(one) <= high for low, high in classes_of(pattern) for one in '"\\\n'):
-        return "a class that holds quotes, backslashes or control characters is not supported"
-    if backend == "outlines" and found >= {"|", "^$"}:
-        return "anchors beside a choice are not supported"
-    return None
+    return None if library.check_pattern is None else library.check_pattern(pattern, found)
 
 
 def _scanned(pattern: str) -> str | frozenset[str]:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 
-class _UnsaidError(Exception):
+class UnsupportedTagError(Exception):
     """A part that Lark has no words for; says which."""
 
 
@@ -15,7 +15,7 @@ def lark_problem(tag: Any) -> str | None:
     """Why `tag` cannot be said in Lark; None when it can."""
     try:
         _Rules({}).start(tag)
-    except _UnsaidError as error:
+    except UnsupportedTagError as error:
         return str(error)
     return None
 
@@ -37,16 +37,16 @@ class _Rules:
     def start(self, tag: Any) -> str:
         form = tag.get("format") if isinstance(tag, Mapping) else None
         if not isinstance(form, Mapping):
-            raise _UnsaidError("a tag without format is not supported")
+            raise UnsupportedTagError("a tag without format is not supported")
         start = self._said(form)
         return "\n".join([f"start: {start}", *self._lines])
 
     def _said(self, form: Any) -> str:
         """An expression for `form`."""
         kind = form.get("type") if isinstance(form, Mapping) else None
-        say = self._SAYINGS.get(str(kind))
+        say = self.SAYINGS.get(str(kind))
         if say is None:
-            raise _UnsaidError(f"{kind} is not supported")
+            raise UnsupportedTagError(f"{kind} is not supported")
         return say(self, form)
 
     def _rule(self, body: str) -> str:
@@ -57,18 +57,18 @@ class _Rules:
     def _text(self, form: Mapping[str, Any]) -> str:
         value = form.get("value")
         if not isinstance(value, str):
-            raise _UnsaidError("const_string without value is not supported")
+            raise UnsupportedTagError("const_string without value is not supported")
         return json.dumps(value, ensure_ascii=False)
 
     def _token(self, form: Mapping[str, Any]) -> str:
         if not isinstance(form.get("token"), int):
-            raise _UnsaidError("token without its id is not supported")
+            raise UnsupportedTagError("token without its id is not supported")
         return f"<[{form['token']}]>"
 
     def _json(self, form: Mapping[str, Any]) -> str:
         schema = form.get("json_schema")
         if not isinstance(schema, dict) or form.keys() - {"type", "json_schema", "max_whitespace_cnt"}:
-            raise _UnsaidError("json_schema with more than an object is not supported")
+            raise UnsupportedTagError("json_schema with more than an object is not supported")
         options, limit = self._options, form.get("max_whitespace_cnt")
         if limit is not None and options.get("whitespace_flexible", True) and "whitespace_pattern" not in options:
             options = {**options, "whitespace_pattern": rf"[ \t\n\r]{{0,{limit}}}"}
@@ -96,11 +96,11 @@ class _Rules:
     def _tags(self, form: Mapping[str, Any]) -> str:
         separator = form.get("separator")
         if not form.get("at_least_one") or form.get("stop_after_first") or not separator:
-            raise _UnsaidError("tags_with_separator without at_least_one is not supported")
+            raise UnsupportedTagError("tags_with_separator without at_least_one is not supported")
         tag = self._rule(" | ".join(self._said(one) for one in form.get("tags") or [{}]))
         return f"{tag} ({self._said(_edge(separator))} {tag})*"
 
-    _SAYINGS: Mapping[str, Callable[[Any, Mapping[str, Any]], str]] = {
+    SAYINGS: Mapping[str, Callable[[Any, Mapping[str, Any]], str]] = {
         "const_string": _text,
         "token": _token,
         "json_schema": _json,
@@ -112,6 +112,10 @@ class _Rules:
         "tag": _tag,
         "tags_with_separator": _tags,
     }
+
+
+TAGS = frozenset(_Rules.SAYINGS)
+"""Types of formats that it can say."""
 
 
 def _edge(value: Any) -> Any:

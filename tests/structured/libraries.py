@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
+from quire.config.structured_outputs import BACKENDS
 from quire.structured_output.interface import CompiledGrammar, GrammarSpec, StructuredOutputBackend, Vocabulary
-from quire.structured_output.registry import BACKENDS, is_installed, make_backend
+from quire.structured_output.registry import is_installed, make_backend
 
 EOS = 256
 BYTES = Vocabulary((*(bytes([byte]) for byte in range(256)), b""), EOS)

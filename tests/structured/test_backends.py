@@ -8,8 +8,8 @@ import random
 import numpy as np
 import pytest
 
+from quire.config.structured_outputs import BACKENDS
 from quire.structured_output.interface import Grammar, GrammarError, GrammarSpec
-from quire.structured_output.registry import BACKENDS
 from tests.structured.libraries import EOS, accepts, backend, compiled, needs_libraries
 
 pytestmark = needs_libraries

@@ -7,12 +7,11 @@ from typing import Any
 
 import pytest
 
-from quire.config.structured_outputs import StructuredOutputsConfig
+from quire.config.structured_outputs import BACKENDS, StructuredOutputsConfig
 from quire.core.structured_outputs import StructuredOutputsParams
 from quire.errors import ValidationError
 from quire.structured_output.choose import honouring, resolve_structured_outputs
 from quire.structured_output.interface import CompiledGrammar
-from quire.structured_output.registry import BACKENDS
 from quire.structured_output.spec import spec_of
 from tests.structured.json_schema_suite import Suite, spellings
 from tests.structured.libraries import BYTES, accepts, compiled, needs_libraries

@@ -6,13 +6,15 @@ import json
 
 import pytest
 
+from quire.config.structured_outputs import BACKENDS
 from quire.structured_output.interface import GrammarError
+from quire.structured_output.registry import capabilities_of
 from quire.structured_output.schema_closing import closed
-from quire.structured_output.schema_keywords import SUPPORTED, find_problem, malformed
+from quire.structured_output.schema_keywords import find_problem, malformed
 from tests.structured.keyword_cases import CASES
 from tests.structured.libraries import EOS, accepts, as_json, compiled, needs_libraries
 
-LIBRARIES = [name for name, keywords in SUPPORTED.items() if keywords]
+LIBRARIES = {name: capabilities_of(name) for name in BACKENDS}
 pytestmark = needs_libraries
 
 
@@ -20,7 +22,7 @@ pytestmark = needs_libraries
 @pytest.mark.parametrize("keyword", CASES)
 def test_what_a_keyword_forbids_cannot_be_written(library: str, keyword: str):
     for schema, allowed, forbidden in CASES[keyword]:
-        if malformed(schema) or find_problem(schema, library):
+        if malformed(schema) or find_problem(schema, LIBRARIES[library]):
             continue
         try:
             grammar = compiled(library, "json", json.dumps(closed(schema)))
@@ -35,7 +37,7 @@ def test_what_a_keyword_forbids_cannot_be_written(library: str, keyword: str):
 @pytest.mark.parametrize("keyword", [one for one in CASES if one not in ("dependentRequired", "dependentSchemas")])
 def test_every_keyword_is_honoured_by_a_library_or_refused_by_its_path(keyword: str):
     for schema, _, _ in CASES[keyword]:
-        problems = [malformed(schema) or find_problem(schema, library) for library in LIBRARIES]
+        problems = [malformed(schema) or find_problem(schema, library) for library in LIBRARIES.values()]
         assert None in problems or all(problem is not None and problem.path for problem in problems), schema
 
 
@@ -54,7 +56,7 @@ def test_jsonschema_agrees_with_the_cases():
 @pytest.mark.parametrize("body", [b"\x14", b"\xed\xa0\x80", b"\xc0\x80", b"\xf4\x90\x80\x80", b'"', b"\\"], ids=repr)
 def test_a_string_of_bounded_length_holds_no_byte_that_json_forbids_or_counts_otherwise(library: str, body: bytes):
     for schema in ({"type": "string", "maxLength": 3}, {"type": "string", "pattern": "^.{1,3}$"}):
-        if find_problem(schema, library) is None:
+        if find_problem(schema, LIBRARIES[library]) is None:
             state = compiled(library, "json", json.dumps(schema)).start()
             assert not all(state.accept(byte) for byte in b'"' + body + b'"') or not state.accept(EOS)
 
@@ -63,7 +65,7 @@ def test_a_recursive_schema_is_honoured_at_any_depth_or_refused():
     node = {"v": {"type": "null"}, "next": {"anyOf": [{"$ref": "#"}, {"type": "null"}]}}
     schema = {"type": "object", "properties": node, "required": ["v", "next"], "additionalProperties": False}
     for library in LIBRARIES:
-        if find_problem(schema, library) is None:
+        if find_problem(schema, LIBRARIES[library]) is None:
             grammar = compiled(library, "json", json.dumps(schema))
             end = "}" * 9
             assert accepts(grammar, '{"v":null,"next":' * 9 + "null" + end)
@@ -74,6 +76,6 @@ def test_a_recursive_schema_is_honoured_at_any_depth_or_refused():
 def test_a_label_of_a_host_has_at_most_63_characters(library: str):
     for name, before in (("hostname", ""), ("email", "a@b.")):
         schema = {"type": "string", "format": name}
-        if find_problem(schema, library) is None:
+        if find_problem(schema, LIBRARIES[library]) is None:
             grammar = compiled(library, "json", json.dumps(schema))
             assert accepts(grammar, f'"{before}{"a" * 63}"') and not accepts(grammar, f'"{before}{"a" * 64}"')

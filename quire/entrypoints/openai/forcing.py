@@ -17,14 +17,9 @@ from quire.parsers.call_syntax import CallSyntax
 from quire.parsers.forced import ANY_ARGUMENTS, CallForm, arguments_schema, calls_among_text, forced_calls
 from quire.parsers.registry import UNFORCED
 from quire.parsers.xml_arguments import without_problems, xml_problem
-from quire.structured_output.registry import is_installed
+from quire.structured_output.registry import backends_for, capabilities_of, is_installed
 from quire.structured_output.schema_forms import with_types
 from quire.structured_output.schema_keywords import find_problem, malformed
-
-BACKENDS = ("xgrammar", "guidance")
-"""Grammar libraries that know calls, in the order in which they are asked."""
-AMONG_TEXT = ("xgrammar",)
-"""Those that know calls in the midst of free text."""
 
 
 def forced_form(
@@ -54,7 +49,8 @@ def forced_form(
             field=CHOICE_FIELD,
         )
     schemas = _schemas(choice.tools)
-    problems = _problems(schemas, syntax, _installed(BACKENDS, config) or BACKENDS)
+    backends = backends_for("structural_tag")
+    problems = _problems(schemas, syntax, _installed(backends, config) or backends)
     forms = []
     for tool, (where, schema), problem in zip(_by_name(choice.tools), schemas, problems, strict=True):
         if problem is not None:
@@ -115,13 +111,14 @@ def strict_form(
     if not any(tool["function"].get("strict") for tool in tools):
         return None
     is_possible = syntax is not None and bool(syntax.openers)
-    if syntax is None or not is_possible or not _installed(AMONG_TEXT, config):
-        reason = f"it needs {AMONG_TEXT[0]}" if is_possible else "not in the format that this server reads"
+    backends = backends_for("structural_tag", tag="any_text")
+    if syntax is None or not is_possible or not _installed(backends, config):
+        reason = f"it needs {' or '.join(backends)}" if is_possible else "not in the format that this server reads"
         warnings.append(f"tools: strict has no effect ({reason}): arguments are as the model writes them")
         return None
     strict = [tool for tool in tools if tool["function"].get("strict")]
     schemas = _schemas(strict)
-    for tool, (where, _), problem in zip(strict, schemas, _problems(schemas, syntax, AMONG_TEXT), strict=True):
+    for tool, (where, _), problem in zip(strict, schemas, _problems(schemas, syntax, backends), strict=True):
         if problem is not None:
             _check_not_strict(tool, where, problem)
     held = {tool["function"]["name"]: schema for tool, (_, schema) in zip(strict, schemas, strict=True)}
@@ -151,7 +148,7 @@ def _problems(
 
 
 def _problem(schema: dict[str, Any], syntax: CallSyntax, backend: str) -> str | None:
-    problem = malformed(schema) or find_problem(schema, backend)
+    problem = malformed(schema) or find_problem(schema, capabilities_of(backend))
     if problem is not None:
         return str(problem)
     return None if syntax.parameters is None else xml_problem(schema, syntax.parameters)

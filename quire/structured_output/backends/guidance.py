@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from quire.structured_output.capabilities import BASIC_KEYWORDS, Capabilities
 from quire.structured_output.interface import (
     CompiledGrammar,
     Grammar,
@@ -21,8 +22,9 @@ from quire.structured_output.interface import (
     Vocabulary,
 )
 from quire.structured_output.own_end import GrammarWithOwnEnd
+from quire.structured_output.schema_formats import EXPENSIVE
 from quire.structured_output.schema_lengths import with_format_patterns
-from quire.structured_output.tag_lark import lark_of
+from quire.structured_output.tag_lark import TAGS, lark_of, lark_problem
 from quire.structured_output.tag_schemas import with_schemas
 
 
@@ -48,6 +50,20 @@ class _Tokens:
 
 class GuidanceBackend(StructuredOutputBackend):
     """Nothing crosses but that it can be compiled."""
+
+    capabilities = Capabilities(
+        module="llguidance",
+        kinds=frozenset(("json", "json_object", "regex", "choice", "lark", "structural_tag")),
+        keywords=BASIC_KEYWORDS | {
+            "prefixItems", "oneOf", "allOf", "patternProperties", "minProperties", "maxProperties", "additionalItems",
+            "format", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf", "$anchor",
+        },
+        combines_keywords=True,
+        fast_formats=EXPENSIVE,
+        pattern_features=frozenset(("negated", "escaped")),
+        tags=TAGS,
+        check_tag=lark_problem,
+    )  # fmt: skip
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         super().__init__(vocabulary)
@@ -139,3 +155,6 @@ def _check(matcher: Any) -> None:
 
 def _one_line(text: str) -> str:
     return " ".join(text.split())[:500]
+
+
+BACKEND = GuidanceBackend

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from quire.structured_output.capabilities import BASIC_KEYWORDS, Capabilities
 from quire.structured_output.interface import (
     CompiledGrammar,
     Grammar,
@@ -21,13 +22,28 @@ from quire.structured_output.interface import (
     Vocabulary,
 )
 from quire.structured_output.own_end import GrammarWithOwnEnd
+from quire.structured_output.regex_normal import classes_of
 
 ANY_WHITESPACE = r"[ \n\t]*"
 MAX_ROLLBACK = 32
 
 
+def _check_pattern(pattern: str, found: frozenset[str]) -> str | None:
+    if any(low <= ord(one) <= high for low, high in classes_of(pattern) for one in '"\\\n'):
+        return "a class that holds quotes, backslashes or control characters is not supported"
+    return "anchors beside a choice are not supported" if found >= {"|", "^$"} else None
+
+
 class OutlinesBackend(StructuredOutputBackend):
     """The index crosses in the library's own binary form."""
+
+    capabilities = Capabilities(
+        module="outlines_core",
+        kinds=frozenset(("json", "regex", "choice")),
+        keywords=BASIC_KEYWORDS,
+        has_recursion=False,
+        check_pattern=_check_pattern,
+    )
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         super().__init__(vocabulary)
@@ -98,3 +114,6 @@ class _Outlines(GrammarWithOwnEnd):
         line = bitmask[row]
         line[:] = 0
         self._guide.write_mask_into(line.ctypes.data, line.size, line.itemsize)
+
+
+BACKEND = OutlinesBackend

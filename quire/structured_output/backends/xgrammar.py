@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from quire.structured_output.capabilities import BASIC_KEYWORDS, Capabilities, Problem, Subschema
 from quire.structured_output.foreign import import_xgrammar
 from quire.structured_output.interface import (
     CompiledGrammar,
@@ -21,15 +22,43 @@ from quire.structured_output.interface import (
     StructuredOutputBackend,
     Vocabulary,
 )
+from quire.structured_output.schema_keywords import BY_TYPE, types_of
 from quire.structured_output.schema_lengths import with_patterns
+from quire.structured_output.structural_tags import FIELDS
 from quire.structured_output.tag_schemas import token_ids_of, with_schemas
 
 MAX_VOCABULARIES = 4
 """Sets of named control tokens for which the vocabulary is kept."""
 
 
+def _check_numbers(place: Subschema, root: Any) -> Problem | None:
+    if not isinstance(place.schema, dict):
+        return None
+    schema, types = place.schema, types_of(place.schema)
+    bounds = sorted(BY_TYPE["number"] & set(schema))
+    if "multipleOf" in bounds and ("number" in types or len(bounds) > 1):
+        return Problem(f"{place.path}/multipleOf", "multipleOf is supported only for integers without bounds")
+    for keyword in bounds:
+        if "integer" in types and not isinstance(schema[keyword], int):
+            return Problem(f"{place.path}/{keyword}", f"{keyword} of an integer is supported only as an integer")
+    return None
+
+
 class XGrammarBackend(StructuredOutputBackend):
     """Compiled grammars cross as the library's own JSON."""
+
+    capabilities = Capabilities(
+        module="xgrammar",
+        kinds=frozenset(("json", "json_object", "regex", "choice", "ebnf", "structural_tag")),
+        keywords=BASIC_KEYWORDS | {
+            "prefixItems", "allOf", "propertyNames", "minProperties", "maxProperties", "unevaluatedProperties",
+            "unevaluatedItems", "format", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf",
+        },
+        has_open_properties=True,
+        regex_features=frozenset(),  # the others of a negated class are halves of surrogate pairs, too
+        tags=frozenset(FIELDS),
+        check_subschema=_check_numbers,
+    )  # fmt: skip
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         super().__init__(vocabulary)
@@ -133,3 +162,6 @@ def quoted(text: str) -> str:
 def _first_line(error: Exception) -> str:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return lines[-1] if lines else type(error).__name__
+
+
+BACKEND = XGrammarBackend

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from quire.structured_output.registry import capabilities_of
 from quire.structured_output.schema_closing import closed
 from quire.structured_output.schema_keywords import find_problem, malformed
 from quire.structured_output.schema_lengths import PLAIN, with_patterns
@@ -41,14 +42,14 @@ def test_what_is_no_schema_is_named_by_its_path(schema: Any, path: str):
     ],
 )
 def test_what_xgrammar_would_drop_is_named_by_its_path(schema: Any, path: str):
-    problem = find_problem(schema, "xgrammar")
+    problem = find_problem(schema, capabilities_of("xgrammar"))
     assert problem is not None and problem.path == path
     assert malformed(schema) is None
 
 
 def test_annotations_and_what_forbids_nothing_pass():
     schema = {"type": "string", "title": "t", "x-own": 1, "minLength": 0, "$comment": "c", "default": "d", "$id": "u"}
-    assert malformed(schema) is None and find_problem(schema, "xgrammar") is None
+    assert malformed(schema) is None and find_problem(schema, capabilities_of("xgrammar")) is None
 
 
 def test_objects_that_name_properties_are_closed_unless_they_say_otherwise_or_are_combined():

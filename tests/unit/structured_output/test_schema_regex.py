@@ -7,6 +7,7 @@ import re
 import pytest
 
 from quire.structured_output.regex_normal import normal
+from quire.structured_output.registry import capabilities_of
 from quire.structured_output.schema_regex import pattern_problem, regex_problem, without_anchors
 
 
@@ -32,10 +33,11 @@ def test_what_is_read_differently_is_refused(pattern: str, word: str):
 
 
 def test_in_json_a_pattern_must_not_match_what_json_writes_otherwise():
+    xgrammar, guidance, outlines = map(capabilities_of, ("xgrammar", "guidance", "outlines"))
     for pattern in ('"', r"\\", r"\n", r"\x22", r"\s", "[^a]", ".", r"\W"):
-        assert pattern_problem(pattern, "xgrammar") and pattern_problem(pattern, "guidance") is None
+        assert pattern_problem(pattern, xgrammar) and pattern_problem(pattern, guidance) is None
 
-    assert pattern_problem("^[ -~]+$", "outlines") and pattern_problem("^[a-z]+$", "outlines") is None
+    assert pattern_problem("^[ -~]+$", outlines) and pattern_problem("^[a-z]+$", outlines) is None
 
 
 def test_anchors_at_the_ends_are_dropped_and_an_escaped_one_is_not():

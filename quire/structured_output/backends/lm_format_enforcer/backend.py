@@ -16,6 +16,8 @@ from typing import Any
 
 import numpy as np
 
+from quire.structured_output.backends.lm_format_enforcer.limits import MAX_VALUES, check_subschema
+from quire.structured_output.capabilities import BASIC_KEYWORDS, Capabilities
 from quire.structured_output.foreign import import_lm_format_enforcer
 from quire.structured_output.interface import (
     CompiledGrammar,
@@ -26,7 +28,7 @@ from quire.structured_output.interface import (
     Vocabulary,
 )
 from quire.structured_output.own_end import GrammarWithOwnEnd
-from quire.structured_output.schema_keywords import LISTS, MAPS, ONES, SUPPORTED
+from quire.structured_output.schema_keywords import LISTS, MAPS, ONES
 from quire.structured_output.schema_regex import without_anchors
 from quire.structured_output.token_trie import TokenTrie
 
@@ -38,11 +40,19 @@ MAX_TRANSITIONS = 100_000
 PRINTABLE = "".join(map(chr, range(0x20, 0x7F)))
 """What stands where a grammar allows any character."""
 WHITESPACE = " \t\n\r"
-_KEPT = SUPPORTED["lm-format-enforcer"] | {"$defs", "definitions"}
+_KEPT = BASIC_KEYWORDS | {"$defs", "definitions"}
 
 
 class LMFormatEnforcerBackend(StructuredOutputBackend):
     """The automata of patterns cross, as JSON; the rest is made in no time."""
+
+    capabilities = Capabilities(
+        module="lmformatenforcer",
+        kinds=frozenset(("json", "json_object", "regex", "choice")),
+        keywords=BASIC_KEYWORDS,
+        max_choices=MAX_VALUES,
+        check_subschema=check_subschema,
+    )
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         super().__init__(vocabulary)
@@ -360,3 +370,6 @@ class _LMFormatEnforcer(GrammarWithOwnEnd):
 
 def _refusal(error: Exception) -> GrammarError:
     return GrammarError(" ".join(f"{type(error).__name__}: {error}".split())[:500])
+
+
+BACKEND = LMFormatEnforcerBackend

@@ -11,6 +11,8 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
+from quire.structured_output.capabilities import Problem, Subschema
+
 MAX_VALUES = 256
 """Choices and enumerated values; each costs time in every step."""
 REFERENCE = re.compile(r"#/(\$defs|definitions)/([^/~%]+)")
@@ -23,12 +25,20 @@ Found = tuple[str, str] | None
 """(path below the schema, reason)."""
 
 
-def lm_format_enforcer_problem(schema: dict[str, Any], root: Any) -> Found:
-    """Why the library would not honour `schema`, whose keywords it all knows.
+def check_subschema(place: Subschema, root: Any) -> Problem | None:
+    """Why the library would not honour the schema at `place`, whose keywords it all knows.
 
     Args:
         root: the schema that references are looked up in.
     """
+    if isinstance(place.schema, bool):
+        is_known = place.parent == "additionalProperties"
+        return None if is_known else Problem(place.path, "true and false are not supported here")
+    found = _limit(place.schema, root)
+    return None if found is None else Problem(place.path + found[0], found[1])
+
+
+def _limit(schema: dict[str, Any], root: Any) -> Found:
     if not any(name in schema for name in _NAMES_A_KIND):
         return "", "a schema that names no type, enum, const, anyOf or $ref is not supported"
     for keyword, check in _CHECKS.items():
