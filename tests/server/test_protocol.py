@@ -54,10 +54,19 @@ def test_the_clients_request_id_comes_back_and_names_the_answer(server):
     assert twice == [200, 200]
 
 
-def test_a_request_id_that_could_forge_log_lines_is_replaced(server):
+def test_an_answer_that_cannot_be_as_long_as_was_asked_says_so(server):
+    for path, body in ((CHAT, HELLO), ("/v1/completions", {"prompt": "hello"})):
+        assert "warnings" not in post(server, path, {**body, "max_tokens": 5}).json()
+        (warning,) = post(server, path, {**body, "max_tokens": 10**6}).json()["warnings"]
+        assert re.fullmatch(r"1000000 tokens were asked for, the model's length leaves \d+ after this prompt", warning)
+
+
+def test_a_request_id_that_could_forge_log_lines_is_replaced_and_named(server):
     answer = post(server, CHAT, HELLO, headers={"x-request-id": "a b{}"})
     assert re.fullmatch(r"[0-9a-f]{32}", answer.headers["x-request-id"])
     assert "a b" not in answer.json()["id"]
+    (warning,) = answer.json()["warnings"]
+    assert "X-Request-Id is not used" in warning
 
 
 def test_requests_under_the_same_id_at_once_do_not_meet(server):

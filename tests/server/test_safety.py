@@ -87,6 +87,10 @@ def test_strict_mode_refuses_fields_that_do_nothing_and_names_them():
             answer = post(server, CHAT, {**HELLO, name: "x"})
             assert answer.status_code == 400 and error_of(answer)["param"] == name
         assert post(server, CHAT, {**HELLO, "user": None}).status_code == 200
+        answer = post(server, CHAT, {**HELLO, "max_tokens": 10**6})
+        assert answer.status_code == 400 and error_of(answer)["param"] == "max_tokens"
+        answer = post(server, CHAT, HELLO, headers={"x-request-id": "a b"})
+        assert answer.status_code == 400 and error_of(answer)["param"] == "X-Request-Id"
         assert post(server, "/tokenize", {"prompt": "a", "promt": "a"}).status_code == 400
 
 

@@ -11,7 +11,8 @@ from typing import Any
 
 import msgspec
 
-from quire.entrypoints.anthropic.parts import Notes, kind_of, read_part
+from quire.entrypoints.anthropic.parts import kind_of, read_part
+from quire.entrypoints.openai.protocol.notes import Notes
 from quire.errors import UnsupportedError, ValidationError, unknown_name
 from quire.utils.checks import check_text, shown, wrong_type
 

@@ -1,7 +1,7 @@
 """Objects inside a request (blocks, tools, settings), read one by one: each error names its place, and what is not used
 is noted.
 
-Called by the other modules of this package. `Notes` owns what there is to say about one request.
+Called by the other modules of this package. No state.
 """
 
 from __future__ import annotations
@@ -11,40 +11,11 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from quire.entrypoints.openai.protocol.reading import MAX_WARNINGS
+from quire.entrypoints.openai.protocol.notes import Notes
 from quire.errors import ValidationError, nearest
 from quire.utils.checks import shown, wrong_type
 
 Part = TypeVar("Part", bound=msgspec.Struct)
-
-
-class Notes:
-    """What there is to say about parts of a request that were not used.
-
-    Args:
-        warnings: gets a line for each, up to `MAX_WARNINGS`.
-        is_strict: refuse the request.
-    """
-
-    def __init__(self, warnings: list[str], *, is_strict: bool) -> None:
-        self._warnings = warnings
-        self._is_strict = is_strict
-
-    @property
-    def are_full(self) -> bool:
-        """True when nothing more is said."""
-        return not self._is_strict and len(self._warnings) >= MAX_WARNINGS
-
-    def add(self, field: str, text: str) -> None:
-        """Say `text` about `field`, once.
-
-        Raises:
-            ValidationError: strict.
-        """
-        if self._is_strict:
-            raise ValidationError(text, hint=f"leave out {field}", field=field)
-        if not self.are_full and text not in self._warnings:
-            self._warnings.append(text)
 
 
 def read_part(

@@ -9,7 +9,6 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from quire.entrypoints.anthropic.parts import Notes
 from quire.entrypoints.anthropic.protocol import COUNT_FIELDS, MESSAGES_FIELDS, PromptFields
 from quire.entrypoints.anthropic.translation import asks_for_thinking, chat_prompt, chat_request
 from quire.entrypoints.anthropic.writer import MessageWriter
@@ -17,6 +16,7 @@ from quire.entrypoints.openai.counts import AnswerCounts
 from quire.entrypoints.openai.error_forms import ID_KEY
 from quire.entrypoints.openai.prompts import Cut
 from quire.entrypoints.openai.protocol.chat import ChatRequest
+from quire.entrypoints.openai.protocol.notes import Notes
 from quire.entrypoints.openai.routes import JSON, GenerationRoutes, PreparedChat
 from quire.entrypoints.openai.state import ServerState
 from quire.errors import ContextLengthError, ValidationError
@@ -41,7 +41,7 @@ class MessagesRoutes:
     async def answer(self, request: Request) -> Response:
         """Answer a conversation."""
         body, warnings = await self._generation.read(request, MESSAGES_FIELDS)
-        notes = self._notes(warnings)
+        notes = self._generation.notes(warnings)
         limits = self._state.config.limits
         can_end = self._state.parsing.can_end_thinking
         translated = await _beside(body, lambda: chat_request(body, notes, limits, can_end_thinking=can_end))
@@ -62,16 +62,13 @@ class MessagesRoutes:
         state, tenant = self._state, request.state.tenant
         body, warnings = await state.bodies.read_fields(request, COUNT_FIELDS)
         state.check_model(body.model)
-        chat = await _beside(body, lambda: chat_prompt(body, self._notes(warnings)))
+        chat = await _beside(body, lambda: chat_prompt(body, self._generation.notes(warnings)))
         size = state.prompts.size_of(chat)
         charge = state.admission.begin(0, state.prompts.least_tokens_of(size), tenant)
         prompt = await state.prompts.read_chat(chat, Cut(), tenant=tenant.name, size=size)
         charge.correct(len(prompt.prompt_token_ids))
         content = {"input_tokens": len(prompt.prompt_token_ids), **({"warnings": warnings} if warnings else {})}
         return Response(msgspec.json.encode(content), media_type=JSON)
-
-    def _notes(self, warnings: list[str]) -> Notes:
-        return Notes(warnings, is_strict=self._state.config.api.strict_requests)
 
 
 async def _beside(body: PromptFields, translate: Callable[[], ChatRequest]) -> ChatRequest:

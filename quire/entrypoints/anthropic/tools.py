@@ -6,7 +6,8 @@ from typing import Any
 
 import msgspec
 
-from quire.entrypoints.anthropic.parts import Notes, kind_of, read_part
+from quire.entrypoints.anthropic.parts import kind_of, read_part
+from quire.entrypoints.openai.protocol.notes import Notes
 from quire.errors import UnsupportedError, ValidationError, unknown_name
 from quire.utils.checks import shown, wrong_type
 

@@ -8,10 +8,11 @@ import msgspec
 
 from quire.config.server import LimitsConfig
 from quire.entrypoints.anthropic.conversation import Conversation
-from quire.entrypoints.anthropic.parts import Notes, kind_of, read_part
+from quire.entrypoints.anthropic.parts import kind_of, read_part
 from quire.entrypoints.anthropic.protocol import MessagesRequest, PromptFields
 from quire.entrypoints.anthropic.tools import chat_choice, chat_tools
 from quire.entrypoints.openai.protocol.chat import ChatRequest
+from quire.entrypoints.openai.protocol.notes import Notes
 from quire.errors import ValidationError
 from quire.utils.checks import check_int
 

@@ -14,7 +14,7 @@ from starlette.types import Scope
 from quire.entrypoints.openai.access import own_path
 from quire.entrypoints.openai.errors import ApiError
 
-STATE_KEY, ID_KEY = "error_form", "request_id"
+STATE_KEY, ID_KEY, UNUSABLE_ID = "error_form", "request_id", "unusable_request_id"
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from quire.config.server import LimitsConfig
 from quire.core.stats import RequestStateStats
 from quire.entrypoints.openai.access import PROBE_PATHS, is_open
-from quire.entrypoints.openai.error_forms import ID_KEY, STATE_KEY, ErrorForm, error_response, form_of
+from quire.entrypoints.openai.error_forms import ID_KEY, STATE_KEY, UNUSABLE_ID, ErrorForm, error_response, form_of
 from quire.entrypoints.openai.errors import (
     BAD_REQUEST,
     HEADERS_TOO_LARGE,
@@ -73,6 +73,8 @@ class RequestLog:
         state = scope.setdefault("state", {})
         state["received_s"] = start = time.monotonic()
         state[ID_KEY], state[STATE_KEY] = request_id.decode(), form_of(scope, self._error_forms)
+        if given != own_id:
+            state[UNUSABLE_ID] = True  # the route names it
         id_headers = [(b"x-request-id", request_id)]
         if state[STATE_KEY] is not None and state[STATE_KEY].id_header is not None:
             id_headers.append((state[STATE_KEY].id_header, request_id))

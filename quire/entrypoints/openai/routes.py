@@ -22,7 +22,7 @@ from quire.entrypoints.openai.access import is_probe
 from quire.entrypoints.openai.answer import AnswerForm
 from quire.entrypoints.openai.chat import ChatWriter
 from quire.entrypoints.openai.completion import CompletionWriter
-from quire.entrypoints.openai.error_forms import ID_KEY, error_response
+from quire.entrypoints.openai.error_forms import ID_KEY, UNUSABLE_ID, error_response
 from quire.entrypoints.openai.errors import ApiError, ClientGoneError, api_error_of
 from quire.entrypoints.openai.parsing import ParsingPlan
 from quire.entrypoints.openai.prompt_workers import LONG_BYTES
@@ -35,6 +35,7 @@ from quire.entrypoints.openai.protocol.completion import (
     completion_prompts,
 )
 from quire.entrypoints.openai.protocol.generation import GenerationFields
+from quire.entrypoints.openai.protocol.notes import Notes
 from quire.entrypoints.openai.protocol.reading import RequestFields
 from quire.entrypoints.openai.reading import release
 from quire.entrypoints.openai.running import Run, Work, unless_gone
@@ -51,6 +52,7 @@ Route = Callable[[Request], Awaitable[Response]]
 JSON = "application/json"
 NO_CLIENT = 499
 PRIORITY_HEADER = "X-Vllm-Priority"
+BAD_ID = "X-Request-Id is not used: it has other characters than letters, digits, _ - . : +, or more than 128"
 INTEGER = re.compile(r"[+-]?[0-9]{1,20}", re.ASCII)
 
 
@@ -109,6 +111,7 @@ class GenerationRoutes:
         self._limit(request, params, body.max_tokens)
         charge = self._charge(request, body, [reader.least_tokens(one) for one in given], params.n)
         prompts = await self._read_prompts(request, body, given, _cut(body, params), charge, warnings)
+        self._note_cut(warnings, "max_tokens", body.max_tokens, max(len(one.prompt_token_ids) for one in prompts))
         work = self._work(request, body, "cmpl-", prompts, params, charge)
         form = AnswerForm(
             self._state, body, work, model=model, warnings=list(dict.fromkeys(warnings)), kind="text_completion"
@@ -153,8 +156,21 @@ class GenerationRoutes:
         state = self._state
         request.state.metered = request.state.tenant
         state.refuse_new_work()
-        body: tuple[Any, list[str]] = await state.bodies.read_fields(request, fields)
-        return body
+        body, warnings = await state.bodies.read_fields(request, fields)
+        if request.scope["state"].get(UNUSABLE_ID):
+            self.notes(warnings).add("X-Request-Id", BAD_ID, "send 1 to 128 letters, digits, _ - . : +")
+        return body, warnings
+
+    def notes(self, warnings: list[str]) -> Notes:
+        """Where what is not used as it came is said: `warnings`, or an error where requests are strict."""
+        return Notes(warnings, is_strict=self._state.config.api.strict_requests)
+
+    def _note_cut(self, warnings: list[str], field: str, asked: int | None, num_prompt_tokens: int) -> None:
+        """Name what of an answer cannot come, as prompt and answer have the model's length together."""
+        room = self._state.prompts.max_model_len - num_prompt_tokens
+        if asked is not None and asked > room:
+            text = f"{asked} tokens were asked for, the model's length leaves {room} after this prompt"
+            self.notes(warnings).add(field, text, f"ask for at most {room}, or shorten the prompt")
 
     async def prepare_chat(
         self, request: Request, body: ChatRequest, prefix: str, warnings: list[str], *, holds_calls: bool = False
@@ -171,9 +187,8 @@ class GenerationRoutes:
         """
         model, parsing = self._state.check_model(body.model), self._state.parsing
         params = chat_params(body, self._state.engine.defaults.sampling, self._state.config.limits)
-        self._limit(
-            request, params, body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
-        )
+        asked = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
+        self._limit(request, params, asked)
         reader = self._state.prompts
         size = reader.size_of(body)
         plan = await self._plan(request, body, size, lambda: parsing.plan(body, warnings, holds_calls=holds_calls))
@@ -184,6 +199,8 @@ class GenerationRoutes:
         )  # fmt: skip
         charge.correct(len(prompt.prompt_token_ids))
         reader.check_fits(len(prompt.prompt_token_ids), "messages")
+        name = "max_tokens" if body.max_completion_tokens is None else "max_completion_tokens"
+        self._note_cut(warnings, name, asked, len(prompt.prompt_token_ids))
         if plan is not None:
             plan.constrain(params, prompt.prompt_token_ids)
         return PreparedChat(self._work(request, body, prefix, [prompt], params, charge), plan, model)

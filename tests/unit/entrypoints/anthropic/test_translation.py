@@ -11,10 +11,10 @@ import pytest
 
 from quire.config.server import LimitsConfig
 from quire.core.inputs import parse_messages
-from quire.entrypoints.anthropic.parts import Notes
 from quire.entrypoints.anthropic.protocol import MESSAGES_FIELDS, MessagesRequest
 from quire.entrypoints.anthropic.translation import SAME, chat_request
 from quire.entrypoints.openai.protocol.chat import ChatRequest
+from quire.entrypoints.openai.protocol.notes import Notes
 from quire.entrypoints.openai.protocol.reading import MAX_WARNINGS, read_request
 from quire.errors import QuireClientError, ValidationError
 
