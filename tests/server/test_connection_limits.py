@@ -171,6 +171,37 @@ def test_more_connections_than_allowed_are_told_so_at_once():
         assert post(server, CHAT, HELLO).status_code == 200
 
 
+LONG = b"content-length: 20000000\r\n\r\n", b" " * 20_000_000
+
+
+@pytest.mark.parametrize(
+    ("head", "statuses"),
+    [(HEAD + b"connection: close\r\n", (413,)), (b"no HTTP\r\n", (400, 431))],
+    ids=["too long", "no HTTP"],
+)
+def test_a_client_that_sends_all_before_it_reads_gets_its_answer(server, head, statuses):
+    assert response(ask(server, head, *LONG)).status_code in statuses
+    server.wait_until(lambda: not server.server.server_state.connections)
+
+
+def test_a_client_that_sends_on_for_long_is_given_up(server, monkeypatch):
+    monkeypatch.setattr("quire.entrypoints.openai.lingering.LINGER_BYTES", 1 << 20)
+    with pytest.raises(OSError):
+        ask(server, HEAD + b"connection: close\r\n", *LONG)
+    monkeypatch.setattr("quire.entrypoints.openai.lingering.LINGER_S", 0.05)
+    with socket.create_connection(("127.0.0.1", server.port), timeout=20) as connection:
+        connection.sendall(b"no HTTP\r\n")
+        server.wait_until(lambda: not server.server.server_state.connections)
+
+
+def test_a_connection_too_many_that_sends_all_before_it_reads_is_told_so():
+    with RunningServer(ScriptedEngine(), max_connections=1) as server, socket.socket() as first:
+        first.connect(("127.0.0.1", server.port))
+        first.sendall(HEAD)
+        server.wait_until(lambda: len(server.server.server_state.connections) == 1)
+        assert response(ask(server, HEAD, *LONG)).status_code == 503
+
+
 def test_a_refused_connection_takes_nothing_and_counts_for_nothing():
     make = protocol_factory(LimitsConfig(max_connections=1))
     common = {
@@ -181,7 +212,7 @@ def test_a_refused_connection_takes_nothing_and_counts_for_nothing():
     taken, refused = make(**common, _loop=MagicMock()), make(**common, _loop=MagicMock())
     taken.connection_made(MagicMock())
     refused.connection_made(transport := MagicMock())
-    assert b"503" in transport.write.call_args[0][0] and transport.close.called
+    assert b"503" in transport.write.call_args[0][0] and transport.write_eof.called
     refused.data_received(b"GET / HTTP/1.1\r\nhost: localhost\r\n\r\n")
     refused.connection_lost(None)
     assert common["server_state"].connections == {taken} and not common["server_state"].tasks

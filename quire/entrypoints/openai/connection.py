@@ -92,11 +92,11 @@ class StreamingProtocol(LimitedConnection):
 
 def protocol_factory(limits: LimitsConfig) -> Callable[..., StreamingProtocol]:
     """What uvicorn calls for each connection."""
-    most = max_connections(limits)
+    most, refused = max_connections(limits), set[LimitedConnection]()
 
     def make(**arguments: Any) -> StreamingProtocol:
         connection = StreamingProtocol(**arguments)
-        connection.max_connections = most
+        connection.max_connections, connection.refused = most, refused
         return connection
 
     return make

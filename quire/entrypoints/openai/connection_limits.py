@@ -16,6 +16,7 @@ from weakref import WeakKeyDictionary
 
 from quire.config.server import LimitsConfig
 from quire.entrypoints.openai.errors import BAD_REQUEST, HEADERS_TOO_LARGE, UNAVAILABLE, ApiError
+from quire.entrypoints.openai.lingering import close_lingering
 from quire.entrypoints.openai.strict_http import Phase, StrictConnection
 from quire.logger import get_logger
 
@@ -27,6 +28,7 @@ IDLE_S = 1.0
 MOST_LOOKED_AT = 256
 FILES_FOR_OTHERS = 256
 MAX_CONNECTIONS = 16384
+MOST_REFUSED = 64
 PHRASES = {
     BAD_REQUEST.status: b"Bad Request", HEADERS_TOO_LARGE.status: b"Request Header Fields Too Large",
     UNAVAILABLE.status: b"Service Unavailable",
@@ -37,9 +39,15 @@ TOO_MANY = ApiError(UNAVAILABLE, "too many connections", retry_after_s=1)
 
 
 class LimitedConnection(StrictConnection):
-    """A connection that is refused when there are too many, and answers broken HTTP from the catalogue."""
+    """A connection that is refused when there are too many, and answers broken HTTP from the catalogue.
+
+    Attributes:
+        max_connections: at once.
+        refused: connections beyond that whose client may still be reading its refusal.
+    """
 
     max_connections: int
+    refused: set[LimitedConnection]
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Take the connection, in place of an idle one where there are too many; or refuse it at once."""
@@ -49,7 +57,11 @@ class LimitedConnection(StrictConnection):
             super().connection_made(transport)
             return
         transport.write(raw_response(TOO_MANY))
-        transport.close()
+        if len(self.refused) >= MOST_REFUSED:
+            transport.close()
+            return
+        self.refused.add(self)
+        close_lingering(transport, self, self.loop)
 
     def _close_idle(self) -> bool:
         """Close the oldest of some connections on which nothing is asked; False when there is none."""
@@ -72,7 +84,9 @@ class LimitedConnection(StrictConnection):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """The connection is gone."""
-        if not self._is_refused:
+        if self._is_refused:
+            self.refused.discard(self)
+        else:
             super().connection_lost(exc)
 
     def send_400_response(self, msg: str) -> None:
@@ -85,7 +99,11 @@ class LimitedConnection(StrictConnection):
                 self.transport.close()
                 return
         self.transport.write(raw_response(HEAD_TOO_LARGE if self.is_head_too_large else NOT_HTTP))
-        self.transport.close()
+        if all(one is cycle or one.response_complete for one in self._open):
+            self.phase = Phase.HEAD  # whatever it sends now is not read
+            self.close_answered()
+        else:
+            self.transport.close()
 
 
 def max_connections(limits: LimitsConfig) -> int:

@@ -17,6 +17,8 @@ from uvicorn import Config
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
+from quire.entrypoints.openai.lingering import close_lingering
+
 FRAMING_BYTES = 16
 """Of a chunk: its size in hexadecimal, line ends, and some room for extensions."""
 VERSIONS = ("1.0", "1.1")
@@ -52,6 +54,7 @@ class StrictConnection(HttpToolsProtocol):
         super().__init__(config, server_state, app_state, _loop)
         self.phase = Phase.HEAD
         self._is_upgrade = False
+        self._is_lingering = False
         self._num_other_bytes = 0
         self._num_body_bytes = 0
         self._open: list[RequestResponseCycle] = []
@@ -115,6 +118,7 @@ class StrictConnection(HttpToolsProtocol):
         super().on_headers_complete()
         self._open = [cycle for cycle in self._open if not cycle.response_complete]
         self._open.append(self.cycle)
+        self.cycle.transport = _CycleTransport(self)  # type: ignore[assignment]
         if self.scope["http_version"] == "1.0":
             self.cycle.send = without_chunks(self.cycle)  # type: ignore[method-assign, assignment]
 
@@ -130,9 +134,36 @@ class StrictConnection(HttpToolsProtocol):
         self._num_other_bytes = 0
         super().on_message_complete()
 
+    def on_response_complete(self) -> None:
+        """The last byte of an answer is written."""
+        if self._is_lingering:
+            self.server_state.total_requests += 1
+        else:
+            super().on_response_complete()
+
+    def close_answered(self) -> None:
+        """Close after the last answer, which a client that still sends its request can read."""
+        if self.phase is Phase.DONE or self._is_lingering or self.transport.is_closing():
+            self.transport.close()
+            return
+        self._is_lingering = True
+        self._unset_keepalive_if_required()
+        close_lingering(self.transport, self, self.loop)
+
     def _most_other_bytes(self) -> int:
         """Head, framing, chunk extensions and trailers: small chunks cost several times what they carry."""
         return 2 * self.max_head_bytes + FRAMING_BYTES * self._num_body_bytes
+
+
+class _CycleTransport:
+    """What a request's cycle writes its answer to."""
+
+    __slots__ = ("close", "is_closing", "write")
+
+    def __init__(self, connection: StrictConnection) -> None:
+        self.write = connection.transport.write
+        self.is_closing = connection.transport.is_closing
+        self.close = connection.close_answered
 
 
 def check_head(version: str, target: bytes, headers: list[tuple[bytes, bytes]]) -> None:
