@@ -79,25 +79,25 @@ class EngineCore:
     def _step(self) -> EngineCoreOutputs | None:
         self._hold_grammars()
         self._end_failed_grammars()
-        scheduled = self._scheduler.schedule()
-        if scheduled is None:
+        step = self._scheduler.schedule()
+        if step is None:
             self._grammars.wait()
             return self.take_outputs()
         if self._on_step is not None:
-            self._on_step(scheduled.total_num_scheduled_tokens)
+            self._on_step(step.output.total_num_scheduled_tokens)
         start = self._clock()
         try:
-            masks = self._grammars.begin_masks(self._scheduler.sampling_handles)
-            self._executor.execute_model(scheduled)
-            sampled = self._executor.sample_tokens(None if masks is None else masks.result())
+            masks = self._grammars.begin_masks(step.sampling_handles)
+            computed = self._executor.execute_model(step.output)
+            sampled = self._executor.sample_tokens(computed, None if masks is None else masks.result())
         except EngineDeadError:
             raise
         except Exception as error:
-            self._recovery.recover(self._scheduler, error)
+            self._recovery.recover(self._scheduler, step, error)
             return self.take_outputs()
         if masks is not None:
             self._end_failed_grammars()
-        outputs = self._scheduler.update_from_output(scheduled, sampled, self._clock() - start)
+        outputs = self._scheduler.update_from_output(step, sampled, self._clock() - start)
         self._recovery.note(outputs)
         self._grammars.note(outputs)
         return outputs

@@ -12,6 +12,7 @@ from quire.errors import QuireError
 from quire.logger import get_logger
 from quire.scheduler.admission import Candidate, Verdict
 from quire.scheduler.interface import SchedulerInterface
+from quire.scheduler.step import Step
 from quire.scheduler.step_plan import StepPlan
 
 # So many requests that failed alone, one after the other without a good step: it is not the requests.
@@ -39,9 +40,9 @@ class StepRecovery:
             for handle in {*outputs.handles.tolist(), *(one.handle for one in outputs.finished)}:
                 self._suspects.clear(handle)
 
-    def recover(self, scheduler: SchedulerInterface, error: Exception) -> None:
-        """The step that `scheduler` has in flight raised `error`; raises it again when it cannot be the requests."""
-        handles = scheduler.abandon_step()
+    def recover(self, scheduler: SchedulerInterface, step: Step, error: Exception) -> None:
+        """A step of `scheduler` raised `error`; raises it again when it cannot be the requests."""
+        handles = scheduler.abandon_step(step)
         culprit = self._suspects.accuse(handles)
         logger.error("a step of %d requests failed: %s: %s", len(handles), type(error).__name__, error)
         if culprit is None or handles != [culprit]:

@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any
 
+from quire.core.computed_step import ComputedStep
 from quire.core.grammar_bitmask import GrammarBitmask
 from quire.core.kv_spec import AttentionSpec, KVCacheConfig
 from quire.core.runner_output import ModelRunnerOutput
@@ -28,12 +29,12 @@ class Executor(ABC):
         """Allocate the cache and warm up."""
 
     @abstractmethod
-    def execute_model(self, scheduler_output: SchedulerOutput) -> None:
-        """Apply the message to the rows and run the model; keep what sampling needs."""
+    def execute_model(self, scheduler_output: SchedulerOutput) -> ComputedStep:
+        """Apply the message to the rows and run the model; what sampling needs is in the result."""
 
     @abstractmethod
-    def sample_tokens(self, grammar: GrammarBitmask | None = None) -> ModelRunnerOutput:
-        """Sample the step that `execute_model` ran; `grammar` masks the rows that have one, None = no row has."""
+    def sample_tokens(self, computed: ComputedStep, grammar: GrammarBitmask | None = None) -> ModelRunnerOutput:
+        """Sample a step that `execute_model` ran, once; `grammar` masks the rows that have one, None = no row has."""
 
     @abstractmethod
     def call_worker(self, method: str | Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

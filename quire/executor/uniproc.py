@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from quire.config.engine import QuireConfig
+from quire.core.computed_step import ComputedStep
 from quire.core.grammar_bitmask import GrammarBitmask
 from quire.core.kv_spec import AttentionSpec, KVCacheConfig
 from quire.core.runner_output import ModelRunnerOutput
@@ -46,13 +47,13 @@ class UniProcExecutor(Executor):
         """As `Worker.initialize_kv_cache`."""
         self._live_worker().initialize_kv_cache(kv_cache_config)
 
-    def execute_model(self, scheduler_output: SchedulerOutput) -> None:
+    def execute_model(self, scheduler_output: SchedulerOutput) -> ComputedStep:
         """As `Worker.execute_model`."""
-        self._live_worker().execute_model(scheduler_output)
+        return self._live_worker().execute_model(scheduler_output)
 
-    def sample_tokens(self, grammar: GrammarBitmask | None = None) -> ModelRunnerOutput:
+    def sample_tokens(self, computed: ComputedStep, grammar: GrammarBitmask | None = None) -> ModelRunnerOutput:
         """As `Worker.sample_tokens`."""
-        return self._live_worker().sample_tokens(grammar)
+        return self._live_worker().sample_tokens(computed, grammar)
 
     def call_worker(self, method: str | Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """As `Executor.call_worker`."""

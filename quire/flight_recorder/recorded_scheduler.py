@@ -24,6 +24,7 @@ from quire.kv_cache.event_recorder import KVEventRecorder
 from quire.scheduler.admission import AdmissionGate, Candidate, Verdict
 from quire.scheduler.interface import SchedulerInterface
 from quire.scheduler.setup import SchedulerSetup, make_scheduler
+from quire.scheduler.step import Step
 from quire.scheduler.step_plan import StepPlan
 
 
@@ -91,34 +92,30 @@ class RecordedScheduler(SchedulerInterface):
         self._scheduler.hold(held)
         self._writer.put(partial(records.Hold, held, self._clock.take()))
 
-    def schedule(self) -> SchedulerOutput | None:
+    def schedule(self) -> Step | None:
         """Decide the next step; None when no request can compute."""
-        scheduled = self._scheduler.schedule()
+        step = self._scheduler.schedule()
         verdicts, self._verdicts = self._verdicts, []
-        self._writer.put(partial(_schedule, scheduled, verdicts, self._clock.take()))
-        return scheduled
+        self._writer.put(partial(_schedule, None if step is None else step.output, verdicts, self._clock.take()))
+        return step
 
     def update_from_output(
-        self, scheduled: SchedulerOutput, output: ModelRunnerOutput, seconds: float | None = None
+        self, step: Step, output: ModelRunnerOutput, seconds: float | None = None
     ) -> EngineCoreOutputs:
         """Take in the step's tokens."""
         token_ids = np.array(output.sampled_token_ids)  # the worker may write there again
         logprobs = copy.deepcopy(output.logprobs) if self._scheduler.beams else None
-        outputs = self._scheduler.update_from_output(scheduled, output, seconds)
+        outputs = self._scheduler.update_from_output(step, output, seconds)
         self._writer.put(partial(_update, token_ids, seconds, output, outputs, self._clock.take(), logprobs))
         if self._writer.wants_state or self._writer.needs_state:
             self._begin_file()
         return outputs
 
-    def abandon_step(self) -> list[int]:
-        """The step that was scheduled failed: it never was."""
-        handles = self._scheduler.abandon_step()
+    def abandon_step(self, step: Step) -> list[int]:
+        """A step failed: it never was."""
+        handles = self._scheduler.abandon_step(step)
         self._writer.put(partial(records.Abandon, self._clock.take()))
         return handles
-
-    def sampling_handles(self) -> np.ndarray:
-        """[num_sampled] int64; who gets a token in the step that was scheduled, in the order of the batch."""
-        return self._scheduler.sampling_handles()
 
     def take_outputs(self) -> EngineCoreOutputs | None:
         """Ends and events that happened outside a step (aborts); None when there are none."""

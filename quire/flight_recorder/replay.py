@@ -6,6 +6,7 @@ Called by `quire replay` and tests. Owns the scheduler it runs.
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
@@ -21,6 +22,7 @@ from quire.flight_recorder.restoring import restore
 from quire.flight_recorder.waits import WaitWatch
 from quire.scheduler.admission import Candidate, Verdict
 from quire.scheduler.setup import make_scheduler
+from quire.scheduler.step import Step
 from quire.scheduler.step_plan import StepPlan
 
 
@@ -70,7 +72,7 @@ class Replay:
             restore(self._scheduler, recording.head.state)
         self._watch = WaitWatch()
         self._watch_restored()
-        self._scheduled: SchedulerOutput | None = None
+        self._in_flight: deque[Step] = deque()
         self._last_rows = np.empty(0, dtype=np.int32)
         self._cause = ""
 
@@ -126,7 +128,7 @@ class Replay:
         elif isinstance(call, Hold):
             self._scheduler.hold(call.handles)
         elif isinstance(call, Abandon):
-            self._scheduler.abandon_step()
+            self._scheduler.abandon_step(self._next_step())
             self._cause = "its step failed, and all that ran began anew"
         elif isinstance(call, Take):
             outputs = self._scheduler.take_outputs()
@@ -151,23 +153,28 @@ class Replay:
 
     def _schedule(self, call: Schedule) -> None:
         self._verdicts = iter(call.verdicts) if call.verdicts else None
-        scheduled = self._scheduler.schedule()
-        self._compare_plan(call, scheduled)
-        self._scheduled = scheduled
+        step = self._scheduler.schedule()
+        self._compare_plan(call, None if step is None else step.output)
         self._cause = "pages ran out for requests that go before it"
-        if scheduled is not None and self._scheduler.made_room():
-            names = ", ".join(new.request_id for new in scheduled.new_reqs)
-            self._cause = f"room was made for {names or 'a waiting request'}, of a stricter class"
-        self._watch.scheduled(self._scheduler, scheduled, bool(call.verdicts))
+        if step is not None:
+            self._in_flight.append(step)
+            if step.made_room:
+                names = ", ".join(new.request_id for new in step.output.new_reqs)
+                self._cause = f"room was made for {names or 'a waiting request'}, of a stricter class"
+        self._watch.scheduled(self._scheduler, step, bool(call.verdicts))
+
+    def _next_step(self) -> Step:
+        if not self._in_flight:
+            raise Difference("a step was taken in or abandoned that was not scheduled")
+        return self._in_flight.popleft()
 
     def _update(self, call: Update) -> None:
-        if self._scheduled is None:
-            raise Difference("a step was taken in that was not scheduled")
-        scheduled, self._scheduled = self._scheduled, None
+        step = self._next_step()
+        scheduled = step.output
         num_sampled = int(scheduled.is_sampling.sum())
         self._compare("the number of sampled tokens", len(call.token_ids), num_sampled)
         output = records.whole_output(call, scheduled)
-        outputs = self._scheduler.update_from_output(scheduled, output, call.seconds)
+        outputs = self._scheduler.update_from_output(step, output, call.seconds)
         found = records.digest_of_outputs(outputs)
         self._compare("what the front-end was told (tokens, ends, times)", call.digest, found)
         self._watch.told(outputs, self._cause)

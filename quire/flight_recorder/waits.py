@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from quire.core.engine_messages import EngineCoreOutputs, EngineCoreRequest
-from quire.core.scheduler_output import SchedulerOutput
 from quire.core.stats import EventKind
 from quire.scheduler.scheduler import Scheduler
+from quire.scheduler.step import Step
 from quire.scheduler.waiting import Hindrance, WaitReason
 
 ARRIVED = "came while a step was running"
@@ -121,10 +121,10 @@ class WaitWatch:
         self.knows(message).arrived_s = self.now_s
         self._enter(message.handle, ARRIVED)
 
-    def scheduled(self, scheduler: Scheduler, scheduled: SchedulerOutput | None, is_gated: bool) -> None:
+    def scheduled(self, scheduler: Scheduler, step: Step | None, is_gated: bool) -> None:
         """A step was decided; its rows run, the others wait for what the scheduler says."""
         waiting = scheduler.unplaced_requests()
-        hindrance = scheduler.hindrance() if waiting else None
+        hindrance = scheduler.hindrance(step) if waiting and step is not None else None
         if is_gated and hindrance is not None and hindrance.reason is WaitReason.OTHER:
             hindrance = Hindrance(hindrance.handle, WaitReason.GATE)
         first = self.timelines.get(hindrance.handle) if hindrance is not None else None
@@ -135,11 +135,12 @@ class WaitWatch:
                 continue
             behind = "" if message.handle == hindrance.handle else first.request_id
             self._enter(message.handle, hindrance.reason.value, behind, hindrance.num_missing)
-        self._run(scheduler, scheduled)
+        self._run(scheduler, step)
 
-    def _run(self, scheduler: Scheduler, scheduled: SchedulerOutput | None) -> None:
+    def _run(self, scheduler: Scheduler, step: Step | None) -> None:
         planned: dict[int, tuple[int, bool]] = {}
-        if scheduled is not None:
+        if step is not None:
+            scheduled = step.output
             self.num_steps += 1
             self.num_scheduled_tokens += scheduled.total_num_scheduled_tokens
             columns = (scheduled.rows, scheduled.num_scheduled_tokens, scheduled.is_sampling)

@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from typing import Protocol
 
-import numpy as np
-
 from quire.core.engine_messages import EngineCoreOutputs, EngineCoreRequest, FinishReason
 from quire.core.runner_output import ModelRunnerOutput
-from quire.core.scheduler_output import SchedulerOutput
 from quire.kv_cache.event_recorder import KVEventRecorder
+from quire.scheduler.step import Step
 
 
 class SchedulerInterface(Protocol):
@@ -31,11 +29,11 @@ class SchedulerInterface(Protocol):
     def hold(self, handles: Collection[int]) -> None:
         """From now on these requests sit out the steps, and no others; they keep their rows and pages."""
 
-    def schedule(self) -> SchedulerOutput | None:
+    def schedule(self) -> Step | None:
         """Decide the next step; None when no request can compute (nothing left, or only rows to free later)."""
 
     def update_from_output(
-        self, scheduled: SchedulerOutput, output: ModelRunnerOutput, seconds: float | None = None
+        self, step: Step, output: ModelRunnerOutput, seconds: float | None = None
     ) -> EngineCoreOutputs:
         """Take in the step's tokens: lengths advance, full pages are published, ended requests leave.
 
@@ -43,15 +41,12 @@ class SchedulerInterface(Protocol):
             seconds: how long the step took to compute and sample; None = not measured.
         """
 
-    def abandon_step(self) -> list[int]:
-        """The step that was scheduled failed: it never was, and every running request waits again with its tokens.
+    def abandon_step(self, step: Step) -> list[int]:
+        """A step failed: it never was, and every running request waits again with its tokens.
 
         Returns:
             Handles of the requests that the step held.
         """
-
-    def sampling_handles(self) -> np.ndarray:
-        """[num_sampled] int64; who gets a token in the step that was scheduled, in the order of the batch."""
 
     def take_outputs(self) -> EngineCoreOutputs | None:
         """Ends and events that happened outside a step (aborts); None when there are none."""

@@ -1,7 +1,7 @@
 """Scheduler: who runs in each step, on which pages, and when a request ends.
 
 Called by EngineCore: `schedule`, then `update_from_output` with what the step sampled. Owns the request table,
-the waiting queue and the KV cache manager. The only state between a step's two halves is `_in_flight`.
+the waiting queue and the KV cache manager. What passes between a step's two halves is the `Step`, which the caller has.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -20,7 +19,6 @@ from quire.core.kv_spec import KVCacheConfig
 from quire.core.logprobs import LogprobsArrays
 from quire.core.request import STATUS_AT_END, Request
 from quire.core.runner_output import ModelRunnerOutput
-from quire.core.scheduler_output import SchedulerOutput
 from quire.core.stats import EventKind, SchedulerStats
 from quire.kv_cache.event_recorder import KVEventRecorder
 from quire.kv_cache.manager import KVCacheManager
@@ -35,6 +33,7 @@ from quire.scheduler.preemption import choose_victim, suspend
 from quire.scheduler.request_table import RequestTable
 from quire.scheduler.running import RunningRows, num_missing_blocks, num_wanted_tokens
 from quire.scheduler.service_order import make_service_order
+from quire.scheduler.step import Step
 from quire.scheduler.step_costs import make_step_costs
 from quire.scheduler.step_plan import StepPlan
 from quire.scheduler.stop import find_stops
@@ -44,15 +43,6 @@ from quire.scheduler.validation import check_beams_fit, check_can_run, max_total
 from quire.scheduler.waiting import Hindrance, WaitReason
 
 _COMPLETE = frozenset((FinishReason.STOP, FinishReason.LENGTH))
-
-
-@dataclass(frozen=True, slots=True)
-class _InFlight:
-    """The step that was scheduled and not yet taken in; `handles` is who owned its rows."""
-
-    scheduled: SchedulerOutput
-    handles: np.ndarray
-    plan: StepPlan
 
 
 class Scheduler:
@@ -92,7 +82,6 @@ class Scheduler:
         self._table = RequestTable(self._limits.max_num_seqs, max_model_len)
         self._running = RunningRows(self._table)
         self._order = make_service_order(scheduler_config.scheduling_policy, self._table, self._kv)
-        self._queue = self._order.queue
         self._deadlines = QueueDeadlines(clock)
         self._outbox = Outbox(clock)
         rules = AdmissionRules(
@@ -120,7 +109,7 @@ class Scheduler:
         self._arrivals = itertools.count()
         self._freed_rows: list[int] = []
         self._num_steps = 0
-        self._in_flight: _InFlight | None = None
+        self._num_in_flight = 0
 
     # --- requests come and go ---
 
@@ -137,7 +126,7 @@ class Scheduler:
         self._kv.hash_prompt(queued)
         self._order.enter(queued, next(self._arrivals))
         self._requests[request.handle] = queued
-        self._queue.add(queued)
+        self._order.queue.add(queued)
         self._deadlines.add(queued)
         self._forks.add(queued)
         self.beams.add(queued, max_total_tokens_of(request, self._limits.max_model_len))
@@ -155,7 +144,7 @@ class Scheduler:
             if request.row >= 0:
                 self._vacate([request.row])
             elif self._swapping.remove(handle) is None:
-                self._queue.remove(handle)
+                self._order.queue.remove(handle)
 
     def hold(self, handles: Collection[int]) -> None:
         """From now on these requests sit out the steps, and no others; they keep their rows and pages."""
@@ -182,13 +171,13 @@ class Scheduler:
 
     # --- first half of a step ---
 
-    def schedule(self) -> SchedulerOutput | None:
+    def schedule(self) -> Step | None:
         """Decide the next step; None when no request can compute (nothing left, or only rows to free later)."""
-        assert self._in_flight is None, "a step is taken in before the next one is scheduled"
+        assert not self._num_in_flight, "a step is taken in before the next one is scheduled"
         plan = StepPlan(StepBudget(self._limits.max_num_batched_tokens), self._limits.max_num_seqs)
         self._order.refresh(self._running)
-        if self._queue and len(self._running):
-            self._make_room(self._queue.peek(), plan)
+        if self._order.queue and len(self._running):
+            self._make_room(self._order.queue.peek(), plan)
         num_made_room = plan.num_preemptions
         self._schedule_running(plan)
         if plan.is_empty and len(self._running):
@@ -270,7 +259,7 @@ class Scheduler:
         num_decoding = int(np.count_nonzero(is_decoding))
         most = self._limits.max_num_batched_tokens
         if num_decoding:
-            num_requests = min(len(rows) + len(self._queue), self._limits.max_num_seqs)
+            num_requests = min(len(rows) + len(self._order.queue), self._limits.max_num_seqs)
             paced = self._costs.prompt_tokens_beside(num_decoding, num_requests)
             most = min(most, max(paced, num_unpaced))
         plan.prompts = StepBudget(most)
@@ -286,35 +275,35 @@ class Scheduler:
         is_swapped = not self.beams.holds(request) and self._swapping.try_swap_out(request, plan)
         self._vacate([row])
         if not is_swapped:
-            self._queue.add(request)
+            self._order.queue.add(request)
         self._outbox.note_event(request.handle, EventKind.PREEMPTED)
 
-    def _freeze(self, plan: StepPlan) -> SchedulerOutput | None:
+    def _freeze(self, plan: StepPlan) -> Step | None:
         if plan.is_empty:
             return None
-        copies = (self._kv.take_page_copies(), *self._swapping.take_copies(), self.beams.take_row_updates())
-        scheduled = plan.freeze(self._num_steps, self._freed_rows, self._table, *copies)
-        self._in_flight = _InFlight(scheduled, self._table.handle[plan.rows], plan)
+        swaps = self._swapping.take_copies()
+        copies = (self._kv.take_page_copies(), swaps.outs, swaps.ins, self.beams.take_row_updates())
+        output = plan.freeze(self._num_steps, self._freed_rows, self._table, *copies)
         self._freed_rows = []
         self._num_steps += 1
-        return scheduled
+        self._num_in_flight += 1
+        return Step(output, plan, self._table.handle[plan.rows], swaps.handles)
 
     # --- second half of a step ---
 
     def update_from_output(
-        self, scheduled: SchedulerOutput, output: ModelRunnerOutput, seconds: float | None = None
+        self, step: Step, output: ModelRunnerOutput, seconds: float | None = None
     ) -> EngineCoreOutputs:
         """Take in the step's tokens: lengths advance, full pages are published, ended requests leave.
 
         Args:
             seconds: how long the step took to compute and sample; None = not measured.
         """
-        step, self._in_flight = self._in_flight, None
-        assert step is not None and step.scheduled is scheduled, "the step that was scheduled last is taken in once"
+        self._end_flight(step)
+        scheduled, rows = step.output, step.rows
         if self._costs is not None:
             self._costs.record_step(scheduled, seconds)
         self._swapping.confirm(scheduled, output, seconds)
-        rows = step.plan.rows
         if output.errors:
             self._end_failed(rows[self._table.handle[rows] == step.handles], output.errors)
         is_alive = self._table.handle[rows] == step.handles
@@ -344,21 +333,25 @@ class Scheduler:
             self._vacate([request.row])
         return np.concatenate([others[0], advanced.handles]), np.concatenate([others[1], advanced.token_ids])
 
-    def abandon_step(self) -> list[int]:
-        """The step that was scheduled failed: it never was, and every running request waits again with its tokens.
+    def abandon_step(self, step: Step) -> list[int]:
+        """A step failed: it never was, and every running request waits again with its tokens.
 
         How much of the message the worker has applied is unknown, so all rows are given back, with those it freed.
 
         Returns:
             Handles of the requests that the step held.
         """
-        step, self._in_flight = self._in_flight, None
-        assert step is not None, "only a step in flight can be abandoned"
+        self._end_flight(step)
         self._suspend_running()
-        self._freed_rows = list(dict.fromkeys([*step.scheduled.freed_rows.tolist(), *self._freed_rows]))
-        for request in self._swapping.abandon():
-            self._queue.add(request)
+        self._freed_rows = list(dict.fromkeys([*step.output.freed_rows.tolist(), *self._freed_rows]))
+        for request in self._swapping.abandon(step.swapped_out):
+            self._order.queue.add(request)
         return [handle for handle in step.handles.tolist() if handle in self._requests]
+
+    def _end_flight(self, step: Step) -> None:
+        is_oldest = self._num_in_flight and step.output.step == self._num_steps - self._num_in_flight
+        assert is_oldest, "a step is taken in once, and before those that were scheduled after it"
+        self._num_in_flight -= 1
 
     def _suspend_running(self) -> None:
         """Every running request waits again with its tokens."""
@@ -368,14 +361,8 @@ class Scheduler:
             suspend(request, self._table)
         self._vacate(rows)
         for request in requests:
-            self._queue.add(request)
+            self._order.queue.add(request)
             self._outbox.note_event(request.handle, EventKind.PREEMPTED)
-
-    def sampling_handles(self) -> np.ndarray:
-        """[num_sampled] int64; who gets a token in the step that was scheduled, in the order of the batch."""
-        assert self._in_flight is not None, "a step was scheduled"
-        handles: np.ndarray = self._in_flight.handles[self._in_flight.scheduled.is_sampling]
-        return handles
 
     def _end_failed(self, rows: np.ndarray, errors: dict[int, str]) -> None:
         """End the requests among these living rows whose token means nothing; the step leaves no trace of them."""
@@ -403,7 +390,7 @@ class Scheduler:
         token_ids: np.ndarray,
         logprobs: LogprobsArrays | None,
         prompt_logprobs: tuple[tuple[int, LogprobsArrays], ...],
-        step: _InFlight | None,
+        step: Step | None,
     ) -> EngineCoreOutputs:
         finished, events = self._outbox.take()
         return EngineCoreOutputs(
@@ -417,18 +404,18 @@ class Scheduler:
             timestamp=self._clock(),
         )
 
-    def _make_stats(self, step: _InFlight | None) -> SchedulerStats:
+    def _make_stats(self, step: Step | None) -> SchedulerStats:
         num_running, num_waiting = self.get_request_counts()
         return SchedulerStats(
             step=self._num_steps - 1 if self._num_steps else 0,
             num_running=num_running,
             num_waiting=num_waiting,
-            num_scheduled_tokens=step.scheduled.total_num_scheduled_tokens if step else 0,
+            num_scheduled_tokens=step.output.total_num_scheduled_tokens if step else 0,
             num_preemptions=step.plan.num_preemptions if step else 0,
             num_swapped=len(self._swapping),
             num_swap_preemptions=step.plan.num_swap_preemptions if step else 0,
-            swapped_out_bytes=self._swapping.num_bytes(step.scheduled.swap_outs) if step else 0,
-            swapped_in_bytes=self._swapping.num_bytes(step.scheduled.swap_ins) if step else 0,
+            swapped_out_bytes=self._swapping.num_bytes(step.output.swap_outs) if step else 0,
+            swapped_in_bytes=self._swapping.num_bytes(step.output.swap_ins) if step else 0,
             kv_cache_usage=self._kv.usage,
             prefix_cache_queries=step.plan.num_prefix_queries if step else 0,
             prefix_cache_hits=step.plan.num_prefix_hits if step else 0,
@@ -442,7 +429,7 @@ class Scheduler:
 
     def get_request_counts(self) -> tuple[int, int]:
         """(running, waiting)."""
-        return len(self._running), len(self._queue)
+        return len(self._running), len(self._order.queue)
 
     def placed_requests(self) -> list[tuple[int, EngineCoreRequest]]:
         """(row, message) of each request that runs."""
@@ -452,20 +439,14 @@ class Scheduler:
         """Messages of the requests that wait, the earliest arrival first."""
         return [request.message for request in self._requests.values() if request.row < 0]
 
-    def made_room(self) -> bool:
-        """Whether the step that was just scheduled preempted requests for one that waited."""
-        return self._in_flight is not None and self._in_flight.plan.urgent is not None
-
-    def hindrance(self) -> Hindrance | None:
-        """Why the first waiting request is not in the step that was just scheduled; None when none waits."""
-        if self._in_flight is None:
-            return None
+    def hindrance(self, step: Step) -> Hindrance | None:
+        """Why the first waiting request is not in `step`, which was scheduled just now; None when none waits."""
         swapped = self._swapping.blocker
-        if swapped is not None and (not self._queue or self._swapping.is_ahead_of(self._queue.peek())):
+        if swapped is not None and (not self._order.queue or self._swapping.is_ahead_of(self._order.queue.peek())):
             return Hindrance(swapped.handle, WaitReason.SWAPPED)
-        if not self._queue:
+        if not self._order.queue:
             return None
-        return self._admission.hindrance(self._in_flight.plan)
+        return self._admission.hindrance(step.plan)
 
     def watch_pages(self, recorder: KVEventRecorder) -> None:
         """Tell `recorder` which pages can be found, from now on."""
@@ -477,10 +458,10 @@ class Scheduler:
         Args:
             reset_running_requests: requests give up their pages and compute them again, so none is in use.
         """
-        assert self._in_flight is None, "a step is taken in before the cache is reset"
+        assert not self._num_in_flight, "a step is taken in before the cache is reset"
         if reset_running_requests:
             self._forks.release()
             self._suspend_running()
             for request in self._swapping.take_all():
-                self._queue.add(request)
+                self._order.queue.add(request)
         return not len(self._swapping) and self._kv.reset_prefix_cache()

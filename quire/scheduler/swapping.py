@@ -10,6 +10,9 @@ for it, and its return frees host pages. Nothing depends on its pages: when they
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from typing import NamedTuple
+
 import numpy as np
 
 from quire.core.request import Request
@@ -28,6 +31,14 @@ from quire.scheduler.swap_costs import SwapCosts, is_swap_cheaper
 # Steps that running rows must be able to grow by before a request comes back beside them, and for which it is not the
 # next victim: less, and pages would travel to and fro without a token in between.
 CALM_STEPS = 16
+
+
+class SwapCopies(NamedTuple):
+    """The copies of one message, and the handles of the requests that are copied out."""
+
+    outs: PageCopies
+    ins: PageCopies
+    handles: tuple[int, ...]
 
 
 class Swapping:
@@ -68,7 +79,6 @@ class Swapping:
         self.blocker: Request | None = None
         self._outs: dict[int, PageCopies] = {}
         self._ins: list[PageCopies] = []
-        self._sent_outs: list[int] = []
         self._returned: dict[int, int] = {}
         self._num_steps = 0
 
@@ -193,25 +203,21 @@ class Swapping:
 
     # --- messages ---
 
-    def take_copies(self) -> tuple[PageCopies, PageCopies]:
-        """(out, in) since the last message; call once for each message that is sent."""
+    def take_copies(self) -> SwapCopies:
+        """The copies since the last message; call once for each message that is sent."""
         self._num_steps += 1
-        self._sent_outs = list(self._outs)
-        copies = _concatenate(list(self._outs.values())), _concatenate(self._ins)
+        copies = SwapCopies(_concatenate(list(self._outs.values())), _concatenate(self._ins), tuple(self._outs))
         self._outs, self._ins = {}, []
         return copies
 
     def confirm(self, scheduled: SchedulerOutput, output: ModelRunnerOutput, seconds: float | None) -> None:
-        """The step of the last message was executed, in so many seconds; None = not measured."""
-        self._sent_outs = []
+        """A step was executed, in so many seconds; None = not measured."""
         if self._costs is not None:
             self._costs.record(scheduled, output, seconds)
 
-    def abandon(self) -> list[Request]:
-        """The step of the last message failed: requests swapped out in it, whose host pages may hold anything."""
-        lost = [request for handle in self._sent_outs if (request := self.remove(handle)) is not None]
-        self._sent_outs = []
-        return lost
+    def abandon(self, handles: Iterable[int]) -> list[Request]:
+        """The step failed in which these were swapped out, whose host pages may hold anything: they are given up."""
+        return [request for handle in handles if (request := self.remove(handle)) is not None]
 
     def remove(self, handle: int) -> Request | None:
         """Forget a request; None when it is not here."""

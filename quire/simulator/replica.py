@@ -76,13 +76,13 @@ class Replica:
                 self.num_unfinished -= 1
 
     def _step(self) -> bool:
-        scheduled = self._scheduler.schedule()
-        if scheduled is None:
+        step = self._scheduler.schedule()
+        if step is None:
             return False
-        shape = shape_of(scheduled)
+        shape = shape_of(step.output)
         seconds = self._costs.step_seconds(shape)
         self.now_s += seconds + self._costs.gap_seconds(shape)
-        outputs = self._scheduler.update_from_output(scheduled, self._sample(scheduled), seconds)
+        outputs = self._scheduler.update_from_output(step, self._sample(step.output), seconds)
         self._note(outputs, shape.num_tokens)
         return True
 

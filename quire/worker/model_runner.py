@@ -1,7 +1,7 @@
 """ModelRunner: the order of a step, nothing else.
 
 Called by the worker, twice per step: `execute_model` computes, `sample_tokens` chooses. What each part does is in
-the file named after it. Owns the rows, the block tables and the step that waits to be sampled.
+the file named after it. Owns the rows and the block tables; a step between its two calls is its caller's.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import torch
 
+from quire.core.computed_step import ComputedStep
 from quire.core.grammar_bitmask import GrammarBitmask
 from quire.core.runner_output import ModelRunnerOutput
 from quire.core.scheduler_output import SchedulerOutput
@@ -19,7 +20,7 @@ from quire.sample.states import SamplingStates
 from quire.worker.attention_groups import AttentionGroups
 from quire.worker.block_tables import BlockTables
 from quire.worker.input_batch import InputBatch
-from quire.worker.page_transfers import PageTransfers
+from quire.worker.page_transfers import CopyTimes, PageTransfers, no_copies
 from quire.worker.prepare_inputs import prepare_inputs
 from quire.worker.request_states import RequestStates
 from quire.worker.sampling_step import SamplingStep
@@ -27,11 +28,15 @@ from quire.worker.step_graph import StepGraphs
 
 
 @dataclass(frozen=True, slots=True)
-class _PendingStep:
-    """A step that was computed and not sampled yet; `hidden` is [num_tokens, hidden_size]."""
+class _ComputedBatch(ComputedStep):
+    """A step that was computed: `hidden` is [num_tokens, hidden_size], valid until the next one is.
+
+    Where steps are replayed, `hidden` is where every step of its size leaves its result.
+    """
 
     batch: InputBatch
     hidden: torch.Tensor
+    copy_times: CopyTimes
 
 
 class ModelRunner:
@@ -65,31 +70,27 @@ class ModelRunner:
         self._sampling_step = SamplingStep(model, requests, sampling, logprobs_mode)
         self._step_graphs = step_graphs
         self._transfers = transfers
-        self._pending: _PendingStep | None = None
 
     @torch.inference_mode()
-    def execute_model(self, scheduled: SchedulerOutput) -> None:
-        """Compute a step's tokens and keep what sampling needs."""
-        assert self._pending is None, "the step before was not sampled"
-        if self._transfers is not None:
-            self._transfers.run(scheduled)
+    def execute_model(self, scheduled: SchedulerOutput) -> ComputedStep:
+        """Compute a step's tokens; what sampling needs is in the result."""
+        copy_times = no_copies if self._transfers is None else self._transfers.run(scheduled)
         self._apply(scheduled)
         batch = prepare_inputs(scheduled, self._requests, self._device)
         if not batch.num_reqs:
             hidden = torch.empty(0, device=self._device)
         else:
             hidden = self._forward(batch)
-        self._pending = _PendingStep(batch, hidden)
+        return _ComputedBatch(batch, hidden, copy_times)
 
     @torch.inference_mode()
-    def sample_tokens(self, grammar: GrammarBitmask | None = None) -> ModelRunnerOutput:
-        """Choose the tokens of the step that was computed."""
-        assert self._pending is not None, "no step was computed"
-        pending, self._pending = self._pending, None
-        output = self._sampling_step.run(pending.batch, pending.hidden, grammar)
-        if self._transfers is None:
+    def sample_tokens(self, computed: ComputedStep, grammar: GrammarBitmask | None = None) -> ModelRunnerOutput:
+        """Choose the tokens of a step that was computed; a step is sampled once."""
+        assert isinstance(computed, _ComputedBatch), "a step is sampled by the runner that computed it"
+        output = self._sampling_step.run(computed.batch, computed.hidden, grammar)
+        if computed.copy_times is no_copies:
             return output
-        swap_out_s, swap_in_s = self._transfers.take_seconds()
+        swap_out_s, swap_in_s = computed.copy_times()
         return dataclasses.replace(output, swap_out_s=swap_out_s, swap_in_s=swap_in_s)
 
     def _forward(self, batch: InputBatch) -> torch.Tensor:

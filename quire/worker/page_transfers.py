@@ -19,17 +19,21 @@ from quire.core.kv_spec import KVCacheConfig
 from quire.core.scheduler_output import PageCopies, SchedulerOutput
 from quire.worker.kv_cache_tensors import allocate_kv_caches, distinct_tensors, page_dim
 
+CopyTimes = Callable[[], tuple[float | None, float | None]]
+"""Called when a step is done: seconds that its copies out and in took; None = there were none, or nobody measured."""
+
+
+def no_copies() -> tuple[None, None]:
+    """The times of a step without copies."""
+    return None, None
+
 
 class PageTransfers(ABC):
     """Carries out the swaps of steps."""
 
     @abstractmethod
-    def run(self, scheduled: SchedulerOutput) -> None:
+    def run(self, scheduled: SchedulerOutput) -> CopyTimes:
         """Copy the step's pages out, then in; what the step computes comes after them."""
-
-    @abstractmethod
-    def take_seconds(self) -> tuple[float | None, float | None]:
-        """How long the last step's copies out and in took; None = there were none. Call when the step is done."""
 
 
 def allocate_with_swap_space(
@@ -78,19 +82,15 @@ class HostTransfers(PageTransfers):
         self._backend = backend
         self._num_blocks = num_blocks
         self._clock = clock
-        self._seconds: tuple[float | None, float | None] = (None, None)
 
-    def run(self, scheduled: SchedulerOutput) -> None:
+    def run(self, scheduled: SchedulerOutput) -> CopyTimes:
         """Copy the step's pages out, then in."""
+        if not len(scheduled.swap_outs) and not len(scheduled.swap_ins):
+            return no_copies
         outs, ins = scheduled.swap_outs, scheduled.swap_ins
         out_s = self._copy(outs.source_ids, outs.target_ids + self._num_blocks)
         in_s = self._copy(ins.source_ids + self._num_blocks, ins.target_ids)
-        self._seconds = out_s, in_s
-
-    def take_seconds(self) -> tuple[float | None, float | None]:
-        """How long the last step's copies out and in took; None = there were none."""
-        seconds, self._seconds = self._seconds, (None, None)
-        return seconds
+        return lambda: (out_s, in_s)
 
     def _copy(self, source_ids: np.ndarray, target_ids: np.ndarray) -> float | None:
         if not len(source_ids):
@@ -121,24 +121,23 @@ class DeviceTransfers(PageTransfers):
         self._host_parts = [
             torch.empty((num_swap_blocks, part.shape[1]), dtype=torch.uint8, pin_memory=is_cuda) for part in self._parts
         ]
-        self._marks: list[tuple[torch.cuda.Event, torch.cuda.Event] | None] = [None, None]
 
-    def run(self, scheduled: SchedulerOutput) -> None:
-        """Queue the copies of the step's pages out, then in."""
-        for i, (copies, copy) in enumerate(
-            ((scheduled.swap_outs, self._copy_out), (scheduled.swap_ins, self._copy_in))
-        ):
-            start = self._mark() if len(copies) else None
-            if len(copies):
-                copy(copies)
-            end = self._mark() if len(copies) else None
-            self._marks[i] = None if start is None or end is None else (start, end)
+    def run(self, scheduled: SchedulerOutput) -> CopyTimes:
+        """Queue the copies of the step's pages out, then in; times are the device's."""
+        if not len(scheduled.swap_outs) and not len(scheduled.swap_ins):
+            return no_copies
+        out_s = self._queue(scheduled.swap_outs, self._copy_out)
+        in_s = self._queue(scheduled.swap_ins, self._copy_in)
+        return lambda: (out_s(), in_s())
 
-    def take_seconds(self) -> tuple[float | None, float | None]:
-        """How long the last step's copies out and in took on the device; None = there were none."""
-        out_s, in_s = (None if marks is None else marks[0].elapsed_time(marks[1]) / 1000 for marks in self._marks)
-        self._marks = [None, None]
-        return out_s, in_s
+    def _queue(self, copies: PageCopies, copy: Callable[[PageCopies], None]) -> Callable[[], float | None]:
+        """Queue copies; what is returned says how long they took, once the device is through."""
+        if not len(copies):
+            return lambda: None
+        start = self._mark()
+        copy(copies)
+        end = self._mark()
+        return lambda: None if start is None or end is None else start.elapsed_time(end) / 1000
 
     def _mark(self) -> torch.cuda.Event | None:
         if self._device.type != "cuda":

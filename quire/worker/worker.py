@@ -13,6 +13,7 @@ import torch
 from quire.attention.selector import select_backend
 from quire.config.engine import QuireConfig
 from quire.config.hf_config import ModelArch
+from quire.core.computed_step import ComputedStep
 from quire.core.grammar_bitmask import GrammarBitmask
 from quire.core.kv_spec import AttentionSpec, KVCacheConfig
 from quire.core.runner_output import ModelRunnerOutput
@@ -164,13 +165,13 @@ class Worker:
             return None
         return StepGraphs(self._runtime, self._model, attention, block_tables, self._arch.vocab_size)
 
-    def execute_model(self, scheduled: SchedulerOutput) -> None:
+    def execute_model(self, scheduled: SchedulerOutput) -> ComputedStep:
         """Compute a step's tokens."""
-        self._ready_runner().execute_model(scheduled)
+        return self._ready_runner().execute_model(scheduled)
 
-    def sample_tokens(self, grammar: GrammarBitmask | None = None) -> ModelRunnerOutput:
-        """Choose the tokens of the step that was computed."""
-        return self._ready_runner().sample_tokens(grammar)
+    def sample_tokens(self, computed: ComputedStep, grammar: GrammarBitmask | None = None) -> ModelRunnerOutput:
+        """Choose the tokens of a step that was computed."""
+        return self._ready_runner().sample_tokens(computed, grammar)
 
     def _ready_runner(self) -> ModelRunner:
         assert self._runner is not None, "initialize_kv_cache comes before the first step"

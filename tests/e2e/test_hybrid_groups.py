@@ -125,9 +125,9 @@ def run_watched(
     seen: list[int] = []
     execute = ModelRunner.execute_model
 
-    def watch(runner: ModelRunner, scheduled: Any) -> None:
+    def watch(runner: ModelRunner, scheduled: Any) -> Any:
         seen.append(before_step(runner))
-        execute(runner, scheduled)
+        return execute(runner, scheduled)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ModelRunner, "execute_model", watch)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from quire.core.scheduler_output import SchedulerOutput
-from quire.worker.page_transfers import HostTransfers
+from quire.worker.page_transfers import CopyTimes, HostTransfers
 from tests.e2e.crowds import COUNT, Found, run
 from tests.e2e.tiny_model import write_tiny_model
 
@@ -72,12 +72,13 @@ def test_when_steps_that_swap_fail_halfway_every_answer_is_the_same(
     calls: list[int] = []
     whole = HostTransfers.run
 
-    def fail_sometimes(transfers: HostTransfers, scheduled: SchedulerOutput) -> None:
-        whole(transfers, scheduled)
+    def fail_sometimes(transfers: HostTransfers, scheduled: SchedulerOutput) -> CopyTimes:
+        times = whole(transfers, scheduled)
         if len(scheduled.swap_outs) or len(scheduled.swap_ins):
             calls.append(len(scheduled.swap_ins))
             if len(calls) % 25 == 3:
                 raise RuntimeError("the worker failed after its copies")
+        return times
 
     monkeypatch.setattr(HostTransfers, "run", fail_sometimes)
     found = run(

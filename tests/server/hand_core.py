@@ -9,6 +9,7 @@ import numpy as np
 import zmq
 
 from quire.core.runner_output import ModelRunnerOutput
+from quire.core.scheduler_output import SchedulerOutput
 from quire.engine.async_llm import AsyncLLM
 from quire.engine.core import EngineCore
 from quire.engine.core_link import CoreLink
@@ -31,9 +32,8 @@ MAX_MODEL_LEN, BLOCK_SIZE, NUM_BLOCKS, MAX_TOKENS_PER_STEP = 200, 4, 128, 24
 class PrintingExecutor(ScriptedExecutor):
     """Samples tokens that are plain text."""
 
-    def sample_tokens(self, grammar: object = None) -> ModelRunnerOutput:
-        assert self._scheduled is not None
-        rows = self._scheduled.rows[self._scheduled.is_sampling]
+    def sample_tokens(self, computed: SchedulerOutput, grammar: object = None) -> ModelRunnerOutput:
+        rows = computed.rows[computed.is_sampling]
         for row in rows.tolist():
             tokens = self._rows[row][1]
             tokens.append(rule(tokens, 0, len(tokens)))

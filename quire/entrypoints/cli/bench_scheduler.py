@@ -96,13 +96,14 @@ def _measure_one(num_reqs: int, prompt_len: int, steps: int, policy: str) -> dic
 def _step(scheduler: Scheduler) -> tuple[float, SchedulerOutput]:
     """Seconds that one schedule and update take, and what was scheduled."""
     start = time.perf_counter()
-    scheduled = scheduler.schedule()
+    step = scheduler.schedule()
     schedule_s = time.perf_counter() - start
-    assert scheduled is not None, "requests are left"
+    assert step is not None, "requests are left"
+    scheduled = step.output
     rows = scheduled.rows[scheduled.is_sampling]
     output = ModelRunnerOutput(rows=rows, sampled_token_ids=np.full(len(rows), 7, dtype=np.int32))
     start = time.perf_counter()
-    scheduler.update_from_output(scheduled, output)
+    scheduler.update_from_output(step, output)
     return schedule_s + time.perf_counter() - start, scheduled
 
 

@@ -25,25 +25,23 @@ class ScriptedExecutor:
     def __init__(self, fails_at: dict[str, int]) -> None:
         self._fails_at = fails_at
         self._rows: dict[int, tuple[str, list[int]]] = {}
-        self._scheduled: SchedulerOutput | None = None
         self.num_failures = 0
 
-    def execute_model(self, scheduled: SchedulerOutput) -> None:
+    def execute_model(self, scheduled: SchedulerOutput) -> SchedulerOutput:
         for row in scheduled.freed_rows.tolist():
             self._rows.pop(row, None)
         for new in scheduled.new_reqs:
             assert new.row not in self._rows, "a row is free before it is given out again"
             self._rows[new.row] = new.request_id, new.token_ids.tolist()
-        self._scheduled = scheduled
         for row in scheduled.rows.tolist():
             name, tokens = self._rows[row]
             if self._fails_at.get(name, 10**9) <= len(tokens):
                 self.num_failures += 1
                 raise RuntimeError(f"{name} is at fault")
+        return scheduled
 
-    def sample_tokens(self, grammar: object = None) -> ModelRunnerOutput:
-        assert self._scheduled is not None
-        rows = self._scheduled.rows[self._scheduled.is_sampling]
+    def sample_tokens(self, computed: SchedulerOutput, grammar: object = None) -> ModelRunnerOutput:
+        rows = computed.rows[computed.is_sampling]
         for row in rows.tolist():
             tokens = self._rows[row][1]
             tokens.append(1 + (sum(tokens) * 31 + len(tokens)) % 40)

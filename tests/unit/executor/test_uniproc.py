@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import pytest
 
+from quire.core.computed_step import ComputedStep
 from quire.core.sampling_params import SamplingParams
 from quire.errors import ConfigError, EngineDeadError
 from quire.executor.uniproc import UniProcExecutor
@@ -25,12 +26,12 @@ def test_shutting_down_twice_is_harmless_and_later_calls_say_so() -> None:
     executor.shutdown()
     executor.shutdown()
     with pytest.raises(EngineDeadError, match="shut down"):
-        executor.sample_tokens()
+        executor.sample_tokens(ComputedStep())
 
 
 def test_a_step_before_the_cache_is_allocated_is_a_bug_with_a_name() -> None:
     with pytest.raises(AssertionError, match="initialize_kv_cache comes before the first step"):
-        UniProcExecutor(tiny_config(), cpu_platform()).sample_tokens()
+        UniProcExecutor(tiny_config(), cpu_platform()).sample_tokens(ComputedStep())
 
 
 def test_custom_processors_are_loaded_by_name_and_checked_before_the_model_is() -> None:

@@ -73,24 +73,25 @@ class Recorded:
             self.scheduler.add_request(request)
 
     def step(self, abort_in_flight: Sequence[int] = ()) -> bool:
-        scheduled = self.scheduler.schedule()
-        if scheduled is None:
+        step = self.scheduler.schedule()
+        if step is None:
             self.scheduler.take_outputs()
             return False
+        scheduled = step.output
         self.scheduled.append(scheduled)
         swap_out_s, swap_in_s = any_swap_durations(scheduled)
         output = dataclasses.replace(self.worker.execute(scheduled), swap_out_s=swap_out_s, swap_in_s=swap_in_s)
         if abort_in_flight:
             self.scheduler.finish_requests(abort_in_flight, FinishReason.ABORT)
-        self.scheduler.update_from_output(scheduled, output, any_duration(scheduled))
+        self.scheduler.update_from_output(step, output, any_duration(scheduled))
         return True
 
     def fail_step(self) -> None:
-        scheduled = self.scheduler.schedule()
-        if scheduled is not None:
-            self.scheduled.append(scheduled)
-            self.worker.spoil(scheduled)
-            self.scheduler.abandon_step()
+        step = self.scheduler.schedule()
+        if step is not None:
+            self.scheduled.append(step.output)
+            self.worker.spoil(step.output)
+            self.scheduler.abandon_step(step)
 
     def run(self) -> None:
         while self.scheduler.has_unfinished_requests():
@@ -302,19 +303,21 @@ def test_a_failed_step_is_replayed(tmp_path):
     recorded = Recorded(tmp_path, SCARCE)
     recorded.add(*[make_request(handle, 5) for handle in range(3)])
     recorded.step()
-    assert recorded.scheduler.schedule() is not None
-    recorded.scheduler.abandon_step()
+    failed = recorded.scheduler.schedule()
+    assert failed is not None
+    recorded.scheduler.abandon_step(failed)
     recorded.scheduler.take_outputs()
     recorded.scheduler.finish_requests([1], FinishReason.ERROR, "it failed alone")
     recorded.worker.rows.clear()
-    scheduled = recorded.scheduler.schedule()
-    assert scheduled is not None
+    step = recorded.scheduler.schedule()
+    assert step is not None
+    scheduled = step.output
     output = records.ModelRunnerOutput(
         rows=scheduled.rows[scheduled.is_sampling],
         sampled_token_ids=np.full(int(scheduled.is_sampling.sum()), 8, np.int32),
         errors={int(scheduled.rows[0]): "NaN"},
     )
-    recorded.scheduler.update_from_output(scheduled, output, 0.5)
+    recorded.scheduler.update_from_output(step, output, 0.5)
     recorded.close()
     result = replay(tmp_path)
     assert result.first_difference is None and result.num_steps == 3
@@ -367,7 +370,7 @@ def test_an_urgent_request_is_named_as_the_cause(tmp_path):
 
 def test_an_unknown_part_of_the_state_stops_the_recorder_with_its_path(tmp_path, caplog):
     recorded = Recorded(tmp_path, SCARCE)
-    recorded.scheduler._scheduler._queue.surprise = complex(1, 2)  # type: ignore[attr-defined]
+    recorded.scheduler._scheduler._order.queue.surprise = complex(1, 2)  # type: ignore[attr-defined]
     recorded.writer.needs_state = True
     recorded.add(make_request(0, 5))
     recorded.step()

@@ -379,12 +379,13 @@ class Engine:
         self.scheduler.finish_requests(handles, FinishReason.ABORT)
 
     def step(self, abort_in_flight: Sequence[int] = ()) -> SchedulerOutput | None:
-        scheduled = self.scheduler.schedule()
+        step = self.scheduler.schedule()
         check_invariants(self.scheduler, self.groups)
         self.consumer.check()
-        if scheduled is None:
+        if step is None:
             self.receive(self.scheduler.take_outputs())
             return None
+        scheduled = step.output
         assert scheduled.total_num_scheduled_tokens <= self.budget, "scheduled over budget"
         self.scheduled.append(scheduled)
         output = self.worker.execute(scheduled)
@@ -392,7 +393,7 @@ class Engine:
             swap_out_s, swap_in_s = self.swap_durations(scheduled)
             output = dataclasses.replace(output, swap_out_s=swap_out_s, swap_in_s=swap_in_s)
         self.abort(*abort_in_flight)
-        self.receive(self.scheduler.update_from_output(scheduled, output, self.duration(scheduled)))
+        self.receive(self.scheduler.update_from_output(step, output, self.duration(scheduled)))
         check_invariants(self.scheduler, self.groups)
         self.consumer.check()
         return scheduled
@@ -423,12 +424,12 @@ class Engine:
 
     def fail_step(self) -> None:
         """Schedule a step that the worker fails in after it has swapped and written anything."""
-        scheduled = self.scheduler.schedule()
+        step = self.scheduler.schedule()
         check_invariants(self.scheduler, self.groups)
-        if scheduled is None:
+        if step is None:
             return
-        self.worker.spoil(scheduled)
-        self.scheduler.abandon_step()
+        self.worker.spoil(step.output)
+        self.scheduler.abandon_step(step)
         check_invariants(self.scheduler, self.groups)
 
     @property
@@ -468,7 +469,7 @@ def check_invariants(scheduler: Scheduler, groups: Sequence[Group] = (FULL,)) ->
     if isinstance(scheduler._order, RankOrder):
         assert table.rank[rows].tolist() == sorted(table.rank[rows].tolist())
     assert len(rows) + table.num_free_rows == len(table.handle)
-    assert len(rows) + len(scheduler._queue) + len(scheduler._swapping) == len(scheduler._requests)
+    assert len(rows) + len(scheduler._order.queue) + len(scheduler._swapping) == len(scheduler._requests)
     check_swap_space(scheduler._swapping)
 
 

@@ -74,14 +74,14 @@ def test_when_one_beam_is_aborted_or_fails_all_end_alike():
     engine.add(*search)
     for _ in range(4):
         engine.step()
-    scheduled = engine.scheduler.schedule()
-    assert scheduled is not None
-    output = engine.worker.execute(scheduled)
+    step = engine.scheduler.schedule()
+    assert step is not None
+    output = engine.worker.execute(step.output)
     errors = {int(output.rows[1]): "no token", int(output.rows[3]): "no token"}
     failed = ModelRunnerOutput(
         rows=output.rows, sampled_token_ids=output.sampled_token_ids, logprobs=output.logprobs, errors=errors
     )
-    engine.receive(engine.scheduler.update_from_output(scheduled, failed))
+    engine.receive(engine.scheduler.update_from_output(step, failed))
     assert {engine.finished[handle].finish_reason for handle in range(4)} == {FinishReason.ERROR}
     assert engine.scheduler._kv.usage == 0.0
 
@@ -102,10 +102,10 @@ def test_a_search_goes_on_after_a_failed_step():
     engine.add(*search)
     for _ in range(6):
         engine.step()
-    scheduled = engine.scheduler.schedule()
-    assert scheduled is not None
-    engine.scheduler.abandon_step()
-    engine.worker._apply(scheduled)
+    step = engine.scheduler.schedule()
+    assert step is not None
+    engine.scheduler.abandon_step(step)
+    engine.worker._apply(step.output)
     engine.run()
     check(engine, search)
 

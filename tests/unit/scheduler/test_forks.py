@@ -164,10 +164,10 @@ def test_a_failed_step_between_fork_and_copy_leaves_no_page_behind():
     family = make_siblings(range(3), PROMPT, max_tokens=6)
     engine.add(*family)
     engine.step()
-    scheduled = engine.scheduler.schedule()
-    assert scheduled is not None and len(scheduled.page_copies) == 2
-    engine.scheduler.abandon_step()
+    step = engine.scheduler.schedule()
+    assert step is not None and len(step.output.page_copies) == 2
+    engine.scheduler.abandon_step(step)
     assert engine.scheduler._kv.usage == 0.0
-    engine.worker._apply(scheduled)  # the worker failed after that
+    engine.worker._apply(step.output)  # the worker failed after that
     engine.run()
     check_answers(engine, family)

@@ -8,19 +8,19 @@ import pytest
 from quire.core.engine_messages import FinishedRequest, FinishReason
 from quire.core.logprobs import LogprobsArrays
 from quire.core.runner_output import ModelRunnerOutput
-from quire.core.scheduler_output import SchedulerOutput
 from quire.core.stats import EventKind
 from quire.scheduler.interface import SchedulerInterface
 from quire.scheduler.scheduler import Scheduler
+from quire.scheduler.step import Step
 from tests.unit.scheduler.harness import Engine, FakeWorker, expected_answer, make_request, make_scheduler
 
 
-def one_step(scheduler: Scheduler) -> tuple[SchedulerOutput, ModelRunnerOutput]:
+def one_step(scheduler: Scheduler) -> tuple[Step, ModelRunnerOutput]:
     """Schedule a first step and sample 5 for each row that samples."""
-    scheduled = scheduler.schedule()
-    assert scheduled is not None
-    rows = scheduled.rows[scheduled.is_sampling]
-    return scheduled, ModelRunnerOutput(rows=rows, sampled_token_ids=np.full(len(rows), 5, dtype=np.int32))
+    step = scheduler.schedule()
+    assert step is not None
+    rows = step.output.rows[step.output.is_sampling]
+    return step, ModelRunnerOutput(rows=rows, sampled_token_ids=np.full(len(rows), 5, dtype=np.int32))
 
 
 def lines_for(index: list[int]) -> LogprobsArrays:
@@ -169,10 +169,10 @@ def test_log_probabilities_stay_with_their_entries_when_a_neighbour_was_aborted(
     scheduler = make_scheduler()
     for handle in range(4):
         scheduler.add_request(make_request(handle))
-    scheduled, output = one_step(scheduler)
+    step, output = one_step(scheduler)
     output = dataclasses.replace(output, logprobs=lines_for([0, 1, 3]))
     scheduler.finish_requests([1, 2], FinishReason.ABORT)
-    outputs = scheduler.update_from_output(scheduled, output)
+    outputs = scheduler.update_from_output(step, output)
     assert outputs.handles.tolist() == [0, 3]
     assert outputs.logprobs is not None
     assert outputs.logprobs.index.tolist() == [0, 1]
@@ -182,16 +182,14 @@ def test_log_probabilities_stay_with_their_entries_when_a_neighbour_was_aborted(
 def test_prompt_log_probabilities_carry_the_handle_and_never_repeat_a_position():
     scheduler = make_scheduler(budget=4)
     scheduler.add_request(make_request(9, 6, prompt_logprobs=0, max_tokens=2))
-    scheduled, output = one_step(scheduler)
+    step, output = one_step(scheduler)
     outputs = scheduler.update_from_output(
-        scheduled, dataclasses.replace(output, prompt_logprobs={0: lines_for([1, 2, 3, 4])})
+        step, dataclasses.replace(output, prompt_logprobs={0: lines_for([1, 2, 3, 4])})
     )
     ((handle, lines),) = outputs.prompt_logprobs
     assert (handle, lines.index.tolist()) == (9, [1, 2, 3, 4])
-    scheduled, output = one_step(scheduler)
-    outputs = scheduler.update_from_output(
-        scheduled, dataclasses.replace(output, prompt_logprobs={0: lines_for([4, 5])})
-    )
+    step, output = one_step(scheduler)
+    outputs = scheduler.update_from_output(step, dataclasses.replace(output, prompt_logprobs={0: lines_for([4, 5])}))
     assert outputs.prompt_logprobs[0][1].index.tolist() == [5]
 
 
@@ -243,21 +241,21 @@ def test_a_reset_of_running_requests_makes_them_compute_again_and_changes_no_ans
 def test_scheduling_twice_or_taking_in_another_step_is_a_broken_invariant():
     scheduler = make_scheduler()
     scheduler.add_request(make_request(0))
-    scheduled, output = one_step(scheduler)
+    step, output = one_step(scheduler)
     with pytest.raises(AssertionError, match="taken in before the next"):
         scheduler.schedule()
-    scheduler.update_from_output(scheduled, output)
+    scheduler.update_from_output(step, output)
     with pytest.raises(AssertionError, match="taken in once"):
-        scheduler.update_from_output(scheduled, output)
+        scheduler.update_from_output(step, output)
 
 
 def test_a_worker_that_answers_for_other_rows_is_caught():
     scheduler = make_scheduler()
     scheduler.add_request(make_request(0))
-    scheduled, _ = one_step(scheduler)
+    step, _ = one_step(scheduler)
     wrong = ModelRunnerOutput(rows=np.array([4]), sampled_token_ids=np.array([5]))
     with pytest.raises(AssertionError, match="exactly the rows that sample"):
-        scheduler.update_from_output(scheduled, wrong)
+        scheduler.update_from_output(step, wrong)
 
 
 def test_the_pretended_worker_notices_a_page_of_another_prefix():
@@ -274,23 +272,21 @@ def test_a_request_whose_token_means_nothing_ends_alone_and_publishes_nothing():
     scheduler = make_scheduler()
     for handle in (0, 1):
         scheduler.add_request(make_request(handle, 8))
-    scheduled, output = one_step(scheduler)
-    failed_row = int(scheduled.rows[0])
-    outputs = scheduler.update_from_output(scheduled, dataclasses.replace(output, errors={failed_row: "NaN"}))
+    step, output = one_step(scheduler)
+    failed_row = int(step.output.rows[0])
+    outputs = scheduler.update_from_output(step, dataclasses.replace(output, errors={failed_row: "NaN"}))
     assert outputs.finished == (FinishedRequest(0, FinishReason.ERROR, error="NaN"),)
     assert outputs.handles.tolist() == [1]
     scheduler.add_request(make_request(0, 8))
-    scheduled, _ = one_step(scheduler)
-    assert scheduled.num_computed_tokens[scheduled.num_scheduled_tokens > 1].tolist() == [0]
-    assert failed_row in scheduled.freed_rows
+    step, _ = one_step(scheduler)
+    assert step.output.num_computed_tokens[step.output.num_scheduled_tokens > 1].tolist() == [0]
+    assert failed_row in step.output.freed_rows
 
 
 def test_an_error_of_a_request_aborted_meanwhile_is_ignored():
     scheduler = make_scheduler()
     scheduler.add_request(make_request(0))
-    scheduled, output = one_step(scheduler)
+    step, output = one_step(scheduler)
     scheduler.finish_requests([0], FinishReason.ABORT)
-    outputs = scheduler.update_from_output(
-        scheduled, dataclasses.replace(output, errors={int(scheduled.rows[0]): "NaN"})
-    )
+    outputs = scheduler.update_from_output(step, dataclasses.replace(output, errors={int(step.output.rows[0]): "NaN"}))
     assert [end.finish_reason for end in outputs.finished] == [FinishReason.ABORT]

@@ -87,7 +87,7 @@ def test_short_requests_that_never_stop_coming_starve_no_long_one():
     handles = itertools.count(2)
     num_later = 0
     while not engine.tokens[0]:
-        if len(engine.scheduler._queue) < 5:
+        if len(engine.scheduler._order.queue) < 5:
             engine.add(make_request(next(handles), 4, max_tokens=2))
             num_later += 1
         engine.step()
@@ -167,7 +167,7 @@ def test_a_long_request_ends_under_short_ones_that_never_stop_coming():
     engine, long = running_long(2)
     handles = itertools.count(1)
     while 0 not in engine.finished:
-        if len(engine.scheduler._queue) < 3:
+        if len(engine.scheduler._order.queue) < 3:
             engine.add(make_request(next(handles), 4, max_tokens=2))
         engine.step()
     num_stops = engine.events_of(0).count(EventKind.PREEMPTED)

@@ -142,8 +142,7 @@ class Driver:
             total_num_scheduled_tokens=int(num_scheduled.sum()),
         )
         self.step_number += 1
-        self.runner.execute_model(scheduled)
-        output = self.runner.sample_tokens()
+        output = self.runner.sample_tokens(self.runner.execute_model(scheduled))
         self._take_in(jobs, counts, output)
         return output
 

@@ -6,6 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from quire.core.computed_step import ComputedStep
 from quire.core.sampling_params import SamplingParams
 from tests.unit.worker.driver import Driver, Job, make_runner
 from tests.unit.worker.toy_model import VOCAB_SIZE, ToyBackend, ToyModel, next_token
@@ -145,7 +146,7 @@ def test_logits_are_computed_only_for_rows_that_need_them() -> None:
     assert Counting.num_rows == 12
 
 
-def test_the_two_halves_of_a_step_must_alternate() -> None:
+def test_only_a_step_that_was_computed_can_be_sampled() -> None:
     driver = make_driver()
-    with pytest.raises(AssertionError, match="no step was computed"):
-        driver.runner.sample_tokens()
+    with pytest.raises(AssertionError, match="by the runner that computed it"):
+        driver.runner.sample_tokens(ComputedStep())

@@ -1,0 +1,52 @@
+"""Step: one step that was scheduled, as a value that goes from hand to hand until it is taken in or abandoned.
+
+Made by `Scheduler.schedule`. Whoever executes, masks, samples, takes in or abandons a step is given it; neither the
+scheduler nor the worker keeps it, so several may be in flight. No state: what it holds is as it was when it was made.
+
+    step = scheduler.schedule()                                  # None: nothing can compute
+    computed = executor.execute_model(step.output)
+    masks = grammars.begin_masks(step.sampling_handles)
+    output = executor.sample_tokens(computed, masks)
+    outputs = scheduler.update_from_output(step, output)         # or scheduler.abandon_step(step)
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from quire.core.scheduler_output import SchedulerOutput
+from quire.scheduler.step_plan import StepPlan
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A scheduled step.
+
+    Attributes:
+        output: the message to the worker.
+        plan: what it was made from.
+        handles: [num_reqs] int64; the requests that owned the rows of `output` when it was made.
+        swapped_out: handles of the requests whose pages it copies to the swap space.
+    """
+
+    output: SchedulerOutput
+    plan: StepPlan
+    handles: np.ndarray
+    swapped_out: tuple[int, ...] = ()
+
+    @property
+    def rows(self) -> np.ndarray:
+        """[num_reqs] intp; the rows of `output`."""
+        return self.plan.rows
+
+    @property
+    def made_room(self) -> bool:
+        """Whether requests were preempted for one that waited."""
+        return self.plan.urgent is not None
+
+    def sampling_handles(self) -> np.ndarray:
+        """[num_sampled] int64; the requests that get a token, in the order of the batch."""
+        handles: np.ndarray = self.handles[self.output.is_sampling]
+        return handles
