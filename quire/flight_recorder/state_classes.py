@@ -21,7 +21,6 @@ from quire.core.sampling_params import SamplingParams
 from quire.core.stats import EventKind, RequestEvent
 from quire.kv_cache.block_pool import BlockPool
 from quire.kv_cache.coordinator import KVCacheCoordinator
-from quire.kv_cache.encoder_cache_manager import EncoderCacheManager, MediaItem, NoEncoderCache
 from quire.kv_cache.event_recorder import KVEventRecorder
 from quire.kv_cache.free_list import FreeList
 from quire.kv_cache.manager import CachedPrefix, KVCacheManager
@@ -65,13 +64,12 @@ STRUCTS: tuple[type[msgspec.Struct], ...] = (
 )  # fmt: skip
 OBJECTS: tuple[type, ...] = (
     Admission, AdmissionRules, AttentionSpec, BeamAnswer, BeamGroups, BeamSearch, BlockPool, ByArrival, ByPriority,
-    CacheMiss, CachedPrefix, ChunkedLocalManager, EncoderCacheManager, EngineCoreRequest, ExpectedOutputs, FairOrder,
-    Finished, FinishedRequest, ForkGroups, FreeList, FullAttentionManager, Hindrance, KVCacheConfig, KVCacheCoordinator,
-    KVCacheGroupSpec, KVCacheManager, KVEventRecorder, Limits, Measurements, MediaItem, MissExplainer, NoEncoderCache,
-    Outbox, PastPages, PendingCopies, PrefixIndex, PrefixPages, PrefixTree, QueueDeadlines, RankOrder, Request,
-    RequestEvent, RequestQueue, RequestTable, RunningRows, SaltedPages, Scheduler, ShortestFirst, SiblingPages,
-    SlidingWindowManager, StepCosts, SwapCosts, SwapPool, SwappedPages, Swapping, TenantQueues, TokenPages,
-    VirtualCounters, _Group,
+    CacheMiss, CachedPrefix, ChunkedLocalManager, EngineCoreRequest, ExpectedOutputs, FairOrder, Finished,
+    FinishedRequest, ForkGroups, FreeList, FullAttentionManager, Hindrance, KVCacheConfig, KVCacheCoordinator,
+    KVCacheGroupSpec, KVCacheManager, KVEventRecorder, Limits, Measurements, MissExplainer, Outbox, PastPages,
+    PendingCopies, PrefixIndex, PrefixPages, PrefixTree, QueueDeadlines, RankOrder, Request, RequestEvent, RequestQueue,
+    RequestTable, RunningRows, SaltedPages, Scheduler, ShortestFirst, SiblingPages, SlidingWindowManager, StepCosts,
+    SwapCosts, SwapPool, SwappedPages, Swapping, TenantQueues, TokenPages, VirtualCounters, _Group,
 )  # fmt: skip
 
 

@@ -30,6 +30,10 @@ def sha256_block_hash(parent: bytes, tokens: bytes, extra_keys: ExtraKeys) -> by
     return hashlib.sha256(parent + tokens).digest()
 
 
+BLOCK_HASHES: dict[str, BlockHashFn] = {"sha256": sha256_block_hash}
+"""By the name that `prefix_caching_hash_algo` has for it."""
+
+
 def token_bytes(token_ids: np.ndarray) -> bytes:
     """Token ids as they are hashed: little-endian int32."""
     return token_ids.astype("<i4", copy=False).tobytes()

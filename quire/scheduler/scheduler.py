@@ -20,6 +20,7 @@ from quire.core.logprobs import LogprobsArrays
 from quire.core.request import STATUS_AT_END, Request
 from quire.core.runner_output import ModelRunnerOutput
 from quire.core.stats import EventKind, SchedulerStats
+from quire.kv_cache.block_hash import BLOCK_HASHES
 from quire.kv_cache.event_recorder import KVEventRecorder
 from quire.kv_cache.manager import KVCacheManager
 from quire.scheduler.admission import Admission, AdmissionGate, AdmissionRules
@@ -77,6 +78,7 @@ class Scheduler:
             enable_prefix_caching=cache_config.enable_prefix_caching,
             max_num_seqs=self._limits.max_num_seqs,
             max_model_len=max_model_len,
+            hash_fn=BLOCK_HASHES[cache_config.prefix_caching_hash_algo],
             max_chunk_tokens=self._limits.max_num_batched_tokens,
         )
         self._table = RequestTable(self._limits.max_num_seqs, max_model_len)

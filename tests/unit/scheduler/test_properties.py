@@ -5,7 +5,6 @@ More examples: QUIRE_EXAMPLES=5000 pytest tests/unit/scheduler/test_properties.p
 
 from __future__ import annotations
 
-import functools
 import os
 import zlib
 from dataclasses import dataclass, replace
@@ -20,8 +19,7 @@ from quire.core.engine_messages import EngineCoreRequest, FinishReason
 from quire.core.request import ExtraKeys
 from quire.core.scheduler_output import SchedulerOutput
 from quire.errors import ValidationError
-from quire.kv_cache.manager import KVCacheManager
-from quire.scheduler import scheduler as scheduler_module
+from quire.kv_cache.block_hash import BLOCK_HASHES
 from tests.unit.scheduler.harness import (
     FULL,
     Engine,
@@ -310,9 +308,8 @@ def two_bit_hash(parent: bytes, tokens: bytes, extra_keys: ExtraKeys) -> bytes:
 @settings(max_examples=EXAMPLES // 2, deadline=None)
 @given(scheduler_settings(), scripts())
 def test_a_hash_that_collides_all_the_time_costs_hits_but_never_a_wrong_page(config, script):
-    colliding = functools.partial(KVCacheManager, hash_fn=two_bit_hash)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(scheduler_module, "KVCacheManager", colliding)
+        patch.setitem(BLOCK_HASHES, "sha256", two_bit_hash)
         engine, accepted = play({**config, "prefix_caching": True}, script)
     check_answers(engine, accepted)
 
