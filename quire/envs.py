@@ -87,6 +87,12 @@ def vllm_variables() -> dict[str, str]:
     return {name: value for name, value in sorted(os.environ.items()) if name.startswith("VLLM_")}
 
 
+def plugins() -> frozenset[str] | None:
+    """QUIRE_PLUGINS: packages whose plugins may be used, with commas between; "" = none; None = not set: all."""
+    value = os.environ.get("QUIRE_PLUGINS")
+    return None if value is None else frozenset(filter(None, (part.strip() for part in value.split(","))))
+
+
 def openai_api_key() -> str | None:
     """OPENAI_API_KEY: a key to show to a server, as OpenAI's clients read it; None = not set."""
     return os.environ.get("OPENAI_API_KEY") or None

@@ -9,14 +9,27 @@ import torch
 from quire.attention.backend import AttentionBackend, AttentionParams
 from quire.attention.backends.native_cpu import NativeCpuBackend
 from quire.attention.backends.torch_reference import TorchReferenceBackend
-from quire.errors import ConfigError, unknown_name
+from quire.errors import ConfigError
 from quire.kernels.native.runtime import NativeRuntime
+from quire.plugins import ATTENTION_BACKEND, load_plugin, unknown_choice
 
 # In order of preference.
 BACKENDS: Mapping[str, type[AttentionBackend]] = {
     NativeCpuBackend.name: NativeCpuBackend,
     TorchReferenceBackend.name: TorchReferenceBackend,
 }
+
+
+def backend_class(name: str) -> type[AttentionBackend]:
+    """The backend of this name, Quire's or a plugin's.
+
+    Raises:
+        ConfigError: there is none, or the plugin cannot be used.
+    """
+    found: type[AttentionBackend] | None = BACKENDS.get(name) or load_plugin(ATTENTION_BACKEND, name, AttentionBackend)
+    if found is None:
+        raise unknown_choice(ATTENTION_BACKEND, name, ["auto", *BACKENDS])
+    return found
 
 
 def select_backend(
@@ -35,9 +48,7 @@ def select_backend(
     Raises:
         ConfigError: no such backend, or none fits; lists every candidate and its reasons.
     """
-    if name != "auto" and name not in BACKENDS:
-        raise unknown_name("attention backend", name, ["auto", *BACKENDS])
-    candidates = BACKENDS if name == "auto" else {name: BACKENDS[name]}
+    candidates = BACKENDS if name == "auto" else {name: backend_class(name)}
     refusals = []
     for candidate, backend in candidates.items():
         reasons = backend.unsupported_reasons(params, dtype, device)

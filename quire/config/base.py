@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from quire.errors import ConfigError, QuireError
+from quire.plugins import PluginKind, find_plugin, plugin_names
 from quire.utils.checks import INT64_MAX, INT64_MIN, check_bool, check_float, check_int, check_text, shown, wrong_type
 
 MAX_TEXT_CHARS = 1 << 20
@@ -28,6 +29,7 @@ class SettingInfo:
         kind: "int", "float", "str", "bool" or "list" (of texts).
         is_optional: None is allowed, and means that a rule chooses.
         choices: allowed values of a text.
+        plugins: of this kind, whose names are allowed beside the choices.
         minimum, maximum: allowed range, both included; `below` excludes its own value.
         is_secret: not to be shown.
         splits: a list's text is cut at commas, too.
@@ -43,6 +45,7 @@ class SettingInfo:
     aliases: tuple[str, ...] = ()
     short: str | None = None
     choices: tuple[str, ...] | None = None
+    plugins: PluginKind | None = None
     minimum: float | None = None
     maximum: float | None = None
     below: float | None = None
@@ -55,7 +58,7 @@ class SettingInfo:
     def allowed(self) -> str:
         """The allowed values in words, for help and the reference page; "" when anything of the type is."""
         if self.choices:
-            return ", ".join(self.choices)
+            return ", ".join(self.choices) + (", or a plugin's" if self.plugins else "")
         if self.below is not None:
             return f"{self.minimum} <= value < {self.below}"
         if self.minimum is None:
@@ -68,6 +71,7 @@ def setting(
     doc: str,
     *,
     choices: tuple[str, ...] | None = None,
+    plugins: PluginKind | None = None,
     flag: str | None = None,
     aliases: tuple[str, ...] = (),
     short: str | None = None,
@@ -85,13 +89,14 @@ def setting(
         default: its default; "auto" or None when a rule in `config.resolve` chooses.
         doc: one sentence, unit included.
         choices: allowed values of a text field.
+        plugins: kind of plugin whose names are allowed, too.
         flag: the user-facing name, when it is not the field's own.
         aliases, short, minimum, maximum, below, is_size, is_json, is_secret, splits: as in `SettingInfo`.
     """
     metadata = {
         "doc": doc, "choices": choices, "flag": flag, "aliases": aliases, "short": short, "minimum": minimum,
         "maximum": maximum, "below": below, "is_size": is_size, "is_json": is_json, "is_secret": is_secret,
-        "splits": splits,
+        "splits": splits, "plugins": plugins,
     }  # fmt: skip
     return dataclasses.field(default=default, metadata=metadata)
 
@@ -111,7 +116,7 @@ def info_of(field: dataclasses.Field[Any]) -> SettingInfo:
         name=meta["flag"] or field.name, default=field.default, doc=meta["doc"], kind=kind,
         is_optional=rest == "None", aliases=tuple(names), short=meta["short"], choices=meta["choices"],
         minimum=meta["minimum"], maximum=meta["maximum"], below=meta["below"], is_size=meta["is_size"],
-        is_json=meta["is_json"], is_secret=meta["is_secret"], splits=meta["splits"],
+        is_json=meta["is_json"], is_secret=meta["is_secret"], splits=meta["splits"], plugins=meta["plugins"],
     )  # fmt: skip
 
 
@@ -137,7 +142,8 @@ def check_value(info: SettingInfo, value: Any) -> Any:
     try:
         return _CHECKS[info.kind](info, value)
     except QuireError as error:
-        raise ConfigError(error.message, hint=_hint(info) or error.hint, field=info.name) from None
+        hint = error.hint if info.plugins else _hint(info)
+        raise ConfigError(error.message, hint=hint or _hint(info), field=info.name) from None
 
 
 def _check_int(info: SettingInfo, value: Any) -> int:
@@ -167,12 +173,23 @@ def _check_str(info: SettingInfo, value: Any) -> str:
             raise ConfigError(f"{info.name}={shown(value)} cannot be written as JSON") from None
     text = check_text(info.name, value)
     if info.choices and text not in info.choices:
-        raise ConfigError(f"{info.name}={shown(text)} is not one of {', '.join(info.choices)}")
+        _check_plugin(info, text)
     if not text and info.default != "":
         raise ConfigError(f"{info.name} is an empty text")
     if len(text) > MAX_TEXT_CHARS or "\0" in text:
         raise ConfigError(f"{info.name} is too long or holds a NUL character")
     return text
+
+
+def _check_plugin(info: SettingInfo, text: str) -> None:
+    """Refuse a text that is not built in and is not the name of a plugin, either."""
+    names = info.choices or ()
+    if info.plugins is not None:
+        if find_plugin(info.plugins, text) is not None:
+            return
+        names = (*names, *plugin_names(info.plugins))
+    allowed = ", ".join(names)
+    raise ConfigError(f"{info.name}={shown(text)} is not one of {allowed}", hint=f"use one of {allowed}")
 
 
 def _check_list(info: SettingInfo, value: Any) -> tuple[str, ...]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from quire.config.base import check_settings, setting
+from quire.plugins import ATTENTION_BACKEND, EXECUTOR
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,7 +20,10 @@ class DeviceConfig:
         maximum=4096,
     )
     attention_backend: str = setting(
-        "auto", "Attention implementation.", choices=("auto", "native_cpu", "torch_reference")
+        "auto",
+        "Attention implementation.",
+        choices=("auto", "native_cpu", "torch_reference"),
+        plugins=ATTENTION_BACKEND,
     )
     kernel_tier: str = setting(
         "auto",
@@ -43,7 +47,7 @@ class ParallelConfig:
         1, "Processes that each hold some layers; only 1 is supported yet.", minimum=1, short="-pp"
     )
     data_parallel_size: int = setting(1, "Replicas of the engine; only 1 is supported yet.", minimum=1, short="-dp")
-    distributed_executor_backend: str = setting("auto", "Kind of executor.", choices=("auto", "uni"))
+    distributed_executor_backend: str = setting("auto", "Kind of executor.", choices=("auto", "uni"), plugins=EXECUTOR)
 
     def __post_init__(self) -> None:
         check_settings(self)

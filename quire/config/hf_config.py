@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from quire.config.hf_fields import FieldReader
 from quire.config.hf_rope import MAX_POSITIONS, RopeConfig, parse_rope
 from quire.errors import ModelError
+from quire.plugins import MODEL, plugin_names
 
 __all__ = ["ARCHITECTURES", "ModelArch", "RopeConfig", "parse_hf_config"]
 
@@ -123,7 +124,7 @@ def _architecture(config: FieldReader) -> str:
         if name in ARCHITECTURES:
             return name
     if named:
-        known = ", ".join(ARCHITECTURES)
+        known = ", ".join([*ARCHITECTURES, *plugin_names(MODEL)])
         raise ModelError(
             f"architecture {named[0][:80]!r} is not implemented", hint=f"Quire has {known}", field="architectures"
         )

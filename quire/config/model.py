@@ -72,7 +72,7 @@ class ModelConfig:
     )
     chat_template: str | None = setting(None, "Chat template: inline Jinja or a path; default: the tokenizer's.")
     logits_processors: tuple[str, ...] = setting(
-        (), "Custom logits processors, as module:Class; an installed package's, or on PYTHONPATH."
+        (), "Custom logits processors: module:Class, or the name of a plugin; requests reach them by vllm_xargs."
     )
 
     def __post_init__(self) -> None:

@@ -184,7 +184,7 @@ MISSING: tuple[Missing, ...] = (
         "--max-inter-token-latency-ms",
         {
             "max_num_scheduled_tokens": _NONE, "max_num_active_seqs": _NONE,
-            "long_prefill_token_threshold_adaptive": _OFF, "scheduler_cls": _NONE,
+            "long_prefill_token_threshold_adaptive": _OFF,
             "prefill_schedule_interval": (None, 1),
         },
     ),

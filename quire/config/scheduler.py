@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from quire.config.base import check_settings, setting
 from quire.errors import ConfigError
+from quire.plugins import SCHEDULING_POLICY
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,6 +26,10 @@ class SchedulerConfig:
         "least expected work first, which also takes the place of running requests with far more left, aged so that "
         "nothing starves.",
         choices=("fcfs", "priority", "fair", "shortest"),
+        plugins=SCHEDULING_POLICY,
+    )
+    scheduler_cls: str | None = setting(
+        None, "Name of a plugin that takes the place of the whole scheduler; default: Quire's own."
     )
     enable_chunked_prefill: bool = setting(True, "Compute a long prompt in parts beside other requests' decode steps.")
     long_prefill_token_threshold: int = setting(

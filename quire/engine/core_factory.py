@@ -7,14 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 from quire.config import QuireConfig
 from quire.engine.core import EngineCore
 from quire.engine.grammar_gate import grammar_gate, make_grammars
 from quire.engine.kv_event_publisher import start_kv_events
+from quire.engine.named_plugins import check_plugins
 from quire.engine.step_recovery import StepRecovery
 from quire.executor.base import Executor
-from quire.executor.uniproc import UniProcExecutor
+from quire.executor.registry import executor_class
 from quire.flight_recorder.recorded_scheduler import RecordedScheduler
 from quire.flight_recorder.writer import RecordWriter
 from quire.kv_cache.planning import concurrency, plan_kv_cache
@@ -46,8 +48,10 @@ def build_core(
     Raises:
         QuireError: the model or the machine does not allow it.
     """
+    check_plugins(config)
     with timer.phase("model"):
-        executor: Executor = UniProcExecutor(config, platform, logits_processors)
+        make_executor: Any = executor_class(config.parallel.distributed_executor_backend)
+        executor: Executor = make_executor(config, platform, logits_processors)
     with timer.phase("KV cache"):
         recovery = StepRecovery()
         setup = _plan_memory(config, executor)

@@ -10,14 +10,14 @@ import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 
-from quire.attention.block_sizes import PREFERRED_BLOCK_SIZES
 from quire.config import ModelConfig, QuireConfig
-from quire.config.hf_config import parse_hf_config
+from quire.config.model_family import parse_config
 from quire.config.overrides import generation_values, overridden, parse_object
 from quire.config.resolve import Decision, UsageContext, resolve
 from quire.core.sampling_params import SamplingParams
 from quire.engine.generation_defaults import GenerationDefaults, read_generation_defaults
 from quire.engine.input_processor import InputLimits, InputProcessor
+from quire.engine.named_plugins import block_sizes
 from quire.engine.parts import FrontEndParts
 from quire.engine.vllm_environment import warn_of_vllm_environment, with_vllm_environment
 from quire.errors import TokenizerError
@@ -67,11 +67,10 @@ def look_up(
     platform = platform or detect_platform(config.device.device)
     path = resolve_model_path(config.model.model, config.model.revision, config.load.download_dir)
     model_dir = read_model_dir(path)
-    arch = parse_hf_config(overridden(model_dir.config, parse_object("hf_overrides", config.model.hf_overrides)))
+    arch = parse_config(overridden(model_dir.config, parse_object("hf_overrides", config.model.hf_overrides)))
     kernel_tiers = tier_problems() if platform.is_cpu else {}
-    config, decisions = resolve(
-        config, platform, arch, usage=usage, block_sizes=PREFERRED_BLOCK_SIZES, kernel_tiers=kernel_tiers
-    )
+    sizes = block_sizes(config.device.attention_backend)
+    config, decisions = resolve(config, platform, arch, usage=usage, block_sizes=sizes, kernel_tiers=kernel_tiers)
     return dataclasses.replace(config, model_path=str(path)), model_dir, [*from_environment, *decisions]
 
 

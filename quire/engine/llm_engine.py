@@ -20,6 +20,7 @@ from quire.core.tenancy import NOBODY, TenantShare
 from quire.engine.front_end import FrontEnd
 from quire.engine.front_factory import resolve_config
 from quire.engine.mp_factory import build_parts_apart
+from quire.engine.named_plugins import log_plugins
 from quire.engine.parts import EngineParts
 from quire.engine.stat_logger import StatLogger
 from quire.errors import EngineDeadError, QuireClientError, ValidationError
@@ -61,6 +62,7 @@ class LLMEngine:
         with timer.phase("configuration"):  # first: what is wrong with it is found before torch is loaded
             platform = detect_platform(config.device.device)
             config, model_dir = resolve_config(config, platform)
+            log_plugins(config, options.get("logits_processors", ()))
         with collector_paused():
             from quire.engine.factory import build_parts  # late: loads torch
 

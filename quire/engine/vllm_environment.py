@@ -39,7 +39,7 @@ INSTEAD: dict[str, str] = {
     "VLLM_MAX_N_SEQUENCES": "use --max-answers",
     "VLLM_MAX_STOP_STRINGS": "use --max-stop-strings",
     "VLLM_NO_USAGE_STATS": "Quire collects no usage statistics",
-    "VLLM_PLUGINS": "plugins are entry points of Quire's: quire.tool_parsers, quire.reasoning_parsers",
+    "VLLM_PLUGINS": "use QUIRE_PLUGINS, names of packages; a plugin is loaded when a setting names it",
     "VLLM_PORT": "use --port",
     "VLLM_SERVER_DEV_MODE": "the server has no routes for development",
     "VLLM_SLEEP_WHEN_IDLE": "an idle engine core sleeps",

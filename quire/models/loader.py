@@ -21,7 +21,7 @@ from quire.models.blocks import DecoderForCausalLM
 from quire.models.interfaces import BuildContext
 from quire.models.packing_cache import PackingCache
 from quire.models.packing_key import packing_key
-from quire.models.registry import model_class
+from quire.models.registry import model_class, origin_of
 from quire.models.weights import find_weight_files, load_weights
 
 MIN_KEPT_BYTES = 64 << 20
@@ -83,7 +83,10 @@ def load_model(
             def read_checkpoint() -> None:
                 load_weights(Path(model_path), model.checkpoint_targets(), ignored=ignored, reports_error=reports_error)
 
-            load_through_cache(packing_cache, Path(model_path), build.options.kernels.packing(), model, read_checkpoint)
+            packing = build.options.kernels.packing()
+            if packing is not None:
+                packing = {**packing, **origin_of(arch.architecture)}
+            load_through_cache(packing_cache, Path(model_path), packing, model, read_checkpoint)
     return model
 
 

@@ -1,12 +1,13 @@
-"""Architecture -> the class that computes it, imported when asked for."""
+"""Architecture -> the class that computes it, of Quire or a plugin, imported when asked for."""
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Mapping
 
-from quire.errors import ModelError
+from quire.config.model_family import family_of
+from quire.errors import ConfigError, ModelError
 from quire.models.blocks import DecoderForCausalLM
+from quire.plugins import MODEL, find_plugin, import_object, plugin_names
 
 # The keys are those of `config.hf_config.ARCHITECTURES`, which torch-free code reads.
 MODEL_CLASSES: Mapping[str, str] = {
@@ -21,14 +22,24 @@ def model_class(architecture: str) -> type[DecoderForCausalLM]:
     """The class of `architecture`.
 
     Raises:
-        ModelError: it is not among them.
+        ModelError: neither Quire nor a plugin has it.
+        ConfigError: the plugin that has it cannot be used.
     """
-    if architecture not in MODEL_CLASSES:
-        raise ModelError(
-            f"architecture {architecture!r} is not implemented", hint=f"Quire has {', '.join(MODEL_CLASSES)}"
-        )
-    module_name, class_name = MODEL_CLASSES[architecture].split(":")
-    found = getattr(importlib.import_module(module_name), class_name)
+    family = family_of(architecture)
+    value = MODEL_CLASSES.get(architecture) if family is None else family.model_class
+    if value is None:
+        known = [*MODEL_CLASSES, *plugin_names(MODEL)]
+        raise ModelError(f"architecture {architecture!r} is not implemented", hint=f"Quire has {', '.join(known)}")
+    found = import_object(value, f"model {architecture!r} ({value})", MODEL.setting)
     if not (isinstance(found, type) and issubclass(found, DecoderForCausalLM)):
-        raise TypeError(f"{MODEL_CLASSES[architecture]} is not a DecoderForCausalLM")
+        raise ConfigError(
+            f"{value} is not derived from DecoderForCausalLM",
+            hint="derive it from quire.models.blocks:DecoderForCausalLM", field=MODEL.setting,
+        )  # fmt: skip
     return found
+
+
+def origin_of(architecture: str) -> dict[str, str]:
+    """What a plugin's model has to be told apart by from other models of the same weights; empty for Quire's own."""
+    plugin = None if architecture in MODEL_CLASSES else find_plugin(MODEL, architecture)
+    return {} if plugin is None else {"model": f"{architecture} of {plugin.package} {plugin.version}"}

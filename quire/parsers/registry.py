@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from importlib.metadata import entry_points
-from typing import Any
+from collections.abc import Mapping, Sequence
 
 from quire.errors import ConfigError, QuireError, unknown_name
 from quire.parsers.base import ReasoningParser, ToolCallParser
@@ -37,8 +35,8 @@ from quire.parsers.tool_calls.qwen3_coder import Qwen3CoderParser, SeedOssParser
 from quire.parsers.tool_calls.tagged import InternLmParser, JambaParser, LongCatParser, Phi4MiniParser
 from quire.parsers.tool_calls.xlam import XlamParser
 from quire.parsers.vllm_names import REASONING_NAMES, TOOL_CALL_NAMES
+from quire.plugins import REASONING_PARSER, TOOL_PARSER, load_plugin, plugin_names
 
-TOOL_GROUP, REASONING_GROUP = "quire.tool_parsers", "quire.reasoning_parsers"
 PATTERN, HARMONY_REASONING = "pattern", "openai_gptoss"
 TOOL_CALL_PARSERS: Mapping[str, type[ToolCallParser]] = {
     "deepseek_v3": DeepSeekV3Parser,
@@ -140,9 +138,9 @@ def tool_call_parser(name: str) -> type[ToolCallParser]:
     Raises:
         ConfigError: there is none, or a plugin's cannot be loaded.
     """
-    found = TOOL_CALL_PARSERS.get(name) or _plugin(TOOL_GROUP, name, ToolCallParser)
+    found: type[ToolCallParser] | None = TOOL_CALL_PARSERS.get(name) or load_plugin(TOOL_PARSER, name, ToolCallParser)
     if found is None:
-        known = ("auto", "none", PATTERN, *TOOL_CALL_PARSERS, *_plugin_names(TOOL_GROUP))
+        known = ("auto", "none", PATTERN, *TOOL_CALL_PARSERS, *plugin_names(TOOL_PARSER))
         raise _unknown("tool_call_parser", name, known, TOOL_CALL_NAMES)
     return found
 
@@ -153,9 +151,11 @@ def reasoning_parser(name: str) -> type[ReasoningParser]:
     Raises:
         ConfigError: as `tool_call_parser`.
     """
-    found = REASONING_PARSERS.get(name) or _plugin(REASONING_GROUP, name, ReasoningParser)
+    found: type[ReasoningParser] | None = REASONING_PARSERS.get(name) or load_plugin(
+        REASONING_PARSER, name, ReasoningParser
+    )
     if found is None:
-        known = (HARMONY_REASONING, *REASONING_PARSERS, *_plugin_names(REASONING_GROUP))
+        known = (HARMONY_REASONING, *REASONING_PARSERS, *plugin_names(REASONING_PARSER))
         raise _unknown("reasoning_parser", name, known, REASONING_NAMES)
     return found
 
@@ -173,21 +173,3 @@ def _unknown(field: str, name: str, known: Sequence[str], others: frozenset[str]
         return unknown_name(field, name, known, ConfigError)
     hint = f"valid: {', '.join(sorted(known))}; or bring a parser of your own (docs/how-to/tools.md)"
     return ConfigError(f"{field} {name!r} is a parser of vLLM that Quire does not have (yet)", hint=hint, field=field)
-
-
-def _plugin_names(group: str) -> list[str]:
-    return sorted({point.name for point in entry_points(group=group)})
-
-
-def _plugin(group: str, name: str, base: type[Any]) -> Any:
-    """What an installed package gives under this name; None when none does."""
-    for point in entry_points(group=group, name=name):
-        load: Callable[[], Any] = point.load
-        try:
-            found = load()
-        except (ImportError, AttributeError) as error:
-            raise ConfigError(f"the parser {name} of {point.value} cannot be loaded: {error}", field=group) from error
-        if not (isinstance(found, type) and issubclass(found, base)):
-            raise ConfigError(f"{point.value} is no {base.__name__}", hint=f"subclass {base.__name__}", field=group)
-        return found
-    return None

@@ -6,14 +6,14 @@ served first, the largest is preempted first. Used by `service_order`; the only 
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
 from quire.core.request import Request
 from quire.core.sampling_params import SamplingParams
-from quire.errors import unknown_name
 from quire.kv_cache.manager import KVCacheManager
+from quire.plugins import SCHEDULING_POLICY, load_plugin, unknown_choice
 from quire.scheduler.request_table import RequestTable
 
 # A rank by priority is a class and below it this many bits for the order of arrival; both fit into 64 bits.
@@ -33,7 +33,7 @@ NUM_ANSWERS_AVERAGED = 32
 
 
 class Ranking(Protocol):
-    """What one policy makes of requests.
+    """What one policy makes of requests. A plugin's class is derived from it and made with `expected` and `kv`.
 
     Attributes:
         keeps_pace: a request that others make room for still computes its prompt at the pace of those that decode.
@@ -161,7 +161,7 @@ def make_ranking(policy: str, expected: ExpectedOutputs, kv: KVCacheManager) -> 
     """The ranking that a policy's name stands for; `expected` and `kv` as in `ShortestFirst`.
 
     Raises:
-        ConfigError: there is no such policy.
+        ConfigError: there is no such policy, or the plugin cannot be used.
     """
     if policy == "fcfs":
         return ByArrival()
@@ -169,4 +169,17 @@ def make_ranking(policy: str, expected: ExpectedOutputs, kv: KVCacheManager) -> 
         return ByPriority()
     if policy == "shortest":
         return ShortestFirst(expected, kv)
-    raise unknown_name("scheduling_policy", policy, [*RANKINGS, "fair"])
+    ranking: Ranking = plugin_ranking(policy)(expected, kv)
+    return ranking
+
+
+def plugin_ranking(policy: str) -> type[Any]:
+    """The class of a plugin's policy, which is made as `ShortestFirst` is.
+
+    Raises:
+        ConfigError: there is none, or it cannot be used.
+    """
+    found: type[Any] | None = load_plugin(SCHEDULING_POLICY, policy, Ranking)
+    if found is None:
+        raise unknown_choice(SCHEDULING_POLICY, policy, [*RANKINGS, "fair"])
+    return found

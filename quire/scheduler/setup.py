@@ -8,11 +8,14 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from quire.config.cache import CacheConfig
 from quire.config.scheduler import SchedulerConfig
 from quire.core.kv_spec import KVCacheConfig
+from quire.plugins import SCHEDULER, load_plugin, unknown_choice
 from quire.scheduler.admission import AdmissionGate
+from quire.scheduler.interface import SchedulerInterface
 from quire.scheduler.scheduler import Scheduler
 
 
@@ -45,4 +48,20 @@ def make_scheduler(
     Raises:
         ConfigError: a limit is missing, or the limits contradict each other.
     """
-    return Scheduler(setup.scheduler, setup.cache, setup.kv_cache, setup.max_model_len, clock=clock, gates=gates)
+    make: Any = Scheduler if setup.scheduler.scheduler_cls is None else scheduler_class(setup.scheduler.scheduler_cls)
+    scheduler: Scheduler = make(
+        setup.scheduler, setup.cache, setup.kv_cache, setup.max_model_len, clock=clock, gates=gates
+    )
+    return scheduler
+
+
+def scheduler_class(name: str) -> type[SchedulerInterface]:
+    """The scheduler of a plugin, which is made as `Scheduler` is.
+
+    Raises:
+        ConfigError: there is none of this name, or it cannot be used.
+    """
+    found: type[SchedulerInterface] | None = load_plugin(SCHEDULER, name, SchedulerInterface)
+    if found is None:
+        raise unknown_choice(SCHEDULER, name, [])
+    return found

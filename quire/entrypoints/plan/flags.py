@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from quire.config.cache import CacheConfig
-from quire.config.hf_config import ModelArch, parse_hf_config
+from quire.config.hf_config import ModelArch
+from quire.config.model_family import parse_config
 from quire.config.scheduler import SchedulerConfig
 from quire.core.kv_spec import KVCacheConfig
 from quire.entrypoints.args import parse_size
@@ -174,7 +175,7 @@ def _analytic(args: argparse.Namespace) -> tuple[SchedulerSetup, Any, dict[str, 
         raise ConfigError("--hardware needs the shape of a model", hint="add --model DIR", field="model")
     if args.hardware.lower() not in HARDWARE:
         raise unknown_name("hardware", args.hardware, [one.name for one in HARDWARE.values()])
-    arch = parse_hf_config(read_model_dir(resolve_model_path(args.model, None, None)).config)
+    arch = parse_config(read_model_dir(resolve_model_path(args.model, None, None)).config)
     make_costs = partial(make_roofline, arch, args.hardware.lower(), args)
     roofline = make_costs()
     kv_cache = roofline.kv_cache(args.block_size)

@@ -1,12 +1,12 @@
-"""Custom logits processors by class or by "module:Class", named by the engine's owner (never by a request)."""
+"""Custom logits processors: a class, "module:Class" or a plugin's name, given by the engine's owner, not a request."""
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Sequence
 
 from quire.core.sampling_params import SamplingParams
 from quire.errors import ConfigError, EngineGenerateError, QuireClientError, ValidationError
+from quire.plugins import LOGITS_PROCESSOR, import_object, load_plugin, plugin_names
 from quire.sample.logits_processor.interface import LogitsProcessor, ProcessorKind
 
 ProcessorSource = str | type[ProcessorKind]
@@ -16,7 +16,7 @@ def load_processors(sources: Sequence[ProcessorSource]) -> list[type[ProcessorKi
     """The processor classes, in the order given.
 
     Raises:
-        ConfigError: a name has not the form "module:Class", cannot be imported, or is no `LogitsProcessor`.
+        ConfigError: a name is neither "module:Class" nor a plugin's, cannot be imported, or is no `LogitsProcessor`.
     """
     return [_load(source) if isinstance(source, str) else _checked(source, repr(source)) for source in sources]
 
@@ -43,26 +43,26 @@ def processor_failure(processor: LogitsProcessor, method: str, error: Exception)
 
 
 def _load(name: str) -> type[ProcessorKind]:
-    module_name, colon, class_name = name.partition(":")
-    if not (module_name and colon and class_name):
+    if ":" not in name:
+        return _plugin(name)
+    module_name, _, class_name = name.partition(":")
+    if not (module_name and class_name):
         raise ConfigError(
             f"logits processor {name!r} is malformed", hint="write 'module:Class'", field="logits_processors"
         )
-    try:
-        found = vars(importlib.import_module(module_name))[class_name]
-    except ImportError as error:
+    return _checked(import_object(name, f"logits processor {name!r}", "logits_processors"), repr(name))
+
+
+def _plugin(name: str) -> type[ProcessorKind]:
+    found: type[ProcessorKind] | None = load_plugin(LOGITS_PROCESSOR, name, ProcessorKind)
+    if found is None:
+        names = plugin_names(LOGITS_PROCESSOR)
         raise ConfigError(
-            f"logits processor {name!r}: cannot import {module_name!r}: {error}",
-            hint="check the module's name and that it is installed",
+            f"logits processor {name!r} is neither 'module:Class' nor the name of a plugin",
+            hint="write 'module:Class'" + (f", or one of {', '.join(names)}" if names else ""),
             field="logits_processors",
-        ) from error
-    except KeyError:
-        raise ConfigError(
-            f"logits processor {name!r}: module {module_name!r} has no {class_name!r}",
-            hint="check the class name",
-            field="logits_processors",
-        ) from None
-    return _checked(found, repr(name))
+        )
+    return found
 
 
 def _checked(found: object, name: str) -> type[ProcessorKind]:

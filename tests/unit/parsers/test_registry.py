@@ -51,7 +51,7 @@ def test_a_plugins_parsers_are_found_by_name(plugin):
     assert read(reasoning_parser("all")(), ["a", "b"]) == Answer(reasoning="ab")
 
 
-@pytest.mark.parametrize(("name", "words"), [("lost", "cannot be loaded"), ("wrong", "is no ToolCallParser")])
+@pytest.mark.parametrize(("name", "words"), [("lost", "has no 'Lost'"), ("wrong", "not derived from ToolCallParser")])
 def test_a_plugin_that_is_no_parser_is_refused(plugin, name, words):
     with pytest.raises(ConfigError, match=words):
         tool_call_parser(name)

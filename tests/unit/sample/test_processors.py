@@ -219,7 +219,8 @@ def test_processors_are_loaded_by_class_or_by_name() -> None:
 @pytest.mark.parametrize(
     ("source", "message"),
     [
-        ("no_colon", "malformed"),
+        (":NoModule", "malformed"),
+        ("no_colon", "neither 'module:Class' nor the name of a plugin"),
         ("no.such.module:X", "cannot import"),
         ("quire.sample.penalties:Nope", "has no 'Nope'"),
         ("quire.sample.sampler:Sampler", "is not a LogitsProcessor class"),

@@ -1,0 +1,94 @@
+"""The plugins that a configuration names: which they are, and whether they can be used. No state.
+
+Called when a configuration is resolved, for the log, and by the engine core, before it reads any weight.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from quire.attention.block_sizes import PREFERRED_BLOCK_SIZES
+from quire.config import QuireConfig
+from quire.config.hf_config import ARCHITECTURES
+from quire.logger import get_logger
+from quire.plugins import (
+    ATTENTION_BACKEND,
+    EXECUTOR,
+    LOGITS_PROCESSOR,
+    MODEL,
+    SCHEDULER,
+    SCHEDULING_POLICY,
+    PluginKind,
+    find_plugin,
+)
+from quire.scheduler.policy import RANKINGS, plugin_ranking
+from quire.scheduler.setup import scheduler_class
+
+logger = get_logger(__name__)
+
+
+def log_plugins(config: QuireConfig, logits_processors: Sequence[object] = ()) -> None:
+    """Log the plugins that the settings of a resolved configuration name, by packages' metadata; imports none.
+
+    Args:
+        logits_processors: that are given beside those of the configuration.
+
+    Raises:
+        ConfigError: two packages have one of them, or only one that QUIRE_PLUGINS does not allow.
+    """
+    given = [*config.model.logits_processors, *logits_processors]
+    processors = [(LOGITS_PROCESSOR, name) for name in given if isinstance(name, str) and ":" not in name]
+    found = [find_plugin(kind, name) for kind, name in [*_names(config), *processors]]
+    plugins = [str(plugin) for plugin in found if plugin is not None]
+    if plugins:
+        logger.info("plugins: %s", ", ".join(plugins))
+
+
+def check_plugins(config: QuireConfig) -> None:
+    """Load what the core's settings name and is not built in.
+
+    Raises:
+        ConfigError: one of them cannot be used.
+    """
+    from quire.attention.selector import backend_class  # late, as below: they load torch
+    from quire.executor.registry import executor_class
+    from quire.models.registry import model_class
+
+    for kind, name in _names(config):
+        if kind is MODEL:
+            model_class(name)
+        elif kind is ATTENTION_BACKEND:
+            backend_class(name)
+        elif kind is EXECUTOR:
+            executor_class(name)
+        elif kind is SCHEDULING_POLICY:
+            plugin_ranking(name)
+        elif kind is SCHEDULER:
+            scheduler_class(name)
+
+
+def block_sizes(backend: str) -> Mapping[str, int]:
+    """Tokens per page that attention backends prefer, `backend` among them, which is loaded where it is a plugin's.
+
+    Raises:
+        ConfigError: the plugin cannot be used.
+    """
+    if backend == "auto" or backend in PREFERRED_BLOCK_SIZES:
+        return PREFERRED_BLOCK_SIZES
+    from quire.attention.selector import backend_class  # late: loads torch
+
+    return {**PREFERRED_BLOCK_SIZES, backend: backend_class(backend).preferred_block_size}
+
+
+def _names(config: QuireConfig) -> Iterator[tuple[PluginKind, str]]:
+    """Names that are not built in, with what they name."""
+    if config.arch is not None and config.arch.architecture not in ARCHITECTURES:
+        yield MODEL, config.arch.architecture
+    if config.device.attention_backend not in ("auto", *PREFERRED_BLOCK_SIZES):
+        yield ATTENTION_BACKEND, config.device.attention_backend
+    if config.parallel.distributed_executor_backend not in ("auto", "uni"):
+        yield EXECUTOR, config.parallel.distributed_executor_backend
+    if config.scheduler.scheduling_policy not in (*RANKINGS, "fair"):
+        yield SCHEDULING_POLICY, config.scheduler.scheduling_policy
+    if config.scheduler.scheduler_cls is not None:
+        yield SCHEDULER, config.scheduler.scheduler_cls
