@@ -5,8 +5,8 @@ from __future__ import annotations
 from quire.config import QuireConfig
 from quire.scheduler.admission import AdmissionGate, Candidate, Verdict
 from quire.scheduler.step_plan import StepPlan
-from quire.structured_output.compile_messages import WorkerSetup
-from quire.structured_output.compile_pool import CompilePool
+from quire.structured_output.compile.messages import WorkerSetup
+from quire.structured_output.compile.pool import CompilePool
 from quire.structured_output.manager import GrammarManager, no_pool
 
 

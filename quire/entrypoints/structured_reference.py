@@ -5,7 +5,7 @@ from __future__ import annotations
 from quire.config.structured_outputs import BACKENDS
 from quire.entrypoints.structured_narrower import NARROWER
 from quire.structured_output.registry import capabilities_of
-from quire.structured_output.schema_keywords import ANNOTATIONS, BY_TYPE, FORMATS, KEYWORDS
+from quire.structured_output.schema.keywords import ANNOTATIONS, BY_TYPE, FORMATS, KEYWORDS
 
 HEAD = """# Structured output: what is honoured
 

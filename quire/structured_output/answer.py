@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from quire.core.engine_messages import EngineCoreRequest
-from quire.structured_output.compile_pool import Made
+from quire.structured_output.compile.pool import CompileOutcome
 from quire.structured_output.followers import Follower
-from quire.structured_output.interface import Grammar
+from quire.structured_output.interface import Matcher
 from quire.structured_output.restrictions import Restrictions
 
 ONCE_S, MEAN_S = 0.05, 0.005
@@ -34,8 +34,8 @@ class Answer:
     """
 
     message: EngineCoreRequest
-    compiled: Future[Made]
-    grammar: Grammar | None = None
+    compiled: Future[CompileOutcome]
+    grammar: Matcher | None = None
     follower: Follower | None = None
     end_ids: tuple[int, ...] = ()
     restrictions: Restrictions | None = None
@@ -56,7 +56,7 @@ class Answer:
         return self.grammar is not None and self.grammar.is_terminated()
 
     def fill(self, bitmask: np.ndarray, row: int) -> None:
-        """As `Grammar.fill_bitmask`."""
+        """As `Matcher.fill_bitmask`."""
         if self.follower is not None:
             bitmask[row] = self.follower.line
             return

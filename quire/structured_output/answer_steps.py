@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-from quire.structured_output.delayed import DelayedGrammar
 from quire.structured_output.follow_messages import FollowStart
-from quire.structured_output.interface import CompiledGrammar, Grammar, Vocabulary
+from quire.structured_output.interface import CompiledGrammar, Matcher, Vocabulary
+from quire.structured_output.reasoning_gate import ReasoningGatedMatcher
 from quire.structured_output.thinking import Thinking, ThinkingMasks
 
 
 def begin(
     compiled: CompiledGrammar, start: FollowStart, vocabulary: Vocabulary, masks: ThinkingMasks | None
-) -> Grammar:
+) -> Matcher:
     """The place of a new answer, which may think before its grammar begins; then there are `masks`."""
     if start.thinking is None or masks is None:
         return compiled.start()
     thinking = Thinking(start.thinking, vocabulary, shows_special=start.shows_special, budget=start.budget)
-    return DelayedGrammar(compiled, thinking, masks, (vocabulary.eos_token_id, *start.end_ids))
+    return ReasoningGatedMatcher(compiled, thinking, masks, (vocabulary.eos_token_id, *start.end_ids))
 
 
-def advance(grammar: Grammar, token_id: int, eos_token_id: int, end_ids: tuple[int, ...]) -> bool:
+def advance(grammar: Matcher, token_id: int, eos_token_id: int, end_ids: tuple[int, ...]) -> bool:
     """Take the grammar through a token; whatever ends an answer is to it the primary end."""
     if token_id in end_ids:
         token_id = eos_token_id

@@ -47,7 +47,7 @@ class Capabilities:
         kinds: of `KINDS`, what it makes grammars of.
         keywords: of JSON Schema.
         combines_keywords: a keyword holds beside any others and `false` is a schema anywhere; else only where
-            `schema_keywords` says so.
+            `schema.problems` says so.
         has_open_properties: `additionalProperties` may allow further names beside `properties`.
         has_recursion: a reference may lead back to itself.
         fast_formats: values of `format` that it compiles at once where others take seconds: with these it comes first.
@@ -56,7 +56,7 @@ class Capabilities:
         tags: types of formats in a structural tag.
         max_choices: None = any number.
         check_subschema: (schema within a schema, whole schema) -> a problem that the keywords do not tell.
-        check_pattern: (pattern in a schema, what `schema_regex` found in it) -> why it is not honoured.
+        check_pattern: (pattern in a schema, what `schema.regex` found in it) -> why it is not honoured.
         check_tag: structural tag -> why it is not honoured.
     """
 

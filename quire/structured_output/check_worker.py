@@ -19,7 +19,7 @@ from quire.core.wire import ErrorInfo
 from quire.errors import QuireError, ValidationError
 from quire.structured_output.check_messages import CheckRequest, CheckResult, CheckSetup
 from quire.structured_output.choose import resolve_structured_outputs
-from quire.structured_output.compile_messages import read_message, write_message
+from quire.structured_output.compile.messages import read_message, write_message
 
 NICENESS = 10
 MAX_CPU_S = 5.0

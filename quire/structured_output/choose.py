@@ -16,13 +16,14 @@ from quire.core.structured_outputs import MAX_TAG_DEPTH, StructuredOutputsParams
 from quire.errors import UnsupportedError, ValidationError
 from quire.structured_output.capabilities import Capabilities
 from quire.structured_output.interface import GrammarSpec
-from quire.structured_output.regex_normal import normal
 from quire.structured_output.registry import backends_for, capabilities_of, is_installed
-from quire.structured_output.schema_closing import closed
-from quire.structured_output.schema_forms import simplified, with_types
-from quire.structured_output.schema_keywords import find_problem, formats_of, malformed
-from quire.structured_output.schema_patterns import with_normal_patterns
-from quire.structured_output.schema_regex import regex_problem, without_anchors
+from quire.structured_output.schema.additional_properties import closed
+from quire.structured_output.schema.forms import simplified, with_types
+from quire.structured_output.schema.patterns import with_normal_patterns
+from quire.structured_output.schema.problems import find_problem, formats_of
+from quire.structured_output.schema.regex import regex_problem, without_anchors
+from quire.structured_output.schema.regex_normal import normal
+from quire.structured_output.schema.well_formed import malformed
 from quire.structured_output.structural_tags import read_tag
 from quire.structured_output.tag_schemas import regexes_of, schemas_of, with_regexes, with_schemas
 

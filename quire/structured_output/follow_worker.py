@@ -20,10 +20,10 @@ import msgspec
 import numpy as np
 
 from quire.structured_output.answer_steps import advance, begin
-from quire.structured_output.compile_messages import Stream, WorkerSetup, read_message, write_message
-from quire.structured_output.compile_worker import NICENESS, limit_memory
+from quire.structured_output.compile.messages import Stream, WorkerSetup, read_message, write_message
+from quire.structured_output.compile.worker import NICENESS, limit_memory
 from quire.structured_output.follow_messages import FollowReply, FollowStart, FollowStep
-from quire.structured_output.interface import Grammar, StructuredOutputBackend, Vocabulary
+from quire.structured_output.interface import Matcher, StructuredOutputBackend, Vocabulary
 from quire.structured_output.registry import make_backend
 from quire.structured_output.thinking import ThinkingMasks
 from quire.structured_output.vocabulary import read_vocabulary
@@ -101,7 +101,7 @@ class _Followed:
         self._start = start
         self._backend = backend
         self._vocabulary = vocabulary
-        self._grammar: Grammar | None = None
+        self._grammar: Matcher | None = None
         self._bitmask = np.empty((1, vocabulary.bitmask_size), dtype=np.int32)
 
     def begin(self) -> FollowReply:

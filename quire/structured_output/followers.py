@@ -16,7 +16,7 @@ import msgspec
 import numpy as np
 
 from quire.logger import get_logger
-from quire.structured_output.compile_messages import WorkerSetup, read_message, write_message
+from quire.structured_output.compile.messages import WorkerSetup, read_message, write_message
 from quire.structured_output.follow_messages import FollowReply, FollowStart, FollowStep
 from quire.utils.children import Child, start_module
 from quire.utils.fair_queue import FairQueue

@@ -25,7 +25,7 @@ class _Anything:
         pass
 
 
-class _StandIn(types.ModuleType):
+class _StubModule(types.ModuleType):
     """A module in which every name is an empty class."""
 
     def __init__(self, name: str) -> None:
@@ -41,11 +41,11 @@ class _StandIn(types.ModuleType):
 
 
 @contextmanager
-def standing_in(*names: str) -> Iterator[None]:
+def stub_modules(*names: str) -> Iterator[None]:
     """While this holds, modules of these names that are not loaded yet are empty ones."""
     missing = [name for name in names if name not in sys.modules]
     for name in missing:
-        sys.modules[name] = _StandIn(name)
+        sys.modules[name] = _StubModule(name)
     try:
         yield
     finally:
@@ -62,7 +62,7 @@ def import_xgrammar() -> Any:
     try:
         with _absent("torch"):
             importlib.import_module("tvm_ffi")
-        with standing_in("torch", "transformers"):
+        with stub_modules("torch", "transformers"):
             return importlib.import_module("xgrammar")
     finally:
         if before is None:

@@ -20,7 +20,7 @@ from quire.core.structured_outputs import StructuredOutputsParams
 from quire.errors import EngineGenerateError, QuireError
 from quire.structured_output.check_messages import CheckRequest, CheckResult, CheckSetup
 from quire.structured_output.choose import resolve_structured_outputs
-from quire.structured_output.compile_messages import read_message, write_message
+from quire.structured_output.compile.messages import read_message, write_message
 from quire.utils.children import Child, describe_exit, start_module
 
 MAX_KEPT, MAX_KEPT_BYTES = 256, 32 << 20

@@ -1,6 +1,6 @@
 """What the engine asks of a grammar library. Implemented by the files of `backends`, which do not import each other.
 
-A grammar is compiled in a process that can be killed (`compile_worker`): `compile` runs there, and its bytes are what
+A grammar is compiled in a process that can be killed (`compile.worker`): `compile` runs there, and its bytes are what
 crosses; `load` makes the grammar of them in the engine core.
 """
 
@@ -63,8 +63,8 @@ class Vocabulary:
         return -(-len(self.pieces) // 32)
 
 
-class Grammar(ABC):
-    """Where one answer stands in its grammar.
+class Matcher(ABC):
+    """Follows one answer through its grammar.
 
     Attributes:
         is_free: every token may come next, so that no mask is needed.
@@ -108,8 +108,8 @@ class CompiledGrammar(ABC):
     spec: GrammarSpec | None = None
 
     @abstractmethod
-    def start(self) -> Grammar:
-        """A new answer's place in it."""
+    def start(self) -> Matcher:
+        """A matcher at the beginning of a new answer."""
 
 
 class StructuredOutputBackend(ABC):

@@ -26,13 +26,13 @@ from quire.errors import EngineGenerateError, QuireError, UnsupportedError, Vali
 from quire.logger import get_logger
 from quire.structured_output.answer import Answer
 from quire.structured_output.answer_steps import advance, begin
-from quire.structured_output.compile_pool import CompilePool
+from quire.structured_output.compile.cache import Asker, GrammarCache
+from quire.structured_output.compile.pool import CompilePool
 from quire.structured_output.crew import Crew
 from quire.structured_output.follow_messages import FollowReply, FollowStart
 from quire.structured_output.followers import Followers
-from quire.structured_output.grammar_cache import Asker, GrammarCache
 from quire.structured_output.interface import GrammarError, Vocabulary
-from quire.structured_output.restrictions import Restrictions, no_token_left
+from quire.structured_output.restrictions import Restrictions, empty_mask_error
 from quire.structured_output.spec import spec_of
 from quire.structured_output.thinking import ThinkingMasks
 
@@ -322,7 +322,7 @@ class GrammarManager:
         blamed = answer.restrictions.conflict(bitmask[row], answer.output)
         if blamed is not None:
             bitmask[row] = -1  # the token of this step is not taken
-            self._failures[answer.message.handle] = no_token_left(blamed, len(answer.output))
+            self._failures[answer.message.handle] = empty_mask_error(blamed, len(answer.output))
 
 
 def _too_complex(answer: Answer, error: Exception) -> QuireError:

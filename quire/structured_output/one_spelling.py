@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from quire.structured_output.interface import CompiledGrammar, Grammar, GrammarSpec, Vocabulary
+from quire.structured_output.interface import CompiledGrammar, GrammarSpec, Matcher, Vocabulary
 from quire.structured_output.tag_schemas import schemas_of
 
 MAX_ROLLBACK = 64
@@ -105,12 +105,12 @@ class _Compiled(CompiledGrammar):
         self._compiled = compiled
         self._spellings = spellings
 
-    def start(self) -> Grammar:
+    def start(self) -> Matcher:
         return _OneSpelling(self._compiled.start(), self._spellings)
 
 
-class _OneSpelling(Grammar):
-    def __init__(self, grammar: Grammar, spellings: Spellings) -> None:
+class _OneSpelling(Matcher):
+    def __init__(self, grammar: Matcher, spellings: Spellings) -> None:
         self._grammar = grammar
         self._spellings = spellings
         self._states = deque([_OUTSIDE], maxlen=MAX_ROLLBACK + 1)

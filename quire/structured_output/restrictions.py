@@ -87,7 +87,7 @@ def check_ends(params: SamplingParams, eos_token_id: int) -> None:
         )
 
 
-def no_token_left(field: str, num_tokens: int) -> ValidationError:
+def empty_mask_error(field: str, num_tokens: int) -> ValidationError:
     """The error of a request that `field` leaves no token."""
     return ValidationError(
         f"{field} leaves none of the tokens that the grammar allows after {num_tokens} tokens",

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from quire.errors import ValidationError
-from quire.structured_output.schema_regex import regex_problem
+from quire.structured_output.schema.regex import regex_problem
 
 _TAGS = {"tags", "at_least_one", "stop_after_first"}
 # Type of a format -> its fields. What is not here would be ignored.

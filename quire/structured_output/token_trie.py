@@ -8,14 +8,14 @@ from typing import Protocol
 from quire.structured_output.interface import Vocabulary
 
 
-class Place(Protocol):
+class State(Protocol):
     """Where a text stands, byte by byte."""
 
     def next_bytes(self) -> frozenset[int]:
         """The bytes that may follow."""
 
-    def after(self, byte: int) -> Place:
-        """The place behind one of them; this one stays as it is."""
+    def after(self, byte: int) -> State:
+        """The state behind one of them; this one stays as it is."""
 
 
 class TokenTrie:
@@ -43,7 +43,7 @@ class TokenTrie:
             self._last[open_nodes[-1]] = index + 1
         self._close(open_nodes, 0)
 
-    def allowed(self, place: Place, first_bytes: frozenset[int] | None = None) -> list[int]:
+    def allowed(self, place: State, first_bytes: frozenset[int] | None = None) -> list[int]:
         """Ids of the tokens all of whose bytes may follow `place`.
 
         Args:
@@ -51,7 +51,7 @@ class TokenTrie:
         """
         found: list[int] = []
         byte_of, end_of, first, last = self._byte, self._end, self._first, self._last
-        stack: list[tuple[int, int, Place, frozenset[int] | None]] = [(0, len(byte_of), place, first_bytes)]
+        stack: list[tuple[int, int, State, frozenset[int] | None]] = [(0, len(byte_of), place, first_bytes)]
         while stack:
             node, end, at, only = stack.pop()
             if node == end:

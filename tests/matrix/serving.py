@@ -17,8 +17,8 @@ from quire.core.sampling_params import SamplingParams
 from quire.engine import grammar_gate
 from quire.engine.async_llm import AsyncLLM
 from quire.engine.llm_engine import LLMEngine
-from quire.structured_output.compile_messages import WorkerSetup
-from quire.structured_output.compile_pool import CompilePool
+from quire.structured_output.compile.messages import WorkerSetup
+from quire.structured_output.compile.pool import CompilePool
 from tests.matrix.answers import Response, response_of
 from tests.matrix.features import FEATURES, PARSERS, Feature
 from tests.matrix.script import Script

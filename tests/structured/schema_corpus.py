@@ -8,7 +8,7 @@ import random
 from collections.abc import Iterator
 from typing import Any
 
-from quire.structured_output.schema_keywords import ANNOTATIONS, KEYWORDS, LISTS, MAPS, ONES
+from quire.structured_output.schema.keywords import ANNOTATIONS, KEYWORDS, LISTS, MAPS, ONES
 from tests.structured.keyword_cases import CASES
 
 NAMES = ("a", "b", "key", "long name", 'q"uote', "é")

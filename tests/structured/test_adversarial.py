@@ -18,8 +18,9 @@ from quire.core.structured_outputs import StructuredOutputsParams
 from quire.errors import EngineGenerateError, QuireClientError
 from quire.models.hub import resolve_model_path
 from quire.structured_output.choose import resolve_structured_outputs
-from quire.structured_output.compile_messages import WorkerSetup
-from quire.structured_output.compile_pool import NUM_QUICK_WORKERS, BudgetError, CompilePool
+from quire.structured_output.compile.errors import BudgetError
+from quire.structured_output.compile.messages import WorkerSetup
+from quire.structured_output.compile.pool import NUM_FAST_WORKERS, CompilePool
 from quire.structured_output.interface import GrammarSpec
 from quire.structured_output.spec import spec_of
 from tests.structured.libraries import needs_libraries
@@ -133,7 +134,7 @@ def test_a_tenants_flood_of_new_grammars_is_before_anothers_grammar_by_one_for_e
         bobs = pool.compile(PLAIN, "bob")
         is_queued.set()
         bobs.result()
-        assert begun.index(PLAIN) <= 2 * NUM_QUICK_WORKERS, "what is under way, and one of alice's turns"
+        assert begun.index(PLAIN) <= 2 * NUM_FAST_WORKERS, "what is under way, and one of alice's turns"
     finally:
         is_queued.set()
         pool.close()

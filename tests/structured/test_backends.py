@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from quire.config.structured_outputs import BACKENDS
-from quire.structured_output.interface import Grammar, GrammarError, GrammarSpec
+from quire.structured_output.interface import GrammarError, GrammarSpec, Matcher
 from tests.structured.libraries import EOS, accepts, backend, compiled, needs_libraries
 
 pytestmark = needs_libraries
@@ -28,7 +28,7 @@ FORMS = {
 }
 
 
-def allowed(state: Grammar) -> set[int]:
+def allowed(state: Matcher) -> set[int]:
     bitmask = np.empty((1, 9), dtype=np.int32)
     state.fill_bitmask(bitmask, 0)
     return set(np.flatnonzero(np.unpackbits(bitmask.view(np.uint8), bitorder="little")[: EOS + 1]).tolist())

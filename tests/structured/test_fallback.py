@@ -14,8 +14,8 @@ from quire.core.structured_outputs import StructuredOutputsParams
 from quire.errors import ValidationError
 from quire.models.hub import resolve_model_path
 from quire.structured_output.choose import resolve_structured_outputs
-from quire.structured_output.compile_messages import WorkerSetup
-from quire.structured_output.compile_pool import CompilePool
+from quire.structured_output.compile.messages import WorkerSetup
+from quire.structured_output.compile.pool import CompilePool
 from quire.structured_output.interface import GrammarError
 from quire.structured_output.spec import spec_of
 from tests.structured.libraries import backend, needs_libraries

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from quire.models.hub import resolve_model_path
-from quire.structured_output.compile_messages import WorkerSetup
+from quire.structured_output.compile.messages import WorkerSetup
 from quire.structured_output.follow_messages import FollowReply, FollowStart
 from quire.structured_output.followers import MAX_FOLLOWERS, Follower, Followers
 from quire.structured_output.interface import GrammarSpec

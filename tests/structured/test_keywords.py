@@ -9,8 +9,9 @@ import pytest
 from quire.config.structured_outputs import BACKENDS
 from quire.structured_output.interface import GrammarError
 from quire.structured_output.registry import capabilities_of
-from quire.structured_output.schema_closing import closed
-from quire.structured_output.schema_keywords import find_problem, malformed
+from quire.structured_output.schema.additional_properties import closed
+from quire.structured_output.schema.problems import find_problem
+from quire.structured_output.schema.well_formed import malformed
 from tests.structured.keyword_cases import CASES
 from tests.structured.libraries import EOS, accepts, as_json, compiled, needs_libraries
 

@@ -18,8 +18,9 @@ from quire.parsers.forced import ANY_ARGUMENTS, CallForm, arguments_schema, call
 from quire.parsers.registry import UNFORCED
 from quire.parsers.xml_arguments import without_problems, xml_problem
 from quire.structured_output.registry import backends_for, capabilities_of, is_installed
-from quire.structured_output.schema_forms import with_types
-from quire.structured_output.schema_keywords import find_problem, malformed
+from quire.structured_output.schema.forms import with_types
+from quire.structured_output.schema.problems import find_problem
+from quire.structured_output.schema.well_formed import malformed
 
 
 def forced_form(

@@ -13,17 +13,17 @@ from typing import Any
 import numpy as np
 
 from quire.structured_output.capabilities import BASIC_KEYWORDS, Capabilities
+from quire.structured_output.eos_tracking import EosTrackingMatcher
 from quire.structured_output.interface import (
     CompiledGrammar,
-    Grammar,
     GrammarError,
     GrammarSpec,
+    Matcher,
     StructuredOutputBackend,
     Vocabulary,
 )
-from quire.structured_output.own_end import GrammarWithOwnEnd
-from quire.structured_output.schema_formats import EXPENSIVE
-from quire.structured_output.schema_lengths import with_format_patterns
+from quire.structured_output.schema.formats import EXPENSIVE
+from quire.structured_output.schema.lengths import with_format_patterns
 from quire.structured_output.tag_lark import TAGS, lark_of, lark_problem
 from quire.structured_output.tag_schemas import with_schemas
 
@@ -117,11 +117,11 @@ class _Compiled(CompiledGrammar):
         self._matcher = matcher
         self._eos_token_id = eos_token_id
 
-    def start(self) -> Grammar:
+    def start(self) -> Matcher:
         return _Guidance(self._matcher.deep_copy(), self._eos_token_id)
 
 
-class _Guidance(GrammarWithOwnEnd):
+class _Guidance(EosTrackingMatcher):
     def __init__(self, matcher: Any, eos_token_id: int) -> None:
         super().__init__(eos_token_id)
         self._matcher = matcher

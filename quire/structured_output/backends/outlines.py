@@ -13,16 +13,16 @@ from typing import Any
 import numpy as np
 
 from quire.structured_output.capabilities import BASIC_KEYWORDS, Capabilities
+from quire.structured_output.eos_tracking import EosTrackingMatcher
 from quire.structured_output.interface import (
     CompiledGrammar,
-    Grammar,
     GrammarError,
     GrammarSpec,
+    Matcher,
     StructuredOutputBackend,
     Vocabulary,
 )
-from quire.structured_output.own_end import GrammarWithOwnEnd
-from quire.structured_output.regex_normal import classes_of
+from quire.structured_output.schema.regex_normal import classes_of
 
 ANY_WHITESPACE = r"[ \n\t]*"
 MAX_ROLLBACK = 32
@@ -89,11 +89,11 @@ class _Compiled(CompiledGrammar):
         self._index = index
         self._eos_token_id = eos_token_id
 
-    def start(self) -> Grammar:
+    def start(self) -> Matcher:
         return _Outlines(self._library.Guide(self._index, MAX_ROLLBACK), self._eos_token_id)
 
 
-class _Outlines(GrammarWithOwnEnd):
+class _Outlines(EosTrackingMatcher):
     def __init__(self, guide: Any, eos_token_id: int) -> None:
         super().__init__(eos_token_id)
         self._guide = guide

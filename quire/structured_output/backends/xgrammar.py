@@ -16,14 +16,14 @@ from quire.structured_output.capabilities import BASIC_KEYWORDS, Capabilities, P
 from quire.structured_output.foreign import import_xgrammar
 from quire.structured_output.interface import (
     CompiledGrammar,
-    Grammar,
     GrammarError,
     GrammarSpec,
+    Matcher,
     StructuredOutputBackend,
     Vocabulary,
 )
-from quire.structured_output.schema_keywords import BY_TYPE, types_of
-from quire.structured_output.schema_lengths import with_patterns
+from quire.structured_output.schema.keywords import BY_TYPE, types_of
+from quire.structured_output.schema.lengths import with_patterns
 from quire.structured_output.structural_tags import FIELDS
 from quire.structured_output.tag_schemas import token_ids_of, with_schemas
 
@@ -112,11 +112,11 @@ class _Compiled(CompiledGrammar):
         self._library = library
         self._compiled = compiled
 
-    def start(self) -> Grammar:
+    def start(self) -> Matcher:
         return _XGrammar(self._library.GrammarMatcher(self._compiled))
 
 
-class _XGrammar(Grammar):
+class _XGrammar(Matcher):
     def __init__(self, matcher: Any) -> None:
         self._matcher = matcher
 

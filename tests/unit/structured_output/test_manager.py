@@ -12,21 +12,21 @@ from quire.core.engine_messages import EngineCoreOutputs, EngineCoreRequest, Fin
 from quire.core.sampling_params import SamplingParams
 from quire.core.stats import SchedulerStats
 from quire.errors import ValidationError
-from quire.structured_output.compile_pool import BudgetError
-from quire.structured_output.interface import CompiledGrammar, Grammar, GrammarSpec, Vocabulary
+from quire.structured_output.compile.errors import BudgetError
+from quire.structured_output.interface import CompiledGrammar, GrammarSpec, Matcher, Vocabulary
 from quire.structured_output.manager import GrammarManager
 
 EOS, END_TOO = 40, 41
 
 
-class Counting(CompiledGrammar, Grammar):
+class Counting(CompiledGrammar, Matcher):
     """Allows 0, then 1, 2, ...; may end from 3 on."""
 
     def __init__(self) -> None:
         self.next_id = 0
         self.has_ended = False
 
-    def start(self) -> Grammar:
+    def start(self) -> Matcher:
         return Counting()
 
     def accept(self, token_id: int) -> bool:
@@ -198,7 +198,7 @@ class Slow(Counting):
 
     gate = threading.Event()
 
-    def start(self) -> Grammar:
+    def start(self) -> Matcher:
         return Slow()
 
     def accept(self, token_id: int) -> bool:

@@ -12,8 +12,8 @@ from quire.parsers.base import ReasoningParser
 from quire.parsers.reasoning.deepseek_r1 import DeepSeekR1Parser
 from quire.parsers.reasoning.granite import GraniteReasoningParser
 from quire.parsers.reasoning.tags import TagParser
-from quire.structured_output.delayed import DelayedGrammar, FreeText
-from quire.structured_output.interface import CompiledGrammar, Grammar, Vocabulary
+from quire.structured_output.interface import CompiledGrammar, Matcher, Vocabulary
+from quire.structured_output.reasoning_gate import FreeText, ReasoningGatedMatcher
 from quire.structured_output.thinking import Place, Thinking, ThinkingMasks
 
 EOS = 256
@@ -118,11 +118,11 @@ def test_an_answer_that_does_not_think_is_not_forced():
 class Digits(CompiledGrammar):
     """Three digits, and the end."""
 
-    def start(self) -> Grammar:
+    def start(self) -> Matcher:
         return _Digits()
 
 
-class _Digits(Grammar):
+class _Digits(Matcher):
     def __init__(self) -> None:
         self.tokens: list[int] = []
 
@@ -147,11 +147,15 @@ class _Digits(Grammar):
         return len(self.tokens) > 3
 
 
-def delayed(tail: str = "", budget: int | None = None, compiled: CompiledGrammar | None = None) -> DelayedGrammar:
-    return DelayedGrammar(compiled or Digits(), thinking(TagParser(tail), budget), ThinkingMasks(VOCABULARY), (EOS, 5))
+def delayed(
+    tail: str = "", budget: int | None = None, compiled: CompiledGrammar | None = None
+) -> ReasoningGatedMatcher:
+    return ReasoningGatedMatcher(
+        compiled or Digits(), thinking(TagParser(tail), budget), ThinkingMasks(VOCABULARY), (EOS, 5)
+    )
 
 
-def possible(grammar: Grammar) -> set[int]:
+def possible(grammar: Matcher) -> set[int]:
     line = np.zeros((2, VOCABULARY.bitmask_size), dtype=np.int32)
     grammar.fill_bitmask(line, 1)
     assert not line[0].any()

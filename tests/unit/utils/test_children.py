@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from quire.structured_output import compile_pool
-from quire.structured_output.compile_messages import WorkerSetup
-from quire.structured_output.compile_pool import CompilePool
-from quire.structured_output.compile_worker import EXIT_OVER_MEMORY, OVER_MEMORY, OVER_TIME, result_of_death
+from quire.structured_output.compile import worker_process
+from quire.structured_output.compile.messages import WorkerSetup
+from quire.structured_output.compile.pool import CompilePool
+from quire.structured_output.compile.worker import EXIT_OVER_MEMORY, OVER_MEMORY, OVER_TIME, result_of_death
 from quire.structured_output.interface import GrammarSpec
 from quire.utils import children
 from quire.utils.children import describe_exit, search_path, start_module
@@ -94,10 +94,10 @@ def test_a_child_gets_its_arguments_and_gives_its_exit_code(tmp_path, monkeypatc
 
 DYING = """
 import os, signal
-from quire.structured_output import compile_worker
+from quire.structured_output.compile import worker
 def main():
     if os.path.exists({marker!r}):
-        return compile_worker.main()
+        return worker.main()
     open({marker!r}, "w").close()
     os.kill(os.getpid(), signal.SIGKILL)
 """
@@ -108,7 +108,7 @@ ALWAYS = "def main():\n    return 3\n"
 def worker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> CompilePool:
     (tmp_path / "other_worker.py").write_text(request.param.format(marker=str(tmp_path / "marker")))
     monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path)])
-    monkeypatch.setattr(compile_pool, "WORKER", "other_worker")
+    monkeypatch.setattr(worker_process, "WORKER", "other_worker")
     return CompilePool(WorkerSetup(LEAF, 3072, 2, 2.0, 400 << 20))
 
 

@@ -18,18 +18,18 @@ import numpy as np
 
 from quire.structured_output.backends.lm_format_enforcer.limits import MAX_VALUES, check_subschema
 from quire.structured_output.capabilities import BASIC_KEYWORDS, Capabilities
+from quire.structured_output.eos_tracking import EosTrackingMatcher
 from quire.structured_output.foreign import import_lm_format_enforcer
 from quire.structured_output.interface import (
     CompiledGrammar,
-    Grammar,
     GrammarError,
     GrammarSpec,
+    Matcher,
     StructuredOutputBackend,
     Vocabulary,
 )
-from quire.structured_output.own_end import GrammarWithOwnEnd
-from quire.structured_output.schema_keywords import LISTS, MAPS, ONES
-from quire.structured_output.schema_regex import without_anchors
+from quire.structured_output.schema.keywords import LISTS, MAPS, ONES
+from quire.structured_output.schema.regex import without_anchors
 from quire.structured_output.token_trie import TokenTrie
 
 MAX_ROLLBACK = 32
@@ -318,7 +318,7 @@ class _Compiled(CompiledGrammar):
         self._place = place
         self._masks: OrderedDict[Any, np.ndarray] = OrderedDict()
 
-    def start(self) -> Grammar:
+    def start(self) -> Matcher:
         return _LMFormatEnforcer(self, self._place)
 
     def mask(self, place: _Text) -> np.ndarray:
@@ -333,7 +333,7 @@ class _Compiled(CompiledGrammar):
         return self._masks[key]
 
 
-class _LMFormatEnforcer(GrammarWithOwnEnd):
+class _LMFormatEnforcer(EosTrackingMatcher):
     def __init__(self, compiled: _Compiled, place: _Text) -> None:
         super().__init__(compiled.tokens.vocabulary.eos_token_id)
         self._compiled = compiled

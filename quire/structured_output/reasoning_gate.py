@@ -1,7 +1,7 @@
 """Grammars that begin after an answer's thinking, and a budget that ends it. Made by the grammar manager.
 
-A `DelayedGrammar` is a `Grammar` like any other: a pure function of the answer's tokens. While the answer thinks, the
-grammar itself does not advance.
+A `ReasoningGatedMatcher` is a `Matcher` like any other: a pure function of the answer's tokens. While the answer
+thinks, the grammar itself does not advance.
 """
 
 from __future__ import annotations
@@ -10,19 +10,19 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from quire.structured_output.interface import CompiledGrammar, Grammar
+from quire.structured_output.interface import CompiledGrammar, Matcher
 from quire.structured_output.thinking import Place, Thinking, ThinkingMasks
 
 
 class FreeText(CompiledGrammar):
     """The grammar of every answer, for requests that have a budget of thinking and no grammar."""
 
-    def start(self) -> Grammar:
+    def start(self) -> Matcher:
         """As `CompiledGrammar.start`."""
         return _Free()
 
 
-class _Free(Grammar):
+class _Free(Matcher):
     @property
     def is_free(self) -> bool:
         return True
@@ -40,7 +40,7 @@ class _Free(Grammar):
         return False
 
 
-class DelayedGrammar(Grammar):
+class ReasoningGatedMatcher(Matcher):
     """Where one answer stands in its thinking, and then in the grammar for what follows it.
 
     Where the thinking may begin, its first mark and the grammar's first tokens are both possible. An answer cannot end
@@ -63,15 +63,15 @@ class DelayedGrammar(Grammar):
         self._is_free = isinstance(compiled, FreeText)
         self._tokens: list[int] = []  # up to the end of the thinking
         self._num_after = 0
-        self._grammar: Grammar | None = compiled.start()  # None where only the thinking can go on
+        self._grammar: Matcher | None = compiled.start()  # None where only the thinking can go on
 
     @property
     def is_free(self) -> bool:
-        """As `Grammar.is_free`."""
+        """As `Matcher.is_free`."""
         return self._is_free and self._thinking.forced_id is None
 
     def accept(self, token_id: int) -> bool:
-        """As `Grammar.accept`."""
+        """As `Matcher.accept`."""
         thinking = self._thinking
         before = thinking.place
         if before is Place.AFTER:
@@ -91,7 +91,7 @@ class DelayedGrammar(Grammar):
         return self._grammar is not None or thinking.place is Place.BEFORE
 
     def rollback(self, num_tokens: int) -> None:
-        """As `Grammar.rollback`."""
+        """As `Matcher.rollback`."""
         if num_tokens <= self._num_after:
             self._num_after -= num_tokens
             if self._grammar is not None:
@@ -105,7 +105,7 @@ class DelayedGrammar(Grammar):
             self.accept(token_id)
 
     def fill_bitmask(self, bitmask: np.ndarray, row: int) -> None:
-        """As `Grammar.fill_bitmask`."""
+        """As `Matcher.fill_bitmask`."""
         thinking = self._thinking
         forced_id = thinking.forced_id
         if forced_id is not None:
@@ -125,7 +125,7 @@ class DelayedGrammar(Grammar):
                 allow(bitmask[row], token_id)
 
     def is_terminated(self) -> bool:
-        """As `Grammar.is_terminated`."""
+        """As `Matcher.is_terminated`."""
         return self._grammar is not None and self._grammar.is_terminated()
 
 

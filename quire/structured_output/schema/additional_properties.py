@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from quire.structured_output.schema_keywords import LISTS, MAPS, ONES
+from quire.structured_output.schema.keywords import LISTS, MAPS, ONES
 
 _SAYS = frozenset(("additionalProperties", "unevaluatedProperties", "patternProperties"))
 

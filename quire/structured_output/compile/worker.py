@@ -1,6 +1,6 @@
 """The process in which grammars are compiled: one that may be killed when a grammar takes too much.
 
-Started by `compile_pool`. It reads a `WorkerSetup` and then one `GrammarSpec` after another from its standard input,
+Started by `worker_process`. It reads a `WorkerSetup` and then one `GrammarSpec` after another from its standard input,
 and answers each with a `CompileResult`. Loads no torch. Each grammar is compiled by a child of its own,
 so that one that fails costs no new start, and the kernel holds the child to its limits: too much CPU time ends it by
 SIGPROF, and too much memory it does not get.
@@ -20,7 +20,7 @@ from typing import IO
 
 import msgspec
 
-from quire.structured_output.compile_messages import CompileResult, WorkerSetup, read_message, write_message
+from quire.structured_output.compile.messages import CompileResult, WorkerSetup, read_message, write_message
 from quire.structured_output.interface import GrammarError, GrammarSpec, StructuredOutputBackend
 from quire.structured_output.registry import make_backend
 from quire.structured_output.vocabulary import read_vocabulary

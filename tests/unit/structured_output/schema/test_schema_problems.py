@@ -7,10 +7,11 @@ from typing import Any
 import pytest
 
 from quire.structured_output.registry import capabilities_of
-from quire.structured_output.schema_closing import closed
-from quire.structured_output.schema_keywords import find_problem, malformed
-from quire.structured_output.schema_lengths import PLAIN, with_patterns
-from quire.structured_output.schema_references import find_cycle
+from quire.structured_output.schema.additional_properties import closed
+from quire.structured_output.schema.lengths import PLAIN, with_patterns
+from quire.structured_output.schema.problems import find_problem
+from quire.structured_output.schema.references import find_cycle
+from quire.structured_output.schema.well_formed import malformed
 
 
 @pytest.mark.parametrize(

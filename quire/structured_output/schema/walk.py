@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from quire.structured_output.schema_keywords import LISTS, MAPS, ONES
+from quire.structured_output.schema.keywords import LISTS, MAPS, ONES
 
 
 def with_every(schema: Any, change: Callable[[dict[str, Any]], dict[str, Any]]) -> Any:

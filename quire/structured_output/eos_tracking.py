@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from abc import abstractmethod
 
-from quire.structured_output.interface import Grammar
+from quire.structured_output.interface import Matcher
 
 
-class GrammarWithOwnEnd(Grammar):
+class EosTrackingMatcher(Matcher):
     """What `accept`, `rollback` and `is_terminated` are, given how a library takes tokens that have bytes.
 
     Args:

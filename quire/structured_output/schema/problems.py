@@ -6,49 +6,19 @@ Annotations, which forbid nothing, pass everywhere.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
 from typing import Any
 
 from quire.structured_output.capabilities import Capabilities, Problem, Subschema
-from quire.structured_output.schema_references import find_cycle, resolves
-from quire.structured_output.schema_regex import pattern_problem
-
-ANNOTATIONS = frozenset((
-    "title", "description", "default", "examples", "example", "$comment", "$schema", "deprecated", "readOnly",
-    "writeOnly", "contentEncoding", "contentMediaType", "contentSchema", "discriminator", "$defs",
-    "definitions",
-))  # fmt: skip
-# Keywords by the type of value they are about.
-BY_TYPE: dict[str, frozenset[str]] = {
-    "object": frozenset((
-        "properties", "required", "additionalProperties", "patternProperties", "propertyNames", "minProperties",
-        "maxProperties", "dependentRequired", "dependentSchemas", "dependencies", "unevaluatedProperties",
-    )),
-    "array": frozenset((
-        "items", "prefixItems", "additionalItems", "unevaluatedItems", "minItems", "maxItems", "uniqueItems",
-        "contains", "minContains", "maxContains",
-    )),
-    "string": frozenset(("minLength", "maxLength", "pattern", "format")),
-    "number": frozenset(("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf")),
-}  # fmt: skip
-WHOLE = frozenset(("type", "enum", "const", "anyOf", "oneOf", "allOf", "not", "if", "then", "else", "$ref"))
-REFERENCES = frozenset(("$id", "$anchor", "$dynamicRef", "$dynamicAnchor", "$recursiveRef", "$recursiveAnchor"))
-KEYWORDS = WHOLE | REFERENCES | frozenset().union(*BY_TYPE.values())
-MAX_ENUM = 10_000
-COUNTS = frozenset(("minProperties", "maxProperties", "minItems", "maxItems", "minLength", "maxLength"))
-MAX_COUNT = float(1 << 53)
-"""Of those written as decimals, such as 2.0."""
-TYPES = ("string", "number", "integer", "boolean", "null", "array", "object")
-FORMATS = frozenset((
-    "date", "time", "date-time", "email", "uuid", "ipv4", "ipv6", "hostname", "uri", "duration",
-))  # fmt: skip
+from quire.structured_output.schema.keywords import BY_TYPE, FORMATS, KEYWORDS, escaped, subschemas, types_of
+from quire.structured_output.schema.references import find_cycle
+from quire.structured_output.schema.regex import pattern_problem
 
 
 def find_problem(schema: Any, library: Capabilities) -> Problem | None:
     """The first thing in `schema` that `library` would not honour; None when it honours all of it."""
     if not library.has_recursion and (reference := find_cycle(schema)) is not None:
         return Problem("/$ref", f"a reference that leads back to itself ({reference[:80]}) is not supported")
-    for place in _places(schema):
+    for place in subschemas(schema):
         problem = _check(place, library)
         if problem is None and library.check_subschema is not None:
             problem = library.check_subschema(place, schema)
@@ -59,128 +29,8 @@ def find_problem(schema: Any, library: Capabilities) -> Problem | None:
 
 def formats_of(schema: Any) -> set[str]:
     """Values of `format`, anywhere in a schema of right form."""
-    found = (place.schema.get("format") for place in _places(schema) if isinstance(place.schema, dict))
+    found = (place.schema.get("format") for place in subschemas(schema) if isinstance(place.schema, dict))
     return {one for one in found if isinstance(one, str)}
-
-
-def malformed(schema: Any) -> Problem | None:
-    """The first thing in `schema` that is no JSON Schema at all, such as an unknown keyword."""
-    for place in _places(schema):
-        problem = _check_form(place)
-        if problem is not None:
-            return problem
-        if isinstance(place.schema, dict) and isinstance(place.schema.get("$ref"), str):
-            reference = place.schema["$ref"]
-            if reference.startswith("#") and not resolves(schema, reference):
-                return Problem(f"{place.path}/$ref", f"there is nothing at {reference[:80]!r}")
-    return None
-
-
-def _places(schema: Any) -> Iterator[Subschema]:
-    """Every schema in `schema`, outer ones first."""
-    stack = [Subschema(schema, "")]
-    while stack:
-        place = stack.pop()
-        yield place
-        if isinstance(place.schema, dict):
-            stack.extend(reversed(list(_children(place))))
-
-
-def _children(place: Subschema) -> Iterator[Subschema]:
-    for keyword, value in place.schema.items():
-        if keyword in MAPS and isinstance(value, dict):
-            path = f"{place.path}/{keyword}/"
-            for name, item in value.items():
-                if not isinstance(item, list):  # a list of names in "dependencies"
-                    yield Subschema(item, path + _escaped(name), keyword)
-        elif keyword in LISTS and isinstance(value, list):
-            path = f"{place.path}/{keyword}/"
-            for index, item in enumerate(value):
-                yield Subschema(item, f"{path}{index}", keyword)
-        elif keyword in ONES and not isinstance(value, list):
-            yield Subschema(value, f"{place.path}/{keyword}", keyword)
-
-
-MAPS = frozenset(("properties", "patternProperties", "$defs", "definitions", "dependentSchemas", "dependencies"))
-LISTS = frozenset(("anyOf", "oneOf", "allOf", "prefixItems", "items"))
-ONES = frozenset((
-    "items", "additionalProperties", "additionalItems", "unevaluatedItems", "unevaluatedProperties", "contains", "not",
-    "if", "then", "else", "propertyNames",
-))  # fmt: skip
-
-
-def _escaped(name: str) -> str:
-    return name.replace("~", "~0").replace("/", "~1") if "~" in name or "/" in name else name
-
-
-# --- what is a schema ---
-
-
-def _check_form(place: Subschema) -> Problem | None:
-    schema = place.schema
-    if isinstance(schema, bool):
-        return None
-    if not isinstance(schema, dict):
-        return Problem(place.path, "a schema is an object, true or false")
-    for keyword, value in schema.items():
-        reason = _wrong_form(keyword, value)
-        if reason is not None:
-            return Problem(f"{place.path}/{_escaped(keyword)}", reason)
-    return None
-
-
-def _wrong_form(keyword: str, value: Any) -> str | None:
-    """What is wrong with a keyword and its value, whatever library gets them."""
-    if keyword in ANNOTATIONS or keyword.startswith("x-"):
-        return None
-    if keyword not in KEYWORDS:
-        return "the keyword is unknown"
-    if keyword == "enum" and isinstance(value, list) and len(value) > MAX_ENUM:
-        return f"more than {MAX_ENUM} values cannot be compiled in time"
-    check = _FORMS.get(keyword)
-    return None if check is None or check(value) else f"the value of {keyword} has the wrong form"
-
-
-def _is_count(value: Any) -> bool:
-    is_whole = isinstance(value, int) or (isinstance(value, float) and value.is_integer() and value < MAX_COUNT)
-    return is_whole and not isinstance(value, bool) and value >= 0
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
-
-
-def _is_names(value: Any) -> bool:
-    return isinstance(value, list) and all(isinstance(one, str) for one in value)
-
-
-def _is_types(value: Any) -> bool:
-    return value in TYPES if isinstance(value, str) else _is_names(value) and bool(value) and set(value) <= {*TYPES}
-
-
-def _is_map(value: Any) -> bool:
-    return isinstance(value, dict)
-
-
-def _is_list(value: Any) -> bool:
-    return isinstance(value, list) and bool(value)
-
-
-def _is_text(value: Any) -> bool:
-    return isinstance(value, str)
-
-
-_FORMS: dict[str, Callable[[Any], bool]] = {
-    "type": _is_types, "enum": _is_list, "properties": _is_map, "required": _is_names, "patternProperties": _is_map,
-    **dict.fromkeys(COUNTS, _is_count), "pattern": _is_text, "format": _is_text, "minimum": _is_number,
-    "maximum": _is_number, "exclusiveMinimum": _is_number, "exclusiveMaximum": _is_number,
-    "multipleOf": lambda value: _is_number(value) and value > 0, "anyOf": _is_list, "oneOf": _is_list,
-    "allOf": _is_list, "prefixItems": _is_list, "$ref": _is_text,
-    "uniqueItems": lambda value: isinstance(value, bool),
-}  # fmt: skip
-
-
-# --- what a library honours ---
 
 
 def _check(place: Subschema, library: Capabilities) -> Problem | None:
@@ -194,7 +44,7 @@ def _check(place: Subschema, library: Capabilities) -> Problem | None:
         if keyword == "$id" and not path:  # a name for the whole, to which references within it do not look
             continue
         if keyword in asserted and keyword not in library.keywords:
-            return Problem(f"{path}/{_escaped(keyword)}", f"{keyword} is not supported")
+            return Problem(f"{path}/{escaped(keyword)}", f"{keyword} is not supported")
     found = _check_values(schema, asserted, library)
     if found is None and not library.combines_keywords:
         found = _check_siblings({**_meant(place), **schema}, asserted, library)
@@ -230,7 +80,7 @@ def _check_values(schema: dict[str, Any], asserted: set[str], library: Capabilit
     for keyword in ("patternProperties",):
         for pattern in schema.get(keyword, ()) if keyword in asserted else ():
             if (reason := pattern_problem(pattern, library)) is not None:
-                return Problem(f"/{keyword}/{_escaped(pattern)}", reason)
+                return Problem(f"/{keyword}/{escaped(pattern)}", reason)
     return None
 
 
@@ -260,7 +110,7 @@ def _check_siblings(schema: dict[str, Any], asserted: set[str], library: Capabil
                 return None
             return Problem(f"/{alone}", f"a value of {alone} has another type")
         if others:
-            return Problem(f"/{_escaped(alone)}", f"{alone} is supported only without {', '.join(sorted(others))}")
+            return Problem(f"/{escaped(alone)}", f"{alone} is supported only without {', '.join(sorted(others))}")
         if alone == "allOf" and len(schema["allOf"]) > 1:
             return Problem("/allOf", "allOf with several schemas is not supported")
         return None
@@ -291,12 +141,6 @@ def _check_typed(schema: dict[str, Any], asserted: set[str], library: Capabiliti
     if not library.has_open_properties and "properties" in asserted and extra not in (None, False):
         return Problem("/additionalProperties", "additionalProperties is supported beside properties only with false")
     return None
-
-
-def types_of(schema: dict[str, Any]) -> list[str]:
-    """The types that are meant."""
-    types = schema.get("type", [])
-    return [types] if isinstance(types, str) else list(types)
 
 
 def _has_type(value: Any, types: str | list[str]) -> bool:

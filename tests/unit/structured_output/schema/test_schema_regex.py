@@ -6,9 +6,9 @@ import re
 
 import pytest
 
-from quire.structured_output.regex_normal import normal
 from quire.structured_output.registry import capabilities_of
-from quire.structured_output.schema_regex import pattern_problem, regex_problem, without_anchors
+from quire.structured_output.schema.regex import pattern_problem, regex_problem, without_anchors
+from quire.structured_output.schema.regex_normal import normal
 
 
 @pytest.mark.parametrize("pattern", ["a", "^a$", r"\d{3}-[a-f]+", "(?:a|b)*", r"a\$", "[$^]", "[a^]", r"\\"])

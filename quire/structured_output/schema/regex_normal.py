@@ -2,7 +2,7 @@ r"""A regular expression in one form, so that every grammar library reads it as 
 
 Classes become sets of characters, ASCII as `\d`, `\w` and `\s` are, and are written anew; whatever a library might read
 as syntax of its own is escaped; quantifiers are greedy, which for the whole of a text is the same. Surrogates are not
-characters. Called for patterns in which `schema_regex` has found nothing to refuse.
+characters. Called for patterns in which `schema.regex` has found nothing to refuse.
 """
 
 from __future__ import annotations

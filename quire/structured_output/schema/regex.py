@@ -6,7 +6,7 @@ Classes are ASCII (`\d`, `\w`, `\s`), the whole text must match, and anchors sta
 from __future__ import annotations
 
 from quire.structured_output.capabilities import Capabilities
-from quire.structured_output.regex_normal import RegexError, normal
+from quire.structured_output.schema.regex_normal import RegexError, normal
 
 MAX_CHARS = 1 << 16
 _CLASSES = frozenset("dDwWsS")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from quire.structured_output.regex_normal import normal
-from quire.structured_output.schema_walk import with_every
+from quire.structured_output.schema.regex_normal import normal
+from quire.structured_output.schema.walk import with_every
 
 
 def with_normal_patterns(schema: Any) -> Any:

@@ -10,7 +10,8 @@ from collections import Counter, OrderedDict
 from concurrent.futures import Future
 from typing import NamedTuple
 
-from quire.structured_output.compile_pool import BudgetError, CompilePool, Made
+from quire.structured_output.compile.errors import BudgetError
+from quire.structured_output.compile.pool import CompileOutcome, CompilePool
 from quire.structured_output.interface import GrammarSpec
 
 MIN_ENTRY_BYTES = 1 << 16
@@ -39,9 +40,9 @@ class GrammarCache:
     def __init__(self, pool: CompilePool, max_bytes: int) -> None:
         self._pool = pool
         self._max_bytes = max_bytes
-        self._entries: OrderedDict[tuple[Asker, GrammarSpec], Future[Made]] = OrderedDict()
+        self._entries: OrderedDict[tuple[Asker, GrammarSpec], Future[CompileOutcome]] = OrderedDict()
 
-    def get(self, spec: GrammarSpec, asker: Asker) -> Future[Made]:
+    def get(self, spec: GrammarSpec, asker: Asker) -> Future[CompileOutcome]:
         """The grammar of `spec`, compiled or compiling; a refusal is kept too, running over a budget is not."""
         key = (asker, spec)
         found = self._entries.get(key)
@@ -54,7 +55,7 @@ class GrammarCache:
             self._entries.move_to_end(key)
         return found
 
-    def forget(self, compiled: Future[Made]) -> None:
+    def forget(self, compiled: Future[CompileOutcome]) -> None:
         """Nobody waits for a grammar any more: it is not compiled, unless its turn has come."""
         if compiled.cancel():
             for key in [key for key, one in self._entries.items() if one is compiled]:
@@ -71,7 +72,7 @@ class GrammarCache:
             held[largest] -= _num_bytes(self._entries.pop(oldest))
 
 
-def _num_bytes(compiled: Future[Made]) -> int:
+def _num_bytes(compiled: Future[CompileOutcome]) -> int:
     if not compiled.done() or compiled.cancelled() or compiled.exception() is not None:
         return MIN_ENTRY_BYTES
     return max(MIN_ENTRY_BYTES, compiled.result()[1])

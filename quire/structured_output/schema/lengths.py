@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from quire.structured_output.schema_formats import FORMATS, FORMATS_IN_FULL
-from quire.structured_output.schema_keywords import BY_TYPE
-from quire.structured_output.schema_walk import with_every
+from quire.structured_output.schema.formats import FORMATS, FORMATS_IN_FULL
+from quire.structured_output.schema.keywords import BY_TYPE
+from quire.structured_output.schema.walk import with_every
 
 # What stands in a JSON string as it is: no quote, no backslash, no control character, no half of a surrogate pair.
 PLAIN = "[ !#-\\[\\]-\ud7ff\ue000-\U0010ffff]"

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from quire.structured_output.schema_keywords import COUNTS
-from quire.structured_output.schema_walk import with_every
+from quire.structured_output.schema.keywords import COUNTS
+from quire.structured_output.schema.walk import with_every
 
 
 def simplified(schema: Any) -> Any:

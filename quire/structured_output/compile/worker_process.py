@@ -1,0 +1,133 @@
+"""WorkerProcess: the engine's end of a compile worker, which is replaced when it ends. Owned by a `WorkerQueue`."""
+
+from __future__ import annotations
+
+import subprocess
+import threading
+from contextlib import suppress
+
+import msgspec
+
+from quire.errors import EngineGenerateError, QuireError
+from quire.logger import get_logger
+from quire.structured_output.compile.errors import BudgetError, OverTimeError, RefusedError
+from quire.structured_output.compile.messages import CompileResult, WorkerSetup, read_message, write_message
+from quire.structured_output.compile.worker import OVER_MEMORY, OVER_TIME
+from quire.structured_output.interface import GrammarSpec
+from quire.utils.children import Child, describe_exit, start_module
+
+WORKER = "quire.structured_output.compile.worker"
+# Wall time for a grammar beyond its CPU time: the machine may be busy, and a worker may have to start.
+WALL_FACTOR = 20.0
+WALL_EXTRA_S = 60.0
+
+logger = get_logger(__name__)
+
+
+class WorkerProcess:
+    """One compile worker after another; used by one thread at a time."""
+
+    def __init__(self, setup: WorkerSetup) -> None:
+        self._setup = setup
+        self._process: Child | None = None
+        self._is_closed = self._is_late = False
+
+    def run(self, spec: GrammarSpec) -> bytes:
+        """The compiled grammar.
+
+        Raises:
+            RefusedError: the library refuses it.
+            BudgetError: it takes too much.
+            EngineGenerateError: the process that compiles it ended.
+        """
+        result = self._asked(spec)
+        if result.died is not None and self._process is None:
+            result = self._asked(spec)  # the worker is replaced: it is not grammars that end it
+        if result.error == OVER_MEMORY:
+            raise self._over_memory(spec)
+        if result.error == OVER_TIME:
+            raise self._over_time(spec)
+        if result.died is not None:
+            raise self._died(spec, result.died)
+        if result.error is not None:
+            raise RefusedError(spec.backend, result.error)
+        return result.compiled
+
+    def _asked(self, spec: GrammarSpec) -> CompileResult:
+        """The worker's answer, or how it ended."""
+        process = self._started()
+        assert process.stdin is not None and process.stdout is not None, "both were asked for"
+        wall_s = WALL_FACTOR * self._setup.cpu_s + WALL_EXTRA_S
+        self._is_late = False
+        timer = threading.Timer(wall_s, self._end_late, (process,))
+        timer.daemon = True
+        timer.start()
+        try:
+            write_message(process.stdin, spec)
+            data = read_message(process.stdout)
+        except OSError:
+            data = None
+        finally:
+            timer.cancel()
+        if data is not None:
+            return msgspec.msgpack.decode(data, type=CompileResult)
+        self.dispose()
+        if self._is_closed:
+            raise BudgetError("the engine is shut down")
+        if self._is_late:
+            raise self._over_time(spec)
+        return CompileResult(died=describe_exit(process.returncode))
+
+    def kill(self) -> None:
+        """End the process, and start none again."""
+        self._is_closed = True
+        if self._process is not None:
+            self._process.kill()
+
+    def dispose(self) -> None:
+        """Wait for the process that was killed."""
+        process, self._process = self._process, None
+        if process is None:
+            return
+        process.kill()
+        process.wait()
+        for stream in (process.stdin, process.stdout):
+            if stream is not None:
+                with suppress(OSError):  # what it was not told any more
+                    stream.close()
+
+    def _started(self) -> Child:
+        if self._is_closed:
+            raise BudgetError("the engine is shut down")
+        if self._process is None or self._process.poll() is not None:
+            self.dispose()
+            self._process = start_module(WORKER, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+            assert self._process.stdin is not None, "it was asked for"
+            write_message(self._process.stdin, self._setup)
+        return self._process
+
+    def _end_late(self, process: Child) -> None:
+        self._is_late = True
+        process.kill()
+
+    def _died(self, spec: GrammarSpec, how: str) -> QuireError:
+        """The process did not answer, and no limit is known to have ended it."""
+        logger.error("the process that compiled a grammar (%s) for %s %s", spec.kind, spec.backend, how)
+        return EngineGenerateError(
+            f"the grammar ({spec.kind}) could not be compiled: the process of {spec.backend} {how}",
+            hint="the server's log may say why; try again, or simplify the grammar",
+        )
+
+    def _over_time(self, spec: GrammarSpec) -> QuireError:
+        return OverTimeError(
+            f"the grammar ({spec.kind}) takes more than {self._setup.cpu_s:g} s to compile",
+            hint="make it simpler, or start the engine with a larger structured_outputs_compile_timeout",
+            field=f"structured_outputs.{spec.kind}",
+        )
+
+    def _over_memory(self, spec: GrammarSpec) -> QuireError:
+        return BudgetError(
+            f"the grammar ({spec.kind}) takes more than {self._setup.memory_bytes >> 20} MiB to compile",
+            hint="make it simpler, or start the engine with a larger structured_outputs_compile_memory",
+            field=f"structured_outputs.{spec.kind}",
+        )
