@@ -43,8 +43,14 @@ setup: $(VENV)/.dev                ## environment with everything a developer ne
 demo: $(VENV)/.demo                ## install, then answer eight prompts at once with the embedded model
 	$(BIN)/quire demo
 
+# The hundreds of processes that tests start need not compile the sources again, whatever the environment says.
+test test-full: export PYTHONDONTWRITEBYTECODE :=
 test: $(VENV)/.test                ## every test that needs no GPU
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal tests
+
+.PHONY: test-full
+test-full: $(VENV)/.test           ## the same with all random cases, formats and sizes that `make test` tries a few of; FILES=tests
+	QUIRE_TEST_FULL=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal $(or $(FILES),tests)
 
 check: $(VENV)/.dev                ## format, lint, types, import contracts, house and control-plane tests
 	$(BIN)/ruff format --check .

@@ -35,11 +35,13 @@ CIRCUMSTANCES: dict[str, dict[str, Any]] = {
 }
 
 
-def make_requests(count: int, vocab_size: int, max_tokens: int) -> tuple[list[dict[str, list[int]]], list[Any]]:
-    """Prompts of 1 to 300 tokens, every second one greedy and the others seeded."""
+def make_requests(
+    count: int, vocab_size: int, max_tokens: int, longest: int = 300
+) -> tuple[list[dict[str, list[int]]], list[Any]]:
+    """Prompts of 1 to `longest` tokens, every second one greedy and the others seeded."""
     rng = random.Random(11)
     prompts = [
-        {"prompt_token_ids": [rng.randrange(vocab_size) for _ in range(rng.randint(1, 300))]} for _ in range(count)
+        {"prompt_token_ids": [rng.randrange(vocab_size) for _ in range(rng.randint(1, longest))]} for _ in range(count)
     ]
     seeded = {"temperature": 0.9, "top_p": 0.95, "top_k": 40}
     params = [

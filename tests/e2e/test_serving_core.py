@@ -26,8 +26,10 @@ from quire.engine.supervisor import MAX_DEATHS
 from quire.errors import EngineDeadError, EngineGenerateError, NotEnoughMemoryError, ValidationError
 from tests.e2e import serving
 from tests.e2e.tiny_model import write_tiny_model
+from tests.effort import effort
 
 ROOT = Path(__file__).parents[2]
+KILLS = effort(1, 3)
 LONG = SamplingParams(max_tokens=100, temperature=1.0, seed=1, ignore_eos=True, output_kind=RequestOutputKind.DELTA)
 Run = Callable[[Coroutine[Any, Any, Any]], Any]
 
@@ -41,7 +43,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
 @pytest.fixture(scope="module")
 def run() -> Iterator[Run]:
     loop = asyncio.new_event_loop()
-    yield lambda coroutine: loop.run_until_complete(asyncio.wait_for(coroutine, 120))
+    yield lambda coroutine: loop.run_until_complete(asyncio.wait_for(coroutine, 600))
     loop.close()
 
 
@@ -97,7 +99,7 @@ def test_streams_are_the_bytes_of_generate(engine: AsyncLLM, run: Run, requests:
     assert run(serving.stream_all(engine, requests)) == expected
 
 
-@pytest.mark.parametrize(("sign", "count"), [(signal.SIGKILL, 3), (signal.SIGSTOP, 1)], ids=["killed", "stopped"])
+@pytest.mark.parametrize(("sign", "count"), [(signal.SIGKILL, KILLS), (signal.SIGSTOP, 1)], ids=["killed", "stopped"])
 def test_streams_survive_cores_that_are(
     sign: int, count: int, engine: AsyncLLM, run: Run, requests: list[Any], expected: list[Any]
 ):
@@ -333,7 +335,7 @@ def test_a_request_whose_step_raises_ends_alone(evil: AsyncLLM, run: Run, reques
     assert evil.num_restarts == 0
 
 
-@pytest.mark.parametrize("token", [0, 5])
+@pytest.mark.parametrize("token", effort([2], [0, 5]))
 def test_a_request_that_kills_its_core_ends_alone(
     evil: AsyncLLM, run: Run, requests: list[Any], expected: list[Any], token: int
 ):

@@ -208,7 +208,7 @@ def wait_until_tidy(server: ServerProcess, num_files: int) -> float:
         lambda: len(children_of(server.pid)) == 1 and not server.leftovers and num_open_files(server.pid) <= num_files,
         f"nothing is left over (children {children_of(server.pid)}, files {server.leftovers}, "
         f"{num_open_files(server.pid)} open, {num_files} before)",
-        timeout_s=10,
+        timeout_s=60,
     )
 
 

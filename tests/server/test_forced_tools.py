@@ -12,6 +12,7 @@ import pytest
 
 from quire.config.build import build_config
 from quire.engine.llm_engine import LLMEngine
+from tests.effort import effort
 from tests.server.engines import SteppedEngine
 from tests.server.servers import RunningServer
 from tests.server.test_tools import allowed, named
@@ -135,7 +136,7 @@ def test_the_form_of_an_answer_is_for_what_follows_the_thinking(server: RunningS
 
 def test_thinking_goes_before_forced_calls(server: RunningServer):
     fields = {"messages": THINKING, "tool_choice": "required", "extra_body": {"thinking_token_budget": 20}}
-    answers = many(lambda seed: as_dict(whole(server, **fields, seed=seed).choices[0]), 4)
+    answers = many(lambda seed: as_dict(whole(server, **fields, seed=seed).choices[0]), effort(2, 4))
     for answer in answers:
         check(answer, NAMES)
 
@@ -159,7 +160,7 @@ def test_thinking_is_ended_after_exactly_its_budget(server: RunningServer, budge
 def test_beside_tools_an_answer_has_its_form_or_is_calls(server: RunningServer):
     schema = {"type": "object", "properties": {"n": {"enum": [1, 7]}}, "required": ["n"]}
     form = {"type": "json_schema", "json_schema": {"name": "n", "schema": schema}}
-    answers = many(lambda seed: as_dict(whole(server, response_format=form, seed=seed).choices[0]), 6)
+    answers = many(lambda seed: as_dict(whole(server, response_format=form, seed=seed).choices[0]), effort(4, 6))
     for answer in answers:
         if answer["calls"]:
             check(answer, NAMES)
@@ -171,7 +172,7 @@ def test_beside_tools_an_answer_has_its_form_or_is_calls(server: RunningServer):
 
 def test_calls_of_strict_functions_are_valid_when_the_model_calls_of_its_own_accord(server: RunningServer):
     strict = [{"type": "function", "function": {**one, "strict": True}} for one in TOOLS]
-    answers = many(lambda seed: as_dict(whole(server, tools=strict, seed=seed).choices[0]), 6)
+    answers = many(lambda seed: as_dict(whole(server, tools=strict, seed=seed).choices[0]), effort(4, 6))
     for answer in answers:
         complete = answer["calls"][:-1] if answer["reason"] == "length" else answer["calls"]
         check_calls(complete, TOOLS)

@@ -23,6 +23,7 @@ from quire.structured_output.choose import resolve_structured_outputs
 from quire.structured_output.interface import StructuredOutputBackend, Vocabulary
 from quire.structured_output.registry import make_backend
 from quire.structured_output.spec import spec_of
+from tests.effort import effort
 from tests.structured.libraries import needs_libraries
 from tests.structured.walks import allowed, text_of, walk
 from tests.unit.parsers.folding import read
@@ -108,7 +109,7 @@ def check_calls(calls: Sequence[tuple[str, str]], tools: Sequence[Mapping[str, A
         jsonschema.Draft202012Validator(schemas[name]).validate(value)
 
 
-def check_walks(maker: Any, library: str, *, is_special: bool, is_one: bool, count: int = 12) -> None:
+def check_walks(maker: Any, library: str, *, is_special: bool, is_one: bool, count: int = effort(4, 12)) -> None:
     made = backend(library, is_special=is_special)
     special = special_ids(made.vocabulary)
     config = StructuredOutputsConfig(backend=library)
@@ -143,7 +144,7 @@ def test_the_parser_of_a_format_reads_whatever_its_grammar_lets_through(name: st
 @pytest.mark.parametrize("name", [name for name in FORMATS if name != "openai" and not has_parameters(name)])
 def test_llguidance_writes_the_same_calls(name: str):
     for is_one in (True, False):
-        check_walks(tool_call_parser(name), "guidance", is_special=True, is_one=is_one, count=6)
+        check_walks(tool_call_parser(name), "guidance", is_special=True, is_one=is_one, count=effort(3, 6))
 
 
 @pytest.mark.parametrize("library", ["xgrammar", "guidance"])
@@ -275,7 +276,7 @@ def test_calls_of_strict_functions_are_valid_wherever_they_begin_in_a_text(name:
                         else:
                             break
                     continue
-                token_id = rng.choice(ids)
+                token_id = EOS if EOS in ids and len(tokens) > effort(60, 700) else rng.choice(ids)
                 assert state.accept(token_id)
                 if token_id == EOS:
                     break

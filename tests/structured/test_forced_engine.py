@@ -11,6 +11,7 @@ from typing import Any
 from quire import LLM
 from quire.config.build import build_config
 from quire.engine.async_llm import AsyncLLM
+from tests.effort import effort
 from tests.structured.forced_tools import Asked, Forcing, run, with_control_tokens
 from tests.structured.libraries import needs_libraries
 
@@ -27,15 +28,15 @@ def thinking_requests(engine: Any, count: int) -> list[Asked]:
 def test_forced_calls_are_valid_whatever_the_weights_and_the_marks():
     with with_control_tokens() as directory:
         llm = LLM(model=directory, load_format="dummy", max_model_len=1024, max_num_seqs=32)
-        ends, violations = run(llm, 40, 7, FORMATS)
+        ends, violations = run(llm, effort(16, 40), 7, FORMATS)
         llm.llm_engine.shutdown()
     assert not violations, violations
-    assert ends["tool_calls"] > 10
+    assert ends["tool_calls"] > effort(4, 10)
 
 
 def test_answers_that_think_first_are_the_same_alone_and_preempted():
     small = LLM(num_gpu_blocks_override=60, block_size=16, max_num_seqs=16, max_model_len=512)
-    asked = thinking_requests(small.llm_engine, 10)
+    asked = thinking_requests(small.llm_engine, effort(6, 10))
     prompts = [{"prompt_token_ids": one.prompt} for one in asked]
     crowd = [one.outputs[0] for one in small.generate(prompts, [one.params for one in asked], use_tqdm=False)]
     alone = [small.generate(p, one.params, use_tqdm=False)[0].outputs[0] for p, one in zip(prompts, asked, strict=True)]
@@ -47,7 +48,7 @@ def test_thinking_and_calls_go_on_in_a_new_core():
     async def answers() -> tuple[list[str], list[str], int]:
         engine = AsyncLLM.from_config(build_config(max_model_len=512))
         try:
-            asked = thinking_requests(engine, 6)
+            asked = thinking_requests(engine, effort(3, 6))
             started = asyncio.Event()
 
             async def text(name: str, one: Asked) -> str:

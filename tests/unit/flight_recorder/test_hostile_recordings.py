@@ -104,7 +104,7 @@ def test_a_listed_class_stands_only_where_one_of_its_kind_does(tmp_path, capsys,
         b"\x00" * ((1 << 28) + 1),
         {"not": "a node"},
     ],
-    ids=lambda state: str(state)[:40],
+    ids=lambda state: str(state[:40] if isinstance(state, bytes) else state)[:40],
 )  # fmt: skip
 def test_a_state_of_another_form_is_refused_without_a_traceback(tmp_path, capsys, state):
     inner = state if isinstance(state, bytes) else ["object", 0, SCHEDULER, {"surprise": state}]

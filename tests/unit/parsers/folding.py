@@ -10,6 +10,7 @@ from typing import Any
 from quire.parsers.base import AnswerParser
 from quire.parsers.events import CallArguments, CallBegin, Content, Event, Reasoning
 from quire.parsers.tools import Tools
+from tests.effort import effort
 
 TEXT, NUMBER = {"type": "string"}, {"type": "integer"}
 PARAMETERS: dict[str, dict[str, Any]] = {
@@ -64,13 +65,13 @@ def read(parser: AnswerParser, parts: Iterable[str]) -> Answer:
     return fold(events + parser.finish())
 
 
-LONG = 80
-"""Characters of a text that is cut in two at every third place only, as most of it is alike."""
+LONG, EVERY = effort((40, 5), (80, 3))
+"""A text of more than so many characters is cut in two at every so manieth place only, as most of it is alike."""
 
 
 def splits(text: str, num_random: int = 3, *, in_two: bool = True) -> Iterable[list[str]]:
     """Every way to cut `text` in two, every character alone, and some random ways."""
-    for cut in range(1, len(text), 3 if len(text) > LONG else 1) if in_two else ():
+    for cut in range(1, len(text), EVERY if len(text) > LONG else 1) if in_two else ():
         yield [text[:cut], text[cut:]]
     yield list(text)
     rng = random.Random(len(text))

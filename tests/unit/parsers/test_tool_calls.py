@@ -14,6 +14,7 @@ import pytest
 from quire.parsers.base import ToolCallParser
 from quire.parsers.registry import TOOL_CALL_PARSERS
 from quire.parsers.tool_calls.pattern import PatternFormat
+from tests.effort import effort
 from tests.unit.parsers.catalogue import CALLS, FORMATS, MARKERS, PLAIN, Call, contents
 from tests.unit.parsers.folding import TOOLS, Answer, check_splits, read
 from tests.unit.parsers.special import SPECIAL, Special
@@ -219,6 +220,7 @@ HOSTILE = {
     **{name: form.begin("now")[:-1] for name, form in MARKED.items()}, "openai": "<|channel|><|channel|>to=",
 }  # fmt: skip
 MAX_HELD_CHARS = (1 << 16) + 2000
+SIZE = effort(1500, 4500)
 
 
 def hostile(name: str, size: int) -> list[str]:
@@ -229,7 +231,7 @@ def hostile(name: str, size: int) -> list[str]:
 
 @pytest.mark.parametrize("name", FORMATS)
 def test_little_of_a_hostile_answer_is_held_back(name):
-    for text in hostile(name, 100_000):
+    for text in hostile(name, 100_000)[:: effort(2, 1)]:
         parser = maker(name)()
         for start in range(0, len(text), 500):
             parser.push(text[start : start + 500])
@@ -260,6 +262,6 @@ def test_steps_are_in_proportion_to_the_length(name):
             sys.settrace(before)
         return count
 
-    long_call = FORMATS[name].write([("write_file", {"path": "p", "content": "ab\n" * 1500})])
-    for text in [*hostile(name, 4500), long_call]:
-        assert num_lines(text) <= 40 * len(text), text  # a square has more than 200 for a character
+    long_call = FORMATS[name].write([("write_file", {"path": "p", "content": "ab\n" * (SIZE // 3)})])
+    for text in [*hostile(name, SIZE), long_call]:
+        assert num_lines(text) <= 40 * len(text), text  # a square has more than 70 for a character
