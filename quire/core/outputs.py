@@ -46,6 +46,20 @@ class CompletionOutput(msgspec.Struct):
         return self.finish_reason is not None
 
 
+class PromptProgress(msgspec.Struct):
+    """How far a prompt is computed.
+
+    Attributes:
+        total, cached, processed: its tokens: all, found in the prefix cache, done (the found ones included).
+        seconds: since its first part was scheduled.
+    """
+
+    total: int
+    cached: int
+    processed: int
+    seconds: float
+
+
 class RequestOutput(msgspec.Struct):
     """A request's answers.
 
@@ -55,6 +69,7 @@ class RequestOutput(msgspec.Struct):
         num_cached_tokens: prompt tokens that were found in the prefix cache.
         metrics: timings of the request.
         prefix_cache: what the prefix cache did for it, and why not more; None before its turn.
+        prompt_progress: news of the prompt, where `return_progress` asked for it; such an output may have no new token.
     """
 
     request_id: str
@@ -66,3 +81,4 @@ class RequestOutput(msgspec.Struct):
     num_cached_tokens: int | None = None
     metrics: RequestStateStats = msgspec.field(default_factory=RequestStateStats)
     prefix_cache: PrefixCacheInfo | None = None
+    prompt_progress: PromptProgress | None = None

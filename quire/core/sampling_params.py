@@ -151,6 +151,7 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, repr_omit_defaults=True
         thinking_token_budget: tokens of thinking, its marks left out, after which it is ended; None or -1 = any number.
         thinking: internal; how thinking is told from the answer, set by whoever knows the reasoning parser.
         no_store: keep no page of this request for others to find.
+        return_progress: while a long prompt is computed, outputs say how far it is (`prompt_progress`); not FINAL_ONLY.
 
     Raises:
         ValidationError: a value has the wrong type or is out of range, or a keyword is unknown.
@@ -186,6 +187,7 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, repr_omit_defaults=True
     skip_reading_prefix_cache: bool | None = None
     beam_search: BeamSpec | None = None
     no_store: bool = False
+    return_progress: bool = False
     structured_outputs: StructuredOutputsParams | None = None
     thinking_token_budget: int | None = None
     thinking: ThinkingMarks | None = None
@@ -342,6 +344,7 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, repr_omit_defaults=True
             self.skip_reading_prefix_cache = self.prompt_logprobs is not None
         check_bool("skip_reading_prefix_cache", self.skip_reading_prefix_cache)
         check_bool("no_store", self.no_store)
+        check_bool("return_progress", self.return_progress)
 
     def _check_text(self) -> None:
         check_bool("ignore_eos", self.ignore_eos)

@@ -15,6 +15,7 @@ class EventKind(IntEnum):
     QUEUED = 1
     SCHEDULED = 2
     PREEMPTED = 3
+    PREFILLED = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +24,8 @@ class RequestEvent:
 
     Attributes:
         timestamp: seconds on the engine's monotonic clock.
-        num_cached_tokens: of SCHEDULED: prompt tokens found in the prefix cache at the first time.
+        num_cached_tokens: of SCHEDULED: prompt tokens found in the prefix cache at the first time. Of PREFILLED, which
+            comes after a part of the prompt for requests with `return_progress`: prompt tokens that are computed.
         cache_miss: of SCHEDULED: why there were not more, this time; None = all that can be used was found.
     """
 
@@ -39,6 +41,8 @@ class SchedulerStats:
     """State of the control plane after one step; counts are of this step alone unless named total.
 
     Attributes:
+        num_first_tokens: tokens sampled at the end of a prompt, which the step did not compute; all others sampled are
+            among `num_scheduled_tokens`, as the tokens before them are.
         num_swap_preemptions: those of `num_preemptions` whose pages went to the swap space.
         swapped_out_bytes, swapped_in_bytes: copied to the swap space and back.
         kv_event_batches_dropped: batches of KV events that were not sent, as too many waited.
@@ -48,6 +52,7 @@ class SchedulerStats:
     num_running: int = 0
     num_waiting: int = 0
     num_scheduled_tokens: int = 0
+    num_first_tokens: int = 0
     num_preemptions: int = 0
     num_swapped: int = 0
     num_swap_preemptions: int = 0

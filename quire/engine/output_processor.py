@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 from quire.core.engine_messages import EngineCoreOutputs, FinishedRequest, FinishReason
 from quire.core.outputs import RequestOutput
+from quire.core.stats import EventKind
 from quire.engine.logprobs import lines_by_entry
 from quire.engine.request_state import RequestGroup, RequestState
 from quire.errors import EngineGenerateError, QueueTimeoutError, QuireError, ValidationError
@@ -93,7 +94,8 @@ class OutputProcessor:
         finished = {one.handle: one for one in step.finished}
         lines = _lines_by_handle(step)
         changed: dict[str, tuple[RequestGroup, list[RequestState]]] = {}
-        for handle, token_ids in _tokens_by_handle(step, also=finished).items():
+        prefilled = [event.handle for event in step.events if event.kind is EventKind.PREFILLED]
+        for handle, token_ids in _tokens_by_handle(step, also=[*finished, *prefilled]).items():
             found = self._by_handle.get(handle)
             if found is None:
                 continue

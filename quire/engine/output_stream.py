@@ -107,6 +107,7 @@ def merge_deltas(older: RequestOutput, newer: RequestOutput) -> RequestOutput:
         before = answers.get(answer.index)
         answers[answer.index] = answer if before is None else _merge_answers(before, answer)
     newer.outputs = [answers[index] for index in sorted(answers)]
+    newer.prompt_progress = newer.prompt_progress or older.prompt_progress
     newer.prompt_logprobs = older.prompt_logprobs if newer.prompt_logprobs is None else newer.prompt_logprobs
     return newer
 

@@ -23,6 +23,7 @@ def child_params(params: SamplingParams, index: int) -> SamplingParams:
         child.seed = _wrapped_int64(params.seed + index)
     if index > 0:
         child.prompt_logprobs = None  # the first answer has them
+        child.return_progress = False
         child.skip_reading_prefix_cache = params.skip_reading_prefix_cache and params.prompt_logprobs is None
     return child
 

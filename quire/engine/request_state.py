@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from quire.core.cache_info import MissReason, PrefixCacheInfo
 from quire.core.engine_messages import FinishedRequest, FinishReason
 from quire.core.logprobs import LogprobsArrays
-from quire.core.outputs import CompletionOutput, RequestOutput
+from quire.core.outputs import CompletionOutput, PromptProgress, RequestOutput
 from quire.core.sampling_params import RequestOutputKind, SamplingParams
 from quire.core.stats import EventKind, RequestEvent, RequestStateStats, merged_stats
 from quire.engine.detokenizer import Detokenizer
@@ -34,9 +34,9 @@ class RequestState:
     """
 
     __slots__ = (
-        "_arrival_ts", "_decodes_at_end", "_error", "_is_beam", "_keeps_stop_text", "_num_decoded", "_num_taken",
-        "detokenizer", "finish_reason", "handle", "index", "logprobs", "prefix_cache", "stats", "stop_reason",
-        "token_ids",
+        "_arrival_ts", "_decodes_at_end", "_error", "_is_beam", "_keeps_stop_text", "_last_prefill", "_num_decoded",
+        "_num_taken", "_tells_progress", "detokenizer", "finish_reason", "handle", "index", "logprobs", "prefix_cache",
+        "stats", "stop_reason", "token_ids",
     )  # fmt: skip
 
     def __init__(
@@ -68,6 +68,8 @@ class RequestState:
         self._num_decoded = 0
         self._num_taken = 0
         self._error: str | None = None
+        self._tells_progress = params.return_progress
+        self._last_prefill: RequestEvent | None = None
 
     @property
     def is_finished(self) -> bool:
@@ -122,6 +124,9 @@ class RequestState:
     def note_event(self, event: RequestEvent) -> None:
         """Take in a turning point."""
         stats = self.stats
+        if event.kind is EventKind.PREFILLED:
+            self._last_prefill = event
+            return
         stats.events.append(event)
         if event.kind is EventKind.QUEUED:
             stats.queued_ts = stats.queued_ts or event.timestamp
@@ -160,6 +165,22 @@ class RequestState:
             stop_reason=self.stop_reason,
             error=self._error,
         )
+
+    def take_progress(self, num_prompt_tokens: int) -> PromptProgress | None:
+        """News of the prompt since the last call; the last news come with the first token."""
+        if not self._tells_progress:
+            return None
+        part, self._last_prefill = self._last_prefill, None
+        stats = self.stats
+        if self.token_ids:
+            self._tells_progress = False
+            processed, timestamp = num_prompt_tokens, stats.first_token_ts
+        elif part is not None:
+            processed, timestamp = part.num_cached_tokens, part.timestamp
+        else:
+            return None
+        cached = 0 if self.prefix_cache is None else self.prefix_cache.cached_tokens
+        return PromptProgress(num_prompt_tokens, cached, processed, max(0.0, timestamp - stats.scheduled_ts))
 
     def _decode(self, finished: FinishedRequest | None) -> None:
         """Make text of the tokens that have none yet; a stop text cuts the tokens after it."""
@@ -229,6 +250,7 @@ class RequestGroup:
             num_cached_tokens=None if prefix_cache is None else prefix_cache.cached_tokens,
             metrics=self._metrics(is_finished=finished),
             prefix_cache=prefix_cache,
+            prompt_progress=self.states[0].take_progress(len(self.prompt_token_ids)),
         )
 
     def _take_prompt_logprobs(self, *, once: bool) -> list[LogprobLine | None] | None:

@@ -74,7 +74,7 @@ class EngineMetrics:
         if stats.kv_event_batches_dropped:
             self._kv_batches_dropped.inc(stats.kv_event_batches_dropped)
         if stats.num_scheduled_tokens:
-            self._step_tokens.observe(stats.num_scheduled_tokens)
+            self._step_tokens.observe(stats.num_scheduled_tokens + stats.num_first_tokens)
         if len(step.handles):
             self._generation_tokens.inc(len(step.handles))
 
@@ -200,7 +200,9 @@ class EngineMetrics:
         self._by_source = {
             source: by_source.labels(**self._labels, source=source) for source in ("local_compute", "local_cache_hit")
         }
-        self._step_tokens = self._histogram("iteration_tokens_total", "Tokens computed in a step.", buckets.STEP_TOKENS)
+        self._step_tokens = self._histogram(
+            "iteration_tokens_total", "Prompt tokens computed in a step, and tokens generated.", buckets.STEP_TOKENS
+        )
         self._inter_token = self._histogram(
             "inter_token_latency_seconds", "From one new token to the next, in a stream.", buckets.TOKEN_LATENCY_S
         )

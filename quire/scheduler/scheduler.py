@@ -19,6 +19,7 @@ from quire.core.kv_spec import KVCacheConfig
 from quire.core.logprobs import LogprobsArrays
 from quire.core.request import STATUS_AT_END, Request
 from quire.core.runner_output import ModelRunnerOutput
+from quire.core.scheduler_output import SchedulerOutput
 from quire.core.stats import EventKind, SchedulerStats
 from quire.kv_cache.block_hash import BLOCK_HASHES
 from quire.kv_cache.event_recorder import KVEventRecorder
@@ -289,7 +290,13 @@ class Scheduler:
         self._freed_rows = []
         self._num_steps += 1
         self._num_in_flight += 1
-        return Step(output, plan, self._table.handle[plan.rows], swaps.handles)
+        return Step(output, plan, self._table.handle[plan.rows], swaps.handles, self._num_first_tokens(output))
+
+    def _num_first_tokens(self, output: SchedulerOutput) -> int:
+        if output.total_num_scheduled_tokens == len(output.rows) and not output.new_reqs:
+            return 0  # every row decodes, nearly always
+        rows = output.rows[output.is_sampling]
+        return int(np.count_nonzero(self._table.num_tokens[rows] == self._table.num_prompt_tokens[rows]))
 
     # --- second half of a step ---
 
@@ -314,6 +321,8 @@ class Scheduler:
         if not is_alive.all():
             rows, num_new = rows[is_alive], num_new[is_alive]
         self._table.num_computed_tokens[rows] += num_new
+        if not scheduled.is_sampling.all():
+            self._note_prompts(rows)
         sampled, beams = self.beams.divert(sampled)
         self._table.append_tokens(sampled.rows, sampled.token_ids)
         self._order.note_sampled(sampled.rows)
@@ -325,6 +334,14 @@ class Scheduler:
         if beams is not None:
             handles, token_ids = self._advance_beams(beams, handles, token_ids)
         return self._make_outputs(handles, token_ids, sampled.logprobs, prompt_logprobs, step)
+
+    def _note_prompts(self, rows: np.ndarray) -> None:
+        """Say how far prompts are computed, for requests that ask."""
+        table = self._table
+        for row in rows[table.num_computed_tokens[rows] < table.num_prompt_tokens[rows]].tolist():
+            request = self._requests.get(int(table.handle[row]))
+            if request is not None and request.message.sampling_params.return_progress:
+                self._outbox.note_event(request.handle, EventKind.PREFILLED, int(table.num_computed_tokens[row]))
 
     def _advance_beams(self, beams: Sampled, *others: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         self._order.note_sampled(beams.rows)
@@ -413,6 +430,7 @@ class Scheduler:
             num_running=num_running,
             num_waiting=num_waiting,
             num_scheduled_tokens=step.output.total_num_scheduled_tokens if step else 0,
+            num_first_tokens=step.num_first_tokens if step else 0,
             num_preemptions=step.plan.num_preemptions if step else 0,
             num_swapped=len(self._swapping),
             num_swap_preemptions=step.plan.num_swap_preemptions if step else 0,

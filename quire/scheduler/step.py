@@ -29,12 +29,14 @@ class Step:
         plan: what it was made from.
         handles: [num_reqs] int64; the requests that owned the rows of `output` when it was made.
         swapped_out: handles of the requests whose pages it copies to the swap space.
+        num_first_tokens: of the tokens that it samples, those that end a prompt.
     """
 
     output: SchedulerOutput
     plan: StepPlan
     handles: np.ndarray
     swapped_out: tuple[int, ...] = ()
+    num_first_tokens: int = 0
 
     @property
     def rows(self) -> np.ndarray:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 
 import httpx
@@ -21,7 +22,7 @@ QUESTION = [{"role": "user", "content": "What is 27 + 58?"}]
 
 @pytest.fixture(scope="module")
 def leaf():
-    config = build_config(model="leaf", num_gpu_blocks_override=256, packing_cache=False)
+    config = build_config(model="leaf", num_gpu_blocks_override=256, packing_cache=False, max_num_batched_tokens=256)
     stepped = SteppedEngine(LLMEngine.from_config(config))
     with RunningServer(stepped) as server:
         yield server
@@ -34,6 +35,27 @@ def test_a_chat_has_the_right_answer_whole_and_streamed(leaf):
     assert "85" in whole.choices[0].message.content and whole.choices[0].finish_reason == "stop"
     stream = client.chat.completions.create(model="leaf", messages=QUESTION, temperature=0, max_tokens=40, stream=True)
     assert "".join(one.choices[0].delta.content or "" for one in stream) == whole.choices[0].message.content
+
+
+def test_a_stream_says_how_far_a_long_prompt_is_computed(leaf):
+    def progress(path: str, **fields) -> list[tuple[int, int, int]]:
+        body = {**fields, "stream": True, "return_progress": True, "max_tokens": 3}
+        lines = httpx.post(leaf.url + path, json=body).text.split("\n\n")[:-2]
+        chunks = [json.loads(line.removeprefix("data: ")) for line in lines]
+        told = [chunk["prompt_progress"] for chunk in chunks if "prompt_progress" in chunk]
+        assert sorted(one["time_ms"] for one in told) == [one["time_ms"] for one in told]
+        assert all(len(chunk["choices"]) == 1 for chunk in chunks), "clients look at the first choice"
+        return [(one["total"], one["cache"], one["processed"]) for one in told]
+
+    ids = [300 + number % 97 for number in range(600)]
+    told = progress("/v1/completions", prompt=ids)  # what the client is slow to read is merged
+    assert told[0] == (600, 0, 256) and told[-1] == (600, 0, 600) and told == sorted(told)
+    ((total, cached, processed),) = progress("/v1/completions", prompt=ids)
+    assert total == processed == 600 and cached > 500
+    ((total, _, processed),) = progress("/v1/chat/completions", messages=QUESTION)
+    assert total == processed == 18
+    refused = httpx.post(leaf.url + "/v1/completions", json={"prompt": ids, "return_progress": True})
+    assert refused.status_code == 400 and "stream=true" in refused.text
 
 
 def test_16_seeded_streams_at_once_are_those_of_single_requests(leaf):

@@ -44,7 +44,7 @@ def replayed():
         server.wait_until(lambda: not server.engine.live)
         server.engine.step(
             num_running=3, num_waiting=2, kv_cache_usage=0.25, prefix_cache_queries=64, prefix_cache_hits=32,
-            num_preemptions=1, num_scheduled_tokens=100, num_swapped=4,
+            num_preemptions=1, num_scheduled_tokens=90, num_first_tokens=10, num_swapped=4,
         )  # fmt: skip
         page = httpx.get(server.url + "/metrics").text
         prompt = len(server.engine.prompts[0])

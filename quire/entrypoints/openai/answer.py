@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+from quire.core.outputs import PromptProgress
 from quire.entrypoints.openai.counts import AnswerCounts, Usage
 from quire.entrypoints.openai.protocol.generation import GenerationFields
 from quire.entrypoints.openai.running import Work
@@ -60,6 +61,14 @@ class AnswerForm(AnswerCounts):
         if self.shows_usage_always and "usage" not in content:
             content["usage"] = usage_content(self.usage)
         return b"data: " + encode(content) + b"\n\n"
+
+    def progress_event(self, choice: dict[str, Any], progress: PromptProgress) -> bytes:
+        """An event that says how far a prompt is computed, in llama.cpp's words, with an empty `choice`."""
+        content = {
+            "total": progress.total, "cache": progress.cached, "processed": progress.processed,
+            "time_ms": round(1e3 * progress.seconds),
+        }  # fmt: skip
+        return self.event([{**choice, "logprobs": None, "finish_reason": None}], {"prompt_progress": content})
 
     def event_head(self) -> bytes:
         """The constant beginning of an event, up to its choices."""

@@ -62,6 +62,8 @@ class ChatWriter:
         if not self._started:
             parts = [self._start(index, output) for index in range(self.form.work.params.n)]
         self.form.note(prompt_index, output)
+        if output.prompt_progress is not None:
+            parts.append(self.form.progress_event({"index": 0, "delta": {}}, output.prompt_progress))
         for answer in output.outputs:
             if self._plan is not None:
                 parts += self._parsed_events(self._plan, output, answer)

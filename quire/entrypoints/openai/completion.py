@@ -52,6 +52,9 @@ class CompletionWriter:
             _hide(output)
         self.form.note(prompt_index, output)
         parts = []
+        if output.prompt_progress is not None:
+            choice = {"index": prompt_index * self._n, "text": ""}
+            parts.append(self.form.progress_event(choice, output.prompt_progress))
         for answer in output.outputs:
             index = prompt_index * self._n + answer.index
             if self._is_plain and answer.finish_reason is None and index in self._started:

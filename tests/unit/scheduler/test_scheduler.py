@@ -91,6 +91,22 @@ def test_steps_are_numbered_from_zero():
     assert [message.step for message in engine.scheduled] == [0, 1, 2]
 
 
+def test_a_long_prompt_says_how_far_it_is_where_that_is_asked_for():
+    engine = Engine(make_scheduler(budget=8))
+    engine.add(make_request(0, [1] * 20, max_tokens=1, return_progress=True), make_request(1, [2] * 20, max_tokens=1))
+    engine.run()
+    parts = [(one.handle, one.num_cached_tokens) for one in engine.events if one.kind is EventKind.PREFILLED]
+    assert parts == [(0, 8), (0, 16)], "its end comes with the first token"
+
+
+def test_the_tokens_of_all_steps_are_those_of_prompts_and_answers():
+    engine = Engine(make_scheduler(budget=8))
+    engine.add(*(make_request(handle, [handle] * length, max_tokens=3) for handle, length in enumerate((1, 5, 20))))
+    engine.run()
+    num_tokens = sum(stats.num_scheduled_tokens + stats.num_first_tokens for stats in engine.stats)
+    assert num_tokens == 1 + 5 + 20 + 3 * 3
+
+
 def test_events_are_reported_once_each_with_the_cached_tokens():
     engine = Engine(make_scheduler(block_size=4))
     engine.add(make_request(0, [1] * 9, max_tokens=1))

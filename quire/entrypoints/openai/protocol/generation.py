@@ -88,6 +88,7 @@ class GenerationFields(msgspec.Struct, kw_only=True):
     no_store: bool | None = None
     skip_reading_prefix_cache: bool | None = None
     return_cache_info: bool | None = None
+    return_progress: bool | None = None
     request_id: str | None = None
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None
@@ -104,7 +105,7 @@ SAME_NAME = (
     "n", "min_tokens", "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty",
     "repetition_penalty", "seed", "stop", "stop_token_ids", "include_stop_str_in_output", "ignore_eos",
     "skip_special_tokens", "spaces_between_special_tokens", "logit_bias", "allowed_token_ids", "bad_words",
-    "no_store", "skip_reading_prefix_cache",
+    "no_store", "skip_reading_prefix_cache", "return_progress",
 )  # fmt: skip
 
 
@@ -186,6 +187,8 @@ def check_common(request: GenerationFields, limits: LimitsConfig, num_prompts: i
             raise ValidationError(f"{name} needs use_beam_search=true", hint=f"leave out {name}", field=name)
     if request.stream_options is not None and not request.stream:
         raise ValidationError("stream_options needs stream=true", hint="leave it out", field="stream_options")
+    if request.return_progress and not request.stream:
+        raise ValidationError("return_progress needs stream=true", hint="leave it out", field="return_progress")
     if request.truncate_prompt_tokens is not None:
         check_int("truncate_prompt_tokens", request.truncate_prompt_tokens, -1)
     if request.request_id is not None and not REQUEST_ID.fullmatch(request.request_id):
