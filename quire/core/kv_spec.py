@@ -1,44 +1,250 @@
-"""What a layer needs from the KV cache, and how the cache is divided.
+"""What a layer needs from the KV cache, by kind, and how the cache is divided.
 
 Specs are made by the models (data plane), read by `kv_cache.planning` (control plane), and the resulting
-`KVCacheConfig` is given to both. Values only.
+`KVCacheConfig` is given to both. Values only. A new kind is a class here, an entry of `KINDS` if recordings are to hold
+it, and a line in `kv_cache.single_type.managers`.
 """
 
 from __future__ import annotations
 
+import dataclasses
+import math
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+
+class KVCacheSpec(ABC):
+    """What one layer needs from the KV cache.
+
+    Attributes:
+        block_size: tokens per page; one for all layers of a model.
+        keeps_sequence: pages are kept for the whole sequence, so memory grows with it.
+        is_shareable: a sequence that begins alike can use the pages of its prefix.
+    """
+
+    __slots__ = ()
+
+    block_size: int
+    keeps_sequence = True
+    is_shareable = True
+
+    @property
+    @abstractmethod
+    def page_size_bytes(self) -> int:
+        """Bytes of one page."""
+
+    @abstractmethod
+    def most_blocks(self, max_chunk_tokens: int) -> int | None:
+        """Most pages that a request holds at once, when a step computes at most `max_chunk_tokens` of it; None = all.
+
+        Pages are freed once neither the newest computed query saw them nor a later one does, so a request holds what
+        that query saw and the step's own tokens, wherever these begin in a page.
+        """
+
+    @abstractmethod
+    def describe(self) -> str:
+        """What it is, for a message."""
+
+    def unwindowed(self) -> KVCacheSpec:
+        """What the layer needs when windows are only masked and no page is freed behind them."""
+        return self
+
+    def within(self, max_model_len: int) -> KVCacheSpec:
+        """What the layer needs of requests of at most `max_model_len` tokens: a window as long is none."""
+        return self
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AttentionSpec:
-    """KV cache of one attention layer.
+class AttentionSpec(KVCacheSpec):
+    """Keys and values by head: the base of the kinds of attention that differ in which tokens a query sees.
 
     Attributes:
         block_size: tokens per page.
         num_kv_heads: key/value heads on this rank.
         head_size: elements per head.
         dtype_bytes: bytes per element.
-        sliding_window: tokens a query sees, itself included; None = all.
-        attention_chunk_size: a query sees only tokens of its own chunk of this many; None = all. At most one of the
-            two is set.
     """
 
     block_size: int
     num_kv_heads: int
     head_size: int
     dtype_bytes: int
-    sliding_window: int | None = None
-    attention_chunk_size: int | None = None
 
     @property
     def page_size_bytes(self) -> int:
         """Bytes of one page: keys and values."""
         return 2 * self.block_size * self.num_kv_heads * self.head_size * self.dtype_bytes
 
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FullAttentionSpec(AttentionSpec):
+    """A query sees every token before it."""
+
+    def most_blocks(self, max_chunk_tokens: int) -> int | None:
+        """As `KVCacheSpec`."""
+        return None
+
+    def describe(self) -> str:
+        """As `KVCacheSpec`."""
+        return "full attention"
+
+
+class LocalAttentionSpec(AttentionSpec):
+    """A query sees only nearby tokens: the base of windows and chunks."""
+
+    __slots__ = ()
+
+    keeps_sequence = False
+
     @property
-    def num_tokens_seen(self) -> int | None:
-        """Most tokens that a query sees, itself included; None = all, so pages are kept for the whole sequence."""
-        return self.sliding_window if self.attention_chunk_size is None else self.attention_chunk_size
+    @abstractmethod
+    def num_tokens_seen(self) -> int:
+        """Most tokens that a query sees, itself included."""
+
+    def most_blocks(self, max_chunk_tokens: int) -> int:
+        """As `KVCacheSpec`."""
+        return max_pages_touched(self.num_tokens_seen + max_chunk_tokens, self.block_size)
+
+    def unwindowed(self) -> KVCacheSpec:
+        """As `KVCacheSpec`."""
+        return FullAttentionSpec(
+            block_size=self.block_size, num_kv_heads=self.num_kv_heads, head_size=self.head_size,
+            dtype_bytes=self.dtype_bytes,
+        )  # fmt: skip
+
+    def within(self, max_model_len: int) -> KVCacheSpec:
+        """As `KVCacheSpec`."""
+        return self if self.num_tokens_seen < max_model_len else self.unwindowed()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlidingWindowSpec(LocalAttentionSpec):
+    """A query sees itself and the `sliding_window - 1` tokens before it."""
+
+    sliding_window: int
+
+    @property
+    def num_tokens_seen(self) -> int:
+        """As `LocalAttentionSpec`."""
+        return self.sliding_window
+
+    def describe(self) -> str:
+        """As `KVCacheSpec`."""
+        return f"a sliding window of {self.sliding_window} tokens"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChunkedLocalAttentionSpec(LocalAttentionSpec):
+    """A query sees only tokens of its own chunk, of `attention_chunk_size` tokens."""
+
+    attention_chunk_size: int
+
+    @property
+    def num_tokens_seen(self) -> int:
+        """As `LocalAttentionSpec`."""
+        return self.attention_chunk_size
+
+    def describe(self) -> str:
+        """As `KVCacheSpec`."""
+        return f"attention within chunks of {self.attention_chunk_size} tokens"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MLAAttentionSpec(KVCacheSpec):
+    """Latent attention: one vector a token, from which every head's keys and values are made; all are seen.
+
+    Attributes:
+        block_size: tokens per page.
+        head_size: elements of the vector, those that carry the position included.
+        dtype_bytes: bytes per element.
+    """
+
+    block_size: int
+    head_size: int
+    dtype_bytes: int
+
+    @property
+    def page_size_bytes(self) -> int:
+        """Bytes of one page."""
+        return self.block_size * self.head_size * self.dtype_bytes
+
+    def most_blocks(self, max_chunk_tokens: int) -> int | None:
+        """As `KVCacheSpec`."""
+        return None
+
+    def describe(self) -> str:
+        """As `KVCacheSpec`."""
+        return "latent attention"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MambaSpec(KVCacheSpec):
+    """Recurrent layers: a state of constant size per sequence, in one page, overwritten by every token.
+
+    Only the newest state is kept, so no other sequence can begin with that of a prefix.
+
+    Attributes:
+        block_size: tokens per page of the layers beside it; its own page holds a state whatever that is.
+        shapes: of the tensors that make up the state of one sequence.
+        dtype_bytes: bytes per element, of each tensor.
+        page_size_padded: bytes of one page where other layers' pages are larger; None = the state's own.
+    """
+
+    block_size: int
+    shapes: tuple[tuple[int, ...], ...]
+    dtype_bytes: tuple[int, ...]
+    page_size_padded: int | None = None
+
+    keeps_sequence = False
+    is_shareable = False
+
+    @property
+    def state_bytes(self) -> int:
+        """Bytes of the state of one sequence."""
+        return sum(math.prod(shape) * size for shape, size in zip(self.shapes, self.dtype_bytes, strict=True))
+
+    @property
+    def page_size_bytes(self) -> int:
+        """Bytes of one page: the state, and what pads it."""
+        return self.state_bytes if self.page_size_padded is None else self.page_size_padded
+
+    def most_blocks(self, max_chunk_tokens: int) -> int | None:
+        """As `KVCacheSpec`."""
+        return 1
+
+    def describe(self) -> str:
+        """As `KVCacheSpec`."""
+        return f"a state of {self.state_bytes} bytes"
+
+
+KINDS: tuple[type[Any], ...] = (
+    FullAttentionSpec, SlidingWindowSpec, ChunkedLocalAttentionSpec, MLAAttentionSpec, MambaSpec,
+)  # fmt: skip
+"""The kinds that messages hold. Each has fields of its own: a spec crosses as its fields, which say what it is."""
+
+
+def spec_from_fields(fields: Any) -> KVCacheSpec:
+    """The spec that has these decoded fields. Fields that are None count as absent, as older recordings have them.
+
+    Raises:
+        ValueError: no kind has them.
+    """
+    given = {name: value for name, value in fields.items() if value is not None} if isinstance(fields, dict) else {}
+    for kind in KINDS:
+        own = dataclasses.fields(kind)
+        required = {field.name for field in own if field.default is dataclasses.MISSING}
+        if required <= given.keys() <= {field.name for field in own}:
+            spec: KVCacheSpec = msgspec.convert(given, kind)
+            return spec
+    raise ValueError("not a KV cache spec of a known kind")
+
+
+def max_pages_touched(num_tokens: int, block_size: int) -> int:
+    """Pages that `num_tokens` (at least one) consecutive tokens lie in, at worst."""
+    return -(-(num_tokens - 1) // block_size) + 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +255,7 @@ class KVCacheGroupSpec:
     """
 
     layer_names: tuple[str, ...]
-    spec: AttentionSpec
+    spec: KVCacheSpec
 
     @property
     def page_size_bytes(self) -> int:

@@ -11,6 +11,7 @@ from typing import Any, Generic, TypeVar
 import msgspec
 import numpy as np
 
+from quire.core.kv_spec import KVCacheSpec, spec_from_fields
 from quire.errors import MessageError
 
 MAX_HEADER_BYTES = 256 << 20
@@ -65,7 +66,7 @@ class MessageDecoder(Generic[T]):
 
     def __init__(self, kind: Any) -> None:
         self._frames: Sequence[Frame] = ()
-        self._decoder = msgspec.msgpack.Decoder(kind, dec_hook=self._decode_array)
+        self._decoder = msgspec.msgpack.Decoder(kind, dec_hook=self._decode_value)
 
     def decode(self, frames: Sequence[Frame]) -> T:
         """The message; its arrays are read-only and keep their frame alive.
@@ -84,7 +85,9 @@ class MessageDecoder(Generic[T]):
             self._frames = ()
         return message
 
-    def _decode_array(self, kind: type, value: Any) -> Any:
+    def _decode_value(self, kind: type, value: Any) -> Any:
+        if kind is KVCacheSpec:
+            return spec_from_fields(value)
         if kind is not np.ndarray:
             raise NotImplementedError(f"no form for {kind}")
         if not isinstance(value, list) or len(value) != 3:

@@ -232,7 +232,12 @@ def start_kv_events(
     if not config.enable_kv_cache_events or config.publisher == "null":
         return NO_KV_EVENTS
     groups = kv_cache_config.groups
-    if groups[0].spec.num_tokens_seen is not None:
+    if not all(group.spec.is_shareable for group in groups):
+        raise UnsupportedError(
+            "kv_events_config: this model has layers with a recurrent state, so no prefix is cached and no events are "
+            "made", hint="leave out kv_events_config", field="kv_events_config",
+        )  # fmt: skip
+    if not groups[0].spec.keeps_sequence:
         raise UnsupportedError(
             "kv_events_config: all layers of this model have windows and free their pages, of which no events are made",
             hint="add disable_hybrid_kv_cache_manager, which keeps all pages", field="kv_events_config",

@@ -8,7 +8,7 @@ from typing import Any
 
 from quire.core.computed_step import ComputedStep
 from quire.core.grammar_bitmask import GrammarBitmask
-from quire.core.kv_spec import AttentionSpec, KVCacheConfig
+from quire.core.kv_spec import KVCacheConfig, KVCacheSpec
 from quire.core.runner_output import ModelRunnerOutput
 from quire.core.scheduler_output import SchedulerOutput
 
@@ -17,7 +17,7 @@ class Executor(ABC):
     """Drives the workers that hold the model. Made with the model loaded and no KV cache yet."""
 
     @abstractmethod
-    def kv_cache_specs(self) -> dict[str, AttentionSpec]:
+    def kv_cache_specs(self) -> dict[str, KVCacheSpec]:
         """Layer name -> what it needs from the KV cache."""
 
     @abstractmethod

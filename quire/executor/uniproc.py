@@ -8,7 +8,7 @@ from typing import Any
 from quire.config.engine import QuireConfig
 from quire.core.computed_step import ComputedStep
 from quire.core.grammar_bitmask import GrammarBitmask
-from quire.core.kv_spec import AttentionSpec, KVCacheConfig
+from quire.core.kv_spec import KVCacheConfig, KVCacheSpec
 from quire.core.runner_output import ModelRunnerOutput
 from quire.core.scheduler_output import SchedulerOutput
 from quire.errors import EngineDeadError, ValidationError
@@ -35,7 +35,7 @@ class UniProcExecutor(Executor):
     ) -> None:
         self._worker: Worker | None = Worker(config, platform, load_processors(logits_processors))
 
-    def kv_cache_specs(self) -> dict[str, AttentionSpec]:
+    def kv_cache_specs(self) -> dict[str, KVCacheSpec]:
         """As `Worker.kv_cache_specs`."""
         return self._live_worker().kv_cache_specs()
 

@@ -15,7 +15,7 @@ from quire.core.beam_search import BeamSpec
 from quire.core.cache_info import CacheMiss, MissReason, PrefixCacheInfo
 from quire.core.engine_messages import BeamAnswer, EngineCoreRequest, FinishedRequest, FinishReason
 from quire.core.kv_events import AllBlocksCleared, BlockRemoved, BlockStored
-from quire.core.kv_spec import AttentionSpec, KVCacheConfig, KVCacheGroupSpec
+from quire.core.kv_spec import KVCacheConfig, KVCacheGroupSpec
 from quire.core.request import Request, RequestStatus
 from quire.core.sampling_params import SamplingParams
 from quire.core.stats import EventKind, RequestEvent
@@ -34,6 +34,7 @@ from quire.kv_cache.sibling_pages import SiblingPages
 from quire.kv_cache.single_type.chunked_local import ChunkedLocalManager
 from quire.kv_cache.single_type.full_attention import FullAttentionManager
 from quire.kv_cache.single_type.sliding_window import SlidingWindowManager
+from quire.kv_cache.single_type.state import StateManager
 from quire.kv_cache.swap_pool import SwappedPages, SwapPool
 from quire.kv_cache.token_pages import TokenPages
 from quire.scheduler.admission import Admission, AdmissionRules, Verdict
@@ -63,13 +64,13 @@ STRUCTS: tuple[type[msgspec.Struct], ...] = (
     AllBlocksCleared, BeamSpec, BlockRemoved, BlockStored, PrefixCacheInfo, SamplingParams,
 )  # fmt: skip
 OBJECTS: tuple[type, ...] = (
-    Admission, AdmissionRules, AttentionSpec, BeamAnswer, BeamGroups, BeamSearch, BlockPool, ByArrival, ByPriority,
-    CacheMiss, CachedPrefix, ChunkedLocalManager, EngineCoreRequest, ExpectedOutputs, FairOrder, Finished,
-    FinishedRequest, ForkGroups, FreeList, FullAttentionManager, Hindrance, KVCacheConfig, KVCacheCoordinator,
-    KVCacheGroupSpec, KVCacheManager, KVEventRecorder, Limits, Measurements, MissExplainer, Outbox, PastPages,
-    PendingCopies, PrefixIndex, PrefixPages, PrefixTree, QueueDeadlines, RankOrder, Request, RequestEvent, RequestQueue,
-    RequestTable, RunningRows, SaltedPages, Scheduler, ShortestFirst, SiblingPages, SlidingWindowManager, StepCosts,
-    SwapCosts, SwapPool, SwappedPages, Swapping, TenantQueues, TokenPages, VirtualCounters, _Group,
+    Admission, AdmissionRules, BeamAnswer, BeamGroups, BeamSearch, BlockPool, ByArrival, ByPriority, CacheMiss,
+    CachedPrefix, ChunkedLocalManager, EngineCoreRequest, ExpectedOutputs, FairOrder, Finished, FinishedRequest,
+    ForkGroups, FreeList, FullAttentionManager, Hindrance, KVCacheConfig, KVCacheCoordinator, KVCacheGroupSpec,
+    KVCacheManager, KVEventRecorder, Limits, Measurements, MissExplainer, Outbox, PastPages, PendingCopies, PrefixIndex,
+    PrefixPages, PrefixTree, QueueDeadlines, RankOrder, Request, RequestEvent, RequestQueue, RequestTable, RunningRows,
+    SaltedPages, Scheduler, ShortestFirst, SiblingPages, SlidingWindowManager, StateManager, StepCosts, SwapCosts,
+    SwapPool, SwappedPages, Swapping, TenantQueues, TokenPages, VirtualCounters, _Group,
 )  # fmt: skip
 
 

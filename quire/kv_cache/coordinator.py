@@ -9,57 +9,39 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from quire.core.kv_spec import AttentionSpec, KVCacheConfig
+from quire.core.kv_spec import KVCacheConfig
 from quire.core.request import Request
 from quire.core.scheduler_output import NewBlocks
 from quire.errors import UnsupportedError
-from quire.kv_cache.block_hash import BlockHashFn
-from quire.kv_cache.block_pool import BlockPool
-from quire.kv_cache.page_counts import longest_sequence, most_blocks, num_blocks_held
-from quire.kv_cache.single_type.chunked_local import ChunkedLocalManager
+from quire.kv_cache.page_counts import longest_sequence, num_blocks_held
 from quire.kv_cache.single_type.full_attention import FullAttentionManager
 from quire.kv_cache.single_type.local_attention import LocalAttentionManager
-from quire.kv_cache.single_type.row_blocks import NO_IDS
-from quire.kv_cache.single_type.sliding_window import SlidingWindowManager
+from quire.kv_cache.single_type.managers import make_manager
+from quire.kv_cache.single_type.row_blocks import NO_IDS, ManagerParts
 
 
 class KVCacheCoordinator:
     """Pages of all groups: at most one that keeps whole sequences, which is the first, and others that free pages.
 
-    Args:
-        max_chunk_tokens: most tokens of one request that a step computes.
+    Attributes:
+        finds_prefixes: pages of every group can serve another request, so prefixes are worth publishing.
     """
 
-    def __init__(
-        self,
-        kv_cache_config: KVCacheConfig,
-        pool: BlockPool,
-        max_num_seqs: int,
-        max_model_len: int,
-        hash_fn: BlockHashFn,
-        max_chunk_tokens: int,
-    ) -> None:
+    def __init__(self, kv_cache_config: KVCacheConfig, parts: ManagerParts) -> None:
         specs = [group.spec for group in kv_cache_config.groups]
-        if not specs or any(spec.num_tokens_seen is None for spec in specs[1:]):
+        if not specs or any(spec.keeps_sequence for spec in specs[1:]):
             raise UnsupportedError(
                 f"{len(specs)} KV cache groups: one that keeps whole sequences comes first, and there is one at most",
                 hint="make the plan with kv_cache.planning.plan_kv_cache",
             )
         self._block_size = kv_cache_config.block_size
-        self._pool = pool
-        self._most = [most_blocks(spec, max_chunk_tokens) for spec in specs]
-        self._full: FullAttentionManager | None = None
-        if specs[0].num_tokens_seen is None:
-            self._full = FullAttentionManager(pool, self._block_size, max_num_seqs, max_model_len, hash_fn)
-        self._local = [
-            _make_local(spec, pool, max_num_seqs, max_model_len, limit)
-            for spec, limit in zip(specs, self._most, strict=True)
-            if limit is not None
-        ]
-        self._groups: Sequence[FullAttentionManager | LocalAttentionManager] = [
-            *([] if self._full is None else [self._full]),
-            *self._local,
-        ]
+        self._pool = parts.pool
+        self._most = [spec.most_blocks(parts.max_chunk_tokens) for spec in specs]
+        self.finds_prefixes = all(spec.is_shareable for spec in specs)
+        groups = [make_manager(spec, parts) for spec in specs]
+        self._full = groups[0] if isinstance(groups[0], FullAttentionManager) else None
+        self._local = [group for group in groups if isinstance(group, LocalAttentionManager)]
+        self._groups = groups
 
     @property
     def longest_sequence(self) -> int | None:
@@ -88,7 +70,7 @@ class KVCacheCoordinator:
         full_ids = None if self._full is None else self._full.find(request, max_pages)
         num_pages = max_pages if full_ids is None else len(full_ids)
         if not self._local:
-            assert full_ids is not None, "there is a group"
+            assert full_ids is not None, "prefixes are looked for where every group can serve them"
             return (full_ids,), num_pages
         names = self._pool.prefix_pages.tree.find(request.token_ids, request.extra_keys, num_pages)
         agreed = len(names)
@@ -115,7 +97,7 @@ class KVCacheCoordinator:
 
     def num_missing_blocks(self, rows: np.ndarray, num_tokens: np.ndarray) -> np.ndarray:
         """[num_groups, num_rows] pages that rows lack to hold `num_tokens` tokens."""
-        if not self._local:
+        if len(self._groups) == 1:
             return self._groups[0].num_missing_blocks(rows, num_tokens)[None]
         return np.stack([group.num_missing_blocks(rows, num_tokens) for group in self._groups])
 
@@ -128,10 +110,7 @@ class KVCacheCoordinator:
     ) -> tuple[np.ndarray, ...]:
         """Give an empty row a prefix of `num_cached` tokens, then free pages up to `num_tokens`; all its pages."""
         # What is cached in one group must not be taken for another.
-        if self._full is not None:
-            self._full.share(row, request, cached_block_ids[0])
-        first_local = len(self._groups) - len(self._local)
-        for group, block_ids in zip(self._local, cached_block_ids[first_local:], strict=True):
+        for group, block_ids in zip(self._groups, cached_block_ids, strict=True):
             group.share(row, request, block_ids, num_cached // self._block_size)
         return tuple(group.extend(row, num_tokens) for group in self._groups)
 
@@ -141,17 +120,20 @@ class KVCacheCoordinator:
 
     def num_blocks_to_restore(self, num_cached: int, num_freed: Sequence[int], num_tokens: int) -> int:
         """Free pages that `restore` takes."""
-        num_kept = num_cached + sum(num_freed[len(self._groups) - len(self._local) :])
-        return -(-num_tokens // self._block_size) * len(self._groups) - num_kept
+        return sum(
+            group.num_blocks_behind(num_cached if group is self._full else freed, num_tokens)
+            for group, freed in zip(self._groups, num_freed, strict=True)
+        )
 
     def restore(
         self, row: int, request: Request, cached_block_ids: np.ndarray, num_freed: Sequence[int], num_tokens: int
     ) -> tuple[np.ndarray, ...]:
         """Give an empty row pages up to `num_tokens`, but for `num_freed` leading ones per group that frees pages."""
-        if self._full is not None:
-            self._full.share(row, request, cached_block_ids)
-        for group, freed in zip(self._local, num_freed[len(self._groups) - len(self._local) :], strict=True):
-            group.share(row, request, NO_IDS, freed)
+        for group, freed in zip(self._groups, num_freed, strict=True):
+            if group is self._full:
+                group.share(row, request, cached_block_ids, len(cached_block_ids))
+            else:
+                group.share(row, request, NO_IDS, freed)
         return tuple(group.extend(row, num_tokens) for group in self._groups)
 
     def block_ids(self, row: int) -> tuple[np.ndarray, ...]:
@@ -180,13 +162,3 @@ class KVCacheCoordinator:
         """Give up the row's pages."""
         for group in self._groups:
             group.free(row)
-
-
-def _make_local(
-    spec: AttentionSpec, pool: BlockPool, max_num_seqs: int, max_model_len: int, limit: int
-) -> LocalAttentionManager:
-    assert spec.num_tokens_seen is not None, "a group whose pages are bounded sees so many tokens"
-    manager = SlidingWindowManager if spec.attention_chunk_size is None else ChunkedLocalManager
-    return manager(
-        pool, spec.block_size, max_num_seqs, max_model_len, num_tokens_seen=spec.num_tokens_seen, most_blocks=limit
-    )

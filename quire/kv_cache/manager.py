@@ -21,6 +21,7 @@ from quire.kv_cache.coordinator import KVCacheCoordinator
 from quire.kv_cache.event_recorder import KVEventRecorder
 from quire.kv_cache.miss_explainer import MissExplainer
 from quire.kv_cache.page_copies import PendingCopies
+from quire.kv_cache.single_type.row_blocks import ManagerParts
 from quire.kv_cache.swap_pool import SwappedPages
 
 NO_LIMIT = 2**62
@@ -69,14 +70,16 @@ class KVCacheManager:
         max_chunk_tokens: int | None = None,
     ) -> None:
         self.block_size = kv_cache_config.block_size
-        self._is_caching = enable_prefix_caching
         self._hash_fn = hash_fn
         self._pool = BlockPool(kv_cache_config.num_blocks, self.block_size)
         self._copies = PendingCopies(self._pool)
         max_chunk_tokens = min(max_chunk_tokens or max_model_len, max_model_len)
-        self._coordinator = KVCacheCoordinator(
-            kv_cache_config, self._pool, max_num_seqs, max_model_len, hash_fn, max_chunk_tokens
-        )
+        parts = ManagerParts(
+            pool=self._pool, max_num_seqs=max_num_seqs, max_model_len=max_model_len, max_chunk_tokens=max_chunk_tokens,
+            hash_fn=hash_fn,
+        )  # fmt: skip
+        self._coordinator = KVCacheCoordinator(kv_cache_config, parts)
+        self._is_caching = enable_prefix_caching and self._coordinator.finds_prefixes
         self._explainer = MissExplainer(
             self._pool.prefix_index, self.block_size, hash_fn, self._coordinator.is_computing
         )

@@ -6,26 +6,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from quire.core.kv_spec import AttentionSpec
-
 MostBlocks = Sequence[int | None]
-"""Per group: most pages that a request holds at once; None = as many as its tokens need."""
-
-
-def most_blocks(spec: AttentionSpec, max_chunk_tokens: int) -> int | None:
-    """Most pages that a request holds at once in a group, when a step computes at most `max_chunk_tokens` of it.
-
-    Pages are freed once neither the newest computed query saw them nor a later one does, so a request holds what that
-    query saw and the step's own tokens, wherever these begin in a page.
-    """
-    if spec.num_tokens_seen is None:
-        return None
-    return max_pages_touched(spec.num_tokens_seen + max_chunk_tokens, spec.block_size)
-
-
-def max_pages_touched(num_tokens: int, block_size: int) -> int:
-    """Pages that `num_tokens` (at least one) consecutive tokens lie in, at worst."""
-    return -(-(num_tokens - 1) // block_size) + 1
+"""Per group: most pages that a request holds at once (`KVCacheSpec.most_blocks`); None = as many as its tokens need."""
 
 
 def num_blocks_held(num_blocks: int | np.ndarray, most: MostBlocks) -> int | np.ndarray:

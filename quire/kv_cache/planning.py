@@ -9,10 +9,10 @@ import logging
 import math
 
 from quire.config.cache import CacheConfig
-from quire.core.kv_spec import AttentionSpec, KVCacheConfig, KVCacheGroupSpec
+from quire.core.kv_spec import KVCacheConfig, KVCacheGroupSpec, KVCacheSpec
 from quire.errors import NotEnoughMemoryError
 from quire.kv_cache.grouping import group_layers
-from quire.kv_cache.page_counts import MostBlocks, most_blocks, num_blocks_held
+from quire.kv_cache.page_counts import MostBlocks, num_blocks_held
 from quire.logger import get_logger
 from quire.utils.memory import GIB, format_bytes
 
@@ -23,7 +23,7 @@ Groups = tuple[KVCacheGroupSpec, ...]
 
 
 def plan_kv_cache(
-    specs: dict[str, AttentionSpec],
+    specs: dict[str, KVCacheSpec],
     available_bytes: int,
     cache: CacheConfig,
     max_model_len: int,
@@ -35,7 +35,7 @@ def plan_kv_cache(
     Otherwise `cache.kv_cache_memory_bytes`, or `available_bytes`, must hold one request of `max_model_len` tokens.
 
     Args:
-        specs: layer name -> what it needs; layers must agree on the shape of a page.
+        specs: layer name -> what it needs; layers of attention must agree on the shape of a page.
         available_bytes: what the executor can spare.
         cache: the settings.
         max_model_len: longest request, in tokens.
@@ -43,7 +43,7 @@ def plan_kv_cache(
 
     Raises:
         NotEnoughMemoryError: it does not fit; names the numbers and the longest `max_model_len` that does.
-        UnsupportedError: layers differ in the shape of a page, or there are none.
+        UnsupportedError: as `group_layers`.
     """
     budget_bytes = max(0, available_bytes if cache.kv_cache_memory_bytes is None else cache.kv_cache_memory_bytes)
     frees_pages = not cache.disable_hybrid_kv_cache_manager
@@ -76,13 +76,13 @@ def min_num_blocks(max_model_len: int, block_size: int, most: MostBlocks = KEEPS
 def concurrency(config: KVCacheConfig, max_model_len: int, max_chunk_tokens: int) -> float:
     """How many requests of `max_model_len` tokens fit at once, when each holds the most it ever does."""
     pages_of_one = max_model_len / config.block_size
-    limits = (most_blocks(group.spec, max_chunk_tokens) for group in config.groups)
+    limits = (group.spec.most_blocks(max_chunk_tokens) for group in config.groups)
     return (config.num_blocks - 1) / sum(min(pages_of_one, limit or pages_of_one) for limit in limits)
 
 
-def _log(reason: str, specs: dict[str, AttentionSpec]) -> None:
-    has_windows = any(spec.num_tokens_seen is not None for spec in specs.values())
-    logger.log(logging.INFO if has_windows else logging.DEBUG, "KV cache: %s", reason)
+def _log(reason: str, specs: dict[str, KVCacheSpec]) -> None:
+    is_mixed = not all(spec.keeps_sequence for spec in specs.values())
+    logger.log(logging.INFO if is_mixed else logging.DEBUG, "KV cache: %s", reason)
 
 
 def _page_bytes(groups: Groups) -> int:
@@ -91,13 +91,13 @@ def _page_bytes(groups: Groups) -> int:
 
 def _missing_bytes(groups: Groups, budget_bytes: int, max_model_len: int, max_chunk_tokens: int) -> int:
     """Bytes that one request of `max_model_len` tokens lacks; 0 or less when it fits."""
-    most = [most_blocks(group.spec, min(max_chunk_tokens, max_model_len)) for group in groups]
+    most = [group.spec.most_blocks(min(max_chunk_tokens, max_model_len)) for group in groups]
     needed = min_num_blocks(max_model_len, groups[0].spec.block_size, most)
     return (needed - budget_bytes // _page_bytes(groups)) * _page_bytes(groups)
 
 
 def _longest_that_fits(
-    specs: dict[str, AttentionSpec], budget_bytes: int, too_long: int, max_chunk_tokens: int, frees_pages: bool
+    specs: dict[str, KVCacheSpec], budget_bytes: int, too_long: int, max_chunk_tokens: int, frees_pages: bool
 ) -> int:
     """The longest `max_model_len` for which there is a plan, as one for `too_long` tokens is not; 0 = none."""
     longest = 0

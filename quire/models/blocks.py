@@ -13,7 +13,7 @@ from torch import nn
 
 from quire.attention.backend import AttentionParams, HeadNorms, Rotation
 from quire.attention.context import ForwardContext
-from quire.core.kv_spec import AttentionSpec
+from quire.core.kv_spec import FullAttentionSpec, KVCacheSpec, SlidingWindowSpec
 from quire.layers.attention import Attention
 from quire.layers.embedding import TokenTable
 from quire.layers.linear import Linear, MergedLinear
@@ -147,17 +147,18 @@ class DecoderForCausalLM(nn.Module):
         """[num_logits, hidden_size] -> [num_logits, vocab_size] float32."""
         return self.lm_head.logits(hidden_rows)
 
-    def kv_cache_specs(self, block_size: int) -> dict[str, AttentionSpec]:
+    def kv_cache_specs(self, block_size: int) -> dict[str, KVCacheSpec]:
         """Layer name -> what it needs from the KV cache, in layer order."""
-        specs = {}
+        specs: dict[str, KVCacheSpec] = {}
         for module in self.modules():
             if isinstance(module, Attention):
-                specs[module.layer_name] = AttentionSpec(
-                    block_size=block_size,
-                    num_kv_heads=module.params.num_kv_heads,
-                    head_size=module.params.head_size,
-                    dtype_bytes=self.dtype.itemsize,
-                    sliding_window=module.params.sliding_window,
+                params, window = module.params, module.params.sliding_window
+                shape = {
+                    "block_size": block_size, "num_kv_heads": params.num_kv_heads, "head_size": params.head_size,
+                    "dtype_bytes": self.dtype.itemsize,
+                }  # fmt: skip
+                specs[module.layer_name] = (
+                    FullAttentionSpec(**shape) if window is None else SlidingWindowSpec(**shape, sliding_window=window)
                 )
         return specs
 

@@ -10,7 +10,7 @@ import torch
 from quire.attention.backend import AttentionBackend
 from quire.attention.context import ForwardContext
 from quire.config.hf_config import ModelArch
-from quire.core.kv_spec import AttentionSpec
+from quire.core.kv_spec import KVCacheSpec
 from quire.distributed.parallel_context import ParallelContext
 from quire.layers.options import LayerOptions
 from quire.layers.weight_target import WeightTarget
@@ -61,7 +61,7 @@ class CausalLM(Protocol):
         """[num_logits, hidden_size] -> [num_logits, vocab_size] float32."""
         ...
 
-    def kv_cache_specs(self, block_size: int) -> dict[str, AttentionSpec]:
+    def kv_cache_specs(self, block_size: int) -> dict[str, KVCacheSpec]:
         """Layer name -> what it needs from the KV cache; in the order of `ForwardContext.kv_caches`."""
         ...
 

@@ -14,10 +14,12 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
 
+from quire.core.kv_spec import KVCacheSpec, spec_from_fields
 from quire.errors import ConfigError, ValidationError
 from quire.scheduler.setup import SchedulerSetup
 from quire.simulator.costs import StepShape
@@ -289,6 +291,12 @@ def save_calibration(calibration: Calibration, path: Path) -> None:
         raise ConfigError(f"{path} cannot be written: {error.strerror}", field="calibrate") from None
 
 
+def _decode_spec(kind: type, value: Any) -> Any:
+    if kind is not KVCacheSpec:
+        raise NotImplementedError(f"no form for {kind}")
+    return spec_from_fields(value)
+
+
 def load_calibration(path: Path) -> Calibration:
     """Read what `save_calibration` wrote.
 
@@ -305,7 +313,7 @@ def load_calibration(path: Path) -> Calibration:
             f"{path} cannot be read: {error.strerror}", hint="make one with quire plan --calibrate", field="calibration"
         ) from None
     try:
-        calibration = msgspec.json.decode(data, type=Calibration)
+        calibration = msgspec.json.decode(data, type=Calibration, dec_hook=_decode_spec)
     except (msgspec.DecodeError, ValueError) as error:
         raise ValidationError(f"{path} is no calibration: {error}", field="calibration") from None
     lengths = {len(calibration.knots), len(calibration.knot_s)}

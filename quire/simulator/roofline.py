@@ -12,7 +12,7 @@ import dataclasses
 from dataclasses import dataclass
 
 from quire.config.hf_config import ModelArch
-from quire.core.kv_spec import AttentionSpec, KVCacheConfig, KVCacheGroupSpec
+from quire.core.kv_spec import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
 from quire.errors import ConfigError, NotEnoughMemoryError
 from quire.simulator.costs import StepShape
 from quire.simulator.hardware import Hardware
@@ -122,7 +122,7 @@ class Roofline:
     def kv_cache(self, block_size: int, kv_item_bytes: int | None = None) -> KVCacheConfig:
         """The pages of one replica."""
         item = self._item if kv_item_bytes is None else kv_item_bytes
-        spec = AttentionSpec(
+        spec = FullAttentionSpec(
             block_size=block_size, num_kv_heads=self._kv_heads, head_size=self._arch.head_size, dtype_bytes=item
         )
         layers = -(-self._arch.num_layers // self._pp)

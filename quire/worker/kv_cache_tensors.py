@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import mmap
 from collections.abc import Sequence
@@ -9,7 +10,27 @@ from collections.abc import Sequence
 import torch
 
 from quire.attention.backend import AttentionBackend
-from quire.core.kv_spec import KVCacheConfig
+from quire.core.kv_spec import AttentionSpec, FullAttentionSpec, KVCacheConfig, KVCacheSpec, SlidingWindowSpec
+from quire.errors import UnsupportedError
+
+STORED: tuple[type[AttentionSpec], ...] = (FullAttentionSpec, SlidingWindowSpec)
+"""The kinds of layers whose cache the attention backends store and read."""
+
+
+def stored_spec(layer_name: str, spec: KVCacheSpec, dtype_bytes: int) -> KVCacheSpec:
+    """What a layer needs of a cache whose elements have `dtype_bytes` bytes.
+
+    Raises:
+        UnsupportedError: no backend stores a layer of its kind.
+    """
+    if not isinstance(spec, STORED):
+        names = ", ".join(kind.__name__ for kind in STORED)
+        raise UnsupportedError(
+            f"layer {layer_name!r} needs {spec.describe()} ({type(spec).__name__}), which no attention backend stores",
+            hint=f"supported kinds are {names}",
+            field="model",
+        )
+    return dataclasses.replace(spec, dtype_bytes=dtype_bytes)
 
 
 def allocate_kv_caches(
@@ -25,22 +46,26 @@ def allocate_kv_caches(
     group at a time: layers of a group share nothing, layers of different groups never use a page at once.
     """
     slot_of = {name: slot for group in kv_cache_config.groups for slot, name in enumerate(group.layer_names)}
-    spec = kv_cache_config.groups[0].spec
-    shape = backend.kv_cache_shape(kv_cache_config.num_blocks, spec.block_size, spec.num_kv_heads, spec.head_size)
+    shape = _shape(kv_cache_config, backend, kv_cache_config.num_blocks)
     slots = [_zeros(shape, dtype, device) for _ in range(max(slot_of.values()) + 1)]
     return [slots[slot_of[name]] for name in layer_names]
 
 
 def page_dim(kv_cache_config: KVCacheConfig, backend: AttentionBackend) -> int:
     """Which dimension of a layer's tensor counts pages."""
-    spec = kv_cache_config.groups[0].spec
-    few, more = (backend.kv_cache_shape(n, spec.block_size, spec.num_kv_heads, spec.head_size) for n in (2, 3))
+    few, more = (_shape(kv_cache_config, backend, num_blocks) for num_blocks in (2, 3))
     return next(dim for dim, sizes in enumerate(zip(few, more, strict=True)) if sizes[0] != sizes[1])
 
 
 def distinct_tensors(kv_caches: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """Each tensor once that several layers share, to copy its pages once; in the order of the layers."""
     return list({cache.data_ptr(): cache for cache in kv_caches}.values())
+
+
+def _shape(kv_cache_config: KVCacheConfig, backend: AttentionBackend, num_blocks: int) -> tuple[int, ...]:
+    spec = kv_cache_config.groups[0].spec
+    assert isinstance(spec, AttentionSpec), "other kinds are refused before memory is planned"
+    return backend.kv_cache_shape(num_blocks, spec.block_size, spec.num_kv_heads, spec.head_size)
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:

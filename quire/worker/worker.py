@@ -5,7 +5,6 @@ Made and called by an executor. Owns the model and the KV cache for the life of 
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 
 import torch
@@ -15,7 +14,7 @@ from quire.config.engine import QuireConfig
 from quire.config.hf_config import ModelArch
 from quire.core.computed_step import ComputedStep
 from quire.core.grammar_bitmask import GrammarBitmask
-from quire.core.kv_spec import AttentionSpec, KVCacheConfig
+from quire.core.kv_spec import KVCacheConfig, KVCacheSpec
 from quire.core.runner_output import ModelRunnerOutput
 from quire.core.scheduler_output import SchedulerOutput
 from quire.distributed.parallel_context import ParallelContext
@@ -28,6 +27,7 @@ from quire.utils.memory import GIB, read_memory
 from quire.worker.allocator import keep_freed_memory
 from quire.worker.attention_groups import AttentionGroups
 from quire.worker.block_tables import BlockTables
+from quire.worker.kv_cache_tensors import stored_spec
 from quire.worker.memory import (
     StepLimits,
     check_allocation,
@@ -108,11 +108,15 @@ class Worker:
         """The loaded model."""
         return self._model
 
-    def kv_cache_specs(self) -> dict[str, AttentionSpec]:
-        """Layer name -> what it needs from the KV cache, in layer order."""
+    def kv_cache_specs(self) -> dict[str, KVCacheSpec]:
+        """Layer name -> what it needs from the KV cache, in layer order.
+
+        Raises:
+            UnsupportedError: a layer is of a kind that this worker cannot store.
+        """
         specs = self._model.kv_cache_specs(self._block_size)
         dtype_bytes = self._kv_cache_dtype.itemsize
-        return {name: dataclasses.replace(spec, dtype_bytes=dtype_bytes) for name, spec in specs.items()}
+        return {name: stored_spec(name, spec, dtype_bytes) for name, spec in specs.items()}
 
     def available_kv_cache_bytes(self) -> int:
         """Bytes the KV cache may take; logs how they were found.

@@ -20,7 +20,7 @@ import numpy as np
 from quire.config.cache import CacheConfig
 from quire.config.scheduler import SchedulerConfig
 from quire.core.engine_messages import EngineCoreRequest
-from quire.core.kv_spec import AttentionSpec, KVCacheConfig, KVCacheGroupSpec
+from quire.core.kv_spec import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
 from quire.core.runner_output import ModelRunnerOutput
 from quire.core.sampling_params import SamplingParams
 from quire.core.scheduler_output import SchedulerOutput
@@ -108,7 +108,7 @@ def _step(scheduler: Scheduler) -> tuple[float, SchedulerOutput]:
 
 
 def _make_scheduler(num_reqs: int, max_model_len: int, policy: str) -> Scheduler:
-    spec = AttentionSpec(block_size=BLOCK_SIZE, num_kv_heads=1, head_size=1, dtype_bytes=4)
+    spec = FullAttentionSpec(block_size=BLOCK_SIZE, num_kv_heads=1, head_size=1, dtype_bytes=4)
     num_blocks = num_reqs * (-(-max_model_len // BLOCK_SIZE)) + 1
     return Scheduler(
         SchedulerConfig(max_num_batched_tokens=TOKEN_BUDGET, max_num_seqs=num_reqs, scheduling_policy=policy),

@@ -1,4 +1,4 @@
-"""Pages of layers that keep every token: full attention, and windows that are masked, not freed.
+"""Pages of layers that keep every token: full and latent attention, and windows that are masked, not freed.
 
 Called by the coordinator. Owns the block table by row, and how far each row is published.
 """
@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import numpy as np
 
+from quire.core.kv_spec import KVCacheSpec
 from quire.core.request import Request
-from quire.kv_cache.block_hash import ROOT_HASH, BlockHashFn, bytes_by_page
-from quire.kv_cache.block_pool import BlockPool
+from quire.kv_cache.block_hash import ROOT_HASH, bytes_by_page
 from quire.kv_cache.prefix_index import ROOT_PREFIX_ID
-from quire.kv_cache.single_type.row_blocks import NEVER, RowBlocks
+from quire.kv_cache.single_type.row_blocks import NEVER, ManagerParts, RowBlocks
 
 _MAX_ROWS_LOOKED_AT = 64
 
@@ -19,20 +19,18 @@ _MAX_ROWS_LOOKED_AT = 64
 class FullAttentionManager(RowBlocks):
     """A row keeps all its pages; cached ones are found through the pool's prefix index."""
 
-    def __init__(
-        self, pool: BlockPool, block_size: int, max_num_seqs: int, max_model_len: int, hash_fn: BlockHashFn
-    ) -> None:
-        super().__init__(pool, block_size, max_num_seqs, max_model_len)
-        self._hash_fn = hash_fn
-        self._last_prefix_id = [ROOT_PREFIX_ID] * max_num_seqs
+    def __init__(self, spec: KVCacheSpec, parts: ManagerParts) -> None:
+        super().__init__(spec, parts)
+        self._hash_fn = parts.hash_fn
+        self._last_prefix_id = [ROOT_PREFIX_ID] * parts.max_num_seqs
         self._num_published[:] = NEVER
 
     def find(self, request: Request, max_pages: int) -> np.ndarray:
         """Pages of the longest cached prefix of a request, at most `max_pages`, [num_pages] int32."""
         return self._pool.prefix_index.find(request.block_hashes[:max_pages], request.token_ids, request.extra_keys)
 
-    def share(self, row: int, request: Request, cached_block_ids: np.ndarray) -> None:
-        """Give an empty row the pages of a cached prefix of its request."""
+    def share(self, row: int, request: Request, cached_block_ids: np.ndarray, num_cached_pages: int) -> None:
+        """As `RowBlocks`; these are all pages of the prefix."""
         num_cached = len(cached_block_ids)
         self._pool.share(cached_block_ids)
         self._block_table[row, :num_cached] = cached_block_ids

@@ -11,11 +11,12 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from quire.core.kv_spec import LocalAttentionSpec
 from quire.core.request import Request
 from quire.kv_cache.block_hash import bytes_by_page
-from quire.kv_cache.block_pool import NULL_BLOCK_ID, BlockPool
+from quire.kv_cache.block_pool import NULL_BLOCK_ID
 from quire.kv_cache.prefix_tree import ROOT_NAME
-from quire.kv_cache.single_type.row_blocks import NEVER, RowBlocks, spread
+from quire.kv_cache.single_type.row_blocks import NEVER, ManagerParts, RowBlocks, spread
 
 
 class LocalAttentionManager(RowBlocks):
@@ -23,28 +24,15 @@ class LocalAttentionManager(RowBlocks):
 
     That is one query more than the row itself needs: so another request can take over its prompt, of which it computes
     the last token, in the step after the one that computed it.
-
-    Args:
-        num_tokens_seen: most tokens that a query sees, itself included.
-        most_blocks: most pages that a row ever holds.
     """
 
-    def __init__(
-        self,
-        pool: BlockPool,
-        block_size: int,
-        max_num_seqs: int,
-        max_model_len: int,
-        *,
-        num_tokens_seen: int,
-        most_blocks: int,
-    ) -> None:
-        super().__init__(pool, block_size, max_num_seqs, max_model_len)
-        self._num_tokens_seen = num_tokens_seen
-        self._most_blocks = most_blocks
-        self._num_freed = np.zeros(max_num_seqs, dtype=np.int32)
-        self._prefixes = pool.prefix_pages
-        self._names = [ROOT_NAME] * max_num_seqs
+    def __init__(self, spec: LocalAttentionSpec, parts: ManagerParts) -> None:
+        super().__init__(spec, parts)
+        self._num_tokens_seen = spec.num_tokens_seen
+        self._most_blocks = spec.most_blocks(parts.max_chunk_tokens)
+        self._num_freed = np.zeros(parts.max_num_seqs, dtype=np.int32)
+        self._prefixes = parts.pool.prefix_pages
+        self._names = [ROOT_NAME] * parts.max_num_seqs
         self._blocks: dict[int, int] = {}
 
     @abstractmethod

@@ -1,16 +1,20 @@
 """The block table of one group, by row: what managers of every kind share.
 
-Subclassed by the single-type managers. Owns which pages each row holds, and how many of them are published.
+Subclassed by the single-type managers. Owns which pages each row holds, and how many of them are published. A manager
+is made from a spec of its kind and what all managers of a cache share (`ManagerParts`); `managers` has the table.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from dataclasses import dataclass
 
 import numpy as np
 
+from quire.core.kv_spec import KVCacheSpec
 from quire.core.request import Request
 from quire.core.scheduler_output import NewBlocks
+from quire.kv_cache.block_hash import BlockHashFn
 from quire.kv_cache.block_pool import BlockPool
 
 NO_IDS = np.empty(0, dtype=np.int32)
@@ -19,13 +23,32 @@ NEVER = np.iinfo(np.int32).max
 """As a number of published pages: none is to be published."""
 
 
-class RowBlocks(ABC):
-    """Page i of a row holds its tokens i * block_size .. (i + 1) * block_size - 1."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ManagerParts:
+    """What the managers of a cache share.
 
-    def __init__(self, pool: BlockPool, block_size: int, max_num_seqs: int, max_model_len: int) -> None:
-        self._pool = pool
+    Attributes:
+        max_num_seqs: number of rows.
+        max_model_len: most tokens of a row.
+        max_chunk_tokens: most tokens of one row that a step computes.
+        hash_fn: names a page by its content.
+    """
+
+    pool: BlockPool
+    max_num_seqs: int
+    max_model_len: int
+    max_chunk_tokens: int
+    hash_fn: BlockHashFn
+
+
+class RowBlocks(ABC):
+    """Page i of a row holds its tokens i * block_size .. (i + 1) * block_size - 1, unless its kind says otherwise."""
+
+    def __init__(self, spec: KVCacheSpec, parts: ManagerParts) -> None:
+        block_size, max_num_seqs = spec.block_size, parts.max_num_seqs
+        self._pool = parts.pool
         self._block_size = block_size
-        self._block_table = np.zeros((max_num_seqs, -(-max_model_len // block_size)), dtype=np.int32)
+        self._block_table = np.zeros((max_num_seqs, -(-parts.max_model_len // block_size)), dtype=np.int32)
         self._num_blocks = np.zeros(max_num_seqs, dtype=np.int32)
         self._num_published = np.zeros(max_num_seqs, dtype=np.int32)
         self._requests: list[Request | None] = [None] * max_num_seqs
@@ -46,13 +69,21 @@ class RowBlocks(ABC):
 
     def num_new_blocks(self, num_cached_tokens: int, num_tokens: int) -> int:
         """Free pages that a request takes behind a cached prefix, to hold `num_tokens` tokens."""
-        return -(-num_tokens // self._block_size) - num_cached_tokens // self._block_size
+        return self.num_blocks_behind(num_cached_tokens // self._block_size, num_tokens)
+
+    def num_blocks_behind(self, num_pages: int, num_tokens: int) -> int:
+        """Free pages that `extend` takes for `num_tokens` tokens; a row has `num_pages` pages, freed ones included."""
+        return -(-num_tokens // self._block_size) - num_pages
 
     def num_missing_blocks(self, rows: np.ndarray, num_tokens: np.ndarray) -> np.ndarray:
         """[num_rows] pages that rows lack to hold `num_tokens` ([num_rows]) tokens."""
         needed = (num_tokens + (self._block_size - 1)) // self._block_size
         missing: np.ndarray = np.maximum(needed - self._num_blocks[rows], 0)
         return missing
+
+    @abstractmethod
+    def share(self, row: int, request: Request, cached_block_ids: np.ndarray, num_cached_pages: int) -> None:
+        """Give an empty row the pages that its next query sees of a cached prefix of its request."""
 
     def append(self, rows: np.ndarray, num_missing: np.ndarray) -> NewBlocks:
         """Give each row `num_missing` ([num_rows]) pages more; they must be free."""
@@ -104,6 +135,10 @@ class RowBlocks(ABC):
             block_ids: [num_pages] int32.
             page_tokens: [num_pages, block_size] int32.
         """
+
+    @abstractmethod
+    def free(self, row: int) -> None:
+        """Give up the row's pages; cached ones stay findable until they are taken."""
 
     def _request_on(self, row: int) -> Request:
         request = self._requests[row]

@@ -11,10 +11,11 @@ import pytest
 import zmq
 
 from quire.config.kv_events import KVEventsConfig, parse_kv_events_config
-from quire.core.kv_spec import AttentionSpec, KVCacheConfig, KVCacheGroupSpec
+from quire.core.kv_spec import KVCacheConfig, KVCacheGroupSpec
 from quire.engine.kv_event_publisher import NO_KV_EVENTS, KVEventPublisher, start_kv_events
 from quire.errors import ConfigError, UnsupportedError
 from quire.kv_cache.event_recorder import KVEventRecorder
+from tests.unit.scheduler.cache_groups import make_spec
 
 Message = tuple[bytes, int, list[Any]]
 
@@ -211,7 +212,7 @@ def kv_cache_config(*windows: int | None) -> KVCacheConfig:
     groups = [
         KVCacheGroupSpec(
             layer_names=(f"layer{i}",),
-            spec=AttentionSpec(block_size=2, num_kv_heads=1, head_size=1, dtype_bytes=4, sliding_window=window),
+            spec=make_spec("full", 0, 2) if window is None else make_spec("window", window, 2),
         )
         for i, window in enumerate(windows)
     ]

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from quire.core.engine_messages import EngineCoreRequest
-from quire.core.kv_spec import AttentionSpec, KVCacheConfig, KVCacheGroupSpec
+from quire.core.kv_spec import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
 from quire.core.request import Request
 from quire.core.sampling_params import SamplingParams
 from quire.errors import UnsupportedError
@@ -12,7 +12,7 @@ from quire.kv_cache.manager import KVCacheManager
 
 BLOCK_SIZE = 4
 GROUP = KVCacheGroupSpec(
-    layer_names=("layer",), spec=AttentionSpec(block_size=BLOCK_SIZE, num_kv_heads=1, head_size=1, dtype_bytes=4)
+    layer_names=("layer",), spec=FullAttentionSpec(block_size=BLOCK_SIZE, num_kv_heads=1, head_size=1, dtype_bytes=4)
 )
 
 

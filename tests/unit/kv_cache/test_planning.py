@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quire.config.cache import CacheConfig
-from quire.core.kv_spec import AttentionSpec
+from quire.core.kv_spec import FullAttentionSpec, KVCacheSpec, SlidingWindowSpec
 from quire.errors import NotEnoughMemoryError, UnsupportedError
 from quire.kv_cache.page_counts import longest_sequence
 from quire.kv_cache.planning import concurrency, min_num_blocks, plan_kv_cache
@@ -24,9 +24,10 @@ def quire_log(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch)
     return lambda: caplog.text
 
 
-def specs(num_layers: int = 3, **changes: object) -> dict[str, AttentionSpec]:
+def specs(num_layers: int = 3, **changes: int) -> dict[str, KVCacheSpec]:
     fields = {"block_size": 16, "num_kv_heads": 2, "head_size": 64, "dtype_bytes": 2, **changes}
-    return {f"layers.{i}": AttentionSpec(**fields) for i in range(num_layers)}  # type: ignore[arg-type]
+    kind = SlidingWindowSpec if "sliding_window" in changes else FullAttentionSpec
+    return {f"layers.{i}": kind(**fields) for i in range(num_layers)}
 
 
 def test_memory_is_divided_into_pages_of_all_layers():
@@ -78,8 +79,11 @@ def test_negative_memory_is_too_little_memory():
 def test_layers_that_differ_only_in_their_window_share_pages_where_none_is_freed():
     mixed = {**specs(1, sliding_window=8), "last": specs(1)["layers.0"]}
     (group,) = plan_kv_cache(mixed, 10**6, CacheConfig(disable_hybrid_kv_cache_manager=True), max_model_len=64).groups
-    assert group.spec.sliding_window is None
-    assert plan_kv_cache(specs(2, sliding_window=8), 10**6, CacheConfig(), 64).groups[0].spec.sliding_window == 8
+    assert isinstance(group.spec, FullAttentionSpec)
+    assert (
+        plan_kv_cache(specs(2, sliding_window=8), 10**6, CacheConfig(), 64).groups[0].spec
+        == specs(1, sliding_window=8)["layers.0"]
+    )
 
 
 def test_layers_of_different_page_shape_are_refused_by_name():
@@ -110,7 +114,7 @@ def test_the_longest_length_and_the_fewest_pages_are_inverse(num_blocks, block_s
         assert longest == num_blocks - 1
 
 
-def mixed_specs(num_full: int, num_windowed: int, window: int = 32) -> dict[str, AttentionSpec]:
+def mixed_specs(num_full: int, num_windowed: int, window: int = 32) -> dict[str, KVCacheSpec]:
     """Layers in turn, as far as there are enough of both."""
     full, windowed = specs(1)["layers.0"], specs(1, sliding_window=window)["layers.0"]
     kinds = [windowed] * num_windowed
@@ -122,14 +126,14 @@ def mixed_specs(num_full: int, num_windowed: int, window: int = 32) -> dict[str,
 def test_layers_of_different_windows_have_groups_of_equal_size_and_one_page_id_serves_each():
     config = plan_kv_cache(mixed_specs(2, 2), 100 * 2 * PAGE_BYTES, CacheConfig(), max_model_len=640)
     assert [group.layer_names for group in config.groups] == [("layers.0", "layers.2"), ("layers.1", "layers.3")]
-    assert [group.spec.sliding_window for group in config.groups] == [None, 32]
+    assert [group.spec.most_blocks(1) for group in config.groups] == [None, 3]
     assert config.num_blocks == 100 and config.page_size_bytes == 2 * PAGE_BYTES
 
 
 def test_one_full_layer_in_six_makes_groups_of_its_number_of_layers():
     config = plan_kv_cache(mixed_specs(4, 20), 10**8, CacheConfig(), max_model_len=6400)
     assert [len(group.layer_names) for group in config.groups] == [4] * 6
-    assert config.groups[0].spec.sliding_window is None
+    assert config.groups[0].spec == specs(1)["layers.0"]
 
 
 def test_numbers_that_do_not_divide_are_padded_and_the_waste_is_said(quire_log):
@@ -155,7 +159,7 @@ def test_numbers_that_do_not_divide_are_padded_and_the_waste_is_said(quire_log):
 def test_one_group_of_masked_windows_says_why(layers, max_model_len, disabled, reason, quire_log):
     cache = CacheConfig(disable_hybrid_kv_cache_manager=disabled)
     (group,) = plan_kv_cache(layers, 10**9, cache, max_model_len).groups
-    assert len(group.layer_names) == len(layers) and group.spec.sliding_window is None
+    assert len(group.layer_names) == len(layers) and isinstance(group.spec, FullAttentionSpec)
     assert reason in quire_log()
 
 
@@ -172,7 +176,7 @@ def test_a_windowed_model_needs_memory_for_its_window_and_a_chunk_alone():
 def test_padding_that_does_not_fit_falls_back_to_one_group(quire_log):
     layers, budget = mixed_specs(4, 3), 41 * 7 * PAGE_BYTES
     (group,) = plan_kv_cache(layers, budget, CacheConfig(), max_model_len=641).groups
-    assert group.spec.sliding_window is None
+    assert isinstance(group.spec, FullAttentionSpec)
     assert "several would need more than there is" in quire_log()
     assert len(plan_kv_cache(layers, budget, CacheConfig(), 641, max_chunk_tokens=16).groups) == 2
 

@@ -10,7 +10,7 @@ import torch
 from quire.attention.backends.torch_reference import TorchReferenceBackend
 from quire.config.hf_config import ARCHITECTURES, ModelArch, parse_hf_config
 from quire.config.model import LoadConfig
-from quire.core.kv_spec import AttentionSpec
+from quire.core.kv_spec import FullAttentionSpec, SlidingWindowSpec
 from quire.distributed.parallel_context import ParallelContext
 from quire.errors import ConfigError, ModelError, UnsupportedError
 from quire.layers.weight_target import TensorTarget
@@ -89,9 +89,9 @@ def test_tied_embeddings_share_storage_and_are_one_checkpoint_tensor():
 def test_kv_cache_specs_are_in_layer_order_with_each_layers_window():
     arch = make_arch("Qwen2ForCausalLM", use_sliding_window=True, sliding_window=9, max_window_layers=1)
     specs = load(arch, dtype=torch.bfloat16).kv_cache_specs(16)
-    spec = AttentionSpec(block_size=16, num_kv_heads=2, head_size=8, dtype_bytes=2)
+    spec = FullAttentionSpec(block_size=16, num_kv_heads=2, head_size=8, dtype_bytes=2)
     assert list(specs) == ["model.layers.0.self_attn.attn", "model.layers.1.self_attn.attn"]
-    windowed = AttentionSpec(block_size=16, num_kv_heads=2, head_size=8, dtype_bytes=2, sliding_window=9)
+    windowed = SlidingWindowSpec(block_size=16, num_kv_heads=2, head_size=8, dtype_bytes=2, sliding_window=9)
     assert list(specs.values()) == [spec, windowed]
 
 

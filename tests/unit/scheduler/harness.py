@@ -22,7 +22,6 @@ from quire.config.scheduler import SchedulerConfig
 from quire.core.beam_search import BeamSpec, num_top_tokens
 from quire.core.engine_messages import EngineCoreOutputs, EngineCoreRequest, FinishedRequest, FinishReason
 from quire.core.kv_events import AllBlocksCleared, BlockRemoved, KVEvent
-from quire.core.kv_spec import AttentionSpec, KVCacheConfig, KVCacheGroupSpec
 from quire.core.logprobs import LogprobsArrays
 from quire.core.runner_output import ModelRunnerOutput
 from quire.core.sampling_params import SamplingParams
@@ -35,37 +34,16 @@ from quire.scheduler.scheduler import Scheduler
 from quire.scheduler.service_order import RankOrder
 from quire.scheduler.setup import SchedulerSetup
 from quire.scheduler.swapping import Swapping
+from tests.unit.scheduler.cache_groups import FULL as FULL
+from tests.unit.scheduler.cache_groups import Group as Group
+from tests.unit.scheduler.cache_groups import first_token_seen as first_token_seen
+from tests.unit.scheduler.cache_groups import make_kv_cache_config as make_kv_cache_config
 from tests.unit.scheduler.pretended_model import VOCAB_SIZE as VOCAB_SIZE
 from tests.unit.scheduler.pretended_model import expected_answer as expected_answer
 from tests.unit.scheduler.pretended_model import next_token as next_token
 from tests.unit.scheduler.pretended_model import top_logprobs
 
 EOS = 0
-
-Group = tuple[str, int]
-"""Kind and tokens seen of a KV cache group: ("full", 0), ("window", 6), ("chunk", 8)."""
-FULL: Group = ("full", 0)
-
-
-def make_kv_cache_config(
-    num_blocks: int, block_size: int, groups: Sequence[Group] = (FULL,), num_swap_blocks: int = 0
-) -> KVCacheConfig:
-    fields = {"full": None, "window": "sliding_window", "chunk": "attention_chunk_size"}
-    made = []
-    for i, (kind, size) in enumerate(groups):
-        spec = AttentionSpec(block_size=block_size, num_kv_heads=1, head_size=1, dtype_bytes=4)
-        field = fields[kind]
-        spec = spec if field is None else dataclasses.replace(spec, **{field: size})  # type: ignore[arg-type]
-        made.append(KVCacheGroupSpec(layer_names=(f"layer{i}",), spec=spec))
-    return KVCacheConfig(num_blocks=num_blocks, groups=tuple(made), num_swap_blocks=num_swap_blocks)
-
-
-def first_token_seen(group: Group, position: int) -> int:
-    """The oldest token that the query at `position` sees, one at a time by definition."""
-    kind, size = group
-    sees = {"full": lambda key: True, "window": lambda key: position - key < size}
-    sees["chunk"] = lambda key: key // size == position // size
-    return next(key for key in range(position + 1) if sees[kind](key))
 
 
 def make_setup(

@@ -3,9 +3,11 @@ from __future__ import annotations
 import pytest
 import torch
 
-from quire.core.kv_spec import AttentionSpec, KVCacheConfig, KVCacheGroupSpec
+from quire.core.kv_spec import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
+from quire.errors import UnsupportedError
 from quire.utils.memory import GIB
-from quire.worker.kv_cache_tensors import allocate_kv_caches, distinct_tensors
+from quire.worker.kv_cache_tensors import allocate_kv_caches, distinct_tensors, stored_spec
+from tests.unit.scheduler.cache_groups import make_spec
 from tests.unit.worker.toy_model import ToyBackend
 
 
@@ -16,7 +18,7 @@ def resident_bytes() -> int:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_caches_are_zero_aligned_and_take_memory_only_when_written(dtype: torch.dtype) -> None:
-    spec = AttentionSpec(block_size=16, num_kv_heads=1, head_size=1, dtype_bytes=dtype.itemsize)
+    spec = FullAttentionSpec(block_size=16, num_kv_heads=1, head_size=1, dtype_bytes=dtype.itemsize)
     num_blocks = 2 * GIB // (16 * dtype.itemsize)
     config = KVCacheConfig(num_blocks=num_blocks, groups=(KVCacheGroupSpec(layer_names=("a", "b"), spec=spec),))
     before = resident_bytes()
@@ -30,7 +32,7 @@ def test_caches_are_zero_aligned_and_take_memory_only_when_written(dtype: torch.
 
 
 def test_layers_of_different_groups_share_a_tensor_and_layers_of_one_group_do_not() -> None:
-    spec = AttentionSpec(block_size=16, num_kv_heads=1, head_size=1, dtype_bytes=4)
+    spec = FullAttentionSpec(block_size=16, num_kv_heads=1, head_size=1, dtype_bytes=4)
     groups = tuple(KVCacheGroupSpec(layer_names=names, spec=spec) for names in (("a", "c"), ("b", "d"), ("e",)))
     config = KVCacheConfig(num_blocks=8, groups=groups)
     caches = allocate_kv_caches(config, list("abcde"), ToyBackend(), torch.float32, torch.device("cpu"))
@@ -38,3 +40,10 @@ def test_layers_of_different_groups_share_a_tensor_and_layers_of_one_group_do_no
     assert caches[2].data_ptr() == caches[3].data_ptr()
     assert [cache.data_ptr() for cache in distinct_tensors(caches)] == [caches[0].data_ptr(), caches[2].data_ptr()]
     assert config.page_size_bytes == 2 * spec.page_size_bytes
+
+
+@pytest.mark.parametrize("kind", ["latent", "state", "chunk"])
+def test_a_layer_that_no_backend_stores_is_refused_by_name(kind: str) -> None:
+    with pytest.raises(UnsupportedError, match=r"layer 'mixer' (?s:needs .*)hint: supported kinds are Full"):
+        stored_spec("mixer", make_spec(kind, 8, 16), 4)
+    assert stored_spec("layer", make_spec("full", 0, 16), 2).page_size_bytes == 2 * 16 * 2

@@ -9,7 +9,7 @@ import torch
 from quire.attention.backend import AttentionBackend
 from quire.attention.backends.native_cpu import NativeCpuBackend
 from quire.attention.backends.torch_reference import TorchReferenceBackend
-from quire.core.kv_spec import AttentionSpec, KVCacheConfig, KVCacheGroupSpec
+from quire.core.kv_spec import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
 from quire.core.scheduler_output import NO_PAGE_COPIES, PageCopies, SchedulerOutput
 from quire.kernels.native.runtime import NativeRuntime
 from quire.worker.kv_cache_tensors import page_dim
@@ -20,7 +20,7 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "fp8": torch.flo
 
 
 def config_of(dtype: torch.dtype) -> KVCacheConfig:
-    spec = AttentionSpec(block_size=BLOCK_SIZE, num_kv_heads=HEADS, head_size=HEAD_SIZE, dtype_bytes=dtype.itemsize)
+    spec = FullAttentionSpec(block_size=BLOCK_SIZE, num_kv_heads=HEADS, head_size=HEAD_SIZE, dtype_bytes=dtype.itemsize)
     group = KVCacheGroupSpec(layer_names=("a", "b"), spec=spec)
     return KVCacheConfig(num_blocks=NUM_BLOCKS, groups=(group,), num_swap_blocks=NUM_SWAP_BLOCKS)
 
@@ -98,7 +98,7 @@ def test_the_times_of_copies_are_those_of_their_own_step() -> None:
 
 
 def test_without_swap_space_there_are_no_transfers() -> None:
-    spec = AttentionSpec(block_size=BLOCK_SIZE, num_kv_heads=1, head_size=2, dtype_bytes=4)
+    spec = FullAttentionSpec(block_size=BLOCK_SIZE, num_kv_heads=1, head_size=2, dtype_bytes=4)
     config = KVCacheConfig(num_blocks=3, groups=(KVCacheGroupSpec(layer_names=("a",), spec=spec),))
     backend = make_backend("torch_reference")
     assert allocate_with_swap_space(config, ["a"], backend, torch.float32, torch.device("cpu"))[1] is None

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quire.attention.backends.torch_reference import TorchReferenceBackend
-from quire.core.kv_spec import AttentionSpec, KVCacheConfig, KVCacheGroupSpec
+from quire.core.kv_spec import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
 from quire.core.scheduler_output import NewBlocks, SchedulerOutput
 from quire.worker.attention_groups import AttentionGroups
 from quire.worker.block_tables import BlockTables
@@ -20,7 +20,7 @@ def make_tables(block_sizes: tuple[int, ...] = (4, 8)) -> tuple[KVCacheConfig, B
     groups = tuple(
         KVCacheGroupSpec(
             layer_names=(f"layer{i}", f"layer{i + 2}"),
-            spec=AttentionSpec(block_size=block_size, num_kv_heads=1, head_size=1, dtype_bytes=4),
+            spec=FullAttentionSpec(block_size=block_size, num_kv_heads=1, head_size=1, dtype_bytes=4),
         )
         for i, block_size in enumerate(block_sizes)
     )

@@ -11,7 +11,7 @@ import torch
 from quire.attention.backend import AttentionBackend, AttentionParams
 from quire.attention.context import ForwardContext
 from quire.attention.metadata import AttentionMetadata
-from quire.core.kv_spec import AttentionSpec
+from quire.core.kv_spec import FullAttentionSpec, KVCacheSpec
 from quire.layers.weight_target import WeightTarget
 
 VOCAB_SIZE = 97
@@ -71,8 +71,8 @@ class ToyModel:
     def compute_logits(self, hidden_rows: torch.Tensor) -> torch.Tensor:
         return hidden_rows.clone()
 
-    def kv_cache_specs(self, block_size: int) -> dict[str, AttentionSpec]:
-        return {"toy": AttentionSpec(block_size=block_size, num_kv_heads=1, head_size=1, dtype_bytes=4)}
+    def kv_cache_specs(self, block_size: int) -> dict[str, KVCacheSpec]:
+        return {"toy": FullAttentionSpec(block_size=block_size, num_kv_heads=1, head_size=1, dtype_bytes=4)}
 
     def checkpoint_targets(self) -> dict[str, WeightTarget]:
         return {}

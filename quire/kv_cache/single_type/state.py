@@ -1,0 +1,56 @@
+"""Pages of layers with a recurrent state: one per row, whatever its length. Called by the coordinator.
+
+Example: a row whose state was computed for 70 tokens holds one page, and needs no other for its 71st. What is in it is
+the state after the newest computed token, which is overwritten by the next: no other request finds or copies it, and a
+preempted one begins anew, unless its page was swapped.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from quire.core.kv_spec import MambaSpec
+from quire.core.request import Request
+from quire.kv_cache.single_type.row_blocks import ManagerParts, RowBlocks
+
+
+class StateManager(RowBlocks):
+    """A row holds one page, number 0 of its table, from its first token on."""
+
+    def __init__(self, spec: MambaSpec, parts: ManagerParts) -> None:
+        super().__init__(spec, parts)
+        self._block_table = np.zeros((parts.max_num_seqs, 1), dtype=np.int32)
+
+    def computed_pages(self, row: int, num_tokens: int) -> np.ndarray | None:
+        """None: the state of earlier tokens is overwritten."""
+        return None
+
+    def num_blocks_behind(self, num_pages: int, num_tokens: int) -> int:
+        """As `RowBlocks`: the state's page, which no prefix brings along."""
+        return min(num_tokens, 1)
+
+    def num_missing_blocks(self, rows: np.ndarray, num_tokens: np.ndarray) -> np.ndarray:
+        """As `RowBlocks`."""
+        missing: np.ndarray = np.maximum(np.minimum(num_tokens, 1) - self._num_blocks[rows], 0)
+        return missing
+
+    def share(self, row: int, request: Request, cached_block_ids: np.ndarray, num_cached_pages: int) -> None:
+        """As `RowBlocks`; there is no cached prefix."""
+        assert not len(cached_block_ids), "states are not cached"
+        self._requests[row] = request
+
+    def extend(self, row: int, num_tokens: int) -> np.ndarray:
+        """As `RowBlocks`."""
+        return super().extend(row, min(num_tokens, 1))
+
+    def publish(self, rows: np.ndarray, num_computed_tokens: np.ndarray, token_ids: np.ndarray) -> None:
+        """Nothing is made findable: a state is gone when the next token is computed."""
+
+    def _publish_pages(self, rows: list[int], pages: list[int], block_ids: np.ndarray, page_tokens: np.ndarray) -> None:
+        """As `publish`."""
+
+    def free(self, row: int) -> None:
+        """As `RowBlocks`."""
+        self._pool.free(self.block_ids(row))
+        self._num_blocks[row] = 0
+        self._requests[row] = None
