@@ -63,7 +63,7 @@ def check_against_model(config: QuireConfig) -> None:
             field="max_model_len",
         )
     _check_kv_cache_dtype(config)
-    if config.model.quantization is not None and config.device.attention_backend != "native_cpu":
+    if config.model.quantization in ("int8", "int4") and config.device.attention_backend != "native_cpu":
         raise UnsupportedError(
             f"quantization={config.model.quantization!r} needs the native CPU kernels, and "
             f"{config.device.attention_backend} was chosen",

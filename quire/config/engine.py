@@ -30,6 +30,9 @@ class ObservabilityConfig:
         choices=LOG_FORMATS,
     )  # fmt: skip
     disable_log_stats: bool = setting(True, "Do not log a line of statistics every few seconds.")
+    stat_loggers: tuple[str, ...] = setting(
+        (), "Names of plugins that are told of every step, beside the log and /metrics; a server's, and LLM's."
+    )
     flight_recorder: str | None = setting(
         None,
         "Directory in which what goes into the scheduler is kept, in a ring of files that `quire replay` reads: "

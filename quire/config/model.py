@@ -8,6 +8,7 @@ from quire.config.base import check_settings, setting
 from quire.config.not_yet import QUANTIZATIONS_NOT_YET
 from quire.config.overrides import GENERATION_FIELDS, HF_FIELDS, parse_object
 from quire.errors import UnsupportedError
+from quire.plugins import QUANTIZATION, find_plugin
 
 DTYPES = ("auto", "half", "float16", "bfloat16", "float", "float32")
 
@@ -42,7 +43,7 @@ class ModelConfig:
         None,
         "Quantize the weights while they are loaded, for the native CPU kernels: int8 (a scale per output) or int4 "
         "(a scale per output and group; the token table stays int8). Activations are quantized per token.",
-        choices=("int8", "int4"), short="-q",
+        choices=("int8", "int4"), plugins=QUANTIZATION, short="-q",
     )  # fmt: skip
     quantization_report: bool = setting(False, "Log how far each quantized tensor is from the checkpoint's.")
     max_model_len: int | None = setting(
@@ -76,7 +77,8 @@ class ModelConfig:
     )
 
     def __post_init__(self) -> None:
-        if isinstance(self.quantization, str) and self.quantization in QUANTIZATIONS_NOT_YET:
+        name = self.quantization
+        if isinstance(name, str) and name in QUANTIZATIONS_NOT_YET and find_plugin(QUANTIZATION, name) is None:
             raise UnsupportedError(
                 f"quantization={self.quantization!r} is known but not supported yet",
                 hint="use int8 or int4 with an unquantized checkpoint: its weights are quantized while they are loaded",

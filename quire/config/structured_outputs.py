@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from quire.config.base import check_settings, setting
+from quire.plugins import GRAMMAR_BACKEND
 
 BACKENDS = ("xgrammar", "guidance", "outlines", "lm-format-enforcer")
 """Grammar libraries, in the order in which `auto` asks them."""
@@ -21,6 +22,7 @@ class StructuredOutputsConfig:
         "auto",
         "Library that makes grammars; auto takes, for each request, the first that honours all of what it asks for.",
         choices=("auto", *BACKENDS),
+        plugins=GRAMMAR_BACKEND,
         flag="structured_outputs_backend",
     )
     disable_any_whitespace: bool = setting(

@@ -28,6 +28,7 @@ from quire.engine.output_stream import OutputStream
 from quire.engine.parts import FrontEndParts
 from quire.engine.protocol import EngineClient, StepListener
 from quire.engine.stat_logger import INTERVAL_S, StatLogger
+from quire.engine.stat_loggers import StatLoggers
 from quire.engine.supervisor import Supervisor
 from quire.errors import EngineDeadError, QuireError
 from quire.logger import get_logger
@@ -76,6 +77,9 @@ class AsyncLLM(EngineClient):
         self._preparing = FairThread("prepare")
         self._forms = FormChecker(parts.config.structured_outputs)
         parts.input_processor.check_forms_with(self._forms.resolve)
+        self._plugin_loggers = StatLoggers(parts.config)
+        if parts.config.observability.stat_loggers:
+            self.step_listeners.append(self._plugin_loggers.record)
         self._supervisor = Supervisor(core, launch, self, parts.config.supervision.max_restarts)
 
     @classmethod
@@ -270,6 +274,7 @@ class AsyncLLM(EngineClient):
             self._stat_timer.cancel()
         self._preparing.close()
         self._forms.close()
+        self._plugin_loggers.close()
         self._supervisor.close()
 
     # --- what the supervisor tells ---

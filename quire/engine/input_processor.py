@@ -72,7 +72,7 @@ class InputProcessor:
         limits: of the model and settings.
         tokenizer: None when the engine works with ids alone.
         defaults: ends of a turn.
-        validate_params: a further check of the parameters, for custom logits processors.
+        validate_params: a further check of the parameters, for custom logits processors; None = there are none.
         structured: how grammars are made.
 
     Raises:
@@ -157,6 +157,11 @@ class InputProcessor:
         )
         if self._validate_params is not None:
             self._validate_params(params)
+        elif params.extra_args:
+            raise ValidationError(
+                "extra_args (vllm_xargs) are read by logits processors, and this engine has none",
+                hint="leave them out, or start the engine with --logits-processors", field="extra_args",
+            )  # fmt: skip
         params = copy.copy(params)  # shallow: fields are replaced below, never changed in place
         room = self._limits.max_model_len - len(prompt_token_ids)
         params.max_tokens = room if params.max_tokens is None else min(params.max_tokens, room)

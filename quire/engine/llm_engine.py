@@ -20,9 +20,10 @@ from quire.core.tenancy import NOBODY, TenantShare
 from quire.engine.front_end import FrontEnd
 from quire.engine.front_factory import resolve_config
 from quire.engine.mp_factory import build_parts_apart
-from quire.engine.named_plugins import log_plugins
+from quire.engine.named_plugins import note_plugins
 from quire.engine.parts import EngineParts
 from quire.engine.stat_logger import StatLogger
+from quire.engine.stat_loggers import StatLoggers
 from quire.errors import EngineDeadError, QuireClientError, ValidationError
 from quire.platforms.detect import detect_platform
 from quire.utils.garbage import collector_paused
@@ -50,6 +51,7 @@ class LLMEngine:
             from quire.engine.offline_metrics import OfflineMetrics  # late: loads Prometheus' library
 
             self._stat_logger, self._metrics = StatLogger(), OfflineMetrics(parts.config)
+        self._plugin_loggers = StatLoggers(parts.config)
         self._dead: EngineDeadError | None = None
 
     @classmethod
@@ -62,7 +64,7 @@ class LLMEngine:
         with timer.phase("configuration"):  # first: what is wrong with it is found before torch is loaded
             platform = detect_platform(config.device.device)
             config, model_dir = resolve_config(config, platform)
-            log_plugins(config, options.get("logits_processors", ()))
+            note_plugins(config, options.get("logits_processors", ()))
         with collector_paused():
             from quire.engine.factory import build_parts  # late: loads torch
 
@@ -132,6 +134,7 @@ class LLMEngine:
         self.last_stats = step.stats
         if self._stat_logger is not None:
             self._stat_logger.record(step)
+        self._plugin_loggers.record(step)
         effects = self._front.process(step)
         if effects.handles_to_abort:
             self._client.abort_requests(effects.handles_to_abort)
@@ -197,6 +200,7 @@ class LLMEngine:
         """End the engine core; harmless when repeated."""
         if self._dead is None:
             self._dead = EngineDeadError("the engine was shut down", hint="make a new one")
+        self._plugin_loggers.close()
         self._client.shutdown()
 
     def _require_alive(self) -> None:

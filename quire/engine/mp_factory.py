@@ -17,7 +17,7 @@ from quire.core.sampling_params import SamplingParams
 from quire.engine.core_client.sync_mp import SyncMPClient
 from quire.engine.core_launcher import CoreProcess, processor_names
 from quire.engine.front_factory import build_front_end, resolve_config
-from quire.engine.named_plugins import log_plugins
+from quire.engine.named_plugins import note_plugins
 from quire.engine.parts import EngineParts, FrontEndParts
 from quire.models.model_dir import ModelDir
 from quire.utils.phases import PhaseTimer
@@ -101,7 +101,7 @@ def begin_start(
     """
     names = [*config.model.logits_processors, *processor_names(logits_processors)]
     config, model_dir = resolve_config(config, usage=usage)
-    log_plugins(config, names[len(config.model.logits_processors) :])
+    note_plugins(config, names[len(config.model.logits_processors) :])
     return EngineStart(config, launch_core(config, names), names, model_dir)
 
 

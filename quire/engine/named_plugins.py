@@ -10,31 +10,39 @@ from collections.abc import Iterator, Mapping, Sequence
 from quire.attention.block_sizes import PREFERRED_BLOCK_SIZES
 from quire.config import QuireConfig
 from quire.config.hf_config import ARCHITECTURES
+from quire.config.structured_outputs import BACKENDS
+from quire.engine.stat_loggers import stat_logger_class
 from quire.logger import get_logger
+from quire.parsers.registry import REASONING_PARSERS, reasoning_parser
 from quire.plugins import (
     ATTENTION_BACKEND,
     EXECUTOR,
+    GRAMMAR_BACKEND,
     LOGITS_PROCESSOR,
     MODEL,
+    QUANTIZATION,
+    REASONING_PARSER,
     SCHEDULER,
     SCHEDULING_POLICY,
+    STAT_LOGGER,
     PluginKind,
     find_plugin,
 )
 from quire.scheduler.policy import RANKINGS, plugin_ranking
 from quire.scheduler.setup import scheduler_class
+from quire.structured_output.registry import backend_class as grammar_backend_class
 
 logger = get_logger(__name__)
 
 
-def log_plugins(config: QuireConfig, logits_processors: Sequence[object] = ()) -> None:
-    """Log the plugins that the settings of a resolved configuration name, by packages' metadata; imports none.
+def note_plugins(config: QuireConfig, logits_processors: Sequence[object] = ()) -> None:
+    """Log the plugins that a resolved configuration names, and load those of the front-end, before a core is started.
 
     Args:
         logits_processors: that are given beside those of the configuration.
 
     Raises:
-        ConfigError: two packages have one of them, or only one that QUIRE_PLUGINS does not allow.
+        ConfigError: two packages have one of them, only one that QUIRE_PLUGINS does not allow, or it cannot be used.
     """
     given = [*config.model.logits_processors, *logits_processors]
     processors = [(LOGITS_PROCESSOR, name) for name in given if isinstance(name, str) and ":" not in name]
@@ -42,6 +50,13 @@ def log_plugins(config: QuireConfig, logits_processors: Sequence[object] = ()) -
     plugins = [str(plugin) for plugin in found if plugin is not None]
     if plugins:
         logger.info("plugins: %s", ", ".join(plugins))
+    for kind, name in _names(config):
+        if kind is STAT_LOGGER:
+            stat_logger_class(name)
+        elif kind is GRAMMAR_BACKEND:
+            grammar_backend_class(name)
+        elif kind is REASONING_PARSER:
+            reasoning_parser(name)
 
 
 def check_plugins(config: QuireConfig) -> None:
@@ -52,6 +67,7 @@ def check_plugins(config: QuireConfig) -> None:
     """
     from quire.attention.selector import backend_class  # late, as below: they load torch
     from quire.executor.registry import executor_class
+    from quire.layers.quantization import quantization_class
     from quire.models.registry import model_class
 
     for kind, name in _names(config):
@@ -65,6 +81,8 @@ def check_plugins(config: QuireConfig) -> None:
             plugin_ranking(name)
         elif kind is SCHEDULER:
             scheduler_class(name)
+        elif kind is QUANTIZATION:
+            quantization_class(name)
 
 
 def block_sizes(backend: str) -> Mapping[str, int]:
@@ -92,3 +110,12 @@ def _names(config: QuireConfig) -> Iterator[tuple[PluginKind, str]]:
         yield SCHEDULING_POLICY, config.scheduler.scheduling_policy
     if config.scheduler.scheduler_cls is not None:
         yield SCHEDULER, config.scheduler.scheduler_cls
+    if config.model.quantization not in (None, "int8", "int4"):
+        yield QUANTIZATION, config.model.quantization
+    if config.structured_outputs.backend not in ("auto", *BACKENDS):
+        yield GRAMMAR_BACKEND, config.structured_outputs.backend
+    reasoning = config.structured_outputs.thinking_parser
+    if reasoning and reasoning not in REASONING_PARSERS:
+        yield REASONING_PARSER, reasoning
+    for name in config.observability.stat_loggers:
+        yield STAT_LOGGER, name

@@ -3,13 +3,16 @@
 from quire.plugins.kinds import (
     ATTENTION_BACKEND,
     EXECUTOR,
+    GRAMMAR_BACKEND,
     KINDS,
     KV_CONNECTOR,
     LOGITS_PROCESSOR,
     MODEL,
+    QUANTIZATION,
     REASONING_PARSER,
     SCHEDULER,
     SCHEDULING_POLICY,
+    STAT_LOGGER,
     TOOL_PARSER,
     PluginKind,
 )
@@ -26,8 +29,8 @@ from quire.plugins.registry import (
 )
 
 __all__ = [
-    "ATTENTION_BACKEND", "EXECUTOR", "KINDS", "KV_CONNECTOR", "LOGITS_PROCESSOR", "MODEL",
-    "REASONING_PARSER", "SCHEDULER", "SCHEDULING_POLICY", "TOOL_PARSER", "Plugin",
+    "ATTENTION_BACKEND", "EXECUTOR", "GRAMMAR_BACKEND", "KINDS", "KV_CONNECTOR", "LOGITS_PROCESSOR", "MODEL",
+    "QUANTIZATION", "REASONING_PARSER", "SCHEDULER", "SCHEDULING_POLICY", "STAT_LOGGER", "TOOL_PARSER", "Plugin",
     "PluginKind", "find_plugin", "import_object", "installed", "load", "load_plugin", "plugin_names", "problems_of",
     "unknown_choice",
 ]  # fmt: skip

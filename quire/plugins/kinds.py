@@ -60,10 +60,22 @@ REASONING_PARSER = PluginKind(
     name="reasoning parser", group="quire.reasoning_parsers", setting="reasoning_parser",
     base="quire.parsers.base:ReasoningParser", may_omit_contract=True,
 )  # fmt: skip
+GRAMMAR_BACKEND = PluginKind(
+    name="grammar backend", group="quire.grammar_backends", setting="structured_outputs_backend",
+    base="quire.structured_output.interface:StructuredOutputBackend",
+)  # fmt: skip
+QUANTIZATION = PluginKind(
+    name="quantization", group="quire.quantizations", setting="quantization",
+    base="quire.layers.quantization:Quantization",
+)  # fmt: skip
+STAT_LOGGER = PluginKind(
+    name="stat logger", group="quire.stat_loggers", setting="stat_loggers",
+    base="quire.engine.stat_loggers:StatLoggerBase",
+)  # fmt: skip
 KV_CONNECTOR = PluginKind(
     name="KV connector", group="quire.kv_connectors", setting="kv_transfer_config", base="",
 )  # fmt: skip
 KINDS = (
     MODEL, ATTENTION_BACKEND, EXECUTOR, SCHEDULER, SCHEDULING_POLICY, LOGITS_PROCESSOR, TOOL_PARSER,
-    REASONING_PARSER, KV_CONNECTOR,
+    REASONING_PARSER, GRAMMAR_BACKEND, QUANTIZATION, STAT_LOGGER, KV_CONNECTOR,
 )  # fmt: skip

@@ -120,7 +120,7 @@ def _plain(params: StructuredOutputsParams, field: str) -> Any:
 
 def _candidates(params: StructuredOutputsParams, config: StructuredOutputsConfig) -> Sequence[str]:
     """Libraries that may be used, in the order of preference."""
-    known = _knowing(params.kind, params.grammar)
+    known = _knowing(params.kind, params.grammar, config.backend)
     if config.backend == "auto":
         return known
     if config.backend not in known:
@@ -132,11 +132,11 @@ def _candidates(params: StructuredOutputsParams, config: StructuredOutputsConfig
     return (config.backend,)
 
 
-def _knowing(kind: str, text: str | None) -> Sequence[str]:
-    """Libraries that know `kind` at all; EBNF has `::=`, Lark has not."""
+def _knowing(kind: str, text: str | None, setting: str = "auto") -> Sequence[str]:
+    """Libraries that know `kind` at all, that of the settings among them; EBNF has `::=`, Lark has not."""
     if kind == "grammar":
         kind = "ebnf" if text is not None and "::=" in text else "lark"
-    return backends_for(kind)
+    return backends_for(kind, beside=None if setting == "auto" else setting)
 
 
 def _problem(kind: str, value: Any, library: Capabilities) -> str | None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import importlib.util
 
 from quire.config.structured_outputs import BACKENDS
+from quire.plugins import GRAMMAR_BACKEND, load_plugin, unknown_choice
 from quire.structured_output.capabilities import Capabilities
 from quire.structured_output.interface import CompiledGrammar, GrammarSpec, StructuredOutputBackend, Vocabulary
 from quire.structured_output.one_spelling import Spellings, needs_one_spelling
@@ -14,7 +16,13 @@ _PLACE = "quire.structured_output.backends"
 
 
 def backend_class(backend: str) -> type[StructuredOutputBackend]:
-    """The class of a backend: `BACKEND` of the file that is named like it; does not import its library."""
+    """The class of a backend: `BACKEND` of the file that is named like it, or a plugin; does not import its library.
+
+    Raises:
+        ConfigError: there is none, or the plugin cannot be used.
+    """
+    if backend not in BACKENDS:
+        return _plugin_class(backend)
     kind: type[StructuredOutputBackend] = importlib.import_module(f"{_PLACE}.{backend.replace('-', '_')}").BACKEND
     return kind
 
@@ -24,13 +32,23 @@ def capabilities_of(backend: str) -> Capabilities:
     return backend_class(backend).capabilities
 
 
-def backends_for(kind: str, tag: str | None = None) -> tuple[str, ...]:
+@functools.cache  # asked for every request
+def _plugin_class(name: str) -> type[StructuredOutputBackend]:
+    found: type[StructuredOutputBackend] | None = load_plugin(GRAMMAR_BACKEND, name, StructuredOutputBackend)
+    if found is None:
+        raise unknown_choice(GRAMMAR_BACKEND, name, ["auto", *BACKENDS])
+    return found
+
+
+def backends_for(kind: str, tag: str | None = None, *, beside: str | None = None) -> tuple[str, ...]:
     """The backends that make grammars of `kind`, in the order in which `auto` asks them.
 
     Args:
         tag: only those that know this type of format in structural tags.
+        beside: a plugin's backend that is asked, too; the last.
     """
-    found = ((name, capabilities_of(name)) for name in BACKENDS)
+    names = BACKENDS if beside is None or beside in BACKENDS else (*BACKENDS, beside)
+    found = ((name, capabilities_of(name)) for name in names)
     return tuple(name for name, library in found if kind in library.kinds and (tag is None or tag in library.tags))
 
 

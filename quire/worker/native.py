@@ -8,6 +8,7 @@ from quire.config.engine import QuireConfig
 from quire.kernels.native.runtime import DEFAULT_SPIN_US, NativeRuntime
 from quire.layers.kernels import LayerKernels, TorchKernels
 from quire.layers.native import NativeKernels
+from quire.layers.quantization import OWN, QuantizedKernels, quantization_class
 from quire.logger import get_logger
 from quire.models.packing_cache import PackingCache, default_cache_directory
 from quire.platforms.interface import Platform
@@ -34,9 +35,12 @@ def make_runtime(config: QuireConfig, num_threads: int, platform: Platform) -> N
 
 def make_kernels(config: QuireConfig, runtime: NativeRuntime | None, dtype: torch.dtype) -> LayerKernels:
     """What computes the model's layers."""
-    if runtime is None:
-        return TorchKernels()
-    return NativeKernels(runtime, dtype, config.model.quantization)
+    name = config.model.quantization
+    own = name if name in OWN else None
+    kernels = TorchKernels() if runtime is None else NativeKernels(runtime, dtype, own)
+    if name is None or own is not None:
+        return kernels
+    return QuantizedKernels(kernels, quantization_class(name)(kernels, dtype))
 
 
 def make_packing_cache(config: QuireConfig, runtime: NativeRuntime | None) -> PackingCache | None:

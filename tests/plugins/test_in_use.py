@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
 
 from quire import LLM, SamplingParams
 from quire.config.build import build_config
+from quire.core.structured_outputs import StructuredOutputsParams
 from quire.engine.llm_engine import LLMEngine
-from quire.errors import ConfigError, ModelError, QuireError
+from quire.entrypoints.args import QuireParser
+from quire.entrypoints.cli import run_batch, serve
+from quire.entrypoints.cli.main import main
+from quire.errors import ConfigError, ModelError, QuireError, ValidationError
+from quire.parsers.registry import reasoning_parser, tool_call_parser
+from tests.e2e.tiny_model import vocabulary
 
 pytestmark = pytest.mark.usefixtures("acme")
 
 SETTINGS: dict[str, Any] = {"num_gpu_blocks_override": 64, "max_num_seqs": 1, "enforce_eager": True}
+URL = "/v1/completions"
 GREEDY = SamplingParams(temperature=0, max_tokens=4, ignore_eos=True)
 
 
@@ -21,7 +29,9 @@ def tokens(llm: LLM, prompts: list[Any], params: Any = GREEDY) -> list[list[int]
     return [one.outputs[0].token_ids for one in llm.generate(prompts, params, use_tqdm=False)]
 
 
-def test_a_model_a_policy_and_a_logits_processor_of_another_package_serve_requests_here(models, capfd):
+def test_a_model_a_policy_and_a_logits_processor_of_another_package_serve_requests_here(models, monkeypatch):
+    logged: list[str] = []
+    monkeypatch.setattr("quire.engine.named_plugins.logger.info", lambda words, *rest: logged.append(words % rest))
     prompts = [[1], [1, 2, 3, 4], [1, 2]]
     named = {"scheduling_policy": "longest", "logits_processors": ["only"], **SETTINGS}
     with LLM(models["LlamaForCausalLM"], **SETTINGS) as llm:
@@ -37,7 +47,7 @@ def test_a_model_a_policy_and_a_logits_processor_of_another_package_serve_reques
     assert found != usual, "the model's logits are turned round"
     assert forced == [[65] * 3, found[1]]
     assert ended == ["1", "2", "0"], "one row, the longest prompt first"
-    (line,) = [line for line in capfd.readouterr().err.splitlines() if ": plugins: " in line]
+    (line,) = logged
     for name in ("'AcmeForCausalLM' of acme-quire 1.0", "policy 'longest' of", "processor 'only' of"):
         assert name in line
 
@@ -91,12 +101,6 @@ def test_a_plugin_that_cannot_be_used_is_refused_before_any_weight_is_read(model
         LLM(models["LlamaForCausalLM"], **settings)
 
 
-def test_a_plugin_that_the_process_of_the_core_cannot_use_is_told_here(models):
-    config = build_config(model=models["LlamaForCausalLM"], scheduling_policy="unfinished")
-    with pytest.raises(ConfigError, match="'unfinished' of acme-quire 1.0 .* does not have __call__"):
-        LLMEngine.from_config(config, in_process=False)
-
-
 @pytest.mark.parametrize(
     ("architecture", "words"),
     [
@@ -107,3 +111,62 @@ def test_a_plugin_that_the_process_of_the_core_cannot_use_is_told_here(models):
 def test_a_model_that_no_usable_plugin_has_is_refused(models, architecture, words):
     with pytest.raises((ConfigError, ModelError), match=words):
         LLM(models[architecture])
+
+
+def test_a_quantization_and_stat_loggers_are_used_and_one_that_fails_hurts_nobody(models, monkeypatch):
+    logged: list[str] = []
+    monkeypatch.setattr("quire.engine.stat_loggers.logger.error", lambda words, *rest, **_: logged.append(words % rest))
+    with LLM(models["LlamaForCausalLM"], quantization="signs", stat_loggers=["broken", "counter"], **SETTINGS) as llm:
+        (found,) = tokens(llm, [[1, 2]])
+        (signs,) = llm.apply_model(lambda model: [name for name, _ in model.named_buffers() if name.endswith("signs")])
+    from acme_quire.stats import Broken, Counter
+
+    assert len(found) == 4 and "model.layers.0.mlp.down_proj.signs" in signs
+    assert (Counter.num_tokens, Broken.num_calls) == (4, 1)
+    assert logged == ["stat logger acme_quire.stats:Broken failed and is left out from now on"]
+
+
+def test_a_grammar_backend_of_another_package_makes_what_it_declares_and_no_other(models):
+    choice = SamplingParams(max_tokens=9, structured_outputs=StructuredOutputsParams(choice=["yes", "nope"]), seed=1)
+    regex = SamplingParams(structured_outputs=StructuredOutputsParams(regex="a+"))
+    with LLM(models["LlamaForCausalLM"], structured_outputs_backend="acme_grammar", **SETTINGS) as llm:
+        assert llm.generate([[1]], choice, use_tqdm=False)[0].outputs[0].text in ("yes", "nope")
+        with pytest.raises(ValidationError, match="not known to acme_grammar"):
+            llm.generate([[1]], regex, use_tqdm=False)
+
+
+def test_a_batch_reaches_a_logits_processor_by_vllm_xargs_from_the_command_line(models, tmp_path):
+    source, out = tmp_path / "in", tmp_path / "out"
+    bodies = {
+        "forced": {"prompt": [1], "max_tokens": 2, "vllm_xargs": {"only": 65}},
+        "refused": {"prompt": [1], "max_tokens": 2, "vllm_xargs": {"only": "x"}},
+    }
+    lines = [{"custom_id": name, "method": "POST", "url": URL, "body": body} for name, body in bodies.items()]
+    source.write_text("\n".join(map(json.dumps, lines)))
+    flags = ["--model", models["AcmeForCausalLM"], "--logits-processors", "only", "--num-gpu-blocks-override", "64"]
+    assert main(["run-batch", "-i", str(source), "-o", str(out), *flags]) == 1
+    found = {one["custom_id"]: one["response"]["body"] for one in map(json.loads, out.read_text().splitlines())}
+    assert found["forced"]["choices"][0]["text"] == vocabulary()[65] * 2
+    assert "only is not a token id" in found["refused"]["error"]["message"]
+
+
+@pytest.mark.parametrize("command", [serve, run_batch])
+def test_logits_processors_are_a_flag_of_each_command_that_serves_requests(command):
+    parser = QuireParser(prog="quire")
+    command.add_arguments(parser)
+    given = ["-i", "in", "-o", "out"] if command is run_batch else []
+    config = command.configs_from_args(
+        parser.parse_args([*given, "--model", "leaf", "--logits-processors", "only", "a.b:C"])
+    )[0]
+    assert config.model.logits_processors == ("only", "a.b:C")
+
+
+def test_parsers_of_another_package_are_found_by_name():
+    assert tool_call_parser("acme_calls").__name__ == "AcmeCalls"
+    assert reasoning_parser("acme_reasoning").__name__ == "AcmeReasoning"
+
+
+def test_extra_args_that_no_logits_processor_reads_are_refused(models):
+    with LLM(models["LlamaForCausalLM"], **SETTINGS) as llm, pytest.raises(ValidationError, match="has none") as caught:
+        llm.generate([[1]], SamplingParams(extra_args={"only": 65}))
+    assert caught.value.field == "extra_args"

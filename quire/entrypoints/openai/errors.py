@@ -29,6 +29,9 @@ ADDRESS = re.compile(r"0x[0-9a-fA-F]{4,}")
 # Of files; places in the JSON of a request begin with #.
 PATH = re.compile(r"(?<![\w<#])/(?:[\w.@+-]+/)+[\w.@+-]*")
 
+REQUEST_FIELDS = {"extra_args": "vllm_xargs"}
+"""What requests call fields that have another name inside."""
+
 
 @dataclass(frozen=True, slots=True)
 class ErrorKind:
@@ -134,7 +137,7 @@ def api_error_of(error: BaseException) -> ApiError:
     if isinstance(error, QuireClientError):
         text = f"{error.message} ({error.hint})" if error.hint else error.message
         kind = TOO_LONG if isinstance(error, ContextLengthError) else BAD_REQUEST
-        return ApiError(kind, sanitised(text), param=error.field)
+        return ApiError(kind, sanitised(text), param=REQUEST_FIELDS.get(error.field or "", error.field))
     if isinstance(error, EngineRestartingError):
         return ApiError(UNAVAILABLE, ENGINE_RESTARTING, retry_after_s=1)
     if isinstance(error, EngineDeadError):

@@ -1,0 +1,81 @@
+"""Quantization: how a plugin keeps and multiplies the weights, in the place of the layers' own way.
+
+Derived from by packages (docs/how-to/plugins.md); `QuantizedKernels` puts one into a model. No state.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+
+import torch
+
+from quire.layers.kernels import LayerKernels
+from quire.layers.linear_method import LinearMethod
+from quire.plugins import QUANTIZATION, load_plugin, unknown_choice
+
+OWN = ("int8", "int4")
+"""Formats of the native kernels (`quire.layers.native`)."""
+
+
+class Quantization(ABC):
+    """A format of weights, made from those of an unquantized checkpoint while they are loaded.
+
+    Args:
+        kernels: what computes the layers without it.
+        dtype: of activations.
+    """
+
+    def __init__(self, kernels: LayerKernels, dtype: torch.dtype) -> None:
+        self.kernels = kernels
+        self.dtype = dtype
+
+    @abstractmethod
+    def linear_method(self, output_size: int, input_size: int) -> LinearMethod:
+        """How a projection's weight is stored and multiplied."""
+
+    def table_method(self, vocab_size: int, hidden_size: int) -> LinearMethod:
+        """The same for the table of token vectors; as it is without quantization."""
+        return self.kernels.table_method(vocab_size, hidden_size)
+
+
+class QuantizedKernels(LayerKernels):
+    """Other kernels, whose weights a `Quantization` keeps. Such weights are not kept on disk."""
+
+    def __init__(self, kernels: LayerKernels, quantization: Quantization) -> None:
+        self._kernels = kernels
+        self._quantization = quantization
+
+    def packing(self) -> Mapping[str, str | int] | None:
+        """None: the cache of packed weights cannot tell which version of the plugin made them."""
+        return None
+
+    def linear_method(self, output_size: int, input_size: int) -> LinearMethod:
+        """The plugin's."""
+        return self._quantization.linear_method(output_size, input_size)
+
+    def table_method(self, vocab_size: int, hidden_size: int) -> LinearMethod:
+        """The plugin's."""
+        return self._quantization.table_method(vocab_size, hidden_size)
+
+    def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+        """As without quantization."""
+        return self._kernels.rms_norm(x, weight, eps)
+
+    def add_rms_norm(
+        self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """As without quantization."""
+        return self._kernels.add_rms_norm(x, residual, weight, eps)
+
+
+def quantization_class(name: str) -> type[Quantization]:
+    """A plugin's format.
+
+    Raises:
+        ConfigError: no package has it, or it cannot be used.
+    """
+    found: type[Quantization] | None = load_plugin(QUANTIZATION, name, Quantization)
+    if found is None:
+        raise unknown_choice(QUANTIZATION, name, OWN)
+    return found
