@@ -13,8 +13,8 @@ Generated from what each library is said to honour (`capabilities` in `quire/str
 write what a keyword forbids against every library that is said to honour it. A keyword may hold only in some places:
 xgrammar, outlines and lm-format-enforcer honour `anyOf`, `allOf`, `enum`, `const` and `$ref` without other keywords
 beside them (but `type` beside `enum` and `const`), and keywords about one type of value only beside that `type`.
-lm-format-enforcer has further limits (`limits.py` there). What one library does not honour, the next one may; what none
-honours is refused with the keyword's path.
+lm-format-enforcer has further limits (`quire/structured_output/schema/lm_format_enforcer.py`). What one library does
+not honour, the next one may; what none honours is refused with the keyword's path.
 """
 
 NARROWER_HEAD = """## Valid, but never written

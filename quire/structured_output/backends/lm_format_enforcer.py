@@ -16,7 +16,6 @@ from typing import Any
 
 import numpy as np
 
-from quire.structured_output.backends.lm_format_enforcer.limits import MAX_VALUES, check_subschema
 from quire.structured_output.capabilities import BASIC_KEYWORDS, Capabilities
 from quire.structured_output.eos_tracking import EosTrackingMatcher
 from quire.structured_output.foreign import import_lm_format_enforcer
@@ -29,6 +28,7 @@ from quire.structured_output.interface import (
     Vocabulary,
 )
 from quire.structured_output.schema.keywords import LISTS, MAPS, ONES
+from quire.structured_output.schema.lm_format_enforcer import MAX_VALUES, check_subschema
 from quire.structured_output.schema.regex import without_anchors
 from quire.structured_output.token_trie import TokenTrie
 
