@@ -94,6 +94,19 @@ def test_calls_come_back_as_the_tools_they_are_of(writer, text, expected, is_str
     assert {name: item.get(name) for name in expected} == expected and item["call_id"].startswith("call_")
 
 
+def test_tools_may_come_among_the_items(writer):
+    items = [{"type": "additional_tools", "role": "developer", "tools": TOOLS[1:]}, {"role": "user", "content": "Go"}]
+    answer = ask(writer, TELL, items, tools=TOOLS[:1])
+    assert (answer.output[0].type, answer.output[0].name) == ("custom_tool_call", "tell")
+    assert [tool.type for tool in answer.tools] == [tool["type"] for tool in TOOLS]
+    among = prompt_text(writer)
+    ask(writer, TELL, "Go")
+    assert prompt_text(writer) == among
+    for wrong in (None, "x", [5]):
+        with pytest.raises(openai.BadRequestError, match=r"input\[0\]\.tools"):
+            ask(writer, TELL, [{"type": "additional_tools", "tools": wrong}, items[1]])
+
+
 @pytest.mark.parametrize(("text", "output"), [(SPAWN, "function_call_output"), (PATCH, "custom_tool_call_output")])
 def test_calls_and_their_outputs_go_back_to_the_model_as_it_wrote_them(writer, text, output):
     first = ask(writer, text)

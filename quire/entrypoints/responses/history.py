@@ -12,6 +12,7 @@ from quire.entrypoints.responses.form import FAILED
 from quire.entrypoints.responses.items import Item, is_object_text, read_items
 from quire.entrypoints.responses.protocol import ResponsesRequest
 from quire.entrypoints.responses.store import BrokenChainError, ResponseStore, StoredResponse
+from quire.entrypoints.responses.tools import with_additional_tools
 from quire.errors import ValidationError
 from quire.utils.checks import shown
 
@@ -42,7 +43,7 @@ async def read_turn(
     max_turns: int,
     warnings: list[str],
 ) -> Turn:
-    """The items of a request and of the turns that it follows.
+    """The items of a request and of the turns that it follows; tools among the items move to the request's tools.
 
     Args:
         max_turns: that are read.
@@ -50,6 +51,7 @@ async def read_turn(
     Raises:
         ApiError, ValidationError, UnsupportedError: the input is malformed, or an earlier turn cannot be used.
     """
+    body.tools, body.input = with_additional_tools(body.tools, body.input)
     items = read_items(body.input, warnings)
     previous = body.previous_response_id
     if previous is None:

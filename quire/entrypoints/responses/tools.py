@@ -18,6 +18,7 @@ from quire.utils.checks import shown
 Tool = dict[str, Any]
 
 FUNCTION, CUSTOM, NAMESPACE = "function", "custom", "namespace"
+ADDITIONAL = "additional_tools"
 TOOL_KEYS = ("type", "name", "description", "parameters", "strict")
 SERVER_SIDE = (
     "web_search", "file_search", "code_interpreter", "image_generation", "computer", "mcp", "local_shell", "shell",
@@ -54,6 +55,30 @@ def custom_input(arguments: str) -> str:
     except (msgspec.DecodeError, KeyError, TypeError, RecursionError):
         return arguments
     return text if isinstance(text, str) else arguments
+
+
+def with_additional_tools(
+    tools: list[Tool] | None, given: str | list[dict[str, Any]] | None
+) -> tuple[list[Tool] | None, str | list[dict[str, Any]] | None]:
+    """(tools with those of `additional_tools` items, the input without these items).
+
+    The model can call them from the beginning, wherever in the input they come.
+
+    Raises:
+        ValidationError: such an item has no list of tools.
+    """
+    if not isinstance(given, list) or all(item.get("type") != ADDITIONAL for item in given):
+        return tools, given
+    tools, items = list(tools or ()), []
+    for number, item in enumerate(given):
+        if item.get("type") != ADDITIONAL:
+            items.append(item)
+            continue
+        more = item.get("tools")
+        if not isinstance(more, list) or not all(isinstance(tool, dict) for tool in more):
+            raise ValidationError(f"input[{number}].tools must be a list of tools", hint="give tools", field="input")
+        tools += more
+    return tools, items
 
 
 def origins_of(tools: list[Tool] | None) -> dict[str, Origin]:

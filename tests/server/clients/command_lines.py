@@ -40,6 +40,7 @@ class Case:
         is_made: whether `made.txt` must be there.
         statuses: of the server's answers, as often as they must come; a count of 0 = at least one. Probes that
             were answered are not counted.
+        model: its name.
         window: of which the program is told, in tokens; None = the server's.
     """
 
@@ -50,6 +51,7 @@ class Case:
     status: int = 0
     is_made: bool = True
     statuses: Mapping[int, int] = field(default_factory=lambda: {200: 0})
+    model: str = "leaf"
     window: int | None = None
 
 
@@ -90,7 +92,7 @@ def documented(language: str, case: Case, url: str) -> str:
     window = str(case.window or case.max_model_len)
     for old, new in (
         ("http://127.0.0.1:8000", url),
-        ("coder", "leaf"),
+        ("coder", case.model),
         ("any-key-of-the-server", KEY),
         ("131072", window),
     ):
@@ -123,7 +125,7 @@ def run_case(case: Case, program: str, start: Callable[[Case, str], Start]) -> t
     Args:
         start: how the program is started, from the case and the server's address.
     """
-    engine = WritingEngine(config=scripted_config(max_model_len=case.max_model_len))
+    engine = WritingEngine(config=scripted_config(max_model_len=case.max_model_len, served_model_name=case.model))
     engine.write = lambda prompt, seed: case.write(prompt)
     counted, logger = Statuses(), logging.getLogger("quire.access")
     logger.addHandler(counted)

@@ -1,10 +1,11 @@
-"""Codex against a server with a scripted model: a task, a task for a second agent, and a window that is too small.
+"""Codex against a server with a scripted model: tasks of several kinds, and windows that are too small.
 
 `make test-codex`. The last line is pass or fail.
 """
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 
@@ -18,6 +19,14 @@ TOO_LONG = "Codex ran out of room in the model's context window"
 def one_call(prompt: str) -> str:
     """Makes the file, and looks at what the shell said."""
     return DONE if "Output:\nit-is-made" in prompt else call("exec_command", cmd=MAKE)
+
+
+def script_of_calls(prompt: str) -> str:
+    """Makes the file by a script, the input of a custom tool: what Codex offers to OpenAI's newest models."""
+    if "<tool_response>" in prompt and "it-is-made" in prompt.rpartition("<tool_response>")[2]:
+        return DONE
+    code = f"const made = await tools.exec_command({json.dumps({'cmd': MAKE})}); text(made);"
+    return call("functions__exec", input=code)
 
 
 def second_agent(prompt: str) -> str:
@@ -43,6 +52,10 @@ def long_output(prompt: str) -> str:
 
 CASES = [
     Case("a file is made by a call", one_call, 100_000, [DONE], statuses={200: 2}),
+    Case(
+        "tools among the items, one of free text", script_of_calls, 100_000, [DONE], statuses={200: 2},
+        model="gpt-6-luna",
+    ),
     Case("a second agent makes it", second_agent, 100_000, [DONE, "SpawnAgent"]),
     Case(
         "a prompt that is too long is known as one", one_call, 4000, [TOO_LONG], 1, is_made=False, statuses={400: 1},
