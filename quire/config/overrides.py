@@ -16,8 +16,10 @@ ROPE_NAMES = ("rope_parameters", "rope_scaling")  # transformers 5 and 4
 HF_FIELDS = (
     "architectures", "bos_token_id", "dtype", "eos_token_id", "layer_types", "max_position_embeddings",
     "max_window_layers", "original_max_position_embeddings", "partial_rotary_factor", "rms_norm_eps", *ROPE_NAMES,
-    "rope_theta", "sliding_window", "tie_word_embeddings", "torch_dtype", "use_sliding_window",
+    "rope_theta", "sliding_window", "tie_word_embeddings", "torch_dtype", "use_sliding_window", "max_model_len",
 )  # fmt: skip
+NO_HF_FIELDS = {"max_model_len": "no model's file has this field; give max_model_len as a setting"}
+"""Taken because programs for vLLM write them, where they change nothing either; name -> what is told."""
 GENERATION_FIELDS = (
     "eos_token_id", "max_new_tokens", "min_p", "repetition_penalty", "temperature", "top_k", "top_p",
 )  # fmt: skip

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from quire.config import ModelConfig, QuireConfig
 from quire.config.model_family import parse_config
-from quire.config.overrides import generation_values, overridden, parse_object
+from quire.config.overrides import NO_HF_FIELDS, generation_values, overridden, parse_object
 from quire.config.resolve import Decision, UsageContext, resolve
 from quire.core.sampling_params import SamplingParams
 from quire.engine.generation_defaults import GenerationDefaults, read_generation_defaults
@@ -67,11 +67,15 @@ def look_up(
     platform = platform or detect_platform(config.device.device)
     path = resolve_model_path(config.model.model, config.model.revision, config.load.download_dir)
     model_dir = read_model_dir(path)
-    arch = parse_config(overridden(model_dir.config, parse_object("hf_overrides", config.model.hf_overrides)))
+    overrides = parse_object("hf_overrides", config.model.hf_overrides)
+    unused = [
+        Decision(f"hf_overrides.{name}", "unused", NO_HF_FIELDS[name]) for name in overrides if name in NO_HF_FIELDS
+    ]
+    arch = parse_config(overridden(model_dir.config, overrides))
     kernel_tiers = tier_problems() if platform.is_cpu else {}
     sizes = block_sizes(config.device.attention_backend)
     config, decisions = resolve(config, platform, arch, usage=usage, block_sizes=sizes, kernel_tiers=kernel_tiers)
-    return dataclasses.replace(config, model_path=str(path)), model_dir, [*from_environment, *decisions]
+    return dataclasses.replace(config, model_path=str(path)), model_dir, [*from_environment, *unused, *decisions]
 
 
 def _check_files(config: QuireConfig, model_dir: ModelDir) -> None:

@@ -77,6 +77,12 @@ def test_settings_replace_what_a_models_files_say():
     assert resolved.max_model_len == 99 and resolved.arch is not None and resolved.arch.rope.theta == 5000.0
 
 
+def test_a_length_among_a_models_own_fields_changes_nothing_and_is_said_to():
+    resolved, _, decisions = look_up(build_config(hf_overrides={"max_model_len": 99}))
+    assert resolved.max_model_len == look_up(build_config())[0].max_model_len != 99
+    assert any("hf_overrides.max_model_len=unused" in str(one) for one in decisions)
+
+
 def test_the_module_of_vllms_server_is_quire_serve(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(serve, "run", lambda args: 7 if args.model_argument == "leaf" else 0)
     assert api_server.main(["leaf"]) == 7
