@@ -37,6 +37,7 @@ PRESENT = {
     "utils.argparse_utils": "FlexibleArgumentParser",
     "utils.network_utils": "get_ip get_open_port",
     "utils.system_utils": "set_ulimit",
+    "v1.core.kv_cache_utils": "ExternalBlockHash",
     "v1.engine.async_llm": "AsyncLLM",
     "v1.engine.llm_engine": "LLMEngine",
     "v1.metrics.reader": "Counter Gauge Histogram Vector",
@@ -56,6 +57,8 @@ ABSENT = {
     "distributed.parallel_state.get_world_group": "parallelism",
     "distributed.weight_transfer.nccl_engine.NCCLTrainerInitInfo": "weight updates",
     "model_executor.models.ModelRegistry": "model classes",
+    "v1.core.kv_cache_manager.KVCacheManager": "internal module",
+    "v1.core.kv_cache_utils.BlockHash": "internal module",
 }
 
 

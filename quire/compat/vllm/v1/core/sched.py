@@ -1,8 +1,8 @@
-"""vLLM's `v1.core`: importing it names the feature that Quire lacks."""
+"""vLLM's `v1.core.sched`: importing it names the feature that Quire lacks."""
 
 from __future__ import annotations
 
 from quire.compat.absent import absent
 from quire.compat.vllm.features import INTERNALS
 
-raise absent("vllm.v1.core", INTERNALS)
+raise absent("vllm.v1.core.sched", INTERNALS)
