@@ -23,14 +23,15 @@ UNAVOIDABLE = {
 }  # fmt: skip
 
 
-def rewrite(name: str, text: str, server: str) -> str:
+def rewrite(name: str, text: str, server: str, *, without_server: bool = False) -> str:
     """The program `name` with these three changed.
 
     Args:
         server: "host:port" of the server that clients shall ask.
+        without_server: it has other addresses, which stay.
     """
     for old, new in UNAVOIDABLE.get(name, []):
         text = text.replace(old, new)
     text = IMPORT.sub(r"\1quire.compat.vllm", text)
     text = HUB_MODEL.sub(rf"\1\2{MODEL}\2", text)
-    return SERVER.sub(server, text)
+    return text if without_server else SERVER.sub(server, text)

@@ -25,6 +25,11 @@ def test_only_imports_models_and_addresses_are_changed():
     )  # fmt: skip
 
 
+def test_other_addresses_of_an_example_stay():
+    text = 'sub.connect("tcp://localhost:5557")'
+    assert rewrite("x.py", text, "127.0.0.1:9", without_server=True) == text
+
+
 @pytest.mark.parametrize(
     ("status", "output", "result"),
     [

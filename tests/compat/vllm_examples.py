@@ -11,15 +11,14 @@ import argparse
 import contextlib
 import os
 import re
-import signal
-import socket
 import subprocess
 import sys
 import tempfile
-import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+from tests.compat.beside import LIMIT_S, SUBSCRIBER, make_beside, run_until_heard
+from tests.compat.packages import python_with_packages
 from tests.compat.rewriting import MODEL, rewrite
 from tests.robustness.server_process import ServerProcess
 
@@ -27,23 +26,27 @@ ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs/reference/vllm-examples.md"
 VLLM = "vllm==0.33.0"
 SERVER_FLAGS = ("--enable-auto-tool-choice", "--tool-call-parser", "hermes")
-LIMIT_S = 120.0
 
 # Not run: what they are for is no part of an engine's API, or cannot be had on one machine without a network.
 NOT_RUN = {
-    r"proxy|moriio": "a proxy between servers",
-    r"^ray_serving/elastic|^rl/.*(http|rdt|ray|m2n|fsdp|async_new|nccl)": "updates weights between processes on GPUs",
-    r"gradio|streamlit": "a web page over the OpenAI API, which waits for a browser",
-    r"microphone": "needs a microphone",
+    r"gradio": "a web page that gradio's own servers publish (share=True), used by a browser",
+    r"streamlit": "a web page over the OpenAI API, which waits for a browser",
+    r"^applications/rag": "needs a server of embeddings and pages of the web; Quire has no pooling models",
+    r"^disaggregated/.*(proxy|moriio)|mooncake": "a proxy between servers that split a request; Quire has no transfer "
+    "of KV caches between engines",
+    r"connector/decode_example|recovery_offline/decode_example": "needs KV caches that another engine wrote; Quire has "
+    "no transfer of KV caches between engines",
+    r"flexkv|lmcache": "needs a KV cache of another program; Quire has no KV connectors",
+    r"^ray_serving/(batch|ray)": "Ray loads vLLM by itself; Quire has no backend for Ray's LLM library",
+    r"^ray_serving/elastic": "changes the number of experts' ranks on GPUs; no model of this version has experts",
+    r"^rl/.*(http|rdt|ray|m2n|fsdp|async_new|nccl)": "needs GPUs; Quire cannot take other weights while it runs",
+    r"microphone": "needs a microphone; Quire has no audio inputs",
+    r"prithvi": "for a pooling model with a plugin of its own; Quire has none",
     r"^pooling/.*(online|client)|using_template|qwen3_reranker|convert_model": "for a pooling model; Quire has none",
-    r"completion_client_with_tools\.py|tool_calls_with_reasoning": "expects the model to call a tool; leaf does not",
-    r"connector/decode_example|recovery_offline/decode_example": "reads what prefill_example.py beside it writes",
-    r"flexkv": "needs FlexKV, a KV cache of another program",
-    r"kv_events_subscriber": "waits for KV events for ever; see docs/how-to/prefix-cache.md for ours",
-    r"structured_diffusion": "patches vLLM's own files for diffusion models",
+    r"structured_diffusion": "patches vLLM's own files for diffusion models; Quire has none",
     r"applications/api_server/server": "runs with client.py, in the line above",
     r"tool_calling/chat_with_tools_offline": "reads calls as the JSON list that Mistral's models write; leaf does not",
-    r"example_mm_serve|token_generation_client|mooncake": "needs several servers (disaggregated serving)",
+    r"scale_out/": "prompts and answers made by different servers (--enable-scale-out); Quire has none",
 }  # fmt: skip
 NAMED = re.compile(
     r"AbsentFeatureError|UnsupportedError|not supported|not implemented|is known but|does not implement|Quire has no|"
@@ -53,8 +56,6 @@ NO_HUB = re.compile(
     r"couldn't connect to 'https://huggingface|offline mode|HF_HUB_OFFLINE|ConnectError|Name or service|"
     r"Temporary failure|Failed to resolve|not in the local cache"
 )
-# Programs that are served by another one, which runs beside them.
-SERVED_BY = {"applications/api_server/client.py": "applications/api_server/server.py"}
 ERROR_LINE = re.compile(r"^\s*(?:\w+\.)*\w*(?:Error|Exception|Exit)\b.*|^error: .*|^.*: error: .*", re.MULTILINE)
 
 
@@ -85,22 +86,25 @@ def fetch() -> Path:
     return found[0]
 
 
-def run(path: Path, name: str, server: str, workplace: Path) -> Outcome:
+def run(path: Path, name: str, server: str, workplace: Path, python: str) -> Outcome:
     """Run one example."""
     for pattern, reason in NOT_RUN.items():
         if re.search(pattern, name):
             return Outcome(name, "not run", reason)
-    program = workplace / name.replace("/", "__")
-    program.write_text(rewrite(name, path.read_text(), server))
     environment = {
         **os.environ, "HF_HUB_OFFLINE": "1", "VLLM_MODEL": MODEL, "PYTHONPATH": str(ROOT), "OPENAI_API_KEY": "EMPTY",
         "TMPDIR": str(workplace),
     }  # fmt: skip
-    arguments = [sys.executable, str(program)]
     with contextlib.ExitStack() as others:
-        if name in SERVED_BY:
-            host, port = own_server(path.parent / Path(SERVED_BY[name]).name, workplace, environment, others)
-            arguments += ["--host", host, "--port", str(port)]
+        beside = make_beside(name, path, server, workplace, environment, others)
+        program = workplace / name.replace("/", "__")
+        text = path.read_text()
+        for old, new in beside.addresses.items():
+            text = text.replace(old, new)
+        program.write_text(rewrite(name, text, beside.server, without_server=bool(beside.addresses)))
+        arguments = [python, str(program), *beside.arguments]
+        if name == SUBSCRIBER:
+            return judge(name, *run_until_heard(arguments, workplace, environment, beside.server))
         try:
             done = subprocess.run(
                 arguments, cwd=workplace, env=environment, capture_output=True, text=True, timeout=LIMIT_S, check=False,
@@ -109,30 +113,8 @@ def run(path: Path, name: str, server: str, workplace: Path) -> Outcome:
         except subprocess.TimeoutExpired:
             return Outcome(name, "fails", f"did not end within {LIMIT_S:.0f} s")
     (workplace / f"{program.name}.log").write_text(done.stdout + done.stderr)
-    return judge(name, done.returncode, done.stdout + "\n" + done.stderr)
-
-
-def own_server(
-    path: Path, workplace: Path, environment: dict[str, str], others: contextlib.ExitStack
-) -> tuple[str, int]:
-    """Start an example that is a server; where it listens, once it does. It ends with `others`."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        address = ("127.0.0.1", int(probe.getsockname()[1]))
-    program = workplace / f"server_{path.name}"
-    program.write_text(rewrite(str(path), path.read_text(), f"{address[0]}:{address[1]}"))
-    process = subprocess.Popen(
-        [sys.executable, str(program), "--host", address[0], "--port", str(address[1])],
-        cwd=workplace, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-    )  # fmt: skip
-    others.callback(process.wait, 60)
-    others.callback(process.send_signal, signal.SIGINT)
-    deadline = time.monotonic() + LIMIT_S
-    while process.poll() is None and time.monotonic() < deadline:
-        with contextlib.suppress(OSError), socket.create_connection(address, timeout=1.0):
-            break
-        time.sleep(0.2)
-    return address
+    outcome = judge(name, done.returncode, done.stdout + "\n" + done.stderr)
+    return replace(outcome, message=beside.note) if outcome.result == "works" else outcome
 
 
 def judge(name: str, status: int, output: str) -> Outcome:
@@ -162,7 +144,9 @@ def page(outcomes: list[Outcome]) -> str:
         "",
         f"Written by `make compat-examples` from the examples of {VLLM.replace('==', ' ')}. In each program,",
         "`quire.compat.vllm` stands for `vllm` in imports, `leaf` for the model, and the server is one with leaf.",
-        "Where an argument is too large for leaf, `tests/compat/rewriting.py` says what was changed.",
+        "Where an argument is too large for leaf, `tests/compat/rewriting.py` says what was changed; where a program "
+        "needs",
+        "a model that calls tools or always writes what it is asked for, the server's model follows a script.",
         "",
         f"{len(outcomes)} examples. {summary}.",
         "",
@@ -187,12 +171,13 @@ def main() -> int:
     options = parser.parse_args()
     examples: Path = options.examples or fetch()
     paths = [path for path in sorted(examples.rglob("*.py")) if path.name != "__init__.py"]
+    python = python_with_packages(ROOT / "build/vllm-examples")
     chosen = [path for path in paths if options.only in str(path.relative_to(examples))]
     with tempfile.TemporaryDirectory() as directory, ServerProcess(*SERVER_FLAGS) as server:
         workplace = options.keep or Path(directory)
         outcomes = []
         for path in chosen:
-            outcome = run(path, str(path.relative_to(examples)), f"127.0.0.1:{server.port}", workplace)
+            outcome = run(path, str(path.relative_to(examples)), f"127.0.0.1:{server.port}", workplace, python)
             print(f"{outcome.name}: {outcome.result} {outcome.message}", flush=True)
             outcomes.append(outcome)
     if len(chosen) == len(paths):
