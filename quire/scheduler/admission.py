@@ -17,7 +17,7 @@ from quire.core.scheduler_output import NewRequestData
 from quire.core.stats import EventKind
 from quire.kv_cache.manager import CachedPrefix, KVCacheManager
 from quire.kv_cache.swap_pool import SwappedPages
-from quire.scheduler.budget import TokenCap
+from quire.scheduler.budget import TokenCap, WantedTokens, apply_caps
 from quire.scheduler.forks import ForkGroups
 from quire.scheduler.outbox import Outbox
 from quire.scheduler.request_table import RequestTable
@@ -157,13 +157,20 @@ class Admission:
             prefix = self._forks.longer_prefix(request, prefix, plan)
         elif swapped.num_tokens > prefix.num_tokens:
             num_computed = swapped.num_tokens
-        num_wanted = np.array([len(request.token_ids) - max(prefix.num_tokens, num_computed)])
-        for cap in self._rules.caps:
-            num_wanted = cap(num_wanted, len(self._running) + len(self._queue))
-        num_new_tokens = int(num_wanted[0])
+        start = max(prefix.num_tokens, num_computed)
+        num_new_tokens = self._capped(request, start, len(request.token_ids) - start)
         if self._rules.enable_chunked_prefill:
             num_new_tokens = min(num_new_tokens, plan.budget.num_left, plan.prompts.num_left)
         return Candidate(request, prefix, num_new_tokens, swapped if num_computed else None)
+
+    def _capped(self, request: Request, start: int, num_tokens: int) -> int:
+        if not self._rules.caps:
+            return num_tokens
+        wanted = WantedTokens(
+            num_tokens=np.array([num_tokens]), starts=np.array([start]), request_of=lambda _: request,
+            num_unfinished=len(self._running) + len(self._queue),
+        )  # fmt: skip
+        return int(apply_caps(self._rules.caps, wanted)[0])
 
     def _judge(self, candidate: Candidate, plan: StepPlan, num_promised: int) -> Verdict:
         verdict = self.ask_gates(candidate, plan)

@@ -6,9 +6,13 @@ some requests in a step adds one.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
+
+from quire.core.request import Request
 
 
 class StepBudget:
@@ -57,17 +61,48 @@ def share_prompt_tokens(num_wanted: np.ndarray, prompts: StepBudget, order: np.n
     return granted
 
 
-class TokenCap(Protocol):
-    """Bounds what each request may compute in this step."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WantedTokens:
+    """The tokens that requests would compute next, running ones or one that waits.
 
-    def __call__(self, num_wanted: np.ndarray, num_unfinished: int) -> np.ndarray:
-        """At most `num_wanted` ([num_reqs]), at least 1 where that is; given how many requests run or wait."""
+    Attributes:
+        num_tokens: [num_reqs] how many.
+        starts: [num_reqs] position of the first of them.
+        request_of: the request of an entry.
+        num_unfinished: requests that run or wait.
+    """
+
+    num_tokens: np.ndarray
+    starts: np.ndarray
+    request_of: Callable[[int], Request]
+    num_unfinished: int
+
+
+class TokenCap(Protocol):
+    """Bounds what each request may compute in this step.
+
+    A cap that stops before position `p` of some prompts, where an image is not encoded yet:
+
+        for i in np.flatnonzero(wanted.num_tokens > 1):
+            if (p := position_of_image(wanted.request_of(i))) > wanted.starts[i]:
+                num_tokens[i] = min(num_tokens[i], p - wanted.starts[i])
+    """
+
+    def __call__(self, wanted: WantedTokens) -> np.ndarray:
+        """[num_reqs] at most `wanted.num_tokens`, which is not to be written, and at least 1 where that is."""
+
+
+def apply_caps(caps: Sequence[TokenCap], wanted: WantedTokens) -> np.ndarray:
+    """[num_reqs] what is left of the tokens wanted after every cap."""
+    for cap in caps:
+        wanted = replace(wanted, num_tokens=cap(wanted))
+    return wanted.num_tokens
 
 
 def cap_long_prefill(threshold: int) -> TokenCap:
     """No request computes more than `threshold` tokens in a step while others want to run."""
 
-    def cap(num_wanted: np.ndarray, num_unfinished: int) -> np.ndarray:
-        return np.minimum(num_wanted, threshold) if num_unfinished > 1 else num_wanted
+    def cap(wanted: WantedTokens) -> np.ndarray:
+        return np.minimum(wanted.num_tokens, threshold) if wanted.num_unfinished > 1 else wanted.num_tokens
 
     return cap

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from quire.kv_cache.manager import KVCacheManager
-from quire.scheduler.budget import TokenCap
+from quire.scheduler.budget import TokenCap, WantedTokens, apply_caps
 from quire.scheduler.request_table import RequestTable
 from quire.scheduler.step_plan import StepPlan
 
@@ -52,10 +52,15 @@ def num_wanted_tokens(
     rows: np.ndarray, table: RequestTable, caps: Sequence[TokenCap], num_unfinished: int
 ) -> np.ndarray:
     """[num_rows] tokens each row would compute if the budget were no limit: all it has, cut by the caps."""
-    num_wanted: np.ndarray = table.num_tokens[rows] - table.num_computed_tokens[rows]
-    for cap in caps:
-        num_wanted = cap(num_wanted, num_unfinished)
-    return num_wanted
+    starts = table.num_computed_tokens[rows]
+    num_wanted: np.ndarray = table.num_tokens[rows] - starts
+    if not caps:
+        return num_wanted
+    wanted = WantedTokens(
+        num_tokens=num_wanted, starts=starts, request_of=lambda i: table.request_on(int(rows[i])),
+        num_unfinished=num_unfinished,
+    )  # fmt: skip
+    return apply_caps(caps, wanted)
 
 
 def num_missing_blocks(rows: np.ndarray, table: RequestTable, plan: StepPlan, kv: KVCacheManager) -> np.ndarray:

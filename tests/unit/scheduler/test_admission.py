@@ -1,9 +1,11 @@
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from quire.errors import ConfigError, ValidationError
 from quire.scheduler.admission import Candidate, Verdict
+from quire.scheduler.budget import WantedTokens
 from quire.scheduler.step_plan import StepPlan
 from tests.unit.scheduler.harness import Engine, make_request, make_scheduler
 
@@ -49,6 +51,29 @@ def test_a_refused_request_leaves_nothing_behind():
     assert not scheduler.has_unfinished_requests()
     assert scheduler.take_outputs() is None
     scheduler.add_request(make_request(0, 5))
+
+
+def test_a_cap_can_stop_a_prompt_before_an_image_that_is_not_encoded_waiting_or_running(monkeypatch):
+    images = {0: [6, 11], 1: [3]}  # positions, by request
+    encoded: set[tuple[int, int]] = set()
+
+    def stop_before_images(wanted: WantedTokens) -> np.ndarray:
+        num_tokens = wanted.num_tokens.copy()
+        for i, start in enumerate(wanted.starts.tolist()):
+            handle = wanted.request_of(i).handle
+            left = [place for place in images.get(handle, []) if (handle, place) not in encoded]
+            num_tokens[i] = min([num_tokens[i], *(place - start for place in left)])
+        return num_tokens
+
+    monkeypatch.setattr("quire.scheduler.limits.cap_long_prefill", lambda threshold: stop_before_images)
+    engine = Engine(make_scheduler(long_prefill_token_threshold=1))
+    for handle in (0, 1, 2):
+        engine.add(make_request(handle, [handle + 1] * 14, max_tokens=1))
+    for places in ([(0, 6), (1, 3)], [(0, 11)], []):
+        engine.step()
+        encoded.update(places)
+    assert scheduled_per_step(engine) == [[6, 3, 14], [5, 11], [3]]
+    assert not engine.scheduler.has_unfinished_requests()
 
 
 def test_the_largest_request_that_is_accepted_runs_to_its_end_alone():

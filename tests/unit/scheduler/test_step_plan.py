@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from quire.core.request import Request
 from quire.core.scheduler_output import NewRequestData
-from quire.scheduler.budget import StepBudget, cap_long_prefill
+from quire.scheduler.budget import StepBudget, WantedTokens, apply_caps, cap_long_prefill
 from quire.scheduler.request_table import RequestTable
 from quire.scheduler.step_plan import StepPlan
 from tests.unit.scheduler.harness import make_request, same_message
@@ -48,10 +48,32 @@ def test_spending_more_than_is_left_is_a_broken_invariant():
         StepBudget(3).take(4)
 
 
+def wanted_tokens(num_tokens: list[int], num_unfinished: int) -> WantedTokens:
+    """Of requests 0, 1, ..., of which as many tokens are computed."""
+    requests = [Request.from_message(make_request(handle)) for handle in range(len(num_tokens))]
+    return WantedTokens(
+        num_tokens=np.array(num_tokens), starts=np.arange(len(num_tokens)), request_of=requests.__getitem__,
+        num_unfinished=num_unfinished,
+    )  # fmt: skip
+
+
 def test_long_prompts_are_capped_only_while_others_want_to_run():
-    cap = cap_long_prefill(8)
-    assert cap(np.array([20, 1]), 2).tolist() == [8, 1]
-    assert cap(np.array([20]), 1).tolist() == [20]
+    caps = (cap_long_prefill(8),)
+    assert apply_caps(caps, wanted_tokens([20, 1], num_unfinished=2)).tolist() == [8, 1]
+    assert apply_caps(caps, wanted_tokens([20], num_unfinished=1)).tolist() == [20]
+
+
+def test_caps_bound_one_another_and_see_which_requests_they_bound_and_where_these_stand():
+    seen = []
+
+    def cap(wanted: WantedTokens) -> np.ndarray:
+        seen.append([(wanted.request_of(i).handle, int(wanted.starts[i])) for i in range(len(wanted.num_tokens))])
+        return np.minimum(wanted.num_tokens, 5 - wanted.starts)
+
+    wanted = wanted_tokens([20, 9], num_unfinished=2)
+    assert apply_caps((cap_long_prefill(8), cap), wanted).tolist() == [5, 4]
+    assert apply_caps((), wanted).tolist() == wanted.num_tokens.tolist() == [20, 9]
+    assert seen == [[(0, 0), (1, 1)]]
 
 
 def test_a_frozen_plan_lists_running_rows_then_new_ones_and_leaves_out_rows_without_tokens():
