@@ -21,6 +21,7 @@ from quire.kv_cache.coordinator import KVCacheCoordinator
 from quire.kv_cache.event_recorder import KVEventRecorder
 from quire.kv_cache.miss_explainer import MissExplainer
 from quire.kv_cache.page_copies import PendingCopies
+from quire.kv_cache.page_demand import PageDemand
 from quire.kv_cache.single_type.row_blocks import ManagerParts
 from quire.kv_cache.swap_pool import SwappedPages
 
@@ -163,20 +164,33 @@ class KVCacheManager:
         is_known = self._coordinator.num_known_pages(request, num_usable) * self.block_size > num_cached
         return CacheMiss(MissReason.EVICTED if is_known else MissReason.COLD, num_cached)
 
-    def num_blocks_to_place(self, prefix: CachedPrefix, num_tokens: int) -> int:
-        """By how many pages the free list shrinks when a request is placed with room for `num_tokens`.
+    def demand(self, prefix: CachedPrefix, num_tokens: int, swapped: SwappedPages | None = None) -> PageDemand:
+        """What a request asks for when it is placed with room for `num_tokens` tokens.
 
-        Of more tokens than a step computes, no more pages are counted than are held at once.
+        Of more tokens than a step computes, no more pages are counted than are held at once, unless it is swapped.
         """
-        num_new = self._coordinator.num_new_blocks(prefix.num_tokens, num_tokens)
-        return num_new + sum(self._pool.num_free_among(block_ids) for block_ids in prefix.block_ids)
+        if swapped is None:
+            num_taken = self._coordinator.num_new_blocks(prefix.num_tokens, num_tokens)
+            shared = prefix.block_ids
+        else:
+            shared = (self.shared_on_restore(prefix),)
+            num_taken = self._coordinator.num_blocks_to_restore(len(shared[0]), swapped.num_freed, num_tokens)
+        return PageDemand(num_taken + sum(self._pool.num_free_among(block_ids) for block_ids in shared))
 
-    def place(self, row: int, request: Request, prefix: CachedPrefix, num_tokens: int) -> tuple[np.ndarray, ...]:
+    def place(
+        self, row: int, request: Request, prefix: CachedPrefix, num_tokens: int, swapped: SwappedPages | None = None
+    ) -> tuple[np.ndarray, ...]:
         """Give a request's row its cached prefix and pages up to `num_tokens`; they must be free.
+
+        Args:
+            swapped: what of it is in host memory, whose contents will be copied to the row's pages.
 
         Returns:
             Per group: [num_blocks] int32, all pages of the row; the null page for those no query will see.
         """
+        if swapped is not None:
+            shared = self.shared_on_restore(prefix)
+            return self._coordinator.restore(row, request, shared, swapped.num_freed, num_tokens)
         if self._is_caching and request.message.sampling_params.no_store:
             self._note_not_stored(request, len(prefix.block_ids[0]))
         block_ids = self._coordinator.place(row, request, prefix.block_ids, prefix.num_tokens, num_tokens)
@@ -188,23 +202,6 @@ class KVCacheManager:
     def shared_on_restore(self, prefix: CachedPrefix) -> np.ndarray:
         """[.] int32: pages of a cached prefix that a restored row shares: those of the group with whole sequences."""
         return self._coordinator.cached_in_full(prefix.block_ids)
-
-    def num_blocks_to_restore(self, prefix: CachedPrefix, swapped: SwappedPages, num_tokens: int) -> int:
-        """By how many pages the free list shrinks when swapped pages are restored with room for `num_tokens`."""
-        shared = self.shared_on_restore(prefix)
-        num_new = self._coordinator.num_blocks_to_restore(len(shared), swapped.num_freed, num_tokens)
-        return num_new + self._pool.num_free_among(shared)
-
-    def restore(
-        self, row: int, request: Request, prefix: CachedPrefix, swapped: SwappedPages, num_tokens: int
-    ) -> tuple[np.ndarray, ...]:
-        """Give a request's row pages up to `num_tokens`, for its swapped pages to be copied to; they must be free.
-
-        Returns:
-            Per group: [num_blocks] int32, all pages of the row; the null page for those that were freed.
-        """
-        shared = self.shared_on_restore(prefix)
-        return self._coordinator.restore(row, request, shared, swapped.num_freed, num_tokens)
 
     def shared_prefix(self, row: int, num_tokens: int) -> CachedPrefix | None:
         """The first `num_tokens` tokens of a placed row, for another request to begin with; they are computed.

@@ -100,7 +100,7 @@ class Admission:
     def admit_waiting(self, plan: StepPlan, is_behind: Callable[[Request], bool] = lambda request: False) -> None:
         """Place waiting requests on rows and plan them, in the order of the queue, up to the first that `is_behind`."""
         skipped, skips_beams = [], False
-        num_promised = self._num_promised_blocks() if self._queue else 0
+        num_promised = self._num_promised(self._running.rows) if self._queue else 0
         while self._queue and min(plan.budget.num_left, plan.prompts.num_left) > 0 and self._table.num_free_rows:
             waiting = self._queue.peek()
             if is_behind(waiting):
@@ -121,7 +121,7 @@ class Admission:
                 skipped.append(request)
                 continue
             self.place(candidate, plan)
-            num_promised += self._num_promised_to(candidate)
+            num_promised += self._num_promised(np.array([candidate.request.row]))
         for request in skipped:
             self._queue.add(request)
 
@@ -129,8 +129,8 @@ class Admission:
         """Whether there are a row and pages for a waiting request beside those that run."""
         if not self._table.num_free_rows:
             return False
-        has_company = len(self._running) > 0
-        return self._pages_fit(self.make_candidate(request, plan), self._num_promised_blocks(), has_company)
+        num_promised, has_company = self._num_promised(self._running.rows), len(self._running) > 0
+        return not self._num_lacking(self.make_candidate(request, plan), num_promised, has_company)
 
     def may_admit(self, request: Request, plan: StepPlan) -> bool:
         """Whether no gate holds a waiting request back."""
@@ -176,10 +176,10 @@ class Admission:
         verdict = self.ask_gates(candidate, plan)
         if verdict is not Verdict.GO:
             return verdict
-        fits = candidate.num_new_tokens <= plan.budget.num_left and self._pages_fit(
-            candidate, num_promised, not plan.is_empty and candidate.request.message.sampling_params.beam_search is None
-        )
-        return Verdict.GO if fits else Verdict.STOP
+        if candidate.num_new_tokens > plan.budget.num_left:
+            return Verdict.STOP
+        has_company = not plan.is_empty and candidate.request.message.sampling_params.beam_search is None
+        return Verdict.STOP if self._num_lacking(candidate, num_promised, has_company) else Verdict.GO
 
     def hindrance(self, plan: StepPlan) -> Hindrance:
         """What held up the first in the queue, which must not be empty, when this plan was made; asks no gate."""
@@ -193,37 +193,25 @@ class Admission:
         if plan.prompts.num_left <= 0:
             return Hindrance(request.handle, WaitReason.PACE)
         candidate = self.make_candidate(request, plan)
-        num_missing = self._num_lacking(candidate, self._num_promised_blocks(), not plan.is_empty)
-        if num_missing > 0:
+        num_missing = self._num_lacking(candidate, self._num_promised(self._running.rows), not plan.is_empty)
+        if num_missing:
             return Hindrance(request.handle, WaitReason.PAGES, num_missing)
         is_whole = candidate.num_new_tokens <= plan.budget.num_left
         return Hindrance(request.handle, WaitReason.OTHER if is_whole else WaitReason.TOKENS)
 
-    def _pages_fit(self, candidate: Candidate, num_promised: int, has_company: bool) -> bool:
-        return self._num_lacking(candidate, num_promised, has_company) <= 0
-
     def _num_lacking(self, candidate: Candidate, num_promised: int, has_company: bool) -> int:
-        """Pages that are lacking for a candidate; 0 or less = it fits."""
+        """Pages that are lacking for a candidate, beside those promised to running rows; 0 = it fits."""
         num_tokens = candidate.prefix.num_tokens + candidate.num_new_tokens
         if self._rules.reserve_full_prompt:
             num_tokens = len(candidate.request.token_ids)
-        num_needed = self._kv.num_blocks_to_place(candidate.prefix, num_tokens) + num_promised
-        if has_company:
-            num_needed += self._rules.watermark_blocks
-        return num_needed - self._kv.num_free_blocks
+        num_reserved = num_promised + (self._rules.watermark_blocks if has_company else 0)
+        return self._kv.demand(candidate.prefix, num_tokens).beside(num_reserved).lacking(self._kv.num_free_blocks)
 
-    def _num_promised_blocks(self) -> int:
-        """Pages that running rows still need for the tokens they have."""
+    def _num_promised(self, rows: np.ndarray) -> int:
+        """Pages that these rows still need for the tokens they have, which no other request is given."""
         if not self._rules.reserve_full_prompt:
             return 0
-        rows = self._running.rows
         return int(self._kv.num_missing_blocks(rows, self._table.num_tokens[rows]).sum())
-
-    def _num_promised_to(self, placed: Candidate) -> int:
-        if not self._rules.reserve_full_prompt:
-            return 0
-        row = np.array([placed.request.row])
-        return int(self._kv.num_missing_blocks(row, self._table.num_tokens[row]).sum())
 
     def place(self, candidate: Candidate, plan: StepPlan) -> tuple[np.ndarray, ...]:
         """Put a request, which is in no queue, on a free row and plan it; row, pages and tokens must be there.
@@ -234,11 +222,7 @@ class Admission:
         request, prefix, num_computed = candidate.request, candidate.prefix, candidate.num_computed_tokens
         cache_miss = None if candidate.swapped is not None else self._kv.explain_miss(request, prefix)
         row = self._table.allocate(request, num_computed)
-        num_tokens = num_computed + candidate.num_new_tokens
-        if candidate.swapped is None:
-            block_ids = self._kv.place(row, request, prefix, num_tokens)
-        else:
-            block_ids = self._kv.restore(row, request, prefix, candidate.swapped, num_tokens)
+        block_ids = self._kv.place(row, request, prefix, num_computed + candidate.num_new_tokens, candidate.swapped)
         self._running.add(row)
         if request.num_cached_tokens < 0:
             request.num_cached_tokens = prefix.num_tokens

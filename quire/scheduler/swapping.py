@@ -171,11 +171,8 @@ class Swapping:
         if len(self._running):
             num_reserved = self._num_blocks_to_grow()
             num_tokens = max(num_tokens, min(len(candidate.request.token_ids) + CALM_STEPS, self._table.max_model_len))
-        if candidate.swapped is None:
-            num_taken = self._kv.num_blocks_to_place(candidate.prefix, num_tokens)
-        else:
-            num_taken = self._kv.num_blocks_to_restore(candidate.prefix, candidate.swapped, num_tokens)
-        return num_taken + num_reserved <= self._kv.num_free_blocks
+        demand = self._kv.demand(candidate.prefix, num_tokens, candidate.swapped).beside(num_reserved)
+        return not demand.lacking(self._kv.num_free_blocks)
 
     def _place(self, candidate: Candidate, plan: StepPlan) -> None:
         handle = candidate.request.handle

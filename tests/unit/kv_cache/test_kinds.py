@@ -20,6 +20,7 @@ from quire.core.kv_spec import (
 from quire.core.runner_output import ModelRunnerOutput
 from quire.core.serial import MessageDecoder, MessageEncoder
 from quire.errors import MessageError, UnsupportedError
+from quire.kv_cache.page_demand import PageDemand
 from quire.kv_cache.planning import plan_kv_cache
 from quire.kv_cache.single_type.managers import MANAGERS, make_manager
 from quire.kv_cache.swap_pool import NO_HOST_BLOCK, SwappedPages
@@ -162,8 +163,8 @@ def test_a_swapped_state_comes_back_into_one_page():
     prefix = rows.kv.get_computed_blocks(request)
     swapped = SwappedPages(40, (np.arange(10, dtype=np.int32), np.array([10], dtype=np.int32)))
     assert NO_HOST_BLOCK not in swapped.held()
-    assert rows.kv.num_blocks_to_restore(prefix, swapped, 41) == 12
-    block_ids = rows.kv.restore(2, request, prefix, swapped, 41)
+    assert rows.kv.demand(prefix, 41, swapped) == PageDemand(12)
+    block_ids = rows.kv.place(2, request, prefix, 41, swapped)
     assert [len(ids) for ids in block_ids] == [11, 1]
     assert rows.kv.num_usable_blocks - rows.kv.num_free_blocks == 12
 

@@ -9,6 +9,7 @@ from quire.core.request import Request
 from quire.core.sampling_params import SamplingParams
 from quire.errors import UnsupportedError
 from quire.kv_cache.manager import KVCacheManager
+from quire.kv_cache.page_demand import PageDemand
 
 BLOCK_SIZE = 4
 GROUP = KVCacheGroupSpec(
@@ -164,10 +165,10 @@ def test_placing_counts_free_cached_pages_as_taken_and_pages_in_use_as_not(fille
     request = make_request(10)
     filled.hash_prompt(request)
     prefix = filled.get_computed_blocks(request)
-    assert filled.num_blocks_to_place(prefix, 10) == 3
+    assert filled.demand(prefix, 10) == PageDemand(3)
     filled.place(0, request, prefix, 10)
     assert filled.num_free_blocks == 11 - 3
-    assert filled.num_blocks_to_place(prefix, 10) == 1
+    assert filled.demand(prefix, 10) == PageDemand(1)
 
 
 def test_pages_are_appended_to_many_rows_at_once():
@@ -226,3 +227,9 @@ def test_two_groups_that_keep_whole_sequences_are_refused():
             KVCacheConfig(num_blocks=4, groups=(GROUP, GROUP)),
             enable_prefix_caching=True, max_num_seqs=1, max_model_len=8,
         )  # fmt: skip
+
+
+@pytest.mark.parametrize(("free", "lacking"), [(15, 1), (16, 0), (17, 0)])
+def test_a_demand_counts_what_is_left_for_running_requests(free, lacking):
+    assert PageDemand(6).beside(7).beside(3) == PageDemand(new=6, reserved=10)
+    assert PageDemand(6, 10).lacking(free) == lacking
