@@ -126,7 +126,7 @@ def test_a_tenants_flood_of_new_grammars_is_before_anothers_grammar_by_one_for_e
         begun.append(spec)
         return run(spec)
 
-    for worker in pool._quick.workers:
+    for worker in pool._fast.workers:
         worker.run = functools.partial(held, run=worker.run)  # type: ignore[method-assign]
     try:
         for number in range(10, 26):
