@@ -100,7 +100,8 @@ class CompiledGrammar(ABC):
     """A grammar at its beginning, shared by the requests that have it; not changed by them.
 
     Attributes:
-        is_expensive: to follow it takes more than a step can wait for; found out by the first that did.
+        is_expensive: to follow it takes more than a step can wait for; the compile worker's probe found it, or the
+            first answer that did.
         spec: what it was made of, by the library that took it; None before a pool has made it.
     """
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from benchmarks.adversarial import FORMS
-from quire.config.structured_outputs import StructuredOutputsConfig
+from quire.config.structured_outputs import BACKENDS, StructuredOutputsConfig
 from quire.core.structured_outputs import StructuredOutputsParams
 from quire.errors import EngineGenerateError, QuireClientError
 from quire.models.hub import resolve_model_path
@@ -153,3 +153,21 @@ def test_whoever_waits_for_a_grammar_hears_of_a_worker_that_answers_nonsense(poo
 def children(pid: int) -> list[int]:
     """Of a process with one thread."""
     return [int(one) for one in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+@pytest.mark.parametrize(
+    ("backend", "kind", "text", "is_expensive"),
+    [
+        ("xgrammar", "grammar", 'root ::= s\ns ::= s s | s s s | [a-z] | ""', True),
+        ("xgrammar", "regex", "(([a-z]*)*)*" * 40, True),
+        ("guidance", "grammar", 'start: s\ns: s s | s s s | /[a-z]/ | ""', True),
+        ("guidance", "grammar", "start: " + "(" * 20 + "/[a-z]/" + "*)" * 20, True),
+        *((backend, "regex", "[a-z]{2,40}", False) for backend in BACKENDS),
+        *((backend, "json", '{"type": "string", "maxLength": 40}', False) for backend in ("xgrammar", "guidance")),
+    ],
+)
+def test_a_grammar_that_is_expensive_to_follow_is_found_before_the_engine_core_follows_it(
+    pool: CompilePool, backend: str, kind: str, text: str, is_expensive: bool
+):
+    spec = GrammarSpec(kind=kind, text=text, backend=backend)
+    assert pool.compile(spec).result().grammar.is_expensive is is_expensive

@@ -68,18 +68,22 @@ class GuidanceBackend(StructuredOutputBackend):
     def __init__(self, vocabulary: Vocabulary) -> None:
         super().__init__(vocabulary)
         self._library = importlib.import_module("llguidance")
+        self._newest: tuple[GrammarSpec, Any] | None = None
         self._tokens = self._library.LLTokenizer(_Tokens(vocabulary), n_vocab=vocabulary.vocab_size)
 
     def compile(self, spec: GrammarSpec) -> bytes:
-        """Try it."""
+        """Try it, and keep it for a `load` that follows here."""
         matcher = self._matcher(spec)
+        self._newest = (spec, matcher)
         bitmask = np.empty((1, self.vocabulary.bitmask_size), dtype=np.int32)
         _fill(matcher, bitmask, 0)
         return b""
 
     def load(self, spec: GrammarSpec, compiled: bytes) -> CompiledGrammar:
-        """Compile it here."""
-        return _Compiled(self._matcher(spec), self.vocabulary.eos_token_id)
+        """Compile it here, unless `compile` has just done that."""
+        newest, self._newest = self._newest, None
+        matcher = newest[1] if newest is not None and newest[0] is spec else self._matcher(spec)
+        return _Compiled(matcher, self.vocabulary.eos_token_id)
 
     def _matcher(self, spec: GrammarSpec) -> Any:
         try:

@@ -56,6 +56,16 @@ class CompileResult(msgspec.Struct, frozen=True):
     died: str | None = None
 
 
+class ProbeResult(msgspec.Struct, frozen=True):
+    """Follows a `CompileResult` without an error.
+
+    Attributes:
+        is_expensive: a few tokens took too much, so the engine core must not follow the grammar itself.
+    """
+
+    is_expensive: bool = False
+
+
 def write_message(stream: Stream, message: msgspec.Struct) -> None:
     """Send a message."""
     data = msgspec.msgpack.encode(message)

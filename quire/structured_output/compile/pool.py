@@ -1,7 +1,8 @@
 """CompilePool: grammars made off the engine's loop, each within a budget of CPU time and memory.
 
 A grammar is tried in the fast queue, which gives up after `FAST_CPU_S`; what takes longer waits in the slow queue,
-where it gets what the machine leaves idle. So plain grammars never wait for expensive ones. In a queue tenants take
+where it gets what the machine leaves idle. So plain grammars never wait for expensive ones. What is expensive to follow
+is found there, too: a worker takes each grammar through a few tokens (`probe`). In a queue tenants take
 turns: whoever floods it delays another's grammar by one of its own.
 
 Owned by the grammar manager. Owns compile workers, each started when it is first needed, and the libraries of this
@@ -104,7 +105,7 @@ class CompilePool:
             made.set_exception(error)
 
     def _make(self, job: _Job, worker: WorkerProcess) -> None:
-        """Compile with `worker`; what takes too long, and has not had its last try, goes to the slow queue."""
+        """Compile with `worker`; what takes too long, compiled or followed, goes to the slow queue for its last try."""
         spec, made = job.spec, job.made
         if made.cancelled():
             return
@@ -112,11 +113,11 @@ class CompilePool:
         result: CompileOutcome | None = None
         try:
             result = self._by_first(spec, worker)
+            if result.grammar.is_expensive and not job.is_last:
+                return self._try_again(job)
         except OverTimeError as over:
             if not job.is_last:
-                last = dataclasses.replace(job, is_last=True)
-                self._slow.submit(job.tenant, lambda slow: self._make(last, slow))
-                return
+                return self._try_again(job)
             error = over
         except QuireError as refused:
             error = refused
@@ -130,20 +131,24 @@ class CompilePool:
         else:
             made.set_exception(error)
 
+    def _try_again(self, job: _Job) -> None:
+        last = dataclasses.replace(job, is_last=True)
+        self._slow.submit(job.tenant, lambda worker: self._make(last, worker))
+
     def _by_first(self, spec: GrammarSpec, worker: WorkerProcess) -> CompileOutcome:
         """The grammar, of the first library that takes it."""
         reasons: dict[str, str] = {}
         for one in with_fallbacks(spec):
             try:
-                return self._loaded(one, worker.run(one))
+                return self._loaded(one, *worker.run(one))
             except RefusedError as error:
                 reasons[one.backend] = error.reason
         raise refusal(spec, reasons)
 
-    def _loaded(self, spec: GrammarSpec, compiled: bytes) -> CompileOutcome:
+    def _loaded(self, spec: GrammarSpec, compiled: bytes, is_expensive: bool) -> CompileOutcome:
         try:
             grammar = self._backend(spec.backend).load(spec, compiled)
-            grammar.spec = spec
+            grammar.spec, grammar.is_expensive = spec, is_expensive
             return CompileOutcome(grammar, len(compiled))
         except QuireError:
             raise

@@ -1,13 +1,14 @@
 """The process in which grammars are compiled: one that may be killed when a grammar takes too much.
 
 Started by `worker_process`. It reads a `WorkerSetup` and then one `GrammarSpec` after another from its standard input,
-and answers each with a `CompileResult`. Loads no torch. Each grammar is compiled by a child of its own,
-so that one that fails costs no new start, and the kernel holds the child to its limits: too much CPU time ends it by
-SIGPROF, and too much memory it does not get.
+and answers each with a `CompileResult` and, of what was compiled, a `ProbeResult`. Loads no torch. Each grammar is
+compiled and tried by a child of its own, so that one that fails costs no new start, and the kernel holds the child to
+its limits: too much CPU time ends it by SIGPROF, and too much memory it does not get.
 """
 
 from __future__ import annotations
 
+import mmap
 import os
 import resource
 import select
@@ -20,9 +21,16 @@ from typing import IO
 
 import msgspec
 
-from quire.structured_output.compile.messages import CompileResult, WorkerSetup, read_message, write_message
+from quire.structured_output.compile.messages import (
+    CompileResult,
+    ProbeResult,
+    WorkerSetup,
+    read_message,
+    write_message,
+)
+from quire.structured_output.compile.probe import CPU_S, FAST_CPU_S, Probe
 from quire.structured_output.interface import GrammarError, GrammarSpec, StructuredOutputBackend
-from quire.structured_output.registry import make_backend
+from quire.structured_output.registry import backend_class
 from quire.structured_output.vocabulary import read_vocabulary
 from quire.utils.children import describe_exit
 
@@ -49,39 +57,62 @@ def _serve() -> None:
         return
     setup = msgspec.msgpack.decode(data, type=WorkerSetup)
     vocabulary = read_vocabulary(setup.tokenizer_path, setup.vocab_size, setup.eos_token_id)
+    probe = Probe(vocabulary, CPU_S if setup.is_background else FAST_CPU_S)
     backends: dict[str, StructuredOutputBackend] = {}
     while (data := read_message(inputs)) is not None:
         spec = msgspec.msgpack.decode(data, type=GrammarSpec)
         if spec.backend not in backends:
-            backends[spec.backend] = make_backend(spec.backend, vocabulary)
-        result = _compile_in_child(backends[spec.backend], spec, setup, outputs)
-        if result is not None:
-            write_message(outputs, result)
+            backends[spec.backend] = backend_class(spec.backend)(vocabulary)
+        _compile_in_child(backends[spec.backend], probe, spec, setup, outputs)
 
 
 def _compile_in_child(
-    backend: StructuredOutputBackend, spec: GrammarSpec, setup: WorkerSetup, outputs: IO[bytes]
-) -> CompileResult | None:
-    """Answer `spec`; what is wrong, when the child could not answer itself."""
+    backend: StructuredOutputBackend, probe: Probe, spec: GrammarSpec, setup: WorkerSetup, outputs: IO[bytes]
+) -> None:
+    """Answer `spec`; for a child that could not answer itself, say what is wrong."""
     before_bytes = _resident_bytes()
-    child = os.fork()
-    if child == 0:
-        code = 1
-        try:
-            write_message(outputs, _compile_within_limits(backend, spec, setup))
-            code = 0
-        except MemoryError:
-            code = EXIT_OVER_MEMORY
-        except Exception:
-            traceback.print_exc()
-        finally:  # whatever was raised: only the parent goes back to the loop
-            os._exit(code)
-    _watch(child)
-    _, status, usage = os.wait4(child, 0)
-    if status == 0:
-        return None
+    with mmap.mmap(-1, 1) as is_compiled:  # shared with the child
+        child = os.fork()
+        if child == 0:
+            code = 1
+            try:
+                _answer(backend, probe, spec, setup, outputs, is_compiled)
+                code = 0
+            except MemoryError:
+                code = EXIT_OVER_MEMORY
+            except Exception:
+                traceback.print_exc()
+            finally:  # whatever was raised: only the parent goes back to the loop
+                os._exit(code)
+        _watch(child)
+        _, status, usage = os.wait4(child, 0)
+        if status == 0:
+            return
+        if is_compiled[0]:  # it ended in the probe
+            write_message(outputs, ProbeResult(is_expensive=True))
+            return
     grown_bytes = usage.ru_maxrss * 1024 - before_bytes
-    return result_of_death(os.waitstatus_to_exitcode(status), grown_bytes, setup.memory_bytes)
+    write_message(outputs, result_of_death(os.waitstatus_to_exitcode(status), grown_bytes, setup.memory_bytes))
+
+
+def _answer(
+    backend: StructuredOutputBackend,
+    probe: Probe,
+    spec: GrammarSpec,
+    setup: WorkerSetup,
+    outputs: IO[bytes],
+    is_compiled: mmap.mmap,
+) -> None:
+    """In the child; `is_compiled` becomes 1 when only the probe is left to be answered."""
+    result = _compile_within_limits(backend, spec, setup)
+    write_message(outputs, result)
+    if result.error is not None:
+        return
+    is_compiled[0] = 1
+    signal.setitimer(signal.ITIMER_PROF, setup.cpu_s)
+    with suppress(GrammarError):  # what the library cannot follow it says again where it is followed
+        probe.follow(backend.load(spec, result.compiled))
+    write_message(outputs, ProbeResult())
 
 
 def result_of_death(code: int, grown_bytes: int, limit_bytes: int) -> CompileResult:

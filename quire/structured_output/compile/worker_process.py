@@ -5,13 +5,20 @@ from __future__ import annotations
 import subprocess
 import threading
 from contextlib import suppress
+from typing import IO, TypeVar
 
 import msgspec
 
 from quire.errors import EngineGenerateError, QuireError
 from quire.logger import get_logger
 from quire.structured_output.compile.errors import BudgetError, OverTimeError, RefusedError
-from quire.structured_output.compile.messages import CompileResult, WorkerSetup, read_message, write_message
+from quire.structured_output.compile.messages import (
+    CompileResult,
+    ProbeResult,
+    WorkerSetup,
+    read_message,
+    write_message,
+)
 from quire.structured_output.compile.worker import OVER_MEMORY, OVER_TIME
 from quire.structured_output.interface import GrammarSpec
 from quire.utils.children import Child, describe_exit, start_module
@@ -23,6 +30,8 @@ WALL_EXTRA_S = 60.0
 
 logger = get_logger(__name__)
 
+T = TypeVar("T")
+
 
 class WorkerProcess:
     """One compile worker after another; used by one thread at a time."""
@@ -32,17 +41,17 @@ class WorkerProcess:
         self._process: Child | None = None
         self._is_closed = self._is_late = False
 
-    def run(self, spec: GrammarSpec) -> bytes:
-        """The compiled grammar.
+    def run(self, spec: GrammarSpec) -> tuple[bytes, bool]:
+        """The compiled grammar, and whether it is expensive to follow.
 
         Raises:
             RefusedError: the library refuses it.
             BudgetError: it takes too much.
             EngineGenerateError: the process that compiles it ended.
         """
-        result = self._asked(spec)
+        result, is_expensive = self._asked(spec)
         if result.died is not None and self._process is None:
-            result = self._asked(spec)  # the worker is replaced: it is not grammars that end it
+            result, is_expensive = self._asked(spec)  # the worker is replaced: it is not grammars that end it
         if result.error == OVER_MEMORY:
             raise self._over_memory(spec)
         if result.error == OVER_TIME:
@@ -51,10 +60,10 @@ class WorkerProcess:
             raise self._died(spec, result.died)
         if result.error is not None:
             raise RefusedError(spec.backend, result.error)
-        return result.compiled
+        return result.compiled, is_expensive
 
-    def _asked(self, spec: GrammarSpec) -> CompileResult:
-        """The worker's answer, or how it ended."""
+    def _asked(self, spec: GrammarSpec) -> tuple[CompileResult, bool]:
+        """The worker's answer, or how it ended, and whether the grammar is expensive to follow."""
         process = self._started()
         assert process.stdin is not None and process.stdout is not None, "both were asked for"
         wall_s = WALL_FACTOR * self._setup.cpu_s + WALL_EXTRA_S
@@ -64,19 +73,21 @@ class WorkerProcess:
         timer.start()
         try:
             write_message(process.stdin, spec)
-            data = read_message(process.stdout)
+            result = _read(process.stdout, CompileResult)
+            is_last = result is None or result.error is not None or result.died is not None
+            probed = None if is_last else _read(process.stdout, ProbeResult)
         except OSError:
-            data = None
+            result, probed, is_last = None, None, True
         finally:
             timer.cancel()
-        if data is not None:
-            return msgspec.msgpack.decode(data, type=CompileResult)
+        if result is not None and (is_last or probed is not None):
+            return result, probed is not None and probed.is_expensive
         self.dispose()
         if self._is_closed:
             raise BudgetError("the engine is shut down")
         if self._is_late:
             raise self._over_time(spec)
-        return CompileResult(died=describe_exit(process.returncode))
+        return CompileResult(died=describe_exit(process.returncode)), False
 
     def kill(self) -> None:
         """End the process, and start none again."""
@@ -131,3 +142,8 @@ class WorkerProcess:
             hint="make it simpler, or start the engine with a larger structured_outputs_compile_memory",
             field=f"structured_outputs.{spec.kind}",
         )
+
+
+def _read(stream: IO[bytes], kind: type[T]) -> T | None:
+    data = read_message(stream)
+    return None if data is None else msgspec.msgpack.decode(data, type=kind)
