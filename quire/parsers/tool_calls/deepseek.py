@@ -5,42 +5,27 @@ from __future__ import annotations
 import re
 from collections.abc import Container
 
-from quire.parsers.call_object import MAX_NAME_CHARS, Found, JsonCallParser
+from quire.parsers.call_object import MAX_NAME_CHARS, Found
 from quire.parsers.call_syntax import CallSyntax
-from quire.parsers.reader import Markers, Steps
+from quire.parsers.reader import Steps
+from quire.parsers.tool_calls.section import SectionParser
 
 CALLS_BEGIN, CALLS_END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
 CALL_BEGIN, CALL_END = "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>"
 SEPARATOR = "<｜tool▁sep｜>"
-OPEN = Markers(CALLS_BEGIN, CALL_BEGIN)
-CLOSE = Markers(CALL_END)
 NAME_RUN = re.compile(r"[\w.:/-]*")
 FENCE = "```"
 
 
-class DeepSeekV3Parser(JsonCallParser):
+class DeepSeekV3Parser(SectionParser):
     """Calls between the marks of one block."""
 
-    needs_special_tokens = True
+    section = CALLS_BEGIN, CALLS_END
+    call = CALL_BEGIN, CALL_END
     has_kind = True
 
-    def parse(self) -> Steps[None]:
-        """As `SteppedParser.parse`."""
-        reader = self.reader
-        while marker := (yield from reader.forward(self.out.content, OPEN)):
-            reader.keep(len(marker))
-            if marker == CALLS_BEGIN:
-                yield from reader.skip_spaces()
-                if not (yield from reader.skip(CALL_BEGIN)):
-                    self.out.content(reader.kept())
-                    continue
-            found = yield from self._call()
-            yield from self.settle(found, CLOSE)
-            if found is not Found.NO_CALL:
-                yield from reader.skip_spaces()
-                yield from reader.skip(CALLS_END)
-
-    def _call(self) -> Steps[Found]:
+    def parse_call(self) -> Steps[Found]:
+        """As `SectionParser.parse_call`."""
         reader = self.reader
         if self.has_kind:
             yield from reader.run(NAME_RUN, MAX_NAME_CHARS)
@@ -68,7 +53,7 @@ class DeepSeekV3Parser(JsonCallParser):
         return CallSyntax(
             begin=CALLS_BEGIN, head=f"{CALL_BEGIN}function{SEPARATOR}", middle=f"\n{FENCE}json\n",
             tail=f"\n{FENCE}{CALL_END}", separator="\n", end=CALLS_END,
-            openers=OPEN.texts,
+            openers=(CALLS_BEGIN, CALL_BEGIN),
         )  # fmt: skip
 
 
@@ -81,5 +66,10 @@ class DeepSeekV31Parser(DeepSeekV3Parser):
     def syntax(cls, special: Container[str] = ()) -> CallSyntax | None:
         """As `ToolCallParser.syntax`."""
         return CallSyntax(
-            begin=CALLS_BEGIN, head=CALL_BEGIN, middle=SEPARATOR, tail=CALL_END, end=CALLS_END, openers=OPEN.texts
+            begin=CALLS_BEGIN,
+            head=CALL_BEGIN,
+            middle=SEPARATOR,
+            tail=CALL_END,
+            end=CALLS_END,
+            openers=(CALLS_BEGIN, CALL_BEGIN),
         )

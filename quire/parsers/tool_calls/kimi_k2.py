@@ -5,41 +5,26 @@ from __future__ import annotations
 import re
 from collections.abc import Container
 
-from quire.parsers.call_object import MAX_NAME_CHARS, Found, JsonCallParser
+from quire.parsers.call_object import MAX_NAME_CHARS, Found
 from quire.parsers.call_syntax import CallSyntax
-from quire.parsers.reader import Markers, Steps
+from quire.parsers.reader import Steps
+from quire.parsers.tool_calls.section import SectionParser
 
 SECTION_BEGIN, SECTION_END = "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"
 CALL_BEGIN, CALL_END, ARGUMENTS = "<|tool_call_begin|>", "<|tool_call_end|>", "<|tool_call_argument_begin|>"
-OPEN = Markers(SECTION_BEGIN, CALL_BEGIN)
-CLOSE = Markers(CALL_END)
 ID_RUN = re.compile(r"[\w.:/-]*")
 INDEX = re.compile(r":\d+$")
 PREFIX = "functions."
 
 
-class KimiK2Parser(JsonCallParser):
+class KimiK2Parser(SectionParser):
     """The name is a part of the call's id, which the model counts on to find again in its prompt."""
 
-    needs_special_tokens = True
+    section = SECTION_BEGIN, SECTION_END
+    call = CALL_BEGIN, CALL_END
 
-    def parse(self) -> Steps[None]:
-        """As `SteppedParser.parse`."""
-        reader = self.reader
-        while marker := (yield from reader.forward(self.out.content, OPEN)):
-            reader.keep(len(marker))
-            if marker == SECTION_BEGIN:
-                yield from reader.skip_spaces()
-                if not (yield from reader.skip(CALL_BEGIN)):
-                    self.out.content(reader.kept())
-                    continue
-            found = yield from self._call()
-            yield from self.settle(found, CLOSE)
-            if found is not Found.NO_CALL:
-                yield from reader.skip_spaces()
-                yield from reader.skip(SECTION_END)
-
-    def _call(self) -> Steps[Found]:
+    def parse_call(self) -> Steps[Found]:
+        """As `SectionParser.parse_call`."""
         reader = self.reader
         yield from reader.skip_spaces()
         call_id = yield from reader.run(ID_RUN, MAX_NAME_CHARS)
@@ -55,5 +40,5 @@ class KimiK2Parser(JsonCallParser):
         """As `ToolCallParser.syntax`."""
         return CallSyntax(
             begin=SECTION_BEGIN, head=CALL_BEGIN + PREFIX, middle=f":0{ARGUMENTS}", tail=CALL_END, end=SECTION_END,
-            openers=OPEN.texts,
+            openers=(SECTION_BEGIN, CALL_BEGIN),
         )  # fmt: skip
