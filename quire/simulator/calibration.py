@@ -30,6 +30,7 @@ KNOTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 
 MIN_STEPS = 50
 FIT_ROUNDS = 4
 STRETCH_S = 1.0
+GOOD_ERROR, ROUGH_ERROR = 0.10, 0.20
 MAX_CALIBRATION_BYTES = 1 << 24
 
 
@@ -78,6 +79,20 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True):
             + self.pair_s * shape.prompt_pairs + self.new_s * shape.num_new
             + self.prompt_context_s * shape.prompt_context
         )  # fmt: skip
+
+
+def verdict(median_error: float) -> str:
+    """What the error of a fit says about plans that are made with it."""
+    if median_error <= GOOD_ERROR:
+        return f"good: an idle machine stays within {GOOD_ERROR:.0%}"
+    if median_error <= ROUGH_ERROR:
+        return (
+            f"fair: an idle machine stays within {GOOD_ERROR:.0%}; take plans with a margin of about {median_error:.0%}"
+        )
+    return (
+        f"rough: the machine was busy, or its speed varies by itself; plans may be off by {median_error:.0%} and more: "
+        "calibrate again when nothing else runs"
+    )
 
 
 class CalibratedCosts:

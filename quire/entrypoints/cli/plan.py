@@ -62,7 +62,7 @@ def _calibrate(args: argparse.Namespace) -> int:
     # Late: only this runs an engine.
     from quire.config.build import build_config
     from quire.entrypoints.plan.calibrate import calibrate
-    from quire.simulator.calibration import save_calibration
+    from quire.simulator.calibration import save_calibration, verdict
 
     names = ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "max_decode_slowdown", "scheduling_policy")
     given = {name: getattr(args, name) for name in (*names, "num_gpu_blocks_override")}
@@ -70,9 +70,10 @@ def _calibrate(args: argparse.Namespace) -> int:
     save_calibration(calibration, args.calibrate)
     summary = {
         "calibration": str(args.calibrate), "machine": calibration.machine, "num_steps": calibration.num_steps,
-        "median_error": calibration.median_error,
+        "median_error": calibration.median_error, "verdict": verdict(calibration.median_error),
     }  # fmt: skip
     print(f"{calibration.num_steps} steps fitted, half of them within {calibration.median_error:.1%}: {args.calibrate}")
+    print(summary["verdict"])
     print(json.dumps(summary))
     return 0
 

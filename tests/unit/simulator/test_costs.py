@@ -16,6 +16,7 @@ from quire.simulator.calibration import (
     load_calibration,
     nonnegative_least_squares,
     save_calibration,
+    verdict,
 )
 from quire.simulator.costs import StepShape
 from quire.simulator.hardware import HARDWARE, Hardware
@@ -188,3 +189,8 @@ def test_a_recording_gives_its_steps_and_its_requests(tmp_path):
     requests = requests_of(read_recording(tmp_path))
     assert len(requests) >= 11 and requests[0].arrival_s == 0.0
     assert all(0 < one.output_len <= 9 for one in requests)
+
+
+@pytest.mark.parametrize(("error", "word"), [(0.03, "good"), (0.15, "fair"), (0.253, "rough")])
+def test_a_calibration_says_what_its_error_means(error: float, word: str):
+    assert verdict(error).startswith(f"{word}: ")
