@@ -29,18 +29,8 @@ from quire.entrypoints.openai.parsing import Parsing, ParsingPlan
 from quire.entrypoints.openai.protocol.chat import ChatRequest, chat_params
 from quire.models.hub import resolve_model_path
 from quire.parsers.events import Content, Reasoning
-from tests.structured.test_forced import MARKS, OFFERED, TOOLS
+from tests.structured.test_forced import FORMATS, MARKS, OFFERED, TOOLS
 
-FORMATS = (
-    "hermes",
-    "llama3_json",
-    "mistral",
-    "deepseek_v3",
-    "deepseek_v31",
-    "granite",
-    "granite-20b-fc",
-    "qwen3_coder",
-)
 TASKS = ("What is the weather in Paris?", "Plot 1, 2 and 3.", "What time is it?", "Add 2 and 5.", "Tell me a story.")
 NAMES = [tool["name"] for tool in TOOLS]
 SCHEMAS = {tool["name"]: tool.get("parameters") or {"maxProperties": 0} for tool in TOOLS}
