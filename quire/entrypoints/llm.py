@@ -336,7 +336,7 @@ class LLM(EngineControls):
                             self._finished[output.request_id] = output
                             unfinished.discard(output.request_id)
                             progress.add(len(output.prompt_token_ids), output.metrics.num_generation_tokens)
-                    progress.tick()
+                    progress.tick(self.llm_engine.last_stats.num_scheduled_tokens)
         except BaseException:
             self.llm_engine.discard_requests(names)
             for name in names:

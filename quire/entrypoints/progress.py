@@ -25,6 +25,7 @@ class Progress:
         self._num_finished = 0
         self._num_prompt_tokens = 0
         self._num_output_tokens = 0
+        self._num_computed_tokens = 0
         self._start = self._last_shown = time.monotonic()
         self._bar: Any = None
         self._task: Any = None
@@ -45,8 +46,9 @@ class Progress:
         self._num_prompt_tokens += num_prompt_tokens
         self._num_output_tokens += num_output_tokens
 
-    def tick(self) -> None:
-        """Bring the bar up to date, if it is time."""
+    def tick(self, num_computed_tokens: int = 0) -> None:
+        """A step computed so many tokens; bring the bar up to date, if it is time."""
+        self._num_computed_tokens += num_computed_tokens
         now = time.monotonic()
         if not self._is_enabled or now - self._start < SHOW_AFTER_S or now - self._last_shown < REFRESH_S:
             return
@@ -68,5 +70,6 @@ class Progress:
 
     def _show(self) -> None:
         seconds = max(time.monotonic() - self._start, 1e-9)
-        speed = f"in {self._num_prompt_tokens / seconds:.0f} tok/s, out {self._num_output_tokens / seconds:.0f} tok/s"
+        rates = self._num_prompt_tokens / seconds, self._num_output_tokens / seconds
+        speed = f"{self._num_computed_tokens} tokens computed, in {rates[0]:.0f} tok/s, out {rates[1]:.0f} tok/s"
         self._bar.update(self._task, completed=self._num_finished, speed=speed)

@@ -17,6 +17,7 @@ from quire.layers.weight_target import WeightTarget
 from quire.logger import get_logger
 from quire.models.json_file import read_json_object
 from quire.models.safetensors_file import DOWNLOAD_AGAIN, SafetensorsFile, TensorEntry
+from quire.utils.progress_line import ProgressLine
 
 logger = get_logger(__name__)
 
@@ -51,13 +52,20 @@ def load_weights(
     _check_names(directory, used, targets)
     for name, target in targets.items():
         _check_tensor(used[name], used[name].entries[name], target)
-    for name, target in targets.items():
-        tensor = used[name].tensor(name)
-        if not target.load(tensor):
-            raise _not_finite(used[name], name)
-        if reports_error:
-            logger.info("%s: relative error %.5f as stored", name, relative_error(tensor, target.stored()))
-        used[name].release(name)
+    sizes = {name: used[name].entries[name].end - used[name].entries[name].begin for name in targets}
+    progress, num_bytes, total = ProgressLine("loading weights"), 0, sum(sizes.values())
+    try:
+        for name, target in targets.items():
+            progress.show(num_bytes, total)
+            tensor = used[name].tensor(name)
+            if not target.load(tensor):
+                raise _not_finite(used[name], name)
+            if reports_error:
+                logger.info("%s: relative error %.5f as stored", name, relative_error(tensor, target.stored()))
+            used[name].release(name)
+            num_bytes += sizes[name]
+    finally:
+        progress.end()
 
 
 def relative_error(given: torch.Tensor, stored: torch.Tensor) -> float:

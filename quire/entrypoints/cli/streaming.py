@@ -8,9 +8,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from quire.core.outputs import RequestOutput
 from quire.core.sampling_params import RequestOutputKind, SamplingParams
 from quire.engine.llm_engine import LLMEngine
 from quire.entrypoints.interrupts import DeferredInterrupt
+from quire.utils.progress_line import ProgressLine
 
 
 @dataclass(slots=True)
@@ -47,6 +49,8 @@ class AnswerStream:
         self.times = AnswerTimes()
         streamed = params.clone()
         streamed.output_kind = RequestOutputKind.DELTA
+        streamed.return_progress = True
+        self._progress = ProgressLine("computing the prompt")
         self._start = time.perf_counter()
         self._name = engine.add_request(
             f"stream-{next(self._names)}", prompt, streamed, add_special_tokens=add_special_tokens
@@ -58,13 +62,21 @@ class AnswerStream:
                 while self.times.finish_reason is None:
                     for output in self._engine.step():
                         completion = output.outputs[0]
+                        self._show_progress(output)
                         self._note(len(completion.token_ids), completion.finish_reason)
                         if completion.text:
                             yield completion.text
                     if interrupt.is_pending:
                         self.times.finish_reason = "abort"
         finally:
+            self._progress.end()
             self._engine.discard_requests([self._name])
+
+    def _show_progress(self, output: RequestOutput) -> None:
+        if output.outputs[0].token_ids:
+            self._progress.end()
+        elif output.prompt_progress is not None:
+            self._progress.show(output.prompt_progress.processed, output.prompt_progress.total)
 
     def _note(self, num_tokens: int, finish_reason: str | None) -> None:
         now = time.perf_counter() - self._start
