@@ -10,7 +10,6 @@ from quire.config.engine import QuireConfig
 from quire.errors import ConfigError, UnsupportedError
 from quire.platforms.interface import Platform
 
-OWN_POLICIES = ("fcfs", "priority", "fair", "shortest")
 PARALLEL_SIZES = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size")
 
 
@@ -27,8 +26,7 @@ def check_supported(config: QuireConfig) -> None:
             "kv_events_config has nothing to tell without prefix caching", hint="leave out one of the two settings",
             field="kv_events_config",
         )  # fmt: skip
-    own = config.scheduler.scheduling_policy in OWN_POLICIES and config.scheduler.scheduler_cls is None
-    if config.observability.flight_recorder is not None and not own:
+    if config.observability.flight_recorder is not None and config.scheduler.has_plugin:
         raise UnsupportedError(
             "flight_recorder writes down the state of Quire's own scheduler, and a plugin's is set",
             hint="leave out flight_recorder, or the plugin", field="flight_recorder",

@@ -8,6 +8,8 @@ from quire.config.base import check_settings, setting
 from quire.errors import ConfigError
 from quire.plugins import SCHEDULING_POLICY
 
+OWN_POLICIES = ("fcfs", "priority", "fair", "shortest")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulerConfig:
@@ -25,7 +27,7 @@ class SchedulerConfig:
         "running requests of higher ones; fair = tenants share by weight, the one served least first; shortest = the "
         "least expected work first, which also takes the place of running requests with far more left, aged so that "
         "nothing starves.",
-        choices=("fcfs", "priority", "fair", "shortest"),
+        choices=OWN_POLICIES,
         plugins=SCHEDULING_POLICY,
     )
     scheduler_cls: str | None = setting(
@@ -75,3 +77,8 @@ class SchedulerConfig:
                 hint="use a number of at least 1 (2 = twice as long), or 0 for no limit",
                 field="max_decode_slowdown",
             )
+
+    @property
+    def has_plugin(self) -> bool:
+        """Whether the scheduler or its policy is another package's."""
+        return self.scheduler_cls is not None or self.scheduling_policy not in OWN_POLICIES

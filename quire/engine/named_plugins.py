@@ -10,14 +10,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from quire.attention.block_sizes import PREFERRED_BLOCK_SIZES
 from quire.config import QuireConfig
 from quire.config.hf_config import ARCHITECTURES
+from quire.config.scheduler import OWN_POLICIES
 from quire.config.structured_outputs import BACKENDS
 from quire.engine.stat_loggers import stat_logger_class
 from quire.logger import get_logger
-from quire.parsers.registry import REASONING_PARSERS, reasoning_parser
+from quire.parsers.registry import HARMONY_REASONING, PATTERN, REASONING_PARSERS, TOOL_CALL_PARSERS, reasoning_parser
 from quire.plugins import (
     ATTENTION_BACKEND,
     EXECUTOR,
     GRAMMAR_BACKEND,
+    KINDS,
     LOGITS_PROCESSOR,
     MODEL,
     QUANTIZATION,
@@ -25,14 +27,18 @@ from quire.plugins import (
     SCHEDULER,
     SCHEDULING_POLICY,
     STAT_LOGGER,
+    TOOL_PARSER,
     PluginKind,
     find_plugin,
 )
-from quire.scheduler.policy import RANKINGS, plugin_ranking
+from quire.scheduler.policy import plugin_ranking
 from quire.scheduler.setup import scheduler_class
 from quire.structured_output.registry import backend_class as grammar_backend_class
 
 logger = get_logger(__name__)
+
+OWN_EXECUTORS = ("auto", "uni")
+OWN_QUANTIZATIONS = ("int8", "int4")
 
 
 def note_plugins(config: QuireConfig, logits_processors: Sequence[object] = ()) -> None:
@@ -85,6 +91,21 @@ def check_plugins(config: QuireConfig) -> None:
             quantization_class(name)
 
 
+def built_in_names() -> Mapping[PluginKind, Sequence[str]]:
+    """The names of each kind that Quire has itself, which go before those of plugins."""
+    names: dict[PluginKind, Sequence[str]] = dict.fromkeys(KINDS, ("auto", "none"))
+    return names | {
+        MODEL: tuple(ARCHITECTURES),
+        ATTENTION_BACKEND: ("auto", *PREFERRED_BLOCK_SIZES),
+        EXECUTOR: OWN_EXECUTORS,
+        SCHEDULING_POLICY: OWN_POLICIES,
+        TOOL_PARSER: ("auto", "none", PATTERN, *TOOL_CALL_PARSERS),
+        REASONING_PARSER: ("none", HARMONY_REASONING, *REASONING_PARSERS),
+        GRAMMAR_BACKEND: ("auto", *BACKENDS),
+        QUANTIZATION: OWN_QUANTIZATIONS,
+    }
+
+
 def block_sizes(backend: str) -> Mapping[str, int]:
     """Tokens per page that attention backends prefer, `backend` among them, which is loaded where it is a plugin's.
 
@@ -104,13 +125,13 @@ def _names(config: QuireConfig) -> Iterator[tuple[PluginKind, str]]:
         yield MODEL, config.arch.architecture
     if config.device.attention_backend not in ("auto", *PREFERRED_BLOCK_SIZES):
         yield ATTENTION_BACKEND, config.device.attention_backend
-    if config.parallel.distributed_executor_backend not in ("auto", "uni"):
+    if config.parallel.distributed_executor_backend not in OWN_EXECUTORS:
         yield EXECUTOR, config.parallel.distributed_executor_backend
-    if config.scheduler.scheduling_policy not in (*RANKINGS, "fair"):
+    if config.scheduler.scheduling_policy not in OWN_POLICIES:
         yield SCHEDULING_POLICY, config.scheduler.scheduling_policy
     if config.scheduler.scheduler_cls is not None:
         yield SCHEDULER, config.scheduler.scheduler_cls
-    if config.model.quantization not in (None, "int8", "int4"):
+    if config.model.quantization not in (None, *OWN_QUANTIZATIONS):
         yield QUANTIZATION, config.model.quantization
     if config.structured_outputs.backend not in ("auto", *BACKENDS):
         yield GRAMMAR_BACKEND, config.structured_outputs.backend

@@ -61,7 +61,7 @@ def read_head(path: Path) -> Head:
     """How a file begins.
 
     Raises:
-        ValidationError: it is no recording, or of a newer version.
+        ValidationError: it is no recording, of a newer version, or names a plugin.
     """
     torn: dict[Path, str] = {}
     head = next(_records(path, torn), None)
@@ -72,6 +72,11 @@ def read_head(path: Path) -> Head:
             f"{path} is of version {head.version} of the format, this Quire ({VERSION}) reads {VERSION}",
             hint=f"use Quire {head.quire_version}, which wrote it",
         )
+    if head.setup.scheduler.has_plugin:
+        raise ValidationError(
+            f"{path} names a scheduler or a policy of another package, and no file makes Quire load code",
+            hint="recordings are of Quire's own scheduler and policies", field="recording",
+        )  # fmt: skip
     return head
 
 

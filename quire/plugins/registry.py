@@ -17,7 +17,6 @@ from quire import envs
 from quire.errors import ConfigError, QuireError, unknown_name
 from quire.logger import get_logger
 from quire.plugins.kinds import PluginKind
-from quire.utils.children import search_path
 from quire.version import __version__
 
 if TYPE_CHECKING:
@@ -179,7 +178,9 @@ def problems_of(kind: PluginKind, built_in: Sequence[str]) -> dict[Plugin, str]:
 
 def _points(group: str, name: str | None) -> Iterator[tuple[EntryPoint, str, str]]:
     """Entry points with the name and version of their distributions; of two copies of one, the first counts."""
-    from importlib.metadata import distributions  # late: 60 ms that only a start with plugins needs
+    from importlib.metadata import distributions  # late, as below: only a start with plugins takes the time
+
+    from quire.utils.children import search_path
 
     seen: set[str] = set()
     for distribution in distributions(path=search_path()):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,12 +17,17 @@ from quire.entrypoints.args import QuireParser
 from quire.entrypoints.cli import run_batch, serve
 from quire.entrypoints.cli.main import main
 from quire.errors import ConfigError, ModelError, QuireError, ValidationError
+from quire.flight_recorder.reader import read_recording
+from quire.flight_recorder.records import MAGIC, VERSION, Head, frame
 from quire.parsers.registry import reasoning_parser, tool_call_parser
+from quire.plugins import KINDS, installed
 from tests.e2e.tiny_model import vocabulary
+from tests.unit.scheduler.harness import make_setup
 
 pytestmark = pytest.mark.usefixtures("acme")
 
 SETTINGS: dict[str, Any] = {"num_gpu_blocks_override": 64, "max_num_seqs": 1, "enforce_eager": True}
+ROOT = Path(__file__).parents[2]
 URL = "/v1/completions"
 GREEDY = SamplingParams(temperature=0, max_tokens=4, ignore_eos=True)
 
@@ -170,3 +177,32 @@ def test_extra_args_that_no_logits_processor_reads_are_refused(models):
     with LLM(models["LlamaForCausalLM"], **SETTINGS) as llm, pytest.raises(ValidationError, match="has none") as caught:
         llm.generate([[1]], SamplingParams(extra_args={"only": 65}))
     assert caught.value.field == "extra_args"
+
+
+def test_what_is_installed_can_be_listed_and_what_cannot_be_used_has_its_reason(capsys):
+    assert main(["plugins"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    listed = (
+        "scheduling policy 'longest' of acme-quire 1.0 (acme_quire.scheduling:LongestFirst), named by scheduling_policy"
+    )
+    assert listed in lines and not any("problem" in line for line in lines)
+    assert main(["plugins", "--load"]) == 1
+    problems = [line for line in capsys.readouterr().out.splitlines() if "problem" in line]
+    assert [problem.split()[1:3] for problem in problems] == [["model", "'Acme2ForCausalLM'"], ["scheduling", "policy"]]
+
+
+def test_the_page_of_plugins_has_a_row_for_each_kind_and_the_example_package_a_plugin_of_each():
+    page = (ROOT / "docs/how-to/plugins.md").read_text()
+    for kind in KINDS:
+        assert f"| {kind.name} | `{kind.group}` | `{kind.setting}`" in page
+        assert (f"`{kind.base}`" if kind.base else "no interface for connectors yet") in page
+        assert bool(installed(kind)) is bool(kind.base)
+        assert kind.contract == 1, "say on the page what changed"
+
+
+def test_a_recording_makes_quire_load_no_plugin(tmp_path):
+    setup = make_setup()
+    setup = replace(setup, scheduler=replace(setup.scheduler, scheduling_policy="longest"))
+    (tmp_path / "x.qfr").write_bytes(MAGIC + frame(Head(VERSION, "0", "run", 0, 0.0, 0.0, setup, False)))
+    with pytest.raises(ValidationError, match="no file makes Quire load code"):
+        read_recording(tmp_path / "x.qfr")

@@ -82,6 +82,13 @@ def test_a_plugin_is_found_by_its_name_and_loaded_as_a_class(install: Install):
     assert str(find_plugin(KIND, "sharp")) == "lens 'sharp' of acme 1.5 (acme_lenses:Good)"
 
 
+def test_a_configuration_without_plugins_reads_no_package_s_metadata():
+    code = "import sys; from quire.config.build import build_config; import quire.parsers.registry\n" \
+        "build_config(model='leaf', scheduling_policy='fair', attention_backend='native_cpu')\n" \
+        "assert 'importlib.metadata' not in sys.modules"  # fmt: skip
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
 def test_to_list_plugins_imports_none_of_them(install: Install):
     install("acme", "sharp = acme_lenses:Good", module="raise SystemExit('imported')")
     assert plugin_names(KIND) == ["sharp"] and [one.package for one in installed(KIND)] == ["acme"]

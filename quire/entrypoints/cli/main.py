@@ -28,6 +28,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "replay": ("quire.entrypoints.cli.replay", "run a flight recording again, and say why requests waited"),
     "plan": ("quire.entrypoints.cli.plan", "what a deployment can serve, by simulation"),
     "collect-env": ("quire.entrypoints.cli.collect_env", "describe this machine and installation"),
+    "plugins": ("quire.entrypoints.cli.plugins", "list what installed packages add"),
     "completion": ("quire.entrypoints.cli.completion", "print a script of completions for a shell"),
 }
 EXIT_ERROR = 2
