@@ -10,17 +10,18 @@ import pytest
 from quire import LLM
 from quire.kernels.native.library import supported_tiers
 from tests.e2e.same_bits import CIRCUMSTANCES, Answer, make_requests, run
+from tests.effort import effort
 
 COUNT = 12
 CASES: dict[str, dict[str, Any]] = {
     **{name: CIRCUMSTANCES[name] for name in ("batches of 17", "one thread", "chunks of 7", "cached")},
-    "preempted": {"max_num_seqs": 17, "num_gpu_blocks_override": 20, "scheduler_reserve_full_isl": False},
+    "preempted": {"max_num_seqs": 17, "num_gpu_blocks_override": 16, "scheduler_reserve_full_isl": False},
     **{f"tier {tier}": {"max_num_seqs": 17, "kernel_tier": tier} for tier in supported_tiers()},
 }
 
 
 def answers_of(kv_cache_dtype: str, name: str = "alone", **settings: Any) -> tuple[list[Answer], int]:
-    prompts, params = make_requests(COUNT, 3000, 12)
+    prompts, params = make_requests(COUNT, 3000, *effort((6, 100), (12, 300)))
     settings = settings or CIRCUMSTANCES["alone"]
     return run("leaf", prompts, params, warm=name == "cached", kv_cache_dtype=kv_cache_dtype, **settings)
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tests.matrix.answers import Answer, Response
+from tests.matrix.answers import Answer, Response, response_of
 from tests.matrix.apis import MESSAGES, RESPONSES, Api, Said
 from tests.matrix.features import FEATURES
 from tests.matrix.serving import CHATS, PLAIN, USAGE, Servers
@@ -38,12 +38,16 @@ class Cell:
 
     def ask(self, **fields: Any) -> Response:
         """The response with `fields`: a stream comes to the same as a whole answer."""
-        whole = self.servers.ask(self.feature, self.feature.body(**fields))
-        streamed = self.servers.ask(self.feature, self.feature.body(stream=True, stream_options=USAGE, **fields))
+        body = self.feature.body(**fields)
+        whole, streamed = self.ask_at_once([body, {**body, "stream": True, "stream_options": USAGE}])
         assert streamed.same() == whole.same()
         for answer in whole.answers:
             check_reason(answer)
         return whole
+
+    def ask_at_once(self, bodies: Sequence[dict[str, Any]]) -> list[Response]:
+        """The responses to several chats."""
+        return [response_of(one) for one in self.servers.exchanges(self.feature, CHATS, bodies)]
 
     def check(self, answer: Answer) -> None:
         """A complete answer is valid."""
@@ -73,8 +77,8 @@ def streamed(cell: Cell) -> None:
 def several_answers(cell: Cell) -> None:
     response = cell.ask(n=3)
     seeds = [cell.feature.body()["seed"] + index for index in (1, 2)]
-    singles = [cell.servers.ask(cell.feature, cell.feature.body(seed=seed)).answer for seed in seeds]
-    assert response.answers == [cell.alone().answer, *singles]
+    singles = cell.ask_at_once([cell.feature.body(seed=seed) for seed in seeds])
+    assert response.answers == [cell.alone().answer, *(one.answer for one in singles)]
     for answer in response.answers:
         if cell.feature.is_structured:
             cell.check(answer)
@@ -214,8 +218,8 @@ def through(api: Api) -> Callable[[Cell], None]:
         arguments = [(name, json.loads(text)) for name, text in chat.calls]
         meant = Said(chat.content, chat.reasoning, arguments, api.ends[chat.finish_reason or ""])
         body = api.body(cell.feature.body())
-        for stream in (False, True):
-            exchange = cell.servers.exchange(cell.feature, api.path, {**body, "stream": stream})
+        bodies = [{**body, "stream": stream} for stream in (False, True)]
+        for exchange in cell.servers.exchanges(cell.feature, api.path, bodies):
             assert api.read(exchange) == meant
 
     return run
@@ -226,8 +230,8 @@ def as_a_completion(cell: Cell) -> None:
     chat = cell.servers.exchange(cell.feature, CHATS, {**body, "return_token_ids": True, "max_tokens": 1})
     del body["messages"]
     body["prompt"] = json.loads(chat.body)["prompt_token_ids"]
-    for stream in (False, True):
-        exchange = cell.servers.exchange(cell.feature, "/v1/completions", {**body, "stream": stream})
+    bodies = [{**body, "stream": stream} for stream in (False, True)]
+    for stream, exchange in enumerate(cell.servers.exchanges(cell.feature, "/v1/completions", bodies)):
         parts = [json.loads(one) for one in exchange.events[:-1]] if stream else [json.loads(exchange.body)]
         choices = [choice for part in parts for choice in part["choices"]]
         assert "".join(choice["text"] for choice in choices) == cell.alone().answer.content

@@ -163,6 +163,14 @@ class Servers:
         """One request to any API, and what came back."""
         return asyncio.run(ask(self.port(feature.parsers, engine), path, body))
 
+    def exchanges(self, feature: Feature, path: str, bodies: Sequence[dict[str, Any]]) -> list[Exchange]:
+        """Several requests at once."""
+
+        async def ask_all() -> list[Exchange]:
+            return await asyncio.gather(*(ask(self.port(feature.parsers), path, body) for body in bodies))
+
+        return asyncio.run(ask_all())
+
     def ask(self, feature: Feature, body: dict[str, Any], *, engine: str = PLAIN) -> Response:
         """The response to one chat."""
         return response_of(self.exchange(feature, CHATS, body, engine))
