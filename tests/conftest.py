@@ -15,6 +15,13 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+def pytest_collection_finish() -> None:
+    """Loggers of torch pass records on: else pytest attaches itself to forty of them three times in every test."""
+    for name, logger in logging.root.manager.loggerDict.items():
+        if name.startswith("torch") and isinstance(logger, logging.Logger):
+            logger.propagate = True
+
+
 @pytest.fixture(scope="session", autouse=True)
 def one_certificate(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """HTTP clients load one certificate, not a hundred: that takes 50 ms of each client, and tests ask no stranger."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from quire.engine.async_llm import AsyncLLM
 from quire.errors import ConfigError, QueueTimeoutError, QuireError, ValidationError
 from tests.e2e.crowds import COUNT, Found, run
 from tests.e2e.tiny_model import write_tiny_model
+from tests.effort import effort
 
 PROMPTS = ["Once upon a time there was a fox", "Two and two are"]
 PARAMS = SamplingParams(max_tokens=8, temperature=0.0, ignore_eos=True)
@@ -47,8 +49,10 @@ def in_peace(model: Path) -> Found:
     return run(model, max_num_seqs=COUNT, attention_backend="native_cpu", num_threads=1)
 
 
-@pytest.mark.parametrize("mode", PREEMPTION)
-@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize(
+    ("policy", "mode"),
+    effort(list(zip(POLICIES, [*PREEMPTION] * 2, strict=True)), list(itertools.product(POLICIES, PREEMPTION))),
+)
 def test_under_every_policy_a_crowd_in_few_pages_gets_the_tokens_and_logprobs_it_gets_in_peace(
     model: Path, in_peace: Found, policy: str, mode: str
 ):

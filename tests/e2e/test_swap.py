@@ -11,6 +11,7 @@ from quire.core.scheduler_output import SchedulerOutput
 from quire.worker.page_transfers import CopyTimes, HostTransfers
 from tests.e2e.crowds import COUNT, Found, run
 from tests.e2e.tiny_model import write_tiny_model
+from tests.effort import effort
 
 ROOM = {"swap_space": 0.05}
 MODES: dict[str, dict[str, Any]] = {
@@ -40,8 +41,9 @@ def in_peace(model: Path) -> dict[str, Found]:
 @pytest.mark.parametrize(
     ("backend", "mode", "prefix_caching"),
     [
-        *(("native", mode, True) for mode in MODES),
-        ("native", "swap", False), ("fp8", "swap", True), ("fp8", "auto", False), ("reference", "swap", True),
+        *(("native", mode, True) for mode in effort(("swap", "swap, little room"), MODES)),
+        *effort((), (("native", "swap", False), ("fp8", "swap", True))),
+        ("native", "auto", False), ("native", "recompute", False), ("fp8", "auto", False), ("reference", "swap", True),
     ],
 )  # fmt: skip
 def test_a_crowd_in_a_tiny_pool_gets_the_answers_it_gets_in_peace(

@@ -46,7 +46,7 @@ ENGINES: dict[str, dict[str, Any]] = {
 }
 NUM_COPIES = {"pool": 2, "fair": 2}
 MAX_KILLS = MAX_TRIES = 8
-SLICE_S = 0.02
+RUN_S, LOOK_S = 0.004, 0.02
 USAGE = {"include_usage": True}
 
 
@@ -237,9 +237,9 @@ class Servers:
         ]
         pid = self._engine(SUPERVISED).core_pid
         while True:  # in slices: what the core has sent is read while it stands still
-            await asyncio.sleep(SLICE_S)
+            await asyncio.sleep(RUN_S)
             os.kill(pid, signal.SIGSTOP)
-            await asyncio.sleep(SLICE_S)
+            await asyncio.sleep(LOOK_S)
             if all(len(one.events) > 1 or one.is_complete for one in exchanges.values()):
                 break
             os.kill(pid, signal.SIGCONT)

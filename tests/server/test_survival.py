@@ -15,11 +15,13 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.effort import effort
 from tests.robustness import rolling, soak, survive
 from tests.robustness.http_streams import Exchange, answer_of, ask, request_bytes
 from tests.robustness.server_process import ServerProcess, wait_until
 
 LONG = {"model": "leaf", "prompt": "Once", "max_tokens": 1500, "stream": True, "ignore_eos": True, "temperature": 0}
+NUM_REQUESTS = effort(72, 120)
 
 
 @pytest.fixture(scope="module")
@@ -31,9 +33,9 @@ def server() -> Iterator[ServerProcess]:
 
 
 def test_at_saturation_nothing_is_taken_for_a_hang(server: ServerProcess):
-    course = asyncio.run(soak.soak(server, lambda course: course.num_requests < 120, num_clients=48))
+    course = asyncio.run(soak.soak(server, lambda course: course.num_requests < NUM_REQUESTS, num_clients=48))
     assert not course.wrong
-    assert course.num_restarts == 0 and course.num_requests >= 120
+    assert course.num_restarts == 0 and course.num_requests >= NUM_REQUESTS
     assert course.samples["core files"][-1] == course.samples["core files"][0]
 
 

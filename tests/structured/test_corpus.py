@@ -9,6 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from quire import LLM
+from tests.effort import effort
 from tests.structured.corpus import NUM_SCHEMAS, probe, run_corpus
 from tests.structured.formats import has_format
 from tests.structured.grammar_corpus import RandomGrammar, random_grammar
@@ -26,7 +27,7 @@ def llm() -> Iterator[LLM]:
     llm.llm_engine.shutdown()
 
 
-@pytest.mark.parametrize(("kind", "count"), [("json", 60), ("regex", 20), ("ebnf", 20), ("lark", 20)])
+@pytest.mark.parametrize(("kind", "count"), [("json", effort(30, 60)), ("regex", 20), ("ebnf", 20), ("lark", 20)])
 def test_no_answer_violates_what_was_asked(llm: LLM, kind: str, count: int):
     figures = run_corpus(llm, kind, count, seed=1)
     assert figures.violations == [] and figures.num_asked == count
