@@ -7,14 +7,14 @@ import sys
 import sysconfig
 from pathlib import Path
 
-PACKAGES = ("pybase64", "pillow", "opentelemetry-sdk", "opentelemetry-exporter-otlp-proto-grpc")
+PACKAGES = ("pybase64", "pillow", "websockets", "opentelemetry-sdk", "opentelemetry-exporter-otlp-proto-grpc")
 
 
 def python_with_packages(folder: Path) -> str:
-    """Its path; made below `folder` once. pip fetches the packages."""
+    """Its path; made below `folder` once for a list of packages. pip fetches the packages."""
     python = folder / "bin" / "python"
-    done = folder / "done"
-    if not done.exists():
+    done, wanted = folder / "done", " ".join(PACKAGES)
+    if not done.exists() or done.read_text() != wanted:
         subprocess.run([sys.executable, "-m", "venv", "--clear", str(folder)], check=True)
         site = Path(sysconfig.get_path("purelib", vars={"base": str(folder)}))
         standard = sysconfig.get_path("stdlib")
@@ -22,5 +22,5 @@ def python_with_packages(folder: Path) -> str:
         own = [path for path in own if not path.startswith(standard) or "site-packages" in path]
         (site / "shared.pth").write_text("\n".join([*own, ""]))
         subprocess.run([str(python), "-m", "pip", "install", "--quiet", *PACKAGES], check=True)
-        done.touch()
+        done.write_text(wanted)
     return str(python)
