@@ -58,7 +58,7 @@ def _plugin(name: str) -> type[ProcessorKind]:
     if found is None:
         names = plugin_names(LOGITS_PROCESSOR)
         raise ConfigError(
-            f"logits processor {name!r} is neither 'module:Class' nor the name of a plugin",
+            f"logits processor {name!r} is malformed: neither 'module:Class' nor the name of a plugin",
             hint="write 'module:Class'" + (f", or one of {', '.join(names)}" if names else ""),
             field="logits_processors",
         )
