@@ -70,7 +70,8 @@ class Forcing:
 
     def request(self, rng: random.Random) -> Asked:
         """Any format, any choice that forces calls, after thinking or not."""
-        thinks = rng.random() < 0.3
+        form = rng.choice(self._formats)
+        thinks = rng.random() < 0.3 and form != "openai"  # which has thinking of its own, and no budget for it
         names, fields = NAMES, dict[str, Any]()
         kind = rng.choice(["required", "one", "named", "allowed"])
         if kind == "named":
@@ -90,7 +91,7 @@ class Forcing:
             messages=[system, {"role": "user", "content": rng.choice(TASKS)}], tools=OFFERED, temperature=1.0,
             seed=rng.randrange(1 << 40), max_tokens=MAX_TOKENS, thinking_token_budget=budget, **fields,
         )  # fmt: skip
-        plan = self._parsing(rng.choice(self._formats), thinks=thinks).plan(body, [])
+        plan = self._parsing(form, thinks=thinks).plan(body, [])
         assert plan is not None, "calls are read"
         prompt = self._prompt(body, begins_thinking=thinks and rng.random() < 0.5)
         params = chat_params(body, {}, LimitsConfig())
