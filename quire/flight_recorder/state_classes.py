@@ -54,6 +54,7 @@ from quire.scheduler.service_order import RankOrder
 from quire.scheduler.step_costs import StepCosts
 from quire.scheduler.swap_costs import Measurements, SwapCosts
 from quire.scheduler.swapping import Swapping
+from quire.scheduler.tenant_turns import TenantTurns
 from quire.scheduler.virtual_counters import VirtualCounters
 from quire.scheduler.waiting import Hindrance, WaitReason
 
@@ -70,7 +71,7 @@ OBJECTS: tuple[type, ...] = (
     KVCacheManager, KVEventRecorder, Limits, Measurements, MissExplainer, Outbox, PastPages, PendingCopies, PrefixIndex,
     PrefixPages, PrefixTree, QueueDeadlines, RankOrder, Request, RequestEvent, RequestQueue, RequestTable, RunningRows,
     SaltedPages, Scheduler, ShortestFirst, SiblingPages, SlidingWindowManager, StateManager, StepCosts, SwapCosts,
-    SwapPool, SwappedPages, Swapping, TenantQueues, TokenPages, VirtualCounters, _Group,
+    SwapPool, SwappedPages, Swapping, TenantQueues, TenantTurns, TokenPages, VirtualCounters, _Group,
 )  # fmt: skip
 
 

@@ -21,6 +21,8 @@ from quire.scheduler.policy import ExpectedOutputs, Ranking
 from quire.scheduler.request_queue import RequestQueue
 from quire.scheduler.request_table import RequestTable
 from quire.scheduler.running import RunningRows
+from quire.scheduler.step_costs import StepCosts
+from quire.scheduler.tenant_turns import TenantTurns
 from quire.scheduler.virtual_counters import VirtualCounters
 
 
@@ -89,8 +91,8 @@ class FairOrder:
         self._table = table
         self._kv = kv
         self._counters = VirtualCounters()
+        self._turns = TenantTurns(table)
         self.queue = TenantQueues(self._counters)
-        self.keeps_pace = False
 
     def enter(self, request: Request, arrival: int) -> None:
         """As `ServiceOrder`."""
@@ -114,18 +116,34 @@ class FairOrder:
         laxer: np.ndarray = places[self._table.tenant_slot[rows]] > places[waiting.tenant_slot]
         return laxer
 
+    def whose_prompts_wait(self, rows: np.ndarray, waiting: Request) -> np.ndarray:
+        """Laxer ones, but for what is left of short prompts within their tenants' shares."""
+        left = self._table.num_tokens[rows] - self._table.num_computed_tokens[rows]
+        is_short = (left < len(waiting.token_ids)) & ~self._is_beyond(rows)[self._table.tenant_slot[rows]]
+        waits: np.ndarray = self.is_laxer(rows, waiting) & ~is_short
+        return waits
+
     def prompt_order(self, rows: np.ndarray) -> np.ndarray:
-        """Tenants that hold no more than their share come first.
+        """Tenants that hold no more than their share come first; of these, the one with the least left to compute.
 
         A prompt is charged when it begins, so by what they were served they would wait for those of a flood meanwhile.
         """
-        owner, num_slots = self._table.tenant_slot[rows], len(self._weights)
-        pages = np.bincount(owner, self._kv.num_blocks_held(self._table.num_tokens[rows]), num_slots)
-        num_rows = np.bincount(owner, minlength=num_slots)
-        usage = np.maximum(num_rows / len(self._table.handle), pages / self._kv.num_usable_blocks)
-        is_beyond = usage > self._shares(rows)
-        order: np.ndarray = np.argsort(is_beyond[owner], kind="stable")
+        owner = self._table.tenant_slot[rows]
+        left = self._table.num_tokens[rows] - self._table.num_computed_tokens[rows]
+        left_of_tenant = np.bincount(owner, left, len(self._weights))
+        order: np.ndarray = np.lexsort((left_of_tenant[owner], self._is_beyond(rows)[owner]))
         return order
+
+    def may_outpace(self, decoding: np.ndarray, waiting: Request) -> bool:
+        """Where all of them are of tenants that were served more and hold more than their share."""
+        if not self.is_laxer(decoding, waiting).all():
+            return False
+        is_beyond = self._is_beyond(np.flatnonzero(self._table.handle >= 0))
+        return bool(is_beyond[self._table.tenant_slot[decoding]].all())
+
+    def share_step(self, rows: np.ndarray, num_wanted: np.ndarray, costs: StepCosts) -> int:
+        """As `ServiceOrder`."""
+        return self._turns.share_step(rows, num_wanted, self._weights, self.queue.waiting_slots, costs)
 
     def make_queue(self) -> TenantQueues:
         """As `ServiceOrder`."""
@@ -177,6 +195,15 @@ class FairOrder:
         slots = np.union1d(self._table.tenant_slot[rows], np.array(self.queue.waiting_slots, dtype=np.intp))
         shares: np.ndarray = self._weights / self._weights[slots].sum()
         return shares
+
+    def _is_beyond(self, rows: np.ndarray) -> np.ndarray:
+        """[num_slots] bool: tenants that hold more than their share, rows or pages, of what all of `rows` hold."""
+        owner, num_slots = self._table.tenant_slot[rows], len(self._weights)
+        pages = np.bincount(owner, self._kv.num_blocks_held(self._table.num_tokens[rows]), num_slots)
+        num_rows = np.bincount(owner, minlength=num_slots)
+        usage = np.maximum(num_rows / len(self._table.handle), pages / self._kv.num_usable_blocks)
+        is_beyond: np.ndarray = usage > self._shares(rows)
+        return is_beyond
 
     def _usage(self, rows: np.ndarray, also_tokens: int = 0) -> np.ndarray:
         """Part of all rows or of all pages, whichever is more, that these rows take: [n] of the first, the first two...

@@ -84,7 +84,7 @@ class Scheduler:
         )
         self._table = RequestTable(self._limits.max_num_seqs, max_model_len)
         self._running = RunningRows(self._table)
-        self._order = make_service_order(scheduler_config.scheduling_policy, self._table, self._kv)
+        self._order = make_service_order(scheduler_config.scheduling_policy or "fcfs", self._table, self._kv)
         self._deadlines = QueueDeadlines(clock)
         self._outbox = Outbox(clock)
         rules = AdmissionRules(
@@ -250,12 +250,12 @@ class Scheduler:
         num_wanted = self.beams.hold_back(rows, num_wanted)
         if self._held:
             num_wanted[np.isin(self._table.handle[rows], list(self._held))] = 0
+        num_fair = 0 if self._costs is None else self._order.share_step(rows, num_wanted, self._costs)
         is_decoding = num_wanted == 1
         num_unpaced = 0
         if plan.urgent is not None:
-            laxer = self._order.is_laxer(rows, plan.urgent)
-            num_wanted[~is_decoding & laxer] = 0
-            if not self._order.keeps_pace and laxer[is_decoding].all():  # whoever is slowed down is laxer
+            num_wanted[~is_decoding & self._order.whose_prompts_wait(rows, plan.urgent)] = 0
+            if self._order.may_outpace(rows[is_decoding], plan.urgent):
                 num_unpaced = len(plan.urgent.token_ids)
         if self._costs is None:
             return num_wanted
@@ -263,7 +263,7 @@ class Scheduler:
         most = self._limits.max_num_batched_tokens
         if num_decoding:
             num_requests = min(len(rows) + len(self._order.queue), self._limits.max_num_seqs)
-            paced = self._costs.prompt_tokens_beside(num_decoding, num_requests)
+            paced = self._costs.prompt_tokens_beside(num_decoding, num_requests, num_fair)
             most = min(most, max(paced, num_unpaced))
         plan.prompts = StepBudget(most)
         if num_decoding == len(rows):

@@ -17,6 +17,7 @@ from quire.scheduler.policy import RANKINGS, ExpectedOutputs, Ranking, make_rank
 from quire.scheduler.request_queue import RequestQueue
 from quire.scheduler.request_table import RequestTable
 from quire.scheduler.running import RunningRows
+from quire.scheduler.step_costs import StepCosts
 
 
 class WaitingRequests(Protocol):
@@ -52,10 +53,6 @@ class ServiceOrder(Protocol):
     def queue(self) -> WaitingRequests:
         """Requests that wait, the next one first."""
 
-    @property
-    def keeps_pace(self) -> bool:
-        """Whether a request that others make room for computes its prompt at the pace of those that decode."""
-
     def enter(self, request: Request, arrival: int) -> None:
         """A request arrived, after `arrival` others; gives it its rank. The caller adds it to the queue."""
 
@@ -68,17 +65,30 @@ class ServiceOrder(Protocol):
         Asked where the pace of decoding requests bounds prompt tokens.
         """
 
+    def share_step(self, rows: np.ndarray, num_wanted: np.ndarray, costs: StepCosts) -> int:
+        """Set `num_wanted` ([num_rows] tokens of all running rows) to 0 for decoding ones that sit out the step.
+
+        Returns:
+            The requests of a step that is fair to all tenants; 0 = there are no several.
+        """
+
     def make_queue(self) -> WaitingRequests:
         """Another queue of the same order, for requests that were preempted."""
 
     def is_laxer(self, rows: np.ndarray, waiting: Request) -> np.ndarray:
-        """[num_rows] bool: whose prompts wait in a step in which `waiting` can come in."""
+        """[num_rows] bool: who comes after `waiting`, and may have to make room for it."""
+
+    def whose_prompts_wait(self, rows: np.ndarray, waiting: Request) -> np.ndarray:
+        """[num_rows] bool: laxer ones whose prompts wait in a step in which `waiting` can come in."""
 
     def is_stricter(self, one: Request, other: Request) -> bool:
         """Whether `one` comes first, whatever was computed for `other` already."""
 
     def may_claim(self, waiting: Request) -> bool:
         """Whether laxer requests make room for one that waits, or wait with their prompts in a step it comes in."""
+
+    def may_outpace(self, decoding: np.ndarray, waiting: Request) -> bool:
+        """Whether a request that others make room for computes its prompt at once, however that slows these rows."""
 
     def takeable(self, laxer: np.ndarray, waiting: Request) -> np.ndarray:
         """[n] rows among `laxer` that may be preempted for `waiting`, the last one first."""
@@ -101,7 +111,6 @@ class RankOrder:
         self._expected = expected
         self._table = table
         self.queue = RequestQueue()
-        self.keeps_pace = ranking.keeps_pace
 
     def enter(self, request: Request, arrival: int) -> None:
         """As `ServiceOrder`."""
@@ -114,8 +123,16 @@ class RankOrder:
         """As `ServiceOrder`."""
         return self._ranking.is_laxer(self._table.rank[rows], waiting.rank)
 
+    def whose_prompts_wait(self, rows: np.ndarray, waiting: Request) -> np.ndarray:
+        """All that are laxer."""
+        return self.is_laxer(rows, waiting)
+
     def prompt_order(self, rows: np.ndarray) -> None:
         """That of the rows."""
+
+    def share_step(self, rows: np.ndarray, num_wanted: np.ndarray, costs: StepCosts) -> int:
+        """Tenants are nothing to a ranking."""
+        return 0
 
     def make_queue(self) -> RequestQueue:
         """As `ServiceOrder`."""
@@ -128,6 +145,10 @@ class RankOrder:
     def may_claim(self, waiting: Request) -> bool:
         """As `ServiceOrder`; the class alone counts."""
         return True
+
+    def may_outpace(self, decoding: np.ndarray, waiting: Request) -> bool:
+        """As the ranking says, where all of them are laxer."""
+        return not self._ranking.keeps_pace and bool(self.is_laxer(decoding, waiting).all())
 
     def takeable(self, laxer: np.ndarray, waiting: Request) -> np.ndarray:
         """As the ranking says."""

@@ -66,11 +66,12 @@ class StepCosts:
         self._num_beside = MAX_STEPS_BESIDE  # steps beside prompts since the last quiet one
         self._most_granted = MIN_PROMPT_TOKENS // 2
 
-    def prompt_tokens_beside(self, num_decoding: int, num_requests: int = 0) -> int:
+    def prompt_tokens_beside(self, num_decoding: int, num_requests: int = 0, num_fair: int = 0) -> int:
         """Prompt tokens that the next step may hold beside `num_decoding` >= 1 requests that make a token each.
 
         Args:
             num_requests: that will decode at once when their prompts are done, these included.
+            num_fair: where several tenants compute: the requests of the step of which the bound is a multiple.
 
         0 asks for a quiet step, which is measured; never twice in a row. Otherwise at least MIN_PROMPT_TOKENS, and at
         most twice what was tried lately.
@@ -80,12 +81,33 @@ class StepCosts:
         quiet_s = self._estimate_quiet_s(num_decoding)
         if quiet_s is None or not self._prompt_token_s:
             return MIN_PROMPT_TOKENS
-        full_s = max(quiet_s, self._estimate_full_s(num_requests, num_decoding, quiet_s))
+        if num_fair:
+            full_s = self._estimate_quiet_s(num_fair) or quiet_s
+        else:
+            full_s = max(quiet_s, self._estimate_full_s(num_requests, num_decoding, quiet_s))
         longest_s = self._max_step_s
         if self._max_slowdown < math.inf:
             longest_s = min(longest_s, self._max_slowdown * full_s)
         allowed = max_prompt_tokens(quiet_s, longest_s, _upper_median(self._prompt_token_s))
         return max(MIN_PROMPT_TOKENS, int(min(allowed, 2 * self._most_granted)))
+
+    def most_decoding(self, num_fair: int, num_wanting: int) -> int:
+        """How many of `num_wanting` requests may decode at once where a step of `num_fair` is a fair one.
+
+        Such a step is made longer by half of what the bound allows; the other half is for prompts. Sizes that were not
+        measured yet are allowed: then they are.
+        """
+        fair_s = self._estimate_quiet_s(num_fair)
+        if fair_s is None or self._max_slowdown == math.inf or num_wanting <= num_fair:
+            return max(num_fair, num_wanting)
+        longest_s = (1 + self._max_slowdown) / 2 * fair_s
+        size, size_s = num_fair, fair_s
+        for larger in sorted(one for one in self._quiet_s if num_fair < one <= num_wanting):
+            larger_s = _lower_median(self._quiet_s[larger])
+            if larger_s > longest_s:
+                return size + int((larger - size) * max(0.0, longest_s - size_s) / (larger_s - size_s))
+            size, size_s = larger, larger_s
+        return num_wanting
 
     def record_step(self, scheduled: SchedulerOutput, seconds: float | None) -> None:
         """Take in a step that was executed in so many seconds; None = not measured."""

@@ -13,7 +13,7 @@ from typing import Any
 from quire import envs
 from quire.config import QuireConfig
 from quire.config.build import SECTIONS, SERVER_SECTIONS, build_config, build_server_config, settings_by_name
-from quire.config.resolve import UsageContext
+from quire.config.resolve import UsageContext, default_policy
 from quire.config.server import ServerConfig
 from quire.entrypoints.args import add_engine_arguments, flag_of, values_from_args
 from quire.entrypoints.cli.common import print_resolved
@@ -90,7 +90,7 @@ def run(args: argparse.Namespace) -> int:
         from quire.entrypoints.server.checks import check_files
         from quire.entrypoints.server.listening import claim_address
 
-        check_files(server_config, config.scheduler.scheduling_policy)
+        check_files(server_config, config.scheduler.scheduling_policy or default_policy(UsageContext.API_SERVER))
         sockets = claim_address(server_config.http)
     with timer.phase("start of the engine core"):
         from quire.engine.async_llm import AsyncLLM

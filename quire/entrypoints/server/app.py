@@ -13,6 +13,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
+from quire.config.resolve import UsageContext, default_policy
 from quire.config.server import ServerConfig
 from quire.engine.protocol import EngineClient
 from quire.entrypoints.anthropic.errors import MESSAGES_ERRORS
@@ -72,7 +73,9 @@ def make_app(engine: EngineClient, config: ServerConfig) -> Application:
     """
 
     def read_keys() -> ApiKeys:
-        return read_checked_keys(config, engine.config.scheduler.scheduling_policy)
+        return read_checked_keys(
+            config, engine.config.scheduler.scheduling_policy or default_policy(UsageContext.API_SERVER)
+        )
 
     state = make_state(engine, config, read_keys())
     generation = GenerationRoutes(state)
