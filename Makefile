@@ -71,7 +71,7 @@ bench-engine: $(VENV)/.test        ## prefix caching and continuous batching on 
 	$(BIN)/python benchmarks/engine/bench_leaf.py
 
 .PHONY: bench-neighbours
-bench-neighbours: $(VENV)/.test    ## what one tenant's attacks do to another's tokens, alone on a machine; 6 minutes
+bench-neighbours: $(VENV)/.test    ## what one tenant's attacks do to another's tokens, alone on a machine; 7 minutes
 	$(BIN)/python -m benchmarks.server.bench_neighbours
 
 .PHONY: bench-plan

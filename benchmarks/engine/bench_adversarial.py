@@ -89,7 +89,12 @@ class Load:
         gaps, self.gaps = self.gaps, None
         for one in attacks:
             one.cancel()
-        await asyncio.gather(*attacks, return_exceptions=True)
+        results = await asyncio.gather(*attacks, return_exceptions=True)
+        for (name, _, _), result in zip(forms, results, strict=True):
+            if isinstance(result, asyncio.CancelledError):
+                self.outcomes[name, "not answered in its phase"] += 1
+            elif result is not None:
+                self.outcomes[name, type(result).__name__] += 1
         return gaps
 
 

@@ -5,7 +5,10 @@ neighbour. Bob reads one stream of tokens and sends short chats; a process of it
 in a process at low priority (nice 10), so that what is measured is what the server lets it do. For each: the time
 between bob's tokens (p50, p99, max), the time of a chat (p50), quiet and during the attack, and the server's resident
 memory before and after where memory is attacked. Targets: p99 at most twice that of quiet, max below 250 ms, chats at
-most twice, memory back within 5%. Flags that are not its own go to `quire serve`. The last line is one JSON object.
+most twice, memory back within 5%; in the flood of schemas p99 at most 1.2 times. Every attack has a quiet measurement
+of its own before it, so that a machine that becomes slower is not taken for an attack, and a server of its own where
+memory is attacked. Flags that are not its own go to `quire serve`. What misses its target is listed; the last line is
+one JSON object.
 
     python -m benchmarks.server.bench_neighbours
     python -m benchmarks.server.bench_neighbours --only tokenize-32 members --seconds 6
@@ -30,7 +33,7 @@ KEYS = """tenants:
   mallory: {keys: [key-of-mallory]}
   bob: {keys: [key-of-bob]}
 """
-MAX_MS, MOST_TIMES, MOST_GROWTH = 250.0, 2.0, 1.05
+MAX_MS, MOST_TIMES, MOST_TIMES_OF_SCHEMAS, MOST_GROWTH = 250.0, 2.0, 1.2, 1.05
 SETTLE_S, GIVE_BACK_S = 2.0, 20.0
 
 
@@ -72,7 +75,7 @@ def measure(name: str, port: int, pid: int, seconds: float) -> dict[str, Any]:
 def held(name: str, figures: dict[str, Any], quiet: dict[str, Any]) -> list[str]:
     """The targets that `figures` miss."""
     missed = []
-    if figures["itl_p99_ms"] > MOST_TIMES * quiet["itl_p99_ms"]:
+    if figures["itl_p99_ms"] > most_times(name) * quiet["itl_p99_ms"]:
         missed.append("itl_p99")
     if figures["itl_max_ms"] > MAX_MS:
         missed.append("itl_max")
@@ -83,31 +86,49 @@ def held(name: str, figures: dict[str, Any], quiet: dict[str, Any]) -> list[str]
     return missed
 
 
+def most_times(name: str) -> float:
+    """Times its quiet value that p99 between tokens may have."""
+    return MOST_TIMES_OF_SCHEMAS if name == "compile-schemas" else MOST_TIMES
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="+", choices=list(ATTACKS), default=list(ATTACKS), help="default: all")
-    parser.add_argument("--seconds", type=float, default=10.0, help="of each measurement")
+    parser.add_argument("--seconds", type=float, default=8.0, help="of each measurement")
+    parser.add_argument("--quiet-seconds", type=float, default=4.0, help="of the quiet one before it")
     args, flags = parser.parse_known_args()
     results: dict[str, Any] = {}
+    about_memory = [name for name in args.only if ATTACKS[name].is_about_memory]
+    together = [name for name in args.only if name not in about_memory]
     with tempfile.TemporaryDirectory() as directory:
         keys = Path(directory) / "keys.yaml"
         keys.write_text(KEYS)
         keys.chmod(0o600)
-        server, port, _ = start_server("leaf", ["--api-key-file", str(keys), *flags])
-        try:
-            result_of(start_meter(port, 2.0))  # warm-up
-            quiet = result_of(start_meter(port, args.seconds))
+        for names in [together, *([name] for name in about_memory)]:
+            if names:
+                results |= run_on_one_server(names, ["--api-key-file", str(keys), *flags], args)
+    missed = {name: figures["missed"] for name, figures in results.items() if figures["missed"]}
+    for name, targets in missed.items():
+        print(f"missed by {name}: {', '.join(targets)}")
+    print(json.dumps({"attacks": results, "missed": sum(map(len, missed.values()))}))
+
+
+def run_on_one_server(names: list[str], flags: list[str], args: argparse.Namespace) -> dict[str, Any]:
+    """The figures of some attacks, one after the other, each with its quiet ones."""
+    results: dict[str, Any] = {}
+    server, port, _ = start_server("leaf", flags)
+    try:
+        result_of(start_meter(port, 2.0))  # warm-up
+        for name in names:
+            quiet = result_of(start_meter(port, args.quiet_seconds))
             print(f"{'quiet':22}", line(quiet), flush=True)
-            for name in args.only:
-                figures = measure(name, port, server.pid, args.seconds)
-                results[name] = {**figures, "missed": held(name, figures, quiet)}
-                print(f"{name:22}", line(figures), "missed: " + ", ".join(results[name]["missed"] or ["-"]), flush=True)
-        finally:
-            server.terminate()
-            server.communicate()
-    print(
-        json.dumps({"quiet": quiet, "attacks": results, "missed": sum(len(one["missed"]) for one in results.values())})
-    )
+            figures = measure(name, port, server.pid, args.seconds)
+            results[name] = {**figures, "quiet": quiet, "missed": held(name, figures, quiet)}
+            print(f"{name:22}", line(figures), "missed: " + ", ".join(results[name]["missed"] or ["-"]), flush=True)
+    finally:
+        server.terminate()
+        server.communicate()
+    return results
 
 
 def line(figures: dict[str, Any]) -> str:
