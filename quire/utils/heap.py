@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 
 
 def give_back_free_memory() -> bool:
-    """Return free pages of the heap to the system; False where the C library has no such call (it is glibc's)."""
+    """Collect garbage, and return free pages of the heap to the system; False without glibc, whose call it is."""
+    gc.collect()  # an error and its traceback hold what was refused until the collector comes, which idle servers delay
     try:
         trim = ctypes.CDLL(None).malloc_trim
     except (AttributeError, OSError):
