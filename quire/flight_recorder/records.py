@@ -178,12 +178,21 @@ def _decided(new: NewRequestData) -> dict[str, Any]:
     return {one.name: getattr(new, one.name) for one in dataclasses.fields(new) if one.name != "sampling_params"}
 
 
+_DIGESTED_STATS = (
+    "step", "num_running", "num_waiting", "num_scheduled_tokens", "num_preemptions", "num_swapped",
+    "num_swap_preemptions", "swapped_out_bytes", "swapped_in_bytes", "kv_cache_usage", "prefix_cache_queries",
+    "prefix_cache_hits", "kv_event_batches_dropped",
+)  # fmt: skip
+# The statistics of version 1, as they were encoded: with those added since, older recordings would not replay.
+
+
 def digest_of_outputs(outputs: EngineCoreOutputs | None) -> int:
     """A number that differs when what the front-end is told differs; log-probabilities are left out."""
     if outputs is None:
         return 0
     crc = zlib.crc32(outputs.new_token_ids.tobytes(), zlib.crc32(outputs.handles.tobytes()))
-    crc = zlib.crc32(_encoder.encode((outputs.timestamp, outputs.stats)), crc)
+    stats = {name: getattr(outputs.stats, name) for name in _DIGESTED_STATS}
+    crc = zlib.crc32(_encoder.encode((outputs.timestamp, stats)), crc)
     if outputs.finished or outputs.events:
         crc = zlib.crc32(_encoder.encode((outputs.finished, outputs.events)), crc)
     return crc

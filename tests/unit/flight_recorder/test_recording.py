@@ -16,8 +16,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quire.core.engine_messages import EngineCoreRequest, FinishReason
+from quire.core.engine_messages import EngineCoreOutputs, EngineCoreRequest, FinishReason
 from quire.core.scheduler_output import SchedulerOutput
+from quire.core.stats import SchedulerStats
 from quire.entrypoints.cli.main import main
 from quire.errors import ConfigError, ValidationError
 from quire.flight_recorder import records, snapshot
@@ -42,6 +43,7 @@ from tests.unit.scheduler.test_properties import (
 )  # fmt: skip
 
 MIB = 1 << 20
+EARLIER_DIGEST = 1622091711
 SCARCE: dict[str, Any] = {
     "num_blocks": 14, "block_size": 4, "max_model_len": 40, "max_num_seqs": 4, "budget": 24, "max_decode_slowdown": 2.0,
     "scheduling_policy": "priority",
@@ -377,6 +379,14 @@ def test_an_unknown_part_of_the_state_stops_the_recorder_with_its_path(tmp_path,
     assert "Scheduler._order.queue.surprise is a builtins.complex" in caplog.text
     recorded.run()
     recorded.close()
+
+
+def test_the_digest_of_what_is_told_is_that_of_earlier_recordings_whatever_statistics_are_added():
+    outputs = EngineCoreOutputs(
+        handles=np.array([3, 4], np.int64), new_token_ids=np.array([7, 9], np.int32), logprobs=None, prompt_logprobs={},
+        finished=(), events=(), timestamp=2.5, stats=SchedulerStats(num_running=2, num_scheduled_tokens=5),
+    )  # fmt: skip
+    assert records.digest_of_outputs(outputs) == EARLIER_DIGEST
 
 
 def test_foreign_files_are_refused_by_name(tmp_path):
