@@ -15,7 +15,7 @@ from quire.engine.core import EngineCore
 from quire.scheduler.scheduler import Scheduler
 from quire.worker.model_runner import ModelRunner
 from tests.e2e.same_bits import Answer, answers
-from tests.e2e.test_parity_with_transformers import Reference, random_prompts
+from tests.e2e.test_parity_with_transformers import MAX_TOKENS, Reference, random_prompts
 from tests.models.checkpoints import make_checkpoint
 
 WINDOW = 24
@@ -78,7 +78,7 @@ def prompts_of(reference: Reference) -> list[list[int]]:
 def test_answers_equal_transformers(model, backend):
     path, reference, num_groups = model
     prompts = [{"prompt_token_ids": prompt} for prompt in prompts_of(reference)[::2]]
-    params = SamplingParams(temperature=0, max_tokens=64, ignore_eos=True, logprobs=1)
+    params = SamplingParams(temperature=0, max_tokens=MAX_TOKENS, ignore_eos=True, logprobs=1)
     with LLM(str(path), **SETTINGS, attention_backend=backend) as llm:
         assert len(runner_of(llm)._block_tables.tables) == num_groups
         for output in llm.generate(prompts, params, use_tqdm=False):
