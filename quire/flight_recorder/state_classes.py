@@ -18,6 +18,7 @@ from quire.core.kv_events import AllBlocksCleared, BlockRemoved, BlockStored
 from quire.core.kv_spec import KVCacheConfig, KVCacheGroupSpec
 from quire.core.request import Request, RequestStatus
 from quire.core.sampling_params import SamplingParams
+from quire.core.scheduler_output import ChosenTokens, RowFork
 from quire.core.stats import EventKind, RequestEvent
 from quire.kv_cache.block_pool import BlockPool
 from quire.kv_cache.coordinator import KVCacheCoordinator
@@ -66,12 +67,13 @@ STRUCTS: tuple[type[msgspec.Struct], ...] = (
 )  # fmt: skip
 OBJECTS: tuple[type, ...] = (
     Admission, AdmissionRules, BeamAnswer, BeamGroups, BeamSearch, BlockPool, ByArrival, ByPriority, CacheMiss,
-    CachedPrefix, ChunkedLocalManager, EngineCoreRequest, ExpectedOutputs, FairOrder, Finished, FinishedRequest,
-    ForkGroups, FreeList, FullAttentionManager, Hindrance, KVCacheConfig, KVCacheCoordinator, KVCacheGroupSpec,
-    KVCacheManager, KVEventRecorder, Limits, Measurements, MissExplainer, Outbox, PastPages, PendingCopies, PrefixIndex,
-    PrefixPages, PrefixTree, QueueDeadlines, RankOrder, Request, RequestEvent, RequestQueue, RequestTable, RunningRows,
-    SaltedPages, Scheduler, ShortestFirst, SiblingPages, SlidingWindowManager, StateManager, StepCosts, SwapCosts,
-    SwapPool, SwappedPages, Swapping, TenantQueues, TenantTurns, TokenPages, VirtualCounters, _Group,
+    CachedPrefix, ChosenTokens, ChunkedLocalManager, EngineCoreRequest, ExpectedOutputs, FairOrder, Finished,
+    FinishedRequest, ForkGroups, FreeList, FullAttentionManager, Hindrance, KVCacheConfig, KVCacheCoordinator,
+    KVCacheGroupSpec, KVCacheManager, KVEventRecorder, Limits, Measurements, MissExplainer, Outbox, PastPages,
+    PendingCopies, PrefixIndex, PrefixPages, PrefixTree, QueueDeadlines, RankOrder, Request, RequestEvent, RequestQueue,
+    RequestTable, RowFork, RunningRows, SaltedPages, Scheduler, ShortestFirst, SiblingPages, SlidingWindowManager,
+    StateManager, StepCosts, SwapCosts, SwapPool, SwappedPages, Swapping, TenantQueues, TenantTurns, TokenPages,
+    VirtualCounters, _Group,
 )  # fmt: skip
 
 

@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quire.core.engine_messages import EngineCoreOutputs, EngineCoreRequest, FinishReason
-from quire.core.scheduler_output import SchedulerOutput
+from quire.core.scheduler_output import ChosenTokens, SchedulerOutput
 from quire.core.stats import SchedulerStats
 from quire.entrypoints.cli.main import main
 from quire.errors import ConfigError, ValidationError
@@ -26,8 +26,10 @@ from quire.flight_recorder.reader import read_recording
 from quire.flight_recorder.recorded_scheduler import RecordedScheduler
 from quire.flight_recorder.records import MAGIC, Add, Head, Schedule, Update, frame
 from quire.flight_recorder.replay import Replay, ReplayResult
+from quire.flight_recorder.restoring import restore
 from quire.flight_recorder.writer import RecordWriter
 from quire.scheduler.admission import Verdict
+from quire.scheduler.setup import make_scheduler as make_scheduler_from_setup
 from tests.unit.scheduler import test_properties as properties
 from tests.unit.scheduler.harness import FULL, FakeWorker, make_request, make_setup
 from tests.unit.scheduler.test_properties import (
@@ -387,6 +389,15 @@ def test_the_digest_of_what_is_told_is_that_of_earlier_recordings_whatever_stati
         finished=(), events=(), timestamp=2.5, stats=SchedulerStats(num_running=2, num_scheduled_tokens=5),
     )  # fmt: skip
     assert records.digest_of_outputs(outputs) == EARLIER_DIGEST
+
+
+def test_the_tokens_that_beams_chose_and_the_worker_has_not_been_sent_are_part_of_a_state():
+    beams = make_scheduler_from_setup(make_setup(**SCARCE)).beams
+    ids = np.array([1], np.int32)
+    beams._chosen.append(ChosenTokens(ids, ids, ids))
+    copy = make_scheduler_from_setup(make_setup(**SCARCE)).beams
+    restore(copy, snapshot.encode(snapshot.freeze(beams)))
+    assert copy._chosen[0].token_ids.tolist() == [1]
 
 
 def test_foreign_files_are_refused_by_name(tmp_path):
