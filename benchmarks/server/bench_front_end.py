@@ -105,7 +105,7 @@ def serve(tree: Path) -> None:
     from quire.core.outputs import CompletionOutput, RequestOutput
     from quire.core.stats import RequestStateStats
     from quire.engine.output_stream import OutputStream
-    from quire.entrypoints.server.launcher import make_server
+    from quire.server.launcher import make_server
     from tests.server.engines import ScriptedEngine
     from tests.server.servers import server_config
 

@@ -29,7 +29,7 @@ from quire.config.server import ServerConfig
 from quire.core.outputs import CompletionOutput, RequestOutput
 from quire.core.stats import RequestStateStats
 from quire.engine.output_stream import OutputStream
-from quire.entrypoints.server.launcher import make_server
+from quire.server.launcher import make_server
 from tests.server.engines import ScriptedEngine
 
 HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"

@@ -1,4 +1,4 @@
-"""What one tenant of a server may do. Read from the key file by `entrypoints.openai.keys`; values only."""
+"""What one tenant of a server may do. Read from the key file by `server.http.keys`; values only."""
 
 from __future__ import annotations
 

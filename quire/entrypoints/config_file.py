@@ -32,7 +32,7 @@ def read_config_file(path: str) -> dict[str, Any]:
         raise ConfigError(f"config file {path} is larger than 1 MiB", hint="keep settings only", field="config")
     if file.suffix.lower() in (".yaml", ".yml"):
         # Late: only who writes YAML needs the library.
-        from quire.entrypoints.yaml_config import parse_yaml
+        from quire.utils.yaml_config import parse_yaml
 
         return merge_dotted(_refuse_duplicates(parse_yaml(path, text)))
     try:

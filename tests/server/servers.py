@@ -12,7 +12,7 @@ from typing import Any
 import openai
 
 from quire.config.server import ApiConfig, HttpConfig, LimitsConfig, ResponsesConfig, ServerConfig, TracingConfig
-from quire.entrypoints.server.launcher import DrainingServer, make_server
+from quire.server.launcher import DrainingServer, make_server
 
 
 def server_config(**settings: Any) -> ServerConfig:

@@ -10,7 +10,7 @@ import pytest
 
 from quire.config.server import LimitsConfig
 from quire.core.stats import SchedulerStats
-from quire.entrypoints.openai.admission import MAX_RETRY_AFTER_S, Admission, Ticket
+from quire.server.http.admission import MAX_RETRY_AFTER_S, Admission, Ticket
 
 NUM_PLACES, BUDGET = 8, 256
 

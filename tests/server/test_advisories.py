@@ -17,7 +17,7 @@ import httpx
 import pytest
 
 from quire.config.server import LimitsConfig
-from quire.entrypoints.openai.access import ROUTE_ACCESS, Access
+from quire.server.http.access import ROUTE_ACCESS, Access
 from tests.server.engines import ScriptedEngine
 from tests.server.servers import RunningServer
 from tests.server.test_protocol import CHAT, HELLO, error_of, post

@@ -15,10 +15,10 @@ from typing import Any
 
 import pytest
 
-from quire.entrypoints.bench import processes
-from quire.entrypoints.bench.client_watch import LagProbe
-from quire.entrypoints.bench.load import run_load, run_on_loop
-from quire.entrypoints.bench.records import Job, Load, Target
+from quire.bench import processes
+from quire.bench.client_watch import LagProbe
+from quire.bench.load import run_load, run_on_loop
+from quire.bench.records import Job, Load, Target
 from quire.entrypoints.cli import bench_serve
 from quire.entrypoints.cli.main import main
 from tests.server.engines import ScriptedEngine

@@ -11,13 +11,13 @@ from typing import Any
 import httpx
 import pytest
 
-from quire.entrypoints.openai.body_budget import SMALL_BYTES, STALLED_S, BodyBudget, BodyLease
-from quire.entrypoints.openai.errors import ApiError
-from quire.entrypoints.openai.protocol import json_scan
-from quire.entrypoints.openai.protocol.completion import COMPLETION_FIELDS
-from quire.entrypoints.openai.protocol.json_scan import JsonParts, count_parts, num_members
-from quire.entrypoints.openai.protocol.reading import MAX_WARNINGS, read_object, read_request
 from quire.errors import ValidationError
+from quire.server.api.openai.protocol.completion import COMPLETION_FIELDS
+from quire.server.chat.protocol import json_scan
+from quire.server.chat.protocol.json_scan import JsonParts, count_parts, num_members
+from quire.server.chat.protocol.reading import MAX_WARNINGS, read_object, read_request
+from quire.server.http.body_budget import SMALL_BYTES, STALLED_S, BodyBudget, BodyLease
+from quire.server.http.errors import ApiError
 from tests.server.engines import ScriptedEngine
 from tests.server.servers import RunningServer
 from tests.server.test_protocol import CHAT, HELLO, error_of, post
@@ -95,7 +95,7 @@ def test_unknown_names_are_looked_at_until_there_are_enough_warnings():
 
     values = Names({f"k{i}": 0 for i in range(5000)}, prompt="a")
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr("quire.entrypoints.openai.protocol.reading.read_object", lambda *_: values)
+        patched.setattr("quire.server.chat.protocol.reading.read_object", lambda *_: values)
         _, warnings = read_request(b"", COMPLETION_FIELDS, max_depth=64, max_containers=10_000, is_strict=False)
     assert len(warnings) == MAX_WARNINGS == Names.seen
 

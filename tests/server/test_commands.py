@@ -19,8 +19,8 @@ import pytest
 from quire.entrypoints.args import QuireParser
 from quire.entrypoints.cli import serve
 from quire.entrypoints.cli.main import main
-from quire.entrypoints.server.listening import claim_socket_path
 from quire.errors import ConfigError
+from quire.server.http.listening import claim_socket_path
 from quire.utils.phases import PhaseTimer, process_age_s
 from tests.server.engines import ScriptedEngine
 from tests.server.servers import RunningServer

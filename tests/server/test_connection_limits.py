@@ -20,14 +20,14 @@ from uvicorn import Config
 from uvicorn.server import ServerState
 
 from quire.config.server import LimitsConfig
-from quire.entrypoints.openai.connection import protocol_factory
-from quire.entrypoints.openai.connection_limits import (
+from quire.server.http.connection import protocol_factory
+from quire.server.http.connection_limits import (
     GRACE_S,
     ConnectionWatch,
     LimitedConnection,
     max_connections,
 )
-from quire.entrypoints.openai.strict_http import Phase
+from quire.server.http.strict_http import Phase
 from tests.server.engines import ScriptedEngine
 from tests.server.servers import RunningServer
 from tests.server.test_protocol import CHAT, HELLO, error_of, post
@@ -60,8 +60,8 @@ def response(raw: bytes) -> httpx.Response:
 @pytest.fixture(scope="module")
 def hasty():
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("quire.entrypoints.openai.connection_limits.SWEEP_S", 0.05)
-        patch.setattr("quire.entrypoints.openai.connection_limits.GRACE_S", 0.3)
+        patch.setattr("quire.server.http.connection_limits.SWEEP_S", 0.05)
+        patch.setattr("quire.server.http.connection_limits.GRACE_S", 0.3)
         with RunningServer(ScriptedEngine(), head_timeout=1, body_timeout=1, timeout_keep_alive=60) as running:
             yield running
 
@@ -200,10 +200,10 @@ def test_a_client_that_sends_all_before_it_reads_gets_its_answer(server, head, s
 
 
 def test_a_client_that_sends_on_for_long_is_given_up(server, monkeypatch):
-    monkeypatch.setattr("quire.entrypoints.openai.lingering.LINGER_BYTES", 1 << 20)
+    monkeypatch.setattr("quire.server.http.lingering.LINGER_BYTES", 1 << 20)
     with pytest.raises(OSError):
         ask(server, HEAD + b"connection: close\r\n", *LONG)
-    monkeypatch.setattr("quire.entrypoints.openai.lingering.LINGER_S", 0.05)
+    monkeypatch.setattr("quire.server.http.lingering.LINGER_S", 0.05)
     with socket.create_connection(("127.0.0.1", server.port), timeout=20) as connection:
         connection.sendall(b"no HTTP\r\n")
         server.wait_until(lambda: not server.server.server_state.connections)
@@ -243,7 +243,7 @@ def test_idle_connections_make_room_the_oldest_first(monkeypatch):
     busy, older, newer, young, last = (make(**common, _loop=MagicMock()) for _ in range(5))
     for opened_s, connection in enumerate((busy, older, newer, young)):
         clock = SimpleNamespace(monotonic=lambda now=opened_s: 10.0 + now)  # not time's own: loops of other tests run
-        monkeypatch.setattr("quire.entrypoints.openai.connection_limits.time", clock)
+        monkeypatch.setattr("quire.server.http.connection_limits.time", clock)
         connection.connection_made(MagicMock())
         if connection is busy:
             connection.data_received(b"GET / HT")

@@ -10,10 +10,10 @@ from collections.abc import Callable
 import pytest
 
 from quire.core.inputs import parse_messages
-from quire.entrypoints.openai.errors import api_error_of
-from quire.entrypoints.openai.protocol.completion import COMPLETION_FIELDS
-from quire.entrypoints.openai.protocol.reading import MAX_WARNINGS, read_object, read_request
 from quire.errors import UnsupportedError, ValidationError, nearest, unknown_name
+from quire.server.api.openai.protocol.completion import COMPLETION_FIELDS
+from quire.server.chat.protocol.reading import MAX_WARNINGS, read_object, read_request
+from quire.server.http.errors import api_error_of
 from quire.utils.checks import shown
 from tests.server.engines import ScriptedEngine
 from tests.server.servers import RunningServer
@@ -139,7 +139,7 @@ LARGE = {
 def test_what_cannot_fit_is_refused_before_its_parts_are_looked_at(counted, name, monkeypatch):
     server, lengths = counted
     seen: list[object] = []
-    monkeypatch.setattr("quire.entrypoints.openai.prompts.parse_messages", lambda messages: seen.append(messages) or [])
+    monkeypatch.setattr("quire.server.chat.prompts.parse_messages", lambda messages: seen.append(messages) or [])
     monkeypatch.setattr("quire.core.sampling_params.check_plain", lambda *value: seen.append(value))
     answer = post(server, CHAT, {**HELLO, "tool_choice": "none", name: LARGE[name]})
     assert answer.status_code == 400

@@ -8,8 +8,8 @@ import httpx
 import openai
 import pytest
 
-from quire.entrypoints.openai.protocol.messages import read_messages
 from quire.errors import ValidationError
+from quire.server.chat.protocol.messages import read_messages
 from quire.tokenization.chat_template import ChatTemplate
 from tests.server.servers import RunningServer
 

@@ -7,10 +7,10 @@ import re
 import httpx
 import pytest
 
-from quire.entrypoints.openai.protocol.chat import ChatRequest
-from quire.entrypoints.openai.protocol.completion import CompletionRequest
-from quire.entrypoints.openai.protocol.tokenize import DetokenizeRequest, TokenizeRequest
-from quire.entrypoints.responses.protocol import ResponsesRequest
+from quire.server.api.openai.protocol.completion import CompletionRequest
+from quire.server.api.openai.protocol.tokenize import DetokenizeRequest, TokenizeRequest
+from quire.server.api.responses.protocol import ResponsesRequest
+from quire.server.chat.protocol.chat import ChatRequest
 from quire.utils.checks import field_in
 
 USER = {"role": "user", "content": "hi"}

@@ -6,7 +6,7 @@ import httpx
 import pytest
 
 from quire.config.server import HttpConfig
-from quire.entrypoints.openai.origins import OriginRules
+from quire.server.http.origins import OriginRules
 from tests.server.engines import ScriptedEngine
 from tests.server.servers import RunningServer
 from tests.server.test_protocol import CHAT, HELLO, error_of

@@ -9,8 +9,8 @@ from typing import Any
 import httpx
 import pytest
 
-from quire.entrypoints.openai.places import Places
-from quire.entrypoints.openai.prompt_workers import FairLane
+from quire.server.http.places import Places
+from quire.server.http.prompt_workers import FairLane
 from tests.server.engines import ScriptedEngine, scripted_config
 from tests.server.servers import RunningServer
 from tests.server.test_protocol import CHAT, HELLO, error_of

@@ -9,13 +9,13 @@ import pytest
 
 from quire.config.server import LimitsConfig
 from quire.config.tenants import TenantLimits
-from quire.entrypoints.openai.admission import Admission
-from quire.entrypoints.openai.errors import ApiError
-from quire.entrypoints.openai.key_watch import KeyWatch
-from quire.entrypoints.openai.keys import ApiKeys, check_limits, read_api_keys
-from quire.entrypoints.openai.rate_limits import Bucket, duration
-from quire.entrypoints.openai.tenants import Tenant, Tenants
 from quire.errors import ConfigError, QuireClientError
+from quire.server.http.admission import Admission
+from quire.server.http.errors import ApiError
+from quire.server.http.key_watch import KeyWatch
+from quire.server.http.keys import ApiKeys, check_limits, read_api_keys
+from quire.server.http.rate_limits import Bucket, duration
+from quire.server.http.tenants import Tenant, Tenants
 from tests.server.servers import server_config
 
 

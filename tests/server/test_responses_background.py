@@ -11,14 +11,14 @@ from typing import Any
 import httpx
 import pytest
 
-from quire.entrypoints.openai.keys import ApiKeys
-from quire.entrypoints.openai.running import Run
-from quire.entrypoints.responses.background import LiveResponse
-from quire.entrypoints.responses.event_log import EndedLogs, EventLog
-from quire.entrypoints.responses.history import Turn
-from quire.entrypoints.responses.protocol import ResponsesRequest
-from quire.entrypoints.responses.store import MemoryShelf, ShelfError
-from quire.entrypoints.responses.writer import ResponseWriter
+from quire.server.api.responses.background import LiveResponse
+from quire.server.api.responses.event_log import EndedLogs, EventLog
+from quire.server.api.responses.history import Turn
+from quire.server.api.responses.protocol import ResponsesRequest
+from quire.server.api.responses.store import MemoryShelf, ShelfError
+from quire.server.api.responses.writer import ResponseWriter
+from quire.server.chat.running import Run
+from quire.server.http.keys import ApiKeys
 from tests.server.engines import WritingEngine
 from tests.server.servers import RunningServer
 from tests.server.test_responses import ASKED, ask, stream

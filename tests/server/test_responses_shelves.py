@@ -15,9 +15,10 @@ from typing import Any
 import pytest
 
 from quire.config.server import ResponsesConfig, ServerConfig
-from quire.entrypoints.responses.keeping import check_store
-from quire.entrypoints.responses.sqlite_shelf import SqliteShelf
-from quire.entrypoints.responses.store import (
+from quire.errors import ConfigError
+from quire.server.api.responses.keeping import check_store
+from quire.server.api.responses.sqlite_shelf import SqliteShelf
+from quire.server.api.responses.store import (
     BrokenChainError,
     MemoryShelf,
     ResponseStore,
@@ -26,8 +27,7 @@ from quire.entrypoints.responses.store import (
     ShelfLimits,
     StoredResponse,
 )
-from quire.entrypoints.server.checks import check_files
-from quire.errors import ConfigError
+from quire.server.checks import check_files
 
 LIMITS = ShelfLimits(max_responses=4, max_bytes=4000, max_age_s=100)
 
@@ -114,8 +114,8 @@ def test_what_was_put_outlives_a_kill(tmp_path):
     path = tmp_path / "db"
     code = (
         "import sys, time\n"
-        "from quire.entrypoints.responses.sqlite_shelf import SqliteShelf\n"
-        "from quire.entrypoints.responses.store import ShelfLimits\n"
+        "from quire.server.api.responses.sqlite_shelf import SqliteShelf\n"
+        "from quire.server.api.responses.store import ShelfLimits\n"
         f"shelf = SqliteShelf({str(path)!r}, ShelfLimits(1000, 1 << 20, 0))\n"
         "for number in range(1000):\n"
         "    shelf.put(('red', str(number)), b'x' * number, 0.0)\n"
@@ -289,8 +289,8 @@ def test_a_second_server_on_the_file_is_refused_until_the_first_has_ended_howeve
     path = str(tmp_path / "db")
     code = (
         "import sys\n"
-        "from quire.entrypoints.responses.sqlite_shelf import SqliteShelf\n"
-        "from quire.entrypoints.responses.store import ShelfLimits\n"
+        "from quire.server.api.responses.sqlite_shelf import SqliteShelf\n"
+        "from quire.server.api.responses.store import ShelfLimits\n"
         f"shelf = SqliteShelf({path!r}, ShelfLimits(1000, 1 << 20, 0))\n"
         "shelf.put(('red', 'a'), b'x', 0.0)\n"
         "print('open', flush=True)\n"

@@ -13,12 +13,12 @@ import pytest
 from quire.core.inputs import TokensPrompt
 from quire.core.outputs import CompletionOutput, RequestOutput
 from quire.core.sampling_params import SamplingParams
-from quire.entrypoints.openai.counts import AnswerCounts
-from quire.entrypoints.openai.protocol.chat import ChatRequest
-from quire.entrypoints.openai.running import Work
-from quire.entrypoints.responses.form import ResponseForm
-from quire.entrypoints.responses.protocol import ResponsesRequest
-from quire.entrypoints.responses.writer import ResponseWriter
+from quire.server.api.responses.form import ResponseForm
+from quire.server.api.responses.protocol import ResponsesRequest
+from quire.server.api.responses.writer import ResponseWriter
+from quire.server.chat.counts import AnswerCounts
+from quire.server.chat.protocol.chat import ChatRequest
+from quire.server.chat.running import Work
 from quire.tokenization.incremental import IncrementalDetokenizer
 from tests.server.engines import WritingEngine
 from tests.server.servers import RunningServer

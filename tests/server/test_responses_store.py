@@ -12,8 +12,8 @@ import pytest
 
 from quire.config.build import build_config
 from quire.engine.llm_engine import LLMEngine
-from quire.entrypoints.responses import background
 from quire.errors import ConfigError
+from quire.server.api.responses import background
 from tests.server.engines import SteppedEngine, WritingEngine
 from tests.server.servers import RunningServer
 from tests.server.test_responses import ASKED, TOOLS, ask, kinds, prompt_of, stream

@@ -10,8 +10,8 @@ import httpx
 import openai
 import pytest
 
-from quire.entrypoints.responses.tools import origins_of
 from quire.errors import ValidationError
+from quire.server.api.responses.tools import origins_of
 from tests.server.engines import WritingEngine
 from tests.server.servers import RunningServer
 

@@ -11,13 +11,13 @@ import pytest
 
 from quire.config.server import LimitsConfig
 from quire.core.stats import SchedulerStats
-from quire.entrypoints.openai.access import ROUTE_ACCESS, Access
-from quire.entrypoints.openai.admission import Admission
-from quire.entrypoints.openai.errors import ApiError, api_error_of, sanitised
-from quire.entrypoints.openai.keys import ApiKeys, read_api_keys
-from quire.entrypoints.server import launcher
-from quire.entrypoints.server.launcher import make_server, warn_of_open_address
 from quire.errors import ConfigError, ValidationError
+from quire.server import launcher
+from quire.server.http.access import ROUTE_ACCESS, Access
+from quire.server.http.admission import Admission
+from quire.server.http.errors import ApiError, api_error_of, sanitised
+from quire.server.http.keys import ApiKeys, read_api_keys
+from quire.server.launcher import make_server, warn_of_open_address
 from tests.server.engines import ScriptedEngine, scripted_config
 from tests.server.servers import RunningServer, server_config
 from tests.server.test_protocol import CHAT, HELLO, error_of, events, post
@@ -53,9 +53,7 @@ def test_every_path_but_liveness_needs_a_key(guarded):
 
 def test_every_route_says_who_may_reach_it(guarded):
     routes = {(path, method) for path, method in routes_of(guarded.server.config.app)}
-    assert {path for path, _ in routes} == set(ROUTE_ACCESS), (
-        "give each route a line in quire/entrypoints/openai/access.py"
-    )
+    assert {path for path, _ in routes} == set(ROUTE_ACCESS), "give each route a line in quire/server/http/access.py"
     for path, method in routes:
         answer = httpx.request(method, guarded.url + path.replace("{model:path}", "leaf"))
         assert (answer.status_code == 401) == (ROUTE_ACCESS[path] is not Access.OPEN), (path, method)

@@ -9,10 +9,10 @@ import pytest
 from quire.config.build import build_config
 from quire.core.inputs import TokensPrompt
 from quire.engine.llm_engine import LLMEngine
-from quire.entrypoints.openai.prompt_workers import PromptWorkers
-from quire.entrypoints.openai.prompts import PromptReader
-from quire.entrypoints.openai.shared_prefixes import SharedPrefixes, read_shared_prefixes
 from quire.errors import ConfigError
+from quire.server.chat.prompts import PromptReader
+from quire.server.chat.shared_prefixes import SharedPrefixes, read_shared_prefixes
+from quire.server.http.prompt_workers import PromptWorkers
 from tests.server.engines import ScriptedEngine, SteppedEngine, scripted_config
 from tests.server.servers import RunningServer, server_config
 from tests.server.test_protocol import CHAT, post

@@ -16,9 +16,9 @@ import pytest
 
 from quire.core.sampling_params import RequestOutputKind
 from quire.engine.output_stream import OutputStream
-from quire.entrypoints.openai import connection
-from quire.entrypoints.openai.keep_alive import COMMENT
 from quire.errors import EngineGenerateError
+from quire.server.http import connection
+from quire.server.http.keep_alive import COMMENT
 from tests.server.engines import ScriptedEngine
 from tests.server.servers import RunningServer
 from tests.server.test_openai_client import expected

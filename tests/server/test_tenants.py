@@ -9,7 +9,7 @@ import httpx
 import openai
 import pytest
 
-from quire.entrypoints.openai import key_watch
+from quire.server.http import key_watch
 from tests.server.engines import ScriptedEngine, scripted_config
 from tests.server.servers import RunningServer
 from tests.server.test_protocol import CHAT, HELLO, error_of, events, post

@@ -12,9 +12,9 @@ from pathlib import Path
 import httpx
 import pytest
 
-from quire.entrypoints.openai.tls import POLL_S, CertificateWatch
-from quire.entrypoints.server.launcher import make_server
 from quire.errors import ConfigError
+from quire.server.http.tls import POLL_S, CertificateWatch
+from quire.server.launcher import make_server
 from tests.server.engines import ScriptedEngine
 from tests.server.servers import RunningServer, server_config
 from tests.server.test_protocol import CHAT, HELLO, events
@@ -140,7 +140,7 @@ def test_a_new_certificate_is_used_without_a_restart(ours, tmp_path):
 
 
 def test_enable_ssl_refresh_looks_at_the_files_by_itself(ours, tmp_path, monkeypatch):
-    monkeypatch.setattr("quire.entrypoints.openai.tls.POLL_S", POLL_S / 100)
+    monkeypatch.setattr("quire.server.http.tls.POLL_S", POLL_S / 100)
     served = [tmp_path / "cert.pem", tmp_path / "key.pem"]
     for name in ("first", "second"):
         for source, target in zip(ours.sign(name), served, strict=True):

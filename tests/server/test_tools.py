@@ -9,8 +9,8 @@ from typing import Any
 import openai
 import pytest
 
-from quire.entrypoints.openai.parsing import check_parsers
 from quire.errors import ConfigError
+from quire.server.chat.parsing import check_parsers
 from tests.server.engines import WritingEngine
 from tests.server.servers import RunningServer, server_config
 

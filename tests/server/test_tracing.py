@@ -16,9 +16,9 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 
 from quire.core.stats import RequestStateStats
-from quire.entrypoints.openai.receipt import PHASES, make_receipt
-from quire.entrypoints.openai.tracing import EndedRequest, Tracing, check_endpoint
 from quire.errors import ConfigError
+from quire.server.http.receipt import PHASES, make_receipt
+from quire.server.http.tracing import EndedRequest, Tracing, check_endpoint
 from tests.server.engines import ScriptedEngine
 from tests.server.servers import RunningServer
 from tests.server.test_protocol import CHAT, HELLO, events, post
@@ -237,8 +237,8 @@ def test_without_opentelemetry_the_extra_is_named(monkeypatch):
 
 def test_opentelemetry_is_imported_for_an_endpoint_alone():
     program = (
-        "import sys; import quire.entrypoints.server.launcher; "
-        "from quire.entrypoints.openai.tracing import make_tracing; assert make_tracing(None, print) is None; "
+        "import sys; import quire.server.launcher; "
+        "from quire.server.http.tracing import make_tracing; assert make_tracing(None, print) is None; "
         "print([name for name in sys.modules if name.startswith(('opentelemetry.sdk', 'opentelemetry.exporter'))])"
     )
     ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)

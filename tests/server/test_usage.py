@@ -10,9 +10,9 @@ import pytest
 
 from quire.config.build import build_config
 from quire.core.stats import RequestStateStats
-from quire.entrypoints.openai.receipt import make_receipt
 from quire.metrics.engine_metrics import EngineMetrics
 from quire.metrics.records import read
+from quire.server.http.receipt import make_receipt
 from tests.server.engines import ScriptedEngine
 from tests.server.servers import RunningServer
 

@@ -24,11 +24,11 @@ from quire import LLM
 from quire.config.server import ApiConfig, LimitsConfig
 from quire.core.outputs import CompletionOutput, RequestOutput
 from quire.core.sampling_params import SamplingParams
-from quire.entrypoints.openai.answer_events import CallBegun, CallPart
-from quire.entrypoints.openai.parsing import Parsing, ParsingPlan
-from quire.entrypoints.openai.protocol.chat import ChatRequest, chat_params
 from quire.models.hub import resolve_model_path
 from quire.parsers.events import Content, Reasoning
+from quire.server.chat.answer_events import CallBegun, CallPart
+from quire.server.chat.parsing import Parsing, ParsingPlan
+from quire.server.chat.protocol.chat import ChatRequest, chat_params
 from tests.structured.test_forced import FORMATS, MARKS, OFFERED, TOOLS
 
 TASKS = ("What is the weather in Paris?", "Plot 1, 2 and 3.", "What time is it?", "Add 2 and 5.", "Tell me a story.")

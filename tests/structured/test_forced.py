@@ -12,13 +12,13 @@ import pytest
 
 from quire.config.structured_outputs import StructuredOutputsConfig
 from quire.core.structured_outputs import StructuredOutputsParams
-from quire.entrypoints.openai.forcing import forced_form, form_or_calls, strict_form
-from quire.entrypoints.openai.protocol.tools import ToolChoice
 from quire.errors import QuireClientError, UnsupportedError, ValidationError
 from quire.parsers.literals import Literals
 from quire.parsers.registry import TOOL_CALL_PARSERS, UNFORCED, tool_call_parser
 from quire.parsers.tool_calls.pattern import PatternFormat
 from quire.parsers.tools import Tools
+from quire.server.chat.forcing import forced_form, form_or_calls, strict_form
+from quire.server.chat.protocol.tools import ToolChoice
 from quire.structured_output.choose import resolve_structured_outputs
 from quire.structured_output.interface import StructuredOutputBackend, Vocabulary
 from quire.structured_output.registry import make_backend

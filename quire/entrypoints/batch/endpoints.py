@@ -9,8 +9,8 @@ from typing import Any, Protocol
 
 import msgspec
 
-from quire.entrypoints.bench.connection import Answer, ConnectionPool, request_bytes
-from quire.entrypoints.bench.records import Target
+from quire.bench.connection import Answer, ConnectionPool, request_bytes
+from quire.bench.records import Target
 
 MAX_REPLY_BYTES = 1 << 30
 TRIES = 6

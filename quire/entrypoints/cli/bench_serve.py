@@ -15,16 +15,16 @@ from pathlib import Path
 from typing import Any
 
 from quire import envs
-from quire.entrypoints.bench import workload
-from quire.entrypoints.bench.client_watch import ClientLimits, missing_files
-from quire.entrypoints.bench.flags import BACKENDS, add_arguments, check
-from quire.entrypoints.bench.load import Progress
-from quire.entrypoints.bench.plot import plot
-from quire.entrypoints.bench.processes import run_in_processes
-from quire.entrypoints.bench.records import Load, LoadReport, RequestRecord, Target
-from quire.entrypoints.bench.report import print_report
-from quire.entrypoints.bench.summary import details_of, figures
-from quire.entrypoints.bench.target import first_model, make_target
+from quire.bench import workload
+from quire.bench.client_watch import ClientLimits, missing_files
+from quire.bench.flags import BACKENDS, add_arguments, check
+from quire.bench.load import Progress
+from quire.bench.plot import plot
+from quire.bench.processes import run_in_processes
+from quire.bench.records import Load, LoadReport, RequestRecord, Target
+from quire.bench.report import print_report
+from quire.bench.summary import details_of, figures
+from quire.bench.target import first_model, make_target
 from quire.errors import ConfigError, QuireServerError
 from quire.version import __version__
 

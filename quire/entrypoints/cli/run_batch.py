@@ -14,6 +14,8 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from quire import envs
+from quire.bench.load import run_on_loop
+from quire.bench.target import make_target
 from quire.config import QuireConfig
 from quire.config.build import SECTIONS, SERVER_SECTIONS, build_config, build_server_config, settings_by_name
 from quire.config.resolve import UsageContext
@@ -23,8 +25,6 @@ from quire.entrypoints.args import add_engine_arguments, values_from_args
 from quire.entrypoints.batch.endpoints import Endpoint, LocalEndpoint, RemoteEndpoint
 from quire.entrypoints.batch.files import RequestFile, ResultFile
 from quire.entrypoints.batch.runner import BatchCounts, run_batch
-from quire.entrypoints.bench.load import run_on_loop
-from quire.entrypoints.bench.target import make_target
 from quire.entrypoints.cli.common import print_resolved
 from quire.errors import ConfigError
 from quire.logger import configure_logging
@@ -154,7 +154,7 @@ def start_engine(config: QuireConfig) -> Any:
 async def ask_engine(engine: EngineClient, config: ServerConfig, batch: Batch) -> BatchCounts:
     """Run `batch` on the server's application around `engine`."""
     # Late, as above.
-    from quire.entrypoints.server.app import make_app
+    from quire.server.app import make_app
 
     app = make_app(engine, config)
     key = envs.api_key()

@@ -87,8 +87,8 @@ def run(args: argparse.Namespace) -> int:
     # Late: `--help` and a wrong flag need neither the engine nor the framework. What is wrong with files, names or the
     # address is found first; then the core's process starts, and loads torch and the model meanwhile.
     with timer.phase("checks"):
-        from quire.entrypoints.server.checks import check_files
-        from quire.entrypoints.server.listening import claim_address
+        from quire.server.checks import check_files
+        from quire.server.http.listening import claim_address
 
         check_files(server_config, config.scheduler.scheduling_policy or default_policy(UsageContext.API_SERVER))
         sockets = claim_address(server_config.http)
@@ -101,7 +101,7 @@ def run(args: argparse.Namespace) -> int:
         with timer.phase("web framework"):
             import uvloop
 
-            from quire.entrypoints.server.launcher import make_server
+            from quire.server.launcher import make_server
     except BaseException:
         start.cancel()
         raise

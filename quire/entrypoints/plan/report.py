@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from quire.entrypoints.bench.svg import Panel, figure
+from quire.bench.svg import Panel, figure
 from quire.simulator.results import Results
 from quire.simulator.search import Trial
 

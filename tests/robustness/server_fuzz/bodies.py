@@ -11,11 +11,11 @@ from typing import Any
 
 import msgspec
 
-from quire.entrypoints.openai.protocol.chat import CHAT_FIELDS
-from quire.entrypoints.openai.protocol.completion import COMPLETION_FIELDS
-from quire.entrypoints.openai.protocol.reading import RequestFields
-from quire.entrypoints.openai.protocol.tokenize import DETOKENIZE_FIELDS, TOKENIZE_FIELDS
-from quire.entrypoints.responses.protocol import RESPONSES_FIELDS
+from quire.server.api.openai.protocol.completion import COMPLETION_FIELDS
+from quire.server.api.openai.protocol.tokenize import DETOKENIZE_FIELDS, TOKENIZE_FIELDS
+from quire.server.api.responses.protocol import RESPONSES_FIELDS
+from quire.server.chat.protocol.chat import CHAT_FIELDS
+from quire.server.chat.protocol.reading import RequestFields
 from tests.robustness.server_fuzz.cases import OK_OR_REFUSED, Case, http
 
 VOCAB_SIZE = 3072  # of the embedded model

@@ -7,8 +7,8 @@ import re
 from pathlib import Path
 from typing import Any
 
-from quire.entrypoints.openai import errors
-from quire.entrypoints.responses.errors import INVALID_REQUEST
+from quire.server.api.responses.errors import INVALID_REQUEST
+from quire.server.http import errors
 from tests.robustness.server_fuzz.cases import Case
 from tests.robustness.server_fuzz.client import Answer, Outcome
 

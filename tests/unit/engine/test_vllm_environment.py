@@ -9,9 +9,9 @@ from quire.config.build import build_config
 from quire.config.server import ApiConfig
 from quire.engine.vllm_environment import INSTEAD, USED, warn_of_vllm_environment, with_vllm_environment
 from quire.entrypoints.cli.collect_env import _as_text
-from quire.entrypoints.openai.keys import read_api_keys
 from quire.errors import ConfigError
 from quire.logger import configure_logging
+from quire.server.http.keys import read_api_keys
 
 
 def test_a_key_in_vllms_variable_protects_the_server(monkeypatch: pytest.MonkeyPatch) -> None:

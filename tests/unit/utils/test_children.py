@@ -47,7 +47,7 @@ def test_a_grammar_is_compiled_without_the_modules_of_the_current_directory(host
     assert what_ran(hostile) == ""
 
 
-@pytest.mark.parametrize("module", ["quire.engine.core_proc", "quire.entrypoints.bench.processes"])
+@pytest.mark.parametrize("module", ["quire.engine.core_proc", "quire.bench.processes"])
 @pytest.mark.parametrize("uses_current_directory", [False, True])
 def test_a_child_starts_without_the_modules_of_the_current_directory(
     hostile: Path, monkeypatch, module, uses_current_directory

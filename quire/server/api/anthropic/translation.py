@@ -1,0 +1,171 @@
+"""A Messages request as a `ChatRequest`. Pure functions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from quire.config.server import LimitsConfig
+from quire.errors import ValidationError
+from quire.server.api.anthropic.conversation import Conversation
+from quire.server.api.anthropic.parts import kind_of, read_part
+from quire.server.api.anthropic.protocol import MessagesRequest, PromptFields
+from quire.server.api.anthropic.tools import chat_choice, chat_tools
+from quire.server.chat.protocol.chat import ChatRequest
+from quire.server.chat.protocol.notes import Notes
+from quire.utils.checks import check_int
+
+MIN_BUDGET = 1024
+BUDGET, NO_BUDGET = "thinking_token_budget", "thinking.budget_tokens has no effect: nothing here ends the thinking"
+THINKING = ("enabled", "disabled", "adaptive")
+DISPLAYS = (None, "summarized", "omitted")
+SAME = (
+    "max_tokens", "temperature", "top_p", "top_k", "stream", "min_p", "min_tokens", "presence_penalty",
+    "frequency_penalty", "repetition_penalty", "seed", "stop_token_ids", "include_stop_str_in_output", "ignore_eos",
+    "logit_bias", "allowed_token_ids", "bad_words", "priority", "queue_timeout", "cache_salt", "no_store",
+    "skip_reading_prefix_cache", "return_cache_info", "request_id", "structured_outputs", "vllm_xargs",
+)  # fmt: skip
+"""Fields that a chat has under the same name, with the same meaning."""
+
+
+class Thinking(msgspec.Struct):
+    """Whether the model is to think."""
+
+    budget_tokens: int | None = None
+    display: str | None = None
+
+
+class OutputConfig(msgspec.Struct):
+    """The form of the answer."""
+
+    format: dict[str, Any] | None = None
+
+
+class JsonFormat(msgspec.Struct):
+    """JSON of a schema."""
+
+    schema: dict[str, Any]
+
+
+def chat_request(
+    body: MessagesRequest, notes: Notes, limits: LimitsConfig, *, can_end_thinking: bool = True
+) -> ChatRequest:
+    """The chat that `body` asks for.
+
+    Args:
+        can_end_thinking: the server can keep a budget of thinking; else it has no effect.
+
+    Raises:
+        ValidationError, UnsupportedError: something in it is malformed, missing, or cannot be done.
+    """
+    if body.max_tokens is None:
+        raise ValidationError("max_tokens is missing", hint="give the most tokens to answer with", field="max_tokens")
+    check_int("max_tokens", body.max_tokens, 1)
+    num_stops = len(body.stop_sequences or ())
+    if num_stops > limits.max_stop_strings:
+        raise ValidationError(
+            f"stop_sequences has {num_stops} entries, at most {limits.max_stop_strings} are allowed",
+            field="stop_sequences",
+        )
+    same = {name: getattr(body, name) for name in SAME}
+    thinking = _thinking(body, notes)
+    if thinking.get(BUDGET) is not None and not can_end_thinking:
+        del thinking[BUDGET]
+        notes.add("thinking", NO_BUDGET)
+    return ChatRequest(
+        **_prompt(body, notes), **_form(body, notes), **same, **thinking, stop=body.stop_sequences or None
+    )
+
+
+def chat_prompt(body: PromptFields, notes: Notes) -> ChatRequest:
+    """The chat whose prompt is that of a request with these fields.
+
+    Raises:
+        ValidationError, UnsupportedError: as `chat_request`.
+    """
+    _form(body, notes)
+    return ChatRequest(**_prompt(body, notes), **_thinking(body, notes))
+
+
+def asks_for_thinking(body: PromptFields) -> bool:
+    """True when the model is told to think, so that an answer without is a surprise."""
+    return (body.thinking or {}).get("type") == "enabled"
+
+
+def _prompt(body: PromptFields, notes: Notes) -> dict[str, Any]:
+    """The fields that make the prompt, but for those of thinking."""
+    conversation = Conversation(notes)
+    if body.system is not None:
+        conversation.add_system("system", body.system)
+    for index, message in enumerate(body.messages or ()):
+        conversation.add(f"messages[{index}]", message)
+    if not body.messages:
+        raise ValidationError(
+            "messages is missing or empty", hint='give [{"role": "user", "content": ...}]', field="messages"
+        )
+    tools = chat_tools(body.tools, notes)
+    choice, parallel = chat_choice(body.tool_choice, tools, notes)
+    return {
+        "model": body.model,
+        "messages": conversation.messages(),
+        "continue_final_message": conversation.continues_last() or None,
+        "tools": tools,
+        "tool_choice": choice,
+        "parallel_tool_calls": parallel,
+        "chat_template": body.chat_template,
+        "documents": body.documents,
+    }
+
+
+def _thinking(body: PromptFields, notes: Notes) -> dict[str, Any]:
+    """The fields of thinking: templates that can turn it on and off do so by one of two variables."""
+    kwargs = body.chat_template_kwargs
+    if body.thinking is None:
+        return {"chat_template_kwargs": kwargs}
+    kind = kind_of("thinking", body.thinking, THINKING, f"type is one of {', '.join(THINKING)}")
+    given = read_part("thinking", body.thinking, Thinking, notes)
+    if given.display not in DISPLAYS:
+        raise ValidationError(
+            f"thinking.display={given.display!r} is unknown", hint="use summarized or omitted", field="thinking"
+        )
+    if kind == "enabled":
+        _check_budget(given.budget_tokens, body.max_tokens if isinstance(body, MessagesRequest) else None)
+    elif given.budget_tokens is not None:
+        raise ValidationError(
+            f"thinking.budget_tokens with type={kind}", hint="leave it out, or use type=enabled", field="thinking"
+        )
+    if kind != "adaptive":
+        kwargs = {"enable_thinking": kind == "enabled", "thinking": kind == "enabled", **(kwargs or {})}
+    shows = None if kind != "disabled" and given.display != "omitted" else False
+    return {"chat_template_kwargs": kwargs, "include_reasoning": shows, BUDGET: given.budget_tokens}
+
+
+def _check_budget(budget: int | None, max_tokens: int | None) -> None:
+    if budget is None:
+        raise ValidationError("thinking.budget_tokens is missing", hint=f"give at least {MIN_BUDGET}", field="thinking")
+    check_int("thinking.budget_tokens", budget, MIN_BUDGET)
+    if max_tokens is not None and budget >= max_tokens:
+        raise ValidationError(
+            f"thinking.budget_tokens={budget} is not less than max_tokens={max_tokens}",
+            hint="thinking is part of the answer: give a smaller budget, or more max_tokens", field="thinking",
+        )  # fmt: skip
+
+
+def _form(body: PromptFields, notes: Notes) -> dict[str, Any]:
+    """The form of the answer."""
+    form, where = body.output_format, "output_format"
+    if body.output_config is not None:
+        config = read_part("output_config", body.output_config, OutputConfig, notes, {"effort": ()})
+        if config.format is not None:
+            if form is not None:
+                raise ValidationError(
+                    "output_format and output_config.format both ask for a form of the answer",
+                    hint="leave out one of them", field="output_format",
+                )  # fmt: skip
+            form, where = config.format, "output_config.format"
+    if form is None:
+        return {}
+    kind_of(where, form, ("json_schema",), "use json_schema")
+    schema = read_part(where, form, JsonFormat, notes).schema
+    return {"response_format": {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema}}}

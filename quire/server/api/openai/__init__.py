@@ -1,0 +1,1 @@
+"""OpenAI's completions and chat completions, and what servers report of themselves."""

@@ -1,0 +1,42 @@
+"""answered: every exception of a route becomes a response of the catalogue."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from quire.server.chat.reading import release
+from quire.server.chat.state import ServerState
+from quire.server.http.access import is_probe
+from quire.server.http.error_forms import error_response
+from quire.server.http.errors import ApiError, ClientGoneError, api_error_of
+
+Route = Callable[[Request], Awaitable[Response]]
+NO_CLIENT = 499
+
+
+def answered(route: Route, state: ServerState) -> Route:
+    """`route`, with every exception answered from the catalogue, and refusals counted."""
+
+    async def answer(request: Request) -> Response:
+        try:
+            return await route(request)
+        except ClientGoneError:
+            return Response(status_code=NO_CLIENT)
+        except Exception as error:  # the catalogue decides what the client is told, and logs the rest
+            return refused(request, api_error_of(error), state)
+        finally:
+            release(request)
+
+    answer.__name__, answer.__doc__ = route.__name__, route.__doc__
+    return answer
+
+
+def refused(request: Request, error: ApiError, state: ServerState) -> Response:
+    """The answer to a request that is refused, which is counted; a probe that learns how the server is, is not."""
+    if error.reason and not is_probe(request.scope):
+        tenant = request.state.tenant
+        state.metrics.record_refusal(error.reason, "" if tenant is state.tenants.anonymous else tenant.name)
+    return error_response(request.scope, error)

@@ -1,0 +1,85 @@
+"""AnswerCounts: what one response has cost, whatever API it is of: tokens, times, what the prefix cache did.
+
+Owned by a response's writer; read by the request log and by traces.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+from quire.core.outputs import RequestOutput
+from quire.core.stats import RequestStateStats, merged_stats
+from quire.server.chat.running import Work
+from quire.server.chat.state import ServerState
+from quire.server.http.receipt import Receipt, make_receipt
+
+
+@dataclass(slots=True)
+class Usage:
+    """Tokens of one response.
+
+    Attributes:
+        num_reasoning: of those of the answers, how many are thinking; None = not told.
+        num_cached: of each prompt, how many came from the prefix cache.
+    """
+
+    num_prompt: int
+    num_completion: int = 0
+    num_reasoning: int | None = None
+    num_cached: dict[int, int] = field(default_factory=dict)
+
+    @property
+    def total_cached(self) -> int:
+        """Of all prompts."""
+        return sum(self.num_cached.values())
+
+
+class AnswerCounts:
+    """Counts one response.
+
+    Args:
+        state: of the server.
+        work: what was asked of the engine.
+        model: name to report.
+        reports_cache: the response says what the prefix cache did.
+    """
+
+    def __init__(self, state: ServerState, work: Work, model: str, *, reports_cache: bool = False) -> None:
+        self.work = work
+        self.model = model
+        self.usage = Usage(sum(len(prompt.prompt_token_ids) for prompt in work.prompts))
+        self.shows_metrics = state.config.api.enable_per_request_metrics
+        self._cache_reports: dict[int, dict[str, Any]] | None = None
+        if reports_cache or self.shows_metrics:
+            self._cache_reports = {}
+        self._cache_view = state.cache_view
+        self._stats: dict[int, RequestStateStats] = {}
+        self._made_s = time.monotonic()
+
+    def note(self, prompt_index: int, output: RequestOutput) -> None:
+        """Count an output."""
+        usage = self.usage
+        for answer in output.outputs:
+            usage.num_completion += len(answer.token_ids)
+        if output.num_cached_tokens is not None:
+            usage.num_cached[prompt_index] = output.num_cached_tokens
+        self._stats[prompt_index] = output.metrics
+        if self._cache_reports is not None and output.prefix_cache is not None:
+            self._cache_reports[prompt_index] = self._cache_view.report(output.prefix_cache)
+
+    def prefix_cache(self) -> dict[str, Any]:
+        """What the prefix cache did: an object, or a list where there were several prompts; {} unless asked for."""
+        if self._cache_reports is None:
+            return {}
+        reports = [self._cache_reports.get(index) for index in range(len(self.work.prompts))]
+        return {"prefix_cache": reports[0] if len(reports) == 1 else reports}
+
+    def receipt(self, now_s: float | None = None) -> Receipt:
+        """Where the request's time went until `now_s`, by default now."""
+        stats = merged_stats(list(self._stats.values()) or [RequestStateStats(queued_ts=self._made_s)])
+        return make_receipt(
+            self.work.received_s, stats, time.monotonic() if now_s is None else now_s,
+            self.usage.total_cached, self.usage.num_completion,
+        )  # fmt: skip

@@ -1,0 +1,176 @@
+"""Calls that an answer must have, as the form of the answer: from a request's tools to `StructuredOutputsParams`.
+
+Called when a chat is read. Pure functions. A schema that no grammar library honours is an error for a strict function;
+for others its arguments are any object, and a warning says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from quire.config.structured_outputs import StructuredOutputsConfig
+from quire.core.structured_outputs import StructuredOutputsParams, parse_json
+from quire.errors import UnsupportedError, ValidationError
+from quire.parsers.call_syntax import CallSyntax
+from quire.parsers.forced import ANY_ARGUMENTS, CallForm, arguments_schema, calls_among_text, forced_calls
+from quire.parsers.registry import UNFORCED
+from quire.parsers.xml_arguments import without_problems, xml_problem
+from quire.server.chat.protocol.tools import CHOICE_FIELD, TOOLS_FIELD, Tool, ToolChoice
+from quire.structured_output.registry import backends_for, capabilities_of, is_installed
+from quire.structured_output.schema.forms import with_types
+from quire.structured_output.schema.problems import find_problem
+from quire.structured_output.schema.well_formed import malformed
+
+
+def forced_form(
+    choice: ToolChoice,
+    syntax: CallSyntax | None,
+    special: Mapping[str, int],
+    config: StructuredOutputsConfig,
+    warnings: list[str],
+) -> StructuredOutputsParams:
+    """The form of an answer that is calls and nothing else.
+
+    Args:
+        choice: at least one tool.
+        syntax: how the model writes calls; None = its format cannot be forced.
+        special: text -> id of the vocabulary's control tokens.
+        warnings: gets a line for each schema that is not followed.
+
+    Raises:
+        UnsupportedError: the format cannot be forced.
+        ValidationError: a strict function's schema cannot be followed.
+    """
+    if syntax is None:
+        raise UnsupportedError(
+            "tool_choice: calls cannot be forced in the format that this server reads",
+            hint="use tool_choice auto; or start the server with the --tool-call-parser of another format (all but "
+            f"{', '.join(sorted(UNFORCED))}; pattern with `call` in its format)",
+            field=CHOICE_FIELD,
+        )
+    schemas = _schemas(choice.tools)
+    backends = backends_for("structural_tag")
+    problems = _problems(schemas, syntax, _installed(backends, config) or backends)
+    forms = []
+    for tool, (where, schema), problem in zip(_by_name(choice.tools), schemas, problems, strict=True):
+        if problem is not None:
+            _check_not_strict(tool, where, problem)
+            warnings.append(f"{where}.function.parameters: arguments may go against the schema ({problem})")
+            schema = without_problems(schema) if syntax.parameters is not None else ANY_ARGUMENTS
+        forms.append(CallForm(tool["function"]["name"], schema))
+    tag = forced_calls(syntax, forms, special, is_one=choice.is_one)
+    return StructuredOutputsParams(structural_tag=tag, source=CHOICE_FIELD)
+
+
+def form_or_calls(
+    form: StructuredOutputsParams,
+    choice: ToolChoice,
+    syntax: CallSyntax | None,
+    special: Mapping[str, int],
+    config: StructuredOutputsConfig,
+    warnings: list[str],
+) -> StructuredOutputsParams:
+    """The form of an answer that has `form`, or else is calls and nothing else.
+
+    Args:
+        form: of JSON; another one stays as it is, and the answer is no call.
+        choice, syntax, special, config, warnings: as in `forced_form`.
+
+    Raises:
+        ValidationError: a strict function's schema cannot be followed.
+    """
+    if form.kind not in ("json", "json_object") or syntax is None:
+        warnings.append("tools: the answer has the form of response_format, and is no call")
+        return form
+    schema = {"type": "object", "additionalProperties": True}
+    if form.json is not None:
+        schema = parse_json(form.field, form.json)
+    calls = forced_form(choice, syntax, special, config, warnings).structural_tag
+    assert isinstance(calls, dict), "it was made so"
+    either = {"type": "or", "elements": [{"type": "json_schema", "json_schema": schema}, calls["format"]]}
+    return StructuredOutputsParams(structural_tag={"type": "structural_tag", "format": either}, source=form.field)
+
+
+def strict_form(
+    choice: ToolChoice,
+    syntax: CallSyntax | None,
+    special: Mapping[str, int],
+    config: StructuredOutputsConfig,
+    warnings: list[str],
+) -> StructuredOutputsParams | None:
+    """The form of an answer that is free but for its calls; None when no function is strict, or none can be.
+
+    Args:
+        choice, syntax, special: as in `forced_form`.
+        warnings: says why strict has no effect.
+
+    Raises:
+        ValidationError: a strict function's schema cannot be followed.
+    """
+    tools = _by_name(choice.tools)
+    if not any(tool["function"].get("strict") for tool in tools):
+        return None
+    is_possible = syntax is not None and bool(syntax.openers)
+    backends = backends_for("structural_tag", tag="any_text")
+    if syntax is None or not is_possible or not _installed(backends, config):
+        reason = f"it needs {' or '.join(backends)}" if is_possible else "not in the format that this server reads"
+        warnings.append(f"tools: strict has no effect ({reason}): arguments are as the model writes them")
+        return None
+    strict = [tool for tool in tools if tool["function"].get("strict")]
+    schemas = _schemas(strict)
+    for tool, (where, _), problem in zip(strict, schemas, _problems(schemas, syntax, backends), strict=True):
+        if problem is not None:
+            _check_not_strict(tool, where, problem)
+    held = {tool["function"]["name"]: schema for tool, (_, schema) in zip(strict, schemas, strict=True)}
+    names = [tool["function"]["name"] for tool in tools]
+    forms = [CallForm(name, held.get(name) or _free(tool, syntax)) for name, tool in zip(names, tools, strict=True)]
+    tag = calls_among_text(syntax, forms, special, is_one=choice.is_one)
+    return StructuredOutputsParams(structural_tag=tag, source=TOOLS_FIELD)
+
+
+def _by_name(tools: Sequence[Tool]) -> list[Tool]:
+    """The tools, of those with one name the last."""
+    return list({tool["function"]["name"]: tool for tool in tools}.values())
+
+
+def _schemas(tools: Sequence[Tool]) -> list[tuple[str, dict[str, Any]]]:
+    """(what errors name, schema of the arguments) of each function."""
+    named = [(f"tools {tool['function']['name']}", tool) for tool in _by_name(tools)]
+    return [(where, with_types(arguments_schema(where, tool["function"]))) for where, tool in named]
+
+
+def _problems(
+    schemas: Sequence[tuple[str, dict[str, Any]]], syntax: CallSyntax, backends: Sequence[str]
+) -> list[str | None]:
+    """Why each cannot be followed by the backend that follows most of them; None = it can."""
+    found = [[_problem(schema, syntax, backend) for _, schema in schemas] for backend in backends]
+    return min(found, key=lambda problems: sum(problem is not None for problem in problems))
+
+
+def _problem(schema: dict[str, Any], syntax: CallSyntax, backend: str) -> str | None:
+    problem = malformed(schema) or find_problem(schema, capabilities_of(backend))
+    if problem is not None:
+        return str(problem)
+    return None if syntax.parameters is None else xml_problem(schema, syntax.parameters)
+
+
+def _check_not_strict(tool: Tool, where: str, problem: str) -> None:
+    if tool["function"].get("strict"):
+        raise ValidationError(
+            f"{where}.function.parameters cannot be followed, and the function is strict: {problem}",
+            hint="leave out what is named, or strict", field=TOOLS_FIELD,
+        )  # fmt: skip
+
+
+def _installed(backends: Sequence[str], config: StructuredOutputsConfig) -> list[str]:
+    """Those of `backends` that may be used and are there."""
+    return [name for name in backends if config.backend in ("auto", name) and is_installed(name)]
+
+
+def _free(tool: Tool, syntax: CallSyntax) -> Mapping[str, Any]:
+    """The schema of a function whose arguments are as the model likes."""
+    given = tool["function"].get("parameters")
+    if syntax.parameters is None:
+        return ANY_ARGUMENTS
+    return {**without_problems(given), "required": []} if isinstance(given, dict) else ANY_ARGUMENTS

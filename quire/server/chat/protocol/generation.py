@@ -1,0 +1,215 @@
+"""The fields that completions and chats share, and the `SamplingParams` they make. No state."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from quire.config.server import LimitsConfig
+from quire.core.beam_search import checked_spec
+from quire.core.engine_messages import MAX_QUEUE_TIMEOUT_S
+from quire.core.sampling_params import RequestOutputKind, SamplingParams
+from quire.errors import ValidationError
+from quire.server.chat.protocol.response_format import structured_outputs
+from quire.utils.checks import check_float, check_int, out_of_range, shown
+
+MAX_BAD_WORDS_CHARS = 16384
+MAX_XARGS_BYTES = 65536
+REQUEST_ID = re.compile(r"[\w.:+-]{1,128}", re.ASCII)
+NOT_YET: dict[str, tuple[Any, ...]] = {
+    "best_of": (1,),
+    "guided_json": (),
+    "guided_regex": (),
+    "guided_choice": (),
+    "guided_grammar": (),
+    "kv_transfer_params": (),
+    "ec_transfer_params": (),
+    "repetition_detection": (),
+    "stream_interval": (1,),
+    "watermarking": (False,),
+    "routed_experts_prompt_start": (0,),
+    "prompt_embeds": (),
+    "logprob_token_ids": (),
+    "return_token_offsets": (False,),
+    "return_weight_versions": (False,),
+    "mm_payload": (),
+    "session_id": (),
+}
+NO_EFFECT = frozenset(
+    ("user", "metadata", "safety_identifier", "prompt_cache_key", "prompt_cache_retention", "service_tier", "store")
+)
+
+
+class StreamOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """What a stream says besides its text."""
+
+    include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
+    include_obfuscation: bool | None = None
+
+
+class GenerationFields(msgspec.Struct, kw_only=True):
+    """Fields of both; None is "not given". Names, defaults and meaning are those of `SamplingParams` and of OpenAI."""
+
+    model: str | None = None
+    n: int | None = None
+    max_tokens: int | None = None
+    min_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
+    seed: int | None = None
+    stop: str | list[str] | None = None
+    stop_token_ids: list[int] | None = None
+    include_stop_str_in_output: bool | None = None
+    ignore_eos: bool | None = None
+    skip_special_tokens: bool | None = None
+    spaces_between_special_tokens: bool | None = None
+    logit_bias: dict[str, float] | None = None
+    allowed_token_ids: list[int] | None = None
+    bad_words: list[str] | None = None
+    prompt_logprobs: int | None = None
+    echo: bool | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    add_special_tokens: bool | None = None
+    truncate_prompt_tokens: int | None = None
+    truncation_side: str | None = None
+    priority: int | None = None
+    queue_timeout: float | None = None
+    cache_salt: str | None = None
+    no_store: bool | None = None
+    skip_reading_prefix_cache: bool | None = None
+    return_cache_info: bool | None = None
+    return_progress: bool | None = None
+    request_id: str | None = None
+    return_token_ids: bool | None = None
+    return_tokens_as_token_ids: bool | None = None
+    return_prompt_text: bool | None = None
+    response_format: dict[str, Any] | None = None
+    structured_outputs: dict[str, Any] | None = None
+    vllm_xargs: dict[str, Any] | None = None
+    use_beam_search: bool | None = None
+    length_penalty: float | None = None
+    early_stopping: bool | str | None = None
+
+
+SAME_NAME = (
+    "n", "min_tokens", "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty",
+    "repetition_penalty", "seed", "stop", "stop_token_ids", "include_stop_str_in_output", "ignore_eos",
+    "skip_special_tokens", "spaces_between_special_tokens", "logit_bias", "allowed_token_ids", "bad_words",
+    "no_store", "skip_reading_prefix_cache", "return_progress",
+)  # fmt: skip
+
+
+def sampling_params(
+    request: GenerationFields,
+    defaults: Mapping[str, Any],
+    *,
+    max_tokens: int | None,
+    logprobs: int | None,
+    prompt_logprobs: int | None,
+    thinking_token_budget: int | None = None,
+) -> SamplingParams:
+    """How the tokens of `request` are chosen.
+
+    Args:
+        defaults: the model's own, for what the request leaves open.
+        max_tokens: None = as many as fit the model.
+
+    Raises:
+        ValidationError: a value is out of range.
+    """
+    given = {name: value for name in SAME_NAME if (value := getattr(request, name)) is not None}
+    if request.use_beam_search:
+        _check_beside_beams(request, logprobs)
+        defaults = {}  # what the model's makers say of sampling
+        given["beam_search"] = checked_spec(
+            1 if request.n is None else request.n,
+            1.0 if request.length_penalty is None else request.length_penalty,
+            request.early_stopping or False,
+        )
+        given["temperature"] = 0.0
+    return SamplingParams.from_optional(
+        **{
+            **defaults,
+            **given,
+            "max_tokens": max_tokens,
+            "logprobs": logprobs,
+            "prompt_logprobs": prompt_logprobs,
+            "thinking_token_budget": thinking_token_budget,
+            "extra_args": request.vllm_xargs,
+            "structured_outputs": structured_outputs(request.response_format, request.structured_outputs),
+            "output_kind": RequestOutputKind.DELTA if request.stream else RequestOutputKind.FINAL_ONLY,
+        }
+    )
+
+
+def _check_beside_beams(request: GenerationFields, logprobs: int | None) -> None:
+    if request.stream:
+        raise ValidationError("use_beam_search is not available in a stream", hint="use stream=false", field="stream")
+    if logprobs is not None:
+        raise ValidationError(
+            "logprobs are not available with use_beam_search", hint="leave out logprobs", field="logprobs"
+        )
+
+
+def check_common(request: GenerationFields, limits: LimitsConfig, num_prompts: int = 1) -> None:
+    """Refuse what is too much or contradicts itself, before anything is computed.
+
+    Raises:
+        ValidationError, UnsupportedError: the field is named.
+    """
+    n = check_int("n", 1 if request.n is None else request.n, 1, limits.max_answers)
+    if n * num_prompts > limits.max_answers:
+        raise out_of_range("n", n, f"at most {limits.max_answers // num_prompts} with {num_prompts} prompts")
+    stops = [request.stop] if isinstance(request.stop, str) else request.stop or []
+    _check_count("stop", len(stops), limits.max_stop_strings)
+    if any(len(stop) > limits.max_stop_chars for stop in stops):
+        raise ValidationError(f"a text of stop is longer than {limits.max_stop_chars} characters", field="stop")
+    for name in ("stop_token_ids", "allowed_token_ids", "logit_bias"):
+        _check_count(name, len(getattr(request, name) or ()), limits.max_id_entries)
+    if sum(map(len, request.bad_words or ())) > MAX_BAD_WORDS_CHARS:
+        raise ValidationError(
+            f"the texts of bad_words have more than {MAX_BAD_WORDS_CHARS} characters together", field="bad_words"
+        )
+    if request.vllm_xargs and len(msgspec.json.encode(request.vllm_xargs)) > MAX_XARGS_BYTES:
+        raise ValidationError(f"vllm_xargs has more than {MAX_XARGS_BYTES} bytes", field="vllm_xargs")
+    for name, neutral in (("length_penalty", 1.0), ("early_stopping", False)):
+        if not request.use_beam_search and getattr(request, name) not in (None, neutral):
+            raise ValidationError(f"{name} needs use_beam_search=true", hint=f"leave out {name}", field=name)
+    if request.stream_options is not None and not request.stream:
+        raise ValidationError("stream_options needs stream=true", hint="leave it out", field="stream_options")
+    if request.return_progress and not request.stream:
+        raise ValidationError("return_progress needs stream=true", hint="leave it out", field="return_progress")
+    if request.truncate_prompt_tokens is not None:
+        check_int("truncate_prompt_tokens", request.truncate_prompt_tokens, -1)
+    if request.request_id is not None and not REQUEST_ID.fullmatch(request.request_id):
+        raise ValidationError(
+            f"request_id={shown(request.request_id)}: 1 to 128 letters, digits, _ - . : + are allowed",
+            field="request_id",
+        )
+    if request.truncation_side not in (None, "left", "right"):
+        raise ValidationError("truncation_side must be left or right", field="truncation_side")
+    if request.priority is not None:
+        check_int("priority", request.priority)
+    if request.queue_timeout is not None:
+        check_float("queue_timeout", request.queue_timeout, minimum=0.0, maximum=MAX_QUEUE_TIMEOUT_S)
+    if request.prompt_logprobs is not None:
+        check_int("prompt_logprobs", request.prompt_logprobs, -1)
+        if request.stream and request.prompt_logprobs != 0:
+            raise ValidationError(
+                "prompt_logprobs is not available in a stream", hint="use stream=false", field="prompt_logprobs"
+            )
+
+
+def _check_count(name: str, count: int, limit: int) -> None:
+    if count > limit:
+        raise ValidationError(f"{name} has {count} entries, at most {limit} are allowed", field=name)

@@ -1,0 +1,247 @@
+"""ChatService: a conversation or prompts made into work for the engine, run, and answered. Each API stands on it.
+
+Made by `server.app.make_app`; owns nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from quire.core.cache_salt import tenant_salt
+from quire.core.inputs import TokensPrompt, parse_prompt
+from quire.core.outputs import RequestOutput
+from quire.core.sampling_params import RequestOutputKind, SamplingParams
+from quire.errors import ValidationError
+from quire.logger import get_logger
+from quire.server.chat.parsing import ParsingPlan
+from quire.server.chat.prompts import Cut
+from quire.server.chat.protocol.chat import ChatRequest, chat_params
+from quire.server.chat.protocol.generation import GenerationFields
+from quire.server.chat.protocol.notes import Notes
+from quire.server.chat.protocol.reading import RequestFields
+from quire.server.chat.reading import release
+from quire.server.chat.running import Run, Work, unless_gone
+from quire.server.chat.sse import EventStream, EventWriter
+from quire.server.chat.state import ServerState, public_id
+from quire.server.http.error_forms import ID_KEY, UNUSABLE_ID
+from quire.server.http.prompt_workers import LONG_BYTES
+from quire.server.http.tenants import Charge, Tenant
+from quire.utils.checks import check_int, shown
+
+logger = get_logger(__name__)
+
+JSON = "application/json"
+PRIORITY_HEADER = "X-Vllm-Priority"
+BAD_ID = "X-Request-Id is not used: it has other characters than letters, digits, _ - . : +, or more than 128"
+INTEGER = re.compile(r"[+-]?[0-9]{1,20}", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedChat:
+    """A conversation that can be run.
+
+    Attributes:
+        plan: what is read out of the answers; None = they are plain text.
+        model: name to report.
+    """
+
+    work: Work
+    plan: ParsingPlan | None
+    model: str
+
+
+class ChatService:
+    """What the routes of all APIs share."""
+
+    def __init__(self, state: ServerState) -> None:
+        self._state = state
+
+    async def read(self, request: Request, fields: RequestFields[Any]) -> tuple[Any, list[str]]:
+        """The typed body of a request that is metered, and warnings about fields that were not used.
+
+        Raises:
+            ApiError, ClientGoneError, ValidationError, UnsupportedError: as `BodyReader.read_fields`, or no new work is
+                taken.
+        """
+        state = self._state
+        request.state.metered = request.state.tenant
+        state.refuse_new_work()
+        body, warnings = await state.bodies.read_fields(request, fields)
+        if request.scope["state"].get(UNUSABLE_ID):
+            self.notes(warnings).add("X-Request-Id", BAD_ID, "send 1 to 128 letters, digits, _ - . : +")
+        return body, warnings
+
+    def notes(self, warnings: list[str]) -> Notes:
+        """Where what is not used as it came is said: `warnings`, or an error where requests are strict."""
+        return Notes(warnings, is_strict=self._state.config.api.strict_requests)
+
+    async def prepare_chat(
+        self, request: Request, body: ChatRequest, prefix: str, warnings: list[str], *, holds_calls: bool = False
+    ) -> PreparedChat:
+        """A conversation as work for the engine; other APIs translate theirs into a `ChatRequest` first.
+
+        Args:
+            prefix: of the answer's id.
+            warnings: gets a line for each field that has no effect.
+            holds_calls: calls are sent when they are complete, whatever the settings say.
+
+        Raises:
+            ApiError, ValidationError, UnsupportedError, ChatTemplateError: it cannot be answered.
+        """
+        model, parsing = self._state.check_model(body.model), self._state.parsing
+        params = chat_params(body, self._state.engine.defaults.sampling, self._state.config.limits)
+        asked = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
+        self.limit(request, params, asked)
+        reader = self._state.prompts
+        size = reader.size_of(body)
+        plan = await self._plan(request, body, size, lambda: parsing.plan(body, warnings, holds_calls=holds_calls))
+        charge = self.charge(request, body, [reader.least_tokens_of(size)], params.n)
+        prompt = await reader.read_chat(
+            body, cut_of(body, params), tenant=request.state.tenant.name, size=size,
+            add_special_tokens=bool(body.add_special_tokens), warnings=warnings,
+        )  # fmt: skip
+        charge.correct(len(prompt.prompt_token_ids))
+        reader.check_fits(len(prompt.prompt_token_ids), "messages")
+        name = "max_tokens" if body.max_completion_tokens is None else "max_completion_tokens"
+        self.note_cut(warnings, name, asked, len(prompt.prompt_token_ids))
+        if plan is not None:
+            plan.constrain(params, prompt.prompt_token_ids)
+        return PreparedChat(self.work(request, body, prefix, [prompt], params, charge), plan, model)
+
+    async def _plan(
+        self, request: Request, body: ChatRequest, size: int, make: Callable[[], ParsingPlan | None]
+    ) -> ParsingPlan | None:
+        """What is read out of the answers; long schemas of tools are looked at beside the event loop."""
+        if not body.tools or size < LONG_BYTES:
+            return make()
+        return await self._state.workers.run(request.state.tenant.name, size, make)
+
+    def charge(self, request: Request, body: GenerationFields, least_tokens: list[int], n: int) -> Charge:
+        """Charge the tenant for prompts that are yet to be read, each with so many tokens at least."""
+        request.state.tenant.priority(_priority(request, body))  # what is refused for its fields is not charged
+        self._cache_salt(request, body.cache_salt)
+        num_prompts = len(least_tokens)
+        return self._state.admission.begin(num_prompts * n, sum(least_tokens), request.state.tenant, num_prompts)
+
+    def note_cut(self, warnings: list[str], field: str, asked: int | None, num_prompt_tokens: int) -> None:
+        """Name what of an answer cannot come, as prompt and answer have the model's length together."""
+        room = self._state.prompts.max_model_len - num_prompt_tokens
+        if asked is not None and asked > room:
+            text = f"{asked} tokens were asked for, the model's length leaves {room} after this prompt"
+            self.notes(warnings).add(field, text, f"ask for at most {room}, or shorten the prompt")
+
+    def limit(self, request: Request, params: SamplingParams, asked: int | None) -> None:
+        """Bring `params` within what the tenant may; new tokens are told as they come where it pays for them."""
+        tenant: Tenant = request.state.tenant
+        params.max_tokens = tenant.max_tokens(asked, params.max_tokens)
+        if tenant.counts_tokens and params.output_kind is RequestOutputKind.FINAL_ONLY:
+            params.output_kind = RequestOutputKind.CUMULATIVE
+
+    def work(
+        self,
+        request: Request,
+        body: GenerationFields,
+        prefix: str,
+        prompts: list[TokensPrompt],
+        params: SamplingParams,
+        charge: Charge,
+    ) -> Work:
+        """Work for the engine, of prompts that were read; the bytes of the body are given back."""
+        release(request)
+        salt = self._cache_salt(request, body.cache_salt)
+        if salt is not None:
+            prompts = [self._state.shared_prefixes.marked(prompt) for prompt in prompts]
+        work = Work(
+            public_id=public_id(prefix, request.scope["state"].get(ID_KEY), body.request_id),
+            prompts=prompts,
+            params=params,
+            priority=request.state.tenant.priority(_priority(request, body)),
+            cache_salt=salt,
+            received_s=getattr(request.state, "received_s", time.monotonic()),
+            tenant=request.state.tenant,
+            queue_timeout=body.queue_timeout,
+            charge=charge,
+        )
+        if self._state.config.api.enable_log_requests:
+            num_tokens = sum(len(prompt.prompt_token_ids) for prompt in prompts)
+            logger.info("request %s: %d prompts, %d tokens, %s", work.public_id, len(prompts), num_tokens, params)
+        return work
+
+    def _cache_salt(self, request: Request, salt: str | None) -> str | None:
+        """What the prefix cache tells this request's pages apart by: the client's salt within its tenant's own."""
+        if salt is not None:
+            parse_prompt({"prompt_token_ids": [0], "cache_salt": salt})  # the check of its characters
+        if not (self._state.tenants.needs_key and self._state.config.api.isolate_tenants):
+            return salt
+        return tenant_salt(request.state.tenant.name, salt)
+
+    async def respond(self, request: Request, work: Work, writer: EventWriter, *, is_stream: bool) -> Response:
+        """Run `work`, and write its answers as they come or whole.
+
+        Raises:
+            ApiError, QuireError, ClientGoneError: nothing was answered.
+        """
+        request.state.counts = writer.counts
+        run = Run(self._state, work)
+        try:
+            if is_stream:
+                first = await unless_gone(request.receive, self._first(run))
+                return EventStream(run, first, writer, self._state.keep_alive)
+            whole = await unless_gone(request.receive, collect(run, len(work.prompts)))
+            return Response(writer.whole(whole), media_type=JSON)
+        except BaseException:
+            run.close()
+            raise
+
+    async def _first(self, run: Run) -> tuple[int, RequestOutput] | None:
+        """The first output, so that a request that cannot run gets a status of its own; None when it waits long: then
+        the stream is begun before.
+        """
+        await run.start()
+        try:
+            return await asyncio.wait_for(run.next(), self._state.config.api.sse_keep_alive_interval or None)
+        except (TimeoutError, asyncio.TimeoutError):
+            return None
+
+
+async def collect(run: Run, num_prompts: int) -> list[RequestOutput]:
+    """Start `run`; the final output of every prompt.
+
+    Raises:
+        ApiError, QuireError: the engine could not do it.
+    """
+    await run.start()
+    final: list[RequestOutput | None] = [None] * num_prompts
+    while not run.is_over:
+        prompt_index, output = await run.next()
+        final[prompt_index] = output
+    return [output for output in final if output is not None]
+
+
+def cut_of(body: GenerationFields, params: SamplingParams) -> Cut:
+    """How a prompt is to be truncated, as `body` asks."""
+    return Cut(body.truncate_prompt_tokens, body.truncation_side or "left", params.max_tokens or 1)
+
+
+def _priority(request: Request, body: GenerationFields) -> int | None:
+    """What a request asks for; the header wins over the field.
+
+    Raises:
+        ValidationError: the header is no integer of 64 bits.
+    """
+    header = request.headers.get(PRIORITY_HEADER)
+    if header is None:
+        return body.priority
+    if not INTEGER.fullmatch(header.strip()):
+        raise ValidationError(
+            f"{PRIORITY_HEADER}: {shown(header)} is no integer", hint="lower goes first", field="priority"
+        )
+    return check_int("priority", int(header))

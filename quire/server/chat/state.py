@@ -1,0 +1,138 @@
+"""ServerState: what the routes of one server share. Made by `server.app.make_app`."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import secrets
+import time
+from dataclasses import dataclass, field
+
+from quire.config.server import ServerConfig
+from quire.engine.protocol import EngineClient
+from quire.metrics.engine_metrics import EngineMetrics
+from quire.server.chat.cache_view import CacheView
+from quire.server.chat.parsing import Parsing
+from quire.server.chat.prompts import PromptReader
+from quire.server.chat.protocol.generation import REQUEST_ID
+from quire.server.chat.reading import BodyReader
+from quire.server.chat.shared_prefixes import SharedPrefixes, read_shared_prefixes
+from quire.server.http.admission import Admission
+from quire.server.http.errors import NOT_FOUND, UNAVAILABLE, ApiError
+from quire.server.http.keep_alive import KeepAlive
+from quire.server.http.keys import ApiKeys
+from quire.server.http.places import Places
+from quire.server.http.prompt_workers import PromptWorkers
+from quire.server.http.tenants import Tenants
+from quire.server.http.tracing import Tracing, make_tracing
+from quire.utils.checks import shown
+from quire.version import __version__
+
+
+@dataclass(slots=True)
+class ServerState:
+    """Parts of a running server.
+
+    Attributes:
+        model_names: the first is reported, each may be asked for.
+        tracing: None = no traces.
+        workers: threads for prompts, shared by the tenants.
+        places: of prompts of requests with many.
+        parsing: how calls and thinking are read out of answers.
+        keep_alive: writes to silent streams.
+        running: engine's names of requests that run.
+        created: Unix time of the start.
+    """
+
+    engine: EngineClient
+    config: ServerConfig
+    model_names: list[str]
+    metrics: EngineMetrics
+    admission: Admission
+    tenants: Tenants
+    cache_view: CacheView
+    shared_prefixes: SharedPrefixes
+    tracing: Tracing | None
+    workers: PromptWorkers
+    places: Places
+    prompts: PromptReader
+    bodies: BodyReader
+    parsing: Parsing
+    keep_alive: KeepAlive
+    running: set[str] = field(default_factory=set)
+    created: int = field(default_factory=lambda: int(time.time()))
+    fingerprint: str = ""
+    _serial: itertools.count[int] = field(default_factory=itertools.count)
+
+    def engine_id(self, public_id: str) -> str:
+        """A name for the engine: the client's, made unique."""
+        return f"{public_id}-{next(self._serial)}"
+
+    def refuse_new_work(self) -> None:
+        """Raise `ApiError` when the server takes no new work."""
+        self.admission.refuse_when_draining()
+        if self.engine.is_paused:
+            raise ApiError(UNAVAILABLE, "the server is paused", retry_after_s=5, reason="paused")
+
+    def check_model(self, model: str | None) -> str:
+        """The name to report.
+
+        Raises:
+            ApiError: no such model.
+        """
+        if model is None or model == "" or model in self.model_names:
+            return model or self.model_names[0]
+        raise ApiError(
+            NOT_FOUND,
+            f"the model {shown(model)} does not exist; this server has {', '.join(self.model_names)}",
+            param="model",
+        )
+
+
+def make_state(engine: EngineClient, config: ServerConfig, keys: ApiKeys) -> ServerState:
+    """The parts of a server around `engine`, for the tenants of `keys`."""
+    model = engine.config.model
+    names = list(model.served_model_names) or [model.model]
+    tenants = Tenants(keys)
+    metrics = EngineMetrics(engine.config, names[0])
+    workers = PromptWorkers()
+    prompts = PromptReader(engine, config.api, workers)
+    max_num_seqs = engine.config.scheduler.max_num_seqs or 1
+    state = ServerState(
+        engine=engine,
+        config=config,
+        model_names=names,
+        metrics=metrics,
+        admission=Admission(config.limits, max_num_seqs),
+        tenants=tenants,
+        cache_view=CacheView(tenants, config.api.isolate_tenants),
+        shared_prefixes=read_shared_prefixes(config.api.shared_prefixes, engine, prompts),
+        workers=workers,
+        places=Places(max_num_seqs),
+        prompts=prompts,
+        bodies=BodyReader(config, lambda: prompts.max_chars, workers, lambda: tenants.has_several),
+        parsing=Parsing(config.api, engine),
+        tracing=make_tracing(config.tracing.otlp_traces_endpoint, metrics.record_dropped_traces),
+        keep_alive=KeepAlive(config.api.sse_keep_alive_interval),
+        fingerprint=fingerprint(engine),
+    )
+    metrics.count_restarts(lambda: engine.num_restarts, lambda: engine.num_resumed)
+    engine.step_listeners.append(metrics.record_step)
+    engine.step_listeners.append(lambda step: state.admission.note_step(step.stats))
+    return state
+
+
+def fingerprint(engine: EngineClient) -> str:
+    """What answers with a seed depend on: the version, the model and how it is computed."""
+    model = engine.config.model
+    parts = (model.model, model.revision, model.dtype, model.quantization, model.seed, engine.config.device.device)
+    digest = hashlib.sha256(repr(parts).encode()).hexdigest()
+    return f"quire-{__version__}-{digest[:8]}"
+
+
+def public_id(prefix: str, header: str | None, from_body: str | None = None) -> str:
+    """The id of an answer, made of the client's own where that is usable."""
+    for own in (from_body, header):
+        if own is not None and REQUEST_ID.fullmatch(own):
+            return f"{prefix}{own}"
+    return f"{prefix}{secrets.token_hex(16)}"

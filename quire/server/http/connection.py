@@ -1,0 +1,109 @@
+"""StreamingProtocol: uvicorn's connection, with a way for a streamed body past the layers of ASGI.
+
+Given to uvicorn by the launcher, used by `EventStream`. uvicorn writes the head and the end of such a response; a piece
+of its body is framed here and written at once, which leaves uvicorn's state as it is: it does not count chunks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+from starlette.types import Scope
+from uvicorn import Config
+from uvicorn.server import ServerState
+
+from quire.config.server import LimitsConfig
+from quire.engine.output_stream import nothing
+from quire.server.http.connection_limits import LimitedConnection, max_connections
+
+STATE_KEY = "connection"
+
+
+class BodyWriter:
+    """Writes the body of one streamed response, after its head and before its end.
+
+    Args:
+        write: takes bytes for the client.
+        is_chunked: the body has no length, and the client knows chunks (HTTP/1.1).
+        is_writable: whether the client takes anything now.
+
+    Attributes:
+        is_writable: False while the client is slow to read, and once it is gone.
+        on_writable: called when it is true again; raises nothing.
+    """
+
+    __slots__ = ("_is_chunked", "_write", "is_writable", "on_writable")
+
+    def __init__(self, write: Callable[[bytes], None], *, is_chunked: bool, is_writable: bool) -> None:
+        self._write = write
+        self._is_chunked = is_chunked
+        self.is_writable = is_writable
+        self.on_writable: Callable[[], None] = nothing
+
+    def write(self, data: bytes) -> None:
+        """Write a piece, which is not empty."""
+        self._write(b"%x\r\n%b\r\n" % (len(data), data) if self._is_chunked else data)
+
+
+class StreamingProtocol(LimitedConnection):
+    """A connection that the handlers of its requests find by `body_writer_of`."""
+
+    def __init__(
+        self,
+        config: Config,
+        server_state: ServerState,
+        app_state: dict[str, Any],
+        _loop: asyncio.AbstractEventLoop | None = None,
+    ) -> None:
+        super().__init__(config, server_state, {**app_state, STATE_KEY: self}, _loop)
+        self._body: BodyWriter | None = None
+
+    def body_writer(self, scope: Scope) -> BodyWriter:
+        """The writer for the response to the request of `scope`, whose head was just sent."""
+        self._body = BodyWriter(
+            self.transport.write,
+            is_chunked=scope["http_version"] != "1.0",
+            is_writable=not (self.flow.write_paused or self.transport.is_closing()),
+        )
+        return self._body
+
+    def pause_writing(self) -> None:
+        """As `asyncio.Protocol.pause_writing`."""
+        super().pause_writing()
+        if self._body is not None:
+            self._body.is_writable = False
+
+    def resume_writing(self) -> None:
+        """As `asyncio.Protocol.resume_writing`."""
+        super().resume_writing()
+        if self._body is not None and not self.transport.is_closing():
+            self._body.is_writable = True
+            self._body.on_writable()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """As `asyncio.Protocol.connection_lost`."""
+        if self._body is not None:
+            self._body.is_writable = False
+            self._body = None
+        super().connection_lost(exc)
+
+
+def protocol_factory(limits: LimitsConfig) -> Callable[..., StreamingProtocol]:
+    """What uvicorn calls for each connection."""
+    most, refused = max_connections(limits), set[LimitedConnection]()
+
+    def make(**arguments: Any) -> StreamingProtocol:
+        connection = StreamingProtocol(**arguments)
+        connection.max_connections, connection.refused = most, refused
+        return connection
+
+    return make
+
+
+def body_writer_of(scope: Scope) -> BodyWriter:
+    """The writer for the body of the response to a request, whose head was just sent."""
+    connection = scope["state"][STATE_KEY]
+    assert isinstance(connection, StreamingProtocol), "the launcher gives uvicorn this protocol"
+    return connection.body_writer(scope)

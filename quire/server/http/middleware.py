@@ -1,0 +1,238 @@
+"""What happens to every HTTP request before and after its route. Plain ASGI: nothing stands between a stream and its
+client.
+
+Owns nothing that changes but the number of requests under way.
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+import time
+from collections.abc import Sequence
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from quire.config.server import LimitsConfig
+from quire.core.stats import RequestStateStats
+from quire.logger import get_logger
+from quire.metrics.engine_metrics import EngineMetrics
+from quire.metrics.http_metrics import HttpMetrics
+from quire.server.http.access import PROBE_PATHS, is_open
+from quire.server.http.error_forms import ID_KEY, STATE_KEY, UNUSABLE_ID, ErrorForm, error_response, form_of
+from quire.server.http.errors import (
+    BAD_REQUEST,
+    HEADERS_TOO_LARGE,
+    UNAUTHORIZED,
+    ApiError,
+    ClientGoneError,
+    api_error_of,
+)
+from quire.server.http.origins import OriginRules
+from quire.server.http.receipt import make_receipt
+from quire.server.http.tenants import Tenants
+from quire.server.http.tracing import HEADERS as TRACE_HEADERS
+from quire.server.http.tracing import EndedRequest, Tracing
+
+access_logger = get_logger("quire.access")
+
+QUIET_PATHS = frozenset((*PROBE_PATHS, "/metrics", "/load"))
+MAX_LOGGED_CHARS = 200
+REQUEST_ID = re.compile(rb"[\w.:+-]{1,128}", re.ASCII)
+
+
+class RequestLog:
+    """Gives every request an id (the client's own X-Request-Id where it is usable), and logs a line when it ends."""
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        *,
+        is_logged: bool = True,
+        tracing: Tracing | None = None,
+        error_forms: Sequence[ErrorForm] = (),
+        quiet_paths: frozenset[str] = frozenset(),
+        metrics: HttpMetrics | None = None,
+    ) -> None:
+        self._app = app
+        self._metrics = metrics
+        self._quiet_paths = QUIET_PATHS | quiet_paths
+        self._error_forms = error_forms
+        self._tracing = tracing
+        self._is_logged = is_logged
+        self.num_running = 0
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Handle a request."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        given = header(scope, b"x-request-id")
+        own_id = given if given is not None and REQUEST_ID.fullmatch(given) else None
+        request_id = own_id or secrets.token_hex(16).encode()
+        state = scope.setdefault("state", {})
+        state["received_s"] = start = time.monotonic()
+        state[ID_KEY], state[STATE_KEY] = request_id.decode(), form_of(scope, self._error_forms)
+        if given != own_id:
+            state[UNUSABLE_ID] = True  # the route names it
+        id_headers = [(b"x-request-id", request_id)]
+        if state[STATE_KEY] is not None and state[STATE_KEY].id_header is not None:
+            id_headers.append((state[STATE_KEY].id_header, request_id))
+        status = 0
+
+        async def send_with_id(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                message["headers"] = [*message.get("headers", ()), *id_headers]
+                if "metered" in state:
+                    message["headers"] += state["metered"].headers()
+            await send(message)
+
+        self.num_running += 1
+        try:
+            await self._app(scope, receive, send_with_id)
+        except ClientGoneError:
+            status = 499
+        finally:
+            self.num_running -= 1
+            seconds = time.monotonic() - start
+            if self._metrics is not None:
+                route = scope.get("route")
+                self._metrics.record(scope["method"], None if route is None else route.path, status, seconds)
+            if self._tracing is not None and "metered" in state:
+                self._tracing.record(_ended(scope, status, start, start + seconds))
+            if self._is_logged and scope["path"] not in self._quiet_paths:
+                _log_access(scope, status, seconds)
+
+
+def _log_access(scope: Scope, status: int, seconds: float) -> None:
+    """The line of a request that has ended: the same facts as text and, in JSON lines, one by one."""
+    state = scope["state"]
+    line = f"{scope['method']} {_logged_path(scope)} {status} {seconds:.3f} s"
+    facts: dict[str, object] = {
+        "method": scope["method"], "path": _logged_path(scope), "status": status, "seconds": round(seconds, 6),
+        "id": state[ID_KEY],
+    }  # fmt: skip
+    if scope.get("client"):
+        facts["client"] = scope["client"][0]
+    if "metered" in state:
+        facts["tenant"] = state["metered"].name
+    if "counts" in state:
+        usage, answer_id = state["counts"].usage, state["counts"].work.public_id
+        if not answer_id.endswith(state[ID_KEY]):
+            facts["x_request_id"] = state[ID_KEY]
+        facts["id"] = answer_id
+        facts |= {"prompt_tokens": usage.num_prompt, "completion_tokens": usage.num_completion}
+    told = " ".join(f"{name}={value}" for name, value in list(facts.items())[4:] if value != "")
+    access_logger.info("%s %s", line, told, extra={"facts": facts})
+
+
+def _ended(scope: Scope, status: int, start_s: float, end_s: float) -> EndedRequest:
+    """What is told of a request that has ended."""
+    state = scope["state"]
+    parent = {name: value.decode("latin-1") for name in TRACE_HEADERS if (value := header(scope, name.encode()))}
+    received_ns = time.time_ns() - round(1e9 * (time.monotonic() - start_s))
+    tenant = state["metered"].name
+    counts = state.get("counts")
+    if counts is None:
+        receipt = make_receipt(start_s, RequestStateStats(), end_s)
+        return EndedRequest(parent, scope["path"], status, received_ns, receipt, tenant=tenant)
+    work = counts.work
+    return EndedRequest(
+        parent, scope["path"], status, received_ns, counts.receipt(end_s), model=counts.model, tenant=tenant,
+        request_id=work.public_id, num_prompts=len(work.prompts), num_prompt_tokens=counts.usage.num_prompt,
+        params=work.params,
+    )  # fmt: skip
+
+
+class Gate:
+    """Refuses requests with too large a head, without a valid key, or where there are none of foreign web pages; names
+    the tenant of the others.
+    """
+
+    def __init__(
+        self, app: ASGIApp, *, tenants: Tenants, limits: LimitsConfig, metrics: EngineMetrics, origins: OriginRules
+    ) -> None:
+        self._app = app
+        self._tenants = tenants
+        self._metrics = metrics
+        self._origins = origins
+        self._max_header_bytes = limits.max_header_bytes
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Handle a request."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        refusal = self._refusal(scope)
+        if refusal is not None:
+            self._metrics.record_refusal(refusal.reason, "")
+            response = error_response(scope, refusal)
+            if refusal.kind is BAD_REQUEST:
+                response.headers["connection"] = "close"  # where its body ends is not certain
+            await response(scope, receive, send)
+            return
+        await self._app(scope, receive, send)
+
+    def _refusal(self, scope: Scope) -> ApiError | None:
+        size = len(scope.get("raw_path") or b"") + len(scope["query_string"])
+        size += sum(len(name) + len(value) + 4 for name, value in scope["headers"])
+        if size > self._max_header_bytes:
+            return ApiError(HEADERS_TOO_LARGE, f"the request's head is larger than {self._max_header_bytes} bytes")
+        scope["state"]["tenant"] = self._tenants.anonymous
+        names = {name for name, _ in scope["headers"]}
+        if b"content-length" in names and b"transfer-encoding" in names:  # a proxy in front may have read another one
+            return ApiError(BAD_REQUEST, "send content-length or transfer-encoding, not both")
+        if is_open(scope):
+            return None
+        if not self._tenants.needs_key:
+            return self._origins.refusal(scope)
+        tenant = self._tenants.of(_authorization(scope))
+        if tenant is None:
+            return ApiError(
+                UNAUTHORIZED, "a valid API key is needed: send Authorization: Bearer KEY, or X-Api-Key: KEY"
+            )
+        scope["state"]["tenant"] = tenant
+        return None
+
+
+class LastResort:
+    """Answers what no route foresaw with a plain 500 of the catalogue, and logs it."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Handle a request."""
+        is_started = False
+
+        async def watched(message: Message) -> None:
+            nonlocal is_started
+            is_started = True
+            await send(message)
+
+        try:
+            await self._app(scope, receive, watched)
+        except ClientGoneError:
+            raise
+        except Exception as error:
+            if scope["type"] != "http" or is_started:
+                raise
+            await error_response(scope, api_error_of(error))(scope, receive, send)
+
+
+def _logged_path(scope: Scope) -> str:
+    """The path as it was sent, which holds no line break and no control character."""
+    return bytes(scope.get("raw_path") or b"")[:MAX_LOGGED_CHARS].decode("ascii", "backslashreplace")
+
+
+def _authorization(scope: Scope) -> bytes:
+    """The Authorization header; where there is none, what it would be with the key of X-Api-Key."""
+    given = header(scope, b"authorization")
+    return b"Bearer " + (header(scope, b"x-api-key") or b"") if given is None else given
+
+
+def header(scope: Scope, name: bytes) -> bytes | None:
+    """The value of a header, by its lower-case name."""
+    return next((value for one, value in scope["headers"] if one == name), None)
