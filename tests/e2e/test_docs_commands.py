@@ -38,6 +38,8 @@ NOT_RUN = {
     "quire replay": "needs the recording of a server under load; see test_flight_recorder",
     "curl -X POST -H": "needs a server with an operator's key; see test_prefix_cache",
     "vllm-router": "another program; see make test-router",
+    "codex ": "another program; see make test-codex",
+    "claude ": "another program; see make test-claude-code",
 }
 ADDED = {
     "quire chat": "--temperature 0",
