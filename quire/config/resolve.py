@@ -237,18 +237,6 @@ def resolve_max_num_batched_tokens(config: QuireConfig, around: Surroundings) ->
     return _choose(config, "scheduler", "max_num_batched_tokens", value, reason)
 
 
-def resolve_scheduling_policy(config: QuireConfig, around: Surroundings) -> tuple[QuireConfig, Decision | None]:
-    """A server's tenants share; where there is one, that is the order of arrival."""
-    if config.scheduler.scheduling_policy is not None:
-        return config, None
-    return _choose(config, "scheduler", "scheduling_policy", default_policy(around.usage), around.usage.value)
-
-
-def default_policy(usage: UsageContext) -> str:
-    """The scheduling policy of whoever names none."""
-    return "fair" if usage is UsageContext.API_SERVER else "fcfs"
-
-
 def resolve_max_decode_slowdown(config: QuireConfig, around: Surroundings) -> tuple[QuireConfig, Decision | None]:
     """Readers of a server's answers must not wait for others' prompts; offline, nobody reads along."""
     if config.scheduler.max_decode_slowdown is not None:
@@ -273,7 +261,6 @@ RULES: tuple[Rule, ...] = (
     resolve_max_model_len,
     resolve_max_num_seqs,
     resolve_max_num_batched_tokens,
-    resolve_scheduling_policy,
     resolve_max_decode_slowdown,
 )
 

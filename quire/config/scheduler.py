@@ -21,13 +21,13 @@ class SchedulerConfig:
     max_num_seqs: int | None = setting(
         None, "Most requests running at once; default by device.", minimum=1, maximum=65536
     )
-    scheduling_policy: str | None = setting(
-        None,
+    scheduling_policy: str = setting(
+        "fcfs",
         "Order of requests: fcfs = by arrival; priority = the lowest `priority` first, which also takes the place of "
         "running requests of higher ones; fair = tenants share by weight, the one served least first, and none slows "
         "down another's steps beyond max_decode_slowdown (of one tenant the same as fcfs); shortest = the least "
         "expected work first, which also takes the place of running requests with far more left, aged so that "
-        "nothing starves. Default: fair for a server, fcfs offline.",
+        "nothing starves. A server with an api_key_file has fair by default.",
         choices=OWN_POLICIES,
         plugins=SCHEDULING_POLICY,
     )
@@ -82,4 +82,4 @@ class SchedulerConfig:
     @property
     def has_plugin(self) -> bool:
         """Whether the scheduler or its policy is another package's."""
-        return self.scheduler_cls is not None or self.scheduling_policy not in (None, *OWN_POLICIES)
+        return self.scheduler_cls is not None or self.scheduling_policy not in OWN_POLICIES

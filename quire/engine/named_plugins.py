@@ -127,9 +127,8 @@ def _names(config: QuireConfig) -> Iterator[tuple[PluginKind, str]]:
         yield ATTENTION_BACKEND, config.device.attention_backend
     if config.parallel.distributed_executor_backend not in OWN_EXECUTORS:
         yield EXECUTOR, config.parallel.distributed_executor_backend
-    policy = config.scheduler.scheduling_policy
-    if policy is not None and policy not in OWN_POLICIES:
-        yield SCHEDULING_POLICY, policy
+    if config.scheduler.scheduling_policy not in OWN_POLICIES:
+        yield SCHEDULING_POLICY, config.scheduler.scheduling_policy
     if config.scheduler.scheduler_cls is not None:
         yield SCHEDULER, config.scheduler.scheduler_cls
     if config.model.quantization not in (None, *OWN_QUANTIZATIONS):

@@ -84,7 +84,7 @@ class Scheduler:
         )
         self._table = RequestTable(self._limits.max_num_seqs, max_model_len)
         self._running = RunningRows(self._table)
-        self._order = make_service_order(scheduler_config.scheduling_policy or "fcfs", self._table, self._kv)
+        self._order = make_service_order(scheduler_config.scheduling_policy, self._table, self._kv)
         self._deadlines = QueueDeadlines(clock)
         self._outbox = Outbox(clock)
         rules = AdmissionRules(

@@ -13,7 +13,6 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
-from quire.config.resolve import UsageContext, default_policy
 from quire.config.server import ServerConfig
 from quire.engine.protocol import EngineClient
 from quire.server.absent import no_such_path
@@ -75,9 +74,7 @@ def make_app(engine: EngineClient, config: ServerConfig) -> Application:
     """
 
     def read_keys() -> ApiKeys:
-        return read_checked_keys(
-            config, engine.config.scheduler.scheduling_policy or default_policy(UsageContext.API_SERVER)
-        )
+        return read_checked_keys(config, engine.config.scheduler.scheduling_policy)
 
     state = make_state(engine, config, read_keys())
     service = ChatService(state)

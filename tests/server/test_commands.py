@@ -42,6 +42,14 @@ def test_flags_of_engine_and_server_stand_side_by_side(tmp_path: Path):
     assert configs()[0].model.model == "leaf" and configs()[1].http.host == "127.0.0.1"
 
 
+def test_tenants_share_unless_told_otherwise_and_one_tenant_is_served_by_arrival():
+    policies = [
+        configs(*argv)[0].scheduler.scheduling_policy
+        for argv in ([], ["--api-key-file", "k"], ["--api-key-file", "k", "--scheduling-policy", "fcfs"])
+    ]
+    assert policies == ["fcfs", "fair", "fcfs"]
+
+
 @pytest.mark.parametrize(
     ("argv", "message"),
     [

@@ -57,7 +57,7 @@ def test_a_weight_that_is_shared_by_nobody_is_refused_at_the_start(tmp_path, mon
     file.write_text("tenants:\n  red: {keys: [red-key-1234], weight: 2}\n")
     with (
         pytest.raises(ConfigError, match=r"tenant red: weight=2.* has no effect under scheduling_policy='fcfs'"),
-        RunningServer(ScriptedEngine(config=scripted_config(scheduling_policy="fcfs")), api_key_file=str(file)),
+        RunningServer(ScriptedEngine(), api_key_file=str(file)),
     ):
         pass
 

@@ -13,7 +13,7 @@ from typing import Any
 from quire import envs
 from quire.config import QuireConfig
 from quire.config.build import SECTIONS, SERVER_SECTIONS, build_config, build_server_config, settings_by_name
-from quire.config.resolve import UsageContext, default_policy
+from quire.config.resolve import UsageContext
 from quire.config.server import ServerConfig
 from quire.entrypoints.args import add_engine_arguments, flag_of, values_from_args
 from quire.entrypoints.cli.common import print_resolved
@@ -44,6 +44,8 @@ def configs_from_args(args: argparse.Namespace) -> tuple[QuireConfig, ServerConf
     server: dict[str, Any] = {name: value for name, value in values.items() if name in server_names}
     engine: dict[str, Any] = {name: value for name, value in values.items() if name not in server_names}
     engine.update(chosen_model(args, engine.get("model")))
+    if server.get("api_key_file") is not None:  # where there is one tenant, fcfs is the same order and cheaper
+        engine.setdefault("scheduling_policy", "fair")
     return build_config(**{**DEFAULTS, **engine}), build_server_config(**server)
 
 
@@ -90,7 +92,7 @@ def run(args: argparse.Namespace) -> int:
         from quire.server.checks import check_files
         from quire.server.http.listening import claim_address
 
-        check_files(server_config, config.scheduler.scheduling_policy or default_policy(UsageContext.API_SERVER))
+        check_files(server_config, config.scheduler.scheduling_policy)
         sockets = claim_address(server_config.http)
     with timer.phase("start of the engine core"):
         from quire.engine.async_llm import AsyncLLM

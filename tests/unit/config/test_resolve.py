@@ -50,7 +50,6 @@ def test_every_auto_becomes_a_value_with_a_reason() -> None:
         "distributed_executor_backend": "uni", "served_model_name": "leaf", "load_format": "safetensors",
         "dtype": "float32", "kv_cache_dtype": "float32", "block_size": 16, "max_model_len": 2048,
         "max_num_seqs": 256, "max_num_batched_tokens": 4096, "max_decode_slowdown": 0.0,
-        "scheduling_policy": "fcfs",
     }  # fmt: skip
     assert all(decision.reason for decision in decisions)
     assert config.cache.block_size == 16 and config.model.max_model_len == 2048
