@@ -65,6 +65,16 @@ def test_openais_client_sees_a_rate_limit_and_when_to_come_back(server):
     assert headers["x-ratelimit-remaining-requests"] == "0"
 
 
+def test_a_tenant_at_its_limit_is_refused_before_its_body_is_looked_at(server):
+    for _ in range(3):
+        assert ask(server, COMPLETE, PROMPT, bearer("red-key-1234")).status_code == 200
+    for path in (COMPLETE, CHAT, "/v1/responses", "/v1/messages"):
+        headers = bearer("red-key-1234") | {"content-type": "application/json"}
+        assert httpx.post(server.url + path, content=b"{ not JSON", headers=headers).status_code == 429
+        headers = bearer("operator-key-1") | {"content-type": "application/json"}
+        assert httpx.post(server.url + path, content=b"{ not JSON", headers=headers).status_code == 400
+
+
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
 def test_prompt_and_new_tokens_are_charged(server, stream):
     for n in (1, 2):

@@ -97,6 +97,11 @@ class BodyReader:
                 given_back = budget.num_bytes_ever
                 await asyncio.to_thread(give_back_free_memory)
 
+    def note_unread(self, request: Request) -> None:
+        """The body of a request that is refused for its head passes through the heap all the same."""
+        length = request.headers.get("content-length", "")
+        self.budget.num_bytes_ever += min(LEAST_MAX_BYTES, int(length[:20])) if length.isdecimal() else 0
+
     async def read_bytes(self, request: Request) -> bytes:
         """The whole body; `release` follows.
 

@@ -32,6 +32,7 @@ from quire.server.chat.running import Run, Work, unless_gone
 from quire.server.chat.sse import EventStream, EventWriter
 from quire.server.chat.state import ServerState, public_id
 from quire.server.http.error_forms import ID_KEY, UNUSABLE_ID
+from quire.server.http.errors import ApiError
 from quire.server.http.prompt_workers import LONG_BYTES
 from quire.server.http.tenants import Charge, Tenant
 from quire.utils.checks import check_int, shown
@@ -74,6 +75,13 @@ class ChatService:
         state = self._state
         request.state.metered = request.state.tenant
         state.refuse_new_work()
+        try:
+            request.state.tenant.check(
+                1
+            )  # before the body is received and decoded: a flood of refused ones costs little
+        except ApiError:
+            state.bodies.note_unread(request)
+            raise
         body, warnings = await state.bodies.read_fields(request, fields)
         if request.scope["state"].get(UNUSABLE_ID):
             self.notes(warnings).add("X-Request-Id", BAD_ID, "send 1 to 128 letters, digits, _ - . : +")
