@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import io
-import json
 from collections.abc import Iterator
+from datetime import datetime
+from functools import partial
 
 import pytest
 
+from quire.entrypoints.cli.chat import TOOLS
+from quire.entrypoints.cli.demo_tools import demo_tools
 from quire.entrypoints.cli.main import main
 from tests.server.engines import WritingEngine
 from tests.server.servers import RunningServer
@@ -56,10 +59,12 @@ def test_a_server_that_reads_no_calls_says_what_to_do(capsys):
 
 def test_leaf_finishes_tasks_with_the_tools_in_one_process(capsys, monkeypatch):
     monkeypatch.setattr("sys.stdin", io.StringIO("What is 123 + 456?\nWhat time is it in Paris?\nThank you!\n"))
+    at_half_past_nine = partial(demo_tools, lambda zone: datetime(2026, 3, 1, 9, 30, tzinfo=zone))
+    monkeypatch.setitem(TOOLS, "demo", at_half_past_nine)  # leaf rounds some times of day
     flags = ["--temperature", "0", "--num-gpu-blocks-override", "256", "--no-stats"]
     assert main(["chat", "--tools", "demo", *flags]) == 0
     shown = capsys.readouterr().out.splitlines()
     assert shown[:3] == ['-> add {"a": 123, "b": 456}', '<- {"sum": 579}', "The sum of 123 and 456 is 579."]
     assert shown[3] == '-> get_time {"city": "Paris"}'
-    time = json.loads(shown[4].removeprefix("<- "))["time"]
-    assert time in shown[5] and len(shown) == 7, shown
+    assert shown[4] == '<- {"city": "Paris", "time": "09:30"}'
+    assert "09:30" in shown[5] and len(shown) == 7, shown
