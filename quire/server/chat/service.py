@@ -69,16 +69,15 @@ class ChatService:
         """The typed body of a request that is metered, and warnings about fields that were not used.
 
         Raises:
-            ApiError, ClientGoneError, ValidationError, UnsupportedError: as `BodyReader.read_fields`, or no new work is
-                taken.
+            ApiError, ClientGoneError, ValidationError, UnsupportedError: as `BodyReader.read_fields`, no new work is
+                taken, or the tenant is at a limit.
         """
         state = self._state
         request.state.metered = request.state.tenant
         state.refuse_new_work()
+        # The tenant's limits come before the body is received and decoded, so that a flood of refused ones costs little.
         try:
-            request.state.tenant.check(
-                1
-            )  # before the body is received and decoded: a flood of refused ones costs little
+            request.state.tenant.check(num_tokens=1)
         except ApiError:
             state.bodies.note_unread(request)
             raise
