@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from quire.config.cache import FP8_KV_CACHE_DTYPES
 from quire.config.engine import QuireConfig
+from quire.config.model import OWN_QUANTIZATIONS
 from quire.errors import ConfigError, UnsupportedError
 from quire.platforms.interface import Platform
 
@@ -61,7 +62,7 @@ def check_against_model(config: QuireConfig) -> None:
             field="max_model_len",
         )
     _check_kv_cache_dtype(config)
-    if config.model.quantization in ("int8", "int4") and config.device.attention_backend != "native_cpu":
+    if config.model.quantization in OWN_QUANTIZATIONS and config.device.attention_backend != "native_cpu":
         raise UnsupportedError(
             f"quantization={config.model.quantization!r} needs the native CPU kernels, and "
             f"{config.device.attention_backend} was chosen",

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from quire.config.base import check_settings, setting
 from quire.plugins import ATTENTION_BACKEND, EXECUTOR
 
+OWN_EXECUTORS = ("auto", "uni")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceConfig:
@@ -47,7 +49,7 @@ class ParallelConfig:
         1, "Processes that each hold some layers; only 1 is supported yet.", minimum=1, short="-pp"
     )
     data_parallel_size: int = setting(1, "Replicas of the engine; only 1 is supported yet.", minimum=1, short="-dp")
-    distributed_executor_backend: str = setting("auto", "Kind of executor.", choices=("auto", "uni"), plugins=EXECUTOR)
+    distributed_executor_backend: str = setting("auto", "Kind of executor.", choices=OWN_EXECUTORS, plugins=EXECUTOR)
 
     def __post_init__(self) -> None:
         check_settings(self)

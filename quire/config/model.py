@@ -10,6 +10,8 @@ from quire.config.overrides import GENERATION_FIELDS, HF_FIELDS, parse_object
 from quire.errors import UnsupportedError
 from quire.plugins import QUANTIZATION, find_plugin
 
+OWN_QUANTIZATIONS = ("int8", "int4")
+"""Formats of the native kernels."""
 DTYPES = ("auto", "half", "float16", "bfloat16", "float", "float32")
 
 
@@ -43,7 +45,7 @@ class ModelConfig:
         None,
         "Quantize the weights while they are loaded, for the native CPU kernels: int8 (a scale per output) or int4 "
         "(a scale per output and group; the token table stays int8). Activations are quantized per token.",
-        choices=("int8", "int4"), plugins=QUANTIZATION, short="-q",
+        choices=OWN_QUANTIZATIONS, plugins=QUANTIZATION, short="-q",
     )  # fmt: skip
     quantization_report: bool = setting(False, "Log how far each quantized tensor is from the checkpoint's.")
     max_model_len: int | None = setting(

@@ -5,11 +5,13 @@ Called when a configuration is resolved, for the log, and by the engine core, be
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from quire.attention.block_sizes import PREFERRED_BLOCK_SIZES
 from quire.config import QuireConfig
+from quire.config.device import OWN_EXECUTORS
 from quire.config.hf_config import ARCHITECTURES
+from quire.config.model import OWN_QUANTIZATIONS
 from quire.config.scheduler import OWN_POLICIES
 from quire.config.structured_outputs import BACKENDS
 from quire.engine.stat_loggers import stat_logger_class
@@ -37,8 +39,7 @@ from quire.structured_output.registry import backend_class as grammar_backend_cl
 
 logger = get_logger(__name__)
 
-OWN_EXECUTORS = ("auto", "uni")
-OWN_QUANTIZATIONS = ("int8", "int4")
+Loaders = Mapping[PluginKind, Callable[[str], object]]
 
 
 def note_plugins(config: QuireConfig, logits_processors: Sequence[object] = ()) -> None:
@@ -56,13 +57,10 @@ def note_plugins(config: QuireConfig, logits_processors: Sequence[object] = ()) 
     plugins = [str(plugin) for plugin in found if plugin is not None]
     if plugins:
         logger.info("plugins: %s", ", ".join(plugins))
-    for kind, name in _names(config):
-        if kind is STAT_LOGGER:
-            stat_logger_class(name)
-        elif kind is GRAMMAR_BACKEND:
-            grammar_backend_class(name)
-        elif kind is REASONING_PARSER:
-            reasoning_parser(name)
+    loaders: Loaders = {
+        STAT_LOGGER: stat_logger_class, GRAMMAR_BACKEND: grammar_backend_class, REASONING_PARSER: reasoning_parser,
+    }  # fmt: skip
+    _load(config, loaders)
 
 
 def check_plugins(config: QuireConfig) -> None:
@@ -76,19 +74,17 @@ def check_plugins(config: QuireConfig) -> None:
     from quire.layers.quantization import quantization_class
     from quire.models.registry import model_class
 
+    loaders: Loaders = {
+        MODEL: model_class, ATTENTION_BACKEND: backend_class, EXECUTOR: executor_class, SCHEDULER: scheduler_class,
+        SCHEDULING_POLICY: plugin_ranking, QUANTIZATION: quantization_class,
+    }  # fmt: skip
+    _load(config, loaders)
+
+
+def _load(config: QuireConfig, loaders: Loaders) -> None:
     for kind, name in _names(config):
-        if kind is MODEL:
-            model_class(name)
-        elif kind is ATTENTION_BACKEND:
-            backend_class(name)
-        elif kind is EXECUTOR:
-            executor_class(name)
-        elif kind is SCHEDULING_POLICY:
-            plugin_ranking(name)
-        elif kind is SCHEDULER:
-            scheduler_class(name)
-        elif kind is QUANTIZATION:
-            quantization_class(name)
+        if kind in loaders:
+            loaders[kind](name)
 
 
 def built_in_names() -> Mapping[PluginKind, Sequence[str]]:

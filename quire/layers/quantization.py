@@ -10,12 +10,10 @@ from collections.abc import Mapping
 
 import torch
 
+from quire.config.model import OWN_QUANTIZATIONS
 from quire.layers.kernels import LayerKernels
 from quire.layers.linear_method import LinearMethod
 from quire.plugins import QUANTIZATION, load_plugin, unknown_choice
-
-OWN = ("int8", "int4")
-"""Formats of the native kernels (`quire.layers.native`)."""
 
 
 class Quantization(ABC):
@@ -77,5 +75,5 @@ def quantization_class(name: str) -> type[Quantization]:
     """
     found: type[Quantization] | None = load_plugin(QUANTIZATION, name, Quantization)
     if found is None:
-        raise unknown_choice(QUANTIZATION, name, OWN)
+        raise unknown_choice(QUANTIZATION, name, OWN_QUANTIZATIONS)
     return found

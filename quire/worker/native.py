@@ -5,10 +5,11 @@ from __future__ import annotations
 import torch
 
 from quire.config.engine import QuireConfig
+from quire.config.model import OWN_QUANTIZATIONS
 from quire.kernels.native.runtime import DEFAULT_SPIN_US, NativeRuntime
 from quire.layers.kernels import LayerKernels, TorchKernels
 from quire.layers.native import NativeKernels
-from quire.layers.quantization import OWN, QuantizedKernels, quantization_class
+from quire.layers.quantization import QuantizedKernels, quantization_class
 from quire.logger import get_logger
 from quire.models.packing_cache import PackingCache, default_cache_directory
 from quire.platforms.interface import Platform
@@ -36,7 +37,7 @@ def make_runtime(config: QuireConfig, num_threads: int, platform: Platform) -> N
 def make_kernels(config: QuireConfig, runtime: NativeRuntime | None, dtype: torch.dtype) -> LayerKernels:
     """What computes the model's layers."""
     name = config.model.quantization
-    own = name if name in OWN else None
+    own = name if name in OWN_QUANTIZATIONS else None
     kernels = TorchKernels() if runtime is None else NativeKernels(runtime, dtype, own)
     if name is None or own is not None:
         return kernels

@@ -75,7 +75,7 @@ class ChatService:
         state = self._state
         request.state.metered = request.state.tenant
         state.refuse_new_work()
-        # The tenant's limits come before the body is received and decoded, so that a flood of refused ones costs little.
+        # Limits come before the body is received and decoded, so that a flood of refused ones costs little.
         try:
             request.state.tenant.check(num_tokens=1)
         except ApiError:
