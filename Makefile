@@ -1,4 +1,4 @@
-# One door for people and for CI. `make demo` and `make test` set up whatever they need.
+# One door for people and for CI. `make demo` and `make test` set up whatever they need; `make` alone lists all targets.
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
@@ -6,7 +6,12 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
 NATIVE := CMakeLists.txt $(wildcard csrc/*.cpp csrc/*/*.cpp csrc/*/*.h csrc/include/quire/*.h)
 
-.PHONY: setup setup-dev demo test check fmt bench bench-scheduler bench-engine docs leaf eval-leaf test-statistics sanitize fuzz-kernels fuzz-server test-structured soak soak-kill rolling properties test-replay test-tiers test-node test-prometheus wheel test-wheel clean
+.PHONY: setup demo test check fmt bench bench-scheduler bench-engine docs leaf eval-leaf sanitize fuzz-kernels fuzz-server test-structured soak soak-kill rolling properties test-replay test-tiers test-node test-prometheus wheel test-wheel clean
+
+.PHONY: help
+help:                              ## this list
+	@sed -nE 's/^([a-z][a-z -]*):[^#=]*## (.*)/\1\t\2/p' Makefile | while IFS="$$(printf '\t')" read -r targets what; do \
+	  printf '  %-24s %s\n' "$$targets" "$$what"; done
 
 $(BIN)/python:
 	@$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); [ "$$(id -u)" = 0 ] && apt-get update -q && apt-get install -y -q python3-venv \
@@ -62,7 +67,7 @@ fmt: $(VENV)/.dev                  ## rewrite files in the house format
 	$(BIN)/ruff check --fix-only --quiet .
 	$(BIN)/ruff format .
 
-bench: bench-scheduler bench-engine
+bench: bench-scheduler bench-engine  ## both of these
 
 bench-scheduler: $(VENV)/.demo     ## cost of the control plane per step, no model
 	$(BIN)/quire bench scheduler
@@ -159,5 +164,5 @@ wheel: $(BIN)/python | compiler    ## dist/quire-*.whl with all kernel tiers
 test-wheel: wheel $(VENV)/.demo    ## the wheel, alone in a fresh environment, answers a prompt
 	$(BIN)/python -m tests.robustness.wheel
 
-clean:
+clean:                             ## remove what was built, not the environment
 	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache

@@ -21,3 +21,15 @@ def test_a_machine_without_a_compiler_is_told_what_to_install(tmp_path: Path):
     result = subprocess.run(command, cwd=ROOT, env={"PATH": str(tmp_path)}, capture_output=True, text=True, check=False)
     assert result.returncode != 0
     assert "no C++ compiler for the native kernels: apt-get install g++, then make again" in result.stdout
+
+
+@pytest.mark.skipif(shutil.which("make") is None, reason="needs make")
+def test_make_alone_lists_every_target_that_a_person_calls():
+    listed = subprocess.run(
+        ["make", "--no-print-directory"], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout.splitlines()
+    named = {target for line in listed for target in line[2:27].split()}
+    lines = [line for line in (ROOT / "Makefile").read_text().splitlines() if line.startswith(".PHONY")]
+    callable_targets = {target for line in lines for target in line.split()[1:]} - {"compiler"}
+    assert callable_targets <= named
+    assert all(line[27:].strip() for line in listed)
