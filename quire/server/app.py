@@ -17,7 +17,7 @@ from quire.config.server import ServerConfig
 from quire.engine.protocol import EngineClient
 from quire.server.absent import no_such_path
 from quire.server.api.anthropic.errors import MESSAGES_ERRORS
-from quire.server.api.anthropic.protocol import MessagesRequest, PromptFields
+from quire.server.api.anthropic.protocol import MessagesRequest
 from quire.server.api.anthropic.routes import MessagesRoutes
 from quire.server.api.openai.batch_chat import BatchChatRequest, BatchChatRoutes
 from quire.server.api.openai.info_routes import InfoRoutes
@@ -145,7 +145,7 @@ def _add_routes(app: Application, state: ServerState, service: ChatService, resp
     add("/v1/responses/{response_id}/cancel", responses.cancel, method="POST")
     add("/v1/responses/{response_id}/input_items", responses.input_items)
     add("/v1/messages", messages.answer, MessagesRequest)
-    add("/v1/messages/count_tokens", messages.count_tokens, PromptFields)
+    add("/v1/messages/count_tokens", messages.count_tokens, MessagesRequest)
     add("/invocations", generation.invocation, ChatRequest)
     add("/v1/models", info.models)
     add("/v1/models/", info.models)

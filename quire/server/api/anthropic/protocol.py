@@ -1,14 +1,13 @@
 """POST /v1/messages and /v1/messages/count_tokens: their fields. No state.
 
-Names and meaning are Anthropic's; the last fields of `MessagesRequest` are those that chats have beside OpenAI's own.
+Names and meaning are Anthropic's; the fields of `SamplingFields` work as in chats.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-import msgspec
-
+from quire.server.chat.protocol.fields import SamplingFields
 from quire.server.chat.protocol.reading import RequestFields
 
 NOT_YET: dict[str, tuple[Any, ...]] = {
@@ -21,8 +20,8 @@ NO_EFFECT = frozenset((
 ))  # fmt: skip
 
 
-class PromptFields(msgspec.Struct, kw_only=True):
-    """What makes the prompt; None is "not given"."""
+class MessagesRequest(SamplingFields, kw_only=True):
+    """A conversation; None is "not given"."""
 
     model: str | None = None
     messages: list[dict[str, Any]] | None = None
@@ -35,39 +34,11 @@ class PromptFields(msgspec.Struct, kw_only=True):
     chat_template: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     documents: list[dict[str, Any]] | None = None
-
-
-class MessagesRequest(PromptFields, kw_only=True):
-    """A conversation to be answered."""
-
     max_tokens: int | None = None
     stop_sequences: list[str] | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    stream: bool | None = None
-    min_p: float | None = None
-    min_tokens: int | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    repetition_penalty: float | None = None
-    seed: int | None = None
-    stop_token_ids: list[int] | None = None
-    include_stop_str_in_output: bool | None = None
-    ignore_eos: bool | None = None
-    logit_bias: dict[str, float] | None = None
-    allowed_token_ids: list[int] | None = None
-    bad_words: list[str] | None = None
-    priority: int | None = None
-    queue_timeout: float | None = None
-    cache_salt: str | None = None
-    no_store: bool | None = None
-    skip_reading_prefix_cache: bool | None = None
-    return_cache_info: bool | None = None
-    request_id: str | None = None
-    structured_outputs: dict[str, Any] | None = None
-    vllm_xargs: dict[str, Any] | None = None
 
 
+ANSWER_FIELDS = frozenset((*SamplingFields.__struct_fields__, "max_tokens", "stop_sequences"))
+"""Fields that count_tokens does not use: it counts the whole prompt."""
 MESSAGES_FIELDS = RequestFields(MessagesRequest, NOT_YET, NO_EFFECT)
-COUNT_FIELDS = RequestFields(PromptFields, NOT_YET, NO_EFFECT)
+COUNT_FIELDS = RequestFields(MessagesRequest, NOT_YET, NO_EFFECT | ANSWER_FIELDS)

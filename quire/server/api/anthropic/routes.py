@@ -10,7 +10,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from quire.errors import ContextLengthError, ValidationError
-from quire.server.api.anthropic.protocol import COUNT_FIELDS, MESSAGES_FIELDS, PromptFields
+from quire.server.api.anthropic.protocol import COUNT_FIELDS, MESSAGES_FIELDS, MessagesRequest
 from quire.server.api.anthropic.translation import asks_for_thinking, chat_prompt, chat_request
 from quire.server.api.anthropic.writer import MessageWriter
 from quire.server.chat.counts import AnswerCounts
@@ -71,13 +71,13 @@ class MessagesRoutes:
         return Response(msgspec.json.encode(content), media_type=JSON)
 
 
-async def _beside(body: PromptFields, translate: Callable[[], ChatRequest]) -> ChatRequest:
+async def _beside(body: MessagesRequest, translate: Callable[[], ChatRequest]) -> ChatRequest:
     """What `translate` makes, in a thread when there is much of it."""
     contents = [message.get("content") for message in body.messages or ()]
     num_blocks = sum(len(content) if isinstance(content, list) else 1 for content in contents)
     return translate() if num_blocks <= INLINE_BLOCKS else await asyncio.to_thread(translate)
 
 
-def _note_thinking(body: PromptFields, chat: PreparedChat, notes: Notes) -> None:
+def _note_thinking(body: MessagesRequest, chat: PreparedChat, notes: Notes) -> None:
     if asks_for_thinking(body) and (chat.plan is None or not chat.plan.has_reasoning):
         notes.add("thinking", NO_THINKING)

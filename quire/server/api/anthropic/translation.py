@@ -10,9 +10,10 @@ from quire.config.server import LimitsConfig
 from quire.errors import ValidationError
 from quire.server.api.anthropic.conversation import Conversation
 from quire.server.api.anthropic.parts import kind_of, read_part
-from quire.server.api.anthropic.protocol import MessagesRequest, PromptFields
+from quire.server.api.anthropic.protocol import MessagesRequest
 from quire.server.api.anthropic.tools import chat_choice, chat_tools
 from quire.server.chat.protocol.chat import ChatRequest
+from quire.server.chat.protocol.fields import shared
 from quire.server.chat.protocol.notes import Notes
 from quire.utils.checks import check_int
 
@@ -20,13 +21,6 @@ MIN_BUDGET = 1024
 BUDGET, NO_BUDGET = "thinking_token_budget", "thinking.budget_tokens has no effect: nothing here ends the thinking"
 THINKING = ("enabled", "disabled", "adaptive")
 DISPLAYS = (None, "summarized", "omitted")
-SAME = (
-    "max_tokens", "temperature", "top_p", "top_k", "stream", "min_p", "min_tokens", "presence_penalty",
-    "frequency_penalty", "repetition_penalty", "seed", "stop_token_ids", "include_stop_str_in_output", "ignore_eos",
-    "logit_bias", "allowed_token_ids", "bad_words", "priority", "queue_timeout", "cache_salt", "no_store",
-    "skip_reading_prefix_cache", "return_cache_info", "request_id", "structured_outputs", "vllm_xargs",
-)  # fmt: skip
-"""Fields that a chat has under the same name, with the same meaning."""
 
 
 class Thinking(msgspec.Struct):
@@ -68,17 +62,15 @@ def chat_request(
             f"stop_sequences has {num_stops} entries, at most {limits.max_stop_strings} are allowed",
             field="stop_sequences",
         )
-    same = {name: getattr(body, name) for name in SAME}
     thinking = _thinking(body, notes)
     if thinking.get(BUDGET) is not None and not can_end_thinking:
         del thinking[BUDGET]
         notes.add("thinking", NO_BUDGET)
-    return ChatRequest(
-        **_prompt(body, notes), **_form(body, notes), **same, **thinking, stop=body.stop_sequences or None
-    )
+    translated = {**_prompt(body, notes), **_form(body, notes), **thinking, "stop": body.stop_sequences or None}
+    return ChatRequest(**{**shared(body, ChatRequest), **translated})
 
 
-def chat_prompt(body: PromptFields, notes: Notes) -> ChatRequest:
+def chat_prompt(body: MessagesRequest, notes: Notes) -> ChatRequest:
     """The chat whose prompt is that of a request with these fields.
 
     Raises:
@@ -88,12 +80,12 @@ def chat_prompt(body: PromptFields, notes: Notes) -> ChatRequest:
     return ChatRequest(**_prompt(body, notes), **_thinking(body, notes))
 
 
-def asks_for_thinking(body: PromptFields) -> bool:
+def asks_for_thinking(body: MessagesRequest) -> bool:
     """True when the model is told to think, so that an answer without is a surprise."""
     return (body.thinking or {}).get("type") == "enabled"
 
 
-def _prompt(body: PromptFields, notes: Notes) -> dict[str, Any]:
+def _prompt(body: MessagesRequest, notes: Notes) -> dict[str, Any]:
     """The fields that make the prompt, but for those of thinking."""
     conversation = Conversation(notes)
     if body.system is not None:
@@ -118,7 +110,7 @@ def _prompt(body: PromptFields, notes: Notes) -> dict[str, Any]:
     }
 
 
-def _thinking(body: PromptFields, notes: Notes) -> dict[str, Any]:
+def _thinking(body: MessagesRequest, notes: Notes) -> dict[str, Any]:
     """The fields of thinking: templates that can turn it on and off do so by one of two variables."""
     kwargs = body.chat_template_kwargs
     if body.thinking is None:
@@ -130,7 +122,7 @@ def _thinking(body: PromptFields, notes: Notes) -> dict[str, Any]:
             f"thinking.display={given.display!r} is unknown", hint="use summarized or omitted", field="thinking"
         )
     if kind == "enabled":
-        _check_budget(given.budget_tokens, body.max_tokens if isinstance(body, MessagesRequest) else None)
+        _check_budget(given.budget_tokens, body.max_tokens)
     elif given.budget_tokens is not None:
         raise ValidationError(
             f"thinking.budget_tokens with type={kind}", hint="leave it out, or use type=enabled", field="thinking"
@@ -152,7 +144,7 @@ def _check_budget(budget: int | None, max_tokens: int | None) -> None:
         )  # fmt: skip
 
 
-def _form(body: PromptFields, notes: Notes) -> dict[str, Any]:
+def _form(body: MessagesRequest, notes: Notes) -> dict[str, Any]:
     """The form of the answer."""
     form, where = body.output_format, "output_format"
     if body.output_config is not None:

@@ -8,6 +8,7 @@ import msgspec
 
 from quire.errors import ValidationError
 from quire.server.chat.protocol.effort import check_effort
+from quire.server.chat.protocol.fields import SamplingFields
 from quire.server.chat.protocol.generation import NOT_YET
 from quire.server.chat.protocol.reading import RequestFields
 from quire.utils.checks import check_int, shown
@@ -67,7 +68,7 @@ class ResponseStreamOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=
     include_obfuscation: bool | None = None
 
 
-class ResponsesRequest(msgspec.Struct, kw_only=True):
+class ResponsesRequest(SamplingFields, kw_only=True):
     """A turn of a conversation; None is "not given". Fields after `stream_options` mean what they mean in a chat."""
 
     model: str | None = None
@@ -85,40 +86,12 @@ class ResponsesRequest(msgspec.Struct, kw_only=True):
     metadata: dict[str, str] | None = None
     store: bool | None = None
     background: bool | None = None
-    stream: bool | None = None
+    truncation: str | None = None
     stream_options: ResponseStreamOptions | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    min_p: float | None = None
-    min_tokens: int | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    repetition_penalty: float | None = None
-    seed: int | None = None
     stop: str | list[str] | None = None
-    stop_token_ids: list[int] | None = None
-    include_stop_str_in_output: bool | None = None
-    ignore_eos: bool | None = None
-    skip_special_tokens: bool | None = None
-    spaces_between_special_tokens: bool | None = None
-    logit_bias: dict[str, float] | None = None
-    allowed_token_ids: list[int] | None = None
-    bad_words: list[str] | None = None
-    structured_outputs: dict[str, Any] | None = None
     chat_template: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
-    truncation: str | None = None
-    truncate_prompt_tokens: int | None = None
-    truncation_side: str | None = None
-    priority: int | None = None
-    queue_timeout: float | None = None
-    cache_salt: str | None = None
-    no_store: bool | None = None
-    skip_reading_prefix_cache: bool | None = None
-    request_id: str | None = None
     thinking_token_budget: int | None = None
-    vllm_xargs: dict[str, Any] | None = None
 
 
 RESPONSES_FIELDS = RequestFields(ResponsesRequest, RESPONSES_NOT_YET, RESPONSES_NO_EFFECT)

@@ -208,7 +208,7 @@ class ResponsesRoutes:
             warnings=list(dict.fromkeys(warnings)),
         )  # fmt: skip
         num_logprobs = (body.top_logprobs or 0) if wants_logprobs(body) else None
-        counts = AnswerCounts(self._state, chat.work, chat.model)
+        counts = AnswerCounts(self._state, chat.work, chat.model, reports_cache=bool(body.return_cache_info))
         return ResponseWriter(
             form, counts, chat.plan, self._state.engine.tokenizer, num_logprobs, origins_of(body.tools)
         )

@@ -11,16 +11,9 @@ from quire.server.api.responses.protocol import ResponsesRequest, wants_logprobs
 from quire.server.api.responses.tools import chat_choice, chat_tools
 from quire.server.chat.protocol.chat import ChatRequest
 from quire.server.chat.protocol.effort import effort_kwargs
+from quire.server.chat.protocol.fields import shared
 from quire.utils.checks import shown, wrong_type
 
-SAME_NAME = (
-    "model", "parallel_tool_calls", "stream", "temperature", "top_p", "top_k", "min_p", "min_tokens",
-    "presence_penalty", "frequency_penalty", "repetition_penalty", "seed", "stop", "stop_token_ids",
-    "include_stop_str_in_output", "ignore_eos", "skip_special_tokens", "spaces_between_special_tokens", "logit_bias",
-    "allowed_token_ids", "bad_words", "structured_outputs", "chat_template", "truncation_side",
-    "priority", "queue_timeout", "cache_salt", "no_store", "skip_reading_prefix_cache",
-    "vllm_xargs", "thinking_token_budget",
-)  # fmt: skip
 FIELD_NAMES = {
     "messages": "input", "len(messages)": "input", "prompt": "input", "prompt_token_ids": "input",
     "max_completion_tokens": "max_output_tokens",
@@ -51,18 +44,20 @@ def chat_request(
         messages.insert(0, {"role": developer_role, "content": request.instructions})
     tools = chat_tools(request.tools, warnings)
     effort = None if request.reasoning is None else request.reasoning.effort
-    return ChatRequest(
-        **{name: getattr(request, name) for name in SAME_NAME},
-        messages=messages,
-        tools=tools or None,
-        tool_choice=chat_choice(request.tool_choice, has_tools=bool(tools)),
-        max_completion_tokens=request.max_output_tokens,
-        truncate_prompt_tokens=_cut(request),
-        logprobs=True if wants_logprobs(request) else None,
-        top_logprobs=request.top_logprobs if wants_logprobs(request) else None,
-        response_format=_response_format(request),
-        chat_template_kwargs=effort_kwargs("reasoning.effort", effort, request.chat_template_kwargs, source, warnings),
-    )
+    kwargs = effort_kwargs("reasoning.effort", effort, request.chat_template_kwargs, source, warnings)
+    translated = {
+        "messages": messages,
+        "tools": tools or None,
+        "tool_choice": chat_choice(request.tool_choice, has_tools=bool(tools)),
+        "max_completion_tokens": request.max_output_tokens,
+        "truncate_prompt_tokens": _cut(request),
+        "logprobs": True if wants_logprobs(request) else None,
+        "top_logprobs": request.top_logprobs if wants_logprobs(request) else None,
+        "response_format": _response_format(request),
+        "chat_template_kwargs": kwargs,
+        "stream_options": None,  # those of a response say nothing of its text
+    }
+    return ChatRequest(**{**shared(request, ChatRequest), **translated})
 
 
 def _cut(request: ResponsesRequest) -> int | None:

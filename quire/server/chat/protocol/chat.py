@@ -91,7 +91,6 @@ def chat_params(request: ChatRequest, defaults: dict[str, Any], limits: LimitsCo
         max_tokens=defaults.get("max_tokens") if max_tokens is None else max_tokens,
         logprobs=logprobs,
         prompt_logprobs=request.prompt_logprobs,
-        thinking_token_budget=request.thinking_token_budget,
     )
 
 

@@ -13,6 +13,7 @@ from quire.core.beam_search import checked_spec
 from quire.core.engine_messages import MAX_QUEUE_TIMEOUT_S
 from quire.core.sampling_params import RequestOutputKind, SamplingParams
 from quire.errors import ValidationError
+from quire.server.chat.protocol.fields import SamplingFields, shared
 from quire.server.chat.protocol.response_format import structured_outputs
 from quire.utils.checks import check_float, check_int, out_of_range, shown
 
@@ -51,62 +52,25 @@ class StreamOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     include_obfuscation: bool | None = None
 
 
-class GenerationFields(msgspec.Struct, kw_only=True):
+class GenerationFields(SamplingFields, kw_only=True):
     """Fields of both; None is "not given". Names, defaults and meaning are those of `SamplingParams` and of OpenAI."""
 
     model: str | None = None
     n: int | None = None
     max_tokens: int | None = None
-    min_tokens: int | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    min_p: float | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    repetition_penalty: float | None = None
-    seed: int | None = None
     stop: str | list[str] | None = None
-    stop_token_ids: list[int] | None = None
-    include_stop_str_in_output: bool | None = None
-    ignore_eos: bool | None = None
-    skip_special_tokens: bool | None = None
-    spaces_between_special_tokens: bool | None = None
-    logit_bias: dict[str, float] | None = None
-    allowed_token_ids: list[int] | None = None
-    bad_words: list[str] | None = None
     prompt_logprobs: int | None = None
     echo: bool | None = None
-    stream: bool | None = None
     stream_options: StreamOptions | None = None
     add_special_tokens: bool | None = None
-    truncate_prompt_tokens: int | None = None
-    truncation_side: str | None = None
-    priority: int | None = None
-    queue_timeout: float | None = None
-    cache_salt: str | None = None
-    no_store: bool | None = None
-    skip_reading_prefix_cache: bool | None = None
-    return_cache_info: bool | None = None
     return_progress: bool | None = None
-    request_id: str | None = None
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None
     return_prompt_text: bool | None = None
     response_format: dict[str, Any] | None = None
-    structured_outputs: dict[str, Any] | None = None
-    vllm_xargs: dict[str, Any] | None = None
     use_beam_search: bool | None = None
     length_penalty: float | None = None
     early_stopping: bool | str | None = None
-
-
-SAME_NAME = (
-    "n", "min_tokens", "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty",
-    "repetition_penalty", "seed", "stop", "stop_token_ids", "include_stop_str_in_output", "ignore_eos",
-    "skip_special_tokens", "spaces_between_special_tokens", "logit_bias", "allowed_token_ids", "bad_words",
-    "no_store", "skip_reading_prefix_cache", "return_progress",
-)  # fmt: skip
 
 
 def sampling_params(
@@ -116,7 +80,6 @@ def sampling_params(
     max_tokens: int | None,
     logprobs: int | None,
     prompt_logprobs: int | None,
-    thinking_token_budget: int | None = None,
 ) -> SamplingParams:
     """How the tokens of `request` are chosen.
 
@@ -127,7 +90,7 @@ def sampling_params(
     Raises:
         ValidationError: a value is out of range.
     """
-    given = {name: value for name in SAME_NAME if (value := getattr(request, name)) is not None}
+    given = {name: value for name, value in shared(request, SamplingParams).items() if value is not None}
     if request.use_beam_search:
         _check_beside_beams(request, logprobs)
         defaults = {}  # what the model's makers say of sampling
@@ -144,7 +107,6 @@ def sampling_params(
             "max_tokens": max_tokens,
             "logprobs": logprobs,
             "prompt_logprobs": prompt_logprobs,
-            "thinking_token_budget": thinking_token_budget,
             "extra_args": request.vllm_xargs,
             "structured_outputs": structured_outputs(request.response_format, request.structured_outputs),
             "output_kind": RequestOutputKind.DELTA if request.stream else RequestOutputKind.FINAL_ONLY,

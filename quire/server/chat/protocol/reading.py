@@ -34,7 +34,7 @@ class RequestFields(Generic[Request]):
     Attributes:
         request: those it honours.
         not_yet: those it knows and refuses, with the values that ask for nothing.
-        no_effect: those it takes and does nothing with, said in `warnings`.
+        no_effect: those it takes and does nothing with, said in `warnings`, even where `request` has them.
     """
 
     request: type[Request]
@@ -69,7 +69,7 @@ def read_request(
             _refuse_not_yet(name, values[name], fields.not_yet)
     warnings: list[str] = []
     for name in values:
-        if name in known or (warning := _unused(name, values[name], fields)) is None:
+        if (name in known and name not in fields.no_effect) or (warning := _unused(name, values[name], fields)) is None:
             continue
         if is_strict:
             raise ValidationError(warning, hint=f"leave out {shown(name)}", field=_param(name))
