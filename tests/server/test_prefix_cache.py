@@ -88,7 +88,8 @@ def test_a_stream_tells_it_in_its_last_event_and_nobody_is_told_unasked(fresh):
         streamed = events(post(server, CHAT, {**body, "stream": True, "return_cache_info": True}))
         whole = post(server, CHAT, {**body, "return_cache_info": True}).json()
         quiet = events(post(server, CHAT, {**body, "stream": True}))
-        response = post(server, "/v1/responses", {"input": "hello " * 20, "return_cache_info": True}).json()
+        turn = {"input": "hello " * 20, "max_output_tokens": 2, "return_cache_info": True}
+        response = post(server, "/v1/responses", turn).json()
     assert "prefix_cache" in response
     assert "prefix_cache" not in silent and all("prefix_cache" not in event for event in quiet)
     cached = whole["usage"]["prompt_tokens_details"]["cached_tokens"]
