@@ -161,7 +161,7 @@ class Replay:
             if step.made_room:
                 names = ", ".join(new.request_id for new in step.output.new_reqs)
                 self._cause = f"room was made for {names or 'a waiting request'}, of a stricter class"
-        self._watch.scheduled(self._scheduler, step, bool(call.verdicts))
+        self._watch.scheduled(self._scheduler, step)
 
     def _next_step(self) -> Step:
         if not self._in_flight:

@@ -57,7 +57,7 @@ from quire.scheduler.swap_costs import Measurements, SwapCosts
 from quire.scheduler.swapping import Swapping
 from quire.scheduler.tenant_turns import TenantTurns
 from quire.scheduler.virtual_counters import VirtualCounters
-from quire.scheduler.waiting import Hindrance, WaitReason
+from quire.scheduler.waiting import WaitReason
 
 ENUMS: tuple[type[enum.Enum], ...] = (
     EventKind, FinishReason, MissReason, RequestStatus, RowFlag, Verdict, WaitReason,
@@ -68,7 +68,7 @@ STRUCTS: tuple[type[msgspec.Struct], ...] = (
 OBJECTS: tuple[type, ...] = (
     Admission, AdmissionRules, BeamAnswer, BeamGroups, BeamSearch, BlockPool, ByArrival, ByPriority, CacheMiss,
     CachedPrefix, ChosenTokens, ChunkedLocalManager, EngineCoreRequest, ExpectedOutputs, FairOrder, Finished,
-    FinishedRequest, ForkGroups, FreeList, FullAttentionManager, Hindrance, KVCacheConfig, KVCacheCoordinator,
+    FinishedRequest, ForkGroups, FreeList, FullAttentionManager, KVCacheConfig, KVCacheCoordinator,
     KVCacheGroupSpec, KVCacheManager, KVEventRecorder, Limits, Measurements, MissExplainer, Outbox, PastPages,
     PendingCopies, PrefixIndex, PrefixPages, PrefixTree, QueueDeadlines, RankOrder, Request, RequestEvent, RequestQueue,
     RequestTable, RowFork, RunningRows, SaltedPages, Scheduler, ShortestFirst, SiblingPages, SlidingWindowManager,

@@ -15,7 +15,7 @@ from quire.core.engine_messages import EngineCoreOutputs, EngineCoreRequest
 from quire.core.stats import EventKind
 from quire.scheduler.scheduler import Scheduler
 from quire.scheduler.step import Step
-from quire.scheduler.waiting import Hindrance, WaitReason
+from quire.scheduler.waiting import WaitReason
 
 ARRIVED = "came while a step was running"
 CHUNKED = "its prompt was computed in parts"
@@ -121,20 +121,18 @@ class WaitWatch:
         self.knows(message).arrived_s = self.now_s
         self._enter(message.handle, ARRIVED)
 
-    def scheduled(self, scheduler: Scheduler, step: Step | None, is_gated: bool) -> None:
+    def scheduled(self, scheduler: Scheduler, step: Step | None) -> None:
         """A step was decided; its rows run, the others wait for what the scheduler says."""
         waiting = scheduler.unplaced_requests()
-        hindrance = scheduler.hindrance(step) if waiting and step is not None else None
-        if is_gated and hindrance is not None and hindrance.reason is WaitReason.OTHER:
-            hindrance = Hindrance(hindrance.handle, WaitReason.GATE)
-        first = self.timelines.get(hindrance.handle) if hindrance is not None else None
+        blocked = None if step is None else step.plan.blocked
+        first = None if blocked is None else self.timelines.get(blocked.handle)
         for message in waiting:
             self.knows(message)
-            if hindrance is None or first is None:
+            if blocked is None or first is None:
                 self._enter(message.handle, WaitReason.OTHER.value)
                 continue
-            behind = "" if message.handle == hindrance.handle else first.request_id
-            self._enter(message.handle, hindrance.reason.value, behind, hindrance.num_missing)
+            behind = "" if message.handle == blocked.handle else first.request_id
+            self._enter(message.handle, blocked.reason.value, behind, blocked.num_missing)
         self._run(scheduler, step)
 
     def _run(self, scheduler: Scheduler, step: Step | None) -> None:

@@ -1,7 +1,11 @@
 """Which waiting requests get a row in this step.
 
-Called by the scheduler. Owns nothing: it moves requests from the queue to rows. A feature that makes a request
-wait (a grammar that compiles, an adapter that loads) adds an `AdmissionGate`.
+Called by the scheduler. Owns the queue of requests that come back from the swap space. There is one `check`, and its
+refusal (`Blocked`) is the explanation that a replay shows. A feature that makes a request wait (a grammar that
+compiles, an adapter that loads) adds an `AdmissionGate`.
+
+    checked = admission.check(request, plan)      # Candidate(request, prefix of 32 tokens, 68 new tokens), or
+                                                  # Blocked(handle, WaitReason.PAGES, num_missing=3)
 """
 
 from __future__ import annotations
@@ -15,16 +19,17 @@ import numpy as np
 from quire.core.request import Request, RequestStatus
 from quire.core.scheduler_output import NewRequestData
 from quire.core.stats import EventKind
-from quire.kv_cache.manager import CachedPrefix, KVCacheManager
-from quire.kv_cache.swap_pool import SwappedPages
+from quire.kv_cache.manager import KVCacheManager
 from quire.scheduler.budget import TokenCap, WantedTokens, apply_caps
+from quire.scheduler.candidate import Candidate as Candidate
 from quire.scheduler.forks import ForkGroups
 from quire.scheduler.outbox import Outbox
 from quire.scheduler.request_table import RequestTable
-from quire.scheduler.running import RunningRows
-from quire.scheduler.service_order import ServiceOrder
+from quire.scheduler.running import RunningRows, num_blocks_to_grow
+from quire.scheduler.service_order import ServiceOrder, WaitingRequests
 from quire.scheduler.step_plan import StepPlan
-from quire.scheduler.waiting import Hindrance, WaitReason
+from quire.scheduler.swapping import CALM_STEPS, Swapping
+from quire.scheduler.waiting import Blocked, WaitReason
 
 
 class Verdict(Enum):
@@ -33,24 +38,6 @@ class Verdict(Enum):
     GO = "go"
     SKIP = "skip this one in this step"
     STOP = "admit nobody else in this step"
-
-
-@dataclass(frozen=True, slots=True)
-class Candidate:
-    """A waiting request as it would be admitted: what is cached of it, and how many tokens it would compute.
-
-    `swapped` are its pages in the swap space, where these hold more of it than the cache.
-    """
-
-    request: Request
-    prefix: CachedPrefix
-    num_new_tokens: int
-    swapped: SwappedPages | None = None
-
-    @property
-    def num_computed_tokens(self) -> int:
-        """Tokens whose keys and values it would begin with."""
-        return self.prefix.num_tokens if self.swapped is None else self.swapped.num_tokens
 
 
 AdmissionGate = Callable[[Candidate, StepPlan], Verdict]
@@ -76,7 +63,12 @@ class AdmissionRules:
 
 
 class Admission:
-    """Moves requests from the queue to rows while rows, tokens and pages last."""
+    """Moves requests from queues to rows while rows, tokens and pages last.
+
+    Attributes:
+        returning: preempted requests whose pages are in the swap space. They come back before any that waits, unless
+            that is of a stricter class: a return frees host pages, and nothing is computed twice.
+    """
 
     def __init__(
         self,
@@ -87,6 +79,7 @@ class Admission:
         kv: KVCacheManager,
         outbox: Outbox,
         forks: ForkGroups,
+        swapping: Swapping,
     ) -> None:
         self._rules = rules
         self._order = order
@@ -96,63 +89,134 @@ class Admission:
         self._kv = kv
         self._outbox = outbox
         self._forks = forks
+        self._swapping = swapping
+        self.returning = order.make_queue()
+        self._first_returning: Request | None = None  # that could not come back when it was tried last
 
-    def admit_waiting(self, plan: StepPlan, is_behind: Callable[[Request], bool] = lambda request: False) -> None:
-        """Place waiting requests on rows and plan them, in the order of the queue, up to the first that `is_behind`."""
-        skipped, skips_beams = [], False
-        num_promised = self._num_promised(self._running.rows) if self._queue else 0
-        while self._queue and min(plan.budget.num_left, plan.prompts.num_left) > 0 and self._table.num_free_rows:
-            waiting = self._queue.peek()
-            if is_behind(waiting):
-                break
-            is_beam = waiting.message.sampling_params.beam_search is not None
-            if self._forks.must_wait(waiting, plan) or (is_beam and skips_beams):
-                skips_beams |= is_beam  # a search that overtook another could keep it from ever being whole
-                skipped.append(self._queue.pop())
-                continue
-            candidate = self.make_candidate(waiting, plan)
-            verdict = self._judge(candidate, plan, num_promised)
-            if verdict is Verdict.STOP:
-                if plan.is_empty and self._forks.release():
-                    continue
-                break
-            request = self._queue.pop()
-            if verdict is Verdict.SKIP:
-                skipped.append(request)
-                continue
-            self.place(candidate, plan)
-            num_promised += self._num_promised(np.array([candidate.request.row]))
-        for request in skipped:
-            self._queue.add(request)
+    def admit(self, plan: StepPlan) -> None:
+        """Place requests on rows and plan them: those that come back, then those that wait, each in their order.
 
-    def could_admit(self, request: Request, plan: StepPlan) -> bool:
-        """Whether there are a row and pages for a waiting request beside those that run."""
+        `plan.blocked` becomes the last refusal.
+        """
+        self._first_returning = None
+        blocked = self._admit_from(self.returning, plan)
+        if blocked is not None and not blocked.is_passed_over:
+            self._first_returning = self.returning.peek()
+        plan.blocked = self._admit_from(self._queue, plan) or blocked
+
+    def note_preemption(self, plan: StepPlan) -> None:
+        """Nothing is admitted to a step that preempted requests for want of pages."""
+        queue = self._queue or self.returning
+        if queue:
+            plan.blocked = Blocked(queue.peek().handle, WaitReason.PREEMPTION)
+
+    def _admit_from(self, queue: WaitingRequests, plan: StepPlan) -> Blocked | None:
+        """Place requests up to the first that is refused and not passed over; that refusal, or the first one."""
+        passed_over: list[Request] = []
+        first_refusal = None
+        plan.held_back = []
+        while queue:
+            request = queue.peek()
+            # When nothing can enter, the pages of its prompt are not even looked up.
+            checked = self._check_step(request, plan) or self.check(request, plan)
+            if isinstance(checked, Candidate):
+                queue.pop()
+                self._place(checked, plan)
+            elif checked.is_passed_over:
+                passed_over.append(queue.pop())
+                first_refusal = first_refusal or checked
+            elif not (checked.num_missing and plan.is_empty and self._forks.release()):
+                first_refusal = checked
+                break
+        for request in passed_over:
+            queue.add(request)
+        return first_refusal
+
+    def check(self, request: Request, plan: StepPlan) -> Candidate | Blocked:
+        """A request without a row as it would be admitted to this step, or why it cannot be."""
+        checked = self.check_turn(request, plan)
+        if isinstance(checked, Blocked):
+            return checked
+        return self.check_room(checked, plan) or checked
+
+    def check_turn(self, request: Request, plan: StepPlan) -> Candidate | Blocked:
+        """As `check`, were there room for everything: whether others go first, and what gates say."""
+        is_returning = self._swapping.holds(request)
+        if not is_returning:
+            blocked = self._check_returning(request) or self._check_siblings(request, plan)
+            if blocked is not None:
+                return blocked
+        candidate = self.make_candidate(request, plan)
+        blocked = self._check_gates(candidate, plan)
+        if blocked is None and is_returning:
+            blocked = self._check_stricter(request, plan)
+        return candidate if blocked is None else blocked
+
+    def check_room(self, candidate: Candidate, plan: StepPlan, *, beside_running: bool = False) -> Blocked | None:
+        """Whether there are a row, tokens and pages for a candidate; None = there are.
+
+        Args:
+            beside_running: as if all that runs computed in this step.
+        """
+        request = candidate.request
+        blocked = self._check_step(request, plan)
+        if blocked is not None:
+            return blocked
+        if not 0 < candidate.num_new_tokens <= min(plan.budget.num_left, plan.prompts.num_left):
+            return Blocked(request.handle, WaitReason.TOKENS)
+        num_lacking = self._num_lacking(candidate, plan, beside_running)
+        if not num_lacking:
+            return None
+        reason = WaitReason.SWAPPED if self._swapping.holds(request) else WaitReason.PAGES
+        return Blocked(request.handle, reason, num_lacking)
+
+    def _check_step(self, request: Request, plan: StepPlan) -> Blocked | None:
+        """Whether the step has a row and a token left for anybody."""
         if not self._table.num_free_rows:
-            return False
-        num_promised, has_company = self._num_promised(self._running.rows), len(self._running) > 0
-        return not self._num_lacking(self.make_candidate(request, plan), num_promised, has_company)
+            return Blocked(request.handle, WaitReason.ROWS)
+        if plan.budget.num_left <= 0:
+            return Blocked(request.handle, WaitReason.TOKENS)
+        if plan.prompts.num_left <= 0:
+            return Blocked(request.handle, WaitReason.PACE)
+        return None
 
-    def may_admit(self, request: Request, plan: StepPlan) -> bool:
-        """Whether no gate holds a waiting request back."""
-        if self._forks.must_wait(request, plan):
-            return False
-        return self.ask_gates(self.make_candidate(request, plan), plan) is Verdict.GO
+    def _check_returning(self, waiting: Request) -> Blocked | None:
+        """One that waits is behind a request that lacked room when it was to come back, unless it is stricter."""
+        first = self._first_returning
+        if first is None or not self._swapping.holds(first) or self._order.is_stricter(waiting, first):
+            return None
+        return Blocked(first.handle, WaitReason.SWAPPED)
 
-    def ask_gates(self, candidate: Candidate, plan: StepPlan) -> Verdict:
+    def _check_stricter(self, returning: Request, plan: StepPlan) -> Blocked | None:
+        """One that comes back lets the first that waits go before it, if that is stricter and nothing else holds it."""
+        if not self._queue:
+            return None
+        first = self._queue.peek()
+        if self._order.is_stricter(first, returning) and isinstance(self.check_turn(first, plan), Candidate):
+            return Blocked(returning.handle, WaitReason.OTHER)
+        return None
+
+    def _check_siblings(self, request: Request, plan: StepPlan) -> Blocked | None:
+        is_beam = request.message.sampling_params.beam_search is not None
+        # A search that overtook another could keep it from ever being whole.
+        is_overtaking = is_beam and any(one.message.sampling_params.beam_search is not None for one in plan.held_back)
+        if not is_overtaking and not self._forks.must_wait(request, plan):
+            return None
+        plan.held_back.append(request)
+        return Blocked(request.handle, WaitReason.SIBLING, is_passed_over=True)
+
+    def _check_gates(self, candidate: Candidate, plan: StepPlan) -> Blocked | None:
         """The first verdict that is not to go, if there is one."""
         for gate in self._rules.gates:
             verdict = gate(candidate, plan)
             if verdict is not Verdict.GO:
-                return verdict
-        return Verdict.GO
+                is_passed_over = verdict is Verdict.SKIP
+                return Blocked(candidate.request.handle, WaitReason.GATE, is_passed_over=is_passed_over)
+        return None
 
-    def release_kept(self) -> bool:
-        """Give up pages that are kept for requests that wait; False when there are none."""
-        return self._forks.release()
-
-    def make_candidate(self, request: Request, plan: StepPlan, swapped: SwappedPages | None = None) -> Candidate:
+    def make_candidate(self, request: Request, plan: StepPlan) -> Candidate:
         """What a request without a row would compute in this step, were it admitted."""
-        prefix, num_computed = self._kv.get_computed_blocks(request), 0
+        prefix, swapped, num_computed = self._kv.get_computed_blocks(request), self._swapping.pages_of(request), 0
         if swapped is None:
             prefix = self._forks.longer_prefix(request, prefix, plan)
         elif swapped.num_tokens > prefix.num_tokens:
@@ -172,53 +236,43 @@ class Admission:
         )  # fmt: skip
         return int(apply_caps(self._rules.caps, wanted)[0])
 
-    def _judge(self, candidate: Candidate, plan: StepPlan, num_promised: int) -> Verdict:
-        verdict = self.ask_gates(candidate, plan)
-        if verdict is not Verdict.GO:
-            return verdict
-        if candidate.num_new_tokens > plan.budget.num_left:
-            return Verdict.STOP
-        has_company = not plan.is_empty and candidate.request.message.sampling_params.beam_search is None
-        return Verdict.STOP if self._num_lacking(candidate, num_promised, has_company) else Verdict.GO
+    def _num_lacking(self, candidate: Candidate, plan: StepPlan, beside_running: bool) -> int:
+        """Pages that are lacking for a candidate, beside those that running rows may still take; 0 = it fits."""
+        if self._swapping.holds(candidate.request):
+            num_tokens, num_reserved = self._room_to_return(candidate)
+        else:
+            is_beam = candidate.request.message.sampling_params.beam_search is not None
+            has_company = not plan.is_empty and not is_beam
+            if beside_running:
+                has_company = len(self._running) > 0
+            num_tokens = candidate.num_computed_tokens + candidate.num_new_tokens
+            if self._rules.reserve_full_prompt:
+                num_tokens = len(candidate.request.token_ids)
+            num_reserved = self._num_promised(plan) + (self._rules.watermark_blocks if has_company else 0)
+        demand = self._kv.demand(candidate.prefix, num_tokens, candidate.swapped).beside(num_reserved)
+        return demand.lacking(self._kv.num_free_blocks)
 
-    def hindrance(self, plan: StepPlan) -> Hindrance:
-        """What held up the first in the queue, which must not be empty, when this plan was made; asks no gate."""
-        request = self._queue.peek()
-        if not self._table.num_free_rows:
-            return Hindrance(request.handle, WaitReason.ROWS)
-        if plan.num_preemptions:
-            return Hindrance(request.handle, WaitReason.PREEMPTION)
-        if plan.budget.num_left <= 0:
-            return Hindrance(request.handle, WaitReason.TOKENS)
-        if plan.prompts.num_left <= 0:
-            return Hindrance(request.handle, WaitReason.PACE)
-        candidate = self.make_candidate(request, plan)
-        num_missing = self._num_lacking(candidate, self._num_promised(self._running.rows), not plan.is_empty)
-        if num_missing:
-            return Hindrance(request.handle, WaitReason.PAGES, num_missing)
-        is_whole = candidate.num_new_tokens <= plan.budget.num_left
-        return Hindrance(request.handle, WaitReason.OTHER if is_whole else WaitReason.TOKENS)
+    def _room_to_return(self, candidate: Candidate) -> tuple[int, int]:
+        """Tokens that need pages when a request comes back, and pages to leave free: beside others, for calm steps."""
+        num_tokens = candidate.num_computed_tokens + candidate.num_new_tokens
+        if not len(self._running):
+            return num_tokens, 0
+        most = min(len(candidate.request.token_ids) + CALM_STEPS, self._table.max_model_len)
+        return max(num_tokens, most), num_blocks_to_grow(self._running.rows, self._table, self._kv, CALM_STEPS)
 
-    def _num_lacking(self, candidate: Candidate, num_promised: int, has_company: bool) -> int:
-        """Pages that are lacking for a candidate, beside those promised to running rows; 0 = it fits."""
-        num_tokens = candidate.prefix.num_tokens + candidate.num_new_tokens
-        if self._rules.reserve_full_prompt:
-            num_tokens = len(candidate.request.token_ids)
-        num_reserved = num_promised + (self._rules.watermark_blocks if has_company else 0)
-        return self._kv.demand(candidate.prefix, num_tokens).beside(num_reserved).lacking(self._kv.num_free_blocks)
-
-    def _num_promised(self, rows: np.ndarray) -> int:
-        """Pages that these rows still need for the tokens they have, which no other request is given."""
+    def _num_promised(self, plan: StepPlan) -> int:
+        """Pages that running rows still need for the tokens they have, which no other request is given."""
         if not self._rules.reserve_full_prompt:
             return 0
+        if plan.num_promised is None:
+            plan.num_promised = self._num_promised_to(self._running.rows)
+        return plan.num_promised
+
+    def _num_promised_to(self, rows: np.ndarray) -> int:
         return int(self._kv.num_missing_blocks(rows, self._table.num_tokens[rows]).sum())
 
-    def place(self, candidate: Candidate, plan: StepPlan) -> tuple[np.ndarray, ...]:
-        """Put a request, which is in no queue, on a free row and plan it; row, pages and tokens must be there.
-
-        Returns:
-            Per KV cache group: [num_blocks] int32, its pages.
-        """
+    def _place(self, candidate: Candidate, plan: StepPlan) -> None:
+        """Put a request, which is in no queue, on a free row and plan it; row, pages and tokens must be there."""
         request, prefix, num_computed = candidate.request, candidate.prefix, candidate.num_computed_tokens
         cache_miss = None if candidate.swapped is not None else self._kv.explain_miss(request, prefix)
         row = self._table.allocate(request, num_computed)
@@ -233,7 +287,10 @@ class Admission:
         self._outbox.note_event(request.handle, EventKind.SCHEDULED, request.num_cached_tokens, cache_miss)
         self._forks.note_placed(request)
         plan.add_new(_new_request_data(request, row, block_ids), candidate.num_new_tokens)
-        return block_ids
+        if plan.num_promised is not None:
+            plan.num_promised += self._num_promised_to(np.array([row]))
+        if self._swapping.holds(request):
+            self._swapping.note_placed(candidate, block_ids)
 
 
 def _new_request_data(request: Request, row: int, block_ids: tuple[np.ndarray, ...]) -> NewRequestData:

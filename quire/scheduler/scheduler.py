@@ -42,7 +42,7 @@ from quire.scheduler.stop import find_stops
 from quire.scheduler.swapping import Swapping
 from quire.scheduler.update import Sampled, keep_alive, take_prompt_logprobs
 from quire.scheduler.validation import check_beams_fit, check_can_run, max_total_tokens_of
-from quire.scheduler.waiting import Hindrance, WaitReason
+from quire.scheduler.waiting import Blocked
 
 _COMPLETE = frozenset((FinishReason.STOP, FinishReason.LENGTH))
 
@@ -96,7 +96,6 @@ class Scheduler:
         )
         self._forks = ForkGroups(self._table, self._kv)
         self.beams = BeamGroups(self._table, self._kv)
-        self._admission = Admission(rules, self._order, self._table, self._running, self._kv, self._outbox, self._forks)
         self._swapping = Swapping(
             scheduler_config.preemption_mode,
             kv_cache_config.num_swap_blocks,
@@ -104,8 +103,10 @@ class Scheduler:
             self._kv,
             self._table,
             self._running,
-            self._order,
-            self._admission,
+            self._order.queue,
+        )
+        self._admission = Admission(
+            rules, self._order, self._table, self._running, self._kv, self._outbox, self._forks, self._swapping
         )
         self._held: frozenset[int] = frozenset()
         self._requests: dict[int, Request] = {}
@@ -146,7 +147,9 @@ class Scheduler:
             self._end(request, FinishedRequest(handle, reason, error=error, error_field=error_field))
             if request.row >= 0:
                 self._vacate([request.row])
-            elif self._swapping.remove(handle) is None:
+            elif self._admission.returning.remove(handle) is not None:
+                self._swapping.give_up(handle)
+            else:
                 self._order.queue.remove(handle)
 
     def hold(self, handles: Collection[int]) -> None:
@@ -186,8 +189,9 @@ class Scheduler:
         if plan.is_empty and len(self._running):
             self._schedule_running(plan)  # prompts waited for decoding requests, and none of these is left
         if plan.num_preemptions == num_made_room:
-            self._swapping.bring_back(plan)
-            self._admission.admit_waiting(plan, self._swapping.is_ahead_of)
+            self._admission.admit(plan)
+        else:
+            self._admission.note_preemption(plan)
         if plan.is_empty and len(self._running):
             self._free_stuck_beams(plan)
         self._end_overdue()
@@ -208,17 +212,19 @@ class Scheduler:
         laxer = rows[self._order.is_laxer(rows, waiting)]
         if not len(laxer) or not self._order.may_claim(waiting):
             return
-        if self._swapping.is_ahead_of(waiting) or not self._admission.may_admit(waiting, plan):
+        candidate = self._admission.check_turn(waiting, plan)
+        if isinstance(candidate, Blocked):
             return
-        if not self._admission.could_admit(waiting, plan):
+        if self._admission.check_room(candidate, plan, beside_running=True):
             takeable = self._order.takeable(laxer, waiting)
             num_held = int(self._kv.num_blocks_held(self._table.num_tokens[takeable]).sum())
             num_needed = self._kv.num_blocks_held(np.array(len(waiting.token_ids)))
             if not len(takeable) or num_held + self._kv.num_free_blocks < num_needed:
                 return
-            while not self._admission.could_admit(waiting, plan) and len(takeable):
+            while self._admission.check_room(candidate, plan, beside_running=True) and len(takeable):
                 self._preempt(int(takeable[-1]), plan)
                 takeable = takeable[:-1]
+                candidate = self._admission.make_candidate(waiting, plan)  # it may have shared pages of the victim
         plan.urgent = waiting
 
     def _schedule_running(self, plan: StepPlan) -> None:
@@ -241,8 +247,7 @@ class Scheduler:
         for row in stuck[::-1].tolist():
             self._preempt(row, plan)
         self._schedule_running(plan)
-        self._swapping.bring_back(plan)
-        self._admission.admit_waiting(plan, self._swapping.is_ahead_of)
+        self._admission.admit(plan)
 
     def _num_wanted_tokens(self, rows: np.ndarray, plan: StepPlan) -> np.ndarray:
         """[num_rows] tokens each row would compute in this step if the budget were no limit."""
@@ -277,8 +282,7 @@ class Scheduler:
         suspend(request, self._table)
         is_swapped = not self.beams.holds(request) and self._swapping.try_swap_out(request, plan)
         self._vacate([row])
-        if not is_swapped:
-            self._order.queue.add(request)
+        (self._admission.returning if is_swapped else self._order.queue).add(request)
         self._outbox.note_event(request.handle, EventKind.PREEMPTED)
 
     def _freeze(self, plan: StepPlan) -> Step | None:
@@ -363,14 +367,21 @@ class Scheduler:
         self._end_flight(step)
         self._suspend_running()
         self._freed_rows = list(dict.fromkeys([*step.output.freed_rows.tolist(), *self._freed_rows]))
-        for request in self._swapping.abandon(step.swapped_out):
-            self._order.queue.add(request)
+        self._give_up_swapped(step.swapped_out)
         return [handle for handle in step.handles.tolist() if handle in self._requests]
 
     def _end_flight(self, step: Step) -> None:
         is_oldest = self._num_in_flight and step.output.step == self._num_steps - self._num_in_flight
         assert is_oldest, "a step is taken in once, and before those that were scheduled after it"
         self._num_in_flight -= 1
+
+    def _give_up_swapped(self, handles: Iterable[int]) -> None:
+        """Those of these requests that are swapped wait again with their tokens alone."""
+        for handle in handles:
+            request = self._admission.returning.remove(handle)
+            if request is not None:
+                self._swapping.give_up(handle)
+                self._order.queue.add(request)
 
     def _suspend_running(self) -> None:
         """Every running request waits again with its tokens."""
@@ -459,15 +470,6 @@ class Scheduler:
         """Messages of the requests that wait, the earliest arrival first."""
         return [request.message for request in self._requests.values() if request.row < 0]
 
-    def hindrance(self, step: Step) -> Hindrance | None:
-        """Why the first waiting request is not in `step`, which was scheduled just now; None when none waits."""
-        swapped = self._swapping.blocker
-        if swapped is not None and (not self._order.queue or self._swapping.is_ahead_of(self._order.queue.peek())):
-            return Hindrance(swapped.handle, WaitReason.SWAPPED)
-        if not self._order.queue:
-            return None
-        return self._admission.hindrance(step.plan)
-
     def watch_pages(self, recorder: KVEventRecorder) -> None:
         """Tell `recorder` which pages can be found, from now on."""
         self._kv.watch_pages(recorder)
@@ -482,6 +484,5 @@ class Scheduler:
         if reset_running_requests:
             self._forks.release()
             self._suspend_running()
-            for request in self._swapping.take_all():
-                self._order.queue.add(request)
+            self._give_up_swapped(self._swapping.handles())
         return not len(self._swapping) and self._kv.reset_prefix_cache()

@@ -19,6 +19,7 @@ from quire.core.scheduler_output import (
 )
 from quire.scheduler.budget import StepBudget
 from quire.scheduler.request_table import RequestTable
+from quire.scheduler.waiting import Blocked
 
 NO_ROWS = np.empty(0, dtype=np.intp)
 
@@ -33,6 +34,9 @@ class StepPlan:
         num_preemptions: requests that lost their row to this step.
         num_swap_preemptions: those of them whose pages went to the swap space.
         num_prefix_queries, num_prefix_hits: tokens looked for, and found, in the prefix cache by first admissions.
+        num_promised: pages that running rows still need for the tokens they have; None = not counted yet.
+        held_back: requests passed over for siblings since admission began with their queue.
+        blocked: the last refusal of admission, which says why requests wait; None = all that there were came in.
         rows: [num_reqs] intp; those of the message, once there is one.
     """
 
@@ -46,6 +50,9 @@ class StepPlan:
         self.num_swap_preemptions = 0
         self.num_prefix_queries = 0
         self.num_prefix_hits = 0
+        self.num_promised: int | None = None
+        self.held_back: list[Request] = []
+        self.blocked: Blocked | None = None
         self._num_tokens = np.zeros(max_num_seqs, dtype=np.int32)
         self._running_rows = NO_ROWS
         self._new_blocks: tuple[NewBlocks, ...] = ()
@@ -73,6 +80,7 @@ class StepPlan:
     def set_new_blocks(self, new_blocks: tuple[NewBlocks, ...]) -> None:
         """Note the pages, per KV cache group, that the planned running rows were given."""
         self._new_blocks = new_blocks
+        self.num_promised = None
 
     def add_new(self, new_req: NewRequestData, num_tokens: int) -> None:
         """Plan a request that was placed on a row just now."""
@@ -86,6 +94,7 @@ class StepPlan:
         num_tokens = int(self._num_tokens[row])
         self.budget.refund(num_tokens)
         self._num_tokens[row] = 0
+        self.num_promised = None
         if self._new_reqs.pop(row, None) is not None:
             self.prompts.refund(num_tokens)
 

@@ -1,16 +1,12 @@
 """Swapping: requests whose pages are in the swap space, until these come back.
 
-Called by the scheduler. Owns the third queue beside waiting and running, the host pages, and the copies of the next
-message. Host pages of a request that comes back are free at once: in a step nobody is swapped out after that, and the
-worker copies out before it copies in.
-
-A swapped request comes back before any waiting one, unless that is of a stricter class: it holds what others computed
-for it, and its return frees host pages. Nothing depends on its pages: when they cannot be trusted, it is recomputed.
+Called by the scheduler and by admission. Owns the host pages, and the copies of the next message. Host pages of a
+request that comes back are free at once: no request is swapped out later in that step, and the worker copies out before
+it copies in. Nothing depends on these pages: when they cannot be trusted, their request is computed again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import NamedTuple
 
 import numpy as np
@@ -21,10 +17,10 @@ from quire.core.scheduler_output import NO_PAGE_COPIES, PageCopies, SchedulerOut
 from quire.kv_cache.block_pool import NULL_BLOCK_ID
 from quire.kv_cache.manager import KVCacheManager
 from quire.kv_cache.swap_pool import NO_HOST_BLOCK, SwappedPages, SwapPool
-from quire.scheduler.admission import Admission, Candidate, Verdict
+from quire.scheduler.candidate import Candidate
 from quire.scheduler.request_table import RequestTable
-from quire.scheduler.running import RunningRows
-from quire.scheduler.service_order import ServiceOrder
+from quire.scheduler.running import RunningRows, num_blocks_to_grow
+from quire.scheduler.service_order import WaitingRequests
 from quire.scheduler.step_plan import StepPlan
 from quire.scheduler.swap_costs import SwapCosts, is_swap_cheaper
 
@@ -48,10 +44,7 @@ class Swapping:
         mode: "auto" weighs costs; "swap" swaps whatever has room; "recompute" nothing.
         num_blocks: pages of the swap space; 0 = there is none.
         page_size_bytes: of one page, all layers together.
-        order: of the waiting requests, and of these.
-
-    Attributes:
-        blocker: the first swapped request that could not come back in the last step that admitted any.
+        waiting: requests without pages here.
     """
 
     def __init__(
@@ -62,28 +55,23 @@ class Swapping:
         kv: KVCacheManager,
         table: RequestTable,
         running: RunningRows,
-        order: ServiceOrder,
-        admission: Admission,
+        waiting: WaitingRequests,
     ) -> None:
         self._pool = SwapPool(0 if mode == "recompute" else num_blocks)
         self._page_size_bytes = page_size_bytes
         self._kv = kv
         self._table = table
         self._running = running
-        self._order = order
-        self._waiting = order.queue
-        self._admission = admission
+        self._waiting = waiting
         self._costs = SwapCosts() if mode == "auto" and self._pool.num_blocks else None
-        self._swapped = order.make_queue()
         self._pages: dict[int, SwappedPages] = {}
-        self.blocker: Request | None = None
         self._outs: dict[int, PageCopies] = {}
         self._ins: list[PageCopies] = []
         self._returned: dict[int, int] = {}
         self._num_steps = 0
 
     def __len__(self) -> int:
-        return len(self._swapped)
+        return len(self._pages)
 
     # --- out ---
 
@@ -102,7 +90,6 @@ class Swapping:
         device_block_ids = np.concatenate(block_ids)
         self._outs[request.handle] = PageCopies(device_block_ids[device_block_ids != NULL_BLOCK_ID], host_block_ids)
         self._pages[request.handle] = pages
-        self._swapped.add(request)
         plan.num_swap_preemptions += 1
         return True
 
@@ -116,68 +103,23 @@ class Swapping:
     def _is_room_ample(self) -> bool:
         """Whether free pages, before the victim's, will do for the rows that run and for the first that waits."""
         num_first = int(self._kv.num_blocks_held(np.array(len(self._waiting.peek().token_ids)))) if self._waiting else 0
-        return self._num_blocks_to_grow() + num_first <= self._kv.num_free_blocks
-
-    def _num_blocks_to_grow(self) -> int:
-        """Pages that the running rows lack for `CALM_STEPS` steps."""
-        rows = self._running.rows
-        grown = np.minimum(self._table.num_tokens[rows] + CALM_STEPS, self._table.max_total_tokens[rows])
-        return int(self._kv.num_missing_blocks(rows, grown).sum())
+        num_to_grow = num_blocks_to_grow(self._running.rows, self._table, self._kv, CALM_STEPS)
+        return num_to_grow + num_first <= self._kv.num_free_blocks
 
     # --- back ---
 
-    def bring_back(self, plan: StepPlan) -> None:
-        """Place swapped requests on rows and plan them, in the order of rank; who preempts comes first."""
-        self.blocker = None
-        held_back = []
-        while self._swapped:
-            request = self._swapped.peek()
-            candidate = self._admission.make_candidate(request, plan, self._pages[request.handle])
-            verdict = self._admission.ask_gates(candidate, plan)
-            if verdict is Verdict.GO and not self._is_behind_waiting(request, plan):
-                is_placeable = self._fits(candidate, plan)
-                if not is_placeable and plan.is_empty and self._admission.release_kept():
-                    continue
-            else:
-                is_placeable = False
-            if verdict is not Verdict.SKIP and not is_placeable:
-                self.blocker = request
-                break
-            self._swapped.pop()
-            if verdict is Verdict.SKIP:
-                held_back.append(request)
-            else:
-                self._place(candidate, plan)
-        for request in held_back:
-            self._swapped.add(request)
+    def holds(self, request: Request) -> bool:
+        """Whether pages of a request are here."""
+        return request.handle in self._pages
 
-    def is_ahead_of(self, waiting: Request) -> bool:
-        """Whether a swapped request that lacked room in the last step comes before this waiting one."""
-        blocker = self.blocker
-        return blocker is not None and blocker.handle in self._pages and not self._order.is_stricter(waiting, blocker)
+    def pages_of(self, request: Request) -> SwappedPages | None:
+        """What is here of a request; None = nothing."""
+        return self._pages.get(request.handle)
 
-    def _is_behind_waiting(self, request: Request, plan: StepPlan) -> bool:
-        if not self._waiting:
-            return False
-        first = self._waiting.peek()
-        return self._order.is_stricter(first, request) and self._admission.may_admit(first, plan)
-
-    def _fits(self, candidate: Candidate, plan: StepPlan) -> bool:
-        """Row, tokens and pages; beside others also pages for `CALM_STEPS` steps of all of them."""
-        num_new_tokens = candidate.num_new_tokens
-        if not self._table.num_free_rows or not 0 < num_new_tokens <= min(plan.budget.num_left, plan.prompts.num_left):
-            return False
-        num_tokens, num_reserved = candidate.num_computed_tokens + num_new_tokens, 0
-        if len(self._running):
-            num_reserved = self._num_blocks_to_grow()
-            num_tokens = max(num_tokens, min(len(candidate.request.token_ids) + CALM_STEPS, self._table.max_model_len))
-        demand = self._kv.demand(candidate.prefix, num_tokens, candidate.swapped).beside(num_reserved)
-        return not demand.lacking(self._kv.num_free_blocks)
-
-    def _place(self, candidate: Candidate, plan: StepPlan) -> None:
+    def note_placed(self, candidate: Candidate, block_ids: tuple[np.ndarray, ...]) -> None:
+        """A request whose pages are here was placed on these pages of the cache, per group; the copies are noted."""
         handle = candidate.request.handle
         pages = self._pages.pop(handle)
-        block_ids = self._admission.place(candidate, plan)
         if candidate.swapped is not None:
             for host_ids, placed in zip(pages.host_block_ids, block_ids, strict=True):
                 self._ins.append(self._copies_back(candidate, host_ids, placed[: len(host_ids)]))
@@ -212,21 +154,16 @@ class Swapping:
         if self._costs is not None:
             self._costs.record(scheduled, output, seconds)
 
-    def abandon(self, handles: Iterable[int]) -> list[Request]:
-        """The step failed in which these were swapped out, whose host pages may hold anything: they are given up."""
-        return [request for handle in handles if (request := self.remove(handle)) is not None]
-
-    def remove(self, handle: int) -> Request | None:
-        """Forget a request; None when it is not here."""
-        request = self._swapped.remove(handle)
-        if request is not None:
-            self._pool.free(self._pages.pop(handle).held())
+    def give_up(self, handle: int) -> None:
+        """Forget a request's pages, if there are any: it ends, or they may hold anything."""
+        pages = self._pages.pop(handle, None)
+        if pages is not None:
+            self._pool.free(pages.held())
             self._outs.pop(handle, None)
-        return request
 
-    def take_all(self) -> list[Request]:
-        """Every swapped request, between two steps; its pages are given up."""
-        return [request for handle in list(self._pages) if (request := self.remove(handle)) is not None]
+    def handles(self) -> list[int]:
+        """Whose pages are here, the first that was swapped out first."""
+        return list(self._pages)
 
     def num_bytes(self, copies: PageCopies) -> int:
         """Bytes that these copies move."""

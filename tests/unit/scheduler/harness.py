@@ -448,10 +448,10 @@ def check_invariants(scheduler: Scheduler, groups: Sequence[Group] = (FULL,)) ->
         assert table.rank[rows].tolist() == sorted(table.rank[rows].tolist())
     assert len(rows) + table.num_free_rows == len(table.handle)
     assert len(rows) + len(scheduler._order.queue) + len(scheduler._swapping) == len(scheduler._requests)
-    check_swap_space(scheduler._swapping)
+    check_swap_space(scheduler._swapping, scheduler._admission.returning.handles())
 
 
-def check_swap_space(swapping: Swapping) -> None:
+def check_swap_space(swapping: Swapping, returning: Sequence[int]) -> None:
     """No host page owned twice, free + used = total; who is swapped has pages, and nobody else."""
     pool, pages = swapping._pool, swapping._pages
     held = np.concatenate([np.empty(0, dtype=np.int32), *(one.held() for one in pages.values())])
@@ -459,7 +459,7 @@ def check_swap_space(swapping: Swapping) -> None:
     assert sorted([*held.tolist(), *free.tolist()]) == list(range(pool.num_blocks)), (
         "a host page is lost or owned twice"
     )
-    assert pages.keys() == {*swapping._swapped.handles()}
+    assert pages.keys() == {*returning}
 
 
 def same_message(first: SchedulerOutput, second: SchedulerOutput) -> bool:
