@@ -175,9 +175,9 @@ def _check_str(info: SettingInfo, value: Any) -> str:
     if info.choices and text not in info.choices:
         _check_plugin(info, text)
     if not text and info.default != "":
-        raise ConfigError(f"{info.name} is an empty text")
+        raise ConfigError(f"{info.name} is an empty string")
     if len(text) > MAX_TEXT_CHARS or "\0" in text:
-        raise ConfigError(f"{info.name} is too long or holds a NUL character")
+        raise ConfigError(f"{info.name} is too long or contains a NUL character")
     return text
 
 
@@ -200,7 +200,7 @@ def _check_list(info: SettingInfo, value: Any) -> tuple[str, ...]:
         raise wrong_type(info.name, value, _EXPECTED["list"], ConfigError)
     for item in value:
         if not item or len(item) > MAX_TEXT_CHARS or "\0" in item:
-            raise ConfigError(f"{info.name} has a text that is empty, too long or holds a NUL character")
+            raise ConfigError(f"{info.name} has a string that is empty, too long or contains a NUL character")
     return tuple(value)
 
 
@@ -228,6 +228,6 @@ _EXPECTED = {
     "float": "a number",
     "str": "a text",
     "bool": "true or false",
-    "list": "a list of texts",
+    "list": "a list of strings",
 }
 _CHECKS = {"int": _check_int, "float": _check_float, "str": _check_str, "bool": _check_bool, "list": _check_list}

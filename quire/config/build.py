@@ -113,14 +113,16 @@ def _flat(values: Mapping[str, Any], known: Iterable[str]) -> list[tuple[str, An
                     f"{name}={shown(value)} is not JSON", hint='write {"key": value}', field=name
                 ) from None
         if value is not None and not isinstance(value, dict):
-            raise ConfigError(f"{name}={shown(value)} is no object", hint='write {"key": value}', field=name)
+            raise ConfigError(f"{name}={shown(value)} is not a JSON object", hint='write {"key": value}', field=name)
         for key, item in (value or {}).items():
             neutral = _NESTED_NOT_YET.get(key)
             if neutral is not None and any(type(item) is type(one) and item == one for one in neutral):
                 continue
             if neutral is not None:
                 raise UnsupportedError(
-                    f"{name}.{key} is known but not supported yet", hint=f"leave out {key}", field=name
+                    f"{name}.{key} is a vLLM option that Quire does not implement yet",
+                    hint=f"leave out {key}",
+                    field=name,
                 )
             flat.append((_nested_name(name, str(key), known), item))
     return flat
@@ -165,7 +167,7 @@ def _put(sections: dict[str, dict[str, Any]], setting: Setting, name: str, value
 def _drop_neutral(name: str, value: Any, known: Iterable[str]) -> None:
     if name in NO_EFFECT:
         if value is not None:
-            logger.info("%s=%s changes nothing: %s", name, shown(value), NO_EFFECT[name])
+            logger.info("%s=%s has no effect: %s", name, shown(value), NO_EFFECT[name])
         return
     if name not in NOT_YET:
         close = nearest(name, [*known, *NOT_YET, *NO_EFFECT])

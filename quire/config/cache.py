@@ -15,37 +15,38 @@ class CacheConfig:
     """Size and behaviour of the paged KV cache."""
 
     block_size: int | None = setting(
-        None, "Tokens per page; default: the attention backend's choice.", minimum=1, maximum=4096
+        None, "Tokens per KV-cache block; default: chosen by the attention backend.", minimum=1, maximum=4096
     )
     memory_utilization: float = setting(
-        0.9, "Share of the memory that is free for this process that weights, workspace and KV cache may use.",
+        0.9, "Fraction of the free memory that weights, workspace and KV cache may use together.",
         flag="gpu_memory_utilization", aliases=("device_memory_utilization",), minimum=0.01, maximum=1.0,
     )  # fmt: skip
     kv_cache_memory_bytes: int | None = setting(
         None, "Bytes for the KV cache; overrides the computed budget.", minimum=1, is_size=True
     )
     num_blocks: int | None = setting(
-        None, "Number of pages, the null page included; overrides every budget.", flag="num_gpu_blocks_override",
-        minimum=2, maximum=2**31 - 1,
+        None, "Number of KV-cache blocks, including the null block; overrides every memory budget.",
+        flag="num_gpu_blocks_override", minimum=2, maximum=2**31 - 1,
     )  # fmt: skip
     kv_cache_dtype: str = setting(
         "auto", "Type of cached keys and values; auto = the model's. fp8 (= fp8_e4m3) and fp8_e5m2 take half the "
         "memory of bfloat16 and round every number to eight bits; they need dtype bfloat16 and the native CPU kernels.",
         choices=KV_CACHE_DTYPES,
     )  # fmt: skip
-    enable_prefix_caching: bool = setting(True, "Share full pages between requests that begin alike.")
-    prefix_caching_hash_algo: str = setting("sha256", "Hash of page contents.", choices=("sha256",))
+    enable_prefix_caching: bool = setting(True, "Share full KV-cache blocks between requests with a common prefix.")
+    prefix_caching_hash_algo: str = setting("sha256", "Hash function of block contents.", choices=("sha256",))
     disable_hybrid_kv_cache_manager: bool = setting(
-        False, "Keep every page of a request until it ends, and mask sliding windows alone. By default pages that left "
-        "a window are freed, and layers whose windows differ have pages of their own.",
+        False, "Keep every block of a request until it finishes; sliding windows are masked only. By default "
+            "blocks that have left a window are freed, and layers with different windows have separate "
+            "blocks.",
     )  # fmt: skip
     watermark: float = setting(
-        0.0, "Share of pages kept free when a waiting request is admitted.", minimum=0.0, below=1.0
+        0.0, "Fraction of blocks kept free when a waiting request is admitted.", minimum=0.0, below=1.0
     )
 
     swap_space: float = setting(
-        0.0, "GiB of host memory for pages of preempted requests, which then continue without computing their tokens "
-        "again; 0 = none. On a CPU it comes out of the same memory as the KV cache.", minimum=0.0, maximum=2.0**20,
+        0.0, "GiB of host memory for blocks of preempted requests, which then resume without recomputing their "
+        "tokens; 0 = none. On a CPU it is taken from the same memory as the KV cache.", minimum=0.0, maximum=2.0**20,
     )  # fmt: skip
 
     def __post_init__(self) -> None:

@@ -24,19 +24,21 @@ def check_supported(config: QuireConfig) -> None:
         )
     if config.observability.kv_events.enable_kv_cache_events and not config.cache.enable_prefix_caching:
         raise ConfigError(
-            "kv_events_config has nothing to tell without prefix caching", hint="leave out one of the two settings",
+            "kv_events_config needs enable_prefix_caching", hint="enable prefix caching, or leave out kv_events_config",
             field="kv_events_config",
         )  # fmt: skip
     if config.observability.flight_recorder is not None and config.scheduler.has_plugin:
         raise UnsupportedError(
-            "flight_recorder writes down the state of Quire's own scheduler, and a plugin's is set",
-            hint="leave out flight_recorder, or the plugin", field="flight_recorder",
+            "flight_recorder records Quire's own scheduler only, and a scheduler plugin is configured",
+            hint="leave out flight_recorder or the plugin", field="flight_recorder",
         )  # fmt: skip
     for name in PARALLEL_SIZES:
         size = getattr(config.parallel, name)
         if size != 1:
             raise UnsupportedError(
-                f"{name}={size} is not supported yet: the model runs in one process", hint=f"use {name}=1", field=name
+                f"{name}={size} is not supported yet: the model runs in a single process",
+                hint=f"use {name}=1",
+                field=name,
             )
 
 
@@ -45,7 +47,7 @@ def check_device(config: QuireConfig, platform: Platform) -> None:
     asked = config.device.device
     if asked != "auto" and asked != platform.device:
         raise ConfigError(
-            f"device={asked!r} cannot be used: this machine offers {platform.describe()}",
+            f"device={asked!r} cannot be used: this machine has {platform.describe()}",
             hint=f"use device='{platform.device}' or 'auto'",
             field="device",
         )
@@ -64,8 +66,8 @@ def check_against_model(config: QuireConfig) -> None:
     _check_kv_cache_dtype(config)
     if config.model.quantization in OWN_QUANTIZATIONS and config.device.attention_backend != "native_cpu":
         raise UnsupportedError(
-            f"quantization={config.model.quantization!r} needs the native CPU kernels, and "
-            f"{config.device.attention_backend} was chosen",
+            f"quantization={config.model.quantization!r} needs the native CPU kernels, but "
+            f"attention_backend is {config.device.attention_backend}",
             hint="use device='cpu' with attention_backend='native_cpu', or leave out quantization",
             field="quantization",
         )
@@ -83,8 +85,8 @@ def _check_kv_cache_dtype(config: QuireConfig) -> None:
     if given in FP8_KV_CACHE_DTYPES:
         if dtype != "bfloat16" or backend != "native_cpu":
             raise UnsupportedError(
-                f"kv_cache_dtype={given!r} needs dtype='bfloat16' and attention_backend='native_cpu', and "
-                f"dtype={dtype!r} and attention_backend={backend!r} were chosen",
+                f"kv_cache_dtype={given!r} needs dtype='bfloat16' and attention_backend='native_cpu', but "
+                f"dtype={dtype!r} and attention_backend={backend!r} are set",
                 hint="use dtype='bfloat16' with attention_backend='native_cpu' on a CPU, or leave out kv_cache_dtype",
                 field="kv_cache_dtype",
             )
@@ -103,14 +105,15 @@ def check_batch(config: QuireConfig) -> None:
     assert tokens is not None and seqs is not None and max_model_len is not None, "checked after the rules have run"
     if seqs > tokens:
         raise ConfigError(
-            f"max_num_seqs={seqs} is larger than max_num_batched_tokens={tokens}, and each needs a token a step",
+            f"max_num_seqs={seqs} is larger than max_num_batched_tokens={tokens}, and each request needs one "
+            "token per step",
             hint=f"use max_num_seqs <= {tokens}, or max_num_batched_tokens >= {seqs}",
             field="max_num_seqs",
         )
     _check_swap(config)
     if config.scheduler.max_decode_slowdown and not config.scheduler.enable_chunked_prefill:
         raise ConfigError(
-            f"max_decode_slowdown={config.scheduler.max_decode_slowdown} cuts long prompts, and chunked prefill is off",
+            f"max_decode_slowdown={config.scheduler.max_decode_slowdown} needs chunked prefill, which is off",
             hint="enable chunked prefill, or use max_decode_slowdown=0",
             field="max_decode_slowdown",
         )
@@ -126,8 +129,8 @@ def _check_swap(config: QuireConfig) -> None:
     mode, swap_space = config.scheduler.preemption_mode, config.cache.swap_space
     if mode == "swap" and not swap_space:
         raise ConfigError(
-            "preemption_mode='swap' needs memory for the pages, and swap_space is 0",
-            hint="give swap_space in GiB, or leave out preemption_mode",
+            "preemption_mode='swap' needs swap_space, which is 0",
+            hint="set swap_space in GiB, or leave out preemption_mode",
             field="swap_space",
         )
     if mode == "recompute" and swap_space:

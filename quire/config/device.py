@@ -17,7 +17,7 @@ class DeviceConfig:
     device: str = setting("auto", "auto = CUDA when present, else CPU.", choices=("auto", "cpu", "cuda"))
     num_threads: int | None = setting(
         None,
-        "Compute threads on the CPU; default: one a usable core, at most OMP_NUM_THREADS.",
+        "CPU compute threads; default: one per usable core, at most OMP_NUM_THREADS.",
         minimum=1,
         maximum=4096,
     )
@@ -29,8 +29,8 @@ class DeviceConfig:
     )
     kernel_tier: str = setting(
         "auto",
-        "Instruction set of the native CPU kernels; auto = the best that runs here. All give the same results; "
-        "float16 runs without them.",
+        "Instruction set of the native CPU kernels; auto = the best supported. All give the same "
+        "results; float16 does not use them.",
         choices=("auto", "amx", "avx512_bf16", "avx512", "avx2", "portable"),
     )
 
@@ -43,13 +43,17 @@ class ParallelConfig:
     """How the model is divided over processes."""
 
     tensor_parallel_size: int = setting(
-        1, "Processes that share each layer; only 1 is supported yet.", minimum=1, short="-tp"
+        1, "Number of tensor-parallel processes; only 1 is supported so far.", minimum=1, short="-tp"
     )
     pipeline_parallel_size: int = setting(
-        1, "Processes that each hold some layers; only 1 is supported yet.", minimum=1, short="-pp"
+        1, "Number of pipeline stages; only 1 is supported so far.", minimum=1, short="-pp"
     )
-    data_parallel_size: int = setting(1, "Replicas of the engine; only 1 is supported yet.", minimum=1, short="-dp")
-    distributed_executor_backend: str = setting("auto", "Kind of executor.", choices=OWN_EXECUTORS, plugins=EXECUTOR)
+    data_parallel_size: int = setting(
+        1, "Number of engine replicas; only 1 is supported so far.", minimum=1, short="-dp"
+    )
+    distributed_executor_backend: str = setting(
+        "auto", "Executor: how workers are run.", choices=OWN_EXECUTORS, plugins=EXECUTOR
+    )
 
     def __post_init__(self) -> None:
         check_settings(self)

@@ -22,29 +22,35 @@ class ObservabilityConfig:
     """Logging, recording and events."""
 
     log_level: str | None = setting(
-        None, "Least level that is logged; default: QUIRE_LOG_LEVEL, else info, warning for commands that end.",
+        None, "Minimum log level; default: QUIRE_LOG_LEVEL, else info (warning for commands other than serve).",
         choices=LOG_LEVELS, aliases=("uvicorn_log_level",),
     )  # fmt: skip
     log_format: str | None = setting(
-        None, "json = one object a line, with the facts of each request; default: QUIRE_LOG_FORMAT, else text.",
+        None, "json = one JSON object per line, with the fields of each request; default: QUIRE_LOG_FORMAT, else text.",
         choices=LOG_FORMATS,
     )  # fmt: skip
-    disable_log_stats: bool = setting(True, "Do not log a line of statistics every few seconds.")
+    disable_log_stats: bool = setting(True, "Do not log statistics every few seconds.")
     stat_loggers: tuple[str, ...] = setting(
-        (), "Names of plugins that are told of every step, beside the log and /metrics; a server's, and LLM's."
+        (),
+        "Stat logger plugins, called with the statistics of every step in addition to the log and /metrics; "
+        "for servers and LLM.",
     )
     flight_recorder: str | None = setting(
         None,
-        "Directory in which what goes into the scheduler is kept, in a ring of files that `quire replay` reads: "
-        "requests as token ids without texts, sampled tokens, times. Files are for their owner only.",
+        "Directory for a recording of the scheduler's inputs, a ring of files that `quire replay` reads: "
+        "requests as token ids (no text), sampled tokens, times. Only the owner can read the files.",
     )
     flight_recorder_max_bytes: int = setting(
-        256 << 20, "Bytes of all files of the flight recorder; the oldest are deleted.", minimum=1 << 20, is_size=True
+        256 << 20,
+        "Total size of the flight recorder's files in bytes; the oldest are deleted.",
+        minimum=1 << 20,
+        is_size=True,
     )
 
     kv_events_config: str | None = setting(
-        None, "JSON object: what other programs hear of the pages in the prefix cache, and where. Keys as in vLLM: "
-        "enable_kv_cache_events, publisher, endpoint, replay_endpoint, buffer_steps, hwm, max_queue_size, topic.",
+        None, "JSON object: KV-cache event publisher (blocks stored in and removed from the prefix cache). Keys as "
+        "in vLLM: enable_kv_cache_events, publisher, endpoint, replay_endpoint, buffer_steps, hwm, "
+        "max_queue_size, topic.",
         is_json=True,
     )  # fmt: skip
 
@@ -60,17 +66,17 @@ class ObservabilityConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SupervisionConfig:
-    """How a server treats an engine core that dies or hangs."""
+    """Recovery from crashes and hangs of the engine core."""
 
     hang_timeout_s: float = setting(
         10.0,
-        "A core that has work and for so long neither advances nor uses the CPU, or uses far more of it than its step "
-        "should take, is killed, in seconds.",
+        "Kill and restart an engine core that has made no progress for this many seconds although it has "
+        "work: it uses no CPU, or far more CPU than its step should need.",
         minimum=0.2,
         maximum=3600.0,
     )
     max_restarts: int = setting(
-        5, "Restarts of a core that never advances in between after which the engine gives up.", minimum=0, maximum=1000
+        5, "Give up after this many consecutive restarts of the engine core without progress.", minimum=0, maximum=1000
     )
 
     def __post_init__(self) -> None:

@@ -96,7 +96,7 @@ class FieldReader:
             known = ", ".join(sorted(choices))
             raise self.error(
                 name,
-                f"is {value[:80]!r}, which Quire does not know",
+                f"is {value[:80]!r}, which is not a known value",
                 f"did you mean {close!r}? known: {known}" if close else f"known: {known}",
             )
         return value

@@ -51,7 +51,9 @@ class KVEventsConfig:
         except QuireError as error:
             raise ConfigError(f"{FIELD}: {error.message}", hint=error.hint, field=FIELD) from None
         if self.publisher not in PUBLISHERS:
-            raise ConfigError(f"{FIELD}: publisher {shown(self.publisher)} is not known", hint="use zmq", field=FIELD)
+            raise ConfigError(
+                f"{FIELD}: publisher {shown(self.publisher)} is not a known publisher", hint="use zmq", field=FIELD
+            )
         _check_endpoint("endpoint", self.endpoint)
         if self.replay_endpoint is not None:
             _check_endpoint("replay_endpoint", self.replay_endpoint)
@@ -87,5 +89,7 @@ def _check_endpoint(name: str, value: Any) -> None:
     match = ENDPOINT.fullmatch(value) if isinstance(value, str) else None
     if match is None or (match[2] is not None and int(match[2]) > 65535):
         raise ConfigError(
-            f"{FIELD}: {name} {shown(value)} is no address", hint="use tcp://HOST:PORT or ipc://PATH", field=FIELD
+            f"{FIELD}: {name} {shown(value)} is not a valid address",
+            hint="use tcp://HOST:PORT or ipc://PATH",
+            field=FIELD,
         )

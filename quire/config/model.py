@@ -21,44 +21,49 @@ class ModelConfig:
 
     model: str = setting("leaf", "Model: 'leaf' (embedded), a local directory in Hugging Face format, or a hub id.")
     served_model_names: tuple[str, ...] = setting(
-        (), "Names that the API takes and outputs use, the first of them; default: the model as given.",
+        (), "Model names that the API accepts; the first is used in outputs. Default: the model as given.",
         flag="served_model_name",
     )  # fmt: skip
     tokenizer: str | None = setting(None, "Directory or hub id of the tokenizer; default: the model's.")
-    skip_tokenizer_init: bool = setting(False, "Token ids in and out only; no text, no stop strings.")
-    trust_remote_code: bool = setting(False, "Refused when true: Quire never runs code from a model directory.")
+    skip_tokenizer_init: bool = setting(
+        False, "Do not load a tokenizer: token ids in and out only, no text, no stop strings."
+    )
+    trust_remote_code: bool = setting(False, "Rejected when true: Quire never runs code from a model directory.")
     revision: str | None = setting(None, "Branch, tag or commit on the hub.")
     tokenizer_revision: str | None = setting(
-        None, "Branch, tag or commit of the tokenizer on the hub; default: the model's, where it is the model's own."
+        None,
+        "Branch, tag or commit of the tokenizer on the hub; default: the model's revision, if the tokenizer "
+        "is the model's own.",
     )
     hf_overrides: str | None = setting(
-        None, "JSON object: fields that replace those of config.json, such as rope_scaling, max_position_embeddings.",
+        None, "JSON object: fields that override those of config.json, such as rope_scaling, max_position_embeddings.",
         is_json=True,
     )  # fmt: skip
     dtype: str = setting(
         "auto",
-        "Type of weights and activations. bfloat16 and float32 give the same tokens in every batch; float16 on a CPU "
-        "has no native kernels, and its results depend on the batch within rounding.",
+        "Type of weights and activations. bfloat16 and float32 give the same tokens in every batch; "
+        "float16 on a CPU has no native kernels, and its results depend on the batch (by rounding).",
         choices=DTYPES,
     )
     quantization: str | None = setting(
         None,
-        "Quantize the weights while they are loaded, for the native CPU kernels: int8 (a scale per output) or int4 "
+        "Quantize the weights while loading, for the native CPU kernels: int8 (a scale per output) or int4 "
         "(a scale per output and group; the token table stays int8). Activations are quantized per token.",
         choices=OWN_QUANTIZATIONS, plugins=QUANTIZATION, short="-q",
     )  # fmt: skip
-    quantization_report: bool = setting(False, "Log how far each quantized tensor is from the checkpoint's.")
+    quantization_report: bool = setting(False, "Log the quantization error of each tensor.")
     max_model_len: int | None = setting(
-        None, "Longest prompt plus output, in tokens; default: the model's own limit.",
+        None, "Maximum length of prompt plus output, in tokens; default: the model's own limit.",
         minimum=1, maximum=2**30, is_size=True,
     )  # fmt: skip
-    seed: int = setting(0, "Seed of the engine: unseeded requests derive their random numbers from it.")
+    seed: int = setting(0, "Seed of the engine, for requests without a seed of their own.")
     max_logprobs: int = setting(
-        20, "Most log-probabilities a request may ask for per token; -1 = no limit.", minimum=-1
+        20, "Maximum number of log-probabilities per token that a request may ask for; -1 = no limit.", minimum=-1
     )
     logprobs_mode: str = setting(
         "raw_logprobs",
-        "What log-probability fields hold: before (raw) or after (processed) masks, penalties and temperature.",
+        "What log-probability fields contain: values before (raw) or after (processed) masks, penalties and "
+        "temperature.",
         choices=("raw_logprobs", "raw_logits", "processed_logprobs", "processed_logits"),
     )
     generation_config: str = setting(
@@ -66,24 +71,24 @@ class ModelConfig:
         "means neutral.", choices=("auto", "neutral", "vllm"),
     )  # fmt: skip
     override_generation_config: str | None = setting(
-        None, 'JSON object: defaults that replace those of generation_config.json, such as {"temperature": 0.5}.',
+        None, 'JSON object: defaults that override those of generation_config.json, such as {"temperature": 0.5}.',
         is_json=True,
     )  # fmt: skip
     enforce_eager: bool = setting(
         False,
-        "Run every step kernel by kernel; otherwise decode steps are recorded once and replayed, where that pays.",
+        "Run every step kernel by kernel; otherwise decode steps are captured once and replayed where that is faster.",
     )
     chat_template: str | None = setting(None, "Chat template: inline Jinja or a path; default: the tokenizer's.")
     logits_processors: tuple[str, ...] = setting(
-        (), "Custom logits processors: module:Class, or the name of a plugin; requests reach them by vllm_xargs."
+        (), "Custom logits processors: module:Class, or the name of a plugin; requests pass arguments by vllm_xargs."
     )
 
     def __post_init__(self) -> None:
         name = self.quantization
         if isinstance(name, str) and name in QUANTIZATIONS_NOT_YET and find_plugin(QUANTIZATION, name) is None:
             raise UnsupportedError(
-                f"quantization={self.quantization!r} is known but not supported yet",
-                hint="use int8 or int4 with an unquantized checkpoint: its weights are quantized while they are loaded",
+                f"quantization={self.quantization!r} is a vLLM option that Quire does not implement yet",
+                hint="use int8 or int4 with an unquantized checkpoint: its weights are quantized while loading",
                 field="quantization",
             )
         check_settings(self)
@@ -102,11 +107,11 @@ class LoadConfig:
 
     load_format: str = setting(
         "auto",
-        "'auto' and 'safetensors' read safetensors files; 'dummy' makes seeded random weights.",
+        "'auto' and 'safetensors' read safetensors files; 'dummy' uses seeded random weights.",
         choices=("auto", "safetensors", "dummy"),
     )
     packing_cache: bool = setting(
-        True, "Keep the weights as the native kernels want them on disk (QUIRE_CACHE_DIR), for faster starts."
+        True, "Cache the packed weights of the native kernels on disk (QUIRE_CACHE_DIR), for faster startup."
     )
     download_dir: str | None = setting(None, "Directory for files from the hub; default: the hub client's cache.")
 

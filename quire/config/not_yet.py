@@ -41,7 +41,7 @@ def not_yet_error(name: str, value: object) -> UnsupportedError:
     """The refusal of `value` for the not-yet-supported setting `name`."""
     why, instead = what_instead(name)
     return UnsupportedError(
-        f"{name}={shown(value)}: {name} is known but not supported yet: {why}",
+        f"{name}={shown(value)}: {name} is a vLLM option that Quire does not implement yet: {why}",
         hint=f"leave out {name}; {instead}",
         field=name,
     )

@@ -33,7 +33,7 @@ class Missing:
 
 MISSING: tuple[Missing, ...] = (
     Missing(
-        "Quire generates text; it has no pooling models", "use a server for embeddings beside it",
+        "Quire generates text; it does not have pooling models", "run a separate server for embeddings",
         {
             "runner": (None, "auto", "generate"), "convert": (None, "auto", "none"), "pooler_config": _NONE,
             "enable_flash_late_interaction": _OFF, "io_processor_plugin": _TEXT,
@@ -44,7 +44,7 @@ MISSING: tuple[Missing, ...] = (
         {"enable_prompt_embeds": _OFF},
     ),
     Missing(
-        "tokenizers are read from tokenizer.json or tokenizer.model", "name a directory with one by --tokenizer",
+        "tokenizers are read from tokenizer.json or tokenizer.model", "pass a directory that has one with --tokenizer",
         {"tokenizer_mode": (None, "auto", "hf")},
     ),
     Missing(
@@ -60,7 +60,7 @@ MISSING: tuple[Missing, ...] = (
         },
     ),
     Missing(
-        "checkpoints are read unquantized", "quantize while loading: --quantization int8 or int4",
+        "only unquantized checkpoints are read", "quantize while loading: --quantization int8 or int4",
         {"quantization_config": _EMPTY},
     ),
     Missing(
@@ -69,26 +69,26 @@ MISSING: tuple[Missing, ...] = (
         {"reasoning_parser_plugin": _TEXT, "tool_parser_plugin": _TEXT},
     ),
     Missing(
-        "the server runs no code of others between a client and the engine", "put a proxy in front of it",
+        "third-party middleware is not supported", "put a proxy in front of it",
         {"middleware": _LIST},
     ),
     Missing(
-        "Quire sets no process-wide extra settings", "use the setting's own name",
+        "process-wide extra settings are not supported", "use the setting's own name",
         {"additional_config": _EMPTY, "aux_output_config": _EMPTY},
     ),
     Missing(
-        "tools are carried out by clients", "let the client carry out calls",
+        "tools are executed by clients", "let the client execute tool calls",
         {"tool_server": _NONE, "tool_strict_level": _NONE},
     ),
     Missing(
-        "reasoning has one format and one budget a request", "use --reasoning-parser and thinking_token_budget",
+        "reasoning has one format and one budget per request", "use --reasoning-parser and thinking_token_budget",
         {
             "reasoning_parser": _TEXT, "reasoning_config": _EMPTY, "reasoning_effort_map": _EMPTY,
             "anthropic_disabled_thinking_effort": _NONE, "cohere_format": _NONE, "cohere_is_reasoning_model": _OFF,
         },
     ),
     Missing(
-        "Quire reads text alone", "serve the language model",
+        "Quire supports text input only", "serve the text-only model",
         {
             "allowed_local_media_path": _TEXT, "allowed_media_domains": _LIST, "limit_mm_per_prompt": _EMPTY,
             "mm_processor_kwargs": _EMPTY, "mm_processor_cache_gb": (None, 0, 4),
@@ -105,7 +105,7 @@ MISSING: tuple[Missing, ...] = (
         },
     ),
     Missing(
-        "Quire has no LoRA adapters", "merge the adapter into the weights",
+        "LoRA adapters are not supported", "merge the adapter into the weights",
         {
             "enable_lora": _OFF, "max_loras": (None, 1), "max_lora_rank": (None, 16), "max_cpu_loras": _NONE,
             "fully_sharded_loras": _OFF, "lora_target_modules": _NONE, "default_mm_loras": _EMPTY,
@@ -133,7 +133,7 @@ MISSING: tuple[Missing, ...] = (
         },
     ),
     Missing(
-        "no model of this version has experts", "leave expert parallelism out",
+        "no supported model has experts", "leave expert parallelism out",
         {
             "enable_expert_parallel": _OFF, "all2all_backend": _NONE, "enable_eplb": _OFF, "eplb_config": _EMPTY,
             "enable_dbo": _OFF, "dbo_decode_token_threshold": _NONE, "dbo_prefill_token_threshold": _NONE,
@@ -142,7 +142,7 @@ MISSING: tuple[Missing, ...] = (
         },
     ),
     Missing(
-        "no model of this version has state-space layers", "leave it out",
+        "no supported model has state-space layers", "leave it out",
         {
             "mamba_backend": _NONE, "mamba_block_size": _NONE, "mamba_cache_dtype": _AUTO, "mamba_cache_mode": _NONE,
             "mamba_cache_philox_rounds": _NONE, "mamba_ssm_cache_dtype": _AUTO, "mamba_ssu_algorithm": _NONE,
@@ -152,7 +152,7 @@ MISSING: tuple[Missing, ...] = (
         },
     ),
     Missing(
-        "weights and pages stay in the memory of one device; --swap-space takes pages of preempted requests",
+        "weights and KV blocks stay in the memory of one device; --swap-space holds blocks of preempted requests",
         "lower --max-model-len, or quantize",
         {
             "kv_offloading_size": (None, 0), "kv_offloading_backend": (None, "native"), "cpu_offload_gb": (None, 0),
@@ -162,21 +162,21 @@ MISSING: tuple[Missing, ...] = (
         },
     ),
     Missing(
-        "a server cannot be put to sleep", "end it, and start it again",
+        "sleep mode is not supported", "stop the server and start it again",
         {
             "enable_sleep_mode": _OFF, "sleep_mode_backend": (None, "cumem"), "sleep_mode_offload_cudagraph": _OFF,
             "sleep_preserve_parameter_names": _NONE, "enable_cumem_allocator": _OFF, "enable_nccl_comm_suspend": _OFF,
         },
     ),
     Missing(
-        "the KV cache has one layout for all layers of a kind", "use --kv-cache-dtype for all layers",
+        "the KV cache has one layout for all layers of a type", "use --kv-cache-dtype for all layers",
         {
             "prefix_cache_retention_interval": (None, 0), "prefix_match_unit": _NONE,
             "kv_cache_dtype_skip_layers": _NONE, "kv_sharing_fast_prefill": _OFF, "swa_bounded_replay": _OFF,
         },
     ),
     Missing(
-        "layers with a window keep it", "use --max-model-len with at most the window's tokens",
+        "sliding windows cannot be turned off", "use --max-model-len of at most the window size",
         {"disable_sliding_window": _OFF},
     ),
     Missing(
@@ -189,15 +189,16 @@ MISSING: tuple[Missing, ...] = (
         },
     ),
     Missing(
-        "only a server has a queue that refuses", "give them to quire serve",
+        "only a server limits its queue", "pass them to quire serve",
         {"max_num_queued_reqs": _NONE, "max_num_queued_tokens": _NONE, "shutdown_timeout": (None, 0)},
     ),
     Missing(
-        "every token is streamed when it is there; what a slow reader leaves is merged", "let the client gather tokens",
+        "every token is streamed as soon as it is available; for slow readers chunks are merged",
+        "merge chunks in the client",
         {"stream_interval": (None, 1)},
     ),
     Missing(
-        "attention has one backend a device", "choose it by --attention-backend",
+        "there is one attention backend per device", "choose it by --attention-backend",
         {"attention_config": _EMPTY, "sparse_indexer_topk_backend": _NONE},
     ),
     Missing(
@@ -208,14 +209,14 @@ MISSING: tuple[Missing, ...] = (
         },
     ),
     Missing(
-        "Quire has no speculative decoding", "leave it out: answers are the same without",
+        "speculative decoding is not supported", "leave it out: outputs are the same without it",
         {
             "speculative_config": _EMPTY, "spec_method": _NONE, "spec_model": _NONE, "spec_tokens": _NONE,
             "per_request_spec_decode_metrics": (None, "none"),
         },
     ),
     Missing(
-        "pages do not move between engines", "serve prefill and decode by one engine",
+        "KV-cache blocks are not transferred between engines", "run prefill and decode in one engine",
         {"kv_transfer_config": _EMPTY, "tokens_only": _OFF},
     ),
     Missing(
@@ -223,22 +224,23 @@ MISSING: tuple[Missing, ...] = (
         {"grpc": _OFF, "grpc_port": _NONE},
     ),
     Missing(
-        "answers have no such field", "leave it out",
+        "responses have no such field", "leave it out",
         {
             "return_sampling_mask": _OFF, "fingerprint_mode": _NONE, "fingerprint_value": _NONE,
             "watermark_config": _EMPTY,
         },
     ),
     Missing(
-        "the pages of the API are those of /openapi.json", "show /openapi.json with a viewer of your own",
+        "the API documentation is /docs and /openapi.json", "open /openapi.json in an OpenAPI viewer",
         {"enable_offline_docs": _OFF},
     ),
     Missing(
-        "texts of clients are never written to the log", "use --enable-log-requests (parameters), or --flight-recorder",
+        "prompts and outputs are never written to the log", "use --enable-log-requests (parameters), or "
+        "--flight-recorder",
         {"enable_log_outputs": _OFF, "enable_log_deltas": _OFF},
     ),
     Missing(
-        "the log goes to stderr", "redirect it; --log-level and --log-format choose what it holds",
+        "the log goes to stderr", "redirect stderr; --log-level and --log-format set its content",
         {
             "log_config_file": _NONE, "logging_config": _EMPTY, "log_error_stack": _OFF,
         },
@@ -251,11 +253,11 @@ MISSING: tuple[Missing, ...] = (
         },
     ),
     Missing(
-        "a core that hangs is replaced by its supervisor", "use --hang-timeout-s and --max-restarts",
+        "an engine core that hangs is restarted by the supervisor", "use --hang-timeout-s and --max-restarts",
         {"watchdog_config": _EMPTY},
     ),
     Missing(
-        "this is for the server", "give it to quire serve",
+        "this is a server setting", "pass it to quire serve",
         {"enable_log_requests": _OFF, "otlp_traces_endpoint": _NONE},
     ),
     Missing(
@@ -267,15 +269,15 @@ MISSING: tuple[Missing, ...] = (
         },
     ),
     Missing(
-        "processes are placed by the operating system", "use numactl or taskset",
+        "process placement is left to the operating system", "use numactl or taskset",
         {"numa_bind": _OFF, "numa_bind_cpus": _NONE, "numa_bind_nodes": _NONE},
     ),
     Missing(
-        "variables of vLLM's that have no effect are named in the log", "look for them there",
+        "vLLM environment variables without effect are listed in the log", "see the log",
         {"fail_on_environ_validation": _OFF},
     ),
     Missing(
-        "the head of a request is limited in bytes", "use --max-header-bytes",
+        "request headers are limited in bytes", "use --max-header-bytes",
         {"h11_max_header_count": _NONE},
     ),
 )  # fmt: skip
@@ -288,31 +290,31 @@ SEVERAL = frozenset({
 })  # fmt: skip
 
 NO_EFFECT: dict[str, str] = {
-    "enable_prompt_tokens_details": "usage always tells cached tokens",
-    "enable_request_id_headers": "every answer has an X-Request-Id",
-    "enable_server_load_tracking": "/load always tells the requests that run",
+    "enable_prompt_tokens_details": "usage always includes cached tokens",
+    "enable_request_id_headers": "every response has an X-Request-Id",
+    "enable_server_load_tracking": "/load always reports running requests",
     "disable_log_requests": "requests are logged only with enable_log_requests",
-    "max_log_len": "texts of clients are never written to the log",
-    "disable_cascade_attn": "there is no cascade attention",
+    "max_log_len": "prompts and outputs are never written to the log",
+    "disable_cascade_attn": "cascade attention is not implemented",
     "disable_custom_all_reduce": "the model runs in one process",
     "disable_nccl_for_dp_synchronization": "the model runs in one process",
     "distributed_timeout_seconds": "the model runs in one process",
     "cpu_distributed_timeout_seconds": "the model runs in one process",
     "enable_batch_sharded_sampling": "the model runs in one process",
-    "async_scheduling": "steps are not scheduled ahead; answers are the same",
-    "optimization_level": "nothing is compiled at the start; decode steps are recorded unless enforce_eager",
+    "async_scheduling": "asynchronous scheduling is not used; outputs are the same",
+    "optimization_level": "nothing is compiled at startup; decode steps are captured unless enforce_eager is set",
     "performance_mode": "use scheduling limits: max_num_seqs, max_decode_slowdown",
-    "compilation_config": "nothing is compiled at the start; decode steps are recorded unless enforce_eager",
-    "cudagraph_capture_sizes": "steps are recorded for each number of requests",
-    "max_cudagraph_capture_size": "steps are recorded for each number of requests",
-    "enable_flashinfer_autotune": "no kernel is tuned at the start",
-    "max_parallel_loading_workers": "weights are mapped, not read by workers",
-    "safetensors_load_strategy": "weights are mapped",
-    "safetensors_prefetch_block_size": "weights are mapped",
-    "safetensors_prefetch_num_threads": "weights are mapped",
+    "compilation_config": "nothing is compiled at startup; decode steps are captured unless enforce_eager is set",
+    "cudagraph_capture_sizes": "decode steps are captured for each batch size",
+    "max_cudagraph_capture_size": "decode steps are captured for each batch size",
+    "enable_flashinfer_autotune": "kernels are not autotuned at startup",
+    "max_parallel_loading_workers": "weights are memory-mapped",
+    "safetensors_load_strategy": "weights are memory-mapped",
+    "safetensors_prefetch_block_size": "weights are memory-mapped",
+    "safetensors_prefetch_num_threads": "weights are memory-mapped",
     "use_tqdm_on_load": "progress is shown on terminals",
-    "code_revision": "no code of a model is ever run",
-    "skip_mm_profiling": "Quire reads text alone",
-    "allow_deprecated_quantization": "quantized checkpoints are refused, whatever their format",
+    "code_revision": "code from model directories is never run",
+    "skip_mm_profiling": "Quire supports text input only",
+    "allow_deprecated_quantization": "quantized checkpoints are rejected in every format",
 }
 """Settings that any value may be given for: what they ask for is so anyway, or changes no answer; the log says why."""

@@ -242,7 +242,7 @@ def resolve_max_decode_slowdown(config: QuireConfig, around: Surroundings) -> tu
     if config.scheduler.max_decode_slowdown is not None:
         return config, None
     if not config.scheduler.enable_chunked_prefill:
-        return _choose(config, "scheduler", "max_decode_slowdown", 0.0, "chunked prefill is off: prompts are not cut")
+        return _choose(config, "scheduler", "max_decode_slowdown", 0.0, "chunked prefill is off: prompts are not split")
     value = SERVER_DECODE_SLOWDOWN if around.usage is UsageContext.API_SERVER else 0.0
     return _choose(config, "scheduler", "max_decode_slowdown", value, around.usage.value)
 
@@ -288,7 +288,7 @@ def _native_problem(config: QuireConfig, around: Surroundings) -> str | None:
         return "the native kernels compute in bfloat16 and float32"
     block_size = config.cache.block_size
     if block_size is not None and block_size % NATIVE_BLOCK_UNIT:
-        return f"the native kernels need a block_size that is a multiple of {NATIVE_BLOCK_UNIT}, {block_size} was given"
+        return f"the native kernels need a block_size that is a multiple of {NATIVE_BLOCK_UNIT}, got {block_size}"
     head_size = _arch(config).head_size
     if head_size % 2 or head_size > 256:
         return f"the native kernels need an even head_size of at most 256, this model has {head_size}"
@@ -299,7 +299,7 @@ def _dtype_for(checkpoint: str, platform: Platform, is_native: bool) -> tuple[st
     """(dtype, reason) for weights stored as `checkpoint` ("" = not said)."""
     name = DTYPE_NAMES.get(checkpoint, checkpoint)
     if name not in KEEP_DTYPE:
-        return "float32", f"the checkpoint names {name or 'no dtype'}"
+        return "float32", f"the checkpoint's dtype is {name or 'not given'}"
     if name == "float32":
         return "float32", "the checkpoint is float32"
     if name == "bfloat16":

@@ -14,49 +14,48 @@ from quire.errors import ConfigError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HttpConfig:
-    """Where the server listens, and how it ends."""
+    """Address, TLS, CORS and shutdown."""
 
-    host: str = setting("127.0.0.1", "Address to listen on; the default is reached from this machine alone.")
+    host: str = setting("127.0.0.1", "Address to listen on; default: localhost only.")
     port: int = setting(8000, "TCP port; 0 = any free one, named in the log.", minimum=0, maximum=65535)
     uds: str | None = setting(
-        None, "Path of a Unix socket to listen on, in place of host and port; only this user can connect to it."
+        None, "Path of a Unix socket to listen on, instead of host and port; only this user can connect to it."
     )
-    root_path: str = setting("", "Path prefix under which a proxy shows the server.")
+    root_path: str = setting("", "Path prefix added by a reverse proxy.")
     ssl_keyfile: str | None = setting(None, "TLS: file of the private key (PEM).")
     ssl_certfile: str | None = setting(None, "TLS: file of the certificate chain (PEM); turns TLS on.")
-    ssl_ca_certs: str | None = setting(None, "TLS: certificates of authorities that clients' certificates must be of.")
+    ssl_ca_certs: str | None = setting(None, "TLS: CA bundle that verifies client certificates (mTLS).")
     ssl_cert_reqs: int | None = setting(
         None,
-        "TLS: 0 = clients need no certificate, 1 = one that is shown is checked, 2 = they need one. Default: 2 with "
-        "ssl_ca_certs, else 0.",
+        "TLS client certificates: 0 = not requested, 1 = optional, verified if sent, 2 = required. "
+        "Default: 2 with ssl_ca_certs, else 0.",
         minimum=0,
         maximum=2,
     )
     ssl_ciphers: str | None = setting(None, "TLS: ciphers up to TLS 1.2, in OpenSSL's form; default: OpenSSL's own.")
-    enable_ssl_refresh: bool = setting(False, "TLS: read certificate, key and authorities again when a file changes.")
+    enable_ssl_refresh: bool = setting(False, "TLS: reload certificate, key and CA bundle when a file changes.")
     allowed_origins: tuple[str, ...] = setting(
-        (), "Web pages that may call the server from a browser: origins, or *; empty = none (no CORS)."
+        (), "CORS: origins of web pages that may call the server, or *; empty = none."
     )
     allowed_hosts: tuple[str, ...] = setting(
         (),
-        "Host names that requests may have, beside IP addresses and localhost, when the server listens on a loopback "
-        "address without keys; * = any. For a proxy on this machine that passes on its own name.",
+        "Host names that requests may use besides IP addresses and localhost when the server listens on "
+        "a loopback address without keys; * = any. For a proxy on this machine that forwards its own "
+        "name.",
     )
-    allowed_methods: tuple[str, ...] = setting(("*",), "Methods that these pages may use; * = all.")
-    allowed_headers: tuple[str, ...] = setting(("*",), "Request headers that these pages may send; * = all.")
-    allow_credentials: bool = setting(False, "These pages may send cookies and client certificates.")
-    timeout_keep_alive: int = setting(
-        5, "Seconds an idle connection stays open between two requests.", minimum=1, maximum=86400
-    )
+    allowed_methods: tuple[str, ...] = setting(("*",), "CORS: methods that these origins may use; * = all.")
+    allowed_headers: tuple[str, ...] = setting(("*",), "CORS: request headers that these origins may send; * = all.")
+    allow_credentials: bool = setting(False, "CORS: these origins may send cookies and client certificates.")
+    timeout_keep_alive: int = setting(5, "Keep-alive: seconds an idle connection stays open.", minimum=1, maximum=86400)
     shutdown_timeout: int = setting(
-        30, "Seconds that running answers get to finish after SIGTERM; what is left then ends with reason abort.",
+        30, "Seconds for running requests to finish after SIGTERM; the rest are aborted.",
         minimum=0, maximum=86400,
     )  # fmt: skip
     disable_access_log: bool = setting(
         False, "Do not log a line for each HTTP request.", aliases=("disable_uvicorn_access_log",)
     )
     disable_access_log_for_endpoints: tuple[str, ...] = setting(
-        (), "Paths whose requests get no line in the access log, such as /health,/metrics."
+        (), "Paths left out of the access log, such as /health,/metrics."
     )
     disable_fastapi_docs: bool = setting(False, "Do not serve /openapi.json.")
 
@@ -72,41 +71,42 @@ class HttpConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ApiConfig:
-    """Keys, and what the API does beyond the model's own settings."""
+    """API keys, and the behaviour of the API."""
 
     api_key: tuple[str, ...] = setting(
         (),
-        "Keys that requests must show one of (Authorization: Bearer ...). Visible in the process list: prefer a file.",
+        "API keys; clients must send one of them (Authorization: Bearer ...). Visible in the process list: "
+        "prefer a file.",
         is_secret=True, splits=False,
     )  # fmt: skip
     api_key_file: str | None = setting(
         None,
-        "File of keys: one a line, optionally as tenant=key, or YAML with limits for each tenant. Read again when it "
-        "changes. QUIRE_API_KEY in the environment holds one key too.",
+        "File of API keys: one per line, optionally as tenant=key, or YAML with limits for each tenant. "
+        "Reloaded when it changes. The environment variable QUIRE_API_KEY adds one key.",
     )
-    isolate_tenants: bool = setting(True, "Each tenant finds only its own pages in the prefix cache.")
+    isolate_tenants: bool = setting(True, "Tenants do not share prefix-cache blocks: each hits only its own.")
     shared_prefixes: str | None = setting(
         None,
-        "File (YAML) of prompt beginnings whose full pages in the prefix cache are shared by all tenants: lines of "
+        "YAML file of prompt prefixes whose full blocks are shared by all tenants in the prefix cache: lines of "
         "name: {system: text}, {text: text} or {token_ids: [...]}.",
     )
     strict_requests: bool = setting(
-        False, "Refuse request fields that are unknown or have no effect; default: name them in `warnings`."
+        False, "Reject request fields that are unknown or have no effect; default: list them in `warnings`."
     )
     allow_special_tokens: bool = setting(
-        False, "Read names of control tokens in a text prompt of /v1/completions as these tokens, not as plain text."
+        False, "Parse special tokens in text prompts of /v1/completions; default: they are plain text."
     )
-    trust_request_chat_template: bool = setting(False, "Let a request bring its own chat template (sandboxed).")
+    trust_request_chat_template: bool = setting(False, "Accept a chat template in a request (sandboxed).")
     default_chat_template_kwargs: str | None = setting(
         None,
-        'JSON object: variables of the chat template where a request sets none, such as {"enable_thinking": false}.',
+        'JSON object: default variables of the chat template, such as {"enable_thinking": false}.',
         is_json=True,
     )
     exclude_tools_when_tool_choice_none: bool = setting(
         False, "Leave tools out of the prompt of a request with tool_choice none."
     )
     chat_template_content_format: str = setting(
-        "auto", "How message contents are given to the chat template.", choices=("auto", "string", "openai")
+        "auto", "Form in which message contents are passed to the chat template.", choices=("auto", "string", "openai")
     )
     enable_auto_tool_choice: bool = setting(
         True, "Let the model decide whether to call a tool that a request offers (tool_choice auto)."
@@ -122,33 +122,36 @@ class ApiConfig:
     )
     hold_tool_calls: bool = setting(
         False,
-        "Tell a tool call when it is complete, so that one that is broken or cut stays content; default: its arguments "
-        "are told as they are written.",
+        "Buffer tool calls until they are complete; broken or truncated ones are returned as content. "
+        "Default: arguments are streamed.",
     )
     reasoning_parser: str | None = setting(
         None,
-        "Format of the model's thinking, which answers then have as `reasoning`: think, qwen3, deepseek_r1, glm45, "
+        "Format of the model's reasoning, which responses then have as `reasoning`: think, qwen3, deepseek_r1, glm45, "
         "granite, minimax_m2, openai_gptoss, ... (docs/how-to/tools.md lists all), or a plugin's.",
     )
-    response_role: str = setting("assistant", "Role of the answers of a chat.")
+    response_role: str = setting("assistant", "Role of the messages that the model generates.")
     return_tokens_as_token_ids: bool = setting(
-        False, "Write tokens in logprobs as token_id:N unless a request says no."
+        False, "Write tokens in logprobs as token_id:N, unless the request says otherwise."
     )
     enable_force_include_usage: bool = setting(
-        False, "Tell usage in every chunk of a stream and at its end, asked for or not."
+        False, "Include usage in every chunk of a stream and at its end, even if not requested."
     )
     enable_tokenizer_info_endpoint: bool = setting(
-        False, "Answer /tokenizer_info with the tokenizer's settings and the chat template."
+        False, "Serve /tokenizer_info: the tokenizer's settings and the chat template."
     )
     enable_per_request_metrics: bool = setting(
         False,
-        "Add `metrics`, a receipt, to every answer: the phases of its wall time in milliseconds, cached tokens, "
-        "preemptions, restarts of the engine that it outlived.",
+        "Add `metrics` to every response: wall time by phase in milliseconds, cached tokens, "
+        "preemptions, engine restarts.",
         aliases=("enable_receipts",),
     )
     enable_log_requests: bool = setting(False, "Log each request's parameters (never its text) when it arrives.")
     sse_keep_alive_interval: int = setting(
-        15, "Seconds of silence after which a stream gets a comment line; 0 = never.", minimum=0, maximum=3600
+        15,
+        "SSE keep-alive: seconds without data after which a comment line is sent; 0 = never.",
+        minimum=0,
+        maximum=3600,
     )
 
     def __post_init__(self) -> None:
@@ -158,53 +161,58 @@ class ApiConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LimitsConfig:
-    """The most that one request, and all of them, may ask for."""
+    """Limits on request size and concurrency."""
 
     max_body_bytes: int | None = setting(
         None,
-        "Bytes of a request's body; more get 413. Default: 16 for each character that a prompt of the model can have, "
-        "at least 4 MiB and at most 32 MiB.",
+        "Maximum size of a request body in bytes; larger ones get 413. Default: 16 for each character "
+        "that a prompt of the model can have, at least 4 MiB and at most 32 MiB.",
         minimum=1024, maximum=1 << 32, is_size=True,
     )  # fmt: skip
     max_bodies_bytes: int = setting(
         256 << 20,
-        "Bytes of the bodies that are held until their prompts were read, of one tenant half of it where there are "
-        "several; more get 503 and Retry-After.",
+        "Total bytes of request bodies being processed; with several tenants, each may use half. Beyond "
+        "it requests get 503 and Retry-After.",
         minimum=1 << 16, maximum=1 << 44, is_size=True,
     )  # fmt: skip
     max_header_bytes: int = setting(
-        32 << 10, "Bytes of a request's head.", minimum=1024, maximum=8 << 20, is_size=True,
+        32 << 10, "Maximum size of the request line and headers in bytes.", minimum=1024, maximum=8 << 20, is_size=True,
         aliases=("h11_max_incomplete_event_size",),
     )  # fmt: skip
-    max_json_depth: int = setting(64, "Levels of lists and objects in a body.", minimum=4, maximum=200)
+    max_json_depth: int = setting(64, "Maximum nesting depth of JSON in a body.", minimum=4, maximum=200)
     max_json_containers: int = setting(
-        100_000, "Lists and objects in a body, each of which takes memory; and as many members of objects.",
+        100_000, "Maximum number of JSON lists and objects in a body, and of members of objects.",
         minimum=100, maximum=1 << 26,
     )  # fmt: skip
     max_json_entries: int = setting(
-        1 << 20, "Entries of the lists and objects in a body, such as token ids.", minimum=1024, maximum=1 << 30
+        1 << 20,
+        "Maximum number of entries of all lists and objects in a body, such as token ids.",
+        minimum=1024,
+        maximum=1 << 30,
     )
     max_connections: int | None = setting(
-        None, "Connections at once; more take the place of an idle one, or get 503. Default: the limit of open files "
-        "less 256, at most 16384.", minimum=1,
+        None, "Maximum number of connections; beyond it the longest idle one is closed, or the new one gets "
+        "503. Default: the limit of open files minus 256, at most 16384.", minimum=1,
     )  # fmt: skip
-    head_timeout: int = setting(20, "Seconds for a request's head to arrive.", minimum=1, maximum=86400)
-    body_timeout: int = setting(60, "Seconds for a request's body to arrive.", minimum=1, maximum=86400)
+    head_timeout: int = setting(20, "Seconds to receive the headers of a request.", minimum=1, maximum=86400)
+    body_timeout: int = setting(60, "Seconds to receive the body of a request.", minimum=1, maximum=86400)
     write_timeout: int = setting(
-        120, "Seconds after which a client that takes nothing of its answer is cut off.", minimum=1, maximum=86400
+        120, "Seconds without reading after which a client is disconnected.", minimum=1, maximum=86400
     )
-    max_completion_prompts: int = setting(1024, "Prompts in one request.", minimum=1, maximum=65536)
-    max_answers: int = setting(1024, "Answers to one request: prompts times n.", minimum=1, maximum=65536)
-    max_stop_strings: int = setting(64, "Stop texts of a request.", minimum=1, maximum=1024)
-    max_stop_chars: int = setting(1024, "Characters of a stop text.", minimum=1, maximum=1 << 20)
+    max_completion_prompts: int = setting(1024, "Maximum number of prompts in a request.", minimum=1, maximum=65536)
+    max_answers: int = setting(
+        1024, "Maximum number of completions of a request: prompts times n.", minimum=1, maximum=65536
+    )
+    max_stop_strings: int = setting(64, "Maximum number of stop strings in a request.", minimum=1, maximum=1024)
+    max_stop_chars: int = setting(1024, "Maximum characters of a stop string.", minimum=1, maximum=1 << 20)
     max_id_entries: int = setting(
-        4096, "Entries of stop_token_ids, allowed_token_ids and logit_bias.", minimum=1, maximum=1 << 20
+        4096, "Maximum entries of stop_token_ids, allowed_token_ids and logit_bias.", minimum=1, maximum=1 << 20
     )
     max_num_queued_reqs: int | None = setting(
-        None, "Answers that may wait for their turn; more are refused with 429 and Retry-After.", minimum=0
+        None, "Maximum number of waiting sequences; beyond it requests get 429 and Retry-After.", minimum=0
     )
     max_num_queued_tokens: int | None = setting(
-        None, "Prompt tokens that may wait for their turn; more are refused with 429 and Retry-After.", minimum=0,
+        None, "Maximum prompt tokens of waiting requests; beyond it requests get 429 and Retry-After.", minimum=0,
         is_size=True,
     )  # fmt: skip
 
@@ -218,8 +226,8 @@ class TracingConfig:
 
     otlp_traces_endpoint: str | None = setting(
         None,
-        "URL of a collector that takes traces by OTLP over HTTP, such as http://127.0.0.1:4318/v1/traces; one span for "
-        "each request, and one for each of its phases.",
+        "URL of an OTLP/HTTP trace collector, such as http://127.0.0.1:4318/v1/traces; one span per "
+        "request, and one per phase.",
     )
 
     def __post_init__(self) -> None:
@@ -228,22 +236,23 @@ class TracingConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResponsesConfig:
-    """What /v1/responses keeps."""
+    """Storage of /v1/responses."""
 
     response_store: str = setting(
         "memory",
-        "Where responses are kept for previous_response_id and GET /v1/responses/{id}: memory, the path of a file "
-        "(SQLite; it outlives the server, which alone may use it), none.",
+        "Where responses are stored for previous_response_id and GET /v1/responses/{id}: memory, none, "
+        "or the path of an SQLite file (persistent; used by one server at a time).",
     )
     response_store_max_responses: int = setting(
-        10_000, "Responses that are kept; then the tenant that has most loses its longest unused one.", minimum=1,
+        10_000, "Maximum number of stored responses; beyond it the least recently used response of the largest "
+        "tenant is evicted.", minimum=1,
         maximum=1 << 31,
     )  # fmt: skip
     response_store_max_bytes: int = setting(
-        256 << 20, "Bytes of responses that are kept.", minimum=1 << 16, maximum=1 << 40, is_size=True
+        256 << 20, "Maximum total size of stored responses in bytes.", minimum=1 << 16, maximum=1 << 40, is_size=True
     )
     response_store_max_age: int = setting(
-        30 * 86400, "Seconds for which a response is kept; 0 = for ever.", minimum=0, maximum=1 << 31
+        30 * 86400, "Seconds after which a stored response expires; 0 = never.", minimum=0, maximum=1 << 31
     )
 
     def __post_init__(self) -> None:
@@ -252,7 +261,7 @@ class ResponsesConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerConfig:
-    """Everything about the server that is no matter of the engine."""
+    """Settings of the HTTP server; those of the engine are separate."""
 
     http: HttpConfig = field(default_factory=HttpConfig)
     api: ApiConfig = field(default_factory=ApiConfig)

@@ -20,7 +20,7 @@ class StructuredOutputsConfig:
 
     backend: str = setting(
         "auto",
-        "Library that makes grammars; auto takes, for each request, the first that honours all of what it asks for.",
+        "Grammar library; auto uses, for each request, the first that supports all of its schema.",
         choices=("auto", *BACKENDS),
         plugins=GRAMMAR_BACKEND,
         flag="structured_outputs_backend",
@@ -30,30 +30,30 @@ class StructuredOutputsConfig:
     )
     disable_additional_properties: bool = setting(
         False,
-        "Objects have no properties but those that their schema names, unless it says otherwise.",
+        "Objects have only the properties that their schema declares, unless it says otherwise.",
         flag="structured_outputs_disable_additional_properties",
     )
     thinking_parser: str | None = setting(
         None,
-        "How thinking is marked in answers whose parser no server names (think, qwen3, deepseek_r1, granite): forms of "
-        "answers, and budgets of thinking, are for these, too.",
+        "Format of the model's reasoning for requests without a server's reasoning_parser (think, qwen3, "
+        "deepseek_r1, granite): structured output and reasoning budgets then apply there too.",
         flag="structured_outputs_reasoning_parser",
     )
     enable_in_reasoning: bool = setting(
         False,
-        "The form of an answer holds from its first token, thinking included; else for what follows the thinking.",
+        "Constrain the output from its first token, including the reasoning; default: only what follows the reasoning.",
         flag="structured_outputs_enable_in_reasoning",
     )
     compile_timeout_s: float = setting(
         1.0,
-        "CPU time that one grammar may take to compile, in seconds; a request whose grammar takes more is refused.",
+        "CPU time limit for compiling one grammar, in seconds; requests beyond it are rejected.",
         flag="structured_outputs_compile_timeout",
         minimum=0.01,
         maximum=600.0,
     )
     compile_memory_bytes: int = setting(
         200 << 20,
-        "Memory that one grammar may take to compile, in bytes; a request whose grammar takes more is refused.",
+        "Memory limit for compiling one grammar, in bytes; requests beyond it are rejected.",
         flag="structured_outputs_compile_memory",
         minimum=1 << 20,
         is_size=True,

@@ -13,29 +13,30 @@ class TenantLimits:
     """Limits of a tenant; what is left out has none."""
 
     requests_per_minute: int | None = setting(
-        None, "Requests a minute, refilled evenly; so many may come at once.", minimum=1, maximum=10**9
+        None, "Requests per minute (token bucket; the burst is the same number).", minimum=1, maximum=10**9
     )
     tokens_per_minute: int | None = setting(
         None,
-        "Tokens a minute, refilled evenly: a prompt is charged when it is admitted, new tokens as they come. Answers "
-        "under way are never cut; what they take too much is paid off before the next request.",
+        "Tokens per minute (token bucket): prompts are charged on admission, new tokens as they are "
+        "generated. Running requests are never cut off; overuse is deducted before the next request is "
+        "admitted.",
         minimum=1,
         maximum=10**12,
     )
-    max_concurrent: int | None = setting(None, "Requests under way at once.", minimum=1)
-    max_tokens: int | None = setting(
-        None, "Most that `max_tokens` of a request may be; also its value when a request leaves it open.", minimum=1
-    )
+    max_concurrent: int | None = setting(None, "Maximum number of concurrent requests.", minimum=1)
+    max_tokens: int | None = setting(None, "Maximum `max_tokens` of a request, and its default.", minimum=1)
     queue_share: float | None = setting(
-        None, "Share of max_num_queued_reqs and max_num_queued_tokens that may be this tenant's.", minimum=0, maximum=1
+        None,
+        "Fraction of max_num_queued_reqs and max_num_queued_tokens that this tenant may use.",
+        minimum=0,
+        maximum=1,
     )
-    priority: int = setting(0, "Priority of requests that name none; lower goes first.")
-    min_priority: int | None = setting(None, "Lowest number, so the most urgent, that a request may name.")
-    max_priority: int | None = setting(None, "Highest number that a request may name.")
+    priority: int = setting(0, "Default priority of requests; lower values run first.")
+    min_priority: int | None = setting(None, "Lowest (most urgent) priority that a request may set.")
+    max_priority: int | None = setting(None, "Highest priority value that a request may set.")
     weight: float | None = setting(
         None,
-        "Share of the engine under scheduling_policy=fair, relative to the weights of others that have requests; "
-        "1 when left out.",
+        "Weight under scheduling_policy=fair, relative to other tenants with requests; default: 1.",
         minimum=0.001,
         maximum=1e6,
     )
@@ -45,7 +46,7 @@ class TenantLimits:
         choices=("fcfs", "priority", "shortest"),
     )
     operator: bool | None = setting(
-        None, "May read /metrics, and /load of the whole server; when left out: only the tenant named default may."
+        None, "Operator: may read /metrics and the server-wide /load; default: only the tenant named default."
     )
 
     def __post_init__(self) -> None:

@@ -91,7 +91,7 @@ def parse_prompt(prompt: Any) -> TextPrompt | TokensPrompt:
         return _parse_prompt_dict(prompt)
     if getattr(prompt, "ndim", None) == 1 or (isinstance(prompt, Sequence) and not isinstance(prompt, bytes)):
         return TokensPrompt(_prompt_ids(prompt))
-    raise wrong_type("prompt", prompt, "a text, a list of token ids, or a dict with 'prompt' or 'prompt_token_ids'")
+    raise wrong_type("prompt", prompt, "a string, a list of token ids, or a dict with 'prompt' or 'prompt_token_ids'")
 
 
 def made_by_template(text: str, template_id: int) -> TextPrompt:
@@ -138,7 +138,7 @@ def _parse_prompt_dict(prompt: Mapping[str, Any]) -> TextPrompt | TokensPrompt:
     for key in prompt:
         if key in PROMPT_KEYS_NOT_YET:
             raise UnsupportedError(
-                f"prompt key {key!r} is known but not supported yet",
+                f"prompt key {key!r} is valid for vLLM, but Quire does not implement it yet",
                 hint="use 'prompt' or 'prompt_token_ids'",
                 field=key,
             )
@@ -207,7 +207,7 @@ def _parse_message(where: str, message: Any) -> ChatMessage:
         parsed["content"] = parsed["content"] or ""
     if parsed["content"] is None and not is_answer:
         raise ValidationError(
-            f"{where} has no content", hint="give 'content' a text (it may be empty)", field=f"{where}.content"
+            f"{where} has no content", hint="set 'content' to a string (it may be empty)", field=f"{where}.content"
         )
     return parsed
 
@@ -228,7 +228,7 @@ def _content(where: str, content: Any) -> str | None:
     elif isinstance(content, Sequence) and not isinstance(content, bytes):
         text = "\n".join(_part_text(f"{where}[{index}]", part) for index, part in enumerate(content))
     else:
-        raise wrong_type(where, content, "a text or a list of {'type': 'text', 'text': ...} parts")
+        raise wrong_type(where, content, "a string or a list of {'type': 'text', 'text': ...} parts")
     if len(text) > MAX_PROMPT_CHARS:
         raise out_of_range(f"len({where})", len(text), f"at most {MAX_PROMPT_CHARS} characters")
     return text
@@ -242,7 +242,7 @@ def _part_text(where: str, part: Any) -> str:
     kind = part.get("type", "text" if "text" in part else None)
     if kind in PARTS_NOT_YET:
         raise UnsupportedError(
-            f"{where}: content part {kind!r} is known but not supported yet", hint="send text parts only", field=where
+            f"{where}: content part {kind!r} is not supported yet", hint="send text parts only", field=where
         )
     if kind not in ("text", "input_text", "output_text"):
         raise unknown_name(f"part type in {where}:", str(kind), ("text",), ValidationError, field=f"{where}.type")
@@ -278,8 +278,8 @@ def _arguments(where: str, arguments: Any) -> dict[str, Any]:
             arguments = json.loads(arguments)
         except (json.JSONDecodeError, RecursionError) as error:
             raise ValidationError(
-                f"{where} is not JSON: {error}", hint="pass a dict, or the text of a JSON object", field=where
+                f"{where} is not JSON: {error}", hint="pass a dict or a string with a JSON object", field=where
             ) from None
     if not isinstance(arguments, Mapping):
-        raise wrong_type(where, arguments, "a dict, or the text of a JSON object")
+        raise wrong_type(where, arguments, "a dict or a string with a JSON object")
     return dict(arguments)

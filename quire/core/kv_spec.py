@@ -217,7 +217,7 @@ class MambaSpec(KVCacheSpec):
 
     def describe(self) -> str:
         """As `KVCacheSpec`."""
-        return f"a state of {self.state_bytes} bytes"
+        return f"a recurrent state of {self.state_bytes} bytes"
 
 
 KINDS: tuple[type[Any], ...] = (
@@ -239,7 +239,7 @@ def spec_from_fields(fields: Any) -> KVCacheSpec:
         if required <= given.keys() <= {field.name for field in own}:
             spec: KVCacheSpec = msgspec.convert(given, kind)
             return spec
-    raise ValueError("not a KV cache spec of a known kind")
+    raise ValueError("not a known type of KV cache spec")
 
 
 def max_pages_touched(num_tokens: int, block_size: int) -> int:

@@ -23,13 +23,13 @@ def texts(field: str, value: Any) -> list[str] | None:
     if value is None:
         return None
     if not isinstance(value, (str, list, tuple)):
-        raise wrong_type(field, value, "a text or a list of texts")
+        raise wrong_type(field, value, "a string or a list of strings")
     items = [value] if isinstance(value, str) else list(value)
     for index, item in enumerate(items):
         if not isinstance(item, str):
             raise wrong_type(f"{field}[{index}]", item, "a text")
         if not item:
-            raise ValidationError(f"{field}[{index}] is an empty text", hint=f"remove it from {field}", field=field)
+            raise ValidationError(f"{field}[{index}] is an empty string", hint=f"remove it from {field}", field=field)
     return items or None
 
 
@@ -75,7 +75,7 @@ def check_plain(field: str, value: Any, depth: int = 0) -> None:
         for index, item in enumerate(value):
             check_plain(f"{field}[{index}]", item, depth + 1)
     elif value is not None and not isinstance(value, (bool, int, float, str)):
-        raise wrong_type(field, value, "plain data (numbers, texts, lists, dicts)")
+        raise wrong_type(field, value, "plain data (numbers, strings, lists, dicts)")
 
 
 def check_vocabulary(field: str, ids: Iterable[int] | None, vocab_size: int) -> None:
@@ -93,7 +93,7 @@ def check_num_logprobs(field: str, count: int | None, vocab_size: int, max_logpr
     asked = vocab_size if count == -1 else count
     if asked > limit:
         raise ValidationError(
-            f"{field}={count} asks for {asked} log-probabilities per token, the engine allows {limit}",
+            f"{field}={count} asks for {asked} log-probabilities per token, but the engine allows at most {limit}",
             hint=f"use {field} <= {limit}, or start the engine with max_logprobs={asked}",
             field=field,
         )

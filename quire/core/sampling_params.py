@@ -297,7 +297,9 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, repr_omit_defaults=True
             value = getattr(self, name)
             if value is not neutral[0] and not is_one_of(value, neutral):
                 raise UnsupportedError(
-                    f"{name} is known but not supported yet (got {shown(value)})", hint=f"leave out {name}", field=name
+                    f"{name} is valid for vLLM, but Quire does not implement it yet (got {shown(value)})",
+                    hint=f"leave out {name}",
+                    field=name,
                 )
 
     def _check_randomness(self) -> None:
@@ -357,8 +359,8 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, repr_omit_defaults=True
         self.stop = texts("stop", self.stop)
         if self.stop and not self.detokenize:
             raise ValidationError(
-                "stop needs detokenize=True: stop texts are searched in the text",
-                hint="drop stop, use stop_token_ids, or set detokenize=True", field="stop",
+                "stop needs detokenize=True: stop strings are searched in the text",
+                hint="leave out stop, use stop_token_ids, or set detokenize=True", field="stop",
             )  # fmt: skip
         if not self.spaces_between_special_tokens and not self.skip_special_tokens:
             raise UnsupportedError(
@@ -375,7 +377,7 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, repr_omit_defaults=True
             if not self.allowed_token_ids:
                 raise ValidationError(
                     "allowed_token_ids is empty: no token could be sampled",
-                    hint="name at least one id, or leave allowed_token_ids out", field="allowed_token_ids",
+                    hint="give at least one id, or leave out allowed_token_ids", field="allowed_token_ids",
                 )  # fmt: skip
         if self.logit_bias is not None:
             self.logit_bias = bias(self.logit_bias)
@@ -393,7 +395,9 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, repr_omit_defaults=True
         for name in self.extra_args:
             if name in NOT_YET_EXTRA_ARGS:
                 raise UnsupportedError(
-                    f"extra_args[{name!r}] is known but not supported yet", hint="leave it out", field=name
+                    f"extra_args[{name!r}] is valid for vLLM, but Quire does not implement it yet",
+                    hint="leave it out",
+                    field=name,
                 )
         check_plain("extra_args", self.extra_args)
 
@@ -402,7 +406,7 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, repr_omit_defaults=True
             return
         if self.n > 1 and self.beam_search is None:
             raise ValidationError(
-                f"n={self.n} with temperature=0: greedy answers would all be the same",
+                f"n={self.n} with temperature=0: greedy outputs would all be the same",
                 hint="use n=1, or temperature > 0", field="n",
             )  # fmt: skip
         self.top_p, self.top_k, self.min_p = 1.0, 0, 0.0
@@ -415,7 +419,7 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, repr_omit_defaults=True
                 got = "" if field != name else f" (got {shown(value)})"
                 raise ValidationError(
                     f"{field} is not available with beam search{got}",
-                    hint=f"leave out {field}, or search without beams", field=field,
+                    hint=f"leave out {field}, or do not use beam search", field=field,
                 )  # fmt: skip
 
     def _check_without_tokenizer(self) -> None:

@@ -50,10 +50,10 @@ class MessageEncoder:
         if isinstance(value, np.generic):
             return value.item()
         if not isinstance(value, np.ndarray):
-            raise NotImplementedError(f"a {type(value).__name__} does not cross between processes")
+            raise NotImplementedError(f"a {type(value).__name__} cannot be sent between processes")
         code = "b1" if value.dtype == np.bool_ else f"{value.dtype.kind}{value.dtype.itemsize}"
         if code not in DTYPES:
-            raise NotImplementedError(f"an array of {value.dtype} does not cross between processes")
+            raise NotImplementedError(f"an array of {value.dtype} cannot be sent between processes")
         array = np.ascontiguousarray(value, dtype=DTYPES[code]).reshape(value.shape)
         if array.nbytes <= INLINE_BYTES:
             return code, array.shape, array.tobytes()
@@ -75,7 +75,7 @@ class MessageDecoder(Generic[T]):
             MessageError: the frames are not a message of this type.
         """
         if not 0 < len(frames) <= MAX_FRAMES or len(frames[0]) > MAX_HEADER_BYTES:
-            raise MessageError(f"{len(frames)} frames are no message, or one that is too large")
+            raise MessageError(f"{len(frames)} frames are not a valid message, or exceed the size limit")
         self._frames = frames
         try:
             message: T = self._decoder.decode(frames[0])
@@ -89,7 +89,7 @@ class MessageDecoder(Generic[T]):
         if kind is KVCacheSpec:
             return spec_from_fields(value)
         if kind is not np.ndarray:
-            raise NotImplementedError(f"no form for {kind}")
+            raise NotImplementedError(f"no encoding for {kind}")
         if not isinstance(value, list) or len(value) != 3:
             raise ValueError("an array is (dtype, shape, bytes or frame)")
         code, shape, source = value
@@ -115,4 +115,4 @@ class MessageDecoder(Generic[T]):
             return source
         if type(source) is int and 0 < source < len(self._frames):
             return self._frames[source]
-        raise ValueError("an array refers to a frame that is not there")
+        raise ValueError("an array refers to a missing frame")

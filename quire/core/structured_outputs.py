@@ -160,7 +160,9 @@ def json_text(field: str, value: Any) -> str:
         text = json.dumps(value, ensure_ascii=False, allow_nan=False)
         text.encode("utf-8")
     except (TypeError, ValueError) as error:
-        raise ValidationError(f"{field} is no JSON value: {error}", hint="use plain JSON data", field=field) from None
+        raise ValidationError(
+            f"{field} is not a valid JSON value: {error}", hint="use plain JSON data", field=field
+        ) from None
     return text
 
 
@@ -195,18 +197,18 @@ def _depth_exceeds(value: Any, limit: int) -> bool:
 
 def _check_schema(field: str, value: Any) -> None:
     if not isinstance(value, (str, dict, bool)):
-        raise wrong_type(field, value, "a JSON schema: an object or its text")
+        raise wrong_type(field, value, "a JSON schema: an object, or a string with one")
     if not isinstance(parse_json(field, value), (dict, bool)):
-        raise ValidationError(f"{field} is no JSON schema", hint="a schema is an object", field=field)
+        raise ValidationError(f"{field} is not a valid JSON schema", hint="a schema is an object", field=field)
 
 
 def _check_text(field: str, value: Any) -> None:
     if not isinstance(value, str):
-        raise wrong_type(field, value, "text")
+        raise wrong_type(field, value, "a string")
     if not value.strip():
         raise ValidationError(f"{field} is empty", hint="leave it out, or give a pattern", field=field)
     if "\0" in value:
-        raise ValidationError(f"{field} holds a NUL character", hint="remove it", field=field)
+        raise ValidationError(f"{field} contains a NUL character", hint="remove it", field=field)
     if len(value) > MAX_CHARS:
         raise ValidationError(f"{field} has more than {MAX_CHARS} characters", hint="make it smaller", field=field)
     _check_unicode(field, value)
@@ -214,18 +216,22 @@ def _check_text(field: str, value: Any) -> None:
 
 def _check_choice(field: str, value: Any) -> None:
     if not isinstance(value, (list, tuple)):
-        raise wrong_type(field, value, "a list of texts")
+        raise wrong_type(field, value, "a list of strings")
     if not value:
-        raise ValidationError(f"{field} is empty", hint="name at least one answer", field=field)
+        raise ValidationError(f"{field} is empty", hint="give at least one choice", field=field)
     if len(value) > MAX_CHOICES or sum(len(one) for one in value if isinstance(one, str)) > MAX_CHARS:
         raise ValidationError(
-            f"{field} has more than {MAX_CHOICES} texts or {MAX_CHARS} characters", hint="make it smaller", field=field
+            f"{field} has more than {MAX_CHOICES} choices or {MAX_CHARS} characters",
+            hint="make it smaller",
+            field=field,
         )
     for index, one in enumerate(value):
         if not isinstance(one, str):
-            raise wrong_type(f"{field}[{index}]", one, "a text")
+            raise wrong_type(f"{field}[{index}]", one, "a string")
         if not one or "\0" in one:
-            raise ValidationError(f"{field}[{index}] is empty or holds a NUL", hint="give a text", field=field)
+            raise ValidationError(
+                f"{field}[{index}] is empty or contains a NUL character", hint="give a non-empty string", field=field
+            )
         _check_unicode(f"{field}[{index}]", one)
 
 
@@ -234,7 +240,7 @@ def _check_unicode(field: str, value: str) -> None:
         value.encode("utf-8")
     except UnicodeEncodeError:
         raise ValidationError(
-            f"{field} holds half of a surrogate pair", hint="send valid Unicode", field=field
+            f"{field} is not valid Unicode: it has half of a surrogate pair", hint="send valid Unicode", field=field
         ) from None
 
 
@@ -245,9 +251,9 @@ def _check_json_object(field: str, value: Any) -> None:
 
 def _check_tag(field: str, value: Any) -> None:
     if not isinstance(value, (str, dict)):
-        raise wrong_type(field, value, "an object or its text")
+        raise wrong_type(field, value, "an object, or a string with one")
     if not isinstance(parse_json(field, value, MAX_TAG_DEPTH), dict):
-        raise ValidationError(f"{field} is no object", hint="give a structural tag", field=field)
+        raise ValidationError(f"{field} is not an object", hint="give a structural tag", field=field)
 
 
 _PARSED = ("json", "structural_tag")

@@ -51,7 +51,7 @@ def unpack_column(packed: list[Any]) -> list[Any]:
     if form == "equal":
         num_items, columns = rest
         if not columns and num_items > MAX_EMPTY_TUPLES:
-            raise ValueError(f"{num_items} empty tuples are more than a state has")
+            raise ValueError(f"{num_items} empty tuples are more than a state can have")
         return list(zip(*map(unpack_column, columns), strict=True)) if columns else [()] * num_items
     if form == "ragged":
         entries = iter(unpack_column(rest[1]))

@@ -52,7 +52,7 @@ def read_recording(path: Path, run: str | None = None) -> Recording:
         return _read_directory(path, run)
     if not path.is_file():
         raise ConfigError(
-            f"{path} is no recording", hint="name a file or a directory of --flight-recorder", field="recording"
+            f"{path} is not a recording", hint="name a file or a directory of --flight-recorder", field="recording"
         )
     return Recording(read_head(path), [path])
 
@@ -61,21 +61,21 @@ def read_head(path: Path) -> Head:
     """How a file begins.
 
     Raises:
-        ValidationError: it is no recording, of a newer version, or names a plugin.
+        ValidationError: it is not a recording, of a newer version, or names a plugin.
     """
     torn: dict[Path, str] = {}
     head = next(_records(path, torn), None)
     if not isinstance(head, Head):
-        raise ValidationError(f"{path} does not begin as a recording: {torn.get(path, 'its first record is no head')}")
+        raise ValidationError(f"{path} is not a recording: {torn.get(path, 'its first record is not a header')}")
     if head.version != VERSION:
         raise ValidationError(
-            f"{path} is of version {head.version} of the format, this Quire ({VERSION}) reads {VERSION}",
+            f"{path} has format version {head.version}; this Quire ({VERSION}) reads {VERSION}",
             hint=f"use Quire {head.quire_version}, which wrote it",
         )
     if head.setup.scheduler.has_plugin:
         raise ValidationError(
-            f"{path} names a scheduler or a policy of another package, and no file makes Quire load code",
-            hint="recordings are of Quire's own scheduler and policies", field="recording",
+            f"{path} uses a scheduler or policy plugin; recordings never load code",
+            hint="only recordings of Quire's own scheduler and policies are read", field="recording",
         )  # fmt: skip
     return head
 
@@ -87,7 +87,7 @@ def _read_directory(path: Path, run: str | None) -> Recording:
             heads[file] = read_head(file)
     if not heads:
         what = f"no run {run}" if run is not None else f"no *{SUFFIX}"
-        raise ConfigError(f"{path} holds {what}", hint="name a directory of --flight-recorder", field="recording")
+        raise ConfigError(f"{path} holds {what}", hint="pass a directory of --flight-recorder", field="recording")
     newest = max(heads.values(), key=lambda head: head.wall_time).run
     files = sorted((file for file in heads if heads[file].run == newest), key=lambda file: heads[file].number)
     first = len(files) - 1
@@ -100,7 +100,7 @@ def _records(path: Path, torn: dict[Path, str]) -> Iterator[Record]:
     with path.open("rb") as file:
         size = path.stat().st_size
         if file.read(len(MAGIC)) != MAGIC:
-            torn[path] = "it is of another kind"
+            torn[path] = "it has another type"
             return
         while size - file.tell() >= FRAME.size:
             start = file.tell()
@@ -115,7 +115,7 @@ def _records(path: Path, torn: dict[Path, str]) -> Iterator[Record]:
             try:
                 yield decoder.decode([payload])
             except MessageError as error:
-                torn[path] = f"the record at byte {start} is none: {error.message}"
+                torn[path] = f"the record at byte {start} is not valid: {error.message}"
                 return
         if file.tell() != size:
             torn[path] = f"the record at byte {file.tell()} is cut off"

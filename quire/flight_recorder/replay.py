@@ -83,7 +83,7 @@ class Replay:
             for message in [*scheduler.unplaced_requests(), *(one for _, one in scheduler.placed_requests())]:
                 self._watch.knows(message)
         except Exception as error:  # the parts of a foreign state need not fit together
-            raise MessageError(f"the recorded state does not make sense: {type(error).__name__}: {error}") from None
+            raise MessageError(f"the recorded state is inconsistent: {type(error).__name__}: {error}") from None
 
     def run(self) -> ReplayResult:
         """Run all of it, or up to the first difference."""
@@ -112,7 +112,7 @@ class Replay:
         except Exception as error:  # with another input the scheduler's own checks may be what finds it
             raise Difference(f"the scheduler failed: {type(error).__name__}: {error}") from error
         if next(self._readings, None) is not None:
-            raise Difference("the clock was read less often than recorded")
+            raise Difference("the clock was read fewer times than recorded")
         if call.clock:
             self._watch.advance(call.clock[-1])
 
@@ -129,16 +129,16 @@ class Replay:
             self._scheduler.hold(call.handles)
         elif isinstance(call, Abandon):
             self._scheduler.abandon_step(self._next_step())
-            self._cause = "its step failed, and all that ran began anew"
+            self._cause = "its step failed, and all running requests were restarted"
         elif isinstance(call, Take):
             outputs = self._scheduler.take_outputs()
-            self._compare("what the front-end was told", call.digest, records.digest_of_outputs(outputs))
+            self._compare("the outputs sent to the front end", call.digest, records.digest_of_outputs(outputs))
             self._watch.told(outputs, self._cause)
         else:
             is_done = self._scheduler.reset_prefix_cache(call.reset_running_requests)
             self._compare("whether the prefix cache was reset", int(call.is_done), int(is_done))
             if call.reset_running_requests:
-                self._cause = "the prefix cache was reset, and all that ran began anew"
+                self._cause = "the prefix cache was reset, and all running requests were restarted"
 
     def _add(self, call: Add) -> None:
         try:
@@ -155,17 +155,17 @@ class Replay:
         self._verdicts = iter(call.verdicts) if call.verdicts else None
         step = self._scheduler.schedule()
         self._compare_plan(call, None if step is None else step.output)
-        self._cause = "pages ran out for requests that go before it"
+        self._cause = "not enough KV blocks for requests of higher rank"
         if step is not None:
             self._in_flight.append(step)
             if step.made_room:
                 names = ", ".join(new.request_id for new in step.output.new_reqs)
-                self._cause = f"room was made for {names or 'a waiting request'}, of a stricter class"
+                self._cause = f"preempted for {names or 'a waiting request'} of a higher class"
         self._watch.scheduled(self._scheduler, step)
 
     def _next_step(self) -> Step:
         if not self._in_flight:
-            raise Difference("a step was taken in or abandoned that was not scheduled")
+            raise Difference("a step was updated or abandoned that was not scheduled")
         return self._in_flight.popleft()
 
     def _update(self, call: Update) -> None:
@@ -176,7 +176,7 @@ class Replay:
         output = records.whole_output(call, scheduled)
         outputs = self._scheduler.update_from_output(step, output, call.seconds)
         found = records.digest_of_outputs(outputs)
-        self._compare("what the front-end was told (tokens, ends, times)", call.digest, found)
+        self._compare("the outputs sent to the front end (tokens, finishes, times)", call.digest, found)
         self._watch.told(outputs, self._cause)
         if self._on_step is not None:
             self._on_step(scheduled, call, outputs)
@@ -193,11 +193,11 @@ class Replay:
         if not np.array_equal(num_tokens, scheduled.num_scheduled_tokens):
             found = scheduled.num_scheduled_tokens.tolist()
             raise Difference(f"{num_tokens.tolist()} tokens by row were recorded, {found} are scheduled")
-        self._compare("the step's pages or messages", call.digest, records.digest_of_schedule(scheduled))
+        self._compare("the step's blocks or messages", call.digest, records.digest_of_schedule(scheduled))
 
     def _compare(self, what: str, recorded: int, found: int) -> None:
         if recorded != found:
-            raise Difference(f"{what} differs: {recorded} was recorded, {found} came out")
+            raise Difference(f"{what} differs: recorded {recorded}, got {found}")
 
     def _read_clock(self) -> float:
         reading = next(self._readings, None)

@@ -55,13 +55,13 @@ def _inflated(data: bytes) -> bytes:
 
 def _listed(name: str, listed: Mapping[str, T]) -> T:
     if name not in listed:
-        raise ValueError(f"{name!r} is not a class of a state")
+        raise ValueError(f"{name!r} is not an allowed class")
     return listed[name]
 
 
 def _dtype(name: str) -> np.dtype[Any]:
     if not DTYPE.fullmatch(name):
-        raise ValueError(f"{name!r} is not a type of an array")
+        raise ValueError(f"{name!r} is not an allowed array type")
     return np.dtype(name)
 
 
@@ -97,7 +97,7 @@ class _Restorer:
             return node
         form, *rest = node
         if form not in FORMS:
-            raise ValueError(f"{form!r} is not a form of a value")
+            raise ValueError(f"{form!r} is not a valid encoding")
         made: Any = getattr(self, f"_{form}")(*rest, old=old)
         return made
 

@@ -44,11 +44,11 @@ class SegmentRing:
         try:
             directory.mkdir(parents=True, exist_ok=True)
             if not os.access(directory, os.W_OK | os.X_OK):
-                raise PermissionError(13, "it may not be written")
+                raise PermissionError(13, "it is not writable")
         except OSError as error:
             raise ConfigError(
                 f"flight_recorder={str(directory)!r} cannot be used: {error.strerror}",
-                hint="name a directory that can be written",
+                hint="choose a writable directory",
                 field="flight_recorder",
             ) from None
 

@@ -56,7 +56,7 @@ def encode(node: Node) -> bytes:
     """
     state = msgspec.msgpack.encode(node, enc_hook=_pack)
     if len(state) > MAX_STATE_BYTES:
-        raise SnapshotError(f"the state has {len(state)} bytes, a recording holds at most {MAX_STATE_BYTES}")
+        raise SnapshotError(f"the state has {len(state)} bytes, a recording can have at most {MAX_STATE_BYTES}")
     return zlib.compress(state, 1)
 
 
@@ -70,7 +70,7 @@ class _Column:
 def _pack(value: Any) -> Any:
     if isinstance(value, _Column):
         return pack_column(value.items)
-    raise NotImplementedError(f"no form for a {type(value).__name__}")
+    raise NotImplementedError(f"no encoding for a {type(value).__name__}")
 
 
 def _attributes(value: Any) -> list[str]:
@@ -144,5 +144,5 @@ class _Freezer:
 def _listed(kind: type, listed: Mapping[str, type], path: str) -> str:
     name = name_of(kind)
     if name not in listed:
-        raise SnapshotError(f"{path} is a {kind.__module__}.{kind.__qualname__}, which has no form in a recording")
+        raise SnapshotError(f"{path} is a {kind.__module__}.{kind.__qualname__}, which cannot be recorded")
     return name

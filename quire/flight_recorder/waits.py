@@ -17,11 +17,11 @@ from quire.scheduler.scheduler import Scheduler
 from quire.scheduler.step import Step
 from quire.scheduler.waiting import WaitReason
 
-ARRIVED = "came while a step was running"
-CHUNKED = "its prompt was computed in parts"
-PREFILL = "its prompt was computed"
-DECODE = "it was decoding"
-PAUSED = "it sat out a step"
+ARRIVED = "arrived during a step"
+CHUNKED = "prefill (chunk)"
+PREFILL = "prefill"
+DECODE = "decode"
+PAUSED = "skipped for a step"
 
 
 @dataclass(slots=True)

@@ -90,7 +90,7 @@ class RecordWriter:
             return
         self._queue.append(entry)
         if len(self._queue) > self._max_queued:
-            self._pause(f"{self._max_queued} records wait to be written")
+            self._pause(f"{self._max_queued} records are waiting to be written")
 
     def begin_file(self, state: snapshot.Node) -> None:
         """Go on in a new file, which begins with this state."""
@@ -99,12 +99,12 @@ class RecordWriter:
         self._num_begun += 1
         self._queue.append(_Boundary(state, not was_paused, self._clock(), time.time()))
         if was_paused:
-            logger.warning("the flight recorder goes on; %d records are missing", self._num_dropped)
+            logger.warning("flight recorder resumed; %d records are missing", self._num_dropped)
             self._num_dropped = 0
 
     def give_up(self, reason: str) -> None:
         """Record no more: a state could not be written down."""
-        logger.error("the flight recorder stops: %s", reason)
+        logger.error("flight recorder stopped: %s", reason)
         self.wants_state = self.needs_state = False
         self._is_paused, self._not_before = True, float("inf")
 
@@ -127,7 +127,7 @@ class RecordWriter:
         atexit.unregister(self.close)
 
     def _pause(self, reason: str) -> None:
-        logger.warning("the flight recorder pauses: %s", reason)
+        logger.warning("flight recorder paused: %s", reason)
         self._is_paused = True
 
     # --- the writer's thread ---
@@ -147,12 +147,12 @@ class RecordWriter:
             self.give_up(error.message)
             self._queue.clear()
         except OSError as error:
-            self._pause(f"its file cannot be written: {error.strerror}")
+            self._pause(f"the file cannot be written: {error.strerror}")
             self._not_before = time.monotonic() + RETRY_S
             self._queue.clear()
         except Exception:  # a mistake here must not cost the engine more than its recording
-            logger.exception("a record could not be made")
-            self._pause("a record could not be made")
+            logger.exception("a record could not be encoded")
+            self._pause("a record could not be encoded")
             self._not_before = time.monotonic() + RETRY_S
             self._queue.clear()
 

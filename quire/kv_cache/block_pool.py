@@ -76,7 +76,7 @@ class BlockPool:
         """Take one user off each of a request's pages, given in the order of its tokens; its tail is evicted first."""
         self._ref_counts[block_ids] -= 1
         counts = self._ref_counts[block_ids]
-        assert not (counts < 0).any(), "a page was freed more often than it was taken"
+        assert not (counts < 0).any(), "a block was freed more often than it was allocated"
         unused = block_ids[counts == 0][::-1]
         is_cached = self.prefix_index.is_cached[unused]
         self._free.push_cached(unused[is_cached])

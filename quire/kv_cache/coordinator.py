@@ -31,7 +31,7 @@ class KVCacheCoordinator:
         specs = [group.spec for group in kv_cache_config.groups]
         if not specs or any(spec.keeps_sequence for spec in specs[1:]):
             raise UnsupportedError(
-                f"{len(specs)} KV cache groups: one that keeps whole sequences comes first, and there is one at most",
+                f"{len(specs)} KV cache groups: at most one full-attention group is supported, and it comes first",
                 hint="make the plan with kv_cache.planning.plan_kv_cache",
             )
         self._block_size = kv_cache_config.block_size
@@ -70,7 +70,7 @@ class KVCacheCoordinator:
         full_ids = None if self._full is None else self._full.find(request, max_pages)
         num_pages = max_pages if full_ids is None else len(full_ids)
         if not self._local:
-            assert full_ids is not None, "prefixes are looked for where every group can serve them"
+            assert full_ids is not None, "lookup lengths are multiples that every group can serve"
             return (full_ids,), num_pages
         names = self._pool.prefix_pages.tree.find(request.token_ids, request.extra_keys, num_pages)
         agreed = len(names)

@@ -55,7 +55,7 @@ class FreeList:
 
     def take(self, num_blocks: int) -> np.ndarray:
         """[num_blocks] int32 pages in giving order; there must be as many free."""
-        assert num_blocks <= len(self), "taking more pages than are free"
+        assert num_blocks <= len(self), "allocating more blocks than are free"
         num_plain = min(num_blocks, self._num_stacked)
         self._num_stacked -= num_plain
         plain = self._stack[self._num_stacked : self._num_stacked + num_plain][::-1]

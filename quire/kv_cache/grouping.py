@@ -50,13 +50,13 @@ def group_layers(specs: Mapping[str, KVCacheSpec], max_model_len: int, *, frees_
             return one_group, "one group: no layer has a window shorter than max_model_len"
         return _divide(kinds, max_model_len, None)
     if not frees_pages:
-        reason = "as disable_hybrid_kv_cache_manager is set: windows are masked, no page is freed"
+        reason = "disable_hybrid_kv_cache_manager is set: windows are masked, no block is freed early"
         if one_group is not None:
             return one_group, f"one group, {reason}"
         groups, division = _divide(masked, max_model_len, None)
         return groups, f"{division}; {reason}"
     if len(kinds) == 1:
-        return _one_group(kinds), f"one group: {next(iter(kinds)).describe()}, pages are freed behind it"
+        return _one_group(kinds), f"one group: {next(iter(kinds)).describe()}, blocks are freed behind it"
     return _divide(kinds, max_model_len, one_group)
 
 
@@ -82,7 +82,7 @@ def _divide(kinds: Kinds, max_model_len: int, one_group: Groups | None) -> tuple
         raise UnsupportedError(
             f"{counts} do not divide into at most {MAX_GROUPS} groups of equally many layers with at most "
             f"{MAX_PADDING:.0%} of the memory unused",
-            hint="models whose layers come in a few even numbers are supported",
+            hint="models whose layer types have counts with a common divisor are supported",
             field="model",
         )
     memory, num_groups, per_group = best
@@ -94,7 +94,7 @@ def _divide(kinds: Kinds, max_model_len: int, one_group: Groups | None) -> tuple
             groups.append(KVCacheGroupSpec(layer_names=part, spec=spec))
     padding = _padding(num_layers, num_groups * per_group)
     return tuple(groups), (
-        f"{num_groups} groups of up to {per_group} layers ({counts}), {padding:.0%} of the pages' memory is padding; "
+        f"{num_groups} groups of up to {per_group} layers ({counts}), {padding:.0%} of the blocks' memory is padding; "
         f"a request of {max_model_len} tokens takes {memory / (num_layers * num_pages):.0%} of what one group would"
     )
 
@@ -118,16 +118,16 @@ def _one_group(kinds: Kinds) -> Groups:
 def _of_one_page_size(specs: Mapping[str, KVCacheSpec]) -> Mapping[str, KVCacheSpec]:
     """The specs, checked to agree on the shape of a page but for windows; states are padded to that size."""
     if not specs:
-        raise UnsupportedError("the model has no attention layer, so there is nothing to cache", field="model")
+        raise UnsupportedError("the model does not have attention layers, so there is nothing to cache", field="model")
     states = {name: spec for name, spec in specs.items() if isinstance(spec, MambaSpec)}
     shapes = {name: spec.unwindowed() for name, spec in specs.items() if name not in states}
     for name, shape in shapes.items():
         first_name, first = next(iter(shapes.items()))
         if shape != first:
             raise UnsupportedError(
-                f"layers {first_name!r} and {name!r} need KV cache pages of different shape: {specs[first_name]} and "
+                f"layers {first_name!r} and {name!r} need KV-cache blocks of different shapes: {specs[first_name]} and "
                 f"{specs[name]}",
-                hint="one shape for all layers is supported",
+                hint="only one shape for all layers is supported",
                 field="model",
             )
     if not states:
@@ -139,8 +139,8 @@ def _of_one_page_size(specs: Mapping[str, KVCacheSpec]) -> Mapping[str, KVCacheS
         if size > attention.page_size_bytes:
             block_size = -(-size * attention.block_size // attention.page_size_bytes)
             raise UnsupportedError(
-                f"layer {largest!r} needs {states[largest].describe()}, and a page of {attention.block_size} tokens of "
-                f"attention has {attention.page_size_bytes}",
+                f"layer {largest!r} needs {states[largest].describe()}, and a block of "
+                f"{attention.block_size} tokens of attention has {attention.page_size_bytes}",
                 hint=f"use block_size >= {block_size}",
                 field="block_size",
             )

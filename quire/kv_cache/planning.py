@@ -57,7 +57,10 @@ def plan_kv_cache(
         if len(groups) == 1 or _missing_bytes(whole, budget_bytes, max_model_len, max_chunk_tokens) > 0:
             longest = _longest_that_fits(specs, budget_bytes, max_model_len, max_chunk_tokens, frees_pages)
             raise _not_enough_memory(groups, budget_bytes, cache, max_model_len, max_chunk_tokens, longest)
-        groups, reason = whole, "one group: while a long prompt is computed, several would need more than there is"
+        groups, reason = (
+            whole,
+            "one group: several would need more memory than available while a long prompt is computed",
+        )
     _log(reason, specs)
     return _divided(budget_bytes // _page_bytes(groups), groups, cache)
 
@@ -121,7 +124,7 @@ def _num_swap_blocks(swap_space: float, page_size_bytes: int) -> int:
     num_blocks = int(swap_space * GIB) // page_size_bytes
     if swap_space and not num_blocks:
         raise NotEnoughMemoryError(
-            f"swap_space={swap_space:g} GiB holds no page of {format_bytes(page_size_bytes)}",
+            f"swap_space={swap_space:g} GiB is less than one block of {format_bytes(page_size_bytes)}",
             hint=f"use swap_space >= {math.ceil(1000 * page_size_bytes / GIB) / 1000:g}, or 0",
             field="swap_space",
         )
@@ -134,10 +137,10 @@ def _not_enough_memory(
     held_bytes = budget_bytes // _page_bytes(groups) * _page_bytes(groups)
     needed_bytes = held_bytes + _missing_bytes(groups, budget_bytes, max_model_len, max_chunk_tokens)
     if cache.kv_cache_memory_bytes is None:
-        given = f"{format_bytes(budget_bytes)} is free for it"
+        given = f"{format_bytes(budget_bytes)} is available"
         more = f"raise gpu_memory_utilization (now {cache.memory_utilization:.2f}), or free memory"
     else:
-        given = f"kv_cache_memory_bytes gives it {format_bytes(budget_bytes)}"
+        given = f"kv_cache_memory_bytes provides {format_bytes(budget_bytes)}"
         more = f"raise kv_cache_memory_bytes to at least {needed_bytes}"
     return NotEnoughMemoryError(
         f"max_model_len={max_model_len} needs {format_bytes(needed_bytes)} of KV cache, {given}",

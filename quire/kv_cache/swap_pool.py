@@ -51,12 +51,14 @@ class SwapPool:
 
     def take(self, num_blocks: int) -> np.ndarray:
         """[num_blocks] int32 pages; as many must be free. Those freed last come first: their memory is there."""
-        assert num_blocks <= self._num_free, "taking more host pages than are free"
+        assert num_blocks <= self._num_free, "allocating more host blocks than are free"
         self._num_free -= num_blocks
         return np.array(self._stack[self._num_free : self._num_free + num_blocks][::-1])
 
     def free(self, block_ids: np.ndarray) -> None:
         """Give pages back, each once."""
-        assert self._num_free + len(block_ids) <= self.num_blocks, "a host page was freed more often than it was taken"
+        assert self._num_free + len(block_ids) <= self.num_blocks, (
+            "a host block was freed more often than it was allocated"
+        )
         self._stack[self._num_free : self._num_free + len(block_ids)] = block_ids[::-1]
         self._num_free += len(block_ids)

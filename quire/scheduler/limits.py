@@ -42,7 +42,7 @@ def make_limits(config: SchedulerConfig, max_model_len: int) -> Limits:
     if config.max_num_seqs is None or config.max_num_batched_tokens is None:
         raise ConfigError(
             f"max_num_seqs={config.max_num_seqs}, max_num_batched_tokens={config.max_num_batched_tokens}: "
-            "the scheduler needs numbers",
+            "the scheduler needs integers",
             hint="resolve the configuration first",
         )
     if not config.enable_chunked_prefill and config.max_num_batched_tokens < max_model_len:

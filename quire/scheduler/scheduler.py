@@ -200,7 +200,7 @@ class Scheduler:
     def _end_overdue(self) -> None:
         for request in self._deadlines.take_overdue():
             if not self.beams.has_started(request) and request.handle in self._requests:
-                waited = f"no room within queue_timeout={request.message.queue_timeout_s:g} s"
+                waited = f"not admitted within queue_timeout={request.message.queue_timeout_s:g} s"
                 self.finish_requests([request.handle], FinishReason.QUEUE_TIMEOUT, waited)
 
     def _make_room(self, waiting: Request, plan: StepPlan) -> None:

@@ -43,7 +43,7 @@ def keep_alive(
     if not scheduled.is_sampling.all():
         rows, is_alive = rows[scheduled.is_sampling], is_alive[scheduled.is_sampling]
     is_answered = len(rows) == len(output.rows) and (rows == output.rows).all()
-    assert is_answered, "the worker must answer for exactly the rows that sample"
+    assert is_answered, "the worker must return exactly the rows that sample"
     return select_sampled(Sampled(rows, output.sampled_token_ids, output.logprobs), is_alive)
 
 

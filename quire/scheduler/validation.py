@@ -34,7 +34,7 @@ def check_can_run(message: EngineCoreRequest, max_model_len: int, kv: KVCacheMan
     num_output_tokens = 0 if message.output_token_ids is None else len(message.output_token_ids)
     if num_prompt_tokens + num_output_tokens >= num_total:
         raise ValidationError(
-            f"the request has put out {num_output_tokens} tokens already and may have at most "
+            f"the request has generated {num_output_tokens} tokens already and may have at most "
             f"{num_total - num_prompt_tokens}",
             hint="raise max_tokens",
             field="max_tokens",
@@ -59,13 +59,14 @@ def check_beams_fit(message: EngineCoreRequest, limits: Limits, kv: KVCacheManag
         return
     if spec.num_beams > limits.max_num_seqs:
         raise ValidationError(
-            f"beam_width={spec.num_beams} is more than max_num_seqs={limits.max_num_seqs}, and beams run together",
+            f"beam_width={spec.num_beams} is more than max_num_seqs={limits.max_num_seqs}, but all beams must "
+            "run together",
             hint="use fewer beams, or raise max_num_seqs",
             field="beam_width",
         )
     if limits.max_num_batched_tokens < limits.max_num_seqs:
         raise ValidationError(
-            f"beams run together, and with max_num_batched_tokens={limits.max_num_batched_tokens} not all of "
+            f"beams must run together, but with max_num_batched_tokens={limits.max_num_batched_tokens} not all of "
             f"max_num_seqs={limits.max_num_seqs} requests run in one step",
             hint="raise max_num_batched_tokens, or lower max_num_seqs",
             field="beam_width",
@@ -75,7 +76,7 @@ def check_beams_fit(message: EngineCoreRequest, limits: Limits, kv: KVCacheManag
     num_needed = num_shared + spec.num_beams * (num_held - num_shared)
     if num_needed > kv.num_usable_blocks:
         raise ValidationError(
-            f"{spec.num_beams} beams may need {num_needed} pages of {kv.block_size} tokens; the whole KV cache has "
+            f"{spec.num_beams} beams may need {num_needed} blocks of {kv.block_size} tokens; the whole KV cache has "
             f"{kv.num_usable_blocks}",
             hint="use fewer beams or a smaller max_tokens, or enlarge the KV cache (num_gpu_blocks_override, "
             "kv_cache_memory_bytes or gpu_memory_utilization)",
@@ -89,7 +90,7 @@ def _exceeds_cache(num_prompt_tokens: int, num_total: int, kv: KVCacheManager) -
     return ValidationError(
         f"the request may grow to {num_total} tokens ({num_prompt_tokens} of prompt, "
         f"{num_total - num_prompt_tokens} of output); the whole KV cache holds one of at most "
-        f"{kv.max_tokens_per_request} ({kv.num_usable_blocks} pages of {kv.block_size} tokens)",
+        f"{kv.max_tokens_per_request} ({kv.num_usable_blocks} blocks of {kv.block_size} tokens)",
         hint=f"use max_tokens <= {room}, or {more}" if room > 0 else f"shorten the prompt, or {more}",
         field="max_tokens" if room > 0 else "prompt",
     )

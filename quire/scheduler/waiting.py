@@ -9,15 +9,15 @@ from enum import Enum
 class WaitReason(Enum):
     """What a waiting request lacks."""
 
-    ROWS = "all rows are taken (max_num_seqs)"
-    PAGES = "pages are short"
-    TOKENS = "the step's tokens are spent (max_num_batched_tokens)"
-    PACE = "prompts are held back so that decoding requests keep their pace (max_decode_slowdown)"
-    SWAPPED = "swapped requests come back first, once there are pages for them to grow in"
+    ROWS = "max_num_seqs reached"
+    PAGES = "not enough free KV blocks"
+    TOKENS = "max_num_batched_tokens reached"
+    PACE = "prefill throttled to protect decode latency (max_decode_slowdown)"
+    SWAPPED = "swapped requests are resumed first, once there are enough free KV blocks"
     SIBLING = "another request is computing the prompt that they share"
-    GATE = "a gate holds it back"
+    GATE = "waiting for a gate (such as its grammar)"
     PREEMPTION = "requests were preempted in this step"
-    OTHER = "its policy lets another go first"
+    OTHER = "the scheduling policy runs another first"
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +26,7 @@ class Blocked:
 
     Attributes:
         handle: the request that lacks something: the one that was refused, or one that goes before it.
-        num_missing: pages, where pages are short.
+        num_missing: missing blocks, where there are too few.
         is_passed_over: those behind it in the queue may enter in the same step.
     """
 

@@ -235,8 +235,8 @@ def find_template(tokenizer: Tokenizer, with_tools: bool = False) -> str | None:
         entry = (named.get("tool_use") if with_tools else None) or named.get("default")
     if entry is not None and not isinstance(entry, str):
         raise ChatTemplateError(
-            f"chat_template in tokenizer_config.json is a {type(entry).__name__}, a text or a list of named texts is "
-            "needed",
+            f"chat_template in tokenizer_config.json is a {type(entry).__name__}, a string or a list of "
+            "named templates is needed",
             hint="pass a template of your own: chat_template=...",
             field="chat_template",
         )

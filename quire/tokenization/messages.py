@@ -53,7 +53,7 @@ def mark_last_message(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
         last["content"] = [*content[:-1], {**content[-1], "text": content[-1]["text"] + CONTINUE_MARK}]
     else:
         raise ChatTemplateError(
-            "the last message has no text to continue", hint="give it a text content", field="continue_final_message"
+            "the last message has no text to continue", hint="give it text content", field="continue_final_message"
         )
     return [*messages[:-1], last]
 
@@ -63,7 +63,7 @@ def cut_at_mark(text: str) -> str:
     before, found, _ = text.partition(CONTINUE_MARK)
     if not found:
         raise ChatTemplateError(
-            "the chat template does not write the last message, so it cannot be continued",
+            "the chat template does not render the last message, so it cannot be continued",
             hint="use add_generation_prompt=True instead of continue_final_message=True",
             field="continue_final_message",
         )
@@ -79,5 +79,5 @@ def plain_value(value: Any, where: str) -> Any:
     if isinstance(value, (list, tuple)):
         return [plain_value(item, f"{where}[{position}]") for position, item in enumerate(value)]
     raise ChatTemplateError(
-        f"{where} is a {type(value).__name__}; only texts, numbers, lists and mappings are allowed", field=where
+        f"{where} is a {type(value).__name__}; only strings, numbers, lists and mappings are allowed", field=where
     )

@@ -26,7 +26,7 @@ def problem_of(content: str) -> str | None:
     except (msgspec.MsgspecError, UnicodeError, RecursionError):
         return None
     if num_ids > MAX_ADDED_IDS:
-        return f"its post_processor adds {num_ids} tokens to each text, at most {MAX_ADDED_IDS} are allowed"
+        return f"its post_processor adds {num_ids} tokens to each input, at most {MAX_ADDED_IDS} are allowed"
     return None
 
 

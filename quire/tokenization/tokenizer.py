@@ -133,8 +133,8 @@ def _check_text(text: Any) -> None:
         text.encode("utf-8")
     except UnicodeEncodeError as error:
         raise ValidationError(
-            f"text holds half of a surrogate pair at character {error.start}",
-            hint="decode the text as UTF-8 before it is sent",
+            f"the input is not valid Unicode: half of a surrogate pair at character {error.start}",
+            hint="decode the text as UTF-8 before sending it",
             field="prompt",
         ) from error
 
@@ -173,8 +173,8 @@ def check_tokenizer_files(directory: Path) -> None:
 def _no_tokenizer(directory: Path) -> TokenizerError:
     return TokenizerError(
         f"no tokenizer.json and no tokenizer.model in {directory}",
-        hint="put the model's tokenizer files there, name another directory with tokenizer=..., "
-        "or work with token ids alone: skip_tokenizer_init=True",
+        hint="put the model's tokenizer files there, pass another directory with tokenizer=..., or use token "
+        "ids only: skip_tokenizer_init=True",
         field="tokenizer",
     )
 

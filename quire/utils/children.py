@@ -71,8 +71,8 @@ def forked_pool(num_processes: int) -> ProcessPoolExecutor:
 
 
 def describe_exit(code: int) -> str:
-    """How a process ended, from its return code: "was ended by SIGKILL", "exited with code 1"."""
+    """How a process ended, from its return code: "was terminated by SIGKILL", "exited with code 1"."""
     if code < 0:
         names = {int(one): one.name for one in signal.Signals}
-        return f"was ended by {names.get(-code, f'signal {-code}')}"
+        return f"was terminated by {names.get(-code, f'signal {-code}')}"
     return f"exited with code {code}"

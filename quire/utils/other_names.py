@@ -11,13 +11,13 @@ _CONTEXT = "use --max-model-len"
 _THREADS = "use --num-threads"
 _MODEL = "give the model by position, or with --model"
 _MAPPED = "leave it out: weight files are mapped into memory"
-_NO_EFFECT = "leave it out: it changes nothing in Quire"
+_NO_EFFECT = "leave it out: it has no effect in Quire"
 _PARALLEL = "use --max-num-seqs"
 _CACHE_DTYPE = "use --kv-cache-dtype"
 _OVERRIDES = "use --hf-overrides with rope_parameters"
 _GRAMMARS = "use --structured-outputs-backend"
 _CACHED_MODELS = "a model is a directory, or is in the hub's cache, which `hf cache` shows and empties"
-_SERVERS = "a server runs in the foreground: GET /health and /v1/models tell about it, Ctrl-C or SIGTERM end it"
+_SERVERS = "a server runs in the foreground: see GET /health and /v1/models; stop it with Ctrl-C or SIGTERM"
 
 FLAGS: dict[str, str] = {
     # Context, batch, threads.
@@ -51,7 +51,7 @@ FLAGS: dict[str, str] = {
     "--chat-template-file": "use --chat-template, which takes a path",
     "--quant": "use --quantization int8 or int4", "--lora": "LoRA adapters are not supported yet: merge it",
     "--rope-scaling": _OVERRIDES, "--rope-theta": _OVERRIDES, "--rope-freq-base": _OVERRIDES, "--yarn": _OVERRIDES,
-    "--embedding": "Quire has no pooling models", "--embeddings": "Quire has no pooling models",
+    "--embedding": "Quire does not have pooling models", "--embeddings": "Quire does not have pooling models",
     "--task": "leave it out: Quire generates text",
     # Sampling and logs.
     "-n": "use --max-tokens", "--n-predict": "use --max-tokens", "--num-predict": "use --max-tokens",
@@ -61,23 +61,24 @@ FLAGS: dict[str, str] = {
     "-v": "use --log-level debug", "--verbose": "use --log-level debug", "--debug": "use --log-level debug",
     "--log-disable": "use --log-level error", "--log-requests": "use --enable-log-requests",
     "--metrics": "leave it out: /metrics is always there", "--enable-metrics": "leave it out: /metrics is always there",
-    "--slots": "leave it out: /load and /metrics tell what runs",
-    "--stream": "streams are asked for by each request",
+    "--slots": "leave it out: see /load and /metrics",
+    "--stream": "each request chooses whether to stream",
     # Earlier releases of vLLM.
     "--guided-decoding-backend": _GRAMMARS, "--grammar-backend": _GRAMMARS,
     "--enable-reasoning": "use --reasoning-parser", "--num-scheduler-steps": _NO_EFFECT,
     "--use-v2-block-manager": _NO_EFFECT, "--worker-use-ray": _NO_EFFECT, "--engine-use-ray": _NO_EFFECT,
     "--num-lookahead-slots": _NO_EFFECT, "--disable-async-output-proc": _NO_EFFECT, "--cuda-graph-sizes": _NO_EFFECT,
     "--tokenizer-pool-size": _NO_EFFECT, "--disable-frontend-multiprocessing": _NO_EFFECT,
-    "--multi-step-stream-outputs": _NO_EFFECT, "--num-speculative-tokens": "there is no speculative decoding",
-    "--speculative-model": "there is no speculative decoding", "--model-draft": "there is no speculative decoding",
-    "-md": "there is no speculative decoding",
+    "--multi-step-stream-outputs": _NO_EFFECT, "--num-speculative-tokens": "speculative decoding is not supported",
+    "--speculative-model": "speculative decoding is not supported",
+    "--model-draft": "speculative decoding is not supported",
+    "-md": "speculative decoding is not supported",
 }  # fmt: skip
 
 COMMANDS: dict[str, str] = {
-    "run": "to talk to a model: quire chat MODEL; to answer a file of requests: quire run-batch",
-    "pull": "there is nothing to pull first: quire serve ORG/MODEL downloads what it needs from the hub",
-    "push": "Quire publishes no models", "create": "name a model directory: quire serve DIRECTORY",
+    "run": "to talk to a model: quire chat MODEL; to run a file of requests: quire run-batch",
+    "pull": "no separate download is needed: quire serve ORG/MODEL downloads what it needs from the hub",
+    "push": "Quire does not publish models", "create": "name a model directory: quire serve DIRECTORY",
     "cp": _CACHED_MODELS, "rm": _CACHED_MODELS, "list": _CACHED_MODELS, "ls": _CACHED_MODELS,
     "show": "quire serve MODEL --print-config shows what a model would run with",
     "ps": _SERVERS, "stop": _SERVERS, "start": "quire serve MODEL", "launch": "quire serve MODEL",
@@ -85,25 +86,26 @@ COMMANDS: dict[str, str] = {
     "complete": "quire generate PROMPT", "cli": "quire chat MODEL",
     "env": "quire collect-env", "info": "quire collect-env", "doctor": "quire collect-env",
     "benchmark": "quire bench serve, latency or throughput", "preload": "quire serve MODEL loads a model",
-    "snapshot": "quire serve keeps packed weights on disk by itself", "config": "quire serve MODEL --print-config",
-    "convert": "models are read in Hugging Face format as they are", "embed": "Quire has no pooling models",
+    "snapshot": "quire serve caches packed weights on disk automatically", "config": "quire serve MODEL --print-config",
+    "convert": "models are read in Hugging Face format without conversion",
+    "embed": "Quire does not have pooling models",
     "quantize": "quire serve MODEL --quantization int8 (or int4) quantizes while loading",
     "tokenize": "a server has POST /tokenize", "upgrade": "pip install --upgrade quire",
 }  # fmt: skip
 
 BENCHMARKS: dict[str, str] = {
-    "startup": "quire serve logs what its start took, by phase", "sweep": "quire plan --sweep",
+    "startup": "quire serve logs startup time by phase", "sweep": "quire plan --sweep",
     "run": "quire bench serve",
     "server": "quire bench serve", "online": "quire bench serve", "offline": "quire bench throughput",
 }  # fmt: skip
 
 PARAMETERS: dict[str, str] = {
     "best_of": "use n, or a beam search",
-    "logits_processors": "give them to the engine: LLM(logits_processors=[...]) or --logits-processors",
-    "truncate_prompt_tokens": "cut the prompt's token ids, or send truncate_prompt_tokens to a server",
+    "logits_processors": "pass them to the engine: LLM(logits_processors=[...]) or --logits-processors",
+    "truncate_prompt_tokens": "truncate the prompt's token ids, or send truncate_prompt_tokens to a server",
     "max_new_tokens": "use max_tokens", "max_length": "use max_tokens", "num_return_sequences": "use n",
-    "do_sample": "use temperature (0 is greedy)", "length_penalty": "it belongs to BeamSearchParams",
-    "early_stopping": "it belongs to BeamSearchParams", "use_beam_search": "use LLM.beam_search",
+    "do_sample": "use temperature (0 is greedy)", "length_penalty": "it is a field of BeamSearchParams",
+    "early_stopping": "it is a field of BeamSearchParams", "use_beam_search": "use LLM.beam_search",
     "guided_decoding": "use structured_outputs", "guided_json": "use structured_outputs",
     "guided_regex": "use structured_outputs", "guided_choice": "use structured_outputs",
     "guided_grammar": "use structured_outputs", "stop_strings": "use stop", "repeat_penalty": "use repetition_penalty",

@@ -25,14 +25,14 @@ def parse_yaml(
         max_events: bound of its size.
 
     Raises:
-        ConfigError: it is not YAML, uses aliases, is not one mapping, or has a nested name twice.
+        ConfigError: it is not YAML, uses aliases, is not a mapping, or has a nested name twice.
     """
     try:
         depth = 0
         for count, event in enumerate(yaml.parse(text, Loader=yaml.SafeLoader)):
             depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
             if isinstance(event, yaml.AliasEvent):
-                raise ConfigError(f"{kind} {path} uses aliases", hint="write the value out", field=field)
+                raise ConfigError(f"{kind} {path} uses aliases", hint="repeat the value instead", field=field)
             if count > max_events or depth > MAX_DEPTH:
                 raise ConfigError(
                     f"{kind} {path} has too many or too deep entries", hint="keep settings only", field=field
@@ -41,7 +41,7 @@ def parse_yaml(
         if node is None:
             return []
         if not isinstance(node, yaml.MappingNode):
-            raise ConfigError(f"{kind} {path} is not one mapping", hint="write lines of setting: value", field=field)
+            raise ConfigError(f"{kind} {path} is not a mapping", hint="write lines of setting: value", field=field)
         for _, value in node.value:
             _refuse_doubles(value, f"{kind} {path}", field)
         loader = yaml.SafeLoader(b"")

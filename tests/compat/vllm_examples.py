@@ -31,14 +31,14 @@ SERVER_FLAGS = ("--enable-auto-tool-choice", "--tool-call-parser", "hermes")
 NOT_RUN = {
     r"gradio": "a web page that gradio's own servers publish (share=True), used by a browser",
     r"streamlit": "a web page over the OpenAI API, which waits for a browser",
-    r"^applications/rag": "needs a server of embeddings and pages of the web; Quire has no pooling models",
+    r"^applications/rag": "needs a server of embeddings and pages of the web; Quire does not have pooling models",
     r"^disaggregated/.*(proxy|moriio)|mooncake": "a proxy between servers that split a request; Quire has no transfer "
     "of KV caches between engines",
     r"connector/decode_example|recovery_offline/decode_example": "needs KV caches that another engine wrote; Quire has "
     "no transfer of KV caches between engines",
     r"flexkv|lmcache": "needs a KV cache of another program; Quire has no KV connectors",
     r"^ray_serving/(batch|ray)": "Ray loads vLLM by itself; Quire has no backend for Ray's LLM library",
-    r"^ray_serving/elastic": "changes the number of experts' ranks on GPUs; no model of this version has experts",
+    r"^ray_serving/elastic": "changes the number of experts' ranks on GPUs; no supported model has experts",
     r"^rl/.*(http|rdt|ray|m2n|fsdp|async_new|nccl)": "needs GPUs; Quire cannot take other weights while it runs",
     r"microphone": "needs a microphone; Quire has no audio inputs",
     r"prithvi": "for a pooling model with a plugin of its own; Quire has none",

@@ -88,7 +88,10 @@ BAD_SETTINGS: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     "no chunks and short steps": ({"enable_chunked_prefill": False}, ("max_num_batched_tokens", str(MAX_LEN))),
     "unknown dtype": ({"dtype": "fp8"}, ("dtype", "bfloat16")),
     "unknown quantization": ({"quantization": "int3"}, ("quantization", "int8")),
-    "quantization that is not supported yet": ({"quantization": "awq"}, ("quantization", "not supported yet", "int8")),
+    "quantization that is not supported yet": (
+        {"quantization": "awq"},
+        ("quantization", "not supported yet", "int8"),
+    ),
     "quantization without its kernels": (
         {"quantization": "int8", "attention_backend": "torch_reference"},
         ("quantization", "native_cpu"),

@@ -60,5 +60,5 @@ def test_what_an_engine_stores_and_forgets_is_published(tmp_path):
 
 
 def test_events_without_a_cache_are_refused():
-    with pytest.raises(ConfigError, match=r"nothing to tell without prefix caching\nhint: leave out"):
+    with pytest.raises(ConfigError, match=r"needs enable_prefix_caching\nhint: enable prefix caching"):
         LLM("leaf", enable_prefix_caching=False, kv_events_config='{"enable_kv_cache_events": true}')

@@ -82,7 +82,9 @@ def test_offline_a_request_that_waits_too_long_ends_with_that_reason():
         first, second = llm.generate(PROMPTS, [PARAMS, PARAMS], use_tqdm=False)
         assert first.outputs[0].finish_reason == "length"
         assert second.outputs[0].finish_reason == "queue_timeout" and second.outputs[0].token_ids == []
-        assert second.outputs[0].error == "no room within queue_timeout=0.0001 s" and first.outputs[0].error is None
+        assert (
+            second.outputs[0].error == "not admitted within queue_timeout=0.0001 s" and first.outputs[0].error is None
+        )
         llm.llm_engine.add_request("patient", PROMPTS[0], PARAMS, queue_timeout=0)
         assert llm.generate(PROMPTS[1], PARAMS, use_tqdm=False)[0].outputs[0].finish_reason == "queue_timeout"
 

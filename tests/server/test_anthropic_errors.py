@@ -102,7 +102,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "call of a user": ({"messages": [turn("user", CALL)]}, "tool_use"),
     "block without text": ({"messages": [turn("user", {"type": "text"})]}, "text"),
-    "input that is no object": (
+    "input that is not a JSON object": (
         {"messages": [*HELLO, turn("assistant", {**CALL, "input": 5})]},
         r"messages\[1\].content\[0\].input",
     ),

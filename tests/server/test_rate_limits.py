@@ -267,7 +267,7 @@ BAD_FILES = {
     "a priority outside its range": (
         "red: {keys: [red-key-1234], priority: 7, max_priority: 5}", "priority", "widen",
     ),
-    "an alias": ("red: {keys: &k [red-key-1234]}\n  blue: {keys: *k}", "api_key_file", "write the value out"),
+    "an alias": ("red: {keys: &k [red-key-1234]}\n  blue: {keys: *k}", "api_key_file", "repeat the value instead"),
 }  # fmt: skip
 
 

@@ -122,7 +122,7 @@ def test_a_running_server_is_asked_with_url(capsys, monkeypatch, tmp_path: Path)
     status = main(["run-batch", "-i", source, "-o", str(tmp_path / "out2"), "--url", server.url])
     assert status == 2 and "connect" in capsys.readouterr().err and set(results_of(tmp_path / "out2")) <= {"None"}
     assert main(["run-batch", "-i", source, "-o", str(out), "--url", "localhost"]) == 2
-    assert "--url 'localhost' is no address" in capsys.readouterr().err
+    assert "--url 'localhost' is not a valid address" in capsys.readouterr().err
 
 
 def test_an_output_of_other_requests_and_bad_flags_are_refused(capsys, engines, tmp_path: Path):

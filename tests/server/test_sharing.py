@@ -27,7 +27,7 @@ class WaitsInVain(ScriptedEngine):
     """No request gets its turn."""
 
     def _fail(self, position: int) -> None:
-        raise QueueTimeoutError("no room within queue_timeout=2 s", hint="try again later")
+        raise QueueTimeoutError("not admitted within queue_timeout=2 s", hint="try again later")
 
 
 @pytest.fixture(scope="module")

@@ -39,8 +39,8 @@ def make_manager(spec: KVCacheSpec, parts: ManagerParts) -> RowBlocks:
     make = MANAGERS.get(type(spec))
     if make is None:
         raise UnsupportedError(
-            f"no manager of KV cache pages for {spec.describe()} ({type(spec).__name__})",
-            hint=f"supported kinds are {', '.join(sorted(kind.__name__ for kind in MANAGERS))}",
+            f"no KV-cache block manager for {spec.describe()} ({type(spec).__name__})",
+            hint=f"supported types are {', '.join(sorted(kind.__name__ for kind in MANAGERS))}",
             field="model",
         )
     return make(spec, parts)

@@ -102,13 +102,15 @@ def use(monkeypatch: pytest.MonkeyPatch, library: Any) -> None:
 
 
 def test_a_tier_that_fails_its_self_test_is_passed_over_with_a_warning(monkeypatch, caplog):
-    use(monkeypatch, FakeLibrary(good="its self-test was ended by signal 4"))
+    use(monkeypatch, FakeLibrary(good="its self-test was terminated by signal 4"))
     with caplog.at_level(logging.WARNING, "quire"):
         assert choose_tier("auto") == "portable"
     assert [record.getMessage() for record in caplog.records] == [
-        "kernel tier good is not used: its self-test was ended by signal 4"
+        "kernel tier good is not used: its self-test was terminated by signal 4"
     ]
-    with pytest.raises(ConfigError, match="'good' does not run on this machine: its self-test was ended by signal 4"):
+    with pytest.raises(
+        ConfigError, match="'good' does not run on this machine: its self-test was terminated by signal 4"
+    ):
         choose_tier("good")
     with pytest.raises(ConfigError, match="'best' does not run on this machine: the CPU or the operating system"):
         choose_tier("best")

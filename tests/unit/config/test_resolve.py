@@ -230,7 +230,7 @@ def test_prompts_that_cannot_be_cut_cannot_be_held_to_a_slowdown():
     config, _ = resolve(QuireConfig(scheduler=whole), PLAIN_CPU, make_arch(), usage=UsageContext.API_SERVER)
     assert config.scheduler.max_decode_slowdown == 0.0
     asked = QuireConfig(scheduler=SchedulerConfig(enable_chunked_prefill=False, max_decode_slowdown=2.0))
-    with pytest.raises(ConfigError, match="chunked prefill is off") as refused:
+    with pytest.raises(ConfigError, match="needs chunked prefill, which is off") as refused:
         resolve(asked, PLAIN_CPU, make_arch())
     assert refused.value.field == "max_decode_slowdown"
 
@@ -244,7 +244,7 @@ def test_a_slowdown_below_one_is_refused():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"preemption_mode": "swap"}, "needs memory for the pages, and swap_space is 0"),
+        ({"preemption_mode": "swap"}, "needs swap_space, which is 0"),
         ({"preemption_mode": "recompute", "swap_space": 4}, "swap_space=4 is never used"),
     ],
 )

@@ -61,7 +61,7 @@ def test_an_unknown_setting_near_nothing_points_to_the_list() -> None:
 def test_a_setting_not_supported_yet_is_refused_by_name_unless_neutral(name: str) -> None:
     for neutral in NOT_YET[name]:
         assert build_config(**{name: neutral}) == QuireConfig()
-    with pytest.raises(UnsupportedError, match=f"{name} is known but not supported yet"):
+    with pytest.raises(UnsupportedError, match=f"{name} is a vLLM option that Quire does not implement yet"):
         build_config(**{name: "something else"})
 
 

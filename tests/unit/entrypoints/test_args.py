@@ -116,7 +116,7 @@ BAD_FILES = {
     "given twice": ("c.json", '{"max_model_len": 5, "max-model-len": 6}', "twice"),
     "toml": ("c.toml", "dtype = 'float32'", "toml is not read"),
     "yaml that is none": ("c.yaml", "dtype: [", "not YAML"),
-    "yaml that is a list": ("c.yml", "- dtype", "not one mapping"),
+    "yaml that is a list": ("c.yml", "- dtype", "not a mapping"),
     "yaml with an object": ("c.yaml", "dtype: !!python/object/apply:os.system [ls]", "not YAML"),
     "yaml with a name twice": ("c.yaml", "max_num_seqs: 3\nmax-num-seqs: 4", "twice"),
     "yaml with a key twice": ("c.yaml", "max_num_seqs: 3\nmax_num_seqs: 4", "twice"),

@@ -46,7 +46,7 @@ def make_files(root: Path) -> dict[str, str]:
     }  # fmt: skip
 
 
-NOT_YET = "known but not supported yet"
+NOT_YET = "does not implement"
 SERVE, GENERATE, CHAT = "serve leaf", "generate hello", "chat leaf"
 
 # Command line -> (words of the error, words of the hint).
@@ -61,14 +61,14 @@ WRONG: dict[str, tuple[str, str]] = {
     "show leaf": ("unknown command 'show'", "--print-config"),
     "stop leaf": ("unknown command 'stop'", "SIGTERM"),
     "create mymodel": ("unknown command 'create'", "quire serve DIRECTORY"),
-    "push me/model": ("unknown command 'push'", "publishes no models"),
+    "push me/model": ("unknown command 'push'", "does not publish models"),
     "env": ("unknown command 'env'", "quire collect-env"),
     "doctor": ("unknown command 'doctor'", "quire collect-env"),
     "complete hello": ("unknown command 'complete'", "quire generate"),
     "launch leaf": ("unknown command 'launch'", "quire serve"),
     "quantize leaf": ("unknown command 'quantize'", "--quantization"),
-    "convert leaf": ("unknown command 'convert'", "as they are"),
-    "embed hello": ("unknown command 'embed'", "no pooling models"),
+    "convert leaf": ("unknown command 'convert'", "without conversion"),
+    "embed hello": ("unknown command 'embed'", "does not have pooling models"),
     "server leaf": ("unknown command 'server'", "quire serve"),
     "sevre": ("unknown command 'sevre'", "did you mean 'serve'?"),
     "genrate hi": ("unknown command 'genrate'", "did you mean 'generate'?"),
@@ -127,7 +127,7 @@ WRONG: dict[str, tuple[str, str]] = {
     f"{SERVE} --disable-radix-cache": ("unknown flag", "use --no-enable-prefix-caching"),
     f"{SERVE} --guided-decoding-backend xgrammar": ("unknown flag", "use --structured-outputs-backend"),
     f"{SERVE} --rope-scaling x": ("unknown flag '--rope-scaling'", "use --hf-overrides"),
-    f"{SERVE} --num-scheduler-steps 8": ("unknown flag", "it changes nothing"),
+    f"{SERVE} --num-scheduler-steps 8": ("unknown flag", "it has no effect"),
     f"{SERVE} --enable-reasoning": ("unknown flag", "use --reasoning-parser"),
     f"{SERVE} -v": ("unknown flag '-v'", "--log-level debug"),
     f"{GENERATE} --temp 0": ("unknown flag '--temp'", "use --temperature"),
@@ -136,7 +136,7 @@ WRONG: dict[str, tuple[str, str]] = {
     # Known, not supported yet.
     f"{SERVE} --enable-lora": (NOT_YET, "merge the adapter"),
     f"{SERVE} --lora-modules a=b": (NOT_YET, "merge the adapter"),
-    f"{SERVE} --speculative-config {{}}x": (NOT_YET, "answers are the same without"),
+    f"{SERVE} --speculative-config {{}}x": (NOT_YET, "outputs are the same without"),
     f"{SERVE} --api-server-count 4": (NOT_YET, "several servers"),
     f"{SERVE} -asc 4": ("api_server_count=4", "several servers"),
     f"{SERVE} --headless": (NOT_YET, "several servers"),
@@ -150,7 +150,7 @@ WRONG: dict[str, tuple[str, str]] = {
     f"{SERVE} --enable-log-outputs": (NOT_YET, "--enable-log-requests"),
     f"{SERVE} --hf-token secret": (NOT_YET, "HF_TOKEN"),
     f"{SERVE} --grpc": (NOT_YET, "over HTTP"),
-    f"{SERVE} --stream-interval 4": (NOT_YET, "gather tokens"),
+    f"{SERVE} --stream-interval 4": (NOT_YET, "merge chunks"),
     f"{SERVE} -tp 2": ("tensor_parallel_size=2 is not supported yet", "use tensor_parallel_size=1"),
     f"{SERVE} -dp=2": ("data_parallel_size=2 is not supported yet", "use data_parallel_size=1"),
     f"{SERVE} --trust-remote-code": ("never runs code", "leave out trust_remote_code"),

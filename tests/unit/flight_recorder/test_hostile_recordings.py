@@ -57,7 +57,7 @@ def test_a_recording_that_names_a_program_runs_nothing(tmp_path, monkeypatch, ca
     assert replayed(tmp_path, value) == 2
     assert replayed(tmp_path, ["object", 0, SCHEDULER, {"surprise": value}]) == 2
     assert [path.name for path in tmp_path.iterdir()] == ["hostile.qfr"]
-    assert "is not a class of a state" in capsys.readouterr().err
+    assert "is not an allowed class" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -266,7 +266,7 @@ def test_a_writer_that_falls_behind_drops_whole_files_and_says_so(tmp_path, capl
         for handle in range(60):
             recorded.add(make_request(handle, 5))
             recorded.step()
-        assert "the flight recorder pauses" in caplog.text
+        assert "flight recorder paused" in caplog.text
     recorded.writer.flush()
     recorded.writer.needs_state = True
     recorded.step()
@@ -337,15 +337,15 @@ def test_a_replay_says_why_a_request_waited(tmp_path, capsys):
     assert main(["replay", str(tmp_path), "--request", "r3"]) == 0
     out = capsys.readouterr().out
     assert "identical schedule" in out
-    assert "all rows are taken (max_num_seqs), behind r2" in out
+    assert "max_num_seqs reached, behind r2" in out
     assert main(["replay", str(tmp_path), "--json"]) == 0
     report = json.loads(capsys.readouterr().out)
     assert report["identical"] and report["summary"]["requests"] == 4
     assert set(report["summary"]["waited_s_by_reason"]) == {
-        "came while a step was running", "all rows are taken (max_num_seqs)",
+        "arrived during a step", "max_num_seqs reached",
     }  # fmt: skip
     third = next(one for one in report["longest_waits"] if one["request_id"] == "r3")
-    waited = sum(span["seconds"] for span in third["spans"] if "rows" in span["reason"])
+    waited = sum(span["seconds"] for span in third["spans"] if "max_num_seqs" in span["reason"])
     assert waited == pytest.approx(third["waited_s"], abs=0.2) and waited > 0
 
 
@@ -356,9 +356,9 @@ def test_pages_that_are_short_are_counted_and_preemptions_have_a_cause(tmp_path,
     recorded.close()
     watch = replay(tmp_path).watch
     spans = [span for one in watch.timelines.values() for span in one.spans]
-    assert any(span.reason == "pages are short" and span.num_missing > 0 for span in spans)
+    assert any(span.reason == "not enough free KV blocks" and span.num_missing > 0 for span in spans)
     causes = {cause for one in watch.timelines.values() for _, cause in one.preempted}
-    assert causes == {"pages ran out for requests that go before it"}
+    assert causes == {"not enough KV blocks for requests of higher rank"}
 
 
 def test_an_urgent_request_is_named_as_the_cause(tmp_path):
@@ -369,7 +369,7 @@ def test_an_urgent_request_is_named_as_the_cause(tmp_path):
     recorded.run()
     recorded.close()
     [(_, cause)] = replay(tmp_path).watch.timelines[0].preempted
-    assert cause == "room was made for r1, of a stricter class"
+    assert cause == "preempted for r1 of a higher class"
 
 
 def test_an_unknown_part_of_the_state_stops_the_recorder_with_its_path(tmp_path, caplog):
@@ -403,13 +403,13 @@ def test_the_tokens_that_beams_chose_and_the_worker_has_not_been_sent_are_part_o
 def test_foreign_files_are_refused_by_name(tmp_path):
     path = tmp_path / "x.qfr"
     path.write_bytes(b"something else")
-    with pytest.raises(ValidationError, match="it is of another kind"):
+    with pytest.raises(ValidationError, match="it has another type"):
         read_recording(path)
     head = Head(99, "9.9", "run", 0, 0.0, 0.0, make_setup(), False)
     path.write_bytes(MAGIC + frame(head))
     with pytest.raises(ValidationError, match=r"version 99[\s\S]*use Quire 9\.9"):
         read_recording(path)
-    with pytest.raises(ConfigError, match="is no recording"):
+    with pytest.raises(ConfigError, match="is not a recording"):
         read_recording(tmp_path / "missing")
     state = snapshot.encode(["object", 0, "os:system", {}])
     path.write_bytes(MAGIC + frame(Head(records.VERSION, "0", "run", 0, 0.0, 0.0, make_setup(), False, state)))

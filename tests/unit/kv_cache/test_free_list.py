@@ -54,7 +54,7 @@ def test_what_was_taken_is_not_changed_by_later_calls():
 
 
 def test_taking_more_than_is_free_is_a_broken_invariant():
-    with pytest.raises(AssertionError, match="more pages than are free"):
+    with pytest.raises(AssertionError, match="more blocks than are free"):
         FreeList(3).take(3)
 
 

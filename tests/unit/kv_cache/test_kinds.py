@@ -112,14 +112,16 @@ def test_windows_and_states_make_groups_of_their_kinds():
 def test_a_state_larger_than_a_page_of_attention_names_the_block_size_that_would_do():
     state = MambaSpec(block_size=16, shapes=((1000,),), dtype_bytes=(4,))
     full = FullAttentionSpec(block_size=16, num_kv_heads=1, head_size=16, dtype_bytes=2)
-    with pytest.raises(UnsupportedError, match=r"'s0' needs a state of 4000 bytes[^\n]*\nhint: use block_size >= 63$"):
+    with pytest.raises(
+        UnsupportedError, match=r"'s0' needs a recurrent state of 4000 bytes[^\n]*\nhint: use block_size >= 63$"
+    ):
         plan_kv_cache(layers(1, 1, state, full), 10**6, CacheConfig(), max_model_len=640)
 
 
 def test_layers_that_do_not_divide_are_refused_where_no_group_could_hold_all():
     state = MambaSpec(block_size=16, shapes=((1,),), dtype_bytes=(4,))
     full = FullAttentionSpec(block_size=16, num_kv_heads=1, head_size=16, dtype_bytes=2)
-    with pytest.raises(UnsupportedError, match="7 layers of full attention; 1 layers of a state"):
+    with pytest.raises(UnsupportedError, match="7 layers of full attention; 1 layers of a recurrent state"):
         plan_kv_cache(layers(7, 1, state, full), 10**6, CacheConfig(), max_model_len=640)
 
 

@@ -52,7 +52,7 @@ def test_too_little_memory_names_the_numbers_and_the_longest_length_that_fits():
     with pytest.raises(NotEnoughMemoryError) as refused:
         plan_kv_cache(specs(), 10 * 3 * PAGE_BYTES, CacheConfig(memory_utilization=0.85), max_model_len=131072)
     assert str(refused.value) == (
-        "max_model_len=131072 needs 192.0 MiB of KV cache, 240.0 KiB is free for it\n"
+        "max_model_len=131072 needs 192.0 MiB of KV cache, 240.0 KiB is available\n"
         "hint: use max_model_len <= 145, or raise gpu_memory_utilization (now 0.85), or free memory"
     )
     assert refused.value.field == "max_model_len"
@@ -93,7 +93,7 @@ def test_layers_of_different_page_shape_are_refused_by_name():
 
 
 def test_a_model_without_attention_is_refused():
-    with pytest.raises(UnsupportedError, match="no attention layer"):
+    with pytest.raises(UnsupportedError, match="does not have attention layers"):
         plan_kv_cache({}, 10**6, CacheConfig(), max_model_len=64)
 
 
@@ -144,7 +144,7 @@ def test_numbers_that_do_not_divide_are_padded_and_the_waste_is_said(quire_log):
     assert "7 groups of up to 4 layers (4 layers of full attention; 22 layers of a sliding window of 32 tokens)" in (
         quire_log()
     )
-    assert "7% of the pages' memory is padding" in quire_log()
+    assert "7% of the blocks' memory is padding" in quire_log()
 
 
 @pytest.mark.parametrize(
@@ -177,7 +177,7 @@ def test_padding_that_does_not_fit_falls_back_to_one_group(quire_log):
     layers, budget = mixed_specs(4, 3), 41 * 7 * PAGE_BYTES
     (group,) = plan_kv_cache(layers, budget, CacheConfig(), max_model_len=641).groups
     assert isinstance(group.spec, FullAttentionSpec)
-    assert "several would need more than there is" in quire_log()
+    assert "several would need more memory than available" in quire_log()
     assert len(plan_kv_cache(layers, budget, CacheConfig(), 641, max_chunk_tokens=16).groups) == 2
 
 
@@ -211,6 +211,6 @@ def test_the_swap_space_holds_as_many_pages_as_fit_and_takes_nothing_from_the_ca
 
 
 def test_a_swap_space_below_one_page_is_refused_with_the_size_that_holds_one():
-    with pytest.raises(NotEnoughMemoryError, match="holds no page of 24.0 KiB") as caught:
+    with pytest.raises(NotEnoughMemoryError, match="is less than one block of 24.0 KiB") as caught:
         plan_kv_cache(specs(), 0, CacheConfig(num_blocks=7, swap_space=1e-6), max_model_len=64)
     assert caught.value.hint == "use swap_space >= 0.001, or 0" and caught.value.field == "swap_space"

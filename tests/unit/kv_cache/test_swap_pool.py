@@ -16,7 +16,7 @@ def test_each_page_has_one_owner_until_it_is_freed():
 
 def test_neither_too_many_are_taken_nor_freed():
     pool = SwapPool(2)
-    with pytest.raises(AssertionError, match="more host pages than are free"):
+    with pytest.raises(AssertionError, match="more host blocks than are free"):
         pool.take(3)
     with pytest.raises(AssertionError, match="freed more often"):
         pool.free(np.array([0], dtype=np.int32))

@@ -113,7 +113,7 @@ def test_a_search_goes_on_after_a_failed_step():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [({"max_num_seqs": 3}, "max_num_seqs=3"), ({"budget": 7, "max_num_seqs": 8}, "max_num_batched_tokens=7"),
-     ({"num_blocks": 12}, "pages")],
+     ({"num_blocks": 12}, "blocks")],
 )  # fmt: skip
 def test_a_search_whose_beams_could_never_run_together_is_refused(settings: dict[str, Any], message: str):
     engine = make_engine(**settings)

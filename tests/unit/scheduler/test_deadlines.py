@@ -42,7 +42,7 @@ def test_one_that_has_waited_longer_ends_in_the_next_step_with_the_reason(policy
     engine.step()
     end = engine.finished[1]
     assert end.finish_reason is FinishReason.QUEUE_TIMEOUT and str(end.finish_reason) == "queue_timeout"
-    assert end.error == "no room within queue_timeout=2 s" and engine.tokens[1] == []
+    assert end.error == "not admitted within queue_timeout=2 s" and engine.tokens[1] == []
     assert engine.scheduler.get_request_counts() == (1, 0)
     engine.run()
     assert len(engine.tokens[0]) == 50

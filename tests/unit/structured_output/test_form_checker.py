@@ -102,7 +102,7 @@ def test_a_process_that_ends_is_named_and_the_next_check_has_another():
         started = checker._started
         checker._process.kill()
         checker._started = lambda: checker._process  # type: ignore[method-assign, assignment, return-value]
-        with pytest.raises(EngineGenerateError, match="was ended by SIGKILL"):
+        with pytest.raises(EngineGenerateError, match="was terminated by SIGKILL"):
             checker.resolve(form, "other")
         checker._started = started  # type: ignore[method-assign]
         assert checker.resolve(form, "other").backend

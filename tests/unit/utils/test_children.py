@@ -136,10 +136,10 @@ def test_the_death_of_a_worker_is_not_called_a_limit(worker: CompilePool):
         (EXIT_OVER_MEMORY, 1, OVER_MEMORY),
         (-6, 150, OVER_MEMORY),
         (-9, 150, OVER_MEMORY),
-        (-9, 10, "was ended by SIGKILL"),
+        (-9, 10, "was terminated by SIGKILL"),
         (127, 150, OVER_MEMORY),
         (127, 10, "exited with code 127"),
-        (-11, 10, "its compiler crashed over it (it was ended by SIGSEGV)"),
+        (-11, 10, "its compiler crashed over it (it was terminated by SIGSEGV)"),
         (1, 150, "exited with code 1"),
     ],
 )
@@ -149,6 +149,6 @@ def test_a_compilation_that_ended_says_how(code, grown_mib, expected):
 
 
 def test_an_exit_is_described_by_its_signal_or_code():
-    assert describe_exit(-9) == "was ended by SIGKILL"
-    assert describe_exit(-99) == "was ended by signal 99"
+    assert describe_exit(-9) == "was terminated by SIGKILL"
+    assert describe_exit(-99) == "was terminated by signal 99"
     assert describe_exit(3) == "exited with code 3"

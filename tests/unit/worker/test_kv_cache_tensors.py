@@ -44,6 +44,6 @@ def test_layers_of_different_groups_share_a_tensor_and_layers_of_one_group_do_no
 
 @pytest.mark.parametrize("kind", ["latent", "state", "chunk"])
 def test_a_layer_that_no_backend_stores_is_refused_by_name(kind: str) -> None:
-    with pytest.raises(UnsupportedError, match=r"layer 'mixer' (?s:needs .*)hint: supported kinds are Full"):
+    with pytest.raises(UnsupportedError, match=r"layer 'mixer' (?s:needs .*)hint: supported types are Full"):
         stored_spec("mixer", make_spec(kind, 8, 16), 4)
     assert stored_spec("layer", make_spec("full", 0, 16), 2).page_size_bytes == 2 * 16 * 2

@@ -13,7 +13,7 @@ from quire.server.http.errors import FORBIDDEN, ApiError
 from quire.utils.checks import shown
 
 BOOLEANS = {"true": True, "1": True, "false": False, "0": False}
-IN_USE = "pages are in use; with reset_running_requests=true running requests give theirs up and compute them again"
+IN_USE = "KV blocks are in use; with reset_running_requests=true running requests are preempted and recompute theirs"
 
 logger = get_logger(__name__)
 
@@ -29,22 +29,22 @@ class OperatorRoutes:
         self._require_operator(request)
         if _flag(request, "reset_external"):
             raise UnsupportedError(
-                "reset_external is known but not supported yet: there is no cache outside of the engine",
+                "reset_external is not supported: there is no cache outside of the engine",
                 hint="leave it out", field="reset_external",
             )  # fmt: skip
         is_done = await self._state.engine.reset_prefix_cache(_flag(request, "reset_running_requests"))
-        logger.info("prefix cache: %s", "reset" if is_done else "not reset, pages are in use")
+        logger.info("prefix cache: %s", "reset" if is_done else "not reset: KV blocks are in use")
         answer = {"success": is_done} if is_done else {"success": False, "message": IN_USE}
         return Response(msgspec.json.encode(answer), media_type="application/json")
 
     def _require_operator(self, request: Request) -> None:
         if not request.state.tenant.is_operator:
-            raise ApiError(FORBIDDEN, "this API key is no operator's (operator: true in the key file)")
+            raise ApiError(FORBIDDEN, "this API key lacks operator rights (operator: true in the key file)")
 
 
 def _flag(request: Request, name: str) -> bool:
     """A truth value of the query; false when it is not there."""
     value = request.query_params.get(name, "false")
     if value.lower() not in BOOLEANS:
-        raise ValidationError(f"{name}={shown(value)} is neither true nor false", hint="use true or false", field=name)
+        raise ValidationError(f"{name}={shown(value)} is not a valid boolean", hint="use true or false", field=name)
     return BOOLEANS[value.lower()]

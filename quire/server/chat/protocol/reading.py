@@ -112,7 +112,7 @@ def read_object(body: bytes, max_depth: int, max_containers: int, max_entries: i
         _check_depth(values, max_depth)
     if has_repeated_key(body, values) and (key := repeated_key(body)) is not None:
         raise ValidationError(
-            f"the body has the key {shown(key)} twice in one object", hint="give each key once",
+            f"the body has the key {shown(key)!s} twice in one object", hint="give each key once",
             field=_param(key) if key in values else None,
         )  # fmt: skip
     return values
@@ -156,13 +156,15 @@ def _check_depth(value: Any, max_depth: int) -> None:
 
 
 def _too_deep(max_depth: int) -> ValidationError:
-    return ValidationError(f"the body is nested deeper than {max_depth} levels", hint="flatten it")
+    return ValidationError(f"the body is nested more than {max_depth} levels deep", hint="flatten it")
 
 
 def _refuse_not_yet(name: str, value: Any, not_yet: Mapping[str, tuple[Any, ...]]) -> None:
     if name in not_yet and value is not None and not is_one_of(value, not_yet[name]):
         raise UnsupportedError(
-            f"{name} is known but not supported yet (got {shown(value)})", hint=f"leave out {name}", field=name
+            f"{name} is valid for vLLM, but Quire does not implement it yet (got {shown(value)})",
+            hint=f"leave out {name}",
+            field=name,
         )
 
 
