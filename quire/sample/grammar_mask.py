@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from quire.core.grammar_bitmask import GrammarBitmask
+from quire.core.grammar_bitmask import GrammarBitmask, unpack_mask
 from quire.kernels.native.runtime import NativeRuntime
 from quire.kernels.native.sampling import apply_bitmask_inplace
 from quire.sample.ragged import to_device
@@ -28,7 +28,7 @@ def mask_by_grammar(logits: torch.Tensor, grammar: GrammarBitmask, runtime: Nati
             logits = logits.contiguous()
         apply_bitmask_inplace(runtime, logits, torch.from_numpy(grammar.bitmask), grammar.lines)
         return logits
-    allowed = np.unpackbits(grammar.bitmask.view(np.uint8), axis=1, bitorder="little")[:, : logits.shape[1]]
+    allowed = unpack_mask(grammar.bitmask, logits.shape[1])
     lines = to_device(grammar.lines.astype(np.int64), logits.device)
-    masked = logits[lines].masked_fill_(to_device(allowed == 0, logits.device), IMPOSSIBLE)
+    masked = logits[lines].masked_fill_(to_device(~allowed, logits.device), IMPOSSIBLE)
     return logits.index_copy_(0, lines, masked)

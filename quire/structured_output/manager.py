@@ -2,9 +2,9 @@
 
 Owned by `EngineCore`. Owns the grammar of every structured request from arrival to end, and the cache of compiled
 ones. A request waits, while its grammar is made, outside of any step. When a step is taken in, its tokens advance the
-grammars on threads of their own, and a row whose grammar is not through sits out the next steps; masks are filled on a
-thread beside the model. A grammar that is expensive to follow gets a process of its own. A core that replaces one that
-died gets the tokens that are out already, and takes the grammar through them.
+grammars on threads of their own, and a row whose grammar is not through sits out the next steps; masks are filled by
+`MaskFiller`, beside the model. A grammar that is expensive to follow gets a process of its own. A core that replaces
+one that died gets the tokens that are out already, and takes the grammar through them.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import concurrent.futures
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
 from queue import SimpleQueue
@@ -22,8 +22,7 @@ import numpy as np
 
 from quire.core.engine_messages import EngineCoreOutputs, EngineCoreRequest
 from quire.core.grammar_bitmask import GrammarBitmask
-from quire.errors import EngineGenerateError, QuireError, UnsupportedError, ValidationError
-from quire.logger import get_logger
+from quire.errors import EngineGenerateError, QuireError, UnsupportedError
 from quire.structured_output.answer import Answer
 from quire.structured_output.answer_steps import advance, begin
 from quire.structured_output.compile.cache import Asker, GrammarCache
@@ -31,14 +30,13 @@ from quire.structured_output.compile.pool import CompilePool
 from quire.structured_output.crew import Crew
 from quire.structured_output.follow_messages import FollowReply, FollowStart
 from quire.structured_output.followers import Followers
-from quire.structured_output.interface import GrammarError, Vocabulary
-from quire.structured_output.restrictions import Restrictions, empty_mask_error
+from quire.structured_output.interface import GrammarError
+from quire.structured_output.mask_filler import MaskFiller, too_complex
+from quire.structured_output.restrictions import Restrictions
 from quire.structured_output.spec import spec_of
 from quire.structured_output.thinking import ThinkingMasks
 
 WAIT_S = 0.002
-
-logger = get_logger(__name__)
 
 
 @dataclass(slots=True, eq=False)
@@ -70,14 +68,13 @@ class GrammarManager:
         self._answers: dict[int, Answer] = {}
         self._waiting: set[int] = set()
         self._failures: dict[int, QuireError] = {}
-        self._mask_thread: ThreadPoolExecutor | None = None
+        self._filler: MaskFiller | None = None
         self._crew = Crew()
         self._followers: Followers | None = None
         self._busy: set[int] = set()
         self._advanced: SimpleQueue[_Advanced] = SimpleQueue()
         self._has_news = threading.Event()
         self._thinking_masks: ThinkingMasks | None = None
-        self._last_word = -1
 
     # --- requests come and go ---
 
@@ -144,9 +141,9 @@ class GrammarManager:
             self._followers.close()
         if self._pool is not None:
             self._pool.close()
-        if self._mask_thread is not None:
-            self._mask_thread.shutdown(wait=True)
-            self._mask_thread = None
+        if self._filler is not None:
+            self._filler.close()
+            self._filler = None
 
     def _leave(self, answer: Answer) -> None:
         """A grammar that nobody else waits for is not compiled, nor followed."""
@@ -161,7 +158,7 @@ class GrammarManager:
         compiled, _ = answer.compiled.result()
         assert self._pool is not None, "a request with a grammar was added"
         message, pieces = answer.message, self._pool.vocabulary.pieces
-        self._last_word = _last_word(self._pool.vocabulary)
+        self._filler = self._filler or MaskFiller(self._pool.vocabulary, self._fail)
         stop_ids = message.sampling_params.stop_token_ids or ()
         answer.end_ids = tuple(one for one in stop_ids if not pieces[one] and one != message.eos_token_id)
         answer.restrictions = Restrictions.of(message.sampling_params, message.eos_token_id, len(pieces))
@@ -176,8 +173,7 @@ class GrammarManager:
         if answer.output:
             self._advance([(answer, answer.output.copy())])
         elif answer.restrictions is not None and not answer.is_free:
-            line = np.empty((1, self._pool.vocabulary.bitmask_size), dtype=np.int32)
-            self._fill_line(answer, line, 0)  # fails the request when no first token is left
+            self._filler.fill([(0, answer)])  # fails the request when no first token is left
 
     # --- through tokens ---
 
@@ -197,7 +193,7 @@ class GrammarManager:
                     done.error = _refused(token_id)
                     break
         except Exception as error:  # a library's limits show themselves in many classes
-            done.error = _too_complex(answer, error)
+            done.error = too_complex(answer, error)
         done.cpu_s = time.thread_time() - start_s
         self._report(done)
 
@@ -210,6 +206,10 @@ class GrammarManager:
         answer.follower = self._followers.begin(
             _start_of(answer), answer.message.tenant, lambda reply: self._report(_replied(answer, reply))
         )
+
+    def _fail(self, answer: Answer, error: QuireError) -> None:
+        """On any thread: a request is to be ended."""
+        self._failures[answer.message.handle] = error
 
     def _report(self, advanced: _Advanced) -> None:
         """On any thread: something can go on."""
@@ -242,18 +242,13 @@ class GrammarManager:
         if not self._answers:
             return None
         handles = sampling_handles()
-        lines = np.flatnonzero(np.isin(handles, list(self._answers)))
-        if not len(lines):
+        positions = np.flatnonzero(np.isin(handles, list(self._answers))).tolist()
+        answers = [(position, self._answers[int(handles[position])]) for position in positions]
+        lines = [(position, answer) for position, answer in answers if not answer.is_free]
+        if not lines:
             return None
-        answers = [self._answers[handle] for handle in handles[lines].tolist()]
-        bound = [index for index, answer in enumerate(answers) if not answer.is_free]
-        if len(bound) < len(answers):
-            if not bound:
-                return None
-            lines, answers = lines[bound], [answers[index] for index in bound]
-        if self._mask_thread is None:
-            self._mask_thread = ThreadPoolExecutor(1, "grammar masks")
-        return self._mask_thread.submit(self._fill, lines.astype(np.int32), answers)
+        assert self._filler is not None, "only requests whose grammar is made run"
+        return self._filler.submit(lines)
 
     def note(self, outputs: EngineCoreOutputs) -> None:
         """Take in a step: tokens advance their grammars, ended requests leave."""
@@ -282,57 +277,6 @@ class GrammarManager:
         if steps:
             self._advance(steps)
 
-    def _try_fill(self, answer: Answer, bitmask: np.ndarray, row: int) -> bool:
-        """Fill a line; False, with nothing allowed and the request on its way out, when the library gives up."""
-        try:
-            start_s = time.thread_time()
-            answer.fill(bitmask, row)
-            answer.mask_s = time.thread_time() - start_s
-            bitmask[row, -1] &= self._last_word
-            if not bitmask[row].any():
-                raise GrammarError("no token of the vocabulary comes next")
-        except Exception as error:  # a library's limits show themselves in many classes; the step must go on
-            logger.warning("request %s: %s: %s", answer.message.request_id, type(error).__name__, str(error)[:200])
-            bitmask[row] = 0
-            self._failures[answer.message.handle] = _too_complex(answer, error)
-            return False
-        return True
-
-    def _fill(self, lines: np.ndarray, answers: list[Answer]) -> GrammarBitmask:
-        assert self._pool is not None, "a request with a grammar was added"
-        bitmask = np.empty((len(lines), self._pool.vocabulary.bitmask_size), dtype=np.int32)
-        for row, answer in enumerate(answers):
-            self._fill_line(answer, bitmask, row)
-        return GrammarBitmask(lines, bitmask)
-
-    def _fill_line(self, answer: Answer, bitmask: np.ndarray, row: int) -> None:
-        """What an answer may go on with; when nothing is left, the request is on its way out."""
-        assert self._pool is not None, "a request with a grammar was added"
-        eos_token_id = self._pool.vocabulary.eos_token_id
-        if answer.is_terminated:  # only with ignore_eos: it ends again and again
-            bitmask[row] = 0
-            _set_bit(bitmask[row], eos_token_id)
-        elif not self._try_fill(answer, bitmask, row):
-            return
-        if answer.end_ids and _has_bit(bitmask[row], eos_token_id):
-            for token_id in answer.end_ids:
-                _set_bit(bitmask[row], token_id)
-        if answer.restrictions is None:
-            return
-        blamed = answer.restrictions.conflict(bitmask[row], answer.output)
-        if blamed is not None:
-            bitmask[row] = -1  # the token of this step is not taken
-            self._failures[answer.message.handle] = empty_mask_error(blamed, len(answer.output))
-
-
-def _too_complex(answer: Answer, error: Exception) -> QuireError:
-    params = answer.message.sampling_params.structured_outputs
-    assert params is not None, "only requests with a grammar have masks"
-    return ValidationError(
-        f"the grammar cannot be followed further by {params.backend}: {str(error)[:200]}",
-        hint="make it simpler", field=params.field,
-    )  # fmt: skip
-
 
 def _refused(token_id: int) -> QuireError:
     return EngineGenerateError(f"token {token_id} was sampled against its grammar")
@@ -340,7 +284,7 @@ def _refused(token_id: int) -> QuireError:
 
 def _replied(answer: Answer, reply: FollowReply) -> _Advanced:
     if reply.error is not None:
-        return _Advanced(answer, error=_too_complex(answer, GrammarError(reply.error)))
+        return _Advanced(answer, error=too_complex(answer, GrammarError(reply.error)))
     return _Advanced(answer, error=None if reply.refused_id is None else _refused(reply.refused_id))
 
 
@@ -360,17 +304,3 @@ def _start_of(answer: Answer) -> FollowStart:
 def no_pool(eos_token_id: int) -> CompilePool:
     """For an engine core that has no means to make grammars."""
     raise UnsupportedError("structured_outputs needs a tokenizer", field="structured_outputs")
-
-
-def _last_word(vocabulary: Vocabulary) -> int:
-    """The last word of a mask that allows every id; libraries leave anything in the bits beyond."""
-    is_inside = np.arange(32) <= (vocabulary.vocab_size - 1) % 32
-    return int(np.packbits(is_inside, bitorder="little").view(np.int32)[0])
-
-
-def _has_bit(words: np.ndarray, token_id: int) -> bool:
-    return bool(int(words[token_id >> 5]) >> (token_id & 31) & 1)
-
-
-def _set_bit(words: np.ndarray, token_id: int) -> None:
-    words.view(np.uint32)[token_id >> 5] |= np.uint32(1 << (token_id & 31))

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from quire.core.grammar_bitmask import pack_mask
 from quire.structured_output.interface import CompiledGrammar, GrammarSpec, Matcher, Vocabulary
 from quire.structured_output.tag_schemas import schemas_of
 
@@ -75,7 +76,7 @@ class Spellings:
             for token_id, piece in enumerate(pieces):
                 if (state or b"\\" in piece) and self.after(state, piece) is None:
                     is_allowed[token_id] = False
-            self._masks[state] = np.packbits(is_allowed, bitorder="little").view(np.int32)
+            self._masks[state] = pack_mask(is_allowed)
         return self._masks[state]
 
     @staticmethod

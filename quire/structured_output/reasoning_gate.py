@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from quire.core.grammar_bitmask import allow, allow_only
 from quire.structured_output.interface import CompiledGrammar, Matcher
 from quire.structured_output.thinking import Place, Thinking, ThinkingMasks
 
@@ -109,8 +110,7 @@ class ReasoningGatedMatcher(Matcher):
         thinking = self._thinking
         forced_id = thinking.forced_id
         if forced_id is not None:
-            bitmask[row] = 0
-            allow(bitmask[row], forced_id)
+            allow_only(bitmask[row], forced_id)
         elif thinking.place is Place.INSIDE:
             if self._is_free:
                 bitmask[row] = -1
@@ -121,18 +121,8 @@ class ReasoningGatedMatcher(Matcher):
                 bitmask[row] = 0
             else:
                 self._grammar.fill_bitmask(bitmask, row)
-            for token_id in thinking.start_ids():
-                allow(bitmask[row], token_id)
+            allow(bitmask[row], thinking.start_ids())
 
     def is_terminated(self) -> bool:
         """As `Matcher.is_terminated`."""
         return self._grammar is not None and self._grammar.is_terminated()
-
-
-def allow(line: np.ndarray, token_id: int) -> None:
-    """Make a token possible.
-
-    Args:
-        line: [bitmask_size] int32.
-    """
-    line.view(np.uint32)[token_id >> 5] |= np.uint32(1 << (token_id & 31))

@@ -6,10 +6,9 @@ request ends with an error that names the field.
 
 from __future__ import annotations
 
-from collections.abc import Collection
-
 import numpy as np
 
+from quire.core.grammar_bitmask import mask_of
 from quire.core.sampling_params import SamplingParams
 from quire.errors import ValidationError
 
@@ -26,12 +25,12 @@ class Restrictions:
     """
 
     def __init__(self, params: SamplingParams, eos_token_id: int, vocab_size: int) -> None:
-        self._allowed = None if not params.allowed_token_ids else bits(params.allowed_token_ids, vocab_size)
+        self._allowed = None if not params.allowed_token_ids else mask_of(params.allowed_token_ids, vocab_size)
         self._words = [(tuple(word[:-1]), word[-1]) for word in params.bad_words_token_ids or () if word]
-        self._biased = bits(_impossible(params), vocab_size)
+        self._biased = mask_of(_impossible(params), vocab_size)
         self._min_tokens = params.min_tokens
         ends = {eos_token_id, *(params.stop_token_ids or ())} if params.min_tokens else set()
-        self._ends = bits(ends, vocab_size)
+        self._ends = mask_of(ends, vocab_size)
         self._vocab_size = vocab_size
 
     @classmethod
@@ -53,7 +52,7 @@ class Restrictions:
                 return "allowed_token_ids"
         if self._words:
             banned = {last for before, last in self._words if tuple(output[len(output) - len(before) :]) == before}
-            line = line & ~bits(banned, self._vocab_size)
+            line = line & ~mask_of(banned, self._vocab_size)
             if not line.any():
                 return "bad_words"
         line = line & ~self._biased
@@ -94,11 +93,3 @@ def empty_mask_error(field: str, num_tokens: int) -> ValidationError:
         hint=f"leave out {field}, or ask for another form of the answer",
         field=field,
     )
-
-
-def bits(token_ids: Collection[int], vocab_size: int) -> np.ndarray:
-    """[ceil(vocab_size / 32)] int32 with these ids set; ids outside the vocabulary are left out."""
-    is_set = np.zeros(-(-vocab_size // 32) * 32, dtype=np.bool_)
-    ids = np.fromiter(token_ids, dtype=np.int64, count=len(token_ids))
-    is_set[ids[(ids >= 0) & (ids < vocab_size)]] = True
-    return np.packbits(is_set, bitorder="little").view(np.int32)

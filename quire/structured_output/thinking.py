@@ -11,6 +11,7 @@ from enum import Enum
 
 import numpy as np
 
+from quire.core.grammar_bitmask import mask_of
 from quire.core.thinking import ThinkingMarks
 from quire.structured_output.interface import Vocabulary
 
@@ -154,7 +155,7 @@ class ThinkingMasks:
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self._vocabulary = vocabulary
-        self._too_long: dict[tuple[bytes, int], list[int]] = {}
+        self._too_long: dict[tuple[bytes, int], np.ndarray] = {}
 
     def fill(self, thinking: Thinking, end_ids: Sequence[int], line: np.ndarray) -> None:
         """Write the tokens that an answer may go on with inside of its thinking, which cannot be its end.
@@ -163,17 +164,13 @@ class ThinkingMasks:
             end_ids: tokens that end an answer.
             line: [bitmask_size] int32.
         """
-        words = line.view(np.uint32)
-        words[:] = 0xFFFFFFFF
-        for token_id in end_ids:
-            words[token_id >> 5] &= np.uint32(0xFFFFFFFF ^ (1 << (token_id & 31)))
+        line[:] = ~mask_of(end_ids, self._vocabulary.vocab_size)
         for end, counts in thinking.num_begun().items():
             for num_begun in counts:
-                for token_id in self._overshooting(end, num_begun):
-                    words[token_id >> 5] &= np.uint32(0xFFFFFFFF ^ (1 << (token_id & 31)))
+                line &= ~self._overshooting(end, num_begun)
 
-    def _overshooting(self, end: bytes, num_begun: int) -> list[int]:
-        """Tokens that write the rest of `end`, of which so many bytes stand there, and more."""
+    def _overshooting(self, end: bytes, num_begun: int) -> np.ndarray:
+        """[bitmask_size] int32: tokens that write the rest of `end`, of which so many bytes stand there, and more."""
         key = (end, num_begun)
         if key not in self._too_long:
             rest = end[num_begun:]
@@ -182,5 +179,5 @@ class ThinkingMasks:
                 found = [i for i, piece in pieces if piece.startswith(rest) and piece[len(rest) :].strip(SPACES)]
             else:
                 found = [i for i, piece in pieces if rest in piece and piece.split(rest, 1)[1].strip(SPACES)]
-            self._too_long[key] = found
+            self._too_long[key] = mask_of(found, self._vocabulary.vocab_size)
         return self._too_long[key]

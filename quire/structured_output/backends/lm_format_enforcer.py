@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from quire.core.grammar_bitmask import pack_mask
 from quire.structured_output.capabilities import BASIC_KEYWORDS, Capabilities
 from quire.structured_output.eos_tracking import EosTrackingMatcher
 from quire.structured_output.foreign import import_lm_format_enforcer
@@ -192,7 +193,7 @@ class _Tokens:
         else:
             self._allow_free_string(is_allowed[: self.vocabulary.vocab_size], place, *string)
         is_allowed[self.vocabulary.eos_token_id] = place.is_complete()
-        return np.packbits(is_allowed, bitorder="little").view(np.int32)
+        return pack_mask(is_allowed)
 
     def _allow_free_string(self, is_allowed: np.ndarray, place: _Text, written: int, low: int, high: int) -> None:
         """In a string of any characters, without asking about each: tokens within it, at its end, and beyond."""

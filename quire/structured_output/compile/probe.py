@@ -10,6 +10,7 @@ import signal
 
 import numpy as np
 
+from quire.core.grammar_bitmask import unpack_mask
 from quire.structured_output.interface import CompiledGrammar, Vocabulary
 
 NUM_TOKENS = 12
@@ -37,7 +38,7 @@ class Probe:
         matcher = compiled.start()
         for _ in range(NUM_TOKENS):
             matcher.fill_bitmask(bitmask, 0)
-            is_allowed = np.unpackbits(bitmask.view(np.uint8)[0], bitorder="little")[: self._size]
+            is_allowed = unpack_mask(bitmask, self._size)[0]
             longest = int((self._lengths * is_allowed).argmax())
             if not is_allowed[longest] or not self._lengths[longest] or not matcher.accept(longest):
                 break

@@ -6,16 +6,17 @@ from typing import Any
 
 import pytest
 
+from quire.core.grammar_bitmask import mask_of
 from quire.core.sampling_params import SamplingParams
 from quire.errors import ValidationError
-from quire.structured_output.restrictions import Restrictions, bits, check_ends
+from quire.structured_output.restrictions import Restrictions, check_ends
 
 EOS, VOCAB = 40, 70
 
 
 def conflict(allowed: list[int], output: list[int], **fields: Any) -> str | None:
     restrictions = Restrictions.of(SamplingParams(**fields), EOS, VOCAB)
-    return None if restrictions is None else restrictions.conflict(bits(allowed, VOCAB), output)
+    return None if restrictions is None else restrictions.conflict(mask_of(allowed, VOCAB), output)
 
 
 def test_a_request_that_forbids_nothing_has_no_restrictions():
