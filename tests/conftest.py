@@ -8,7 +8,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import certifi
+import hypothesis
 import pytest
+
+# A case may take as long as it takes: how fast a machine is, and what else it runs, is nothing that a test checks.
+hypothesis.settings.register_profile("house", deadline=None)
+hypothesis.settings.load_profile("house")
 
 # A shell starts what runs in the background with Ctrl-C ignored, and programs that tests start would inherit that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
