@@ -10,8 +10,8 @@ from starlette.responses import Response
 from quire.server.chat.reading import release
 from quire.server.chat.state import ServerState
 from quire.server.http.access import is_probe
-from quire.server.http.error_forms import error_response
 from quire.server.http.errors import ApiError, ClientGoneError, api_error_of
+from quire.server.http.request_scope import scope_of
 
 Route = Callable[[Request], Awaitable[Response]]
 NO_CLIENT = 499
@@ -36,7 +36,8 @@ def answered(route: Route, state: ServerState) -> Route:
 
 def refused(request: Request, error: ApiError, state: ServerState) -> Response:
     """The answer to a request that is refused, which is counted; a probe that learns how the server is, is not."""
+    known = scope_of(request)
     if error.reason and not is_probe(request.scope):
-        tenant = request.state.tenant
+        tenant = known.tenant
         state.metrics.record_refusal(error.reason, "" if tenant is state.tenants.anonymous else tenant.name)
-    return error_response(request.scope, error)
+    return known.error_response(error)

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from quire.core.outputs import RequestOutput
+from quire.core.sampling_params import SamplingParams
 from quire.core.stats import RequestStateStats, merged_stats
 from quire.server.chat.running import Work
 from quire.server.chat.state import ServerState
@@ -37,7 +38,7 @@ class Usage:
 
 
 class AnswerCounts:
-    """Counts one response.
+    """Counts one response; an `AnswerRecord`.
 
     Args:
         state: of the server.
@@ -57,6 +58,31 @@ class AnswerCounts:
         self._cache_view = state.cache_view
         self._stats: dict[int, RequestStateStats] = {}
         self._made_s = time.monotonic()
+
+    @property
+    def answer_id(self) -> str:
+        """As `AnswerRecord.answer_id`."""
+        return self.work.public_id
+
+    @property
+    def params(self) -> SamplingParams:
+        """As `AnswerRecord.params`."""
+        return self.work.params
+
+    @property
+    def num_prompts(self) -> int:
+        """As `AnswerRecord.num_prompts`."""
+        return len(self.work.prompts)
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        """As `AnswerRecord.num_prompt_tokens`."""
+        return self.usage.num_prompt
+
+    @property
+    def num_new_tokens(self) -> int:
+        """As `AnswerRecord.num_new_tokens`."""
+        return self.usage.num_completion
 
     def note(self, prompt_index: int, output: RequestOutput) -> None:
         """Count an output."""

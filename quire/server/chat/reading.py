@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import msgspec
 from starlette.requests import Request
@@ -25,6 +25,7 @@ from quire.server.http.errors import (
     ClientGoneError,
 )
 from quire.server.http.prompt_workers import PromptWorkers
+from quire.server.http.request_scope import scope_of
 from quire.utils.heap import give_back_free_memory
 
 Fields = TypeVar("Fields", bound=msgspec.Struct)
@@ -82,7 +83,7 @@ class BodyReader:
 
         if len(body) <= INLINE_BYTES:
             return read()
-        return await self._workers.run(request.state.tenant.name, len(body), read)
+        return await self._workers.run(scope_of(request).tenant.name, len(body), read)
 
     async def give_back_memory(self) -> None:
         """Return to the system what many bodies left in the heap, once few are held; runs until cancelled.
@@ -113,7 +114,8 @@ class BodyReader:
         length = request.headers.get("content-length", "")
         if length.isdecimal() and int(length[:20]) > self._most(int(length[:20])):
             raise self._too_large()
-        lease = request.state.body_lease = self.budget.open(request.state.tenant.name)
+        known = scope_of(request)
+        lease = known.body = self.budget.open(known.tenant.name)
         try:
             return await asyncio.wait_for(self._receive(request, lease), limits.body_timeout)
         except (TimeoutError, asyncio.TimeoutError):
@@ -159,7 +161,7 @@ class BodyReader:
 
 def release(request: Request) -> None:
     """The body of `request` is no longer held; harmless when repeated."""
-    lease: Any = getattr(request.state, "body_lease", None)
+    lease = scope_of(request).body
     if lease is not None:
         lease.close()
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import re
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -31,10 +30,10 @@ from quire.server.chat.reading import release
 from quire.server.chat.running import Run, Work, unless_gone
 from quire.server.chat.sse import EventStream, EventWriter
 from quire.server.chat.state import ServerState, public_id
-from quire.server.http.error_forms import ID_KEY, UNUSABLE_ID
 from quire.server.http.errors import ApiError
 from quire.server.http.prompt_workers import LONG_BYTES
-from quire.server.http.tenants import Charge, Tenant
+from quire.server.http.request_scope import scope_of
+from quire.server.http.tenants import Charge
 from quire.utils.checks import check_int, shown
 
 logger = get_logger(__name__)
@@ -72,17 +71,17 @@ class ChatService:
             ApiError, ClientGoneError, ValidationError, UnsupportedError: as `BodyReader.read_fields`, no new work is
                 taken, or the tenant is at a limit.
         """
-        state = self._state
-        request.state.metered = request.state.tenant
+        state, known = self._state, scope_of(request)
+        known.is_metered = True
         state.refuse_new_work()
         # Limits come before the body is received and decoded, so that a flood of refused ones costs little.
         try:
-            request.state.tenant.check(num_tokens=1)
+            known.tenant.check(num_tokens=1)
         except ApiError:
             state.bodies.note_unread(request)
             raise
         body, warnings = await state.bodies.read_fields(request, fields)
-        if request.scope["state"].get(UNUSABLE_ID):
+        if known.has_unusable_id:
             self.notes(warnings).add("X-Request-Id", BAD_ID, "send 1 to 128 letters, digits, _ - . : +")
         return body, warnings
 
@@ -112,7 +111,7 @@ class ChatService:
         plan = await self._plan(request, body, size, lambda: parsing.plan(body, warnings, holds_calls=holds_calls))
         charge = self.charge(request, body, [reader.least_tokens_of(size)], params.n)
         prompt = await reader.read_chat(
-            body, cut_of(body, params), tenant=request.state.tenant.name, size=size,
+            body, cut_of(body, params), tenant=scope_of(request).tenant.name, size=size,
             add_special_tokens=bool(body.add_special_tokens), warnings=warnings,
         )  # fmt: skip
         charge.correct(len(prompt.prompt_token_ids))
@@ -129,14 +128,14 @@ class ChatService:
         """What is read out of the answers; long schemas of tools are looked at beside the event loop."""
         if not body.tools or size < LONG_BYTES:
             return make()
-        return await self._state.workers.run(request.state.tenant.name, size, make)
+        return await self._state.workers.run(scope_of(request).tenant.name, size, make)
 
     def charge(self, request: Request, body: GenerationFields, least_tokens: list[int], n: int) -> Charge:
         """Charge the tenant for prompts that are yet to be read, each with so many tokens at least."""
-        request.state.tenant.priority(_priority(request, body))  # what is refused for its fields is not charged
+        scope_of(request).tenant.priority(_priority(request, body))  # what is refused for its fields is not charged
         self._cache_salt(request, body.cache_salt)
         num_prompts = len(least_tokens)
-        return self._state.admission.begin(num_prompts * n, sum(least_tokens), request.state.tenant, num_prompts)
+        return self._state.admission.begin(num_prompts * n, sum(least_tokens), scope_of(request).tenant, num_prompts)
 
     def note_cut(self, warnings: list[str], field: str, asked: int | None, num_prompt_tokens: int) -> None:
         """Name what of an answer cannot come, as prompt and answer have the model's length together."""
@@ -147,7 +146,7 @@ class ChatService:
 
     def limit(self, request: Request, params: SamplingParams, asked: int | None) -> None:
         """Bring `params` within what the tenant may; new tokens are told as they come where it pays for them."""
-        tenant: Tenant = request.state.tenant
+        tenant = scope_of(request).tenant
         params.max_tokens = tenant.max_tokens(asked, params.max_tokens)
         if tenant.counts_tokens and params.output_kind is RequestOutputKind.FINAL_ONLY:
             params.output_kind = RequestOutputKind.CUMULATIVE
@@ -163,17 +162,18 @@ class ChatService:
     ) -> Work:
         """Work for the engine, of prompts that were read; the bytes of the body are given back."""
         release(request)
+        known = scope_of(request)
         salt = self._cache_salt(request, body.cache_salt)
         if salt is not None:
             prompts = [self._state.shared_prefixes.marked(prompt) for prompt in prompts]
         work = Work(
-            public_id=public_id(prefix, request.scope["state"].get(ID_KEY), body.request_id),
+            public_id=public_id(prefix, known.request_id, body.request_id),
             prompts=prompts,
             params=params,
-            priority=request.state.tenant.priority(_priority(request, body)),
+            priority=known.tenant.priority(_priority(request, body)),
             cache_salt=salt,
-            received_s=getattr(request.state, "received_s", time.monotonic()),
-            tenant=request.state.tenant,
+            received_s=known.received_s,
+            tenant=known.tenant,
             queue_timeout=body.queue_timeout,
             charge=charge,
         )
@@ -188,7 +188,7 @@ class ChatService:
             parse_prompt({"prompt_token_ids": [0], "cache_salt": salt})  # the check of its characters
         if not (self._state.tenants.needs_key and self._state.config.api.isolate_tenants):
             return salt
-        return tenant_salt(request.state.tenant.name, salt)
+        return tenant_salt(scope_of(request).tenant.name, salt)
 
     async def respond(self, request: Request, work: Work, writer: EventWriter, *, is_stream: bool) -> Response:
         """Run `work`, and write its answers as they come or whole.
@@ -196,7 +196,7 @@ class ChatService:
         Raises:
             ApiError, QuireError, ClientGoneError: nothing was answered.
         """
-        request.state.counts = writer.counts
+        scope_of(request).answer = writer.counts
         run = Run(self._state, work)
         try:
             if is_stream:

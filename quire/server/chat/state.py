@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-import secrets
 import time
 from dataclasses import dataclass, field
 
@@ -130,9 +129,6 @@ def fingerprint(engine: EngineClient) -> str:
     return f"quire-{__version__}-{digest[:8]}"
 
 
-def public_id(prefix: str, header: str | None, from_body: str | None = None) -> str:
-    """The id of an answer, made of the client's own where that is usable."""
-    for own in (from_body, header):
-        if own is not None and REQUEST_ID.fullmatch(own):
-            return f"{prefix}{own}"
-    return f"{prefix}{secrets.token_hex(16)}"
+def public_id(prefix: str, request_id: str, from_body: str | None = None) -> str:
+    """The id of an answer: that of its body where that is usable, else the request's."""
+    return f"{prefix}{from_body if from_body is not None and REQUEST_ID.fullmatch(from_body) else request_id}"

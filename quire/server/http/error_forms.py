@@ -1,6 +1,6 @@
 """In which form an error is written: that of the API whose path was asked. OpenAI's unless a form says otherwise.
 
-The application gives the middleware its forms; the middleware writes a request's into its state. No state of its own.
+The application gives the middleware its forms; the middleware puts a request's into its `RequestScope`. No state.
 """
 
 from __future__ import annotations
@@ -8,13 +8,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from starlette.responses import Response
 from starlette.types import Scope
 
 from quire.server.http.access import own_path
 from quire.server.http.errors import ApiError
-
-STATE_KEY, ID_KEY, UNUSABLE_ID = "error_form", "request_id", "unusable_request_id"
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,10 +33,3 @@ def form_of(scope: Scope, forms: Sequence[ErrorForm]) -> ErrorForm | None:
     """The form for errors of a request; None = OpenAI's."""
     path = own_path(scope)
     return next((form for form in forms if path == form.path or path.startswith(f"{form.path}/")), None)
-
-
-def error_response(scope: Scope, error: ApiError) -> Response:
-    """The answer to a request that is `error`."""
-    state = scope["state"]
-    form: ErrorForm | None = state.get(STATE_KEY)
-    return error.response(None if form is None else form.content(error, state.get(ID_KEY, "")))

@@ -19,7 +19,7 @@ from quire.logger import get_logger
 from quire.metrics.engine_metrics import EngineMetrics
 from quire.metrics.http_metrics import HttpMetrics
 from quire.server.http.access import PROBE_PATHS, is_open
-from quire.server.http.error_forms import ID_KEY, STATE_KEY, UNUSABLE_ID, ErrorForm, error_response, form_of
+from quire.server.http.error_forms import ErrorForm, form_of
 from quire.server.http.errors import (
     BAD_REQUEST,
     HEADERS_TOO_LARGE,
@@ -30,6 +30,7 @@ from quire.server.http.errors import (
 )
 from quire.server.http.origins import OriginRules
 from quire.server.http.receipt import make_receipt
+from quire.server.http.request_scope import RequestScope, begin, scope_of
 from quire.server.http.tenants import Tenants
 from quire.server.http.tracing import HEADERS as TRACE_HEADERS
 from quire.server.http.tracing import EndedRequest, Tracing
@@ -70,14 +71,12 @@ class RequestLog:
         given = header(scope, b"x-request-id")
         own_id = given if given is not None and REQUEST_ID.fullmatch(given) else None
         request_id = own_id or secrets.token_hex(16).encode()
-        state = scope.setdefault("state", {})
-        state["received_s"] = start = time.monotonic()
-        state[ID_KEY], state[STATE_KEY] = request_id.decode(), form_of(scope, self._error_forms)
-        if given != own_id:
-            state[UNUSABLE_ID] = True  # the route names it
+        start, form = time.monotonic(), form_of(scope, self._error_forms)
+        known = RequestScope(request_id.decode(), start, form, has_unusable_id=given != own_id)
+        begin(scope, known)
         id_headers = [(b"x-request-id", request_id)]
-        if state[STATE_KEY] is not None and state[STATE_KEY].id_header is not None:
-            id_headers.append((state[STATE_KEY].id_header, request_id))
+        if form is not None and form.id_header is not None:
+            id_headers.append((form.id_header, request_id))
         status = 0
 
         async def send_with_id(message: Message) -> None:
@@ -85,8 +84,8 @@ class RequestLog:
             if message["type"] == "http.response.start":
                 status = message["status"]
                 message["headers"] = [*message.get("headers", ()), *id_headers]
-                if "metered" in state:
-                    message["headers"] += state["metered"].headers()
+                if known.is_metered:
+                    message["headers"] += known.tenant.headers()
             await send(message)
 
         self.num_running += 1
@@ -100,49 +99,44 @@ class RequestLog:
             if self._metrics is not None:
                 route = scope.get("route")
                 self._metrics.record(scope["method"], None if route is None else route.path, status, seconds)
-            if self._tracing is not None and "metered" in state:
-                self._tracing.record(_ended(scope, status, start, start + seconds))
+            if self._tracing is not None and known.is_metered:
+                self._tracing.record(_ended(scope, known, status, start + seconds))
             if self._is_logged and scope["path"] not in self._quiet_paths:
-                _log_access(scope, status, seconds)
+                _log_access(scope, known, status, seconds)
 
 
-def _log_access(scope: Scope, status: int, seconds: float) -> None:
+def _log_access(scope: Scope, known: RequestScope, status: int, seconds: float) -> None:
     """The line of a request that has ended: the same facts as text and, in JSON lines, one by one."""
-    state = scope["state"]
     line = f"{scope['method']} {_logged_path(scope)} {status} {seconds:.3f} s"
     facts: dict[str, object] = {
         "method": scope["method"], "path": _logged_path(scope), "status": status, "seconds": round(seconds, 6),
-        "id": state[ID_KEY],
+        "id": known.request_id,
     }  # fmt: skip
     if scope.get("client"):
         facts["client"] = scope["client"][0]
-    if "metered" in state:
-        facts["tenant"] = state["metered"].name
-    if "counts" in state:
-        usage, answer_id = state["counts"].usage, state["counts"].work.public_id
-        if not answer_id.endswith(state[ID_KEY]):
-            facts["x_request_id"] = state[ID_KEY]
-        facts["id"] = answer_id
-        facts |= {"prompt_tokens": usage.num_prompt, "completion_tokens": usage.num_completion}
+    if known.is_metered:
+        facts["tenant"] = known.tenant.name
+    if (answer := known.answer) is not None:
+        if not answer.answer_id.endswith(known.request_id):
+            facts["x_request_id"] = known.request_id
+        facts["id"] = answer.answer_id
+        facts |= {"prompt_tokens": answer.num_prompt_tokens, "completion_tokens": answer.num_new_tokens}
     told = " ".join(f"{name}={value}" for name, value in list(facts.items())[4:] if value != "")
     access_logger.info("%s %s", line, told, extra={"facts": facts})
 
 
-def _ended(scope: Scope, status: int, start_s: float, end_s: float) -> EndedRequest:
+def _ended(scope: Scope, known: RequestScope, status: int, end_s: float) -> EndedRequest:
     """What is told of a request that has ended."""
-    state = scope["state"]
     parent = {name: value.decode("latin-1") for name in TRACE_HEADERS if (value := header(scope, name.encode()))}
-    received_ns = time.time_ns() - round(1e9 * (time.monotonic() - start_s))
-    tenant = state["metered"].name
-    counts = state.get("counts")
-    if counts is None:
-        receipt = make_receipt(start_s, RequestStateStats(), end_s)
+    received_ns = time.time_ns() - round(1e9 * (time.monotonic() - known.received_s))
+    tenant, answer = known.tenant.name, known.answer
+    if answer is None:
+        receipt = make_receipt(known.received_s, RequestStateStats(), end_s)
         return EndedRequest(parent, scope["path"], status, received_ns, receipt, tenant=tenant)
-    work = counts.work
     return EndedRequest(
-        parent, scope["path"], status, received_ns, counts.receipt(end_s), model=counts.model, tenant=tenant,
-        request_id=work.public_id, num_prompts=len(work.prompts), num_prompt_tokens=counts.usage.num_prompt,
-        params=work.params,
+        parent, scope["path"], status, received_ns, answer.receipt(end_s), model=answer.model, tenant=tenant,
+        request_id=answer.answer_id, num_prompts=answer.num_prompts, num_prompt_tokens=answer.num_prompt_tokens,
+        params=answer.params,
     )  # fmt: skip
 
 
@@ -168,7 +162,7 @@ class Gate:
         refusal = self._refusal(scope)
         if refusal is not None:
             self._metrics.record_refusal(refusal.reason, "")
-            response = error_response(scope, refusal)
+            response = scope_of(scope).error_response(refusal)
             if refusal.kind is BAD_REQUEST:
                 response.headers["connection"] = "close"  # where its body ends is not certain
             await response(scope, receive, send)
@@ -180,7 +174,8 @@ class Gate:
         size += sum(len(name) + len(value) + 4 for name, value in scope["headers"])
         if size > self._max_header_bytes:
             return ApiError(HEADERS_TOO_LARGE, f"the request's head is larger than {self._max_header_bytes} bytes")
-        scope["state"]["tenant"] = self._tenants.anonymous
+        known = scope_of(scope)
+        known.tenant = self._tenants.anonymous
         names = {name for name, _ in scope["headers"]}
         if b"content-length" in names and b"transfer-encoding" in names:  # a proxy in front may have read another one
             return ApiError(BAD_REQUEST, "send content-length or transfer-encoding, not both")
@@ -193,7 +188,7 @@ class Gate:
             return ApiError(
                 UNAUTHORIZED, "a valid API key is needed: send Authorization: Bearer KEY, or X-Api-Key: KEY"
             )
-        scope["state"]["tenant"] = tenant
+        known.tenant = tenant
         return None
 
 
@@ -219,7 +214,7 @@ class LastResort:
         except Exception as error:
             if scope["type"] != "http" or is_started:
                 raise
-            await error_response(scope, api_error_of(error))(scope, receive, send)
+            await scope_of(scope).error_response(api_error_of(error))(scope, receive, send)
 
 
 def _logged_path(scope: Scope) -> str:

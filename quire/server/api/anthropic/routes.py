@@ -19,7 +19,7 @@ from quire.server.chat.protocol.chat import ChatRequest
 from quire.server.chat.protocol.notes import Notes
 from quire.server.chat.service import JSON, ChatService, PreparedChat
 from quire.server.chat.state import ServerState
-from quire.server.http.error_forms import ID_KEY
+from quire.server.http.request_scope import scope_of
 
 ID_PREFIX = "msg_"
 INLINE_BLOCKS = 512
@@ -54,12 +54,12 @@ class MessagesRoutes:
             ) from None  # fmt: skip
         _note_thinking(body, chat, notes)
         counts = AnswerCounts(self._state, chat.work, chat.model, reports_cache=bool(body.return_cache_info))
-        writer = MessageWriter(counts, chat.plan, warnings, request.scope["state"][ID_KEY])
+        writer = MessageWriter(counts, chat.plan, warnings, scope_of(request).request_id)
         return await self._service.respond(request, chat.work, writer, is_stream=bool(body.stream))
 
     async def count_tokens(self, request: Request) -> Response:
         """The tokens of a conversation's prompt, as its answer would count them."""
-        state, tenant = self._state, request.state.tenant
+        state, tenant = self._state, scope_of(request).tenant
         body, warnings = await state.bodies.read_fields(request, COUNT_FIELDS)
         state.check_model(body.model)
         chat = await _beside(body, lambda: chat_prompt(body, self._service.notes(warnings)))

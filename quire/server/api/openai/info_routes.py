@@ -15,7 +15,7 @@ from quire.server.chat.prompts import Cut
 from quire.server.chat.protocol.reading import RequestFields
 from quire.server.chat.state import ServerState
 from quire.server.http.errors import FORBIDDEN, NOT_FOUND, ApiError
-from quire.server.http.tenants import Tenant
+from quire.server.http.request_scope import scope_of
 from quire.version import __version__
 
 METRICS_TYPE = "text/plain; version=1.0.0; charset=utf-8"
@@ -40,7 +40,7 @@ class InfoRoutes:
         """Ids of a text or a conversation."""
         body, warnings = await self._read(request, TOKENIZE_FIELDS)
         self._state.check_model(body.model)
-        reader, tenant = self._state.prompts, request.state.tenant
+        reader, tenant = self._state.prompts, scope_of(request).tenant
         if body.messages is not None:
             size = reader.size_of(body)
             charge = self._state.admission.begin(0, reader.least_tokens_of(size), tenant)
@@ -70,7 +70,7 @@ class InfoRoutes:
         """Text of ids."""
         body, _ = await self._read(request, DETOKENIZE_FIELDS)
         self._state.check_model(body.model)
-        tenant = request.state.tenant
+        tenant = scope_of(request).tenant
         self._state.admission.begin(0, len(body.tokens), tenant)
         return _json({"prompt": await self._state.prompts.decode_long(body.tokens, tenant.name)})
 
@@ -99,7 +99,7 @@ class InfoRoutes:
 
     async def server_info(self, request: Request) -> Response:
         """The engine's settings; of several tenants, only an operator may read them."""
-        if not self._state.tenants.may_see_all(request.state.tenant):
+        if not self._state.tenants.may_see_all(scope_of(request).tenant):
             raise ApiError(FORBIDDEN, "settings are for operators; this API key is not an operator's (operator: true)")
         return _json({"version": __version__, "config": dataclasses.asdict(self._state.engine.config)})
 
@@ -117,13 +117,13 @@ class InfoRoutes:
 
     async def load(self, request: Request) -> Response:
         """Answers that were admitted and have not ended; of several tenants, each sees its own alone."""
-        tenant: Tenant = request.state.tenant
+        tenant = scope_of(request).tenant
         sees_all = self._state.tenants.may_see_all(tenant)
         return _json({"server_load": self._state.admission.num_answers if sees_all else tenant.num_answers})
 
     async def metrics(self, request: Request) -> Response:
         """Everything counted, for Prometheus; of several tenants, only an operator may read it."""
-        if not self._state.tenants.may_see_all(request.state.tenant):
+        if not self._state.tenants.may_see_all(scope_of(request).tenant):
             raise ApiError(
                 FORBIDDEN,
                 "metrics are about the whole server; this API key is no operator's (operator: true in the key file)",

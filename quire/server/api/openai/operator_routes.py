@@ -10,6 +10,7 @@ from quire.errors import UnsupportedError, ValidationError
 from quire.logger import get_logger
 from quire.server.chat.state import ServerState
 from quire.server.http.errors import FORBIDDEN, ApiError
+from quire.server.http.request_scope import scope_of
 from quire.utils.checks import shown
 
 BOOLEANS = {"true": True, "1": True, "false": False, "0": False}
@@ -38,7 +39,7 @@ class OperatorRoutes:
         return Response(msgspec.json.encode(answer), media_type="application/json")
 
     def _require_operator(self, request: Request) -> None:
-        if not request.state.tenant.is_operator:
+        if not scope_of(request).tenant.is_operator:
             raise ApiError(FORBIDDEN, "this API key lacks operator rights (operator: true in the key file)")
 
 

@@ -22,6 +22,7 @@ from quire.server.chat.protocol.chat import CHAT_FIELDS, ChatRequest
 from quire.server.chat.reading import release
 from quire.server.chat.service import ChatService, cut_of
 from quire.server.chat.state import ServerState
+from quire.server.http.request_scope import scope_of
 from quire.server.http.tenants import Charge
 
 
@@ -97,7 +98,7 @@ class GenerationRoutes:
         reader, prompts, num_tokens = self._state.prompts, [], 0
         for one in given:
             prompt = await reader.read(
-                one, cut, tenant=request.state.tenant.name, add_special_tokens=body.add_special_tokens is not False,
+                one, cut, tenant=scope_of(request).tenant.name, add_special_tokens=body.add_special_tokens is not False,
                 warnings=warnings,
             )  # fmt: skip
             num_tokens += len(prompt.prompt_token_ids)

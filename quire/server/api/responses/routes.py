@@ -40,6 +40,7 @@ from quire.server.chat.service import JSON, ChatService, PreparedChat
 from quire.server.chat.sse import HEADERS
 from quire.server.chat.state import ServerState
 from quire.server.http.errors import BAD_REQUEST, NOT_FOUND, STORE_FAILED, ApiError
+from quire.server.http.request_scope import scope_of
 from quire.utils.checks import shown
 
 logger = get_logger(__name__)
@@ -77,7 +78,7 @@ class ResponsesRoutes:
         body, warnings = await self._service.read(request, RESPONSES_FIELDS)
         notes = check_request(body)
         is_stored = self._check_storing(body, notes)
-        key = request.state.tenant.name, _own_id(body) or f"resp_{secrets.token_hex(24)}"
+        key = scope_of(request).tenant.name, _own_id(body) or f"resp_{secrets.token_hex(24)}"
         if self._background.is_taken(key):
             raise _taken(body)
         if not is_stored:
@@ -125,7 +126,7 @@ class ResponsesRoutes:
         """The tokens of a turn's prompt, as its answer would count them."""
         body, notes = await self._state.bodies.read_fields(request, RESPONSES_FIELDS)
         self._state.check_model(body.model)
-        tenant, prompts = request.state.tenant, self._state.prompts
+        tenant, prompts = scope_of(request).tenant, self._state.prompts
         with _store_failures():
             turn = await read_turn(body, self._store, self._background, tenant.name, self._max_turns, notes)
         chat = chat_request(body, turn.conversation, self._template(body), notes)
@@ -217,8 +218,9 @@ class ResponsesRoutes:
         self, request: Request, body: ResponsesRequest, chat: PreparedChat, writer: ResponseWriter, turn: Turn
     ) -> Response:
         """Have a response made in the background."""
-        tenant = request.state.tenant.name
-        request.state.counts = writer.counts
+        known = scope_of(request)
+        tenant = known.tenant.name
+        known.answer = writer.counts
         run = Run(self._state, chat.work)
         try:
             await run.start()
@@ -345,7 +347,7 @@ def _store_failures() -> Iterator[None]:
 
 def _asked(request: Request) -> tuple[str, str]:
     """(tenant, id) that a request is about."""
-    return request.state.tenant.name, request.path_params["response_id"]
+    return scope_of(request).tenant.name, request.path_params["response_id"]
 
 
 def _unknown(response_id: str) -> ApiError:
