@@ -20,6 +20,9 @@ import torch
 from quire.core.sampling_params import SamplingParams
 from quire.kernels.native.elementwise import is_finite
 from quire.kernels.native.runtime import NativeRuntime
+from quire.sample.ops.interface import SamplingOps
+from quire.sample.ops.native import NativeSamplingOps
+from quire.sample.ops.torch_ops import TorchSamplingOps
 from quire.sample.sampler import Sampler
 from quire.sample.states import SamplingStates
 
@@ -58,14 +61,14 @@ def make_logits(num_lines: int, vocab_size: int, shape: str) -> torch.Tensor:
 
 
 def make_sampler(
-    params: SamplingParams, num_lines: int, vocab_size: int, runtime: NativeRuntime | None
+    params: SamplingParams, num_lines: int, vocab_size: int, ops: SamplingOps
 ) -> tuple[SamplingStates, Sampler]:
     """A sampler whose rows all want `params`, after prompts of 200 tokens."""
-    states = SamplingStates(num_lines, vocab_size, torch.device("cpu"), runtime=runtime)
+    states = SamplingStates(num_lines, vocab_size, torch.device("cpu"), apply_penalties=ops.apply_penalties_inplace)
     prompt = np.random.default_rng(0).integers(0, vocab_size, 200).astype(np.int32)
     for row in range(num_lines):
         states.add_row(row, params, prompt, 150, seed=row)
-    return states, Sampler(states)
+    return states, Sampler(states, ops)
 
 
 def bench_case(
@@ -76,8 +79,8 @@ def bench_case(
     params = SamplingParams(**CASES[name])  # type: ignore[arg-type]
     rows, positions = np.arange(num_lines, dtype=np.int32), np.arange(num_lines) + 200
     times, tokens = {}, []
-    for kind, own_runtime in (("native", runtime), ("torch", None)):
-        _, sampler = make_sampler(params, num_lines, vocab_size, own_runtime)
+    for kind, ops in (("native", NativeSamplingOps(runtime)), ("torch", TorchSamplingOps())):
+        _, sampler = make_sampler(params, num_lines, vocab_size, ops)
         tokens.append(sampler.sample(logits.clone(), rows, positions).token_ids)
         work = logits.clone()
         few = repeats if kind == "native" else max(2, repeats // 8)

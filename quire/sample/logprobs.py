@@ -1,6 +1,6 @@
-"""Log-probabilities of sampled or prompt tokens and of the likeliest ones, with ranks. Pure functions.
+"""Log-probabilities of sampled or prompt tokens and of the likeliest ones, with ranks, by torch on any device.
 
-Called by the sampler and by the worker for prompt log-probabilities.
+Pure functions, called by `TorchSamplingOps`.
 """
 
 from __future__ import annotations
@@ -9,42 +9,10 @@ import numpy as np
 import torch
 
 from quire.core.logprobs import LogprobsArrays
-from quire.kernels.native import sampling as native
-from quire.kernels.native.runtime import NativeRuntime
 from quire.sample.ragged import line_blocks, to_device
 
 _LOW_31_BITS = 0x7FFFFFFF
 _LOW_32_BITS = 0xFFFFFFFF
-
-
-def logprob_lines(
-    logits: torch.Tensor,
-    token_ids: np.ndarray,
-    num_top: np.ndarray,
-    index: np.ndarray,
-    logprobs_mode: str,
-    runtime: NativeRuntime | None = None,
-) -> LogprobsArrays:
-    """One line per row of `logits`: the given token, then the row's `num_top` likeliest.
-
-    Args:
-        logits: [n, vocab_size] float32.
-        token_ids, num_top, index: as `gather_logprobs` takes them.
-        logprobs_mode: what the fields hold.
-        runtime: native kernels for logits on a CPU; None = torch operations.
-    """
-    if runtime is None:
-        return gather_logprobs(scores_of(logits, logprobs_mode), token_ids, num_top, index)
-    ids, scores, chosen_ranks = native.logprobs(
-        runtime,
-        logits,
-        np.ascontiguousarray(token_ids, dtype=np.int32),
-        num_top.astype(np.int32),
-        is_logits=logprobs_mode.endswith("_logits"),
-    )
-    ranks = np.where(ids >= 0, np.arange(ids.shape[1], dtype=np.int32), 0).astype(np.int32, copy=False)
-    ranks[:, 0] = chosen_ranks
-    return LogprobsArrays(index=index.astype(np.int32), token_ids=ids, logprobs=scores, ranks=ranks)
 
 
 def gather_logprobs(

@@ -6,11 +6,12 @@ the request's length, not with the vocabulary.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Protocol
+
 import numpy as np
 import torch
 
-from quire.kernels.native.runtime import NativeRuntime
-from quire.kernels.native.sampling import apply_penalties_inplace
 from quire.sample.logits_processor import RowRequest
 from quire.sample.ragged import ragged_index, to_device
 from quire.sample.sparse_processor import SparseProcessor
@@ -54,6 +55,46 @@ class _SeenTokens:
         return grown
 
 
+class ApplyPenalties(Protocol):
+    """A device's operation for `Penalties`."""
+
+    def __call__(
+        self,
+        logits: torch.Tensor,
+        lines: np.ndarray,
+        token_ids: Sequence[np.ndarray],
+        counts: np.ndarray,
+        strengths: np.ndarray,
+    ) -> None:
+        """Change the logits of tokens that were seen before.
+
+        Args:
+            logits: [n, vocab_size] float32; mutated.
+            lines: [num_lines] integers, distinct; where in `logits` the requests are.
+            token_ids: for each line its tokens, [num_seen] int64, distinct.
+            counts: [sum of num_seen] float32; how often each of these is in the output.
+            strengths: [num_lines, 3] float32: repetition, frequency, presence.
+        """
+        ...
+
+
+def apply_penalties_inplace(
+    logits: torch.Tensor,
+    lines: np.ndarray,
+    token_ids: Sequence[np.ndarray],
+    counts: np.ndarray,
+    strengths: np.ndarray,
+) -> None:
+    """`ApplyPenalties` by torch operations, on any device."""
+    at, ids = ragged_index(token_ids, lines, logits.device)
+    of_entry = np.repeat(np.arange(len(token_ids)), [len(tokens) for tokens in token_ids])
+    repetition, frequency, presence = to_device(strengths[of_entry], logits.device).unbind(1)
+    device_counts = to_device(counts, logits.device)
+    values = logits[at, ids]
+    values = torch.where(values > 0, values / repetition, values * repetition)
+    logits[at, ids] = values - frequency * device_counts - presence * (device_counts > 0)
+
+
 class Penalties(SparseProcessor):
     """Makes tokens that were seen before less likely.
 
@@ -61,14 +102,18 @@ class Penalties(SparseProcessor):
     Then a token of the output: logit - frequency_penalty * count - presence_penalty.
 
     Args:
-        runtime: native kernels for logits on a CPU; None = torch operations, which give the same bits.
+        apply_inplace: the device's operation; all give the same bits.
     """
 
     def __init__(
-        self, vocab_size: int, max_num_seqs: int, device: torch.device, runtime: NativeRuntime | None = None
+        self,
+        vocab_size: int,
+        max_num_seqs: int,
+        device: torch.device,
+        apply_inplace: ApplyPenalties = apply_penalties_inplace,
     ) -> None:
         super().__init__(vocab_size, max_num_seqs, device)
-        self._runtime = runtime
+        self._apply_inplace = apply_inplace
         self._seen: dict[int, _SeenTokens] = {}
         # [max_num_seqs, 3] float32: repetition, frequency, presence.
         self._strengths = np.zeros((max_num_seqs, 3), dtype=np.float32)
@@ -99,16 +144,5 @@ class Penalties(SparseProcessor):
     def apply_to_lines(self, logits: torch.Tensor, lines: np.ndarray, rows: np.ndarray) -> None:
         """Touch the logits of seen tokens only."""
         seen = [self._seen[row] for row in rows.tolist()]
-        counts, strengths = np.concatenate([tokens.counts for tokens in seen]), self._strengths[rows]
-        if self._runtime is not None:
-            starts = np.cumsum([0, *(len(tokens.ids) for tokens in seen)])
-            ids = np.concatenate([tokens.ids for tokens in seen])
-            apply_penalties_inplace(self._runtime, logits, lines.astype(np.int32), starts, ids, counts, strengths)
-            return
-        at, token_ids = ragged_index([tokens.ids for tokens in seen], lines, self.device)
-        of_entry = np.repeat(np.arange(len(seen)), [len(tokens.ids) for tokens in seen])
-        repetition, frequency, presence = to_device(strengths[of_entry], self.device).unbind(1)
-        device_counts = to_device(counts, self.device)
-        values = logits[at, token_ids]
-        values = torch.where(values > 0, values / repetition, values * repetition)
-        logits[at, token_ids] = values - frequency * device_counts - presence * (device_counts > 0)
+        counts = np.concatenate([tokens.counts for tokens in seen])
+        self._apply_inplace(logits, lines, [tokens.ids for tokens in seen], counts, self._strengths[rows])

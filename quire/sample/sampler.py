@@ -13,8 +13,7 @@ import numpy as np
 import torch
 
 from quire.core.logprobs import LogprobsArrays
-from quire.sample.choosers import make_chooser
-from quire.sample.logprobs import logprob_lines
+from quire.sample.ops.interface import SamplingOps
 from quire.sample.ragged import take_lines
 from quire.sample.states import Need, SamplingStates
 
@@ -40,18 +39,20 @@ class SamplerOutput:
 
 
 class Sampler:
-    """Chooses tokens, by native kernels where the states have a runtime.
+    """Chooses tokens.
 
     Args:
         states: per-row parameters.
+        ops: of the device that the logits are on.
         logprobs_mode: what log-probability fields hold: raw_ or processed_, then logprobs or logits.
     """
 
-    def __init__(self, states: SamplingStates, logprobs_mode: str = "raw_logprobs") -> None:
+    def __init__(self, states: SamplingStates, ops: SamplingOps, logprobs_mode: str = "raw_logprobs") -> None:
         self._states = states
+        self._ops = ops
         self._logprobs_mode = logprobs_mode
         self._is_raw = logprobs_mode.startswith("raw_")
-        self._chooser = make_chooser(states)
+        self._chooser = ops.make_chooser(states)
 
     def sample(self, logits: torch.Tensor, rows: np.ndarray, positions: np.ndarray) -> SamplerOutput:
         """Choose a token for each line.
@@ -86,5 +87,5 @@ class Sampler:
         if scored is None:
             scored = logits if len(wanted) == len(logits) else take_lines(logits, wanted)
         num_top = self._states.num_logprobs[rows[wanted]]
-        lines = logprob_lines(scored, token_ids[wanted], num_top, wanted, self._logprobs_mode, self._states.runtime)
+        lines = self._ops.gather_logprobs(scored, token_ids[wanted], num_top, wanted, self._logprobs_mode)
         return SamplerOutput(token_ids, lines, is_invalid)

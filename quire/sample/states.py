@@ -17,11 +17,9 @@ import torch
 
 from quire.core.sampling_params import SamplingParams
 from quire.errors import QuireError
-from quire.kernels.native.runtime import NativeRuntime
-from quire.kernels.native.sampling import MAX_VOCAB_SIZE
 from quire.sample.bad_words import BadWords
 from quire.sample.logits_processor import LogitsProcessor, ProcessorKind, RowRequest, processor_failure
-from quire.sample.penalties import Penalties
+from quire.sample.penalties import ApplyPenalties, Penalties, apply_penalties_inplace
 from quire.sample.ragged import take_lines, to_device
 from quire.sample.sparse_processor import SparseProcessor
 from quire.sample.token_masks import AllowedTokenIds, LogitBias, MinTokens
@@ -49,7 +47,7 @@ class SamplingStates:
         vocab_size: width of the logits.
         device: where the logits are.
         custom_processors: classes of the engine's own processors, applied in this order.
-        runtime: native kernels to use for logits on a CPU; None = torch operations.
+        apply_penalties: the device's operation for penalties.
 
     Attributes:
         flags: [max_num_seqs] int64; `Need` and processor bits; 0 on free rows.
@@ -65,10 +63,9 @@ class SamplingStates:
         vocab_size: int,
         device: torch.device,
         custom_processors: Sequence[type[ProcessorKind]] = (),
-        runtime: NativeRuntime | None = None,
+        apply_penalties: ApplyPenalties = apply_penalties_inplace,
     ) -> None:
         self.vocab_size = vocab_size
-        self.runtime = runtime if device.type == "cpu" and vocab_size <= MAX_VOCAB_SIZE else None
         self.flags = np.zeros(max_num_seqs, dtype=np.int64)
         self.temperature = np.zeros(max_num_seqs, dtype=np.float32)
         self.top_k = np.zeros(max_num_seqs, dtype=np.int32)
@@ -78,7 +75,7 @@ class SamplingStates:
         self.seeds = np.zeros(max_num_seqs, dtype=np.uint64)
         custom = [processor.create(vocab_size, max_num_seqs, device) for processor in custom_processors]
         early = [kind(vocab_size, max_num_seqs, device) for kind in (AllowedTokenIds, BadWords, MinTokens, LogitBias)]
-        late = [Penalties(vocab_size, max_num_seqs, device, self.runtime)]
+        late = [Penalties(vocab_size, max_num_seqs, device, apply_penalties)]
         changing = [processor for processor in custom if not processor.is_argmax_invariant()]
         keeping = [processor for processor in custom if processor.is_argmax_invariant()]
         self._processors: list[LogitsProcessor] = [*early, *changing, *late, *keeping]

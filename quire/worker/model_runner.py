@@ -16,6 +16,7 @@ from quire.core.grammar_bitmask import GrammarBitmask
 from quire.core.runner_output import ModelRunnerOutput
 from quire.core.scheduler_output import SchedulerOutput
 from quire.models.interfaces import CausalLM
+from quire.sample.ops.interface import SamplingOps
 from quire.sample.states import SamplingStates
 from quire.worker.attention_groups import AttentionGroups
 from quire.worker.block_tables import BlockTables
@@ -44,6 +45,7 @@ class ModelRunner:
 
     Args:
         device: where the model is.
+        sampling_ops: of that device.
         logprobs_mode: what log-probability fields hold.
         step_graphs: replays decode steps; None = every step runs call by call.
         transfers: swaps pages; None = there is no swap space.
@@ -57,6 +59,7 @@ class ModelRunner:
         sampling: SamplingStates,
         attention: AttentionGroups,
         device: torch.device,
+        sampling_ops: SamplingOps,
         logprobs_mode: str = "raw_logprobs",
         step_graphs: StepGraphs | None = None,
         transfers: PageTransfers | None = None,
@@ -67,7 +70,7 @@ class ModelRunner:
         self._sampling = sampling
         self._attention = attention
         self._device = device
-        self._sampling_step = SamplingStep(model, requests, sampling, logprobs_mode)
+        self._sampling_step = SamplingStep(model, requests, sampling, sampling_ops, logprobs_mode)
         self._step_graphs = step_graphs
         self._transfers = transfers
 

@@ -7,12 +7,16 @@ import torch
 from quire.config.engine import QuireConfig
 from quire.config.model import OWN_QUANTIZATIONS
 from quire.kernels.native.runtime import DEFAULT_SPIN_US, NativeRuntime
+from quire.kernels.native.sampling import MAX_VOCAB_SIZE
 from quire.layers.kernels import LayerKernels, TorchKernels
 from quire.layers.native import NativeKernels
 from quire.layers.quantization import QuantizedKernels, quantization_class
 from quire.logger import get_logger
 from quire.models.packing_cache import PackingCache, default_cache_directory
 from quire.platforms.interface import Platform
+from quire.sample.ops.interface import SamplingOps
+from quire.sample.ops.native import NativeSamplingOps
+from quire.sample.ops.torch_ops import TorchSamplingOps
 
 logger = get_logger(__name__)
 
@@ -42,6 +46,11 @@ def make_kernels(config: QuireConfig, runtime: NativeRuntime | None, dtype: torc
     if name is None or own is not None:
         return kernels
     return QuantizedKernels(kernels, quantization_class(name)(kernels, dtype))
+
+
+def make_sampling_ops(runtime: NativeRuntime | None, vocab_size: int) -> SamplingOps:
+    """What chooses tokens."""
+    return TorchSamplingOps() if runtime is None or vocab_size > MAX_VOCAB_SIZE else NativeSamplingOps(runtime)
 
 
 def make_packing_cache(config: QuireConfig, runtime: NativeRuntime | None) -> PackingCache | None:

@@ -6,9 +6,8 @@ import numpy as np
 import torch
 
 from quire.core.logprobs import LogprobsArrays
-from quire.kernels.native.runtime import NativeRuntime
 from quire.models.interfaces import CausalLM
-from quire.sample.logprobs import logprob_lines
+from quire.sample.ops.interface import SamplingOps
 from quire.worker.input_batch import InputBatch
 from quire.worker.request_states import RequestStates
 
@@ -23,7 +22,7 @@ def compute_prompt_logprobs(
     requests: RequestStates,
     vocab_size: int,
     logprobs_mode: str,
-    runtime: NativeRuntime | None = None,
+    ops: SamplingOps,
 ) -> dict[int, LogprobsArrays]:
     """Row -> lines for the prompt tokens that this step's hidden states predict.
 
@@ -32,7 +31,7 @@ def compute_prompt_logprobs(
 
     Args:
         hidden: [num_tokens, hidden_size].
-        runtime: native kernels for logits on a CPU; None = torch operations.
+        ops: of the device that `hidden` is on.
     """
     found: dict[int, LogprobsArrays] = {}
     for i in np.flatnonzero(requests.num_prompt_logprobs[batch.rows] >= 0).tolist():
@@ -49,7 +48,7 @@ def compute_prompt_logprobs(
                 int(requests.num_prompt_logprobs[row]),
                 max(1, MAX_LOGITS_BYTES // (4 * vocab_size)),
                 logprobs_mode,
-                runtime,
+                ops,
             )
     return found
 
@@ -62,7 +61,7 @@ def _lines_of_run(
     num_top: int,
     max_lines: int,
     logprobs_mode: str,
-    runtime: NativeRuntime | None,
+    ops: SamplingOps,
 ) -> LogprobsArrays:
     """Lines for consecutive positions of one request, at most `max_lines` at a time."""
     parts = []
@@ -70,7 +69,7 @@ def _lines_of_run(
         part = slice(start, start + max_lines)
         logits = model.compute_logits(hidden[part])
         counts = np.full(len(targets[part]), num_top)
-        parts.append(logprob_lines(logits, targets[part], counts, predicted[part], logprobs_mode, runtime))
+        parts.append(ops.gather_logprobs(logits, targets[part], counts, predicted[part], logprobs_mode))
     return LogprobsArrays(
         index=np.concatenate([part.index for part in parts]),
         token_ids=np.concatenate([part.token_ids for part in parts]),

@@ -10,10 +10,9 @@ import torch
 
 from quire.core.grammar_bitmask import GrammarBitmask
 from quire.core.runner_output import ModelRunnerOutput
-from quire.kernels.native.kept_result import KeptResult
 from quire.logger import get_logger
 from quire.models.interfaces import CausalLM
-from quire.sample.grammar_mask import mask_by_grammar
+from quire.sample.ops.interface import SamplingOps
 from quire.sample.sampler import Sampler, SamplerOutput
 from quire.sample.states import SamplingStates
 from quire.worker.input_batch import InputBatch
@@ -27,16 +26,24 @@ class SamplingStep:
     """Logits for the rows that need them, a token for the rows that sample.
 
     Args:
+        ops: of the device that the model is on.
         logprobs_mode: what log-probability fields hold.
     """
 
-    def __init__(self, model: CausalLM, requests: RequestStates, sampling: SamplingStates, logprobs_mode: str) -> None:
+    def __init__(
+        self,
+        model: CausalLM,
+        requests: RequestStates,
+        sampling: SamplingStates,
+        ops: SamplingOps,
+        logprobs_mode: str,
+    ) -> None:
         self._model = model
         self._requests = requests
         self._sampling = sampling
-        self._sampler = Sampler(sampling, logprobs_mode)
+        self._ops = ops
+        self._sampler = Sampler(sampling, ops, logprobs_mode)
         self._logprobs_mode = logprobs_mode
-        self._kept_logits = KeptResult()
 
     def run(self, batch: InputBatch, hidden: torch.Tensor, grammar: GrammarBitmask | None = None) -> ModelRunnerOutput:
         """Sample the step whose hidden states are `hidden` [num_tokens, hidden_size]."""
@@ -47,7 +54,7 @@ class SamplingStep:
             self._requests,
             self._sampling.vocab_size,
             self._logprobs_mode,
-            self._sampling.runtime,
+            self._ops,
         )
         rows, positions = batch.sampling_rows, batch.sampling_positions
         sampled = self._sample(batch, hidden, rows, positions, grammar)
@@ -73,17 +80,10 @@ class SamplingStep:
             return SamplerOutput(np.empty(0, dtype=np.int32), None, np.empty(0, dtype=np.bool_))
         if len(rows) < batch.num_tokens:
             hidden = hidden[torch.from_numpy(batch.logits_indices).to(hidden.device)]
-        logits = self._compute_logits(hidden)
+        logits = self._ops.compute_logits(self._model.compute_logits, hidden)
         if grammar is not None:
-            logits = mask_by_grammar(logits, grammar, self._sampling.runtime)
+            logits = self._ops.mask_by_grammar(logits, grammar)
         return self._sampler.sample(logits, rows, positions)
-
-    def _compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """[num_logits, vocab_size] float32, valid until the next step."""
-        if self._sampling.runtime is None:
-            return self._model.compute_logits(hidden)
-        with self._kept_logits.lent_to(self._sampling.runtime):
-            return self._model.compute_logits(hidden)
 
     def _errors(self, rows: np.ndarray, positions: np.ndarray) -> dict[int, str]:
         """Row -> what went wrong, for tokens that mean nothing."""

@@ -37,7 +37,7 @@ from quire.worker.memory import (
     plan_memory,
 )
 from quire.worker.model_runner import ModelRunner
-from quire.worker.native import make_kernels, make_packing_cache, make_runtime
+from quire.worker.native import make_kernels, make_packing_cache, make_runtime, make_sampling_ops
 from quire.worker.page_transfers import allocate_with_swap_space
 from quire.worker.request_states import RequestStates
 from quire.worker.step_graph import ARENA_BYTES, StepGraphs
@@ -150,13 +150,21 @@ class Worker:
         )
         attention = AttentionGroups(kv_cache_config, layer_names, kv_caches, self._backend)
         block_tables = BlockTables(kv_cache_config, max_num_seqs, max_model_len)
+        sampling_ops = make_sampling_ops(self._runtime, self._arch.vocab_size)
         self._runner = ModelRunner(
             self._model,
             RequestStates(max_num_seqs, max_model_len, self._arch.vocab_size),
             block_tables,
-            SamplingStates(max_num_seqs, self._arch.vocab_size, self._device, self._custom_processors, self._runtime),
+            SamplingStates(
+                max_num_seqs,
+                self._arch.vocab_size,
+                self._device,
+                self._custom_processors,
+                sampling_ops.apply_penalties_inplace,
+            ),
             attention,
             self._device,
+            sampling_ops,
             self._config.model.logprobs_mode,
             self._make_step_graphs(attention, block_tables),
             transfers,

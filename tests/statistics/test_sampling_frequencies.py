@@ -11,6 +11,9 @@ from scipy.stats import chisquare
 
 from quire.core.sampling_params import SamplingParams
 from quire.kernels.native.runtime import NativeRuntime
+from quire.sample.ops.interface import SamplingOps
+from quire.sample.ops.native import NativeSamplingOps
+from quire.sample.ops.torch_ops import TorchSamplingOps
 from quire.sample.sampler import Sampler
 from quire.sample.states import SamplingStates
 from tests.effort import effort
@@ -60,12 +63,10 @@ def exact_distribution(logits: np.ndarray, params: SamplingParams) -> np.ndarray
     return p / p.sum()
 
 
-def draw_many(
-    logits: np.ndarray, params: SamplingParams, runtime: NativeRuntime | None, *, by_seed: bool
-) -> np.ndarray:
+def draw_many(logits: np.ndarray, params: SamplingParams, ops: SamplingOps, *, by_seed: bool) -> np.ndarray:
     """[NUM_ROWS * NUM_STEPS] tokens: each row its own seed, or one seed and ever new positions."""
-    states = SamplingStates(NUM_ROWS, VOCAB_SIZE, torch.device("cpu"), runtime=runtime)
-    sampler = Sampler(states)
+    states = SamplingStates(NUM_ROWS, VOCAB_SIZE, torch.device("cpu"), apply_penalties=ops.apply_penalties_inplace)
+    sampler = Sampler(states, ops)
     token_ids = np.array(PROMPT + OUTPUT, dtype=np.int32)
     for row in range(NUM_ROWS):
         states.add_row(row, params, token_ids, len(PROMPT), seed=row - 7 if by_seed else 1234)
@@ -79,17 +80,17 @@ def draw_many(
 
 
 @pytest.fixture(scope="module", params=["torch", "native"])
-def runtime(request: pytest.FixtureRequest) -> NativeRuntime | None:
-    return NativeRuntime() if request.param == "native" else None
+def ops(request: pytest.FixtureRequest) -> SamplingOps:
+    return NativeSamplingOps(NativeRuntime()) if request.param == "native" else TorchSamplingOps()
 
 
 @pytest.mark.parametrize("by_seed", [True, False], ids=["over_seeds", "over_positions"])
 @pytest.mark.parametrize("case", CASES)
-def test_frequencies_match_the_exact_distribution(case: str, by_seed: bool, runtime: NativeRuntime | None) -> None:
+def test_frequencies_match_the_exact_distribution(case: str, by_seed: bool, ops: SamplingOps) -> None:
     params = SamplingParams(**CASES[case])
     logits = np.random.default_rng(11).normal(0.0, 1.6, VOCAB_SIZE).astype(np.float32)
     probs = exact_distribution(logits, params)
-    tokens = draw_many(logits, params, runtime, by_seed=by_seed)
+    tokens = draw_many(logits, params, ops, by_seed=by_seed)
     counts = np.bincount(tokens, minlength=VOCAB_SIZE)
     assert len(tokens) == NUM_ROWS * NUM_STEPS
     assert counts[probs == 0].sum() == 0

@@ -9,6 +9,9 @@ import torch
 
 from quire.core.sampling_params import SamplingParams
 from quire.kernels.native.runtime import NativeRuntime
+from quire.sample.ops.interface import SamplingOps
+from quire.sample.ops.native import NativeSamplingOps
+from quire.sample.ops.torch_ops import TorchSamplingOps
 from quire.sample.sampler import Sampler, SamplerOutput
 from quire.sample.states import SamplingStates
 
@@ -44,18 +47,19 @@ class Bench:
 
 
 @pytest.fixture(scope="session", params=["torch", "native"])
-def runtime(request: pytest.FixtureRequest) -> NativeRuntime | None:
+def ops(request: pytest.FixtureRequest) -> SamplingOps:
     """Everything is tested by torch operations and by native kernels."""
-    return NativeRuntime(num_threads=2) if request.param == "native" else None
+    return NativeSamplingOps(NativeRuntime(num_threads=2)) if request.param == "native" else TorchSamplingOps()
 
 
 @pytest.fixture
-def make_bench(runtime: NativeRuntime | None) -> Callable[..., Bench]:
+def make_bench(ops: SamplingOps) -> Callable[..., Bench]:
     def make(
         max_num_seqs: int = 8, vocab_size: int = VOCAB_SIZE, mode: str = "raw_logprobs", processors: tuple = ()
     ) -> Bench:
-        states = SamplingStates(max_num_seqs, vocab_size, torch.device("cpu"), processors, runtime)
-        return Bench(states, Sampler(states, mode))
+        cpu = torch.device("cpu")
+        states = SamplingStates(max_num_seqs, vocab_size, cpu, processors, ops.apply_penalties_inplace)
+        return Bench(states, Sampler(states, ops, mode))
 
     return make
 

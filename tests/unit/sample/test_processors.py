@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from quire.core.sampling_params import SamplingParams
 from quire.errors import ConfigError, EngineGenerateError, ValidationError
-from quire.kernels.native.runtime import NativeRuntime
 from quire.sample.logits_processor import LogitsProcessor, RowRequest, load_processors, validate_params
+from quire.sample.ops.interface import SamplingOps
 from quire.sample.states import SamplingStates
 from tests.unit.sample import reference
 from tests.unit.sample.conftest import VOCAB_SIZE, Bench
@@ -45,9 +45,9 @@ CONSTRAINTS = st.fixed_dictionaries(
     data=st.data(),
 )
 def test_rows_match_the_reference_as_tokens_come_in_and_rows_go_and_come_back(
-    runtime: NativeRuntime | None, requests: list[tuple[dict[str, object], list[int], list[int]]], data: st.DataObject
+    ops: SamplingOps, requests: list[tuple[dict[str, object], list[int], list[int]]], data: st.DataObject
 ) -> None:
-    states = SamplingStates(8, VOCAB_SIZE, torch.device("cpu"), runtime=runtime)
+    states = SamplingStates(8, VOCAB_SIZE, torch.device("cpu"), apply_penalties=ops.apply_penalties_inplace)
     bench = Bench(states, None)  # type: ignore[arg-type]
     live: dict[int, tuple[SamplingParams, list[int], list[int]]] = {}
     for row, (values, prompt, output) in enumerate(requests):

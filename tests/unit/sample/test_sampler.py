@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from quire.core.logprobs import LogprobsArrays
 from quire.core.sampling_params import SamplingParams
 from quire.kernels.native.runtime import NativeRuntime
-from quire.sample.choosers.torch_ops import argmax, draw
+from quire.sample.ops.native import NativeSamplingOps
+from quire.sample.ops.torch_ops import TorchSamplingOps, argmax, draw
 from quire.sample.rng import uniform
 from quire.sample.sampler import Sampler
 from quire.sample.states import SamplingStates
@@ -251,9 +252,9 @@ def test_impossible_tokens_are_never_drawn_whatever_the_random_number(
 def test_native_kernels_choose_the_tokens_that_torch_does(temperature: float, scale: float) -> None:
     num_lines, vocab_size = 64, 4001
     tokens: list[np.ndarray] = []
-    for runtime in (None, NativeRuntime(num_threads=2)):
-        states = SamplingStates(num_lines, vocab_size, torch.device("cpu"), runtime=runtime)
-        bench = Bench(states, Sampler(states))
+    for ops in (TorchSamplingOps(), NativeSamplingOps(NativeRuntime(num_threads=2))):
+        states = SamplingStates(num_lines, vocab_size, torch.device("cpu"))
+        bench = Bench(states, Sampler(states, ops))
         for row in range(num_lines):
             filters = [{}, {"top_k": 1 + 9 * row}, {"top_p": 0.3 + row / 100}, {"min_p": 0.03}][row % 4]
             bench.add(row, SamplingParams(temperature=temperature, **filters), [1, 2], seed=row)

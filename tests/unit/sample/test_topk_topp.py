@@ -6,7 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quire.sample.topk_topp import drop_below_inplace, min_p_threshold, top_k_threshold, top_p_threshold
+from quire.sample.ops.topk_topp import drop_below_inplace, min_p_threshold, top_k_threshold, top_p_threshold
 from tests.unit.sample import reference
 
 

@@ -14,6 +14,7 @@ from quire.core.runner_output import ModelRunnerOutput
 from quire.core.sampling_params import SamplingParams
 from quire.core.scheduler_output import NewBlocks, NewRequestData, SchedulerOutput
 from quire.models.interfaces import CausalLM
+from quire.sample.ops.torch_ops import TorchSamplingOps
 from quire.sample.states import SamplingStates
 from quire.worker.attention_groups import AttentionGroups
 from quire.worker.block_tables import BlockTables
@@ -45,6 +46,7 @@ def make_runner(
         SamplingStates(max_num_seqs, vocab_size, device),
         AttentionGroups(config, list(specs), caches, backend),
         device,
+        TorchSamplingOps(),
         mode,
     )
 

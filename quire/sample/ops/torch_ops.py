@@ -1,14 +1,55 @@
-"""TorchChooser: tokens by torch operations, on any device. The definition of what native kernels do."""
+"""TorchSamplingOps: sampling by torch operations, on any device. The definition of what native kernels do."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import numpy as np
 import torch
 
+from quire.core.grammar_bitmask import GrammarBitmask, unpack_mask
+from quire.core.logprobs import LogprobsArrays
+from quire.sample.logprobs import gather_logprobs, scores_of
+from quire.sample.ops.interface import SamplingOps
+from quire.sample.ops.topk_topp import drop_below_inplace, min_p_threshold, top_k_threshold, top_p_threshold
+from quire.sample.penalties import apply_penalties_inplace
 from quire.sample.ragged import line_blocks, take_lines, to_device
 from quire.sample.rng import uniform
 from quire.sample.states import Need, SamplingStates
-from quire.sample.topk_topp import drop_below_inplace, min_p_threshold, top_k_threshold, top_p_threshold
+from quire.sample.token_masks import IMPOSSIBLE
+
+
+class TorchSamplingOps(SamplingOps):
+    """Plain torch operations, on the device of the logits."""
+
+    def mask_by_grammar(self, logits: torch.Tensor, grammar: GrammarBitmask) -> torch.Tensor:
+        """As `SamplingOps.mask_by_grammar`."""
+        logits = logits.float()
+        allowed = unpack_mask(grammar.bitmask, logits.shape[1])
+        lines = to_device(grammar.lines.astype(np.int64), logits.device)
+        masked = logits[lines].masked_fill_(to_device(~allowed, logits.device), IMPOSSIBLE)
+        return logits.index_copy_(0, lines, masked)
+
+    def apply_penalties_inplace(
+        self,
+        logits: torch.Tensor,
+        lines: np.ndarray,
+        token_ids: Sequence[np.ndarray],
+        counts: np.ndarray,
+        strengths: np.ndarray,
+    ) -> None:
+        """As `SamplingOps.apply_penalties_inplace`."""
+        apply_penalties_inplace(logits, lines, token_ids, counts, strengths)
+
+    def make_chooser(self, states: SamplingStates) -> TorchChooser:
+        """As `SamplingOps.make_chooser`."""
+        return TorchChooser(states)
+
+    def gather_logprobs(
+        self, logits: torch.Tensor, token_ids: np.ndarray, num_top: np.ndarray, index: np.ndarray, logprobs_mode: str
+    ) -> LogprobsArrays:
+        """As `SamplingOps.gather_logprobs`."""
+        return gather_logprobs(scores_of(logits, logprobs_mode), token_ids, num_top, index)
 
 
 class TorchChooser:
