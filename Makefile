@@ -98,6 +98,10 @@ properties: $(VENV)/.test          ## random steps of the scheduler under every 
 test-replay: $(VENV)/.test         ## real serving over HTTP, recorded and replayed without a model, under every policy; SECONDS=60 of each
 	$(BIN)/python -m tests.robustness.recorded --seconds $(or $(SECONDS),60)
 
+.PHONY: test-same-bits
+test-same-bits: $(VENV)/.test      ## 200 mixed requests give the same bytes as in another tree (with a .venv); OTHER=DIR
+	$(BIN)/python -m tests.robustness.same_bits --other $(OTHER)
+
 test-prometheus: $(VENV)/.test     ## a stock Prometheus (apt-get install prometheus) scrapes the server
 	@command -v prometheus >/dev/null || { echo "no prometheus: apt-get install --no-install-recommends prometheus"; exit 1; }
 	$(BIN)/python -m pytest tests/server/test_prometheus.py
