@@ -67,7 +67,8 @@ def read_head(path: Path) -> Head:
     head = next(_records(path, torn), None)
     if not isinstance(head, Head):
         raise ValidationError(f"{path} is not a recording: {torn.get(path, 'its first record is not a header')}")
-    if head.version != VERSION:
+    # Of version 1 the calls are the same, but the scheduler's state has other parts.
+    if head.version != VERSION and not (head.version == 1 and head.state is None):
         raise ValidationError(
             f"{path} has format version {head.version}; this Quire ({VERSION}) reads {VERSION}",
             hint=f"use Quire {head.quire_version}, which wrote it",

@@ -104,7 +104,7 @@ class RecordedScheduler(SchedulerInterface):
     ) -> EngineCoreOutputs:
         """Take in the step's tokens."""
         token_ids = np.array(output.sampled_token_ids)  # the worker may write there again
-        logprobs = copy.deepcopy(output.logprobs) if self._scheduler.beams else None
+        logprobs = copy.deepcopy(output.logprobs) if self._scheduler.reads_logprobs else None
         outputs = self._scheduler.update_from_output(step, output, seconds)
         self._writer.put(partial(_update, token_ids, seconds, output, outputs, self._clock.take(), logprobs))
         if self._writer.wants_state or self._writer.needs_state:

@@ -23,7 +23,7 @@ from quire.core.serial import DTYPES, MessageDecoder
 from quire.scheduler.setup import SchedulerSetup
 
 MAGIC = b"QUIREFR\n"
-VERSION = 1
+VERSION = 2
 SUFFIX = ".qfr"
 FRAME = struct.Struct("<II")
 

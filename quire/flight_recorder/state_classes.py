@@ -44,9 +44,11 @@ from quire.scheduler.beam_search import BeamSearch, Finished
 from quire.scheduler.deadlines import QueueDeadlines
 from quire.scheduler.fair_order import FairOrder, TenantQueues
 from quire.scheduler.forks import ForkGroups
+from quire.scheduler.in_flight import StepsInFlight
 from quire.scheduler.limits import Limits
 from quire.scheduler.outbox import Outbox
 from quire.scheduler.policy import ByArrival, ByPriority, ExpectedOutputs, ShortestFirst
+from quire.scheduler.request_group import RequestGroups
 from quire.scheduler.request_queue import RequestQueue
 from quire.scheduler.request_table import RequestTable, RowFlag
 from quire.scheduler.running import RunningRows
@@ -56,6 +58,7 @@ from quire.scheduler.step_costs import StepCosts
 from quire.scheduler.swap_costs import Measurements, SwapCosts
 from quire.scheduler.swapping import Swapping
 from quire.scheduler.tenant_turns import TenantTurns
+from quire.scheduler.unfinished import UnfinishedRequests
 from quire.scheduler.virtual_counters import VirtualCounters
 from quire.scheduler.waiting import WaitReason
 
@@ -68,12 +71,12 @@ STRUCTS: tuple[type[msgspec.Struct], ...] = (
 OBJECTS: tuple[type, ...] = (
     Admission, AdmissionRules, BeamAnswer, BeamGroups, BeamSearch, BlockPool, ByArrival, ByPriority, CacheMiss,
     CachedPrefix, ChosenTokens, ChunkedLocalManager, EngineCoreRequest, ExpectedOutputs, FairOrder, Finished,
-    FinishedRequest, ForkGroups, FreeList, FullAttentionManager, KVCacheConfig, KVCacheCoordinator,
-    KVCacheGroupSpec, KVCacheManager, KVEventRecorder, Limits, Measurements, MissExplainer, Outbox, PastPages,
-    PendingCopies, PrefixIndex, PrefixPages, PrefixTree, QueueDeadlines, RankOrder, Request, RequestEvent, RequestQueue,
+    FinishedRequest, ForkGroups, FreeList, FullAttentionManager, KVCacheConfig, KVCacheCoordinator, KVCacheGroupSpec,
+    KVCacheManager, KVEventRecorder, Limits, Measurements, MissExplainer, Outbox, PastPages, PendingCopies, PrefixIndex,
+    PrefixPages, PrefixTree, QueueDeadlines, RankOrder, Request, RequestEvent, RequestGroups, RequestQueue,
     RequestTable, RowFork, RunningRows, SaltedPages, Scheduler, ShortestFirst, SiblingPages, SlidingWindowManager,
-    StateManager, StepCosts, SwapCosts, SwapPool, SwappedPages, Swapping, TenantQueues, TenantTurns, TokenPages,
-    VirtualCounters, _Group,
+    StateManager, StepCosts, StepsInFlight, SwapCosts, SwapPool, SwappedPages, Swapping, TenantQueues, TenantTurns,
+    TokenPages, UnfinishedRequests, VirtualCounters, _Group,
 )  # fmt: skip
 
 

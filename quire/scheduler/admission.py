@@ -22,8 +22,8 @@ from quire.core.stats import EventKind
 from quire.kv_cache.manager import KVCacheManager
 from quire.scheduler.budget import TokenCap, WantedTokens, apply_caps
 from quire.scheduler.candidate import Candidate as Candidate
-from quire.scheduler.forks import ForkGroups
 from quire.scheduler.outbox import Outbox
+from quire.scheduler.request_group import RequestGroups
 from quire.scheduler.request_table import RequestTable
 from quire.scheduler.running import RunningRows, num_blocks_to_grow
 from quire.scheduler.service_order import ServiceOrder, WaitingRequests
@@ -78,7 +78,7 @@ class Admission:
         running: RunningRows,
         kv: KVCacheManager,
         outbox: Outbox,
-        forks: ForkGroups,
+        groups: RequestGroups,
         swapping: Swapping,
     ) -> None:
         self._rules = rules
@@ -88,7 +88,7 @@ class Admission:
         self._running = running
         self._kv = kv
         self._outbox = outbox
-        self._forks = forks
+        self._groups = groups
         self._swapping = swapping
         self.returning = order.make_queue()
         self._first_returning: Request | None = None  # that could not come back when it was tried last
@@ -125,7 +125,7 @@ class Admission:
             elif checked.is_passed_over:
                 passed_over.append(queue.pop())
                 first_refusal = first_refusal or checked
-            elif not (checked.num_missing and plan.is_empty and self._forks.release()):
+            elif not (checked.num_missing and plan.is_empty and self._groups.release_kept()):
                 first_refusal = checked
                 break
         for request in passed_over:
@@ -143,7 +143,7 @@ class Admission:
         """As `check`, were there room for everything: whether others go first, and what gates say."""
         is_returning = self._swapping.holds(request)
         if not is_returning:
-            blocked = self._check_returning(request) or self._check_siblings(request, plan)
+            blocked = self._check_returning(request) or self._groups.check(request, plan)
             if blocked is not None:
                 return blocked
         candidate = self.make_candidate(request, plan)
@@ -196,15 +196,6 @@ class Admission:
             return Blocked(returning.handle, WaitReason.OTHER)
         return None
 
-    def _check_siblings(self, request: Request, plan: StepPlan) -> Blocked | None:
-        is_beam = request.message.sampling_params.beam_search is not None
-        # A search that overtook another could keep it from ever being whole.
-        is_overtaking = is_beam and any(one.message.sampling_params.beam_search is not None for one in plan.held_back)
-        if not is_overtaking and not self._forks.must_wait(request, plan):
-            return None
-        plan.held_back.append(request)
-        return Blocked(request.handle, WaitReason.SIBLING, is_passed_over=True)
-
     def _check_gates(self, candidate: Candidate, plan: StepPlan) -> Blocked | None:
         """The first verdict that is not to go, if there is one."""
         for gate in self._rules.gates:
@@ -218,7 +209,7 @@ class Admission:
         """What a request without a row would compute in this step, were it admitted."""
         prefix, swapped, num_computed = self._kv.get_computed_blocks(request), self._swapping.pages_of(request), 0
         if swapped is None:
-            prefix = self._forks.longer_prefix(request, prefix, plan)
+            prefix = self._groups.longer_prefix(request, prefix, plan)
         elif swapped.num_tokens > prefix.num_tokens:
             num_computed = swapped.num_tokens
         start = max(prefix.num_tokens, num_computed)
@@ -241,8 +232,7 @@ class Admission:
         if self._swapping.holds(candidate.request):
             num_tokens, num_reserved = self._room_to_return(candidate)
         else:
-            is_beam = candidate.request.message.sampling_params.beam_search is not None
-            has_company = not plan.is_empty and not is_beam
+            has_company = not plan.is_empty and not self._groups.ignores_watermark(candidate.request)
             if beside_running:
                 has_company = len(self._running) > 0
             num_tokens = candidate.num_computed_tokens + candidate.num_new_tokens
@@ -285,7 +275,7 @@ class Admission:
             plan.num_prefix_hits += prefix.num_tokens
         request.status = RequestStatus.RUNNING
         self._outbox.note_event(request.handle, EventKind.SCHEDULED, request.num_cached_tokens, cache_miss)
-        self._forks.note_placed(request)
+        self._groups.on_place(request)
         plan.add_new(_new_request_data(request, row, block_ids), candidate.num_new_tokens)
         if plan.num_promised is not None:
             plan.num_promised += self._num_promised_to(np.array([row]))

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 import numpy as np
 
@@ -18,24 +17,13 @@ from quire.core.request import Request
 from quire.core.scheduler_output import NO_ROW_UPDATES, ChosenTokens, RowFork, RowUpdates
 from quire.kv_cache.manager import KVCacheManager
 from quire.scheduler.beam_search import BeamSearch, Continuation
-from quire.scheduler.request_table import RequestTable, RowFlag
+from quire.scheduler.request_group import Advanced, RequestGroup
+from quire.scheduler.request_table import RequestTable, RowFlag, max_total_tokens
+from quire.scheduler.step_plan import StepPlan
 from quire.scheduler.update import Sampled, select_sampled
+from quire.scheduler.waiting import Blocked, WaitReason
 
 _IS_BEAM = int(RowFlag.BEAM)
-
-
-class Advanced(NamedTuple):
-    """What a step did to the searches.
-
-    Attributes:
-        handles: [n] int64; beams that sampled, whether or not it counted.
-        token_ids: [n] int32.
-        finished: beams whose search is over, each with one of its sequences.
-    """
-
-    handles: np.ndarray
-    token_ids: np.ndarray
-    finished: list[FinishedRequest]
 
 
 @dataclass(slots=True)
@@ -54,7 +42,7 @@ class _Group:
         return [member.row for _, member in sorted(self.members.items())]
 
 
-class BeamGroups:
+class BeamGroups(RequestGroup):
     """All searches; empty, and free of cost, while there are none."""
 
     def __init__(self, table: RequestTable, kv: KVCacheManager) -> None:
@@ -65,11 +53,13 @@ class BeamGroups:
         self._forks: list[RowFork] = []
         self._chosen: list[ChosenTokens] = []
 
-    def __bool__(self) -> bool:
+    @property
+    def reads_logprobs(self) -> bool:
+        """While there are searches."""
         return bool(self._key_of)
 
-    def add(self, request: Request, num_total_tokens: int) -> None:
-        """A request has arrived, which may grow to `num_total_tokens`; it may be no beam."""
+    def on_arrive(self, request: Request) -> None:
+        """The first beam of a search begins it."""
         message, spec = request.message, request.message.sampling_params.beam_search
         if spec is None:
             return
@@ -78,21 +68,33 @@ class BeamGroups:
             ends = set(request.stop_token_ids)
             if not message.sampling_params.ignore_eos and message.eos_token_id >= 0:
                 ends.add(message.eos_token_id)
-            search = BeamSearch(spec, num_total_tokens - request.num_prompt_tokens, frozenset(ends))
+            num_prompt, max_model_len = request.num_prompt_tokens, self._table.max_model_len
+            num_total = max_total_tokens(num_prompt, message.sampling_params.max_tokens, max_model_len)
+            search = BeamSearch(spec, num_total - num_prompt, frozenset(ends))
             self._groups[key] = _Group(search, spec.num_beams)
         self._groups[key].members[request.handle] = request
         self._key_of[request.handle] = key
 
-    def remove(self, request: Request) -> None:
-        """A request ends; it may be no beam."""
+    def on_end(self, request: Request) -> None:
+        """The last beam of a search ends it."""
         key = self._key_of.pop(request.handle, None)
         if key is not None:
             del self._groups[key].members[request.handle]
             if not self._groups[key].members:
                 del self._groups[key]
 
-    def holds(self, request: Request) -> bool:
-        """Whether a request is a beam, whose newest page may still wait for its copy."""
+    def may_swap(self, request: Request) -> bool:
+        """No beam: its newest page may still wait for its copy."""
+        return request.handle not in self._key_of
+
+    def check(self, request: Request, plan: StepPlan) -> Blocked | None:
+        """A search that overtook another could keep it from ever being whole."""
+        if request.handle in self._key_of and any(other.handle in self._key_of for other in plan.held_back):
+            return Blocked(request.handle, WaitReason.SIBLING, is_passed_over=True)
+        return None
+
+    def ignores_watermark(self, request: Request) -> bool:
+        """A beam does: the search that has begun cannot go on without it."""
         return request.handle in self._key_of
 
     def has_started(self, request: Request) -> bool:
@@ -145,20 +147,20 @@ class BeamGroups:
                 self._table.num_computed_tokens[row] -= 1
         return select_sampled(sampled, ~is_beam), beams
 
-    def advance(self, beams: Sampled) -> Advanced:
-        """Move on every search whose beams all sampled; the pages they filled are published already."""
-        handles = self._table.handle[beams.rows]
-        present = {row: entry for entry, row in enumerate(beams.rows.tolist())}
+    def after_sample(self, diverted: Sampled) -> Advanced:
+        """Move on every search whose beams all sampled."""
+        handles = self._table.handle[diverted.rows]
+        present = {row: entry for entry, row in enumerate(diverted.rows.tolist())}
         groups = {id(group): group for group in map(self._group_on, present)}
         finished: list[FinishedRequest] = []
         for group in groups.values():
             rows = group.rows()
             if group.is_complete and present.keys() >= set(rows):
-                finished += self._advance_one(group, rows, beams, [present[row] for row in rows])
-        return Advanced(handles, beams.token_ids, finished)
+                finished += self._advance_one(group, rows, diverted, [present[row] for row in rows])
+        return Advanced(handles, diverted.token_ids, finished)
 
     def take_row_updates(self) -> RowUpdates:
-        """What the worker has to be told of rows that took over others; given out once."""
+        """Rows that took over others."""
         if not self._chosen:
             return NO_ROW_UPDATES
         updates = RowUpdates(tuple(self._forks), tuple(self._chosen))

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from quire.core.request import Request
 from quire.kv_cache.manager import CachedPrefix, KVCacheManager
+from quire.scheduler.request_group import RequestGroup
 from quire.scheduler.request_table import RequestTable
 from quire.scheduler.step_plan import StepPlan
+from quire.scheduler.waiting import Blocked, WaitReason
 
 
-class ForkGroups:
+class ForkGroups(RequestGroup):
     """Groups of unfinished requests by `EngineCoreRequest.fork_group`; costs nothing for requests without one."""
 
     def __init__(self, table: RequestTable, kv: KVCacheManager) -> None:
@@ -22,14 +24,14 @@ class ForkGroups:
         self._runners: dict[int, Request] = {}  # by group: a member that had a row when it was asked last
         self._kept: dict[int, CachedPrefix] = {}
 
-    def add(self, request: Request) -> None:
-        """A request has arrived."""
+    def on_arrive(self, request: Request) -> None:
+        """It joins its group."""
         group = request.message.fork_group
         if group is not None:
             self._members.setdefault(group, {})[request.handle] = request
 
-    def remove(self, request: Request) -> None:
-        """A request ends; it still has its row. Its prompt's pages are kept if nobody else has them for a sibling."""
+    def on_end(self, request: Request) -> None:
+        """It leaves its group. Its prompt's pages are kept if nobody else has them for a sibling."""
         group = request.message.fork_group
         if group is None:
             return
@@ -52,8 +54,8 @@ class ForkGroups:
                 self._kept[group] = prefix
                 self._kv.keep(prefix)
 
-    def note_placed(self, request: Request) -> None:
-        """A request got a row; what was kept goes when no sibling waits for it any longer."""
+    def on_place(self, request: Request) -> None:
+        """What was kept goes when no sibling waits for it any longer."""
         group = request.message.fork_group
         if group is None:
             return
@@ -61,13 +63,15 @@ class ForkGroups:
         if group in self._kept and not self._has_waiting(group):
             self._let_go(group)
 
-    def must_wait(self, request: Request, plan: StepPlan) -> bool:
-        """True while a sibling that runs is computing the prompt."""
+    def check(self, request: Request, plan: StepPlan) -> Blocked | None:
+        """It waits while a sibling that runs is computing the prompt."""
         group, num_tokens = request.message.fork_group, _num_shareable(request)
         if group is None or group in self._kept or not num_tokens:
-            return False
+            return None
         runner = self._runner(group)
-        return runner is not None and not self._is_source(runner, num_tokens, plan)
+        if runner is None or self._is_source(runner, num_tokens, plan):
+            return None
+        return Blocked(request.handle, WaitReason.SIBLING, is_passed_over=True)
 
     def longer_prefix(self, request: Request, cached: CachedPrefix, plan: StepPlan) -> CachedPrefix:
         """`cached`, or the prompt's pages of a sibling when they hold more."""
@@ -82,7 +86,7 @@ class ForkGroups:
             return cached
         return self._kv.shared_prefix(runner.row, num_tokens) or cached
 
-    def release(self) -> bool:
+    def release_kept(self) -> bool:
         """Give up all pages that are kept for requests that wait; False when there were none."""
         groups = list(self._kept)
         for group in groups:

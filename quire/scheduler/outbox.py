@@ -7,9 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import numpy as np
+
 from quire.core.cache_info import CacheMiss
-from quire.core.engine_messages import FinishedRequest
-from quire.core.stats import EventKind, RequestEvent
+from quire.core.engine_messages import EngineCoreOutputs, FinishedRequest
+from quire.core.logprobs import LogprobsArrays
+from quire.core.stats import EventKind, RequestEvent, SchedulerStats
 
 
 class Outbox:
@@ -33,8 +36,24 @@ class Outbox:
         """A request ended."""
         self._finished.append(finished)
 
-    def take(self) -> tuple[tuple[FinishedRequest, ...], tuple[RequestEvent, ...]]:
-        """Everything noted since the last call, in order."""
-        taken = tuple(self._finished), tuple(self._events)
+    def make_outputs(
+        self,
+        handles: np.ndarray,
+        token_ids: np.ndarray,
+        stats: SchedulerStats,
+        logprobs: LogprobsArrays | None = None,
+        prompt_logprobs: tuple[tuple[int, LogprobsArrays], ...] = (),
+    ) -> EngineCoreOutputs:
+        """A message with these tokens and everything noted since the last one, in order."""
+        finished, events = tuple(self._finished), tuple(self._events)
         self._finished, self._events = [], []
-        return taken
+        return EngineCoreOutputs(
+            handles=handles,
+            new_token_ids=token_ids,
+            logprobs=logprobs,
+            prompt_logprobs=prompt_logprobs,
+            finished=finished,
+            events=events,
+            stats=stats,
+            timestamp=self._clock(),
+        )

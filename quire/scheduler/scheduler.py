@@ -6,7 +6,6 @@ the waiting queue and the KV cache manager. What passes between a step's two hal
 
 from __future__ import annotations
 
-import itertools
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 
@@ -16,7 +15,6 @@ from quire.config.cache import CacheConfig
 from quire.config.scheduler import SchedulerConfig
 from quire.core.engine_messages import EngineCoreOutputs, EngineCoreRequest, FinishedRequest, FinishReason
 from quire.core.kv_spec import KVCacheConfig
-from quire.core.logprobs import LogprobsArrays
 from quire.core.request import STATUS_AT_END, Request
 from quire.core.runner_output import ModelRunnerOutput
 from quire.core.scheduler_output import SchedulerOutput
@@ -27,11 +25,12 @@ from quire.kv_cache.manager import KVCacheManager
 from quire.scheduler.admission import Admission, AdmissionGate, AdmissionRules
 from quire.scheduler.beam_groups import BeamGroups
 from quire.scheduler.budget import StepBudget, share_prompt_tokens
-from quire.scheduler.deadlines import QueueDeadlines
 from quire.scheduler.forks import ForkGroups
+from quire.scheduler.in_flight import StepsInFlight
 from quire.scheduler.limits import make_limits
 from quire.scheduler.outbox import Outbox
 from quire.scheduler.preemption import choose_victim, suspend
+from quire.scheduler.request_group import Advanced, RequestGroup, RequestGroups
 from quire.scheduler.request_table import RequestTable
 from quire.scheduler.running import RunningRows, num_missing_blocks, num_wanted_tokens
 from quire.scheduler.service_order import make_service_order
@@ -40,8 +39,9 @@ from quire.scheduler.step_costs import make_step_costs
 from quire.scheduler.step_plan import StepPlan
 from quire.scheduler.stop import find_stops
 from quire.scheduler.swapping import Swapping
+from quire.scheduler.unfinished import UnfinishedRequests
 from quire.scheduler.update import Sampled, keep_alive, take_prompt_logprobs
-from quire.scheduler.validation import check_beams_fit, check_can_run, max_total_tokens_of
+from quire.scheduler.validation import check_can_run
 from quire.scheduler.waiting import Blocked
 
 _COMPLETE = frozenset((FinishReason.STOP, FinishReason.LENGTH))
@@ -72,7 +72,6 @@ class Scheduler:
         gates: Sequence[AdmissionGate] = (),
     ) -> None:
         self._limits = make_limits(scheduler_config, max_model_len)
-        self._clock = clock
         self._costs = make_step_costs(self._limits.max_decode_slowdown, self._limits.max_step_s)
         self._kv = KVCacheManager(
             kv_cache_config,
@@ -85,7 +84,7 @@ class Scheduler:
         self._table = RequestTable(self._limits.max_num_seqs, max_model_len)
         self._running = RunningRows(self._table)
         self._order = make_service_order(scheduler_config.scheduling_policy, self._table, self._kv)
-        self._deadlines = QueueDeadlines(clock)
+        self._requests = UnfinishedRequests(clock)
         self._outbox = Outbox(clock)
         rules = AdmissionRules(
             enable_chunked_prefill=scheduler_config.enable_chunked_prefill,
@@ -94,8 +93,7 @@ class Scheduler:
             caps=self._limits.caps,
             gates=gates,
         )
-        self._forks = ForkGroups(self._table, self._kv)
-        self.beams = BeamGroups(self._table, self._kv)
+        self._groups = RequestGroups(ForkGroups(self._table, self._kv), BeamGroups(self._table, self._kv))
         self._swapping = Swapping(
             scheduler_config.preemption_mode,
             kv_cache_config.num_swap_blocks,
@@ -106,14 +104,10 @@ class Scheduler:
             self._order.queue,
         )
         self._admission = Admission(
-            rules, self._order, self._table, self._running, self._kv, self._outbox, self._forks, self._swapping
+            rules, self._order, self._table, self._running, self._kv, self._outbox, self._groups, self._swapping
         )
         self._held: frozenset[int] = frozenset()
-        self._requests: dict[int, Request] = {}
-        self._arrivals = itertools.count()
-        self._freed_rows: list[int] = []
-        self._num_steps = 0
-        self._num_in_flight = 0
+        self._in_flight = StepsInFlight()
 
     # --- requests come and go ---
 
@@ -124,23 +118,20 @@ class Scheduler:
             ValidationError: it can never run (longer than max_model_len, or than the whole cache).
         """
         assert request.handle not in self._requests, "a handle names one request"
-        check_can_run(request, self._limits.max_model_len, self._kv)
-        check_beams_fit(request, self._limits, self._kv)
+        check_can_run(request, self._limits, self._kv)
         queued = Request.from_message(request)
         self._kv.hash_prompt(queued)
-        self._order.enter(queued, next(self._arrivals))
-        self._requests[request.handle] = queued
+        self._order.enter(queued, self._requests.num_arrived)
+        self._requests.add(queued)
         self._order.queue.add(queued)
-        self._deadlines.add(queued)
-        self._forks.add(queued)
-        self.beams.add(queued, max_total_tokens_of(request, self._limits.max_model_len))
+        self._groups.on_arrive(queued)
         self._outbox.note_event(request.handle, EventKind.QUEUED)
 
     def finish_requests(
         self, handles: Iterable[int], reason: FinishReason, error: str | None = None, error_field: str | None = None
     ) -> None:
         """End requests from outside, in any state; unknown and finished handles are ignored."""
-        for handle in self.beams.with_siblings(handles):
+        for handle in self._groups.with_siblings(handles):
             request = self._requests.get(handle)
             if request is None:
                 continue
@@ -162,9 +153,8 @@ class Scheduler:
         num_tokens = len(request.token_ids) if request.row < 0 else int(self._table.num_tokens[request.row])
         is_complete = finished.finish_reason in _COMPLETE
         self._order.note_ended(request, num_tokens - request.num_prompt_tokens, is_complete=is_complete)
-        del self._requests[request.handle]
-        self._forks.remove(request)
-        self.beams.remove(request)
+        self._requests.remove(request)
+        self._groups.on_end(request)
         self._outbox.note_finished(finished)
 
     def _vacate(self, rows: Sequence[int]) -> None:
@@ -173,13 +163,13 @@ class Scheduler:
         for row in rows:
             self._kv.free(row)
             self._table.free(row)
-        self._freed_rows.extend(rows)
+        self._in_flight.free_rows(rows)
 
     # --- first half of a step ---
 
     def schedule(self) -> Step | None:
         """Decide the next step; None when no request can compute (nothing left, or only rows to free later)."""
-        assert not self._num_in_flight, "a step is taken in before the next one is scheduled"
+        assert not self._in_flight, "a step is taken in before the next one is scheduled"
         plan = StepPlan(StepBudget(self._limits.max_num_batched_tokens), self._limits.max_num_seqs)
         self._order.refresh(self._running)
         if self._order.queue and len(self._running):
@@ -193,13 +183,13 @@ class Scheduler:
         else:
             self._admission.note_preemption(plan)
         if plan.is_empty and len(self._running):
-            self._free_stuck_beams(plan)
+            self._free_stuck(plan)
         self._end_overdue()
         return self._freeze(plan)
 
     def _end_overdue(self) -> None:
-        for request in self._deadlines.take_overdue():
-            if not self.beams.has_started(request) and request.handle in self._requests:
+        for request in self._requests.take_overdue():
+            if request.handle in self._requests and not self._groups.has_started(request):
                 waited = f"not admitted within queue_timeout={request.message.queue_timeout_s:g} s"
                 self.finish_requests([request.handle], FinishReason.QUEUE_TIMEOUT, waited)
 
@@ -232,16 +222,16 @@ class Scheduler:
         plan.add_running(rows, self._num_wanted_tokens(rows, plan))
         missing = num_missing_blocks(rows, self._table, plan, self._kv)
         while missing.sum() > self._kv.num_free_blocks:
-            if not self._forks.release():
+            if not self._groups.release_kept():
                 self._preempt(
                     choose_victim(self._running, self._table, self._order, self._swapping.rows_to_spare()), plan
                 )
             missing = num_missing_blocks(self._running.rows, self._table, plan, self._kv)
         plan.set_new_blocks(self._kv.allocate(self._running.rows, missing))
 
-    def _free_stuck_beams(self, plan: StepPlan) -> None:
-        """All that runs waits for beams that find no room: the queue has its turn from the beginning."""
-        stuck = self.beams.held_back(self._running.rows)
+    def _free_stuck(self, plan: StepPlan) -> None:
+        """All that runs waits for siblings that find no room: the queue has its turn from the beginning."""
+        stuck = self._groups.held_back(self._running.rows)
         if not len(stuck):
             return
         for row in stuck[::-1].tolist():
@@ -252,7 +242,7 @@ class Scheduler:
     def _num_wanted_tokens(self, rows: np.ndarray, plan: StepPlan) -> np.ndarray:
         """[num_rows] tokens each row would compute in this step if the budget were no limit."""
         num_wanted = num_wanted_tokens(rows, self._table, self._limits.caps, len(self._requests))
-        num_wanted = self.beams.hold_back(rows, num_wanted)
+        num_wanted = self._groups.hold_back(rows, num_wanted)
         if self._held:
             num_wanted[np.isin(self._table.handle[rows], list(self._held))] = 0
         num_fair = 0 if self._costs is None else self._order.share_step(rows, num_wanted, self._costs)
@@ -280,7 +270,7 @@ class Scheduler:
         plan.undo(row)
         plan.num_preemptions += 1
         suspend(request, self._table)
-        is_swapped = not self.beams.holds(request) and self._swapping.try_swap_out(request, plan)
+        is_swapped = self._groups.may_swap(request) and self._swapping.try_swap_out(request, plan)
         self._vacate([row])
         (self._admission.returning if is_swapped else self._order.queue).add(request)
         self._outbox.note_event(request.handle, EventKind.PREEMPTED)
@@ -289,11 +279,9 @@ class Scheduler:
         if plan.is_empty:
             return None
         swaps = self._swapping.take_copies()
-        copies = (self._kv.take_page_copies(), swaps.outs, swaps.ins, self.beams.take_row_updates())
-        output = plan.freeze(self._num_steps, self._freed_rows, self._table, *copies)
-        self._freed_rows = []
-        self._num_steps += 1
-        self._num_in_flight += 1
+        copies = (self._kv.take_page_copies(), swaps.outs, swaps.ins, self._groups.take_row_updates())
+        number, freed_rows = self._in_flight.begin()
+        output = plan.freeze(number, freed_rows, self._table, *copies)
         return Step(output, plan, self._table.handle[plan.rows], swaps.handles, self._num_first_tokens(output))
 
     def _num_first_tokens(self, output: SchedulerOutput) -> int:
@@ -312,7 +300,7 @@ class Scheduler:
         Args:
             seconds: how long the step took to compute and sample; None = not measured.
         """
-        self._end_flight(step)
+        self._in_flight.end(step)
         scheduled, rows = step.output, step.rows
         if self._costs is not None:
             self._costs.record_step(scheduled, seconds)
@@ -327,7 +315,7 @@ class Scheduler:
         self._table.num_computed_tokens[rows] += num_new
         if not scheduled.is_sampling.all():
             self._note_prompts(rows)
-        sampled, beams = self.beams.divert(sampled)
+        sampled, diverted = self._groups.divert(sampled)
         self._table.append_tokens(sampled.rows, sampled.token_ids)
         self._order.note_sampled(sampled.rows)
         self._kv.cache_full_blocks(rows, self._table.num_computed_tokens[rows], self._table.token_ids)
@@ -335,9 +323,11 @@ class Scheduler:
         prompt_logprobs = take_prompt_logprobs(output, rows, self._table)
         self._end_stopped(sampled.rows, sampled.token_ids)
         token_ids = sampled.token_ids
-        if beams is not None:
-            handles, token_ids = self._advance_beams(beams, handles, token_ids)
-        return self._make_outputs(handles, token_ids, sampled.logprobs, prompt_logprobs, step)
+        for group, samples in diverted:
+            advanced = self._advance(group, samples)
+            handles = np.concatenate([handles, advanced.handles])
+            token_ids = np.concatenate([token_ids, advanced.token_ids])
+        return self._outbox.make_outputs(handles, token_ids, self._make_stats(step), sampled.logprobs, prompt_logprobs)
 
     def _note_prompts(self, rows: np.ndarray) -> None:
         """Say how far prompts are computed, for requests that ask."""
@@ -347,14 +337,14 @@ class Scheduler:
             if request is not None and request.message.sampling_params.return_progress:
                 self._outbox.note_event(request.handle, EventKind.PREFILLED, int(table.num_computed_tokens[row]))
 
-    def _advance_beams(self, beams: Sampled, *others: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        self._order.note_sampled(beams.rows)
-        advanced = self.beams.advance(beams)
+    def _advance(self, group: RequestGroup, samples: Sampled) -> Advanced:
+        self._order.note_sampled(samples.rows)
+        advanced = group.after_sample(samples)
         for finished in advanced.finished:
             request = self._requests[finished.handle]
             self._end(request, finished)
             self._vacate([request.row])
-        return np.concatenate([others[0], advanced.handles]), np.concatenate([others[1], advanced.token_ids])
+        return advanced
 
     def abandon_step(self, step: Step) -> list[int]:
         """A step failed: it never was, and every running request waits again with its tokens.
@@ -364,16 +354,11 @@ class Scheduler:
         Returns:
             Handles of the requests that the step held.
         """
-        self._end_flight(step)
+        self._in_flight.end(step)
         self._suspend_running()
-        self._freed_rows = list(dict.fromkeys([*step.output.freed_rows.tolist(), *self._freed_rows]))
+        self._in_flight.free_again(step)
         self._give_up_swapped(step.swapped_out)
         return [handle for handle in step.handles.tolist() if handle in self._requests]
-
-    def _end_flight(self, step: Step) -> None:
-        is_oldest = self._num_in_flight and step.output.step == self._num_steps - self._num_in_flight
-        assert is_oldest, "a step is taken in once, and before those that were scheduled after it"
-        self._num_in_flight -= 1
 
     def _give_up_swapped(self, handles: Iterable[int]) -> None:
         """Those of these requests that are swapped wait again with their tokens alone."""
@@ -412,51 +397,23 @@ class Scheduler:
         """Ends and events that happened outside a step (aborts); None when there are none."""
         if not self._outbox:
             return None
-        return self._make_outputs(np.empty(0, np.int64), np.empty(0, np.int32), None, (), None)
-
-    def _make_outputs(
-        self,
-        handles: np.ndarray,
-        token_ids: np.ndarray,
-        logprobs: LogprobsArrays | None,
-        prompt_logprobs: tuple[tuple[int, LogprobsArrays], ...],
-        step: Step | None,
-    ) -> EngineCoreOutputs:
-        finished, events = self._outbox.take()
-        return EngineCoreOutputs(
-            handles=handles,
-            new_token_ids=token_ids,
-            logprobs=logprobs,
-            prompt_logprobs=prompt_logprobs,
-            finished=finished,
-            events=events,
-            stats=self._make_stats(step),
-            timestamp=self._clock(),
-        )
+        return self._outbox.make_outputs(np.empty(0, np.int64), np.empty(0, np.int32), self._make_stats(None))
 
     def _make_stats(self, step: Step | None) -> SchedulerStats:
-        num_running, num_waiting = self.get_request_counts()
         return SchedulerStats(
-            step=self._num_steps - 1 if self._num_steps else 0,
-            num_running=num_running,
-            num_waiting=num_waiting,
-            num_scheduled_tokens=step.output.total_num_scheduled_tokens if step else 0,
-            num_first_tokens=step.num_first_tokens if step else 0,
-            num_preemptions=step.plan.num_preemptions if step else 0,
+            step=max(0, self._in_flight.num_steps - 1),
+            num_running=len(self._running),
+            num_waiting=len(self._order.queue),
             num_swapped=len(self._swapping),
-            num_swap_preemptions=step.plan.num_swap_preemptions if step else 0,
-            swapped_out_bytes=self._swapping.num_bytes(step.output.swap_outs) if step else 0,
-            swapped_in_bytes=self._swapping.num_bytes(step.output.swap_ins) if step else 0,
             kv_cache_usage=self._kv.usage,
-            prefix_cache_queries=step.plan.num_prefix_queries if step else 0,
-            prefix_cache_hits=step.plan.num_prefix_hits if step else 0,
+            **({} if step is None else step.counts(self._swapping.page_size_bytes)),
         )
 
     # --- state ---
 
     def has_unfinished_requests(self) -> bool:
         """True while any request waits or runs."""
-        return bool(self._requests)
+        return len(self._requests) > 0
 
     def get_request_counts(self) -> tuple[int, int]:
         """(running, waiting)."""
@@ -468,7 +425,12 @@ class Scheduler:
 
     def unplaced_requests(self) -> list[EngineCoreRequest]:
         """Messages of the requests that wait, the earliest arrival first."""
-        return [request.message for request in self._requests.values() if request.row < 0]
+        return [request.message for request in self._requests.all() if request.row < 0]
+
+    @property
+    def reads_logprobs(self) -> bool:
+        """Whether what is decided next depends on log-probabilities of the last step."""
+        return self._groups.reads_logprobs
 
     def watch_pages(self, recorder: KVEventRecorder) -> None:
         """Tell `recorder` which pages can be found, from now on."""
@@ -480,9 +442,9 @@ class Scheduler:
         Args:
             reset_running_requests: requests give up their pages and compute them again, so none is in use.
         """
-        assert not self._num_in_flight, "a step is taken in before the cache is reset"
+        assert not self._in_flight, "a step is taken in before the cache is reset"
         if reset_running_requests:
-            self._forks.release()
+            self._groups.release_kept()
             self._suspend_running()
             self._give_up_swapped(self._swapping.handles())
         return not len(self._swapping) and self._kv.reset_prefix_cache()

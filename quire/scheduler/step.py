@@ -52,3 +52,17 @@ class Step:
         """[num_sampled] int64; the requests that get a token, in the order of the batch."""
         handles: np.ndarray = self.handles[self.output.is_sampling]
         return handles
+
+    def counts(self, page_size_bytes: int) -> dict[str, int]:
+        """What the step adds to `SchedulerStats`; a page has so many bytes, all layers together."""
+        plan, output = self.plan, self.output
+        return {
+            "num_scheduled_tokens": output.total_num_scheduled_tokens,
+            "num_first_tokens": self.num_first_tokens,
+            "num_preemptions": plan.num_preemptions,
+            "num_swap_preemptions": plan.num_swap_preemptions,
+            "swapped_out_bytes": len(output.swap_outs) * page_size_bytes,
+            "swapped_in_bytes": len(output.swap_ins) * page_size_bytes,
+            "prefix_cache_queries": plan.num_prefix_queries,
+            "prefix_cache_hits": plan.num_prefix_hits,
+        }

@@ -58,7 +58,7 @@ class Swapping:
         waiting: WaitingRequests,
     ) -> None:
         self._pool = SwapPool(0 if mode == "recompute" else num_blocks)
-        self._page_size_bytes = page_size_bytes
+        self.page_size_bytes = page_size_bytes
         self._kv = kv
         self._table = table
         self._running = running
@@ -164,10 +164,6 @@ class Swapping:
     def handles(self) -> list[int]:
         """Whose pages are here, the first that was swapped out first."""
         return list(self._pages)
-
-    def num_bytes(self, copies: PageCopies) -> int:
-        """Bytes that these copies move."""
-        return len(copies) * self._page_size_bytes
 
 
 def _spread(host_block_ids: np.ndarray, block_ids: list[np.ndarray]) -> tuple[np.ndarray, ...]:

@@ -14,13 +14,14 @@ from quire.scheduler.limits import Limits
 from quire.scheduler.request_table import max_total_tokens
 
 
-def check_can_run(message: EngineCoreRequest, max_model_len: int, kv: KVCacheManager) -> None:
+def check_can_run(message: EngineCoreRequest, limits: Limits, kv: KVCacheManager) -> None:
     """Refuse a request that could never run to its end.
 
     Raises:
-        ValidationError: the prompt is empty or too long, or prompt and output exceed the whole KV cache.
+        ValidationError: the prompt is empty or too long, prompt and output exceed the whole KV cache, or the request is
+            of a beam search whose beams cannot run together.
     """
-    num_prompt_tokens = len(message.prompt_token_ids)
+    max_model_len, num_prompt_tokens = limits.max_model_len, len(message.prompt_token_ids)
     if num_prompt_tokens == 0:
         raise ValidationError("the prompt is empty", hint="give at least one token", field="prompt")
     if num_prompt_tokens >= max_model_len:
@@ -41,6 +42,7 @@ def check_can_run(message: EngineCoreRequest, max_model_len: int, kv: KVCacheMan
         )
     if num_total > kv.max_tokens_per_request:
         raise _exceeds_cache(num_prompt_tokens, num_total, kv)
+    check_beams_fit(message, limits, kv)
 
 
 def max_total_tokens_of(message: EngineCoreRequest, max_model_len: int) -> int:

@@ -35,6 +35,21 @@ def test_no_function_of_the_package_is_over_90_lines():
     assert not long, f"split these: {long}"
 
 
+@pytest.mark.parametrize(
+    ("path", "name", "most"),
+    [("quire/scheduler/scheduler.py", "Scheduler", 15), ("quire/worker/model_runner.py", "ModelRunner", 18)],
+)
+def test_the_classes_where_every_feature_wants_to_be_have_few_attributes(path: str, name: str, most: int):
+    tree = ast.parse((ROOT / path).read_text())
+    found = next(node for node in ast.walk(tree) if isinstance(node, ast.ClassDef) and node.name == name)
+    attributes = {
+        node.attr
+        for node in ast.walk(found)
+        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and ast.unparse(node.value) == "self"
+    }
+    assert 0 < len(attributes) <= most, f"give what it owns to an object of its own: {sorted(attributes)}"
+
+
 def test_every_module_of_the_package_says_what_it_is():
     silent = [relative(p) for p in PACKAGE if p.stat().st_size and not ast.get_docstring(ast.parse(p.read_text()))]
     assert not silent, f"add a module docstring to {silent}"

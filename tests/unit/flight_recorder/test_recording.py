@@ -29,6 +29,7 @@ from quire.flight_recorder.replay import Replay, ReplayResult
 from quire.flight_recorder.restoring import restore
 from quire.flight_recorder.writer import RecordWriter
 from quire.scheduler.admission import Verdict
+from quire.scheduler.beam_groups import BeamGroups
 from quire.scheduler.setup import make_scheduler as make_scheduler_from_setup
 from tests.unit.scheduler import test_properties as properties
 from tests.unit.scheduler.harness import FULL, FakeWorker, make_request, make_setup
@@ -391,11 +392,16 @@ def test_the_digest_of_what_is_told_is_that_of_earlier_recordings_whatever_stati
     assert records.digest_of_outputs(outputs) == EARLIER_DIGEST
 
 
+def beam_groups() -> BeamGroups:
+    groups = make_scheduler_from_setup(make_setup(**SCARCE))._groups._groups
+    return next(group for group in groups if isinstance(group, BeamGroups))
+
+
 def test_the_tokens_that_beams_chose_and_the_worker_has_not_been_sent_are_part_of_a_state():
-    beams = make_scheduler_from_setup(make_setup(**SCARCE)).beams
+    beams = beam_groups()
     ids = np.array([1], np.int32)
     beams._chosen.append(ChosenTokens(ids, ids, ids))
-    copy = make_scheduler_from_setup(make_setup(**SCARCE)).beams
+    copy = beam_groups()
     restore(copy, snapshot.encode(snapshot.freeze(beams)))
     assert copy._chosen[0].token_ids.tolist() == [1]
 

@@ -436,7 +436,7 @@ def check_invariants(scheduler: Scheduler, groups: Sequence[Group] = (FULL,)) ->
         assert len(set(held)) == len(held), "a request holds a page twice"
         owners[held] += 1
     np.add.at(owners, kv._copies.source_ids(), 1)
-    for kept in scheduler._forks.kept():
+    for kept in scheduler._groups.kept():
         owners[kept.all_block_ids()] += 1
     assert owners[0] == 0, "the null page has an owner"
     if not rows and not pool.num_cached_blocks:

@@ -85,4 +85,4 @@ def test_one_that_was_aborted_or_has_no_deadline_is_left_alone():
     engine.run()
     assert engine.finished[1].finish_reason is FinishReason.ABORT
     assert len(engine.tokens[2]) == 4
-    assert not engine.scheduler._deadlines
+    assert not engine.scheduler._requests._deadlines
