@@ -343,7 +343,7 @@ class AsyncLLM(EngineClient):
         try:
             stream.put(output)
         except Exception:  # a reader's mistake must not take the step's other outputs with it
-            logger.exception("the reader of request %s is given up", output.request_id)
+            logger.exception("the reader of request %s is too slow or gone: dropping its output", output.request_id)
             stream.close()
             self._discard(output.request_id)
 

@@ -79,7 +79,7 @@ def _plan_memory(config: QuireConfig, executor: Executor) -> SchedulerSetup:
     executor.initialize_kv_cache(kv_cache_config)
     num_requests = concurrency(kv_cache_config, max_len, max_chunk)
     logger.info(
-        "KV cache: %d pages of %d tokens, room for %d tokens (%.1f requests of %d)",
+        "KV cache: %d blocks of %d tokens, capacity %d tokens (%.1f requests of %d tokens)",
         kv_cache_config.num_blocks, kv_cache_config.block_size, round(num_requests * max_len), num_requests, max_len,
     )  # fmt: skip
     return SchedulerSetup(

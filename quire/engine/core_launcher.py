@@ -153,7 +153,7 @@ class CoreProcess:
             self._spawn(child_fd)
         except OSError as error:
             os.close(child_fd)
-            self._give_answer(EngineDeadError(f"the engine core's process cannot be started: {error}"))
+            self._give_answer(EngineDeadError(f"the engine core process cannot be started: {error}"))
         else:
             os.close(child_fd)
             self._greet()
@@ -206,10 +206,10 @@ class CoreProcess:
         except msgspec.DecodeError:
             assert self._child is not None
             self.kill()
-            why = self._hang or f"its process {describe_exit(self._child.wait())}"
+            why = self._hang or f"the process {describe_exit(self._child.wait())}"
             return EngineDeadError(
-                f"the engine core's process ended before it was ready: {why}",
-                hint="its own messages, above, say more; with exit by signal 9, memory may have run out",
+                f"the engine core process exited during startup: {why}",
+                hint="see its messages above; after signal 9 the machine may have run out of memory",
             )
         return answer.error.to_error() if isinstance(answer, CoreFailed) else answer
 
@@ -230,7 +230,7 @@ class CoreProcess:
                 last = now
         if not self._is_closing and isinstance(self._answer, CoreReady):
             with self._exit_lock:
-                reason = self._exit_reason = self._hang or f"its process {describe_exit(code)}"
+                reason = self._exit_reason = self._hang or f"the process {describe_exit(code)}"
                 on_exit = self._on_exit
             if on_exit is not None:
                 on_exit(self, reason)
@@ -243,13 +243,14 @@ class CoreProcess:
         hang = self._detector.observe(self._sample(), elapsed_s)
         if self._detector.is_suspicious and not self._is_suspected:
             logger.warning(
-                "the engine core (process %s) has not advanced for %.1f s; it is killed when it does nothing for %g s",
+                "the engine core (process %s) has made no progress for %.1f s; it is killed after %g s "
+                "without activity",
                 self.pid, self._detector.quiet_s, self._timeout_s,
             )  # fmt: skip
         self._is_suspected = self._detector.is_suspicious
         if hang is not None and self._hang is None:
-            self._hang = f"it hangs: {hang}"
-            logger.error("the engine core (process %s) is killed: %s", self.pid, self._hang)
+            self._hang = f"hang: {hang}"
+            logger.error("killing the engine core (process %s): %s", self.pid, self._hang)
             self.kill()
 
     def _sample(self) -> Sample:
@@ -285,7 +286,7 @@ def _processor_name(processor: str | type) -> str:
     module, name = processor.__module__, processor.__qualname__
     if module == "__main__" or getattr(sys.modules.get(module), name, None) is not processor:
         raise ConfigError(
-            f"logits processor {name} cannot be named to the engine core's process",
+            f"logits processor {name} cannot be sent to the engine core process",
             hint="define it at the top of a module that can be imported, or pass 'module:Class'",
             field="logits_processors",
         )

@@ -91,7 +91,7 @@ class CoreLink:
             try:
                 return self._decoder.decode(frames)
             except MessageError as error:
-                logger.error("a message of the engine core was left out: %s", error)
+                logger.error("could not decode a message from the engine core: %s", error)
 
     def close(self) -> None:
         """Close the sockets; harmless when repeated."""

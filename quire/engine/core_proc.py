@@ -139,7 +139,7 @@ class EngineCoreProc:
 
     def _refuse_unreadable(self, frames: list[bytes], error: MessageError) -> None:
         """Answer for a request whose message cannot be read, as far as it says whose it is."""
-        logger.error("a message was not taken: %s", error)
+        logger.error("could not decode a message from the front end: %s", error)
         try:
             handle = msgspec.msgpack.decode(frames[0], type=_OnlyHandle).request.handle
         except (msgspec.DecodeError, RecursionError, IndexError):
@@ -153,7 +153,7 @@ class EngineCoreProc:
         elif call.method == "reset_prefix_cache":
             value = self._core.reset_prefix_cache(call.argument)
         elif call.method != "ping":
-            unknown = ErrorInfo.of(MessageError(f"the engine core has no method {call.method!r}"))
+            unknown = ErrorInfo.of(MessageError(f"the engine core does not have a method {call.method!r}"))
             self._send(UtilityResult(call.call_id, error=unknown))
             return
         self._send(UtilityResult(call.call_id, value=value))
@@ -201,7 +201,7 @@ def main() -> None:
         clock_ns = time.process_time_ns if setup.config.device.device == "cpu" else time.monotonic_ns
         EngineCoreProc(core, inputs, outputs, progress, clock_ns).run()
     except Exception:
-        logger.exception("the engine core stops")
+        logger.exception("the engine core failed")
         os._exit(1)  # at once: nothing here is worth tidying up, and the parent waits for the end
 
 
@@ -234,7 +234,7 @@ def _read_exactly(fd: int, size: int) -> bytes:
     while len(parts) < size:
         part = os.read(fd, size - len(parts))
         if not part:
-            raise EngineDeadError("the parent process is gone")
+            raise EngineDeadError("the parent process has exited")
         parts += part
     return parts
 

@@ -124,8 +124,8 @@ class FrontEnd:
         """Refuse a name that is in use, or a priority or tenant that means nothing; raises `ValidationError`."""
         if request_id in self._outputs:
             raise ValidationError(
-                f"request_id {request_id!r} is in use by an unfinished request",
-                hint="give each request an id of its own",
+                f"request_id {request_id!r} is already used by an unfinished request",
+                hint="use a unique id for each request",
                 field="request_id",
             )
         policy = self.config.scheduler.scheduling_policy

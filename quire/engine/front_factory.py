@@ -47,7 +47,7 @@ def resolve_config(
     for decision in decisions:
         logger.debug("%s", decision)
     settings = ", ".join(f"{one.name}={one.value}" for one in decisions)
-    logger.info("chosen for this machine and model (--print-config has the reasons): %s", settings)
+    logger.info("automatic settings (reasons: --print-config): %s", settings)
     return config, model_dir
 
 

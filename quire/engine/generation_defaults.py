@@ -69,7 +69,7 @@ def _ids(value: Any) -> list[int]:
     values = value if isinstance(value, list) else [] if value is None else [value]
     if not all(type(item) is int for item in values):
         raise ModelError(
-            f"eos_token_id in generation_config.json is {value!r}; an integer or a list of integers is needed",
+            f"eos_token_id in generation_config.json is {value!r}; it must be an integer or a list of integers",
             hint="correct generation_config.json",
             field="eos_token_id",
         )

@@ -93,13 +93,13 @@ class HangDetector:
     def _verdict(self, sample: Sample) -> str | None:
         timeout_s = START_FACTOR * self._timeout_s if sample.is_starting else self._timeout_s
         if self._without_work_s >= timeout_s:
-            return f"no progress and no use of the CPU for {self._without_work_s:.1f} s"
+            return f"no progress and no CPU use for {self._without_work_s:.1f} s"
         if sample.is_starting or self._without_progress_s < timeout_s:
             return None
         slack_s = max(STEP_SLACK * sample.step_s, LONGEST_SLACK * sample.longest_step_s)
         most_cpu_s = max(timeout_s, FIRST_USE_S, slack_s)
         if sample.step_s and self._fruitless_cpu_s >= most_cpu_s:
-            return f"its step has used the CPU for {self._fruitless_cpu_s:.1f} s and should take {sample.step_s:.2g} s"
+            return f"its step has used {self._fruitless_cpu_s:.1f} s of CPU time, expected {sample.step_s:.2g} s"
         if self._without_progress_s >= max(BUSY_FACTOR * timeout_s, STEP_SLACK * sample.step_s):
-            return f"no step ended for {self._without_progress_s:.1f} s"
+            return f"no step finished for {self._without_progress_s:.1f} s"
         return None

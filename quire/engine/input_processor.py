@@ -143,7 +143,7 @@ class InputProcessor:
         outside = np.flatnonzero((token_ids < 0) | (token_ids >= vocab_size))
         if len(outside):
             raise ValidationError(
-                f"prompt_token_ids[{outside[0]}] is {token_ids[outside[0]]}, the vocabulary has ids 0 to "
+                f"prompt_token_ids[{outside[0]}] is {token_ids[outside[0]]}, but the vocabulary has ids 0 to "
                 f"{vocab_size - 1}",
                 hint="tokenize the prompt with this model's own tokenizer",
                 field="prompt_token_ids",
@@ -160,15 +160,15 @@ class InputProcessor:
         elif params.extra_args:
             raise ValidationError(
                 "extra_args (vllm_xargs) are read by logits processors, and this engine has none",
-                hint="leave them out, or start the engine with --logits-processors", field="extra_args",
+                hint="leave out extra_args, or start the engine with --logits-processors", field="extra_args",
             )  # fmt: skip
         params = copy.copy(params)  # shallow: fields are replaced below, never changed in place
         room = self._limits.max_model_len - len(prompt_token_ids)
         params.max_tokens = room if params.max_tokens is None else min(params.max_tokens, room)
         if params.min_tokens > params.max_tokens:
             raise ValidationError(
-                f"min_tokens={params.min_tokens} is larger than the {params.max_tokens} new tokens that the answer may "
-                "have after this prompt",
+                f"min_tokens={params.min_tokens} is larger than the {params.max_tokens} new tokens that "
+                    "are possible after this prompt",
                 hint=f"use min_tokens <= {params.max_tokens}, or shorten the prompt", field="min_tokens",
             )  # fmt: skip
         if params.logprobs == -1:
@@ -203,7 +203,7 @@ class InputProcessor:
         num_top = num_top_tokens(params.beam_search.num_beams, len(ends))
         if num_top > self._limits.vocab_size:
             raise ValidationError(
-                f"{params.beam_search.num_beams} beams compare {num_top} tokens in each step, and the vocabulary has "
+                f"{params.beam_search.num_beams} beams need {num_top} tokens in each step, but the vocabulary has "
                 f"{self._limits.vocab_size}",
                 hint="use fewer beams",
                 field="beam_width",
@@ -219,13 +219,13 @@ class InputProcessor:
     def _check_budget_possible(self, params: SamplingParams) -> None:
         if params.thinking is None or not params.thinking.end_ids:
             raise UnsupportedError(
-                "thinking_token_budget needs a format of thinking whose end can be written",
+                "thinking_token_budget needs a reasoning format with an end delimiter",
                 hint="set structured_outputs_reasoning_parser (or --reasoning-parser, for chats), or leave it out",
                 field="thinking_token_budget",
             )  # fmt: skip
         if params.structured_outputs is not None and self._structured.enable_in_reasoning:
             raise UnsupportedError(
-                "thinking_token_budget is not available with a form that holds inside of the thinking, too",
+                "thinking_token_budget cannot be combined with structured output that constrains the reasoning, too",
                 hint="leave it out, or start the engine without structured_outputs_enable_in_reasoning",
                 field="thinking_token_budget",
             )
@@ -238,7 +238,7 @@ class InputProcessor:
             )  # fmt: skip
         if self._defaults.eos_token_id < 0:
             raise UnsupportedError(
-                "structured_outputs needs a token that ends an answer, and this model names none",
+                "structured_outputs needs an end-of-sequence token, but this model does not define one",
                 hint="set eos_token_id in generation_config.json", field="structured_outputs",
             )  # fmt: skip
 

@@ -135,7 +135,7 @@ class KVEventPublisher:
     def _append(self, events: list[KVEvent]) -> None:
         if len(self._queue) >= self._config.max_queue_size:
             if not self.num_dropped:
-                logger.warning("KV events are made faster than they are sent; consumers will start anew")
+                logger.warning("KV event queue full: dropping events; subscribers must resync")
             self.num_dropped += 1
             self._must_clear = True
             return
@@ -163,7 +163,7 @@ class KVEventPublisher:
             self._context.destroy(linger=0)
             raise ConfigError(
                 f"KV events cannot be published at {endpoint}: {error.strerror}",
-                hint="give another endpoint in kv_events_config", field="kv_events_config",
+                hint="use another endpoint in kv_events_config", field="kv_events_config",
             ) from None  # fmt: skip
         return socket
 
@@ -185,7 +185,7 @@ class KVEventPublisher:
                 if self._replay is not None and self._replay in ready:
                     self._answer_replay(self._replay)
         except Exception:
-            logger.exception("KV events are no longer published")
+            logger.exception("the KV event publisher failed: no more events are sent")
         finally:
             self._context.destroy(linger=100)
             os.close(self._wake_fd)
@@ -234,13 +234,14 @@ def start_kv_events(
     groups = kv_cache_config.groups
     if not all(group.spec.is_shareable for group in groups):
         raise UnsupportedError(
-            "kv_events_config: this model has layers with a recurrent state, so no prefix is cached and no events are "
-            "made", hint="leave out kv_events_config", field="kv_events_config",
+            "kv_events_config: this model has layers with a recurrent state, so prefixes are not cached "
+                "and there are no events", hint="leave out kv_events_config", field="kv_events_config",
         )  # fmt: skip
     if not groups[0].spec.keeps_sequence:
         raise UnsupportedError(
-            "kv_events_config: all layers of this model have windows and free their pages, of which no events are made",
-            hint="add disable_hybrid_kv_cache_manager, which keeps all pages", field="kv_events_config",
+            "kv_events_config: all layers of this model have windows and free their blocks, for which there "
+            "are no events",
+            hint="add disable_hybrid_kv_cache_manager, which keeps all blocks", field="kv_events_config",
         )  # fmt: skip
     recorder = KVEventRecorder(kv_cache_config.block_size, 0 if len(groups) > 1 else None)
     publisher = KVEventPublisher(config, recorder)

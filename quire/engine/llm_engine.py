@@ -180,8 +180,8 @@ class LLMEngine:
         """
         if self._metrics is None:
             raise ValidationError(
-                "this engine counts nothing: it runs with disable_log_stats",
-                hint="make it with disable_log_stats=False",
+                "no statistics: the engine runs with disable_log_stats",
+                hint="create it with disable_log_stats=False",
                 field="disable_log_stats",
             )
         return self._metrics.read()
@@ -199,7 +199,7 @@ class LLMEngine:
     def shutdown(self) -> None:
         """End the engine core; harmless when repeated."""
         if self._dead is None:
-            self._dead = EngineDeadError("the engine was shut down", hint="make a new one")
+            self._dead = EngineDeadError("the engine was shut down", hint="create a new one")
         self._plugin_loggers.close()
         self._client.shutdown()
 
@@ -214,7 +214,7 @@ class LLMEngine:
             self._front.discard(self._front.request_ids)
             self._dead = EngineDeadError(
                 f"the engine stopped: {type(error).__name__}: {error}",
-                hint="all unfinished requests are lost; make a new engine",
+                hint="all unfinished requests are lost; create a new engine",
             )
             if not isinstance(error, Exception):
                 raise

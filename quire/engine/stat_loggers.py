@@ -53,7 +53,7 @@ class StatLoggers:
             except Exception as error:  # foreign code: no request may end with it
                 self._loggers.remove(one)
                 name = f"{type(one).__module__}:{type(one).__qualname__}"
-                logger.error("stat logger %s failed and is left out from now on", name, exc_info=error)
+                logger.error("stat logger %s failed and is disabled", name, exc_info=error)
 
     def close(self) -> None:
         """Close all of them; harmless when repeated."""
@@ -62,7 +62,7 @@ class StatLoggers:
             try:
                 one.close()
             except Exception as error:  # as above
-                logger.error("stat logger %s failed at its end", type(one).__qualname__, exc_info=error)
+                logger.error("stat logger %s failed while closing", type(one).__qualname__, exc_info=error)
 
 
 def stat_logger_class(name: str) -> type[StatLoggerBase]:
@@ -84,6 +84,6 @@ def _made(kind: type[StatLoggerBase], config: QuireConfig) -> StatLoggerBase:
         raise
     except Exception as error:
         raise ConfigError(
-            f"stat logger {kind.__module__}:{kind.__qualname__} cannot be made: {type(error).__name__}: {error}",
+            f"stat logger {kind.__module__}:{kind.__qualname__} cannot be created: {type(error).__name__}: {error}",
             hint="correct the plugin, or leave it out of stat_loggers", field=STAT_LOGGER.setting,
         ) from error  # fmt: skip

@@ -50,7 +50,7 @@ class StepRecovery:
         self._num_culprits += 1
         if self._num_culprits > MAX_CULPRITS_IN_A_ROW:
             raise error
-        logger.error("request with handle %d ends: its step failed again, alone", culprit, exc_info=error)
+        logger.error("request with handle %d fails: its step also failed when run alone", culprit, exc_info=error)
         message = error.message if isinstance(error, QuireError) else f"{type(error).__name__}: {error}"
         self._suspects.clear(culprit)
         scheduler.finish_requests([culprit], FinishReason.ERROR, message)

@@ -135,7 +135,7 @@ class Supervisor:
             EngineDeadError: another event loop is listening already.
         """
         if self._loop is not None and self._loop is not asyncio.get_running_loop():
-            raise EngineDeadError("this engine serves another event loop", hint="use it on one event loop")
+            raise EngineDeadError("this engine belongs to another event loop", hint="use it on one event loop")
         if self._loop is None:
             self._loop = asyncio.get_running_loop()
             self._connect()
@@ -185,7 +185,7 @@ class Supervisor:
         try:
             while not answer.done():
                 if self.is_restarting or self.quiet_s > HEALTH_QUIET_S:
-                    raise EngineRestartingError(f"the engine core has not advanced for {self.quiet_s:.1f} s")
+                    raise EngineRestartingError(f"the engine core has made no progress for {self.quiet_s:.1f} s")
                 num_steps = self._num_steps
                 await asyncio.wait([answer], timeout=HEALTH_POLL_S)
                 if self._num_steps != num_steps:
@@ -266,14 +266,14 @@ class Supervisor:
     def _begin_restart(self, core: CoreProcess, reason: str) -> None:
         if self._is_closed or core is not self._core:
             return
-        logger.error("the engine core stopped (%s); %d requests will be continued", reason, len(self._live))
+        logger.error("the engine core failed (%s); %d requests will be resumed", reason, len(self._live))
         self._disconnect()
         self._restarting = asyncio.ensure_future(self._restart(reason))
 
     def _disconnect(self) -> None:
         client, self._client = self._client, None
         if client is not None:
-            client.close(EngineDeadError("the engine core stopped"))
+            client.close(EngineDeadError("the engine core failed"))
 
     async def _restart(self, reason: str) -> None:
         try:
@@ -288,7 +288,7 @@ class Supervisor:
                     await self._start_another()
                     break
                 except QuireError as error:
-                    logger.error("the engine core cannot be started again: %s", error)
+                    logger.error("the engine core cannot be restarted: %s", error)
                     reason = error.message
                     await asyncio.sleep(RETRY_S * 2**self._num_fruitless)
         except EngineDeadError as error:
@@ -307,8 +307,8 @@ class Supervisor:
 
     def _hopeless(self, reason: str) -> EngineDeadError:
         return EngineDeadError(
-            f"the engine core stopped {self._num_fruitless} times without any progress, at last because: {reason}",
-            hint="the log above says what it met",
+            f"the engine core stopped {self._num_fruitless} times in a row without progress; last reason: {reason}",
+            hint="see the log above for the cause",
         )
 
     def _end_those_that_cannot_go_on(self) -> bool:
@@ -336,8 +336,8 @@ class Supervisor:
             self._listener.on_failed(
                 culprit,
                 EngineGenerateError(
-                    f"the engine core stopped {MAX_DEATHS} times while it ran this request",
-                    hint="other requests go on; this one cannot be served",
+                    f"the engine core stopped {MAX_DEATHS} times while running this request",
+                    hint="other requests are not affected",
                 ),
             )
         return False

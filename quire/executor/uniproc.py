@@ -63,7 +63,7 @@ class UniProcExecutor(Executor):
         found = None if method.startswith("_") else getattr(worker, method, None)
         if not callable(found):
             raise ValidationError(
-                f"the worker has no method {method!r}", hint="quire/worker/worker.py has them", field="method"
+                f"the worker does not have a method {method!r}", hint="quire/worker/worker.py has them", field="method"
             )
         return found(*args, **kwargs)
 
@@ -73,5 +73,5 @@ class UniProcExecutor(Executor):
 
     def _live_worker(self) -> Worker:
         if self._worker is None:
-            raise EngineDeadError("the executor was shut down", hint="make a new engine")
+            raise EngineDeadError("the executor was shut down", hint="create a new engine")
         return self._worker

@@ -170,67 +170,67 @@ class EngineMetrics:
 
     def _make_step_metrics(self) -> None:
         self._last_stats = SchedulerStats()
-        self._gauge("num_requests_running", "Answers being computed.", lambda: self._last_stats.num_running)
-        self._gauge("num_requests_waiting", "Answers that wait for their turn.", lambda: self._last_stats.num_waiting)
+        self._gauge("num_requests_running", "Running sequences.", lambda: self._last_stats.num_running)
+        self._gauge("num_requests_waiting", "Waiting sequences.", lambda: self._last_stats.num_waiting)
         by_reason = Gauge(
-            "vllm:num_requests_waiting_by_reason", "Answers that wait, by what for.", [*self._labels, "reason"],
+            "vllm:num_requests_waiting_by_reason", "Waiting sequences by reason.", [*self._labels, "reason"],
             registry=self.registry,
         )  # fmt: skip
         waiting_for_capacity = by_reason.labels(**self._labels, reason="capacity")
         waiting_for_capacity.set_function(lambda: self._last_stats.num_waiting)
         by_reason.labels(**self._labels, reason="deferred").set(0)
-        doc = "Share of the KV cache's pages in use, 0 to 1."
+        doc = "Fraction of KV-cache blocks in use, 0 to 1."
         self._gauge("kv_cache_usage_perc", doc, lambda: self._last_stats.kv_cache_usage)
         self._prefix_queries = self._counter("prefix_cache_queries", "Prompt tokens looked up in the prefix cache.")
         self._prefix_hits = self._counter("prefix_cache_hits", "Prompt tokens found in the prefix cache.")
         misses = Counter(
-            "quire:prefix_cache_misses", "Turns of requests of which less was found than can be used, by reason.",
+            "quire:prefix_cache_misses", "Prefix-cache misses by reason.",
             [*self._labels, "reason"], registry=self.registry,
         )  # fmt: skip
         self._prefix_misses = {reason: misses.labels(**self._labels, reason=str(reason)) for reason in MissReason}
-        self._preemptions = self._counter("num_preemptions", "Answers stopped to make room.")
+        self._preemptions = self._counter("num_preemptions", "Preemptions.")
         self._make_swap_metrics()
-        self._generation_tokens = self._counter("generation_tokens", "New tokens.")
-        self._prompt_tokens = self._counter("prompt_tokens", "Prompt tokens of requests that ended.")
-        self._prompt_tokens_cached = self._counter("prompt_tokens_cached", "Those found in the prefix cache.")
+        self._generation_tokens = self._counter("generation_tokens", "Generated tokens.")
+        self._prompt_tokens = self._counter("prompt_tokens", "Prompt tokens of finished requests.")
+        self._prompt_tokens_cached = self._counter("prompt_tokens_cached", "Prompt tokens read from the prefix cache.")
         by_source = Counter(
-            "vllm:prompt_tokens_by_source", "Prompt tokens by where their keys and values came from.",
+            "vllm:prompt_tokens_by_source", "Prompt tokens by source of their keys and values.",
             [*self._labels, "source"], registry=self.registry,
         )  # fmt: skip
         self._by_source = {
             source: by_source.labels(**self._labels, source=source) for source in ("local_compute", "local_cache_hit")
         }
         self._step_tokens = self._histogram(
-            "iteration_tokens_total", "Prompt tokens computed in a step, and tokens generated.", buckets.STEP_TOKENS
+            "iteration_tokens_total",
+            "Tokens per step: prompt tokens computed plus tokens generated.",
+            buckets.STEP_TOKENS,
         )
         self._inter_token = self._histogram(
-            "inter_token_latency_seconds", "From one new token to the next, in a stream.", buckets.TOKEN_LATENCY_S
+            "inter_token_latency_seconds", "Inter-token latency in seconds.", buckets.TOKEN_LATENCY_S
         )
 
-        self._restarts = Gauge(
-            "quire:engine_restarts", "Times the engine core was replaced while streams went on.", registry=self.registry
-        )
+        self._restarts = Gauge("quire:engine_restarts", "Engine core restarts.", registry=self.registry)
         self._resumed = Gauge(
-            "quire:resumed_streams", "Answers that were continued on another engine core than they began on.",
+            "quire:resumed_streams", "Sequences resumed after an engine core restart.",
             registry=self.registry,
         )  # fmt: skip
 
     def _make_swap_metrics(self) -> None:
         swapped = Gauge(
-            "quire:num_requests_swapped", "Answers that were stopped and have their pages in the swap space.",
+            "quire:num_requests_swapped", "Preempted sequences with blocks in the swap space.",
             registry=self.registry,
         )  # fmt: skip
         swapped.set_function(lambda: self._last_stats.num_swapped)
         self._preemptions_by_mode = Counter(
-            "quire:preemptions", "Answers stopped to make room, by what became of their pages.", ["mode"],
+            "quire:preemptions", "Preemptions by mode (recompute or swap).", ["mode"],
             registry=self.registry,
         )  # fmt: skip
         self._swapped_bytes = Counter(
-            "quire:swapped_bytes", "Bytes of pages copied to the swap space (out) and back (in).", ["direction"],
+            "quire:swapped_bytes", "Bytes of blocks copied to the swap space (out) and back (in).", ["direction"],
             registry=self.registry,
         )  # fmt: skip
         self._kv_batches_dropped = Counter(
-            "quire:kv_event_batches_dropped", "Batches of KV events that were not sent, as too many waited.",
+            "quire:kv_event_batches_dropped", "Batches of KV events dropped because the queue was full.",
             registry=self.registry,
         )  # fmt: skip
         for mode in ("recompute", "swap"):
@@ -241,46 +241,59 @@ class EngineMetrics:
     def _make_request_metrics(self) -> None:
         sizes = buckets.decades(self._max_len)
         success = Counter(
-            "vllm:request_success", "Answers that ended.", [*self._labels, "finished_reason"], registry=self.registry
+            "vllm:request_success",
+            "Finished sequences by reason.",
+            [*self._labels, "finished_reason"],
+            registry=self.registry,
         )
         self._success = {reason: success.labels(**self._labels, finished_reason=reason) for reason in FINISH_REASONS}
         self._rejections = Counter(
-            "vllm:admission_rejections", "Requests refused because too much waits.", ["model_name", "reason"],
+            "vllm:admission_rejections", "Requests rejected: queue full.", ["model_name", "reason"],
             registry=self.registry,
         )  # fmt: skip
         for reason in QUEUE_LIMITS:
             self._rejections.labels(model_name=self._labels["model_name"], reason=reason)
         self._refusals = Counter(
-            "quire:requests_refused", "Requests refused, by reason and, where there are keys, tenant.",
+            "quire:requests_refused", "Requests rejected, by reason and tenant.",
             ["reason", "tenant"], registry=self.registry,
         )  # fmt: skip
         for reason in REFUSALS:
             self._refusals.labels(reason=reason, tenant="")
         self._dropped_traces = Counter(
-            "quire:traces_dropped", "Requests whose trace the collector did not take.", registry=self.registry
+            "quire:traces_dropped", "Request traces that the collector did not accept.", registry=self.registry
         )
         self._request_prompt = self._histogram("request_prompt_tokens", "Prompt tokens of a request.", sizes)
-        self._request_generation = self._histogram("request_generation_tokens", "New tokens of a request.", sizes)
+        self._request_generation = self._histogram("request_generation_tokens", "Generated tokens of a request.", sizes)
         self._request_max_generation = self._histogram(
-            "request_max_num_generation_tokens", "New tokens of a request's longest answer.", sizes
+            "request_max_num_generation_tokens", "Generated tokens of a request's longest completion.", sizes
         )
         self._request_max_tokens = self._histogram("request_params_max_tokens", "max_tokens of a request.", sizes)
         self._request_computed = self._histogram(
-            "request_prefill_kv_computed_tokens", "Prompt tokens of a request that were not in the cache.", sizes
+            "request_prefill_kv_computed_tokens",
+            "Prompt tokens of a request computed (not read from the prefix cache).",
+            sizes,
         )
-        self._request_n = self._histogram("request_params_n", "Answers that a request asked for.", buckets.ANSWERS)
+        self._request_n = self._histogram("request_params_n", "Number of completions requested (n).", buckets.ANSWERS)
         self._request_preemptions = self._histogram(
-            "request_num_preemptions", "Times a request was stopped to make room.", buckets.PREEMPTIONS
+            "request_num_preemptions", "Preemptions of a request.", buckets.PREEMPTIONS
         )
-        self._ttft = self._histogram("time_to_first_token_seconds", "Arrival to first token.", buckets.TTFT_S)
+        self._ttft = self._histogram("time_to_first_token_seconds", "Time to first token in seconds.", buckets.TTFT_S)
         self._per_token = self._histogram(
-            "request_time_per_output_token_seconds", "Mean time from token to token.", buckets.TOKEN_LATENCY_S
+            "request_time_per_output_token_seconds",
+            "Mean time per output token after the first, in seconds.",
+            buckets.TOKEN_LATENCY_S,
         )
-        self._e2e = self._histogram("e2e_request_latency_seconds", "Arrival to end.", buckets.REQUEST_S)
-        self._queue = self._histogram("request_queue_time_seconds", "Waiting for a turn.", buckets.REQUEST_S)
-        self._inference = self._histogram("request_inference_time_seconds", "Turn to last token.", buckets.REQUEST_S)
-        self._prefill = self._histogram("request_prefill_time_seconds", "Turn to first token.", buckets.REQUEST_S)
-        self._decode = self._histogram("request_decode_time_seconds", "First to last token.", buckets.REQUEST_S)
+        self._e2e = self._histogram("e2e_request_latency_seconds", "End-to-end latency in seconds.", buckets.REQUEST_S)
+        self._queue = self._histogram("request_queue_time_seconds", "Queue time in seconds.", buckets.REQUEST_S)
+        self._inference = self._histogram(
+            "request_inference_time_seconds", "Inference time (admission to last token) in seconds.", buckets.REQUEST_S
+        )
+        self._prefill = self._histogram(
+            "request_prefill_time_seconds", "Prefill time (admission to first token) in seconds.", buckets.REQUEST_S
+        )
+        self._decode = self._histogram(
+            "request_decode_time_seconds", "Decode time (first to last token) in seconds.", buckets.REQUEST_S
+        )
 
     def _make_info(self, config: QuireConfig) -> None:
         cache = {name: str(value) for name, value in dataclasses.asdict(config.cache).items()}
@@ -299,12 +312,12 @@ class EngineMetrics:
             "quantization": str(config.model.quantization),
         }
         self._start = Gauge(
-            "quire:startup_seconds", "What the start of the server and its engine core took, by phase.",
+            "quire:startup_seconds", "Startup time by phase in seconds.",
             ["process", "phase"], registry=self.registry,
         )  # fmt: skip
-        Gauge("quire:engine_info", "What computes, and on what.", list(about), registry=self.registry).labels(
-            **about
-        ).set(1)
+        Gauge(
+            "quire:engine_info", "Engine, device and kernel information.", list(about), registry=self.registry
+        ).labels(**about).set(1)
 
 
 def _as_vllm(cache: CacheConfig, max_model_len: int) -> dict[str, str]:

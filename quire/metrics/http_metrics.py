@@ -21,11 +21,11 @@ class HttpMetrics:
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._requests = Counter(
-            "http_requests", "HTTP requests by path, method and class of status.", ["method", "status", "handler"],
+            "http_requests", "HTTP requests by path, method and status class.", ["method", "status", "handler"],
             registry=registry,
         )  # fmt: skip
         self._durations = Histogram(
-            "http_request_duration_seconds", "From a request's head to the end of its answer.", ["method", "handler"],
+            "http_request_duration_seconds", "Duration of HTTP requests in seconds.", ["method", "handler"],
             buckets=DURATIONS_S, registry=registry,
         )  # fmt: skip
 

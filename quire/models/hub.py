@@ -13,7 +13,7 @@ HUB_ID = re.compile(r"[A-Za-z0-9][\w.\-]{0,95}(/[A-Za-z0-9_][\w.\-]{0,95})?")
 ALLOWED_FILES = ["*.json", "*.safetensors", "*.jinja", "tokenizer*", "*.model", "merges.txt", "vocab.txt"]
 IGNORED_FILES = ["*.py", "original/*", "consolidated*", "onnx/*"]
 
-NO_GGUF = "give the original model (safetensors), as a directory or hub id; --quantization int8 or int4 quantizes it"
+NO_GGUF = "use the original model (safetensors), as a directory or hub id; --quantization int8 or int4 quantizes it"
 
 
 def resolve_model_path(model: str, revision: str | None, download_dir: str | None) -> Path:
@@ -28,13 +28,15 @@ def resolve_model_path(model: str, revision: str | None, download_dir: str | Non
     if model and path.is_dir():
         return path.resolve()
     if path.is_file() and path.suffix.lower() == ".gguf":
-        raise ModelError(f"model {model!r} is a GGUF file, which Quire does not read", hint=NO_GGUF, field="model")
+        raise ModelError(f"model {model!r} is a GGUF file, which Quire does not support", hint=NO_GGUF, field="model")
     if path.is_file():
-        raise ModelError(f"model {model!r} is a file", hint="give the directory that holds config.json", field="model")
+        raise ModelError(
+            f"model {model!r} is a file", hint="pass the directory that contains config.json", field="model"
+        )
     if not HUB_ID.fullmatch(model) or ".." in model:
         raise ModelError(
             f"model {model!r} is neither an existing directory nor a hub id",
-            hint="give 'leaf', a directory, or an id like 'Qwen/Qwen3-0.6B'",
+            hint="use 'leaf', a directory, or an id like 'Qwen/Qwen3-0.6B'",
             field="model",
         )
     return _download(model, revision, download_dir)
@@ -44,8 +46,8 @@ def _embedded_model() -> Path:
     path = Path(__file__).resolve().parent.parent / "assets" / EMBEDDED_MODEL
     if not (path / "config.json").is_file():
         raise ModelError(
-            "this installation does not hold the embedded model 'leaf'",
-            hint="reinstall quire, or give a model directory or hub id",
+            "this installation does not include the embedded model 'leaf'",
+            hint="reinstall quire, or use a model directory or hub id",
             field="model",
         )
     return path
@@ -67,14 +69,14 @@ def _download(model: str, revision: str | None, download_dir: str | None) -> Pat
     except LocalEntryNotFoundError as cause:
         raise ModelError(
             f"model {model!r} is not in the local cache and the hub cannot be reached",
-            hint="go online once, or give a local directory",
+            hint="go online once, or use a local directory",
             field="model",
         ) from cause
     except (HfHubHTTPError, HFValidationError, OSError) as cause:
         first_line = str(cause).strip().partition("\n")[0]
         raise ModelError(
             f"model {model!r} cannot be downloaded: {first_line}",
-            hint="check the id, the revision, and HF_TOKEN for a gated model; or give a local directory",
+            hint="check the id, the revision, and HF_TOKEN for a gated model; or use a local directory",
             field="model",
         ) from cause
     return Path(found)

@@ -59,7 +59,7 @@ def parse_json_object(text: bytes, path: Path, error: type[ModelError] = ModelEr
         return found
 
     def refuse_constant(name: str) -> object:
-        raise ValueError(f"{name} is no JSON number")
+        raise ValueError(f"{name} is not a JSON number")
 
     try:
         value = json.loads(text.decode("utf-8"), object_pairs_hook=unique, parse_constant=refuse_constant)
@@ -68,5 +68,5 @@ def parse_json_object(text: bytes, path: Path, error: type[ModelError] = ModelEr
     except ValueError as cause:
         raise error(f"{path}: invalid JSON: {cause}", hint="download the file again", field=path.name) from cause
     if not isinstance(value, dict):
-        raise error(f"{path}: holds a {type(value).__name__}", hint="it must be a JSON object", field=path.name)
+        raise error(f"{path}: contains a {type(value).__name__}", hint="it must be a JSON object", field=path.name)
     return value

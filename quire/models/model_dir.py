@@ -34,7 +34,7 @@ def read_model_dir(path: str | Path) -> ModelDir:
     """
     directory = Path(path)
     if not directory.is_dir():
-        raise ModelError(f"{directory} is not a directory", hint="give the directory that holds config.json")
+        raise ModelError(f"{directory} is not a directory", hint="pass the directory that contains config.json")
     config_path, generation_path = directory / "config.json", directory / "generation_config.json"
     if not config_path.is_file():
         raise ModelError(f"{directory} has no config.json", hint=_missing_config_hint(directory), field="config.json")
@@ -47,9 +47,9 @@ def read_model_dir(path: str | Path) -> ModelDir:
 
 def _missing_config_hint(directory: Path) -> str:
     if (directory / "adapter_config.json").exists():
-        return "this is a LoRA adapter; give the directory of its base model"
+        return "this is a LoRA adapter; pass the directory of its base model"
     if (directory / "params.json").exists():
         return "these are Meta's or Mistral's original files; download the Hugging Face ones"
     if next(directory.glob("*.gguf"), None) is not None:
-        return f"these are GGUF files, which Quire does not read; {NO_GGUF}"
-    return "give a directory in Hugging Face format, or download its config.json too"
+        return f"these are GGUF files, which Quire does not support; {NO_GGUF}"
+    return "pass a directory in Hugging Face format, or download its config.json too"

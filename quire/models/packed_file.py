@@ -143,13 +143,13 @@ def read_packed_file(
     if [(name, tensor.dtype, tensor.shape) for name, tensor in tensors.items()] != [
         (place.name, place.dtype, place.shape) for place in places
     ]:
-        raise BadEntryError("it holds other tensors than this model has")
+        raise BadEntryError("its tensors are not those of this model")
     _read_data(file, places, tensors, runtime.num_threads)
     for place in places:
         if checksum(runtime, tensors[place.name]) != place.checksum:
-            raise BadEntryError(f"tensor {place.name} does not have its checksum", is_damaged=True)
+            raise BadEntryError(f"tensor {place.name} has a wrong checksum", is_damaged=True)
         if any(os.pread(file, place.padded_end - place.end, place.end)):
-            raise BadEntryError(f"bytes behind tensor {place.name} are not zero", is_damaged=True)
+            raise BadEntryError(f"bytes after tensor {place.name} are not zero", is_damaged=True)
     return dict(tensors)
 
 
@@ -157,7 +157,7 @@ def _read_header(file: int, file_size: int, key: str) -> tuple[dict[str, Any], i
     """The header, and where the data begin."""
     prefix = os.pread(file, PREFIX.size, 0)
     if len(prefix) < PREFIX.size or prefix[: len(MAGIC)] != MAGIC:
-        raise BadEntryError("it does not begin as a file of packed weights", is_damaged=True)
+        raise BadEntryError("it is not a file of packed weights", is_damaged=True)
     _, version, block_bytes, digest = PREFIX.unpack(prefix)
     if version != FORMAT_VERSION:
         raise BadEntryError(f"its format is version {version}, this Quire reads version {FORMAT_VERSION}")
@@ -166,7 +166,7 @@ def _read_header(file: int, file_size: int, key: str) -> tuple[dict[str, Any], i
         raise BadEntryError(f"it has {file_size} bytes, its header claims {block_bytes}", is_damaged=True)
     block = os.pread(file, block_bytes, PREFIX.size)
     if hashlib.sha256(block).digest() != digest:
-        raise BadEntryError("its header does not have its checksum", is_damaged=True)
+        raise BadEntryError("the checksum of its header is wrong", is_damaged=True)
     try:
         header: dict[str, Any] = json.loads(block.rstrip(b"\0"))
         expected = data_start + header["data_bytes"]
@@ -186,7 +186,7 @@ def _find_places(entries: dict[str, Any], data_start: int, file_size: int) -> tu
     position = data_start
     for name, entry in entries.items():
         if data_start + entry["offset"] != position:
-            raise BadEntryError(f"tensor {name} is not where the tensor before it ends", is_damaged=True)
+            raise BadEntryError(f"tensor {name} does not start where the previous tensor ends", is_damaged=True)
         dtype, shape = DTYPES[entry["dtype"]], tuple(entry["shape"])
         num_bytes = dtype.itemsize * math.prod(shape)
         if min(shape, default=0) < 0 or num_bytes > file_size - position:
@@ -214,7 +214,7 @@ def _read_run(file: int, buffer: memoryview, position: int) -> None:
     while len(buffer):
         num_read = os.preadv(file, [buffer], position)
         if num_read == 0:
-            raise BadEntryError("it became shorter while it was read", is_damaged=True)
+            raise BadEntryError("it was truncated while being read", is_damaged=True)
         buffer, position = buffer[num_read:], position + num_read
 
 

@@ -95,7 +95,7 @@ class PackingCache:
         num_bytes = sum(tensor.numel() * tensor.itemsize for tensor in tensors.values())
         if num_bytes > self._max_bytes:
             size, limit = format_bytes(num_bytes), format_bytes(self._max_bytes)
-            logger.warning("packed weights are not kept: %s is more than the cache's limit of %s", size, limit)
+            logger.warning("packed weights are not cached: %s is more than the cache limit of %s", size, limit)
             return False
         temporary: Path | None = None
         try:
@@ -109,7 +109,7 @@ class PackingCache:
             os.replace(temporary, self._path(key))
             self._sync_directory()
         except (OSError, BadEntryError) as error:
-            logger.warning("packed weights are not kept in %s: %s", self._directory, error)
+            logger.warning("packed weights are not cached in %s: %s", self._directory, error)
             if temporary is not None:
                 temporary.unlink(missing_ok=True)
             return False
@@ -130,7 +130,7 @@ class PackingCache:
             self._writer.join()
 
     def _path(self, key: str) -> Path:
-        assert key.isalnum(), "a key is hexadecimal digits, so that it is a file name"
+        assert key.isalnum(), "a key is hexadecimal: it is a file name"
         return self._directory / f"{key}{SUFFIX}"
 
     def _make_directory(self) -> None:
@@ -169,5 +169,5 @@ class PackingCache:
                 continue
             with suppress(OSError):
                 path.unlink()
-                logger.info("removed packed weights that were not used for long: %s", path)
+                logger.info("removed old packed weights from the cache: %s", path)
             total -= size

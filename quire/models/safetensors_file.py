@@ -98,7 +98,7 @@ class SafetensorsFile:
         if header_size > MAX_HEADER_BYTES:
             raise self._error(f"claims a header of {header_size} bytes", f"at most {MAX_HEADER_BYTES} bytes are read")
         if 8 + header_size > self.size:
-            raise self._error(f"has {self.size} bytes, its header alone claims {header_size}", DOWNLOAD_AGAIN)
+            raise self._error(f"has {self.size} bytes, but its header needs {header_size}", DOWNLOAD_AGAIN)
         header = parse_json_object(file.read(header_size), self.path, WeightsError)
         self._data_start = 8 + header_size
         header.pop("__metadata__", None)
@@ -113,7 +113,7 @@ class SafetensorsFile:
             raise self._error(f"tensor {name[:200]!r} lacks dtype, shape or data_offsets", DOWNLOAD_AGAIN)
         dtype, shape, offsets = fields["dtype"], fields["shape"], fields["data_offsets"]
         if not isinstance(dtype, str) or dtype not in DTYPES:
-            problem = f"tensor {name[:200]!r} has dtype {str(dtype)[:40]!r}, which Quire does not know"
+            problem = f"tensor {name[:200]!r} has dtype {str(dtype)[:40]!r}, which Quire does not support"
             raise self._error(problem, f"known: {', '.join(DTYPES)}")
         if not _are_sizes(shape) or len(shape) > MAX_DIMENSIONS:
             raise self._error(f"tensor {name[:200]!r} has shape {str(shape)[:80]}", DOWNLOAD_AGAIN)
@@ -151,7 +151,7 @@ class SafetensorsFile:
             position = entry.end
         extra = self.size - self._data_start - position
         if extra:
-            raise self._error(f"has {extra} bytes behind its last tensor", DOWNLOAD_AGAIN)
+            raise self._error(f"has {extra} bytes after its last tensor", DOWNLOAD_AGAIN)
 
     def _error(self, problem: str, hint: str) -> WeightsError:
         return WeightsError(f"{self.path} {problem}", hint=hint, field=self.path.name)

@@ -123,7 +123,7 @@ def _no_weights(directory: Path) -> WeightsError:
     if not refused:
         return WeightsError(f"{directory} has no .safetensors file", hint="download the weights too", field="weights")
     return WeightsError(
-        f"{directory} has no .safetensors file, only {', '.join(refused[:3])}, which Quire refuses to open",
+        f"{directory} has no .safetensors file, only {', '.join(refused[:3])}, which Quire does not open",
         hint="convert it where you trust it: transformers' model.save_pretrained(directory) writes safetensors",
         field=refused[0],
     )
@@ -162,7 +162,7 @@ def _check_names(directory: Path, found: Collection[str], targets: Collection[st
     missing, unexpected = set(targets) - set(found), set(found) - set(targets)
     if missing:
         raise WeightsError(
-            f"{directory} lacks {_some(missing)} that config.json calls for",
+            f"{directory} lacks {_some(missing)} required by config.json",
             hint=f"config.json and the weights do not belong together (unexpected: {_some(unexpected)})"
             if unexpected
             else "download all files of the checkpoint",

@@ -50,6 +50,6 @@ def _usable_gpus(*, required: bool) -> tuple[GpuInfo, ...]:
     has_cuda = torch_has_cuda()
     gpus = read_gpus() if has_cuda else ()
     if required and not gpus:
-        reason = "the driver shows no device" if has_cuda else "the installed torch was built without CUDA"
+        reason = "the driver reports no device" if has_cuda else "the installed torch was built without CUDA"
         raise ConfigError(f"device 'cuda' cannot be used: {reason}", hint="use device='cpu'", field="device")
     return gpus

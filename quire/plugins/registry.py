@@ -116,7 +116,7 @@ def load(plugin: Plugin, base: type) -> type:
     _check_contract(plugin, found)
     missing = _missing(found, base)
     if missing:
-        raise _bad(plugin, f"does not have {', '.join(missing)}", f"see {plugin.kind.base}")
+        raise _bad(plugin, f"lacks {', '.join(missing)}", f"see {plugin.kind.base}")
     logger.debug("plugin loaded: %s", plugin)
     return found
 
@@ -166,13 +166,13 @@ def problems_of(kind: PluginKind, built_in: Sequence[str]) -> dict[Plugin, str]:
     for plugin in plugins:
         others = [one.package for one in plugins if one.name == plugin.name and one is not plugin and one.is_allowed]
         if not kind.base:
-            problems[plugin] = f"this version of Quire has no interface for {kind.name}s yet"
+            problems[plugin] = f"this version of Quire does not have an interface for {kind.name}s yet"
         elif not plugin.is_allowed:
             problems[plugin] = "QUIRE_PLUGINS does not allow its package"
         elif plugin.name in built_in:
-            problems[plugin] = f"never used: Quire has a {kind.name} of its own by this name; rename it"
+            problems[plugin] = f"never used: a built-in {kind.name} has this name; rename it"
         elif others:
-            problems[plugin] = f"ambiguous: {', '.join(others)} has one of this name, too"
+            problems[plugin] = f"ambiguous: {', '.join(others)} also has one of this name"
     return problems
 
 
@@ -203,7 +203,7 @@ def _check_contract(plugin: Plugin, found: type) -> None:
         declared = 1
     if declared is None:
         raise _bad(
-            plugin, "does not say for which version of the contract it was written",
+            plugin, "does not declare quire_contract, the contract version it was written for",
             f"write quire_contract = {kind.contract} in the class, once it fits {kind.base} ({PAGE})",
         )  # fmt: skip
     if declared != kind.contract or isinstance(declared, bool):

@@ -86,11 +86,9 @@ def verdict(median_error: float) -> str:
     if median_error <= GOOD_ERROR:
         return f"good: an idle machine stays within {GOOD_ERROR:.0%}"
     if median_error <= ROUGH_ERROR:
-        return (
-            f"fair: an idle machine stays within {GOOD_ERROR:.0%}; take plans with a margin of about {median_error:.0%}"
-        )
+        return f"fair: an idle machine stays within {GOOD_ERROR:.0%}; plan with a margin of about {median_error:.0%}"
     return (
-        f"rough: the machine was busy, or its speed varies by itself; plans may be off by {median_error:.0%} and more: "
+        f"rough: the machine was busy, or its speed varies; plans may be off by {median_error:.0%} and more: "
         "calibrate again when nothing else runs"
     )
 
@@ -308,7 +306,7 @@ def save_calibration(calibration: Calibration, path: Path) -> None:
 
 def _decode_spec(kind: type, value: Any) -> Any:
     if kind is not KVCacheSpec:
-        raise NotImplementedError(f"no form for {kind}")
+        raise NotImplementedError(f"no encoding for {kind}")
     return spec_from_fields(value)
 
 
@@ -317,20 +315,22 @@ def load_calibration(path: Path) -> Calibration:
 
     Raises:
         ConfigError: the file cannot be read.
-        ValidationError: it is no calibration, or of another version.
+        ValidationError: it is not a calibration, or of another version.
     """
     try:
         if path.stat().st_size > MAX_CALIBRATION_BYTES:
-            raise ConfigError(f"{path} is no calibration: it is larger than 16 MiB", field="calibration")
+            raise ConfigError(f"{path} is not a calibration: it is larger than 16 MiB", field="calibration")
         data = path.read_bytes()
     except OSError as error:
         raise ConfigError(
-            f"{path} cannot be read: {error.strerror}", hint="make one with quire plan --calibrate", field="calibration"
+            f"{path} cannot be read: {error.strerror}",
+            hint="create one with quire plan --calibrate",
+            field="calibration",
         ) from None
     try:
         calibration = msgspec.json.decode(data, type=Calibration, dec_hook=_decode_spec)
     except (msgspec.DecodeError, ValueError) as error:
-        raise ValidationError(f"{path} is no calibration: {error}", field="calibration") from None
+        raise ValidationError(f"{path} is not a calibration: {error}", field="calibration") from None
     lengths = {len(calibration.knots), len(calibration.knot_s)}
     if (
         calibration.version != VERSION
@@ -338,8 +338,8 @@ def load_calibration(path: Path) -> Calibration:
         or not calibration.quiet_ratios * len(calibration.prompt_ratios)
     ):
         raise ValidationError(
-            f"{path} is of version {calibration.version}",
-            hint="make it anew: quire plan --calibrate",
+            f"{path} has format version {calibration.version}",
+            hint="create it again: quire plan --calibrate",
             field="calibration",
         )
     return calibration

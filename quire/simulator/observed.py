@@ -62,7 +62,7 @@ def observe(recording: Recording) -> Observed:
     result = Replay(recording, note).run()
     if result.first_difference is not None:
         step, what = result.first_difference
-        raise ValidationError(f"the recording does not replay from step {step} on: {what}")
+        raise ValidationError(f"the recording diverges at step {step}: {what}")
     queued = {
         call.request.handle: (call.request.request_id, call.clock[-1])
         for call in recording.calls()
@@ -93,5 +93,5 @@ def requests_of(recording: Recording) -> list[SimRequest]:
             )
         )  # fmt: skip
     if not requests:
-        raise ValidationError("no request came and ended within the recording", field="trace")
+        raise ValidationError("no request both arrived and finished within the recording", field="trace")
     return requests

@@ -58,7 +58,7 @@ class Replica:
                 continue
             if not self._step():
                 if not self._arrivals:
-                    raise AssertionError("requests are left, and nothing is scheduled or on its way")
+                    raise AssertionError("requests are left, but none is scheduled or due to arrive")
                 self.now_s = max(self.now_s, self._arrivals[0][0])
 
     def finish(self) -> None:

@@ -74,7 +74,7 @@ class Roofline:
     ) -> None:
         if dtype not in hardware.flops:
             raise ConfigError(
-                f"{hardware.name} has no rate for dtype {dtype!r}",
+                f"{hardware.name} does not have a rate for dtype {dtype!r}",
                 hint=f"use {', '.join(hardware.flops)}",
                 field="dtype",
             )
@@ -97,7 +97,7 @@ class Roofline:
         self._flops = hardware.flops[dtype]
         if self.num_free_bytes() <= 0:
             raise NotEnoughMemoryError(
-                f"{self.weight_bytes / 1e9:.0f} GB of weights do not fit {tensor_parallel * pipeline_parallel} x "
+                f"{self.weight_bytes / 1e9:.0f} GB of weights do not fit in {tensor_parallel * pipeline_parallel} x "
                 f"{hardware.name} of {hardware.capacity / 1e9:.0f} GB",
                 hint="use more devices (--tensor-parallel-size), a smaller dtype, or larger devices",
                 field="tensor_parallel_size",

@@ -162,7 +162,7 @@ def read_trace(path: Path) -> list[SimRequest]:
     """
     try:
         if path.stat().st_size > MAX_TRACE_BYTES:
-            raise ConfigError(f"{path} is larger than 2 GiB", hint="take a part of it", field="trace")
+            raise ConfigError(f"{path} is larger than 2 GiB", hint="use a part of it", field="trace")
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"

@@ -26,8 +26,9 @@ def stored_spec(layer_name: str, spec: KVCacheSpec, dtype_bytes: int) -> KVCache
     if not isinstance(spec, STORED):
         names = ", ".join(kind.__name__ for kind in STORED)
         raise UnsupportedError(
-            f"layer {layer_name!r} needs {spec.describe()} ({type(spec).__name__}), which no attention backend stores",
-            hint=f"supported kinds are {names}",
+            f"layer {layer_name!r} needs {spec.describe()} ({type(spec).__name__}), which no attention "
+            "backend supports",
+            hint=f"supported types are {names}",
             field="model",
         )
     return dataclasses.replace(spec, dtype_bytes=dtype_bytes)
@@ -64,7 +65,7 @@ def distinct_tensors(kv_caches: Sequence[torch.Tensor]) -> list[torch.Tensor]:
 
 def _shape(kv_cache_config: KVCacheConfig, backend: AttentionBackend, num_blocks: int) -> tuple[int, ...]:
     spec = kv_cache_config.groups[0].spec
-    assert isinstance(spec, AttentionSpec), "other kinds are refused before memory is planned"
+    assert isinstance(spec, AttentionSpec), "other types are rejected before memory is planned"
     return backend.kv_cache_shape(num_blocks, spec.block_size, spec.num_kv_heads, spec.head_size)
 
 

@@ -59,8 +59,8 @@ class MemoryBudget:
         if self.swap_bytes:
             taken += f" - {format_bytes(self.swap_bytes)} swap space"
         is_capped = self.kv_cache_bytes == self.useful_bytes
-        reason = "; capped: max_num_seqs requests of max_model_len tokens need no more" if is_capped else ""
-        return f"KV cache may take {format_bytes(self.kv_cache_bytes)} = {left} - {taken}{reason}"
+        reason = "; limited by max_num_seqs requests of max_model_len tokens" if is_capped else ""
+        return f"KV cache: {format_bytes(self.kv_cache_bytes)} ({left} - {taken}{reason})"
 
 
 def estimate_weights_bytes(
@@ -136,7 +136,7 @@ def check_swap_space(swap_bytes: int, free_bytes: int) -> None:
     if swap_bytes and swap_bytes >= free_bytes:
         most = max(0, int(100 * free_bytes / GIB) - 1) / 100
         raise NotEnoughMemoryError(
-            f"swap_space={swap_bytes / GIB:g} GiB does not fit: {format_bytes(max(0, free_bytes))} is left for it",
+            f"swap_space={swap_bytes / GIB:g} GiB does not fit: {format_bytes(max(0, free_bytes))} is available",
             hint=f"use swap_space <= {most:g}, or free memory" if most else "use swap_space=0, or free memory",
             field="swap_space",
         )
@@ -152,9 +152,9 @@ def check_allocation(needed_bytes: int, free_bytes: int, workspace_bytes: int, s
     if needed_bytes > most:
         swap = f" and {format_bytes(swap_bytes)} swap space" if swap_bytes else ""
         raise NotEnoughMemoryError(
-            f"a KV cache of {format_bytes(needed_bytes)} does not fit: {format_bytes(free_bytes)} is free and "
-            f"{format_bytes(workspace_bytes)} of it is workspace{swap}",
-            hint=f"use kv_cache_memory_bytes <= {max(0, most)}, or fewer pages (num_gpu_blocks_override)"
+            f"a KV cache of {format_bytes(needed_bytes)} does not fit: {format_bytes(free_bytes)} is free, "
+            f"of which {format_bytes(workspace_bytes)} is workspace{swap}",
+            hint=f"use kv_cache_memory_bytes <= {max(0, most)}, or fewer blocks (num_gpu_blocks_override)"
             + (", or less swap_space" if swap_bytes else ""),
             field="kv_cache_memory_bytes",
         )
@@ -172,7 +172,7 @@ def _no_room(free_bytes: int, utilization: float, weights_bytes: int, workspace_
         hints.append("use a smaller model")
     return NotEnoughMemoryError(
         f"the model needs {format_bytes(weights_bytes)} for weights and {format_bytes(workspace_bytes)} for "
-        f"workspace, and something for the KV cache; {usable}",
+        f"workspace, plus the KV cache; {usable}",
         hint=", or ".join(hints),
         field="gpu_memory_utilization",
     )

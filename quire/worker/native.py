@@ -33,7 +33,7 @@ def make_runtime(config: QuireConfig, num_threads: int, platform: Platform) -> N
     has_quota = platform.cpus is not None and platform.cpus.quota is not None
     spin_us = QUOTA_SPIN_US if has_quota else DEFAULT_SPIN_US
     runtime = NativeRuntime(config.device.kernel_tier, num_threads, cpus, spin_us)
-    place = f"on CPUs {', '.join(map(str, cpus))}" if cpus else "on any CPU"
+    place = f"on CPUs {', '.join(map(str, cpus))}" if cpus else "not pinned"
     logger.info("native kernels: tier %s, %d threads %s", runtime.tier, num_threads, place)
     return runtime
 

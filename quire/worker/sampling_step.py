@@ -90,8 +90,8 @@ class SamplingStep:
         errors = {}
         for row, position in zip(rows.tolist(), positions.tolist(), strict=True):
             errors[row] = (
-                f"the model gave no usable score for the token at position {position}: "
-                "its logits are NaN or infinite, or the request's masks leave no token possible"
+                f"no token can be sampled at position {position}: the logits are NaN or infinite, or the "
+                "request's masks exclude all tokens"
             )
             logger.error("request %s: %s", self._requests.request_ids[row], errors[row])
         return errors

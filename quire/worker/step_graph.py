@@ -135,7 +135,7 @@ class StepGraphs:
             self._refused.add(size)
         elif watch.names or not self._arena.holds(hidden):
             names = ", ".join(sorted(watch.names)) or "its result elsewhere"
-            logger.warning("decode steps are not replayed: beside its kernels the model computes %s", names)
+            logger.warning("decode steps are not captured: besides its kernels the model computes %s", names)
             self._max_requests = 0
         else:
             self._recorded[size] = _Recorded(graph, hidden)
@@ -146,7 +146,7 @@ class StepGraphs:
         recorded.graph.replay()
         recorded.is_proven = torch.equal(expected.view(torch.uint8), recorded.hidden.view(torch.uint8))
         if not recorded.is_proven:
-            logger.warning("steps of %d requests are not replayed: a replay gave other bits", size)
+            logger.warning("steps of %d requests are not captured: a replay gave different bits", size)
             del self._recorded[size]
             self._refused.add(size)
         return expected

@@ -27,7 +27,7 @@ PAGE = ROOT / "docs/reference/vllm-examples.md"
 VLLM = "vllm==0.33.0"
 SERVER_FLAGS = ("--enable-auto-tool-choice", "--tool-call-parser", "hermes")
 
-# Not run: what they are for is no part of an engine's API, or cannot be had on one machine without a network.
+# Not run: what they are for is no part of an engine's API, or cannot be allocated on one machine without a network.
 NOT_RUN = {
     r"gradio": "a web page that gradio's own servers publish (share=True), used by a browser",
     r"streamlit": "a web page over the OpenAI API, which waits for a browser",

@@ -94,7 +94,7 @@ def test_plugins_reach_the_process_of_the_engine_core(models):
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"scheduling_policy": "unfinished"}, "'unfinished' of acme-quire 1.0 .* does not have __call__, is_laxer"),
+        ({"scheduling_policy": "unfinished"}, "'unfinished' of acme-quire 1.0 .* lacks __call__, is_laxer"),
         ({"scheduling_policy": "oldest"}, "not one of fcfs, priority, fair, shortest, longest, unfinished"),
         ({"attention_backend": "acme"}, "not one of auto, native_cpu, torch_reference, acme_attention"),
         ({"scheduler_cls": "acme"}, "unknown scheduler_cls 'acme'"),
@@ -133,7 +133,7 @@ def test_a_quantization_and_stat_loggers_are_used_and_one_that_fails_hurts_nobod
 
     assert len(found) == 4 and "model.layers.0.mlp.down_proj.signs" in signs
     assert (Counter.num_tokens, Broken.num_calls) == (4, 1)
-    assert logged == ["stat logger acme_quire.stats:Broken failed and is left out from now on"]
+    assert logged == ["stat logger acme_quire.stats:Broken failed and is disabled"]
 
 
 def test_a_grammar_backend_of_another_package_makes_what_it_declares_and_no_other(models):

@@ -48,7 +48,7 @@ def test_streams_whose_core_is_stopped_say_what_they_say_undisturbed(server: Ser
     assert not found.different
     assert found.restarts == 1
     assert found.noticed_s is not None and found.recovered_s is not None
-    assert "has not advanced for" in server.log and "it hangs: no progress" in server.log
+    assert "has made no progress for" in server.log and "it hangs: no progress" in server.log
 
 
 def test_while_a_killed_core_restarts_the_server_is_alive_but_not_ready_and_requests_wait(server: ServerProcess):

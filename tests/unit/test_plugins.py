@@ -102,10 +102,10 @@ def test_to_list_plugins_imports_none_of_them(install: Install):
         ("acme_lost:Good", "cannot import 'acme_lost': ModuleNotFoundError", "installed with all it needs"),
         ("acme_lenses:Other", "is not derived from Lens", "derive it from tests.unit.test_plugins:Lens"),
         ("acme_lenses:lens", "is not derived from Lens", "derive it from tests.unit.test_plugins:Lens"),
-        ("acme_lenses:Half", "does not have look", "see tests.unit.test_plugins:Lens"),
+        ("acme_lenses:Half", "lacks look", "see tests.unit.test_plugins:Lens"),
         ("acme_lenses:Old", "version 1 of the contract; Quire .* has version 2", "install a version of acme"),
         ("acme_lenses:New", "version 3 of the contract; Quire .* has version 2", "update Quire"),
-        ("acme_lenses:Mute", "does not say for which version", "write quire_contract = 2"),
+        ("acme_lenses:Mute", "does not declare quire_contract", "write quire_contract = 2"),
         ("a b c", "cannot import", "installed with all it needs"),
     ],
 )
@@ -172,8 +172,8 @@ def test_a_name_that_nobody_has_is_refused_with_built_in_names_and_plugins(insta
 def test_a_plugin_behind_a_built_in_name_or_of_a_kind_without_an_interface_is_listed_as_useless(install: Install):
     install("acme", "plain = acme_lenses:Good")
     install("wires", "nixl = wires_lenses:Good", group=KV_CONNECTOR.group)
-    assert "never used: Quire has a lens of its own" in next(iter(problems_of(KIND, ["plain"]).values()))
-    assert "no interface for KV connectors yet" in next(iter(problems_of(KV_CONNECTOR, []).values()))
+    assert "never used: a built-in lens has this name" in next(iter(problems_of(KIND, ["plain"]).values()))
+    assert "not have an interface for KV connectors yet" in next(iter(problems_of(KV_CONNECTOR, []).values()))
 
 
 def test_a_package_in_the_current_directory_alone_is_not_found(install: Install, tmp_path: Path):

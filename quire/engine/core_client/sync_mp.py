@@ -82,7 +82,7 @@ class SyncMPClient(EngineCoreClient):
             if message is not None:
                 break
             if not is_alive:
-                raise EngineDeadError("the engine core's process has ended", hint="make a new engine")
+                raise EngineDeadError("the engine core process has exited", hint="create a new engine")
         if isinstance(message, StepOutputs):
             self._steps.append(message.outputs)
             self._live.difference_update(one.handle for one in message.outputs.finished)

@@ -304,5 +304,5 @@ def refuse(fault: str | None) -> None:
     """Raise what the library found in the indices it was given."""
     if fault is not None:
         raise ShapeError(
-            fault, hint="indices of one step must belong to one cache and one batch, and its tensors must lie apart"
+            fault, hint="indices of one step must belong to one cache and one batch, and its tensors must not overlap"
         )

@@ -66,7 +66,7 @@ def check_tensor(
     if not is_laid_out and tensor.numel():
         raise ShapeError(f"{name} has strides {tensor.stride()}, expected contiguous memory", field=name)
     if tensor.data_ptr() % tensor.itemsize:
-        raise ShapeError(f"{name} lies at an address that is no multiple of {tensor.itemsize}", field=name)
+        raise ShapeError(f"{name} has an address that is not a multiple of {tensor.itemsize}", field=name)
 
 
 def _fits(wanted: int, size: int) -> bool:

@@ -141,7 +141,7 @@ def _gated(runtime: NativeRuntime, x: torch.Tensor, activation: int, out: torch.
     check_rows("x", x)
     num_rows, width = x.shape
     if width % 2:
-        raise ShapeError(f"x has rows of {width} elements, expected as many gates as ups", field="x")
+        raise ShapeError(f"x has rows of {width} elements, expected an even number: gate and up", field="x")
     if out is None:
         out = runtime.empty(num_rows, width // 2, dtype=x.dtype)
     else:

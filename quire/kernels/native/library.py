@@ -24,7 +24,7 @@ MODULE_NAME = "quire.kernels.native._quire_native"
 EMULATED_TIER = "amx_emulated"
 # Far above the milliseconds that a self-test takes, for machines that are busy or read the library from a slow disk.
 SELF_TEST_TIMEOUT_MS = 10_000
-NOT_OFFERED = "the CPU or the operating system does not offer its instructions"
+NOT_OFFERED = "the CPU or the operating system does not support its instructions"
 
 
 @dataclass(frozen=True, slots=True)

@@ -195,7 +195,7 @@ def _product(
     check_size("output_size", output_size)
     num_weights = 2 * output_size if is_gated else output_size
     if input_size == 0:
-        raise ShapeError("x has rows of no elements", field="x")
+        raise ShapeError("x has empty rows", field="x")
     check_tensor("packed", packed, (x.dtype,), packed_shape(num_weights, input_size, x.dtype))
     if bias is not None:
         check_tensor("bias", bias, (x.dtype, torch.float32), (num_weights,))

@@ -42,7 +42,7 @@ def huge_zeros(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
     if address == 0:
         memory = read_memory()
         raise NotEnoughMemoryError(
-            f"{format_bytes(num_bytes)} of memory for a tensor of shape {list(shape)} cannot be had: "
+            f"{format_bytes(num_bytes)} of memory for a tensor of shape {list(shape)} cannot be allocated: "
             f"{format_bytes(memory.available_bytes)} of {format_bytes(memory.total_bytes)} is free "
             f"(limited by {memory.limited_by})",
             hint="use a smaller model, fewer KV cache blocks, or a machine with more memory",

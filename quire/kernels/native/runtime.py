@@ -70,23 +70,23 @@ def _make_pool(library: Any, num_threads: int, cpus: list[int], spin_us: int) ->
     if cpus and len(cpus) != num_threads:
         raise ConfigError(
             f"{len(cpus)} CPUs were given for {num_threads} threads",
-            hint="give one CPU for each thread, or none",
+            hint="pass one CPU per thread, or none",
             field="num_threads",
         )
     try:
         pool = library.Pool(num_threads, cpus, spin_us)
     except (TypeError, ValueError) as cause:
         raise ConfigError(
-            f"no pool of {num_threads} threads on CPUs {cpus}, spinning {spin_us} us, can be made: {cause}",
+            f"cannot create a pool of {num_threads} threads on CPUs {cpus}, spinning {spin_us} us: {cause}",
             hint="use 1 to 4096 threads, and CPUs of this machine",
             field="num_threads",
         ) from cause
     except RuntimeError as cause:
         raise NativeLibraryError(
-            f"the system did not give {num_threads - 1} threads: {cause}",
-            hint="use fewer num_threads, or raise the limit of processes (ulimit -u, pids.max of the cgroup)",
+            f"cannot create {num_threads - 1} threads: {cause}",
+            hint="use a smaller num_threads, or raise the process limit (ulimit -u, pids.max of the cgroup)",
             field="num_threads",
         ) from cause
     if pool.num_unbound:
-        logger.warning("%d of %d compute threads could not be bound to their CPU", pool.num_unbound, num_threads)
+        logger.warning("%d of %d compute threads could not be pinned to their CPU", pool.num_unbound, num_threads)
     return pool

@@ -193,10 +193,10 @@ def test_a_consumer_of_a_core_that_was_replaced_hears_that_all_was_cleared(consu
 
 def test_an_address_that_is_taken_is_named(publishers):
     publisher, _ = start(publishers)
-    with pytest.raises(ConfigError, match=r"cannot be published at tcp://127.*\nhint: give another endpoint"):
+    with pytest.raises(ConfigError, match=r"cannot be published at tcp://127.*\nhint: use another endpoint"):
         start(publishers, endpoint=publisher.endpoint)
 
-    with pytest.raises(ConfigError, match="give another endpoint"):
+    with pytest.raises(ConfigError, match="use another endpoint"):
         start(publishers, endpoint="ipc://@quire-kv-test", replay_endpoint="ipc://@quire-kv-test")
 
 

@@ -194,7 +194,7 @@ def test_a_refused_request_harms_nobody():
 def test_a_name_in_use_is_refused():
     engine = make_engine(FakeClient())
     engine.add_request("a", "the fox", params())
-    with pytest.raises(ValidationError, match="in use"):
+    with pytest.raises(ValidationError, match="already used"):
         engine.add_request("a", "the fox", params())
     run_all(engine)
     engine.add_request("a", "the fox", params())

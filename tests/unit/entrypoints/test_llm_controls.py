@@ -47,7 +47,7 @@ def test_a_worker_elsewhere_cannot_be_called(llm):
 
 
 def test_figures_are_there_only_where_they_are_counted(llm):
-    with pytest.raises(ValidationError, match=r"counts nothing.*\nhint: .*disable_log_stats=False"):
+    with pytest.raises(ValidationError, match=r"no statistics.*\nhint: .*disable_log_stats=False"):
         llm.get_metrics()
 
 

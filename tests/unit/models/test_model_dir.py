@@ -28,7 +28,7 @@ def test_both_descriptions_are_read(tmp_path: Path):
     [
         (b"", "invalid JSON"),
         (b"[1]", "must be a JSON object"),
-        (b'{"a": NaN}', "no JSON number"),
+        (b'{"a": NaN}', "not a JSON number"),
         (b'{"a": 1, "a": 2}', "more than once"),
         (b"\xff", "invalid JSON"),
         (b"[" * 100_000, "nested too deeply"),
@@ -67,7 +67,7 @@ def test_leaf_is_the_embedded_model(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.chdir(tmp_path)
     (tmp_path / "leaf").mkdir()
     monkeypatch.setattr(hub, "__file__", str(tmp_path / "quire" / "models" / "hub.py"))
-    with pytest.raises(ModelError, match="does not hold the embedded model"):
+    with pytest.raises(ModelError, match="does not include the embedded model"):
         resolve_model_path("leaf", None, None)
     embedded = tmp_path / "quire" / "assets" / "leaf"
     embedded.mkdir(parents=True)
@@ -86,7 +86,7 @@ def test_what_is_no_directory_and_no_hub_id_is_refused_without_the_network(name:
 
 def test_a_file_is_not_a_model(tmp_path: Path):
     (tmp_path / "model.gguf").write_bytes(b"GGUF")
-    with pytest.raises(ModelError, match="is a GGUF file, which Quire does not read"):
+    with pytest.raises(ModelError, match="is a GGUF file, which Quire does not support"):
         resolve_model_path(str(tmp_path / "model.gguf"), None, None)
 
 

@@ -106,7 +106,7 @@ def test_tensors_other_than_those_that_were_written_take_nothing(cache: PackingC
     }
     with caplog.at_level(logging.WARNING, "quire"):
         assert cache.open(KEY, into=others[change]) is None
-    assert "it holds other tensors" in caplog.text
+    assert "its tensors are not those" in caplog.text
     assert all(not tensor.any() for tensor in others[change].values())
     assert_equal(cache.open(KEY), tensors())
 
@@ -185,7 +185,7 @@ def rewritten(tmp_path: Path, **changes: object) -> None:
         ({"tensors": {}}, "its tensors end at"),
         ({"tensors": {"a": {"dtype": "int8", "shape": [1 << 40], "offset": 0, "checksum": "0"}}}, "malformed"),
         ({"tensors": {"a": {"dtype": "object", "shape": [1], "offset": 0, "checksum": "0"}}}, "malformed"),
-        ({"tensors": {"a": {"dtype": "int8", "shape": [1], "offset": 4096, "checksum": "0"}}}, "is not where"),
+        ({"tensors": {"a": {"dtype": "int8", "shape": [1], "offset": 4096, "checksum": "0"}}}, "does not start where"),
         ({"tensors": {"a": {"dtype": "int8", "shape": [-5], "offset": 0, "checksum": "0"}}}, "malformed"),
         ({"tensors": [1]}, "malformed"),
         ({"data_bytes": "many"}, "malformed"),
@@ -239,7 +239,7 @@ def test_a_place_that_cannot_be_written_is_a_warning(tmp_path: Path, runtime: Na
     (tmp_path / "file").write_text("no directory")
     with caplog.at_level(logging.WARNING, "quire"):
         assert not PackingCache(tmp_path / "file" / "packed", runtime).write(KEY, tensors())
-    assert "packed weights are not kept" in caplog.text
+    assert "packed weights are not cached" in caplog.text
 
 
 def test_a_full_disk_is_a_warning_and_leaves_nothing(cache: PackingCache, tmp_path: Path, monkeypatch, caplog):
@@ -305,7 +305,7 @@ def test_what_is_larger_than_the_limit_is_not_written(tmp_path: Path, runtime: N
     cache = PackingCache(tmp_path / "packed", runtime, max_bytes=1000)
     with caplog.at_level(logging.WARNING, "quire"):
         assert not cache.write(KEY, tensors())
-    assert "more than the cache's limit" in caplog.text and not (tmp_path / "packed").exists()
+    assert "more than the cache limit" in caplog.text and not (tmp_path / "packed").exists()
 
 
 def test_files_of_writers_that_died_are_removed(cache: PackingCache, tmp_path: Path):
@@ -323,7 +323,7 @@ def test_a_tensor_that_cannot_be_kept_is_a_warning(cache: PackingCache, caplog):
     for tensor in (torch.zeros(4, 4).T[1:], torch.zeros(2, dtype=torch.complex64), torch.empty(2, device="meta")):
         with caplog.at_level(logging.WARNING, "quire"):
             assert not cache.write(KEY, {"a": tensor})
-    assert caplog.text.count("packed weights are not kept") == 3
+    assert caplog.text.count("packed weights are not cached") == 3
 
 
 class TestKey:

@@ -85,12 +85,12 @@ def test_pages_fill_what_the_weights_leave():
 
 
 def test_what_does_not_fit_or_divide_is_refused():
-    with pytest.raises(NotEnoughMemoryError, match="do not fit 1 x L4"):
+    with pytest.raises(NotEnoughMemoryError, match="do not fit in 1 x L4"):
         big = arch(hidden_size=8192, intermediate_size=28672, num_hidden_layers=80, head_dim=128)
         Roofline(big, HARDWARE["l4"])
     with pytest.raises(ConfigError, match="cannot be divided among 3"):
         Roofline(arch(), DEVICE, tensor_parallel=3)
-    with pytest.raises(ConfigError, match="has no rate for dtype 'fp8'"):
+    with pytest.raises(ConfigError, match="does not have a rate for dtype 'fp8'"):
         Roofline(arch(), HARDWARE["a100"], dtype="fp8")
 
 
@@ -167,9 +167,9 @@ def test_too_little_to_fit_is_said():
 def test_what_is_no_calibration_is_refused(tmp_path):
     path = tmp_path / "c.json"
     path.write_text('{"version": 1}')
-    with pytest.raises(ValidationError, match="is no calibration"):
+    with pytest.raises(ValidationError, match="is not a calibration"):
         load_calibration(path)
-    with pytest.raises(ConfigError, match="make one with quire plan --calibrate"):
+    with pytest.raises(ConfigError, match="create one with quire plan --calibrate"):
         load_calibration(tmp_path / "missing")
 
 

@@ -52,12 +52,12 @@ def test_the_log_line_says_what_was_chosen_and_why() -> None:
     budget = plan_memory(
         free_bytes=10 * GIB, utilization=0.9, weights_bytes=2 * GIB, workspace_bytes=GIB, useful_bytes=None
     )
-    line = "KV cache may take 6.0 GiB = 10.0 GiB free x 0.90 - 2.0 GiB weights - 1.0 GiB workspace"
+    line = "KV cache: 6.0 GiB (10.0 GiB free x 0.90 - 2.0 GiB weights - 1.0 GiB workspace)"
     assert budget.describe() == line
     capped = plan_memory(
         free_bytes=10 * GIB, utilization=0.9, weights_bytes=2 * GIB, workspace_bytes=GIB, useful_bytes=100 * MIB
     )
-    assert capped.describe().startswith("KV cache may take 100.0 MiB =") and "capped" in capped.describe()
+    assert capped.describe().startswith("KV cache: 100.0 MiB (") and "limited by" in capped.describe()
 
 
 @pytest.mark.parametrize(
@@ -125,11 +125,11 @@ def test_swap_space_in_the_same_memory_is_taken_off_the_cache() -> None:
         free_bytes=10 * GIB, utilization=0.9, weights_bytes=2 * GIB, workspace_bytes=GIB, useful_bytes=None,
         swap_bytes=2 * GIB,
     )  # fmt: skip
-    assert budget.kv_cache_bytes == 4 * GIB and budget.describe().endswith("1.0 GiB workspace - 2.0 GiB swap space")
+    assert budget.kv_cache_bytes == 4 * GIB and budget.describe().endswith("1.0 GiB workspace - 2.0 GiB swap space)")
 
 
 def test_a_swap_space_that_leaves_no_cache_is_refused_with_the_size_that_fits() -> None:
-    with pytest.raises(NotEnoughMemoryError, match=r"swap_space=6 GiB does not fit: 6\.0 GiB is left") as caught:
+    with pytest.raises(NotEnoughMemoryError, match=r"swap_space=6 GiB does not fit: 6\.0 GiB is available") as caught:
         plan_memory(
             free_bytes=10 * GIB, utilization=0.9, weights_bytes=2 * GIB, workspace_bytes=GIB, useful_bytes=None,
             swap_bytes=6 * GIB,
@@ -142,6 +142,6 @@ def test_a_swap_space_that_leaves_no_cache_is_refused_with_the_size_that_fits() 
 
 
 def test_a_cache_of_a_given_size_is_held_against_what_the_swap_space_leaves() -> None:
-    with pytest.raises(NotEnoughMemoryError, match=r"1\.0 GiB of it is workspace and 1\.5 GiB swap space") as caught:
+    with pytest.raises(NotEnoughMemoryError, match=r"of which 1\.0 GiB is workspace and 1\.5 GiB swap space") as caught:
         check_allocation(GIB, 3 * GIB, GIB, int(1.5 * GIB))
     assert caught.value.hint is not None and "less swap_space" in caught.value.hint
