@@ -15,7 +15,8 @@ from quire.errors import ValidationError
 from quire.server.api.openai.protocol.completion import COMPLETION_FIELDS
 from quire.server.chat.protocol import json_scan
 from quire.server.chat.protocol.json_scan import JsonParts, count_parts, num_members
-from quire.server.chat.protocol.reading import MAX_WARNINGS, read_object, read_request
+from quire.server.chat.protocol.reading import read_object, read_request
+from quire.server.chat.protocol.warnings import MAX_WARNINGS
 from quire.server.http.body_budget import SMALL_BYTES, STALLED_S, BodyBudget, BodyLease
 from quire.server.http.errors import ApiError
 from tests.server.engines import ScriptedEngine
@@ -97,7 +98,7 @@ def test_unknown_names_are_looked_at_until_there_are_enough_warnings():
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr("quire.server.chat.protocol.reading.read_object", lambda *_: values)
         _, warnings = read_request(b"", COMPLETION_FIELDS, max_depth=64, max_containers=10_000, is_strict=False)
-    assert len(warnings) == MAX_WARNINGS == Names.seen
+    assert len(warnings.texts) == MAX_WARNINGS == Names.seen
 
 
 @pytest.mark.parametrize("name", ["stop", "stop_token_ids", "allowed_token_ids", "logit_bias"])

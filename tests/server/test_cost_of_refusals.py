@@ -12,7 +12,8 @@ import pytest
 from quire.core.inputs import parse_messages
 from quire.errors import UnsupportedError, ValidationError, nearest, unknown_name
 from quire.server.api.openai.protocol.completion import COMPLETION_FIELDS
-from quire.server.chat.protocol.reading import MAX_WARNINGS, read_object, read_request
+from quire.server.chat.protocol.reading import read_object, read_request
+from quire.server.chat.protocol.warnings import MAX_WARNINGS
 from quire.server.http.errors import api_error_of
 from quire.utils.checks import shown
 from tests.server.engines import ScriptedEngine
@@ -39,7 +40,7 @@ def compared(monkeypatch) -> list[int]:
 def test_thousands_of_unknown_fields_are_not_each_compared_with_the_known_ones(compared):
     body = json.dumps({"prompt": "a", **{f"k{i}": 0 for i in range(3000)}}).encode()
     _, warnings = read_request(body, COMPLETION_FIELDS, **LIMITS)
-    assert len(warnings) == len(compared) == MAX_WARNINGS
+    assert len(warnings.texts) == len(compared) == MAX_WARNINGS
 
 
 def test_a_field_that_is_not_supported_is_refused_behind_thousands_of_unknown_ones():

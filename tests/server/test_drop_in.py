@@ -10,6 +10,7 @@ import pytest
 
 from quire.errors import ValidationError
 from quire.server.chat.protocol.messages import read_messages
+from quire.server.chat.protocol.warnings import Warnings
 from quire.tokenization.chat_template import ChatTemplate
 from tests.server.servers import RunningServer
 
@@ -77,16 +78,16 @@ def test_a_function_call_of_the_older_form_is_a_tool_call(server):
 def test_a_server_that_is_strict_refuses_unused_keys_of_messages():
     message = {"role": "assistant", "content": "x", "id": "m"}
     with pytest.raises(ValidationError, match=r"messages\[0\].id has no effect"):
-        read_messages([message], [], is_strict=True)
+        read_messages([message], Warnings(is_strict=True))
     with pytest.raises(ValidationError, match="no standard role"):
-        read_messages([{"role": "critic", "content": "x"}], [], is_strict=True)
+        read_messages([{"role": "critic", "content": "x"}], Warnings(is_strict=True))
 
 
 def test_unused_keys_without_end_are_named_a_few_times():
-    warnings: list[str] = []
+    warnings = Warnings()
     messages = [{"role": "user", "content": "x", **{f"k{i}": 1 for i in range(500)}} for _ in range(20)]
-    kept = read_messages(messages, warnings, is_strict=False)
-    assert len(warnings) == 32 and kept[-1] == {"role": "user", "content": "x"}
+    kept = read_messages(messages, warnings)
+    assert len(warnings.texts) == 32 and kept[-1] == {"role": "user", "content": "x"}
 
 
 def test_a_role_of_the_template_s_own_goes_to_it(server):

@@ -18,6 +18,7 @@ from quire.server.api.responses.protocol import ResponsesRequest
 from quire.server.api.responses.writer import ResponseWriter
 from quire.server.chat.counts import AnswerCounts
 from quire.server.chat.protocol.chat import ChatRequest
+from quire.server.chat.protocol.warnings import Warnings
 from quire.server.chat.running import Work
 from quire.tokenization.incremental import IncrementalDetokenizer
 from tests.server.engines import WritingEngine
@@ -57,7 +58,7 @@ class Answer:
             params=params,
         )
         form = ResponseForm(ResponsesRequest(input="x"), params, "resp_1", model="leaf", is_stored=False, warnings=())
-        plan = self._state.parsing.plan(chat, []) if self._has_tools else None
+        plan = self._state.parsing.plan(chat, Warnings()) if self._has_tools else None
         counts = AnswerCounts(self._state, work, "leaf")
         return ResponseWriter(form, counts, plan, self._state.engine.tokenizer, self._num_logprobs)
 

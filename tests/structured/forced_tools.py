@@ -29,6 +29,7 @@ from quire.parsers.events import Content, Reasoning
 from quire.server.chat.answer_events import CallBegun, CallPart
 from quire.server.chat.parsing import Parsing, ParsingPlan
 from quire.server.chat.protocol.chat import ChatRequest, chat_params
+from quire.server.chat.protocol.warnings import Warnings
 from tests.structured.test_forced import FORMATS, MARKS, OFFERED, TOOLS
 
 TASKS = ("What is the weather in Paris?", "Plot 1, 2 and 3.", "What time is it?", "Add 2 and 5.", "Tell me a story.")
@@ -91,7 +92,7 @@ class Forcing:
             messages=[system, {"role": "user", "content": rng.choice(TASKS)}], tools=OFFERED, temperature=1.0,
             seed=rng.randrange(1 << 40), max_tokens=MAX_TOKENS, thinking_token_budget=budget, **fields,
         )  # fmt: skip
-        plan = self._parsing(form, thinks=thinks).plan(body, [])
+        plan = self._parsing(form, thinks=thinks).plan(body, Warnings())
         assert plan is not None, "calls are read"
         prompt = self._prompt(body, begins_thinking=thinks and rng.random() < 0.5)
         params = chat_params(body, {}, LimitsConfig())

@@ -19,6 +19,7 @@ from quire.parsers.tool_calls.pattern import PatternFormat
 from quire.parsers.tools import Tools
 from quire.server.chat.forcing import forced_form, form_or_calls, strict_form
 from quire.server.chat.protocol.tools import ToolChoice
+from quire.server.chat.protocol.warnings import Warnings
 from quire.structured_output.choose import resolve_structured_outputs
 from quire.structured_output.interface import StructuredOutputBackend, Vocabulary
 from quire.structured_output.registry import make_backend
@@ -114,10 +115,10 @@ def check_walks(maker: Any, library: str, *, is_special: bool, is_one: bool, cou
     special = special_ids(made.vocabulary)
     config = StructuredOutputsConfig(backend=library)
     choice = ToolChoice(OFFERED, is_required=True, is_one=is_one)
-    warnings: list[str] = []
+    warnings = Warnings()
     form = forced_form(choice, maker.syntax(special), special, config, warnings)
     spec = spec_of(resolve_structured_outputs(form, config))
-    assert not warnings, warnings
+    assert not warnings.texts
     grammar = made.load(spec, made.compile(spec))
     num_ended = 0
     for seed in range(count):
@@ -156,7 +157,7 @@ def test_a_weak_model_cannot_write_white_space_in_a_call_until_its_tokens_are_sp
     config = StructuredOutputsConfig(backend=library)
     choice = ToolChoice([OFFERED[3]], is_required=True, is_one=True)
     spec = spec_of(
-        resolve_structured_outputs(forced_form(choice, tool_call_parser(name).syntax(), {}, config, []), config)
+        resolve_structured_outputs(forced_form(choice, tool_call_parser(name).syntax(), {}, config, Warnings()), config)
     )
     begun = {
         "hermes": '<tool_call>\n{"name": "plot", "arguments": {"points":',
@@ -177,7 +178,7 @@ def test_a_format_that_cannot_be_forced_is_refused():
     silent = PatternFormat({"begin": "<c>", "end": "</c>", "pattern": "(?P<name>\\w+)(?P<arguments>.*)"})
     for maker in (tool_call_parser("pythonic"), silent):
         with pytest.raises(UnsupportedError, match="cannot be forced") as caught:
-            forced_form(choice, maker.syntax(), {}, StructuredOutputsConfig(), [])
+            forced_form(choice, maker.syntax(), {}, StructuredOutputsConfig(), Warnings())
         assert caught.value.field == "tool_choice"
 
 
@@ -197,15 +198,15 @@ ODD: dict[str, Any] = {"type": "object", "properties": {"a": {"type": "string", 
 @pytest.mark.parametrize("name", ["hermes", "qwen3_coder"])
 def test_a_schema_that_cannot_be_followed_is_an_error_for_strict_functions_and_a_warning_for_others(name: str):
     syntax = tool_call_parser(name).syntax()
-    warnings: list[str] = []
+    warnings = Warnings()
     function: dict[str, Any] = {"name": "f", "parameters": {**ODD, "not": {"required": ["b"]}}}
     choice = ToolChoice([{"type": "function", "function": function}], is_required=True)
     form = forced_form(choice, syntax, {}, StructuredOutputsConfig(), warnings)
-    assert "/not" in warnings[0] and "tools f" in warnings[0]
+    assert "/not" in warnings.texts[0] and "tools f" in warnings.texts[0]
     assert resolve_structured_outputs(form, StructuredOutputsConfig()).backend == "xgrammar"
     function["strict"] = True
     with pytest.raises(ValidationError, match="strict.*not") as caught:
-        forced_form(choice, syntax, {}, StructuredOutputsConfig(), [])
+        forced_form(choice, syntax, {}, StructuredOutputsConfig(), Warnings())
     assert caught.value.field == "tools"
 
 
@@ -232,13 +233,13 @@ def test_parameters_that_are_marked_one_by_one_have_the_values_that_their_schema
         StructuredOutputsConfig(),
         backend("xgrammar", is_special=False),
     )
-    warnings: list[str] = []
+    warnings = Warnings()
     form = forced_form(ToolChoice(tools, is_required=True, is_one=True), maker.syntax(), {}, config, warnings)
     spec = spec_of(resolve_structured_outputs(form, config))
     grammar = made.load(spec, made.compile(spec))
     walks = [walk(grammar, made.vocabulary, random.Random(seed), 3000) for seed in range(30)]
     texts = [text_of(tokens, made.vocabulary) for tokens in walks if tokens is not None]
-    assert texts and not warnings
+    assert texts and not warnings.texts
     for text in texts:
         answer = read(maker(Tools(tools)), [text])
         assert len(answer.calls) == 1 and not answer.content, text
@@ -251,12 +252,12 @@ def test_calls_of_strict_functions_are_valid_wherever_they_begin_in_a_text(name:
     maker, made = tool_call_parser(name), backend("xgrammar", is_special=is_special)
     special = special_ids(made.vocabulary)
     strict = [{"type": "function", "function": {**one, "strict": one["name"] != "plot"}} for one in TOOLS]
-    syntax, warnings = maker.syntax(special), list[str]()
+    syntax, warnings = maker.syntax(special), Warnings()
     assert syntax is not None
     num_calls = 0
     for is_one in (True, False):
         form = strict_form(ToolChoice(strict, is_one=is_one), syntax, special, StructuredOutputsConfig(), warnings)
-        assert form is not None and not warnings
+        assert form is not None and not warnings.texts
         spec = spec_of(resolve_structured_outputs(form, StructuredOutputsConfig()))
         grammar = made.load(spec, made.compile(spec))
         openers = [special.get(text) for text in syntax.openers]
@@ -300,7 +301,7 @@ def test_an_answer_that_may_be_json_or_calls_is_one_of_them(name: str):
     special, config = special_ids(made.vocabulary), StructuredOutputsConfig()
     schema = {"type": "object", "properties": {"n": SMALL}, "required": ["n"]}
     asked = StructuredOutputsParams(json=schema, source="response_format")
-    form = form_or_calls(asked, ToolChoice(OFFERED), maker.syntax(special), special, config, [])
+    form = form_or_calls(asked, ToolChoice(OFFERED), maker.syntax(special), special, config, Warnings())
     spec = spec_of(resolve_structured_outputs(form, config))
     grammar = made.load(spec, made.compile(spec))
     kinds = set()
@@ -317,7 +318,7 @@ def test_an_answer_that_may_be_json_or_calls_is_one_of_them(name: str):
 
 
 def test_another_form_beside_tools_stays_and_a_warning_says_so():
-    warnings: list[str] = []
+    warnings = Warnings()
     asked = StructuredOutputsParams(regex="a+")
     assert form_or_calls(asked, ToolChoice(OFFERED), None, {}, StructuredOutputsConfig(), warnings) is asked
-    assert "no call" in warnings[0]
+    assert "no call" in warnings.texts[0]

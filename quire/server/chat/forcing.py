@@ -17,6 +17,7 @@ from quire.parsers.forced import ANY_ARGUMENTS, CallForm, arguments_schema, call
 from quire.parsers.registry import UNFORCED
 from quire.parsers.xml_arguments import without_problems, xml_problem
 from quire.server.chat.protocol.tools import CHOICE_FIELD, TOOLS_FIELD, Tool, ToolChoice
+from quire.server.chat.protocol.warnings import Warnings
 from quire.structured_output.registry import backends_for, capabilities_of, is_installed
 from quire.structured_output.schema.forms import with_types
 from quire.structured_output.schema.problems import find_problem
@@ -28,7 +29,7 @@ def forced_form(
     syntax: CallSyntax | None,
     special: Mapping[str, int],
     config: StructuredOutputsConfig,
-    warnings: list[str],
+    warnings: Warnings,
 ) -> StructuredOutputsParams:
     """The form of an answer that is calls and nothing else.
 
@@ -56,7 +57,7 @@ def forced_form(
     for tool, (where, schema), problem in zip(_by_name(choice.tools), schemas, problems, strict=True):
         if problem is not None:
             _check_not_strict(tool, where, problem)
-            warnings.append(f"{where}.function.parameters: arguments may go against the schema ({problem})")
+            warnings.advise(f"{where}.function.parameters: arguments may go against the schema ({problem})")
             schema = without_problems(schema) if syntax.parameters is not None else ANY_ARGUMENTS
         forms.append(CallForm(tool["function"]["name"], schema))
     tag = forced_calls(syntax, forms, special, is_one=choice.is_one)
@@ -69,7 +70,7 @@ def form_or_calls(
     syntax: CallSyntax | None,
     special: Mapping[str, int],
     config: StructuredOutputsConfig,
-    warnings: list[str],
+    warnings: Warnings,
 ) -> StructuredOutputsParams:
     """The form of an answer that has `form`, or else is calls and nothing else.
 
@@ -81,7 +82,7 @@ def form_or_calls(
         ValidationError: a strict function's schema cannot be followed.
     """
     if form.kind not in ("json", "json_object") or syntax is None:
-        warnings.append("tools: the answer has the form of response_format, and is no call")
+        warnings.advise("tools: the answer has the form of response_format, and is no call")
         return form
     schema = {"type": "object", "additionalProperties": True}
     if form.json is not None:
@@ -97,7 +98,7 @@ def strict_form(
     syntax: CallSyntax | None,
     special: Mapping[str, int],
     config: StructuredOutputsConfig,
-    warnings: list[str],
+    warnings: Warnings,
 ) -> StructuredOutputsParams | None:
     """The form of an answer that is free but for its calls; None when no function is strict, or none can be.
 
@@ -115,7 +116,7 @@ def strict_form(
     backends = backends_for("structural_tag", tag="any_text")
     if syntax is None or not is_possible or not _installed(backends, config):
         reason = f"it needs {' or '.join(backends)}" if is_possible else "not in the format that this server reads"
-        warnings.append(f"tools: strict has no effect ({reason}): arguments are as the model writes them")
+        warnings.advise(f"tools: strict has no effect ({reason}): arguments are as the model writes them")
         return None
     strict = [tool for tool in tools if tool["function"].get("strict")]
     schemas = _schemas(strict)

@@ -31,6 +31,7 @@ from quire.server.chat.forcing import forced_form, form_or_calls, strict_form
 from quire.server.chat.protocol.chat import ChatRequest
 from quire.server.chat.protocol.response_format import structured_outputs
 from quire.server.chat.protocol.tools import ToolChoice, tool_choice
+from quire.server.chat.protocol.warnings import Warnings
 from quire.tokenization.tokenizer import Tokenizer
 from quire.utils.yaml_config import parse_yaml
 
@@ -118,11 +119,11 @@ class Parsing:
         marks = thinking_marks(self._reasoning(), self._tokenizer)
         return marks is not None and bool(marks.end_ids)
 
-    def plan(self, request: ChatRequest, warnings: list[str], *, holds_calls: bool = False) -> ParsingPlan | None:
+    def plan(self, request: ChatRequest, warnings: Warnings, *, holds_calls: bool = False) -> ParsingPlan | None:
         """What to read out of the answers to `request`; None = they are plain text.
 
         Args:
-            warnings: gets a line for what has no effect.
+            warnings: gets what has no effect.
             holds_calls: tell calls when they are complete, whatever the settings say.
 
         Raises:
@@ -146,7 +147,7 @@ class Parsing:
         )  # fmt: skip
 
     def _form(
-        self, request: ChatRequest, choice: ToolChoice, syntax: CallSyntax | None, warnings: list[str]
+        self, request: ChatRequest, choice: ToolChoice, syntax: CallSyntax | None, warnings: Warnings
     ) -> StructuredOutputsParams | None:
         """The form of an answer that may have these calls; None = any."""
         if choice.is_required:

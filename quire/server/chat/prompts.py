@@ -21,6 +21,7 @@ from quire.engine.protocol import EngineClient
 from quire.errors import ChatTemplateError, ContextLengthError, UnsupportedError, ValidationError
 from quire.server.chat.protocol.chat import ChatFields, chat_messages
 from quire.server.chat.protocol.effort import check_effort, effort_kwargs
+from quire.server.chat.protocol.warnings import Warnings
 from quire.server.http.prompt_workers import PromptWorkers
 from quire.tokenization.chat_template import ChatTemplate
 from quire.tokenization.control_tokens import ControlTokens
@@ -123,8 +124,8 @@ class PromptReader:
         cut: Cut,
         *,
         tenant: str,
+        warnings: Warnings,
         add_special_tokens: bool = True,
-        warnings: list[str] | None = None,
     ) -> TokensPrompt:
         """A text or ids as a prompt.
 
@@ -132,7 +133,7 @@ class PromptReader:
             cut: what of it is used.
             tenant: whose turn of the threads it takes.
             add_special_tokens: write what the vocabulary puts around a text.
-            warnings: gets a line when names of control tokens were read as plain text.
+            warnings: gets advice when names of control tokens were read as plain text.
 
         Raises:
             ValidationError: it is empty or malformed.
@@ -145,8 +146,8 @@ class PromptReader:
         tokenizer = self.tokenizer()
         self._check_length(prompt, "prompt")
         allow = self._config.allow_special_tokens
-        if not allow and warnings is not None and self._control and self._control.is_named_in(prompt):
-            warnings.append(CONTROL_WARNING)
+        if not allow and self._control and self._control.is_named_in(prompt):
+            warnings.advise(CONTROL_WARNING)
         ids = await self._run(
             tenant, len(prompt), lambda: tokenizer.encode(prompt, add_special_tokens, allow_special=allow)
         )
@@ -165,8 +166,8 @@ class PromptReader:
         *,
         tenant: str,
         size: int,
+        warnings: Warnings,
         add_special_tokens: bool = False,
-        warnings: list[str] | None = None,
     ) -> TokensPrompt:
         """A conversation as a prompt.
 
@@ -174,16 +175,15 @@ class PromptReader:
             cut: what of it is used.
             tenant: whose turn of the threads it takes.
             size: as `size_of` says.
-            warnings: gets a line for each key of a message that is not used.
+            warnings: gets each key of a message that is not used.
 
         Raises:
             ValidationError, ChatTemplateError, UnsupportedError: the conversation or the template does not allow it.
         """
-        notes = [] if warnings is None else warnings
-        messages = chat_messages(request, notes, is_strict=self._config.strict_requests)
+        messages = chat_messages(request, warnings)
         template = self._template(request)
         if request.reasoning_effort is not None:
-            request = self._with_effort(request, template, notes)
+            request = self._with_effort(request, template, warnings)
         is_own = template is self._engine.chat_template and not request.chat_template_kwargs
         if is_own and size <= INLINE_CHARS and self._inline_s < MAX_INLINE_S:
             template, before_s = self._inline_template, time.thread_time()
@@ -218,8 +218,8 @@ class PromptReader:
             turns = [{"role": "system", "content": system}]
             chats = [ChatFields(messages=[*turns, {"role": "user", "content": probe}]) for probe in PROBES]
             prompts = [
-                list(self._render(self._template(chat), chat, chat_messages(chat, []), Cut(), False).prompt_token_ids)
-                for chat in chats
+                list(self._render(self._template(chat), chat, messages, Cut(), False).prompt_token_ids)
+                for chat, messages in ((chat, chat_messages(chat, Warnings())) for chat in chats)
             ]
         return _common_prefix(prompts)
 
@@ -301,16 +301,13 @@ class PromptReader:
     def _hides_tools(self, request: ChatFields) -> bool:
         return self._config.exclude_tools_when_tool_choice_none and request.tool_choice == "none"
 
-    def _with_effort(self, request: ChatFields, template: ChatTemplate, notes: list[str]) -> ChatFields:
+    def _with_effort(self, request: ChatFields, template: ChatTemplate, warnings: Warnings) -> ChatFields:
         """`request` with its `reasoning_effort` as variables of the template."""
         name, effort = "reasoning_effort", request.reasoning_effort
         assert effort is not None, "it is given"
         check_effort(name, effort, name)
         own = request.chat_template_kwargs
-        said = len(notes)
-        kwargs = effort_kwargs(name, effort, own, template.source, notes)
-        if len(notes) > said and self._config.strict_requests:
-            raise ValidationError(notes[-1], hint=f"leave out {name}", field=name)
+        kwargs = effort_kwargs(name, effort, own, template.source, warnings)
         return msgspec.structs.replace(request, chat_template_kwargs=kwargs)
 
     def _template(self, request: ChatFields) -> ChatTemplate:

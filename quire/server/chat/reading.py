@@ -15,6 +15,7 @@ from starlette.requests import Request
 
 from quire.config.server import ServerConfig
 from quire.server.chat.protocol.reading import RequestFields, read_request
+from quire.server.chat.protocol.warnings import Warnings
 from quire.server.http.body_budget import BodyBudget, BodyLease, no_room
 from quire.server.http.errors import (
     BAD_REQUEST,
@@ -64,8 +65,8 @@ class BodyReader:
             "stop_token_ids": ids, "allowed_token_ids": ids, "logit_bias": ids,
         }  # fmt: skip
 
-    async def read_fields(self, request: Request, fields: RequestFields[Fields]) -> tuple[Fields, list[str]]:
-        """The typed request, and what there is to say about fields that were not used; `release` follows.
+    async def read_fields(self, request: Request, fields: RequestFields[Fields]) -> tuple[Fields, Warnings]:
+        """The typed request, with warnings of the fields that were not used; `release` follows.
 
         Raises:
             ApiError: the body is not JSON by its headers, too long, or too slow; or there is no room for it now.
@@ -75,7 +76,7 @@ class BodyReader:
         body = await self.read_bytes(request)
         limits = self._limits
 
-        def read() -> tuple[Fields, list[str]]:
+        def read() -> tuple[Fields, Warnings]:
             return read_request(
                 body, fields, max_depth=limits.max_json_depth, max_containers=limits.max_json_containers,
                 max_entries=limits.max_json_entries, max_lengths=self._max_lengths, is_strict=self._is_strict,

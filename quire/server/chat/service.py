@@ -24,8 +24,8 @@ from quire.server.chat.parsing import ParsingPlan
 from quire.server.chat.prompts import Cut
 from quire.server.chat.protocol.chat import ChatRequest, chat_params
 from quire.server.chat.protocol.generation import GenerationFields
-from quire.server.chat.protocol.notes import Notes
 from quire.server.chat.protocol.reading import RequestFields
+from quire.server.chat.protocol.warnings import Warnings
 from quire.server.chat.reading import release
 from quire.server.chat.running import Run, Work, unless_gone
 from quire.server.chat.sse import EventStream, EventWriter
@@ -64,7 +64,7 @@ class ChatService:
     def __init__(self, state: ServerState) -> None:
         self._state = state
 
-    async def read(self, request: Request, fields: RequestFields[Any]) -> tuple[Any, list[str]]:
+    async def read(self, request: Request, fields: RequestFields[Any]) -> tuple[Any, Warnings]:
         """The typed body of a request that is metered, and warnings about fields that were not used.
 
         Raises:
@@ -82,21 +82,17 @@ class ChatService:
             raise
         body, warnings = await state.bodies.read_fields(request, fields)
         if known.has_unusable_id:
-            self.notes(warnings).add("X-Request-Id", BAD_ID, "send 1 to 128 letters, digits, _ - . : +")
+            warnings.add("X-Request-Id", BAD_ID, "send 1 to 128 letters, digits, _ - . : +")
         return body, warnings
 
-    def notes(self, warnings: list[str]) -> Notes:
-        """Where what is not used as it came is said: `warnings`, or an error where requests are strict."""
-        return Notes(warnings, is_strict=self._state.config.api.strict_requests)
-
     async def prepare_chat(
-        self, request: Request, body: ChatRequest, prefix: str, warnings: list[str], *, holds_calls: bool = False
+        self, request: Request, body: ChatRequest, prefix: str, warnings: Warnings, *, holds_calls: bool = False
     ) -> PreparedChat:
         """A conversation as work for the engine; other APIs translate theirs into a `ChatRequest` first.
 
         Args:
             prefix: of the answer's id.
-            warnings: gets a line for each field that has no effect.
+            warnings: gets each field that has no effect.
             holds_calls: calls are sent when they are complete, whatever the settings say.
 
         Raises:
@@ -137,12 +133,12 @@ class ChatService:
         num_prompts = len(least_tokens)
         return self._state.admission.begin(num_prompts * n, sum(least_tokens), scope_of(request).tenant, num_prompts)
 
-    def note_cut(self, warnings: list[str], field: str, asked: int | None, num_prompt_tokens: int) -> None:
+    def note_cut(self, warnings: Warnings, field: str, asked: int | None, num_prompt_tokens: int) -> None:
         """Name what of an answer cannot come, as prompt and answer have the model's length together."""
         room = self._state.prompts.max_model_len - num_prompt_tokens
         if asked is not None and asked > room:
             text = f"{asked} tokens were asked for, the model's length leaves {room} after this prompt"
-            self.notes(warnings).add(field, text, f"ask for at most {room}, or shorten the prompt")
+            warnings.add(field, text, f"ask for at most {room}, or shorten the prompt")
 
     def limit(self, request: Request, params: SamplingParams, asked: int | None) -> None:
         """Bring `params` within what the tenant may; new tokens are told as they come where it pays for them."""

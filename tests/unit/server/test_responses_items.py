@@ -10,10 +10,11 @@ from quire.errors import UnsupportedError, ValidationError
 from quire.server.api.responses.items import messages_of, read_items
 from quire.server.api.responses.protocol import ReasoningConfig, ResponsesRequest, check_request
 from quire.server.api.responses.translation import chat_request
+from quire.server.chat.protocol.warnings import Warnings
 
 
 def messages(items: list[dict[str, Any]], developer_role: str = "system") -> list[dict[str, Any]]:
-    return messages_of(read_items(items, []), developer_role)
+    return messages_of(read_items(items, Warnings()), developer_role)
 
 
 def thinking(text: str) -> dict[str, Any]:
@@ -68,16 +69,16 @@ def test_parts_are_kept_apart_and_a_refusal_is_text():
 
 
 def test_an_item_keeps_its_id_and_gets_one_where_it_has_none():
-    items = read_items([{**said("user", "a"), "id": "msg_own"}, call(1), result(1), thinking("x")], [])
+    items = read_items([{**said("user", "a"), "id": "msg_own"}, call(1), result(1), thinking("x")], Warnings())
     assert items[0]["id"] == "msg_own"
     assert [item["id"].partition("_")[0] for item in items] == ["msg", "fc", "fco", "rs"]
-    assert read_items(items, []) == items, "an item that was read is read as itself"
+    assert read_items(items, Warnings()) == items, "an item that was read is read as itself"
 
 
 def test_what_is_not_used_is_named():
-    warnings: list[str] = []
+    warnings = Warnings()
     read_items([{**said("user", "a"), "phase": "commentary", "status": "completed", "name": None}], warnings)
-    assert warnings == ["input[0].phase has no effect"]
+    assert warnings.texts == ["input[0].phase has no effect"]
 
 
 @pytest.mark.parametrize(
@@ -96,20 +97,21 @@ def test_what_is_not_used_is_named():
 )
 def test_what_is_malformed_is_named_by_its_place(item, words):
     with pytest.raises(ValidationError) as caught:
-        read_items([item], [])
+        read_items([item], Warnings())
     assert words in str(caught.value) and caught.value.field == "input"
 
 
 @pytest.mark.parametrize("kind", ["input_image", "input_file", ["x"], None])
 def test_what_is_no_text_is_refused_by_its_type(kind):
     with pytest.raises(UnsupportedError, match="type"):
-        read_items([said("user", [{"type": kind}])], [])
+        read_items([said("user", [{"type": kind}])], Warnings())
 
 
-def translated(template: str, warnings: list[str] | None = None, **fields: Any) -> Any:
+def translated(template: str, warnings: Warnings | None = None, **fields: Any) -> Any:
     request = ResponsesRequest(input="Hi", **fields)
-    check_request(request)
-    return chat_request(request, read_items("Hi", []), template, [] if warnings is None else warnings)
+    warnings = warnings or Warnings()
+    check_request(request, warnings)
+    return chat_request(request, read_items("Hi", warnings), template, warnings)
 
 
 def test_effort_goes_to_templates_that_take_it():
@@ -120,9 +122,9 @@ def test_effort_goes_to_templates_that_take_it():
     for effort, is_on in (("none", False), ("medium", True)):
         chat = translated("{{ enable_thinking }}", reasoning=ReasoningConfig(effort=effort))
         assert chat.chat_template_kwargs == {"enable_thinking": is_on}
-    warnings: list[str] = []
+    warnings = Warnings()
     assert translated("plain", warnings, reasoning=high).chat_template_kwargs is None
-    assert "reasoning.effort has no effect" in warnings[0]
+    assert "reasoning.effort has no effect" in warnings.texts[0]
 
 
 def test_tools_and_their_choice_are_those_of_a_chat():

@@ -17,8 +17,8 @@ from quire.server.api.responses.protocol import RESPONSES_FIELDS
 from quire.server.api.responses.translation import chat_request as responses_chat
 from quire.server.chat.protocol.chat import CHAT_FIELDS, ChatRequest, chat_params
 from quire.server.chat.protocol.fields import EngineFields, SamplingFields
-from quire.server.chat.protocol.notes import Notes
 from quire.server.chat.protocol.reading import RequestFields, read_request
+from quire.server.chat.protocol.warnings import Warnings
 
 HELLO = [{"role": "user", "content": "Hello"}]
 LIMITS = LimitsConfig()
@@ -40,7 +40,7 @@ def read(fields: RequestFields[Any], **values: Any) -> Any:
     """The request of a body with these values, none of which is left out."""
     body = json.dumps(values).encode()
     request, warnings = read_request(body, fields, max_depth=64, max_containers=1000, is_strict=True)
-    assert not warnings
+    assert not warnings.texts
     return request
 
 
@@ -48,9 +48,11 @@ def chat_of(api: str, **values: Any) -> ChatRequest:
     """The chat that a request of `api` with these values becomes."""
     if api == "messages":
         body = read(MESSAGES_FIELDS, messages=HELLO, max_tokens=9, **values)
-        return messages_chat(body, Notes([], is_strict=True), LIMITS)
+        return messages_chat(body, Warnings(is_strict=True), LIMITS)
     if api == "responses":
-        return responses_chat(read(RESPONSES_FIELDS, input="Hello", max_output_tokens=9, **values), [], None, [])
+        return responses_chat(
+            read(RESPONSES_FIELDS, input="Hello", max_output_tokens=9, **values), [], None, Warnings()
+        )
     return read(CHAT_FIELDS, messages=HELLO, max_tokens=9, **values)
 
 

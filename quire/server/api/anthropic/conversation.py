@@ -13,7 +13,7 @@ import msgspec
 
 from quire.errors import UnsupportedError, ValidationError, unknown_name
 from quire.server.api.anthropic.parts import kind_of, read_part
-from quire.server.chat.protocol.notes import Notes
+from quire.server.chat.protocol.warnings import Warnings
 from quire.utils.checks import check_text, shown, wrong_type
 
 AddBlock = Callable[[str, str, Any], None]
@@ -91,12 +91,12 @@ class Conversation:
     """Puts a chat together. Neighbouring turns of one role become one, as templates want them.
 
     Args:
-        notes: gets what is not used.
+        warnings: gets what is not used.
     """
 
-    def __init__(self, notes: Notes) -> None:
+    def __init__(self, warnings: Warnings) -> None:
         self._turns: list[Turn] = []
-        self._notes = notes
+        self._warnings = warnings
         self._tool_names: dict[str, str] = {}
         self._user_blocks: dict[str, AddBlock] = {"text": self._add_text, "tool_result": self._add_result}
         self._assistant_blocks: dict[str, AddBlock] = {
@@ -112,7 +112,7 @@ class Conversation:
         """
         for text in self._texts(where, system):
             if text.startswith(CLIENT_NOTICE):
-                self._notes.add(where, f"{where}: {CLIENT_NOTICE} is no part of the prompt")
+                self._warnings.add(where, f"{where}: {CLIENT_NOTICE} is no part of the prompt")
             else:
                 self._turn("system").texts.append(text)
 
@@ -123,8 +123,8 @@ class Conversation:
             ValidationError, UnsupportedError: it is malformed, or has a block that a text model cannot take.
         """
         for name in message:
-            if name not in ("role", "content") and not self._notes.are_full:
-                self._notes.add(where, f"{where}: unknown field {shown(name)} is ignored")
+            if name not in ("role", "content") and not self._warnings.are_full:
+                self._warnings.add(where, f"{where}: unknown field {shown(name)} is ignored")
         role, content = check_text(f"{where}.role", message.get("role")), message.get("content")
         if role not in ROLES:
             raise unknown_name(f"role in {where}:", role, ROLES, ValidationError, field=f"{where}.role")
@@ -177,10 +177,10 @@ class Conversation:
         return self._turns[-1]
 
     def _add_text(self, where: str, role: str, block: Any) -> None:
-        self._turn(role).texts.append(read_part(where, block, TextBlock, self._notes, ABOUT_TEXT).text)
+        self._turn(role).texts.append(read_part(where, block, TextBlock, self._warnings, ABOUT_TEXT).text)
 
     def _add_result(self, where: str, role: str, block: Any) -> None:
-        result = read_part(where, block, ToolResultBlock, self._notes, {**CACHE_CONTROL, "toolset_name": ()})
+        result = read_part(where, block, ToolResultBlock, self._warnings, {**CACHE_CONTROL, "toolset_name": ()})
         text = "\n".join(self._texts(f"{where}.content", result.content or ""))
         if result.is_error and text[:5].lower() != "error":
             text = f"{ERROR_MARK}{text}"
@@ -190,16 +190,16 @@ class Conversation:
         self._turns.append(Turn("tool", [text], rest=rest))
 
     def _add_thinking(self, where: str, role: str, block: Any) -> None:
-        self._turn(role).thoughts.append(read_part(where, block, ThinkingBlock, self._notes).thinking)
+        self._turn(role).thoughts.append(read_part(where, block, ThinkingBlock, self._warnings).thinking)
 
     def _note_redacted(self, where: str, role: str, block: Any) -> None:
-        read_part(where, block, RedactedBlock, self._notes)
+        read_part(where, block, RedactedBlock, self._warnings)
         self._turn(role)
-        self._notes.add("redacted_thinking", "redacted_thinking has no effect: only its provider can read it")
+        self._warnings.add("redacted_thinking", "redacted_thinking has no effect: only its provider can read it")
 
     def _add_call(self, where: str, role: str, block: Any) -> None:
         call = read_part(
-            where, block, ToolUseBlock, self._notes,
+            where, block, ToolUseBlock, self._warnings,
             {**CACHE_CONTROL, "caller": ({"type": "direct"},), "toolset_name": ()},
         )  # fmt: skip
         self._tool_names[call.id] = call.name
@@ -214,7 +214,7 @@ class Conversation:
         for index, block in enumerate(content):
             place = f"{where}[{index}]"
             _block_kind(place, block, "", ("text",))
-            texts.append(read_part(place, block, TextBlock, self._notes, ABOUT_TEXT).text)
+            texts.append(read_part(place, block, TextBlock, self._warnings, ABOUT_TEXT).text)
         return texts
 
 

@@ -12,14 +12,14 @@ from typing import Any, TypeVar
 import msgspec
 
 from quire.errors import ValidationError, nearest
-from quire.server.chat.protocol.notes import Notes
+from quire.server.chat.protocol.warnings import Warnings
 from quire.utils.checks import shown, wrong_type
 
 Part = TypeVar("Part", bound=msgspec.Struct)
 
 
 def read_part(
-    where: str, value: Any, kind: type[Part], notes: Notes, no_effect: Mapping[str, Collection[Any]] | None = None
+    where: str, value: Any, kind: type[Part], warnings: Warnings, no_effect: Mapping[str, Collection[Any]] | None = None
 ) -> Part:
     """`value` as a `kind`; its "type" is the caller's to look at.
 
@@ -34,14 +34,14 @@ def read_part(
         raise wrong_type(where, value, "an object")
     known, unused = kind.__struct_fields__, no_effect or {}
     for name, given in value.items():
-        if name in known or name == "type" or notes.are_full:
+        if name in known or name == "type" or warnings.are_full:
             continue
         if name not in unused:
             close = nearest(name, [*known, *unused])
             hint = f"; did you mean {close}?" if close else ""
-            notes.add(where, f"{where}: unknown field {shown(name)} is ignored{hint}")
+            warnings.add(where, f"{where}: unknown field {shown(name)} is ignored{hint}")
         elif given is not None and given not in unused[name]:
-            notes.add(name, f"{name} has no effect")
+            warnings.add(name, f"{name} has no effect")
     try:
         return msgspec.convert(value, kind)
     except msgspec.ValidationError as error:

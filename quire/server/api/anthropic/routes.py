@@ -16,7 +16,7 @@ from quire.server.api.anthropic.writer import MessageWriter
 from quire.server.chat.counts import AnswerCounts
 from quire.server.chat.prompts import Cut
 from quire.server.chat.protocol.chat import ChatRequest
-from quire.server.chat.protocol.notes import Notes
+from quire.server.chat.protocol.warnings import Warnings
 from quire.server.chat.service import JSON, ChatService, PreparedChat
 from quire.server.chat.state import ServerState
 from quire.server.http.request_scope import scope_of
@@ -41,10 +41,9 @@ class MessagesRoutes:
     async def answer(self, request: Request) -> Response:
         """Answer a conversation."""
         body, warnings = await self._service.read(request, MESSAGES_FIELDS)
-        notes = self._service.notes(warnings)
         limits = self._state.config.limits
         can_end = self._state.parsing.can_end_thinking
-        translated = await _beside(body, lambda: chat_request(body, notes, limits, can_end_thinking=can_end))
+        translated = await _beside(body, lambda: chat_request(body, warnings, limits, can_end_thinking=can_end))
         try:
             chat = await self._service.prepare_chat(request, translated, ID_PREFIX, warnings, holds_calls=True)
         except ContextLengthError as error:  # in the words by which agents know that they must shorten it
@@ -52,9 +51,9 @@ class MessagesRoutes:
                 f"prompt is too long: {error.size} {error.unit} > {error.limit} maximum", hint="shorten it",
                 field="messages",
             ) from None  # fmt: skip
-        _note_thinking(body, chat, notes)
+        _note_thinking(body, chat, warnings)
         counts = AnswerCounts(self._state, chat.work, chat.model, reports_cache=bool(body.return_cache_info))
-        writer = MessageWriter(counts, chat.plan, warnings, scope_of(request).request_id)
+        writer = MessageWriter(counts, chat.plan, warnings.texts, scope_of(request).request_id)
         return await self._service.respond(request, chat.work, writer, is_stream=bool(body.stream))
 
     async def count_tokens(self, request: Request) -> Response:
@@ -62,12 +61,15 @@ class MessagesRoutes:
         state, tenant = self._state, scope_of(request).tenant
         body, warnings = await state.bodies.read_fields(request, COUNT_FIELDS)
         state.check_model(body.model)
-        chat = await _beside(body, lambda: chat_prompt(body, self._service.notes(warnings)))
+        chat = await _beside(body, lambda: chat_prompt(body, warnings))
         size = state.prompts.size_of(chat)
         charge = state.admission.begin(0, state.prompts.least_tokens_of(size), tenant)
-        prompt = await state.prompts.read_chat(chat, Cut(), tenant=tenant.name, size=size)
+        prompt = await state.prompts.read_chat(chat, Cut(), tenant=tenant.name, size=size, warnings=warnings)
         charge.correct(len(prompt.prompt_token_ids))
-        content = {"input_tokens": len(prompt.prompt_token_ids), **({"warnings": warnings} if warnings else {})}
+        content = {
+            "input_tokens": len(prompt.prompt_token_ids),
+            **({"warnings": warnings.texts} if warnings.texts else {}),
+        }
         return Response(msgspec.json.encode(content), media_type=JSON)
 
 
@@ -78,6 +80,6 @@ async def _beside(body: MessagesRequest, translate: Callable[[], ChatRequest]) -
     return translate() if num_blocks <= INLINE_BLOCKS else await asyncio.to_thread(translate)
 
 
-def _note_thinking(body: MessagesRequest, chat: PreparedChat, notes: Notes) -> None:
+def _note_thinking(body: MessagesRequest, chat: PreparedChat, warnings: Warnings) -> None:
     if asks_for_thinking(body) and (chat.plan is None or not chat.plan.has_reasoning):
-        notes.add("thinking", NO_THINKING)
+        warnings.add("thinking", NO_THINKING)

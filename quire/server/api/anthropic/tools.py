@@ -8,7 +8,7 @@ import msgspec
 
 from quire.errors import UnsupportedError, ValidationError, unknown_name
 from quire.server.api.anthropic.parts import kind_of, read_part
-from quire.server.chat.protocol.notes import Notes
+from quire.server.chat.protocol.warnings import Warnings
 from quire.utils.checks import shown, wrong_type
 
 CHOICES = ("auto", "any", "tool", "none")
@@ -37,18 +37,18 @@ class Choice(msgspec.Struct):
     disable_parallel_tool_use: bool | None = None
 
 
-def chat_tools(tools: list[Any] | None, notes: Notes) -> list[dict[str, Any]] | None:
+def chat_tools(tools: list[Any] | None, warnings: Warnings) -> list[dict[str, Any]] | None:
     """The tools; None when there are none.
 
     Raises:
         ValidationError: one is malformed.
         UnsupportedError: one is the provider's own.
     """
-    return [_chat_tool(f"tools[{index}]", tool, notes) for index, tool in enumerate(tools or ())] or None
+    return [_chat_tool(f"tools[{index}]", tool, warnings) for index, tool in enumerate(tools or ())] or None
 
 
 def chat_choice(
-    choice: dict[str, Any] | None, tools: list[dict[str, Any]] | None, notes: Notes
+    choice: dict[str, Any] | None, tools: list[dict[str, Any]] | None, warnings: Warnings
 ) -> tuple[str | dict[str, Any] | None, bool | None]:
     """(`tool_choice`, `parallel_tool_calls`) of a chat with these tools.
 
@@ -58,7 +58,7 @@ def chat_choice(
     if choice is None:
         return None, None
     kind = kind_of("tool_choice", choice, CHOICES, f"type is one of {', '.join(CHOICES)}")
-    given = read_part("tool_choice", choice, Choice, notes)
+    given = read_part("tool_choice", choice, Choice, warnings)
     if (given.name is not None) != (kind == "tool"):
         raise ValidationError(
             f"tool_choice.name={shown(given.name)} with type={kind}", hint='give {"type": "tool", "name": ...}',
@@ -77,7 +77,7 @@ def chat_choice(
     return {"auto": "auto", "any": "required", "none": "none"}[kind], parallel
 
 
-def _chat_tool(where: str, tool: Any, notes: Notes) -> dict[str, Any]:
+def _chat_tool(where: str, tool: Any, warnings: Warnings) -> dict[str, Any]:
     if not isinstance(tool, dict):
         raise wrong_type(where, tool, "an object")
     if tool.get("type") not in (None, "custom"):
@@ -85,7 +85,7 @@ def _chat_tool(where: str, tool: Any, notes: Notes) -> dict[str, Any]:
             f"{where} is of type {shown(tool['type'])}, a tool of the provider's own",
             hint="give tools with name, description and input_schema", field=where,
         )  # fmt: skip
-    given = read_part(where, tool, Tool, notes, NO_EFFECT)
+    given = read_part(where, tool, Tool, warnings, NO_EFFECT)
     function: dict[str, Any] = {"name": given.name}
     if given.description is not None:
         function["description"] = given.description

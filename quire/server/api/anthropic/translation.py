@@ -14,7 +14,7 @@ from quire.server.api.anthropic.protocol import MessagesRequest
 from quire.server.api.anthropic.tools import chat_choice, chat_tools
 from quire.server.chat.protocol.chat import ChatRequest
 from quire.server.chat.protocol.fields import shared
-from quire.server.chat.protocol.notes import Notes
+from quire.server.chat.protocol.warnings import Warnings
 from quire.utils.checks import check_int
 
 MIN_BUDGET = 1024
@@ -43,7 +43,7 @@ class JsonFormat(msgspec.Struct):
 
 
 def chat_request(
-    body: MessagesRequest, notes: Notes, limits: LimitsConfig, *, can_end_thinking: bool = True
+    body: MessagesRequest, warnings: Warnings, limits: LimitsConfig, *, can_end_thinking: bool = True
 ) -> ChatRequest:
     """The chat that `body` asks for.
 
@@ -62,22 +62,22 @@ def chat_request(
             f"stop_sequences has {num_stops} entries, at most {limits.max_stop_strings} are allowed",
             field="stop_sequences",
         )
-    thinking = _thinking(body, notes)
+    thinking = _thinking(body, warnings)
     if thinking.get(BUDGET) is not None and not can_end_thinking:
         del thinking[BUDGET]
-        notes.add("thinking", NO_BUDGET)
-    translated = {**_prompt(body, notes), **_form(body, notes), **thinking, "stop": body.stop_sequences or None}
+        warnings.add("thinking", NO_BUDGET)
+    translated = {**_prompt(body, warnings), **_form(body, warnings), **thinking, "stop": body.stop_sequences or None}
     return ChatRequest(**{**shared(body, ChatRequest), **translated})
 
 
-def chat_prompt(body: MessagesRequest, notes: Notes) -> ChatRequest:
+def chat_prompt(body: MessagesRequest, warnings: Warnings) -> ChatRequest:
     """The chat whose prompt is that of a request with these fields.
 
     Raises:
         ValidationError, UnsupportedError: as `chat_request`.
     """
-    _form(body, notes)
-    return ChatRequest(**_prompt(body, notes), **_thinking(body, notes))
+    _form(body, warnings)
+    return ChatRequest(**_prompt(body, warnings), **_thinking(body, warnings))
 
 
 def asks_for_thinking(body: MessagesRequest) -> bool:
@@ -85,9 +85,9 @@ def asks_for_thinking(body: MessagesRequest) -> bool:
     return (body.thinking or {}).get("type") == "enabled"
 
 
-def _prompt(body: MessagesRequest, notes: Notes) -> dict[str, Any]:
+def _prompt(body: MessagesRequest, warnings: Warnings) -> dict[str, Any]:
     """The fields that make the prompt, but for those of thinking."""
-    conversation = Conversation(notes)
+    conversation = Conversation(warnings)
     if body.system is not None:
         conversation.add_system("system", body.system)
     for index, message in enumerate(body.messages or ()):
@@ -96,8 +96,8 @@ def _prompt(body: MessagesRequest, notes: Notes) -> dict[str, Any]:
         raise ValidationError(
             "messages is missing or empty", hint='give [{"role": "user", "content": ...}]', field="messages"
         )
-    tools = chat_tools(body.tools, notes)
-    choice, parallel = chat_choice(body.tool_choice, tools, notes)
+    tools = chat_tools(body.tools, warnings)
+    choice, parallel = chat_choice(body.tool_choice, tools, warnings)
     return {
         "model": body.model,
         "messages": conversation.messages(),
@@ -110,13 +110,13 @@ def _prompt(body: MessagesRequest, notes: Notes) -> dict[str, Any]:
     }
 
 
-def _thinking(body: MessagesRequest, notes: Notes) -> dict[str, Any]:
+def _thinking(body: MessagesRequest, warnings: Warnings) -> dict[str, Any]:
     """The fields of thinking: templates that can turn it on and off do so by one of two variables."""
     kwargs = body.chat_template_kwargs
     if body.thinking is None:
         return {"chat_template_kwargs": kwargs}
     kind = kind_of("thinking", body.thinking, THINKING, f"type is one of {', '.join(THINKING)}")
-    given = read_part("thinking", body.thinking, Thinking, notes)
+    given = read_part("thinking", body.thinking, Thinking, warnings)
     if given.display not in DISPLAYS:
         raise ValidationError(
             f"thinking.display={given.display!r} is unknown", hint="use summarized or omitted", field="thinking"
@@ -144,11 +144,11 @@ def _check_budget(budget: int | None, max_tokens: int | None) -> None:
         )  # fmt: skip
 
 
-def _form(body: MessagesRequest, notes: Notes) -> dict[str, Any]:
+def _form(body: MessagesRequest, warnings: Warnings) -> dict[str, Any]:
     """The form of the answer."""
     form, where = body.output_format, "output_format"
     if body.output_config is not None:
-        config = read_part("output_config", body.output_config, OutputConfig, notes, {"effort": ()})
+        config = read_part("output_config", body.output_config, OutputConfig, warnings, {"effort": ()})
         if config.format is not None:
             if form is not None:
                 raise ValidationError(
@@ -159,5 +159,5 @@ def _form(body: MessagesRequest, notes: Notes) -> dict[str, Any]:
     if form is None:
         return {}
     kind_of(where, form, ("json_schema",), "use json_schema")
-    schema = read_part(where, form, JsonFormat, notes).schema
+    schema = read_part(where, form, JsonFormat, warnings).schema
     return {"response_format": {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema}}}

@@ -59,9 +59,8 @@ class BatchChatRoutes:
             for run in runs:
                 run.close()
             raise
-        warnings = list(dict.fromkeys(warnings))
         answers = [
-            self._whole(one, chat, warnings, output)
+            self._whole(one, chat, warnings.texts, output)
             for one, chat, output in zip(bodies, chats, outputs, strict=True)
         ]  # fmt: skip
         return Response(msgspec.json.encode(_merged(answers)), media_type=JSON)

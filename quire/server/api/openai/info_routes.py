@@ -13,6 +13,7 @@ from quire.errors import EngineDeadError, ValidationError
 from quire.server.api.openai.protocol.tokenize import DETOKENIZE_FIELDS, TOKENIZE_FIELDS
 from quire.server.chat.prompts import Cut
 from quire.server.chat.protocol.reading import RequestFields
+from quire.server.chat.protocol.warnings import Warnings
 from quire.server.chat.state import ServerState
 from quire.server.http.errors import FORBIDDEN, NOT_FOUND, ApiError
 from quire.server.http.request_scope import scope_of
@@ -64,7 +65,7 @@ class InfoRoutes:
             "tokens": ids,
             "token_strs": await reader.token_strs(ids, tenant.name) if body.return_token_strs else None,
         }
-        return _json({**content, "warnings": warnings} if warnings else content)
+        return _json({**content, "warnings": warnings.texts} if warnings.texts else content)
 
     async def detokenize(self, request: Request) -> Response:
         """Text of ids."""
@@ -130,8 +131,8 @@ class InfoRoutes:
             )
         return Response(self._state.metrics.render(), headers={"content-type": METRICS_TYPE})
 
-    async def _read(self, request: Request, fields: RequestFields[Any]) -> tuple[Any, list[str]]:
-        body: tuple[Any, list[str]] = await self._state.bodies.read_fields(request, fields)
+    async def _read(self, request: Request, fields: RequestFields[Any]) -> tuple[Any, Warnings]:
+        body: tuple[Any, Warnings] = await self._state.bodies.read_fields(request, fields)
         return body
 
     def _card(self, name: str) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from quire.server.api.openai.protocol.completion import (
 from quire.server.chat.answer import AnswerForm
 from quire.server.chat.prompts import Cut
 from quire.server.chat.protocol.chat import CHAT_FIELDS, ChatRequest
+from quire.server.chat.protocol.warnings import Warnings
 from quire.server.chat.reading import release
 from quire.server.chat.service import ChatService, cut_of
 from quire.server.chat.state import ServerState
@@ -52,9 +53,7 @@ class GenerationRoutes:
             warnings, "max_tokens", body.max_tokens, max(len(one.prompt_token_ids) for one in prompts)
         )
         work = self._service.work(request, body, "cmpl-", prompts, params, charge)
-        form = AnswerForm(
-            self._state, body, work, model=model, warnings=list(dict.fromkeys(warnings)), kind="text_completion"
-        )
+        form = AnswerForm(self._state, body, work, model=model, warnings=warnings.texts, kind="text_completion")
         echoed = None
         if body.echo:
             has_text = self._state.engine.tokenizer is not None
@@ -70,7 +69,7 @@ class GenerationRoutes:
         body, warnings = await self._service.read(request, CHAT_FIELDS)
         chat = await self._service.prepare_chat(request, body, "chatcmpl-", warnings)
         kind = "chat.completion.chunk" if body.stream else "chat.completion"
-        form = AnswerForm(self._state, body, chat.work, model=chat.model, warnings=warnings, kind=kind)
+        form = AnswerForm(self._state, body, chat.work, model=chat.model, warnings=warnings.texts, kind=kind)
         writer = ChatWriter(form, body, self._state.config.api.response_role, _echoed_message(body), chat.plan)
         return await self._service.respond(request, chat.work, writer, is_stream=bool(body.stream))
 
@@ -92,7 +91,7 @@ class GenerationRoutes:
         given: list[str | list[int]],
         cut: Cut,
         charge: Charge,
-        warnings: list[str],
+        warnings: Warnings,
     ) -> list[TokensPrompt]:
         """The prompts of a completion; the first that cannot fit ends it."""
         reader, prompts, num_tokens = self._state.prompts, [], 0

@@ -13,6 +13,7 @@ from quire.server.api.responses.items import Item, is_object_text, read_items
 from quire.server.api.responses.protocol import ResponsesRequest
 from quire.server.api.responses.store import BrokenChainError, ResponseStore, StoredResponse
 from quire.server.api.responses.tools import with_additional_tools
+from quire.server.chat.protocol.warnings import Warnings
 from quire.server.http.errors import BAD_REQUEST, NOT_FOUND, ApiError
 from quire.utils.checks import shown
 
@@ -41,7 +42,7 @@ async def read_turn(
     background: Background,
     tenant: str,
     max_turns: int,
-    warnings: list[str],
+    warnings: Warnings,
 ) -> Turn:
     """The items of a request and of the turns that it follows; tools among the items move to the request's tools.
 
@@ -105,7 +106,7 @@ def items_page(items: Sequence[Item], order: str | None, limit: str | None, afte
 def _turn_items(turn: StoredResponse) -> list[Item]:
     """What an earlier turn adds to the conversation; calls that were cut short say nothing that could be shown."""
     output = [item for item in turn.response.get("output", ()) if not _is_cut_call(item)]
-    return read_items([*turn.input, *output], [])
+    return read_items([*turn.input, *output], Warnings())
 
 
 def _is_cut_call(item: Item) -> bool:

@@ -14,13 +14,13 @@ import msgspec
 
 from quire.errors import UnsupportedError, ValidationError
 from quire.server.api.responses.tools import custom_arguments, flat_name
+from quire.server.chat.protocol.warnings import Warnings
 from quire.utils.checks import shown
 
 Item = dict[str, Any]
 
 FIELD = "input"
 MAX_ITEMS = 4096
-MAX_WARNINGS = 16
 MAX_ID_CHARS = 128
 ROLES = ("user", "assistant", "system", "developer")
 TEXT_PARTS = {"input_text": "text", "output_text": "text", "text": "text", "refusal": "refusal"}
@@ -79,11 +79,11 @@ def new_id(kind: str) -> str:
     return f"{PREFIXES[kind]}_{secrets.token_hex(16)}"
 
 
-def read_items(given: str | Sequence[dict[str, Any]] | None, warnings: list[str]) -> list[Item]:
+def read_items(given: str | Sequence[dict[str, Any]] | None, warnings: Warnings) -> list[Item]:
     """The items of a request's `input`, or of a stored answer, checked.
 
     Args:
-        warnings: gets a line for each field that is not used.
+        warnings: gets each field that is not used.
 
     Raises:
         ValidationError: there is none, or one is malformed.
@@ -168,7 +168,7 @@ def _text(content: str | list[dict[str, Any]]) -> str | list[dict[str, Any]]:
     return texts[0] if len(texts) == 1 else [{"type": "text", "text": text} for text in texts]
 
 
-def _read_item(where: str, item: dict[str, Any], warnings: list[str]) -> Item:
+def _read_item(where: str, item: dict[str, Any], warnings: Warnings) -> Item:
     kind = item.get("type", "message" if "role" in item else None)
     form = FORMS.get(kind) if isinstance(kind, str) else None
     if form is None:
@@ -186,12 +186,12 @@ def _read_item(where: str, item: dict[str, Any], warnings: list[str]) -> Item:
     return READERS[form](where, read, own_id)
 
 
-def _warn(where: str, item: dict[str, Any], known: tuple[str, ...], warnings: list[str]) -> None:
+def _warn(where: str, item: dict[str, Any], known: tuple[str, ...], warnings: Warnings) -> None:
     for name, value in item.items():
         if name in known or name in UNUSED or value in (None, [], {}):
             continue
-        if len(warnings) < MAX_WARNINGS:
-            warnings.append(f"{where}.{name[:40]} has no effect")
+        if not warnings.are_full:
+            warnings.add(f"{where}.{name[:40]}", f"{where}.{name[:40]} has no effect")
 
 
 def _read_message(where: str, read: _Message, own_id: str | None) -> Item:

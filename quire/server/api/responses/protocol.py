@@ -11,6 +11,7 @@ from quire.server.chat.protocol.effort import check_effort
 from quire.server.chat.protocol.fields import SamplingFields
 from quire.server.chat.protocol.generation import NOT_YET
 from quire.server.chat.protocol.reading import RequestFields
+from quire.server.chat.protocol.warnings import Warnings
 from quire.utils.checks import check_int, shown
 
 LOGPROBS = "message.output_text.logprobs"
@@ -97,8 +98,8 @@ class ResponsesRequest(SamplingFields, kw_only=True):
 RESPONSES_FIELDS = RequestFields(ResponsesRequest, RESPONSES_NOT_YET, RESPONSES_NO_EFFECT)
 
 
-def check_request(request: ResponsesRequest) -> list[str]:
-    """What there is to say about values that have no effect.
+def check_request(request: ResponsesRequest, warnings: Warnings) -> None:
+    """Check the values that a chat does not have, and warn of those that have no effect.
 
     Raises:
         ValidationError: a value is unknown or out of range.
@@ -110,10 +111,9 @@ def check_request(request: ResponsesRequest) -> list[str]:
         raise ValidationError("stream_options needs stream=true", hint="leave it out", field="stream_options")
     if request.truncation is not None:
         _check_choice("truncation", request.truncation, TRUNCATIONS, "truncation")
-    warnings: list[str] = []
     for one in request.include or ():
         if one in NOTHING_TO_INCLUDE:
-            warnings.append(f"include: {one} has no effect")
+            warnings.add("include", f"include: {one} has no effect")
         elif one != LOGPROBS:
             raise ValidationError(f"include: {shown(one)} is unknown", hint=f"use {LOGPROBS}", field="include")
     if request.top_logprobs and LOGPROBS not in (request.include or ()):
@@ -121,11 +121,11 @@ def check_request(request: ResponsesRequest) -> list[str]:
             "top_logprobs needs logprobs to be included", hint=f'add include=["{LOGPROBS}"]', field="top_logprobs"
         )
     if request.stream_options is not None and request.stream_options.include_obfuscation:
-        warnings.append("stream_options.include_obfuscation has no effect")
+        _no_effect(warnings, "stream_options.include_obfuscation")
     if request.text is not None and request.text.verbosity is not None:
         _check_choice("text.verbosity", request.text.verbosity, VERBOSITIES, "text")
         if request.text.verbosity != "medium":
-            warnings.append("text.verbosity has no effect")
+            _no_effect(warnings, "text.verbosity")
     reasoning = request.reasoning
     if reasoning is not None:
         if reasoning.effort is not None:
@@ -134,8 +134,11 @@ def check_request(request: ResponsesRequest) -> list[str]:
             asked = getattr(reasoning, name)
             if asked is not None:
                 _check_choice(f"reasoning.{name}", asked, SUMMARIES, "reasoning")
-                warnings.append(f"reasoning.{name} has no effect: thinking is told in full")
-    return warnings
+                _no_effect(warnings, f"reasoning.{name}", ": thinking is told in full")
+
+
+def _no_effect(warnings: Warnings, field: str, why: str = "") -> None:
+    warnings.add(field, f"{field} has no effect{why}")
 
 
 def wants_logprobs(request: ResponsesRequest) -> bool:

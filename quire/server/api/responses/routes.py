@@ -35,6 +35,7 @@ from quire.server.api.responses.writer import ResponseWriter
 from quire.server.chat.counts import AnswerCounts
 from quire.server.chat.prompts import Cut
 from quire.server.chat.protocol.generation import REQUEST_ID
+from quire.server.chat.protocol.warnings import Warnings
 from quire.server.chat.running import Run
 from quire.server.chat.service import JSON, ChatService, PreparedChat
 from quire.server.chat.sse import HEADERS
@@ -76,18 +77,18 @@ class ResponsesRoutes:
     async def create(self, request: Request) -> Response:
         """Answer a turn of a conversation."""
         body, warnings = await self._service.read(request, RESPONSES_FIELDS)
-        notes = check_request(body)
-        is_stored = self._check_storing(body, notes)
+        check_request(body, warnings)
+        is_stored = self._check_storing(body, warnings)
         key = scope_of(request).tenant.name, _own_id(body) or f"resp_{secrets.token_hex(24)}"
         if self._background.is_taken(key):
             raise _taken(body)
         if not is_stored:
-            return await self._answer(request, body, key, warnings, notes, claim=None)
+            return await self._answer(request, body, key, warnings, claim=None)
         claim = self._background.claim(key)
         try:
             if body.request_id is not None and await self._stored(key) is not None:
                 raise _taken(body)
-            return await self._answer(request, body, key, warnings, notes, claim=claim)
+            return await self._answer(request, body, key, warnings, claim=claim)
         finally:
             claim.end()
 
@@ -96,19 +97,15 @@ class ResponsesRoutes:
         request: Request,
         body: ResponsesRequest,
         key: Key,
-        warnings: list[str],
-        notes: list[str],
+        warnings: Warnings,
         claim: Claim | None,
     ) -> Response:
         """The answer to a request; what is kept is claimed."""
         tenant, response_id = key
         with _store_failures():
-            turn = await read_turn(body, self._store, self._background, tenant, self._max_turns, notes)
-        chat = chat_request(body, turn.conversation, self._template(body), notes)
-        if notes and self._state.config.api.strict_requests:
-            raise ValidationError(notes[0], hint="leave it out", field=notes[0].partition(":")[0].split()[0])
+            turn = await read_turn(body, self._store, self._background, tenant, self._max_turns, warnings)
+        chat = chat_request(body, turn.conversation, self._template(body), warnings)
         chat.stream = bool(body.stream or body.background)
-        warnings += notes
         prepared = await self._service.prepare_chat(request, chat, "resp_", warnings)
         prepared = replace(prepared, work=replace(prepared.work, public_id=response_id))
         writer = self._writer(body, prepared, is_stored=claim is not None, warnings=warnings)
@@ -124,15 +121,15 @@ class ResponsesRoutes:
 
     async def input_tokens(self, request: Request) -> Response:
         """The tokens of a turn's prompt, as its answer would count them."""
-        body, notes = await self._state.bodies.read_fields(request, RESPONSES_FIELDS)
+        body, warnings = await self._state.bodies.read_fields(request, RESPONSES_FIELDS)
         self._state.check_model(body.model)
         tenant, prompts = scope_of(request).tenant, self._state.prompts
         with _store_failures():
-            turn = await read_turn(body, self._store, self._background, tenant.name, self._max_turns, notes)
-        chat = chat_request(body, turn.conversation, self._template(body), notes)
+            turn = await read_turn(body, self._store, self._background, tenant.name, self._max_turns, warnings)
+        chat = chat_request(body, turn.conversation, self._template(body), warnings)
         size = prompts.size_of(chat)
         charge = self._state.admission.begin(0, prompts.least_tokens_of(size), tenant)
-        prompt = await prompts.read_chat(chat, Cut(), tenant=tenant.name, size=size, warnings=notes)
+        prompt = await prompts.read_chat(chat, Cut(), tenant=tenant.name, size=size, warnings=warnings)
         charge.correct(len(prompt.prompt_token_ids))
         return _json({"object": "response.input_tokens", "input_tokens": len(prompt.prompt_token_ids)})
 
@@ -185,7 +182,7 @@ class ResponsesRoutes:
         template = self._state.engine.chat_template
         return body.chat_template or (None if template is None else template.source)
 
-    def _check_storing(self, body: ResponsesRequest, notes: list[str]) -> bool:
+    def _check_storing(self, body: ResponsesRequest, warnings: Warnings) -> bool:
         """Whether the response will be kept.
 
         Raises:
@@ -198,15 +195,15 @@ class ResponsesRoutes:
                 f"background needs the response to be kept; {why}", hint="leave out background", field="background"
             )
         if body.store and not is_stored:
-            notes.append("store has no effect: this server keeps no responses")
+            warnings.add("store", "store has no effect: this server keeps no responses")
         return is_stored
 
     def _writer(
-        self, body: ResponsesRequest, chat: PreparedChat, *, is_stored: bool, warnings: list[str]
+        self, body: ResponsesRequest, chat: PreparedChat, *, is_stored: bool, warnings: Warnings
     ) -> ResponseWriter:
         form = ResponseForm(
             body, chat.work.params, chat.work.public_id, model=chat.model, is_stored=is_stored,
-            warnings=list(dict.fromkeys(warnings)),
+            warnings=warnings.texts,
         )  # fmt: skip
         num_logprobs = (body.top_logprobs or 0) if wants_logprobs(body) else None
         counts = AnswerCounts(self._state, chat.work, chat.model, reports_cache=bool(body.return_cache_info))

@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 
 from quire.errors import UnsupportedError, ValidationError
+from quire.server.chat.protocol.warnings import Warnings
 from quire.utils.checks import shown
 
 Tool = dict[str, Any]
@@ -88,7 +89,7 @@ def origins_of(tools: list[Tool] | None) -> dict[str, Origin]:
         ValidationError, UnsupportedError: a tool is malformed, or two have the same name there.
     """
     origins: dict[str, Origin] = {}
-    for where, namespace, tool in _each(tools, []):
+    for where, namespace, tool in _each(tools, Warnings()):
         origin = Origin(tool["name"], None if namespace is None else namespace["name"], tool["type"] == CUSTOM)
         flat = flat_name(origin.namespace, origin.name)
         if origins.setdefault(flat, origin) != origin:
@@ -96,11 +97,11 @@ def origins_of(tools: list[Tool] | None) -> dict[str, Origin]:
     return origins
 
 
-def chat_tools(tools: list[Tool] | None, warnings: list[str]) -> list[Tool]:
+def chat_tools(tools: list[Tool] | None, warnings: Warnings) -> list[Tool]:
     """The functions of a chat.
 
     Args:
-        warnings: gets a line for each tool that is left out and each field that has no effect.
+        warnings: gets each tool that is left out and each field that has no effect.
 
     Raises:
         ValidationError, UnsupportedError: as `origins_of`.
@@ -166,7 +167,7 @@ def _told(choice: dict[str, Any]) -> dict[str, Any]:
     return {name: choice[name] for name in ("type", "name", "namespace") if name in choice}
 
 
-def _each(tools: list[Tool] | None, warnings: list[str]) -> Iterator[tuple[str, Tool | None, Tool]]:
+def _each(tools: list[Tool] | None, warnings: Warnings) -> Iterator[tuple[str, Tool | None, Tool]]:
     """(place, namespace, tool) of each function and custom tool."""
     for number, tool in enumerate(tools or ()):
         where, kind = f"tools[{number}]", tool.get("type")
@@ -185,7 +186,7 @@ def _each(tools: list[Tool] | None, warnings: list[str]) -> Iterator[tuple[str, 
             _check_name(where, tool)
             yield where, None, tool
         elif isinstance(kind, str) and kind.startswith(SERVER_SIDE):
-            warnings.append(f"{where}: {kind[:40]} is left out: this server runs no tools of its own")
+            warnings.add(where, f"{where}: {kind[:40]} is left out: this server runs no tools of its own")
         else:
             raise unsupported_tool(where, kind)
 
@@ -195,27 +196,28 @@ def _check_name(where: str, tool: Tool) -> None:
         raise ValidationError(f"{where}.name is missing", hint="name the tool", field="tools")
 
 
-def _function(where: str, tool: Tool, warnings: list[str]) -> Tool:
+def _function(where: str, tool: Tool, warnings: Warnings) -> Tool:
     """A function, which a chat has one level deeper."""
     _warn_of_rest(where, tool, TOOL_KEYS, warnings)
     return {name: tool[name] for name in TOOL_KEYS if name != "type" and tool.get(name) is not None}
 
 
-def _custom(where: str, tool: Tool, warnings: list[str]) -> Tool:
+def _custom(where: str, tool: Tool, warnings: Warnings) -> Tool:
     """A function whose one argument is the input; a grammar of the input is described to the model."""
     _warn_of_rest(where, tool, ("type", "name", "description", "format"), warnings)
     description, form = str(tool.get("description") or ""), tool.get("format")
     if isinstance(form, dict) and form.get("type") == "grammar":
         grammar = str(form.get("definition") or "")[:MAX_GRAMMAR_CHARS]
         description += f"\nThe input follows this {form.get('syntax')} grammar:\n{grammar}"
-        warnings.append(f"{where}.format: the grammar is described to the model, and not enforced")
+        warnings.add(f"{where}.format", f"{where}.format: the grammar is described to the model, and not enforced")
     schema = {"type": "object", "properties": {INPUT: {"type": "string"}}, "required": [INPUT]}
     return {"name": tool["name"], "description": description.strip(), "parameters": schema}
 
 
-def _warn_of_rest(where: str, tool: Tool, known: tuple[str, ...], warnings: list[str]) -> None:
+def _warn_of_rest(where: str, tool: Tool, known: tuple[str, ...], warnings: Warnings) -> None:
     unused = [name for name, value in tool.items() if name not in known and value not in (None, False, [], {})]
-    warnings += [f"{where}.{name[:40]} has no effect" for name in unused[:4]]
+    for name in unused[:4]:
+        warnings.add(f"{where}.{name[:40]}", f"{where}.{name[:40]} has no effect")
 
 
 def _chosen(choice: Any) -> dict[str, Any]:

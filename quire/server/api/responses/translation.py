@@ -12,6 +12,7 @@ from quire.server.api.responses.tools import chat_choice, chat_tools
 from quire.server.chat.protocol.chat import ChatRequest
 from quire.server.chat.protocol.effort import effort_kwargs
 from quire.server.chat.protocol.fields import shared
+from quire.server.chat.protocol.warnings import Warnings
 from quire.utils.checks import shown, wrong_type
 
 FIELD_NAMES = {
@@ -25,14 +26,14 @@ FORMAT_CHARS = {"name": 128, "description": 1 << 16}
 
 
 def chat_request(
-    request: ResponsesRequest, items: Sequence[Item], template: str | None, warnings: list[str]
+    request: ResponsesRequest, items: Sequence[Item], template: str | None, warnings: Warnings
 ) -> ChatRequest:
     """`request` as a chat of its whole conversation.
 
     Args:
         items: of the earlier turns and this one.
         template: source of the chat template that will be used.
-        warnings: gets a line for each field that has no effect.
+        warnings: gets each field that has no effect.
 
     Raises:
         ValidationError, UnsupportedError: a tool, the choice of one or the form of the text is malformed.

@@ -16,6 +16,7 @@ from quire.server.chat.protocol.generation import (
 )
 from quire.server.chat.protocol.messages import read_messages
 from quire.server.chat.protocol.reading import RequestFields
+from quire.server.chat.protocol.warnings import Warnings
 from quire.utils.checks import check_int
 
 CHAT_NOT_YET: dict[str, tuple[Any, ...]] = {
@@ -60,11 +61,11 @@ class ChatRequest(ChatFields, kw_only=True):
 CHAT_FIELDS = RequestFields(ChatRequest, CHAT_NOT_YET, NO_EFFECT | {"verbosity", "prediction"})
 
 
-def chat_messages(request: ChatFields, warnings: list[str], *, is_strict: bool = False) -> list[dict[str, Any]]:
+def chat_messages(request: ChatFields, warnings: Warnings) -> list[dict[str, Any]]:
     """The messages, with the keys that are used.
 
     Args:
-        warnings, is_strict: as of `read_messages`.
+        warnings: as of `read_messages`.
 
     Raises:
         ValidationError, UnsupportedError: there are none, or as `read_messages`.
@@ -73,7 +74,7 @@ def chat_messages(request: ChatFields, warnings: list[str], *, is_strict: bool =
         raise ValidationError(
             "messages is missing or empty", hint='give [{"role": "user", "content": ...}]', field="messages"
         )
-    return read_messages(request.messages, warnings, is_strict=is_strict)
+    return read_messages(request.messages, warnings)
 
 
 def chat_params(request: ChatRequest, defaults: dict[str, Any], limits: LimitsConfig) -> SamplingParams:

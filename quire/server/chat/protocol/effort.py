@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from quire.errors import ValidationError
+from quire.server.chat.protocol.warnings import Warnings
 from quire.utils.checks import shown
 
 EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
@@ -20,15 +21,15 @@ def check_effort(name: str, effort: str, field: str) -> None:
 
 
 def effort_kwargs(
-    name: str, effort: str | None, given: dict[str, Any] | None, source: str, warnings: list[str]
+    name: str, effort: str | None, given: dict[str, Any] | None, source: str, warnings: Warnings
 ) -> dict[str, Any] | None:
     """The template's variables, with what `effort` asks of it; the request's own go first.
 
     Args:
-        name: of the field, for the warnings.
+        name: of the field.
         given: `chat_template_kwargs` of the request.
         source: of the template.
-        warnings: gets a line where the template does not take all of it.
+        warnings: gets the field where the template does not take all of it.
     """
     if effort is None:
         return given
@@ -38,7 +39,7 @@ def effort_kwargs(
     if "enable_thinking" in source:
         asked["enable_thinking"] = effort != "none"
         if effort not in ON_OFF and len(asked) == 1:
-            warnings.append(f"{name}: the chat template can only turn thinking on or off")
+            warnings.add(name, f"{name}: the chat template can only turn thinking on or off")
     if not asked:
-        warnings.append(f"{name} has no effect: the chat template does not take it")
+        warnings.add(name, f"{name} has no effect: the chat template does not take it")
     return {**asked, **(given or {})} if asked else given

@@ -11,7 +11,7 @@ from typing import Any
 
 from quire.core.inputs import MESSAGE_KEYS, ROLES, TOOL_CALL_KEYS
 from quire.errors import MAX_NAME_CHARS, UnsupportedError, ValidationError, nearest
-from quire.server.chat.protocol.reading import MAX_WARNINGS
+from quire.server.chat.protocol.warnings import MAX_WARNINGS, Warnings
 from quire.utils.checks import shown
 
 Message = dict[str, Any]
@@ -26,27 +26,25 @@ REFUSED = {
 """Keys that ask for another prompt -> what to do instead."""
 
 
-def read_messages(given: Sequence[Message], warnings: list[str], *, is_strict: bool) -> list[Message]:
+def read_messages(given: Sequence[Message], warnings: Warnings) -> list[Message]:
     """Messages with the keys that are known, and no others; empty ones ("refusal": null) are left out.
 
     Args:
-        warnings: gets a line for each key, at the first message that has it.
-        is_strict: refuse those keys instead.
+        warnings: gets each key that is left out, at the first message that has it.
 
     Raises:
         ValidationError: strict: a key or a role is unknown.
         UnsupportedError: a key asks for what is not there.
     """
-    reader = _Reader(warnings, is_strict)
+    reader = _Reader(warnings)
     return [reader.message(f"{FIELD}[{index}]", message) for index, message in enumerate(given)]
 
 
 class _Reader:
     """Reads the messages of one request; knows which keys were named already."""
 
-    def __init__(self, warnings: list[str], is_strict: bool) -> None:
+    def __init__(self, warnings: Warnings) -> None:
         self._warnings = warnings
-        self._is_strict = is_strict
         self._named: set[str] = set()
 
     def message(self, where: str, message: Message) -> Message:
@@ -83,7 +81,8 @@ class _Reader:
         self._named.add(f"role {role[:MAX_NAME_CHARS]}")
         close = nearest(role, ROLES)
         hint = f"; did you mean {close}?" if close else ""
-        self._note(f"{where}.role={shown(role)} is no standard role, and goes to the chat template{hint}", where)
+        text = f"{where}.role={shown(role)} is no standard role, and goes to the chat template{hint}"
+        self._warnings.add(where, text, f"use {', '.join(ROLES)}")
 
     def _is_noted(self, where: str, name: str, known: Sequence[str], owner: dict[str, Any]) -> bool:
         """Name a key that is left out; False for what must be a misspelling of one that `owner` needs and lacks."""
@@ -94,14 +93,8 @@ class _Reader:
         if close in NEEDED and owner.get(close) is None:
             return False
         self._named.add(short)
-        self._note(f"{where}.{short} has no effect", f"{where}.{short}")
+        self._warnings.add(f"{where}.{short}", f"{where}.{short} has no effect")
         return True
-
-    def _note(self, text: str, field: str) -> None:
-        if self._is_strict:
-            raise ValidationError(text, hint="leave it out", field=field)
-        if len(self._warnings) < MAX_WARNINGS:
-            self._warnings.append(text)
 
 
 def _calls(where: str, message: Message) -> list[dict[str, Any]]:

@@ -15,12 +15,12 @@ import msgspec
 from quire.core.sampling_checks import is_one_of
 from quire.errors import UnsupportedError, ValidationError, nearest
 from quire.server.chat.protocol.json_scan import JsonParts, count_parts, has_repeated_key, repeated_key
+from quire.server.chat.protocol.warnings import Warnings
 from quire.utils.checks import shown
 
 Request = TypeVar("Request", bound=msgspec.Struct)
 
 WHERE = re.compile(r" - at `\$\.?(.*)`$")
-MAX_WARNINGS = 32
 MAX_ENTRIES = 1 << 20
 MAX_PARAM_CHARS = 100
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
@@ -51,8 +51,8 @@ def read_request(
     is_strict: bool,
     max_entries: int = MAX_ENTRIES,
     max_lengths: Mapping[str, int] = NO_BOUNDS,
-) -> tuple[Request, list[str]]:
-    """The request in `body`, and what there is to say about fields that were not used.
+) -> tuple[Request, Warnings]:
+    """The request in `body`, with warnings of the fields that were not used.
 
     Args:
         max_lengths: entries that these fields may have, looked at before they are converted.
@@ -67,14 +67,12 @@ def read_request(
     for name in fields.not_yet:
         if name in values and name not in known:
             _refuse_not_yet(name, values[name], fields.not_yet)
-    warnings: list[str] = []
+    warnings = Warnings(is_strict=is_strict)
     for name in values:
         if (name in known and name not in fields.no_effect) or (warning := _unused(name, values[name], fields)) is None:
             continue
-        if is_strict:
-            raise ValidationError(warning, hint=f"leave out {shown(name)}", field=_param(name))
-        warnings.append(warning)
-        if len(warnings) == MAX_WARNINGS:
+        warnings.add(_param(name), warning, f"leave out {shown(name)}")
+        if warnings.are_full:
             break
     for name, length in max_lengths.items():
         _check_length(name, values.get(name), length)

@@ -15,8 +15,8 @@ from quire.errors import QuireClientError, ValidationError
 from quire.server.api.anthropic.protocol import MESSAGES_FIELDS, MessagesRequest
 from quire.server.api.anthropic.translation import chat_request
 from quire.server.chat.protocol.chat import ChatRequest
-from quire.server.chat.protocol.notes import Notes
-from quire.server.chat.protocol.reading import MAX_WARNINGS, read_request
+from quire.server.chat.protocol.reading import read_request
+from quire.server.chat.protocol.warnings import MAX_WARNINGS
 
 TOOL = {"name": "f", "description": "d", "input_schema": {"type": "object"}}
 HELLO = {"role": "user", "content": "Hello"}
@@ -26,7 +26,7 @@ def translated(**fields: Any) -> tuple[ChatRequest, list[str]]:
     """(the chat, warnings) of a request."""
     body = json.dumps({"max_tokens": 2000, "messages": [HELLO], **fields}).encode()
     request, warnings = read_request(body, MESSAGES_FIELDS, max_depth=64, max_containers=100_000, is_strict=False)
-    return chat_request(request, Notes(warnings, is_strict=False), LimitsConfig()), warnings
+    return chat_request(request, warnings, LimitsConfig()), warnings.texts
 
 
 def test_every_field_is_carried_over_or_translated():
@@ -133,7 +133,7 @@ def test_strict_servers_refuse_a_field_of_a_block(where):
     body = json.dumps({"max_tokens": 9, "messages": [HELLO], **given}).encode()
     request, warnings = read_request(body, MESSAGES_FIELDS, max_depth=64, max_containers=1000, is_strict=True)
     with pytest.raises(ValidationError, match="cache_control"):
-        chat_request(request, Notes(warnings, is_strict=True), LimitsConfig())
+        chat_request(request, warnings, LimitsConfig())
 
 
 RICH: dict[str, Any] = {

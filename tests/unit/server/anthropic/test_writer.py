@@ -18,6 +18,7 @@ from quire.server.api.anthropic.writer import MessageWriter
 from quire.server.chat.answer_events import CallBegun, CallPart
 from quire.server.chat.counts import AnswerCounts
 from quire.server.chat.protocol.chat import ChatRequest
+from quire.server.chat.protocol.warnings import Warnings
 from quire.server.chat.running import Work
 from quire.server.chat.state import ServerState, make_state
 from quire.server.http.errors import ApiError
@@ -44,7 +45,7 @@ def state() -> ServerState:
 
 def make_writer(state: ServerState, *, is_plain: bool = False) -> MessageWriter:
     request = ChatRequest(messages=[{"role": "user", "content": "x"}], tools=TOOLS)
-    plan = None if is_plain else state.parsing.plan(request, [], holds_calls=True)
+    plan = None if is_plain else state.parsing.plan(request, Warnings(), holds_calls=True)
     work = Work(
         public_id="msg_1", tenant=state.tenants.anonymous, prompts=[TokensPrompt(tuple(PROMPT))],
         params=SamplingParams(),
