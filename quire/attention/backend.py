@@ -10,7 +10,6 @@ from typing import ClassVar
 import torch
 
 from quire.attention.metadata import AttentionMetadata
-from quire.kernels.native.runtime import NativeRuntime
 from quire.kernels.reference.norm import rms_norm
 from quire.kernels.reference.rotary import rotary_embedding
 
@@ -72,8 +71,8 @@ class AttentionBackend(ABC):
     preferred_block_size: ClassVar[int]
 
     @classmethod
-    def try_create(cls, runtime: NativeRuntime | None) -> AttentionBackend | None:
-        """A new backend; None where it takes the native kernels and they are not in use."""
+    def try_create(cls) -> AttentionBackend | None:
+        """A new backend; None where only the device's operations can make it (see `select_backend`)."""
         return cls()
 
     @staticmethod

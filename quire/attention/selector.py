@@ -10,7 +10,6 @@ from quire.attention.backend import AttentionBackend, AttentionParams
 from quire.attention.backends.native_cpu import NativeCpuBackend
 from quire.attention.backends.torch_reference import TorchReferenceBackend
 from quire.errors import ConfigError
-from quire.kernels.native.runtime import NativeRuntime
 from quire.plugins import ATTENTION_BACKEND, load_plugin, unknown_choice
 
 # In order of preference.
@@ -37,13 +36,13 @@ def select_backend(
     params: AttentionParams,
     dtype: torch.dtype,
     device: torch.device,
-    runtime: NativeRuntime | None = None,
+    own: AttentionBackend | None = None,
 ) -> AttentionBackend:
     """A new backend that can serve a layer like `params`.
 
     Args:
         name: a backend's name, or "auto".
-        runtime: the C++ kernels, for the backend that uses them.
+        own: the backend of the device's own kernels, which is made where these are.
 
     Raises:
         ConfigError: no such backend, or none fits; lists every candidate and its reasons.
@@ -53,7 +52,7 @@ def select_backend(
     for candidate, backend in candidates.items():
         reasons = backend.unsupported_reasons(params, dtype, device)
         if not reasons:
-            made = backend.try_create(runtime)
+            made = own if own is not None and own.name == candidate else backend.try_create()
             if made is not None:
                 return made
             reasons = ["the native kernels are not in use"]

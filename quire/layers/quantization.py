@@ -67,6 +67,17 @@ class QuantizedKernels(LayerKernels):
         return self._kernels.add_rms_norm(x, residual, weight, eps)
 
 
+def with_quantization(kernels: LayerKernels, name: str | None, dtype: torch.dtype) -> LayerKernels:
+    """The kernels of a model whose setting `quantization` is `name`: a plugin's on `kernels`, or these themselves.
+
+    Raises:
+        ConfigError: no package has the plugin, or it cannot be used.
+    """
+    if name is None or name in OWN_QUANTIZATIONS:
+        return kernels
+    return QuantizedKernels(kernels, quantization_class(name)(kernels, dtype))
+
+
 def quantization_class(name: str) -> type[Quantization]:
     """A plugin's format.
 

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import math
-import mmap
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -39,16 +37,19 @@ def allocate_kv_caches(
     layer_names: Sequence[str],
     backend: AttentionBackend,
     dtype: torch.dtype,
-    device: torch.device,
+    zeros: Callable[[tuple[int, ...], torch.dtype], torch.Tensor],
 ) -> list[torch.Tensor]:
     """A zeroed cache tensor per layer, in the order of `layer_names`; layer j of every group has the same one.
 
-    On a CPU memory is only taken as pages are first written. A page id is one page in each tensor, and belongs to one
-    group at a time: layers of a group share nothing, layers of different groups never use a page at once.
+    A page id is one page in each tensor, and belongs to one group at a time: layers of a group share nothing, layers of
+    different groups never use a page at once.
+
+    Args:
+        zeros: makes a tensor on the device, see `DeviceMemory.zeros`.
     """
     slot_of = {name: slot for group in kv_cache_config.groups for slot, name in enumerate(group.layer_names)}
     shape = _shape(kv_cache_config, backend, kv_cache_config.num_blocks)
-    slots = [_zeros(shape, dtype, device) for _ in range(max(slot_of.values()) + 1)]
+    slots = [zeros(shape, dtype) for _ in range(max(slot_of.values()) + 1)]
     return [slots[slot_of[name]] for name in layer_names]
 
 
@@ -67,14 +68,3 @@ def _shape(kv_cache_config: KVCacheConfig, backend: AttentionBackend, num_blocks
     spec = kv_cache_config.groups[0].spec
     assert isinstance(spec, AttentionSpec), "other types are rejected before memory is planned"
     return backend.kv_cache_shape(num_blocks, spec.block_size, spec.num_kv_heads, spec.head_size)
-
-
-def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """Zeros; on a CPU from the operating system's zero pages, huge ones where it has them."""
-    if device.type != "cpu":
-        return torch.zeros(shape, dtype=dtype, device=device)
-    num_bytes = math.prod(shape) * dtype.itemsize
-    pages = mmap.mmap(-1, max(num_bytes, 1))
-    if hasattr(mmap, "MADV_HUGEPAGE"):
-        pages.madvise(mmap.MADV_HUGEPAGE)
-    return torch.frombuffer(pages, dtype=torch.uint8)[:num_bytes].view(dtype).view(shape)

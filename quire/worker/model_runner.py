@@ -20,12 +20,12 @@ from quire.sample.ops.interface import SamplingOps
 from quire.sample.states import SamplingStates
 from quire.worker.attention_groups import AttentionGroups
 from quire.worker.block_tables import BlockTables
+from quire.worker.device.graphs import StepGraphs
 from quire.worker.input_batch import InputBatch
 from quire.worker.page_transfers import CopyTimes, PageTransfers, no_copies
 from quire.worker.prepare_inputs import prepare_inputs
 from quire.worker.request_states import RequestStates
 from quire.worker.sampling_step import SamplingStep
-from quire.worker.step_graph import StepGraphs
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,9 +45,8 @@ class ModelRunner:
 
     Args:
         device: where the model is.
-        sampling_ops: of that device.
+        sampling_ops, step_graphs: of that device.
         logprobs_mode: what log-probability fields hold.
-        step_graphs: replays decode steps; None = every step runs call by call.
         transfers: swaps pages; None = there is no swap space.
     """
 
@@ -60,8 +59,8 @@ class ModelRunner:
         attention: AttentionGroups,
         device: torch.device,
         sampling_ops: SamplingOps,
+        step_graphs: StepGraphs,
         logprobs_mode: str = "raw_logprobs",
-        step_graphs: StepGraphs | None = None,
         transfers: PageTransfers | None = None,
     ) -> None:
         self._model = model
@@ -97,7 +96,8 @@ class ModelRunner:
         return dataclasses.replace(output, swap_out_s=swap_out_s, swap_in_s=swap_in_s)
 
     def _forward(self, batch: InputBatch) -> torch.Tensor:
-        if self._step_graphs is not None and (hidden := self._step_graphs.forward(batch)) is not None:
+        hidden = self._step_graphs.forward(batch)
+        if hidden is not None:
             return hidden
         context = self._attention.forward_context(batch, self._block_tables)
         return self._model.forward(batch.input_ids, batch.positions, context)

@@ -1,12 +1,11 @@
 """Page transfers: pages between the KV cache and the swap space, as the scheduler's message says.
 
-Made by the worker, called by the model runner before a step computes. Owns the memory of the swap space. Outs come
-before ins: a page that is swapped out may be given to a request that comes back in the same step.
+Made with the KV cache by `DeviceMemory`, called by the model runner before a step computes. Owns the memory of the swap
+space. Outs come before ins: a page that is swapped out may be given to a request that comes back in the same step.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
@@ -15,9 +14,7 @@ import numpy as np
 import torch
 
 from quire.attention.backend import AttentionBackend
-from quire.core.kv_spec import KVCacheConfig
 from quire.core.scheduler_output import PageCopies, SchedulerOutput
-from quire.worker.kv_cache_tensors import allocate_kv_caches, distinct_tensors, page_dim
 
 CopyTimes = Callable[[], tuple[float | None, float | None]]
 """Called when a step is done: seconds that its copies out and in took; None = there were none, or nobody measured."""
@@ -34,31 +31,6 @@ class PageTransfers(ABC):
     @abstractmethod
     def run(self, scheduled: SchedulerOutput) -> CopyTimes:
         """Copy the step's pages out, then in; what the step computes comes after them."""
-
-
-def allocate_with_swap_space(
-    kv_cache_config: KVCacheConfig,
-    layer_names: Sequence[str],
-    backend: AttentionBackend,
-    dtype: torch.dtype,
-    device: torch.device,
-) -> tuple[list[torch.Tensor], PageTransfers | None]:
-    """The cache tensor of each layer, and what swaps their pages; None where there is no swap space.
-
-    On a CPU the swap space lies behind the cache, in the same tensors. Memory is only taken as pages are first written.
-    """
-    num_blocks, num_swap_blocks = kv_cache_config.num_blocks, kv_cache_config.num_swap_blocks
-    if not num_swap_blocks:
-        return allocate_kv_caches(kv_cache_config, layer_names, backend, dtype, device), None
-    dim = page_dim(kv_cache_config, backend)
-    if device.type != "cpu":
-        caches = allocate_kv_caches(kv_cache_config, layer_names, backend, dtype, device)
-        return caches, DeviceTransfers(distinct_tensors(caches), dim, num_swap_blocks)
-    both = dataclasses.replace(kv_cache_config, num_blocks=num_blocks + num_swap_blocks)
-    whole = allocate_kv_caches(both, layer_names, backend, dtype, device)
-    return [cache.narrow(dim, 0, num_blocks) for cache in whole], HostTransfers(
-        distinct_tensors(whole), backend, num_blocks
-    )
 
 
 class HostTransfers(PageTransfers):
@@ -102,7 +74,7 @@ class HostTransfers(PageTransfers):
 
 
 class DeviceTransfers(PageTransfers):
-    """The cache is in a device's memory, the swap space in pinned memory of the host.
+    """The cache is in a device's memory, the swap space in the host's.
 
     A layer's pages are gathered on the device, then copied in runs of consecutive host pages. All of it is queued on
     the stream that computes, so that the step waits for it and the host does not.
@@ -117,10 +89,7 @@ class DeviceTransfers(PageTransfers):
         parts = [part for cache in kv_caches for part in (cache.unbind(0) if dim else (cache,))]
         self._parts = [part.flatten(1).view(torch.uint8) for part in parts]
         self._device = kv_caches[0].device
-        is_cuda = self._device.type == "cuda"
-        self._host_parts = [
-            torch.empty((num_swap_blocks, part.shape[1]), dtype=torch.uint8, pin_memory=is_cuda) for part in self._parts
-        ]
+        self._host_parts = [self._host_pages(num_swap_blocks, part.shape[1]) for part in self._parts]
 
     def run(self, scheduled: SchedulerOutput) -> CopyTimes:
         """Queue the copies of the step's pages out, then in; times are the device's."""
@@ -139,12 +108,13 @@ class DeviceTransfers(PageTransfers):
         end = self._mark()
         return lambda: None if start is None or end is None else start.elapsed_time(end) / 1000
 
+    def _host_pages(self, num_pages: int, page_bytes: int) -> torch.Tensor:
+        """Memory of the swap space for one layer."""
+        return torch.empty((num_pages, page_bytes), dtype=torch.uint8)
+
     def _mark(self) -> torch.cuda.Event | None:
-        if self._device.type != "cuda":
-            return None
-        event: torch.cuda.Event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-        event.record()
-        return event
+        """A point in the device's queue, to measure from or to; None = times are not measured."""
+        return None
 
     def _copy_out(self, copies: PageCopies) -> None:
         ids = torch.from_numpy(copies.source_ids.astype(np.int64)).to(self._device)
@@ -160,6 +130,18 @@ class DeviceTransfers(PageTransfers):
             for i, host_page, num_pages in _runs(copies.source_ids):
                 gathered[i : i + num_pages].copy_(host_pages[host_page : host_page + num_pages], non_blocking=True)
             pages.index_copy_(0, ids, gathered)
+
+
+class CudaTransfers(DeviceTransfers):
+    """Those of a CUDA device: the swap space is pinned, and copies are timed on the device."""
+
+    def _host_pages(self, num_pages: int, page_bytes: int) -> torch.Tensor:
+        return torch.empty((num_pages, page_bytes), dtype=torch.uint8, pin_memory=True)
+
+    def _mark(self) -> torch.cuda.Event | None:
+        event: torch.cuda.Event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        event.record()
+        return event
 
 
 def _runs(ids: np.ndarray) -> Iterator[tuple[int, int, int]]:

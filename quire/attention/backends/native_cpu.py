@@ -1,6 +1,6 @@
 """Attention by the native kernels: one call per layer, on the library's own threads and in its own page layout.
 
-Made by the worker, called by every attention layer. Holds the runtime; no state of a step.
+Made with the native CPU operations, called by every attention layer. Holds the runtime; no state of a step.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ class NativeCpuBackend(AttentionBackend):
         self.runtime = runtime
 
     @classmethod
-    def try_create(cls, runtime: NativeRuntime | None) -> NativeCpuBackend | None:
-        """None without a runtime."""
-        return None if runtime is None else cls(runtime)
+    def try_create(cls) -> None:
+        """None: it takes a runtime."""
+        return None
 
     @staticmethod
     def unsupported_reasons(params: AttentionParams, dtype: torch.dtype, device: torch.device) -> list[str]:

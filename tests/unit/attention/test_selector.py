@@ -61,10 +61,9 @@ def test_a_backend_asked_for_by_name_is_not_replaced():
     assert caught.value.hint == "use attention_backend='auto'"
 
 
-def test_the_native_backend_is_made_with_the_runtime_or_says_that_there_is_none():
-    runtime = NativeRuntime("portable")
-    backend = selector.select_backend("auto", PARAMS, torch.float32, CPU, runtime)
-    assert isinstance(backend, NativeCpuBackend) and backend.runtime is runtime
+def test_the_native_backend_is_the_one_that_was_made_with_its_runtime_or_says_that_there_is_none():
+    own = NativeCpuBackend(NativeRuntime("portable"))
+    assert selector.select_backend("auto", PARAMS, torch.float32, CPU, own) is own
     with pytest.raises(ConfigError, match="native_cpu: the native kernels are not in use"):
         selector.select_backend("native_cpu", PARAMS, torch.float32, CPU)
 

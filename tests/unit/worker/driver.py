@@ -16,9 +16,11 @@ from quire.core.scheduler_output import NewBlocks, NewRequestData, SchedulerOutp
 from quire.models.interfaces import CausalLM
 from quire.sample.ops.torch_ops import TorchSamplingOps
 from quire.sample.states import SamplingStates
+from quire.utils.memory import GIB
 from quire.worker.attention_groups import AttentionGroups
 from quire.worker.block_tables import BlockTables
-from quire.worker.kv_cache_tensors import allocate_kv_caches
+from quire.worker.device.graphs import NoGraphs
+from quire.worker.device.memory import HostMemory
 from quire.worker.model_runner import ModelRunner
 from quire.worker.request_states import RequestStates
 
@@ -38,7 +40,7 @@ def make_runner(
     group = KVCacheGroupSpec(layer_names=tuple(specs), spec=next(iter(specs.values())))
     config = KVCacheConfig(num_blocks=num_blocks, groups=(group,))
     device = torch.device("cpu")
-    caches = allocate_kv_caches(config, list(specs), backend, torch.float32, device)
+    caches, _ = HostMemory(GIB).allocate_kv_caches(config, list(specs), backend, torch.float32)
     return ModelRunner(
         model,
         RequestStates(max_num_seqs, max_model_len, vocab_size),
@@ -47,6 +49,7 @@ def make_runner(
         AttentionGroups(config, list(specs), caches, backend),
         device,
         TorchSamplingOps(),
+        NoGraphs(),
         mode,
     )
 

@@ -6,6 +6,7 @@ import torch
 from quire.core.kv_spec import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
 from quire.errors import UnsupportedError
 from quire.utils.memory import GIB
+from quire.worker.device.memory import HostMemory
 from quire.worker.kv_cache_tensors import allocate_kv_caches, distinct_tensors, stored_spec
 from tests.unit.scheduler.cache_groups import make_spec
 from tests.unit.worker.toy_model import ToyBackend
@@ -22,7 +23,7 @@ def test_caches_are_zero_aligned_and_take_memory_only_when_written(dtype: torch.
     num_blocks = 2 * GIB // (16 * dtype.itemsize)
     config = KVCacheConfig(num_blocks=num_blocks, groups=(KVCacheGroupSpec(layer_names=("a", "b"), spec=spec),))
     before = resident_bytes()
-    first, second = allocate_kv_caches(config, ["b", "a"], ToyBackend(), dtype, torch.device("cpu"))
+    first, second = allocate_kv_caches(config, ["b", "a"], ToyBackend(), dtype, HostMemory(GIB).zeros)
     assert first.shape == (num_blocks, 16) and first.dtype == dtype
     assert first.data_ptr() % 64 == 0 and first.data_ptr() != second.data_ptr()
     assert bool((first[:100] == 0).all()) and bool((first[-100:] == 0).all())
@@ -35,7 +36,7 @@ def test_layers_of_different_groups_share_a_tensor_and_layers_of_one_group_do_no
     spec = FullAttentionSpec(block_size=16, num_kv_heads=1, head_size=1, dtype_bytes=4)
     groups = tuple(KVCacheGroupSpec(layer_names=names, spec=spec) for names in (("a", "c"), ("b", "d"), ("e",)))
     config = KVCacheConfig(num_blocks=8, groups=groups)
-    caches = allocate_kv_caches(config, list("abcde"), ToyBackend(), torch.float32, torch.device("cpu"))
+    caches = allocate_kv_caches(config, list("abcde"), ToyBackend(), torch.float32, HostMemory(GIB).zeros)
     assert [cache.data_ptr() == caches[0].data_ptr() for cache in caches] == [True, True, False, False, True]
     assert caches[2].data_ptr() == caches[3].data_ptr()
     assert [cache.data_ptr() for cache in distinct_tensors(caches)] == [caches[0].data_ptr(), caches[2].data_ptr()]

@@ -9,13 +9,13 @@ from hypothesis import strategies as st
 from quire.errors import NotEnoughMemoryError
 from quire.utils.memory import GIB, MIB
 from quire.worker.memory import (
-    StepLimits,
     check_allocation,
     check_swap_space,
     estimate_weights_bytes,
     estimate_workspace_bytes,
     plan_memory,
 )
+from quire.worker.setup import StepLimits
 from tests.unit.worker.tiny import TINY_ARCH, tiny_config
 
 LIMITS = StepLimits(max_num_seqs=8, max_num_batched_tokens=512, max_model_len=128)

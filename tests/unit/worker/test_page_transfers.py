@@ -12,8 +12,10 @@ from quire.attention.backends.torch_reference import TorchReferenceBackend
 from quire.core.kv_spec import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
 from quire.core.scheduler_output import NO_PAGE_COPIES, PageCopies, SchedulerOutput
 from quire.kernels.native.runtime import NativeRuntime
+from quire.utils.memory import GIB
+from quire.worker.device.memory import HostMemory
 from quire.worker.kv_cache_tensors import page_dim
-from quire.worker.page_transfers import DeviceTransfers, PageTransfers, allocate_with_swap_space
+from quire.worker.page_transfers import DeviceTransfers, PageTransfers
 
 NUM_BLOCKS, NUM_SWAP_BLOCKS, BLOCK_SIZE, HEADS, HEAD_SIZE = 9, 6, 16, 2, 4
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "fp8": torch.float8_e4m3fn}
@@ -73,7 +75,7 @@ def check_round_trip(caches: list[torch.Tensor], transfers: PageTransfers, dim: 
 @pytest.mark.parametrize("name", ["native_cpu", "torch_reference"])
 def test_pages_come_back_as_they_went_and_others_are_left_alone(name: str, dtype: torch.dtype) -> None:
     backend, config = make_backend(name), config_of(dtype)
-    caches, transfers = allocate_with_swap_space(config, ["a", "b"], backend, dtype, torch.device("cpu"))
+    caches, transfers = HostMemory(GIB).allocate_kv_caches(config, ["a", "b"], backend, dtype)
     assert transfers is not None
     dim = page_dim(config, backend)
     assert [cache.shape[dim] for cache in caches] == [NUM_BLOCKS] * 2
@@ -89,7 +91,7 @@ def test_the_transfers_of_a_device_do_the_same_with_pages_in_either_dimension(di
 
 def test_the_times_of_copies_are_those_of_their_own_step() -> None:
     backend, config = make_backend("torch_reference"), config_of(torch.float32)
-    _, transfers = allocate_with_swap_space(config, ["a", "b"], backend, torch.float32, torch.device("cpu"))
+    _, transfers = HostMemory(GIB).allocate_kv_caches(config, ["a", "b"], backend, torch.float32)
     assert transfers is not None and transfers.run(step())() == (None, None)
     copy_times = transfers.run(step(outs=copies([1], [1])))
     assert transfers.run(step())() == (None, None)
@@ -101,4 +103,4 @@ def test_without_swap_space_there_are_no_transfers() -> None:
     spec = FullAttentionSpec(block_size=BLOCK_SIZE, num_kv_heads=1, head_size=2, dtype_bytes=4)
     config = KVCacheConfig(num_blocks=3, groups=(KVCacheGroupSpec(layer_names=("a",), spec=spec),))
     backend = make_backend("torch_reference")
-    assert allocate_with_swap_space(config, ["a"], backend, torch.float32, torch.device("cpu"))[1] is None
+    assert HostMemory(GIB).allocate_kv_caches(config, ["a"], backend, torch.float32)[1] is None

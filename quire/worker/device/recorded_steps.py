@@ -1,4 +1,4 @@
-"""StepGraphs: decode steps as recorded kernel calls, one graph for each number of requests.
+"""RecordedSteps: decode steps as recorded kernel calls, one graph for each number of requests.
 
 Called by the model runner. Owns the graphs, their inputs at fixed addresses and the arena of their results. The first
 step of a size is recorded while it runs, the second runs both ways and is compared bit for bit, later ones are
@@ -23,6 +23,7 @@ from quire.logger import get_logger
 from quire.models.interfaces import CausalLM
 from quire.worker.attention_groups import AttentionGroups
 from quire.worker.block_tables import BlockTables
+from quire.worker.device.graphs import StepGraphs
 from quire.worker.input_batch import InputBatch
 
 logger = get_logger(__name__)
@@ -63,8 +64,8 @@ class _Recorded:
     is_proven: bool = False
 
 
-class StepGraphs:
-    """Runs the model on decode steps.
+class RecordedSteps(StepGraphs):
+    """Runs the model on decode steps by native kernels on a CPU.
 
     Args:
         runtime: of the model's layers and its attention.

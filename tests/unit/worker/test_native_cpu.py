@@ -9,9 +9,12 @@ from typing import Any
 import pytest
 
 from quire.kernels.native.runtime import DEFAULT_SPIN_US
+from quire.layers.kernels import TorchKernels
 from quire.utils.cpus import Core, UsableCpus
-from quire.worker import native
-from quire.worker.native import QUOTA_SPIN_US, make_runtime
+from quire.worker.device import native_cpu
+from quire.worker.device.native_cpu import QUOTA_SPIN_US, make_runtime
+from quire.worker.device.registry import make_device_ops
+from quire.worker.setup import make_setup
 from tests.unit.worker.tiny import cpu_platform, tiny_config
 
 SIBLINGS = (Core((0, 4)), Core((1, 5)), Core((2, 6)), Core((3, 7)))
@@ -28,10 +31,11 @@ class Recorded:
 
 
 def runtime_on(monkeypatch: Any, cores: tuple[Core, ...], num_threads: int, quota: float | None = None) -> Recorded:
-    monkeypatch.setattr(native, "NativeRuntime", Recorded)
+    monkeypatch.setattr(native_cpu, "NativeRuntime", Recorded)
     ids = tuple(sorted(cpu for core in cores for cpu in core.cpus))
     platform = dataclasses.replace(cpu_platform(), cpus=UsableCpus(ids=ids, cores=cores, quota=quota))
-    runtime: Any = make_runtime(tiny_config(attention_backend="native_cpu"), num_threads, platform)
+    config = tiny_config(attention_backend="native_cpu", num_threads=num_threads)
+    runtime: Any = make_runtime(make_setup(config, platform))
     assert runtime.num_threads == num_threads
     return runtime
 
@@ -61,9 +65,11 @@ def test_under_a_quota_threads_are_not_bound_and_sleep_soon(monkeypatch):
 
 
 def test_a_machine_of_unknown_cpus_gets_threads_too():
-    runtime = make_runtime(tiny_config(attention_backend="native_cpu"), 2, cpu_platform())
-    assert runtime is not None and runtime.pool.num_threads == 2
+    config = tiny_config(attention_backend="native_cpu", num_threads=2)
+    runtime = make_runtime(make_setup(config, cpu_platform()))
+    assert runtime.pool.num_threads == 2
 
 
-def test_another_backend_needs_no_runtime():
-    assert make_runtime(tiny_config(attention_backend="torch_reference"), 2, cpu_platform()) is None
+def test_another_backend_computes_by_torch():
+    ops = make_device_ops(make_setup(tiny_config(attention_backend="torch_reference"), cpu_platform()))
+    assert isinstance(ops.layers, TorchKernels)

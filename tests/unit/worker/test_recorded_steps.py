@@ -12,9 +12,9 @@ from quire.errors import ShapeError
 from quire.kernels.native import elementwise, linear
 from quire.kernels.native.runtime import NativeRuntime
 from quire.kernels.native.step_graph import GraphArena, StepGraph
-from quire.worker import step_graph
+from quire.worker.device import recorded_steps
+from quire.worker.device.recorded_steps import RecordedSteps
 from quire.worker.input_batch import InputBatch
-from quire.worker.step_graph import StepGraphs
 
 VOCAB, SIZE = 48, 32
 
@@ -66,8 +66,8 @@ def batch(token_ids: list[int], num_reqs: int | None = None) -> InputBatch:
     )  # fmt: skip
 
 
-def graphs_of(model: Model) -> StepGraphs:
-    return StepGraphs(model.runtime, model, Attention(), Tables(), VOCAB)  # type: ignore[arg-type]
+def graphs_of(model: Model) -> RecordedSteps:
+    return RecordedSteps(model.runtime, model, Attention(), Tables(), VOCAB)  # type: ignore[arg-type]
 
 
 STEPS = [[3, 7], [5, 5], [0, 47], [9, 1], [2, 3]]
@@ -126,7 +126,7 @@ def test_steps_with_prompts_and_steps_of_too_many_requests_are_left_alone():
 
 
 def test_a_step_whose_results_do_not_fit_is_left_alone(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(step_graph, "ARENA_BYTES", 2 * SIZE * 4)
+    monkeypatch.setattr(recorded_steps, "ARENA_BYTES", 2 * SIZE * 4)
     model = Model(NativeRuntime())
     graphs = graphs_of(model)
     first = graphs.forward(batch([1, 2]))

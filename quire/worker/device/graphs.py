@@ -1,0 +1,46 @@
+"""StepGraphs: steps that were captured once and are replayed, in the place of calling the model's layers one by one.
+
+Made with the device's other operations, called by the model runner once a step. `recorded_steps` is that of the native
+CPU kernels; a device that has none uses `NoGraphs`.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+
+import torch
+
+from quire.models.interfaces import CausalLM
+from quire.worker.attention_groups import AttentionGroups
+from quire.worker.block_tables import BlockTables
+from quire.worker.input_batch import InputBatch
+
+
+class StepGraphs(ABC):
+    """Owns the graphs and the buffers at fixed addresses that they read and write."""
+
+    @abstractmethod
+    def forward(self, batch: InputBatch) -> torch.Tensor | None:
+        """Hidden states [num_tokens, hidden_size] of a step, valid until the next step; None = run the model itself.
+
+        Copies the step's inputs to where a graph reads them, padded to its size where it is larger; writes the step's
+        keys and values, as the model does.
+        """
+
+
+class NoGraphs(StepGraphs):
+    """Every step runs call by call."""
+
+    def forward(self, batch: InputBatch) -> None:
+        """None."""
+        return None
+
+
+MakeStepGraphs = Callable[[CausalLM, AttentionGroups, BlockTables], StepGraphs]
+"""Called once, when the KV cache is allocated."""
+
+
+def no_graphs(model: CausalLM, attention: AttentionGroups, block_tables: BlockTables) -> StepGraphs:
+    """For devices without graphs, and engines with `enforce_eager`."""
+    return NoGraphs()

@@ -1,0 +1,80 @@
+"""The native CPU kernels: layers, attention, sampling and recorded steps on one `NativeRuntime`, which is made here."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import torch
+
+from quire.attention.backends.native_cpu import NativeCpuBackend
+from quire.attention.selector import select_backend
+from quire.config.engine import QuireConfig
+from quire.config.model import OWN_QUANTIZATIONS
+from quire.kernels.native.runtime import DEFAULT_SPIN_US, NativeRuntime
+from quire.kernels.native.sampling import MAX_VOCAB_SIZE
+from quire.layers.native import NativeKernels
+from quire.layers.quantization import with_quantization
+from quire.logger import get_logger
+from quire.models.loader import attention_params
+from quire.models.packing_cache import PackingCache, default_cache_directory
+from quire.sample.ops.native import NativeSamplingOps
+from quire.sample.ops.torch_ops import TorchSamplingOps
+from quire.worker.device.graphs import no_graphs
+from quire.worker.device.memory import HostMemory
+from quire.worker.device.ops import DeviceOps
+from quire.worker.device.recorded_steps import ARENA_BYTES, RecordedSteps
+from quire.worker.setup import WorkerSetup
+
+logger = get_logger(__name__)
+
+# Under a quota a spinning thread takes time that computing threads then lack: it waits from kernel to kernel of a step,
+# which are tens of microseconds apart, and not from step to step.
+QUOTA_SPIN_US = 100
+
+
+def native_cpu(setup: WorkerSetup) -> DeviceOps:
+    """The operations; starts the kernels' threads.
+
+    Raises:
+        NativeLibraryError: the library cannot be loaded.
+        ConfigError: the kernels cannot serve the model.
+    """
+    config, vocab_size = setup.config, setup.arch.vocab_size
+    device = torch.device("cpu")
+    runtime = make_runtime(setup)
+    torch.set_num_threads(1)  # one pool of threads: two at once would fight for the cores
+    quantization = config.model.quantization
+    kernels = NativeKernels(runtime, setup.dtype, quantization if quantization in OWN_QUANTIZATIONS else None)
+    is_recording = not config.model.enforce_eager
+    return DeviceOps(
+        device=device,
+        layers=with_quantization(kernels, quantization, setup.dtype),
+        attention=select_backend(
+            NativeCpuBackend.name, attention_params(setup.arch), setup.dtype, device, NativeCpuBackend(runtime)
+        ),
+        sampling=NativeSamplingOps(runtime) if vocab_size <= MAX_VOCAB_SIZE else TorchSamplingOps(),
+        memory=HostMemory(setup.platform.memory.available_bytes),
+        make_graphs=partial(RecordedSteps, runtime, vocab_size=vocab_size) if is_recording else no_graphs,
+        graph_bytes=ARENA_BYTES if is_recording else 0,
+        packing_cache=_packing_cache(config, runtime),
+    )
+
+
+def make_runtime(setup: WorkerSetup) -> NativeRuntime:
+    """Tier, threads and their places."""
+    platform, num_threads = setup.platform, setup.num_threads
+    cpus = platform.compute_cpus(num_threads)
+    has_quota = platform.cpus is not None and platform.cpus.quota is not None
+    spin_us = QUOTA_SPIN_US if has_quota else DEFAULT_SPIN_US
+    runtime = NativeRuntime(setup.config.device.kernel_tier, num_threads, cpus, spin_us)
+    place = f"on CPUs {', '.join(map(str, cpus))}" if cpus else "not pinned"
+    logger.info("native kernels: tier %s, %d threads %s", runtime.tier, num_threads, place)
+    return runtime
+
+
+def _packing_cache(config: QuireConfig, runtime: NativeRuntime) -> PackingCache | None:
+    """None when packed weights are not kept, or the errors of packing are asked for."""
+    directory = default_cache_directory()
+    if directory is None or not config.load.packing_cache or config.model.quantization_report:
+        return None
+    return PackingCache(directory, runtime)

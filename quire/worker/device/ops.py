@@ -1,0 +1,45 @@
+"""DeviceOps: everything the worker does differently on different devices, made once from the platform.
+
+Made by the registry, held by the worker, which hands the parts to those who call them: nothing is looked up in a step.
+
+A new device is one constructor in a file of its own and its entry in `registry.DEVICES`. That of a GPU starts from
+`torch_ops` and replaces part by part: `attention` and `layers`, then `sampling`, then `make_graphs`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from quire.attention.backend import AttentionBackend
+from quire.layers.kernels import LayerKernels
+from quire.models.packing_cache import PackingCache
+from quire.sample.ops.interface import SamplingOps
+from quire.worker.device.graphs import MakeStepGraphs, no_graphs
+from quire.worker.device.memory import DeviceMemory
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceOps:
+    """The operations of one device.
+
+    Attributes:
+        device: where weights, cache and activations are.
+        layers: what computes the model's layers, and how their weights are stored.
+        attention: one backend for every layer.
+        sampling: what is done with logits.
+        memory: what is free, and the tensors of the KV cache with what copies their pages.
+        make_graphs: captures steps and replays them, once there is a KV cache.
+        graph_bytes: memory that graphs need beside the activations of a step.
+        packing_cache: where weights in the form of `layers` are kept on disk; None = nowhere.
+    """
+
+    device: torch.device
+    layers: LayerKernels
+    attention: AttentionBackend
+    sampling: SamplingOps
+    memory: DeviceMemory
+    make_graphs: MakeStepGraphs = no_graphs
+    graph_bytes: int = 0
+    packing_cache: PackingCache | None = None

@@ -1,0 +1,88 @@
+"""MemoryPlanner: the figures of `memory`, for this model on this device. Made and called by the worker; no tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from quire.core.kv_spec import KVCacheConfig, KVCacheSpec
+from quire.logger import get_logger
+from quire.utils.memory import GIB, read_memory
+from quire.worker.device.ops import DeviceOps
+from quire.worker.memory import (
+    check_allocation,
+    check_swap_space,
+    estimate_weights_bytes,
+    estimate_workspace_bytes,
+    plan_memory,
+)
+from quire.worker.setup import WorkerSetup
+
+logger = get_logger(__name__)
+
+
+class MemoryPlanner:
+    """Divides what was free when it was made, which is before the weights are read."""
+
+    def __init__(self, setup: WorkerSetup, ops: DeviceOps) -> None:
+        self._setup = setup
+        self._memory = ops.memory
+        self._free_bytes = ops.memory.free_bytes()
+        self._utilization = setup.config.cache.memory_utilization
+        workspace_bytes = estimate_workspace_bytes(setup.arch, setup.limits, setup.dtype.itemsize)
+        self._workspace_bytes = workspace_bytes + ops.graph_bytes
+        swap_bytes = int(setup.config.cache.swap_space * GIB)
+        # The swap space is always the host's memory, which may be the device's.
+        self._swap_bytes, self._host_swap_bytes = (swap_bytes, 0) if ops.memory.is_host else (0, swap_bytes)
+
+    def check_weights_fit(self) -> None:
+        """Refuse a model that is too large before its weights fill the memory.
+
+        Raises:
+            NotEnoughMemoryError: it is, or the swap space is.
+        """
+        setup = self._setup
+        plan_memory(
+            free_bytes=self._free_bytes,
+            utilization=self._utilization,
+            weights_bytes=estimate_weights_bytes(
+                setup.arch, setup.limits.max_model_len, setup.dtype.itemsize, setup.config.model.quantization
+            ),
+            workspace_bytes=self._workspace_bytes,
+            useful_bytes=None,
+            swap_bytes=self._swap_bytes,
+        )
+        if self._host_swap_bytes:
+            check_swap_space(self._host_swap_bytes, read_memory().available_bytes)
+
+    def available_kv_cache_bytes(self, weights_bytes: int, specs: Mapping[str, KVCacheSpec]) -> int:
+        """Bytes the KV cache may take beside the weights; logs how they were found.
+
+        Args:
+            specs: layer name -> what it needs from the KV cache.
+        """
+        budget = plan_memory(
+            free_bytes=self._free_bytes,
+            utilization=self._utilization,
+            weights_bytes=weights_bytes,
+            workspace_bytes=self._workspace_bytes,
+            useful_bytes=self._useful_bytes(specs) if self._memory.is_host else None,
+            swap_bytes=self._swap_bytes,
+        )
+        logger.info(budget.describe())
+        return budget.kv_cache_bytes
+
+    def check_allocation(self, kv_cache_config: KVCacheConfig) -> None:
+        """Refuse a KV cache that does not fit what is free now.
+
+        Raises:
+            NotEnoughMemoryError: names the largest size that fits.
+        """
+        needed_bytes = kv_cache_config.num_blocks * kv_cache_config.page_size_bytes
+        check_allocation(needed_bytes, self._memory.free_bytes(), self._workspace_bytes, self._swap_bytes)
+
+    def _useful_bytes(self, specs: Mapping[str, KVCacheSpec]) -> int:
+        """Pages for every row at its longest, and the null page."""
+        limits = self._setup.limits
+        blocks_per_req = -(-limits.max_model_len // self._setup.block_size)
+        page_bytes = sum(spec.page_size_bytes for spec in specs.values())
+        return (limits.max_num_seqs * blocks_per_req + 1) * page_bytes
