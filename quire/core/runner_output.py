@@ -13,10 +13,14 @@ from quire.core.logprobs import LogprobsArrays
 class ModelRunnerOutput:
     """Sampled tokens of one step.
 
+    Row i of `rows` has tokens sampled_start_loc[i] .. sampled_start_loc[i + 1] - 1: none, one or several. Each but its
+    last is the draft that stands in its place, so the keys and values behind it are those of the sequence.
+
     Attributes:
-        rows: [num_sampled] int32; `SchedulerOutput.rows[is_sampling]`, in that order.
+        rows: [num_sampling] int32; `SchedulerOutput.rows[is_sampling]`, in that order.
         sampled_token_ids: [num_sampled] int32.
-        logprobs: lines for the entries of `rows` that asked for them; None when none did.
+        sampled_start_loc: [num_sampling + 1] int32; None = every row has one token.
+        logprobs: lines for the entries of `sampled_token_ids` whose rows asked for them; None when none did.
         prompt_logprobs: row -> lines for prompt positions computed in this step; `index` holds positions of
             the *predicted* prompt token, so it starts at 1.
         errors: row -> what went wrong, for sampling rows whose token means nothing (the model gave NaN, or no
@@ -26,6 +30,7 @@ class ModelRunnerOutput:
 
     rows: np.ndarray
     sampled_token_ids: np.ndarray
+    sampled_start_loc: np.ndarray | None = None
     logprobs: LogprobsArrays | None = None
     prompt_logprobs: dict[int, LogprobsArrays] = field(default_factory=dict)
     errors: dict[int, str] = field(default_factory=dict)

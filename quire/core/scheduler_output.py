@@ -49,6 +49,16 @@ class NewBlocks:
     columns: np.ndarray
     block_ids: np.ndarray
 
+    def followed_by(self, others: NewBlocks) -> NewBlocks:
+        """These pages and those that were appended after them."""
+        if not len(others.rows):
+            return self
+        return NewBlocks(
+            np.concatenate([self.rows, others.rows]),
+            np.concatenate([self.columns, others.columns]),
+            np.concatenate([self.block_ids, others.block_ids]),
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class PageCopies:
@@ -95,9 +105,31 @@ class RowUpdates:
 NO_ROW_UPDATES = RowUpdates()
 
 
+@dataclass(frozen=True, slots=True)
+class DraftTokens:
+    """Guesses at what rows will sample, computed behind their newest token in the same step.
+
+    Attributes:
+        counts: [num_reqs] int32; how many of the row's scheduled tokens, the last ones, are drafts; 0 = none.
+        token_ids: [sum of counts] int32; in the order of the batch.
+    """
+
+    counts: np.ndarray
+    token_ids: np.ndarray
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulerOutput:
     """What one step runs.
+
+    Example: row 4 decodes (10 tokens, 9 of them computed) with 2 drafts, row 7 computes 5 tokens of its prompt of 20:
+
+        rows                 [4, 7]
+        num_scheduled_tokens [3, 5]       total_num_scheduled_tokens 8
+        num_computed_tokens  [9, 0]
+        is_prefill           [no, yes]
+        is_sampling          [yes, no]    three rows of logits for row 4: it gets one, two or three tokens
+        drafts.counts        [2, 0]
 
     The receiver applies `row_updates`, then `freed_rows`, then `swap_outs`, then `swap_ins`, then `new_reqs`, then
     `new_blocks`, then `page_copies`, then computes the tokens. So a page may be swapped out, given to another request
@@ -111,12 +143,16 @@ class SchedulerOutput:
         rows: [num_reqs] int32; rows that compute in this step, in the order of the batch, distinct.
         num_scheduled_tokens: [num_reqs] int32, each >= 1.
         num_computed_tokens: [num_reqs] int32; tokens whose KV is in the cache before this step.
-        is_sampling: [num_reqs] bool; the last scheduled token is the row's newest, so a token is sampled.
+        is_prefill: [num_reqs] bool; several of the row's tokens, drafts aside, were not computed before this step, as
+            of a new or resumed request; False = it decodes: its newest token alone was left.
+        is_sampling: [num_reqs] bool; the row's newest token is scheduled, so a token is sampled, and after each draft
+            that is what was sampled one more.
         total_num_scheduled_tokens: sum of `num_scheduled_tokens`.
         page_copies: partly filled pages that a request takes over from another one and is about to write to.
         swap_outs: pages of the cache, copied to pages of the swap space.
         swap_ins: pages of the swap space, copied to pages of the cache.
         row_updates: rows of beam searches that took over others.
+        drafts: draft tokens; None = no row has any.
     """
 
     step: int
@@ -126,9 +162,23 @@ class SchedulerOutput:
     rows: np.ndarray
     num_scheduled_tokens: np.ndarray
     num_computed_tokens: np.ndarray
+    is_prefill: np.ndarray
     is_sampling: np.ndarray
     total_num_scheduled_tokens: int
     page_copies: PageCopies = NO_PAGE_COPIES
     swap_outs: PageCopies = NO_PAGE_COPIES
     swap_ins: PageCopies = NO_PAGE_COPIES
     row_updates: RowUpdates = NO_ROW_UPDATES
+    drafts: DraftTokens | None = None
+
+    def is_chunk(self) -> np.ndarray:
+        """[num_reqs] bool; rows that compute several tokens they were given: a single one costs what decoding does."""
+        is_chunk: np.ndarray = self.is_prefill & (self.num_scheduled_tokens > 1)
+        return is_chunk
+
+    def num_logits(self) -> np.ndarray:
+        """[num_sampling] int; rows of logits of each row that samples: one, and one for each draft."""
+        if self.drafts is None:
+            return np.ones(int(np.count_nonzero(self.is_sampling)), dtype=np.int32)
+        num_logits: np.ndarray = 1 + self.drafts.counts[self.is_sampling]
+        return num_logits

@@ -12,6 +12,7 @@ from functools import partial
 
 import numpy as np
 
+from quire.core.draft_proposer import DraftProposer
 from quire.core.engine_messages import EngineCoreOutputs, EngineCoreRequest, FinishReason
 from quire.core.logprobs import LogprobsArrays
 from quire.core.runner_output import ModelRunnerOutput
@@ -47,6 +48,25 @@ class NotedClock:
         return readings
 
 
+class NotedProposer:
+    """A proposer whose drafts are kept until they are taken."""
+
+    def __init__(self, proposer: DraftProposer) -> None:
+        self._proposer = proposer
+        self._proposals: list[list[int]] = []
+
+    def propose(self, token_ids: np.ndarray, max_tokens: int) -> np.ndarray:
+        """What the other one proposes."""
+        drafts = self._proposer.propose(token_ids, max_tokens)
+        self._proposals.append(drafts.tolist())
+        return drafts
+
+    def take(self) -> list[list[int]]:
+        """The drafts since the last call."""
+        proposals, self._proposals = self._proposals, []
+        return proposals
+
+
 class RecordedScheduler(SchedulerInterface):
     """A scheduler and its recorder.
 
@@ -55,6 +75,7 @@ class RecordedScheduler(SchedulerInterface):
         make_writer: makes the writer; given the clock.
         gates: further reasons for which a waiting request must wait.
         clock: seconds.
+        proposer: of draft tokens; None = there are none.
     """
 
     def __init__(
@@ -63,10 +84,13 @@ class RecordedScheduler(SchedulerInterface):
         make_writer: Callable[[Callable[[], float]], RecordWriter],
         gates: Sequence[AdmissionGate] = (),
         clock: Callable[[], float] = time.monotonic,
+        proposer: DraftProposer | None = None,
     ) -> None:
         self._clock = NotedClock(clock)
         self._verdicts: list[str] = []
-        self._scheduler = make_scheduler(setup, self._clock, [self._noted(gate) for gate in gates])
+        self._proposer = None if proposer is None else NotedProposer(proposer)
+        noted_gates = [self._noted(gate) for gate in gates]
+        self._scheduler = make_scheduler(setup, self._clock, noted_gates, self._proposer)
         self._writer = make_writer(clock)
 
     def add_request(self, request: EngineCoreRequest) -> None:
@@ -96,7 +120,9 @@ class RecordedScheduler(SchedulerInterface):
         """Decide the next step; None when no request can compute."""
         step = self._scheduler.schedule()
         verdicts, self._verdicts = self._verdicts, []
-        self._writer.put(partial(_schedule, None if step is None else step.output, verdicts, self._clock.take()))
+        proposals = [] if self._proposer is None else self._proposer.take()
+        scheduled = None if step is None else step.output
+        self._writer.put(partial(_schedule, scheduled, verdicts, self._clock.take(), proposals))
         return step
 
     def update_from_output(
@@ -173,13 +199,16 @@ def _add(request: EngineCoreRequest, is_refused: bool, clock: list[float]) -> re
     return records.Add(as_recorded(request), is_refused, clock)
 
 
-def _schedule(scheduled: SchedulerOutput | None, verdicts: list[str], clock: list[float]) -> records.Record:
+def _schedule(
+    scheduled: SchedulerOutput | None, verdicts: list[str], clock: list[float], proposals: list[list[int]]
+) -> records.Record:
     if all(one == Verdict.GO.name for one in verdicts):
         verdicts = []
     if scheduled is None:
-        return records.Schedule(False, None, None, 0, verdicts, clock)
+        return records.Schedule(False, None, None, 0, verdicts, clock, proposals)
     digest = records.digest_of_schedule(scheduled)
-    return records.Schedule(True, scheduled.rows, scheduled.num_scheduled_tokens, digest, verdicts, clock)
+    num_tokens = scheduled.num_scheduled_tokens
+    return records.Schedule(True, scheduled.rows, num_tokens, digest, verdicts, clock, proposals)
 
 
 def _update(

@@ -88,6 +88,7 @@ class Schedule(msgspec.Struct, frozen=True, array_like=True, tag="schedule"):
         num_tokens: per row; None = one each.
         digest: of the whole decision, pages included.
         verdicts: what gates outside the scheduler said, in order; empty = "go" each time.
+        proposals: draft tokens that were proposed, in order.
     """
 
     is_step: bool
@@ -96,13 +97,14 @@ class Schedule(msgspec.Struct, frozen=True, array_like=True, tag="schedule"):
     digest: int
     verdicts: list[str]
     clock: list[float]
+    proposals: list[list[int]] = []
 
 
 class Update(msgspec.Struct, frozen=True, array_like=True, tag="update"):
     """`update_from_output`, and a digest of what it told.
 
     Attributes:
-        token_ids: sampled by the rows that sample, in their order.
+        token_ids: sampled by the rows that sample, in their order; where some have none or several, `rest` says so.
         rest: the worker's answer without tokens and log-probabilities, when there is more in it.
         logprobs: of steps with beam searches, whose next tokens depend on them.
     """
@@ -165,6 +167,8 @@ def digest_of_schedule(scheduled: SchedulerOutput | None) -> int:
     crc = 0
     for name in _SCHEDULE_FIELDS if scheduled is not None else ():
         value = getattr(scheduled, name)
+        if name == "drafts" and value is None:
+            continue
         if type(value) is np.ndarray:
             crc = zlib.crc32(value.tobytes(), crc)
         elif name == "new_reqs":
@@ -200,7 +204,7 @@ def digest_of_outputs(outputs: EngineCoreOutputs | None) -> int:
 
 def rest_of(output: ModelRunnerOutput) -> ModelRunnerOutput | None:
     """What else than tokens and log-probabilities is in a worker's answer; None when there is nothing."""
-    if all(getattr(output, name) == default for name, default in _REST.items()):
+    if output.sampled_start_loc is None and all(getattr(output, name) == value for name, value in _REST.items()):
         return None
     return dataclasses.replace(
         output, rows=_NOTHING, sampled_token_ids=_NOTHING, logprobs=None, prompt_logprobs={}
@@ -217,9 +221,9 @@ def whole_output(update: Update, scheduled: SchedulerOutput) -> ModelRunnerOutpu
 
 _NOTHING = np.empty(0, dtype=np.int32)
 _EMPTY = ModelRunnerOutput(rows=_NOTHING, sampled_token_ids=_NOTHING)
+_NOT_REST = ("rows", "sampled_token_ids", "sampled_start_loc", "logprobs", "prompt_logprobs")
 _REST = {
-    one.name: getattr(_EMPTY, one.name)
-    for one in dataclasses.fields(ModelRunnerOutput)
-    if one.name not in ("rows", "sampled_token_ids", "logprobs", "prompt_logprobs")
+    one.name: getattr(_EMPTY, one.name) for one in dataclasses.fields(ModelRunnerOutput) if one.name not in _NOT_REST
 }
-_SCHEDULE_FIELDS = [one.name for one in dataclasses.fields(SchedulerOutput)]
+# What rows are follows from their tokens, and is in no digest of older recordings.
+_SCHEDULE_FIELDS = [one.name for one in dataclasses.fields(SchedulerOutput) if one.name != "is_prefill"]

@@ -67,7 +67,9 @@ class Replay:
         self._on_step = on_step
         self._readings: Iterator[float] = iter(())
         self._verdicts: Iterator[str] | None = None
-        self._scheduler = make_scheduler(recording.head.setup, self._read_clock, (self._gate,))
+        self._proposals: Iterator[list[int]] = iter(())
+        proposer = self if recording.head.setup.has_proposer else None
+        self._scheduler = make_scheduler(recording.head.setup, self._read_clock, (self._gate,), proposer)
         if recording.head.state is not None:
             restore(self._scheduler, recording.head.state)
         self._watch = WaitWatch()
@@ -84,6 +86,13 @@ class Replay:
                 self._watch.knows(message)
         except Exception as error:  # the parts of a foreign state need not fit together
             raise MessageError(f"the recorded state is inconsistent: {type(error).__name__}: {error}") from None
+
+    def propose(self, token_ids: np.ndarray, max_tokens: int) -> np.ndarray:
+        """The draft tokens that were recorded, as a `DraftProposer`."""
+        drafts = next(self._proposals, None)
+        if drafts is None:
+            raise Difference("drafts were asked for more often than recorded")
+        return np.array(drafts, dtype=np.int32)
 
     def run(self) -> ReplayResult:
         """Run all of it, or up to the first difference."""
@@ -153,6 +162,7 @@ class Replay:
 
     def _schedule(self, call: Schedule) -> None:
         self._verdicts = iter(call.verdicts) if call.verdicts else None
+        self._proposals = iter(call.proposals)
         step = self._scheduler.schedule()
         self._compare_plan(call, None if step is None else step.output)
         self._cause = "not enough KV blocks for requests of higher rank"
@@ -171,9 +181,10 @@ class Replay:
     def _update(self, call: Update) -> None:
         step = self._next_step()
         scheduled = step.output
-        num_sampled = int(scheduled.is_sampling.sum())
-        self._compare("the number of sampled tokens", len(call.token_ids), num_sampled)
         output = records.whole_output(call, scheduled)
+        starts = output.sampled_start_loc
+        num_sampled = int(scheduled.is_sampling.sum()) if starts is None else int(starts[-1])
+        self._compare("the number of sampled tokens", len(call.token_ids), num_sampled)
         outputs = self._scheduler.update_from_output(step, output, call.seconds)
         found = records.digest_of_outputs(outputs)
         self._compare("the outputs sent to the front end (tokens, finishes, times)", call.digest, found)

@@ -42,6 +42,7 @@ from quire.scheduler.admission import Admission, AdmissionRules, Verdict
 from quire.scheduler.beam_groups import BeamGroups, _Group
 from quire.scheduler.beam_search import BeamSearch, Finished
 from quire.scheduler.deadlines import QueueDeadlines
+from quire.scheduler.drafts import Drafts
 from quire.scheduler.fair_order import FairOrder, TenantQueues
 from quire.scheduler.forks import ForkGroups
 from quire.scheduler.in_flight import StepsInFlight
@@ -70,7 +71,7 @@ STRUCTS: tuple[type[msgspec.Struct], ...] = (
 )  # fmt: skip
 OBJECTS: tuple[type, ...] = (
     Admission, AdmissionRules, BeamAnswer, BeamGroups, BeamSearch, BlockPool, ByArrival, ByPriority, CacheMiss,
-    CachedPrefix, ChosenTokens, ChunkedLocalManager, EngineCoreRequest, ExpectedOutputs, FairOrder, Finished,
+    CachedPrefix, ChosenTokens, ChunkedLocalManager, Drafts, EngineCoreRequest, ExpectedOutputs, FairOrder, Finished,
     FinishedRequest, ForkGroups, FreeList, FullAttentionManager, KVCacheConfig, KVCacheCoordinator, KVCacheGroupSpec,
     KVCacheManager, KVEventRecorder, Limits, Measurements, MissExplainer, Outbox, PastPages, PendingCopies, PrefixIndex,
     PrefixPages, PrefixTree, QueueDeadlines, RankOrder, Request, RequestEvent, RequestGroups, RequestQueue,

@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
 import numpy as np
 
 from quire.flight_recorder import snapshot
@@ -195,10 +196,9 @@ class RecordWriter:
         rows = record.rows.tobytes()
         same, self._last_rows = rows == self._last_rows, rows
         all_ones = record.num_tokens.tobytes() == ONE * len(record.num_tokens)
-        return Schedule(
-            True, None if same else record.rows, None if all_ones else record.num_tokens,
-            record.digest, record.verdicts, record.clock,
-        )  # fmt: skip
+        return msgspec.structs.replace(
+            record, rows=None if same else record.rows, num_tokens=None if all_ones else record.num_tokens
+        )
 
 
 class _Boundary:

@@ -158,6 +158,11 @@ class KVCacheCoordinator:
         """Of how many first pages of a request windowed groups know the prefix, whether or not they still hold them."""
         return len(self._pool.prefix_pages.tree.find(request.token_ids, request.extra_keys, max_pages))
 
+    def free_beyond(self, row: int, num_tokens: int) -> None:
+        """Give up the row's pages that hold none of its first `num_tokens` tokens."""
+        for group in self._groups:
+            group.free_beyond(row, num_tokens)
+
     def free(self, row: int) -> None:
         """Give up the row's pages."""
         for group in self._groups:

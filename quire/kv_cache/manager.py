@@ -99,6 +99,11 @@ class KVCacheManager:
         return self._pool.num_free_blocks
 
     @property
+    def can_take_back(self) -> bool:
+        """Whether a row's last computed tokens can be taken back; not where a layer keeps a state of all of them."""
+        return self._coordinator.finds_prefixes
+
+    @property
     def usage(self) -> float:
         """Share of pages in use, in [0, 1]."""
         return self._pool.usage
@@ -271,6 +276,10 @@ class KVCacheManager:
         if self._is_caching:
             self._coordinator.publish(rows, num_computed_tokens, token_ids)
         self._coordinator.free_passed(rows, num_computed_tokens)
+
+    def free_beyond(self, row: int, num_tokens: int) -> None:
+        """Give up the row's pages that hold none of its first `num_tokens` tokens; none of them was published."""
+        self._coordinator.free_beyond(row, num_tokens)
 
     def free(self, row: int) -> None:
         """Give up the row's pages; cached ones stay findable until they are taken."""

@@ -126,7 +126,7 @@ class BeamGroups(RequestGroup):
 
     def _is_held(self, rows: np.ndarray) -> np.ndarray:
         is_held: np.ndarray = (self._table.flags[rows] & _IS_BEAM) != 0
-        is_held &= self._table.num_tokens[rows] - self._table.num_computed_tokens[rows] == 1
+        is_held &= ~self._table.is_prefill(rows)
         for i in np.flatnonzero(is_held).tolist():
             is_held[i] = min(self._group_on(int(rows[i])).rows()) < 0
         return is_held

@@ -42,23 +42,24 @@ class StepBudget:
         return granted
 
 
-def share_prompt_tokens(num_wanted: np.ndarray, prompts: StepBudget, order: np.ndarray | None = None) -> np.ndarray:
+def share_prompt_tokens(
+    num_wanted: np.ndarray, is_prefill: np.ndarray, prompts: StepBudget, order: np.ndarray | None = None
+) -> np.ndarray:
     """What rows that want `num_wanted` ([num_reqs]) tokens may compute when all their prompts share a budget.
 
-    A row that wants one token decodes, and gets it; the others spend `prompts` one after the other.
+    A row that decodes gets its token; the others spend `prompts` one after the other.
 
     Args:
+        is_prefill: [num_reqs] bool.
         order: [num_reqs] which entry is first, second, ...; None = as they are given.
     """
-    is_decoding = num_wanted == 1
-    wanted = np.where(is_decoding, 0, num_wanted)
+    wanted = np.where(is_prefill, num_wanted, 0)
     if order is None:
         granted = prompts.take_in_order(wanted)
     else:
         granted = np.empty_like(wanted)
         granted[order] = prompts.take_in_order(wanted[order])
-    granted[is_decoding] = 1
-    return granted
+    return np.where(is_prefill, granted, num_wanted)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

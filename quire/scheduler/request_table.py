@@ -19,6 +19,7 @@ class RowFlag(IntFlag):
     NONE = 0
     HAS_STOP_IDS = 1
     BEAM = 2
+    GRAMMAR = 4
 
 
 class RequestTable:
@@ -74,13 +75,26 @@ class RequestTable:
         self.min_total_tokens[row] = num_prompt_tokens + params.min_tokens
         self.eos_token_id[row] = -1 if params.ignore_eos else message.eos_token_id
         flags = RowFlag.HAS_STOP_IDS if request.stop_token_ids else RowFlag.NONE
-        self.flags[row] = flags if params.beam_search is None else flags | RowFlag.BEAM
+        if params.beam_search is not None:
+            flags |= RowFlag.BEAM
+        if params.structured_outputs is not None or params.thinking_token_budget is not None:
+            flags |= RowFlag.GRAMMAR
+        self.flags[row] = flags
         self.handle[row] = request.handle
         self.rank[row] = request.rank
         self.tenant_slot[row] = request.tenant_slot
         self.requests[row] = request
         request.row = row
         return row
+
+    def num_left(self, rows: np.ndarray) -> np.ndarray:
+        """[num_rows] tokens that are not computed; at least 1 between steps, as the newest one is not."""
+        num_left: np.ndarray = self.num_tokens[rows] - self.num_computed_tokens[rows]
+        return num_left
+
+    def is_prefill(self, rows: np.ndarray) -> np.ndarray:
+        """[num_rows] bool; several tokens are left to compute. Else a row decodes: its newest token alone is left."""
+        return self.num_left(rows) > 1
 
     def append_tokens(self, rows: np.ndarray, token_ids: np.ndarray) -> None:
         """Add one token to each of these distinct rows; both are [num_rows]."""

@@ -49,16 +49,14 @@ class RunningRows:
 
 
 def num_wanted_tokens(
-    rows: np.ndarray, table: RequestTable, caps: Sequence[TokenCap], num_unfinished: int
+    rows: np.ndarray, num_left: np.ndarray, table: RequestTable, caps: Sequence[TokenCap], num_unfinished: int
 ) -> np.ndarray:
-    """[num_rows] tokens each row would compute if the budget were no limit: all it has, cut by the caps."""
-    starts = table.num_computed_tokens[rows]
-    num_wanted: np.ndarray = table.num_tokens[rows] - starts
+    """[num_rows] tokens each row would compute if the budget were no limit: all `num_left` it has, cut by the caps."""
     if not caps:
-        return num_wanted
+        return num_left
     wanted = WantedTokens(
-        num_tokens=num_wanted, starts=starts, request_of=lambda i: table.request_on(int(rows[i])),
-        num_unfinished=num_unfinished,
+        num_tokens=num_left, starts=table.num_computed_tokens[rows],
+        request_of=lambda i: table.request_on(int(rows[i])), num_unfinished=num_unfinished,
     )  # fmt: skip
     return apply_caps(caps, wanted)
 

@@ -13,6 +13,7 @@ import numpy as np
 
 from quire.config.cache import CacheConfig
 from quire.config.scheduler import SchedulerConfig
+from quire.core.draft_proposer import DraftProposer
 from quire.core.engine_messages import EngineCoreOutputs, EngineCoreRequest, FinishedRequest, FinishReason
 from quire.core.kv_spec import KVCacheConfig
 from quire.core.request import STATUS_AT_END, Request
@@ -25,6 +26,7 @@ from quire.kv_cache.manager import KVCacheManager
 from quire.scheduler.admission import Admission, AdmissionGate, AdmissionRules
 from quire.scheduler.beam_groups import BeamGroups
 from quire.scheduler.budget import StepBudget, share_prompt_tokens
+from quire.scheduler.drafts import Drafts
 from quire.scheduler.forks import ForkGroups
 from quire.scheduler.in_flight import StepsInFlight
 from quire.scheduler.limits import make_limits
@@ -37,10 +39,10 @@ from quire.scheduler.service_order import make_service_order
 from quire.scheduler.step import Step
 from quire.scheduler.step_costs import make_step_costs
 from quire.scheduler.step_plan import StepPlan
-from quire.scheduler.stop import find_stops
+from quire.scheduler.stop import Stop
 from quire.scheduler.swapping import Swapping
 from quire.scheduler.unfinished import UnfinishedRequests
-from quire.scheduler.update import Sampled, keep_alive, take_prompt_logprobs
+from quire.scheduler.update import Sampled, keep_alive, num_kept_tokens, take_in_turns, take_prompt_logprobs
 from quire.scheduler.validation import check_can_run
 from quire.scheduler.waiting import Blocked
 
@@ -57,6 +59,7 @@ class Scheduler:
         max_model_len: most tokens of a request, prompt and output.
         clock: seconds, for events.
         gates: further reasons for which a waiting request must wait.
+        proposer: of draft tokens; None = there are none.
 
     Raises:
         ConfigError: a limit is missing, or the limits contradict each other.
@@ -70,6 +73,7 @@ class Scheduler:
         max_model_len: int,
         clock: Callable[[], float] = time.monotonic,
         gates: Sequence[AdmissionGate] = (),
+        proposer: DraftProposer | None = None,
     ) -> None:
         self._limits = make_limits(scheduler_config, max_model_len)
         self._costs = make_step_costs(self._limits.max_decode_slowdown, self._limits.max_step_s)
@@ -83,6 +87,7 @@ class Scheduler:
         )
         self._table = RequestTable(self._limits.max_num_seqs, max_model_len)
         self._running = RunningRows(self._table)
+        self._drafts = Drafts(proposer, self._table, self._kv)
         self._order = make_service_order(scheduler_config.scheduling_policy, self._table, self._kv)
         self._requests = UnfinishedRequests(clock)
         self._outbox = Outbox(clock)
@@ -184,6 +189,7 @@ class Scheduler:
             self._admission.note_preemption(plan)
         if plan.is_empty and len(self._running):
             self._free_stuck(plan)
+        self._drafts.add(plan, self._running.rows)
         self._end_overdue()
         return self._freeze(plan)
 
@@ -241,12 +247,14 @@ class Scheduler:
 
     def _num_wanted_tokens(self, rows: np.ndarray, plan: StepPlan) -> np.ndarray:
         """[num_rows] tokens each row would compute in this step if the budget were no limit."""
-        num_wanted = num_wanted_tokens(rows, self._table, self._limits.caps, len(self._requests))
+        num_left = self._table.num_left(rows)
+        is_prefill = num_left > 1
+        num_wanted = num_wanted_tokens(rows, num_left, self._table, self._limits.caps, len(self._requests))
         num_wanted = self._groups.hold_back(rows, num_wanted)
         if self._held:
             num_wanted[np.isin(self._table.handle[rows], list(self._held))] = 0
         num_fair = 0 if self._costs is None else self._order.share_step(rows, num_wanted, self._costs)
-        is_decoding = num_wanted == 1
+        is_decoding = (num_wanted > 0) & ~is_prefill
         num_unpaced = 0
         if plan.urgent is not None:
             num_wanted[~is_decoding & self._order.whose_prompts_wait(rows, plan.urgent)] = 0
@@ -263,7 +271,7 @@ class Scheduler:
         plan.prompts = StepBudget(most)
         if num_decoding == len(rows):
             return num_wanted
-        return share_prompt_tokens(num_wanted, plan.prompts, self._order.prompt_order(rows))
+        return share_prompt_tokens(num_wanted, is_prefill, plan.prompts, self._order.prompt_order(rows))
 
     def _preempt(self, row: int, plan: StepPlan) -> None:
         request = self._table.request_on(row)
@@ -309,19 +317,19 @@ class Scheduler:
             self._end_failed(rows[self._table.handle[rows] == step.handles], output.errors)
         is_alive = self._table.handle[rows] == step.handles
         sampled = keep_alive(scheduled, rows, output, is_alive)
-        num_new = scheduled.num_scheduled_tokens
+        num_new = num_kept_tokens(scheduled, output)
         if not is_alive.all():
             rows, num_new = rows[is_alive], num_new[is_alive]
         self._table.num_computed_tokens[rows] += num_new
         if not scheduled.is_sampling.all():
             self._note_prompts(rows)
         sampled, diverted = self._groups.divert(sampled)
-        self._table.append_tokens(sampled.rows, sampled.token_ids)
-        self._order.note_sampled(sampled.rows)
+        sampled, stops = take_in_turns(sampled, self._table, self._append_tokens)
         self._kv.cache_full_blocks(rows, self._table.num_computed_tokens[rows], self._table.token_ids)
         handles = self._table.handle[sampled.rows]
         prompt_logprobs = take_prompt_logprobs(output, rows, self._table)
-        self._end_stopped(sampled.rows, sampled.token_ids)
+        self._end_stopped(stops)
+        self._drafts.give_back_pages(scheduled, rows)
         token_ids = sampled.token_ids
         for group, samples in diverted:
             advanced = self._advance(group, samples)
@@ -385,8 +393,11 @@ class Scheduler:
             if self._table.handle[row] >= 0:  # else a beam that ended with its siblings
                 self.finish_requests([int(self._table.handle[row])], FinishReason.ERROR, errors[row])
 
-    def _end_stopped(self, rows: np.ndarray, token_ids: np.ndarray) -> None:
-        stops = find_stops(self._table, rows, token_ids)
+    def _append_tokens(self, rows: np.ndarray, token_ids: np.ndarray) -> None:
+        self._table.append_tokens(rows, token_ids)
+        self._order.note_sampled(rows)
+
+    def _end_stopped(self, stops: list[Stop]) -> None:
         for stop in stops:
             request = self._table.request_on(stop.row)
             self._end(request, FinishedRequest(request.handle, stop.reason, stop.stop_token_id))

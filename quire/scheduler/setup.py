@@ -12,6 +12,7 @@ from typing import Any
 
 from quire.config.cache import CacheConfig
 from quire.config.scheduler import SchedulerConfig
+from quire.core.draft_proposer import DraftProposer
 from quire.core.kv_spec import KVCacheConfig
 from quire.plugins import SCHEDULER, load_plugin, unknown_choice
 from quire.scheduler.admission import AdmissionGate
@@ -28,29 +29,37 @@ class SchedulerSetup:
         cache: prefix caching and watermark.
         kv_cache: number and size of pages.
         max_model_len: most tokens of a request, prompt and output.
+        has_proposer: whether draft tokens are proposed.
     """
 
     scheduler: SchedulerConfig
     cache: CacheConfig
     kv_cache: KVCacheConfig
     max_model_len: int
+    has_proposer: bool = False
 
 
 def make_scheduler(
-    setup: SchedulerSetup, clock: Callable[[], float] = time.monotonic, gates: Sequence[AdmissionGate] = ()
+    setup: SchedulerSetup,
+    clock: Callable[[], float] = time.monotonic,
+    gates: Sequence[AdmissionGate] = (),
+    proposer: DraftProposer | None = None,
 ) -> Scheduler:
     """A scheduler that has seen nothing yet.
 
     Args:
         clock: seconds.
         gates: further reasons for which a waiting request must wait.
+        proposer: of draft tokens; there is one if the setup says so.
 
     Raises:
         ConfigError: a limit is missing, or the limits contradict each other.
     """
     make: Any = Scheduler if setup.scheduler.scheduler_cls is None else scheduler_class(setup.scheduler.scheduler_cls)
+    assert setup.has_proposer == (proposer is not None), "a replay needs to know whether drafts were proposed"
+    drafts = {} if proposer is None else {"proposer": proposer}
     scheduler: Scheduler = make(
-        setup.scheduler, setup.cache, setup.kv_cache, setup.max_model_len, clock=clock, gates=gates
+        setup.scheduler, setup.cache, setup.kv_cache, setup.max_model_len, clock=clock, gates=gates, **drafts
     )
     return scheduler
 

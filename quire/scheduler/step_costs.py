@@ -111,8 +111,13 @@ class StepCosts:
 
     def record_step(self, scheduled: SchedulerOutput, seconds: float | None) -> None:
         """Take in a step that was executed in so many seconds; None = not measured."""
-        num_decoding = int(np.count_nonzero(scheduled.num_scheduled_tokens == 1))
-        self.record(num_decoding, scheduled.total_num_scheduled_tokens - num_decoding, seconds)
+        num_rows = len(scheduled.rows)
+        if scheduled.total_num_scheduled_tokens == num_rows:  # a token each
+            self.record(num_rows, 0, seconds)
+            return
+        is_chunk = scheduled.is_chunk()
+        num_chunk_tokens = int(scheduled.num_scheduled_tokens[is_chunk].sum())
+        self.record(num_rows - int(np.count_nonzero(is_chunk)), num_chunk_tokens, seconds)
 
     def record(self, num_decoding: int, num_prompt_tokens: int, seconds: float | None) -> None:
         """Take in a step: what it held, and how long it took; None = not measured.

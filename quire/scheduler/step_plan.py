@@ -11,6 +11,7 @@ from quire.core.request import Request
 from quire.core.scheduler_output import (
     NO_PAGE_COPIES,
     NO_ROW_UPDATES,
+    DraftTokens,
     NewBlocks,
     NewRequestData,
     PageCopies,
@@ -22,6 +23,7 @@ from quire.scheduler.request_table import RequestTable
 from quire.scheduler.waiting import Blocked
 
 NO_ROWS = np.empty(0, dtype=np.intp)
+_NO_TOKENS = np.empty(0, dtype=np.int32)
 
 
 class StepPlan:
@@ -57,6 +59,7 @@ class StepPlan:
         self._running_rows = NO_ROWS
         self._new_blocks: tuple[NewBlocks, ...] = ()
         self._new_reqs: dict[int, NewRequestData] = {}
+        self._drafts: dict[int, np.ndarray] = {}
 
     @property
     def is_empty(self) -> bool:
@@ -81,6 +84,15 @@ class StepPlan:
         """Note the pages, per KV cache group, that the planned running rows were given."""
         self._new_blocks = new_blocks
         self.num_promised = None
+
+    def add_drafts(self, row: int, token_ids: np.ndarray, new_blocks: tuple[NewBlocks, ...]) -> None:
+        """Plan draft tokens behind the token that a running row computes, and the pages they were given."""
+        self.budget.take(len(token_ids))
+        self._num_tokens[row] += len(token_ids)
+        self._drafts[row] = token_ids
+        self._new_blocks = tuple(
+            before.followed_by(ahead) for before, ahead in zip(self._new_blocks, new_blocks, strict=True)
+        )
 
     def add_new(self, new_req: NewRequestData, num_tokens: int) -> None:
         """Plan a request that was placed on a row just now."""
@@ -118,6 +130,8 @@ class StepPlan:
             rows, num_scheduled_tokens = rows[is_planned], num_scheduled_tokens[is_planned]
         self.rows = rows
         num_computed_tokens = table.num_computed_tokens[rows]
+        num_left = table.num_tokens[rows] - num_computed_tokens
+        drafts = self._drafts_of(rows) if self._drafts else None
         return SchedulerOutput(
             step=step,
             freed_rows=np.array(freed_rows, dtype=np.int32),
@@ -126,10 +140,16 @@ class StepPlan:
             rows=rows.astype(np.int32),
             num_scheduled_tokens=num_scheduled_tokens,
             num_computed_tokens=num_computed_tokens,
-            is_sampling=num_computed_tokens + num_scheduled_tokens == table.num_tokens[rows],
+            is_prefill=num_left > 1,
+            is_sampling=num_scheduled_tokens >= num_left,
             total_num_scheduled_tokens=self._num_tokens_at_most - self.budget.num_left,
             page_copies=page_copies,
             swap_outs=swap_outs,
             swap_ins=swap_ins,
             row_updates=row_updates,
+            drafts=drafts,
         )
+
+    def _drafts_of(self, rows: np.ndarray) -> DraftTokens:
+        per_row = [self._drafts.get(row, _NO_TOKENS) for row in rows.tolist()]
+        return DraftTokens(np.array([len(ids) for ids in per_row], dtype=np.int32), np.concatenate(per_row))

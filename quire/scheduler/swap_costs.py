@@ -70,7 +70,7 @@ class SwapCosts:
         if seconds is None:
             return
         num_tokens = scheduled.num_scheduled_tokens
-        is_prompt = num_tokens > 1
+        is_prompt = scheduled.is_chunk()
         num_prompt_tokens = int(num_tokens[is_prompt].sum())
         if not num_prompt_tokens:
             self._quiet.record(len(num_tokens), seconds)

@@ -53,7 +53,7 @@ class TenantTurns:
         active = np.union1d(running, np.array(waiting, dtype=running.dtype)) if waiting else running
         if len(active) < 2:
             return 0
-        is_decoding = num_wanted == 1
+        is_decoding = (num_wanted > 0) & ~self._table.is_prefill(rows)
         num_decoding = np.bincount(owner[is_decoding], minlength=len(weights))[active]
         total, active_weights = int(num_decoding.sum()), weights[active]
         least = float((np.maximum(num_decoding, 1) / active_weights).min())

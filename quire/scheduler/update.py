@@ -1,10 +1,13 @@
 """What of a step's results still counts: requests that ended while the step ran take nothing from it.
 
-Called by the scheduler's update. Functions without state.
+Called by the scheduler's update. Functions without state. Nearly always each row that samples gets one token. Where
+some get none or several, the tokens are taken in by turns: the first of every row, then the second, ...; so each turn
+is such a step, and a row that ends in one takes no part in those after it.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,6 +17,7 @@ from quire.core.request import Request
 from quire.core.runner_output import ModelRunnerOutput
 from quire.core.scheduler_output import SchedulerOutput
 from quire.scheduler.request_table import RequestTable
+from quire.scheduler.stop import Stop, find_stops
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,14 +25,16 @@ class Sampled:
     """New tokens of rows that still run.
 
     Attributes:
-        rows: [num_sampled] intp.
+        rows: [num_sampled] intp; distinct, or each repeated for its tokens.
         token_ids: [num_sampled] int32.
         logprobs: `index` refers to entries of `rows`.
+        turns: [num_sampled] int; how many tokens of its row come before each; None = none, the rows are distinct.
     """
 
     rows: np.ndarray
     token_ids: np.ndarray
     logprobs: LogprobsArrays | None
+    turns: np.ndarray | None = None
 
 
 def keep_alive(
@@ -44,15 +50,65 @@ def keep_alive(
         rows, is_alive = rows[scheduled.is_sampling], is_alive[scheduled.is_sampling]
     is_answered = len(rows) == len(output.rows) and (rows == output.rows).all()
     assert is_answered, "the worker must return exactly the rows that sample"
-    return select_sampled(Sampled(rows, output.sampled_token_ids, output.logprobs), is_alive)
+    starts, turns = output.sampled_start_loc, None
+    if starts is not None:
+        counts = np.diff(starts)
+        assert (counts <= scheduled.num_logits()).all(), "a row of logits gives at most one token"
+        rows, is_alive = np.repeat(rows, counts), np.repeat(is_alive, counts)
+        turns = np.arange(len(rows)) - np.repeat(starts[:-1], counts)
+    return select_sampled(Sampled(rows, output.sampled_token_ids, output.logprobs, turns), is_alive)
+
+
+def num_kept_tokens(scheduled: SchedulerOutput, output: ModelRunnerOutput) -> np.ndarray:
+    """[num_reqs] tokens of each row whose keys and values stay: those behind drafts that were not accepted do not.
+
+    A row that samples has then computed all its tokens but the newest.
+    """
+    if output.sampled_start_loc is None and scheduled.drafts is None:
+        return scheduled.num_scheduled_tokens
+    num_logits = scheduled.num_logits()
+    counts = np.ones_like(num_logits) if output.sampled_start_loc is None else np.diff(output.sampled_start_loc)
+    num_kept: np.ndarray = scheduled.num_scheduled_tokens.copy()
+    num_kept[scheduled.is_sampling] += (counts - num_logits).astype(num_kept.dtype)
+    return num_kept
+
+
+def take_in_turns(
+    sampled: Sampled, table: RequestTable, append: Callable[[np.ndarray, np.ndarray], None]
+) -> tuple[Sampled, list[Stop]]:
+    """Append the tokens, each row's up to the one with which its request ends.
+
+    Args:
+        append: takes in one token of each of some rows.
+
+    Returns:
+        The tokens that were appended, and the ends among them. Of rows that end no more tokens count as computed.
+    """
+    if sampled.turns is None:
+        append(sampled.rows, sampled.token_ids)
+        return sampled, find_stops(table, sampled.rows, sampled.token_ids)
+    is_kept, stops = np.ones(len(sampled.rows), dtype=np.bool_), list[Stop]()
+    for turn in range(int(sampled.turns.max(initial=-1)) + 1):
+        at = np.flatnonzero(is_kept & (sampled.turns == turn))
+        append(sampled.rows[at], sampled.token_ids[at])
+        for stop in find_stops(table, sampled.rows[at], sampled.token_ids[at]):
+            is_late = (sampled.rows == stop.row) & (sampled.turns > turn)
+            table.num_computed_tokens[stop.row] -= np.count_nonzero(is_late)
+            is_kept &= ~is_late
+            stops.append(stop)
+    return select_sampled(sampled, is_kept), stops
 
 
 def select_sampled(sampled: Sampled, is_kept: np.ndarray) -> Sampled:
     """Some of the entries of `sampled`; `is_kept` is [num_sampled] bool."""
     if is_kept.all():
         return sampled
-    logprobs = None if sampled.logprobs is None else _keep_logprobs(sampled.logprobs, is_kept)
-    return Sampled(sampled.rows[is_kept], sampled.token_ids[is_kept], logprobs)
+    return Sampled(
+        sampled.rows[is_kept],
+        sampled.token_ids[is_kept],
+        None if sampled.logprobs is None else _keep_logprobs(sampled.logprobs, is_kept),
+        None if sampled.turns is None else sampled.turns[is_kept],
+    )
 
 
 def _keep_logprobs(logprobs: LogprobsArrays, is_kept: np.ndarray) -> LogprobsArrays:

@@ -41,7 +41,7 @@ def shape_of(scheduled: SchedulerOutput) -> StepShape:
     total, num_rows, num_new = scheduled.total_num_scheduled_tokens, len(num_tokens), len(scheduled.new_reqs)
     if total == num_rows:
         return StepShape(total, 0, int(scheduled.is_sampling.sum()), int(context.sum()) + total, 0.0, num_rows, num_new)
-    is_prompt = num_tokens > 1
+    is_prompt = scheduled.is_chunk()
     lengths, starts = num_tokens[is_prompt].astype(np.float64), context[is_prompt]
     num_prompt = int(lengths.sum())
     num_decoding = num_rows - len(lengths)

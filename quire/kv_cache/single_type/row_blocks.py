@@ -105,6 +105,13 @@ class RowBlocks(ABC):
             self._num_blocks[row] = num_blocks
         return np.array(self.block_ids(row))
 
+    def free_beyond(self, row: int, num_tokens: int) -> None:
+        """Give up the row's pages that hold none of its first `num_tokens` tokens; none of them was published."""
+        held, num_blocks = int(self._num_blocks[row]), -(-num_tokens // self._block_size)
+        if num_blocks < held:
+            self._pool.free(self._block_table[row, num_blocks:held])
+            self._num_blocks[row] = num_blocks
+
     def publish(self, rows: np.ndarray, num_computed_tokens: np.ndarray, token_ids: np.ndarray) -> None:
         """Make pages that are full and computed findable.
 

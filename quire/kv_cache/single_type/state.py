@@ -43,6 +43,9 @@ class StateManager(RowBlocks):
         """As `RowBlocks`."""
         return super().extend(row, min(num_tokens, 1))
 
+    def free_beyond(self, row: int, num_tokens: int) -> None:
+        """As `RowBlocks`: the page stays; what it holds cannot be taken back to fewer tokens."""
+
     def publish(self, rows: np.ndarray, num_computed_tokens: np.ndarray, token_ids: np.ndarray) -> None:
         """Nothing is made findable: a state is gone when the next token is computed."""
 

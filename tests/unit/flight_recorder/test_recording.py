@@ -16,6 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from quire.core.draft_proposer import DraftProposer
 from quire.core.engine_messages import EngineCoreOutputs, EngineCoreRequest, FinishReason
 from quire.core.scheduler_output import ChosenTokens, SchedulerOutput
 from quire.core.stats import SchedulerStats
@@ -33,6 +34,7 @@ from quire.scheduler.beam_groups import BeamGroups
 from quire.scheduler.setup import make_scheduler as make_scheduler_from_setup
 from tests.unit.scheduler import test_properties as properties
 from tests.unit.scheduler.harness import FULL, FakeWorker, make_request, make_setup
+from tests.unit.scheduler.pretended_model import Guesses
 from tests.unit.scheduler.test_properties import (
     Abort,
     Fail,
@@ -57,16 +59,22 @@ class Recorded:
     """A recorded scheduler with a pretended worker."""
 
     def __init__(
-        self, directory: Path, config: dict[str, Any], max_bytes: int = MIB, gates: Sequence[Any] = (), **options: Any
+        self,
+        directory: Path,
+        config: dict[str, Any],
+        max_bytes: int = MIB,
+        gates: Sequence[Any] = (),
+        proposer: DraftProposer | None = None,
+        **options: Any,
     ) -> None:
-        setup = make_setup(**config)
+        setup = dataclasses.replace(make_setup(**config), has_proposer=proposer is not None)
         ticks = itertools.count()
 
         def make_writer(clock: Callable[[], float]) -> RecordWriter:
             self.writer = RecordWriter(directory, max_bytes, setup, clock, **options)
             return self.writer
 
-        self.scheduler = RecordedScheduler(setup, make_writer, gates, lambda: next(ticks) / 64)
+        self.scheduler = RecordedScheduler(setup, make_writer, gates, lambda: next(ticks) / 64, proposer)
         kv_cache = setup.kv_cache
         self.worker = FakeWorker(
             kv_cache.num_blocks, kv_cache.block_size, config.get("groups", (FULL,)), kv_cache.num_swap_blocks
@@ -127,10 +135,12 @@ def replay(path: Path) -> ReplayResult:
 
 
 @settings(max_examples=properties.EXAMPLES // 2, deadline=None)
-@given(scheduler_settings(), scripts(), st.lists(st.integers(0, 40), max_size=3))
-def test_any_recording_replays_to_the_same_schedule_from_any_of_its_files(tmp_path_factory, config, script, places):
+@given(scheduler_settings(), scripts(), st.lists(st.integers(0, 40), max_size=3), st.sampled_from([None, Guesses()]))
+def test_any_recording_replays_to_the_same_schedule_from_any_of_its_files(
+    tmp_path_factory, config, script, places, proposer
+):
     directory = tmp_path_factory.mktemp("recording")
-    recorded = Recorded(directory, config)
+    recorded = Recorded(directory, config, proposer=proposer)
     for number, action in enumerate(script):
         if number in places:
             recorded.begin_file()

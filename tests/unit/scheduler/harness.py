@@ -20,15 +20,13 @@ import numpy as np
 from quire.config.cache import CacheConfig
 from quire.config.scheduler import SchedulerConfig
 from quire.core.beam_search import BeamSpec, num_top_tokens
+from quire.core.draft_proposer import DraftProposer
 from quire.core.engine_messages import EngineCoreOutputs, EngineCoreRequest, FinishedRequest, FinishReason
-from quire.core.kv_events import AllBlocksCleared, BlockRemoved, KVEvent
 from quire.core.logprobs import LogprobsArrays
 from quire.core.runner_output import ModelRunnerOutput
 from quire.core.sampling_params import SamplingParams
 from quire.core.scheduler_output import PageCopies, SchedulerOutput
 from quire.core.stats import EventKind, RequestEvent, SchedulerStats
-from quire.kv_cache.event_recorder import KVEventRecorder, external_hash
-from quire.kv_cache.prefix_index import ROOT_PREFIX_ID
 from quire.scheduler import setup
 from quire.scheduler.scheduler import Scheduler
 from quire.scheduler.service_order import RankOrder
@@ -38,6 +36,7 @@ from tests.unit.scheduler.cache_groups import FULL as FULL
 from tests.unit.scheduler.cache_groups import Group as Group
 from tests.unit.scheduler.cache_groups import first_token_seen as first_token_seen
 from tests.unit.scheduler.cache_groups import make_kv_cache_config as make_kv_cache_config
+from tests.unit.scheduler.kv_event_consumer import KVEventConsumer
 from tests.unit.scheduler.pretended_model import VOCAB_SIZE as VOCAB_SIZE
 from tests.unit.scheduler.pretended_model import expected_answer as expected_answer
 from tests.unit.scheduler.pretended_model import next_token as next_token
@@ -67,10 +66,11 @@ def make_setup(
     )
 
 
-def make_scheduler(*, gates: Sequence[Any] = (), **settings: Any) -> Scheduler:
+def make_scheduler(*, gates: Sequence[Any] = (), proposer: DraftProposer | None = None, **settings: Any) -> Scheduler:
     """A scheduler of the setup that `settings` describe, whose clock counts its readings."""
     ticks = itertools.count()
-    return setup.make_scheduler(make_setup(**settings), lambda: float(next(ticks)), gates)
+    made_from = dataclasses.replace(make_setup(**settings), has_proposer=proposer is not None)
+    return setup.make_scheduler(made_from, lambda: float(next(ticks)), gates, proposer)
 
 
 def make_request(
@@ -230,16 +230,19 @@ class FakeWorker:
 
     def _write(self, scheduled: SchedulerOutput) -> None:
         written: set[tuple[int, int]] = set()
-        for row, start, count in zip(
+        for row, start, count, drafts in zip(
             scheduled.rows.tolist(),
             scheduled.num_computed_tokens.tolist(),
             scheduled.num_scheduled_tokens.tolist(),
+            drafts_by_row(scheduled),
             strict=True,
         ):
             state = self.rows[row]
-            assert start + count <= len(state.token_ids), "computing tokens that do not exist"
+            token_ids = np.concatenate([state.token_ids, drafts])
+            assert start + count <= len(token_ids), "computing tokens that do not exist"
+            assert not len(drafts) or start + count == len(token_ids), "drafts behind tokens that are not computed"
             for group, block_ids in enumerate(state.block_ids):
-                fingerprints = running_fingerprints(state.token_ids[: start + count], group)
+                fingerprints = running_fingerprints(token_ids[: start + count], group)
                 for position in range(start, start + count):
                     slot = (block_ids[position // self.block_size], position % self.block_size)
                     assert slot[0] != 0, "a token is written to the null page"
@@ -258,15 +261,41 @@ class FakeWorker:
                 )
 
     def _sample(self, scheduled: SchedulerOutput) -> ModelRunnerOutput:
-        ends = scheduled.num_computed_tokens + scheduled.num_scheduled_tokens
+        drafts = drafts_by_row(scheduled)
+        ends = scheduled.num_computed_tokens + scheduled.num_scheduled_tokens - [len(ids) for ids in drafts]
         lengths = np.array([len(self.rows[row].token_ids) for row in scheduled.rows.tolist()])
         assert np.array_equal(scheduled.is_sampling, ends == lengths)
+        assert np.array_equal(scheduled.is_prefill, lengths - scheduled.num_computed_tokens > 1)
+        sampling = np.flatnonzero(scheduled.is_sampling).tolist()
         rows = scheduled.rows[scheduled.is_sampling]
-        tokens = np.array([next_token(self.rows[row].token_ids) for row in rows.tolist()], dtype=np.int32)
-        for row, token in zip(rows.tolist(), tokens, strict=True):
+        per_row = [self._accepted(int(scheduled.rows[i]), drafts[i].tolist()) for i in sampling]
+        tokens = np.array([token for ids in per_row for token in ids], dtype=np.int32)
+        for row, ids, given in zip(rows.tolist(), per_row, [drafts[i] for i in sampling], strict=True):
             if self.rows[row].num_logprobs is None:  # a beam's token is chosen by the scheduler
-                self.rows[row].token_ids = np.append(self.rows[row].token_ids, token)
-        return ModelRunnerOutput(rows=rows, sampled_token_ids=tokens, logprobs=self._logprobs(rows, tokens))
+                self.rows[row].token_ids = np.append(self.rows[row].token_ids, ids).astype(np.int32)
+            if len(given):
+                self._give_back_pages(self.rows[row])
+        if scheduled.drafts is None:
+            return ModelRunnerOutput(rows=rows, sampled_token_ids=tokens, logprobs=self._logprobs(rows, tokens))
+        starts = np.cumsum([0, *map(len, per_row)]).astype(np.int32)
+        logprobs = None
+        if (lines := self._logprobs(rows, tokens[starts[:-1]])) is not None:  # beams, which have one token each
+            logprobs = dataclasses.replace(lines, index=starts[lines.index])
+        return ModelRunnerOutput(rows=rows, sampled_token_ids=tokens, sampled_start_loc=starts, logprobs=logprobs)
+
+    def _accepted(self, row: int, drafts: list[int]) -> list[int]:
+        """What the model samples while drafts are what it sampled, and the token after them."""
+        token_ids, accepted = self.rows[row].token_ids, list[int]()
+        while True:
+            accepted.append(next_token(np.append(token_ids, np.array(accepted, np.int32)).astype(np.int32)))
+            if len(accepted) > len(drafts) or accepted[-1] != drafts[len(accepted) - 1]:
+                return accepted
+
+    def _give_back_pages(self, state: _Row) -> None:
+        """Pages for drafts that were not accepted belong to the row no longer; its newest token is not computed."""
+        num_blocks = -(-(len(state.token_ids) - 1) // self.block_size)
+        for block_ids in state.block_ids:
+            del block_ids[num_blocks:]
 
     def _logprobs(self, rows: np.ndarray, tokens: np.ndarray) -> LogprobsArrays | None:
         wanting = [i for i, row in enumerate(rows.tolist()) if self.rows[row].num_logprobs is not None]
@@ -283,47 +312,11 @@ class FakeWorker:
         return LogprobsArrays(np.array(wanting, np.int32), ids, scores, np.zeros_like(ids))
 
 
-class KVEventConsumer:
-    """Applies all KV events, as another program does, and compares what it believes with what can be found."""
-
-    def __init__(self, scheduler: Scheduler) -> None:
-        kv = scheduler._kv
-        self._index = kv._pool.prefix_index
-        self._recorder = KVEventRecorder(kv.block_size)
-        self._pages: dict[int, tuple[int | None, list[int]]] = {}
-        scheduler.watch_pages(self._recorder)
-
-    def check(self) -> None:
-        for event in self._recorder.take():
-            self._apply(event)
-        names = {external_hash(block_hash): block_id for block_hash, block_id in self._index._block_of_hash.items()}
-        assert self._pages.keys() == names.keys(), "a consumer of events believes in other pages than can be found"
-        for name, (parent, tokens) in self._pages.items():
-            assert parent is None or parent in self._pages, "a page without the page before it"
-            assert self._index._token_pages.tokens(names[name]) == tokens
-        found = [block_id for block_id in names.values() if self._is_reachable(block_id)]
-        assert len(found) == len(names), "a page is indexed and cannot be found"
-
-    def _apply(self, event: KVEvent) -> None:
-        if isinstance(event, AllBlocksCleared):
-            self._pages.clear()
-        elif isinstance(event, BlockRemoved):
-            for name in event.block_hashes:
-                del self._pages[name]
-        else:
-            parent, size = event.parent_block_hash, event.block_size
-            for i, name in enumerate(event.block_hashes):
-                assert name not in self._pages, "a page is stored twice"
-                self._pages[name] = (parent, event.token_ids[i * size : (i + 1) * size])
-                parent = name
-
-    def _is_reachable(self, block_id: int) -> bool:
-        parent = self._index._pages[block_id][2]
-        while parent != ROOT_PREFIX_ID:
-            if parent not in self._index._block_of_prefix:
-                return False
-            parent = self._index._pages[self._index._block_of_prefix[parent]][2]
-        return True
+def drafts_by_row(scheduled: SchedulerOutput) -> list[np.ndarray]:
+    """The draft tokens of each row of a step."""
+    if scheduled.drafts is None:
+        return [np.empty(0, dtype=np.int32)] * len(scheduled.rows)
+    return np.split(scheduled.drafts.token_ids, np.cumsum(scheduled.drafts.counts)[:-1])
 
 
 @dataclass

@@ -69,3 +69,22 @@ def expected_answer(request: EngineCoreRequest, max_model_len: int) -> tuple[lis
                 return answer, FinishedRequest(request.handle, FinishReason.STOP, token)
         if len(answer) >= max_tokens:
             return answer, FinishedRequest(request.handle, FinishReason.LENGTH)
+
+
+class Guesses:
+    """Proposes `num_drafts` tokens of which the first `num_right` are those that the pretended model samples.
+
+    None = both numbers follow no law, but are the same for the same tokens.
+    """
+
+    def __init__(self, num_drafts: int | None = None, num_right: int | None = None) -> None:
+        self._numbers = num_drafts, num_right
+
+    def propose(self, token_ids: np.ndarray, max_tokens: int) -> np.ndarray:
+        crc = zlib.crc32(token_ids.tobytes())
+        num_drafts, num_right = (crc // k % 5 if n is None else n for n, k in zip(self._numbers, (1, 5), strict=True))
+        drafts: list[int] = []
+        for i in range(min(num_drafts, max_tokens)):
+            token = next_token(np.append(token_ids, drafts).astype(np.int32))
+            drafts.append(token if i < num_right else token + 1)
+        return np.array(drafts, dtype=np.int32)

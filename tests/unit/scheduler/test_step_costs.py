@@ -111,7 +111,8 @@ def test_the_first_step_in_which_requests_decode_is_bounded_too():
 
 def test_several_prompts_share_the_bound_in_order_of_arrival():
     prompts = StepBudget(20)
-    granted = share_prompt_tokens(np.array([1, 12, 1, 30, 5], dtype=np.int32), prompts)
+    num_wanted = np.array([1, 12, 1, 30, 5], dtype=np.int32)
+    granted = share_prompt_tokens(num_wanted, num_wanted > 1, prompts)
     assert granted.tolist() == [1, 12, 1, 8, 0] and prompts.num_left == 0
 
 

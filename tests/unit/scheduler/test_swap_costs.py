@@ -22,6 +22,7 @@ def step(num_tokens: list[int], num_computed: list[int], outs: int = 0, ins: int
     return SchedulerOutput(
         step=0, freed_rows=NO_ROWS, new_reqs=(), new_blocks=(), rows=np.arange(len(num_tokens), dtype=np.int32),
         num_scheduled_tokens=np.array(num_tokens), num_computed_tokens=np.array(num_computed),
+        is_prefill=np.array(num_tokens) > 1,
         is_sampling=np.ones(len(num_tokens), dtype=np.bool_), total_num_scheduled_tokens=sum(num_tokens),
         swap_outs=copies(outs), swap_ins=copies(ins),
     )  # fmt: skip

@@ -143,6 +143,7 @@ class Driver:
             rows=np.array([job.row for job in jobs], dtype=np.int32),
             num_scheduled_tokens=num_scheduled,
             num_computed_tokens=num_computed,
+            is_prefill=lengths - num_computed > 1,
             is_sampling=num_computed + num_scheduled == lengths,
             total_num_scheduled_tokens=int(num_scheduled.sum()),
         )

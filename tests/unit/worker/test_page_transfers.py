@@ -35,8 +35,8 @@ def step(outs: PageCopies = NO_PAGE_COPIES, ins: PageCopies = NO_PAGE_COPIES) ->
     none = np.empty(0, dtype=np.int32)
     return SchedulerOutput(
         step=0, freed_rows=none, new_reqs=(), new_blocks=(), rows=none, num_scheduled_tokens=none,
-        num_computed_tokens=none, is_sampling=none.astype(bool), total_num_scheduled_tokens=0,
-        swap_outs=outs, swap_ins=ins,
+        num_computed_tokens=none, is_prefill=none.astype(bool), is_sampling=none.astype(bool),
+        total_num_scheduled_tokens=0, swap_outs=outs, swap_ins=ins,
     )  # fmt: skip
 
 

@@ -37,6 +37,7 @@ def scheduled_step(rows: list[int], computed: list[int], counts: list[int], samp
         rows=np.array(rows, dtype=np.int32),
         num_scheduled_tokens=np.array(counts, dtype=np.int32),
         num_computed_tokens=np.array(computed, dtype=np.int32),
+        is_prefill=np.array(counts) > 1,
         is_sampling=np.array(sampling, dtype=np.bool_),
         total_num_scheduled_tokens=sum(counts),
     )

@@ -1,0 +1,140 @@
+"""Draft tokens: rows that get none, one or several tokens in a step, and the pages reserved ahead for them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from quire.core.engine_messages import FinishReason
+from quire.core.runner_output import ModelRunnerOutput
+from tests.unit.scheduler.harness import Engine, expected_answer, make_beams, make_request, make_scheduler
+from tests.unit.scheduler.pretended_model import Guesses
+from tests.unit.scheduler.test_properties import EXAMPLES, BeamSpec, check_answers, play, scheduler_settings, scripts
+
+
+def make_engine(num_drafts: int = 3, num_right: int = 3, **options: Any) -> Engine:
+    return Engine(make_scheduler(proposer=Guesses(num_drafts, num_right), **options))
+
+
+@pytest.mark.parametrize(("num_right", "num_steps"), [(0, 12), (1, 7), (2, 5), (3, 4)])
+def test_a_step_gives_as_many_tokens_as_drafts_were_right_and_one_more(num_right, num_steps):
+    engine = make_engine(num_right=num_right)
+    request = make_request(0, max_tokens=12)
+    engine.add(request)
+    engine.run()
+    assert engine.tokens[0] == expected_answer(request, 100)[0]
+    assert len(engine.scheduled) == num_steps
+
+
+def test_a_message_says_which_of_a_rows_tokens_are_drafts():
+    engine = make_engine()
+    engine.add(make_request(0, 5, max_tokens=9))
+    assert engine.step().drafts is None
+    engine.add(make_request(1, 6, max_tokens=9))
+    step = engine.step()
+    assert step.drafts.counts.tolist() == [3, 0] and len(step.drafts.token_ids) == 3
+    assert step.num_scheduled_tokens.tolist() == [4, 6]
+    assert step.is_prefill.tolist() == [False, True] and step.is_sampling.all()
+
+
+def test_a_stop_among_accepted_tokens_leaves_out_those_behind_it():
+    engine = make_engine(num_drafts=6, num_right=6, block_size=2)
+    answer, _ = expected_answer(make_request(0, max_tokens=10), 100)
+    stop_id = next(token for i, token in enumerate(answer) if i >= 3 and token not in answer[:i])
+    request = make_request(0, max_tokens=30, stop_token_ids=[stop_id])
+    engine.add(request)
+    engine.run()
+    assert (engine.tokens[0], engine.finished[0]) == expected_answer(request, 100)
+    assert engine.finished[0].finish_reason is FinishReason.STOP
+
+
+@pytest.mark.parametrize("max_tokens", [1, 2, 3, 4, 5, 6])
+def test_no_more_tokens_come_than_were_asked_for(max_tokens):
+    engine = make_engine()
+    request = make_request(0, max_tokens=max_tokens)
+    engine.add(request)
+    engine.run()
+    assert (engine.tokens[0], engine.finished[0]) == expected_answer(request, 100)
+
+
+def test_pages_reserved_for_drafts_go_back_when_these_are_not_accepted():
+    engine = make_engine(num_drafts=9, num_right=0, block_size=2)
+    engine.add(make_request(0, 4, max_tokens=20))
+    engine.step()
+    held = []
+    for _ in range(3):
+        step = engine.step()
+        held.append(len(engine.scheduler._kv.get_block_ids(int(step.rows[0]))[0]))
+    assert held == [3, 3, 4]  # 5, 6, 7 tokens computed
+
+
+def test_drafts_take_no_page_that_another_request_needs():
+    """A pool that is just large enough without them: nothing is preempted, and the answers are the same."""
+    engine = make_engine(num_drafts=8, num_right=0, num_blocks=13, block_size=4, prefix_caching=False)
+    requests = [make_request(handle, 8, max_tokens=16) for handle in range(2)]
+    engine.add(*requests)
+    engine.run()
+    assert engine.num_preemptions == 0
+    assert all(engine.tokens[one.handle] == expected_answer(one, 100)[0] for one in requests)
+
+
+def test_drafts_take_only_what_is_left_of_the_budget():
+    engine = make_engine(budget=8)
+    engine.add(make_request(0, 4, max_tokens=20))
+    engine.step()
+    engine.add(make_request(1, 20, max_tokens=2))
+    step = engine.step()
+    assert step.num_scheduled_tokens.tolist() == [1, 7] and step.drafts is None
+
+
+def test_pages_are_published_up_to_accepted_tokens_alone():
+    """A second request with the same answer finds pages of what was sampled, never of a draft that was wrong."""
+    engine = make_engine(num_drafts=5, num_right=2, block_size=2)
+    first = make_request(0, 4, max_tokens=8)
+    engine.add(first)
+    engine.run()
+    answer = engine.tokens[0]
+    second = make_request(1, [*first.prompt_token_ids.tolist(), *answer], max_tokens=6)
+    engine.add(second)
+    engine.run()
+    assert engine.tokens[1] == expected_answer(second, 100)[0]
+    assert engine.stats[-2].prefix_cache_hits or any(stats.prefix_cache_hits == 10 for stats in engine.stats)
+
+
+def test_a_row_may_get_no_token_and_computes_its_newest_one_again():
+    scheduler = make_scheduler()
+    for handle in (0, 1):
+        scheduler.add_request(make_request(handle, 5, max_tokens=3))
+    for ids, starts in (([7], [0, 1, 1]), ([9, 8], None)):
+        step = scheduler.schedule()
+        start_loc = None if starts is None else np.array(starts, dtype=np.int32)
+        outputs = scheduler.update_from_output(
+            step,
+            ModelRunnerOutput(
+                rows=step.output.rows, sampled_token_ids=np.array(ids, np.int32), sampled_start_loc=start_loc
+            ),
+        )
+    assert outputs.handles.tolist() == [0, 1] and outputs.new_token_ids.tolist() == [9, 8]
+    step = scheduler.schedule()
+    assert step.output.num_computed_tokens.tolist() == [6, 5]
+    assert step.output.num_scheduled_tokens.tolist() == [1, 1]
+
+
+def test_beams_and_requests_with_a_grammar_draft_nothing():
+    engine = make_engine()
+    engine.add(*make_beams((0, 1), [5, 6, 7], BeamSpec(num_beams=2), max_tokens=6))
+    engine.run()
+    assert all(step.drafts is None for step in engine.scheduled)
+
+
+@settings(max_examples=EXAMPLES // 2, deadline=None)
+@given(scheduler_settings(), scripts(), st.sampled_from(["fcfs", "priority", "fair"]))
+def test_whatever_is_drafted_every_request_ends_with_its_own_answer_and_no_page_is_misused(config, script, policy):
+    engine, accepted = play({**config, "scheduling_policy": policy, "proposer": Guesses()}, script)
+    check_answers(engine, accepted)
+    assert engine.scheduler._kv.usage == 0.0
+    assert engine.scheduler.reset_prefix_cache()
