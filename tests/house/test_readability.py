@@ -55,6 +55,18 @@ def test_every_module_of_the_package_says_what_it_is():
     assert not silent, f"add a module docstring to {silent}"
 
 
+def test_only_the_operations_of_a_device_ask_what_the_device_is():
+    of_devices = ("quire/kernels/", "quire/sample/ops/", "quire/attention/backends/", "quire/models/packed_file.py")
+    asking = [
+        f"{relative(path)}:{i}"
+        for path in PACKAGE
+        if not relative(path).startswith(of_devices)
+        for i, line in enumerate(path.read_text().splitlines(), 1)
+        if re.search(r"device\.type\s*(==|!=|in\b)|\.is_cuda\b(?!\()", line)
+    ]
+    assert not asking, f"make it a part of DeviceOps (docs/adr/0047-device-operations.md): {asking}"
+
+
 def test_nothing_is_swallowed():
     swallowing = []
     for path in PACKAGE:
