@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 
+from quire.core.call_grammar import CallGrammar
 from quire.errors import ValidationError, nearest
 from quire.utils.checks import check_bool, shown, wrong_type
 
@@ -40,6 +41,7 @@ class StructuredOutputsParams(msgspec.Struct, omit_defaults=True, repr_omit_defa
         backend: internal; which library makes the grammar, set by the input processor.
         may_fall_back: internal; another library may make it when this one refuses it.
         source: internal; the field of a request of which it was made, for errors.
+        call_grammar: internal; stands for a `structural_tag` that the server has made itself.
 
     Raises:
         ValidationError: none or several are given, or one is empty, of the wrong type, too large or nested too deeply;
@@ -58,9 +60,10 @@ class StructuredOutputsParams(msgspec.Struct, omit_defaults=True, repr_omit_defa
     backend: str = ""
     may_fall_back: bool = False
     source: str = ""
+    call_grammar: CallGrammar | None = None
 
     def __post_init__(self) -> None:
-        if self.backend:  # by the input processor, from one that was checked
+        if self.backend or self.call_grammar is not None:  # made of what was checked
             return
         given = [kind for kind in KINDS if getattr(self, kind) is not None]
         if len(given) != 1:
@@ -81,6 +84,8 @@ class StructuredOutputsParams(msgspec.Struct, omit_defaults=True, repr_omit_defa
     @property
     def kind(self) -> str:
         """Which of `KINDS` is given."""
+        if self.call_grammar is not None:
+            return "structural_tag"
         return next(kind for kind in KINDS if getattr(self, kind) is not None)
 
     @property
@@ -91,7 +96,8 @@ class StructuredOutputsParams(msgspec.Struct, omit_defaults=True, repr_omit_defa
     @property
     def is_large(self) -> bool:
         """Whether looking at all of it takes long enough for others to notice."""
-        num_chars, num_values, pending = 0, 0, [getattr(self, self.kind)]
+        given = getattr(self, self.kind) if self.call_grammar is None else msgspec.to_builtins(self.call_grammar)
+        num_chars, num_values, pending = 0, 0, [given]
         while pending and num_chars <= LARGE_CHARS and num_values <= LARGE_VALUES:
             value = pending.pop()
             num_values += 1
@@ -114,7 +120,7 @@ class StructuredOutputsParams(msgspec.Struct, omit_defaults=True, repr_omit_defa
             return value
         if not isinstance(value, dict):
             raise wrong_type("structured_outputs", value, "an object such as {'json': {...}}")
-        allowed = [name for name in cls.__struct_fields__ if name not in ("backend", "may_fall_back", "source")]
+        allowed = [name for name in cls.__struct_fields__ if name not in _INTERNAL]
         for name in value:
             if name not in allowed:
                 close = nearest(str(name), allowed)
@@ -256,6 +262,7 @@ def _check_tag(field: str, value: Any) -> None:
         raise ValidationError(f"{field} is not an object", hint="give a structural tag", field=field)
 
 
+_INTERNAL = ("backend", "may_fall_back", "source", "call_grammar")
 _PARSED = ("json", "structural_tag")
 _CHECKS = {
     "json": _check_schema,

@@ -1,18 +1,34 @@
 """Grammars of calls: answers that must be calls of some tools, written in a format's own way. Pure functions.
 
-Used by the server for forced and strict calls. What is made is a structural tag (`StructuredOutputsParams`), in whose
-texts the control tokens of the vocabulary are tokens.
+Used by the server for forced and strict calls. In the texts of the grammar the control tokens of the vocabulary are
+tokens.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from collections.abc import Sequence as Several
 from dataclasses import dataclass
 from typing import Any
 
+from quire.core.call_grammar import (
+    AnyText,
+    CallGrammar,
+    Choice,
+    Literal,
+    Maybe,
+    OneOrMore,
+    Regex,
+    Schema,
+    SeparatedTags,
+    Sequence,
+    Tag,
+    Token,
+    ZeroOrMore,
+)
 from quire.errors import ValidationError
 from quire.parsers.call_syntax import CallSyntax
-from quire.parsers.literals import Form, Literals, constant
+from quire.parsers.literals import Literals, literal
 from quire.parsers.xml_arguments import xml_arguments
 from quire.utils.checks import shown
 
@@ -59,9 +75,9 @@ def arguments_schema(where: str, function: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def forced_calls(
-    syntax: CallSyntax, calls: Sequence[CallForm], special: Mapping[str, int], *, is_one: bool
-) -> dict[str, Any]:
-    """A structural tag whose answers are calls and nothing else.
+    syntax: CallSyntax, calls: Several[CallForm], special: Mapping[str, int], *, is_one: bool
+) -> CallGrammar:
+    """Answers that are calls and nothing else.
 
     Args:
         calls: functions that may be called, at least one.
@@ -70,99 +86,88 @@ def forced_calls(
     """
     literals = Literals(special)
     written = _calls(syntax, calls, literals, is_one=is_one)
-    parts = [*_thinking(syntax, literals), *literals.of(syntax.begin), written, *literals.of(syntax.end)]
-    return {"type": "structural_tag", "format": sequence(parts)}
+    return sequence([*_thinking(syntax, literals), *literals.of(syntax.begin), written, *literals.of(syntax.end)])
 
 
 def calls_among_text(
-    syntax: CallSyntax, calls: Sequence[CallForm], special: Mapping[str, int], *, is_one: bool
-) -> dict[str, Any]:
-    """A structural tag whose answers are any text, in which whatever begins a call is one; `syntax` has openers.
+    syntax: CallSyntax, calls: Several[CallForm], special: Mapping[str, int], *, is_one: bool
+) -> CallGrammar:
+    """Answers that are any text, in which whatever begins a call is one; `syntax` has openers.
 
     Args:
         calls, special: as in `forced_calls`.
         is_one: there is one call at most; else any number.
     """
     literals = Literals(special)
-    text: Form = {"type": "any_text", "excludes": literals.excluded(syntax.openers)}
+    text = AnyText(literals.excluded(syntax.openers))
     written = _calls(syntax, calls, literals, is_one=is_one)
     block = [*literals.of(syntax.begin), written, *literals.of(syntax.end)]
     if syntax.starts_answer:
-        begun = sequence([{"type": "regex", "pattern": NO_CALL}, text])
-        form = {"type": "optional", "content": one_of([sequence(block), begun])}
-    else:
-        more = sequence([*block, text])
-        form = sequence([text, {"type": "optional" if is_one else "star", "content": more}])
-    return {"type": "structural_tag", "format": form}
+        return Maybe(one_of([sequence(block), Sequence((Regex(NO_CALL), text))]))
+    more = sequence([*block, text])
+    return Sequence((text, Maybe(more) if is_one else ZeroOrMore(more)))
 
 
-def sequence(parts: Sequence[Form]) -> Form:
+def sequence(parts: Several[CallGrammar]) -> CallGrammar:
     """One after another, neighbouring texts merged."""
-    merged: list[Form] = []
+    merged: list[CallGrammar] = []
     for part in parts:
-        if merged and merged[-1]["type"] == part["type"] == "const_string":
-            merged[-1] = {"type": "const_string", "value": merged[-1]["value"] + part["value"]}
+        if merged and isinstance(merged[-1], Literal) and isinstance(part, Literal):
+            merged[-1] = Literal(merged[-1].value + part.value)
         else:
             merged.append(part)
-    return merged[0] if len(merged) == 1 else {"type": "sequence", "elements": merged}
+    return merged[0] if len(merged) == 1 else Sequence(tuple(merged))
 
 
-def one_of(forms: Sequence[Form]) -> Form:
+def one_of(parts: Several[CallGrammar]) -> CallGrammar:
     """Any of them."""
-    return forms[0] if len(forms) == 1 else {"type": "or", "elements": list(forms)}
+    return parts[0] if len(parts) == 1 else Choice(tuple(parts))
 
 
-def _thinking(syntax: CallSyntax, literals: Literals) -> list[Form]:
+def _thinking(syntax: CallSyntax, literals: Literals) -> list[CallGrammar]:
     if syntax.thinking is None:
         return []
     begin, end = map(literals.of, syntax.thinking)
-    excluded = [part["value"] for part in end[:1] if part["type"] == "const_string"]
-    text: Form = {"type": "any_text", "excludes": excluded}
-    return [{"type": "optional", "content": sequence([*begin, text, *end])}]
+    excluded = tuple(part.value for part in end[:1] if isinstance(part, Literal))
+    return [Maybe(sequence([*begin, AnyText(excluded), *end]))]
 
 
-def _calls(syntax: CallSyntax, calls: Sequence[CallForm], literals: Literals, *, is_one: bool) -> Form:
+def _calls(syntax: CallSyntax, calls: Several[CallForm], literals: Literals, *, is_one: bool) -> CallGrammar:
     written = [_call(syntax, call, literals) for call in calls]
     one = one_of([sequence(parts) for parts in written])
     if is_one or not syntax.has_several:
         return one
     if not syntax.separator:
-        return {"type": "plus", "content": one}
-    return {
-        "type": "tags_with_separator",
-        "tags": [_tag(parts) for parts in written],
-        "separator": syntax.separator,
-        "at_least_one": True,
-        "stop_after_first": False,
-    }
+        return OneOrMore(one)
+    return SeparatedTags(tuple(_tag(parts) for parts in written), syntax.separator, at_least_one=True)
 
 
-def _call(syntax: CallSyntax, call: CallForm, literals: Literals) -> list[Form]:
+def _call(syntax: CallSyntax, call: CallForm, literals: Literals) -> list[CallGrammar]:
+    arguments: list[CallGrammar]
     if syntax.parameters is not None:
         arguments = xml_arguments(call.schema, syntax.parameters, literals)
     else:
-        arguments = [{"type": "json_schema", "json_schema": dict(call.schema), "max_whitespace_cnt": MAX_WHITESPACE}]
-        if syntax.excludes:
-            arguments[0]["excludes"] = list(syntax.excludes)
+        arguments = [Schema(dict(call.schema), max_whitespace_cnt=MAX_WHITESPACE, excludes=syntax.excludes)]
     parts = [
-        *literals.of(syntax.head), *constant(call.name), *literals.of(syntax.middle), *arguments,
+        *literals.of(syntax.head), *literal(call.name), *literals.of(syntax.middle), *arguments,
         *literals.of(syntax.tail),
     ]  # fmt: skip
     whole = sequence(parts)
-    return list(whole["elements"]) if whole["type"] == "sequence" else [whole]
+    return list(whole.elements) if isinstance(whole, Sequence) else [whole]
 
 
-def _tag(parts: Sequence[Form]) -> Form:
+def _tag(parts: Several[CallGrammar]) -> Tag:
     """A call between its first and its last part, which are texts or tokens."""
     begin, *content, end = parts if len(parts) > 2 else [piece for part in parts for piece in _halves(part)]
-    return {"type": "tag", "begin": _edge(begin), "content": sequence(content), "end": _edge(end)}
+    return Tag(_edge(begin), sequence(content), _edge(end))
 
 
-def _halves(part: Form) -> list[Form]:
-    if part["type"] != "const_string":
+def _halves(part: CallGrammar) -> list[CallGrammar]:
+    if not isinstance(part, Literal):
         return [part]
-    return [*constant(part["value"][:1]), *constant(part["value"][1:-1]), *constant(part["value"][-1:])]
+    return [*literal(part.value[:1]), *literal(part.value[1:-1]), *literal(part.value[-1:])]
 
 
-def _edge(part: Form) -> Any:
-    return part["value"] if part["type"] == "const_string" else part
+def _edge(part: CallGrammar) -> str | Token:
+    assert isinstance(part, (Literal, Token)), "a call begins and ends with fixed texts"
+    return part.value if isinstance(part, Literal) else part

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any
 
-Form = dict[str, Any]
+from quire.core.call_grammar import CallGrammar, Literal, Token
 
 
 class Literals:
@@ -21,22 +20,22 @@ class Literals:
         longest_first = sorted(filter(None, special), key=len, reverse=True)
         self._pattern = re.compile("|".join(map(re.escape, longest_first)) or r"(?!)")
 
-    def excluded(self, texts: Sequence[str]) -> list[str]:
+    def excluded(self, texts: Sequence[str]) -> tuple[str, ...]:
         """What free text must not hold so that it holds none of `texts`, in whatever tokens."""
         named = [found[0] for text in texts for found in self._pattern.finditer(text)]
-        return list(dict.fromkeys((*texts, *named)))
+        return tuple(dict.fromkeys((*texts, *named)))
 
-    def of(self, text: str) -> list[Form]:
+    def of(self, text: str) -> list[CallGrammar]:
         """The parts of `text`."""
-        parts: list[Form] = []
+        parts: list[CallGrammar] = []
         start = 0
         for found in self._pattern.finditer(text):
-            parts += constant(text[start : found.start()])
-            parts.append({"type": "token", "token": self._special[found[0]]})
+            parts += literal(text[start : found.start()])
+            parts.append(Token(self._special[found[0]]))
             start = found.end()
-        return parts + constant(text[start:])
+        return parts + literal(text[start:])
 
 
-def constant(text: str) -> list[Form]:
+def literal(text: str) -> list[CallGrammar]:
     """A text as it is; nothing when it is empty."""
-    return [{"type": "const_string", "value": text}] if text else []
+    return [Literal(text)] if text else []

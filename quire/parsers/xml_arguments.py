@@ -8,8 +8,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from quire.core.call_grammar import AnyText, CallGrammar, Choice, Literal, Maybe, Regex, Schema, Sequence
 from quire.parsers.call_syntax import ParameterMarks
-from quire.parsers.literals import Form, Literals, constant
+from quire.parsers.literals import Literals, literal
 from quire.parsers.tools import types_of_schema
 
 DEFINITIONS = ("$defs", "definitions")
@@ -50,7 +51,7 @@ def xml_problem(schema: Mapping[str, Any], marks: ParameterMarks) -> str | None:
     return None
 
 
-def xml_arguments(schema: Mapping[str, Any], marks: ParameterMarks, literals: Literals) -> list[Form]:
+def xml_arguments(schema: Mapping[str, Any], marks: ParameterMarks, literals: Literals) -> list[CallGrammar]:
     """The parts of all parameters, in the order of the schema; what it does not require may be left out.
 
     Args:
@@ -59,19 +60,15 @@ def xml_arguments(schema: Mapping[str, Any], marks: ParameterMarks, literals: Li
     """
     required = set(schema.get("required") or ())
     shared = {key: schema[key] for key in DEFINITIONS if key in schema}
-    parts: list[Form] = []
+    parts: list[CallGrammar] = []
     for name, given in (schema.get("properties") or {}).items():
         is_json = marks.json_middle is not None and not _is_text(given)
         middle = marks.json_middle if is_json and marks.json_middle is not None else marks.middle
         value = _value(given, shared, marks, literals.excluded(marks.excludes))
-        elements = [*literals.of(marks.head), *constant(name), *literals.of(middle), value, *literals.of(marks.tail)]
-        whole = {"type": "sequence", "elements": elements}
-        parts.append(whole if name in required else {"type": "optional", "content": whole})
+        elements = [*literals.of(marks.head), *literal(name), *literals.of(middle), value, *literals.of(marks.tail)]
+        whole = Sequence(tuple(elements))
+        parts.append(whole if name in required else Maybe(whole))
     return parts
-
-
-def _text(value: str) -> Form:
-    return {"type": "const_string", "value": value}
 
 
 def _is_text(schema: Any) -> bool:
@@ -114,23 +111,22 @@ def _choices(schema: Mapping[str, Any], marks: ParameterMarks) -> list[str]:
     return [value for value in texts if not any(one in value for one in marks.excludes)]
 
 
-def _value(schema: Any, shared: Mapping[str, Any], marks: ParameterMarks, excluded: list[str]) -> Form:
+def _value(schema: Any, shared: Mapping[str, Any], marks: ParameterMarks, excluded: tuple[str, ...]) -> CallGrammar:
     if not _is_text(schema):
-        value = {**shared, **schema}
-        return {"type": "json_schema", "json_schema": value, "excludes": excluded, "max_whitespace_cnt": 1}
+        return Schema({**shared, **schema}, max_whitespace_cnt=1, excludes=excluded)
     if isinstance(schema, Mapping) and ("anyOf" in schema or "oneOf" in schema):
         parts = [
-            _value(one, shared, marks, excluded) if _is_text(one) else _text("null")
+            _value(one, shared, marks, excluded) if _is_text(one) else Literal("null")
             for one in _alternatives(schema, marks)
         ]
-        return parts[0] if len(parts) == 1 else {"type": "or", "elements": parts}
+        return parts[0] if len(parts) == 1 else Choice(tuple(parts))
     if isinstance(schema, Mapping) and ("enum" in schema or "const" in schema):
-        choices = [_text(value) for value in _choices(schema, marks)]
-        return choices[0] if len(choices) == 1 else {"type": "or", "elements": choices}
+        choices = [Literal(value) for value in _choices(schema, marks)]
+        return choices[0] if len(choices) == 1 else Choice(tuple(choices))
     if isinstance(schema, Mapping) and ("minLength" in schema or "maxLength" in schema):
         low, high = schema.get("minLength") or 0, schema.get("maxLength")
-        return {"type": "regex", "pattern": f"{PLAIN}{{{low},{'' if high is None else high}}}"}
-    return {"type": "any_text", "excludes": excluded}
+        return Regex(f"{PLAIN}{{{low},{'' if high is None else high}}}")
+    return AnyText(excluded)
 
 
 def without_problems(schema: Mapping[str, Any]) -> dict[str, Any]:

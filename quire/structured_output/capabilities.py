@@ -53,11 +53,11 @@ class Capabilities:
         fast_formats: values of `format` that it compiles at once where others take seconds: with these it comes first.
         regex_features: what a regular expression may hold: "negated", a class of all but some characters.
         pattern_features: the same within a schema; "escaped", characters that JSON writes with escapes, too.
-        tags: types of formats in a structural tag.
+        tags: types of the parts of a `CallGrammar`, or a structural tag, that it can write.
         max_choices: None = any number.
         check_subschema: (schema within a schema, whole schema) -> a problem that the keywords do not tell.
         check_pattern: (pattern in a schema, what `schema.regex` found in it) -> why it is not honoured.
-        check_tag: structural tag -> why it is not honoured.
+        check_tag: `CallGrammar` -> why it is not honoured.
     """
 
     module: str

@@ -14,6 +14,7 @@ from types import FrameType
 import msgspec
 
 from quire.config.structured_outputs import StructuredOutputsConfig
+from quire.core.call_grammar import CallGrammar
 from quire.core.structured_outputs import StructuredOutputsParams
 from quire.core.wire import ErrorInfo
 from quire.errors import QuireError, ValidationError
@@ -48,7 +49,9 @@ def main() -> None:
 def _check(request: CheckRequest, config: StructuredOutputsConfig) -> CheckResult:
     signal.setitimer(signal.ITIMER_PROF, MAX_CPU_S)
     try:
-        return CheckResult(resolve_structured_outputs(StructuredOutputsParams(**request.fields), config))
+        grammar = msgspec.convert(request.fields.get("call_grammar"), CallGrammar | None)
+        params = StructuredOutputsParams(**{**request.fields, "call_grammar": grammar})
+        return CheckResult(resolve_structured_outputs(params, config))
     except QuireError as error:
         return CheckResult(error=ErrorInfo.of(error))
     except _OverTimeError:

@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 
 from quire.config.structured_outputs import StructuredOutputsConfig
+from quire.core.call_grammar import CallGrammar, Regex, parts_of, with_parts
 from quire.core.structured_outputs import MAX_TAG_DEPTH, StructuredOutputsParams, json_text, parse_json
 from quire.errors import UnsupportedError, ValidationError
 from quire.structured_output.capabilities import Capabilities
@@ -24,8 +25,7 @@ from quire.structured_output.schema.problems import find_problem, formats_of
 from quire.structured_output.schema.regex import regex_problem, without_anchors
 from quire.structured_output.schema.regex_normal import normal
 from quire.structured_output.schema.well_formed import malformed
-from quire.structured_output.structural_tags import read_tag
-from quire.structured_output.tag_schemas import regexes_of, schemas_of, with_regexes, with_schemas
+from quire.structured_output.structural_tags import grammar_of_text, read_tag, schemas_of, tag_of, with_schemas
 
 
 def resolve_structured_outputs(
@@ -83,7 +83,9 @@ def with_fallbacks(spec: GrammarSpec) -> Iterator[GrammarSpec]:
     yield spec
     if not spec.may_fall_back:
         return
-    value = json.loads(spec.text) if spec.kind in ("json", "choice", "structural_tag") else spec.text
+    value = json.loads(spec.text) if spec.kind in ("json", "choice") else spec.text
+    if spec.kind == "structural_tag":
+        value = grammar_of_text(spec.text)
     for backend in _knowing(spec.kind, spec.text):
         if backend == spec.backend or not is_installed(backend):
             continue
@@ -108,7 +110,7 @@ def _plain(params: StructuredOutputsParams, field: str) -> Any:
             raise ValidationError(f"{field} has {reason}", hint="write it without", field=field)
         value = normal(without_anchors(value))
     elif params.kind == "structural_tag":
-        value = read_tag(field, parse_json(field, value, MAX_TAG_DEPTH))
+        value = _grammar(params, field)
         for path, schema in schemas_of(value):
             problem = malformed(schema)
             if problem is not None:
@@ -116,6 +118,14 @@ def _plain(params: StructuredOutputsParams, field: str) -> Any:
                 raise ValidationError(told, hint="correct the schema", field=field)
         value = with_schemas(value, lambda schema: with_types(simplified(schema)))
     return value
+
+
+def _grammar(params: StructuredOutputsParams, field: str) -> CallGrammar:
+    """That of a structural tag."""
+    if params.call_grammar is None:
+        return read_tag(field, parse_json(field, params.structural_tag, MAX_TAG_DEPTH))
+    parse_json(field, tag_of(params.call_grammar), MAX_TAG_DEPTH)  # schemas of tools, of any size
+    return params.call_grammar
 
 
 def _candidates(params: StructuredOutputsParams, config: StructuredOutputsConfig) -> Sequence[str]:
@@ -155,17 +165,24 @@ def _problem(kind: str, value: Any, library: Capabilities) -> str | None:
     return None
 
 
-def _tag_problem(value: Any, library: Capabilities) -> str | None:
+def _tag_problem(grammar: CallGrammar, library: Capabilities) -> str | None:
     """Why `library` cannot honour a structural tag, or a schema somewhere in it."""
-    for path, schema in schemas_of(value):
+    for path, schema in schemas_of(grammar):
         problem = find_problem(schema, library)
         if problem is not None:
             return f"#{path}{problem.path}: {problem.reason}"
-    for path, pattern in regexes_of(value):
-        reason = regex_problem(_normal(pattern, library), library)
+    for path, part in parts_of(grammar, "/format"):
+        reason = regex_problem(_normal(part.pattern, library), library) if isinstance(part, Regex) else None
         if reason is not None:
-            return f"#{path}: {reason}"
-    return None if library.check_tag is None else library.check_tag(value)
+            return f"#{path}/pattern: {reason}"
+    return None if library.check_tag is None else library.check_tag(grammar)
+
+
+def _with_normal_regexes(grammar: CallGrammar, library: Capabilities) -> CallGrammar:
+    def changed(part: CallGrammar) -> CallGrammar:
+        return Regex(_normal(part.pattern, library)) if isinstance(part, Regex) else part
+
+    return with_parts(grammar, changed)
 
 
 def _normal(pattern: str, library: Capabilities) -> str:
@@ -180,10 +197,12 @@ def _resolved(
     if params.kind == "json":
         value = json_text(params.field, with_normal_patterns(closed(value, always=is_closed)))
     elif params.kind == "structural_tag":
-        value = with_regexes(value, lambda pattern: _normal(pattern, capabilities_of(backend)))
+        value = _with_normal_regexes(value, capabilities_of(backend))
         value = with_schemas(value, lambda schema: with_normal_patterns(closed(schema, always=is_closed)))
+        value = json_text(params.field, tag_of(value))
     changes: dict[str, Any] = {
         params.kind: value,
+        "call_grammar": None,
         "backend": backend,
         "may_fall_back": config.backend == "auto",
         "disable_any_whitespace": params.disable_any_whitespace or config.disable_any_whitespace,

@@ -15,7 +15,7 @@ import numpy as np
 
 from quire.core.grammar_bitmask import pack_mask
 from quire.structured_output.interface import CompiledGrammar, GrammarSpec, Matcher, Vocabulary
-from quire.structured_output.tag_schemas import schemas_of
+from quire.structured_output.structural_tags import grammar_of_text, schemas_of
 
 MAX_ROLLBACK = 64
 _OUTSIDE, _BACKSLASH, _U, _U0, _U00, _U000, _U001 = range(7)
@@ -36,8 +36,9 @@ def needs_one_spelling(spec: GrammarSpec) -> bool:
     """Whether names of an object may be others than those that its schema declares."""
     if spec.kind not in ("json", "structural_tag"):
         return False
-    value = json.loads(spec.text)
-    return any(map(_has_open_names, [value] if spec.kind == "json" else [one for _, one in schemas_of(value)]))
+    if spec.kind == "json":
+        return _has_open_names(json.loads(spec.text))
+    return any(_has_open_names(schema) for _, schema in schemas_of(grammar_of_text(spec.text)))
 
 
 def _has_open_names(schema: Any) -> bool:

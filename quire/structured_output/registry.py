@@ -44,7 +44,7 @@ def backends_for(kind: str, tag: str | None = None, *, beside: str | None = None
     """The backends that make grammars of `kind`, in the order in which `auto` asks them.
 
     Args:
-        tag: only those that know this type of format in structural tags.
+        tag: only those that can write this type of part in structural tags.
         beside: a plugin's backend that is asked, too; the last.
     """
     names = BACKENDS if beside is None or beside in BACKENDS else (*BACKENDS, beside)

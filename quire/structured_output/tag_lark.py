@@ -1,123 +1,110 @@
-"""A structural tag as a Lark grammar of llguidance, as far as one can say it. Pure functions."""
+"""A `CallGrammar` as a Lark grammar of llguidance, as far as one can say it. Pure functions."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
+
+from quire.core.call_grammar import (
+    CallGrammar,
+    Choice,
+    Literal,
+    Maybe,
+    OneOrMore,
+    Schema,
+    SeparatedTags,
+    Sequence,
+    Tag,
+    Token,
+    ZeroOrMore,
+)
+
+_PARTS = (Literal, Token, Schema, Sequence, Choice, OneOrMore, ZeroOrMore, Maybe, Tag, SeparatedTags)
+TAGS = frozenset(str(part.__struct_config__.tag) for part in _PARTS)
+"""Types of the parts that it can say."""
 
 
 class UnsupportedTagError(Exception):
     """A part that Lark has no words for; says which."""
 
 
-def lark_problem(tag: Any) -> str | None:
-    """Why `tag` cannot be said in Lark; None when it can."""
+def lark_problem(grammar: CallGrammar) -> str | None:
+    """Why it cannot be said in Lark; None when it can."""
     try:
-        _Rules({}).start(tag)
+        lark_of(grammar, {})
     except UnsupportedTagError as error:
         return str(error)
     return None
 
 
-def lark_of(tag: Any, options: Mapping[str, Any]) -> str:
-    """The grammar of a tag that has no problem.
+def lark_of(grammar: CallGrammar, options: Mapping[str, Any]) -> str:
+    """The text of a grammar that has no problem.
 
     Args:
         options: how JSON is written, in llguidance's words.
     """
-    return _Rules(options).start(tag)
+    rules = _Rules(options)
+    start = rules.expression(grammar)
+    return "\n".join([f"start: {start}", *rules.lines])
 
 
 class _Rules:
     def __init__(self, options: Mapping[str, Any]) -> None:
         self._options = dict(options)
-        self._lines: list[str] = []
+        self.lines: list[str] = []
 
-    def start(self, tag: Any) -> str:
-        form = tag.get("format") if isinstance(tag, Mapping) else None
-        if not isinstance(form, Mapping):
-            raise UnsupportedTagError("a tag without format is not supported")
-        start = self._said(form)
-        return "\n".join([f"start: {start}", *self._lines])
-
-    def _said(self, form: Any) -> str:
-        """An expression for `form`."""
-        kind = form.get("type") if isinstance(form, Mapping) else None
-        say = self.SAYINGS.get(str(kind))
-        if say is None:
-            raise UnsupportedTagError(f"{kind} is not supported")
-        return say(self, form)
+    def expression(self, part: CallGrammar) -> str:
+        """What stands for `part` in a rule; rules that it needs are added."""
+        match part:
+            case Literal(value):
+                return json.dumps(value, ensure_ascii=False)
+            case Token(int(token_id)):
+                return f"<[{token_id}]>"
+            case Schema():
+                return self._json(part)
+            case Sequence(elements):
+                return "(" + " ".join(map(self.expression, elements)) + ")"
+            case Choice(elements):
+                return self._any_of(elements)
+            case OneOrMore(content):
+                return f"({self.expression(content)})+"
+            case ZeroOrMore(content):
+                return f"({self.expression(content)})*"
+            case Maybe(content):
+                return f"({self.expression(content)})?"
+            case Tag():
+                parts = [_edge(part.begin), part.content, _edge(part.end)]
+                return " ".join(self.expression(one) for one in parts if one != Literal(""))
+            case SeparatedTags():
+                return self._tags(part)
+        raise UnsupportedTagError(f"{part.__struct_config__.tag} is not supported")
 
     def _rule(self, body: str) -> str:
-        name = f"part_{len(self._lines)}"
-        self._lines.append(f"{name}: {body}")
+        name = f"part_{len(self.lines)}"
+        self.lines.append(f"{name}: {body}")
         return name
 
-    def _text(self, form: Mapping[str, Any]) -> str:
-        value = form.get("value")
-        if not isinstance(value, str):
-            raise UnsupportedTagError("const_string without value is not supported")
-        return json.dumps(value, ensure_ascii=False)
+    def _any_of(self, parts: Iterable[CallGrammar]) -> str:
+        return self._rule(" | ".join(map(self.expression, parts)))
 
-    def _token(self, form: Mapping[str, Any]) -> str:
-        if not isinstance(form.get("token"), int):
-            raise UnsupportedTagError("token without its id is not supported")
-        return f"<[{form['token']}]>"
-
-    def _json(self, form: Mapping[str, Any]) -> str:
-        schema = form.get("json_schema")
-        if not isinstance(schema, dict) or form.keys() - {"type", "json_schema", "max_whitespace_cnt"}:
+    def _json(self, part: Schema) -> str:
+        if not isinstance(part.json_schema, dict) or part.excludes:
             raise UnsupportedTagError("json_schema with more than an object is not supported")
-        options, limit = self._options, form.get("max_whitespace_cnt")
+        options, limit = self._options, part.max_whitespace_cnt
         if limit is not None and options.get("whitespace_flexible", True) and "whitespace_pattern" not in options:
             options = {**options, "whitespace_pattern": rf"[ \t\n\r]{{0,{limit}}}"}
-        return self._rule(f"%json {json.dumps({'x-guidance': options, **schema}, ensure_ascii=False)}")
+        return self._rule(f"%json {json.dumps({'x-guidance': options, **part.json_schema}, ensure_ascii=False)}")
 
-    def _sequence(self, form: Mapping[str, Any]) -> str:
-        return "(" + " ".join(self._said(one) for one in form.get("elements") or [{}]) + ")"
-
-    def _or(self, form: Mapping[str, Any]) -> str:
-        return self._rule(" | ".join(self._said(one) for one in form.get("elements") or [{}]))
-
-    def _plus(self, form: Mapping[str, Any]) -> str:
-        return f"({self._said(form.get('content'))})+"
-
-    def _star(self, form: Mapping[str, Any]) -> str:
-        return f"({self._said(form.get('content'))})*"
-
-    def _optional(self, form: Mapping[str, Any]) -> str:
-        return f"({self._said(form.get('content'))})?"
-
-    def _tag(self, form: Mapping[str, Any]) -> str:
-        parts = [_edge(form.get("begin")), form.get("content"), _edge(form.get("end"))]
-        return " ".join(self._said(one) for one in parts if one != _edge(""))
-
-    def _tags(self, form: Mapping[str, Any]) -> str:
-        separator = form.get("separator")
-        if not form.get("at_least_one") or form.get("stop_after_first") or not separator:
+    def _tags(self, part: SeparatedTags) -> str:
+        if not part.at_least_one or part.stop_after_first or not part.separator:
             raise UnsupportedTagError("tags_with_separator without at_least_one is not supported")
-        tag = self._rule(" | ".join(self._said(one) for one in form.get("tags") or [{}]))
-        return f"{tag} ({self._said(_edge(separator))} {tag})*"
-
-    SAYINGS: Mapping[str, Callable[[Any, Mapping[str, Any]], str]] = {
-        "const_string": _text,
-        "token": _token,
-        "json_schema": _json,
-        "sequence": _sequence,
-        "or": _or,
-        "plus": _plus,
-        "star": _star,
-        "optional": _optional,
-        "tag": _tag,
-        "tags_with_separator": _tags,
-    }
+        tag = self._any_of(part.tags)
+        return f"{tag} ({self.expression(Literal(part.separator))} {tag})*"
 
 
-TAGS = frozenset(_Rules.SAYINGS)
-"""Types of formats that it can say."""
-
-
-def _edge(value: Any) -> Any:
-    """The beginning or end of a tag, or a separator, as a form of its own."""
-    return {"type": "const_string", "value": value} if isinstance(value, str) else value
+def _edge(value: str | tuple[str, ...] | Token) -> CallGrammar:
+    """The beginning or end of a tag as a part of its own."""
+    if isinstance(value, tuple):
+        raise UnsupportedTagError("a tag with several ends is not supported")
+    return Literal(value) if isinstance(value, str) else value

@@ -103,7 +103,7 @@ def test_free_text_becomes_a_schema_where_a_trigger_is_written(leaf: RunningServ
         ({"format": {"type": "json_schema", "json_schema": {"not": {}}}}, "not"),
         ({"format": {"type": "regex", "pattern": "(?=a)"}}, "/format/pattern"),
         ({"structures": [{"begin": "a"}], "triggers": []}, "/structures/0"),
-        ({"format": {**TAG, "begin": 3}}, "structural_tag"),
+        ({"format": {**TAG, "begin": 3}}, "/format/begin"),
     ],
     ids=lambda value: value if isinstance(value, str) else None,
 )

@@ -11,13 +11,14 @@ import numpy as np
 import pytest
 
 from quire.config.structured_outputs import StructuredOutputsConfig
+from quire.core.call_grammar import Literal, Token
 from quire.core.structured_outputs import StructuredOutputsParams
 from quire.errors import QuireClientError, UnsupportedError, ValidationError
 from quire.parsers.literals import Literals
 from quire.parsers.registry import TOOL_CALL_PARSERS, UNFORCED, tool_call_parser
 from quire.parsers.tool_calls.pattern import PatternFormat
 from quire.parsers.tools import Tools
-from quire.server.chat.forcing import forced_form, form_or_calls, strict_form
+from quire.server.chat.forcing import CallWriter, grammar_for
 from quire.server.chat.protocol.tools import ToolChoice
 from quire.server.chat.protocol.warnings import Warnings
 from quire.structured_output.choose import resolve_structured_outputs
@@ -96,7 +97,12 @@ def token_ids(text: str, special: Mapping[str, int]) -> list[int]:
     """Tokens that write `text`: control tokens and bytes."""
     ids: list[int] = []
     for part in Literals(special).of(text):
-        ids += [part["token"]] if part["type"] == "token" else part["value"].encode()
+        if isinstance(part, Token):
+            assert isinstance(part.token, int)
+            ids.append(part.token)
+        else:
+            assert isinstance(part, Literal)
+            ids += part.value.encode()
     return ids
 
 
@@ -116,7 +122,7 @@ def check_walks(maker: Any, library: str, *, is_special: bool, is_one: bool, cou
     config = StructuredOutputsConfig(backend=library)
     choice = ToolChoice(OFFERED, is_required=True, is_one=is_one)
     warnings = Warnings()
-    form = forced_form(choice, maker.syntax(special), special, config, warnings)
+    form = grammar_for(choice, None, CallWriter(maker.syntax(special), special, config), warnings)
     spec = spec_of(resolve_structured_outputs(form, config))
     assert not warnings.texts
     grammar = made.load(spec, made.compile(spec))
@@ -157,7 +163,9 @@ def test_a_weak_model_cannot_write_white_space_in_a_call_until_its_tokens_are_sp
     config = StructuredOutputsConfig(backend=library)
     choice = ToolChoice([OFFERED[3]], is_required=True, is_one=True)
     spec = spec_of(
-        resolve_structured_outputs(forced_form(choice, tool_call_parser(name).syntax(), {}, config, Warnings()), config)
+        resolve_structured_outputs(
+            grammar_for(choice, None, CallWriter(tool_call_parser(name).syntax(), {}, config), Warnings()), config
+        )
     )
     begun = {
         "hermes": '<tool_call>\n{"name": "plot", "arguments": {"points":',
@@ -178,7 +186,7 @@ def test_a_format_that_cannot_be_forced_is_refused():
     silent = PatternFormat({"begin": "<c>", "end": "</c>", "pattern": "(?P<name>\\w+)(?P<arguments>.*)"})
     for maker in (tool_call_parser("pythonic"), silent):
         with pytest.raises(UnsupportedError, match="cannot be forced") as caught:
-            forced_form(choice, maker.syntax(), {}, StructuredOutputsConfig(), Warnings())
+            grammar_for(choice, None, CallWriter(maker.syntax(), {}, StructuredOutputsConfig()), Warnings())
         assert caught.value.field == "tool_choice"
 
 
@@ -201,12 +209,12 @@ def test_a_schema_that_cannot_be_followed_is_an_error_for_strict_functions_and_a
     warnings = Warnings()
     function: dict[str, Any] = {"name": "f", "parameters": {**ODD, "not": {"required": ["b"]}}}
     choice = ToolChoice([{"type": "function", "function": function}], is_required=True)
-    form = forced_form(choice, syntax, {}, StructuredOutputsConfig(), warnings)
+    form = grammar_for(choice, None, CallWriter(syntax, {}, StructuredOutputsConfig()), warnings)
     assert "/not" in warnings.texts[0] and "tools f" in warnings.texts[0]
     assert resolve_structured_outputs(form, StructuredOutputsConfig()).backend == "xgrammar"
     function["strict"] = True
     with pytest.raises(ValidationError, match="strict.*not") as caught:
-        forced_form(choice, syntax, {}, StructuredOutputsConfig(), Warnings())
+        grammar_for(choice, None, CallWriter(syntax, {}, StructuredOutputsConfig()), Warnings())
     assert caught.value.field == "tools"
 
 
@@ -234,7 +242,9 @@ def test_parameters_that_are_marked_one_by_one_have_the_values_that_their_schema
         backend("xgrammar", is_special=False),
     )
     warnings = Warnings()
-    form = forced_form(ToolChoice(tools, is_required=True, is_one=True), maker.syntax(), {}, config, warnings)
+    form = grammar_for(
+        ToolChoice(tools, is_required=True, is_one=True), None, CallWriter(maker.syntax(), {}, config), warnings
+    )
     spec = spec_of(resolve_structured_outputs(form, config))
     grammar = made.load(spec, made.compile(spec))
     walks = [walk(grammar, made.vocabulary, random.Random(seed), 3000) for seed in range(30)]
@@ -256,7 +266,9 @@ def test_calls_of_strict_functions_are_valid_wherever_they_begin_in_a_text(name:
     assert syntax is not None
     num_calls = 0
     for is_one in (True, False):
-        form = strict_form(ToolChoice(strict, is_one=is_one), syntax, special, StructuredOutputsConfig(), warnings)
+        form = grammar_for(
+            ToolChoice(strict, is_one=is_one), None, CallWriter(syntax, special, StructuredOutputsConfig()), warnings
+        )
         assert form is not None and not warnings.texts
         spec = spec_of(resolve_structured_outputs(form, StructuredOutputsConfig()))
         grammar = made.load(spec, made.compile(spec))
@@ -301,7 +313,7 @@ def test_an_answer_that_may_be_json_or_calls_is_one_of_them(name: str):
     special, config = special_ids(made.vocabulary), StructuredOutputsConfig()
     schema = {"type": "object", "properties": {"n": SMALL}, "required": ["n"]}
     asked = StructuredOutputsParams(json=schema, source="response_format")
-    form = form_or_calls(asked, ToolChoice(OFFERED), maker.syntax(special), special, config, Warnings())
+    form = grammar_for(ToolChoice(OFFERED), asked, CallWriter(maker.syntax(special), special, config), Warnings())
     spec = spec_of(resolve_structured_outputs(form, config))
     grammar = made.load(spec, made.compile(spec))
     kinds = set()
@@ -320,5 +332,5 @@ def test_an_answer_that_may_be_json_or_calls_is_one_of_them(name: str):
 def test_another_form_beside_tools_stays_and_a_warning_says_so():
     warnings = Warnings()
     asked = StructuredOutputsParams(regex="a+")
-    assert form_or_calls(asked, ToolChoice(OFFERED), None, {}, StructuredOutputsConfig(), warnings) is asked
+    assert grammar_for(ToolChoice(OFFERED), asked, CallWriter(None, {}, StructuredOutputsConfig()), warnings) is asked
     assert "no call" in warnings.texts[0]

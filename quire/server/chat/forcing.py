@@ -7,9 +7,11 @@ for others its arguments are any object, and a warning says so.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from quire.config.structured_outputs import StructuredOutputsConfig
+from quire.core.call_grammar import CallGrammar, Choice, Schema
 from quire.core.structured_outputs import StructuredOutputsParams, parse_json
 from quire.errors import UnsupportedError, ValidationError
 from quire.parsers.call_syntax import CallSyntax
@@ -24,25 +26,55 @@ from quire.structured_output.schema.problems import find_problem
 from quire.structured_output.schema.well_formed import malformed
 
 
-def forced_form(
-    choice: ToolChoice,
-    syntax: CallSyntax | None,
-    special: Mapping[str, int],
-    config: StructuredOutputsConfig,
-    warnings: Warnings,
-) -> StructuredOutputsParams:
-    """The form of an answer that is calls and nothing else.
+@dataclass(frozen=True, slots=True)
+class CallWriter:
+    """How calls are written by a model, and by what that can be held.
+
+    Attributes:
+        syntax: of the format that is read; None = it cannot be forced.
+        special: text -> id of the vocabulary's control tokens.
+        config: which grammar libraries may be used.
+    """
+
+    syntax: CallSyntax | None
+    special: Mapping[str, int]
+    config: StructuredOutputsConfig
+
+
+def grammar_for(
+    choice: ToolChoice, response_format: StructuredOutputsParams | None, writer: CallWriter, warnings: Warnings
+) -> StructuredOutputsParams | None:
+    """The form of an answer that may, or must, call tools; None = any.
+
+    Calls that are required are the whole answer. With a `response_format` of JSON the answer is that or calls; another
+    stays as it is, and the answer is no call. Else the answer is free, but for the calls of strict functions.
 
     Args:
         choice: at least one tool.
-        syntax: how the model writes calls; None = its format cannot be forced.
-        special: text -> id of the vocabulary's control tokens.
-        warnings: gets a line for each schema that is not followed.
+        warnings: gets a line for each schema that is not followed, and for what has no effect.
 
     Raises:
-        UnsupportedError: the format cannot be forced.
+        UnsupportedError: calls are required in a format that cannot be forced.
         ValidationError: a strict function's schema cannot be followed.
     """
+    if choice.is_required:
+        return StructuredOutputsParams(call_grammar=_forced(choice, writer, warnings), source=CHOICE_FIELD)
+    if response_format is None:
+        strict = _strict(choice, writer, warnings)
+        return None if strict is None else StructuredOutputsParams(call_grammar=strict, source=TOOLS_FIELD)
+    if response_format.kind not in ("json", "json_object") or writer.syntax is None:
+        warnings.advise("tools: the answer has the form of response_format, and is no call")
+        return response_format
+    schema = (
+        parse_json(response_format.field, response_format.json) if response_format.json is not None else ANY_ARGUMENTS
+    )
+    either = Choice((Schema(schema), _forced(choice, writer, warnings)))
+    return StructuredOutputsParams(call_grammar=either, source=response_format.field)
+
+
+def _forced(choice: ToolChoice, writer: CallWriter, warnings: Warnings) -> CallGrammar:
+    """Answers that are calls and nothing else."""
+    syntax = writer.syntax
     if syntax is None:
         raise UnsupportedError(
             "tool_choice: calls cannot be forced in the format that this server reads",
@@ -52,7 +84,7 @@ def forced_form(
         )
     schemas = _schemas(choice.tools)
     backends = backends_for("structural_tag")
-    problems = _problems(schemas, syntax, _installed(backends, config) or backends)
+    problems = _problems(schemas, syntax, _installed(backends, writer.config) or backends)
     forms = []
     for tool, (where, schema), problem in zip(_by_name(choice.tools), schemas, problems, strict=True):
         if problem is not None:
@@ -60,61 +92,17 @@ def forced_form(
             warnings.advise(f"{where}.function.parameters: arguments may go against the schema ({problem})")
             schema = without_problems(schema) if syntax.parameters is not None else ANY_ARGUMENTS
         forms.append(CallForm(tool["function"]["name"], schema))
-    tag = forced_calls(syntax, forms, special, is_one=choice.is_one)
-    return StructuredOutputsParams(structural_tag=tag, source=CHOICE_FIELD)
+    return forced_calls(syntax, forms, writer.special, is_one=choice.is_one)
 
 
-def form_or_calls(
-    form: StructuredOutputsParams,
-    choice: ToolChoice,
-    syntax: CallSyntax | None,
-    special: Mapping[str, int],
-    config: StructuredOutputsConfig,
-    warnings: Warnings,
-) -> StructuredOutputsParams:
-    """The form of an answer that has `form`, or else is calls and nothing else.
-
-    Args:
-        form: of JSON; another one stays as it is, and the answer is no call.
-        choice, syntax, special, config, warnings: as in `forced_form`.
-
-    Raises:
-        ValidationError: a strict function's schema cannot be followed.
-    """
-    if form.kind not in ("json", "json_object") or syntax is None:
-        warnings.advise("tools: the answer has the form of response_format, and is no call")
-        return form
-    schema = {"type": "object", "additionalProperties": True}
-    if form.json is not None:
-        schema = parse_json(form.field, form.json)
-    calls = forced_form(choice, syntax, special, config, warnings).structural_tag
-    assert isinstance(calls, dict), "it was made so"
-    either = {"type": "or", "elements": [{"type": "json_schema", "json_schema": schema}, calls["format"]]}
-    return StructuredOutputsParams(structural_tag={"type": "structural_tag", "format": either}, source=form.field)
-
-
-def strict_form(
-    choice: ToolChoice,
-    syntax: CallSyntax | None,
-    special: Mapping[str, int],
-    config: StructuredOutputsConfig,
-    warnings: Warnings,
-) -> StructuredOutputsParams | None:
-    """The form of an answer that is free but for its calls; None when no function is strict, or none can be.
-
-    Args:
-        choice, syntax, special: as in `forced_form`.
-        warnings: says why strict has no effect.
-
-    Raises:
-        ValidationError: a strict function's schema cannot be followed.
-    """
-    tools = _by_name(choice.tools)
+def _strict(choice: ToolChoice, writer: CallWriter, warnings: Warnings) -> CallGrammar | None:
+    """Answers that are free but for their calls; None when no function is strict, or none can be."""
+    tools, syntax = _by_name(choice.tools), writer.syntax
     if not any(tool["function"].get("strict") for tool in tools):
         return None
     is_possible = syntax is not None and bool(syntax.openers)
     backends = backends_for("structural_tag", tag="any_text")
-    if syntax is None or not is_possible or not _installed(backends, config):
+    if syntax is None or not is_possible or not _installed(backends, writer.config):
         reason = f"it needs {' or '.join(backends)}" if is_possible else "not in the format that this server reads"
         warnings.advise(f"tools: strict has no effect ({reason}): arguments are as the model writes them")
         return None
@@ -126,8 +114,7 @@ def strict_form(
     held = {tool["function"]["name"]: schema for tool, (_, schema) in zip(strict, schemas, strict=True)}
     names = [tool["function"]["name"] for tool in tools]
     forms = [CallForm(name, held.get(name) or _free(tool, syntax)) for name, tool in zip(names, tools, strict=True)]
-    tag = calls_among_text(syntax, forms, special, is_one=choice.is_one)
-    return StructuredOutputsParams(structural_tag=tag, source=TOOLS_FIELD)
+    return calls_among_text(syntax, forms, writer.special, is_one=choice.is_one)
 
 
 def _by_name(tools: Sequence[Tool]) -> list[Tool]:

@@ -27,7 +27,7 @@ from quire.parsers.thinking_marks import TAIL_TOKENS, thinking_marks
 from quire.parsers.tool_calls.pattern import PatternFormat
 from quire.parsers.tools import Tools
 from quire.server.chat.answer_events import AnswerEvent, AnswerReader, CallBegun, CallPart, PlainAnswer
-from quire.server.chat.forcing import forced_form, form_or_calls, strict_form
+from quire.server.chat.forcing import CallWriter, grammar_for
 from quire.server.chat.protocol.chat import ChatRequest
 from quire.server.chat.protocol.response_format import structured_outputs
 from quire.server.chat.protocol.tools import ToolChoice, tool_choice
@@ -127,7 +127,7 @@ class Parsing:
             holds_calls: tell calls when they are complete, whatever the settings say.
 
         Raises:
-            ValidationError, UnsupportedError: as `tool_choice` and `forced_form`.
+            ValidationError, UnsupportedError: as `tool_choice` and `grammar_for`.
         """
         can_force = self._make_tools is not None
         choice = tool_choice(request, can_parse=can_force and self._config.enable_auto_tool_choice, can_force=can_force)
@@ -150,19 +150,16 @@ class Parsing:
         self, request: ChatRequest, choice: ToolChoice, syntax: CallSyntax | None, warnings: Warnings
     ) -> StructuredOutputsParams | None:
         """The form of an answer that may have these calls; None = any."""
-        if choice.is_required:
-            if request.structured_outputs is not None:
-                raise ValidationError(
-                    "structured_outputs and tool_choice both ask for a form of the answer",
-                    hint="leave out one of them", field="structured_outputs",
-                )  # fmt: skip
-            return forced_form(choice, syntax, self._special, self._structured, warnings)
+        if request.structured_outputs is not None and choice.is_required:
+            raise ValidationError(
+                "structured_outputs and tool_choice both ask for a form of the answer",
+                hint="leave out one of them", field="structured_outputs",
+            )  # fmt: skip
         if request.structured_outputs is not None:
             return None  # the answer is no call
-        form = structured_outputs(request.response_format, None)
-        if form is not None:
-            return form_or_calls(form, choice, syntax, self._special, self._structured, warnings)
-        return strict_form(choice, syntax, self._special, self._structured, warnings)
+        writer = CallWriter(syntax, self._special, self._structured)
+        response_format = None if choice.is_required else structured_outputs(request.response_format, None)
+        return grammar_for(choice, response_format, writer, warnings)
 
 
 class ParsingPlan:

@@ -24,8 +24,8 @@ from quire.structured_output.interface import (
 )
 from quire.structured_output.schema.formats import EXPENSIVE
 from quire.structured_output.schema.lengths import with_format_patterns
+from quire.structured_output.structural_tags import grammar_of_text, with_schemas
 from quire.structured_output.tag_lark import TAGS, lark_of, lark_problem
-from quire.structured_output.tag_schemas import with_schemas
 
 
 class _Tokens:
@@ -103,8 +103,8 @@ class GuidanceBackend(StructuredOutputBackend):
         if spec.any_whitespace and spec.whitespace_pattern is not None:
             options["whitespace_pattern"] = spec.whitespace_pattern
         if spec.kind == "structural_tag":
-            tag = with_schemas(json.loads(spec.text), with_format_patterns)
-            return str(make.grammar_from_lark(lark_of(tag, options)))
+            calls = with_schemas(grammar_of_text(spec.text), with_format_patterns)
+            return str(make.grammar_from_lark(lark_of(calls, options)))
         if spec.kind == "json":
             schema = json.dumps(with_format_patterns(json.loads(spec.text)), ensure_ascii=False)
             return str(make.grammar_from_json_schema(schema, overrides=options))

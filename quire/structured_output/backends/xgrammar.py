@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from quire.core.call_grammar import TYPES
 from quire.structured_output.capabilities import BASIC_KEYWORDS, Capabilities, Problem, Subschema
 from quire.structured_output.foreign import import_xgrammar
 from quire.structured_output.interface import (
@@ -24,8 +25,7 @@ from quire.structured_output.interface import (
 )
 from quire.structured_output.schema.keywords import BY_TYPE, types_of
 from quire.structured_output.schema.lengths import with_patterns
-from quire.structured_output.structural_tags import FIELDS
-from quire.structured_output.tag_schemas import token_ids_of, with_schemas
+from quire.structured_output.structural_tags import grammar_of_text, tag_of, token_ids_of, with_schemas
 
 MAX_VOCABULARIES = 4
 """Sets of named control tokens for which the vocabulary is kept."""
@@ -56,7 +56,7 @@ class XGrammarBackend(StructuredOutputBackend):
         },
         has_open_properties=True,
         regex_features=frozenset(),  # the others of a negated class are halves of surrogate pairs, too
-        tags=frozenset(FIELDS),
+        tags=TYPES,
         check_subschema=_check_numbers,
     )  # fmt: skip
 
@@ -91,7 +91,7 @@ class XGrammarBackend(StructuredOutputBackend):
         own text is part of them, so that free text which excludes it excludes the token, too.
         """
         pieces, eos_token_id = self.vocabulary.pieces, self.vocabulary.eos_token_id
-        named = token_ids_of(json.loads(spec.text)) if spec.kind == "structural_tag" else frozenset()
+        named = token_ids_of(grammar_of_text(spec.text)) if spec.kind == "structural_tag" else frozenset()
         key = frozenset(one for one in named if 0 <= one < len(pieces) and not pieces[one] and one != eos_token_id)
         with self._lock:
             if key not in self._tokens:
@@ -149,7 +149,9 @@ def _compile(compiler: Any, spec: GrammarSpec) -> Any:
     if spec.kind == "choice":
         return compiler.compile_grammar("root ::= " + " | ".join(map(quoted, json.loads(spec.text))))
     if spec.kind == "structural_tag":
-        return compiler.compile_structural_tag(json.dumps(with_schemas(json.loads(spec.text), with_patterns)))
+        return compiler.compile_structural_tag(
+            json.dumps(tag_of(with_schemas(grammar_of_text(spec.text), with_patterns)))
+        )
     return compiler.compile_grammar(spec.text)
 
 
