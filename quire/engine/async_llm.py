@@ -15,8 +15,8 @@ from quire.config.build import build_config
 from quire.config.resolve import UsageContext
 from quire.core.beam_search import BeamSearchOutput, BeamSearchParams
 from quire.core.engine_messages import EngineCoreOutputs, FinishReason
-from quire.core.inputs import parse_prompt, with_cache_salt
 from quire.core.outputs import RequestOutput
+from quire.core.request_options import DEFAULT_OPTIONS, RequestOptions
 from quire.core.sampling_params import RequestOutputKind, SamplingParams
 from quire.core.stats import SchedulerStats
 from quire.core.tenancy import NOBODY, TenantShare
@@ -157,11 +157,11 @@ class AsyncLLM(EngineClient):
             EngineGenerateError: this request failed; `QueueTimeoutError` when it waited longer than it may.
             EngineDeadError: the engine has stopped for good.
         """
-        stream = await self.open_stream(
-            prompt, sampling_params, request_id,
-            priority=priority, cache_salt=cache_salt, add_special_tokens=add_special_tokens, tenant=tenant,
-            queue_timeout=queue_timeout,
+        options = RequestOptions(
+            priority=priority, tenant=tenant, queue_timeout=queue_timeout, cache_salt=cache_salt,
+            add_special_tokens=add_special_tokens,
         )  # fmt: skip
+        stream = await self.open_stream(prompt, sampling_params, request_id, options)
         try:
             finished = False
             while not finished:
@@ -194,31 +194,21 @@ class AsyncLLM(EngineClient):
         prompt: Any,
         sampling_params: SamplingParams,
         request_id: str,
-        *,
-        priority: int = 0,
-        cache_salt: str | None = None,
-        add_special_tokens: bool = True,
-        tenant: TenantShare = NOBODY,
-        queue_timeout: float | None = None,
+        options: RequestOptions = DEFAULT_OPTIONS,
     ) -> OutputStream:
         """As `EngineClient.open_stream`."""
         self._require_alive()
         self._supervisor.attach()
-        if cache_salt is not None:
-            prompt = with_cache_salt(parse_prompt(prompt), cache_salt)
 
         def prepare() -> Submission:
-            return self._front.prepare(
-                request_id, prompt, sampling_params, None, priority,
-                add_special_tokens=add_special_tokens, tenant=tenant, queue_timeout=queue_timeout,
-            )  # fmt: skip
+            return self._front.prepare(request_id, prompt, sampling_params, options)
 
         form = sampling_params.structured_outputs
         is_long = isinstance(prompt, str) and len(prompt) > LONG_TEXT_CHARS
         if is_long or (form is not None and form.is_large):
-            submission = await asyncio.wrap_future(self._preparing.submit(tenant.name, prepare))
+            submission = await asyncio.wrap_future(self._preparing.submit(options.tenant.name, prepare))
             self._require_alive()
-            self._front.check_name(request_id, priority, tenant)
+            self._front.check_name(request_id, options)
         else:
             submission = prepare()
         stream = OutputStream(

@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from quire.core.engine_messages import (
@@ -20,8 +20,9 @@ from quire.core.engine_messages import (
     FinishReason,
 )
 from quire.core.outputs import RequestOutput
+from quire.core.request_options import DEFAULT_OPTIONS, RequestOptions
 from quire.core.sampling_params import SamplingParams
-from quire.core.tenancy import NOBODY, TenantShare, check_share
+from quire.core.tenancy import check_share
 from quire.engine.input_processor import PreparedRequest
 from quire.engine.output_processor import OutputProcessor
 from quire.engine.parallel_sampling import make_children
@@ -86,12 +87,8 @@ class FrontEnd:
         request_id: str,
         prompt: Any,
         params: SamplingParams,
+        options: RequestOptions = DEFAULT_OPTIONS,
         arrival_time: float | None = None,
-        priority: int = 0,
-        *,
-        add_special_tokens: bool = True,
-        tenant: TenantShare = NOBODY,
-        queue_timeout: float | None = None,
     ) -> Submission:
         """Check a request and name its answers; nothing is kept of it before `follow`.
 
@@ -99,29 +96,25 @@ class FrontEnd:
             request_id: the caller's name for it, unused by any unfinished request.
             prompt: in any form of `core.inputs.parse_prompt`.
             arrival_time: seconds, wall clock; default: now.
-            tenant: whose it is.
-            queue_timeout: seconds that it may wait without ever running; 0 = any, None = as the settings say.
 
         Raises:
             ValidationError: the request cannot run.
         """
-        self.check_name(request_id, priority, tenant)
-        if queue_timeout is None:
-            queue_timeout = self.config.scheduler.queue_timeout
-        check_float("queue_timeout", queue_timeout, minimum=0.0, maximum=MAX_QUEUE_TIMEOUT_S)
+        self.check_name(request_id, options)
+        if options.queue_timeout is None:
+            options = replace(options, queue_timeout=self.config.scheduler.queue_timeout)
+        check_float("queue_timeout", options.queue_timeout, minimum=0.0, maximum=MAX_QUEUE_TIMEOUT_S)
         self._check_beams(params)
-        prepared = self._inputs.prepare(prompt, params, add_special_tokens=add_special_tokens)
+        prepared = self._inputs.prepare(prompt, params, options)
         arrival = time.time() if arrival_time is None else arrival_time
         handles = [next(self._handles) for _ in range(params.n)]
         seed = self.config.model.seed
-        messages = make_children(
-            prepared, request_id, handles, seed,
-            arrival_time=arrival, priority=priority, tenant=tenant, queue_timeout_s=queue_timeout,
-        )  # fmt: skip
+        messages = make_children(prepared, request_id, handles, seed, options, arrival)
         return Submission(self._make_group(request_id, prepared, messages, arrival), messages)
 
-    def check_name(self, request_id: str, priority: int, tenant: TenantShare = NOBODY) -> None:
+    def check_name(self, request_id: str, options: RequestOptions) -> None:
         """Refuse a name that is in use, or a priority or tenant that means nothing; raises `ValidationError`."""
+        priority, tenant = options.priority, options.tenant
         if request_id in self._outputs:
             raise ValidationError(
                 f"request_id {request_id!r} is already used by an unfinished request",

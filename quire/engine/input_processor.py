@@ -15,7 +15,8 @@ import numpy as np
 
 from quire.config.structured_outputs import StructuredOutputsConfig
 from quire.core.beam_search import num_top_tokens
-from quire.core.inputs import TextPrompt, TokensPrompt, parse_prompt
+from quire.core.inputs import TextPrompt, TokensPrompt, parse_prompt, with_cache_salt
+from quire.core.request_options import DEFAULT_OPTIONS, RequestOptions
 from quire.core.sampling_params import SamplingParams
 from quire.core.structured_outputs import StructuredOutputsParams
 from quire.engine.generation_defaults import GenerationDefaults
@@ -100,7 +101,9 @@ class InputProcessor:
         """Have something else choose the library of structured outputs than this thread."""
         self._resolve_form = resolve
 
-    def prepare(self, prompt: Any, params: SamplingParams, *, add_special_tokens: bool = True) -> PreparedRequest:
+    def prepare(
+        self, prompt: Any, params: SamplingParams, options: RequestOptions = DEFAULT_OPTIONS
+    ) -> PreparedRequest:
         """Make a request of `prompt` (any form that `core.inputs.parse_prompt` takes) and `params`.
 
         Raises:
@@ -111,7 +114,9 @@ class InputProcessor:
                 f"sampling_params must be a SamplingParams, not {type(params).__name__}", field="sampling_params"
             )
         parsed = parse_prompt(prompt)
-        token_ids = self._token_ids(parsed, add_special_tokens)
+        if options.cache_salt is not None:
+            parsed = with_cache_salt(parsed, options.cache_salt)
+        token_ids = self._token_ids(parsed, options.add_special_tokens)
         self._check_prompt(token_ids)
         return PreparedRequest(
             prompt=parsed.prompt,

@@ -14,6 +14,7 @@ from quire.config import QuireConfig
 from quire.config.build import build_config
 from quire.core.engine_messages import EngineCoreOutputs, EngineCoreRequest
 from quire.core.outputs import RequestOutput
+from quire.core.request_options import DEFAULT_OPTIONS, RequestOptions
 from quire.core.sampling_params import SamplingParams
 from quire.core.stats import SchedulerStats
 from quire.core.tenancy import NOBODY, TenantShare
@@ -108,11 +109,22 @@ class LLMEngine:
             ValidationError: the request cannot run; no other request is affected.
             EngineDeadError: the engine has stopped.
         """
+        options = RequestOptions(
+            priority=priority, tenant=tenant, queue_timeout=queue_timeout, add_special_tokens=add_special_tokens
+        )
+        return self.submit(request_id, prompt, params, options, arrival_time)
+
+    def submit(
+        self,
+        request_id: str,
+        prompt: Any,
+        params: SamplingParams,
+        options: RequestOptions = DEFAULT_OPTIONS,
+        arrival_time: float | None = None,
+    ) -> str:
+        """As `add_request`, with its options as one value."""
         self._require_alive()
-        submission = self._front.prepare(
-            request_id, prompt, params, arrival_time, priority,
-            add_special_tokens=add_special_tokens, tenant=tenant, queue_timeout=queue_timeout,
-        )  # fmt: skip
+        submission = self._front.prepare(request_id, prompt, params, options, arrival_time)
         handles = [state.handle for state in submission.group.states]
         for message in submission.messages:
             self._send(message, handles)

@@ -9,8 +9,8 @@ import copy
 from collections.abc import Iterable
 
 from quire.core.engine_messages import EngineCoreRequest
+from quire.core.request_options import DEFAULT_OPTIONS, RequestOptions
 from quire.core.sampling_params import SamplingParams
-from quire.core.tenancy import NOBODY, TenantShare
 from quire.engine.input_processor import PreparedRequest
 from quire.engine.seeds import request_key
 
@@ -38,11 +38,8 @@ def make_children(
     request_id: str,
     handles: Iterable[int],
     engine_seed: int,
-    *,
+    options: RequestOptions = DEFAULT_OPTIONS,
     arrival_time: float = 0.0,
-    priority: int = 0,
-    tenant: TenantShare = NOBODY,
-    queue_timeout_s: float = 0.0,
 ) -> list[EngineCoreRequest]:
     """One message for each answer; `handles` gives their names, in the order of their indexes.
 
@@ -61,11 +58,11 @@ def make_children(
                 seed=request_key(params.seed, engine_seed, handle),
                 eos_token_id=prepared.eos_token_id,
                 arrival_time=arrival_time,
-                priority=priority,
-                tenant=tenant.name,
-                tenant_weight=tenant.weight,
-                tenant_policy=tenant.policy,
-                queue_timeout_s=0.0 if index else queue_timeout_s,
+                priority=options.priority,
+                tenant=options.tenant.name,
+                tenant_weight=options.tenant.weight,
+                tenant_policy=options.tenant.policy,
+                queue_timeout_s=0.0 if index else options.queue_timeout or 0.0,
                 cache_salt=prepared.cache_salt,
                 num_shared_tokens=prepared.num_shared_tokens,
                 template_id=prepared.template_id,

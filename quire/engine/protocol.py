@@ -10,8 +10,8 @@ from typing import Any, Protocol
 
 from quire.config import QuireConfig
 from quire.core.engine_messages import EngineCoreOutputs
+from quire.core.request_options import DEFAULT_OPTIONS, RequestOptions
 from quire.core.sampling_params import SamplingParams
-from quire.core.tenancy import NOBODY, TenantShare
 from quire.engine.generation_defaults import GenerationDefaults
 from quire.engine.output_stream import OutputStream
 from quire.tokenization.chat_template import ChatTemplate
@@ -59,21 +59,12 @@ class EngineClient(Protocol):
         prompt: Any,
         sampling_params: SamplingParams,
         request_id: str,
-        *,
-        priority: int = 0,
-        cache_salt: str | None = None,
-        add_special_tokens: bool = True,
-        tenant: TenantShare = NOBODY,
-        queue_timeout: float | None = None,
+        options: RequestOptions = DEFAULT_OPTIONS,
     ) -> OutputStream:
         """Begin a request; the stream gets its outputs as they come, by `sampling_params.output_kind`.
 
         The last has `finished`, unless the stream fails: with `QueueTimeoutError` when the request waited too long,
         with `EngineGenerateError` when it failed, with `EngineDeadError` when the engine has stopped for good.
-
-        Args:
-            tenant: whose it is, for scheduling_policy="fair".
-            queue_timeout: seconds that it may wait without ever running; 0 = any, None = as the settings say.
 
         Raises:
             ValidationError: the request cannot run; no other is affected.

@@ -15,6 +15,7 @@ from quire.config.build import build_config
 from quire.core.beam_search import BeamSearchOutput, BeamSearchParams
 from quire.core.inputs import TextPrompt, made_by_template, parse_prompt, with_token_ids
 from quire.core.outputs import RequestOutput
+from quire.core.request_options import RequestOptions
 from quire.core.sampling_params import SamplingParams
 from quire.engine.beam_search import request_params, search_output
 from quire.engine.llm_engine import LLMEngine
@@ -26,11 +27,9 @@ from quire.entrypoints.llm_arguments import (
     Prompt,
     Tenants,
     conversation_list,
+    options_list,
     params_list,
-    priority_list,
     prompt_list,
-    special_tokens_wanted,
-    tenant_list,
 )
 from quire.entrypoints.llm_controls import EngineControls
 from quire.entrypoints.progress import Progress
@@ -124,7 +123,9 @@ class LLM(EngineControls):
             EngineDeadError: the engine stopped.
         """
         require_unset(lora_request=lora_request, mm_processor_kwargs=mm_processor_kwargs)
-        names = self._submit(prompt_list(prompts), sampling_params, priority, tokenization_kwargs, tenant)
+        items = prompt_list(prompts)
+        options = options_list(len(items), priority, tokenization_kwargs, tenant)
+        names = self._submit(items, sampling_params, options)
         return self._run(names, use_tqdm)
 
     def chat(
@@ -187,11 +188,11 @@ class LLM(EngineControls):
         require_unset(lora_request=lora_request)
         one, items = request_params(params), prompt_list(prompts)
         size = len(items) if concurrency_limit is None else check_int("concurrency_limit", concurrency_limit, 1)
-        priorities = priority_list(priority, len(items))
+        options = options_list(len(items), priority)
         found: list[BeamSearchOutput] = []
         for start in range(0, len(items), max(1, size)):
             part = slice(start, start + size)
-            outputs = self._run(self._submit(items[part], one, priorities[part], None), use_tqdm)
+            outputs = self._run(self._submit(items[part], one, options[part]), use_tqdm)
             found += [search_output(output, params, self.llm_engine.tokenizer) for output in outputs]
         return found
 
@@ -205,7 +206,9 @@ class LLM(EngineControls):
         tenant: Tenants = None,
     ) -> list[str]:
         """Submit prompts without waiting; returns their request ids. Arguments and errors as `generate`."""
-        names = self._submit(prompt_list(prompts), sampling_params, priority, tokenization_kwargs, tenant)
+        items = prompt_list(prompts)
+        options = options_list(len(items), priority, tokenization_kwargs, tenant)
+        names = self._submit(items, sampling_params, options)
         self._enqueued.extend(names)
         return names
 
@@ -285,7 +288,7 @@ class LLM(EngineControls):
         ]
         # The template writes BOS and every other special token itself.
         tokenization = {"add_special_tokens": False, **(tokenization_kwargs or {})}
-        return self._submit(prompts, sampling_params, priority, tokenization)
+        return self._submit(prompts, sampling_params, options_list(len(prompts), priority, tokenization))
 
     def _tokenized(self, prompts: Sequence[Any], add_special_tokens: bool) -> list[Any]:
         """`prompts`, the texts among them as token ids that were made all at once."""
@@ -300,23 +303,16 @@ class LLM(EngineControls):
         self,
         prompts: Sequence[Any],
         sampling_params: Params,
-        priority: Priority,
-        tokenization_kwargs: Mapping[str, Any] | None,
-        tenant: Tenants = None,
+        options: Sequence[RequestOptions],
     ) -> list[str]:
         """Add all prompts or, when one is refused, none."""
         params = params_list(sampling_params, len(prompts), self.get_default_sampling_params)
-        priorities = priority_list(priority, len(prompts))
-        tenants = tenant_list(tenant, len(prompts))
-        add_special_tokens = special_tokens_wanted(tokenization_kwargs)
-        prompts = self._tokenized(prompts, add_special_tokens)
+        prompts = self._tokenized(prompts, all(one.add_special_tokens for one in options))
         names: list[str] = []
         try:
-            for prompt, one, rank, share in zip(prompts, params, priorities, tenants, strict=True):
+            for prompt, one, own in zip(prompts, params, options, strict=True):
                 names.append(str(next(self._names)))
-                self.llm_engine.add_request(
-                    names[-1], prompt, one, priority=rank, add_special_tokens=add_special_tokens, tenant=share
-                )
+                self.llm_engine.submit(names[-1], prompt, one, own)
         except BaseException:
             self.llm_engine.discard_requests(names)
             raise

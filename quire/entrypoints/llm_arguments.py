@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from quire.core.inputs import TextPrompt, TokensPrompt
+from quire.core.request_options import RequestOptions
 from quire.core.sampling_params import RequestOutputKind, SamplingParams
 from quire.core.tenancy import NOBODY, TenantShare
 from quire.errors import UnsupportedError, ValidationError
@@ -76,6 +77,20 @@ def tenant_list(given: Tenants, count: int) -> list[TenantShare]:
     if given is None or isinstance(given, TenantShare):
         return [given or NOBODY] * count
     return one_each("tenant", given, count, TenantShare)
+
+
+def options_list(
+    count: int,
+    priority: Priority,
+    tokenization_kwargs: Mapping[str, Any] | None = None,
+    tenant: Tenants = None,
+) -> list[RequestOptions]:
+    """Options for each of `count` prompts."""
+    special = special_tokens_wanted(tokenization_kwargs)
+    return [
+        RequestOptions(priority=rank, tenant=share, add_special_tokens=special)
+        for rank, share in zip(priority_list(priority, count), tenant_list(tenant, count), strict=True)
+    ]
 
 
 def params_list(given: Params, count: int, default: Callable[[], SamplingParams]) -> list[SamplingParams]:

@@ -16,11 +16,11 @@ from quire.config import QuireConfig
 from quire.config.build import build_config
 from quire.core.cache_info import CacheMiss
 from quire.core.engine_messages import EngineCoreOutputs
-from quire.core.inputs import TokensPrompt
 from quire.core.outputs import CompletionOutput, Logprob, RequestOutput
+from quire.core.request_options import DEFAULT_OPTIONS, RequestOptions
 from quire.core.sampling_params import RequestOutputKind, SamplingParams
 from quire.core.stats import EventKind, RequestEvent, RequestStateStats, SchedulerStats
-from quire.core.tenancy import NOBODY, TenantShare
+from quire.core.tenancy import TenantShare
 from quire.engine.generation_defaults import GenerationDefaults
 from quire.engine.input_processor import InputLimits, InputProcessor
 from quire.engine.llm_engine import LLMEngine
@@ -55,10 +55,12 @@ class Pumped:
 
     waits_for_readers = True
 
-    async def open_stream(self, prompt: Any, params: SamplingParams, request_id: str, **options: Any) -> OutputStream:
+    async def open_stream(
+        self, prompt: Any, params: SamplingParams, request_id: str, options: RequestOptions = DEFAULT_OPTIONS
+    ) -> OutputStream:
         async def pump() -> None:
             try:
-                async for output in self.generate(prompt, params, request_id, **options):  # type: ignore[attr-defined]
+                async for output in self.generate(prompt, params, request_id, options):  # type: ignore[attr-defined]
                     stream.put(output)
                     while self.waits_for_readers and stream._output is not None:
                         await asyncio.sleep(0)
@@ -116,21 +118,16 @@ class ScriptedEngine(Pumped):
         prompt: Any,
         sampling_params: SamplingParams,
         request_id: str,
-        *,
-        priority: int = 0,
-        cache_salt: str | None = None,
-        add_special_tokens: bool = True,
-        tenant: TenantShare = NOBODY,
-        queue_timeout: float | None = None,
+        options: RequestOptions = DEFAULT_OPTIONS,
     ) -> AsyncIterator[RequestOutput]:
         assert request_id not in self.live, "ids are unique"
-        prepared = self._inputs.prepare(prompt, sampling_params, add_special_tokens=add_special_tokens)
+        prepared = self._inputs.prepare(prompt, sampling_params, options)
         ids = prepared.prompt_token_ids.tolist()
         self.prompts.append(ids)
-        self.salts.append(cache_salt)
-        self.priorities.append(priority)
-        self.tenants.append(tenant)
-        self.queue_timeouts.append(queue_timeout)
+        self.salts.append(options.cache_salt)
+        self.priorities.append(options.priority)
+        self.tenants.append(options.tenant)
+        self.queue_timeouts.append(options.queue_timeout)
         self.live[request_id] = sampling_params
         self.peak = max(self.peak, len(self.live))
         stats = RequestStateStats(arrival_time=time.time(), queued_ts=time.monotonic(), scheduled_ts=time.monotonic())
@@ -315,22 +312,12 @@ class SteppedEngine(Pumped):
         prompt: Any,
         sampling_params: SamplingParams,
         request_id: str,
-        *,
-        priority: int = 0,
-        cache_salt: str | None = None,
-        add_special_tokens: bool = True,
-        tenant: TenantShare = NOBODY,
-        queue_timeout: float | None = None,
+        options: RequestOptions = DEFAULT_OPTIONS,
     ) -> AsyncIterator[RequestOutput]:
-        if isinstance(prompt, TokensPrompt):
-            prompt = replace(prompt, cache_salt=cache_salt)
         queue: asyncio.Queue[RequestOutput] = asyncio.Queue()
         loop = asyncio.get_running_loop()
         with self._lock:
-            self._engine.add_request(
-                request_id, prompt, sampling_params,
-                priority=priority, add_special_tokens=False, tenant=tenant, queue_timeout=queue_timeout,
-            )  # fmt: skip
+            self._engine.submit(request_id, prompt, sampling_params, options)
             self._queues[request_id] = lambda output: loop.call_soon_threadsafe(queue.put_nowait, output)
         self._wake.set()
         finished = False

@@ -14,6 +14,7 @@ from typing import Any
 import httpx
 import pytest
 
+from quire.core.request_options import DEFAULT_OPTIONS, RequestOptions
 from quire.core.sampling_params import RequestOutputKind
 from quire.engine.output_stream import OutputStream
 from quire.errors import EngineGenerateError
@@ -155,9 +156,11 @@ def test_an_output_is_written_before_the_engine_goes_on(monkeypatch):
     within: list[bool] = []
 
     class Engine(ScriptedEngine):
-        async def open_stream(self, prompt: Any, params: Any, request_id: str, **options: Any) -> OutputStream:
+        async def open_stream(
+            self, prompt: Any, params: Any, request_id: str, options: RequestOptions = DEFAULT_OPTIONS
+        ) -> OutputStream:
             stream = OutputStream(is_delta=params.output_kind is RequestOutputKind.DELTA)
-            source = super().generate(prompt, params, request_id, **options)
+            source = super().generate(prompt, params, request_id, options)
 
             async def put_all() -> None:
                 async for output in source:
@@ -237,9 +240,9 @@ def test_an_error_in_the_middle_ends_the_stream_well_formed_and_the_connection_g
 
 def test_the_failure_of_one_prompt_ends_the_others():
     class Engine(ScriptedEngine):
-        async def generate(self, prompt: Any, params: Any, request_id: str, **options: Any) -> AsyncIterator[Any]:
+        async def generate(self, prompt: Any, params: Any, request_id: str, options: Any) -> AsyncIterator[Any]:
             num_outputs = 0
-            async for output in super().generate(prompt, params, request_id, **options):
+            async for output in super().generate(prompt, params, request_id, options):
                 yield output
                 num_outputs += 1
                 if num_outputs == 4 and prompt.prompt_token_ids[0] == 1:

@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 from quire.core.inputs import TokensPrompt
 from quire.core.outputs import CompletionOutput, RequestOutput
+from quire.core.request_options import DEFAULT_OPTIONS, RequestOptions
 from quire.core.sampling_params import RequestOutputKind, SamplingParams
 from quire.engine.output_stream import OutputStream, nothing, until_ready
 from quire.errors import QueueTimeoutError, QuireClientError, QuireServerError
@@ -40,9 +41,8 @@ class Work:
     Attributes:
         public_id: the answer's id.
         prompts: one or many, all with the same `params`.
-        cache_salt: what the prefix cache tells requests apart by.
+        options: of each prompt.
         received_s: when the request came, monotonic clock.
-        queue_timeout: seconds that each prompt may wait; 0 = any, None = as the settings say.
         tenant: whose it is.
         charge: what it was charged before its prompts were read.
     """
@@ -51,10 +51,8 @@ class Work:
     tenant: Tenant
     prompts: list[TokensPrompt]
     params: SamplingParams
-    priority: int = 0
-    cache_salt: str | None = None
+    options: RequestOptions = DEFAULT_OPTIONS
     received_s: float = 0.0
-    queue_timeout: float | None = None
     charge: Charge | None = None
 
 
@@ -131,11 +129,7 @@ class Run:
         engine_id = state.engine_id(work.public_id)
         account = _Account(state, work, len(prompt.prompt_token_ids))
         try:
-            stream = await state.engine.open_stream(
-                prompt, work.params, engine_id,
-                priority=work.priority, cache_salt=work.cache_salt, add_special_tokens=False,
-                tenant=work.tenant.share, queue_timeout=work.queue_timeout,
-            )  # fmt: skip
+            stream = await state.engine.open_stream(prompt, work.params, engine_id, work.options)
         except BaseException as error:
             state.places.give_back(num_places)
             if isinstance(error, QuireServerError):

@@ -17,6 +17,7 @@ from starlette.responses import Response
 from quire.core.cache_salt import tenant_salt
 from quire.core.inputs import TokensPrompt, parse_prompt
 from quire.core.outputs import RequestOutput
+from quire.core.request_options import RequestOptions
 from quire.core.sampling_params import RequestOutputKind, SamplingParams
 from quire.errors import ValidationError
 from quire.logger import get_logger
@@ -162,15 +163,17 @@ class ChatService:
         salt = self._cache_salt(request, body.cache_salt)
         if salt is not None:
             prompts = [self._state.shared_prefixes.marked(prompt) for prompt in prompts]
+        options = RequestOptions(
+            priority=known.tenant.priority(_priority(request, body)), tenant=known.tenant.share,
+            queue_timeout=body.queue_timeout, cache_salt=salt, add_special_tokens=False,
+        )  # fmt: skip
         work = Work(
             public_id=public_id(prefix, known.request_id, body.request_id),
             prompts=prompts,
             params=params,
-            priority=known.tenant.priority(_priority(request, body)),
-            cache_salt=salt,
+            options=options,
             received_s=known.received_s,
             tenant=known.tenant,
-            queue_timeout=body.queue_timeout,
             charge=charge,
         )
         if self._state.config.api.enable_log_requests:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from quire.core.request_options import DEFAULT_OPTIONS, RequestOptions
 from quire.core.sampling_params import SamplingParams
 from quire.engine.generation_defaults import GenerationDefaults
 from quire.engine.input_processor import InputLimits, InputProcessor, bad_words_token_ids
@@ -14,15 +15,15 @@ LIMITS = InputLimits(vocab_size=TOKENIZER.vocab_size, max_model_len=10, max_logp
 DEFAULTS = GenerationDefaults(eos_token_id=EOS, other_eos_token_ids=(2, 3))
 
 
-def prepare(prompt, params=None, tokenizer=TOKENIZER, **options):
-    return InputProcessor(LIMITS, tokenizer, DEFAULTS).prepare(prompt, params or SamplingParams(), **options)
+def prepare(prompt, params=None, tokenizer=TOKENIZER, options=DEFAULT_OPTIONS):
+    return InputProcessor(LIMITS, tokenizer, DEFAULTS).prepare(prompt, params or SamplingParams(), options)
 
 
 def test_text_is_tokenized_with_what_the_vocabulary_adds():
     prepared = prepare("fox")
     assert prepared.prompt_token_ids.tolist() == TOKENIZER.encode("fox")
     assert prepared.prompt == "fox"
-    assert prepare("fox", add_special_tokens=False).prompt_token_ids.tolist() == ids("fox")
+    assert prepare("fox", options=RequestOptions(add_special_tokens=False)).prompt_token_ids.tolist() == ids("fox")
 
 
 def test_ids_come_through_as_they_are():

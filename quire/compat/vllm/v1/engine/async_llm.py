@@ -7,6 +7,7 @@ from typing import Any
 
 from quire.config import QuireConfig
 from quire.core.outputs import RequestOutput
+from quire.core.request_options import RequestOptions
 from quire.core.sampling_params import SamplingParams
 from quire.engine import async_llm
 from quire.engine.output_stream import OutputStream
@@ -78,7 +79,7 @@ class AsyncLLM(async_llm.AsyncLLM):
         self, request_id: str, prompt: Any, params: SamplingParams, arrival_time: float | None = None, **others: Any
     ) -> RequestStream:
         """Begin a request; iterate over what is returned for its outputs."""
-        return RequestStream(await self.open_stream(prompt, params, request_id, **others))
+        return RequestStream(await self.open_stream(prompt, params, request_id, RequestOptions(**others)))
 
     async def abort(self, request_id: Any, internal: bool = False) -> None:
         """End one request or several."""
