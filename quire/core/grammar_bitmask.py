@@ -14,10 +14,10 @@ import numpy as np
 
 @dataclass(frozen=True, slots=True)
 class GrammarBitmask:
-    """Masks of the rows that have a grammar.
+    """Masks of the rows of logits whose requests have a grammar.
 
     Attributes:
-        lines: [n] int32, distinct; positions among the rows that sample in this step.
+        lines: [n] int32, distinct; which of the step's rows of logits, of which a row with drafts has several.
         bitmask: [n, ceil(vocab_size / 32)] int32.
     """
 

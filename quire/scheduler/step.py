@@ -49,9 +49,9 @@ class Step:
         return self.plan.urgent is not None
 
     def sampling_handles(self) -> np.ndarray:
-        """[num_sampled] int64; the requests that get a token, in the order of the batch."""
+        """[num_logits] int64; the request of each row of logits, in the order of the batch."""
         handles: np.ndarray = self.handles[self.output.is_sampling]
-        return handles
+        return handles if self.output.drafts is None else np.repeat(handles, self.output.num_logits())
 
     def counts(self, page_size_bytes: int) -> dict[str, int]:
         """What the step adds to `SchedulerStats`; a page has so many bytes, all layers together."""

@@ -15,7 +15,8 @@ class BlockTables:
     """Fixed rows of page ids, on the host.
 
     Attributes:
-        tables: per group: [max_num_seqs, max_blocks_per_req] int32; 0 (the null page) beyond a request's pages.
+        tables: per group: [max_num_seqs, max_blocks_per_req] int32; beyond a request's pages 0 (the null page),
+            or pages that it has given back.
         block_sizes: per group: tokens per page.
     """
 

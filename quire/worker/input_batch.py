@@ -21,8 +21,10 @@ class InputBatch:
         positions: [num_tokens] int64, on the device.
         token_rows, token_positions: [num_tokens]; row and position of each token, on the host.
         sampling_rows: [num_sampled] int32; rows that get a token, in the order of the batch.
-        sampling_positions: [num_sampled] int32; index in its sequence of each token to be sampled.
-        logits_indices: [num_sampled] int64; the step's token whose hidden state predicts each of them.
+        sampling_positions: [num_sampled] int32; index in its sequence of each token to be sampled, or of a row's first.
+        logits_indices: [num_logits] int64; the step's tokens whose hidden states predict tokens.
+        logits_start_loc: [num_sampled + 1] int32; where each row's rows of logits begin: it has one, and one for each
+            draft. None = one each.
     """
 
     rows: np.ndarray
@@ -36,6 +38,7 @@ class InputBatch:
     sampling_rows: np.ndarray
     sampling_positions: np.ndarray
     logits_indices: np.ndarray
+    logits_start_loc: np.ndarray | None = None
 
     @property
     def num_reqs(self) -> int:

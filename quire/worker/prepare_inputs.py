@@ -25,6 +25,16 @@ def prepare_inputs(scheduled: SchedulerOutput, requests: RequestStates, device: 
         token_rows = np.repeat(scheduled.rows, counts)
     seq_lens = (scheduled.num_computed_tokens + counts).astype(np.int32)
     sampling = scheduled.is_sampling
+    sampling_positions, logits_indices = seq_lens[sampling], query_start_loc[1:][sampling].astype(np.int64) - 1
+    logits_start_loc = None
+    if scheduled.drafts is not None:
+        requests.write_drafts(scheduled.rows, seq_lens, scheduled.drafts)
+        num_drafts = scheduled.drafts.counts[sampling]
+        sampling_positions = sampling_positions - num_drafts
+        logits_start_loc = np.zeros(len(num_drafts) + 1, dtype=np.int32)
+        np.cumsum(1 + num_drafts, out=logits_start_loc[1:])
+        shifts = logits_indices - num_drafts - logits_start_loc[:-1]
+        logits_indices = np.arange(logits_start_loc[-1]) + np.repeat(shifts, 1 + num_drafts)
     input_ids = requests.token_ids[token_rows, token_positions]
     return InputBatch(
         rows=scheduled.rows,
@@ -36,6 +46,7 @@ def prepare_inputs(scheduled: SchedulerOutput, requests: RequestStates, device: 
         token_rows=token_rows,
         token_positions=token_positions,
         sampling_rows=scheduled.rows[sampling],
-        sampling_positions=seq_lens[sampling],
-        logits_indices=query_start_loc[1:][sampling].astype(np.int64) - 1,
+        sampling_positions=sampling_positions,
+        logits_indices=logits_indices,
+        logits_start_loc=logits_start_loc,
     )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from quire.core.scheduler_output import NewRequestData, RowUpdates
+from quire.core.scheduler_output import DraftTokens, NewRequestData, RowUpdates
 
 
 class RequestStates:
@@ -52,5 +52,12 @@ class RequestStates:
             self.append(chosen.rows, chosen.positions, chosen.token_ids)
 
     def append(self, rows: np.ndarray, positions: np.ndarray, token_ids: np.ndarray) -> None:
-        """Write sampled tokens: [n] distinct rows, each token's index in its sequence, ids."""
+        """Write tokens: [n] rows, each token's index in its sequence, ids."""
         self.token_ids[rows, positions] = token_ids
+
+    def write_drafts(self, rows: np.ndarray, seq_lens: np.ndarray, drafts: DraftTokens) -> None:
+        """Put draft tokens at the end of the `seq_lens` ([num_reqs]) tokens that a step computes."""
+        first_of_row = np.cumsum(drafts.counts) - drafts.counts
+        shifts = seq_lens - drafts.counts - first_of_row
+        positions = np.arange(len(drafts.token_ids)) + np.repeat(shifts, drafts.counts)
+        self.append(np.repeat(rows, drafts.counts), positions, drafts.token_ids)

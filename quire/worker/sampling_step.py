@@ -9,12 +9,15 @@ import numpy as np
 import torch
 
 from quire.core.grammar_bitmask import GrammarBitmask
+from quire.core.logprobs import LogprobsArrays
 from quire.core.runner_output import ModelRunnerOutput
 from quire.logger import get_logger
 from quire.models.interfaces import CausalLM
 from quire.sample.ops.interface import SamplingOps
+from quire.sample.ragged import take_lines
 from quire.sample.sampler import Sampler, SamplerOutput
 from quire.sample.states import SamplingStates
+from quire.worker.draft_verification import verify_drafts
 from quire.worker.input_batch import InputBatch
 from quire.worker.prompt_logprobs import compute_prompt_logprobs
 from quire.worker.request_states import RequestStates
@@ -57,6 +60,8 @@ class SamplingStep:
             self._ops,
         )
         rows, positions = batch.sampling_rows, batch.sampling_positions
+        if batch.logits_start_loc is not None:
+            return self._run_with_drafts(batch, hidden, grammar, prompt_logprobs)
         sampled = self._sample(batch, hidden, rows, positions, grammar)
         self._requests.append(rows, positions, sampled.token_ids)
         self._sampling.append(rows, sampled.token_ids)
@@ -68,6 +73,39 @@ class SamplingStep:
             errors=self._errors(rows[sampled.is_invalid], positions[sampled.is_invalid]),
         )
 
+    def _run_with_drafts(
+        self,
+        batch: InputBatch,
+        hidden: torch.Tensor,
+        grammar: GrammarBitmask | None,
+        prompt_logprobs: dict[int, LogprobsArrays],
+    ) -> ModelRunnerOutput:
+        logits = self._logits(batch, hidden, grammar)
+
+        def sample(lines: np.ndarray, rows: np.ndarray, positions: np.ndarray) -> SamplerOutput:
+            sampled = self._sampler.sample(take_lines(logits, lines), rows, positions)
+            self._requests.append(rows, positions, sampled.token_ids)
+            self._sampling.append(rows, sampled.token_ids)
+            return sampled
+
+        verified = verify_drafts(batch, self._drafts_of(batch), sample)
+        return ModelRunnerOutput(
+            rows=batch.sampling_rows,
+            sampled_token_ids=verified.token_ids,
+            sampled_start_loc=verified.start_loc,
+            logprobs=verified.logprobs,
+            prompt_logprobs=prompt_logprobs,
+            errors=self._errors(verified.rows, verified.positions),
+        )
+
+    def _drafts_of(self, batch: InputBatch) -> np.ndarray:
+        """[num_logits] int32: what stands where each row of logits gives a token; behind the last draft anything."""
+        assert batch.logits_start_loc is not None, "called where some row has drafts"
+        starts, counts = batch.logits_start_loc[:-1], np.diff(batch.logits_start_loc)
+        positions = np.arange(batch.logits_start_loc[-1]) + np.repeat(batch.sampling_positions - starts, counts)
+        drafts: np.ndarray = self._requests.token_ids[np.repeat(batch.sampling_rows, counts), positions]
+        return drafts
+
     def _sample(
         self,
         batch: InputBatch,
@@ -78,12 +116,14 @@ class SamplingStep:
     ) -> SamplerOutput:
         if not len(rows):
             return SamplerOutput(np.empty(0, dtype=np.int32), None, np.empty(0, dtype=np.bool_))
-        if len(rows) < batch.num_tokens:
+        return self._sampler.sample(self._logits(batch, hidden, grammar), rows, positions)
+
+    def _logits(self, batch: InputBatch, hidden: torch.Tensor, grammar: GrammarBitmask | None) -> torch.Tensor:
+        """[num_logits, vocab_size], masked, valid until the next step."""
+        if len(batch.logits_indices) < batch.num_tokens:
             hidden = hidden[torch.from_numpy(batch.logits_indices).to(hidden.device)]
         logits = self._ops.compute_logits(self._model.compute_logits, hidden)
-        if grammar is not None:
-            logits = self._ops.mask_by_grammar(logits, grammar)
-        return self._sampler.sample(logits, rows, positions)
+        return logits if grammar is None else self._ops.mask_by_grammar(logits, grammar)
 
     def _errors(self, rows: np.ndarray, positions: np.ndarray) -> dict[int, str]:
         """Row -> what went wrong, for tokens that mean nothing."""

@@ -1,0 +1,82 @@
+"""A proposer that drafts the last three tokens again: answers are the same bytes as without it, in fewer steps."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from quire import LLM, SamplingParams
+from quire.engine import core_factory
+from quire.scheduler.setup import SchedulerSetup, make_scheduler
+from tests.e2e.tiny_model import write_tiny_model
+
+SETTINGS: dict[str, Any] = {"max_model_len": 128, "num_threads": 1, "max_num_seqs": 8, "block_size": 16}
+KINDS: dict[str, dict[str, Any]] = {
+    "greedy": {"temperature": 0, "logprobs": 2},
+    "seeded": {"temperature": 0.8, "top_p": 0.9, "top_k": 30, "logprobs": 0},
+    "seeded and sharp": {"temperature": 0.2, "min_p": 0.05},
+    "penalties": {"temperature": 0, "repetition_penalty": 1.2, "frequency_penalty": 0.5, "presence_penalty": 0.3},
+    "likes to repeat": {"temperature": 0.7, "repetition_penalty": 0.5, "logprobs": 1},
+    "bias": {"temperature": 0, "logit_bias": {7: 4.0}, "min_tokens": 6},
+    "bad words": {"temperature": 0, "bad_words": ["the", "a b"]},
+    "stop string": {"temperature": 0, "stop": ["e"], "min_tokens": 3},
+    "stop id": {"temperature": 0.9, "stop_token_ids": list(range(0, 250, 9))},
+    "short": {"temperature": 0, "max_tokens": 2},
+    "grammar": {"temperature": 0, "structured_outputs": {"regex": "(ab){2,9}"}},
+}
+
+
+class Again:
+    """Drafts the last three tokens again; notes how many it has drafted."""
+
+    def __init__(self) -> None:
+        self.num_drafted = 0
+
+    def propose(self, token_ids: np.ndarray, max_tokens: int) -> np.ndarray:
+        drafts = np.array(token_ids[-3:][:max_tokens])
+        self.num_drafted += len(drafts)
+        return drafts
+
+
+def answers(model: str) -> tuple[list[Any], int]:
+    """What every kind of request gets, and how many steps that took."""
+    kinds = {name: kind for name, kind in KINDS.items() if name != "grammar" or model != "leaf"}  # once is enough
+    prompts = [{"prompt_token_ids": [5, 6, 7] * (2 + i % 4) + [20 + i]} for i in range(len(kinds))]
+    common = {"max_tokens": 24, "ignore_eos": True}
+    params = [SamplingParams(**{**common, "seed": i, **kind}) for i, kind in enumerate(kinds.values())]
+    params.append(SamplingParams(temperature=1.0, seed=99, max_tokens=40, logprobs=1))  # may end by itself
+    prompts.append({"prompt_token_ids": [5, 6, 7, 8]})
+    with LLM(model, **SETTINGS) as llm:
+        outputs = llm.generate(prompts, params, use_tqdm=False)
+        num_steps = llm.llm_engine.last_stats.step
+    found = [
+        (one.text, tuple(one.token_ids), one.finish_reason, one.stop_reason, repr(one.logprobs))
+        for one in (output.outputs[0] for output in outputs)
+    ]
+    return found, num_steps
+
+
+@pytest.fixture(scope="module", params=["leaf", "tiny"])
+def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> str:
+    if request.param == "leaf":
+        return "leaf"
+    root = tmp_path_factory.mktemp("tiny")
+    return str(write_tiny_model(root / "model", Path(root / "marker")))
+
+
+def test_the_last_three_tokens_drafted_again_change_no_byte(model: str, monkeypatch: pytest.MonkeyPatch):
+    expected, num_steps = answers(model)
+    proposer = Again()
+
+    def make_drafting(setup: SchedulerSetup, **options: Any) -> Any:
+        return make_scheduler(dataclasses.replace(setup, has_proposer=True), proposer=proposer, **options)
+
+    monkeypatch.setattr(core_factory, "make_scheduler", make_drafting)
+    found, num_steps_with_drafts = answers(model)
+    assert found == expected
+    assert proposer.num_drafted > 100
+    assert num_steps_with_drafts < num_steps
