@@ -43,7 +43,7 @@ def make_target(
         port = 0
     if parts.scheme not in ("http", "https") or not parts.hostname or not port:
         raise ConfigError(
-            f"{flag} {base_url!r} is no address",
+            f"{flag} {base_url!r} is not a valid address",
             hint="for example http://127.0.0.1:8000",
             field=flag.lstrip("-").replace("-", "_"),
         )

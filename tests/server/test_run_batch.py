@@ -67,7 +67,7 @@ def test_a_batch_goes_through_the_routes_of_the_server(capsys, engines, tmp_path
     source, out = write_requests(tmp_path / "in"), tmp_path / "out"
     assert main(["run-batch", "-i", source, "-o", str(out), "--model", "leaf", "--max-concurrency", "2"]) == 1
     shown = capsys.readouterr()
-    assert "10/10 lines: 7 answered, 2 failed, 1 no requests, 0 done before" in shown.out
+    assert "10/10 lines: 7 answered, 2 failed, 1 invalid, 0 already done" in shown.out
     assert engines[0].errored and engines[0].peak == 2 and not engines[0].live
     found = results_of(out)
     assert set(found) == {*(f"id-{n}" for n in range(6)), "chat", "wrong", "unknown", "None"}
@@ -88,7 +88,7 @@ def test_a_second_run_asks_only_what_is_open(capsys, engines, tmp_path: Path):
     expected, lines = results_of(out), out.read_bytes().splitlines(keepends=True)
     out.write_bytes(b"".join(lines[:4]) + lines[4][:50])
     assert main(command) == 1
-    assert results_of(out) == expected and "4 done before" in capsys.readouterr().out
+    assert results_of(out) == expected and "4 already done" in capsys.readouterr().out
     assert main(command) == 1 and not engines[2].prompts  # failures of earlier runs count, too
     assert main([*command, "--retry-failed"]) == 1 and len(results_of(out)) == 10
 
@@ -114,7 +114,7 @@ def test_a_running_server_is_asked_with_url(capsys, monkeypatch, tmp_path: Path)
     monkeypatch.setenv("QUIRE_API_KEY", "a-key-of-ours")
     with RunningServer(ScriptedEngine(), api_key="a-key-of-ours") as server:
         assert main(["run-batch", "-i", source, "-o", str(out), "--url", f"{server.url}/v1"]) == 1
-        assert "7 answered, 2 failed, 1 no requests" in capsys.readouterr().out
+        assert "7 answered, 2 failed, 1 invalid" in capsys.readouterr().out
         found = results_of(out)
         assert found["id-0"]["response"]["request_id"] in found["id-0"]["response"]["body"]["id"]
         assert len(server.engine.prompts) == 7

@@ -37,7 +37,7 @@ class BatchCounts:
 
     Attributes:
         num_done: answered before this run.
-        num_answered, num_failed, num_bad: requests with status 200, with another one, and lines that are no requests.
+        num_answered, num_failed, num_bad: requests with status 200, with another one, and invalid lines.
     """
 
     num_lines: int
@@ -58,7 +58,7 @@ class BatchCounts:
         seconds = max(time.monotonic() - self.started_s, 1e-9)
         return (
             f"{self.num_ended}/{self.num_lines} lines: {self.num_answered} answered, {self.num_failed} failed, "
-            f"{self.num_bad} no requests, {self.num_done} done before; {self.num_prompt_tokens} prompt tokens, "
+            f"{self.num_bad} invalid, {self.num_done} already done; {self.num_prompt_tokens} prompt tokens, "
             f"{self.num_output_tokens} answer tokens ({self.num_output_tokens / seconds:.1f}/s)"
         )
 

@@ -46,7 +46,9 @@ class RemoteModel:
     def __init__(self, url: str, api_key: str | None, parameters: dict[str, Any]) -> None:
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise ConfigError(f"--url {url!r} is no address", hint="for example http://127.0.0.1:8000/v1", field="url")
+            raise ConfigError(
+                f"--url {url!r} is not a valid address", hint="for example http://127.0.0.1:8000/v1", field="url"
+            )
         self._parts = parts
         self._path = parts.path.rstrip("/").removesuffix("/v1") + "/v1"
         self._headers = {"content-type": "application/json", "connection": "close"}

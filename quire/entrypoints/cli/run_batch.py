@@ -1,7 +1,7 @@
 """Answer a file of requests in OpenAI's batch format; the same command goes on where an earlier run ended.
 
 Results are written as they come, in any order, each with its custom_id. Exits with 1 when requests failed or lines
-were no requests.
+were invalid.
 """
 
 from __future__ import annotations
