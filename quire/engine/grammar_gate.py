@@ -5,6 +5,7 @@ from __future__ import annotations
 from quire.config import QuireConfig
 from quire.scheduler.admission import AdmissionGate, Candidate, Verdict
 from quire.scheduler.step_plan import StepPlan
+from quire.structured_output.compile.fast_budget import FastBudget
 from quire.structured_output.compile.messages import WorkerSetup
 from quire.structured_output.compile.pool import CompilePool
 from quire.structured_output.manager import GrammarManager, no_pool
@@ -20,7 +21,7 @@ def make_grammars(config: QuireConfig) -> GrammarManager:
 
     def make_pool(eos_token_id: int) -> CompilePool:
         setup = WorkerSetup(str(path), vocab_size, eos_token_id, budget.compile_timeout_s, budget.compile_memory_bytes)
-        return CompilePool(setup)
+        return CompilePool(setup, FastBudget() if config.scheduler.scheduling_policy == "fair" else None)
 
     return GrammarManager(make_pool)
 

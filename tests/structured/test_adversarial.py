@@ -19,8 +19,10 @@ from quire.errors import EngineGenerateError, QuireClientError
 from quire.models.hub import resolve_model_path
 from quire.structured_output.choose import resolve_structured_outputs
 from quire.structured_output.compile.errors import BudgetError
+from quire.structured_output.compile.fast_budget import FastBudget
 from quire.structured_output.compile.messages import WorkerSetup
 from quire.structured_output.compile.pool import NUM_FAST_WORKERS, CompilePool
+from quire.structured_output.compile.worker_queue import WorkerQueue
 from quire.structured_output.interface import GrammarSpec
 from quire.structured_output.spec import spec_of
 from tests.structured.libraries import needs_libraries
@@ -102,6 +104,23 @@ def test_a_child_that_has_taken_long_runs_only_where_a_processor_is_idle(pool: C
                     continue
         time.sleep(0.02)
     assert isinstance(future.exception(), BudgetError) and os.SCHED_IDLE in policies
+
+
+def test_a_tenant_beyond_its_share_of_the_fast_queue_has_the_slow_one_and_others_keep_theirs(
+    pool: CompilePool, monkeypatch: pytest.MonkeyPatch
+):
+    budget = FastBudget(clock=lambda: 0.0)
+    monkeypatch.setattr(pool, "_fast_budget", budget)
+    budget.charge("mallory", 1.0)
+    fast_s, slow_s = cpu_of(pool._fast), cpu_of(pool._slow)
+    pool.compile(GrammarSpec(kind="regex", text="[a-f]{5}", backend="xgrammar"), "mallory").result()
+    assert cpu_of(pool._fast) == fast_s and cpu_of(pool._slow) > slow_s
+    pool.compile(GrammarSpec(kind="regex", text="[a-f]{6}", backend="xgrammar"), "bob").result()
+    assert cpu_of(pool._fast) > fast_s and not budget.is_spent("bob")
+
+
+def cpu_of(queue: WorkerQueue) -> float:
+    return sum(worker.cpu_s for worker in queue.workers)
 
 
 def test_a_plain_grammar_does_not_wait_for_dear_ones():

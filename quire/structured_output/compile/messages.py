@@ -49,11 +49,13 @@ class CompileResult(msgspec.Struct, frozen=True):
     Attributes:
         error: what the library has against the grammar, or which limit it exceeds.
         died: how the process that compiled it ended, when it ended by itself.
+        cpu_s: CPU time that it took.
     """
 
     compiled: bytes = b""
     error: str | None = None
     died: str | None = None
+    cpu_s: float = 0.0
 
 
 class ProbeResult(msgspec.Struct, frozen=True):
@@ -61,9 +63,11 @@ class ProbeResult(msgspec.Struct, frozen=True):
 
     Attributes:
         is_expensive: a few tokens took too much, so the engine core must not follow the grammar itself.
+        cpu_s: CPU time that compiling and this took together.
     """
 
     is_expensive: bool = False
+    cpu_s: float = 0.0
 
 
 def write_message(stream: Stream, message: msgspec.Struct) -> None:

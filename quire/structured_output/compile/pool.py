@@ -3,7 +3,8 @@
 A grammar is tried in the fast queue, which gives up after `FAST_CPU_S`; what takes longer waits in the slow queue,
 where it gets what the machine leaves idle. So plain grammars never wait for expensive ones. What is expensive to follow
 is found there, too: a worker takes each grammar through a few tokens (`probe`). In a queue tenants take
-turns: whoever floods it delays another's grammar by one of its own.
+turns: whoever floods it delays another's grammar by one of its own. A tenant that has taken more than its share of
+the fast queue (`FastBudget`) has the slow one alone.
 
 Owned by the grammar manager. Owns compile workers, each started when it is first needed, and the libraries of this
 process, which only read what a worker has compiled.
@@ -24,6 +25,7 @@ from quire.errors import EngineGenerateError, QuireError
 from quire.logger import get_logger
 from quire.structured_output.choose import with_fallbacks
 from quire.structured_output.compile.errors import OverTimeError, RefusedError, refusal
+from quire.structured_output.compile.fast_budget import FastBudget
 from quire.structured_output.compile.messages import WorkerSetup
 from quire.structured_output.compile.worker_process import WorkerProcess
 from quire.structured_output.compile.worker_queue import WorkerQueue, close
@@ -54,14 +56,16 @@ class CompilePool:
     """Compiles grammars.
 
     Args:
-        setup: the vocabulary and the budget.
+        setup: the vocabulary and the budget of a grammar.
+        fast_budget: of each tenant; None when tenants have no shares.
 
     Attributes:
         setup: as given.
     """
 
-    def __init__(self, setup: WorkerSetup) -> None:
+    def __init__(self, setup: WorkerSetup, fast_budget: FastBudget | None = None) -> None:
         self.setup = setup
+        self._fast_budget = fast_budget
         fast = msgspec.structs.replace(setup, cpu_s=min(FAST_CPU_S, setup.cpu_s))
         slow = msgspec.structs.replace(setup, is_background=True)
         self._fast, self._slow = WorkerQueue(fast, NUM_FAST_WORKERS), WorkerQueue(slow, NUM_SLOW_WORKERS)
@@ -75,7 +79,7 @@ class CompilePool:
         """A grammar and the bytes it crossed in; the future's exception is a `QuireError` that names the field."""
         made: Future[CompileOutcome] = Future()
         job = _Job(spec, tenant, made, is_last=self.setup.cpu_s <= FAST_CPU_S)
-        self._fast.submit(tenant, lambda worker: self._make(job, worker))
+        self._fast.submit(tenant, lambda worker: self._try_fast(job, worker))
         return made
 
     def free_text(self, tenant: str = "") -> Future[CompileOutcome]:
@@ -103,6 +107,17 @@ class CompilePool:
             made.set_result(CompileOutcome(FreeText(), 0))
         except Exception as error:  # it must reach the caller
             made.set_exception(error)
+
+    def _try_fast(self, job: _Job, worker: WorkerProcess) -> None:
+        """Compile with `worker`, when the job's tenant may still take time at ordinary priority."""
+        budget = self._fast_budget
+        if budget is None:
+            return self._make(job, worker)
+        if budget.is_spent(job.tenant):
+            return self._try_again(job)
+        before_s = worker.cpu_s
+        self._make(job, worker)
+        budget.charge(job.tenant, worker.cpu_s - before_s)
 
     def _make(self, job: _Job, worker: WorkerProcess) -> None:
         """Compile with `worker`; what takes too long, compiled or followed, goes to the slow queue for its last try."""

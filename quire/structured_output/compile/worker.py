@@ -14,6 +14,7 @@ import resource
 import select
 import signal
 import sys
+import time
 import traceback
 from contextlib import suppress
 from pathlib import Path
@@ -89,10 +90,11 @@ def _compile_in_child(
         if status == 0:
             return
         if is_compiled[0]:  # it ended in the probe
-            write_message(outputs, ProbeResult(is_expensive=True))
+            write_message(outputs, ProbeResult(is_expensive=True, cpu_s=usage.ru_utime + usage.ru_stime))
             return
     grown_bytes = usage.ru_maxrss * 1024 - before_bytes
-    write_message(outputs, result_of_death(os.waitstatus_to_exitcode(status), grown_bytes, setup.memory_bytes))
+    result = result_of_death(os.waitstatus_to_exitcode(status), grown_bytes, setup.memory_bytes)
+    write_message(outputs, msgspec.structs.replace(result, cpu_s=usage.ru_utime + usage.ru_stime))
 
 
 def _answer(
@@ -105,14 +107,14 @@ def _answer(
 ) -> None:
     """In the child; `is_compiled` becomes 1 when only the probe is left to be answered."""
     result = _compile_within_limits(backend, spec, setup)
-    write_message(outputs, result)
+    write_message(outputs, msgspec.structs.replace(result, cpu_s=time.process_time()))
     if result.error is not None:
         return
     is_compiled[0] = 1
     signal.setitimer(signal.ITIMER_PROF, setup.cpu_s)
     with suppress(GrammarError):  # what the library cannot follow it says again where it is followed
         probe.follow(backend.load(spec, result.compiled))
-    write_message(outputs, ProbeResult())
+    write_message(outputs, ProbeResult(cpu_s=time.process_time()))
 
 
 def result_of_death(code: int, grown_bytes: int, limit_bytes: int) -> CompileResult:
