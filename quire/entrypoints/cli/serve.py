@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import gc
+import sys
 from typing import Any
 
 from quire import envs
@@ -20,11 +21,15 @@ from quire.entrypoints.cli.common import print_resolved
 from quire.errors import ConfigError
 from quire.logger import configure_logging, get_logger
 from quire.utils.checks import shown
+from quire.utils.heap import map_large_blocks
 from quire.utils.phases import PhaseTimer
 
 logger = get_logger(__name__)
 
 DEFAULTS = {"disable_log_stats": False}
+SWITCH_INTERVAL_S = 0.0005
+"""A thread that decodes or detokenizes what is long gives the interpreter's lock to the event loop after so long; by
+default it is 5 ms, at each of the loop's wake-ups."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -111,6 +116,8 @@ def run(args: argparse.Namespace) -> int:
     try:
         with timer.phase("application"):
             server = make_server(engine, server_config)
+        sys.setswitchinterval(SWITCH_INTERVAL_S)
+        map_large_blocks()
         gc.freeze()  # what the process has by now it keeps: to look through it would stop every stream
 
         def report(address: str) -> None:

@@ -114,6 +114,7 @@ class BodyReader:
         limits = self._limits
         length = request.headers.get("content-length", "")
         if length.isdecimal() and int(length[:20]) > self._most(int(length[:20])):
+            self.note_unread(request)
             raise self._too_large()
         known = scope_of(request)
         lease = known.body = self.budget.open(known.tenant.name)

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-BLOCK_BYTES = 1 << 18
+BLOCK_BYTES = 1 << 16
 MANY = 64
 CONTAINERS = frozenset((dict, list))
 QUOTE, COLON, COMMA, BRACE, BRACKET = (np.uint8(ord(character)) for character in '":,{[')
@@ -46,7 +46,7 @@ class JsonParts:
 def count_parts(text: bytes, most: JsonParts | None = None) -> JsonParts:
     """The parts of `text`; looks no further once they are more than `most`.
 
-    Cost: 1 ms a block; numpy works on it without the interpreter's lock.
+    Cost: 0.3 ms a block; numpy works on it without the interpreter's lock.
     """
     found = JsonParts()
     is_inside = False
