@@ -24,6 +24,8 @@ from quire.utils.fair_queue import FairQueue
 NUM_AT_ONCE = 2
 """Followers that are asked at a time; of the others each waits for its tenant's turn."""
 MAX_FOLLOWERS = 16
+"""Of a server with keys a tenant gets one more only while more are free than it has: at most half, and the next tenant
+half of the rest, so that one that comes later finds a place."""
 FOLLOW_FACTOR = 10.0
 """CPU time to follow a grammar, times what it may take to compile."""
 
@@ -145,11 +147,16 @@ class Followers:
 
     def _place(self) -> None:
         with self._lock:
-            while len(self._unplaced) and len(self._placed) < MAX_FOLLOWERS and not self._is_closed:
-                follower, start = self._unplaced.pop()
+            while not self._is_closed and (waiting := self._unplaced.pop_from(self._has_place)) is not None:
+                follower, start = waiting
                 if not follower.is_closed:
                     self._placed.add(follower)
                     self.submit(follower, start)
+
+    def _has_place(self, tenant: str) -> bool:
+        num_free = MAX_FOLLOWERS - len(self._placed)
+        num_held = sum(one.tenant == tenant for one in self._placed) if tenant else 0
+        return num_held < num_free
 
     def _ask_next(self) -> None:
         follower, message = self._asked.pop()

@@ -30,13 +30,22 @@ class FairQueue(Generic[T]):
     def pop(self) -> T:
         """The next item; its owner's next turn comes after all others'. There must be one."""
         with self._lock:
-            owner, items = next(iter(self._items.items()))
-            item = items.popleft()
-            if items:
-                self._items.move_to_end(owner)
-            else:
-                del self._items[owner]
-            return item
+            return self._pop(next(iter(self._items)))
+
+    def pop_from(self, may_go_on: Callable[[str], bool]) -> T | None:
+        """As `pop`, passing over the owners that may not go on; None when no other has anything."""
+        with self._lock:
+            owner = next(filter(may_go_on, self._items), None)
+            return None if owner is None else self._pop(owner)
+
+    def _pop(self, owner: str) -> T:
+        items = self._items[owner]
+        item = items.popleft()
+        if items:
+            self._items.move_to_end(owner)
+        else:
+            del self._items[owner]
+        return item
 
 
 class FairThread:

@@ -42,9 +42,11 @@ def followers() -> Iterator[Followers]:
     made.close()
 
 
-def begin(followers: Followers, spec: GrammarSpec, token_ids: list[int]) -> tuple[Follower, SimpleQueue[FollowReply]]:
+def begin(
+    followers: Followers, spec: GrammarSpec, token_ids: list[int], tenant: str = ""
+) -> tuple[Follower, SimpleQueue[FollowReply]]:
     replies: SimpleQueue[FollowReply] = SimpleQueue()
-    return followers.begin(FollowStart(spec=spec, token_ids=token_ids), "", replies.put), replies
+    return followers.begin(FollowStart(spec=spec, token_ids=token_ids), tenant, replies.put), replies
 
 
 def letters() -> dict[str, int]:
@@ -103,6 +105,22 @@ def test_whoever_leaves_ends_what_is_computed_for_it_and_makes_room_for_the_next
             os.sched_yield()
     finally:
         followers.close()
+
+
+def test_a_tenant_with_many_expensive_grammars_leaves_places_to_the_tenants_that_come_later(followers: Followers):
+    crowd = [begin(followers, PLAIN, [], "crowd") for _ in range(MAX_FOLLOWERS + 1)]
+    for _, replies in crowd[: MAX_FOLLOWERS // 2]:
+        assert replies.get(timeout=TIMEOUT_S).error is None
+    late = [begin(followers, PLAIN, [], name) for name in ("second", "third", "second")]
+    for _, replies in late:
+        assert replies.get(timeout=TIMEOUT_S).error is None
+    assert all(replies.empty() for _, replies in crowd[MAX_FOLLOWERS // 2 :]), "it has its share"
+    for follower, _ in late:
+        follower.close()
+    crowd[0][0].close()
+    assert crowd[MAX_FOLLOWERS // 2][1].get(timeout=TIMEOUT_S).error is None
+    for follower, _ in crowd:
+        follower.close()
 
 
 def children(pid: int) -> list[int]:

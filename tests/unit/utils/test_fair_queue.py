@@ -20,3 +20,12 @@ def test_items_of_one_owner_come_in_their_order_and_the_queue_forgets_owners_wit
     for item in "abc":
         queue.put("", item)
     assert [queue.pop() for _ in range(3)] == ["a", "b", "c"] and len(queue) == 0 and not queue._items
+
+
+def test_owners_that_may_not_go_on_are_passed_over_and_keep_their_turn():
+    queue: FairQueue[int] = FairQueue()
+    for owner, number in (("alice", 0), ("alice", 1), ("bob", 2)):
+        queue.put(owner, number)
+    assert queue.pop_from(lambda owner: owner == "bob") == 2
+    assert queue.pop_from(lambda owner: owner == "bob") is None and len(queue) == 2
+    assert [queue.pop(), queue.pop()] == [0, 1]
