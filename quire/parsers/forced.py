@@ -68,7 +68,7 @@ def arguments_schema(where: str, function: Mapping[str, Any]) -> dict[str, Any]:
     types = given.get("type", "object")
     if types != "object" and not (isinstance(types, list) and "object" in types):
         raise ValidationError(
-            f"{where}.function.parameters.type is {shown(types)}; the arguments of a function are an object",
+            f"{where}.function.parameters.type is {shown(types)}; the arguments of a function must be an object",
             hint='write "type": "object"', field="tools",
         )  # fmt: skip
     return {**given, "type": "object"}

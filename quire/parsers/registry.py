@@ -171,5 +171,5 @@ def parser_of_template(source: str) -> str | None:
 def _unknown(field: str, name: str, known: Sequence[str], others: frozenset[str]) -> QuireError:
     if name not in others:
         return unknown_name(field, name, known, ConfigError)
-    hint = f"valid: {', '.join(sorted(known))}; or bring a parser of your own (docs/how-to/tools.md)"
-    return ConfigError(f"{field} {name!r} is a parser of vLLM that Quire does not have (yet)", hint=hint, field=field)
+    hint = f"valid: {', '.join(sorted(known))}; or add a parser plugin (docs/how-to/tools.md)"
+    return ConfigError(f"{field} {name!r} is a vLLM parser that Quire does not implement yet", hint=hint, field=field)

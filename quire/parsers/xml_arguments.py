@@ -41,7 +41,7 @@ def xml_problem(schema: Mapping[str, Any], marks: ParameterMarks) -> str | None:
     properties = schema.get("properties") or {}
     missing = [name for name in schema.get("required") or () if name not in properties]
     if missing:
-        return f"/required ({missing[0]} is no property)"
+        return f"/required ({missing[0]} is not a property)"
     for name, given in properties.items():
         if _name_problem(name):
             return f"/properties/{name} (its name)"

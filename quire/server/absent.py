@@ -7,20 +7,20 @@ from quire.server.http.errors import ApiError, ErrorKind
 NOT_SERVED = ErrorKind(404, "NotFoundError", "not_found", "not_supported")
 NO_PATH = ErrorKind(404, "NotFoundError", "not_found")
 
-POOLING = "it needs a model that embeds, ranks or classifies; this one generates text"
+POOLING = "embedding, ranking and classification models are not supported; this model generates text"
 LORA = "adapters (LoRA) are not supported yet"
-PAUSES = "the engine cannot sleep, be paused or be given other weights while it runs; restart the server"
-PROFILES = "profiles are not taken over HTTP; see quire replay and the receipts of --enable-per-request-metrics"
-SPLIT = "prompts and answers are made by the same server here; send the request itself"
+PAUSES = "sleep, pause and weight updates are not supported; restart the server"
+PROFILES = "profiling over HTTP is not supported; see quire replay and --enable-per-request-metrics"
+SPLIT = "prefill and decode run in the same server; send the request itself"
 REASONS = {
     POOLING: (
         "embeddings", "embed", "pooling", "classify", "score", "rerank", "generative_scoring", "decisions", "systemone",
     ),
-    "it needs a model that hears or speaks; this one reads and writes text": ("audio", "realtime"),
-    "it needs a model that makes images or videos; this one writes text": ("images", "videos"),
-    "there is no moderation model": ("moderations",),
-    "files are not kept; quire run-batch takes one of requests from the command line": ("files", "uploads", "batches"),
-    "it is of OpenAI's own platform": (
+    "audio models are not supported; this model reads and writes text": ("audio", "realtime"),
+    "image and video models are not supported; this model writes text": ("images", "videos"),
+    "moderation is not supported": ("moderations",),
+    "file storage is not supported; run a file of requests with quire run-batch": ("files", "uploads", "batches"),
+    "it is part of OpenAI's own platform": (
         "assistants", "threads", "vector_stores", "fine_tuning", "conversations", "containers", "evals", "organization",
     ),
     LORA: ("load_lora_adapter", "unload_lora_adapter"),
@@ -32,9 +32,9 @@ REASONS = {
     ),
     PROFILES: ("start_profile", "stop_profile"),
     SPLIT: ("render", "derender", "inference"),
-    "there is no cache of media": ("reset_mm_cache", "reset_encoder_cache"),
-    "without API keys anybody could ask it; give the server an operator's key": ("reset_prefix_cache", "server_info"),
-    "the page loads scripts from elsewhere; see /docs": ("redoc",),
+    "there is no media cache": ("reset_mm_cache", "reset_encoder_cache"),
+    "it needs an operator API key; configure API keys (--api-key-file)": ("reset_prefix_cache", "server_info"),
+    "that page would load external scripts; see /docs": ("redoc",),
 }  # fmt: skip
 BY_NAME = {name: reason for reason, names in REASONS.items() for name in names}
 
@@ -44,5 +44,5 @@ def no_such_path(path: str) -> ApiError:
     names = [name for name in path.strip("/").split("/") if name not in ("v1", "v2", "cohere")]
     for name in (*names[:1], *names[-1:]):
         if name in BY_NAME:
-            return ApiError(NOT_SERVED, f"this server does not serve {path[:80]}: {BY_NAME[name]}")
-    return ApiError(NO_PATH, f"there is no path {path[:80]}; /docs lists those that there are")
+            return ApiError(NOT_SERVED, f"{path[:80]} is not supported by this server: {BY_NAME[name]}")
+    return ApiError(NO_PATH, f"not found: {path[:80]}; see /docs for the known paths")

@@ -181,7 +181,7 @@ async def _http_error(request: Request, error: Exception) -> Response:
     if status == NOT_FOUND.status:
         refusal = no_such_path(own_path(request.scope))
     elif status == METHOD_NOT_ALLOWED.status:
-        refusal = ApiError(METHOD_NOT_ALLOWED, f"this path does not take {request.method}")
+        refusal = ApiError(METHOD_NOT_ALLOWED, f"method {request.method} is not allowed here")
     else:
         refusal = ApiError(BAD_REQUEST, "the request is malformed")
     return refused(request, refusal, request.app.state.server)

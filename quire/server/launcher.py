@@ -74,7 +74,7 @@ class DrainingServer(uvicorn.Server):
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """A signal came: drain, and when that is under way, end at once."""
         if self._state.admission.is_draining:
-            logger.warning("second signal: ending at once")
+            logger.warning("second signal: exiting immediately")
             self.force_exit = self.should_exit = True
         else:
             self._state.admission.is_draining = True  # the loop sees it at its next tick
@@ -95,7 +95,7 @@ class DrainingServer(uvicorn.Server):
             await super().startup(sockets)
         except (SystemExit, OSError) as error:
             reason = error.strerror if isinstance(error, OSError) else ""
-            raise cannot_listen(self.config.host, self.config.port, reason or "the start failed") from None
+            raise cannot_listen(self.config.host, self.config.port, reason or "startup failed") from None
         self._watch()
         self.on_started(self.address())
 
@@ -115,7 +115,7 @@ class DrainingServer(uvicorn.Server):
         for connection in list(self.server_state.connections):
             connection.shutdown()  # busy ones close after their answer
         if self.force_exit:
-            await self._end_running("ending at once", FINAL_EVENTS_AT_ONCE_S)
+            await self._end_running("exiting immediately", FINAL_EVENTS_AT_ONCE_S)
         await self._wait(lambda: not self.server_state.tasks, 0.0 if self.force_exit else FINAL_EVENTS_S)
         await self._cut_the_rest()
         self.force_exit = False  # nothing is left to wait for, and the application is told of its end
@@ -150,7 +150,7 @@ class DrainingServer(uvicorn.Server):
     def _note_dead(self) -> None:
         """End after a moment in which `/health` says why."""
         if not self._dead_since_s:
-            logger.error("the engine has stopped for good: ending in %g s", DEAD_NOTICE_S)
+            logger.error("the engine has failed permanently: exiting in %g s", DEAD_NOTICE_S)
             self._dead_since_s = time.monotonic()
         elif time.monotonic() - self._dead_since_s > DEAD_NOTICE_S:
             self.should_exit = True
@@ -158,7 +158,7 @@ class DrainingServer(uvicorn.Server):
     async def _drain(self) -> None:
         state = self._state
         logger.info(
-            "draining: %d answers run, new work is refused, deadline %g s",
+            "draining: %d requests in flight, rejecting new ones, deadline %g s",
             state.admission.num_answers, self._shutdown_timeout_s,
         )  # fmt: skip
         deadline = time.monotonic() + self._shutdown_timeout_s
@@ -171,7 +171,7 @@ class DrainingServer(uvicorn.Server):
         """Give every running answer its final event, as far as the engine and the clients take part."""
         running = list(self._state.running)
         if running:
-            logger.warning("%s: %d requests end unfinished (finish_reason abort)", why, len(running))
+            logger.warning("%s: aborting %d unfinished requests (finish_reason abort)", why, len(running))
             await self._state.engine.abort(running)
             await self._wait(self._is_idle, timeout_s)
 
@@ -182,7 +182,9 @@ class DrainingServer(uvicorn.Server):
         for connection in cut:
             connection.transport.abort()
         if cut:
-            logger.warning("%d answers were cut: their clients did not read, or the engine did not answer", len(cut))
+            logger.warning(
+                "%d responses were truncated: their clients did not read, or the engine did not respond", len(cut)
+            )
         closing_s = FINAL_EVENTS_AT_ONCE_S if self.force_exit else FINAL_EVENTS_S
         await self._wait(lambda: not self.server_state.tasks and not connections, closing_s)
         for connection in list(connections):  # the last bytes of a complete answer that nobody takes
@@ -235,7 +237,7 @@ def warn_of_open_address(config: ServerConfig) -> bool:
     if http.uds is not None or has_keys or is_loopback(http.host):
         return False
     logger.warning(
-        "listening on %s without API keys: everyone who reaches this machine can use the model. "
+        "listening on %s without API keys: anyone who can reach this machine can use the model. "
         "Write keys to a file (openssl rand -hex 24 > keys; chmod 600 keys) and start with --api-key-file keys, "
         "or listen on 127.0.0.1 behind a proxy that checks them",
         http.host,

@@ -16,7 +16,7 @@ import msgspec
 from quire.version import __version__
 
 REF_TEMPLATE = "#/components/schemas/{name}"
-ANSWERED = {"200": {"description": "The answer"}}
+ANSWERED = {"200": {"description": "Response"}}
 
 
 @dataclass(frozen=True, slots=True)

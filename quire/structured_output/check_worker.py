@@ -56,7 +56,9 @@ def _check(request: CheckRequest, config: StructuredOutputsConfig) -> CheckResul
         return CheckResult(error=ErrorInfo.of(error))
     except _OverTimeError:
         field = request.fields.get("source") or "structured_outputs"
-        over = ValidationError(f"{field} takes more than {MAX_CPU_S:g} s to check", hint="make it simpler", field=field)
+        over = ValidationError(
+            f"{field} takes more than {MAX_CPU_S:g} s to check", hint="use a simpler schema", field=field
+        )
         return CheckResult(error=ErrorInfo.of(over))
     finally:
         signal.setitimer(signal.ITIMER_PROF, 0)

@@ -73,8 +73,8 @@ def honouring(params: StructuredOutputsParams, config: StructuredOutputsConfig) 
         )  # fmt: skip
     told = "; ".join(f"{backend}: {reason}" for backend, reason in reasons.items())
     raise ValidationError(
-        f"{field} cannot be honoured by any grammar library ({told})",
-        hint="leave out what is named, or check it yourself", field=field,
+        f"no grammar backend supports {field} ({told})",
+        hint="leave out the unsupported keyword, and validate it in the client", field=field,
     )  # fmt: skip
 
 
@@ -99,7 +99,7 @@ def _plain(params: StructuredOutputsParams, field: str) -> Any:
     if params.kind == "json":
         value = parse_json(field, value)
         if not isinstance(value, (dict, bool)):
-            raise ValidationError(f"{field} is no JSON schema", hint="a schema is an object", field=field)
+            raise ValidationError(f"{field} is not a valid JSON schema", hint="a schema is an object", field=field)
         problem = malformed(value)
         if problem is not None:
             raise ValidationError(f"{field} at {problem}", hint="correct the schema", field=field)
@@ -107,7 +107,7 @@ def _plain(params: StructuredOutputsParams, field: str) -> Any:
     elif params.kind == "regex":
         reason = regex_problem(value)
         if reason is not None:
-            raise ValidationError(f"{field} has {reason}", hint="write it without", field=field)
+            raise ValidationError(f"{field} has {reason}", hint="leave it out", field=field)
         value = normal(without_anchors(value))
     elif params.kind == "structural_tag":
         value = _grammar(params, field)
@@ -135,7 +135,7 @@ def _candidates(params: StructuredOutputsParams, config: StructuredOutputsConfig
         return known
     if config.backend not in known:
         raise ValidationError(
-            f"{params.field} ({params.kind}) is not known to {config.backend}, which this engine is set to",
+            f"{params.field} ({params.kind}) is not supported by {config.backend}, the configured backend",
             hint=f"start the engine with structured_outputs_backend=auto, or one of {', '.join(known)}",
             field=params.field,
         )
@@ -153,7 +153,7 @@ def _problem(kind: str, value: Any, library: Capabilities) -> str | None:
     """Why `library` cannot honour it."""
     if kind == "json":
         if value is False:
-            return "nothing satisfies the schema false"
+            return "no value satisfies the schema false"
         problem = find_problem(value, library)
         return None if problem is None else str(problem)
     if kind == "regex":

@@ -94,7 +94,7 @@ class Followers:
     def __init__(self, setup: WorkerSetup) -> None:
         cpu_s = FOLLOW_FACTOR * setup.cpu_s
         self._setup = msgspec.structs.replace(setup, cpu_s=cpu_s)
-        self.budget_text = f"it takes more than {cpu_s:g} s of CPU time, or {setup.memory_bytes >> 20} MiB"
+        self.budget_text = f"it took more than {cpu_s:g} s of CPU time, or {setup.memory_bytes >> 20} MiB"
         self._threads = ThreadPoolExecutor(NUM_AT_ONCE, "followers")
         self._asked: FairQueue[tuple[Follower, msgspec.Struct]] = FairQueue()
         self._lock = threading.Lock()
@@ -166,7 +166,7 @@ class Followers:
             if not follower.is_closed:
                 follower.ask(message)
         except Exception as error:  # whoever waits for the reply must get one
-            logger.exception("a grammar cannot be followed")
+            logger.exception("a grammar cannot be advanced")
             if not follower.is_closed:
                 follower.ended(FollowReply(error=f"{type(error).__name__}: {error}"))
 

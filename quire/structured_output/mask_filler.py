@@ -92,8 +92,8 @@ def too_complex(answer: Answer, error: Exception) -> QuireError:
     params = answer.message.sampling_params.structured_outputs
     assert params is not None, "only requests with a grammar have masks"
     return ValidationError(
-        f"the grammar cannot be followed further by {params.backend}: {str(error)[:200]}",
-        hint="make it simpler", field=params.field,
+        f"{params.backend} cannot advance the grammar further: {str(error)[:200]}",
+        hint="use a simpler grammar", field=params.field,
     )  # fmt: skip
 
 

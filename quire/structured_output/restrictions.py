@@ -79,8 +79,8 @@ def check_ends(params: SamplingParams, eos_token_id: int) -> None:
         return
     if not {eos_token_id, *(params.stop_token_ids or ())} & set(params.allowed_token_ids):
         raise ValidationError(
-            f"allowed_token_ids holds no token that ends an answer, such as {eos_token_id}: no structured answer could "
-            "be completed",
+            f"allowed_token_ids has no end-of-sequence token, such as {eos_token_id}: structured output "
+            "could never end",
             hint=f"add {eos_token_id} to allowed_token_ids, or leave out one of the two",
             field="allowed_token_ids",
         )
@@ -89,7 +89,7 @@ def check_ends(params: SamplingParams, eos_token_id: int) -> None:
 def empty_mask_error(field: str, num_tokens: int) -> ValidationError:
     """The error of a request that `field` leaves no token."""
     return ValidationError(
-        f"{field} leaves none of the tokens that the grammar allows after {num_tokens} tokens",
-        hint=f"leave out {field}, or ask for another form of the answer",
+        f"{field} excludes all tokens that the grammar allows after {num_tokens} tokens",
+        hint=f"leave out {field}, or use another grammar",
         field=field,
     )

@@ -52,7 +52,7 @@ class MemoryBudget:
             taken += f" - {format_bytes(self.swap_bytes)} swap space"
         is_capped = self.kv_cache_bytes == self.useful_bytes
         reason = "; limited by max_num_seqs requests of max_model_len tokens" if is_capped else ""
-        return f"KV cache: {format_bytes(self.kv_cache_bytes)} ({left} - {taken}{reason})"
+        return f"memory for the KV cache: {format_bytes(self.kv_cache_bytes)} ({left} - {taken}{reason})"
 
 
 def estimate_weights_bytes(

@@ -59,7 +59,7 @@ def limited_run() -> Iterator[Callable[..., subprocess.CompletedProcess[str]]]:
 def test_a_limit_is_kept_and_explained(limited_run, limit_mib):
     done = limited_run(limit_mib * MIB)
     assert done.returncode == 0, done.stderr
-    assert "KV cache: " in done.stderr
+    assert "memory for the KV cache: " in done.stderr
 
 
 def test_a_step_too_large_for_the_limit_is_refused_with_the_numbers(limited_run):

@@ -56,7 +56,7 @@ def test_the_request_whose_step_raises_gets_a_typed_error_and_its_neighbours_wha
     assert failed.status == 200 and failed.is_complete and failed.events[-1] == DONE
     error = json.loads(failed.events[-2])["error"]
     assert (error["type"], error["code"]) == ("InternalServerError", 500)
-    assert "others are not affected" in error["message"] and "token 5" not in error["message"]
+    assert "other requests are not affected" in error["message"] and "token 5" not in error["message"]
     whole = asyncio.run(ask(server.port, "/v1/completions", {**culprit, "stream": False}))
     assert whole.status == 500 and json.loads(whole.body)["error"]["type"] == "InternalServerError"
     assert server.engine.num_restarts == 0

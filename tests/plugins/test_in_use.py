@@ -141,7 +141,7 @@ def test_a_grammar_backend_of_another_package_makes_what_it_declares_and_no_othe
     regex = SamplingParams(structured_outputs=StructuredOutputsParams(regex="a+"))
     with LLM(models["LlamaForCausalLM"], structured_outputs_backend="acme_grammar", **SETTINGS) as llm:
         assert llm.generate([[1]], choice, use_tqdm=False)[0].outputs[0].text in ("yes", "nope")
-        with pytest.raises(ValidationError, match="not known to acme_grammar"):
+        with pytest.raises(ValidationError, match="not supported by acme_grammar"):
             llm.generate([[1]], regex, use_tqdm=False)
 
 

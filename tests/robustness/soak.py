@@ -159,7 +159,7 @@ def main() -> int:
 
     with ServerProcess(*FLAGS) as server:
         course = asyncio.run(soak(server, may_go_on, seed=arguments.seed))
-        alarms = [line for line in server.log.splitlines() if "hangs" in line or "engine core stopped" in line]
+        alarms = [line for line in server.log.splitlines() if "hang: " in line or "engine core failed" in line]
         errors = [line for line in server.log.splitlines() if line.startswith(("ERROR", "Traceback"))]
     for line in [*course.wrong, *alarms, *errors]:
         print(line)

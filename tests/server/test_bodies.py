@@ -124,7 +124,7 @@ def test_lists_that_are_too_long_are_refused_before_they_are_converted(server, n
 def test_a_key_that_is_given_twice_is_refused_by_name(server, body, key, param):
     answer = httpx.post(server.url + CHAT, content=body.encode(), headers=JSON_TYPE)
     assert answer.status_code == 400, answer.text
-    assert f"'{key}' twice" in error_of(answer)["message"]
+    assert f"'{key}'" in error_of(answer)["message"]
     assert error_of(answer)["param"] == (key if param else None)
 
 

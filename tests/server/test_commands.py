@@ -75,7 +75,7 @@ def test_a_unix_socket_is_for_this_user_alone(tmp_path: Path):
         assert stat.S_IMODE(path.stat().st_mode) == 0o600
         with httpx.Client(transport=httpx.HTTPTransport(uds=str(path))) as client:
             assert client.get("http://any/live").status_code == 200
-        with pytest.raises(ConfigError, match="a server listens on"):
+        with pytest.raises(ConfigError, match="another server listens on"):
             claim_socket_path(str(path))
         with httpx.Client(transport=httpx.HTTPTransport(uds=str(path))) as client:
             assert client.get("http://any/live").status_code == 200
@@ -159,7 +159,7 @@ def test_a_served_stream_survives_sigterm_and_the_process_ends_cleanly(tmp_path:
 
 def check_start_report(url: str, log: str) -> None:
     """The log and /metrics tell the same phases, of server and core, and --print-config the settings in the log."""
-    chosen = re.search(r"reasons\): (.*)", log)
+    chosen = re.search(r"--print-config\): (.*)", log)
     settings = ["leaf", "--port", "0", "--num-gpu-blocks-override", "128"]
     printed = subprocess.run(
         [sys.executable, "-m", "quire", "serve", *settings, "--print-config"],

@@ -79,7 +79,7 @@ def test_a_server_that_is_strict_refuses_unused_keys_of_messages():
     message = {"role": "assistant", "content": "x", "id": "m"}
     with pytest.raises(ValidationError, match=r"messages\[0\].id has no effect"):
         read_messages([message], Warnings(is_strict=True))
-    with pytest.raises(ValidationError, match="no standard role"):
+    with pytest.raises(ValidationError, match="not a standard role"):
         read_messages([{"role": "critic", "content": "x"}], Warnings(is_strict=True))
 
 
@@ -141,7 +141,7 @@ def test_more_tokens_than_fit_cannot_be_demanded(server, path, fields):
 @pytest.mark.parametrize(
     ("fields", "warning"),
     [
-        ({"reasoning_effort": "high"}, "reasoning_effort has no effect: the chat template does not take it"),
+        ({"reasoning_effort": "high"}, "reasoning_effort has no effect: the chat template does not use it"),
         ({"verbosity": "low"}, "verbosity has no effect"),
         ({"prediction": {"type": "content", "content": "x"}}, "prediction has no effect"),
         ({"temperature": 5}, None),

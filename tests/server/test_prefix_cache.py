@@ -139,7 +139,7 @@ def test_the_cache_is_reset_by_operators_and_says_what_it_did(fresh, tmp_path):
     with RunningServer(fresh, api_key_file=str(tmp_path / "keys")) as server:
         ask(server, TEXT, "red-key-1234")
         refused = post(server, path, {}, headers=bearer("red-key-1234"))
-        assert refused.status_code == 403 and "no operator" in error_of(refused)["message"]
+        assert refused.status_code == 403 and "lacks operator rights" in error_of(refused)["message"]
         done = post(server, path + "?reset_running_requests=true", {}, headers=bearer("ops-key-1234"))
         assert done.json() == {"success": True}
         wanted = {"cached_tokens": 0, "reason": "cache_reset", "position": 0}

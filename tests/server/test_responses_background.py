@@ -148,7 +148,7 @@ def test_a_store_that_fails_ends_responses_all_the_same_and_says_so(server: Runn
     with server.client() as client:
         server.wait_until(lambda: num_under_way(server) == 0)
         told = client.responses.retrieve(events[-1].response.id)
-        assert (told.status, told.error.message) == ("failed", "the response was complete and could not be kept")
+        assert (told.status, told.error.message) == ("failed", "the response was completed but could not be stored")
         assert ask(server, "Hi").output_text == "Hi"
 
 

@@ -301,7 +301,7 @@ def test_a_second_server_on_the_file_is_refused_until_the_first_has_ended_howeve
         for refused in (lambda: SqliteShelf(path, LIMITS), lambda: check_store(ResponsesConfig(response_store=path))):
             with pytest.raises(ConfigError, match="another server uses it") as caught:
                 refused()
-            assert "file of its own" in (caught.value.hint or "")
+            assert "separate file" in (caught.value.hint or "")
         first.send_signal(signal.SIGKILL)
     shelf = SqliteShelf(path, LIMITS)
     assert names(shelf) == "a"

@@ -317,7 +317,7 @@ def test_events_of_ended_responses_are_kept_while_there_is_memory_for_them(monke
     with RunningServer(WritingEngine()) as server, server.client() as client:
         first, second = (stream(server, "Hi", background=True)[-1].response for _ in range(2))
         assert list(client.responses.retrieve(second.id, stream=True))[-1].response == second
-        with pytest.raises(openai.BadRequestError, match="are not kept"):
+        with pytest.raises(openai.BadRequestError, match="are not stored"):
             list(client.responses.retrieve(first.id, stream=True))
         assert client.responses.retrieve(first.id) == first
 

@@ -59,8 +59,8 @@ def test_the_model_is_shown_functions_and_what_is_left_out_is_said(writer):
     answer = ask(writer, "Fine.")
     assert answer.status == "completed" and [tool.type for tool in answer.tools] == [tool["type"] for tool in TOOLS]
     assert answer.warnings == [
-        "tools[2].format: the grammar is described to the model, and not enforced",
-        "tools[3]: web_search is left out: this server runs no tools of its own",
+        "tools[2].format: the grammar is described to the model but not enforced",
+        "tools[3]: web_search is ignored: this server does not run tools",
     ]
     shown = prompt_text(writer)
     for text in ('"agents__spawn"', '"Other agents\\nStart one"', '"apply_patch"', "*** Begin Patch"):
@@ -167,11 +167,11 @@ def test_the_default_request_of_the_codex_command_line_is_taken(writer):
 
 def test_a_strict_server_refuses_what_it_leaves_out():
     with RunningServer(WritingEngine(), strict_requests=True) as server:
-        with pytest.raises(openai.BadRequestError, match="web_search is left out"):
+        with pytest.raises(openai.BadRequestError, match="web_search is ignored"):
             ask(server, "x", tools=TOOLS[3:])
         assert ask(server, "Fine.", tools=TOOLS[:2]).output_text == "Fine."
 
 
 def test_two_tools_that_the_model_could_not_tell_apart_are_refused():
-    with pytest.raises(ValidationError, match="another tool 'agents__spawn'"):
+    with pytest.raises(ValidationError, match="duplicate tool name 'agents__spawn'"):
         origins_of([TOOLS[1], {"type": "function", "name": "agents__spawn"}])

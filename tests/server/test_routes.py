@@ -34,7 +34,7 @@ def test_head_is_answered_as_get_without_its_body(server):
         ("POST", "/v1/embeddings", "generates text"),
         ("POST", "/v1/rerank", "generates text"),
         ("POST", "/score", "generates text"),
-        ("POST", "/v1/audio/transcriptions", "hears or speaks"),
+        ("POST", "/v1/audio/transcriptions", "audio"),
         ("POST", "/v1/images/generations", "images"),
         ("POST", "/v1/moderations", "moderation"),
         ("GET", "/v1/files", "quire run-batch"),
@@ -42,7 +42,7 @@ def test_head_is_answered_as_get_without_its_body(server):
         ("POST", "/v1/load_lora_adapter", "LoRA"),
         ("POST", "/sleep", "restart the server"),
         ("GET", "/is_sleeping", "restart the server"),
-        ("POST", "/start_profile", "profiles"),
+        ("POST", "/start_profile", "profiling"),
         ("POST", "/v1/chat/completions/render", "same server"),
         ("POST", "/reset_prefix_cache", "API keys"),
     ],
@@ -51,7 +51,7 @@ def test_paths_of_others_are_refused_by_name(server, method, path, words):
     answer = httpx.request(method, server.url + path, json={} if method == "POST" else None)
     error = answer.json()["error"]
     assert answer.status_code == 404 and error["code"] == "not_supported" and error["type"] == "NotFoundError"
-    assert f"does not serve {path}: " in error["message"] and words in error["message"]
+    assert f"{path} is not supported by this server: " in error["message"] and words in error["message"]
 
 
 def test_a_path_that_nobody_knows_is_told_where_the_paths_are(server):

@@ -283,7 +283,7 @@ def test_cve_2026_44222_users_cannot_write_control_tokens(server, text):
     assert controls(called) == controls([{"role": "user", "content": "x"}, {"role": "assistant", "content": "x"}])
     answer = post(server, "/v1/completions", {"prompt": text, "max_tokens": 1}).json()
     assert not set(server.engine.prompts[-1]) & set(special)
-    assert any("control tokens" in warning for warning in answer["warnings"])
+    assert any("special tokens" in warning for warning in answer["warnings"])
 
 
 def test_text_without_control_tokens_is_tokenized_as_ever(server):
@@ -403,7 +403,7 @@ def test_a_second_signal_ends_at_once_with_final_events_and_no_traceback(caplog)
         assert not server._thread.is_alive()
         thread.join(10)
     assert events(results[0])[-1]["choices"][0]["finish_reason"] == "abort"
-    assert "ending at once: 1 requests end unfinished" in caplog.text
+    assert "exiting immediately: aborting 1 unfinished requests" in caplog.text
     assert not [record for record in caplog.records if record.levelname == "ERROR"]
 
 
@@ -432,5 +432,5 @@ def test_what_cannot_be_ended_well_is_cut_and_counted(caplog, monkeypatch):
         thread.join(10)
         assert not engine.live
     assert isinstance(results[0], httpx.HTTPError)
-    assert "1 answers were cut" in caplog.text
+    assert "1 responses were truncated" in caplog.text
     assert not [record for record in caplog.records if record.levelname == "ERROR"]

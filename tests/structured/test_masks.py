@@ -61,7 +61,7 @@ def ids(llm: LLM, texts: list[str]) -> list[int]:
 
 
 def test_allowed_ids_without_an_end_are_refused_before_anything_runs(llm: LLM):
-    with pytest.raises(ValidationError, match="no token that ends an answer") as caught:
+    with pytest.raises(ValidationError, match="no end-of-sequence token") as caught:
         llm.generate(PROMPT, params(FORMS["ebnf"], allowed_token_ids=ids(llm, ["xyw"])), use_tqdm=False)
     assert caught.value.field == "allowed_token_ids"
 
@@ -102,7 +102,7 @@ def test_a_request_that_runs_out_of_tokens_later_ends_with_the_field(
     for greedy in ({}, {"temperature": 0.0, "seed": None}):
         first, failed, last = together([params(FORMS["json"]), params(form, **{**fields, **greedy}), params(None)])
         assert isinstance(failed, ValidationError) and failed.field == blamed, failed
-        assert "leaves none of the tokens" in failed.message and "after 0 tokens" not in failed.message
+        assert "excludes all tokens" in failed.message and "after 0 tokens" not in failed.message
         assert [first, last] == alone
 
 

@@ -44,7 +44,7 @@ class PatternFormat:
         for key in KEYS:
             if not isinstance(description.get(key), str) or not description[key]:
                 raise ConfigError(
-                    f"the tool call format has no {key}", hint=f"it needs {', '.join(KEYS)}", field="tool_call_format"
+                    f"the tool call format lacks {key}", hint=f"it needs {', '.join(KEYS)}", field="tool_call_format"
                 )
         self.begin = Markers(description["begin"])
         self.end = Markers(description["end"])
@@ -52,12 +52,12 @@ class PatternFormat:
             self.pattern = re.compile(description["pattern"], re.DOTALL)
         except (re.error, RecursionError, OverflowError) as error:
             raise ConfigError(
-                f"pattern of the tool call format is no regular expression: {error}", field="tool_call_format"
+                f"pattern of the tool call format is not a valid regular expression: {error}", field="tool_call_format"
             ) from None
         missing = {"name", "arguments"} - self.pattern.groupindex.keys()
         if missing:
             raise ConfigError(
-                f"pattern of the tool call format has no group {sorted(missing)[0]}",
+                f"pattern of the tool call format lacks the group {sorted(missing)[0]}",
                 hint="write (?P<name>...) and (?P<arguments>...)",
                 field="tool_call_format",
             )
@@ -77,8 +77,8 @@ class PatternFormat:
         match = self.pattern.fullmatch(f"{head}f{middle}{{}}{tail}") if has_name and has_arguments else None
         if match is None or match["name"] != "f" or (match["arguments"] or "").strip() != "{}":
             raise ConfigError(
-                "call of the tool call format is no text that its pattern fits",
-                hint="write what stands between begin and end, with {name} and after it {arguments}",
+                "call of the tool call format does not match its own pattern",
+                hint="write the text between begin and end, with {name} and after it {arguments}",
                 field="tool_call_format",
             )
         begin, end = self.begin.texts[0], self.end.texts[0]

@@ -63,7 +63,7 @@ def grammar_for(
         strict = _strict(choice, writer, warnings)
         return None if strict is None else StructuredOutputsParams(call_grammar=strict, source=TOOLS_FIELD)
     if response_format.kind not in ("json", "json_object") or writer.syntax is None:
-        warnings.advise("tools: the answer has the form of response_format, and is no call")
+        warnings.advise("tools: the output follows response_format, so it is not a tool call")
         return response_format
     schema = (
         parse_json(response_format.field, response_format.json) if response_format.json is not None else ANY_ARGUMENTS
@@ -77,7 +77,7 @@ def _forced(choice: ToolChoice, writer: CallWriter, warnings: Warnings) -> CallG
     syntax = writer.syntax
     if syntax is None:
         raise UnsupportedError(
-            "tool_choice: calls cannot be forced in the format that this server reads",
+            "tool_choice: calls cannot be forced in this server's tool call format",
             hint="use tool_choice auto; or start the server with the --tool-call-parser of another format (all but "
             f"{', '.join(sorted(UNFORCED))}; pattern with `call` in its format)",
             field=CHOICE_FIELD,
@@ -89,7 +89,7 @@ def _forced(choice: ToolChoice, writer: CallWriter, warnings: Warnings) -> CallG
     for tool, (where, schema), problem in zip(_by_name(choice.tools), schemas, problems, strict=True):
         if problem is not None:
             _check_not_strict(tool, where, problem)
-            warnings.advise(f"{where}.function.parameters: arguments may go against the schema ({problem})")
+            warnings.advise(f"{where}.function.parameters: arguments are not checked against the schema ({problem})")
             schema = without_problems(schema) if syntax.parameters is not None else ANY_ARGUMENTS
         forms.append(CallForm(tool["function"]["name"], schema))
     return forced_calls(syntax, forms, writer.special, is_one=choice.is_one)
@@ -103,8 +103,10 @@ def _strict(choice: ToolChoice, writer: CallWriter, warnings: Warnings) -> CallG
     is_possible = syntax is not None and bool(syntax.openers)
     backends = backends_for("structural_tag", tag="any_text")
     if syntax is None or not is_possible or not _installed(backends, writer.config):
-        reason = f"it needs {' or '.join(backends)}" if is_possible else "not in the format that this server reads"
-        warnings.advise(f"tools: strict has no effect ({reason}): arguments are as the model writes them")
+        reason = (
+            f"it needs {' or '.join(backends)}" if is_possible else "this server's tool call format does not support it"
+        )
+        warnings.advise(f"tools: strict has no effect ({reason}): arguments are not constrained")
         return None
     strict = [tool for tool in tools if tool["function"].get("strict")]
     schemas = _schemas(strict)
@@ -146,8 +148,8 @@ def _problem(schema: dict[str, Any], syntax: CallSyntax, backend: str) -> str | 
 def _check_not_strict(tool: Tool, where: str, problem: str) -> None:
     if tool["function"].get("strict"):
         raise ValidationError(
-            f"{where}.function.parameters cannot be followed, and the function is strict: {problem}",
-            hint="leave out what is named, or strict", field=TOOLS_FIELD,
+            f"{where}.function.parameters is not supported, but the function is strict: {problem}",
+            hint="leave out the unsupported keyword, or strict", field=TOOLS_FIELD,
         )  # fmt: skip
 
 

@@ -64,7 +64,7 @@ def named_tool_parser(config: ApiConfig) -> ToolMaker | None:
     if (config.tool_call_format is not None) != (name == PATTERN):
         raise ConfigError(
             "tool_call_format and tool_call_parser=pattern need each other",
-            hint="give both flags, or none",
+            hint="set both flags, or neither",
             field="tool_call_format",
         )
     if config.tool_call_format is not None:
@@ -107,7 +107,7 @@ class Parsing:
             name = parser_of_template(engine.chat_template.source)
             if name is not None:
                 self._make_tools = tool_call_parser(name)
-                logger.info("tool calls are read as %s, the format of the chat template", name)
+                logger.info("tool call parser: %s (detected from the chat template)", name)
 
     @cached_property
     def can_end_thinking(self) -> bool:
@@ -152,7 +152,7 @@ class Parsing:
         """The form of an answer that may have these calls; None = any."""
         if request.structured_outputs is not None and choice.is_required:
             raise ValidationError(
-                "structured_outputs and tool_choice both ask for a form of the answer",
+                "structured_outputs and tool_choice both constrain the output",
                 hint="leave out one of them", field="structured_outputs",
             )  # fmt: skip
         if request.structured_outputs is not None:
@@ -321,7 +321,7 @@ def _read_format(path: str) -> PatternFormat:
             text = file.read(MAX_FORMAT_BYTES)
     except OSError as error:
         raise ConfigError(
-            f"cannot read tool_call_format {path}: {error.strerror}", hint="give a readable file",
+            f"cannot read tool_call_format {path}: {error.strerror}", hint="use a readable file",
             field="tool_call_format",
         ) from None  # fmt: skip
     return PatternFormat(dict(parse_yaml(path, text, kind="tool call format", field="tool_call_format")))

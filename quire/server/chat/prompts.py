@@ -38,8 +38,8 @@ PROBES = ("a", " a", "1", "\n", "é", "...")
 ALWAYS_CHARS = 1 << 18
 BYTES_PER_CHAR = 4  # at most, in UTF-8
 CONTROL_WARNING = (
-    "the prompt holds names of control tokens, read as plain text; to write control tokens send token ids, or start "
-    "the server with --allow-special-tokens"
+    "the prompt contains names of special tokens, which are read as plain text; to use special tokens "
+    "send token ids, or start the server with --allow-special-tokens"
 )
 
 
@@ -84,7 +84,7 @@ class PromptReader:
         """
         if self._engine.tokenizer is None:
             raise ValidationError(
-                "this server works with token ids alone (skip_tokenizer_init)", hint="send token ids", field="prompt"
+                "this server takes token ids only (skip_tokenizer_init)", hint="send token ids", field="prompt"
             )
         return self._engine.tokenizer
 
@@ -295,7 +295,7 @@ class PromptReader:
             around = self.tokenizer().encode("", add_special_tokens=True)
             ids = [*around, *ids]
         if not ids:
-            raise ValidationError("the chat template made an empty prompt of the messages", field="messages")
+            raise ValidationError("the chat template rendered the messages to an empty prompt", field="messages")
         return cut_prompt(TokensPrompt(tuple(ids), text, template_id=template.id), cut, self.max_model_len)
 
     def _hides_tools(self, request: ChatFields) -> bool:
@@ -314,7 +314,7 @@ class PromptReader:
         if request.chat_template is not None:
             if not self._config.trust_request_chat_template:
                 raise UnsupportedError(
-                    "chat_template: this server takes no templates from requests",
+                    "chat_template: this server does not accept templates in requests",
                     hint="leave it out, or start the server with --trust-request-chat-template",
                     field="chat_template",
                 )
@@ -366,6 +366,6 @@ def cut_prompt(prompt: Any, cut: Cut, max_model_len: int) -> TokensPrompt:
     if len(ids) <= limit:
         return prompt
     if limit == 0:
-        raise ValidationError("truncate_prompt_tokens=0 leaves no prompt", field="truncate_prompt_tokens")
+        raise ValidationError("truncate_prompt_tokens=0 leaves an empty prompt", field="truncate_prompt_tokens")
     kept = ids[:limit] if cut.side == "right" else ids[len(ids) - limit :]
     return TokensPrompt(kept, template_id=prompt.template_id)

@@ -175,6 +175,6 @@ def _check_headers(request: Request) -> None:
     encoding = request.headers.get("content-encoding", "identity").strip().lower()
     if encoding not in ("", "identity"):
         raise ApiError(
-            UNSUPPORTED_MEDIA, "bodies in another content-encoding than identity are not read: send it uncompressed",
+            UNSUPPORTED_MEDIA, "content-encoding other than identity is not supported: send the body uncompressed",
             param="content-encoding",
         )  # fmt: skip

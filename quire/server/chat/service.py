@@ -41,7 +41,7 @@ logger = get_logger(__name__)
 
 JSON = "application/json"
 PRIORITY_HEADER = "X-Vllm-Priority"
-BAD_ID = "X-Request-Id is not used: it has other characters than letters, digits, _ - . : +, or more than 128"
+BAD_ID = "X-Request-Id is ignored: it has characters other than letters, digits, _ - . : +, or more than 128"
 INTEGER = re.compile(r"[+-]?[0-9]{1,20}", re.ASCII)
 
 
@@ -138,8 +138,8 @@ class ChatService:
         """Name what of an answer cannot come, as prompt and answer have the model's length together."""
         room = self._state.prompts.max_model_len - num_prompt_tokens
         if asked is not None and asked > room:
-            text = f"{asked} tokens were asked for, the model's length leaves {room} after this prompt"
-            warnings.add(field, text, f"ask for at most {room}, or shorten the prompt")
+            text = f"{asked} tokens were requested, but max_model_len leaves {room} after this prompt"
+            warnings.add(field, text, f"request at most {room}, or shorten the prompt")
 
     def limit(self, request: Request, params: SamplingParams, asked: int | None) -> None:
         """Bring `params` within what the tenant may; new tokens are told as they come where it pays for them."""
@@ -248,6 +248,6 @@ def _priority(request: Request, body: GenerationFields) -> int | None:
         return body.priority
     if not INTEGER.fullmatch(header.strip()):
         raise ValidationError(
-            f"{PRIORITY_HEADER}: {shown(header)} is no integer", hint="lower goes first", field="priority"
+            f"{PRIORITY_HEADER}: {shown(header)} is not a valid integer", hint="lower runs first", field="priority"
         )
     return check_int("priority", int(header))

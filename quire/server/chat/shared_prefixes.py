@@ -78,7 +78,7 @@ def read_shared_prefixes(path: str | None, engine: EngineClient, reader: PromptR
     for name, value in entries:
         where = f"{FIELD} {path}, {name}"
         if name in prefixes:
-            raise ConfigError(f"{where}: the name is there twice", hint="keep one of them", field=FIELD)
+            raise ConfigError(f"{where}: duplicate name", hint="remove one of them", field=FIELD)
         try:
             prefixes[name] = _token_ids(value, reader)
         except QuireClientError as error:
@@ -92,15 +92,15 @@ def _token_ids(value: Any, reader: PromptReader) -> list[int]:
         raise ConfigError(f"it must have one of {', '.join(FORMS)}", hint="for example {system: You are ...}")
     ((form, content),) = value.items()
     if form not in FORMS:
-        raise unknown_name("form of a prefix", str(form), FORMS)
+        raise unknown_name("key of a prefix", str(form), FORMS)
     if form == "token_ids":
         ids = check_int_list(form, content, 0, reader.tokenizer().vocab_size - 1)
     elif not check_text(form, content):
-        raise ConfigError(f"{form} is empty", hint="give at least one character")
+        raise ConfigError(f"{form} is empty", hint="use at least one character")
     else:
         ids = reader.constant_prefix(**{form: content})
     if not ids:
-        raise ConfigError("it is the beginning of no prompt", hint="give a longer one")
+        raise ConfigError("no prompt can begin with it", hint="use a longer one")
     return ids
 
 
@@ -108,6 +108,8 @@ def _note(where: str, num_tokens: int, block_size: int | None) -> None:
     """Say how much is shared; a prefix that fills no page is worth a warning."""
     num_pages = num_tokens // (block_size or 1)
     if num_pages:
-        logger.info("%s: %d tokens, %d pages shared by all tenants", where, num_tokens, num_pages)
+        logger.info("%s: %d tokens, %d blocks shared by all tenants", where, num_tokens, num_pages)
     else:
-        logger.warning("%s: %d tokens fill no page of %s, so nothing is shared", where, num_tokens, block_size)
+        logger.warning(
+            "%s: %d tokens do not fill a block of %s tokens, so nothing is shared", where, num_tokens, block_size
+        )

@@ -13,9 +13,9 @@ from starlette.types import Scope
 class Access(Enum):
     """Who may ask."""
 
-    OPEN = "everyone: a load balancer asks it, or it says nothing of this server"
-    KEY = "whoever shows an API key, where there are keys"
-    OPERATOR = "whoever shows an operator's API key; without keys the path does not exist"
+    OPEN = "public: for load balancers, or without information about this server"
+    KEY = "needs an API key, if keys are configured"
+    OPERATOR = "needs an operator API key; does not exist without keys"
 
 
 ROUTE_ACCESS = {

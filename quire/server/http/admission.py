@@ -158,15 +158,15 @@ class Admission:
                 own_queued += count
                 own_tokens += tokens
         if max_reqs is not None and num_queued > max_reqs:
-            raise self._refused("max_num_queued_reqs", "too many answers wait for their turn already")
+            raise self._refused("max_num_queued_reqs", "the queue is full (max_num_queued_reqs)")
         if max_tokens is not None and tokens_queued > max_tokens:
-            raise self._refused("max_num_queued_tokens", "too many tokens wait for their turn already")
+            raise self._refused("max_num_queued_tokens", "the queue is full (max_num_queued_tokens)")
         share = None if tenant is None else tenant.limits.queue_share
         if share is not None and (
             (max_reqs is not None and own_queued > share * max_reqs)
             or (max_tokens is not None and own_tokens > share * max_tokens)
         ):
-            raise self._refused("queue_share", "this API key's share of what may wait is used up")
+            raise self._refused("queue_share", "this API key's share of the queue is full (queue_share)")
 
     def _queued(self) -> Iterator[tuple[Ticket, int]]:
         """The requests that wait, with how many answers of theirs do: the engine takes up the oldest first."""

@@ -144,6 +144,6 @@ class BodyLease:
 def no_room() -> ApiError:
     """There is no room for a body."""
     return ApiError(
-        UNAVAILABLE, "too many bytes of requests are being read (max_bodies_bytes)", retry_after_s=1,
+        UNAVAILABLE, "too many bytes of request bodies are being processed (max_bodies_bytes)", retry_after_s=1,
         reason="max_bodies_bytes",
     )  # fmt: skip

@@ -34,7 +34,7 @@ PHRASES = {
     UNAVAILABLE.status: b"Service Unavailable",
 }  # fmt: skip
 NOT_HTTP = ApiError(BAD_REQUEST, "the request is not valid HTTP/1.1")
-HEAD_TOO_LARGE = ApiError(HEADERS_TOO_LARGE, "the request's head is too large")
+HEAD_TOO_LARGE = ApiError(HEADERS_TOO_LARGE, "the request headers are too large")
 TOO_MANY = ApiError(UNAVAILABLE, "too many connections", retry_after_s=1)
 
 
@@ -171,8 +171,8 @@ class ConnectionWatch:
             self._seen[connection] = (phase, now)
             return None
         if connection.phase is Phase.HEAD:
-            return "its head did not arrive" if now - before[1] >= self._limits.head_timeout else None
-        return "its body did not arrive" if now - before[1] >= self._limits.body_timeout + GRACE_S else None
+            return "the headers did not arrive in time" if now - before[1] >= self._limits.head_timeout else None
+        return "the body did not arrive in time" if now - before[1] >= self._limits.body_timeout + GRACE_S else None
 
     def _reads_too_slowly(self, connection: LimitedConnection, now: float) -> str | None:
         size = connection.transport.get_write_buffer_size()
@@ -183,4 +183,4 @@ class ConnectionWatch:
         if before is None or before[0] != size:
             self._unsent[connection] = (size, now)
             return None
-        return "it does not read" if now - before[1] >= self._limits.write_timeout else None
+        return "the client does not read" if now - before[1] >= self._limits.write_timeout else None

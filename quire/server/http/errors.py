@@ -68,11 +68,11 @@ UNAVAILABLE = ErrorKind(503, "ServiceUnavailableError", "engine_dead")
 STORE_FAILED = ErrorKind(503, "ServiceUnavailableError", "response_store")
 QUEUE_TIMEOUT = ErrorKind(503, "ServiceUnavailableError", "queue_timeout", "queue_timeout")
 
-ENGINE_DEAD = "the engine has stopped; the server is of no further use until it is restarted"
-ENGINE_RESTARTING = "the engine is being restarted; requests that run go on, new ones wait for it"
-WAITED_TOO_LONG = "the request waited as long as its queue_timeout allows without its turn coming; nothing was computed"
-REQUEST_FAILED = "the request failed inside the engine; others are not affected"
-INTERNAL_MESSAGE = "internal error; the server's log says more under this request's X-Request-Id"
+ENGINE_DEAD = "the engine has stopped; restart the server"
+ENGINE_RESTARTING = "the engine is restarting; running requests continue, new ones wait"
+WAITED_TOO_LONG = "the request was not started within its queue_timeout; nothing was computed"
+REQUEST_FAILED = "the request failed inside the engine; other requests are not affected"
+INTERNAL_MESSAGE = "internal error; see the server's log under this request's X-Request-Id"
 
 
 class ApiError(Exception):
@@ -147,7 +147,7 @@ def api_error_of(error: BaseException) -> ApiError:
     if isinstance(error, EngineGenerateError):
         logger.error("%s", error)
         return ApiError(INTERNAL, REQUEST_FAILED)
-    logger.error("unforeseen error", exc_info=error)
+    logger.error("internal error", exc_info=error)
     return ApiError(INTERNAL, INTERNAL_MESSAGE)
 
 

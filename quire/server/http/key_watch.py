@@ -55,14 +55,14 @@ class KeyWatch:
         try:
             return self._read()
         except QuireClientError as error:
-            logger.error("the keys from before stay in force: %s", error)
+            logger.error("keeping the previous keys: %s", error)
             return None
 
     def use(self, keys: ApiKeys | None) -> None:
         """Put keys in force."""
         if keys is not None:
             self._tenants.replace(keys)
-            logger.info("%s was read again: keys of %d tenants", self._path, keys.num_tenants)
+            logger.info("reloaded %s: keys of %d tenants", self._path, keys.num_tenants)
 
     def _signature(self) -> Signature:
         try:

@@ -75,14 +75,14 @@ def read_api_keys(config: ApiConfig) -> ApiKeys:
         for key, tenant in keys.items():
             if tenants.get(key, tenant) != tenant:
                 raise ConfigError(
-                    f"api_key_file {config.api_key_file}: a key of tenant {tenant} is one of api_key or "
-                    f"QUIRE_API_KEY, too, and so of tenant {tenants[key]}",
+                    f"api_key_file {config.api_key_file}: a key of tenant {tenant} is also in api_key or "
+                        f"QUIRE_API_KEY, for tenant {tenants[key]}",
                     hint="keep one of them", field="api_key_file",
                 )  # fmt: skip
         tenants.update(keys)
         if not tenants:
             raise ConfigError(
-                f"{config.api_key_file} holds no key", hint="write one a line, or leave out api_key_file",
+                f"{config.api_key_file} contains no keys", hint="write one per line, or leave out api_key_file",
                 field="api_key_file",
             )  # fmt: skip
     return ApiKeys(tenants, limits)
@@ -110,7 +110,7 @@ def check_limits(keys: ApiKeys, *, policy: str, has_queue_limits: bool) -> None:
         _check_policy(tenant, limits, policy)
         if limits.queue_share is not None and not has_queue_limits:
             raise ConfigError(
-                f"tenant {tenant}: queue_share is a share of nothing, no queue limit is set",
+                f"tenant {tenant}: queue_share needs a queue limit",
                 hint="set max_num_queued_reqs or max_num_queued_tokens, or leave out queue_share", field="queue_share",
             )  # fmt: skip
 
@@ -126,8 +126,9 @@ def _check_policy(tenant: str, limits: TenantLimits, policy: str) -> None:
     for name, value, default in (("weight", limits.weight or 1, 1), ("policy", limits.policy, "fcfs")):
         if value != default and policy != "fair":
             raise ConfigError(
-                f"tenant {tenant}: {name}={value} has no effect under scheduling_policy={policy!r}, which does not "
-                "share between tenants", hint=f"start with --scheduling-policy fair, or leave out {name}", field=name,
+                f"tenant {tenant}: {name}={value} has no effect under scheduling_policy={policy!r}, which has "
+                "no shares between tenants",
+                hint=f"start with --scheduling-policy fair, or leave out {name}", field=name,
             )  # fmt: skip
 
 
@@ -165,7 +166,7 @@ def _read_lines(path: str, text: str) -> dict[str, str]:
         _check_key(where, key)
         if key in tenants:
             raise ConfigError(
-                f"{where}: this key is in the file twice (tenants {tenants[key]} and {tenant})", hint="keep one",
+                f"{where}: duplicate key (tenants {tenants[key]} and {tenant})", hint="keep one",
                 field="api_key_file",
             )  # fmt: skip
         tenants[key] = tenant
@@ -180,18 +181,18 @@ def _read_tenants(path: str, data: bytes) -> tuple[dict[str, str], dict[str, Ten
     for index, (name, _) in enumerate(entries):
         if name != "tenants" or index:
             raise ConfigError(
-                f"api_key_file {path}: {shown(name)} beside tenants", hint="the file has one entry, tenants",
+                f"api_key_file {path}: {shown(name)} next to tenants", hint="the only top-level entry is tenants",
                 field="api_key_file",
             )  # fmt: skip
     named = entries[0][1]
     if not isinstance(named, dict) or not named:
-        raise wrong_type("tenants", named, "a mapping of names to their keys and limits", ConfigError)
+        raise wrong_type("tenants", named, "a mapping of tenant names to keys and limits", ConfigError)
     keys: dict[str, str] = {}
     limits: dict[str, TenantLimits] = {}
     for tenant, values in named.items():
         if not isinstance(tenant, str) or not TENANT.fullmatch(tenant):
             raise ConfigError(
-                f"api_key_file {path}: {shown(tenant)} is no name of a tenant",
+                f"api_key_file {path}: {shown(tenant)} is not a valid tenant name",
                 hint="1 to 64 letters, digits, dots, dashes and underscores", field="tenants",
             )  # fmt: skip
         where = f"api_key_file {path}, tenant {tenant}"
@@ -200,7 +201,7 @@ def _read_tenants(path: str, data: bytes) -> tuple[dict[str, str], dict[str, Ten
         values = dict(values)
         for key in _read_keys(where, tenant, values.pop("keys", None)):
             if key in keys:
-                raise ConfigError(f"{where}: a key of it is in the file twice", hint="keep one", field="keys")
+                raise ConfigError(f"{where}: duplicate key", hint="keep one", field="keys")
             keys[key] = tenant
         limits[tenant] = _read_limits(where, values)
     return keys, limits
@@ -214,7 +215,9 @@ def _read_keys(where: str, tenant: str, keys: Any) -> list[str]:
     for index, key in enumerate(keys):
         if not isinstance(key, str):
             raise ConfigError(
-                f"{where}: keys[{index}] must be text, not {type(key).__name__}", hint="put it in quotes", field="keys"
+                f"{where}: keys[{index}] must be a string, not {type(key).__name__}",
+                hint="put it in quotes",
+                field="keys",
             )
         _check_key(f"{where}, keys[{index}]", key)
     return keys

@@ -56,7 +56,7 @@ def cannot_listen(host: str, port: int, reason: str) -> ConfigError:
     """The error of an address that cannot be listened on."""
     return ConfigError(
         f"cannot listen on {host}:{port}: {reason[:1].lower()}{reason[1:]}",
-        hint="end what listens there, or choose another --port or --host",
+        hint="stop the program that listens there, or choose another --port or --host",
         field="port",
     )
 
@@ -73,7 +73,7 @@ def claim_socket_path(path: str) -> None:
         with contextlib.suppress(ConnectionRefusedError, FileNotFoundError):
             with socket.socket(socket.AF_UNIX) as caller:
                 caller.connect(path)
-            raise ConfigError(f"a server listens on {path}", hint="end it, or choose another --uds", field="uds")
+            raise ConfigError(f"another server listens on {path}", hint="stop it, or choose another --uds", field="uds")
         if Path(path).is_socket():
             Path(path).unlink()
         with socket.socket(socket.AF_UNIX) as nobody:

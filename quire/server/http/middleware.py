@@ -173,7 +173,7 @@ class Gate:
         size = len(scope.get("raw_path") or b"") + len(scope["query_string"])
         size += sum(len(name) + len(value) + 4 for name, value in scope["headers"])
         if size > self._max_header_bytes:
-            return ApiError(HEADERS_TOO_LARGE, f"the request's head is larger than {self._max_header_bytes} bytes")
+            return ApiError(HEADERS_TOO_LARGE, f"the request headers are larger than {self._max_header_bytes} bytes")
         known = scope_of(scope)
         known.tenant = self._tenants.anonymous
         names = {name for name, _ in scope["headers"]}
@@ -186,7 +186,7 @@ class Gate:
         tenant = self._tenants.of(_authorization(scope))
         if tenant is None:
             return ApiError(
-                UNAUTHORIZED, "a valid API key is needed: send Authorization: Bearer KEY, or X-Api-Key: KEY"
+                UNAUTHORIZED, "a valid API key is required: send Authorization: Bearer KEY, or X-Api-Key: KEY"
             )
         known.tenant = tenant
         return None

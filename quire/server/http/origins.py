@@ -44,9 +44,9 @@ class OriginRules:
         if host is not None and not (name and (is_address(name) or self._is_own(name))):
             return ApiError(
                 FORBIDDEN,
-                f"Host {shown(host)}: without API keys this server answers to IP addresses and localhost only, since a "
-                f"web page can make any other name lead here; start it with --allowed-hosts {shown(name or host)}, or "
-                "with --api-key-file",
+                f"Host {shown(host)}: without API keys this server accepts only IP addresses and "
+                    "localhost (DNS rebinding protection); start it with --allowed-hosts "
+                    f"{shown(name or host)}, or with --api-key-file",
                 param="host",
             )  # fmt: skip
         origin = headers.get(b"origin")
@@ -58,8 +58,8 @@ class OriginRules:
             return None
         return ApiError(
             FORBIDDEN,
-            f"the web page {shown(origin) if origin else 'that asks'} is of another site; to let it use this server, "
-            f"start it with --allowed-origins {shown(origin) if origin else 'and its origin'}",
+            f"the web page {shown(origin) if origin else 'that asks'} is from another origin; to allow "
+                f"it, start the server with --allowed-origins {shown(origin) if origin else 'and its origin'}",
             param="origin" if origin else "sec-fetch-site",
         )  # fmt: skip
 

@@ -182,7 +182,7 @@ def check_head(version: str, target: bytes, headers: list[tuple[bytes, bytes]]) 
         raise HeadError("the target is not a path")
     names = [name for name, _ in headers]
     if any(names.count(name) > 1 for name in SINGLE_HEADERS):
-        raise HeadError("a header that may come once came twice")
+        raise HeadError("a duplicate header that must be unique")
     given = dict(headers)
     if version == "1.1" and b"host" not in given:
         raise HeadError("no host")

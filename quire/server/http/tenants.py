@@ -79,20 +79,21 @@ class Tenant:
         if limits.max_concurrent is not None and self.num_requests >= limits.max_concurrent:
             raise self._limited(
                 LIMITED_REQUESTS, "max_concurrent",
-                f"{self.num_requests} requests of this API key's are under way, {limits.max_concurrent} may be",
+                f"{self.num_requests} requests of this API key are running, at most {limits.max_concurrent} "
+                "are allowed",
                 CONCURRENT_RETRY_S,
             )  # fmt: skip
         if limits.tokens_per_minute is not None and num_tokens > limits.tokens_per_minute:
             raise ApiError(
                 BAD_REQUEST,
-                f"the prompt has {num_tokens} tokens; this API key may use {limits.tokens_per_minute} a minute",
+                f"the prompt has {num_tokens} tokens; the limit of this API key is {limits.tokens_per_minute} a minute",
                 param="prompt", reason="tokens_per_minute",
             )  # fmt: skip
         if limits.requests_per_minute is not None and num_prompts > limits.requests_per_minute:
             raise ApiError(
                 BAD_REQUEST,
-                f"the request has {num_prompts} prompts, each of which counts as a request; this API key may send "
-                f"{limits.requests_per_minute} a minute",
+                f"the request has {num_prompts} prompts, each of which counts as a request; the limit of "
+                    f"this API key is {limits.requests_per_minute} per minute",
                 param="prompt", reason="requests_per_minute",
             )  # fmt: skip
         num_requests = num_prompts if charge is None else 0
@@ -108,7 +109,7 @@ class Tenant:
             kind, name, limit, used = LIMITED_TOKENS, "tokens", limits.tokens_per_minute, num_tokens
         raise self._limited(
             kind, f"{name}_per_minute",
-            f"rate limit reached: this API key may use {limit} {name} a minute, this request needs {used}; "
+            f"rate limit reached: the limit of this API key is {limit} {name} per minute, this request needs {used}; "
             f"try again in {duration(wait)}", wait,
         )  # fmt: skip
 
@@ -165,7 +166,7 @@ class Tenant:
             return default
         if asked is not None and asked > limit:
             raise ApiError(
-                BAD_REQUEST, f"max_tokens={asked} is more than the {limit} that this API key may ask for",
+                BAD_REQUEST, f"max_tokens={asked} is more than the {limit} allowed for this API key",
                 param="max_tokens", reason="max_tokens",
             )  # fmt: skip
         return limit if default is None else min(default, limit)
@@ -183,7 +184,7 @@ class Tenant:
         if (low is not None and asked < low) or (high is not None and asked > high):
             raise ApiError(
                 BAD_REQUEST,
-                f"priority={asked} is outside of what this API key may ask for: "
+                f"priority={asked} is outside of the range allowed for this API key: "
                 f"{'any' if low is None else low} to {'any' if high is None else high}",
                 param="priority", reason="priority",
             )  # fmt: skip

@@ -36,16 +36,16 @@ def tls_options(http: HttpConfig) -> dict[str, Any]:
     asked = [*options, *(["ssl_cert_reqs"] if http.ssl_cert_reqs else [])]
     asked += ["enable_ssl_refresh"] if http.enable_ssl_refresh else []
     if asked and http.ssl_certfile is None:
-        raise ConfigError(f"{asked[0]} needs ssl_certfile", hint="give the certificate too", field="ssl_certfile")
+        raise ConfigError(f"{asked[0]} needs ssl_certfile", hint="set ssl_certfile, too", field="ssl_certfile")
     if http.ssl_cert_reqs and http.ssl_ca_certs is None:
         raise ConfigError(
             f"ssl_cert_reqs={http.ssl_cert_reqs} needs ssl_ca_certs",
-            hint="give the certificates of the authorities that clients' are checked against", field="ssl_ca_certs",
+            hint="set the CA bundle that verifies client certificates", field="ssl_ca_certs",
         )  # fmt: skip
     for path in _files(http):
         if not path.is_file():
             name = next(name for name, value in options.items() if value == str(path))
-            raise ConfigError(f"{name} {path} is no file", hint="check the path", field=name)
+            raise ConfigError(f"{name} {path}: file not found", hint="check the path", field=name)
     if options:
         options["ssl_cert_reqs"] = cert_reqs(http)
     return options
@@ -109,9 +109,9 @@ class CertificateWatch:
             self._load(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER))  # the running context stays whole if this fails
             self._load(self._context)
         except (OSError, ssl.SSLError) as error:
-            logger.warning("TLS files changed but cannot be used; the former certificate stays: %s", error)
+            logger.warning("TLS files changed but cannot be used; keeping the previous certificate: %s", error)
             return False
-        logger.info("TLS files changed: new connections get the new certificate")
+        logger.info("TLS files reloaded: new connections use the new certificate")
         return True
 
     def _load(self, context: ssl.SSLContext) -> None:

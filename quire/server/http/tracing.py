@@ -137,7 +137,7 @@ class Tracing:
             self._on_dropped(num_requests)
         if is_sent == self._fails:
             self._fails = not is_sent
-            state = "are dropped: the collector does not take them" if self._fails else "are taken again"
+            state = "are dropped: the collector does not accept them" if self._fails else "are accepted again"
             logger.warning("traces %s", state)
 
 
@@ -245,7 +245,7 @@ def check_endpoint(endpoint: str) -> str:
         is_url = False
     if not is_url:
         raise ConfigError(
-            f"{FIELD}={endpoint!r} is no http or https URL", hint="for example http://127.0.0.1:4318/v1/traces",
+            f"{FIELD}={endpoint!r} is not an http or https URL", hint="for example http://127.0.0.1:4318/v1/traces",
             field=FIELD,
         )  # fmt: skip
     if not _is_installed():

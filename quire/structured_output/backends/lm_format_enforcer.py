@@ -90,7 +90,7 @@ class LMFormatEnforcerBackend(StructuredOutputBackend):
             parser = self._json_parser(_for_library(json.loads(spec.text)), automata)
             start = _Json(parser, has_whitespace=spec.any_whitespace)
         else:
-            raise GrammarError(f"{spec.kind} is not known to it")
+            raise GrammarError(f"{spec.kind} is not supported by it")
         return _Compiled(self._tokens, start)
 
     def _json_parser(self, schema: Any, automata: dict[str, Any]) -> Any:
@@ -133,7 +133,7 @@ def _automaton(library: Any, pattern: str, config: Any) -> dict[str, Any]:
         raise GrammarError("no text matches the pattern")
     kept = {state: {at: to for at, to in automaton.map.get(state, {}).items() if to in live} for state in live}
     if sum(map(len, kept.values())) > MAX_TRANSITIONS:
-        raise GrammarError(f"the automaton of a pattern has more than {MAX_TRANSITIONS} transitions")
+        raise GrammarError(f"the automaton of the pattern has more than {MAX_TRANSITIONS} transitions")
     symbols = {key if isinstance(key, str) else "": at for key, at in automaton.alphabet.items()}
     return {"symbols": symbols, "initial": automaton.initial, "finals": sorted(automaton.finals), "map": kept}
 

@@ -30,8 +30,8 @@ MAX_ROLLBACK = 32
 
 def _check_pattern(pattern: str, found: frozenset[str]) -> str | None:
     if any(low <= ord(one) <= high for low, high in classes_of(pattern) for one in '"\\\n'):
-        return "a class that holds quotes, backslashes or control characters is not supported"
-    return "anchors beside a choice are not supported" if found >= {"|", "^$"} else None
+        return "a class that contains quotes, backslashes or control characters is not supported"
+    return "anchors next to an alternation are not supported" if found >= {"|", "^$"} else None
 
 
 class OutlinesBackend(StructuredOutputBackend):

@@ -40,7 +40,7 @@ def _check_numbers(place: Subschema, root: Any) -> Problem | None:
         return Problem(f"{place.path}/multipleOf", "multipleOf is supported only for integers without bounds")
     for keyword in bounds:
         if "integer" in types and not isinstance(schema[keyword], int):
-            return Problem(f"{place.path}/{keyword}", f"{keyword} of an integer is supported only as an integer")
+            return Problem(f"{place.path}/{keyword}", f"{keyword} of an integer must be an integer")
     return None
 
 
@@ -76,7 +76,7 @@ class XGrammarBackend(StructuredOutputBackend):
         bitmask = np.full((1, self.vocabulary.bitmask_size), -1, dtype=np.int32)
         self._library.GrammarMatcher(compiled).fill_next_token_bitmask(bitmask, 0)
         if not bitmask.any():
-            raise GrammarError("no text follows it")
+            raise GrammarError("no string satisfies it")
         return str(compiled.serialize_json()).encode()
 
     def load(self, spec: GrammarSpec, compiled: bytes) -> CompiledGrammar:

@@ -28,7 +28,7 @@ def refusal(spec: GrammarSpec, reasons: Mapping[str, str]) -> ValidationError:
     """The error of a grammar that every library refuses which was asked: library -> why."""
     told = "; ".join(f"{backend}: {reason}" for backend, reason in reasons.items())
     return ValidationError(
-        f"the grammar ({spec.kind}) is refused by {told}",
+        f"the grammar ({spec.kind}) is rejected by {told}",
         hint="correct it" if spec.may_fall_back else "correct it, or set structured_outputs_backend to auto",
         field=f"structured_outputs.{spec.kind}",
     )

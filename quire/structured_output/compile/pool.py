@@ -137,7 +137,7 @@ class CompilePool:
         except QuireError as refused:
             error = refused
         except Exception as unforeseen:  # it must reach the caller
-            logger.exception("a grammar could not be made")
+            logger.exception("a grammar could not be compiled")
             error = EngineGenerateError(f"{spec.backend}: {type(unforeseen).__name__}: {unforeseen}")
         if not made.set_running_or_notify_cancel():
             return

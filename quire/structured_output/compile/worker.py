@@ -131,7 +131,7 @@ def result_of_death(code: int, grown_bytes: int, limit_bytes: int) -> CompileRes
     if code == EXIT_OVER_MEMORY or is_near_limit:
         return CompileResult(error=OVER_MEMORY)
     if code in _CRASHES:
-        return CompileResult(error=f"its compiler crashed over it (it {describe_exit(code)})")
+        return CompileResult(error=f"the compiler crashed on it (it {describe_exit(code)})")
     return CompileResult(died=describe_exit(code))
 
 

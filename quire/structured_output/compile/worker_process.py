@@ -131,21 +131,21 @@ class WorkerProcess:
         """The process did not answer, and no limit is known to have ended it."""
         logger.error("the process that compiled a grammar (%s) for %s %s", spec.kind, spec.backend, how)
         return EngineGenerateError(
-            f"the grammar ({spec.kind}) could not be compiled: the process of {spec.backend} {how}",
-            hint="the server's log may say why; try again, or simplify the grammar",
+            f"the grammar ({spec.kind}) could not be compiled: the {spec.backend} process {how}",
+            hint="see the server's log; try again, or simplify the grammar",
         )
 
     def _over_time(self, spec: GrammarSpec) -> QuireError:
         return OverTimeError(
             f"the grammar ({spec.kind}) takes more than {self._setup.cpu_s:g} s to compile",
-            hint="make it simpler, or start the engine with a larger structured_outputs_compile_timeout",
+            hint="use a simpler grammar, or start the engine with a larger structured_outputs_compile_timeout",
             field=f"structured_outputs.{spec.kind}",
         )
 
     def _over_memory(self, spec: GrammarSpec) -> QuireError:
         return BudgetError(
             f"the grammar ({spec.kind}) takes more than {self._setup.memory_bytes >> 20} MiB to compile",
-            hint="make it simpler, or start the engine with a larger structured_outputs_compile_memory",
+            hint="use a simpler grammar, or start the engine with a larger structured_outputs_compile_memory",
             field=f"structured_outputs.{spec.kind}",
         )
 

@@ -33,14 +33,16 @@ def check_subschema(place: Subschema, root: Any) -> Problem | None:
     """
     if isinstance(place.schema, bool):
         is_known = place.parent == "additionalProperties"
-        return None if is_known else Problem(place.path, "true and false are not supported here")
+        return (
+            None if is_known else Problem(place.path, "the schemas the schemas true and false are not supported here")
+        )
     found = _limit(place.schema, root)
     return None if found is None else Problem(place.path + found[0], found[1])
 
 
 def _limit(schema: dict[str, Any], root: Any) -> Found:
     if not any(name in schema for name in _NAMES_A_KIND):
-        return "", "a schema that names no type, enum, const, anyOf or $ref is not supported"
+        return "", "a schema without type, enum, const, anyOf or $ref is not supported"
     for keyword, check in _CHECKS.items():
         if keyword in schema:
             reason = check(schema, root)
@@ -59,9 +61,9 @@ def _type(schema: dict[str, Any], root: Any) -> str | None:
     if not isinstance(types, list):
         return None
     if not set(types) <= set(_SCALARS):
-        return "a list of types is supported only of plain values"
+        return "a list of types is supported only for scalar types"
     named = {"minLength", "maxLength", "pattern", "items", "properties", "enum", "const"}
-    return "a list of types is supported only by itself" if named & set(schema) else None
+    return "a list of types is supported only without other keywords" if named & set(schema) else None
 
 
 def _enum(schema: dict[str, Any], root: Any) -> str | None:
@@ -72,7 +74,7 @@ def _enum(schema: dict[str, Any], root: Any) -> str | None:
         return None
     if all(type(value) in (int, float) and _is_plain_number(value) for value in values):
         return None
-    return "only texts that JSON writes without escapes, or only numbers without exponent, are supported"
+    return "only strings without JSON escapes, or only numbers without exponent, are supported"
 
 
 def _is_plain_number(value: float) -> bool:
@@ -80,13 +82,13 @@ def _is_plain_number(value: float) -> bool:
 
 
 def _const(schema: dict[str, Any], root: Any) -> str | None:
-    return None if is_plain(schema["const"]) else "only texts that JSON writes without escapes are supported"
+    return None if is_plain(schema["const"]) else "only strings without JSON escapes are supported"
 
 
 def _reference(schema: dict[str, Any], root: Any) -> str | None:
     found = REFERENCE.fullmatch(schema["$ref"])
     if found is None or not isinstance(root, dict) or {"$defs", "definitions"} <= set(root):
-        return "only references to #/$defs/NAME or #/definitions/NAME, whichever there is, are supported"
+        return "only references to #/$defs/NAME or #/definitions/NAME are supported"
     return None
 
 
@@ -94,13 +96,13 @@ def _properties(schema: dict[str, Any], root: Any) -> str | None:
     if len(schema["properties"]) > MAX_VALUES:
         return f"more than {MAX_VALUES} properties are not supported"
     if any(not is_plain(name) or not name for name in schema["properties"]):
-        return "a name that JSON writes with escapes is not supported"
+        return "a property name with JSON escapes is not supported"
     return None
 
 
 def _additional(schema: dict[str, Any], root: Any) -> str | None:
     if schema["additionalProperties"] is False and "properties" not in schema:
-        return "false is supported only beside properties"
+        return "false is supported only together with properties"
     return None
 
 
@@ -112,9 +114,9 @@ def _lengths(schema: dict[str, Any], root: Any) -> str | None:
 def _any_of(schema: dict[str, Any], root: Any) -> str | None:
     kinds = list(_kinds(schema, root, frozenset()))
     if "cycle" in kinds:
-        return "a choice that refers to itself is not supported"
+        return "a recursive anyOf is not supported"
     if kinds.count("object") > 1 or kinds.count("array") > 1:
-        return "a choice between several objects, or between several arrays, is not supported"
+        return "anyOf with several objects or several arrays is not supported"
     return None
 
 
@@ -140,11 +142,11 @@ def _array_problem(schema: dict[str, Any]) -> Found:
         return None
     items = schema.get("items")
     if not isinstance(items, dict):
-        return "/items", "an array is supported only with a schema of its items"
+        return "/items", "an array is supported only with items"
     if schema.get("maxItems") == 0:
         return "/maxItems", "0 is not supported"
     if schema.get("minItems", 0) > 1 and ("enum" in items or items.get("type") not in _COUNTED):
-        return "/minItems", f"more than 1 is supported only of items of type {', '.join(_COUNTED)}"
+        return "/minItems", f"more than 1 is supported only for items of type {', '.join(_COUNTED)}"
     return None
 
 

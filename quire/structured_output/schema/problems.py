@@ -17,7 +17,7 @@ from quire.structured_output.schema.regex import pattern_problem
 def find_problem(schema: Any, library: Capabilities) -> Problem | None:
     """The first thing in `schema` that `library` would not honour; None when it honours all of it."""
     if not library.has_recursion and (reference := find_cycle(schema)) is not None:
-        return Problem("/$ref", f"a reference that leads back to itself ({reference[:80]}) is not supported")
+        return Problem("/$ref", f"a circular reference ({reference[:80]}) is not supported")
     for place in subschemas(schema):
         problem = _check(place, library)
         if problem is None and library.check_subschema is not None:
@@ -76,7 +76,7 @@ def _check_values(schema: dict[str, Any], asserted: set[str], library: Capabilit
     if "$ref" in asserted and not _is_honoured(schema["$ref"], library):
         return Problem("/$ref", "only references within the schema (#/...) are supported")
     if "minProperties" in asserted and not _is_closed(schema) and schema["minProperties"] > _num_required(schema):
-        return Problem("/minProperties", "minProperties counts names, and further names may be repeated")
+        return Problem("/minProperties", "minProperties is not supported where additional property names may repeat")
     for keyword in ("patternProperties",):
         for pattern in schema.get(keyword, ()) if keyword in asserted else ():
             if (reason := pattern_problem(pattern, library)) is not None:
@@ -108,7 +108,7 @@ def _check_siblings(schema: dict[str, Any], asserted: set[str], library: Capabil
             values = schema["enum"] if alone == "enum" else [schema["const"]]
             if all(_has_type(value, schema["type"]) for value in values):
                 return None
-            return Problem(f"/{alone}", f"a value of {alone} has another type")
+            return Problem(f"/{alone}", f"{alone} has a value of another type")
         if others:
             return Problem(f"/{escaped(alone)}", f"{alone} is supported only without {', '.join(sorted(others))}")
         if alone == "allOf" and len(schema["allOf"]) > 1:
@@ -123,15 +123,15 @@ def _check_typed(schema: dict[str, Any], asserted: set[str], library: Capabiliti
         is_meant = bool(types & ({"number", "integer"} if kind == "number" else {kind}))
         for keyword in asserted & keywords:
             if not is_meant:
-                return Problem(f"/{keyword}", f"{keyword} is supported only with the type it is for")
+                return Problem(f"/{keyword}", f"{keyword} is supported only with the matching type")
     if "required" in asserted and not set(schema["required"]) <= set(schema.get("properties", ())):
-        return Problem("/required", "a required name is not among properties")
+        return Problem("/required", "a required property is not declared in properties")
     if "pattern" in asserted and asserted & {"minLength", "maxLength", "format"}:
         return Problem("/pattern", "pattern is supported only without minLength, maxLength and format")
     if "format" in asserted and asserted & {"minLength", "maxLength"}:
         return Problem("/format", "format is supported only without minLength and maxLength")
     if "items" in asserted and isinstance(schema["items"], list):
-        return Problem("/items", "a list of schemas is supported as prefixItems")
+        return Problem("/items", "a list of schemas is supported only as prefixItems")
     for keyword in ("unevaluatedItems", "unevaluatedProperties"):
         if keyword in asserted and schema[keyword] is not False:
             return Problem(f"/{keyword}", f"{keyword} is supported only with false")
@@ -139,7 +139,9 @@ def _check_typed(schema: dict[str, Any], asserted: set[str], library: Capabiliti
         return Problem("/propertyNames", "propertyNames is supported only without properties")
     extra = schema.get("additionalProperties")
     if not library.has_open_properties and "properties" in asserted and extra not in (None, False):
-        return Problem("/additionalProperties", "additionalProperties is supported beside properties only with false")
+        return Problem(
+            "/additionalProperties", "additionalProperties together with properties is supported only as false"
+        )
     return None
 
 

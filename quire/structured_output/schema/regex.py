@@ -24,7 +24,7 @@ def regex_problem(pattern: str, library: Capabilities | None = None) -> str | No
     if not isinstance(found, frozenset):
         return found
     if library is not None and "negated" in found - library.regex_features:
-        return "what is not some characters may be half of a surrogate pair"
+        return "a negated class may match half of a surrogate pair"
     return None
 
 
@@ -49,7 +49,7 @@ def pattern_problem(pattern: str, library: Capabilities) -> str | None:
     if "escaped" not in library.pattern_features and found & _ESCAPED:
         return "a pattern that matches quotes, backslashes or control characters is not supported"
     if "negated" in found - library.pattern_features:
-        return "what is not some characters may be half of a surrogate pair, or what JSON writes otherwise"
+        return "a negated class may match half of a surrogate pair, or characters that JSON escapes"
     return None if library.check_pattern is None else library.check_pattern(pattern, found)
 
 
@@ -87,7 +87,7 @@ def _scan(pattern: str) -> str | frozenset[str]:
                 held.add("negated")
                 at += 1
             if pattern.startswith("]", at):
-                return "']' as the first of a class"
+                return "']' as the first character of a class"
         elif char == ")":
             depth -= 1
             if depth < 0:
@@ -95,7 +95,7 @@ def _scan(pattern: str) -> str | frozenset[str]:
         elif char == ".":
             held.add("negated")
         elif char == "(" and pattern.startswith("?", at) and not pattern.startswith("?:", at):
-            return f"'(?{pattern[at + 1 : at + 2]}', a group that is not plain"
+            return f"'(?{pattern[at + 1 : at + 2]}', a special group"
         elif char == "(":
             depth += 1
         elif char == "|" and depth == 0:
@@ -107,7 +107,7 @@ def _scan(pattern: str) -> str | frozenset[str]:
                 return f"{char!r} within the pattern"
             held.add("^$")
     if in_class or depth:
-        return "a class or group that is not closed"
+        return "an unclosed class or group"
     return frozenset(held)
 
 

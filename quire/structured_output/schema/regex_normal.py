@@ -78,7 +78,7 @@ class _Reader:
         low = int(found[1] or 0)
         high = (int(found[3]) if found[3] else None) if found[2] else low
         if high is not None and high < low:
-            raise RegexError(f"'{found.group()}', whose end is less than its beginning")
+            raise RegexError(f"'{found.group()}', whose upper bound is less than its lower bound")
         return f"{{{low},{'' if high is None else high}}}" if found[2] else f"{{{low}}}"
 
     def _atom(self) -> str:
@@ -109,7 +109,7 @@ class _Reader:
         self._at += 1
         found = _inverted(members) if is_negated else _merged(members)
         if not found:
-            raise RegexError("a class that no character is of")
+            raise RegexError("a class that matches no character")
         self.ranges += found
         return found
 
@@ -122,9 +122,9 @@ class _Reader:
         last = self._member()
         text = self._pattern[begin : self._at]
         if not isinstance(first, int) or not isinstance(last, int):
-            raise RegexError(f"'{text}', a range that begins or ends with a class")
+            raise RegexError(f"'{text}', a range with a class as its bound")
         if last < first:
-            raise RegexError(f"'{text}', a range that ends before it begins")
+            raise RegexError(f"'{text}', a reversed range")
         return [(first, last)]
 
     def _member(self) -> int | Ranges:

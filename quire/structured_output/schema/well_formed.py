@@ -23,7 +23,7 @@ def malformed(schema: Any) -> Problem | None:
         if isinstance(place.schema, dict) and isinstance(place.schema.get("$ref"), str):
             reference = place.schema["$ref"]
             if reference.startswith("#") and not resolves(schema, reference):
-                return Problem(f"{place.path}/$ref", f"there is nothing at {reference[:80]!r}")
+                return Problem(f"{place.path}/$ref", f"the reference {reference[:80]!r} does not resolve")
     return None
 
 
@@ -49,7 +49,7 @@ def _wrong_form(keyword: str, value: Any) -> str | None:
     if keyword == "enum" and isinstance(value, list) and len(value) > MAX_ENUM:
         return f"more than {MAX_ENUM} values cannot be compiled in time"
     check = _FORMS.get(keyword)
-    return None if check is None or check(value) else f"the value of {keyword} has the wrong form"
+    return None if check is None or check(value) else f"the value of {keyword} has the wrong type"
 
 
 def _is_count(value: Any) -> bool:

@@ -191,7 +191,7 @@ def test_workers_are_bound_where_they_are_told(caplog):
     assert runtime.pool.num_unbound == 0 and probe(runtime, runs=10, tasks=10)[0] == 0
     with caplog.at_level(logging.WARNING, "quire"):
         runtime = NativeRuntime("portable", num_threads=3, cpus=[0, cpu, 60_000])
-    assert runtime.pool.num_unbound == 1 and "1 of 3 compute threads could not be bound" in caplog.text
+    assert runtime.pool.num_unbound == 1 and "1 of 3 compute threads could not be pinned" in caplog.text
     assert probe(runtime, runs=10, tasks=10)[0] == 0
 
 

@@ -91,7 +91,7 @@ def test_a_port_in_use_is_found_before_an_engine_is_started() -> None:
     assert done.returncode == 2
     assert done.stderr.splitlines() == [
         f"error: cannot listen on 127.0.0.1:{port}: address already in use",
-        "hint: end what listens there, or choose another --port or --host",
+        "hint: stop the program that listens there, or choose another --port or --host",
     ]
 
 

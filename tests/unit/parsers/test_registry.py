@@ -59,7 +59,7 @@ def test_a_plugin_that_is_no_parser_is_refused(plugin, name, words):
 
 @pytest.mark.parametrize("find", [tool_call_parser, reasoning_parser])
 def test_a_parser_that_only_vllm_has_is_refused_as_that_and_not_as_misspelt(find):
-    with pytest.raises(ConfigError, match="kimi_k3' is a parser of vLLM that Quire does not have") as caught:
+    with pytest.raises(ConfigError, match="kimi_k3' is a vLLM parser that Quire does not implement") as caught:
         find("kimi_k3")
     assert "glm45" in str(caught.value) and "did you mean" not in str(caught.value)
 
@@ -134,9 +134,9 @@ def test_malformed_tools_are_tools_without_a_schema():
 @pytest.mark.parametrize(
     ("description", "words"),
     [
-        ({"begin": "a", "end": "b"}, "no pattern"), ({"begin": "", "end": "b", "pattern": "x"}, "no begin"),
-        ({"begin": "a", "end": "b", "pattern": "("}, "no regular expression"),
-        ({"begin": "a", "end": "b", "pattern": "(?P<name>x)"}, "no group arguments"),
+        ({"begin": "a", "end": "b"}, "lacks pattern"), ({"begin": "", "end": "b", "pattern": "x"}, "lacks begin"),
+        ({"begin": "a", "end": "b", "pattern": "("}, "not a valid regular expression"),
+        ({"begin": "a", "end": "b", "pattern": "(?P<name>x)"}, "lacks the group arguments"),
         ({"begin": "a", "end": "b", "patern": "x"}, "pattern"),
     ],
 )  # fmt: skip

@@ -139,7 +139,7 @@ def test_the_death_of_a_worker_is_not_called_a_limit(worker: CompilePool):
         (-9, 10, "was terminated by SIGKILL"),
         (127, 150, OVER_MEMORY),
         (127, 10, "exited with code 127"),
-        (-11, 10, "its compiler crashed over it (it was terminated by SIGSEGV)"),
+        (-11, 10, "the compiler crashed on it (it was terminated by SIGSEGV)"),
         (1, 150, "exited with code 1"),
     ],
 )

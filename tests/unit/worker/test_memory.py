@@ -52,12 +52,12 @@ def test_the_log_line_says_what_was_chosen_and_why() -> None:
     budget = plan_memory(
         free_bytes=10 * GIB, utilization=0.9, weights_bytes=2 * GIB, workspace_bytes=GIB, useful_bytes=None
     )
-    line = "KV cache: 6.0 GiB (10.0 GiB free x 0.90 - 2.0 GiB weights - 1.0 GiB workspace)"
+    line = "memory for the KV cache: 6.0 GiB (10.0 GiB free x 0.90 - 2.0 GiB weights - 1.0 GiB workspace)"
     assert budget.describe() == line
     capped = plan_memory(
         free_bytes=10 * GIB, utilization=0.9, weights_bytes=2 * GIB, workspace_bytes=GIB, useful_bytes=100 * MIB
     )
-    assert capped.describe().startswith("KV cache: 100.0 MiB (") and "limited by" in capped.describe()
+    assert capped.describe().startswith("memory for the KV cache: 100.0 MiB (") and "limited by" in capped.describe()
 
 
 @pytest.mark.parametrize(

@@ -112,7 +112,7 @@ class Conversation:
         """
         for text in self._texts(where, system):
             if text.startswith(CLIENT_NOTICE):
-                self._warnings.add(where, f"{where}: {CLIENT_NOTICE} is no part of the prompt")
+                self._warnings.add(where, f"{where}: {CLIENT_NOTICE} is not part of the prompt")
             else:
                 self._turn("system").texts.append(text)
 
@@ -129,7 +129,7 @@ class Conversation:
         if role not in ROLES:
             raise unknown_name(f"role in {where}:", role, ROLES, ValidationError, field=f"{where}.role")
         if not isinstance(content, (str, list)):
-            raise wrong_type(f"{where}.content", content, "a text or a list of blocks")
+            raise wrong_type(f"{where}.content", content, "a string or a list of blocks")
         if role == "system":
             self.add_system(f"{where}.content", content)
         elif isinstance(content, str):
@@ -153,7 +153,7 @@ class Conversation:
         if last.calls:
             raise ValidationError(
                 "messages end with a tool_use block",
-                hint="send what came of it in a tool_result block of a user message", field="messages",
+                hint="send its result in a tool_result block of a user message", field="messages",
             )  # fmt: skip
         if not any(last.texts):
             raise ValidationError(

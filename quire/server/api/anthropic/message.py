@@ -8,7 +8,7 @@ from quire.core.outputs import CompletionOutput
 from quire.server.chat.counts import Usage
 from quire.server.http.errors import UNAVAILABLE, ApiError
 
-CUT = "the server is shutting down; the answer was cut"
+CUT = "the server is shutting down; the response was truncated"
 
 
 def stop_reason(answer: CompletionOutput, *, has_calls: bool, is_at_limit: bool) -> tuple[str, str | None]:

@@ -23,7 +23,7 @@ from quire.server.http.request_scope import scope_of
 
 ID_PREFIX = "msg_"
 INLINE_BLOCKS = 512
-NO_THINKING = "thinking has no effect: this server does not tell thinking from answers (--reasoning-parser)"
+NO_THINKING = "thinking has no effect: this server does not parse reasoning (set --reasoning-parser)"
 
 
 class MessagesRoutes:

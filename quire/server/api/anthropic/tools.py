@@ -66,7 +66,7 @@ def chat_choice(
         )  # fmt: skip
     if tools is None:
         if kind in ("any", "tool"):
-            raise ValidationError(f"tool_choice is {kind}, but there are no tools", hint="give tools", field="tools")
+            raise ValidationError(f"tool_choice is {kind}, but there are no tools", hint="set tools", field="tools")
         return None, None
     parallel = False if given.disable_parallel_tool_use else None
     if kind == "tool":
@@ -82,8 +82,8 @@ def _chat_tool(where: str, tool: Any, warnings: Warnings) -> dict[str, Any]:
         raise wrong_type(where, tool, "an object")
     if tool.get("type") not in (None, "custom"):
         raise UnsupportedError(
-            f"{where} is of type {shown(tool['type'])}, a tool of the provider's own",
-            hint="give tools with name, description and input_schema", field=where,
+            f"{where} is of type {shown(tool['type'])}, a server-side tool of the provider",
+            hint="use tools with name, description and input_schema", field=where,
         )  # fmt: skip
     given = read_part(where, tool, Tool, warnings, NO_EFFECT)
     function: dict[str, Any] = {"name": given.name}

@@ -18,7 +18,10 @@ from quire.server.chat.protocol.warnings import Warnings
 from quire.utils.checks import check_int
 
 MIN_BUDGET = 1024
-BUDGET, NO_BUDGET = "thinking_token_budget", "thinking.budget_tokens has no effect: nothing here ends the thinking"
+BUDGET, NO_BUDGET = (
+    "thinking_token_budget",
+    "thinking.budget_tokens has no effect: the reasoning format has no end delimiter",
+)
 THINKING = ("enabled", "disabled", "adaptive")
 DISPLAYS = (None, "summarized", "omitted")
 
@@ -54,7 +57,9 @@ def chat_request(
         ValidationError, UnsupportedError: something in it is malformed, missing, or cannot be done.
     """
     if body.max_tokens is None:
-        raise ValidationError("max_tokens is missing", hint="give the most tokens to answer with", field="max_tokens")
+        raise ValidationError(
+            "max_tokens is missing", hint="set the maximum number of output tokens", field="max_tokens"
+        )
     check_int("max_tokens", body.max_tokens, 1)
     num_stops = len(body.stop_sequences or ())
     if num_stops > limits.max_stop_strings:
@@ -135,12 +140,12 @@ def _thinking(body: MessagesRequest, warnings: Warnings) -> dict[str, Any]:
 
 def _check_budget(budget: int | None, max_tokens: int | None) -> None:
     if budget is None:
-        raise ValidationError("thinking.budget_tokens is missing", hint=f"give at least {MIN_BUDGET}", field="thinking")
+        raise ValidationError("thinking.budget_tokens is missing", hint=f"use at least {MIN_BUDGET}", field="thinking")
     check_int("thinking.budget_tokens", budget, MIN_BUDGET)
     if max_tokens is not None and budget >= max_tokens:
         raise ValidationError(
             f"thinking.budget_tokens={budget} is not less than max_tokens={max_tokens}",
-            hint="thinking is part of the answer: give a smaller budget, or more max_tokens", field="thinking",
+            hint="thinking is part of the output: use a smaller budget or larger max_tokens", field="thinking",
         )  # fmt: skip
 
 
@@ -152,7 +157,7 @@ def _form(body: MessagesRequest, warnings: Warnings) -> dict[str, Any]:
         if config.format is not None:
             if form is not None:
                 raise ValidationError(
-                    "output_format and output_config.format both ask for a form of the answer",
+                    "output_format and output_config.format both constrain the output",
                     hint="leave out one of them", field="output_format",
                 )  # fmt: skip
             form, where = config.format, "output_config.format"

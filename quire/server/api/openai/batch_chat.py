@@ -74,7 +74,7 @@ class BatchChatRoutes:
             )  # fmt: skip
         if body.stream or body.echo:
             name = "stream" if body.stream else "echo"
-            raise ValidationError(f"{name} is not available for a batch", hint=f"leave out {name}", field=name)
+            raise ValidationError(f"{name} is not available in a batch", hint=f"leave out {name}", field=name)
 
     def _whole(
         self, body: ChatRequest, chat: PreparedChat, warnings: list[str], output: RequestOutput

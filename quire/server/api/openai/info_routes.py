@@ -20,7 +20,7 @@ from quire.server.http.request_scope import scope_of
 from quire.version import __version__
 
 METRICS_TYPE = "text/plain; version=1.0.0; charset=utf-8"
-ROOT_TEXT = "Quire: OpenAI's API is under /v1, Anthropic's is /v1/messages; /health says how the server is.\n"
+ROOT_TEXT = "Quire: OpenAI's API is under /v1, Anthropic's is /v1/messages; /health returns the server's state.\n"
 
 
 class InfoRoutes:
@@ -56,7 +56,7 @@ class InfoRoutes:
                 body.prompt, Cut(), tenant=tenant.name, add_special_tokens=special, warnings=warnings
             )
         else:
-            raise ValidationError("prompt is missing", hint="give prompt or messages", field="prompt")
+            raise ValidationError("prompt is missing", hint="send prompt or messages", field="prompt")
         ids = list(prompt.prompt_token_ids)
         charge.correct(len(ids))
         content = {
@@ -101,15 +101,18 @@ class InfoRoutes:
     async def server_info(self, request: Request) -> Response:
         """The engine's settings; of several tenants, only an operator may read them."""
         if not self._state.tenants.may_see_all(scope_of(request).tenant):
-            raise ApiError(FORBIDDEN, "settings are for operators; this API key is not an operator's (operator: true)")
+            raise ApiError(
+                FORBIDDEN,
+                "server settings need operator rights, which this API key lacks (operator: true in the key file)",
+            )
         return _json({"version": __version__, "config": dataclasses.asdict(self._state.engine.config)})
 
     async def tokenizer_info(self, request: Request) -> Response:
         """What the tokenizer's own settings say, with the chat template."""
         if not self._state.config.api.enable_tokenizer_info_endpoint:
             raise ApiError(
-                NOT_FOUND, "this server does not tell its tokenizer's settings; start it with "
-                "--enable-tokenizer-info-endpoint",
+                NOT_FOUND, "tokenizer settings are not served; start the server with "
+                    "--enable-tokenizer-info-endpoint",
             )  # fmt: skip
         tokenizer, template = self._state.prompts.tokenizer(), self._state.engine.chat_template
         told = {name: value for name, value in tokenizer.config.items() if not name.endswith(("_file", "name_or_path"))}
@@ -127,7 +130,7 @@ class InfoRoutes:
         if not self._state.tenants.may_see_all(scope_of(request).tenant):
             raise ApiError(
                 FORBIDDEN,
-                "metrics are about the whole server; this API key is no operator's (operator: true in the key file)",
+                "metrics cover the whole server; this API key lacks operator rights (operator: true in the key file)",
             )
         return Response(self._state.metrics.render(), headers={"content-type": METRICS_TYPE})
 

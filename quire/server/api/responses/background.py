@@ -118,7 +118,7 @@ class LiveResponse:
                 await self._save(response)
             except ShelfError as error:
                 self.is_kept = False
-                logger.error("response %s could not be kept: %s", response["id"], error)
+                logger.error("response %s could not be stored: %s", response["id"], error)
         self.is_over = True
         if self.log is not None:
             self.log.end()

@@ -16,8 +16,8 @@ from quire.server.http.errors import ApiError
 
 QUEUED, FAILED, CANCELLED = "queued", "failed", "cancelled"
 ENDED = frozenset(("completed", "incomplete", FAILED, CANCELLED))
-NOT_KEPT = {"code": "server_error", "message": "the response was complete and could not be kept"}
-CUT_OFF = {"code": "server_error", "message": "the server ended before the answer was complete"}
+NOT_KEPT = {"code": "server_error", "message": "the response was completed but could not be stored"}
+CUT_OFF = {"code": "server_error", "message": "the server stopped before the response was completed"}
 
 
 class ResponseForm:

@@ -59,21 +59,21 @@ async def read_turn(
         return Turn(items, items)
     if store is None:
         raise ValidationError(
-            "this server keeps no responses that another could follow", hint="send the whole conversation as input",
+            "this server does not store responses to continue from", hint="send the whole conversation as input",
             field=PREVIOUS,
         )  # fmt: skip
     if background.get((tenant, previous)) is not None:
-        raise ApiError(BAD_REQUEST, f"the response {shown(previous)} is not complete yet", param=PREVIOUS)
+        raise ApiError(BAD_REQUEST, f"the response {shown(previous)} is not completed yet", param=PREVIOUS)
     try:
         turns = await store.chain(tenant, previous, max_turns, MAX_CHAIN_BYTES)
     except BrokenChainError as error:
         if error.is_too_long:
             raise ApiError(
-                BAD_REQUEST, "the conversation has too many turns; send the part that matters as input", param=PREVIOUS
+                BAD_REQUEST, "the conversation has too many turns; send the relevant part as input", param=PREVIOUS
             ) from None
         raise ApiError(NOT_FOUND, f"there is no response {shown(error.response_id)}", param=PREVIOUS) from None
     if turns[-1].response.get("status") in (FAILED, "queued", "in_progress"):
-        raise ApiError(BAD_REQUEST, f"the response {shown(previous)} failed: nothing follows it", param=PREVIOUS)
+        raise ApiError(BAD_REQUEST, f"the response {shown(previous)} failed and cannot be continued", param=PREVIOUS)
     return Turn(items, [*(item for turn in turns for item in _turn_items(turn)), *items])
 
 
@@ -94,7 +94,7 @@ def items_page(items: Sequence[Item], order: str | None, limit: str | None, afte
     if after is not None:
         positions = [number for number, item in enumerate(listed) if item["id"] == after]
         if not positions:
-            raise ValidationError(f"after={shown(after)} is no item of this response", field="after")
+            raise ValidationError(f"after={shown(after)} is not an item of this response", field="after")
         listed = listed[positions[0] + 1 :]
     page = listed[:count]
     return {

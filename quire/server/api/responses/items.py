@@ -90,7 +90,7 @@ def read_items(given: str | Sequence[dict[str, Any]] | None, warnings: Warnings)
         UnsupportedError: an item or a part of a type that cannot be shown to the model.
     """
     if not given:
-        raise ValidationError("input is missing or empty", hint="give a text or a list of items", field=FIELD)
+        raise ValidationError("input is missing or empty", hint="send a string or a list of items", field=FIELD)
     if isinstance(given, str):
         return [_message("user", [{"type": "input_text", "text": given}], None)]
     if len(given) > MAX_ITEMS:
@@ -182,7 +182,7 @@ def _read_item(where: str, item: dict[str, Any], warnings: Warnings) -> Item:
         raise ValidationError(f"{where}: {error}", field=FIELD) from None
     own_id = item.get("id")
     if own_id is not None and (not isinstance(own_id, str) or not 0 < len(own_id) <= MAX_ID_CHARS):
-        raise _wrong(f"{where}.id", own_id, f"a text of 1 to {MAX_ID_CHARS} characters")
+        raise _wrong(f"{where}.id", own_id, f"a string of 1 to {MAX_ID_CHARS} characters")
     return READERS[form](where, read, own_id)
 
 
@@ -227,7 +227,7 @@ def _read_call(where: str, read: _FunctionCall, own_id: str | None) -> Item:
     _check_call_id(where, read.call_id)
     if not is_object_text(read.arguments):
         raise ValidationError(
-            f"{where}.arguments is no JSON object", hint="send them as the model wrote them", field=FIELD
+            f"{where}.arguments is not a JSON object", hint="send them as the model generated them", field=FIELD
         )
     return {
         "id": own_id or new_id("function_call"), "type": "function_call", "status": "completed",
@@ -266,7 +266,7 @@ READERS: dict[type[msgspec.Struct], Callable[[str, Any, str | None], Item]] = {
 
 def _check_call_id(where: str, call_id: str) -> None:
     if not call_id:
-        raise ValidationError(f"{where}.call_id is empty", hint="give that of the call", field=FIELD)
+        raise ValidationError(f"{where}.call_id is empty", hint="use the id of the call", field=FIELD)
 
 
 def _parts(where: str, parts: list[dict[str, Any]], kind: str) -> list[dict[str, Any]]:
@@ -280,7 +280,7 @@ def _parts(where: str, parts: list[dict[str, Any]], kind: str) -> list[dict[str,
             )  # fmt: skip
         read.append(_part(kind, _part_text(f"{where}[{number}]", part, name)))
     if not read:
-        raise ValidationError(f"{where} is empty", hint="give a text", field=FIELD)
+        raise ValidationError(f"{where} is empty", hint="send non-empty text", field=FIELD)
     return read
 
 

@@ -134,7 +134,7 @@ def check_request(request: ResponsesRequest, warnings: Warnings) -> None:
             asked = getattr(reasoning, name)
             if asked is not None:
                 _check_choice(f"reasoning.{name}", asked, SUMMARIES, "reasoning")
-                _no_effect(warnings, f"reasoning.{name}", ": thinking is told in full")
+                _no_effect(warnings, f"reasoning.{name}", ": reasoning is returned in full")
 
 
 def _no_effect(warnings: Warnings, field: str, why: str = "") -> None:

@@ -46,7 +46,7 @@ from quire.utils.checks import shown
 
 logger = get_logger(__name__)
 
-STORE_MESSAGE = "the response store cannot be read or written now; the server's log says why"
+STORE_MESSAGE = "the response store cannot be read or written; see the server's log"
 RETRY_AFTER_S = 5.0
 STREAM_HEADERS = {name.decode(): value.decode() for name, value in HEADERS}
 
@@ -161,7 +161,7 @@ class ResponsesRoutes:
         response = (await self._find(tenant, response_id)).response
         if not response.get("background"):
             raise ApiError(
-                BAD_REQUEST, "this response was not made in the background; to end it close its connection",
+                BAD_REQUEST, "this is not a background response; close its connection to cancel it",
                 param="response_id",
             )  # fmt: skip
         return _json(response)
@@ -190,12 +190,12 @@ class ResponsesRoutes:
         """
         is_stored = self._store is not None and body.store is not False
         if body.background and not is_stored:
-            why = "store=false keeps none" if self._store is not None else "this server keeps no responses"
+            why = "store=false stores none" if self._store is not None else "this server does not store responses"
             raise ValidationError(
-                f"background needs the response to be kept; {why}", hint="leave out background", field="background"
+                f"background needs a stored response; {why}", hint="leave out background", field="background"
             )
         if body.store and not is_stored:
-            warnings.add("store", "store has no effect: this server keeps no responses")
+            warnings.add("store", "store has no effect: this server does not store responses")
         return is_stored
 
     def _writer(
@@ -235,15 +235,17 @@ class ResponsesRoutes:
     async def _retell(self, tenant: str, response_id: str, starting_after: str) -> Response:
         """The events of a response after one that the client has."""
         if not starting_after.removeprefix("-").isdecimal():
-            raise ValidationError(f"starting_after={shown(starting_after)} is no integer", field="starting_after")
+            raise ValidationError(
+                f"starting_after={shown(starting_after)} is not a valid integer", field="starting_after"
+            )
         log = self._background.log_of((tenant, response_id))
         if log is not None:
             return self._followed(log, max(-1, int(starting_after[:20])))
         await self._find(tenant, response_id)
         raise ApiError(
             BAD_REQUEST,
-            "the events of this response are not kept: only those of responses with background=true and stream=true "
-            "are, for a while; ask without stream", param="stream",
+            "the events of this response are not stored: only responses with background=true and "
+                "stream=true keep theirs for a while; retry without stream", param="stream",
         )  # fmt: skip
 
     def _followed(self, log: EventLog, after: int) -> Response:
@@ -282,7 +284,7 @@ class ResponsesRoutes:
         try:
             await self._put(tenant, turn, response)
         except ShelfError as error:
-            logger.error("response %s could not be kept: %s", response["id"], error)
+            logger.error("response %s could not be stored: %s", response["id"], error)
 
     async def _put(self, tenant: str, turn: Turn, response: dict[str, Any]) -> None:
         """Keep a response; raises `ShelfError`."""
@@ -327,8 +329,8 @@ def _own_id(body: ResponsesRequest) -> str | None:
 
 def _taken(body: ResponsesRequest) -> ValidationError:
     return ValidationError(
-        f"request_id={shown(body.request_id)} is the id of a response that is kept or being made",
-        hint="use another one, or none", field="request_id",
+        f"request_id={shown(body.request_id)} is the id of an existing response",
+        hint="use another id, or leave it out", field="request_id",
     )  # fmt: skip
 
 

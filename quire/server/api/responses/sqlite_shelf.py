@@ -27,8 +27,8 @@ LOCK_WAIT_S = 0.1
 """For somebody who looks into the file; the thread of all reads waits no longer."""
 UNREADABLE = (sqlite3.Error, TypeError, ValueError, OverflowError)
 """What a damaged file leads to."""
-USABLE = "give the path of a file that Quire may make, memory, or none"
-DAMAGED = "move it away: a new one is made; sqlite3's .recover may save what is in it"
+USABLE = "use memory, none, or the path of a file that Quire can create"
+DAMAGED = "move it away to create a new one; sqlite3's .recover may restore its content"
 SCHEMA = """
 CREATE TABLE responses (
     tenant TEXT NOT NULL,
@@ -95,7 +95,7 @@ class SqliteShelf:
             with self._db:
                 self._db.execute("UPDATE responses SET used = ? WHERE tenant = ? AND id = ?", (self._use(), *key))
         except sqlite3.Error as error:  # it can be read all the same
-            logger.warning("the use of a response could not be noted: %s", error)
+            logger.warning("the last use of a response could not be recorded: %s", error)
         return record
 
     def delete(self, key: Key) -> bool:
@@ -176,7 +176,7 @@ def _open(path: str) -> sqlite3.Connection:
                     f"BEGIN; {SCHEMA} PRAGMA application_id = {APPLICATION_ID}; PRAGMA user_version = {SCHEMA_VERSION};"
                 )
         elif application != APPLICATION_ID:
-            raise _unusable(path, "it is another program's database")
+            raise _unusable(path, "it is a database of another program")
         elif version != SCHEMA_VERSION:
             raise _unusable(path, f"its schema is version {version}, this version of Quire writes {SCHEMA_VERSION}")
         (verdict,) = db.execute("PRAGMA quick_check(1)").fetchone()
@@ -208,13 +208,13 @@ class FileClaim:
         try:
             descriptor = os.open(f"{path}.lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
         except OSError as error:
-            raise _unusable(path, f"its lock cannot be made: {error.strerror}") from None
+            raise _unusable(path, f"its lock file cannot be created: {error.strerror}") from None
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             os.close(descriptor)
             raise _unusable(
-                path, "another server uses it", "give each server a file of its own, or end the other"
+                path, "another server uses it", "use a separate file for each server, or stop the other"
             ) from None
         self._descriptor = descriptor
 
@@ -235,7 +235,7 @@ def check_path(path: str, limits: ShelfLimits) -> None:
     if file.exists() and not file.is_file():
         raise _unusable(path, "it is not a file")
     if not os.access(file if file.exists() else file.parent, os.W_OK):
-        raise _unusable(path, "this user cannot write there")
+        raise _unusable(path, "this user cannot write to it")
     if file.exists():
         SqliteShelf(path, limits).close()
 

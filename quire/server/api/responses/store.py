@@ -69,7 +69,7 @@ class ShelfLimits:
     def check(self, record: bytes) -> None:
         """Raise `ShelfError` when `record` does not fit by itself."""
         if len(record) > self.max_bytes:
-            raise ShelfError(f"it has {len(record)} bytes, the store {self.max_bytes} (response_store_max_bytes)")
+            raise ShelfError(f"it has {len(record)} bytes, more than response_store_max_bytes={self.max_bytes}")
 
     def is_old(self, created_s: float, now_s: float) -> bool:
         """True for what is kept no longer."""
@@ -288,6 +288,6 @@ def _checked(record: bytes) -> StoredResponse | None:
         logger.error("a stored response cannot be read: %s", error)
         return None
     if stored.format != FORMAT or not isinstance(stored.response.get("id"), str):
-        logger.error("a stored response is of format %d, not %d", stored.format, FORMAT)
+        logger.error("a stored response has format %d, not %d", stored.format, FORMAT)
         return None
     return stored

@@ -77,7 +77,7 @@ def with_additional_tools(
             continue
         more = item.get("tools")
         if not isinstance(more, list) or not all(isinstance(tool, dict) for tool in more):
-            raise ValidationError(f"input[{number}].tools must be a list of tools", hint="give tools", field="input")
+            raise ValidationError(f"input[{number}].tools must be a list of tools", hint="set tools", field="input")
         tools += more
     return tools, items
 
@@ -93,7 +93,7 @@ def origins_of(tools: list[Tool] | None) -> dict[str, Origin]:
         origin = Origin(tool["name"], None if namespace is None else namespace["name"], tool["type"] == CUSTOM)
         flat = flat_name(origin.namespace, origin.name)
         if origins.setdefault(flat, origin) != origin:
-            raise ValidationError(f"{where}: there is another tool {shown(flat)}", hint="rename it", field="tools")
+            raise ValidationError(f"{where}: duplicate tool name {shown(flat)}", hint="rename it", field="tools")
     return origins
 
 
@@ -134,7 +134,7 @@ def chat_choice(choice: str | dict[str, Any] | None, *, has_tools: bool) -> str 
     mode, allowed = choice.get("mode"), choice.get("tools")
     if mode not in ("auto", "required") or not isinstance(allowed, list) or not allowed:
         raise ValidationError(
-            "tool_choice needs mode auto or required, and tools", hint='give {"type": "allowed_tools", "mode": '
+            "tool_choice needs tools and a mode, auto or required", hint='give {"type": "allowed_tools", "mode": '
             '"auto", "tools": [{"type": "function", "name": ...}]}', field="tool_choice",
         )  # fmt: skip
     return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": [_chosen(one) for one in allowed]}}
@@ -157,8 +157,8 @@ def told_choice(choice: str | dict[str, Any] | None) -> str | dict[str, Any]:
 def unsupported_tool(where: str, kind: object, field: str = "tools") -> UnsupportedError:
     """The refusal of a tool, or of the choice of one, that is not there."""
     return UnsupportedError(
-        f"{where}.type={shown(kind)} is not supported; the tools of this server are functions, custom tools and "
-        "namespaces of them",
+        f"{where}.type={shown(kind)} is not supported; supported tools are functions, custom tools and "
+            "namespaces of them",
         hint='use {"type": "function", "name": ...}', field=field,
     )  # fmt: skip
 
@@ -175,7 +175,7 @@ def _each(tools: list[Tool] | None, warnings: Warnings) -> Iterator[tuple[str, T
             inner = tool.get("tools")
             _check_name(where, tool)
             if not isinstance(inner, list):
-                raise ValidationError(f"{where}.tools is missing", hint="give a list of functions", field="tools")
+                raise ValidationError(f"{where}.tools is missing", hint="send a list of functions", field="tools")
             for index, one in enumerate(inner):
                 place = f"{where}.tools[{index}]"
                 if not isinstance(one, dict) or one.get("type") not in (FUNCTION, CUSTOM):
@@ -186,14 +186,14 @@ def _each(tools: list[Tool] | None, warnings: Warnings) -> Iterator[tuple[str, T
             _check_name(where, tool)
             yield where, None, tool
         elif isinstance(kind, str) and kind.startswith(SERVER_SIDE):
-            warnings.add(where, f"{where}: {kind[:40]} is left out: this server runs no tools of its own")
+            warnings.add(where, f"{where}: {kind[:40]} is ignored: this server does not run tools")
         else:
             raise unsupported_tool(where, kind)
 
 
 def _check_name(where: str, tool: Tool) -> None:
     if not isinstance(tool.get("name"), str) or not tool["name"]:
-        raise ValidationError(f"{where}.name is missing", hint="name the tool", field="tools")
+        raise ValidationError(f"{where}.name is missing", hint="set the name of the tool", field="tools")
 
 
 def _function(where: str, tool: Tool, warnings: Warnings) -> Tool:
@@ -209,7 +209,7 @@ def _custom(where: str, tool: Tool, warnings: Warnings) -> Tool:
     if isinstance(form, dict) and form.get("type") == "grammar":
         grammar = str(form.get("definition") or "")[:MAX_GRAMMAR_CHARS]
         description += f"\nThe input follows this {form.get('syntax')} grammar:\n{grammar}"
-        warnings.add(f"{where}.format", f"{where}.format: the grammar is described to the model, and not enforced")
+        warnings.add(f"{where}.format", f"{where}.format: the grammar is described to the model but not enforced")
     schema = {"type": "object", "properties": {INPUT: {"type": "string"}}, "required": [INPUT]}
     return {"name": tool["name"], "description": description.strip(), "parameters": schema}
 
@@ -225,7 +225,7 @@ def _chosen(choice: Any) -> dict[str, Any]:
     name = choice.get("name") if isinstance(choice, dict) and choice.get("type") in (FUNCTION, CUSTOM) else None
     if not isinstance(name, str):
         raise ValidationError(
-            f"tool_choice: {shown(choice)} names no function", hint='give {"type": "function", "name": ...}',
+            f"tool_choice: {shown(choice)} does not name a function", hint='give {"type": "function", "name": ...}',
             field="tool_choice",
         )  # fmt: skip
     namespace = choice.get("namespace")

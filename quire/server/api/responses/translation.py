@@ -94,6 +94,6 @@ def _response_format(request: ResponsesRequest) -> dict[str, Any] | None:
     for name, limit in FORMAT_CHARS.items():
         if not isinstance(given.get(name) or "", str) or len(given.get(name) or "") > limit:
             raise ValidationError(
-                f"text.format.{name} must be a text of at most {limit} characters", hint="shorten it", field="text"
+                f"text.format.{name} must be a string of at most {limit} characters", hint="shorten it", field="text"
             )
     return {"type": kind, "json_schema": {name: given[name] for name in FORMAT_KEYS if given.get(name) is not None}}

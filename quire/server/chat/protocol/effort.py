@@ -39,7 +39,7 @@ def effort_kwargs(
     if "enable_thinking" in source:
         asked["enable_thinking"] = effort != "none"
         if effort not in ON_OFF and len(asked) == 1:
-            warnings.add(name, f"{name}: the chat template can only turn thinking on or off")
+            warnings.add(name, f"{name}: the chat template can only turn reasoning on or off")
     if not asked:
-        warnings.add(name, f"{name} has no effect: the chat template does not take it")
+        warnings.add(name, f"{name} has no effect: the chat template does not use it")
     return {**asked, **(given or {})} if asked else given

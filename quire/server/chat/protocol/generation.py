@@ -116,7 +116,7 @@ def sampling_params(
 
 def _check_beside_beams(request: GenerationFields, logprobs: int | None) -> None:
     if request.stream:
-        raise ValidationError("use_beam_search is not available in a stream", hint="use stream=false", field="stream")
+        raise ValidationError("use_beam_search cannot be streamed", hint="use stream=false", field="stream")
     if logprobs is not None:
         raise ValidationError(
             "logprobs are not available with use_beam_search", hint="leave out logprobs", field="logprobs"
@@ -135,13 +135,11 @@ def check_common(request: GenerationFields, limits: LimitsConfig, num_prompts: i
     stops = [request.stop] if isinstance(request.stop, str) else request.stop or []
     _check_count("stop", len(stops), limits.max_stop_strings)
     if any(len(stop) > limits.max_stop_chars for stop in stops):
-        raise ValidationError(f"a text of stop is longer than {limits.max_stop_chars} characters", field="stop")
+        raise ValidationError(f"a stop string is longer than {limits.max_stop_chars} characters", field="stop")
     for name in ("stop_token_ids", "allowed_token_ids", "logit_bias"):
         _check_count(name, len(getattr(request, name) or ()), limits.max_id_entries)
     if sum(map(len, request.bad_words or ())) > MAX_BAD_WORDS_CHARS:
-        raise ValidationError(
-            f"the texts of bad_words have more than {MAX_BAD_WORDS_CHARS} characters together", field="bad_words"
-        )
+        raise ValidationError(f"bad_words has more than {MAX_BAD_WORDS_CHARS} characters in total", field="bad_words")
     if request.vllm_xargs and len(msgspec.json.encode(request.vllm_xargs)) > MAX_XARGS_BYTES:
         raise ValidationError(f"vllm_xargs has more than {MAX_XARGS_BYTES} bytes", field="vllm_xargs")
     for name, neutral in (("length_penalty", 1.0), ("early_stopping", False)):
@@ -168,7 +166,7 @@ def check_common(request: GenerationFields, limits: LimitsConfig, num_prompts: i
         check_int("prompt_logprobs", request.prompt_logprobs, -1)
         if request.stream and request.prompt_logprobs != 0:
             raise ValidationError(
-                "prompt_logprobs is not available in a stream", hint="use stream=false", field="prompt_logprobs"
+                "prompt_logprobs cannot be streamed", hint="use stream=false", field="prompt_logprobs"
             )
 
 

@@ -21,7 +21,7 @@ NEEDED = ("role", "content")
 REFUSED = {
     "prefix": "send continue_final_message=true to have the last message continued",
     "tools": "send them as tools of the request",
-    "audio": "send the text of the audio as content",
+    "audio": "send the audio as text content",
 }
 """Keys that ask for another prompt -> what to do instead."""
 
@@ -81,7 +81,7 @@ class _Reader:
         self._named.add(f"role {role[:MAX_NAME_CHARS]}")
         close = nearest(role, ROLES)
         hint = f"; did you mean {close}?" if close else ""
-        text = f"{where}.role={shown(role)} is no standard role, and goes to the chat template{hint}"
+        text = f"{where}.role={shown(role)} is not a standard role; it is passed to the chat template{hint}"
         self._warnings.add(where, text, f"use {', '.join(ROLES)}")
 
     def _is_noted(self, where: str, name: str, known: Sequence[str], owner: dict[str, Any]) -> bool:

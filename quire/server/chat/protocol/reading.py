@@ -110,7 +110,7 @@ def read_object(body: bytes, max_depth: int, max_containers: int, max_entries: i
         _check_depth(values, max_depth)
     if has_repeated_key(body, values) and (key := repeated_key(body)) is not None:
         raise ValidationError(
-            f"the body has the key {shown(key)!s} twice in one object", hint="give each key once",
+            f"duplicate key {shown(key)} in an object of the body", hint="send each key once",
             field=_param(key) if key in values else None,
         )  # fmt: skip
     return values

@@ -30,7 +30,7 @@ def structured_outputs(
         return asked
     if asked is not None:
         raise ValidationError(
-            "response_format and structured_outputs both ask for a form of the answer",
+            "response_format and structured_outputs both constrain the output",
             hint="leave out one of them", field="structured_outputs",
         )  # fmt: skip
     return StructuredOutputsParams.of(given)

@@ -48,18 +48,18 @@ def tool_choice(request: ChatFields, *, can_parse: bool, can_force: bool) -> Too
     """
     mode, names, is_one = _mode(request.tool_choice)
     if request.tools is not None and not request.tools:
-        raise ValidationError("tools is empty", hint="leave it out, or name a tool", field="tools")
+        raise ValidationError("tools is empty", hint="leave it out, or add a tool", field="tools")
     if not request.tools or mode == "none":
         if mode != "none" and request.tool_choice is not None:
             raise ValidationError(
-                f"tool_choice is {mode}, but there are no tools", hint="give tools", field=CHOICE_FIELD
+                f"tool_choice is {mode}, but there are no tools", hint="set tools", field=CHOICE_FIELD
             )
         return ToolChoice()
     if not (can_force if mode == "required" else can_parse):
         raise UnsupportedError(
-            "tools: this server does not read calls out of answers",
-            hint="start it with --tool-call-parser and --enable-auto-tool-choice, or send tool_choice=none: then the "
-            "template shows the tools and the answer is plain text",
+            "tools: this server does not parse tool calls",
+            hint="start it with --tool-call-parser and --enable-auto-tool-choice, or send tool_choice=none: "
+            "then tools are only shown to the model, and the output is plain text",
             field="tools",
         )
     for position, tool in enumerate(request.tools):
@@ -84,14 +84,14 @@ def _mode(choice: Any) -> tuple[str, list[str] | None, bool]:
             tools = allowed.get("tools")
             if isinstance(tools, list) and tools:
                 return allowed["mode"], [_name_of(tool) for tool in tools], False
-    raise ValidationError(f"tool_choice {shown(choice)} is no choice", hint=FORMS, field=CHOICE_FIELD)
+    raise ValidationError(f"tool_choice {shown(choice)} is not valid", hint=FORMS, field=CHOICE_FIELD)
 
 
 def _name_of(choice: Any) -> str:
     function = choice.get("function") if isinstance(choice, dict) and choice.get("type") == "function" else None
     name = function.get("name") if isinstance(function, dict) else None
     if not isinstance(name, str):
-        raise ValidationError(f"tool_choice: {shown(choice)} names no function", hint=FORMS, field=CHOICE_FIELD)
+        raise ValidationError(f"tool_choice: {shown(choice)} does not name a function", hint=FORMS, field=CHOICE_FIELD)
     return name
 
 
@@ -111,7 +111,7 @@ def _check_tool(where: str, tool: Tool) -> None:
     function = tool.get("function")
     if tool.get("type", "function") != "function" or not isinstance(function, dict):
         raise ValidationError(
-            f"{where} is no function", hint='give {"type": "function", "function": {"name": ...}}', field="tools"
+            f"{where} is not a function", hint='give {"type": "function", "function": {"name": ...}}', field="tools"
         )
     name = function.get("name")
     if not isinstance(name, str) or not TOOL_NAME.fullmatch(name):
@@ -119,4 +119,4 @@ def _check_tool(where: str, tool: Tool) -> None:
             f"{where}.function.name is {shown(name)}; 1 to 128 letters, digits, _ - . : / are allowed", field="tools"
         )
     if not isinstance(function.get("parameters") or {}, dict):
-        raise ValidationError(f"{where}.function.parameters is no JSON schema", hint="give an object", field="tools")
+        raise ValidationError(f"{where}.function.parameters is not a JSON schema", hint="send an object", field="tools")

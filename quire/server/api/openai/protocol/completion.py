@@ -40,7 +40,9 @@ def completion_prompts(request: CompletionRequest, limits: LimitsConfig) -> list
     """
     prompt = request.prompt
     if prompt is None or prompt in ("", []):
-        raise ValidationError("prompt is missing or empty", hint="give at least one character or id", field="prompt")
+        raise ValidationError(
+            "prompt is missing or empty", hint="send at least one character or token id", field="prompt"
+        )
     if isinstance(prompt, str):
         return [prompt]
     if type(prompt[0]) is int:
@@ -51,7 +53,7 @@ def completion_prompts(request: CompletionRequest, limits: LimitsConfig) -> list
         )
     for index, one in enumerate(prompt):
         if not isinstance(one, (str, list)) or type(one) is not type(prompt[0]):
-            raise wrong_type(f"prompt[{index}]", one, "a text, or a list of token ids, as the first prompt is")
+            raise wrong_type(f"prompt[{index}]", one, "a string or a list of token ids, like the first prompt")
         if not one:
             raise ValidationError(f"prompt[{index}] is empty", field="prompt")
     return prompt
