@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
@@ -119,13 +119,11 @@ def fake_device(setup: WorkerSetup) -> DeviceOps:
     )
 
 
-@pytest.fixture(autouse=True)
-def fake_platform(monkeypatch: pytest.MonkeyPatch) -> Iterator[Platform]:
+@pytest.fixture
+def fake_platform(monkeypatch: pytest.MonkeyPatch) -> Platform:
     monkeypatch.setitem(DEVICES, "fake", fake_device)
     calls.clear()
-    num_threads = torch.get_num_threads()  # which workers on a CPU set
-    yield dataclasses.replace(cpu_platform(), device="fake")
-    torch.set_num_threads(num_threads)
+    return dataclasses.replace(cpu_platform(), device="fake")
 
 
 def jobs() -> list[Job]:

@@ -9,13 +9,19 @@ from typing import Any
 import pytest
 
 from quire.kernels.native.runtime import DEFAULT_SPIN_US
+from quire.kernels.native.sampling import MAX_VOCAB_SIZE
 from quire.layers.kernels import TorchKernels
+from quire.sample.ops.native import NativeSamplingOps
+from quire.sample.ops.torch_ops import TorchSamplingOps
 from quire.utils.cpus import Core, UsableCpus
 from quire.worker.device import native_cpu
+from quire.worker.device.graphs import no_graphs
 from quire.worker.device.native_cpu import QUOTA_SPIN_US, make_runtime
+from quire.worker.device.ops import DeviceOps
+from quire.worker.device.recorded_steps import ARENA_BYTES
 from quire.worker.device.registry import make_device_ops
 from quire.worker.setup import make_setup
-from tests.unit.worker.tiny import cpu_platform, tiny_config
+from tests.unit.worker.tiny import TINY_ARCH, cpu_platform, tiny_config
 
 SIBLINGS = (Core((0, 4)), Core((1, 5)), Core((2, 6)), Core((3, 7)))
 TWO_NODES = (Core((0,), node=0), Core((1,), node=0), Core((2,), node=1), Core((3,), node=1))
@@ -73,3 +79,19 @@ def test_a_machine_of_unknown_cpus_gets_threads_too():
 def test_another_backend_computes_by_torch():
     ops = make_device_ops(make_setup(tiny_config(attention_backend="torch_reference"), cpu_platform()))
     assert isinstance(ops.layers, TorchKernels)
+
+
+def native_ops(**overrides: Any) -> DeviceOps:
+    return make_device_ops(make_setup(tiny_config(attention_backend="native_cpu", **overrides), cpu_platform()))
+
+
+def test_memory_is_set_aside_for_graphs_where_steps_are_recorded():
+    recorded, eager = native_ops(), native_ops(enforce_eager=True)
+    assert recorded.graph_bytes == ARENA_BYTES and recorded.make_graphs is not no_graphs
+    assert eager.graph_bytes == 0 and eager.make_graphs is no_graphs
+
+
+def test_a_vocabulary_that_is_too_large_for_the_kernels_is_sampled_by_torch():
+    assert isinstance(native_ops().sampling, NativeSamplingOps)
+    large = dataclasses.replace(TINY_ARCH, vocab_size=MAX_VOCAB_SIZE + 1)
+    assert isinstance(native_ops(arch=large).sampling, TorchSamplingOps)

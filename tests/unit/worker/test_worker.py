@@ -15,14 +15,6 @@ from tests.unit.worker.driver import Driver, Job
 from tests.unit.worker.tiny import NUM_BLOCKS, TINY_ARCH, VOCAB_SIZE, cache_config, cpu_platform, tiny_config
 
 
-@pytest.fixture(autouse=True)
-def keep_thread_count():  # type: ignore[no-untyped-def]
-    """The worker sets torch's thread count, which belongs to the process."""
-    before = torch.get_num_threads()
-    yield
-    torch.set_num_threads(before)
-
-
 def make_executor(**overrides: object) -> UniProcExecutor:
     executor = UniProcExecutor(tiny_config(**overrides), cpu_platform())
     executor.initialize_kv_cache(cache_config(executor))
