@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from quire.core.kv_transfer import KVTransferMeta
 from quire.core.sampling_params import SamplingParams
 
 
@@ -153,6 +154,7 @@ class SchedulerOutput:
         swap_ins: pages of the swap space, copied to pages of the cache.
         row_updates: rows of beam searches that took over others.
         drafts: draft tokens; None = no row has any.
+        kv_transfers: pages loaded from tiers behind the cache, and saved to them, after `swap_ins`; None = none are.
     """
 
     step: int
@@ -170,6 +172,7 @@ class SchedulerOutput:
     swap_ins: PageCopies = NO_PAGE_COPIES
     row_updates: RowUpdates = NO_ROW_UPDATES
     drafts: DraftTokens | None = None
+    kv_transfers: KVTransferMeta | None = None
 
     def is_chunk(self) -> np.ndarray:
         """[num_reqs] bool; rows that compute several tokens they were given: a single one costs what decoding does."""

@@ -16,6 +16,7 @@ from quire.core.cache_info import CacheMiss, MissReason, PrefixCacheInfo
 from quire.core.engine_messages import BeamAnswer, EngineCoreRequest, FinishedRequest, FinishReason
 from quire.core.kv_events import AllBlocksCleared, BlockRemoved, BlockStored
 from quire.core.kv_spec import KVCacheConfig, KVCacheGroupSpec
+from quire.core.kv_transfer import PageTransfer
 from quire.core.request import Request, RequestStatus
 from quire.core.sampling_params import SamplingParams
 from quire.core.scheduler_output import ChosenTokens, RowFork
@@ -46,6 +47,7 @@ from quire.scheduler.drafts import Drafts
 from quire.scheduler.fair_order import FairOrder, TenantQueues
 from quire.scheduler.forks import ForkGroups
 from quire.scheduler.in_flight import StepsInFlight
+from quire.scheduler.kv_tiers import KVTiers, _InFlight
 from quire.scheduler.limits import Limits
 from quire.scheduler.outbox import Outbox
 from quire.scheduler.policy import ByArrival, ByPriority, ExpectedOutputs, ShortestFirst
@@ -73,11 +75,11 @@ OBJECTS: tuple[type, ...] = (
     Admission, AdmissionRules, BeamAnswer, BeamGroups, BeamSearch, BlockPool, ByArrival, ByPriority, CacheMiss,
     CachedPrefix, ChosenTokens, ChunkedLocalManager, Drafts, EngineCoreRequest, ExpectedOutputs, FairOrder, Finished,
     FinishedRequest, ForkGroups, FreeList, FullAttentionManager, KVCacheConfig, KVCacheCoordinator, KVCacheGroupSpec,
-    KVCacheManager, KVEventRecorder, Limits, Measurements, MissExplainer, Outbox, PastPages, PendingCopies, PrefixIndex,
-    PrefixPages, PrefixTree, QueueDeadlines, RankOrder, Request, RequestEvent, RequestGroups, RequestQueue,
-    RequestTable, RowFork, RunningRows, SaltedPages, Scheduler, ShortestFirst, SiblingPages, SlidingWindowManager,
-    StateManager, StepCosts, StepsInFlight, SwapCosts, SwapPool, SwappedPages, Swapping, TenantQueues, TenantTurns,
-    TokenPages, UnfinishedRequests, VirtualCounters, _Group,
+    KVCacheManager, KVEventRecorder, KVTiers, Limits, Measurements, MissExplainer, Outbox, PageTransfer, PastPages,
+    PendingCopies, PrefixIndex, PrefixPages, PrefixTree, QueueDeadlines, RankOrder, Request, RequestEvent,
+    RequestGroups, RequestQueue, RequestTable, RowFork, RunningRows, SaltedPages, Scheduler, ShortestFirst,
+    SiblingPages, SlidingWindowManager, StateManager, StepCosts, StepsInFlight, SwapCosts, SwapPool, SwappedPages,
+    Swapping, TenantQueues, TenantTurns, TokenPages, UnfinishedRequests, VirtualCounters, _Group, _InFlight,
 )  # fmt: skip
 
 

@@ -220,6 +220,22 @@ class KVCacheManager:
             return CachedPrefix(per_group, num_tokens)
         return CachedPrefix(tuple(ids[:-1] for ids in per_group), num_tokens, tuple(int(ids[-1]) for ids in per_group))
 
+    @property
+    def names_all_pages(self) -> bool:
+        """Whether every full page of a request has a name, by which it can be kept outside and found there."""
+        return self._is_caching and self._coordinator.uses_hashes and len(self._no_prefix.block_ids) == 1
+
+    def reserve(self, prefix: CachedPrefix, num_tokens: int) -> CachedPrefix:
+        """Become a user of a cached prefix and of free pages behind it, to be filled from outside; ends with `let_go`.
+
+        Args:
+            num_tokens: that all these pages hold; as many pages must be free.
+        """
+        cached = prefix.block_ids[0]
+        self._pool.share(cached)
+        fresh = self._pool.take(num_tokens // self.block_size - len(cached))
+        return CachedPrefix((np.concatenate([cached, fresh]),), num_tokens)
+
     def keep(self, prefix: CachedPrefix) -> None:
         """Become a user of pages in use, so that they stay when their requests leave."""
         self._pool.share(prefix.all_block_ids())

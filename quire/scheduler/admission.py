@@ -10,7 +10,7 @@ compiles, an adapter that loads) adds an `AdmissionGate`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
@@ -22,13 +22,14 @@ from quire.core.stats import EventKind
 from quire.kv_cache.manager import KVCacheManager
 from quire.scheduler.budget import TokenCap, WantedTokens, apply_caps
 from quire.scheduler.candidate import Candidate as Candidate
+from quire.scheduler.kv_tiers import KVTiers
 from quire.scheduler.outbox import Outbox
 from quire.scheduler.request_group import RequestGroups
 from quire.scheduler.request_table import RequestTable
 from quire.scheduler.running import RunningRows, num_blocks_to_grow
 from quire.scheduler.service_order import ServiceOrder, WaitingRequests
 from quire.scheduler.step_plan import StepPlan
-from quire.scheduler.swapping import CALM_STEPS, Swapping
+from quire.scheduler.swapping import CALM_STEPS
 from quire.scheduler.waiting import Blocked, WaitReason
 
 
@@ -79,7 +80,7 @@ class Admission:
         kv: KVCacheManager,
         outbox: Outbox,
         groups: RequestGroups,
-        swapping: Swapping,
+        tiers: KVTiers,
     ) -> None:
         self._rules = rules
         self._order = order
@@ -89,7 +90,7 @@ class Admission:
         self._kv = kv
         self._outbox = outbox
         self._groups = groups
-        self._swapping = swapping
+        self._tiers = tiers
         self.returning = order.make_queue()
         self._first_returning: Request | None = None  # that could not come back when it was tried last
 
@@ -103,6 +104,21 @@ class Admission:
         if blocked is not None and not blocked.is_passed_over:
             self._first_returning = self.returning.peek()
         plan.blocked = self._admit_from(self._queue, plan) or blocked
+
+    def remove(self, handle: int) -> None:
+        """Forget a request without a row: it ends."""
+        if self.returning.remove(handle) is None:
+            self._queue.remove(handle)
+        else:
+            self._tiers.give_up(handle)
+
+    def forget_kept(self, handles: Iterable[int]) -> None:
+        """Those of these requests that were to come back with their pages wait with their tokens alone."""
+        for handle in handles:
+            request = self.returning.remove(handle)
+            if request is not None:
+                self._tiers.give_up(handle)
+                self._queue.add(request)
 
     def note_preemption(self, plan: StepPlan) -> None:
         """Nothing is admitted to a step that preempted requests for want of pages."""
@@ -119,6 +135,8 @@ class Admission:
             request = queue.peek()
             # When nothing can enter, the pages of its prompt are not even looked up.
             checked = self._check_step(request, plan) or self.check(request, plan)
+            if isinstance(checked, Candidate) and checked.is_loaded_first:
+                checked = self._tiers.begin_load(checked)
             if isinstance(checked, Candidate):
                 queue.pop()
                 self._place(checked, plan)
@@ -141,7 +159,7 @@ class Admission:
 
     def check_turn(self, request: Request, plan: StepPlan) -> Candidate | Blocked:
         """As `check`, were there room for everything: whether others go first, and what gates say."""
-        is_returning = self._swapping.holds(request)
+        is_returning = self._tiers.keeps(request)
         if not is_returning:
             blocked = self._check_returning(request) or self._groups.check(request, plan)
             if blocked is not None:
@@ -167,7 +185,7 @@ class Admission:
         num_lacking = self._num_lacking(candidate, plan, beside_running)
         if not num_lacking:
             return None
-        reason = WaitReason.SWAPPED if self._swapping.holds(request) else WaitReason.PAGES
+        reason = WaitReason.SWAPPED if self._tiers.keeps(request) else WaitReason.PAGES
         return Blocked(request.handle, reason, num_lacking)
 
     def _check_step(self, request: Request, plan: StepPlan) -> Blocked | None:
@@ -183,7 +201,7 @@ class Admission:
     def _check_returning(self, waiting: Request) -> Blocked | None:
         """One that waits is behind a request that lacked room when it was to come back, unless it is stricter."""
         first = self._first_returning
-        if first is None or not self._swapping.holds(first) or self._order.is_stricter(waiting, first):
+        if first is None or not self._tiers.keeps(first) or self._order.is_stricter(waiting, first):
             return None
         return Blocked(first.handle, WaitReason.SWAPPED)
 
@@ -207,16 +225,15 @@ class Admission:
 
     def make_candidate(self, request: Request, plan: StepPlan) -> Candidate:
         """What a request without a row would compute in this step, were it admitted."""
-        prefix, swapped, num_computed = self._kv.get_computed_blocks(request), self._swapping.pages_of(request), 0
-        if swapped is None:
+        prefix = self._kv.get_computed_blocks(request)
+        if not self._tiers.keeps(request):
             prefix = self._groups.longer_prefix(request, prefix, plan)
-        elif swapped.num_tokens > prefix.num_tokens:
-            num_computed = swapped.num_tokens
-        start = max(prefix.num_tokens, num_computed)
+        external = self._tiers.get_num_new_matched_tokens(request, prefix)
+        start = prefix.num_tokens if external is None else external.num_tokens
         num_new_tokens = self._capped(request, start, len(request.token_ids) - start)
         if self._rules.enable_chunked_prefill:
             num_new_tokens = min(num_new_tokens, plan.budget.num_left, plan.prompts.num_left)
-        return Candidate(request, prefix, num_new_tokens, swapped if num_computed else None)
+        return Candidate(request, prefix, num_new_tokens, external)
 
     def _capped(self, request: Request, start: int, num_tokens: int) -> int:
         if not self._rules.caps:
@@ -229,14 +246,14 @@ class Admission:
 
     def _num_lacking(self, candidate: Candidate, plan: StepPlan, beside_running: bool) -> int:
         """Pages that are lacking for a candidate, beside those that running rows may still take; 0 = it fits."""
-        if self._swapping.holds(candidate.request):
+        if self._tiers.keeps(candidate.request):
             num_tokens, num_reserved = self._room_to_return(candidate)
         else:
             has_company = not plan.is_empty and not self._groups.ignores_watermark(candidate.request)
             if beside_running:
                 has_company = len(self._running) > 0
             num_tokens = candidate.num_computed_tokens + candidate.num_new_tokens
-            if self._rules.reserve_full_prompt:
+            if self._rules.reserve_full_prompt or candidate.is_loaded_first:
                 num_tokens = len(candidate.request.token_ids)
             num_reserved = self._num_promised(plan) + (self._rules.watermark_blocks if has_company else 0)
         demand = self._kv.demand(candidate.prefix, num_tokens, candidate.swapped).beside(num_reserved)
@@ -264,13 +281,13 @@ class Admission:
     def _place(self, candidate: Candidate, plan: StepPlan) -> None:
         """Put a request, which is in no queue, on a free row and plan it; row, pages and tokens must be there."""
         request, prefix, num_computed = candidate.request, candidate.prefix, candidate.num_computed_tokens
-        cache_miss = None if candidate.swapped is not None else self._kv.explain_miss(request, prefix)
+        cache_miss = None if candidate.external is not None else self._kv.explain_miss(request, prefix)
         row = self._table.allocate(request, num_computed)
         block_ids = self._kv.place(row, request, prefix, num_computed + candidate.num_new_tokens, candidate.swapped)
         self._running.add(row)
         if request.num_cached_tokens < 0:
-            request.num_cached_tokens = prefix.num_tokens
-            self._order.note_started(request, max(0, request.num_prompt_tokens - prefix.num_tokens))
+            request.num_cached_tokens = num_computed
+            self._order.note_started(request, max(0, request.num_prompt_tokens - num_computed))
             plan.num_prefix_queries += request.num_prompt_tokens
             plan.num_prefix_hits += prefix.num_tokens
         request.status = RequestStatus.RUNNING
@@ -279,8 +296,7 @@ class Admission:
         plan.add_new(_new_request_data(request, row, block_ids), candidate.num_new_tokens)
         if plan.num_promised is not None:
             plan.num_promised += self._num_promised_to(np.array([row]))
-        if self._swapping.holds(request):
-            self._swapping.note_placed(candidate, block_ids)
+        self._tiers.update_state_after_alloc(candidate, block_ids)
 
 
 def _new_request_data(request: Request, row: int, block_ids: tuple[np.ndarray, ...]) -> NewRequestData:

@@ -7,21 +7,29 @@ from dataclasses import dataclass
 from quire.core.request import Request
 from quire.kv_cache.manager import CachedPrefix
 from quire.kv_cache.swap_pool import SwappedPages
+from quire.scheduler.kv_tier import ExternalHit
 
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """What is cached of a request, and how many tokens it would compute.
-
-    `swapped` are its pages in the swap space, where these hold more of it than the cache.
-    """
+    """What is cached of a request, what a tier has beyond that, and how many tokens the request would compute."""
 
     request: Request
     prefix: CachedPrefix
     num_new_tokens: int
-    swapped: SwappedPages | None = None
+    external: ExternalHit | None = None
 
     @property
     def num_computed_tokens(self) -> int:
         """Tokens whose keys and values it would begin with."""
-        return self.prefix.num_tokens if self.swapped is None else self.swapped.num_tokens
+        return self.prefix.num_tokens if self.external is None else self.external.num_tokens
+
+    @property
+    def swapped(self) -> SwappedPages | None:
+        """Its pages in the swap space, where these hold more of it than the cache."""
+        return None if self.external is None else self.external.swapped
+
+    @property
+    def is_loaded_first(self) -> bool:
+        """Whether it has to wait for its pages."""
+        return self.external is not None and self.external.is_async

@@ -18,7 +18,6 @@ from quire.core.engine_messages import EngineCoreOutputs, EngineCoreRequest, Fin
 from quire.core.kv_spec import KVCacheConfig
 from quire.core.request import STATUS_AT_END, Request
 from quire.core.runner_output import ModelRunnerOutput
-from quire.core.scheduler_output import SchedulerOutput
 from quire.core.stats import EventKind, SchedulerStats
 from quire.kv_cache.block_hash import BLOCK_HASHES
 from quire.kv_cache.event_recorder import KVEventRecorder
@@ -29,6 +28,8 @@ from quire.scheduler.budget import StepBudget, share_prompt_tokens
 from quire.scheduler.drafts import Drafts
 from quire.scheduler.forks import ForkGroups
 from quire.scheduler.in_flight import StepsInFlight
+from quire.scheduler.kv_tier import KVTier
+from quire.scheduler.kv_tiers import KVTiers
 from quire.scheduler.limits import make_limits
 from quire.scheduler.outbox import Outbox
 from quire.scheduler.preemption import choose_victim, suspend
@@ -60,6 +61,7 @@ class Scheduler:
         clock: seconds, for events.
         gates: further reasons for which a waiting request must wait.
         proposer: of draft tokens; None = there are none.
+        tiers: where keys and values are kept beside the cache and the swap space.
 
     Raises:
         ConfigError: a limit is missing, or the limits contradict each other.
@@ -74,6 +76,7 @@ class Scheduler:
         clock: Callable[[], float] = time.monotonic,
         gates: Sequence[AdmissionGate] = (),
         proposer: DraftProposer | None = None,
+        tiers: Sequence[KVTier] = (),
     ) -> None:
         self._limits = make_limits(scheduler_config, max_model_len)
         self._costs = make_step_costs(self._limits.max_decode_slowdown, self._limits.max_step_s)
@@ -98,18 +101,13 @@ class Scheduler:
             caps=self._limits.caps,
             gates=gates,
         )
-        self._groups = RequestGroups(ForkGroups(self._table, self._kv), BeamGroups(self._table, self._kv))
-        self._swapping = Swapping(
-            scheduler_config.preemption_mode,
-            kv_cache_config.num_swap_blocks,
-            kv_cache_config.page_size_bytes,
-            self._kv,
-            self._table,
-            self._running,
-            self._order.queue,
-        )
+        mode, waiting = scheduler_config.preemption_mode, self._order.queue
+        swapping = Swapping(mode, kv_cache_config, self._kv, self._table, self._running, waiting)
+        self._tiers = KVTiers(self._kv, self._table, swapping, tiers)
+        groups = (ForkGroups(self._table, self._kv), BeamGroups(self._table, self._kv))
+        self._groups = RequestGroups(*groups, *([self._tiers] if tiers else []))
         self._admission = Admission(
-            rules, self._order, self._table, self._running, self._kv, self._outbox, self._groups, self._swapping
+            rules, self._order, self._table, self._running, self._kv, self._outbox, self._groups, self._tiers
         )
         self._held: frozenset[int] = frozenset()
         self._in_flight = StepsInFlight()
@@ -143,10 +141,8 @@ class Scheduler:
             self._end(request, FinishedRequest(handle, reason, error=error, error_field=error_field))
             if request.row >= 0:
                 self._vacate([request.row])
-            elif self._admission.returning.remove(handle) is not None:
-                self._swapping.give_up(handle)
             else:
-                self._order.queue.remove(handle)
+                self._admission.remove(handle)
 
     def hold(self, handles: Collection[int]) -> None:
         """From now on these requests sit out the steps, and no others; they keep their rows and pages."""
@@ -230,7 +226,7 @@ class Scheduler:
         while missing.sum() > self._kv.num_free_blocks:
             if not self._groups.release_kept():
                 self._preempt(
-                    choose_victim(self._running, self._table, self._order, self._swapping.rows_to_spare()), plan
+                    choose_victim(self._running, self._table, self._order, self._tiers.swapping.rows_to_spare()), plan
                 )
             missing = num_missing_blocks(self._running.rows, self._table, plan, self._kv)
         plan.set_new_blocks(self._kv.allocate(self._running.rows, missing))
@@ -278,25 +274,21 @@ class Scheduler:
         plan.undo(row)
         plan.num_preemptions += 1
         suspend(request, self._table)
-        is_swapped = self._groups.may_swap(request) and self._swapping.try_swap_out(request, plan)
+        is_swapped = self._groups.may_swap(request) and self._tiers.swapping.request_preempted(request, plan)
         self._vacate([row])
         (self._admission.returning if is_swapped else self._order.queue).add(request)
         self._outbox.note_event(request.handle, EventKind.PREEMPTED)
 
     def _freeze(self, plan: StepPlan) -> Step | None:
-        if plan.is_empty:
+        if plan.is_empty and not self._tiers.is_waiting:
             return None
-        swaps = self._swapping.take_copies()
-        copies = (self._kv.take_page_copies(), swaps.outs, swaps.ins, self._groups.take_row_updates())
+        swaps, transfers = self._tiers.take_messages()
+        copies = (self._kv.take_page_copies(), swaps.outs, swaps.ins, self._groups.take_row_updates(), transfers)
         number, freed_rows = self._in_flight.begin()
         output = plan.freeze(number, freed_rows, self._table, *copies)
-        return Step(output, plan, self._table.handle[plan.rows], swaps.handles, self._num_first_tokens(output))
-
-    def _num_first_tokens(self, output: SchedulerOutput) -> int:
-        if output.total_num_scheduled_tokens == len(output.rows) and not output.new_reqs:
-            return 0  # every row decodes, nearly always
-        rows = output.rows[output.is_sampling]
-        return int(np.count_nonzero(self._table.num_tokens[rows] == self._table.num_prompt_tokens[rows]))
+        return Step(
+            output, plan, self._table.handle[plan.rows], swaps.handles, plan.num_first_tokens(output, self._table)
+        )
 
     # --- second half of a step ---
 
@@ -312,7 +304,9 @@ class Scheduler:
         scheduled, rows = step.output, step.rows
         if self._costs is not None:
             self._costs.record_step(scheduled, seconds)
-        self._swapping.confirm(scheduled, output, seconds)
+        failed = self._tiers.update_from_output(scheduled, output, seconds)
+        if failed:
+            self._suspend([row for row in rows.tolist() if int(self._table.handle[row]) in failed])
         if output.errors:
             self._end_failed(rows[self._table.handle[rows] == step.handles], output.errors)
         is_alive = self._table.handle[rows] == step.handles
@@ -363,22 +357,14 @@ class Scheduler:
             Handles of the requests that the step held.
         """
         self._in_flight.end(step)
-        self._suspend_running()
+        self._suspend(self._running.rows.tolist())
         self._in_flight.free_again(step)
-        self._give_up_swapped(step.swapped_out)
+        self._admission.forget_kept(step.swapped_out)
+        self._tiers.abandon(step.output)
         return [handle for handle in step.handles.tolist() if handle in self._requests]
 
-    def _give_up_swapped(self, handles: Iterable[int]) -> None:
-        """Those of these requests that are swapped wait again with their tokens alone."""
-        for handle in handles:
-            request = self._admission.returning.remove(handle)
-            if request is not None:
-                self._swapping.give_up(handle)
-                self._order.queue.add(request)
-
-    def _suspend_running(self) -> None:
-        """Every running request waits again with its tokens."""
-        rows = self._running.rows.tolist()
+    def _suspend(self, rows: Sequence[int]) -> None:
+        """These running requests wait again with their tokens."""
         requests = [self._table.request_on(row) for row in rows]
         for request in requests:
             suspend(request, self._table)
@@ -415,9 +401,9 @@ class Scheduler:
             step=max(0, self._in_flight.num_steps - 1),
             num_running=len(self._running),
             num_waiting=len(self._order.queue),
-            num_swapped=len(self._swapping),
+            num_swapped=len(self._tiers.swapping),
             kv_cache_usage=self._kv.usage,
-            **({} if step is None else step.counts(self._swapping.page_size_bytes)),
+            **({} if step is None else step.counts(self._tiers.swapping.page_size_bytes)),
         )
 
     # --- state ---
@@ -456,6 +442,6 @@ class Scheduler:
         assert not self._in_flight, "a step is taken in before the cache is reset"
         if reset_running_requests:
             self._groups.release_kept()
-            self._suspend_running()
-            self._give_up_swapped(self._swapping.handles())
-        return not len(self._swapping) and self._kv.reset_prefix_cache()
+            self._suspend(self._running.rows.tolist())
+            self._admission.forget_kept(self._admission.returning.handles())
+        return not len(self._tiers.swapping) and self._kv.reset_prefix_cache()

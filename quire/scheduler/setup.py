@@ -17,6 +17,7 @@ from quire.core.kv_spec import KVCacheConfig
 from quire.plugins import SCHEDULER, load_plugin, unknown_choice
 from quire.scheduler.admission import AdmissionGate
 from quire.scheduler.interface import SchedulerInterface
+from quire.scheduler.kv_tier import KVTier
 from quire.scheduler.scheduler import Scheduler
 
 
@@ -44,6 +45,7 @@ def make_scheduler(
     clock: Callable[[], float] = time.monotonic,
     gates: Sequence[AdmissionGate] = (),
     proposer: DraftProposer | None = None,
+    tiers: Sequence[KVTier] = (),
 ) -> Scheduler:
     """A scheduler that has seen nothing yet.
 
@@ -51,15 +53,17 @@ def make_scheduler(
         clock: seconds.
         gates: further reasons for which a waiting request must wait.
         proposer: of draft tokens; there is one if the setup says so.
+        tiers: where keys and values are kept beside the cache and the swap space.
 
     Raises:
         ConfigError: a limit is missing, or the limits contradict each other.
     """
     make: Any = Scheduler if setup.scheduler.scheduler_cls is None else scheduler_class(setup.scheduler.scheduler_cls)
     assert setup.has_proposer == (proposer is not None), "a replay needs to know whether drafts were proposed"
-    drafts = {} if proposer is None else {"proposer": proposer}
+    more = {"proposer": proposer, "tiers": tiers}  # a scheduler of a plugin need not know of what is not there
+    more = {name: value for name, value in more.items() if value}
     scheduler: Scheduler = make(
-        setup.scheduler, setup.cache, setup.kv_cache, setup.max_model_len, clock=clock, gates=gates, **drafts
+        setup.scheduler, setup.cache, setup.kv_cache, setup.max_model_len, clock=clock, gates=gates, **more
     )
     return scheduler
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from quire.core.kv_transfer import KVTransferMeta
 from quire.core.request import Request
 from quire.core.scheduler_output import (
     NO_PAGE_COPIES,
@@ -119,6 +120,7 @@ class StepPlan:
         swap_outs: PageCopies = NO_PAGE_COPIES,
         swap_ins: PageCopies = NO_PAGE_COPIES,
         row_updates: RowUpdates = NO_ROW_UPDATES,
+        kv_transfers: KVTransferMeta | None = None,
     ) -> SchedulerOutput:
         """The plan as a message: running rows first, then new ones, each in the order planned."""
         rows = self._running_rows
@@ -148,8 +150,16 @@ class StepPlan:
             swap_ins=swap_ins,
             row_updates=row_updates,
             drafts=drafts,
+            kv_transfers=kv_transfers,
         )
 
     def _drafts_of(self, rows: np.ndarray) -> DraftTokens:
         per_row = [self._drafts.get(row, _NO_TOKENS) for row in rows.tolist()]
         return DraftTokens(np.array([len(ids) for ids in per_row], dtype=np.int32), np.concatenate(per_row))
+
+    def num_first_tokens(self, output: SchedulerOutput, table: RequestTable) -> int:
+        """How many of the tokens that the frozen plan samples end a prompt."""
+        if output.total_num_scheduled_tokens == len(output.rows) and not output.new_reqs:
+            return 0  # every row decodes, nearly always
+        rows = output.rows[output.is_sampling]
+        return int(np.count_nonzero(table.num_tokens[rows] == table.num_prompt_tokens[rows]))

@@ -1,23 +1,22 @@
 """Swapping: requests whose pages are in the swap space, until these come back.
 
-Called by the scheduler and by admission. Owns the host pages, and the copies of the next message. Host pages of a
+The first `KVTier`, called through `KVTiers`. Owns the host pages, and the copies of the next message. Host pages of a
 request that comes back are free at once: no request is swapped out later in that step, and the worker copies out before
 it copies in. Nothing depends on these pages: when they cannot be trusted, their request is computed again.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import numpy as np
 
+from quire.core.kv_spec import KVCacheConfig
 from quire.core.request import Request
 from quire.core.runner_output import ModelRunnerOutput
 from quire.core.scheduler_output import NO_PAGE_COPIES, PageCopies, SchedulerOutput
 from quire.kv_cache.block_pool import NULL_BLOCK_ID
-from quire.kv_cache.manager import KVCacheManager
+from quire.kv_cache.manager import CachedPrefix, KVCacheManager
 from quire.kv_cache.swap_pool import NO_HOST_BLOCK, SwappedPages, SwapPool
-from quire.scheduler.candidate import Candidate
+from quire.scheduler.kv_tier import ExternalHit, KVTier, SwapCopies
 from quire.scheduler.request_table import RequestTable
 from quire.scheduler.running import RunningRows, num_blocks_to_grow
 from quire.scheduler.service_order import WaitingRequests
@@ -29,36 +28,26 @@ from quire.scheduler.swap_costs import SwapCosts, is_swap_cheaper
 CALM_STEPS = 16
 
 
-class SwapCopies(NamedTuple):
-    """The copies of one message, and the handles of the requests that are copied out."""
-
-    outs: PageCopies
-    ins: PageCopies
-    handles: tuple[int, ...]
-
-
-class Swapping:
+class Swapping(KVTier):
     """The swapped requests, and what moves between the cache and the swap space.
 
     Args:
         mode: "auto" weighs costs; "swap" swaps whatever has room; "recompute" nothing.
-        num_blocks: pages of the swap space; 0 = there is none.
-        page_size_bytes: of one page, all layers together.
+        kv_cache_config: number of pages of the swap space, 0 = there is none, and bytes of a page.
         waiting: requests without pages here.
     """
 
     def __init__(
         self,
         mode: str,
-        num_blocks: int,
-        page_size_bytes: int,
+        kv_cache_config: KVCacheConfig,
         kv: KVCacheManager,
         table: RequestTable,
         running: RunningRows,
         waiting: WaitingRequests,
     ) -> None:
-        self._pool = SwapPool(0 if mode == "recompute" else num_blocks)
-        self.page_size_bytes = page_size_bytes
+        self._pool = SwapPool(0 if mode == "recompute" else kv_cache_config.num_swap_blocks)
+        self.page_size_bytes = kv_cache_config.page_size_bytes
         self._kv = kv
         self._table = table
         self._running = running
@@ -75,8 +64,11 @@ class Swapping:
 
     # --- out ---
 
-    def try_swap_out(self, request: Request, plan: StepPlan) -> bool:
-        """Take in a request that is about to lose its row, if its pages have room here and are worth it."""
+    def request_preempted(self, request: Request, plan: StepPlan) -> bool:
+        """Take in a request that is about to lose its row, if its pages have room here and are worth it.
+
+        The worker copies them before anything else of its next step, so they are free at once.
+        """
         num_tokens = int(self._table.num_computed_tokens[request.row])
         if not num_tokens or not self._pool.num_free_blocks:
             return False
@@ -108,27 +100,31 @@ class Swapping:
 
     # --- back ---
 
-    def holds(self, request: Request) -> bool:
+    def keeps(self, request: Request) -> bool:
         """Whether pages of a request are here."""
         return request.handle in self._pages
 
-    def pages_of(self, request: Request) -> SwappedPages | None:
-        """What is here of a request; None = nothing."""
-        return self._pages.get(request.handle)
+    def get_num_new_matched_tokens(self, request: Request, num_computed_tokens: int) -> ExternalHit | None:
+        """All that it had computed, in every KV cache group."""
+        pages = self._pages.get(request.handle)
+        if pages is None or pages.num_tokens <= num_computed_tokens:
+            return None
+        return ExternalHit(self, pages.num_tokens, swapped=pages)
 
-    def note_placed(self, candidate: Candidate, block_ids: tuple[np.ndarray, ...]) -> None:
-        """A request whose pages are here was placed on these pages of the cache, per group; the copies are noted."""
-        handle = candidate.request.handle
-        pages = self._pages.pop(handle)
-        if candidate.swapped is not None:
+    def update_state_after_alloc(
+        self, request: Request, prefix: CachedPrefix, hit: ExternalHit | None, block_ids: tuple[np.ndarray, ...]
+    ) -> None:
+        """Note the copies back; the host pages are free."""
+        pages = self._pages.pop(request.handle)
+        if hit is not None:
             for host_ids, placed in zip(pages.host_block_ids, block_ids, strict=True):
-                self._ins.append(self._copies_back(candidate, host_ids, placed[: len(host_ids)]))
+                self._ins.append(self._copies_back(prefix, host_ids, placed[: len(host_ids)]))
         self._pool.free(pages.held())
-        self._returned[handle] = self._num_steps
+        self._returned[request.handle] = self._num_steps
 
-    def _copies_back(self, candidate: Candidate, host_ids: np.ndarray, placed: np.ndarray) -> PageCopies:
+    def _copies_back(self, prefix: CachedPrefix, host_ids: np.ndarray, placed: np.ndarray) -> PageCopies:
         """From the host pages of one group to the pages that were placed for them, shared ones left out."""
-        is_copied = (host_ids != NO_HOST_BLOCK) & ~np.isin(placed, self._kv.shared_on_restore(candidate.prefix))
+        is_copied = (host_ids != NO_HOST_BLOCK) & ~np.isin(placed, self._kv.shared_on_restore(prefix))
         return PageCopies(host_ids[is_copied], placed[is_copied])
 
     def rows_to_spare(self) -> np.ndarray | None:
@@ -149,8 +145,8 @@ class Swapping:
         self._outs, self._ins = {}, []
         return copies
 
-    def confirm(self, scheduled: SchedulerOutput, output: ModelRunnerOutput, seconds: float | None) -> None:
-        """A step was executed, in so many seconds; None = not measured."""
+    def update_from_output(self, scheduled: SchedulerOutput, output: ModelRunnerOutput, seconds: float | None) -> None:
+        """Note what the step's copies and prompts cost."""
         if self._costs is not None:
             self._costs.record(scheduled, output, seconds)
 
@@ -160,10 +156,6 @@ class Swapping:
         if pages is not None:
             self._pool.free(pages.held())
             self._outs.pop(handle, None)
-
-    def handles(self) -> list[int]:
-        """Whose pages are here, the first that was swapped out first."""
-        return list(self._pages)
 
 
 def _spread(host_block_ids: np.ndarray, block_ids: list[np.ndarray]) -> tuple[np.ndarray, ...]:

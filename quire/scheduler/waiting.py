@@ -15,6 +15,7 @@ class WaitReason(Enum):
     PACE = "prefill throttled to protect decode latency (max_decode_slowdown)"
     SWAPPED = "swapped requests are resumed first, once there are enough free KV blocks"
     SIBLING = "another request is computing the prompt that they share"
+    WAITING_FOR_REMOTE_KVS = "its keys and values are being loaded"
     GATE = "waiting for a gate (such as its grammar)"
     PREEMPTION = "requests were preempted in this step"
     OTHER = "the scheduling policy runs another first"

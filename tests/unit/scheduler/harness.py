@@ -66,11 +66,13 @@ def make_setup(
     )
 
 
-def make_scheduler(*, gates: Sequence[Any] = (), proposer: DraftProposer | None = None, **settings: Any) -> Scheduler:
+def make_scheduler(
+    *, gates: Sequence[Any] = (), proposer: DraftProposer | None = None, tiers: Sequence[Any] = (), **settings: Any
+) -> Scheduler:
     """A scheduler of the setup that `settings` describe, whose clock counts its readings."""
     ticks = itertools.count()
     made_from = dataclasses.replace(make_setup(**settings), has_proposer=proposer is not None)
-    return setup.make_scheduler(made_from, lambda: float(next(ticks)), gates, proposer)
+    return setup.make_scheduler(made_from, lambda: float(next(ticks)), gates, proposer, tiers)
 
 
 def make_request(
@@ -151,13 +153,15 @@ class FakeWorker:
         self.host_slots = np.full((num_swap_blocks, block_size), -1, dtype=np.int64)
         self._unsure_rows: set[int] = set()
         self.num_copies = 0
+        self.may_be_empty = False
 
     def execute(self, scheduled: SchedulerOutput) -> ModelRunnerOutput:
         self._swap(scheduled.swap_outs, self.slots, self.host_slots)
         self._swap(scheduled.swap_ins, self.host_slots, self.slots)
         self.host_slots[scheduled.swap_ins.source_ids] = -1
         self._apply(scheduled)
-        assert len(set(scheduled.rows.tolist())) == len(scheduled.rows) > 0
+        assert len(set(scheduled.rows.tolist())) == len(scheduled.rows)
+        assert len(scheduled.rows) or self.may_be_empty, "a step in which nothing computes"
         assert (scheduled.num_scheduled_tokens >= 1).all()
         assert scheduled.num_scheduled_tokens.sum() == scheduled.total_num_scheduled_tokens
         self._write(scheduled)
@@ -337,7 +341,7 @@ class Engine:
 
     def __post_init__(self) -> None:
         pool = self.scheduler._kv
-        num_swap_blocks = self.scheduler._swapping._pool.num_blocks
+        num_swap_blocks = self.scheduler._tiers.swapping._pool.num_blocks
         self.worker = FakeWorker(pool.num_usable_blocks + 1, pool.block_size, self.groups, num_swap_blocks)
         self.consumer = KVEventConsumer(self.scheduler)
 
@@ -440,8 +444,8 @@ def check_invariants(scheduler: Scheduler, groups: Sequence[Group] = (FULL,)) ->
     if isinstance(scheduler._order, RankOrder):
         assert table.rank[rows].tolist() == sorted(table.rank[rows].tolist())
     assert len(rows) + table.num_free_rows == len(table.handle)
-    assert len(rows) + len(scheduler._order.queue) + len(scheduler._swapping) == len(scheduler._requests)
-    check_swap_space(scheduler._swapping, scheduler._admission.returning.handles())
+    assert len(rows) + len(scheduler._order.queue) + len(scheduler._tiers.swapping) == len(scheduler._requests)
+    check_swap_space(scheduler._tiers.swapping, scheduler._admission.returning.handles())
 
 
 def check_swap_space(swapping: Swapping, returning: Sequence[int]) -> None:

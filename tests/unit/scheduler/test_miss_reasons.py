@@ -260,11 +260,11 @@ def test_pages_of_requests_that_are_swapped_out_are_reset_with_running_ones_alon
     for base in (1, 2):
         script.start([base] * 16, max_tokens=20)
     scheduler = script.engine.scheduler
-    while not len(scheduler._swapping):
+    while not len(scheduler._tiers.swapping):
         assert script.engine.step() is not None
     while scheduler._running.rows.size:
         handle = int(scheduler._table.handle[scheduler._running.rows[0]])
         script.engine.abort(handle)
     assert scheduler._kv.usage == 0.0 and not scheduler.reset_prefix_cache()
-    assert scheduler.reset_prefix_cache(reset_running_requests=True) and not len(scheduler._swapping)
+    assert scheduler.reset_prefix_cache(reset_running_requests=True) and not len(scheduler._tiers.swapping)
     script.engine.run()

@@ -140,7 +140,7 @@ def test_when_the_step_that_swaps_out_fails_the_request_is_computed_again():
     while not any(row_missing(engine)):
         engine.step()
     engine.fail_step()
-    assert len(engine.scheduler._swapping) == 0
+    assert len(engine.scheduler._tiers.swapping) == 0
     engine.run()
     check_answers(engine, 3)
 
@@ -156,7 +156,7 @@ def test_requests_that_were_swapped_before_a_failed_step_keep_their_pages():
     engine = crowded()
     step_until_preempted(engine)
     engine.fail_step()
-    assert len(engine.scheduler._swapping) == 1
+    assert len(engine.scheduler._tiers.swapping) == 1
     engine.run()
     check_answers(engine, 3)
     assert sum(len(message.swap_ins) for message in engine.scheduled) >= 2
@@ -165,7 +165,7 @@ def test_requests_that_were_swapped_before_a_failed_step_keep_their_pages():
 def test_an_aborted_request_gives_its_host_pages_back_whenever_it_ends():
     engine = crowded()
     step_until_preempted(engine)
-    pool = engine.scheduler._swapping._pool
+    pool = engine.scheduler._tiers.swapping._pool
     assert pool.num_free_blocks == 98
     engine.abort(2)
     assert pool.num_free_blocks == 100
@@ -212,10 +212,10 @@ def test_a_returned_request_is_spared_for_so_many_steps():
         assert engine.step() is not None
     returned = engine.scheduled[-1].new_reqs[0].row
     for _ in range(CALM_STEPS - 1):
-        spared = engine.scheduler._swapping.rows_to_spare()
+        spared = engine.scheduler._tiers.swapping.rows_to_spare()
         assert spared is not None and returned in spared
         assert engine.step() is not None
-    spared = engine.scheduler._swapping.rows_to_spare()
+    spared = engine.scheduler._tiers.swapping.rows_to_spare()
     assert spared is None or returned not in spared
 
 
@@ -225,7 +225,7 @@ def auto_with_measurements(num_blocks: int, **settings: Any) -> Engine:
         1, num_blocks=num_blocks, max_tokens=30, preemption_mode="auto", prefix_caching=True, max_num_seqs=1,
         scheduling_policy="priority", **settings,
     )  # fmt: skip
-    costs = engine.scheduler._swapping._costs
+    costs = engine.scheduler._tiers.swapping._costs
     assert costs is not None
     for num_pages in (1, 2, 4, 8) * 3:
         costs._out.record(num_pages, 1.0)

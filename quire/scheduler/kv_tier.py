@@ -1,0 +1,108 @@
+"""KVTier: a place behind the KV cache that holds keys and values, as the scheduler sees it.
+
+Called by `KVTiers`, which asks every tier in turn and owns what is in flight. A tier decides what it has of a request,
+and what it keeps of one. The swap space (`swapping`) is the first; disks or other machines implement the same calls.
+The names are those of vLLM's `KVConnectorBase_V1`. The worker's half is `worker.kv_tier`.
+
+    hit = tier.get_num_new_matched_tokens(request, 32)   # ExternalHit(num_tokens=96): 64 more than the cache has
+    # pages are given out and the worker loads them; the request computes from token 96 on, or from 32 if that fails
+    saved = tier.request_finished(request, keys)         # its pages stay until the worker has saved those
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from quire.core.request import Request
+from quire.core.runner_output import ModelRunnerOutput
+from quire.core.scheduler_output import NO_PAGE_COPIES, PageCopies, SchedulerOutput
+from quire.kv_cache.manager import CachedPrefix
+from quire.kv_cache.swap_pool import SwappedPages
+from quire.scheduler.step_plan import StepPlan
+
+
+class SwapCopies(NamedTuple):
+    """The copies of one message between cache and swap space, and the handles of the requests that are copied out."""
+
+    outs: PageCopies = NO_PAGE_COPIES
+    ins: PageCopies = NO_PAGE_COPIES
+    handles: tuple[int, ...] = ()
+
+
+class KVTier:
+    """One tier; a subclass overrides what it needs."""
+
+    # --- at admission ---
+
+    def get_num_new_matched_tokens(self, request: Request, num_computed_tokens: int) -> ExternalHit | None:
+        """What is here of a request without a row, of which the cache has `num_computed_tokens`; None = no more.
+
+        May be called again, with or without the request being placed in between.
+        """
+        return None
+
+    def update_state_after_alloc(
+        self, request: Request, prefix: CachedPrefix, hit: ExternalHit | None, block_ids: tuple[np.ndarray, ...]
+    ) -> None:
+        """A request of which pages are here was placed on these pages of the cache, per KV cache group.
+
+        Args:
+            prefix: what the cache had of it.
+            hit: what is to be copied behind that; None = the cache had as much.
+        """
+
+    # --- at the end ---
+
+    def request_finished(self, request: Request, keys: Sequence[bytes]) -> Sequence[bytes]:
+        """A request ends; which of its full pages, by their names in order, are to be saved here.
+
+        Returns:
+            A run of `keys`; empty = none. The pages stay in the cache until the worker has saved them.
+        """
+        return ()
+
+    def transfer_ended(self, keys: Sequence[bytes], *, is_save: bool, is_done: bool) -> None:
+        """A transfer of these pages was reported, be it by a failure."""
+
+    # --- requests that are preempted ---
+
+    def request_preempted(self, request: Request, plan: StepPlan) -> bool:
+        """Whether the tier keeps the pages of a request that is about to lose its row, so that it comes back first."""
+        return False
+
+    def keeps(self, request: Request) -> bool:
+        """Whether pages of a preempted request are here."""
+        return False
+
+    def give_up(self, handle: int) -> None:
+        """Forget a preempted request's pages, if there are any: it ends, or they may hold anything."""
+
+    # --- messages ---
+
+    def take_copies(self) -> SwapCopies:
+        """The copies since the last message; called once for each message that is sent."""
+        return SwapCopies()
+
+    def update_from_output(self, scheduled: SchedulerOutput, output: ModelRunnerOutput, seconds: float | None) -> None:
+        """A step was executed, in so many seconds; None = not measured."""
+
+
+@dataclass(frozen=True, slots=True)
+class ExternalHit:
+    """What a tier has of a request.
+
+    Attributes:
+        num_tokens: its first tokens, those in the cache included; whole pages, unless it was swapped.
+        is_async: the request waits, and holds up no other, until its pages are loaded; False = they are loaded in the
+            step that places it, before that computes.
+        swapped: which pages these are of a request that was swapped.
+    """
+
+    tier: KVTier
+    num_tokens: int
+    is_async: bool = False
+    swapped: SwappedPages | None = None

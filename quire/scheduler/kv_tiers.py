@@ -1,0 +1,244 @@
+"""KVTiers: all tiers behind the KV cache, and the pages that are under way between them and the cache.
+
+Called by the scheduler and by admission, which knows it as a `RequestGroup`, too: a request whose pages are being
+loaded waits, and others pass it. Owns the transfers in flight. A page in flight has a user, its transfer, until the
+worker reports that; so a request may be aborted, or end, while its pages are still read or written.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from quire.core.kv_transfer import KVTransferMeta, PageTransfer
+from quire.core.request import Request, RequestStatus
+from quire.core.runner_output import ModelRunnerOutput
+from quire.core.scheduler_output import SchedulerOutput
+from quire.kv_cache.manager import CachedPrefix, KVCacheManager
+from quire.scheduler.candidate import Candidate
+from quire.scheduler.kv_tier import ExternalHit, KVTier, SwapCopies
+from quire.scheduler.request_group import RequestGroup
+from quire.scheduler.request_table import RequestTable
+from quire.scheduler.step_plan import StepPlan
+from quire.scheduler.swapping import Swapping
+from quire.scheduler.waiting import Blocked, WaitReason
+
+
+@dataclass(frozen=True, slots=True)
+class _InFlight:
+    """One transfer; `pages` are those it uses, None where they are those of the request's row."""
+
+    transfer: PageTransfer
+    tier: KVTier
+    handle: int
+    pages: CachedPrefix | None
+    is_save: bool = False
+
+
+class KVTiers(RequestGroup):
+    """The swap space, then further tiers, which need prefix caching, as it names pages, and one group of layers.
+
+    Attributes:
+        swapping: the swap space.
+    """
+
+    def __init__(self, kv: KVCacheManager, table: RequestTable, swapping: Swapping, others: Sequence[KVTier]) -> None:
+        self.swapping = swapping
+        self._kv = kv
+        self._table = table
+        self._others = tuple(others) if kv.names_all_pages else ()
+        self._in_flight: dict[int, _InFlight] = {}
+        self._loading: dict[int, int] = {}  # handle -> transfer, of requests that wait for it
+        self._loaded: dict[int, CachedPrefix] = {}
+        self._refused: set[int] = set()  # handles of requests that are computed, whatever tiers have of them
+        self._loads: list[PageTransfer] = []  # of the next message
+        self._saves: list[PageTransfer] = []
+        self._num_transfers = 0
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether the worker has to be asked, or told, even where nothing computes."""
+        return bool(self._in_flight)
+
+    # --- at admission ---
+
+    def check(self, request: Request, plan: StepPlan) -> Blocked | None:
+        """It waits while its pages are being loaded."""
+        if request.handle not in self._loading:
+            return None
+        return Blocked(request.handle, WaitReason.WAITING_FOR_REMOTE_KVS, is_passed_over=True)
+
+    def longer_prefix(self, request: Request, cached: CachedPrefix, plan: StepPlan) -> CachedPrefix:
+        """`cached`, or what was loaded."""
+        loaded = self._loaded.get(request.handle)
+        return cached if loaded is None or loaded.num_tokens <= cached.num_tokens else loaded
+
+    def get_num_new_matched_tokens(self, request: Request, prefix: CachedPrefix) -> ExternalHit | None:
+        """The most that a tier has beyond a cached prefix; None = none has more."""
+        if self.swapping.keeps(request):
+            return self.swapping.get_num_new_matched_tokens(request, prefix.num_tokens)
+        is_looked_up = self._others and request.may_read_prefix_cache and not prefix.partial_block_ids
+        if not is_looked_up or request.handle in self._refused or request.handle in self._loaded:
+            return None
+        hits = (tier.get_num_new_matched_tokens(request, prefix.num_tokens) for tier in self._others)
+        best = max((hit for hit in hits if hit is not None), key=lambda hit: hit.num_tokens, default=None)
+        if best is None:
+            return None
+        num_pages = min(best.num_tokens, len(request.token_ids) - 1) // self._kv.block_size  # one token is computed
+        num_tokens = num_pages * self._kv.block_size
+        return dataclasses.replace(best, num_tokens=num_tokens) if num_tokens > prefix.num_tokens else None
+
+    def begin_load(self, candidate: Candidate) -> Blocked:
+        """Give pages to an asynchronous load, for which its request waits."""
+        request, hit = candidate.request, candidate.external
+        assert hit is not None, "only what a tier has is loaded"
+        pages = self._kv.reserve(candidate.prefix, hit.num_tokens)
+        self._loading[request.handle] = self._begin_load(candidate, pages.block_ids[0], pages)
+        return Blocked(request.handle, WaitReason.WAITING_FOR_REMOTE_KVS, is_passed_over=True)
+
+    def update_state_after_alloc(self, candidate: Candidate, block_ids: tuple[np.ndarray, ...]) -> None:
+        """A candidate was placed on these pages, per KV cache group."""
+        request, hit = candidate.request, candidate.external
+        if self.swapping.keeps(request):
+            self.swapping.update_state_after_alloc(request, candidate.prefix, hit, block_ids)
+        elif hit is not None:
+            hit.tier.update_state_after_alloc(request, candidate.prefix, hit, block_ids)
+            self._begin_load(candidate, block_ids[0], None)
+
+    def _begin_load(self, candidate: Candidate, block_ids: np.ndarray, pages: CachedPrefix | None) -> int:
+        hit = candidate.external
+        assert hit is not None, "only what a tier has is loaded"
+        first, end = (num // self._kv.block_size for num in (candidate.prefix.num_tokens, hit.num_tokens))
+        keys = tuple(candidate.request.block_hashes[first:end])
+        transfer = PageTransfer(self._num_transfers, keys, np.array(block_ids[first:end]), hit.is_async)
+        self._loads.append(transfer)
+        self._add(_InFlight(transfer, hit.tier, candidate.request.handle, pages))
+        return transfer.transfer_id
+
+    def _add(self, started: _InFlight) -> None:
+        self._in_flight[started.transfer.transfer_id] = started
+        self._num_transfers += 1
+
+    def on_place(self, request: Request) -> None:
+        """Its row uses what was loaded."""
+        self._let_go_loaded(request.handle)
+
+    def _let_go_loaded(self, handle: int) -> None:
+        loaded = self._loaded.pop(handle, None)
+        if loaded is not None:
+            self._kv.let_go(loaded)
+
+    # --- requests that end, or lose their row ---
+
+    def on_end(self, request: Request) -> None:
+        """What was loaded for it goes; what is being loaded goes when that is reported; what is saved, too."""
+        self._let_go_loaded(request.handle)
+        self._loading.pop(request.handle, None)
+        self._refused.discard(request.handle)
+        may_keep = request.status is not RequestStatus.FINISHED_ERROR and not request.message.sampling_params.no_store
+        if self._others and request.row >= 0 and may_keep:
+            self._save(request)
+
+    def _save(self, request: Request) -> None:
+        num_full = int(self._table.num_computed_tokens[request.row]) // self._kv.block_size
+        names = request.block_hashes[:num_full]
+        for tier in self._others:
+            keys = tuple(tier.request_finished(request, names))
+            if keys:
+                first = names.index(keys[0])
+                block_ids = np.array(self._kv.get_block_ids(request.row)[0][first : first + len(keys)])
+                pages = CachedPrefix((block_ids,), len(keys) * self._kv.block_size)
+                self._kv.keep(pages)
+                transfer = PageTransfer(self._num_transfers, keys, block_ids)
+                self._saves.append(transfer)
+                self._add(_InFlight(transfer, tier, request.handle, pages, is_save=True))
+
+    def keeps(self, request: Request) -> bool:
+        """Whether a tier keeps pages of a preempted request, which comes back before those that wait."""
+        return self.swapping.keeps(request)
+
+    def give_up(self, handle: int) -> None:
+        """Forget the pages of a preempted request, if a tier keeps any."""
+        self.swapping.give_up(handle)
+
+    def release_kept(self) -> bool:
+        """Give up what was loaded, whose requests are then computed, and saves that were not sent."""
+        handles, num_saves = list(self._loaded), len(self._saves)
+        for handle in handles:
+            self._let_go_loaded(handle)
+        self._refused.update(handles)
+        for transfer in self._saves:
+            self._end(transfer.transfer_id, is_done=False)
+        self._saves = []
+        return bool(handles or num_saves)
+
+    def kept(self) -> list[CachedPrefix]:
+        """Pages of transfers, and those loaded."""
+        in_flight = [one.pages for one in self._in_flight.values() if one.pages is not None]
+        return [*in_flight, *self._loaded.values()]
+
+    # --- messages ---
+
+    def take_messages(self) -> tuple[SwapCopies, KVTransferMeta | None]:
+        """What begins with the next message; given out once. None = no transfers."""
+        copies = self.swapping.take_copies()
+        if not self._loads and not self._saves:
+            return copies, None
+        meta = KVTransferMeta(tuple(self._loads), tuple(self._saves))
+        self._loads, self._saves = [], []
+        return copies, meta
+
+    def update_from_output(
+        self, scheduled: SchedulerOutput, output: ModelRunnerOutput, seconds: float | None
+    ) -> list[int]:
+        """A step was executed: transfers end.
+
+        Returns:
+            Handles of requests that were placed on pages whose load failed: what they computed means nothing.
+        """
+        for tier in (self.swapping, *self._others):
+            tier.update_from_output(scheduled, output, seconds)
+        if not self._in_flight:
+            return []
+        meta, results = scheduled.kv_transfers, output.kv_transfers
+        failed = () if results is None else results.failed
+        done = () if results is None else results.done
+        in_step = () if meta is None else tuple(one.transfer_id for one in meta.loads if not one.is_async)
+        ended = [self._end(number, is_done=False) for number in failed]
+        for number in (*done, *in_step):
+            self._end(number, is_done=True)
+        return [one.handle for one in ended if one is not None and one.pages is None]
+
+    def _end(self, transfer_id: int, *, is_done: bool) -> _InFlight | None:
+        """A transfer has ended; None when it ended before."""
+        ended = self._in_flight.pop(transfer_id, None)
+        if ended is None:
+            return None
+        ended.tier.transfer_ended(ended.transfer.keys, is_save=ended.is_save, is_done=is_done)
+        is_awaited = self._loading.get(ended.handle) == transfer_id
+        if is_awaited:
+            del self._loading[ended.handle]
+        if not is_done and not ended.is_save:
+            self._refused.add(ended.handle)
+        if is_awaited and is_done and ended.pages is not None:
+            self._loaded[ended.handle] = ended.pages
+        elif ended.pages is not None:
+            self._kv.let_go(ended.pages)
+        return ended
+
+    def abandon(self, scheduled: SchedulerOutput) -> None:
+        """A step failed. Its requests lost their rows; transfers that no row waits for are sent again.
+
+        The worker may have begun these: it is given the same ids.
+        """
+        meta = scheduled.kv_transfers
+        if meta is None:
+            return
+        for transfer in meta.loads:
+            if not transfer.is_async:
+                self._in_flight.pop(transfer.transfer_id, None)
+        self._loads = [*(one for one in meta.loads if one.transfer_id in self._in_flight), *self._loads]
+        self._saves = [*(one for one in meta.saves if one.transfer_id in self._in_flight), *self._saves]

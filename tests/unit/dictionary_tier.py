@@ -1,0 +1,43 @@
+"""A tier that keeps pages of ended requests in a dictionary, by the names of the pages: the scheduler's half.
+
+All that a tier has to decide is here; the worker's halves are pretended (`test_dictionary_tier`) or real
+(`tests/unit/engine/test_kv_tier.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from quire.core.request import Request
+from quire.scheduler.kv_tier import ExternalHit, KVTier
+
+
+class DictionaryTier(KVTier):
+    """Knows which pages are kept.
+
+    Args:
+        is_async: whether a request waits for its load, by its handle.
+    """
+
+    def __init__(self, block_size: int, is_async: Callable[[int], bool] = lambda handle: False) -> None:
+        self._block_size = block_size
+        self._is_async = is_async
+        self.keys: set[bytes] = set()
+
+    def get_num_new_matched_tokens(self, request: Request, num_computed_tokens: int) -> ExternalHit | None:
+        num_pages = num_computed_tokens // self._block_size
+        while num_pages < len(request.block_hashes) and request.block_hashes[num_pages] in self.keys:
+            num_pages += 1
+        num_tokens = num_pages * self._block_size
+        if num_tokens <= num_computed_tokens:
+            return None
+        return ExternalHit(self, num_tokens, self._is_async(request.handle))
+
+    def request_finished(self, request: Request, keys: Sequence[bytes]) -> Sequence[bytes]:
+        return [] if not keys or keys[-1] in self.keys else keys
+
+    def transfer_ended(self, keys: Sequence[bytes], *, is_save: bool, is_done: bool) -> None:
+        if is_save and is_done:
+            self.keys.update(keys)
+        elif not is_save and not is_done:
+            self.keys.difference_update(keys)
