@@ -56,7 +56,7 @@ def test_the_worker_and_its_model_can_be_called(llm):
     (num_weights,) = llm.apply_model(lambda model: sum(weight.numel() for weight in model.parameters()))
     (specs,) = llm.collective_rpc("kv_cache_specs")
     assert num_weights > 0 and len(specs) > 0 and llm.get_world_size() == 1
-    with pytest.raises(ValidationError, match="no method 'no_such_method'"):
+    with pytest.raises(ValidationError, match="not have a method 'no_such_method'"):
         llm.collective_rpc("no_such_method")
 
 

@@ -10,7 +10,6 @@ import pytest
 
 from quire.kernels.native.runtime import DEFAULT_SPIN_US
 from quire.kernels.native.sampling import MAX_VOCAB_SIZE
-from quire.layers.kernels import TorchKernels
 from quire.sample.ops.native import NativeSamplingOps
 from quire.sample.ops.torch_ops import TorchSamplingOps
 from quire.utils.cpus import Core, UsableCpus
@@ -74,11 +73,6 @@ def test_a_machine_of_unknown_cpus_gets_threads_too():
     config = tiny_config(attention_backend="native_cpu", num_threads=2)
     runtime = make_runtime(make_setup(config, cpu_platform()))
     assert runtime.pool.num_threads == 2
-
-
-def test_another_backend_computes_by_torch():
-    ops = make_device_ops(make_setup(tiny_config(attention_backend="torch_reference"), cpu_platform()))
-    assert isinstance(ops.layers, TorchKernels)
 
 
 def native_ops(**overrides: Any) -> DeviceOps:
