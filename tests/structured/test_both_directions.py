@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import pytest
@@ -196,3 +197,38 @@ def test_a_schema_within_a_tag_is_simplified_and_taken_for_an_object_or_a_list()
     tag["format"]["elements"][1]["json_schema"] = {"type": "array", "maxItems": "x"}  # type: ignore[index]
     with pytest.raises(ValidationError, match=r"at #/format/elements/1/json_schema/maxItems: the value"):
         resolve_structured_outputs(StructuredOutputsParams(structural_tag=tag), StructuredOutputsConfig())
+
+
+CLASSES = (
+    r"\W", r"\D", r"\S", r"[^\W]", r"[^\D]", r"[^\S]", r"[^\W\d_]", r"[\W_]", r"[^\w\s]", r"[^a-f]", r"[^é]",
+    r"[^\x00-\x7f]", r"[^\"]", r"[^\\]", r"[^\"\\]", r"[^\s\"]", r"[^\n]", r"[\x00-\x1f]",
+    r"(?:[\x00-\x07]|[\x08-\x1f])", r"(?:[^\"a]|[\x00-\x05])", r"(?:[^\"]|b)", r"[\s\S]", ".",
+)  # fmt: skip
+CHARACTERS = [*map(chr, range(128)), *"éßЖ٣۵寇！ªº²½\u00a0\u2003\u2028😀𝔸\u0301\uff11"]
+
+
+@pytest.mark.parametrize("pattern", CLASSES)
+def test_classes_match_as_in_python_wherever_a_pattern_stands_and_however_json_writes_the_character(pattern: str):
+    """But for NUL, which a class without quotes leaves out, and DEL, which the library does not write in JSON."""
+    params = (
+        StructuredOutputsParams(regex=pattern),
+        StructuredOutputsParams(json={"type": "string", "pattern": f"^{pattern}$"}),
+    )
+    specs = [spec_of(resolve_structured_outputs(one, StructuredOutputsConfig())) for one in params]
+    plain, in_json = (compiled(spec.backend, spec.kind, spec.text) for spec in specs)
+    for char in CHARACTERS:
+        is_matched = re.fullmatch(pattern, char, re.ASCII) is not None
+        assert accepts(plain, char) == is_matched, repr(char)
+        written = {json.dumps(char), json.dumps(char, ensure_ascii=False)}
+        if char < "\x80":
+            written.add(f'"\\u{ord(char):04x}"')
+        can_write = any(accepts(in_json, text) for text in written)
+        assert can_write == is_matched or (is_matched and char in "\0\x7f"), repr(char)
+
+
+def test_a_pattern_in_a_schema_that_names_nul_is_refused():
+    for pattern in (r"a\x00", r"(?:[^\"]|[\x00])"):
+        with pytest.raises(ValidationError, match="names NUL"):
+            resolve_structured_outputs(
+                StructuredOutputsParams(json={"pattern": pattern, "type": "string"}), StructuredOutputsConfig()
+            )

@@ -24,6 +24,7 @@ from quire.structured_output.interface import (
 )
 from quire.structured_output.schema.formats import EXPENSIVE
 from quire.structured_output.schema.lengths import with_format_patterns
+from quire.structured_output.schema.regex_normal import has_nul
 from quire.structured_output.structural_tags import grammar_of_text, with_schemas
 from quire.structured_output.tag_lark import TAGS, lark_of, lark_problem
 
@@ -48,6 +49,11 @@ class _Tokens:
         return [self._ids[data[i : i + 1]] for i in range(len(data)) if data[i : i + 1] in self._ids]
 
 
+def _check_pattern(pattern: str, found: frozenset[str]) -> str | None:
+    """With NUL beside other classes the library may allow escapes that the pattern does not (`regex_normal.normal`)."""
+    return "a pattern that names NUL is not supported" if has_nul(pattern) else None
+
+
 class GuidanceBackend(StructuredOutputBackend):
     """Nothing crosses but that it can be compiled."""
 
@@ -62,6 +68,7 @@ class GuidanceBackend(StructuredOutputBackend):
         fast_formats=EXPENSIVE,
         pattern_features=frozenset(("negated", "escaped")),
         tags=TAGS,
+        check_pattern=_check_pattern,
         check_tag=lark_problem,
     )  # fmt: skip
 

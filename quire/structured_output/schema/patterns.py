@@ -16,11 +16,11 @@ def with_normal_patterns(schema: Any) -> Any:
 def _with_normal(schema: dict[str, Any]) -> dict[str, Any]:
     changed = dict(schema)
     if isinstance(changed.get("pattern"), str):
-        changed["pattern"] = normal(changed["pattern"])
+        changed["pattern"] = normal(changed["pattern"], is_in_json=True)
     if isinstance(changed.get("patternProperties"), dict):
         found: dict[str, Any] = {}
         for pattern, item in changed["patternProperties"].items():
-            one = normal(pattern)
+            one = normal(pattern, is_in_json=True)
             found[one] = {"allOf": [found[one], item]} if one in found else item
         changed["patternProperties"] = found
     return changed

@@ -9,9 +9,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from functools import partial
 
 MAX_CHAR = 0x10FFFF
 _SURROGATES = (0xD800, 0xDFFF)
+_NUL = (0, 0)
+_QUOTING = (ord('"'), ord("\\"))
 _SPECIAL = frozenset("\\^$.|?*+()[]{}")
 _SPECIAL_IN_CLASS = frozenset("\\[]-")
 _CONTROLS = {"n": "\n", "t": "\t", "r": "\r", "f": "\f", "v": "\v"}
@@ -27,16 +30,25 @@ class RegexError(ValueError):
     """A pattern that is refused; says why."""
 
 
-def normal(pattern: str, *, has_negated: bool = True) -> str:
+def normal(pattern: str, *, has_negated: bool = True, is_in_json: bool = False) -> str:
     """`pattern` in one form.
 
     Args:
         has_negated: classes may be written as what they leave out, which for some libraries holds surrogates, too.
+        is_in_json: it is for strings of JSON. Where a class has all control characters llguidance allows all escapes,
+            those of the quote and the backslash, too: a class that has not both leaves out NUL.
 
     Raises:
         RegexError: Python would refuse it, or it asks for half of a surrogate pair.
     """
-    return _Reader(pattern, has_negated=has_negated).read()
+    return _Reader(pattern, has_negated=has_negated, is_in_json=is_in_json).read()
+
+
+def has_nul(pattern: str) -> bool:
+    """Whether it names NUL by itself, not within a larger class."""
+    reader = _Reader(pattern, has_negated=True)
+    reader.read()
+    return reader.has_nul
 
 
 def classes_of(pattern: str) -> Iterable[tuple[int, int]]:
@@ -49,12 +61,14 @@ def classes_of(pattern: str) -> Iterable[tuple[int, int]]:
 class _Reader:
     """Goes through a pattern once; `_can_repeat` says whether a quantifier may come next."""
 
-    def __init__(self, pattern: str, *, has_negated: bool) -> None:
+    def __init__(self, pattern: str, *, has_negated: bool, is_in_json: bool = False) -> None:
         self._pattern = pattern
         self._has_negated = has_negated
+        self._is_in_json = is_in_json
         self._at = 0
         self._can_repeat = False
         self.ranges: Ranges = []
+        self.has_nul = False
 
     def read(self) -> str:
         parts = []
@@ -92,12 +106,20 @@ class _Reader:
             return char
         self._can_repeat = True
         if char == "[":
-            return _class_of(self._class(), has_negated=self._has_negated)
+            return self._written(self._class())
         if char == ".":
             self._at += 1
             return char
         found = self._member()
-        return _literal(found) if isinstance(found, int) else _class_of(found, has_negated=self._has_negated)
+        return self._written([(found, found)] if isinstance(found, int) else found)
+
+    def _written(self, ranges: Ranges) -> str:
+        self.has_nul = self.has_nul or ranges == [_NUL]
+        if len(ranges) == 1 and ranges[0][0] == ranges[0][1]:
+            return _literal(ranges[0][0])
+        if self._is_in_json and ranges[0][0] == 0 and not all(map(partial(_holds, ranges), _QUOTING)):
+            ranges = _inverted([*_inverted(ranges), _NUL])
+        return _class_of(ranges, has_negated=self._has_negated)
 
     def _class(self) -> Ranges:
         self._at += 1
@@ -183,14 +205,16 @@ def _inverted(ranges: Iterable[tuple[int, int]]) -> Ranges:
     return _merged((low, high) for low, high in [*found, (begin, MAX_CHAR)] if low <= high)
 
 
+def _holds(ranges: Ranges, point: int) -> bool:
+    return any(low <= point <= high for low, high in ranges)
+
+
 def _class_of(ranges: Ranges, *, has_negated: bool) -> str:
     """A class of these characters; what holds the last of all characters is written as what it leaves out."""
     is_negated = has_negated and ranges[-1][1] == MAX_CHAR
     shown = _inverted(ranges) if is_negated else ranges
     if not shown:
         return "[\\s\\S]"
-    if len(shown) == 1 and shown[0][0] == shown[0][1] and not is_negated:
-        return _literal(shown[0][0])
     return f"[{'^' if is_negated else ''}{_members(shown)}]"
 
 
