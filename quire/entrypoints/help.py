@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from quire.errors import unknown_name
+from quire.utils.other_names import FLAGS
 
 ALL = "all"
 LIST = "listgroup"  # as vLLM calls it
@@ -48,7 +49,8 @@ def help_text(parser: argparse.ArgumentParser, topic: str | None = None) -> str:
         if any(flag_part in flag for flag in action.option_strings) or spaced in (action.help or "").lower()
     ]
     if not found:
-        raise unknown_name("topic of --help", topic, [*groups, ALL])
+        elsewhere = {flag.lstrip("-"): hint for flag, hint in FLAGS.items()}
+        raise unknown_name("topic of --help", topic, [*groups, ALL], elsewhere=elsewhere)
     return _section(parser, f"flags with {topic!r}", None, found)
 
 

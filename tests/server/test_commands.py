@@ -115,6 +115,19 @@ def test_the_examples_of_the_page_run(capsys):
             assert answer.status_code == 200 and "warnings" not in answer.text
 
 
+def test_an_answer_that_is_interrupted_counts_the_tokens_that_came(capsys):
+    class Interrupting(ScriptedEngine):
+        def token(self, prompt: list[int], seed: int, position: int) -> int | None:
+            if position == 5:
+                os.kill(os.getpid(), signal.SIGINT)
+            return super().token(prompt, seed, position)
+
+    with RunningServer(Interrupting(interval_s=0.001)) as server:
+        assert main(["chat", "--url", server.url, "--quick", "Hello", "--max-tokens", "1000"]) == 0
+    found = re.search(r"\[(\d+) tokens, .*\(stopped\)\]", capsys.readouterr().err)
+    assert found is not None and int(found[1]) > 0
+
+
 def test_chat_talks_to_a_server(capsys, monkeypatch):
     with RunningServer(ScriptedEngine(), api_key="a-key-of-ours") as server:
         arguments = ["chat", "--url", server.url, "--quick", "Hello", "--max-tokens", "5"]

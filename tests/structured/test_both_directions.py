@@ -126,6 +126,11 @@ def test_a_leap_second_has_the_offset_of_its_clock(text: str):
     assert accepts(grammar, json.dumps(text)) and not accepts(grammar, json.dumps(later))
 
 
+def test_ignored_text_of_a_lark_grammar_stands_between_its_tokens():
+    grammar = compiled("guidance", "grammar", 'start: A B\nA: "a"\nB: "b"\n%ignore / +/\n')
+    assert [text for text in ("ab", "a b", " ab", "ab ") if accepts(grammar, text)] == ["ab", "a b"]
+
+
 # schema, values that can be written by a library that `auto` asks, values that none writes.
 SCHEMAS: dict[str, tuple[Any, list[Any], list[Any]]] = {
     "contains true is an item": ({"type": "array", "contains": True}, [[1], ["a", 2]], [[], {}]),

@@ -94,6 +94,7 @@ WRONG: dict[str, tuple[str, str]] = {
     f"{SERVE} --no-enable-prefix-cachin": ("unknown flag", "did you mean '--no-enable-prefix-caching'?"),
     f"{SERVE} --xyzzy": ("unknown flag '--xyzzy'", "quire serve --help=all"),
     f"{SERVE} -z": ("unknown flag '-z'", "quire serve --help=all"),
+    "serve --help=lora": ("unknown topic of --help 'lora'", "LoRA adapters are not supported"),
     "serve --help=lorra": ("unknown topic of --help 'lorra'", "valid: "),
     "serve --help=schedular": ("unknown topic of --help", "did you mean 'scheduler'?"),
     f"{GENERATE} --temprature 1": ("unknown flag '--temprature'", "did you mean '--temperature'?"),

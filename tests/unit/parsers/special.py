@@ -114,6 +114,8 @@ SPECIAL: dict[str, Special] = {
         ("<function=now", "<function=now", []),
         ("<function=now>text", "text", [("now", "{")]),
         ("<function=search><parameter=query>a</parameter><parameter=query>b</parameter></function>", "<parameter=query>b</parameter></function>", [("search", '{"query": "a"')]),
+        ("<tool_call>\n<function=search>\n<parameter=query>\na\n<parameter=since>\nb\n</parameter>\n</function>\n</tool_call>", "", [("search", '{"query": "a", "since": "b"}')]),
+        ("<tool_call>\n<function=search>\n<parameter=query>\na\n</function>\n</tool_call>", "", [("search", '{"query": "a"}')]),
         ("<function=search><parameter=query>abc", "", [("search", '{"query": "abc')]),
         ("<function=search><parameter=limit>12", "", [("search", '{"limit": 12')]),
     ],

@@ -98,3 +98,9 @@ def test_the_window_method_agrees_where_text_is_valid(data, kind):
     stream = WindowDetokenizer(tokenizer, prompt, tokenizer.special_ids)
     text = "".join([stream.push([token_id]) for token_id in output]) + stream.finish()
     assert text == "".join(pieces(kind, prompt, output, True))
+
+
+def test_byte_tokens_that_are_no_utf8_keep_their_valid_characters():
+    tokenizer = tokenizer_of("llama")
+    token_ids = tokenizer.convert_tokens_to_ids(["<0x26>", "<0xFF>", "<0x26>"])
+    assert tokenizer.decode(token_ids) == "&\ufffd&"
