@@ -43,13 +43,13 @@ class ClientLimits:
         if health.rate_share is not None:
             # In a run of milliseconds, one tick of a timer is a large share.
             if health.rate_share < MIN_RATE_SHARE and health.dispatch_max_ms > self.max_lag_ms:
-                reasons.append(f"the client reached {health.rate_share:.0%} of the asked request rate")
+                reasons.append(f"the client reached {health.rate_share:.0%} of the requested request rate")
             if health.dispatch_p99_ms > self.max_lag_ms:
                 reasons.append(
                     f"the client sent requests {health.dispatch_p99_ms:.1f} ms late (p99; limit {self.max_lag_ms:g} ms)"
                 )
         if health.num_local_errors:
-            reasons.append(f"{health.num_local_errors} connections failed for want of the client's open files or ports")
+            reasons.append(f"{health.num_local_errors} connections failed: the client ran out of open files or ports")
         return reasons
 
 

@@ -181,7 +181,7 @@ class ConnectionPool:
             return await asyncio.wait_for(self._ask(request), timeout_s)
         except asyncio.TimeoutError:
             answer = Answer()
-            answer.failure = Failure("timeout", f"no complete answer after {timeout_s:g} s")
+            answer.failure = Failure("timeout", f"no complete response after {timeout_s:g} s")
         except OSError as error:
             answer = Answer()
             answer.failure = Failure("connect", str(error) or type(error).__name__, error.errno in LOCAL_ERRORS)

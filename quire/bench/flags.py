@@ -26,17 +26,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     _add_workload_arguments(parser)
     group = parser.add_argument_group("load")
     group.add_argument("--num-prompts", type=int, default=1000, metavar="INT", help="Requests.")
-    group.add_argument("--num-warmups", type=int, default=0, metavar="INT", help="Requests before the clock starts.")
-    group.add_argument("--request-rate", type=float, default=math.inf, metavar="FLOAT", help="Requests a second.")
+    group.add_argument("--num-warmups", type=int, default=0, metavar="INT", help="Warm-up requests.")
+    group.add_argument("--request-rate", type=float, default=math.inf, metavar="FLOAT", help="Requests per second.")
     group.add_argument(
         "--burstiness", type=float, default=1.0, metavar="FLOAT",
-        help="Shape of the gamma distribution of the gaps: 1 is a Poisson process, less is more bursty.",
+        help="Shape of the gamma distribution of the inter-arrival times: 1 is a Poisson process, less is more bursty.",
     )  # fmt: skip
-    group.add_argument("--max-concurrency", type=int, metavar="INT", help="Most requests at once; default: no limit.")
-    group.add_argument("--request-timeout", type=float, default=3600.0, metavar="SECONDS", help="For one request.")
     group.add_argument(
-        "--num-client-processes", type=int, default=1, metavar="INT", help="Client processes that share the load."
+        "--max-concurrency", type=int, metavar="INT", help="Maximum number of concurrent requests; default: no limit."
     )
+    group.add_argument(
+        "--request-timeout", type=float, default=3600.0, metavar="SECONDS", help="Timeout of one request."
+    )
+    group.add_argument("--num-client-processes", type=int, default=1, metavar="INT", help="Number of client processes.")
     _add_result_arguments(parser)
 
 
@@ -49,9 +51,13 @@ def _add_target_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--endpoint", metavar="PATH", help=f"{COMPLETIONS_ENDPOINT} or {CHAT_ENDPOINT}.")
     group.add_argument("--model", metavar="NAME", help="Default: the first of /v1/models.")
     group.add_argument("--header", action="append", default=[], metavar="NAME=VALUE", help="Repeatable.")
-    group.add_argument("--insecure", action="store_true", help="Do not check the server's certificate.")
+    group.add_argument("--insecure", action="store_true", help="Do not verify the server's certificate.")
     group.add_argument(
-        "--ready-check-timeout-sec", type=float, default=0.0, metavar="SECONDS", help="Wait for the server to answer."
+        "--ready-check-timeout-sec",
+        type=float,
+        default=0.0,
+        metavar="SECONDS",
+        help="Seconds to wait for the server to be ready.",
     )
 
 
@@ -67,14 +73,19 @@ def _add_workload_arguments(parser: argparse.ArgumentParser) -> None:
         help="Tokens of each random prompt; for a chat, words.",
     )  # fmt: skip
     group.add_argument(
-        "--random-output-len", "--output-len", type=int, default=128, metavar="INT", help="Most tokens of each answer."
+        "--random-output-len",
+        "--output-len",
+        type=int,
+        default=128,
+        metavar="INT",
+        help="Maximum output tokens of each request.",
     )
     group.add_argument(
         "--random-range-ratio", type=float, default=0.0, metavar="FLOAT",
-        help="Random lengths are uniform within this share above and below.",
+        help="Random lengths vary uniformly by this fraction.",
     )  # fmt: skip
     group.add_argument(
-        "--random-prefix-len", type=int, default=0, metavar="INT", help="Further tokens that all prompts begin with."
+        "--random-prefix-len", type=int, default=0, metavar="INT", help="Tokens of a prefix shared by all prompts."
     )
     group.add_argument(
         "--random-vocab-size", type=int, default=DEFAULT_VOCAB_SIZE, metavar="INT",
@@ -82,7 +93,7 @@ def _add_workload_arguments(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     group.add_argument("--ignore-eos", action="store_true", help="Send ignore_eos, an extension of Quire and vLLM.")
     group.add_argument("--temperature", type=float, metavar="FLOAT", help="Default: the server's own.")
-    group.add_argument("--extra-body", metavar="JSON", help="An object of further fields of every request.")
+    group.add_argument("--extra-body", metavar="JSON", help="JSON object of additional fields for every request.")
     group.add_argument("--seed", type=int, default=0, metavar="INT", help="Of prompts and arrival times.")
 
 
@@ -97,23 +108,26 @@ def _add_result_arguments(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument("--percentile-metrics", default=",".join(METRICS), metavar="NAMES", help="Metrics to report.")
     group.add_argument("--metric-percentiles", default="99", metavar="NUMBERS", help="Comma separated.")
-    group.add_argument("--save-result", action="store_true", help="Write the JSON object to a file, too.")
-    group.add_argument("--save-detailed", action="store_true", help="In the file: figures of every request.")
+    group.add_argument("--save-result", action="store_true", help="Also write the JSON result to a file.")
+    group.add_argument("--save-detailed", action="store_true", help="Include the figures of every request in the file.")
     group.add_argument("--result-dir", default=".", metavar="DIR", help="For --save-result.")
-    group.add_argument("--result-filename", metavar="NAME", help="Default: made of rate, model and time.")
+    group.add_argument("--result-filename", metavar="NAME", help="Default: built from rate, model and time.")
     group.add_argument("--plot", metavar="FILE", help="Write TTFT and ITL over time and by percentile as SVG.")
     group.add_argument("--disable-tqdm", action="store_true", help="No progress line.")
-    group.add_argument("--allow-failures", action="store_true", help="Exit with 0 although requests failed.")
+    group.add_argument("--allow-failures", action="store_true", help="Exit with status 0 even if requests failed.")
     group.add_argument(
-        "--allow-client-limited", action="store_true", help="Give a result, marked, although the client was the limit."
+        "--allow-client-limited",
+        action="store_true",
+        help="Report a result (marked) even if the load generator was saturated.",
     )
     group.add_argument(
         "--max-client-lag-ms", type=float, default=LIMITS.max_lag_ms, metavar="FLOAT",
-        help="Lateness (p99) of the client's event loop and dispatches above which it was the limit.",
+        help="Maximum lateness (p99) of the client's event loop and dispatches; above it the load generator "
+        "counts as saturated.",
     )  # fmt: skip
     group.add_argument(
         "--max-client-cpu", type=float, default=LIMITS.max_cpu_share, metavar="FLOAT",
-        help="Share of a CPU that a client process may use.",
+        help="Maximum CPU share of a client process.",
     )  # fmt: skip
 
 
@@ -141,7 +155,7 @@ def check(args: argparse.Namespace) -> None:
         check_int("max_concurrency", args.max_concurrency, args.num_client_processes, MAX_COUNT)
     if args.num_client_processes > args.num_prompts:
         raise ValidationError(
-            f"{args.num_client_processes} client processes share {args.num_prompts} requests",
+            f"{args.num_client_processes} client processes for {args.num_prompts} requests",
             hint="use fewer processes", field="num_client_processes",
         )  # fmt: skip
     if args.dataset_name not in DATASETS:
@@ -150,7 +164,9 @@ def check(args: argparse.Namespace) -> None:
         raise unknown_name("backend", args.backend, BACKENDS, ValidationError)
     if (args.dataset_name == "random") != (args.dataset_path is None):
         raise ValidationError(
-            "--dataset-path goes with --dataset-name custom or sharegpt", hint="give both or none", field="dataset_path"
+            "--dataset-path goes with --dataset-name custom or sharegpt",
+            hint="give both or neither",
+            field="dataset_path",
         )
     args.metrics = [name.strip() for name in args.percentile_metrics.split(",") if name.strip()]
     for name in args.metrics:

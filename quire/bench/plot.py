@@ -24,7 +24,7 @@ def plot(records: Sequence[RequestRecord], start_s: float, title: str) -> str:
         for time_s, itl in zip(record.event_times[1:], itls_ms(record), strict=True)
     ]
     subtitle = f"{len(done)} requests answered, {len(records) - len(done)} failed"
-    return figure(title, subtitle, [_row("ttft", ttfts, "sent at"), _row("itl", sorted(itls), "came at")])
+    return figure(title, subtitle, [_row("ttft", ttfts, "sent at"), _row("itl", sorted(itls), "arrived at")])
 
 
 def _row(metric: str, points: list[Point], moment: str) -> list[Panel]:

@@ -7,17 +7,17 @@ from typing import Any
 from quire.bench.summary import METRICS, TITLES
 
 NAMES = {
-    "completed": "answered requests",
+    "completed": "successful requests",
     "failed": "failed requests",
     "duration": "duration (s)",
     "total_input_tokens": "prompt tokens",
-    "total_output_tokens": "answer tokens",
+    "total_output_tokens": "output tokens",
     "tokens_per_event": "tokens per event",
     "request_throughput": "requests/s",
-    "request_goodput": "requests/s within objectives",
-    "output_throughput": "answer tokens/s",
-    "total_token_throughput": "all tokens/s",
-    "max_concurrent_requests": "most requests at once",
+    "request_goodput": "goodput (requests/s)",
+    "output_throughput": "output tokens/s",
+    "total_token_throughput": "total tokens/s",
+    "max_concurrent_requests": "peak concurrency",
 }
 
 
@@ -38,7 +38,7 @@ def print_report(result: dict[str, Any]) -> None:
     for failure in result["first_failures"]:
         print(f"  request {failure['index']}: {failure['kind']}: {failure['message']}")
     for reason in result["client_limited"]:
-        print(f"not the server's figures: {reason}")
+        print(f"load generator saturated: {reason}")
 
 
 def _print(name: str, value: float | None) -> None:

@@ -114,7 +114,7 @@ def parse_goodput(pairs: Sequence[str]) -> dict[str, float]:
             limit = -1.0
         if not 0 < limit < float("inf"):
             raise ValidationError(
-                f"--goodput {pair}: {text!r} is no number of milliseconds", hint="for example ttft:200 tpot:20",
+                f"--goodput {pair}: {text!r} is not a number of milliseconds", hint="for example ttft:200 tpot:20",
                 field="goodput",
             )  # fmt: skip
         objectives[name] = limit

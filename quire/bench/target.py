@@ -49,7 +49,9 @@ def make_target(
         )
     if not endpoint.startswith("/") or not endpoint.endswith("/completions"):
         raise ConfigError(
-            f"--endpoint {endpoint!r} is not known", hint="/v1/completions or /v1/chat/completions", field="endpoint"
+            f"--endpoint {endpoint!r} is not supported",
+            hint="/v1/completions or /v1/chat/completions",
+            field="endpoint",
         )
     own = {} if api_key is None else {"authorization": f"Bearer {api_key}"}
     for name, value in {**headers, **own}.items():
@@ -89,11 +91,11 @@ async def _first_model(target: Target, wait_s: float) -> str:
     url = f"{target.host}:{target.port}{target.models_path}"
     if answer.failure is not None:
         raise QuireServerError(
-            f"{url} does not answer: {answer.failure.kind}: {answer.failure.message}",
+            f"{url} does not respond: {answer.failure.kind}: {answer.failure.message}",
             hint="check --base-url and the API key (QUIRE_API_KEY), or give --ready-check-timeout-sec to wait for it",
         )
     try:
         content: Any = msgspec.json.decode(answer.body)
         return str(content["data"][0]["id"])
     except (ValueError, KeyError, IndexError, TypeError):
-        raise QuireServerError(f"{url} lists no model", hint="name one with --model") from None
+        raise QuireServerError(f"{url} does not list a model", hint="pass one with --model") from None

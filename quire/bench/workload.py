@@ -93,8 +93,8 @@ def file_questions(kind: str, path: str, count: int, output_len: int, seed: int,
     records = _read_records(kind, path)
     if len(records) < count:
         raise ValidationError(
-            f"{path} holds {len(records)} requests, {count} are wanted with warm-ups",
-            hint=f"use --num-prompts {len(records)} or fewer; repeated prompts would be found in a prefix cache",
+            f"{path} has {len(records)} requests, but {count} are needed (warm-up included)",
+            hint=f"use --num-prompts {len(records)} or fewer; repeated prompts would hit the prefix cache",
             field="num_prompts",
         )
     order = np.random.default_rng([seed, 1]).permutation(len(records))[:count]
@@ -106,7 +106,7 @@ def _read_records(kind: str, path: str) -> list[tuple[int, dict[str, Any]]]:
     file = Path(path)
     try:
         if file.stat().st_size > MAX_FILE_BYTES:
-            raise ConfigError(f"{path} is larger than 1 GiB", hint="take a part of it", field="dataset_path")
+            raise ConfigError(f"{path} is larger than 1 GiB", hint="use a part of it", field="dataset_path")
         text = file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
@@ -142,12 +142,12 @@ def _question(path: str, numbered: tuple[int, dict[str, Any]], output_len: int, 
         if messages is None and isinstance(prompt, str):
             messages = [{"role": "user", "content": prompt}]
         if not isinstance(messages, list) or not messages:
-            raise ValidationError(f"{where} has neither messages nor a text", field="dataset_path")
+            raise ValidationError(f"{where} has neither messages nor text", field="dataset_path")
         return Question(None, messages, max_tokens)
     is_ids = isinstance(prompt, list) and all(type(one) is int for one in prompt)
     if not prompt or not (isinstance(prompt, str) or is_ids):
         raise ValidationError(
-            f"{where} has no prompt", hint="text or token ids; conversations need --endpoint /v1/chat/completions",
+            f"{where} has no prompt", hint="use text or token ids; conversations need --endpoint /v1/chat/completions",
             field="dataset_path",
         )  # fmt: skip
     return Question(prompt, None, max_tokens)

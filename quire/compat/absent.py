@@ -18,16 +18,16 @@ class AbsentFeatureError(ImportError):
 
 def absent(name: str, feature: str) -> AbsentFeatureError:
     """The error for `name`, which needs `feature` (a plural or a mass noun: "pooling models")."""
-    return AbsentFeatureError(f"{name}: Quire has no {feature} yet", name=name)
+    return AbsentFeatureError(f"{name}: Quire does not support {feature} yet", name=name)
 
 
 def absent_class(name: str, feature: str) -> type:
     """A class that can be imported and named in annotations; making one is an `UnsupportedError` with the feature."""
 
     def refuse(self: object, *_: Any, **__: Any) -> None:
-        raise UnsupportedError(f"{name}: Quire has no {feature} yet", hint=f"leave out {name}", field=name)
+        raise UnsupportedError(f"{name}: Quire does not support {feature} yet", hint=f"leave out {name}", field=name)
 
-    return type(name, (), {"__init__": refuse, "__doc__": f"Not supported: Quire has no {feature} yet."})
+    return type(name, (), {"__init__": refuse, "__doc__": f"Not supported: Quire does not support {feature} yet."})
 
 
 def module_getattr(

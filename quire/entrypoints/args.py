@@ -51,7 +51,7 @@ class QuireParser(argparse.ArgumentParser):
         )
         self.add_argument(
             "-h", "--help", nargs="?", action=HelpAction, default=argparse.SUPPRESS, metavar="TOPIC",
-            help="Show flags and exit: of a topic, with a word in them, or all.",
+            help="Show flags and exit: those of a topic, those that contain a word, or all.",
         )  # fmt: skip
 
     def parse_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> Any:  # type: ignore[override]
@@ -105,7 +105,7 @@ def add_engine_arguments(parser: argparse.ArgumentParser, *, also: Mapping[str, 
     )
     top.add_argument(
         "--print-config", action="store_true", default=argparse.SUPPRESS,
-        help="Show every setting, what each auto became and why, then exit.",
+        help="Show every setting, how each auto was resolved and why, then exit.",
     )  # fmt: skip
     sections = {**(also or {}), **SECTIONS}
     groups = {section: parser.add_argument_group(section, section_doc(section)) for section in sections}
@@ -116,7 +116,7 @@ def add_engine_arguments(parser: argparse.ArgumentParser, *, also: Mapping[str, 
     for name in NESTED:
         parser.add_argument(
             flag_of(name), dest=name, default=argparse.SUPPRESS, metavar="JSON",
-            help=f"Several settings at once, as an object of their names without {NESTED[name]}.",
+            help=f"Several settings as a JSON object, named without {NESTED[name]}.",
         )  # fmt: skip
     known = settings_by_name(sections)
     for name in (*NOT_YET, *NO_EFFECT):
@@ -181,7 +181,7 @@ def parse_size(text: str) -> int:
     if number and number[-1] in SIZE_UNITS:
         scaled = float(number[:-1]) * SIZE_UNITS[number[-1]]
         if not scaled.is_integer():
-            raise ValueError(f"{text} is not a whole number")
+            raise ValueError(f"{text} is not an integer")
         return int(scaled)
     return int(number)
 

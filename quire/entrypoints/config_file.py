@@ -20,7 +20,9 @@ def read_config_file(path: str) -> dict[str, Any]:
     """
     file = Path(path)
     if file.suffix.lower() == ".toml":
-        raise ConfigError(f"config file {path}: .toml is not read", hint="write it as YAML or JSON", field="config")
+        raise ConfigError(
+            f"config file {path}: .toml is not supported", hint="write it as YAML or JSON", field="config"
+        )
     try:
         with file.open("rb") as stream:
             text = stream.read(MAX_CONFIG_FILE_BYTES + 1)
@@ -42,7 +44,7 @@ def read_config_file(path: str) -> dict[str, Any]:
             f"config file {path} is not JSON: {error}", hint='write {"setting": value, ...}', field="config"
         ) from None
     if not isinstance(values, dict):
-        raise ConfigError(f"config file {path} is not one object", hint='write {"setting": value, ...}', field="config")
+        raise ConfigError(f"config file {path} is not an object", hint='write {"setting": value, ...}', field="config")
     return merge_dotted(values)
 
 

@@ -353,7 +353,7 @@ class LLM(EngineControls):
         if template is None:
             raise ChatTemplateError(
                 "this model has no chat template",
-                hint="pass one (chat_template=...), or use generate() with a prompt of your own",
+                hint="pass one (chat_template=...), or use generate() with a formatted prompt",
                 field="chat_template",
             )
         return template

@@ -28,7 +28,7 @@ def prompt_list(prompts: Any) -> list[Any]:
     if not isinstance(prompts, Iterable):
         raise ValidationError(
             f"prompts must be a prompt or a list of prompts, not {type(prompts).__name__}",
-            hint="pass a text, a list of token ids, or a list of those",
+            hint="pass a string, a list of token ids, or a list of those",
             field="prompts",
         )
     items = list(prompts)
@@ -40,7 +40,7 @@ def conversation_list(messages: Any) -> list[Any]:
     if isinstance(messages, (str, bytes, Mapping)) or not isinstance(messages, Sequence):
         raise ValidationError(
             f"messages must be a list of messages, not {type(messages).__name__}",
-            hint='for example [{"role": "user", "content": "Hello"}]; a plain text goes to generate()',
+            hint='for example [{"role": "user", "content": "Hello"}]; a plain string goes to generate()',
             field="messages",
         )
     return [messages] if messages and isinstance(messages[0], Mapping) else list(messages)
@@ -108,7 +108,7 @@ def special_tokens_wanted(tokenization_kwargs: Mapping[str, Any] | None) -> bool
         name = next(iter(kwargs))
         raise UnsupportedError(
             f"tokenization_kwargs[{name!r}] is not supported",
-            hint="only add_special_tokens is; a prompt is never cut",
+            hint="only add_special_tokens is; prompts are never truncated",
             field="tokenization_kwargs",
         )
     return bool(add_special_tokens)

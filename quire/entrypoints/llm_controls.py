@@ -15,9 +15,9 @@ if TYPE_CHECKING:
     from quire.engine.llm_engine import LLMEngine
     from quire.metrics.records import Metric
 
-POOLING = "Quire has no pooling models (embeddings, classification, scores, rewards) yet"
-SLEEP = "Quire cannot give up the memory of a running engine yet: shut it down and make a new one"
-PROFILE = "Quire has no profiler control yet: run the program under py-spy, perf or torch.profiler"
+POOLING = "Quire does not support pooling models (embeddings, classification, scores, rewards) yet"
+SLEEP = "Quire cannot release the memory of a running engine yet: shut it down and create a new one"
+PROFILE = "Quire does not have profiler control yet: run the program under py-spy, perf or torch.profiler"
 
 
 def _absent(name: str, why: str) -> Callable[..., NoReturn]:
@@ -44,8 +44,8 @@ class EngineControls:
         """
         if self.llm_engine.tokenizer is None:
             raise ValidationError(
-                "this engine has no tokenizer: it runs with skip_tokenizer_init",
-                hint="make it without skip_tokenizer_init",
+                "no tokenizer: the engine runs with skip_tokenizer_init",
+                hint="create it without skip_tokenizer_init",
                 field="skip_tokenizer_init",
             )
         return HFTokenizer(self.llm_engine.tokenizer, self.llm_engine.chat_template)
@@ -102,5 +102,7 @@ class EngineControls:
     release_kv_cache_memory = _absent("release_kv_cache_memory", SLEEP)
     start_profile = _absent("start_profile", PROFILE)
     stop_profile = _absent("stop_profile", PROFILE)
-    init_weight_transfer_engine = _absent("init_weight_transfer_engine", "Quire cannot change weights of an engine yet")
-    update_weights = _absent("update_weights", "Quire cannot change weights of an engine yet")
+    init_weight_transfer_engine = _absent(
+        "init_weight_transfer_engine", "Quire cannot update the weights of an engine yet"
+    )
+    update_weights = _absent("update_weights", "Quire cannot update the weights of an engine yet")

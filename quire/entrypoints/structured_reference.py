@@ -9,7 +9,7 @@ from quire.structured_output.schema.keywords import ANNOTATIONS, BY_TYPE, FORMAT
 
 HEAD = """# Structured output: what is honoured
 
-Generated from what each library is said to honour (`capabilities` in `quire/structured_output/backends`). The tests
+Generated from the declared support of each library (`capabilities` in `quire/structured_output/backends`). The tests
 write what a keyword forbids against every library that is said to honour it. A keyword may hold only in some places:
 xgrammar, outlines and lm-format-enforcer honour `anyOf`, `allOf`, `enum`, `const` and `$ref` without other keywords
 beside them (but `type` beside `enum` and `const`), and keywords about one type of value only beside that `type`.

@@ -113,7 +113,7 @@ def check_bool(field: str, value: Any, error: type[QuireError] = ValidationError
 def check_text(field: str, value: Any, error: type[QuireError] = ValidationError) -> str:
     """`value` if it is text; raises `error` otherwise."""
     if not isinstance(value, str):
-        raise wrong_type(field, value, "text", error)
+        raise wrong_type(field, value, "a string", error)
     return value
 
 

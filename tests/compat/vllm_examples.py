@@ -49,7 +49,7 @@ NOT_RUN = {
     r"scale_out/": "prompts and answers made by different servers (--enable-scale-out); Quire has none",
 }  # fmt: skip
 NAMED = re.compile(
-    r"AbsentFeatureError|UnsupportedError|not supported|not implemented|is known but|does not implement|Quire has no|"
+    r"AbsentFeatureError|UnsupportedError|not supported|not implemented|does not (implement|support)|Quire has no|"
     r"is not one of|unknown key"
 )
 NO_HUB = re.compile(

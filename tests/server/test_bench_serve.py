@@ -175,7 +175,7 @@ def test_a_loop_that_is_held_is_noticed(running):
 def test_too_few_open_files_are_refused_before_the_run(capsys, running, monkeypatch):
     monkeypatch.setattr(bench_serve, "missing_files", lambda needed: needed - 3)
     status, _, said = bench(capsys, running.url, *SMALL)
-    assert status == 2 and "9 too few for 12 connections" in said
+    assert status == 2 and "9 files too few for 12 connections" in said
 
 
 @pytest.mark.parametrize(

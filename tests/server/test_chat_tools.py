@@ -37,7 +37,7 @@ def test_a_server_s_model_uses_the_tools_and_errors_go_back_to_it(server, capsys
     shown = capsys.readouterr()
     assert shown.out == (
         '-> calculate {"expression": "27 plus 58"}\n'
-        '<- {"error": "\'plus 58\' is no number, operator or parenthesis"}\n'
+        '<- {"error": "\'plus 58\' is not a number, operator or parenthesis"}\n'
         "Again.\n"
         '-> calculate {"expression": "(27 + 58) * 2"}\n'
         '<- {"result": 170}\n'

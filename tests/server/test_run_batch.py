@@ -105,7 +105,7 @@ def test_an_engine_that_dies_ends_the_run_and_leaves_the_rest_open(capsys, monke
     source, out = write_requests(tmp_path / "in"), tmp_path / "out"
     assert main(["run-batch", "-i", source, "-o", str(out), "--max-concurrency", "1"]) == 2
     said = capsys.readouterr().err
-    assert "no more requests are taken: 503" in said and "the same command goes on" in said
+    assert "stopped sending requests: 503" in said and "run the same command again" in said
     assert set(results_of(out)) == {"id-0", "id-1", "id-2"}
 
 

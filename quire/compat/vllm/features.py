@@ -8,7 +8,7 @@ LORA = "LoRA adapters"
 PROMPT_EMBEDS = "prompts given as embeddings"
 PLUGIN_MODELS = "model classes registered from outside"
 WEIGHT_TRANSFER = "weight updates of a running engine"
-KV_TRANSFER = "transfer of KV caches between engines"
+KV_TRANSFER = "KV-cache transfer between engines"
 PARALLEL = "tensor, pipeline or data parallelism"
 SPECULATION = "speculative decoding"
 PROFILER = "profiler control (start_profile, stop_profile)"
@@ -20,7 +20,7 @@ REPETITION = "repetition_detection"
 WATERMARK = "watermarking"
 INTERNALS = "counterpart of this internal module of vLLM"
 SHARDED = "checkpoints in shards of its own (sharded_state, tensorizer)"
-TENSORS = "tensors in requests or answers (embeddings)"
+TENSORS = "tensors in requests or responses (embeddings)"
 
 # Names of vLLM's top level -> what they would need.
 TOP_LEVEL = {

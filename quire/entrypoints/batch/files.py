@@ -51,12 +51,12 @@ class Finished:
         """Take a result in.
 
         Raises:
-            ValueError: its request is not named, or has a result already.
+            ValueError: its request is not named, or already has a result.
         """
         self.num_failed += not is_answer(result)
         if result.custom_id is not None:
             if result.custom_id in self.custom_ids:
-                raise ValueError(f"custom_id {shown(result.custom_id)} has a result already")
+                raise ValueError(f"custom_id {shown(result.custom_id)} already has a result")
             self.custom_ids.add(result.custom_id)
         elif result.error is not None and result.error.line is not None:
             self.lines.add(result.error.line)
@@ -91,8 +91,8 @@ class RequestFile:
                 continue
             if entry.custom_id in self.custom_ids:
                 raise ValidationError(
-                    f"{path}, line {entry.line}: custom_id {shown(entry.custom_id)} stands on an earlier line, too",
-                    hint="give every request its own, since results are told apart by it", field="custom_id",
+                    f"{path}, line {entry.line}: custom_id {shown(entry.custom_id)} is also used on an earlier line",
+                    hint="use a unique custom_id for each request", field="custom_id",
                 )  # fmt: skip
             self.custom_ids.add(entry.custom_id)
 
@@ -159,7 +159,7 @@ class ResultFile:
             fcntl.flock(self._file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise ConfigError(
-                f"another run writes {self._path}", hint="wait for it, or choose another --output-file",
+                f"another run is writing to {self._path}", hint="wait for it, or choose another --output-file",
                 field="output_file",
             ) from None  # fmt: skip
 

@@ -71,7 +71,7 @@ def read_line(number: int, text: bytes) -> BatchRequest | BadLine:
     custom_id = record.get("custom_id")
     if not isinstance(custom_id, str) or not 0 < len(custom_id) <= MAX_ID_CHARS:
         return BadLine(
-            number, None, f"custom_id is {shown(custom_id)}, it must be text of 1 to {MAX_ID_CHARS} characters"
+            number, None, f"custom_id is {shown(custom_id)}, it must be a string of 1 to {MAX_ID_CHARS} characters"
         )
     method, url, body = record.get("method"), record.get("url"), record.get("body")
     if method != "POST":
@@ -81,7 +81,7 @@ def read_line(number: int, text: bytes) -> BatchRequest | BadLine:
     if not isinstance(body, dict):
         return BadLine(number, custom_id, f"body is {shown(body)}, it must be an object")
     if body.get("stream"):
-        return BadLine(number, custom_id, "body.stream is set: a batch has no streams")
+        return BadLine(number, custom_id, "body.stream is set: streaming is not supported in a batch")
     return BatchRequest(number, custom_id, url, body, tuple(name for name in record if name not in FIELDS))
 
 

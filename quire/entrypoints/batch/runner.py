@@ -59,7 +59,7 @@ class BatchCounts:
         return (
             f"{self.num_ended}/{self.num_lines} lines: {self.num_answered} answered, {self.num_failed} failed, "
             f"{self.num_bad} invalid, {self.num_done} already done; {self.num_prompt_tokens} prompt tokens, "
-            f"{self.num_output_tokens} answer tokens ({self.num_output_tokens / seconds:.1f}/s)"
+            f"{self.num_output_tokens} output tokens ({self.num_output_tokens / seconds:.1f}/s)"
         )
 
 
@@ -148,7 +148,7 @@ class _Run:
         """A request whose line has fields that are not known: each name is told once, or the line refused."""
         names = ", ".join(shown(name) for name in request.unknown[:MAX_SHOWN])
         if self._is_strict:
-            message = f"the line has unknown fields: {names}; leave them out, or put them into body"
+            message = f"the line has unknown fields: {names}; leave them out, or move them into body"
             return BadLine(request.line, request.custom_id, message)
         if len(self._warned) < MAX_WARNED and not self._warned.issuperset(request.unknown):
             self._warned.update(request.unknown[:MAX_SHOWN])
@@ -160,8 +160,8 @@ class _Run:
         reply = await self._endpoint.ask(request.url, body, request.request_id)
         if not reply.is_final:
             raise QuireServerError(
-                f"no more requests are taken: {reply.status or ''} {reply.body[:300].decode('utf-8', 'replace')}",
-                hint="results so far are in the output file; the same command goes on from there",
+                f"stopped sending requests: {reply.status or ''} {reply.body[:300].decode('utf-8', 'replace')}",
+                hint="results so far are in the output file; run the same command again to resume",
             )
         self._results.write(result_line(request, reply.status, reply.request_id, reply.body))
         if reply.status != 200:

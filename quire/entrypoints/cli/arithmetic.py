@@ -53,7 +53,7 @@ def _tokens(text: str) -> list[Fraction | str]:
     while pos < len(text):
         match = TOKEN.match(text, pos)
         if match is None:
-            raise ExpressionError(f"{text[pos:].lstrip()[:20]!r} is no number, operator or parenthesis")
+            raise ExpressionError(f"{text[pos:].lstrip()[:20]!r} is not a number, operator or parenthesis")
         sign = match["sign"]
         tokens.append(_bounded(Fraction(match["number"])) if sign is None else SPELLINGS.get(sign, sign))
         pos = match.end()
@@ -70,7 +70,7 @@ class _Parser:
         """The value of all tokens."""
         value = self._sum()
         if self._next:
-            raise ExpressionError(f"{_shown(self._next)} is not expected there")
+            raise ExpressionError(f"{_shown(self._next)} is unexpected")
         return value
 
     @property
@@ -128,7 +128,7 @@ class _Parser:
 
 def _power(base: Fraction, exponent: Fraction) -> Fraction:
     if exponent.denominator != 1:
-        raise ExpressionError("an exponent must be a whole number")
+        raise ExpressionError("an exponent must be an integer")
     if not base and exponent < 0:
         raise ExpressionError("division by zero")
     size = max(base.numerator.bit_length(), base.denominator.bit_length()) - 1

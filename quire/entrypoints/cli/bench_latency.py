@@ -26,14 +26,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add this command's flags."""
     group = parser.add_argument_group("benchmark")
     group.add_argument("--input-len", type=int, default=32, metavar="INT", help="Tokens of each prompt.")
-    group.add_argument("--output-len", type=int, default=128, metavar="INT", help="Tokens of each answer.")
+    group.add_argument("--output-len", type=int, default=128, metavar="INT", help="Output tokens of each request.")
     group.add_argument("--batch-size", type=int, default=8, metavar="INT", help="Prompts in the batch.")
-    group.add_argument("--n", type=int, default=1, metavar="INT", help="Answers per prompt.")
-    group.add_argument(
-        "--num-iters-warmup", type=int, default=2, metavar="INT", help="Batches before the clock starts."
-    )
-    group.add_argument("--num-iters", type=int, default=10, metavar="INT", help="Batches that are timed.")
-    group.add_argument("--output-json", metavar="FILE", help="Write the result to a file, too.")
+    group.add_argument("--n", type=int, default=1, metavar="INT", help="Completions per prompt.")
+    group.add_argument("--num-iters-warmup", type=int, default=2, metavar="INT", help="Warm-up batches.")
+    group.add_argument("--num-iters", type=int, default=10, metavar="INT", help="Timed batches.")
+    group.add_argument("--output-json", metavar="FILE", help="Also write the result to a file.")
     add_model_arguments(parser)
 
 
@@ -95,7 +93,7 @@ def check_positive(args: argparse.Namespace, *names: str) -> None:
         if getattr(args, name) < 1:
             flag = "--" + name.replace("_", "-")
             raise ValidationError(
-                f"{flag} is {getattr(args, name)}, it must be at least 1", hint=f"give {flag} 1 or more", field=name
+                f"{flag} is {getattr(args, name)}, it must be at least 1", hint=f"use {flag} 1 or more", field=name
             )
 
 
@@ -105,7 +103,7 @@ def check_fits(input_len: int, output_len: int, max_model_len: int | None) -> No
         raise ValidationError(
             f"--input-len {input_len} + --output-len {output_len} = {input_len + output_len} tokens, "
             f"max_model_len is {max_model_len}",
-            hint="use shorter prompts or answers, or raise --max-model-len",
+            hint="use shorter prompts or outputs, or raise --max-model-len",
             field="output_len",
         )
 

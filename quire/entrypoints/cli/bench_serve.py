@@ -111,7 +111,7 @@ def _check_files(args: argparse.Namespace, load: Load) -> None:
     missing = missing_files(needed)
     if missing and not args.allow_client_limited:
         raise QuireServerError(
-            f"the client may not open enough files: {missing} too few for {needed} connections",
+            f"the client may open {missing} files too few for {needed} connections",
             hint="raise the limit (ulimit -Hn), or use --max-concurrency or more --num-client-processes",
         )
 
@@ -147,8 +147,8 @@ def _refuse(reasons: list[str], report: LoadReport) -> int:
     for reason in reasons:
         print(f"error: {reason}", file=sys.stderr)
     print(
-        "hint: no result, since it would not be the server's; use --num-client-processes, fewer requests at once or a "
-        "machine of the client's own; --allow-client-limited gives a result that is marked",
+        "hint: no result, because the load generator was saturated; use --num-client-processes, fewer "
+        "requests at once or a separate client machine; --allow-client-limited reports a marked result",
         file=sys.stderr,
     )
     print(json.dumps({"benchmark": "serve", "refused": reasons, "client": _client(report)}), flush=True)

@@ -27,9 +27,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("benchmark")
     group.add_argument("--num-prompts", type=int, default=100, metavar="INT", help="Requests.")
     group.add_argument("--input-len", type=int, default=64, metavar="INT", help="Tokens of each prompt.")
-    group.add_argument("--output-len", type=int, default=64, metavar="INT", help="Tokens of each answer.")
-    group.add_argument("--num-warmup", type=int, default=4, metavar="INT", help="Requests before the clock starts.")
-    group.add_argument("--output-json", metavar="FILE", help="Write the result to a file, too.")
+    group.add_argument("--output-len", type=int, default=64, metavar="INT", help="Output tokens of each request.")
+    group.add_argument("--num-warmup", type=int, default=4, metavar="INT", help="Warm-up requests.")
+    group.add_argument("--output-json", metavar="FILE", help="Also write the result to a file.")
     add_model_arguments(parser)
 
 

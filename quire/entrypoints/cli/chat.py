@@ -1,6 +1,7 @@
 """Talk to the model: answers stream as they are made, with their speed after each.
 
-/help lists the commands. Ctrl-C ends an answer, not the program. Without a terminal, each line of stdin is one message.
+/help lists the commands. Ctrl-C stops generation, not the program. Without a terminal, each line of stdin is one
+message.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from quire.errors import QuireClientError, ValidationError
 DIM, PLAIN = "\x1b[2m", "\x1b[0m"
 TOOLS = {"demo": demo_tools}
 HELP = (
-    '/help lists the commands, """ begins and ends a message of several lines, Ctrl-C ends an answer, Ctrl-D the chat'
+    '/help lists the commands, """ begins and ends a message of several lines, Ctrl-C stops generation, Ctrl-D the chat'
 )
 
 
@@ -35,16 +36,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_model_arguments(parser)
     parser.conflict_handler = "resolve"  # here -q asks a question; --quantization keeps its long name
     group = parser.add_argument_group("conversation")
-    group.add_argument("--quick", "-q", metavar="MESSAGE", help="Answer one message and end.")
-    group.add_argument("--system-prompt", metavar="TEXT", help="What the model is told before the conversation.")
+    group.add_argument("--quick", "-q", metavar="MESSAGE", help="Answer one message and exit.")
+    group.add_argument("--system-prompt", metavar="TEXT", help="System prompt.")
     group.add_argument(
-        "--url", metavar="URL", help="Talk to a server, such as http://127.0.0.1:8000/v1, in place of a model in here."
+        "--url", metavar="URL", help="Talk to a server, such as http://127.0.0.1:8000/v1, instead of loading a model."
     )
-    group.add_argument("--api-key", metavar="KEY", help="For --url; default: QUIRE_API_KEY of the environment.")
+    group.add_argument(
+        "--api-key", metavar="KEY", help="API key for --url; default: the environment variable QUIRE_API_KEY."
+    )
     group.add_argument(
         "--tools", choices=tuple(TOOLS), help="Tools that the model may call. demo: a calculator and a clock, run here."
     )
-    group.add_argument("--no-stats", action="store_true", help="Do not show speed and TTFT after each answer.")
+    group.add_argument("--no-stats", action="store_true", help="Do not show speed and TTFT after each reply.")
 
 
 def print_config(args: argparse.Namespace) -> int:
@@ -57,7 +60,7 @@ def run(args: argparse.Namespace) -> int:
     """Answer messages until there are no more."""
     _take_model(args)
     if args.quick is not None and not args.quick.strip():
-        raise ValidationError("--quick is empty", hint='give a message: quire chat -q "Hello"', field="quick")
+        raise ValidationError("--quick is empty", hint='pass a message: quire chat -q "Hello"', field="quick")
     tools = TOOLS[args.tools]() if args.tools else None
     if args.url is not None:
         remote = RemoteModel(args.url, args.api_key or envs.api_key(), remote_parameters(args))

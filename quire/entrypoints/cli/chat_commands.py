@@ -27,14 +27,14 @@ class ChatCommands:
         self._conversation = conversation
         self._answer = answer
         self._commands: dict[str, tuple[str, str, Command]] = {
-            "/help": ("", "this list", self._help),
-            "/clear": ("", "forget the conversation; the system prompt stays", lambda _: conversation.clear()),
-            "/system": ("[TEXT]", "set the system prompt, or remove it, and begin anew", self._system),
-            "/regen": ("", "answer the last message again", self._regenerate),
-            "/set": ("[NAME VALUE]", "change a sampling parameter, or show what was set", self._set),
+            "/help": ("", "show this list", self._help),
+            "/clear": ("", "clear the conversation; keep the system prompt", lambda _: conversation.clear()),
+            "/system": ("[TEXT]", "set or remove the system prompt and start over", self._system),
+            "/regen": ("", "regenerate the last reply", self._regenerate),
+            "/set": ("[NAME VALUE]", "set a sampling parameter, or show those set", self._set),
             "/save": ("FILE", "write the conversation to a JSON file", self._save),
-            "/load": ("FILE", "continue the conversation of a file", self._load),
-            "/exit": ("", "end; so do /quit and Ctrl-D", lambda _: None),
+            "/load": ("FILE", "load a conversation from a file", self._load),
+            "/exit": ("", "exit; also /quit and Ctrl-D", lambda _: None),
         }
 
     def run(self, line: str) -> bool:
@@ -52,7 +52,7 @@ class ChatCommands:
 
     def _help(self, _: str) -> None:
         rows = [(f"{name} {argument}".rstrip(), doc) for name, (argument, doc, _) in self._commands.items()]
-        rows += [('"""', "begins and ends a message of several lines"), ("Ctrl-C", "ends an answer")]
+        rows += [('"""', "begins and ends a message of several lines"), ("Ctrl-C", "stops generation")]
         width = max(len(usage) for usage, _ in rows)
         print("\n".join(f"  {usage:<{width}}  {doc}" for usage, doc in rows), file=sys.stderr)
 
@@ -114,5 +114,5 @@ def read_messages(content: Any) -> list[dict[str, Any]]:
 
 def _path(name: str) -> Path:
     if not name:
-        raise QuireClientError("no file is given", hint="for example /save chat.json")
+        raise QuireClientError("no file given", hint="for example /save chat.json")
     return Path(name).expanduser()

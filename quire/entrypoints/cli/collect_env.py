@@ -80,7 +80,7 @@ def _describe_machine(machine: Platform) -> dict[str, Any]:
         "cpus_in_machine": os.cpu_count(),
         "cores_usable": machine.num_cpus,
         "cpu_topology": machine.cpus.describe() if machine.cpus is not None else "unknown",
-        "compute_threads_bound_to": machine.compute_cpus(machine.num_cpus) or "no CPU: the system places them",
+        "compute_threads_bound_to": machine.compute_cpus(machine.num_cpus) or "not pinned",
         "cpu_flags": [flag for flag in CPU_FLAGS if flag in machine.cpu_flags],
         "fast_bfloat16": machine.has_fast_bfloat16,
         "memory_total": format_bytes(machine.memory.total_bytes),

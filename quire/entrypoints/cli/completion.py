@@ -20,7 +20,7 @@ from quire.entrypoints.args import QuireParser
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add this command's arguments."""
-    parser.add_argument("shell", choices=shtab.SUPPORTED_SHELLS, help="Whose script to print.")
+    parser.add_argument("shell", choices=shtab.SUPPORTED_SHELLS, help="Shell to print the script for.")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -108,11 +108,11 @@ class Conversation:
             if not reply.calls or is_cut:
                 turns.append({"role": "assistant", "content": reply.text})
                 if reply.calls:
-                    print(f"the call of {reply.calls[-1].name} was cut and is not carried out", file=sys.stderr)
+                    print(f"the call of {reply.calls[-1].name} was truncated and is not executed", file=sys.stderr)
                 break
             turns += self._carried_out(reply, len(turns))
         else:
-            print(f"stopped after {MAX_ROUNDS} rounds of calls without an answer", file=sys.stderr)
+            print(f"stopped after {MAX_ROUNDS} rounds of tool calls without a reply", file=sys.stderr)
         self._turns = turns
         return reply.times
 
@@ -122,7 +122,7 @@ class Conversation:
             return [*self._turns, {"role": "user", "content": message}]
         asked = [index for index, turn in enumerate(self._turns) if turn["role"] == "user"]
         if not asked:
-            raise QuireClientError("there is no message to answer again", hint="type one first")
+            raise QuireClientError("there is no message to regenerate a reply for", hint="type one first")
         return self._turns[: asked[-1] + 1]
 
     def _carried_out(self, reply: Reply, number: int) -> list[dict[str, Any]]:

@@ -36,7 +36,9 @@ REFRESHES_PER_S = 12
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add this command's flags."""
     group = parser.add_argument_group("demo")
-    group.add_argument("--max-tokens", type=int, default=160, metavar="INT", help="Most tokens of each answer.")
+    group.add_argument(
+        "--max-tokens", type=int, default=160, metavar="INT", help="Maximum output tokens of each request."
+    )
     add_model_arguments(parser)
 
 

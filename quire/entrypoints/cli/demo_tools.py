@@ -58,7 +58,7 @@ class Tool:
             ToolError: they are not those of `parameters`, or the tool cannot do it.
         """
         if not isinstance(arguments, dict):
-            raise ToolError("the arguments are no JSON object")
+            raise ToolError("the arguments are not a JSON object")
         for name in self.parameters:
             if name not in arguments:
                 raise ToolError(f"the argument {name} is missing")
@@ -69,7 +69,7 @@ class Tool:
                 )
             kind = self.parameters[name][0]
             if type(value) is not {TEXT: str, INTEGER: int}[kind]:
-                raise ToolError(f"{name} must be of the type {kind}")
+                raise ToolError(f"{name} must be of type {kind}")
         return self.run(**arguments)
 
 
@@ -158,4 +158,4 @@ def _parsed(arguments: str) -> Any:
     try:
         return decode(arguments or "{}")
     except (ValueError, RecursionError):
-        raise ToolError("the arguments are no JSON object") from None
+        raise ToolError("the arguments are not a JSON object") from None

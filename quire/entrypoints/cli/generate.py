@@ -32,8 +32,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--prompts-file", metavar="FILE", help="A file with one prompt on each line.")
     form = group.add_mutually_exclusive_group()
     form.add_argument("--raw", action="store_true", help="Complete the text of each prompt; use no chat template.")
-    form.add_argument("--chat", action="store_true", help="Refuse a model without a chat template.")
-    group.add_argument("--n", type=int, default=1, metavar="INT", help="Answers per prompt.")
+    form.add_argument("--chat", action="store_true", help="Fail if the model has no chat template.")
+    group.add_argument("--n", type=int, default=1, metavar="INT", help="Completions per prompt.")
     group.add_argument("--json", action="store_true", help="Print one JSON object for each prompt.")
     add_sampling_arguments(parser)
     add_model_arguments(parser)
@@ -67,14 +67,14 @@ def read_prompts(args: argparse.Namespace) -> list[str]:
         except (OSError, UnicodeDecodeError) as error:
             raise ValidationError(
                 f"cannot read prompts from {args.prompts_file}: {error}",
-                hint="give a UTF-8 text file with one prompt on each line",
+                hint="use a UTF-8 text file with one prompt on each line",
                 field="prompts-file",
             ) from error
         prompts += [line for line in lines if line.strip()]
     if not prompts and args.prompts_file is None:
         prompts = [sys.stdin.read().rstrip("\n")]
     if not any(prompts):
-        raise ValidationError("there is no prompt", hint="give one on the command line, in a file, or on stdin")
+        raise ValidationError("no prompt given", hint="pass one on the command line, in a file, or on stdin")
     return prompts
 
 

@@ -108,7 +108,7 @@ def _parser_of(engine: LLMEngine) -> type[ToolCallParser]:
     name = parser_of_template(engine.chat_template.source)
     if name is None:
         raise ConfigError(
-            "--tools: the chat template does not tell how this model writes calls",
+            "--tools: the tool call format cannot be detected from the chat template",
             hint="start quire serve with --tool-call-parser, and chat with --url", field="tools",
         )  # fmt: skip
     return tool_call_parser(name)

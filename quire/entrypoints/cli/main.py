@@ -16,20 +16,20 @@ from types import ModuleType
 from quire.version import __version__
 
 COMMANDS: dict[str, tuple[str, str]] = {
-    "demo": ("quire.entrypoints.cli.demo", "eight prompts answered at once by the embedded model"),
+    "demo": ("quire.entrypoints.cli.demo", "run eight prompts at once with the embedded model"),
     "serve": ("quire.entrypoints.cli.serve", "an OpenAI-compatible HTTP server"),
-    "generate": ("quire.entrypoints.cli.generate", "answer prompts from the command line, a file or stdin"),
-    "run-batch": ("quire.entrypoints.cli.run_batch", "answer a file of requests, resumable"),
+    "generate": ("quire.entrypoints.cli.generate", "generate from prompts on the command line, in a file or on stdin"),
+    "run-batch": ("quire.entrypoints.cli.run_batch", "run a file of requests (resumable)"),
     "chat": ("quire.entrypoints.cli.chat", "talk to the model"),
     "bench latency": ("quire.entrypoints.cli.bench_latency", "time one batch from prompt to last token"),
     "bench throughput": ("quire.entrypoints.cli.bench_throughput", "tokens per second over many requests"),
     "bench serve": ("quire.entrypoints.cli.bench_serve", "throughput and latencies of a running server under load"),
     "bench scheduler": ("quire.entrypoints.cli.bench_scheduler", "time the control plane alone, without a model"),
-    "replay": ("quire.entrypoints.cli.replay", "run a flight recording again, and say why requests waited"),
-    "plan": ("quire.entrypoints.cli.plan", "what a deployment can serve, by simulation"),
+    "replay": ("quire.entrypoints.cli.replay", "replay a flight recording and show why requests waited"),
+    "plan": ("quire.entrypoints.cli.plan", "capacity planning by simulation"),
     "collect-env": ("quire.entrypoints.cli.collect_env", "describe this machine and installation"),
-    "plugins": ("quire.entrypoints.cli.plugins", "list what installed packages add"),
-    "completion": ("quire.entrypoints.cli.completion", "print a script of completions for a shell"),
+    "plugins": ("quire.entrypoints.cli.plugins", "list installed plugins"),
+    "completion": ("quire.entrypoints.cli.completion", "print a shell completion script"),
 }
 EXIT_ERROR = 2
 EXIT_INTERRUPTED = 130

@@ -33,7 +33,7 @@ def run(args: argparse.Namespace) -> int:
     if args.find_replicas:
         needed, trials = replicas_needed(plan.fleet, plan.requests, plan.slo, args.target)
         answer["replicas_needed"] = needed
-        print_trials(f"replicas with which {args.target:.0%} of the requests are within the objectives", trials)
+        print_trials(f"replicas for which {args.target:.0%} of the requests meet the objectives", trials)
         print(f"replicas needed: {'more replicas do not help' if needed is None else needed}")
         plan = dataclasses.replace(plan, fleet=dataclasses.replace(plan.fleet, num_replicas=needed or 1))
     if args.compare_routing:
@@ -45,7 +45,7 @@ def run(args: argparse.Namespace) -> int:
         found = sweep(plan.fleet, plan.requests, plan.slo)
         answer["sweep"] = {trial.name: trial.figures for trial in found}
         answer["best_setting"] = found[0].name
-        print_trials("settings, the best first", found)
+        print_trials("settings, best first", found)
         trials = trials or found
     results = simulate(plan.fleet, plan.requests)
     answer["replicas"] = plan.fleet.num_replicas
@@ -72,7 +72,7 @@ def _calibrate(args: argparse.Namespace) -> int:
         "calibration": str(args.calibrate), "machine": calibration.machine, "num_steps": calibration.num_steps,
         "median_error": calibration.median_error, "verdict": verdict(calibration.median_error),
     }  # fmt: skip
-    print(f"{calibration.num_steps} steps fitted, half of them within {calibration.median_error:.1%}: {args.calibrate}")
+    print(f"{calibration.num_steps} steps fitted, median error {calibration.median_error:.1%}: {args.calibrate}")
     print(summary["verdict"])
     print(json.dumps(summary))
     return 0
@@ -96,7 +96,7 @@ def _print_basis(plan: Plan) -> None:
         f"{plan.fleet.num_replicas} replica(s), {plan.fleet.routing}; max_num_seqs={scheduler.max_num_seqs}, "
         f"max_num_batched_tokens={scheduler.max_num_batched_tokens}, "
         f"max_decode_slowdown={scheduler.max_decode_slowdown}, "
-        f"{setup.kv_cache.num_blocks} pages of {setup.kv_cache.block_size} tokens each"
+        f"{setup.kv_cache.num_blocks} blocks of {setup.kv_cache.block_size} tokens each"
     )
 
 

@@ -16,7 +16,7 @@ EXIT_PROBLEM = 1
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Flags of `quire plugins`."""
-    parser.add_argument("--load", action="store_true", help="Import each of them and check its class and contract.")
+    parser.add_argument("--load", action="store_true", help="Import each plugin and check its class and contract.")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -27,7 +27,7 @@ def run(args: argparse.Namespace) -> int:
         for plugin in installed(kind):
             problem = problems.get(plugin) or (_load_problem(kind, plugin) if args.load else None)
             has_problem |= problem is not None
-            lines.append(f"{plugin}, named by {kind.setting}" + (f"\n  problem: {problem}" if problem else ""))
+            lines.append(f"{plugin}, selected by {kind.setting}" + (f"\n  problem: {problem}" if problem else ""))
     print("\n".join(lines) or "no installed package has plugins (docs/how-to/plugins.md)")
     return EXIT_PROBLEM if has_problem else 0
 

@@ -103,7 +103,7 @@ class RemoteModel:
             response = connection.getresponse()
         except (OSError, http.client.HTTPException) as error:
             raise ConfigError(
-                f"no server answers at {self._parts.geturl()}: {error}", hint="start one: quire serve", field="url"
+                f"no server responds at {self._parts.geturl()}: {error}", hint="start one: quire serve", field="url"
             ) from None
         if response.status != 200:
             with response:

@@ -25,10 +25,12 @@ MAX_TOP = 100_000
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add this command's flags."""
-    parser.add_argument("recording", type=Path, help="a file, or a directory of which the newest run is read")
-    parser.add_argument("--run-id", default=None, help="the run to read of a directory, by the beginning of its files")
-    parser.add_argument("--request", default=None, metavar="ID", help="say where the time of this request went")
-    parser.add_argument("--top", type=int, default=5, help="requests that waited longest to list")
+    parser.add_argument("recording", type=Path, help="a recording file, or a directory (its newest run is read)")
+    parser.add_argument(
+        "--run-id", default=None, help="run to read from a directory: the common prefix of its file names"
+    )
+    parser.add_argument("--request", default=None, metavar="ID", help="show where the time of this request went")
+    parser.add_argument("--top", type=int, default=5, help="number of longest-waiting requests to list")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of text")
 
 
@@ -107,12 +109,12 @@ def _report(recording: Recording, result: ReplayResult, top: int, asked: list[Ti
 def _print(recording: Recording, result: ReplayResult, top: int, asked: list[Timeline] | None) -> None:
     watch = result.watch
     for path, problem in recording.torn.items():
-        print(f"{path.name}: read up to a tear: {problem}")
+        print(f"{path.name}: read up to the damaged part: {problem}")
     if result.first_difference is None:
         print(f"identical schedule: {result.num_steps} steps, replayed in {result.seconds:.2f} s")
     else:
         step, what = result.first_difference
-        print(f"the schedule differs in step {step}: {what}")
+        print(f"the schedule differs at step {step}: {what}")
     if asked is not None:
         for one in asked:
             _print_request(one, watch)
@@ -132,7 +134,7 @@ def _print(recording: Recording, result: ReplayResult, top: int, asked: list[Tim
             print(f"  {seconds:9.3f} s  {reason}")
     longest = [one for one in _longest(watch, top) if one.waited_s > 0]
     if longest:
-        print("longest waits (--request ID tells more):")
+        print("longest waits (details: --request ID):")
         for one in longest:
             print(f"  {one.waited_s:9.3f} s  {one.request_id}")
 
@@ -140,9 +142,7 @@ def _print(recording: Recording, result: ReplayResult, top: int, asked: list[Tim
 def _print_request(one: Timeline, watch: WaitWatch) -> None:
     origin = watch.start_s or 0.0
     arrived = "before the recording" if one.arrived_s is None else f"at {one.arrived_s - origin:.3f} s"
-    ended = (
-        "not within the recording" if one.ended_s is None else f"at {one.ended_s - origin:.3f} s ({one.finish_reason})"
-    )
+    ended = "not in the recording" if one.ended_s is None else f"at {one.ended_s - origin:.3f} s ({one.finish_reason})"
     cached = "" if not one.num_cached_tokens else f", {one.num_cached_tokens} of them cached"
     print(f"request {one.request_id}: came {arrived}, ended {ended}")
     print(f"  {one.num_prompt_tokens} prompt tokens{cached}, {one.num_output_tokens} output tokens", end="")

@@ -41,17 +41,19 @@ Batch = Callable[[Endpoint, int, int | None], Coroutine[Any, Any, BatchCounts]]
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add this command's flags."""
     group = parser.add_argument_group("batch")
-    group.add_argument("-i", "--input-file", required=True, metavar="FILE", help="JSON lines of requests.")
-    group.add_argument("-o", "--output-file", required=True, metavar="FILE", help="Results are added to it.")
+    group.add_argument("-i", "--input-file", required=True, metavar="FILE", help="Input file of requests (JSON lines).")
+    group.add_argument("-o", "--output-file", required=True, metavar="FILE", help="Output file; results are appended.")
     group.add_argument(
-        "--retry-failed", action="store_true", help="Ask again what has a result in the output file that is no answer."
+        "--retry-failed", action="store_true", help="Retry requests whose result in the output file is an error."
     )
     group.add_argument(
         "--max-concurrency", type=int, metavar="INT",
-        help=f"Most requests at once; default: twice max_num_seqs, with --url {REMOTE_CONCURRENCY}.",
+        help=f"Maximum number of concurrent requests; default: twice max_num_seqs, with --url {REMOTE_CONCURRENCY}.",
     )  # fmt: skip
     group.add_argument(
-        "--url", metavar="URL", help="Ask a running server (key: QUIRE_API_KEY or OPENAI_API_KEY), not a model in here."
+        "--url",
+        metavar="URL",
+        help="Send the requests to a running server (key: QUIRE_API_KEY or OPENAI_API_KEY) instead of loading a model.",
     )
     group.add_argument("--request-timeout", type=float, default=3600.0, metavar="SECONDS", help="For --url.")
     add_engine_arguments(parser, also=REQUEST_SECTIONS)
@@ -69,7 +71,7 @@ def configs_from_args(args: argparse.Namespace) -> tuple[QuireConfig, ServerConf
     for name in ("api_key", "api_key_file"):
         if getattr(server.api, name):
             raise ConfigError(
-                f"{name} is of no use: nobody but this process asks", hint="leave it out; for --url set QUIRE_API_KEY",
+                f"{name} has no effect in offline mode", hint="leave it out; for --url set QUIRE_API_KEY",
                 field=name,
             )  # fmt: skip
     config = build_config(**{name: value for name, value in values.items() if name not in names})
@@ -103,7 +105,7 @@ def run(args: argparse.Namespace) -> int:
         num_failed = counts.num_failed + counts.num_bad + results.finished.num_failed
     print(counts)
     if num_failed:
-        print(f"{num_failed} lines have no answer; --retry-failed asks them again", file=sys.stderr)
+        print(f"{num_failed} lines failed; --retry-failed retries them", file=sys.stderr)
     return EXIT_FAILED if num_failed else 0
 
 
@@ -111,7 +113,7 @@ def _check_same_batch(requests: RequestFile, results: ResultFile, args: argparse
     foreign = results.finished.custom_ids - requests.custom_ids
     if foreign:
         raise ConfigError(
-            f"{args.output_file} holds a result of {min(foreign)!r}, which {args.input_file} does not ask for",
+            f"{args.output_file} has a result of {min(foreign)!r}, which is not in {args.input_file}",
             hint="choose another --output-file", field="output_file",
         )  # fmt: skip
 

@@ -14,15 +14,18 @@ from quire.entrypoints.args import add_engine_arguments, config_from_args
 from quire.logger import configure_logging
 
 FLAGS: dict[str, tuple[type, str]] = {
-    "max_tokens": (int, "Most new tokens."),
-    "min_tokens": (int, "New tokens before the answer may end."),
+    "max_tokens": (int, "Maximum number of output tokens."),
+    "min_tokens": (int, "Minimum number of output tokens."),
     "temperature": (float, "0 is greedy; higher is more varied."),
-    "top_p": (float, "Smallest set of tokens whose probabilities reach this."),
-    "top_k": (int, "Number of likeliest tokens kept; 0 = all."),
+    "top_p": (float, "Nucleus sampling: keep the smallest set of tokens with at least this total probability."),
+    "top_k": (int, "Keep the k likeliest tokens; 0 = all."),
     "min_p": (float, "Drop tokens below this share of the likeliest one's probability."),
-    "presence_penalty": (float, "Subtracted once from tokens already in the output."),
-    "frequency_penalty": (float, "Subtracted for each time a token is in the output."),
-    "repetition_penalty": (float, "Divides tokens already in prompt or output."),
+    "presence_penalty": (float, "Subtracted once from the logits of tokens already in the output."),
+    "frequency_penalty": (float, "Subtracted from the logits of a token for each occurrence in the output."),
+    "repetition_penalty": (
+        float,
+        "Divides the logits of tokens already in the prompt or output (negative ones are multiplied).",
+    ),
 }
 
 
@@ -39,10 +42,10 @@ def add_sampling_arguments(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=argparse.SUPPRESS,
         metavar="TEXT",
-        help="Text that ends the answer; repeatable.",
+        help="Stop string; repeatable.",
     )
     group.add_argument(
-        "--ignore-eos", action="store_true", default=argparse.SUPPRESS, help="Go on past the end-of-sequence token."
+        "--ignore-eos", action="store_true", default=argparse.SUPPRESS, help="Continue past the end-of-sequence token."
     )
 
 

@@ -69,7 +69,7 @@ def chosen_model(args: argparse.Namespace, named: Any) -> dict[str, Any]:
     if given is None and named is None and lists:
         name, taken = next(iter(lists.items()))
         raise ConfigError(
-            f"no model is named: {flag_of(name)} took {', '.join(map(shown, taken))} as its values",
+            f"no model given: {flag_of(name)} took {', '.join(map(shown, taken))} as values",
             hint=f"put the model first: quire serve MODEL {flag_of(name)} ...",
             field="model",
         )

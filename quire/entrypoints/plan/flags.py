@@ -48,51 +48,55 @@ class Plan:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add this command's flags."""
-    what = parser.add_argument_group("what serves")
+    what = parser.add_argument_group("deployment")
     what.add_argument("--model", default=None, help="model directory (its config.json is read), or a hub name")
     what.add_argument("--hardware", default=None, help=f"analytic costs of a device: {', '.join(HARDWARE)}")
     what.add_argument("--calibration", type=Path, default=None, help="costs measured with --calibrate")
     what.add_argument("--calibrate", type=Path, default=None, metavar="FILE", help="measure this machine; write FILE")
     what.add_argument("--calibrate-seconds", type=float, default=90.0, help="seconds of load for --calibrate")
-    what.add_argument("-tp", "--tensor-parallel-size", type=int, default=1, help="devices that share each layer")
-    what.add_argument("-pp", "--pipeline-parallel-size", type=int, default=1, help="devices that each hold some layers")
+    what.add_argument("-tp", "--tensor-parallel-size", type=int, default=1, help="tensor-parallel devices")
+    what.add_argument("-pp", "--pipeline-parallel-size", type=int, default=1, help="pipeline stages")
     what.add_argument("-dp", "--replicas", "--data-parallel-size", type=int, default=None, help="engines; default: 1")
-    what.add_argument("--routing", default="round-robin", help=f"between replicas: {', '.join(ROUTERS)}")
-    what.add_argument("--dtype", default="bfloat16", choices=tuple(DTYPE_BYTES), help="of weights and KV cache")
-    what.add_argument("--max-model-len", type=parse_size, default=None, help="tokens of one request")
-    what.add_argument("--max-num-seqs", type=int, default=None, help="requests that run at once")
-    what.add_argument("--max-num-batched-tokens", type=parse_size, default=None, help="tokens of one step")
+    what.add_argument("--routing", default="round-robin", help=f"routing between replicas: {', '.join(ROUTERS)}")
+    what.add_argument("--dtype", default="bfloat16", choices=tuple(DTYPE_BYTES), help="dtype of weights and KV cache")
+    what.add_argument("--max-model-len", type=parse_size, default=None, help="maximum tokens of one request")
+    what.add_argument("--max-num-seqs", type=int, default=None, help="maximum number of running requests")
+    what.add_argument("--max-num-batched-tokens", type=parse_size, default=None, help="maximum tokens per step")
     what.add_argument("--max-decode-slowdown", type=float, default=None, help="as for the server")
     what.add_argument("--scheduling-policy", default=None, help="as for the server")
-    what.add_argument("--num-gpu-blocks-override", type=int, default=None, help="pages of each replica")
-    what.add_argument("--block-size", type=int, default=16, help="tokens of a page, with --hardware")
+    what.add_argument("--num-gpu-blocks-override", type=int, default=None, help="KV-cache blocks of each replica")
+    what.add_argument("--block-size", type=int, default=16, help="tokens per block, with --hardware")
     for one in dataclasses.fields(Assumptions):
         flag = "--assume-" + one.name.replace("_", "-")
         what.add_argument(flag, type=float, default=one.default, help="assumption of --hardware (docs)")
-    load = parser.add_argument_group("what arrives")
+    load = parser.add_argument_group("workload")
     load.add_argument("--trace", type=Path, default=None, help="JSON lines, or a flight recording")
     load.add_argument("--rate", type=float, default=1.0, help="requests per second")
     load.add_argument("--num-requests", type=int, default=2000, help="requests to simulate")
     load.add_argument("--burstiness", type=float, default=1.0, help="1 = Poisson, less = more bursty")
-    load.add_argument("--prompt-tokens", type=int, default=512, help="mean tokens of a prompt (or of a turn)")
-    load.add_argument("--output-tokens", type=int, default=128, help="mean tokens of an answer")
-    load.add_argument("--length-spread", type=float, default=0.5, help="of lengths: see --lognormal")
-    load.add_argument("--lognormal", action="store_true", help="lengths are log-normal, not uniform")
-    load.add_argument("--turns", type=int, default=1, help="turns of a conversation; each holds those before it")
-    load.add_argument("--think-seconds", type=float, default=5.0, help="between an answer and the next turn")
+    load.add_argument("--prompt-tokens", type=int, default=512, help="mean prompt tokens (per turn)")
+    load.add_argument("--output-tokens", type=int, default=128, help="mean output tokens")
+    load.add_argument("--length-spread", type=float, default=0.5, help="spread of lengths: see --lognormal")
+    load.add_argument("--lognormal", action="store_true", help="log-normal instead of uniform lengths")
+    load.add_argument(
+        "--turns", type=int, default=1, help="turns of a conversation; each prompt includes the earlier turns"
+    )
+    load.add_argument("--think-seconds", type=float, default=5.0, help="seconds between a reply and the next turn")
     load.add_argument("--shared-prefixes", type=int, default=1, help="number of system prompts")
     load.add_argument("--prefix-tokens", type=int, default=0, help="tokens of each system prompt")
-    load.add_argument("--seed", type=int, default=0, help="of everything random")
-    goal = parser.add_argument_group("what is asked")
-    goal.add_argument("--slo-ttft", type=float, default=math.inf, help="milliseconds to the first token")
-    goal.add_argument("--slo-itl", type=float, default=math.inf, help="milliseconds between a request's tokens, mean")
-    goal.add_argument("--slo-e2e", type=float, default=math.inf, help="milliseconds to the end")
-    goal.add_argument("--target", type=float, default=0.95, help="share of requests that is to keep to them")
-    goal.add_argument("--find-replicas", action="store_true", help="how many replicas the load needs")
-    goal.add_argument("--sweep", action="store_true", help="which setting to change")
-    goal.add_argument("--compare-routing", action="store_true", help="each routing in turn")
-    goal.add_argument("--plot", type=Path, default=None, metavar="FILE.svg", help="write a picture")
-    goal.add_argument("--processes", type=int, default=1, help="for replicas that do not depend on each other")
+    load.add_argument("--seed", type=int, default=0, help="random seed")
+    goal = parser.add_argument_group("objectives")
+    goal.add_argument("--slo-ttft", type=float, default=math.inf, help="TTFT objective in milliseconds")
+    goal.add_argument(
+        "--slo-itl", type=float, default=math.inf, help="TPOT objective in milliseconds (mean per request)"
+    )
+    goal.add_argument("--slo-e2e", type=float, default=math.inf, help="end-to-end latency objective in milliseconds")
+    goal.add_argument("--target", type=float, default=0.95, help="target SLO attainment (fraction of requests)")
+    goal.add_argument("--find-replicas", action="store_true", help="find the number of replicas that the load needs")
+    goal.add_argument("--sweep", action="store_true", help="try changes of settings")
+    goal.add_argument("--compare-routing", action="store_true", help="compare routing policies")
+    goal.add_argument("--plot", type=Path, default=None, metavar="FILE.svg", help="write an SVG plot")
+    goal.add_argument("--processes", type=int, default=1, help="processes for independent replicas")
 
 
 def check(args: argparse.Namespace) -> None:
@@ -122,7 +126,7 @@ def check(args: argparse.Namespace) -> None:
         raise ConfigError("--calibrate needs a model", hint="add --model DIR", field="model")
     if args.calibrate is None and (args.hardware is None) == (args.calibration is None):
         raise ConfigError(
-            "quire plan needs to know what steps cost", hint="give either --hardware NAME or --calibration FILE",
+            "no cost model given", hint="give either --hardware NAME or --calibration FILE",
             field="hardware",
         )  # fmt: skip
 
@@ -172,7 +176,7 @@ def _calibrated(args: argparse.Namespace) -> tuple[SchedulerSetup, Any, dict[str
 
 def _analytic(args: argparse.Namespace) -> tuple[SchedulerSetup, Any, dict[str, Any]]:
     if args.model is None:
-        raise ConfigError("--hardware needs the shape of a model", hint="add --model DIR", field="model")
+        raise ConfigError("--hardware needs a model", hint="add --model DIR", field="model")
     if args.hardware.lower() not in HARDWARE:
         raise unknown_name("hardware", args.hardware, [one.name for one in HARDWARE.values()])
     arch = parse_config(read_model_dir(resolve_model_path(args.model, None, None)).config)

@@ -22,8 +22,8 @@ def print_figures(found: dict[str, Any]) -> None:
         f"requests/s, {found['output_throughput']:.0f} output tokens/s"
     )
     if found["num_refused"]:
-        print(f"refused, as they can never run: {found['num_refused']}")
-    print(f"within the objectives: {found['good_share']:.1%}, goodput {found['goodput']:.2f} requests/s")
+        print(f"rejected, can never run: {found['num_refused']}")
+    print(f"SLO attainment: {found['good_share']:.1%}, goodput {found['goodput']:.2f} requests/s")
     print(f"{'':>6} {'mean':>10} {'p50':>10} {'p90':>10} {'p95':>10} {'p99':>10}  milliseconds")
     for name in ("ttft", "itl", "tpot", "e2e"):
         values = [found[f"{key}_{name}_ms"] for key in ("mean", "p50", "p90", "p95", "p99")]
@@ -69,7 +69,7 @@ def picture(results: Results, title: str, trials: Sequence[Trial]) -> str:
         ],
         [
             Panel(
-                title="Gaps between tokens by percentile", x_label="percentile", y_label="milliseconds", line=gaps,
+                title="Inter-token latency by percentile", x_label="percentile", y_label="milliseconds", line=gaps,
                 x_range=(0.0, 100.0), note=SIMULATED,
             ),
         ],
@@ -79,7 +79,7 @@ def picture(results: Results, title: str, trials: Sequence[Trial]) -> str:
         names = "; ".join(f"{number} = {trial.name}" for number, trial in enumerate(trials, 1))
         rows[1].append(
             Panel(
-                title="Within the objectives", x_label="what was tried", y_label="percent", points=points, line=points,
+                title="SLO attainment", x_label="configuration", y_label="percent", points=points, line=points,
                 note=names[:70],
             )
         )  # fmt: skip

@@ -86,7 +86,7 @@ def test_the_first_turns_of_shared_conversations_are_asked(tmp_path: Path):
     [
         ("{broken", "JSON lines"), ('{"prompt": ""}', "record 1"), ("7", "record 1"),
         ('{"prompt": [1, "x"]}', "record 1"),
-        ('{"prompt": "a", "output_tokens": 0}', "output_tokens"), ("", "holds 0 requests"),
+        ('{"prompt": "a", "output_tokens": 0}', "output_tokens"), ("", "has 0 requests"),
     ],
     ids=["broken", "empty prompt", "no object", "wrong ids", "no tokens", "no lines"],
 )  # fmt: skip

@@ -157,7 +157,7 @@ def test_a_class_that_is_missing_can_be_imported_and_says_so_when_it_is_made():
     from quire.compat.vllm.lora.request import LoRARequest
 
     for kind in (ProfilerConfig, LoRARequest):
-        with pytest.raises(UnsupportedError, match=f"{kind.__name__}: Quire has no"):
+        with pytest.raises(UnsupportedError, match=f"{kind.__name__}: Quire does not support"):
             kind("a", 1)
 
 

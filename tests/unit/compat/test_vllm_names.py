@@ -89,7 +89,7 @@ def test_quire_itself_has_the_names_that_users_import_from_vllm():
 
     for name in ("AsyncLLM", "AsyncLLMEngine", "EngineArgs", "AsyncEngineArgs", "TextPrompt", "TokensPrompt"):
         assert getattr(quire, name) is not None
-    with pytest.raises(ImportError, match="PoolingParams: Quire does not have pooling models"):
+    with pytest.raises(ImportError, match="PoolingParams: Quire does not support pooling models"):
         from quire import PoolingParams  # noqa: F401
 
 

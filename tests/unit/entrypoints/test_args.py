@@ -110,11 +110,11 @@ def test_defaults_of_a_command_lose_against_the_file(tmp_path: Path) -> None:
 
 BAD_FILES = {
     "not json": ("c.json", "{", "not JSON"),
-    "not an object": ("c.json", "[1]", "not one object"),
+    "not an object": ("c.json", "[1]", "is not an object"),
     "unknown key": ("c.json", '{"max-modle-len": 5}', "did you mean 'max_model_len'"),
     "wrong type": ("c.json", '{"max_model_len": "5"}', "must be an integer"),
     "given twice": ("c.json", '{"max_model_len": 5, "max-model-len": 6}', "twice"),
-    "toml": ("c.toml", "dtype = 'float32'", "toml is not read"),
+    "toml": ("c.toml", "dtype = 'float32'", "toml is not supported"),
     "yaml that is none": ("c.yaml", "dtype: [", "not YAML"),
     "yaml that is a list": ("c.yml", "- dtype", "not a mapping"),
     "yaml with an object": ("c.yaml", "dtype: !!python/object/apply:os.system [ls]", "not YAML"),

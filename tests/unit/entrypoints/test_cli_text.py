@@ -145,8 +145,8 @@ def test_a_file_that_is_not_a_chat_is_refused_and_the_chat_goes_on(
     (tmp_path / "chat.json").write_text(content)
     run(chat, stdin=f"/load {tmp_path}/chat.json\n/load\n/regen\nhi\n", monkeypatch=monkeypatch)
     captured = capsys.readouterr()
-    assert "not a saved chat" in captured.err and word in captured.err and "no file is given" in captured.err
-    assert "no message to answer" in captured.err and captured.out.startswith("user\nhi")
+    assert "not a saved chat" in captured.err and word in captured.err and "no file given" in captured.err
+    assert "no message to regenerate" in captured.err and captured.out.startswith("user\nhi")
 
 
 def test_chat_takes_the_model_in_front_and_refuses_two_and_an_empty_message(client):

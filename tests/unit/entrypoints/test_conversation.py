@@ -92,7 +92,7 @@ def test_a_call_that_was_cut_is_not_carried_out(capsys, reason):
     model = ScriptedModel(said("Well", SUM, reason=reason), said("Yes."))
     conversation = Conversation(model, tools=demo_tools())
     assert conversation.answer("1 + 2?").finish_reason == reason
-    assert "was cut" in capsys.readouterr().err
+    assert "was truncated" in capsys.readouterr().err
     conversation.answer("Go on.")
     assert model.asked[-1][1] == {"role": "assistant", "content": "Well"}
 

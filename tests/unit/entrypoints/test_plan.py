@@ -74,7 +74,7 @@ def test_a_flight_recording_is_a_trace_and_a_calibration_a_cost_model(capsys, tm
     ("args", "message"),
     [
         ([], "either --hardware NAME or --calibration FILE"),
-        (["--hardware", "H100"], "needs the shape of a model"),
+        (["--hardware", "H100"], "needs a model"),
         (["--hardware", "H1000", "--model", "MODEL"], "did you mean 'H100'"),
         (["--hardware", "H100", "--model", "MODEL", "--rate", "0"], "rate"),
         (["--hardware", "H100", "--model", "MODEL", "--routing", "prefix"], "routing"),

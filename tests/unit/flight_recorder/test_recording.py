@@ -232,7 +232,7 @@ def test_another_decision_is_named_with_what_was_recorded(tmp_path, capsys):
     rewrite(path, change)
     assert main(["replay", str(path)]) == 1
     out = capsys.readouterr().out
-    assert "the schedule differs in step 2: rows [9] were recorded" in out
+    assert "the schedule differs at step 2: rows [9] were recorded" in out
 
 
 def test_a_file_cut_off_anywhere_is_read_up_to_the_tear(tmp_path):

@@ -37,7 +37,7 @@ def test_only_true_and_false_are_bools(value: object) -> None:
 
 
 def test_text_is_text() -> None:
-    with pytest.raises(ConfigError, match="x must be text"):
+    with pytest.raises(ConfigError, match="x must be a string"):
         check_text("x", b"bytes", ConfigError)
 
 

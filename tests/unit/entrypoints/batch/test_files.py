@@ -143,7 +143,7 @@ def test_a_custom_id_given_twice_is_refused_before_anything_is_asked(tmp_path: P
     ("content", "message"),
     [
         ("my notes\n", "line 1 is not the result"),
-        ('{"custom_id": "a", "response": {"status_code": 200}}\n' * 2, "line 2 .* has a result already"),
+        ('{"custom_id": "a", "response": {"status_code": 200}}\n' * 2, "line 2 .* already has a result"),
         ('{"custom_id": null, "response": null, "error": null}\n', "neither custom_id"),
     ],
     ids=["something else", "twice", "nobody's"],
