@@ -58,7 +58,9 @@ class Request:
         num_cached_tokens: prompt tokens found in the prefix cache at first admission; -1 before it.
         num_computed_tokens: tokens that were computed when it lost its row last.
         num_prompt_logprobs_sent: prompt positions whose log-probabilities went out; a recomputed prompt repeats none.
-        block_hashes: hash of each full page of `token_ids` known so far, in order.
+        page_tokens: tokens of each full page of `token_ids`, in order, as the prefix tree has them; empty until
+            they are looked for.
+        block_hashes: names of its first full pages, as far as they were asked for (`KVCacheManager.name_pages`).
     """
 
     message: EngineCoreRequest
@@ -73,6 +75,7 @@ class Request:
     num_cached_tokens: int = -1
     num_computed_tokens: int = 0
     num_prompt_logprobs_sent: int = 0
+    page_tokens: list[bytes] = field(default_factory=list)
     block_hashes: list[bytes] = field(default_factory=list)
 
     @classmethod

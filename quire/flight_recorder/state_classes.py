@@ -22,23 +22,24 @@ from quire.core.sampling_params import SamplingParams
 from quire.core.scheduler_output import ChosenTokens, RowFork
 from quire.core.stats import EventKind, RequestEvent
 from quire.kv_cache.block_pool import BlockPool
+from quire.kv_cache.cached_prefix import CachedPrefix
 from quire.kv_cache.coordinator import KVCacheCoordinator
 from quire.kv_cache.event_recorder import KVEventRecorder
 from quire.kv_cache.free_list import FreeList
-from quire.kv_cache.manager import CachedPrefix, KVCacheManager
+from quire.kv_cache.manager import KVCacheManager
 from quire.kv_cache.miss_explainer import MissExplainer
 from quire.kv_cache.page_copies import PendingCopies
 from quire.kv_cache.past_pages import PastPages
 from quire.kv_cache.prefix_index import PrefixIndex
-from quire.kv_cache.prefix_tree import PrefixPages, PrefixTree
-from quire.kv_cache.salted_pages import SaltedPages
-from quire.kv_cache.sibling_pages import SiblingPages
+from quire.kv_cache.prefix_tree import PrefixTree
+from quire.kv_cache.row_prefixes import RowPrefixes
+from quire.kv_cache.salted_siblings import SaltedSiblings
+from quire.kv_cache.siblings import Siblings
 from quire.kv_cache.single_type.chunked_local import ChunkedLocalManager
 from quire.kv_cache.single_type.full_attention import FullAttentionManager
 from quire.kv_cache.single_type.sliding_window import SlidingWindowManager
 from quire.kv_cache.single_type.state import StateManager
 from quire.kv_cache.swap_pool import SwappedPages, SwapPool
-from quire.kv_cache.token_pages import TokenPages
 from quire.scheduler.admission import Admission, AdmissionRules, Verdict
 from quire.scheduler.beam_groups import BeamGroups, _Group
 from quire.scheduler.beam_search import BeamSearch, Finished
@@ -76,10 +77,10 @@ OBJECTS: tuple[type, ...] = (
     CachedPrefix, ChosenTokens, ChunkedLocalManager, Drafts, EngineCoreRequest, ExpectedOutputs, FairOrder, Finished,
     FinishedRequest, ForkGroups, FreeList, FullAttentionManager, KVCacheConfig, KVCacheCoordinator, KVCacheGroupSpec,
     KVCacheManager, KVEventRecorder, KVTiers, Limits, Measurements, MissExplainer, Outbox, PageTransfer, PastPages,
-    PendingCopies, PrefixIndex, PrefixPages, PrefixTree, QueueDeadlines, RankOrder, Request, RequestEvent,
-    RequestGroups, RequestQueue, RequestTable, RowFork, RunningRows, SaltedPages, Scheduler, ShortestFirst,
-    SiblingPages, SlidingWindowManager, StateManager, StepCosts, StepsInFlight, SwapCosts, SwapPool, SwappedPages,
-    Swapping, TenantQueues, TenantTurns, TokenPages, UnfinishedRequests, VirtualCounters, _Group, _InFlight,
+    PendingCopies, PrefixIndex, PrefixTree, QueueDeadlines, RankOrder, Request, RequestEvent, RequestGroups,
+    RequestQueue, RequestTable, RowFork, RowPrefixes, RunningRows, SaltedSiblings, Scheduler, ShortestFirst, Siblings,
+    SlidingWindowManager, StateManager, StepCosts, StepsInFlight, SwapCosts, SwappedPages, Swapping, SwapPool,
+    TenantQueues, TenantTurns, UnfinishedRequests, VirtualCounters, _Group, _InFlight,
 )  # fmt: skip
 
 

@@ -1,13 +1,13 @@
 """The name of a full page: a hash of its tokens, its extra keys and the page before it.
 
-Called by the KV cache manager. Stateless. Equal names mean equal prefixes, up to collisions, which the
-prefix index finds out by comparing.
+Called by the KV cache manager and the prefix tree, for other programs and tiers. Stateless. Equal names mean equal
+prefixes, up to collisions; nothing in the cache itself is found by them.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
@@ -51,6 +51,7 @@ def hash_full_pages(
     block_size: int,
     extra_keys: Mapping[int, ExtraKeys],
     hash_fn: BlockHashFn = sha256_block_hash,
+    known: Sequence[bytes] = (),
 ) -> list[bytes]:
     """Hashes of the full pages of a sequence, in order.
 
@@ -59,12 +60,15 @@ def hash_full_pages(
         block_size: tokens per page.
         extra_keys: page number -> its extra keys.
         hash_fn: names one page.
+        known: hashes of its first pages, which are not computed again.
     """
-    data, page_bytes = token_bytes(token_ids), TOKEN_BYTES * block_size
-    parent = ROOT_HASH
-    hashes = []
-    for page in range(len(token_ids) // block_size):
-        tokens = data[page * page_bytes : (page + 1) * page_bytes]
+    num_full = len(token_ids) // block_size
+    hashes = list(known[:num_full])
+    parent = hashes[-1] if hashes else ROOT_HASH
+    start = len(hashes)
+    data, page_bytes = token_bytes(token_ids[start * block_size :]), TOKEN_BYTES * block_size
+    for page in range(start, num_full):
+        tokens = data[(page - start) * page_bytes : (page - start + 1) * page_bytes]
         parent = hash_fn(parent, tokens, extra_keys.get(page, ()))
         hashes.append(parent)
     return hashes

@@ -6,31 +6,36 @@ list and the prefix index. A page id never changes meaning while a request holds
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
+from quire.kv_cache.block_hash import BlockHashFn, sha256_block_hash
 from quire.kv_cache.free_list import FreeList
 from quire.kv_cache.prefix_index import PrefixIndex
-from quire.kv_cache.prefix_tree import PrefixPages
 
 NULL_BLOCK_ID = 0
 """A page that is never given out: the target of padding."""
 
 
 class BlockPool:
-    """`num_blocks` pages of `block_size` tokens, the null page included.
+    """`num_blocks` pages, the null page included.
+
+    Args:
+        is_whole, hash_fn: as `PrefixIndex` has them.
 
     Attributes:
         num_usable_blocks: pages without the null page.
-        prefix_index: which pages can be found by their content; managers look up and publish there.
-        prefix_pages: the same for groups that do not keep whole sequences.
+        prefix_index: which pages of which group can be found by their content; managers look up and publish there.
     """
 
-    def __init__(self, num_blocks: int, block_size: int) -> None:
+    def __init__(
+        self, num_blocks: int, is_whole: Sequence[bool] = (True,), hash_fn: BlockHashFn = sha256_block_hash
+    ) -> None:
         self.num_usable_blocks = num_blocks - 1
         self._ref_counts = np.zeros(num_blocks, dtype=np.int32)
         self._free = FreeList(num_blocks)
-        self.prefix_index = PrefixIndex(num_blocks, block_size)
-        self.prefix_pages = PrefixPages(self.prefix_index.is_cached, block_size)
+        self.prefix_index = PrefixIndex(num_blocks, is_whole, hash_fn)
 
     @property
     def num_free_blocks(self) -> int:
@@ -40,7 +45,7 @@ class BlockPool:
     @property
     def num_cached_blocks(self) -> int:
         """Pages that can be found by their content, in use or free."""
-        return len(self.prefix_index) + len(self.prefix_pages)
+        return len(self.prefix_index)
 
     @property
     def usage(self) -> float:
@@ -54,7 +59,7 @@ class BlockPool:
     def take(self, num_blocks: int) -> np.ndarray:
         """Give out free pages, [num_blocks] int32; what was cached in them is forgotten. As many must be free."""
         block_ids = self._free.take(num_blocks)
-        self._forget(block_ids[self.prefix_index.is_cached[block_ids]])
+        self.prefix_index.forget(block_ids[self.prefix_index.is_cached[block_ids]])
         self._ref_counts[block_ids] = 1
         return block_ids
 
@@ -94,12 +99,6 @@ class BlockPool:
         """Forget all cached pages; False, and nothing done, while any page is in use."""
         if len(self._free) != self.num_usable_blocks:
             return False
-        if len(self.prefix_pages):
-            self.prefix_pages.forget(np.flatnonzero(self.prefix_index.is_cached).tolist())
         self.prefix_index.clear()
         self._free.reset()
         return True
-
-    def _forget(self, cached_block_ids: np.ndarray) -> None:
-        block_ids = cached_block_ids.tolist()
-        self.prefix_index.forget(self.prefix_pages.forget(block_ids) if len(self.prefix_pages) else block_ids)

@@ -1,105 +1,130 @@
 """MissExplainer: why the cached prefix of a request ends where it does. Owned by the KV cache manager.
 
-Asked once for each admission; the work is bounded, whatever is cached: some lookups by name and at most `MAX_SIBLINGS`
-pages compared. Of pages with other extra keys (salts, tenants) only `operator_reason` tells: nothing else that is
-answered depends on them.
+Asked once for each admission; the work is bounded, whatever is cached: some lookups and at most
+`MAX_SIBLINGS` pages compared, and after a reset one walk along the prompt. Only `operator_reason` depends on pages with
+other extra keys (salts, tenants).
 """
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
 
 from quire.core.cache_info import CacheMiss, MissReason
 from quire.core.cache_salt import tenant_part
-from quire.core.request import Request
-from quire.kv_cache.block_hash import ROOT_HASH, BlockHashFn, token_bytes
-from quire.kv_cache.prefix_index import ROOT_PREFIX_ID, PrefixIndex
+from quire.core.request import ExtraKeys, Request
+from quire.kv_cache.cached_prefix import CachedPrefix
+from quire.kv_cache.prefix_index import PrefixIndex
 
 MAX_SIBLINGS = 64
 MAX_EXTRA_KEYS = 16
 
-IsComputing = Callable[[int, int, bytes], bool]
-"""(prefix id, page number, its name): whether a running request is about to publish this page."""
+
+@dataclass(frozen=True, slots=True)
+class _MissingPage:
+    """The first page of a request that was not found; `node` is the prefix that ends with it, if it is known."""
+
+    number: int
+    parent: int
+    tokens: bytes
+    extra_keys: ExtraKeys
+    node: int | None
+
+
+IsComputing = Callable[[int, int, bytes, ExtraKeys], bool]
+"""(node, page number, its tokens, its extra keys): whether a running request is about to publish it after the node."""
 
 
 class MissExplainer:
-    """Explains misses in one prefix index.
+    """Explains misses by what follows the found prefix in the tree.
 
     Args:
         index: the cached pages.
         block_size: tokens per page.
-        hash_fn: names a page.
         is_computing: knows what running requests are about to publish.
     """
 
-    def __init__(self, index: PrefixIndex, block_size: int, hash_fn: BlockHashFn, is_computing: IsComputing) -> None:
+    def __init__(self, index: PrefixIndex, block_size: int, is_computing: IsComputing) -> None:
         self._index = index
+        self._tree = index.tree
         self._block_size = block_size
-        self._hash_fn = hash_fn
         self._is_computing = is_computing
 
-    def explain(self, request: Request, cached_block_ids: np.ndarray) -> CacheMiss | None:
-        """Why no more than these pages of `request` were found; None when all that can be used were."""
-        num_found, num_tokens = len(cached_block_ids), len(request.token_ids)
-        num_usable, end = (num_tokens - 1) // self._block_size, num_found * self._block_size
-        if num_usable > num_found >= len(request.block_hashes):
-            return None  # a preempted request's own new tokens, which fill no computed page
-        if num_found and not self._index.is_cached[cached_block_ids[-1]]:
-            return None  # pages of a sibling that runs
-        if num_found == num_usable:
-            if num_found < len(request.block_hashes) and self._index.block_of(request.block_hashes[num_found]):
+    def explain(self, request: Request, prefix: CachedPrefix) -> CacheMiss | None:
+        """Why no more than this prefix of `request` was found; None when all that can be used was."""
+        page, num_usable = prefix.num_tokens // self._block_size, (len(request.token_ids) - 1) // self._block_size
+        end, parent = page * self._block_size, prefix.node
+        if parent is None or prefix.num_unpublished:
+            return None  # pages of a sibling that runs, or from outside
+        missing = self._missing_page(request, page, parent)
+        if page == num_usable:
+            if missing is not None and missing.node is not None and self._index.holds(missing.node):
                 return CacheMiss(MissReason.LAST_TOKEN, end)
             return CacheMiss(MissReason.BELOW_ONE_PAGE, 0) if not num_usable else None
-        parent_id = self._index.prefix_id(cached_block_ids)
-        block_hash = request.block_hashes[num_found]
-        reason = self._past_reason(parent_id, num_found, block_hash)
+        if missing is None:
+            return None
+        reason = self._known_reason(request, missing)
         if reason is not None:
             return CacheMiss(reason, end)
-        nearest = self._nearest_sibling(request, num_found, parent_id)
+        nearest = self._nearest_sibling(request, missing)
         reason, position = nearest if nearest is not None else (MissReason.COLD, end)
-        return CacheMiss(reason, position, self._foreign_reason(request, num_found, parent_id))
+        return CacheMiss(reason, position, self._foreign_reason(missing))
 
-    def _past_reason(self, parent_id: int, page: int, block_hash: bytes) -> MissReason | None:
+    def _missing_page(self, request: Request, page: int, parent: int) -> _MissingPage | None:
+        """The first page that was not found; None when the prompt has no such full page, so it was never computed."""
+        if page >= request.num_prompt_tokens // self._block_size:
+            return None
+        tokens, extra_keys = request.page_tokens[page], request.extra_keys.get(page, ())
+        return _MissingPage(page, parent, tokens, extra_keys, self._tree.child(parent, tokens, extra_keys))
+
+    def _known_reason(self, request: Request, missing: _MissingPage) -> MissReason | None:
         """What is known of the very page that is missing."""
-        if self._is_computing(parent_id, page, block_hash):
+        if self._is_computing(missing.parent, missing.number, missing.tokens, missing.extra_keys):
             return MissReason.STILL_COMPUTING
-        return self._index.past.reason(block_hash)
+        if missing.node is not None:  # it was there; or it is, but pages of other groups are not
+            return self._index.past.reason(missing.node) or MissReason.EVICTED
+        pages, extra_keys = request.page_tokens, request.extra_keys
+        is_known = self._tree.was_known_before_reset(pages, extra_keys, missing.number + 1)
+        return MissReason.CACHE_RESET if is_known else None
 
-    def _nearest_sibling(self, request: Request, page: int, parent_id: int) -> tuple[MissReason, int] | None:
+    def _nearest_sibling(self, request: Request, missing: _MissingPage) -> tuple[MissReason, int] | None:
         """Of cached pages after the same prefix, with the same extra keys, the one that agrees longest."""
-        start = page * self._block_size
-        extra_keys = request.extra_keys.get(page, ())
-        siblings = self._index.siblings.after(parent_id, extra_keys, MAX_SIBLINGS)
+        start = missing.number * self._block_size
+        siblings = self._index.holding(self._tree.siblings.after(missing.parent, missing.extra_keys, MAX_SIBLINGS))
         if not siblings:
             return None
-        num_equal = self._index.num_equal_tokens(siblings, request.token_ids[start : start + self._block_size])
+        num_equal = _num_equal([self._tree.tokens(node) for node in siblings], missing.tokens)
         longest = int(num_equal.max())
         if not longest and not start:
             return None  # they have nothing in common
         nearest = itertools.compress(siblings, num_equal == longest)
-        if longest == self._block_size:
-            return MissReason.EVICTED, start  # it is there, but pages of windowed layers are gone
-        template_ids = {self._index.template_id(block_id) for block_id in nearest}
+        template_ids = {self._tree.template_ids.get(node, 0) for node in nearest}
         own_id = request.message.template_id
         is_other_template = own_id and 0 not in template_ids and own_id not in template_ids
         reason = MissReason.TEMPLATE_CHANGED if is_other_template else MissReason.DIFFERENT_TOKEN
         return reason, start + longest
 
-    def _foreign_reason(self, request: Request, page: int, parent_id: int) -> MissReason | None:
+    def _foreign_reason(self, missing: _MissingPage) -> MissReason | None:
         """Whether the missing page is cached with other extra keys, and with which kind."""
-        own_keys = request.extra_keys.get(page, ())
-        start = page * self._block_size
-        tokens = token_bytes(request.token_ids[start : start + self._block_size])
-        known = self._index.salted.keys_of(parent_id, tokens, MAX_EXTRA_KEYS)
-        found = [keys for keys in known if keys != own_keys]
+        own_keys, tree = missing.extra_keys, self._tree
+        known = [
+            keys for keys in tree.salted.keys_of(missing.parent, missing.tokens, MAX_EXTRA_KEYS) if keys != own_keys
+        ]
         if own_keys:
-            parent = ROOT_HASH if parent_id == ROOT_PREFIX_ID else self._index.hash_of_prefix(parent_id)
-            if self._index.block_of(self._hash_fn(parent, tokens, ())) is not None:
-                found.append(())
+            known.append(())
+        nodes = [(keys, tree.child(missing.parent, missing.tokens, keys)) for keys in known]
+        found = [keys for keys, node in nodes if node is not None and self._index.holds(node)]
         return min((_difference(dict(own_keys), dict(keys)) for keys in found), default=None)
+
+
+def _num_equal(pages: list[bytes], other: bytes) -> np.ndarray:
+    """[num_pages]: how many leading tokens each of these pages, which differ from `other`, has in common with it."""
+    page_tokens = np.frombuffer(b"".join(pages), dtype="<i4").reshape(len(pages), -1)
+    first: np.ndarray = (page_tokens != np.frombuffer(other, dtype="<i4")).argmax(axis=1)
+    return first
 
 
 def _difference(own_keys: dict[str, str], other_keys: dict[str, str]) -> MissReason:

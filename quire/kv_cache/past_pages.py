@@ -1,39 +1,46 @@
-"""Names of pages that cannot be found (any longer), and why: evicted, reset, never stored.
+"""Prefixes whose last page cannot be found (any longer), and why: evicted, never stored.
 
-Written by the prefix index and the KV cache manager, asked when a miss is explained. Bounded; the oldest go first.
+Written by the prefix index and the KV cache manager, read when a miss is explained. Bounded; the oldest go first. A
+prefix that is remembered stays a node of the tree.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import OrderedDict
 
 from quire.core.cache_info import MissReason
+from quire.kv_cache.prefix_tree import PrefixTree
 
-MAX_REMEMBERED = 1 << 14
+MAX_REMEMBERED = 1 << 15
 
 
 class PastPages:
-    """The newest `capacity` names or more, at most twice as many, and those that the last reset forgot."""
+    """The `capacity` prefixes that were noted last."""
 
-    def __init__(self, capacity: int) -> None:
+    def __init__(self, capacity: int, tree: PrefixTree) -> None:
         self._capacity = min(capacity, MAX_REMEMBERED)
-        self._young: dict[bytes, MissReason] = {}
-        self._old: dict[bytes, MissReason] = {}
-        self._before_reset: Mapping[bytes, int] = {}
+        self._tree = tree
+        self._reasons: OrderedDict[int, MissReason] = OrderedDict()
 
-    def note(self, block_hash: bytes, reason: MissReason) -> None:
-        """A page is not to be found, for `reason`."""
-        self._young[block_hash] = reason
-        if len(self._young) > self._capacity:
-            self._old, self._young = self._young, {}
+    def __len__(self) -> int:
+        return len(self._reasons)
 
-    def note_reset(self, block_hashes: Mapping[bytes, int]) -> None:
-        """All these pages are gone at once; the mapping is kept as it is, and must not change."""
-        self._young, self._old, self._before_reset = {}, {}, block_hashes
+    def note(self, node: int, reason: MissReason) -> None:
+        """The last page of a prefix, which has a user, is not to be found, for `reason`."""
+        if node in self._reasons:
+            self._reasons.move_to_end(node)
+        else:
+            self._tree.hold(node)
+        self._reasons[node] = reason
+        if len(self._reasons) > self._capacity:
+            self._tree.release(self._reasons.popitem(last=False)[0])
 
-    def reason(self, block_hash: bytes) -> MissReason | None:
-        """Why a page is not to be found; None = not known."""
-        found = self._young.get(block_hash) or self._old.get(block_hash)
-        if found is None and block_hash in self._before_reset:
-            return MissReason.CACHE_RESET
-        return found
+    def reason(self, node: int) -> MissReason | None:
+        """Why the last page of a prefix is not to be found; None = not known."""
+        return self._reasons.get(node)
+
+    def clear(self) -> None:
+        """Forget all."""
+        for node in self._reasons:
+            self._tree.release(node)
+        self._reasons.clear()

@@ -1,132 +1,171 @@
-"""Cached pages of groups that free pages: found by the whole prefix they end, although its other pages may be gone.
+"""PrefixTree: prefixes of whole pages as nodes of a tree, found by the tokens themselves.
 
-Owned by the block pool. A prefix has a name for as long as something that begins with it is cached or in use; names
-are looked up by the tokens and extra keys themselves, page by page from the beginning, so a hit needs no hash to trust.
+Owned by the prefix index. A node is a number; it stands for the prefix that ends with a certain page, is found by its
+parent, the page's tokens and its extra keys, and lives for as long as it has users. Numbers are never used again.
+
+Example, pages of 2 tokens: after `tree.enter([b"ab", b"cd"], {}, 2) == 2` the tree has nodes 1 ("ab") and 2 ("abcd"),
+`tree.walk([b"ab", b"xy"], {}, 2) == [1]`, and `tree.release(2)` removes both.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-
-import numpy as np
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from quire.core.request import ExtraKeys
-from quire.kv_cache.block_hash import TOKEN_BYTES, token_bytes
+from quire.kv_cache.block_hash import ROOT_HASH, BlockHashFn, sha256_block_hash
+from quire.kv_cache.salted_siblings import SaltedSiblings
+from quire.kv_cache.siblings import Siblings
 
-ROOT_NAME = 0
-"""The empty prefix."""
+ROOT = 0
+"""The empty prefix, parent of every first page."""
+
+NodeKey = tuple[Any, ...]
+"""(parent, tokens of the page), followed by its extra keys where it has any. A plain tuple: one for every node."""
 
 
 class PrefixTree:
-    """Names of prefixes of whole pages, each with the number of its users.
-
-    A user is a row that ends with the prefix, a cached page that does, or a longer prefix by one page.
-    """
-
-    def __init__(self, block_size: int) -> None:
-        self._page_bytes = TOKEN_BYTES * block_size
-        self._names: dict[tuple[int, bytes, ExtraKeys], int] = {}
-        self._keys: dict[int, tuple[int, bytes, ExtraKeys]] = {}
-        self._num_users: dict[int, int] = {}
-        self._last_name = ROOT_NAME
-
-    def __len__(self) -> int:
-        return len(self._names)
-
-    def find(self, token_ids: np.ndarray, extra_keys: Mapping[int, ExtraKeys], max_pages: int) -> list[int]:
-        """Names of the first prefixes of a sequence, one per page, up to the first that has none.
-
-        Args:
-            token_ids: [num_tokens] int32; enough for `max_pages` pages.
-            extra_keys: page number -> its extra keys.
-        """
-        names: list[int] = []
-        if not self._names:
-            return names
-        data, size = token_bytes(token_ids), self._page_bytes
-        parent = ROOT_NAME
-        for page in range(max_pages):
-            name = self._names.get((parent, data[page * size : (page + 1) * size], extra_keys.get(page, ())))
-            if name is None:
-                break
-            names.append(name)
-            parent = name
-        return names
-
-    def advance(self, name: int, tokens: bytes, extra_keys: ExtraKeys) -> int:
-        """A user of a prefix becomes one of the prefix that continues it by a page, which is named if need be."""
-        key = (name, tokens, extra_keys)
-        longer = self._names.get(key)
-        if longer is None:
-            self._last_name = longer = self._last_name + 1
-            self._names[key], self._keys[longer], self._num_users[longer] = longer, key, 1
-            return longer  # which uses the shorter one in place of the caller
-        self._num_users[longer] += 1
-        self.release(name)
-        return longer
-
-    def enter(self, token_ids: np.ndarray, extra_keys: Mapping[int, ExtraKeys], num_pages: int) -> int:
-        """Add a user to the prefix of the first `num_pages` pages of a sequence, which is named if need be."""
-        data, size, name = (
-            token_bytes(token_ids[: num_pages * self._page_bytes // TOKEN_BYTES]),
-            self._page_bytes,
-            ROOT_NAME,
-        )
-        for page in range(num_pages):
-            name = self.advance(name, data[page * size : (page + 1) * size], extra_keys.get(page, ()))
-        return name
-
-    def hold(self, name: int) -> None:
-        """Add a user to a prefix that has one."""
-        if name != ROOT_NAME:
-            self._num_users[name] += 1
-
-    def release(self, name: int) -> None:
-        """Take a user off a prefix; those that have none left lose their name."""
-        while name != ROOT_NAME:
-            self._num_users[name] -= 1
-            if self._num_users[name]:
-                return
-            del self._num_users[name]
-            key = self._keys.pop(name)
-            del self._names[key]
-            name = key[0]
-
-
-class PrefixPages:
-    """Which page of a group ends which prefix. Of pages of equal content the first published is kept.
+    """Nodes with the number of their users: rows that have come to them, cached pages, remembered misses, children.
 
     Args:
-        is_cached: [num_blocks] bool; kept up to date for the pages that are published here.
+        hash_fn: names a page for other programs; nothing here is found by such names.
+
+    Attributes:
+        siblings: nodes by parent and extra keys.
+        salted: extra keys by parent and tokens.
+        template_ids: of nodes whose prompt was made by a chat template: its number.
     """
 
-    def __init__(self, is_cached: np.ndarray, block_size: int) -> None:
-        self.tree = PrefixTree(block_size)
-        self._is_cached = is_cached
-        self._pages: dict[int, tuple[dict[int, int], int]] = {}
+    def __init__(self, hash_fn: BlockHashFn = sha256_block_hash) -> None:
+        self._hash_fn = hash_fn
+        self._nodes: dict[NodeKey, int] = {}
+        self._keys: dict[int, NodeKey] = {}
+        self._num_users: dict[int, int] = {}
+        self._hashes: dict[int, bytes] = {}
+        self._before_reset: dict[NodeKey, int] = {}
+        self.template_ids: dict[int, int] = {}
+        self.siblings = Siblings()
+        self.salted = SaltedSiblings()
+        self._last_node = ROOT
 
     def __len__(self) -> int:
-        return len(self._pages)
+        return len(self._nodes)
 
-    def publish(self, blocks: dict[int, int], name: int, block_id: int) -> None:
-        """Make a full, computed page findable by the prefix it ends in a group's `blocks` (name -> page)."""
-        if name in blocks:
-            return
-        self.tree.hold(name)
-        blocks[name] = block_id
-        self._pages[block_id] = (blocks, name)
-        self._is_cached[block_id] = True
+    def child(self, node: int, tokens: bytes, extra_keys: ExtraKeys = ()) -> int | None:
+        """The prefix that continues `node` by a page of these tokens; None = there is no such node."""
+        return self._nodes.get((node, tokens, extra_keys) if extra_keys else (node, tokens))
 
-    def forget(self, block_ids: Iterable[int]) -> list[int]:
-        """Make those of these cached pages that were published here impossible to find; the others."""
-        others = []
-        for block_id in block_ids:
-            page = self._pages.pop(block_id, None)
-            if page is None:
-                others.append(block_id)
-                continue
-            blocks, name = page
-            del blocks[name]
-            self._is_cached[block_id] = False
-            self.tree.release(name)
-        return others
+    def walk(self, pages: Sequence[bytes], extra_keys: Mapping[int, ExtraKeys], max_pages: int) -> list[int]:
+        """The nodes on the way of a sequence, one per page, up to the first page that has none.
+
+        Args:
+            pages: tokens of each page, at least `max_pages` of them.
+            extra_keys: page number -> its extra keys.
+        """
+        return _walk(self._nodes, pages, extra_keys, max_pages)
+
+    def was_known_before_reset(
+        self, pages: Sequence[bytes], extra_keys: Mapping[int, ExtraKeys], num_pages: int
+    ) -> bool:
+        """Whether there was a node for the first `num_pages` pages of a sequence when the tree was cleared last."""
+        return len(_walk(self._before_reset, pages, extra_keys, num_pages)) == num_pages
+
+    def advance(self, node: int, tokens: bytes, extra_keys: ExtraKeys) -> int:
+        """A user of `node` becomes one of the prefix that continues it by a page, which is made if need be."""
+        key: NodeKey = (node, tokens, extra_keys) if extra_keys else (node, tokens)
+        child = self._nodes.get(key)
+        if child is None:
+            self._last_node = child = self._last_node + 1
+            self._nodes[key], self._keys[child], self._num_users[child] = child, key, 1
+            self.siblings.add(child, node, extra_keys)
+            if extra_keys:
+                self.salted.add(node, tokens, extra_keys)
+            return child  # which uses its parent in place of the caller
+        self._num_users[child] += 1
+        self.release(node)
+        return child
+
+    def enter(self, pages: Sequence[bytes], extra_keys: Mapping[int, ExtraKeys], num_pages: int) -> int:
+        """Add a user to the prefix of the first `num_pages` pages of a sequence, which is made if need be."""
+        node = ROOT
+        for page in range(num_pages):
+            node = self.advance(node, pages[page], extra_keys.get(page, ()))
+        return node
+
+    def hold(self, node: int) -> None:
+        """Add a user to a node that has one."""
+        if node != ROOT:
+            self._num_users[node] += 1
+
+    def release(self, node: int) -> None:
+        """Take a user off a node; it goes when it has none left, and so may those before it."""
+        while node != ROOT:
+            self._num_users[node] -= 1
+            if self._num_users[node]:
+                return
+            node = self._remove(node)
+
+    def _remove(self, node: int) -> int:
+        """Take a node without users out of the tree; its parent, which is left with one user too many."""
+        del self._num_users[node]
+        key = self._keys.pop(node)
+        del self._nodes[key]
+        parent: int = key[0]
+        extra_keys: ExtraKeys = key[2] if len(key) > 2 else ()
+        self.siblings.remove(node, parent, extra_keys)
+        if extra_keys:
+            self.salted.remove(parent, key[1], extra_keys)
+        self.template_ids.pop(node, None)
+        self._hashes.pop(node, None)
+        return parent
+
+    def parent(self, node: int) -> int:
+        """The prefix without its last page."""
+        parent: int = self._keys[node][0]
+        return parent
+
+    def tokens(self, node: int) -> bytes:
+        """Tokens of the last page."""
+        tokens: bytes = self._keys[node][1]
+        return tokens
+
+    def extra_keys(self, node: int) -> ExtraKeys:
+        """Extra keys of the last page."""
+        key = self._keys[node]
+        return key[2] if len(key) > 2 else ()
+
+    def hash_of(self, node: int) -> bytes:
+        """The name of the last page for other programs, which depends on content alone; computed when it is wanted."""
+        unnamed = []
+        while node != ROOT and node not in self._hashes:
+            unnamed.append(node)
+            node = self.parent(node)
+        name = self._hashes[node] if node != ROOT else ROOT_HASH
+        for one in reversed(unnamed):
+            self._hashes[one] = name = self._hash_fn(name, self.tokens(one), self.extra_keys(one))
+        return name
+
+    def clear(self) -> None:
+        """Remove all nodes, which nothing uses any longer; what was there is remembered until the next time."""
+        self._before_reset, self._nodes = self._nodes, {}
+        for by_node in (self._keys, self._num_users, self._hashes, self.template_ids):
+            by_node.clear()
+        self.siblings.clear()
+        self.salted.clear()
+
+
+def _walk(
+    nodes: Mapping[NodeKey, int], pages: Sequence[bytes], extra_keys: Mapping[int, ExtraKeys], max_pages: int
+) -> list[int]:
+    found: list[int] = []
+    if not nodes:
+        return found
+    get, node = nodes.get, ROOT
+    for page in range(max_pages):
+        key = (node, pages[page], extra_keys[page]) if page in extra_keys else (node, pages[page])
+        child = get(key)
+        if child is None:
+            break
+        found.append(child)
+        node = child
+    return found

@@ -204,9 +204,9 @@ class BeamGroups(RequestGroup):
 
     def _fork(self, source: int, row: int, num_tokens: int) -> RowFork:
         """Make `row` what `source` is; its own pages are enough for what it does not share."""
-        table, request, parent = self._table, self._table.request_on(row), self._table.request_on(source)
+        table, request = self._table, self._table.request_on(row)
         table.token_ids[row, :num_tokens] = table.token_ids[source, :num_tokens]
-        request.block_hashes = list(parent.block_hashes)
+        request.page_tokens, request.block_hashes = [], []  # of the tokens that it had
         prefix = self._kv.shared_prefix(source, num_tokens)
         assert prefix is not None, "a row holds what its next token sees"
         self._kv.free(row)

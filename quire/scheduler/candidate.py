@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from quire.core.request import Request
-from quire.kv_cache.manager import CachedPrefix
+from quire.kv_cache.cached_prefix import CachedPrefix
 from quire.kv_cache.swap_pool import SwappedPages
 from quire.scheduler.kv_tier import ExternalHit
 

@@ -7,7 +7,8 @@ request that computed them has left. What is kept is given up before anybody is 
 from __future__ import annotations
 
 from quire.core.request import Request
-from quire.kv_cache.manager import CachedPrefix, KVCacheManager
+from quire.kv_cache.cached_prefix import CachedPrefix
+from quire.kv_cache.manager import KVCacheManager
 from quire.scheduler.request_group import RequestGroup
 from quire.scheduler.request_table import RequestTable
 from quire.scheduler.step_plan import StepPlan

@@ -20,7 +20,7 @@ import numpy as np
 from quire.core.request import Request
 from quire.core.runner_output import ModelRunnerOutput
 from quire.core.scheduler_output import NO_PAGE_COPIES, PageCopies, SchedulerOutput
-from quire.kv_cache.manager import CachedPrefix
+from quire.kv_cache.cached_prefix import CachedPrefix
 from quire.kv_cache.swap_pool import SwappedPages
 from quire.scheduler.step_plan import StepPlan
 

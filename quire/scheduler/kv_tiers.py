@@ -17,7 +17,8 @@ from quire.core.kv_transfer import KVTransferMeta, PageTransfer
 from quire.core.request import Request, RequestStatus
 from quire.core.runner_output import ModelRunnerOutput
 from quire.core.scheduler_output import SchedulerOutput
-from quire.kv_cache.manager import CachedPrefix, KVCacheManager
+from quire.kv_cache.cached_prefix import CachedPrefix
+from quire.kv_cache.manager import KVCacheManager
 from quire.scheduler.candidate import Candidate
 from quire.scheduler.kv_tier import ExternalHit, KVTier, SwapCopies
 from quire.scheduler.request_group import RequestGroup
@@ -83,6 +84,7 @@ class KVTiers(RequestGroup):
         is_looked_up = self._others and request.may_read_prefix_cache and not prefix.partial_block_ids
         if not is_looked_up or request.handle in self._refused or request.handle in self._loaded:
             return None
+        self._kv.name_pages(request, request.token_ids)
         hits = (tier.get_num_new_matched_tokens(request, prefix.num_tokens) for tier in self._others)
         best = max((hit for hit in hits if hit is not None), key=lambda hit: hit.num_tokens, default=None)
         if best is None:
@@ -143,8 +145,8 @@ class KVTiers(RequestGroup):
             self._save(request)
 
     def _save(self, request: Request) -> None:
-        num_full = int(self._table.num_computed_tokens[request.row]) // self._kv.block_size
-        names = request.block_hashes[:num_full]
+        num_computed = int(self._table.num_computed_tokens[request.row])
+        names = self._kv.name_pages(request, self._table.token_ids[request.row, :num_computed])
         for tier in self._others:
             keys = tuple(tier.request_finished(request, names))
             if keys:

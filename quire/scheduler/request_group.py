@@ -14,7 +14,7 @@ import numpy as np
 from quire.core.engine_messages import FinishedRequest
 from quire.core.request import Request
 from quire.core.scheduler_output import NO_ROW_UPDATES, RowUpdates
-from quire.kv_cache.manager import CachedPrefix
+from quire.kv_cache.cached_prefix import CachedPrefix
 from quire.scheduler.step_plan import StepPlan
 from quire.scheduler.update import Sampled
 from quire.scheduler.waiting import Blocked

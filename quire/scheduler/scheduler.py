@@ -123,7 +123,7 @@ class Scheduler:
         assert request.handle not in self._requests, "a handle names one request"
         check_can_run(request, self._limits, self._kv)
         queued = Request.from_message(request)
-        self._kv.hash_prompt(queued)
+        self._kv.note_arrival(queued)
         self._order.enter(queued, self._requests.num_arrived)
         self._requests.add(queued)
         self._order.queue.add(queued)

@@ -14,7 +14,8 @@ from quire.core.request import Request
 from quire.core.runner_output import ModelRunnerOutput
 from quire.core.scheduler_output import NO_PAGE_COPIES, PageCopies, SchedulerOutput
 from quire.kv_cache.block_pool import NULL_BLOCK_ID
-from quire.kv_cache.manager import CachedPrefix, KVCacheManager
+from quire.kv_cache.cached_prefix import CachedPrefix
+from quire.kv_cache.manager import KVCacheManager
 from quire.kv_cache.swap_pool import NO_HOST_BLOCK, SwappedPages, SwapPool
 from quire.scheduler.kv_tier import ExternalHit, KVTier, SwapCopies
 from quire.scheduler.request_table import RequestTable

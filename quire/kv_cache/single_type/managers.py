@@ -20,7 +20,7 @@ from quire.kv_cache.single_type.row_blocks import ManagerParts, RowBlocks
 from quire.kv_cache.single_type.sliding_window import SlidingWindowManager
 from quire.kv_cache.single_type.state import StateManager
 
-MANAGERS: dict[type[KVCacheSpec], Callable[[Any, ManagerParts], RowBlocks]] = {
+MANAGERS: dict[type[KVCacheSpec], Callable[[Any, ManagerParts, int], RowBlocks]] = {
     FullAttentionSpec: FullAttentionManager,
     MLAAttentionSpec: FullAttentionManager,
     SlidingWindowSpec: SlidingWindowManager,
@@ -30,8 +30,8 @@ MANAGERS: dict[type[KVCacheSpec], Callable[[Any, ManagerParts], RowBlocks]] = {
 """A manager is made from a spec of its kind; latent attention keeps pages as full attention does, of other bytes."""
 
 
-def make_manager(spec: KVCacheSpec, parts: ManagerParts) -> RowBlocks:
-    """The manager of a group's pages.
+def make_manager(spec: KVCacheSpec, parts: ManagerParts, group: int) -> RowBlocks:
+    """The manager of the pages of group number `group`.
 
     Raises:
         UnsupportedError: there is none for the kind.
@@ -43,4 +43,4 @@ def make_manager(spec: KVCacheSpec, parts: ManagerParts) -> RowBlocks:
             hint=f"supported types are {', '.join(sorted(kind.__name__ for kind in MANAGERS))}",
             field="model",
         )
-    return make(spec, parts)
+    return make(spec, parts, group)

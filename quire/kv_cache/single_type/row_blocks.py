@@ -1,26 +1,24 @@
 """The block table of one group, by row: what managers of every kind share.
 
-Subclassed by the single-type managers. Owns which pages each row holds, and how many of them are published. A manager
-is made from a spec of its kind and what all managers of a cache share (`ManagerParts`); `managers` has the table.
+Subclassed by the single-type managers. Owns which pages each row holds. A manager is made from a spec of its kind, what
+all managers of a cache share (`ManagerParts`) and the number of its group; `managers` has the table.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from quire.core.kv_spec import KVCacheSpec
-from quire.core.request import Request
 from quire.core.scheduler_output import NewBlocks
-from quire.kv_cache.block_hash import BlockHashFn
-from quire.kv_cache.block_pool import BlockPool
+from quire.kv_cache.block_pool import NULL_BLOCK_ID, BlockPool
+from quire.kv_cache.row_prefixes import FilledPages, spread
 
 NO_IDS = np.empty(0, dtype=np.int32)
 NO_BLOCKS = NewBlocks(NO_IDS, NO_IDS, NO_IDS)
-NEVER = np.iinfo(np.int32).max
-"""As a number of published pages: none is to be published."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,28 +29,26 @@ class ManagerParts:
         max_num_seqs: number of rows.
         max_model_len: most tokens of a row.
         max_chunk_tokens: most tokens of one row that a step computes.
-        hash_fn: names a page by its content.
     """
 
     pool: BlockPool
     max_num_seqs: int
     max_model_len: int
     max_chunk_tokens: int
-    hash_fn: BlockHashFn
 
 
 class RowBlocks(ABC):
     """Page i of a row holds its tokens i * block_size .. (i + 1) * block_size - 1, unless its kind says otherwise."""
 
-    def __init__(self, spec: KVCacheSpec, parts: ManagerParts) -> None:
+    def __init__(self, spec: KVCacheSpec, parts: ManagerParts, group: int) -> None:
         block_size, max_num_seqs = spec.block_size, parts.max_num_seqs
         self._pool = parts.pool
         self._block_size = block_size
         self._block_table = np.zeros((max_num_seqs, -(-parts.max_model_len // block_size)), dtype=np.int32)
         self._num_blocks = np.zeros(max_num_seqs, dtype=np.int32)
-        self._num_published = np.zeros(max_num_seqs, dtype=np.int32)
-        self._requests: list[Request | None] = [None] * max_num_seqs
-        self._offsets = np.arange(block_size)
+        self._index = parts.pool.prefix_index
+        self._group = group
+        self._blocks = self._index.blocks[group]
 
     def block_ids(self, row: int) -> np.ndarray:
         """Pages of a row, in order, [num_blocks] int32, the null page where one was freed; not to be written."""
@@ -81,9 +77,13 @@ class RowBlocks(ABC):
         missing: np.ndarray = np.maximum(needed - self._num_blocks[rows], 0)
         return missing
 
-    @abstractmethod
-    def share(self, row: int, request: Request, cached_block_ids: np.ndarray, num_cached_pages: int) -> None:
-        """Give an empty row the pages that its next query sees of a cached prefix of its request."""
+    def share(self, row: int, cached_block_ids: np.ndarray, num_pages: int) -> None:
+        """Give an empty row the last pages of a prefix of `num_pages` pages; those before them count as freed."""
+        num_freed = num_pages - len(cached_block_ids)
+        self._pool.share(cached_block_ids)
+        self._block_table[row, :num_freed] = NULL_BLOCK_ID
+        self._block_table[row, num_freed:num_pages] = cached_block_ids
+        self._num_blocks[row] = num_pages
 
     def append(self, rows: np.ndarray, num_missing: np.ndarray) -> NewBlocks:
         """Give each row `num_missing` ([num_rows]) pages more; they must be free."""
@@ -112,55 +112,32 @@ class RowBlocks(ABC):
             self._pool.free(self._block_table[row, num_blocks:held])
             self._num_blocks[row] = num_blocks
 
-    def publish(self, rows: np.ndarray, num_computed_tokens: np.ndarray, token_ids: np.ndarray) -> None:
-        """Make pages that are full and computed findable.
-
-        Args:
-            rows: [num_rows] distinct rows.
-            num_computed_tokens: [num_rows] tokens whose keys and values are in the cache.
-            token_ids: [max_num_seqs, max_model_len] int32; tokens by row.
-        """
-        num_full = num_computed_tokens // self._block_size
-        num_due = num_full - self._num_published[rows]
-        due = np.flatnonzero(num_due > 0)
-        if not len(due):
+    def publish(self, filled: FilledPages) -> None:
+        """Make pages findable that are full and computed; those that were freed before that are left out."""
+        block_ids = self._block_table[filled.rows, filled.pages]
+        if block_ids.all():
+            self._index.publish(self._group, filled.nodes, block_ids)
             return
-        rows = rows[due]
-        flat_rows, pages = spread(rows, self._num_published[rows], num_due[due])
-        block_ids = self._block_table[flat_rows, pages]
-        first_tokens = flat_rows * token_ids.shape[1] + pages * self._block_size
-        page_tokens = token_ids.reshape(-1).take(first_tokens[:, None] + self._offsets)
-        self._publish_pages(flat_rows.tolist(), pages.tolist(), block_ids, page_tokens)
-        self._num_published[rows] = num_full[due]
+        held = np.flatnonzero(block_ids)
+        self._index.publish(self._group, [filled.nodes[i] for i in held.tolist()], block_ids[held])
+
+    def free_passed(self, rows: np.ndarray, num_computed_tokens: np.ndarray) -> None:  # noqa: B027 (most kinds free none)
+        """Free the pages of these distinct rows that no later query sees."""
 
     @abstractmethod
-    def _publish_pages(self, rows: list[int], pages: list[int], block_ids: np.ndarray, page_tokens: np.ndarray) -> None:
-        """Make pages findable; those of a row come in order.
+    def longest_hit(self, nodes: Sequence[int], max_pages: int) -> int:
+        """The most pages, up to `max_pages`, that a cached prefix of a request may have.
 
         Args:
-            rows, pages: [num_pages] whose each is, and its number there.
-            block_ids: [num_pages] int32.
-            page_tokens: [num_pages, block_size] int32.
+            nodes: the prefixes that end with each of the request's pages, in order.
         """
 
-    @abstractmethod
+    def cached_block_ids(self, nodes: Sequence[int], num_pages: int) -> np.ndarray:
+        """[.] int32; the pages of a cached prefix of `num_pages` pages that the next query sees."""
+        first = self.first_page(num_pages * self._block_size)
+        return np.array([self._blocks[node] for node in nodes[first:num_pages]], dtype=np.int32)
+
     def free(self, row: int) -> None:
         """Give up the row's pages; cached ones stay findable until they are taken."""
-
-    def _request_on(self, row: int) -> Request:
-        request = self._requests[row]
-        assert request is not None, "a row that computed tokens belongs to a request"
-        return request
-
-
-def spread(rows: np.ndarray, starts: np.ndarray, counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Places in a table: starts[0], starts[0] + 1, ... of rows[0] (counts[0] of them), then those of rows[1], ...
-
-    Returns:
-        Rows and columns; the arguments themselves where there is one place in each row, as in most steps.
-    """
-    ends = np.cumsum(counts)
-    if ends[-1] == len(rows):  # every count is at least 1
-        return rows, starts
-    within = np.arange(ends[-1]) - np.repeat(ends - counts, counts)
-    return np.repeat(rows, counts), np.repeat(starts, counts) + within
+        self._pool.free(self.block_ids(row))
+        self._num_blocks[row] = 0

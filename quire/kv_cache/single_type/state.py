@@ -7,18 +7,20 @@ preempted one begins anew, unless its page was swapped.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from quire.core.kv_spec import MambaSpec
-from quire.core.request import Request
+from quire.kv_cache.row_prefixes import FilledPages
 from quire.kv_cache.single_type.row_blocks import ManagerParts, RowBlocks
 
 
 class StateManager(RowBlocks):
     """A row holds one page, number 0 of its table, from its first token on."""
 
-    def __init__(self, spec: MambaSpec, parts: ManagerParts) -> None:
-        super().__init__(spec, parts)
+    def __init__(self, spec: MambaSpec, parts: ManagerParts, group: int) -> None:
+        super().__init__(spec, parts, group)
         self._block_table = np.zeros((parts.max_num_seqs, 1), dtype=np.int32)
 
     def computed_pages(self, row: int, num_tokens: int) -> np.ndarray | None:
@@ -34,10 +36,9 @@ class StateManager(RowBlocks):
         missing: np.ndarray = np.maximum(np.minimum(num_tokens, 1) - self._num_blocks[rows], 0)
         return missing
 
-    def share(self, row: int, request: Request, cached_block_ids: np.ndarray, num_cached_pages: int) -> None:
+    def share(self, row: int, cached_block_ids: np.ndarray, num_pages: int) -> None:
         """As `RowBlocks`; there is no cached prefix."""
         assert not len(cached_block_ids), "states are not cached"
-        self._requests[row] = request
 
     def extend(self, row: int, num_tokens: int) -> np.ndarray:
         """As `RowBlocks`."""
@@ -46,14 +47,9 @@ class StateManager(RowBlocks):
     def free_beyond(self, row: int, num_tokens: int) -> None:
         """As `RowBlocks`: the page stays; what it holds cannot be taken back to fewer tokens."""
 
-    def publish(self, rows: np.ndarray, num_computed_tokens: np.ndarray, token_ids: np.ndarray) -> None:
-        """Nothing is made findable: a state is gone when the next token is computed."""
+    def longest_hit(self, nodes: Sequence[int], max_pages: int) -> int:
+        """None: a state is gone when the next token is computed."""
+        return 0
 
-    def _publish_pages(self, rows: list[int], pages: list[int], block_ids: np.ndarray, page_tokens: np.ndarray) -> None:
-        """As `publish`."""
-
-    def free(self, row: int) -> None:
-        """As `RowBlocks`."""
-        self._pool.free(self.block_ids(row))
-        self._num_blocks[row] = 0
-        self._requests[row] = None
+    def publish(self, filled: FilledPages) -> None:
+        """Nothing is made findable."""

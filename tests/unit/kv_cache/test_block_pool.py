@@ -3,31 +3,30 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from quire.kv_cache.block_hash import hash_full_pages
 from quire.kv_cache.block_pool import NULL_BLOCK_ID, BlockPool
-from quire.kv_cache.prefix_index import ROOT_PREFIX_ID
+from tests.unit.kv_cache.test_prefix_index import find as find_sequence
+from tests.unit.kv_cache.test_prefix_index import publish as publish_sequence
 
 TOKENS = np.arange(8, dtype=np.int32)
-HASHES = hash_full_pages(TOKENS, 2, {})
 
 
 def publish(pool: BlockPool, block_ids: np.ndarray) -> None:
     """Publish pages as the leading pages of TOKENS."""
-    pages = TOKENS[: 2 * len(block_ids)].reshape(-1, 2)
-    pool.prefix_index.write_tokens(block_ids, pages)
-    parent = ROOT_PREFIX_ID
-    for page, block_id in enumerate(block_ids.tolist()):
-        parent = pool.prefix_index.publish(block_id, HASHES[page], parent, ())
+    publish_sequence(pool.prefix_index, block_ids.tolist(), TOKENS)
+
+
+def find(pool: BlockPool) -> np.ndarray:
+    return find_sequence(pool.prefix_index, TOKENS)
 
 
 def test_the_null_page_is_never_given_out():
-    pool = BlockPool(6, 2)
+    pool = BlockPool(6)
     assert NULL_BLOCK_ID not in pool.take(5).tolist()
     assert pool.num_free_blocks == 0 and pool.usage == 1.0
 
 
 def test_free_and_used_make_the_total():
-    pool = BlockPool(6, 2)
+    pool = BlockPool(6)
     taken = pool.take(2)
     assert (pool.num_free_blocks, pool.usage) == (3, 0.4)
     pool.free(taken)
@@ -35,7 +34,7 @@ def test_free_and_used_make_the_total():
 
 
 def test_a_page_freed_twice_is_a_broken_invariant():
-    pool = BlockPool(6, 2)
+    pool = BlockPool(6)
     taken = pool.take(1)
     pool.free(taken)
     with pytest.raises(AssertionError, match="freed more often"):
@@ -43,7 +42,7 @@ def test_a_page_freed_twice_is_a_broken_invariant():
 
 
 def test_a_shared_page_is_free_when_its_last_user_leaves():
-    pool = BlockPool(6, 2)
+    pool = BlockPool(6)
     pages = pool.take(2)
     publish(pool, pages)
     pool.share(pages)
@@ -54,11 +53,11 @@ def test_a_shared_page_is_free_when_its_last_user_leaves():
 
 
 def test_a_free_cached_page_is_found_and_taken_back_into_use():
-    pool = BlockPool(6, 2)
+    pool = BlockPool(6)
     pages = pool.take(2)
     publish(pool, pages)
     pool.free(pages)
-    found = pool.prefix_index.find(HASHES, TOKENS, {})
+    found = find(pool)
     assert found.tolist() == pages.tolist()
     assert pool.num_free_among(found) == 2
     pool.share(found)
@@ -67,18 +66,18 @@ def test_a_free_cached_page_is_found_and_taken_back_into_use():
 
 
 def test_a_cached_page_is_forgotten_only_when_it_is_taken():
-    pool = BlockPool(4, 2)
+    pool = BlockPool(4)
     pages = pool.take(2)
     publish(pool, pages)
     pool.free(pages)
     pool.take(1)
     assert pool.num_cached_blocks == 2
     pool.take(1)
-    assert pool.prefix_index.find(HASHES, TOKENS, {}).tolist() == [pages[0]]
+    assert find(pool).tolist() == [pages[0]]
 
 
 def test_the_tail_of_a_request_is_evicted_first():
-    pool = BlockPool(5, 2)
+    pool = BlockPool(5)
     pages = pool.take(4)
     publish(pool, pages)
     pool.free(pages)
@@ -86,7 +85,7 @@ def test_the_tail_of_a_request_is_evicted_first():
 
 
 def test_the_least_recently_used_page_is_evicted_first():
-    pool = BlockPool(4, 2)
+    pool = BlockPool(4)
     pages = pool.take(3)
     publish(pool, pages)
     pool.free(pages)
@@ -96,7 +95,7 @@ def test_the_least_recently_used_page_is_evicted_first():
 
 
 def test_reset_forgets_the_cache_only_when_no_page_is_in_use():
-    pool = BlockPool(4, 2)
+    pool = BlockPool(4)
     pages = pool.take(1)
     publish(pool, pages)
     assert not pool.reset_prefix_cache()

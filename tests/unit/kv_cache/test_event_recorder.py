@@ -6,23 +6,21 @@ import numpy as np
 from quire.core.kv_events import AllBlocksCleared, BlockRemoved, BlockStored, KVEvent, KVEventBatch
 from quire.kv_cache.block_hash import hash_full_pages
 from quire.kv_cache.event_recorder import KVEventRecorder, external_hash
-from quire.kv_cache.prefix_index import ROOT_PREFIX_ID, PrefixIndex
+from quire.kv_cache.prefix_index import PrefixIndex
+from tests.unit.kv_cache.test_prefix_index import publish as publish_sequence
 
 
 def watched() -> tuple[PrefixIndex, KVEventRecorder]:
-    index, recorder = PrefixIndex(8, 2), KVEventRecorder(2)
-    index.watch(recorder)
+    index, recorder = PrefixIndex(8), KVEventRecorder(2)
+    index.subscribe(recorder)
     return index, recorder
 
 
 def publish(index: PrefixIndex, block_ids: list[int], tokens: list[int], keys=None) -> list[int]:
     """Names of the pages, as others know them."""
     token_ids = np.array(tokens, dtype=np.int32)
-    hashes, parent = hash_full_pages(token_ids, 2, keys or {}), ROOT_PREFIX_ID
-    index.write_tokens(np.array(block_ids), token_ids[: 2 * len(block_ids)].reshape(-1, 2))
-    for page, block_id in enumerate(block_ids):
-        parent = index.publish(block_id, hashes[page], parent, (keys or {}).get(page, ()))
-    return [external_hash(one) for one in hashes]
+    publish_sequence(index, block_ids, token_ids, keys)
+    return [external_hash(one) for one in hash_full_pages(token_ids, 2, keys or {})]
 
 
 def test_pages_that_follow_one_another_are_one_event():
@@ -54,7 +52,7 @@ def test_forgotten_pages_and_those_after_them_are_removed_in_order():
     index, recorder = watched()
     names = publish(index, [1, 2, 3], [1, 2, 3, 4, 5, 6])
     recorder.take()
-    index.forget([2])
+    index.forget(np.array([2]))
     publish(index, [4], [7, 8])
     kinds = recorder.take()
     assert kinds[0] == BlockRemoved(names[1:], "GPU") and isinstance(kinds[1], BlockStored)

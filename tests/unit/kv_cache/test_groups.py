@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -10,6 +12,7 @@ from hypothesis import strategies as st
 from quire.core.engine_messages import EngineCoreRequest
 from quire.core.request import Request
 from quire.core.sampling_params import SamplingParams
+from quire.kv_cache.block_hash import bytes_by_page
 from quire.kv_cache.manager import NO_LIMIT, KVCacheManager
 from tests.unit.scheduler.harness import FULL, Group, first_token_seen, make_kv_cache_config
 
@@ -34,7 +37,7 @@ class Rows:
             sampling_params=SamplingParams(max_tokens=4),
         )  # fmt: skip
         request = Request.from_message(message)
-        self.kv.hash_prompt(request)
+        self.kv.note_arrival(request)
         return request
 
     def run(self, row: int, token_ids: list[int], *, upto: int | None = None) -> int:
@@ -58,6 +61,9 @@ class Rows:
 
     def take_in(self, row: int, computed: int) -> None:
         self.kv.cache_full_blocks(np.array([row]), np.array([computed]), self.token_ids)
+
+    def pages(self, token_ids: Iterable[int]) -> list[bytes]:
+        return bytes_by_page(np.array(list(token_ids), dtype=np.int32).reshape(-1, BLOCK_SIZE))
 
     @property
     def num_used(self) -> int:
@@ -176,15 +182,16 @@ def test_a_hit_that_one_group_shortens_is_shortened_again_by_another():
     rows = Rows(("window", 2), ("chunk", 16), num_blocks=60)
     rows.run(0, list(range(40)))
     rows.kv.free(0)
-    window, chunk = rows.kv._coordinator._local
-    names = rows.kv._pool.prefix_pages.tree.find(np.arange(40), {}, 10)
-    rows.kv._pool._forget(np.array([window._blocks[names[i]] for i in (8, 9)] + [chunk._blocks[names[6]]]))
+    index = rows.kv._pool.prefix_index
+    window, chunk = index.blocks
+    nodes = index.tree.walk(rows.pages(range(40)), {}, 10)
+    index.forget(np.array([window[nodes[i]] for i in (8, 9)] + [chunk[nodes[6]]]))
     # The window allows 8 pages, for which the second chunk need not be cached but for its last page.
     assert rows.kv.get_computed_blocks(rows.request(list(range(60)))).num_tokens == 32
-    rows.kv._pool._forget(np.array([chunk._blocks[names[7]]]))
+    index.forget(np.array([chunk[nodes[7]]]))
     # Without that page the chunk allows 6, and the window has their last page.
     assert rows.kv.get_computed_blocks(rows.request(list(range(60)))).num_tokens == 24
-    rows.kv._pool._forget(np.array([window._blocks[names[5]], chunk._blocks[names[4]]]))
+    index.forget(np.array([window[nodes[5]], chunk[nodes[4]]]))
     # The window allows 5, for which the chunk lacks page 4: so 4, where a chunk begins.
     assert rows.kv.get_computed_blocks(rows.request(list(range(60)))).num_tokens == 16
 
@@ -203,15 +210,18 @@ def test_a_placed_prefix_is_not_evicted_for_the_other_group():
     assert cached <= set(held) and len(set(held)) == len(held)
 
 
-def test_names_of_prefixes_go_with_the_last_page_that_has_them():
+def test_prefixes_go_with_the_last_page_and_the_last_memory_of_them():
     rows = Rows(("window", 6), num_blocks=30)
-    tree = rows.kv._pool.prefix_pages.tree
+    index = rows.kv._pool.prefix_index
+    tree = index.tree
     rows.run(0, list(range(40)))
     assert len(tree) == 10
     rows.kv.free(0)
     assert len(tree) == 10
     evict(rows, rows.kv.num_free_blocks - 1)  # the first page of the window is evicted last but one
-    assert 0 < len(tree) <= 10
+    assert 0 < len(index) < 10 and len(tree) == 10, "what was evicted is remembered"
+    index.past.clear()
+    assert 0 < len(tree) < 10
     assert rows.kv.reset_prefix_cache()
     assert len(tree) == 0
 
@@ -220,7 +230,7 @@ def test_without_prefix_caching_nothing_is_named_or_found():
     rows = Rows(FULL, ("window", 6), caching=False)
     rows.run(0, list(range(40)))
     rows.kv.free(0)
-    assert rows.kv._pool.num_cached_blocks == 0 and len(rows.kv._pool.prefix_pages.tree) == 0
+    assert rows.kv._pool.num_cached_blocks == 0 and len(rows.kv._pool.prefix_index.tree) == 0
     assert rows.run(0, list(range(40))) == 0
 
 

@@ -83,7 +83,7 @@ def test_a_kind_without_a_manager_is_refused_by_name():
         pass
 
     with pytest.raises(UnsupportedError, match="OwnSpec"):
-        make_manager(OwnSpec(block_size=4, num_kv_heads=1, head_size=1, dtype_bytes=1), None)  # type: ignore[arg-type]
+        make_manager(OwnSpec(block_size=4, num_kv_heads=1, head_size=1, dtype_bytes=1), None, 0)  # type: ignore[arg-type]
 
 
 def test_states_have_groups_of_their_own_and_are_padded_to_the_page_of_attention():

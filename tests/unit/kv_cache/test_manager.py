@@ -39,7 +39,7 @@ class Rows:
         self.token_ids = np.zeros((4, 40), dtype=np.int32)
 
     def place(self, row: int, request: Request) -> np.ndarray:
-        self.kv.hash_prompt(request)
+        self.kv.note_arrival(request)
         prefix = self.kv.get_computed_blocks(request)
         return self.kv.place(row, request, prefix, len(request.token_ids))[0]
 
@@ -50,7 +50,7 @@ class Rows:
 
 
 def num_cached(kv: KVCacheManager, request: Request) -> int:
-    kv.hash_prompt(request)
+    kv.note_arrival(request)
     return kv.get_computed_blocks(request).num_tokens
 
 
@@ -106,7 +106,6 @@ def test_generated_tokens_are_cached_when_their_page_is_full():
     rows.token_ids[0, :9] = range(9)
     kv.cache_full_blocks(np.array([0]), np.array([8]), rows.token_ids)
     assert num_cached(kv, make_request(9)) == 8
-    assert len(request.block_hashes) == 2
 
 
 @pytest.mark.parametrize("params", [{"skip_reading_prefix_cache": True}, {"prompt_logprobs": 1}])
@@ -135,10 +134,7 @@ def test_pages_that_were_hit_keep_their_place_in_the_cache(filled):
     pages = rows.place(1, again)
     rows.compute(1, again)
     found = filled.get_computed_blocks(make_request(12))
-    assert found.num_tokens == 0
-    hashed = make_request(12)
-    filled.hash_prompt(hashed)
-    assert filled.get_computed_blocks(hashed).block_ids[0].tolist() == pages[:2].tolist()
+    assert found.block_ids[0].tolist() == pages[:2].tolist()
 
 
 def test_requests_share_pages_only_within_one_cache_salt(filled):
@@ -157,13 +153,13 @@ def test_without_prefix_caching_nothing_is_hashed_or_found():
     request = make_request(10)
     rows.place(0, request)
     rows.compute(0, request)
-    assert request.block_hashes == []
+    assert request.page_tokens == [] and len(kv._pool.prefix_index.tree) == 0
     assert num_cached(kv, make_request(10)) == 0
 
 
 def test_placing_counts_free_cached_pages_as_taken_and_pages_in_use_as_not(filled):
     request = make_request(10)
-    filled.hash_prompt(request)
+    filled.note_arrival(request)
     prefix = filled.get_computed_blocks(request)
     assert filled.demand(prefix, 10) == PageDemand(3)
     filled.place(0, request, prefix, 10)

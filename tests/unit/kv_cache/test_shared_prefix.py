@@ -37,7 +37,7 @@ def new_manager() -> KVCacheManager:
 def serve(kv: KVCacheManager, tokens: list[int], salt: str | None, answer: list[int] | None = None) -> int:
     """Run a request with a given answer to its end; how many of its tokens were found in the cache."""
     rows, made = Rows(kv), request(tokens, salt)
-    kv.hash_prompt(made)
+    kv.note_arrival(made)
     prefix = kv.get_computed_blocks(made)
     kv.place(0, made, prefix, len(tokens) + len(answer or ()))
     everything = tokens + (answer or [])

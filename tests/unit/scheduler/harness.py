@@ -36,6 +36,7 @@ from tests.unit.scheduler.cache_groups import FULL as FULL
 from tests.unit.scheduler.cache_groups import Group as Group
 from tests.unit.scheduler.cache_groups import first_token_seen as first_token_seen
 from tests.unit.scheduler.cache_groups import make_kv_cache_config as make_kv_cache_config
+from tests.unit.scheduler.check_prefixes import check_prefixes
 from tests.unit.scheduler.kv_event_consumer import KVEventConsumer
 from tests.unit.scheduler.pretended_model import VOCAB_SIZE as VOCAB_SIZE
 from tests.unit.scheduler.pretended_model import expected_answer as expected_answer
@@ -436,8 +437,7 @@ def check_invariants(scheduler: Scheduler, groups: Sequence[Group] = (FULL,)) ->
     for kept in scheduler._groups.kept():
         owners[kept.all_block_ids()] += 1
     assert owners[0] == 0, "the null page has an owner"
-    if not rows and not pool.num_cached_blocks:
-        assert len(pool.prefix_pages.tree) == 0, "a prefix outlived its pages"
+    check_prefixes(pool.prefix_index, [kv._coordinator._rows._nodes[row] for row in rows], scheduler._groups.kept())
     assert np.array_equal(pool.ref_counts(), owners), "reference counts differ from the number of owners"
     assert np.count_nonzero(owners) + pool.num_free_blocks == pool.num_usable_blocks, "free + used != total"
     assert sorted(rows) == np.flatnonzero(table.handle >= 0).tolist()

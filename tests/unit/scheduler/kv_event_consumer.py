@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from quire.core.kv_events import AllBlocksCleared, BlockRemoved, KVEvent
 from quire.kv_cache.event_recorder import KVEventRecorder, external_hash
-from quire.kv_cache.prefix_index import ROOT_PREFIX_ID
+from quire.kv_cache.prefix_tree import ROOT
 from quire.scheduler.scheduler import Scheduler
 
 
@@ -21,13 +23,15 @@ class KVEventConsumer:
     def check(self) -> None:
         for event in self._recorder.take():
             self._apply(event)
-        names = {external_hash(block_hash): block_id for block_hash, block_id in self._index._block_of_hash.items()}
+        tree, blocks = self._index.tree, self._index.blocks[0] if self._index._is_whole[0] else {}
+        names = {external_hash(tree.hash_of(node)): node for node in blocks}
         assert self._pages.keys() == names.keys(), "a consumer of events believes in other pages than can be found"
         for name, (parent, tokens) in self._pages.items():
+            node = names[name]
+            assert np.frombuffer(tree.tokens(node), dtype=np.int32).tolist() == tokens
+            before = tree.parent(node)
+            assert parent == (None if before == ROOT else external_hash(tree.hash_of(before)))
             assert parent is None or parent in self._pages, "a page without the page before it"
-            assert self._index._token_pages.tokens(names[name]) == tokens
-        found = [block_id for block_id in names.values() if self._is_reachable(block_id)]
-        assert len(found) == len(names), "a page is indexed and cannot be found"
 
     def _apply(self, event: KVEvent) -> None:
         if isinstance(event, AllBlocksCleared):
@@ -41,11 +45,3 @@ class KVEventConsumer:
                 assert name not in self._pages, "a page is stored twice"
                 self._pages[name] = (parent, event.token_ids[i * size : (i + 1) * size])
                 parent = name
-
-    def _is_reachable(self, block_id: int) -> bool:
-        parent = self._index._pages[block_id][2]
-        while parent != ROOT_PREFIX_ID:
-            if parent not in self._index._block_of_prefix:
-                return False
-            parent = self._index._pages[self._index._block_of_prefix[parent]][2]
-        return True

@@ -9,9 +9,10 @@ from quire.core.cache_info import CacheMiss, MissReason
 from quire.core.cache_salt import tenant_salt
 from quire.core.request import Request
 from quire.core.stats import EventKind
-from quire.kv_cache.block_hash import hash_full_pages, sha256_block_hash
+from quire.kv_cache.cached_prefix import CachedPrefix
 from quire.kv_cache.miss_explainer import MAX_SIBLINGS, MissExplainer
-from quire.kv_cache.prefix_index import ROOT_PREFIX_ID, PrefixIndex
+from quire.kv_cache.prefix_index import PrefixIndex
+from tests.unit.kv_cache.test_prefix_index import publish
 from tests.unit.scheduler.harness import FULL, Engine, make_request, make_scheduler
 
 BLOCK_SIZE = 4
@@ -189,6 +190,15 @@ def test_a_page_that_a_running_request_computes_is_still_being_computed():
     assert script.first_turn(second) == (0, CacheMiss(MissReason.STILL_COMPUTING, 0))
 
 
+@pytest.mark.parametrize(("salt", "other"), [(RED, BLUE), (None, RED), (RED, None)])
+def test_a_page_that_another_tenants_request_computes_is_not_mentioned(salt, other):
+    script = Script(budget=24)
+    script.start(TEXT, cache_salt=other)
+    handle = script.start(TEXT, cache_salt=salt)
+    script.engine.run()
+    assert script.first_turn(handle) == (0, CacheMiss(MissReason.COLD, 0))
+
+
 def test_a_prompt_that_is_half_computed_is_still_being_computed_from_there_on():
     script = Script(budget=10, long_prefill_token_threshold=9)
     script.start(TEXT)
@@ -219,15 +229,13 @@ def test_a_request_that_lost_its_pages_says_that_it_was_preempted():
 
 
 def test_pages_of_another_adapter_are_named():
-    index, tokens = PrefixIndex(8, 2), np.array([1, 2, 3], dtype=np.int32)
-    keys = {0: (("lora", "one"),)}
-    index.write_tokens(np.array([1]), tokens[:2].reshape(1, 2))
-    index.publish(1, hash_full_pages(tokens, 2, keys)[0], ROOT_PREFIX_ID, keys[0])
-    explainer = MissExplainer(index, 2, sha256_block_hash, lambda *_: False)
+    index, tokens = PrefixIndex(8), np.array([1, 2, 3], dtype=np.int32)
+    publish(index, [1], tokens, {0: (("lora", "one"),)})
+    explainer = MissExplainer(index, 2, lambda *_: False)
     request = Request.from_message(make_request(0, tokens.tolist()))
     request.extra_keys = {0: (("lora", "two"),)}
-    request.block_hashes = hash_full_pages(tokens, 2, request.extra_keys)
-    miss = explainer.explain(request, np.empty(0, dtype=np.int32))
+    request.page_tokens = [tokens[:2].tobytes()]
+    miss = explainer.explain(request, CachedPrefix((np.empty(0, dtype=np.int32),), 0))
     assert miss == CacheMiss(MissReason.COLD, 0, MissReason.ADAPTER)
 
 
@@ -236,7 +244,7 @@ def test_what_is_remembered_of_evicted_pages_is_bounded():
     for base in range(1, 60):
         script.run([base] * 16)
     past = script.engine.scheduler._kv._pool.prefix_index.past
-    assert len(past._young) + len(past._old) <= 2 * 12 + 1
+    assert len(past) <= 2 * 12
 
 
 def test_where_all_layers_have_windows_a_miss_is_cold_evicted_or_none():
@@ -251,7 +259,7 @@ def test_a_prefix_of_which_a_windows_pages_are_gone_is_evicted():
     script = Script(groups=(("full", 0), ("window", 6)), num_blocks=30)
     script.run(TEXT)
     pool = script.engine.scheduler._kv._pool
-    pool.prefix_pages.forget(list(pool.prefix_pages._pages))
+    pool.prefix_index.forget(np.array(list(pool.prefix_index.blocks[1].values())))
     assert script.run(TEXT) == (0, CacheMiss(MissReason.EVICTED, 0))
 
 

@@ -31,6 +31,7 @@ from tests.unit.scheduler.harness import (
     make_siblings,
     same_message,
 )
+from tests.unit.scheduler.kv_event_consumer import KVEventConsumer
 from tests.unit.scheduler.pretended_model import expected_beams
 
 EXAMPLES = int(os.environ.get("QUIRE_EXAMPLES", "60"))
@@ -307,9 +308,10 @@ def two_bit_hash(parent: bytes, tokens: bytes, extra_keys: ExtraKeys) -> bytes:
 
 @settings(max_examples=EXAMPLES // 2, deadline=None)
 @given(scheduler_settings(), scripts())
-def test_a_hash_that_collides_all_the_time_costs_hits_but_never_a_wrong_page(config, script):
+def test_a_hash_that_collides_all_the_time_never_leads_to_a_wrong_page(config, script):
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(BLOCK_HASHES, "sha256", two_bit_hash)
+        patch.setattr(KVEventConsumer, "check", lambda consumer: None)  # it knows pages by their hashes alone
         engine, accepted = play({**config, "prefix_caching": True}, script)
     check_answers(engine, accepted)
 

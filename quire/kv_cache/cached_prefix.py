@@ -1,0 +1,32 @@
+"""CachedPrefix: the beginning of a request that is in the cache, as a value that the scheduler passes on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from quire.kv_cache.prefix_tree import ROOT
+
+
+@dataclass(frozen=True, slots=True)
+class CachedPrefix:
+    """The beginning of a request that is in the cache, and how many tokens it has.
+
+    Attributes:
+        block_ids: per group: those of its full pages that the next query sees.
+        partial_block_ids: per group: the page with the tokens after the full pages, which is copied, as the request
+            writes on in it; empty = there are none.
+        node: its full pages in the prefix tree, but for the last `num_unpublished`; None = none is to be published.
+        num_unpublished: full pages at its end that the row that gets them has to publish.
+    """
+
+    block_ids: tuple[np.ndarray, ...]
+    num_tokens: int
+    partial_block_ids: tuple[int, ...] = ()
+    node: int | None = ROOT
+    num_unpublished: int = 0
+
+    def all_block_ids(self) -> np.ndarray:
+        """Every page that holds some of it, [num_blocks] int32, in the order of its tokens within each group."""
+        return np.concatenate([*self.block_ids, np.array(self.partial_block_ids, dtype=np.int32)])
