@@ -88,6 +88,7 @@ class RecordedScheduler(SchedulerInterface):
     ) -> None:
         self._clock = NotedClock(clock)
         self._verdicts: list[str] = []
+        self._num_in_flight = 0
         self._proposer = None if proposer is None else NotedProposer(proposer)
         noted_gates = [self._noted(gate) for gate in gates]
         self._scheduler = make_scheduler(setup, self._clock, noted_gates, self._proposer)
@@ -119,6 +120,7 @@ class RecordedScheduler(SchedulerInterface):
     def schedule(self) -> Step | None:
         """Decide the next step; None when no request can compute."""
         step = self._scheduler.schedule()
+        self._num_in_flight += step is not None
         verdicts, self._verdicts = self._verdicts, []
         proposals = [] if self._proposer is None else self._proposer.take()
         scheduled = None if step is None else step.output
@@ -132,6 +134,7 @@ class RecordedScheduler(SchedulerInterface):
         token_ids = np.array(output.sampled_token_ids)  # the worker may write there again
         logprobs = copy.deepcopy(output.logprobs) if self._scheduler.reads_logprobs else None
         outputs = self._scheduler.update_from_output(step, output, seconds)
+        self._num_in_flight -= 1
         self._writer.put(partial(_update, token_ids, seconds, output, outputs, self._clock.take(), logprobs))
         if self._writer.wants_state or self._writer.needs_state:
             self._begin_file()
@@ -140,6 +143,7 @@ class RecordedScheduler(SchedulerInterface):
     def abandon_step(self, step: Step) -> list[int]:
         """A step failed: it never was."""
         handles = self._scheduler.abandon_step(step)
+        self._num_in_flight -= 1
         self._writer.put(partial(records.Abandon, self._clock.take()))
         return handles
 
@@ -185,6 +189,8 @@ class RecordedScheduler(SchedulerInterface):
 
     def _begin_file(self) -> None:
         """Between two steps: nothing is in flight. Waits for an idle moment while there is time."""
+        if self._num_in_flight:
+            return
         if self._scheduler.has_unfinished_requests() and not self._writer.needs_state:
             return
         try:

@@ -43,7 +43,7 @@ class KVCacheManager:
         max_num_seqs: number of rows.
         max_model_len: most tokens of a row.
         hash_fn: names a page by its content for other programs.
-        max_chunk_tokens: most tokens of one request that a step computes; None = `max_model_len`.
+        max_chunk_tokens: most tokens of one request that the steps in flight compute; None = `max_model_len`.
     """
 
     def __init__(

@@ -12,10 +12,8 @@ from quire.core.draft_proposer import DraftProposer
 from quire.core.scheduler_output import SchedulerOutput
 from quire.errors import UnsupportedError
 from quire.kv_cache.manager import KVCacheManager
-from quire.scheduler.request_table import RequestTable, RowFlag
+from quire.scheduler.request_table import NEEDS_TOKEN, RequestTable
 from quire.scheduler.step_plan import StepPlan
-
-_NEEDS_TOKEN = int(RowFlag.BEAM | RowFlag.GRAMMAR)
 
 
 class Drafts:
@@ -43,7 +41,8 @@ class Drafts:
         if self._propose is None or not plan.budget.num_left:
             return
         table = self._table
-        may_draft = (plan.num_tokens(rows) > 0) & ~table.is_prefill(rows) & ((table.flags[rows] & _NEEDS_TOKEN) == 0)
+        may_draft = (plan.num_tokens(rows) > 0) & ~table.is_prefill(rows) & ((table.flags[rows] & NEEDS_TOKEN) == 0)
+        may_draft &= table.num_pending[rows] == 0  # the token before a draft is known
         may_draft &= ~np.array([plan.is_new(row) for row in rows.tolist()], dtype=np.bool_)
         for row in rows[may_draft].tolist():
             num_tokens = int(table.num_tokens[row])

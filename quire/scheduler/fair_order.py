@@ -118,7 +118,7 @@ class FairOrder:
 
     def whose_prompts_wait(self, rows: np.ndarray, waiting: Request) -> np.ndarray:
         """Laxer ones, but for what is left of short prompts within their tenants' shares."""
-        left = self._table.num_tokens[rows] - self._table.num_computed_tokens[rows]
+        left = self._table.num_left(rows)
         is_short = (left < len(waiting.token_ids)) & ~self._is_beyond(rows)[self._table.tenant_slot[rows]]
         waits: np.ndarray = self.is_laxer(rows, waiting) & ~is_short
         return waits
@@ -129,7 +129,7 @@ class FairOrder:
         A prompt is charged when it begins, so by what they were served they would wait for those of a flood meanwhile.
         """
         owner = self._table.tenant_slot[rows]
-        left = self._table.num_tokens[rows] - self._table.num_computed_tokens[rows]
+        left = self._table.num_left(rows)
         left_of_tenant = np.bincount(owner, left, len(self._weights))
         order: np.ndarray = np.lexsort((left_of_tenant[owner], self._is_beyond(rows)[owner]))
         return order

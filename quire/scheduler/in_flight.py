@@ -1,23 +1,42 @@
 """StepsInFlight: which steps were scheduled and not yet taken in, and the rows that the next message gives back.
 
-Called by the scheduler. Owns the numbers of steps, not the steps: those are their callers' (`scheduler.step`).
+Called by the scheduler. Owns the numbers of steps, not the steps: those are their callers' (`scheduler.step`). With a
+depth of 1 nothing else is done. With more, the next step is planned as if those in flight were taken in and ended no
+request: the worker, which runs steps in order, has the token that the scheduler does not know yet.
+
+Example with depth 2, a prompt of 5 tokens:
+
+    schedule: step 0 computes tokens 0-4, samples token 5     num_computing 5, num_pending 1
+    schedule: step 1 computes token 5, samples token 6        num_computing 6, num_pending 2
+    take in step 0: it sampled EOS                            the row is free; what step 1 brings for it is dropped
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
+import numpy as np
+
+from quire.core.scheduler_output import SchedulerOutput
+from quire.scheduler.request_table import NEEDS_TOKEN, RequestTable, RowFlag
 from quire.scheduler.step import Step
+
+_IS_BEAM = int(RowFlag.BEAM)
 
 
 class StepsInFlight:
     """How many steps are in flight, and what the next message begins with.
 
+    Args:
+        depth: most steps that may be in flight, at least 1.
+
     Attributes:
         num_steps: scheduled so far; the number of the next one.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, table: RequestTable, depth: int) -> None:
+        self._table = table
+        self._depth = depth
         self.num_steps = 0
         self._num_in_flight = 0
         self._freed_rows: list[int] = []
@@ -37,11 +56,66 @@ class StepsInFlight:
         self._num_in_flight += 1
         return number, freed_rows
 
+    @property
+    def is_full(self) -> bool:
+        """Whether a step has to be taken in before the next one is scheduled."""
+        return self._num_in_flight >= self._depth
+
+    def note_message(self, output: SchedulerOutput, rows: np.ndarray) -> np.ndarray | None:
+        """The message of the step that has begun, and its rows as indices; `Step.placements` of it."""
+        if self._depth == 1:
+            return None
+        table = self._table
+        table.num_computing[rows] += output.num_scheduled_tokens
+        num_logits = output.num_logits()
+        table.num_pending[rows[output.is_sampling]] += num_logits
+        table.num_drafting[rows[output.is_sampling]] += num_logits - 1
+        table.is_ahead = True
+        placements: np.ndarray = table.placement[rows]
+        return placements
+
+    def must_wait(self, rows: np.ndarray) -> np.ndarray:
+        """[num_rows] bool; rows that nothing can be planned for before a step in flight is taken in.
+
+        They end by their length; or something depends on the token: a grammar, or how many of the drafts are accepted;
+        or a beam has sampled: all beams wait, so that those of a search sample together.
+        """
+        table = self._table
+        pending, flags = table.num_pending[rows], table.flags[rows]
+        must_wait: np.ndarray = table.lengths(rows) >= table.max_total_tokens[rows]
+        must_wait |= (pending > 0) & ((flags & NEEDS_TOKEN) != 0)
+        must_wait |= table.num_drafting[rows] > 0
+        is_beam = (flags & _IS_BEAM) != 0
+        if (pending[is_beam] > 0).any():
+            must_wait |= is_beam
+        return must_wait
+
+    def is_alive(self, step: Step) -> np.ndarray:
+        """[num_reqs] bool; rows of a step that still belong to the request they did when it was scheduled."""
+        if step.placements is None:
+            is_alive: np.ndarray = self._table.handle[step.rows] == step.handles
+        else:
+            is_alive = self._table.placement[step.rows] == step.placements
+        return is_alive
+
     def end(self, step: Step) -> None:
         """A step is taken in or abandoned; steps are, once each, in the order in which they were scheduled."""
         is_oldest = self._num_in_flight and step.output.step == self.num_steps - self._num_in_flight
         assert is_oldest, "a step is taken in once, and before those that were scheduled after it"
         self._num_in_flight -= 1
+        if step.placements is not None:
+            self._forget(step)
+
+    def _forget(self, step: Step) -> None:
+        """What the step was to compute and sample is known, or never was."""
+        table, output, is_alive = self._table, step.output, self.is_alive(step)
+        table.num_computing[step.rows[is_alive]] -= output.num_scheduled_tokens[is_alive]
+        is_sampling = output.is_sampling
+        sampling = step.rows[is_sampling][is_alive[is_sampling]]
+        num_logits = output.num_logits()[is_alive[is_sampling]]
+        table.num_pending[sampling] -= num_logits
+        table.num_drafting[sampling] -= num_logits - 1
+        table.is_ahead = self._num_in_flight > 0
 
     def free_again(self, step: Step) -> None:
         """The rows that an abandoned step freed go out again: the worker may not have freed them."""

@@ -22,6 +22,10 @@ class RowFlag(IntFlag):
     GRAMMAR = 4
 
 
+NEEDS_TOKEN = int(RowFlag.BEAM | RowFlag.GRAMMAR)
+"""Rows whose next step is planned when their newest token is known; a plain integer, as these are faster."""
+
+
 class RequestTable:
     """Fixed rows; columns are public and indexed by row.
 
@@ -33,6 +37,11 @@ class RequestTable:
         max_total_tokens: [max_num_seqs] int32; at this many tokens the request ends.
         min_total_tokens: [max_num_seqs] int32; below this many tokens no stop id ends it.
         eos_token_id: [max_num_seqs] int32; -1 = none, or ignored.
+        num_computing: [max_num_seqs] int32; tokens that steps in flight compute; 0 where only one may be in flight.
+        num_pending: [max_num_seqs] int32; tokens that they sample, which are not known yet.
+        num_drafting: [max_num_seqs] int32; of the tokens that they sample, those that come only if drafts are right.
+        is_ahead: whether any row has such tokens.
+        placement: [max_num_seqs] int64; which placement of a request on a row this is; -1 = free row.
         flags: [max_num_seqs] uint8; `RowFlag`.
         handle: [max_num_seqs] int64; -1 = free row.
         rank: [max_num_seqs] int64; place in the order in which requests are served.
@@ -47,6 +56,12 @@ class RequestTable:
         self.num_tokens = np.zeros(max_num_seqs, dtype=np.int32)
         self.num_prompt_tokens = np.zeros(max_num_seqs, dtype=np.int32)
         self.num_computed_tokens = np.zeros(max_num_seqs, dtype=np.int32)
+        self.num_computing = np.zeros(max_num_seqs, dtype=np.int32)
+        self.num_pending = np.zeros(max_num_seqs, dtype=np.int32)
+        self.num_drafting = np.zeros(max_num_seqs, dtype=np.int32)
+        self.is_ahead = False
+        self.placement = np.full(max_num_seqs, -1, dtype=np.int64)
+        self._num_placements = 0
         self.max_total_tokens = np.zeros(max_num_seqs, dtype=np.int32)
         self.min_total_tokens = np.zeros(max_num_seqs, dtype=np.int32)
         self.eos_token_id = np.full(max_num_seqs, -1, dtype=np.int32)
@@ -71,6 +86,9 @@ class RequestTable:
         self.num_tokens[row] = num_tokens
         self.num_prompt_tokens[row] = num_prompt_tokens
         self.num_computed_tokens[row] = num_computed_tokens
+        self.num_computing[row] = self.num_pending[row] = self.num_drafting[row] = 0
+        self.placement[row] = self._num_placements
+        self._num_placements += 1
         self.max_total_tokens[row] = max_total_tokens(num_prompt_tokens, params.max_tokens, self.max_model_len)
         self.min_total_tokens[row] = num_prompt_tokens + params.min_tokens
         self.eos_token_id[row] = -1 if params.ignore_eos else message.eos_token_id
@@ -87,9 +105,23 @@ class RequestTable:
         request.row = row
         return row
 
+    def starts(self, rows: np.ndarray) -> np.ndarray:
+        """[num_rows] tokens that are computed once the steps in flight are: where the next step goes on."""
+        starts: np.ndarray = self.num_computed_tokens[rows]
+        if self.is_ahead:
+            starts += self.num_computing[rows]
+        return starts
+
+    def lengths(self, rows: np.ndarray) -> np.ndarray:
+        """[num_rows] tokens that rows have once the steps in flight are taken in, if no stop ends them."""
+        lengths: np.ndarray = self.num_tokens[rows]
+        if self.is_ahead:
+            lengths += self.num_pending[rows]
+        return lengths
+
     def num_left(self, rows: np.ndarray) -> np.ndarray:
-        """[num_rows] tokens that are not computed; at least 1 between steps, as the newest one is not."""
-        num_left: np.ndarray = self.num_tokens[rows] - self.num_computed_tokens[rows]
+        """[num_rows] tokens that no step has computed; at least 1 when a step is planned, as the newest one is not."""
+        num_left: np.ndarray = self.lengths(rows) - self.starts(rows)
         return num_left
 
     def is_prefill(self, rows: np.ndarray) -> np.ndarray:
@@ -116,7 +148,7 @@ class RequestTable:
         """Take the row from its request."""
         self.request_on(row).row = -1
         self.requests[row] = None
-        self.handle[row] = -1
+        self.handle[row] = self.placement[row] = -1
         self._free_rows.append(row)
 
 

@@ -55,7 +55,7 @@ def num_wanted_tokens(
     if not caps:
         return num_left
     wanted = WantedTokens(
-        num_tokens=num_left, starts=table.num_computed_tokens[rows],
+        num_tokens=num_left, starts=table.starts(rows),
         request_of=lambda i: table.request_on(int(rows[i])), num_unfinished=num_unfinished,
     )  # fmt: skip
     return apply_caps(caps, wanted)
@@ -63,7 +63,7 @@ def num_wanted_tokens(
 
 def num_missing_blocks(rows: np.ndarray, table: RequestTable, plan: StepPlan, kv: KVCacheManager) -> np.ndarray:
     """[num_groups, num_rows] pages each row lacks to compute what is planned for it."""
-    return kv.num_missing_blocks(rows, table.num_computed_tokens[rows] + plan.num_tokens(rows))
+    return kv.num_missing_blocks(rows, table.starts(rows) + plan.num_tokens(rows))
 
 
 def num_blocks_to_grow(rows: np.ndarray, table: RequestTable, kv: KVCacheManager, num_steps: int) -> int:

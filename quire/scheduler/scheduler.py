@@ -62,6 +62,7 @@ class Scheduler:
         gates: further reasons for which a waiting request must wait.
         proposer: of draft tokens; None = there are none.
         tiers: where keys and values are kept beside the cache and the swap space.
+        max_steps_in_flight: steps that may be scheduled before the first of them is taken in.
 
     Raises:
         ConfigError: a limit is missing, or the limits contradict each other.
@@ -77,6 +78,7 @@ class Scheduler:
         gates: Sequence[AdmissionGate] = (),
         proposer: DraftProposer | None = None,
         tiers: Sequence[KVTier] = (),
+        max_steps_in_flight: int = 1,
     ) -> None:
         self._limits = make_limits(scheduler_config, max_model_len)
         self._costs = make_step_costs(self._limits.max_decode_slowdown, self._limits.max_step_s)
@@ -86,7 +88,7 @@ class Scheduler:
             max_num_seqs=self._limits.max_num_seqs,
             max_model_len=max_model_len,
             hash_fn=BLOCK_HASHES[cache_config.prefix_caching_hash_algo],
-            max_chunk_tokens=self._limits.max_num_batched_tokens,
+            max_chunk_tokens=self._limits.max_num_batched_tokens * max_steps_in_flight,  # passed pages go late
         )
         self._table = RequestTable(self._limits.max_num_seqs, max_model_len)
         self._running = RunningRows(self._table)
@@ -110,7 +112,7 @@ class Scheduler:
             rules, self._order, self._table, self._running, self._kv, self._outbox, self._groups, self._tiers
         )
         self._held: frozenset[int] = frozenset()
-        self._in_flight = StepsInFlight()
+        self._in_flight = StepsInFlight(self._table, max_steps_in_flight)
 
     # --- requests come and go ---
 
@@ -169,8 +171,11 @@ class Scheduler:
     # --- first half of a step ---
 
     def schedule(self) -> Step | None:
-        """Decide the next step; None when no request can compute (nothing left, or only rows to free later)."""
-        assert not self._in_flight, "a step is taken in before the next one is scheduled"
+        """Decide the next step; None when no request can compute (nothing left, or only rows to free later).
+
+        With steps in flight None may also say that one has to be taken in first.
+        """
+        assert not self._in_flight.is_full, "a step is taken in before the next one is scheduled"
         plan = StepPlan(StepBudget(self._limits.max_num_batched_tokens), self._limits.max_num_seqs)
         self._order.refresh(self._running)
         if self._order.queue and len(self._running):
@@ -183,7 +188,7 @@ class Scheduler:
             self._admission.admit(plan)
         else:
             self._admission.note_preemption(plan)
-        if plan.is_empty and len(self._running):
+        if plan.is_empty and len(self._running) and not self._in_flight:
             self._free_stuck(plan)
         self._drafts.add(plan, self._running.rows)
         self._end_overdue()
@@ -244,11 +249,15 @@ class Scheduler:
     def _num_wanted_tokens(self, rows: np.ndarray, plan: StepPlan) -> np.ndarray:
         """[num_rows] tokens each row would compute in this step if the budget were no limit."""
         num_left = self._table.num_left(rows)
+        if self._in_flight:
+            num_left[self._in_flight.must_wait(rows)] = 0
         is_prefill = num_left > 1
         num_wanted = num_wanted_tokens(rows, num_left, self._table, self._limits.caps, len(self._requests))
         num_wanted = self._groups.hold_back(rows, num_wanted)
         if self._held:
             num_wanted[np.isin(self._table.handle[rows], list(self._held))] = 0
+        if self._costs is None and plan.urgent is None:
+            return num_wanted
         num_fair = 0 if self._costs is None else self._order.share_step(rows, num_wanted, self._costs)
         is_decoding = (num_wanted > 0) & ~is_prefill
         num_unpaced = 0
@@ -286,9 +295,9 @@ class Scheduler:
         copies = (self._kv.take_page_copies(), swaps.outs, swaps.ins, self._groups.take_row_updates(), transfers)
         number, freed_rows = self._in_flight.begin()
         output = plan.freeze(number, freed_rows, self._table, *copies)
-        return Step(
-            output, plan, self._table.handle[plan.rows], swaps.handles, plan.num_first_tokens(output, self._table)
-        )
+        num_first_tokens = plan.num_first_tokens(output, self._table)
+        placements = self._in_flight.note_message(output, plan.rows)
+        return Step(output, plan, self._table.handle[plan.rows], swaps.handles, num_first_tokens, placements)
 
     # --- second half of a step ---
 
@@ -308,8 +317,8 @@ class Scheduler:
         if failed:
             self._suspend([row for row in rows.tolist() if int(self._table.handle[row]) in failed])
         if output.errors:
-            self._end_failed(rows[self._table.handle[rows] == step.handles], output.errors)
-        is_alive = self._table.handle[rows] == step.handles
+            self._end_failed(rows[self._in_flight.is_alive(step)], output.errors)
+        is_alive = self._in_flight.is_alive(step)
         sampled = keep_alive(scheduled, rows, output, is_alive)
         num_new = num_kept_tokens(scheduled, output)
         if not is_alive.all():

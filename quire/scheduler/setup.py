@@ -31,6 +31,7 @@ class SchedulerSetup:
         kv_cache: number and size of pages.
         max_model_len: most tokens of a request, prompt and output.
         has_proposer: whether draft tokens are proposed.
+        max_steps_in_flight: steps that may be scheduled before the first of them is taken in.
     """
 
     scheduler: SchedulerConfig
@@ -38,6 +39,7 @@ class SchedulerSetup:
     kv_cache: KVCacheConfig
     max_model_len: int
     has_proposer: bool = False
+    max_steps_in_flight: int = 1
 
 
 def make_scheduler(
@@ -60,8 +62,9 @@ def make_scheduler(
     """
     make: Any = Scheduler if setup.scheduler.scheduler_cls is None else scheduler_class(setup.scheduler.scheduler_cls)
     assert setup.has_proposer == (proposer is not None), "a replay needs to know whether drafts were proposed"
-    more = {"proposer": proposer, "tiers": tiers}  # a scheduler of a plugin need not know of what is not there
-    more = {name: value for name, value in more.items() if value}
+    depth = setup.max_steps_in_flight
+    more = {"proposer": proposer, "tiers": tiers, "max_steps_in_flight": depth if depth > 1 else None}
+    more = {name: value for name, value in more.items() if value}  # what is not there, a plugin need not know
     scheduler: Scheduler = make(
         setup.scheduler, setup.cache, setup.kv_cache, setup.max_model_len, clock=clock, gates=gates, **more
     )

@@ -30,6 +30,7 @@ class Step:
         handles: [num_reqs] int64; the requests that owned the rows of `output` when it was made.
         swapped_out: handles of the requests whose pages it copies to the swap space.
         num_first_tokens: of the tokens that it samples, those that end a prompt.
+        placements: [num_reqs] int64; `RequestTable.placement` of its rows, where several steps may be in flight.
     """
 
     output: SchedulerOutput
@@ -37,6 +38,7 @@ class Step:
     handles: np.ndarray
     swapped_out: tuple[int, ...] = ()
     num_first_tokens: int = 0
+    placements: np.ndarray | None = None
 
     @property
     def rows(self) -> np.ndarray:

@@ -131,8 +131,8 @@ class StepPlan:
             is_planned = num_scheduled_tokens > 0
             rows, num_scheduled_tokens = rows[is_planned], num_scheduled_tokens[is_planned]
         self.rows = rows
-        num_computed_tokens = table.num_computed_tokens[rows]
-        num_left = table.num_tokens[rows] - num_computed_tokens
+        num_computed_tokens = table.starts(rows)
+        num_left = table.lengths(rows) - num_computed_tokens
         drafts = self._drafts_of(rows) if self._drafts else None
         return SchedulerOutput(
             step=step,
@@ -162,4 +162,4 @@ class StepPlan:
         if output.total_num_scheduled_tokens == len(output.rows) and not output.new_reqs:
             return 0  # every row decodes, nearly always
         rows = output.rows[output.is_sampling]
-        return int(np.count_nonzero(table.num_tokens[rows] == table.num_prompt_tokens[rows]))
+        return int(np.count_nonzero(table.lengths(rows) == table.num_prompt_tokens[rows]))

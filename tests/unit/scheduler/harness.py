@@ -54,6 +54,7 @@ def make_setup(
     max_model_len: int = 100,
     max_num_seqs: int = 8,
     budget: int = 64,
+    max_steps_in_flight: int = 1,
     prefix_caching: bool = True,
     watermark: float = 0.0,
     groups: Sequence[Group] = (FULL,),
@@ -64,6 +65,7 @@ def make_setup(
         cache=CacheConfig(block_size=block_size, enable_prefix_caching=prefix_caching, watermark=watermark),
         kv_cache=make_kv_cache_config(num_blocks, block_size, groups, num_swap_blocks),
         max_model_len=max_model_len,
+        max_steps_in_flight=max_steps_in_flight,
     )
 
 
@@ -394,6 +396,9 @@ class Engine:
                 return
             assert self.step() is not None, "requests are left, but nothing is scheduled"
         raise AssertionError("the requests do not end")
+
+    def drain(self) -> None:
+        """Take in what is in flight: here nothing is."""
 
     def events_of(self, handle: int) -> list[EventKind]:
         return [event.kind for event in self.events if event.handle == handle]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import zlib
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -205,9 +206,11 @@ def any_swap_durations(scheduled: SchedulerOutput) -> tuple[float | None, float 
     return kinds[outs % 5], kinds[ins % 5]
 
 
-def play(config: dict[str, Any], script: list[Action]) -> tuple[Engine, dict[int, Any]]:
+def play(
+    config: dict[str, Any], script: list[Action], make_engine: Callable[..., Engine] = Engine
+) -> tuple[Engine, dict[int, Any]]:
     """Run a script, then everything that is left, to the end; (engine, accepted requests)."""
-    engine = Engine(
+    engine = make_engine(
         make_scheduler(**config),
         duration=any_duration,
         swap_durations=any_swap_durations,
@@ -229,6 +232,7 @@ def play(config: dict[str, Any], script: list[Action]) -> tuple[Engine, dict[int
         elif isinstance(action, Fail):
             engine.fail_step()
         elif isinstance(action, Reset):
+            engine.drain()
             assert engine.scheduler.reset_prefix_cache(action.with_running) or not action.with_running
         else:
             engine.step(action.abort_in_flight)
