@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 
 from quire.core.beam_search import BeamSpec
+from quire.core.reasoning import ReasoningDelimiters
 from quire.core.sampling_checks import (
     MAX_TOKEN_ID,
     bias,
@@ -26,7 +27,6 @@ from quire.core.sampling_checks import (
     texts,
 )
 from quire.core.structured_outputs import StructuredOutputsParams
-from quire.core.thinking import ThinkingMarks
 from quire.errors import UnsupportedError, ValidationError, unknown_name
 from quire.logger import get_logger
 from quire.utils.checks import check_bool, check_float, check_int, check_int_list, out_of_range, shown, wrong_type
@@ -190,7 +190,7 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, repr_omit_defaults=True
     return_progress: bool = False
     structured_outputs: StructuredOutputsParams | None = None
     thinking_token_budget: int | None = None
-    thinking: ThinkingMarks | None = None
+    thinking: ReasoningDelimiters | None = None
     repetition_detection: Any = None
     watermarking: bool | None = None
     logprob_token_ids: list[int] | None = None

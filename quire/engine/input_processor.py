@@ -21,8 +21,8 @@ from quire.core.sampling_params import SamplingParams
 from quire.core.structured_outputs import StructuredOutputsParams
 from quire.engine.generation_defaults import GenerationDefaults
 from quire.errors import ContextLengthError, UnsupportedError, ValidationError
+from quire.parsers.reasoning_format import TAIL_TOKENS, ReasoningFormat
 from quire.parsers.registry import reasoning_parser
-from quire.parsers.thinking_marks import TAIL_TOKENS, thinking_marks
 from quire.structured_output.choose import resolve_structured_outputs
 from quire.structured_output.restrictions import check_ends
 from quire.tokenization.tokenizer import Tokenizer
@@ -95,7 +95,8 @@ class InputProcessor:
         self._structured = structured or StructuredOutputsConfig()
         self._resolve_form: ResolveForm = lambda form, salt: resolve_structured_outputs(form, self._structured)
         name = self._structured.thinking_parser
-        self._reasoning = reasoning_parser(name) if name else None
+        kind = reasoning_parser(name) if name else None
+        self._reasoning = None if kind is None or tokenizer is None else ReasoningFormat(kind, tokenizer)
 
     def check_forms_with(self, resolve: ResolveForm) -> None:
         """Have something else choose the library of structured outputs than this thread."""
@@ -216,10 +217,9 @@ class InputProcessor:
         return num_top
 
     def _find_thinking(self, params: SamplingParams, prompt_token_ids: np.ndarray) -> None:
-        """Tell how the answer's thinking is marked, where nobody has and the settings do."""
-        if params.thinking is None and self._reasoning is not None and self._tokenizer is not None:
-            tail = self._tokenizer.decode(prompt_token_ids[-TAIL_TOKENS:].tolist(), skip_special_tokens=False)
-            params.thinking = thinking_marks(self._reasoning(tail), self._tokenizer)
+        """Set what delimits the answer's reasoning, where the server has not and the settings do."""
+        if params.thinking is None and self._reasoning is not None:
+            params.thinking = self._reasoning.delimiters(prompt_token_ids[-TAIL_TOKENS:].tolist())
 
     def _check_budget_possible(self, params: SamplingParams) -> None:
         if params.thinking is None or not params.thinking.end_ids:

@@ -113,11 +113,15 @@ class ReasoningParser(SteppedParser):
     Attributes:
         starts: marks of which one, at the beginning of the answer, begins the thinking.
         ends: marks of which the first ends it; None = no marks tell, so no grammar waits and no budget ends it.
+        call_marks: begin a call and so end the reasoning that lacks its end, unless a grammar waits for that.
+        call_heads: one of them follows such a mark, if it is not a mention of it; none = whatever follows.
         waits_for_end: a grammar or a budget counts on `ends`, so nothing else ends the thinking; set before any text.
     """
 
     starts: ClassVar[Markers | None] = None
     ends: ClassVar[Markers | None] = None
+    call_marks: ClassVar[tuple[str, ...]] = ()
+    call_heads: ClassVar[tuple[str, ...]] = ()
     waits_for_end = False
 
     def __init__(self, prompt_tail: str = "", continued: str | None = None) -> None:

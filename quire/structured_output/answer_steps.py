@@ -5,17 +5,17 @@ from __future__ import annotations
 from quire.structured_output.follow_messages import FollowStart
 from quire.structured_output.interface import CompiledGrammar, Matcher, Vocabulary
 from quire.structured_output.reasoning_gate import ReasoningGatedMatcher
-from quire.structured_output.thinking import Thinking, ThinkingMasks
+from quire.structured_output.reasoning_state import ReasoningMasks, ReasoningState
 
 
 def begin(
-    compiled: CompiledGrammar, start: FollowStart, vocabulary: Vocabulary, masks: ThinkingMasks | None
+    compiled: CompiledGrammar, start: FollowStart, vocabulary: Vocabulary, masks: ReasoningMasks | None
 ) -> Matcher:
-    """The place of a new answer, which may think before its grammar begins; then there are `masks`."""
+    """The place of a new answer, which may reason before its grammar begins; then there are `masks`."""
     if start.thinking is None or masks is None:
         return compiled.start()
-    thinking = Thinking(start.thinking, vocabulary, shows_special=start.shows_special, budget=start.budget)
-    return ReasoningGatedMatcher(compiled, thinking, masks, (vocabulary.eos_token_id, *start.end_ids))
+    state = ReasoningState(start.thinking, vocabulary, shows_special=start.shows_special, budget=start.budget)
+    return ReasoningGatedMatcher(compiled, state, masks, (vocabulary.eos_token_id, *start.end_ids))
 
 
 def advance(grammar: Matcher, token_id: int, eos_token_id: int, end_ids: tuple[int, ...]) -> bool:

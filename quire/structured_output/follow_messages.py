@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from quire.core.thinking import ThinkingMarks
+from quire.core.reasoning import ReasoningDelimiters
 from quire.structured_output.interface import GrammarSpec
 
 
@@ -13,15 +13,15 @@ class FollowStart(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         spec: None = any text, which no process follows.
-        thinking: how the answer's thinking is marked; None = the grammar begins with the answer.
+        thinking: what delimits the answer's reasoning; None = the grammar begins with the answer.
         shows_special: control tokens are part of the text.
-        budget: tokens of thinking; None = any number.
+        budget: tokens of reasoning; None = any number.
         end_ids: ids that end the answer besides the primary one.
         token_ids: of the answer so far.
     """
 
     spec: GrammarSpec | None
-    thinking: ThinkingMarks | None = None
+    thinking: ReasoningDelimiters | None = None
     shows_special: bool = False
     budget: int | None = None
     end_ids: tuple[int, ...] = ()

@@ -24,8 +24,8 @@ from quire.structured_output.compile.messages import Stream, WorkerSetup, read_m
 from quire.structured_output.compile.worker import NICENESS, limit_memory
 from quire.structured_output.follow_messages import FollowReply, FollowStart, FollowStep
 from quire.structured_output.interface import Matcher, StructuredOutputBackend, Vocabulary
+from quire.structured_output.reasoning_state import ReasoningMasks
 from quire.structured_output.registry import make_backend
-from quire.structured_output.thinking import ThinkingMasks
 from quire.structured_output.vocabulary import read_vocabulary
 
 MAX_SETUP_BYTES = 1 << 16
@@ -110,7 +110,7 @@ class _Followed:
         assert start.spec is not None, "any text is not followed here"
         try:
             compiled = self._backend.load(start.spec, self._backend.compile(start.spec))
-            masks = None if start.thinking is None else ThinkingMasks(self._vocabulary)
+            masks = None if start.thinking is None else ReasoningMasks(self._vocabulary)
             self._grammar = begin(compiled, start, self._vocabulary, masks)
         except Exception as error:  # a library's limits show themselves in many classes
             return _failed(error)

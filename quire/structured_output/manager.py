@@ -32,9 +32,9 @@ from quire.structured_output.follow_messages import FollowReply, FollowStart
 from quire.structured_output.followers import Followers
 from quire.structured_output.interface import GrammarError
 from quire.structured_output.mask_filler import MaskFiller, too_complex
+from quire.structured_output.reasoning_state import ReasoningMasks
 from quire.structured_output.restrictions import Restrictions
 from quire.structured_output.spec import spec_of
-from quire.structured_output.thinking import ThinkingMasks
 
 WAIT_S = 0.002
 
@@ -74,7 +74,7 @@ class GrammarManager:
         self._busy: set[int] = set()
         self._advanced: SimpleQueue[_Advanced] = SimpleQueue()
         self._has_news = threading.Event()
-        self._thinking_masks: ThinkingMasks | None = None
+        self._reasoning_masks: ReasoningMasks | None = None
 
     # --- requests come and go ---
 
@@ -167,9 +167,9 @@ class GrammarManager:
         if compiled.is_expensive:
             self._follow(answer)
             return
-        if message.sampling_params.thinking is not None and self._thinking_masks is None:
-            self._thinking_masks = ThinkingMasks(self._pool.vocabulary)
-        answer.grammar = begin(compiled, _start_of(answer), self._pool.vocabulary, self._thinking_masks)
+        if message.sampling_params.thinking is not None and self._reasoning_masks is None:
+            self._reasoning_masks = ReasoningMasks(self._pool.vocabulary)
+        answer.grammar = begin(compiled, _start_of(answer), self._pool.vocabulary, self._reasoning_masks)
         if answer.output:
             self._advance([(answer, answer.output.copy())])
         elif answer.restrictions is not None and not answer.is_free:

@@ -1,7 +1,7 @@
-"""Grammars that begin after an answer's thinking, and a budget that ends it. Made by the grammar manager.
+"""Grammars that begin after an answer's reasoning, and a budget that ends it. Made by the grammar manager.
 
 A `ReasoningGatedMatcher` is a `Matcher` like any other: a pure function of the answer's tokens. While the answer
-thinks, the grammar itself does not advance.
+reasons, the grammar itself does not advance.
 """
 
 from __future__ import annotations
@@ -11,12 +11,13 @@ from collections.abc import Sequence
 import numpy as np
 
 from quire.core.grammar_bitmask import allow, allow_only
+from quire.core.reasoning import Place
 from quire.structured_output.interface import CompiledGrammar, Matcher
-from quire.structured_output.thinking import Place, Thinking, ThinkingMasks
+from quire.structured_output.reasoning_state import ReasoningMasks, ReasoningState
 
 
 class FreeText(CompiledGrammar):
-    """The grammar of every answer, for requests that have a budget of thinking and no grammar."""
+    """The grammar of every answer, for requests that have a budget of reasoning and no grammar."""
 
     def start(self) -> Matcher:
         """As `CompiledGrammar.start`."""
@@ -42,54 +43,54 @@ class _Free(Matcher):
 
 
 class ReasoningGatedMatcher(Matcher):
-    """Where one answer stands in its thinking, and then in the grammar for what follows it.
+    """Where one answer stands in its reasoning, and then in the grammar for what follows it.
 
-    Where the thinking may begin, its first mark and the grammar's first tokens are both possible. An answer cannot end
-    inside of its thinking, as it would not have its form.
+    Where the reasoning may begin, its first delimiter and the grammar's first tokens are both possible. An answer
+    cannot end inside of its reasoning, as it would not have its form.
 
     Args:
         compiled: the grammar.
-        thinking: of the answer, at its beginning.
-        masks: of tokens inside of the thinking.
+        state: of the answer's reasoning, at its beginning.
+        masks: of tokens inside of the reasoning.
         end_ids: tokens that end an answer.
     """
 
     def __init__(
-        self, compiled: CompiledGrammar, thinking: Thinking, masks: ThinkingMasks, end_ids: Sequence[int]
+        self, compiled: CompiledGrammar, state: ReasoningState, masks: ReasoningMasks, end_ids: Sequence[int]
     ) -> None:
         self._compiled = compiled
-        self._thinking = thinking
+        self._state = state
         self._masks = masks
         self._end_ids = end_ids
         self._is_free = isinstance(compiled, FreeText)
-        self._tokens: list[int] = []  # up to the end of the thinking
+        self._tokens: list[int] = []  # up to the end of the reasoning
         self._num_after = 0
-        self._grammar: Matcher | None = compiled.start()  # None where only the thinking can go on
+        self._grammar: Matcher | None = compiled.start()  # None where only the reasoning can go on
 
     @property
     def is_free(self) -> bool:
         """As `Matcher.is_free`."""
-        return self._is_free and self._thinking.forced_id is None
+        return self._is_free and self._state.forced_id is None
 
     def accept(self, token_id: int) -> bool:
         """As `Matcher.accept`."""
-        thinking = self._thinking
-        before = thinking.place
+        state = self._state
+        before = state.place
         if before is Place.AFTER:
             is_accepted = self._grammar is not None and self._grammar.accept(token_id)
             self._num_after += is_accepted
             return is_accepted
-        thinking.push(token_id)
+        state.push(token_id)
         self._tokens.append(token_id)
-        if thinking.place is Place.INSIDE:
+        if state.place is Place.INSIDE:
             self._grammar = None
             return True
-        if thinking.has_begun:
+        if state.has_begun:
             self._grammar = self._compiled.start()
             return True
         if self._grammar is not None and not self._grammar.accept(token_id):
             self._grammar = None
-        return self._grammar is not None or thinking.place is Place.BEFORE
+        return self._grammar is not None or state.place is Place.BEFORE
 
     def rollback(self, num_tokens: int) -> None:
         """As `Matcher.rollback`."""
@@ -99,7 +100,7 @@ class ReasoningGatedMatcher(Matcher):
                 self._grammar.rollback(num_tokens)
             return
         kept = self._tokens[: len(self._tokens) + self._num_after - num_tokens]
-        self._thinking = self._thinking.restarted()
+        self._state = self._state.restarted()
         self._tokens, self._num_after = [], 0
         self._grammar = self._compiled.start()
         for token_id in kept:
@@ -107,21 +108,21 @@ class ReasoningGatedMatcher(Matcher):
 
     def fill_bitmask(self, bitmask: np.ndarray, row: int) -> None:
         """As `Matcher.fill_bitmask`."""
-        thinking = self._thinking
-        forced_id = thinking.forced_id
+        state = self._state
+        forced_id = state.forced_id
         if forced_id is not None:
             allow_only(bitmask[row], forced_id)
-        elif thinking.place is Place.INSIDE:
+        elif state.place is Place.INSIDE:
             if self._is_free:
                 bitmask[row] = -1
             else:
-                self._masks.fill(thinking, self._end_ids, bitmask[row])
+                self._masks.fill(state, self._end_ids, bitmask[row])
         else:
             if self._grammar is None:
                 bitmask[row] = 0
             else:
                 self._grammar.fill_bitmask(bitmask, row)
-            allow(bitmask[row], thinking.start_ids())
+            allow(bitmask[row], state.start_ids())
 
     def is_terminated(self) -> bool:
         """As `Matcher.is_terminated`."""

@@ -15,15 +15,11 @@ class TagParser(ReasoningParser):
         starts: what may begin the thinking.
         ends: what ends it.
         begins_inside: an answer without the first mark is thinking, too, unless the prompt has ended it.
-        call_marks: begin a call and so end the thinking that lacks its end, unless a grammar waits for that.
-        call_heads: one of them follows such a mark, if it is no mention of it; none = whatever follows.
     """
 
     starts: ClassVar[Markers] = Markers("<think>")
     ends: ClassVar[Markers] = Markers("</think>")
     begins_inside: ClassVar[bool] = False
-    call_marks: ClassVar[tuple[str, ...]] = ()
-    call_heads: ClassVar[tuple[str, ...]] = ()
     marks: ClassVar[tuple[str, ...]] = (*starts.texts, *ends.texts)
 
     def __init__(self, prompt_tail: str = "", continued: str | None = None) -> None:

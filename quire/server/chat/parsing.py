@@ -22,8 +22,8 @@ from quire.parsers.base import AnswerParser, ReasoningParser, ToolCallParser
 from quire.parsers.call_syntax import CallSyntax
 from quire.parsers.events import CallArguments, CallBegin, Content, Event
 from quire.parsers.harmony import HarmonyParser
+from quire.parsers.reasoning_format import ReasoningFormat
 from quire.parsers.registry import HARMONY_REASONING, PATTERN, parser_of_template, reasoning_parser, tool_call_parser
-from quire.parsers.thinking_marks import TAIL_TOKENS, thinking_marks
 from quire.parsers.tool_calls.pattern import PatternFormat
 from quire.parsers.tools import Tools
 from quire.server.chat.answer_events import AnswerEvent, AnswerReader, CallBegun, CallPart, PlainAnswer
@@ -100,7 +100,9 @@ class Parsing:
         self._special: dict[str, int] = {}
         if self._tokenizer is not None:
             self._special = {self._tokenizer.token_text(one): one for one in self._tokenizer.special_ids}
-        self._reasoning = named_reasoning_parser(config)
+        kind = named_reasoning_parser(config)
+        tokenizer = engine.tokenizer
+        self._reasoning = None if kind is None or tokenizer is None else ReasoningFormat(kind, tokenizer)
         self._is_harmony = config.reasoning_parser == HARMONY_REASONING
         self._make_tools = named_tool_parser(config)
         if config.tool_call_parser == AUTO and engine.chat_template is not None:
@@ -112,12 +114,11 @@ class Parsing:
     @cached_property
     def can_end_thinking(self) -> bool:
         """True when `thinking_token_budget` of a chat can be kept, with tools or without."""
-        if self._reasoning is None or self._tokenizer is None:
+        if self._reasoning is None:
             return False
         if self._make_tools is not None and self._make_tools.has_reasoning:
             return False
-        marks = thinking_marks(self._reasoning(), self._tokenizer)
-        return marks is not None and bool(marks.end_ids)
+        return bool(self._reasoning.end_ids)
 
     def plan(self, request: ChatRequest, warnings: Warnings, *, holds_calls: bool = False) -> ParsingPlan | None:
         """What to read out of the answers to `request`; None = they are plain text.
@@ -175,7 +176,7 @@ class ParsingPlan:
         self,
         request: ChatRequest,
         tokenizer: Tokenizer,
-        reasoning: type[ReasoningParser] | None,
+        reasoning: ReasoningFormat | None,
         make_tools: ToolMaker | None,
         tools: Tools,
         special_texts: frozenset[str],
@@ -198,7 +199,7 @@ class ParsingPlan:
             self._continued = content if isinstance(content, str) else ""
         self.needs_special_tokens = any(
             one.needs_special_tokens or not special_texts.isdisjoint(one.marks)
-            for one in (reasoning, make_tools)
+            for one in (None if reasoning is None else reasoning.kind, make_tools)
             if one is not None
         )
         self.has_reasoning = reasoning is not None or (make_tools is not None and make_tools.has_reasoning)
@@ -219,26 +220,21 @@ class ParsingPlan:
         has_form = params.structured_outputs is not None or params.thinking_token_budget is not None
         if has_form and self._reasoning is not None:
             self._waits_for_end = True
-            parser = self._reasoning(self._tail(prompt_token_ids), self._continued)
-            params.thinking = thinking_marks(parser, self._tokenizer)
+            params.thinking = self._reasoning.delimiters(prompt_token_ids, self._continued)
 
     def answer(self, prompt_token_ids: Sequence[int]) -> ParsedAnswer:
         """A new answer to this prompt."""
-        tail = self._tail(prompt_token_ids)
         count = None
         if self.has_reasoning:
             count = ReasoningCount(
-                self._parser(tail, counts=True), self._tokenizer, prompt_token_ids,
+                self._parser(prompt_token_ids, counts=True), self._tokenizer, prompt_token_ids,
                 skip_special_tokens=not self.needs_special_tokens,
             )  # fmt: skip
-        return ParsedAnswer(self, self._parser(tail), count)
+        return ParsedAnswer(self, self._parser(prompt_token_ids), count)
 
-    def _tail(self, prompt_token_ids: Sequence[int]) -> str:
-        return self._tokenizer.decode(list(prompt_token_ids[-TAIL_TOKENS:]), skip_special_tokens=False)
-
-    def _parser(self, prompt_tail: str, *, counts: bool = False) -> AnswerParser:
+    def _parser(self, prompt_token_ids: Sequence[int], *, counts: bool = False) -> AnswerParser:
         """Of a whole answer, or of what tells its thinking."""
-        reasoning = None if self._reasoning is None else self._reasoning(prompt_tail, self._continued)
+        reasoning = None if self._reasoning is None else self._reasoning.parser(prompt_token_ids, self._continued)
         if reasoning is not None:
             reasoning.waits_for_end = self._waits_for_end
         if self._make_tools is None or (counts and reasoning is not None):

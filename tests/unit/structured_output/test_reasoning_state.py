@@ -7,14 +7,14 @@ import random
 import numpy as np
 import pytest
 
-from quire.core.thinking import ThinkingMarks
+from quire.core.reasoning import Place, ReasoningDelimiters
 from quire.parsers.base import ReasoningParser
 from quire.parsers.reasoning.deepseek_r1 import DeepSeekR1Parser
 from quire.parsers.reasoning.granite import GraniteReasoningParser
 from quire.parsers.reasoning.tags import TagParser
 from quire.structured_output.interface import CompiledGrammar, Matcher, Vocabulary
 from quire.structured_output.reasoning_gate import FreeText, ReasoningGatedMatcher
-from quire.structured_output.thinking import Place, Thinking, ThinkingMasks
+from quire.structured_output.reasoning_state import ReasoningMasks, ReasoningState
 
 EOS = 256
 MARK = 300
@@ -31,17 +31,17 @@ def token(text: bytes) -> int:
     return PIECES.index(text)
 
 
-def marks_of(parser: ReasoningParser) -> ThinkingMarks:
+def marks_of(parser: ReasoningParser) -> ReasoningDelimiters:
     assert parser.starts is not None and parser.ends is not None
     ends = tuple(token(text.encode()) for text in parser.ends.texts if text.encode() in PIECES)
-    return ThinkingMarks(
+    return ReasoningDelimiters(
         starts=parser.starts.texts, ends=parser.ends.texts, is_open=parser.is_inside,
         start_ids=((token(b"<th"), token(b"ink>")),), end_ids=ends[:1] or (token(b"</th"), token(b"ink>")),
     )  # fmt: skip
 
 
-def thinking(parser: ReasoningParser, budget: int | None = None, *, shows_special: bool = True) -> Thinking:
-    return Thinking(marks_of(parser), VOCABULARY, shows_special=shows_special, budget=budget)
+def thinking(parser: ReasoningParser, budget: int | None = None, *, shows_special: bool = True) -> ReasoningState:
+    return ReasoningState(marks_of(parser), VOCABULARY, shows_special=shows_special, budget=budget)
 
 
 def random_tokens(rng: random.Random) -> list[int]:
@@ -95,10 +95,10 @@ def test_a_budget_ends_the_thinking_after_exactly_so_many_tokens(budget: int, is
 
 
 def test_a_mark_of_several_tokens_is_forced_one_after_another():
-    marks = ThinkingMarks(
+    marks = ReasoningDelimiters(
         starts=("<think>",), ends=("</think>",), is_open=True, end_ids=(token(b"</th"), token(b"ink>"))
     )
-    state = Thinking(marks, VOCABULARY, shows_special=True, budget=2)
+    state = ReasoningState(marks, VOCABULARY, shows_special=True, budget=2)
     forced = []
     for token_id in (ord("a"), ord("<")):  # the model's own beginning of a mark does not matter
         state.push(token_id)
@@ -151,7 +151,7 @@ def delayed(
     tail: str = "", budget: int | None = None, compiled: CompiledGrammar | None = None
 ) -> ReasoningGatedMatcher:
     return ReasoningGatedMatcher(
-        compiled or Digits(), thinking(TagParser(tail), budget), ThinkingMasks(VOCABULARY), (EOS, 5)
+        compiled or Digits(), thinking(TagParser(tail), budget), ReasoningMasks(VOCABULARY), (EOS, 5)
     )
 
 
