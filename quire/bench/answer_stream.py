@@ -156,7 +156,7 @@ class AnswerReader:
         if not self._is_done and self._finish_reason is None:
             return Failure("incomplete stream", "it ended without finish_reason and without [DONE]")
         if not self.event_times and self._finish_reason is None:
-            return Failure("empty answer", "no event brought a token")
+            return Failure("empty response", "no event brought a token")
         return None
 
 

@@ -18,7 +18,7 @@ from quire.bench.records import Failure, Load, LoadReport, RequestRecord
 from quire.utils.garbage import collector_paused
 
 DISPATCHES_PER_TURN = 16
-NO_STREAM = Failure("no stream", "the answer is not text/event-stream")
+NO_STREAM = Failure("no stream", "the response is not text/event-stream")
 Result = TypeVar("Result")
 Progress = Callable[[RequestRecord], None]
 

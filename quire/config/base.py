@@ -226,7 +226,7 @@ def _hint(info: SettingInfo) -> str:
 _EXPECTED = {
     "int": "an integer",
     "float": "a number",
-    "str": "a text",
+    "str": "a string",
     "bool": "true or false",
     "list": "a list of strings",
 }

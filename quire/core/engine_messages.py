@@ -103,7 +103,7 @@ class FinishedRequest:
         stop_reason: the stop id that matched; None for EOS and length.
         error: what went wrong.
         error_field: the field of the request that was wrong; None = the error is not the caller's.
-        beam: the whole answer of a beam search; tokens named before were only signs of life.
+        beam: the whole answer of a beam search; tokens sent before were placeholders (a heartbeat).
     """
 
     handle: int

@@ -27,7 +27,7 @@ def texts(field: str, value: Any) -> list[str] | None:
     items = [value] if isinstance(value, str) else list(value)
     for index, item in enumerate(items):
         if not isinstance(item, str):
-            raise wrong_type(f"{field}[{index}]", item, "a text")
+            raise wrong_type(f"{field}[{index}]", item, "a string")
         if not item:
             raise ValidationError(f"{field}[{index}] is an empty string", hint=f"remove it from {field}", field=field)
     return items or None
@@ -69,7 +69,7 @@ def check_plain(field: str, value: Any, depth: int = 0) -> None:
     if isinstance(value, dict):
         for key, item in value.items():
             if not isinstance(key, str):
-                raise wrong_type(f"a key of {field}", key, "a text")
+                raise wrong_type(f"a key of {field}", key, "a string")
             check_plain(f"{field}[{key!r}]", item, depth + 1)
     elif isinstance(value, (list, tuple)):
         for index, item in enumerate(value):

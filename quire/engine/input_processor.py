@@ -134,7 +134,7 @@ class InputProcessor:
             return np.asarray(prompt.prompt_token_ids, dtype=np.int32)
         if self._tokenizer is None:
             raise ValidationError(
-                "a text prompt needs a tokenizer, and this engine runs with skip_tokenizer_init",
+                "string prompts need a tokenizer, but this engine runs with skip_tokenizer_init",
                 hint="pass {'prompt_token_ids': [...]}",
                 field="prompt",
             )

@@ -35,7 +35,7 @@ NARROWER: tuple[tuple[str, tuple[str, ...], str, tuple[tuple[str, str], ...]], .
         (("integer type matches integers", "a float with zero fractional part is an integer"),),
     ),
     (
-        "Keywords beside `$ref` are honoured, although draft 7 ignores them.", ("draft7",), "ref.json",
+        "Keywords next to `$ref` are honoured, although draft 7 ignores them.", ("draft7",), "ref.json",
         (("ref overrides any sibling keywords", "ref valid, maxItems ignored"),),
     ),
     (

@@ -7,14 +7,14 @@ from quire.entrypoints.structured_narrower import NARROWER
 from quire.structured_output.registry import capabilities_of
 from quire.structured_output.schema.keywords import ANNOTATIONS, BY_TYPE, FORMATS, KEYWORDS
 
-HEAD = """# Structured output: what is honoured
+HEAD = """# Structured output: supported schemas
 
 Generated from the declared support of each library (`capabilities` in `quire/structured_output/backends`). The tests
-write what a keyword forbids against every library that is said to honour it. A keyword may hold only in some places:
-xgrammar, outlines and lm-format-enforcer honour `anyOf`, `allOf`, `enum`, `const` and `$ref` without other keywords
-beside them (but `type` beside `enum` and `const`), and keywords about one type of value only beside that `type`.
+try to generate what a keyword forbids with every library that supports it. Support may depend on the place:
+xgrammar, outlines and lm-format-enforcer support `anyOf`, `allOf`, `enum`, `const` and `$ref` without other keywords
+next to them (except `type` with `enum` and `const`), and keywords about one type of value only with that `type`.
 lm-format-enforcer has further limits (`quire/structured_output/schema/lm_format_enforcer.py`). What one library does
-not honour, the next one may; what none honours is refused with the keyword's path.
+not support, the next one may; what none supports is rejected with the keyword's path.
 """
 
 NARROWER_HEAD = """## Valid, but never written

@@ -169,5 +169,5 @@ def _halves(part: CallGrammar) -> list[CallGrammar]:
 
 
 def _edge(part: CallGrammar) -> str | Token:
-    assert isinstance(part, (Literal, Token)), "a call begins and ends with fixed texts"
+    assert isinstance(part, (Literal, Token)), "a call begins and ends with fixed strings"
     return part.value if isinstance(part, Literal) else part

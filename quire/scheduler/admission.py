@@ -38,7 +38,7 @@ class Verdict(Enum):
 
     GO = "go"
     SKIP = "skip this one in this step"
-    STOP = "admit nobody else in this step"
+    STOP = "admit no other request in this step"
 
 
 AdmissionGate = Callable[[Candidate, StepPlan], Verdict]

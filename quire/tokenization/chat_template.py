@@ -135,7 +135,7 @@ class ChatTemplate:
         if taken:
             raise ChatTemplateError(
                 f"chat_template_kwargs cannot set {', '.join(taken)}",
-                hint="pass it as an argument of its own",
+                hint="pass it as a separate argument",
                 field="chat_template_kwargs",
             )
         return {**self._special_tokens, **plain_value(kwargs, "chat_template_kwargs")}

@@ -19,7 +19,7 @@ FLAT_LOGPROBS = "flat log-probabilities (flat_logprobs)"
 REPETITION = "repetition_detection"
 WATERMARK = "watermarking"
 INTERNALS = "counterpart of this internal module of vLLM"
-SHARDED = "checkpoints in shards of its own (sharded_state, tensorizer)"
+SHARDED = "sharded checkpoint formats (sharded_state, tensorizer)"
 TENSORS = "tensors in requests or responses (embeddings)"
 
 # Names of vLLM's top level -> what they would need.

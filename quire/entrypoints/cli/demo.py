@@ -155,7 +155,7 @@ def _table(answers: Answers) -> Any:
 
 def main(argv: list[str] | None = None, parser_class: Callable[..., Any] = argparse.ArgumentParser) -> int:
     """Run the demo as a module: `python -m quire.entrypoints.cli.demo`."""
-    parser = parser_class(prog="quire demo", description="Eight prompts answered at once.")
+    parser = parser_class(prog="quire demo", description="Run eight prompts at once.")
     add_arguments(parser)
     return run(parser.parse_args(argv))
 

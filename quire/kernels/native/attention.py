@@ -258,7 +258,7 @@ def native_cache(
     num_blocks, num_kv_heads, _, page_size = kv_cache.shape
     if page_size % (BLOCK_SIZE_MULTIPLE * head_size) or page_size == 0 or num_kv_heads == 0:
         raise ShapeError(
-            f"kv_cache has shape {list(kv_cache.shape)}, expected pages of a multiple of {BLOCK_SIZE_MULTIPLE} tokens "
+            f"kv_cache has shape {list(kv_cache.shape)}, expected blocks of a multiple of {BLOCK_SIZE_MULTIPLE} tokens "
             f"of {head_size} elements",
             field="kv_cache",
         )

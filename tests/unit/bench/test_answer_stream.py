@@ -88,7 +88,7 @@ def test_without_usage_the_ids_count_and_without_both_nobody_does():
         ([b"data: \xff\xfe\n\n"], "malformed event", ""),
         ([text("a")], "incomplete stream", "finish_reason"),
         ([], "incomplete stream", ""),
-        ([DONE], "empty answer", "token"),
+        ([DONE], "empty response", "token"),
         ([text("a"), text("", "abort"), DONE], "aborted", "abort"),
         ([text("a"), text("", "error"), DONE], "aborted", "error"),
     ],

@@ -291,7 +291,7 @@ def _part(kind: str, text: str) -> dict[str, Any]:
 def _part_text(where: str, part: dict[str, Any], name: str) -> str:
     text = part.get(name)
     if not isinstance(text, str):
-        raise _wrong(f"{where}.{name}", text, "a text")
+        raise _wrong(f"{where}.{name}", text, "a string")
     return text
 
 
