@@ -91,11 +91,26 @@ def test_the_package_runs_no_code_from_data():
     assert not found, f"no pickle, no eval: {found}"
 
 
-def test_files_named_in_the_architecture_page_exist():
-    page = (ROOT / "ARCHITECTURE.md").read_text()
-    named = set(re.findall(r"`((?:quire|csrc|training|benchmarks|tests|docs)/[\w./-]+)`", page))
+FILE_NAMES = re.compile(r"`((?:quire|csrc|training|benchmarks|tests|docs)/[\w./-]+)`")
+
+
+@pytest.mark.parametrize("page", ["ARCHITECTURE.md", *sorted(p.name for p in (ROOT / "docs/explanation").glob("*.md"))])
+def test_files_named_in_the_pages_about_the_code_exist(page: str):
+    text = (ROOT / (page if page == "ARCHITECTURE.md" else f"docs/explanation/{page}")).read_text()
+    named = set(FILE_NAMES.findall(text))
     missing = sorted(name for name in named if not (ROOT / name).exists())
-    assert named and not missing, f"ARCHITECTURE.md names files that are gone: {missing}"
+    assert named and not missing, f"{page} names files that are gone: {missing}"
+
+
+def test_the_architecture_page_is_one_page_with_every_package():
+    text = (ROOT / "ARCHITECTURE.md").read_text()
+    num_lines, num_names = len(text.splitlines()), len(set(FILE_NAMES.findall(text)))
+    assert num_lines <= 140 and num_names <= 40, (
+        f"{num_lines} lines, {num_names} files: move a topic to docs/explanation"
+    )
+    listed = set(re.findall(r"`(\w+)`", "".join(re.findall(r"(?m)^\| (`\w+`(?:, `\w+`)*) \|", text))))
+    packages = {path.parent.name for path in (ROOT / "quire").glob("*/__init__.py")}
+    assert packages == listed & packages, f"give these a line under Packages: {sorted(packages - listed)}"
 
 
 @pytest.mark.parametrize("page", TEXTS, ids=relative)

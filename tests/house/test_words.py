@@ -98,7 +98,12 @@ def test_code_and_comments_do_not_bring_back_what_has_a_term():
 
 def test_pages_for_users_use_the_terms_of_the_field():
     wrong = []
-    pages = [ROOT / "README.md", ROOT / "ARCHITECTURE.md", *(ROOT / "docs/how-to").glob("*.md")]
+    pages = [
+        ROOT / "README.md",
+        ROOT / "ARCHITECTURE.md",
+        *(ROOT / "docs/how-to").glob("*.md"),
+        *(ROOT / "docs/explanation").glob("*.md"),
+    ]
     for path in sorted(pages):
         for number, line in enumerate(path.read_text().splitlines(), 1):
             wrong += found(line, IN_DOCS, f"{path.relative_to(ROOT)}:{number}")
