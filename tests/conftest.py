@@ -34,6 +34,11 @@ def pytest_collection_finish() -> None:
             logger.propagate = True
 
 
+def pytest_sessionfinish() -> None:
+    """Libraries count what is left of them when the interpreter ends."""
+    gc.unfreeze()
+
+
 @pytest.fixture(scope="session", autouse=True)
 def one_certificate(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """HTTP clients load one certificate, not a hundred: that takes 50 ms of each client, and tests ask no stranger."""
