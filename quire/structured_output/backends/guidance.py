@@ -165,7 +165,9 @@ def _check(matcher: Any) -> None:
 
 
 def _one_line(text: str) -> str:
-    return " ".join(text.split())[:500]
+    """What the library says of a grammar, without the state of its parser, which it appends."""
+    reason = " ".join(text.partition("<state>")[0].split())[:500]
+    return "no text follows it" if reason == "NoExtensionBias" else reason
 
 
 BACKEND = GuidanceBackend
