@@ -265,17 +265,17 @@ class GrammarManager:
             return
         lines = np.flatnonzero(np.isin(outputs.handles, list(self._answers)))
         handles, token_ids = outputs.handles[lines].tolist(), outputs.new_token_ids[lines].tolist()
-        steps = []
+        steps: dict[int, list[int]] = {}
         for handle, token_id in zip(handles, token_ids, strict=True):
             answer = self._answers[handle]
             answer.output.append(token_id)
             if answer.follower is None:
-                steps.append((answer, [token_id]))
+                steps.setdefault(handle, []).append(token_id)
             else:
                 self._busy.add(handle)
                 answer.follower.push(token_id)
         if steps:
-            self._advance(steps)
+            self._advance([(self._answers[handle], new_ids) for handle, new_ids in steps.items()])
 
 
 def _refused(token_id: int) -> QuireError:

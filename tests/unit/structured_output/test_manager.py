@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 from concurrent.futures import Future
 from typing import Any
@@ -140,6 +141,15 @@ def test_a_tenant_that_fills_the_cache_of_grammars_loses_its_own_alone():
     assert len(pool.futures) == 4
     add(manager, 10, regex="1", tenant="alice")
     assert len(pool.futures) == 5
+
+
+def test_several_tokens_of_a_step_advance_a_grammar_in_their_order():
+    manager, pool = make(2)
+    pool.futures[0].set_result((Counting(), 10))
+    assert manager.is_ready(0) and manager.is_ready(1)
+    several = {"handles": np.array([0, 1, 0, 0], np.int64), "new_token_ids": np.array([0, 0, 1, 2], np.int32)}
+    manager.note(dataclasses.replace(outputs({}), **several))
+    assert allowed(manager, [1, 0]) == {0: [1], 1: [3, EOS, END_TOO]}
 
 
 def test_masks_are_for_structured_rows_alone_and_follow_what_was_sampled():
