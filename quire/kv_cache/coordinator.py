@@ -6,7 +6,7 @@ in the prefix tree. Asks no group of which kind it is.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
@@ -16,10 +16,11 @@ from quire.core.scheduler_output import NewBlocks
 from quire.errors import UnsupportedError
 from quire.kv_cache.cached_prefix import CachedPrefix
 from quire.kv_cache.page_counts import longest_sequence, num_blocks_held
+from quire.kv_cache.page_demand import PageDemand
 from quire.kv_cache.prefix_tree import ROOT
 from quire.kv_cache.row_prefixes import RowPrefixes
 from quire.kv_cache.single_type.managers import make_manager
-from quire.kv_cache.single_type.row_blocks import NO_IDS, ManagerParts
+from quire.kv_cache.single_type.row_blocks import NO_IDS, ManagerParts, RowBlocks
 
 
 class KVCacheCoordinator:
@@ -69,9 +70,28 @@ class KVCacheCoordinator:
         block_ids = tuple(group.cached_block_ids(nodes, shortest) for group in self._groups)
         return CachedPrefix(block_ids, shortest * self._block_size, node=nodes[shortest - 1] if shortest else ROOT)
 
-    def num_new_blocks(self, num_cached_tokens: int, num_tokens: int) -> int:
-        """Free pages that a request takes behind a cached prefix to hold `num_tokens` tokens, over all groups."""
-        return sum(group.num_new_blocks(num_cached_tokens, num_tokens) for group in self._groups)
+    def demand(self, prefix: CachedPrefix, num_tokens: int, num_freed: Sequence[int] | None) -> PageDemand:
+        """By how many pages `place` shrinks the free list.
+
+        Of more tokens than a step computes, no more pages are counted than are held at once.
+        """
+        num_new = 0
+        for group, shared, num_pages in self._starts(prefix, num_freed):
+            num_new += group.num_new_blocks(len(shared), num_pages, num_tokens) + self._pool.num_free_among(shared)
+        return PageDemand(num_new)
+
+    def _starts(
+        self, prefix: CachedPrefix, num_freed: Sequence[int] | None
+    ) -> Iterator[tuple[RowBlocks, np.ndarray, int]]:
+        """Per group: pages that a row shares, and the number of pages up to their end (`RowBlocks.share`)."""
+        if num_freed is None:
+            num_pages = prefix.num_tokens // self._block_size
+            for group, block_ids in zip(self._groups, prefix.block_ids, strict=True):
+                yield group, block_ids, num_pages
+            return
+        shared = self.shared_on_restore(prefix.block_ids)
+        for group, block_ids, freed in zip(self._groups, shared, num_freed, strict=True):
+            yield group, block_ids, max(len(block_ids), freed)
 
     def computed_prefix(self, row: int, num_tokens: int) -> CachedPrefix | None:
         """A row's first `num_tokens` tokens, which are computed; None when a page that the next query sees is freed."""
@@ -106,13 +126,11 @@ class KVCacheCoordinator:
         Returns:
             Per group: [num_blocks] int32, all its pages.
         """
-        num_pages = prefix.num_tokens // self._block_size
-        shared = prefix.block_ids if num_freed is None else self.shared_on_restore(prefix.block_ids)
-        starts = [num_pages] * len(shared) if num_freed is None else list(map(max, map(len, shared), num_freed))
         # What is cached in one group must not be taken for another.
-        for group, block_ids, start in zip(self._groups, shared, starts, strict=True):
-            group.share(row, block_ids, start)
-        self._rows.start(row, request, prefix.node, num_pages - prefix.num_unpublished)
+        for group, shared, num_pages in self._starts(prefix, num_freed):
+            group.share(row, shared, num_pages)
+        num_published = prefix.num_tokens // self._block_size - prefix.num_unpublished
+        self._rows.start(row, request, prefix.node, num_published)
         return tuple(group.extend(row, num_tokens) for group in self._groups)
 
     def shared_on_restore(self, cached_block_ids: tuple[np.ndarray, ...]) -> tuple[np.ndarray, ...]:
@@ -120,13 +138,6 @@ class KVCacheCoordinator:
         return tuple(
             block_ids if keeps_sequence else NO_IDS
             for keeps_sequence, block_ids in zip(self._keeps_sequences, cached_block_ids, strict=True)
-        )
-
-    def num_blocks_to_restore(self, shared: Sequence[np.ndarray], num_freed: Sequence[int], num_tokens: int) -> int:
-        """Free pages that `place` takes for a row that is restored."""
-        return sum(
-            group.num_blocks_behind(max(len(block_ids), freed), num_tokens)
-            for group, block_ids, freed in zip(self._groups, shared, num_freed, strict=True)
         )
 
     def block_ids(self, row: int) -> tuple[np.ndarray, ...]:

@@ -150,15 +150,9 @@ class KVCacheManager:
     def demand(self, prefix: CachedPrefix, num_tokens: int, swapped: SwappedPages | None = None) -> PageDemand:
         """What a request asks for when it is placed with room for `num_tokens` tokens.
 
-        Of more tokens than a step computes, no more pages are counted than are held at once, unless it is swapped.
+        Of more tokens than a step computes, no more pages are counted than are held at once.
         """
-        shared = prefix.block_ids
-        if swapped is None:
-            num_taken = self._coordinator.num_new_blocks(prefix.num_tokens, num_tokens)
-        else:
-            shared = self._coordinator.shared_on_restore(shared)
-            num_taken = self._coordinator.num_blocks_to_restore(shared, swapped.num_freed, num_tokens)
-        return PageDemand(num_taken + sum(self._pool.num_free_among(block_ids) for block_ids in shared))
+        return self._coordinator.demand(prefix, num_tokens, None if swapped is None else swapped.num_freed)
 
     def place(
         self, row: int, request: Request, prefix: CachedPrefix, num_tokens: int, swapped: SwappedPages | None = None

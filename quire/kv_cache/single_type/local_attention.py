@@ -45,11 +45,10 @@ class LocalAttentionManager(RowBlocks):
         missing: np.ndarray = np.maximum(needed - (self._num_blocks[rows] - num_freed), 0)
         return missing
 
-    def num_new_blocks(self, num_cached_tokens: int, num_tokens: int) -> int:
-        """Free pages that a request takes behind a cached prefix, to hold `num_tokens` tokens or all it ever holds."""
-        first = self.first_page(num_cached_tokens)
-        num_held = min(-(-num_tokens // self._block_size) - first, self._most_blocks)
-        return num_held - (num_cached_tokens // self._block_size - first)
+    def num_new_blocks(self, num_shared: int, num_pages: int, num_tokens: int) -> int:
+        """As `RowBlocks`."""
+        num_freed = num_pages - num_shared
+        return min(-(-num_tokens // self._block_size) - num_freed, self._most_blocks) - num_shared
 
     def longest_hit(self, nodes: Sequence[int], max_pages: int) -> int:
         """As `RowBlocks`: the pages that the next query sees are cached, and the last one in any case."""

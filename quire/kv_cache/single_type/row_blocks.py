@@ -63,12 +63,12 @@ class RowBlocks(ABC):
         block_ids = np.array(self.block_ids(row)[self.first_page(num_tokens) : -(-num_tokens // self._block_size)])
         return block_ids if block_ids.all() else None
 
-    def num_new_blocks(self, num_cached_tokens: int, num_tokens: int) -> int:
-        """Free pages that a request takes behind a cached prefix, to hold `num_tokens` tokens."""
-        return self.num_blocks_behind(num_cached_tokens // self._block_size, num_tokens)
+    def num_new_blocks(self, num_shared: int, num_pages: int, num_tokens: int) -> int:
+        """Free pages that a row takes to hold `num_tokens` tokens, or as many as it holds at once.
 
-    def num_blocks_behind(self, num_pages: int, num_tokens: int) -> int:
-        """Free pages that `extend` takes for `num_tokens` tokens; a row has `num_pages` pages, freed ones included."""
+        Args:
+            num_shared, num_pages: of what it begins with (`share`).
+        """
         return -(-num_tokens // self._block_size) - num_pages
 
     def num_missing_blocks(self, rows: np.ndarray, num_tokens: np.ndarray) -> np.ndarray:

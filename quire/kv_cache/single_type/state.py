@@ -27,7 +27,7 @@ class StateManager(RowBlocks):
         """None: the state of earlier tokens is overwritten."""
         return None
 
-    def num_blocks_behind(self, num_pages: int, num_tokens: int) -> int:
+    def num_new_blocks(self, num_shared: int, num_pages: int, num_tokens: int) -> int:
         """As `RowBlocks`: the state's page, which no prefix brings along."""
         return min(num_tokens, 1)
 
