@@ -96,14 +96,14 @@ class MissExplainer:
         siblings = self._index.holding(self._tree.siblings.after(missing.parent, missing.extra_keys, MAX_SIBLINGS))
         if not siblings:
             return None
-        num_equal = _num_equal([self._tree.tokens(node) for node in siblings], missing.tokens)
+        num_equal = _num_equal(self._tree.tokens_of(siblings), missing.tokens)
         longest = int(num_equal.max())
         if not longest and not start:
             return None  # they have nothing in common
         nearest = itertools.compress(siblings, num_equal == longest)
-        template_ids = {self._tree.template_ids.get(node, 0) for node in nearest}
         own_id = request.message.template_id
-        is_other_template = own_id and 0 not in template_ids and own_id not in template_ids
+        template_ids = {self._tree.template_ids.get(node, 0) for node in nearest} if own_id else {0}
+        is_other_template = 0 not in template_ids and own_id not in template_ids
         reason = MissReason.TEMPLATE_CHANGED if is_other_template else MissReason.DIFFERENT_TOKEN
         return reason, start + longest
 

@@ -117,8 +117,9 @@ class PrefixIndex:
         return any(node in blocks for blocks in self.blocks)
 
     def holding(self, nodes: Iterable[int]) -> list[int]:
-        """Of these nodes those whose last page is cached in some group."""
-        return [node for node in nodes if self.holds(node)]
+        """Of these nodes those whose last page is cached in the first group."""
+        blocks = self.blocks[0]
+        return [node for node in nodes if node in blocks]
 
     def subscribe(self, recorder: KVEventRecorder) -> None:
         """Have `recorder` notified of every change in the first group, if it keeps whole sequences, from now on."""

@@ -9,7 +9,7 @@ Example, pages of 2 tokens: after `tree.enter([b"ab", b"cd"], {}, 2) == 2` the t
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from quire.core.request import ExtraKeys
@@ -128,6 +128,11 @@ class PrefixTree:
         """Tokens of the last page."""
         tokens: bytes = self._keys[node][1]
         return tokens
+
+    def tokens_of(self, nodes: Iterable[int]) -> list[bytes]:
+        """Tokens of the last page of each."""
+        keys = self._keys
+        return [keys[node][1] for node in nodes]
 
     def extra_keys(self, node: int) -> ExtraKeys:
         """Extra keys of the last page."""

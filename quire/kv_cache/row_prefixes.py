@@ -115,12 +115,14 @@ class RowPrefixes:
     def is_computing(self, node: int, page: int, tokens: bytes, extra_keys: ExtraKeys) -> bool:
         """Whether a row is about to fill and publish page number `page`, of this content, after a prefix."""
         rows = np.flatnonzero(self._num_published == page)[:_MAX_ROWS_LOOKED_AT].tolist()
-        requests = [self._requests[row] for row in rows if self._nodes[row] == node]
-        return any(
-            request.page_tokens[page : page + 1] == [tokens] and request.extra_keys.get(page, ()) == extra_keys
-            for request in requests
-            if request is not None
-        )
+        nodes, requests = self._nodes, self._requests
+        for row in rows:
+            request = requests[row] if nodes[row] == node else None
+            if request is None or page >= len(request.page_tokens) or request.page_tokens[page] != tokens:
+                continue
+            if request.extra_keys.get(page, ()) == extra_keys:
+                return True
+        return False
 
 
 def spread(rows: np.ndarray, starts: np.ndarray, counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
