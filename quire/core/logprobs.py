@@ -14,9 +14,10 @@ class LogprobsArrays:
     Attributes:
         index: [n] int32; which entry of the step each line belongs to, ascending.
         token_ids: [n, width] int32; column 0 is the sampled (or prompt) token, then the top tokens by
-            falling log-probability; -1 pads lines that asked for fewer.
+            falling log-probability, or those that were named; -1 pads lines that asked for fewer.
         logprobs: [n, width] float32, natural logarithm; NaN where `token_ids` is -1.
-        ranks: [n, width] int32; 1-based rank of each token in the whole vocabulary (ties count against it).
+        ranks: [n, width] int32; 1-based rank of each token in the whole vocabulary (ties count against it); 0 =
+            unknown, or padding.
     """
 
     index: np.ndarray

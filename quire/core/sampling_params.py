@@ -34,6 +34,7 @@ from quire.utils.other_names import PARAMETERS
 
 MAX_N = 16384
 MAX_BAD_WORDS = 128
+MAX_LOGPROB_TOKEN_IDS = 128
 MIN_TEMPERATURE = 0.01
 MAX_TEMPERATURE = 1e6  # all tokens are as likely as each other
 GREEDY_BELOW = 1e-5
@@ -42,7 +43,6 @@ GREEDY_BELOW = 1e-5
 NOT_YET: dict[str, tuple[Any, ...]] = {
     "repetition_detection": (None,),
     "watermarking": (None, False),
-    "logprob_token_ids": (None,),
     "prompt_logprob_token_ids": (None,),
     "prompt_logprob_start": (None,),
     "flat_logprobs": (False,),
@@ -80,6 +80,7 @@ BESIDE_BEAMS: dict[str, tuple[Any, ...]] = {
     "repetition_penalty": (1.0,),
     "min_tokens": (0,),
     "stop": (None, []),
+    "logprob_token_ids": (None,),
     "logprobs": (None,),
     "prompt_logprobs": (None,),
     "logit_bias": (None, {}),
@@ -133,7 +134,9 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, repr_omit_defaults=True
         max_tokens: most new tokens; None = as many as fit the model.
         min_tokens: end-of-sequence and stop ids are impossible before this many new tokens.
         logprobs: top log-probabilities per new token besides the sampled one's; -1 = all of the vocabulary.
-        prompt_logprobs: the same for each prompt token.
+        logprob_token_ids: 1 to 128 ids whose log-probabilities come, without ranks, in place of those of the likeliest
+            tokens; `logprobs` is their number, and may be left out.
+        prompt_logprobs: as `logprobs`, for each prompt token.
         detokenize: make text of the new ids.
         skip_special_tokens: leave special tokens out of the text.
         spaces_between_special_tokens: False is honoured only while special tokens are skipped (it then has
@@ -285,7 +288,9 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, repr_omit_defaults=True
         check_vocabulary("logit_bias", self.logit_bias, vocab_size)
         for ids in self.bad_words_token_ids or ():
             check_vocabulary("bad_words", ids, vocab_size)
-        check_num_logprobs("logprobs", self.logprobs, vocab_size, max_logprobs)
+        check_vocabulary("logprob_token_ids", self.logprob_token_ids, vocab_size)
+        if self.logprob_token_ids is None:
+            check_num_logprobs("logprobs", self.logprobs, vocab_size, max_logprobs)
         check_num_logprobs("prompt_logprobs", self.prompt_logprobs, vocab_size, max_logprobs)
         if self.beam_search is not None:
             self._check_beam_search()
@@ -338,6 +343,8 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, repr_omit_defaults=True
             )  # fmt: skip
 
     def _check_logprobs(self) -> None:
+        if self.logprob_token_ids is not None:
+            self._take_logprob_token_ids(self.logprob_token_ids)
         if self.logprobs is not None:
             self.logprobs = count_of_logprobs("logprobs", self.logprobs)
         if self.prompt_logprobs is not None:
@@ -347,6 +354,17 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, repr_omit_defaults=True
         check_bool("skip_reading_prefix_cache", self.skip_reading_prefix_cache)
         check_bool("no_store", self.no_store)
         check_bool("return_progress", self.return_progress)
+
+    def _take_logprob_token_ids(self, given: list[int]) -> None:
+        self.logprob_token_ids = ids = check_int_list("logprob_token_ids", given, 0, MAX_TOKEN_ID)
+        if not 0 < len(ids) <= MAX_LOGPROB_TOKEN_IDS:
+            raise out_of_range("len(logprob_token_ids)", len(ids), f"1 to {MAX_LOGPROB_TOKEN_IDS}")
+        if self.logprobs not in (None, len(ids)):
+            raise ValidationError(
+                f"logprobs={self.logprobs} with {len(ids)} logprob_token_ids",
+                hint=f"leave out logprobs, or use logprobs={len(ids)}", field="logprobs",
+            )  # fmt: skip
+        self.logprobs = len(ids)
 
     def _check_text(self) -> None:
         check_bool("ignore_eos", self.ignore_eos)

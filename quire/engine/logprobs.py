@@ -49,12 +49,12 @@ class LogprobsCollector:
 
 
 def make_line(tokenizer: Tokenizer | None, arrays: LogprobsArrays, line: int) -> LogprobLine:
-    """Token id -> Logprob; the sampled (or prompt) token first, then falling; padding left out."""
+    """Token id -> Logprob; the sampled (or prompt) token first, then falling or as named; padding left out."""
     columns = zip(
         arrays.token_ids[line].tolist(), arrays.logprobs[line].tolist(), arrays.ranks[line].tolist(), strict=True
     )
     return {
-        token_id: Logprob(logprob, rank, tokenizer.token_text(token_id) if tokenizer else None)
+        token_id: Logprob(logprob, rank or None, tokenizer.token_text(token_id) if tokenizer else None)
         for token_id, logprob, rank in columns
         if token_id >= 0
     }

@@ -1,9 +1,11 @@
 """Log-probabilities of sampled or prompt tokens and of the likeliest ones, with ranks, by torch on any device.
 
-Pure functions, called by `TorchSamplingOps`.
+Pure functions, called by `TorchSamplingOps` and, for tokens that requests name, by the sampler.
 """
 
 from __future__ import annotations
+
+from collections.abc import Mapping
 
 import numpy as np
 import torch
@@ -40,6 +42,36 @@ def gather_logprobs(
     is_padding = np.arange(width + 1) > num_top[:, None]
     ids_np[is_padding], values_np[is_padding], ranks[is_padding] = -1, np.nan, 0
     return LogprobsArrays(index=index.astype(np.int32), token_ids=ids_np, logprobs=values_np, ranks=ranks)
+
+
+def with_named_tokens(lines: LogprobsArrays, logits: torch.Tensor, named: Mapping[int, np.ndarray]) -> LogprobsArrays:
+    """`lines` with the tokens that some of them name, after the sampled one and without ranks.
+
+    Ranks would need a pass over the vocabulary for each name. The score of a named token is its logit, shifted as
+    far as that of the sampled token is from its own: by nothing, or by the logarithm of the sum.
+
+    Args:
+        lines: with the sampled token in column 0.
+        logits: [n, vocab_size]; what the lines are of.
+        named: line -> [k] int32 ids; at least one line.
+    """
+    places, width = np.fromiter(named, dtype=np.int64), max(map(len, named.values()))
+    ids = np.array([np.pad(one, (0, width - len(one)), constant_values=-1) for one in named.values()])
+    own = lines.token_ids[places, :1]
+    picked = np.concatenate((own, np.maximum(ids, 0)), axis=1).astype(np.int64)
+    found = logits[to_device(places, logits.device)[:, None], to_device(picked, logits.device)].cpu().numpy()
+    ids[ids == own] = -1  # it is there already
+    scores = found[:, 1:] + (lines.logprobs[places, :1] - found[:, :1])
+    missing = ((0, 0), (0, max(0, 1 + width - lines.token_ids.shape[1])))
+    wide = LogprobsArrays(
+        lines.index,
+        np.pad(lines.token_ids, missing, constant_values=-1),
+        np.pad(lines.logprobs, missing, constant_values=np.nan),
+        np.pad(lines.ranks, missing),
+    )
+    wide.token_ids[places, 1 : 1 + width] = ids
+    wide.logprobs[places, 1 : 1 + width] = np.where(ids < 0, np.nan, scores)
+    return wide
 
 
 def likeliest(scores: torch.Tensor, count: int) -> torch.Tensor:

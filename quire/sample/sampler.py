@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from quire.core.logprobs import LogprobsArrays
+from quire.sample.logprobs import with_named_tokens
 from quire.sample.ops.interface import SamplingOps
 from quire.sample.ragged import take_lines
 from quire.sample.states import Need, SamplingStates
@@ -88,4 +89,8 @@ class Sampler:
             scored = logits if len(wanted) == len(logits) else take_lines(logits, wanted)
         num_top = self._states.num_logprobs[rows[wanted]]
         lines = self._ops.gather_logprobs(scored, token_ids[wanted], num_top, wanted, self._logprobs_mode)
+        if self._states.logprob_token_ids:
+            by_row = self._states.logprob_token_ids
+            named = {line: by_row[row] for line, row in enumerate(rows[wanted].tolist()) if row in by_row}
+            lines = with_named_tokens(lines, scored, named) if named else lines
         return SamplerOutput(token_ids, lines, is_invalid)

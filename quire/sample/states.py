@@ -55,6 +55,7 @@ class SamplingStates:
         top_k: int32, 0 where it does nothing; top_p: float64; log_min_p: float32; valid on random rows.
         num_logprobs: int64; top tokens wanted besides the sampled one; valid where LOGPROBS is set.
         seeds: uint64.
+        logprob_token_ids: row -> [k] int32, the tokens whose log-probabilities are wanted; `num_logprobs` is 0 there.
     """
 
     def __init__(
@@ -73,6 +74,7 @@ class SamplingStates:
         self.log_min_p = np.zeros(max_num_seqs, dtype=np.float32)
         self.num_logprobs = np.zeros(max_num_seqs, dtype=np.int64)
         self.seeds = np.zeros(max_num_seqs, dtype=np.uint64)
+        self.logprob_token_ids: dict[int, np.ndarray] = {}
         custom = [processor.create(vocab_size, max_num_seqs, device) for processor in custom_processors]
         early = [kind(vocab_size, max_num_seqs, device) for kind in (AllowedTokenIds, BadWords, MinTokens, LogitBias)]
         late = [Penalties(vocab_size, max_num_seqs, device, apply_penalties)]
@@ -119,6 +121,7 @@ class SamplingStates:
         """The request on `row` is gone; a free row is left as it is."""
         flags = int(self.flags[row])
         self.flags[row] = 0
+        self.logprob_token_ids.pop(row, None)
         for bit, processor in self._numbered(0):
             if flags & bit:
                 processor.remove_row(row)
@@ -156,6 +159,10 @@ class SamplingStates:
         self.num_logprobs[row] = (
             self.vocab_size if params.logprobs == -1 else min(params.logprobs or 0, self.vocab_size)
         )
+        self.logprob_token_ids.pop(row, None)
+        if params.logprob_token_ids is not None:
+            self.num_logprobs[row] = 0
+            self.logprob_token_ids[row] = np.asarray(params.logprob_token_ids, dtype=np.int32)
         self.seeds[row] = seed & _SEED_MASK
 
     def _flags_of(self, params: SamplingParams) -> int:

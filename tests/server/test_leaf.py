@@ -90,6 +90,20 @@ def test_logprobs_and_cached_tokens_are_the_engines(leaf):
     assert again.usage.prompt_tokens_details.cached_tokens > 0
 
 
+def test_logprobs_of_named_tokens(leaf):
+    ids = [60, 5, 200]
+    settings = {"model": "leaf", "max_tokens": 3, "temperature": 0, "extra_body": {"logprob_token_ids": ids}}
+    client = leaf.client()
+    whole = client.completions.create(prompt="Once", **settings).choices[0].logprobs
+    assert len(whole.top_logprobs) == 3 and all(3 <= len(one) <= 4 for one in whole.top_logprobs)
+    messages = [{"role": "user", "content": "Hi"}]
+    chat = client.chat.completions.create(messages=messages, logprobs=True, **settings).choices[0].logprobs
+    assert [len(one.top_logprobs) for one in chat.content] == [3, 3, 3]
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.chat.completions.create(messages=messages, **settings)
+    assert caught.value.param == "logprob_token_ids"
+
+
 def test_in_a_stream_every_answers_echo_has_the_prompts_logprobs(leaf):
     stream = leaf.client().completions.create(
         model="leaf", prompt="The quick brown fox " * 12, max_tokens=3, seed=1, n=2, logprobs=1, echo=True, stream=True

@@ -18,13 +18,17 @@ class LogprobsFormat:
     Args:
         tokenizer: gives the bytes of a token; None = its text's.
         num_top: tokens besides the sampled one; -1 = all there are.
+        named: the tokens to show besides the sampled one, in place of the likeliest.
         as_ids: write "token_id:N" for a token's text.
     """
 
-    def __init__(self, tokenizer: Tokenizer | None, num_top: int, *, as_ids: bool) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer | None, num_top: int, *, as_ids: bool, named: Sequence[int] | None = None
+    ) -> None:
         self._table = None if tokenizer is None else tokenizer.table
         self._num_top = num_top
         self._as_ids = as_ids
+        self._named = named
 
     def chat(self, token_ids: Sequence[int], lines: Sequence[Line]) -> dict[str, Any]:
         """`choices[].logprobs` of a chat."""
@@ -69,7 +73,9 @@ class LogprobsFormat:
         }
 
     def _top(self, line: Line) -> list[int]:
-        """The likeliest ids, best first."""
+        """The likeliest ids, best first, or those that were named."""
+        if self._named is not None:
+            return [one for one in self._named if one in line]
         ids = sorted(line, key=lambda one: line[one].rank or 0)
         return ids if self._num_top == -1 else ids[: self._num_top]
 

@@ -51,6 +51,9 @@ BAD = {
     "min_tokens above max_tokens": ("min_tokens", 17),
     "logprobs below minus one": ("logprobs", -2),
     "logprobs false": ("logprobs", False),
+    "no logprob_token_ids": ("logprob_token_ids", []),
+    "too many logprob_token_ids": ("logprob_token_ids", list(range(129))),
+    "a negative logprob_token_id": ("logprob_token_ids", [-1]),
     "prompt_logprobs as text": ("prompt_logprobs", "5"),
     "detokenize a text": ("detokenize", "yes"),
     "output_kind unknown": ("output_kind", 3),
@@ -215,6 +218,16 @@ def test_ids_outside_the_vocabulary_are_refused_for_the_model(params: SamplingPa
     params.validate_for_model(vocab_size=101)
     with pytest.raises(ValidationError, match=r"in \[0, 99\]"):
         params.validate_for_model(vocab_size=100)
+
+
+def test_named_tokens_count_as_logprobs_and_must_agree_with_them() -> None:
+    assert SamplingParams(logprob_token_ids=[5, 9]).logprobs == 2
+    params = SamplingParams(logprob_token_ids=list(range(30)), logprobs=30)
+    params.validate_for_model(vocab_size=100, max_logprobs=20)
+    with pytest.raises(ValidationError, match="logprobs=3 with 2 logprob_token_ids"):
+        SamplingParams(logprob_token_ids=[5, 9], logprobs=3)
+    with pytest.raises(ValidationError, match="logprob_token_ids"):
+        SamplingParams(logprob_token_ids=[100]).validate_for_model(vocab_size=100)
 
 
 def test_too_many_logprobs_are_refused_for_the_engine() -> None:

@@ -304,3 +304,32 @@ def test_half_precision_logits_are_sampled_in_float32(bench: Bench) -> None:
     lines = bench.sample(logits, [0]).logprobs
     assert lines is not None and lines.logprobs.dtype == np.float32
     assert abs(lines.logprobs[0, 0] - float(torch.log_softmax(logits.float(), -1).max())) <= 1e-6
+
+
+@pytest.mark.parametrize("mode", ["raw_logprobs", "processed_logits"])
+def test_named_tokens_have_the_logprobs_that_all_tokens_have(mode: str, make_bench: Callable[..., Bench]) -> None:
+    bench = make_bench(6, mode=mode)
+    bench.add(0, SamplingParams(temperature=0, logprob_token_ids=[7, 2, 9]))
+    bench.add(1, SamplingParams(temperature=0, logprobs=1))
+    bench.add(2, SamplingParams(temperature=1.0))
+    bench.add(3, SamplingParams(temperature=0, logprob_token_ids=[5]))
+    logits = random_logits(4)
+    found = bench.sample(logits, [0, 1, 2, 3])
+    bench.add(4, SamplingParams(temperature=0, logprobs=-1))
+    assert found.logprobs is not None and found.logprobs.index.tolist() == [0, 1, 3]
+    for line, (entry, ids) in enumerate([(0, [7, 2, 9]), (3, [5])]):
+        whole = bench.sample(logits[entry : entry + 1], [4]).logprobs
+        assert whole is not None
+        place = [whole.token_ids[0, 1:].tolist().index(one) + 1 for one in ids]
+        named = slice(1, 1 + len(ids))
+        at = [0, 2][line]
+        assert found.logprobs.token_ids[at].tolist() == [found.token_ids[entry], *ids, *[-1] * (3 - len(ids))]
+        assert np.abs(found.logprobs.logprobs[at, named] - whole.logprobs[0, place]).max() < 1e-5
+        assert not found.logprobs.ranks[at, named].any()
+    assert (found.logprobs.token_ids[1] >= 0).tolist() == [True, True, False, False]
+    bench.states.remove_row(0)
+    bench.states.remove_row(3)
+    assert not bench.states.logprob_token_ids
+    bench.add(5, SamplingParams(temperature=0, logprob_token_ids=[int(logits[0].argmax()), 2]))
+    again = bench.sample(logits[:1], [5]).logprobs
+    assert again is not None and again.token_ids[0, 1:].tolist() == [-1, 2], "the sampled token is named once"

@@ -45,7 +45,9 @@ class ChatWriter:
         self._head = form.event_head()
         self._logprobs = None
         if request.logprobs:
-            self._logprobs = LogprobsFormat(form.tokenizer, request.top_logprobs or 0, as_ids=form.shows_ids)
+            self._logprobs = LogprobsFormat(
+                form.tokenizer, request.top_logprobs or 0, as_ids=form.shows_ids, named=request.logprob_token_ids
+            )
         self._is_plain = self._logprobs is None and not request.return_token_ids and not form.shows_usage_always
         self._plan = plan
         self._parsed: dict[int, ParsedAnswer] = {}

@@ -35,8 +35,10 @@ class CompletionWriter:
         self._started: set[int] = set()
         self._head = form.event_head()
         self._logprobs = None
-        if request.logprobs is not None:
-            self._logprobs = LogprobsFormat(form.tokenizer, request.logprobs, as_ids=form.shows_ids)
+        if request.logprobs is not None or request.logprob_token_ids is not None:
+            self._logprobs = LogprobsFormat(
+                form.tokenizer, request.logprobs or 0, as_ids=form.shows_ids, named=request.logprob_token_ids
+            )
         self._is_plain = (
             self._logprobs is None and not request.return_token_ids and not form.shows_usage_always
         ) and not self._hides_answer

@@ -29,6 +29,7 @@ MAX_METADATA, MAX_METADATA_KEY, MAX_METADATA_VALUE = 16, 64, 512
 
 RESPONSES_NOT_YET: dict[str, tuple[Any, ...]] = {
     **NOT_YET,
+    "logprob_token_ids": (),
     "conversation": (),
     "prompt": (),
     "context_management": ([],),

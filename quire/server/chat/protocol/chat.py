@@ -100,6 +100,12 @@ def _logprobs(request: ChatRequest) -> int | None:
         check_int("top_logprobs", request.top_logprobs, -1)
         if not request.logprobs and request.top_logprobs != 0:
             raise ValidationError("top_logprobs needs logprobs=true", hint="set logprobs", field="top_logprobs")
+    if request.logprob_token_ids is not None:
+        if not request.logprobs:
+            raise ValidationError(
+                "logprob_token_ids needs logprobs=true", hint="set logprobs", field="logprob_token_ids"
+            )
+        return request.top_logprobs or None
     if not request.logprobs:
         return None
     return request.top_logprobs or 0

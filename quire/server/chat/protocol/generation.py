@@ -33,7 +33,6 @@ NOT_YET: dict[str, tuple[Any, ...]] = {
     "watermarking": (False,),
     "routed_experts_prompt_start": (0,),
     "prompt_embeds": (),
-    "logprob_token_ids": (),
     "return_token_offsets": (False,),
     "return_weight_versions": (False,),
     "mm_payload": (),
@@ -60,6 +59,7 @@ class GenerationFields(SamplingFields, kw_only=True):
     max_tokens: int | None = None
     stop: str | list[str] | None = None
     prompt_logprobs: int | None = None
+    logprob_token_ids: list[int] | None = None
     echo: bool | None = None
     stream_options: StreamOptions | None = None
     add_special_tokens: bool | None = None
