@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import json
 import re
-from typing import Any
+from collections.abc import Callable
+from typing import Annotated, Any
 
 import msgspec
 
@@ -60,7 +61,7 @@ def schemas_of(grammar: CallGrammar, path: str = "/format") -> list[tuple[str, A
     return [(f"{path}/json_schema", part.json_schema) for path, part in found if isinstance(part, Schema)]
 
 
-def with_schemas(grammar: CallGrammar, change: Any) -> CallGrammar:
+def with_schemas(grammar: CallGrammar, change: Callable[[Any], Any]) -> CallGrammar:
     """A copy in which every schema is changed."""
 
     def changed(part: CallGrammar) -> CallGrammar:
@@ -90,7 +91,7 @@ class _Structure(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class _Structures(msgspec.Struct, forbid_unknown_fields=True, tag="structural_tag"):
-    structures: tuple[_Structure, ...]
+    structures: Annotated[tuple[_Structure, ...], msgspec.Meta(min_length=1)]
     triggers: tuple[str, ...]
 
 

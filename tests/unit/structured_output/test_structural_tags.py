@@ -82,6 +82,7 @@ def test_all_parts_are_found_by_their_paths_and_the_innermost_can_be_changed():
         ({"format": {"type": "json_schema", "json_schema": {}, "max_whitespace_cnt": 0}}, "#/format/max_whitesp"),
         ({"format": {"type": "regex", "pattern": "(?=a)"}}, "#/format/pattern: it has"),
         ({"structures": [{"begin": "a"}], "triggers": []}, "#/structures/0: object missing"),
+        ({"structures": [], "triggers": ["a"]}, "#/structures: expected `array` of length >= 1"),
     ],
 )  # fmt: skip
 def test_what_is_no_tag_is_refused_by_its_place(tag: Any, words: str):
