@@ -15,6 +15,7 @@ from quire.engine.grammar_gate import grammar_gate, make_grammars
 from quire.engine.kv_event_publisher import start_kv_events
 from quire.engine.named_plugins import check_plugins
 from quire.engine.step_recovery import StepRecovery
+from quire.errors import UnsupportedError
 from quire.executor.base import Executor
 from quire.executor.registry import executor_class
 from quire.flight_recorder.recorded_scheduler import RecordedScheduler
@@ -24,6 +25,7 @@ from quire.logger import get_logger
 from quire.platforms.interface import Platform
 from quire.sample.logits_processor import ProcessorSource
 from quire.scheduler.interface import SchedulerInterface
+from quire.scheduler.kv_tier import KVTier
 from quire.scheduler.setup import SchedulerSetup, make_scheduler
 from quire.utils.phases import PhaseTimer
 
@@ -37,6 +39,7 @@ def build_core(
     *,
     logits_processors: Sequence[ProcessorSource] = (),
     on_step: Callable[[int], None] | None = None,
+    kv_tier: KVTier | None = None,
 ) -> EngineCore:
     """An engine core with its model loaded and its KV cache allocated.
 
@@ -44,6 +47,8 @@ def build_core(
         config: resolved.
         timer: gets the phases.
         on_step: called with the number of tokens of each step, before it runs.
+        kv_tier: the scheduler's half of a tier behind the KV cache; the worker is given the other one by
+            `EngineCore.call_worker("register_kv_tier", half)`. None = there is none.
 
     Raises:
         QuireError: the model or the machine does not allow it.
@@ -59,9 +64,11 @@ def build_core(
     gates = (grammar_gate(grammars, recovery.gate),)
     num_blocks = setup.kv_cache.num_blocks
     if config.observability.flight_recorder is None:
-        scheduler: SchedulerInterface = make_scheduler(setup, gates=gates)
+        scheduler: SchedulerInterface = make_scheduler(setup, gates=gates, tier=kv_tier)
         kv_events = start_kv_events(config.observability.kv_events, setup.kv_cache, scheduler.watch_pages)
         return EngineCore(executor, scheduler, recovery, num_blocks, on_step, grammars=grammars, kv_events=kv_events)
+    if kv_tier is not None:
+        raise UnsupportedError("a recording does not hold what a KV tier decides", hint="leave out --flight-recorder")
     recorded = RecordedScheduler(setup, _make_writer(config, setup), gates)
     kv_events = start_kv_events(config.observability.kv_events, setup.kv_cache, recorded.watch_pages)
     return EngineCore(

@@ -43,6 +43,8 @@ class StepRecovery:
     def recover(self, scheduler: SchedulerInterface, step: Step, error: Exception) -> None:
         """A step of `scheduler` raised `error`; raises it again when it cannot be the requests."""
         handles = scheduler.abandon_step(step)
+        if not len(step.handles):
+            raise error  # a step that moved pages and computed nothing
         culprit = self._suspects.accuse(handles)
         logger.error("a step of %d requests failed: %s: %s", len(handles), type(error).__name__, error)
         if culprit is None or handles != [culprit]:

@@ -1,8 +1,8 @@
 """KVTier: a place behind the KV cache that holds keys and values, as the scheduler sees it.
 
-Called by `KVTiers`, which asks every tier in turn and owns what is in flight. A tier decides what it has of a request,
-and what it keeps of one. The swap space (`swapping`) is the first; disks or other machines implement the same calls.
-The names are those of vLLM's `KVConnectorBase_V1`. The worker's half is `worker.kv_tier`.
+Called by `KVTiers`, which owns what is in flight. A tier decides what it has of a request, and what it keeps of one.
+The swap space (`swapping`) is the first; a disk or another machine implements the same calls, under the names of vLLM's
+`KVConnectorBase_V1`. The worker's half is `worker.kv_tier`.
 
     hit = tier.get_num_new_matched_tokens(request, 32)   # ExternalHit(num_tokens=96): 64 more than the cache has
     # pages are given out and the worker loads them; the request computes from token 96 on, or from 32 if that fails
@@ -23,6 +23,22 @@ from quire.core.scheduler_output import NO_PAGE_COPIES, PageCopies, SchedulerOut
 from quire.kv_cache.cached_prefix import CachedPrefix
 from quire.kv_cache.swap_pool import SwappedPages
 from quire.scheduler.step_plan import StepPlan
+
+
+@dataclass(frozen=True, slots=True)
+class ExternalHit:
+    """What a tier has of a request.
+
+    Attributes:
+        num_tokens: its first tokens, those in the cache included; whole pages, unless it was swapped.
+        is_async: the request waits, and holds up no other, until its pages are loaded; False = they are loaded in the
+            step that places it, before that computes.
+        swapped: which pages these are of a request that was swapped.
+    """
+
+    num_tokens: int
+    is_async: bool = False
+    swapped: SwappedPages | None = None
 
 
 class SwapCopies(NamedTuple):
@@ -89,20 +105,3 @@ class KVTier:
 
     def update_from_output(self, scheduled: SchedulerOutput, output: ModelRunnerOutput, seconds: float | None) -> None:
         """A step was executed, in so many seconds; None = not measured."""
-
-
-@dataclass(frozen=True, slots=True)
-class ExternalHit:
-    """What a tier has of a request.
-
-    Attributes:
-        num_tokens: its first tokens, those in the cache included; whole pages, unless it was swapped.
-        is_async: the request waits, and holds up no other, until its pages are loaded; False = they are loaded in the
-            step that places it, before that computes.
-        swapped: which pages these are of a request that was swapped.
-    """
-
-    tier: KVTier
-    num_tokens: int
-    is_async: bool = False
-    swapped: SwappedPages | None = None

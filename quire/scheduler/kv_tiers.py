@@ -1,4 +1,4 @@
-"""KVTiers: all tiers behind the KV cache, and the pages that are under way between them and the cache.
+"""KVTiers: the swap space, a further tier behind the KV cache if there is one, and the pages in flight between them.
 
 Called by the scheduler and by admission, which knows it as a `RequestGroup`, too: a request whose pages are being
 loaded waits, and others pass it. Owns the transfers in flight. A page in flight has a user, its transfer, until the
@@ -8,7 +8,6 @@ worker reports that; so a request may be aborted, or end, while its pages are st
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -33,24 +32,27 @@ class _InFlight:
     """One transfer; `pages` are those it uses, None where they are those of the request's row."""
 
     transfer: PageTransfer
-    tier: KVTier
     handle: int
     pages: CachedPrefix | None
     is_save: bool = False
 
 
 class KVTiers(RequestGroup):
-    """The swap space, then further tiers, which need prefix caching, as it names pages, and one group of layers.
+    """Where keys and values are beside the cache.
+
+    Args:
+        tier: None = there is the swap space alone. It is used where prefix caching names every page: not where that is
+            off, nor with layers that free pages.
 
     Attributes:
         swapping: the swap space.
     """
 
-    def __init__(self, kv: KVCacheManager, table: RequestTable, swapping: Swapping, others: Sequence[KVTier]) -> None:
+    def __init__(self, kv: KVCacheManager, table: RequestTable, swapping: Swapping, tier: KVTier | None) -> None:
         self.swapping = swapping
         self._kv = kv
         self._table = table
-        self._others = tuple(others) if kv.names_all_pages else ()
+        self._tier = tier if kv.names_all_pages else None
         self._in_flight: dict[int, _InFlight] = {}
         self._loading: dict[int, int] = {}  # handle -> transfer, of requests that wait for it
         self._loaded: dict[int, CachedPrefix] = {}
@@ -78,20 +80,20 @@ class KVTiers(RequestGroup):
         return cached if loaded is None or loaded.num_tokens <= cached.num_tokens else loaded
 
     def get_num_new_matched_tokens(self, request: Request, prefix: CachedPrefix) -> ExternalHit | None:
-        """The most that a tier has beyond a cached prefix; None = none has more."""
+        """What there is beyond a cached prefix; None = no more."""
         if self.swapping.keeps(request):
             return self.swapping.get_num_new_matched_tokens(request, prefix.num_tokens)
-        is_looked_up = self._others and request.may_read_prefix_cache and not prefix.partial_block_ids
-        if not is_looked_up or request.handle in self._refused or request.handle in self._loaded:
+        if self._tier is None or not request.may_read_prefix_cache or prefix.partial_block_ids:
+            return None
+        if request.handle in self._refused or request.handle in self._loaded:
             return None
         self._kv.name_pages(request, request.token_ids)
-        hits = (tier.get_num_new_matched_tokens(request, prefix.num_tokens) for tier in self._others)
-        best = max((hit for hit in hits if hit is not None), key=lambda hit: hit.num_tokens, default=None)
-        if best is None:
+        hit = self._tier.get_num_new_matched_tokens(request, prefix.num_tokens)
+        if hit is None:
             return None
-        num_pages = min(best.num_tokens, len(request.token_ids) - 1) // self._kv.block_size  # one token is computed
+        num_pages = min(hit.num_tokens, len(request.token_ids) - 1) // self._kv.block_size  # one token is computed
         num_tokens = num_pages * self._kv.block_size
-        return dataclasses.replace(best, num_tokens=num_tokens) if num_tokens > prefix.num_tokens else None
+        return dataclasses.replace(hit, num_tokens=num_tokens) if num_tokens > prefix.num_tokens else None
 
     def begin_load(self, candidate: Candidate) -> Blocked:
         """Give pages to an asynchronous load, for which its request waits."""
@@ -106,8 +108,8 @@ class KVTiers(RequestGroup):
         request, hit = candidate.request, candidate.external
         if self.swapping.keeps(request):
             self.swapping.update_state_after_alloc(request, candidate.prefix, hit, block_ids)
-        elif hit is not None:
-            hit.tier.update_state_after_alloc(request, candidate.prefix, hit, block_ids)
+        elif hit is not None and self._tier is not None:
+            self._tier.update_state_after_alloc(request, candidate.prefix, hit, block_ids)
             self._begin_load(candidate, block_ids[0], None)
 
     def _begin_load(self, candidate: Candidate, block_ids: np.ndarray, pages: CachedPrefix | None) -> int:
@@ -117,7 +119,7 @@ class KVTiers(RequestGroup):
         keys = tuple(candidate.request.block_hashes[first:end])
         transfer = PageTransfer(self._num_transfers, keys, np.array(block_ids[first:end]), hit.is_async)
         self._loads.append(transfer)
-        self._add(_InFlight(transfer, hit.tier, candidate.request.handle, pages))
+        self._add(_InFlight(transfer, candidate.request.handle, pages))
         return transfer.transfer_id
 
     def _add(self, started: _InFlight) -> None:
@@ -141,22 +143,22 @@ class KVTiers(RequestGroup):
         self._loading.pop(request.handle, None)
         self._refused.discard(request.handle)
         may_keep = request.status is not RequestStatus.FINISHED_ERROR and not request.message.sampling_params.no_store
-        if self._others and request.row >= 0 and may_keep:
-            self._save(request)
+        if self._tier is not None and request.row >= 0 and may_keep:
+            self._save(request, self._tier)
 
-    def _save(self, request: Request) -> None:
+    def _save(self, request: Request, tier: KVTier) -> None:
         num_computed = int(self._table.num_computed_tokens[request.row])
         names = self._kv.name_pages(request, self._table.token_ids[request.row, :num_computed])
-        for tier in self._others:
-            keys = tuple(tier.request_finished(request, names))
-            if keys:
-                first = names.index(keys[0])
-                block_ids = np.array(self._kv.get_block_ids(request.row)[0][first : first + len(keys)])
-                pages = CachedPrefix((block_ids,), len(keys) * self._kv.block_size)
-                self._kv.keep(pages)
-                transfer = PageTransfer(self._num_transfers, keys, block_ids)
-                self._saves.append(transfer)
-                self._add(_InFlight(transfer, tier, request.handle, pages, is_save=True))
+        keys = tuple(tier.request_finished(request, names))
+        if not keys:
+            return
+        first = names.index(keys[0])
+        block_ids = np.array(self._kv.get_block_ids(request.row)[0][first : first + len(keys)])
+        pages = CachedPrefix((block_ids,), len(keys) * self._kv.block_size)
+        self._kv.keep(pages)
+        transfer = PageTransfer(self._num_transfers, keys, block_ids)
+        self._saves.append(transfer)
+        self._add(_InFlight(transfer, request.handle, pages, is_save=True))
 
     def keeps(self, request: Request) -> bool:
         """Whether a tier keeps pages of a preempted request, which comes back before those that wait."""
@@ -201,8 +203,7 @@ class KVTiers(RequestGroup):
         Returns:
             Handles of requests that were placed on pages whose load failed: what they computed means nothing.
         """
-        for tier in (self.swapping, *self._others):
-            tier.update_from_output(scheduled, output, seconds)
+        self.swapping.update_from_output(scheduled, output, seconds)
         if not self._in_flight:
             return []
         meta, results = scheduled.kv_transfers, output.kv_transfers
@@ -219,7 +220,8 @@ class KVTiers(RequestGroup):
         ended = self._in_flight.pop(transfer_id, None)
         if ended is None:
             return None
-        ended.tier.transfer_ended(ended.transfer.keys, is_save=ended.is_save, is_done=is_done)
+        assert self._tier is not None, "transfers are those of a tier"
+        self._tier.transfer_ended(ended.transfer.keys, is_save=ended.is_save, is_done=is_done)
         is_awaited = self._loading.get(ended.handle) == transfer_id
         if is_awaited:
             del self._loading[ended.handle]

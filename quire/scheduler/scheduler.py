@@ -61,7 +61,7 @@ class Scheduler:
         clock: seconds, for events.
         gates: further reasons for which a waiting request must wait.
         proposer: of draft tokens; None = there are none.
-        tiers: where keys and values are kept beside the cache and the swap space.
+        tier: where keys and values are kept beside the cache and the swap space; None = nowhere.
         max_steps_in_flight: steps that may be scheduled before the first of them is taken in.
 
     Raises:
@@ -77,7 +77,7 @@ class Scheduler:
         clock: Callable[[], float] = time.monotonic,
         gates: Sequence[AdmissionGate] = (),
         proposer: DraftProposer | None = None,
-        tiers: Sequence[KVTier] = (),
+        tier: KVTier | None = None,
         max_steps_in_flight: int = 1,
     ) -> None:
         self._limits = make_limits(scheduler_config, max_model_len)
@@ -105,9 +105,9 @@ class Scheduler:
         )
         mode, waiting = scheduler_config.preemption_mode, self._order.queue
         swapping = Swapping(mode, kv_cache_config, self._kv, self._table, self._running, waiting)
-        self._tiers = KVTiers(self._kv, self._table, swapping, tiers)
+        self._tiers = KVTiers(self._kv, self._table, swapping, tier)
         groups = (ForkGroups(self._table, self._kv), BeamGroups(self._table, self._kv))
-        self._groups = RequestGroups(*groups, *([self._tiers] if tiers else []))
+        self._groups = RequestGroups(*groups, *([] if tier is None else [self._tiers]))
         self._admission = Admission(
             rules, self._order, self._table, self._running, self._kv, self._outbox, self._groups, self._tiers
         )

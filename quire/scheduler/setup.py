@@ -47,7 +47,7 @@ def make_scheduler(
     clock: Callable[[], float] = time.monotonic,
     gates: Sequence[AdmissionGate] = (),
     proposer: DraftProposer | None = None,
-    tiers: Sequence[KVTier] = (),
+    tier: KVTier | None = None,
 ) -> Scheduler:
     """A scheduler that has seen nothing yet.
 
@@ -55,7 +55,7 @@ def make_scheduler(
         clock: seconds.
         gates: further reasons for which a waiting request must wait.
         proposer: of draft tokens; there is one if the setup says so.
-        tiers: where keys and values are kept beside the cache and the swap space.
+        tier: where keys and values are kept beside the cache and the swap space; None = nowhere.
 
     Raises:
         ConfigError: a limit is missing, or the limits contradict each other.
@@ -63,8 +63,8 @@ def make_scheduler(
     make: Any = Scheduler if setup.scheduler.scheduler_cls is None else scheduler_class(setup.scheduler.scheduler_cls)
     assert setup.has_proposer == (proposer is not None), "a replay needs to know whether drafts were proposed"
     depth = setup.max_steps_in_flight
-    more = {"proposer": proposer, "tiers": tiers, "max_steps_in_flight": depth if depth > 1 else None}
-    more = {name: value for name, value in more.items() if value}  # what is not there, a plugin need not know
+    more = {"proposer": proposer, "tier": tier, "max_steps_in_flight": depth if depth > 1 else None}
+    more = {name: value for name, value in more.items() if value is not None}  # a plugin need not know of the others
     scheduler: Scheduler = make(
         setup.scheduler, setup.cache, setup.kv_cache, setup.max_model_len, clock=clock, gates=gates, **more
     )

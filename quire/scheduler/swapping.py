@@ -110,7 +110,7 @@ class Swapping(KVTier):
         pages = self._pages.get(request.handle)
         if pages is None or pages.num_tokens <= num_computed_tokens:
             return None
-        return ExternalHit(self, pages.num_tokens, swapped=pages)
+        return ExternalHit(pages.num_tokens, swapped=pages)
 
     def update_state_after_alloc(
         self, request: Request, prefix: CachedPrefix, hit: ExternalHit | None, block_ids: tuple[np.ndarray, ...]

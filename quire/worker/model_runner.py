@@ -22,6 +22,7 @@ from quire.worker.attention_groups import AttentionGroups
 from quire.worker.block_tables import BlockTables
 from quire.worker.device.graphs import StepGraphs
 from quire.worker.input_batch import InputBatch
+from quire.worker.kv_tier import KVTierWorker
 from quire.worker.page_transfers import CopyTimes, PageTransfers, no_copies
 from quire.worker.prepare_inputs import prepare_inputs
 from quire.worker.request_states import RequestStates
@@ -72,11 +73,18 @@ class ModelRunner:
         self._sampling_step = SamplingStep(model, requests, sampling, sampling_ops, logprobs_mode)
         self._step_graphs = step_graphs
         self._transfers = transfers
+        self._kv_tier: KVTierWorker | None = None
+
+    def register_kv_tier(self, tier: KVTierWorker) -> None:
+        """From now on carry out the transfers of steps."""
+        self._kv_tier = tier
 
     @torch.inference_mode()
     def execute_model(self, scheduled: SchedulerOutput) -> ComputedStep:
         """Compute a step's tokens; what sampling needs is in the result."""
         copy_times = no_copies if self._transfers is None else self._transfers.run(scheduled)
+        if self._kv_tier is not None and scheduled.kv_transfers is not None:
+            self._kv_tier.start_transfers(scheduled.kv_transfers)
         self._apply(scheduled)
         batch = prepare_inputs(scheduled, self._requests, self._device)
         if not batch.num_reqs:
@@ -90,6 +98,8 @@ class ModelRunner:
         """Choose the tokens of a step that was computed; a step is sampled once."""
         assert isinstance(computed, _ComputedBatch), "a step is sampled by the runner that computed it"
         output = self._sampling_step.run(computed.batch, computed.hidden, grammar)
+        if self._kv_tier is not None:
+            output = dataclasses.replace(output, kv_transfers=self._kv_tier.get_finished())
         if computed.copy_times is no_copies:
             return output
         swap_out_s, swap_in_s = computed.copy_times()

@@ -31,7 +31,7 @@ class DictionaryTier(KVTier):
         num_tokens = num_pages * self._block_size
         if num_tokens <= num_computed_tokens:
             return None
-        return ExternalHit(self, num_tokens, self._is_async(request.handle))
+        return ExternalHit(num_tokens, self._is_async(request.handle))
 
     def request_finished(self, request: Request, keys: Sequence[bytes]) -> Sequence[bytes]:
         return [] if not keys or keys[-1] in self.keys else keys

@@ -28,6 +28,7 @@ from quire.core.sampling_params import SamplingParams
 from quire.core.scheduler_output import PageCopies, SchedulerOutput
 from quire.core.stats import EventKind, RequestEvent, SchedulerStats
 from quire.scheduler import setup
+from quire.scheduler.kv_tier import KVTier
 from quire.scheduler.scheduler import Scheduler
 from quire.scheduler.service_order import RankOrder
 from quire.scheduler.setup import SchedulerSetup
@@ -70,12 +71,12 @@ def make_setup(
 
 
 def make_scheduler(
-    *, gates: Sequence[Any] = (), proposer: DraftProposer | None = None, tiers: Sequence[Any] = (), **settings: Any
+    *, gates: Sequence[Any] = (), proposer: DraftProposer | None = None, tier: KVTier | None = None, **settings: Any
 ) -> Scheduler:
     """A scheduler of the setup that `settings` describe, whose clock counts its readings."""
     ticks = itertools.count()
     made_from = dataclasses.replace(make_setup(**settings), has_proposer=proposer is not None)
-    return setup.make_scheduler(made_from, lambda: float(next(ticks)), gates, proposer, tiers)
+    return setup.make_scheduler(made_from, lambda: float(next(ticks)), gates, proposer, tier)
 
 
 def make_request(

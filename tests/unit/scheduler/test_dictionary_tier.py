@@ -100,7 +100,7 @@ def make_engine(
 ) -> tuple[Engine, DictionaryTier]:
     config = {"block_size": 4, "max_model_len": properties.MAX_MODEL_LEN, "num_blocks": 40, **config}
     tier = DictionaryTier(config["block_size"], is_async)
-    engine = Engine(make_scheduler(tiers=(tier,), **config))
+    engine = Engine(make_scheduler(tier=tier, **config))
     engine.worker = TierWorker(engine, config["num_blocks"], delay, fails)
     return engine, tier
 

@@ -15,6 +15,7 @@ from quire.kernels.native.runtime import NativeRuntime
 from quire.utils.memory import GIB
 from quire.worker.device.memory import HostMemory
 from quire.worker.kv_cache_tensors import page_dim
+from quire.worker.kv_tier import CachePages
 from quire.worker.page_transfers import DeviceTransfers, PageTransfers
 
 NUM_BLOCKS, NUM_SWAP_BLOCKS, BLOCK_SIZE, HEADS, HEAD_SIZE = 9, 6, 16, 2, 4
@@ -80,6 +81,19 @@ def test_pages_come_back_as_they_went_and_others_are_left_alone(name: str, dtype
     dim = page_dim(config, backend)
     assert [cache.shape[dim] for cache in caches] == [NUM_BLOCKS] * 2
     check_round_trip(caches, transfers, dim)
+
+
+@pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
+@pytest.mark.parametrize("name", ["native_cpu", "torch_reference"])
+def test_a_tier_reads_pages_whole_and_writes_them_to_others(name: str, dtype: torch.dtype) -> None:
+    backend, config = make_backend(name), config_of(dtype)
+    caches, _ = HostMemory(GIB).allocate_kv_caches(config, ["a", "b"], backend, dtype)
+    fill(caches)
+    dim = page_dim(config, backend)
+    before, cache_pages = pages(caches, dim), CachePages(caches, dim)
+    cache_pages.write(np.array([2, 6], np.int32), cache_pages.read(np.array([7, 3], np.int32)))
+    for one, old in zip(pages(caches, dim), before, strict=True):
+        assert torch.equal(one, old[[0, 1, 7, 3, 4, 5, 3, 7, 8]])
 
 
 @pytest.mark.parametrize("dim", [0, 1])
