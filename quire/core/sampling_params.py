@@ -115,23 +115,26 @@ class _NamesFields(msgspec.StructMeta):
 class SamplingParams(msgspec.Struct, omit_defaults=True, repr_omit_defaults=True, kw_only=True, metaclass=_NamesFields):
     """Sampling parameters of one request.
 
-    Construction validates and normalises: a text `stop` becomes a list, greedy requests get neutral filters,
+    >>> SamplingParams(temperature=0.7, top_p=0.9, max_tokens=64, stop="END").stop
+    ['END']
+
+    Construction validates and normalises: a string `stop` becomes a list, greedy requests get neutral filters,
     `seed=-1` is no seed, True as a count of logprobs is 1. Normalising twice changes nothing.
 
     Attributes:
-        n: answers per prompt, 1 to 16384; 1 when greedy.
+        n: completions per prompt, 1 to 16384; 1 when greedy.
         presence_penalty, frequency_penalty: subtracted from the logits of tokens already in the output,
             once or per occurrence; in [-2, 2].
         repetition_penalty: divides (positive) or multiplies (negative) logits of tokens in prompt or output; > 0.
         temperature: 0 or more; 0 is greedy, other values are brought into [0.01, 1e6].
         top_p: smallest set of tokens whose probabilities reach this; in (0, 1].
         top_k: number of likeliest tokens kept; 0 or -1 = all.
-        min_p: tokens below this share of the largest probability are dropped; in [0, 1].
+        min_p: tokens below this fraction of the largest probability are dropped; in [0, 1].
         seed: int64 key of the request's random numbers; None or -1 = derived from the engine's seed.
-        stop: texts that end the answer; need `detokenize`.
-        stop_token_ids: ids that end the answer.
-        ignore_eos: go on past the end-of-sequence token.
-        max_tokens: most new tokens; None = as many as fit the model.
+        stop: strings that end the output; need `detokenize`.
+        stop_token_ids: ids that end the output.
+        ignore_eos: continue past the end-of-sequence token.
+        max_tokens: maximum number of new tokens; None = as many as fit the model.
         min_tokens: end-of-sequence and stop ids are impossible before this many new tokens.
         logprobs: top log-probabilities per new token besides the sampled one's; -1 = all of the vocabulary.
         logprob_token_ids: 1 to 128 ids whose log-probabilities come, without ranks, in place of those of the likeliest
@@ -141,7 +144,7 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, repr_omit_defaults=True
         skip_special_tokens: leave special tokens out of the text.
         spaces_between_special_tokens: False is honoured only while special tokens are skipped (it then has
             nothing to act on); otherwise it is refused, because the text follows the tokenizer's own decoder.
-        include_stop_str_in_output: keep the stop text that matched.
+        include_stop_str_in_output: keep the stop string that matched.
         output_kind: what each output of a running request holds.
         logit_bias: token id -> added to its logit.
         allowed_token_ids: only these can be sampled.
@@ -149,11 +152,11 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, repr_omit_defaults=True
         bad_words_token_ids: internal; the token forms of `bad_words`, set by the input processor.
         extra_args: free values for custom logits processors.
         skip_reading_prefix_cache: compute the whole prompt; None = only when prompt logprobs are asked for.
-        beam_search: set by `BeamSearchParams`: the `n` answers are the best sequences of a beam search.
-        structured_outputs: the form that the answer must have; `StructuredOutputsParams`, or a dict of its fields.
-        thinking_token_budget: tokens of thinking, its marks left out, after which it is ended; None or -1 = any number.
+        beam_search: set by `BeamSearchParams`: the `n` completions are the best sequences of a beam search.
+        structured_outputs: constraint on the output; `StructuredOutputsParams`, or a dict of its fields.
+        thinking_token_budget: maximum tokens of reasoning, without its delimiters; None or -1 = no limit.
         thinking: internal; how thinking is told from the answer, set by whoever knows the reasoning parser.
-        no_store: keep no page of this request for others to find.
+        no_store: do not store blocks of this request in the prefix cache.
         return_progress: while a long prompt is computed, outputs say how far it is (`prompt_progress`); not FINAL_ONLY.
 
     Raises:

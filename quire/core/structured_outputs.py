@@ -26,15 +26,21 @@ LARGE_VALUES = 1000
 
 
 class StructuredOutputsParams(msgspec.Struct, omit_defaults=True, repr_omit_defaults=True, kw_only=True):
-    """The form of an answer: exactly one of the first six is given.
+    """A constraint on the output: exactly one of the first six fields is given.
+
+    >>> StructuredOutputsParams(choice=["yes", "no"])
+    StructuredOutputsParams(choice=['yes', 'no'])
+    >>> schema = {"type": "object", "properties": {"age": {"type": "integer"}}, "required": ["age"]}
+    >>> StructuredOutputsParams(json=schema).json == schema
+    True
 
     Attributes:
-        json: a JSON schema, as a dict or as its text; the answer is a JSON value that the schema accepts.
-        regex: the whole answer matches it.
-        choice: the answer is one of these texts.
+        json: a JSON schema, as a dict or a string; the output is a JSON value that the schema accepts.
+        regex: the whole output matches it.
+        choice: the output is one of these strings.
         grammar: an EBNF grammar (`root ::= ...`) or a Lark grammar (`start: ...`).
         json_object: True = any JSON object.
-        structural_tag: free text with parts that follow schemas, as a dict or as its text.
+        structural_tag: free text with parts that follow schemas, as a dict or a string.
         disable_any_whitespace: JSON is written without optional whitespace.
         disable_additional_properties: objects have no properties but those that the schema names.
         whitespace_pattern: what may stand between the parts of a JSON value, where the backend can be told.

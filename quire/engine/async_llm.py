@@ -150,6 +150,9 @@ class AsyncLLM(EngineClient):
     ) -> AsyncIterator[RequestOutput]:
         """Outputs of one request as they come, by `sampling_params.output_kind`; the last has `finished`.
 
+            async for output in engine.generate("Once", SamplingParams(max_tokens=8), "request-1"):
+                print(output.outputs[0].text)  # all text so far; only what is new with output_kind=DELTA
+
         Leaving the iterator early ends the request. While a reader is slow, its deltas are merged.
 
         Raises:

@@ -1,6 +1,15 @@
 """EngineCore: schedule -> execute -> sample -> update; a step that raises goes to `step_recovery`.
 
 Called by an engine core client. Owns the executor and the scheduler.
+
+One step, as `EngineCore.step` runs it:
+
+    step = scheduler.schedule()                          # which rows compute which tokens, as a frozen message
+    computed = executor.execute_model(step.output)       # the model's hidden states, on the device
+    masks = grammars.begin_masks(handles)                # meanwhile, on a thread: which tokens are allowed
+    sampled = executor.sample_tokens(computed, masks)    # one token id for each row that samples
+    scheduler.update_from_output(step, sampled)          # lengths, stops, full blocks into the prefix cache
+    outputs = take_outputs()                             # new tokens and finished requests, for the front end
 """
 
 from __future__ import annotations

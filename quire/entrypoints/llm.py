@@ -106,13 +106,17 @@ class LLM(EngineControls):
     ) -> list[RequestOutput]:
         """Complete prompts, all in one batch as far as they fit.
 
+        >>> outputs = llm.generate(["Once upon a time", "One day"], SamplingParams(temperature=0, max_tokens=8))
+        >>> outputs[0].prompt, outputs[0].outputs[0].text
+        ('Once upon a time', ', a curious fish called Max lived near')
+
         Args:
-            prompts: one or many: texts, lists of token ids, {"prompt": ...}, {"prompt_token_ids": ...}.
+            prompts: one or many: strings, lists of token ids, {"prompt": ...}, {"prompt_token_ids": ...}.
             sampling_params: for all, or one for each; default: the model's own (`get_default_sampling_params`).
             use_tqdm: show a progress bar when the work takes long and stderr is a terminal.
             priority: of all prompts, or one for each; lower runs first, where the scheduling policy looks at it.
             tokenization_kwargs: only "add_special_tokens" is known.
-            tenant: of all prompts, or one for each: whose they are, where the scheduling policy is "fair".
+            tenant: of all prompts, or one for each: the tenant to charge, where the scheduling policy is "fair".
             lora_request, mm_processor_kwargs: refused; not supported yet.
 
         Returns:
@@ -144,7 +148,11 @@ class LLM(EngineControls):
         tokenization_kwargs: Mapping[str, Any] | None = None,
         mm_processor_kwargs: Mapping[str, Any] | None = None,
     ) -> list[RequestOutput]:
-        """Answer one conversation or many.
+        """Generate the next message of one conversation or many.
+
+        >>> messages = [{"role": "user", "content": "What is 17 plus 25?"}]
+        >>> llm.chat(messages, SamplingParams(temperature=0))[0].outputs[0].text
+        '17 + 25 = 42'
 
         Args:
             messages: a list of {"role": ..., "content": ...}, or a list of such lists.

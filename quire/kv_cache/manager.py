@@ -1,8 +1,17 @@
-"""KVCacheManager: all that the scheduler knows of the KV cache.
+"""KVCacheManager: the scheduler's only interface to the KV cache.
 
 Called by the scheduler. Owns the page pool and, through the coordinator, the block tables by row. Pages are
 asked for in tokens; answers are messages for the worker. Only pages whose keys and values were computed in an
 executed step are ever visible to other requests.
+
+Blocks of 4 tokens; request A, in row 0, has computed the prompt `1 2 3 4 5 6`; B arrives with `1 2 3 4 9`:
+
+    cache_full_blocks([0], [6], tokens)      # the block of `1 2 3 4` can be found; that of `5 6` is not full
+    prefix = get_computed_blocks(B)          # a hit: 4 tokens; the last token is always computed
+    demand(prefix, 5).num_new                # 1 block: for `9`
+    place(...)                               # B's row: the shared block, referenced twice now, and a new one
+    free(0)                                  # A ends: `5 6` is free at once, the shared block is still B's
+    free(1)                                  # now it is free, and stays findable until it is given out again
 """
 
 from __future__ import annotations

@@ -1,7 +1,16 @@
-"""Scheduler: who runs in each step, on which pages, and when a request ends.
+"""Scheduler: which requests run in each step, in which KV-cache blocks, and when a request ends.
 
 Called by EngineCore: `schedule`, then `update_from_output` with what the step sampled. Owns the request table,
 the waiting queue and the KV cache manager. What passes between a step's two halves is the `Step`, which the caller has.
+
+Two requests, max_num_batched_tokens=8, blocks of 4 tokens: A has a prompt of 6 tokens, B of 10:
+
+    add_request(A), add_request(B)                      # both wait
+    schedule(): A computes 6 tokens, B its first 2      # A: row 0, blocks 1 2; B: row 1, block 3; 8 tokens in all
+    update_from_output: A samples a token               # A: 7 tokens; B has 8 of its prompt left and samples nothing
+    schedule(): A decodes 1 token, B computes 7         # rows that run come first, then what is left of the budget
+    update_from_output: A stops                         # A's full block stays in the prefix cache, its row is free
+    schedule(): B computes 1 token, the last of its prompt
 """
 
 from __future__ import annotations

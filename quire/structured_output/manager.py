@@ -5,6 +5,15 @@ ones. A request waits, while its grammar is made, outside of any step. When a st
 grammars on threads of their own, and a row whose grammar is not through sits out the next steps; masks are filled by
 `MaskFiller`, beside the model. A grammar that is expensive to follow gets a process of its own. A core that replaces
 one that died gets the tokens that are out already, and takes the grammar through them.
+
+A request with the regex `ya?` from arrival to end:
+
+    add(message)            # a process compiles the grammar; the request waits at the scheduler's gate
+    is_ready(7)             # False, then True: the scheduler admits it
+    begin_masks(handles)    # while the model runs: only tokens that begin with "y" are allowed
+    note(outputs)           # "y" was sampled: the grammar advances, on a thread
+    begin_masks(handles)    # "a" or the end of the sequence
+    note(outputs)           # the request has ended: its grammar is dropped, the compiled one stays in the cache
 """
 
 from __future__ import annotations

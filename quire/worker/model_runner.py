@@ -2,6 +2,15 @@
 
 Called by the worker, twice per step: `execute_model` computes, `sample_tokens` chooses. What each part does is in
 the file named after it. Owns the rows and the block tables; a step between its two calls is its caller's.
+
+A step in which row 0 decodes and row 1 computes the last 3 tokens of its prompt, at positions 5 to 7:
+
+    _apply(scheduled)            # rows of ended requests are free, then new rows; block tables grow
+    input_ids = [42, 7, 8, 9]    # the tokens of both rows in one line, without padding
+    positions = [12, 5, 6, 7]
+    query_start_loc = [0, 1, 4]  # row 0 has tokens 0 to 1, row 1 has 1 to 4
+    _forward(batch)              # hidden states [4, hidden_size]; attention goes through the block tables
+    sample_tokens(computed)      # logits of the last token of each row, [2, vocab_size], and one token id for each
 """
 
 from __future__ import annotations

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import doctest
 from collections.abc import Iterator
 
 import pytest
@@ -18,6 +19,16 @@ GREEDY = SamplingParams(temperature=0, max_tokens=64)
 def llm() -> Iterator[LLM]:
     with LLM(max_model_len=512, disable_log_stats=False) as llm:
         yield llm
+
+
+@pytest.mark.parametrize("method", [LLM.generate, LLM.chat])
+def test_the_examples_in_the_docstrings_do_what_they_say(llm, method):
+    runner = doctest.DocTestRunner()
+    for example in doctest.DocTestFinder(recurse=False).find(
+        method, globs={"llm": llm, "SamplingParams": SamplingParams}
+    ):
+        runner.run(example)
+    assert runner.tries and not runner.failures
 
 
 def test_it_answers_and_ends_its_turn(llm):

@@ -1,6 +1,16 @@
-"""Reading of tool calls and thinking out of chats: by which parsers, and the events that come of it.
+"""Parsing of tool calls and reasoning in chats: which parsers are used, and the events they produce.
 
-`Parsing` is the server's, `ParsingPlan` a request's, `ParsedAnswer` an answer's; the last owns its calls' ids.
+`Parsing` is the server's, `ParsingPlan` a request's, `ParsedAnswer` a completion's; the last owns its calls' ids.
+
+With the formats `qwen3` and `hermes`, text that arrives in three pieces:
+
+    plan = parsing.plan(request, warnings)         # None when neither reasoning nor calls are parsed
+    plan.constrain(params, prompt_token_ids)       # tool_choice "required": a grammar of the format's calls
+    answer = plan.answer(prompt_token_ids)         # one for each of the n completions
+    answer.push("<think>Two", ids, is_end=False)   # reasoning: "Two"
+    answer.push("</think>It", ids, is_end=False)   # content: "It"
+    answer.push(' is<tool_call>{"name":"f","arguments":{}}</tool_call>', ids, is_end=True)   # " is", a call of f
+    answer.finish_reason("stop")                   # "tool_calls"
 """
 
 from __future__ import annotations
