@@ -6,6 +6,7 @@ import dataclasses
 import itertools
 import json
 import stat
+from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -167,6 +168,22 @@ def test_any_recording_replays_to_the_same_schedule_from_any_of_its_files(
     assert whole.num_steps == len(recorded.scheduled)
     for file in sorted(directory.iterdir())[1:]:
         assert replay(file).first_difference is None
+
+
+def test_a_recording_of_two_steps_in_flight_and_of_drafts_replays(tmp_path):
+    recorded = Recorded(tmp_path, {**SCARCE, "max_steps_in_flight": 2}, proposer=Guesses())
+    recorded.add(*(make_request(handle, 20 - handle, max_tokens=9) for handle in range(6)))
+    in_flight: deque[Any] = deque()
+    while recorded.scheduler.has_unfinished_requests() or in_flight:
+        step = recorded.scheduler.schedule()
+        if step is not None:
+            recorded.scheduled.append(step.output)
+            in_flight.append((step, recorded.worker.execute(step.output)))
+        if len(in_flight) == 2 or step is None:
+            recorded.scheduler.update_from_output(*in_flight.popleft())
+    recorded.close()
+    result = replay(tmp_path)
+    assert result.first_difference is None and result.num_steps == len(recorded.scheduled)
 
 
 def test_a_recording_holds_preemptions_aborts_priorities_and_prefix_hits(tmp_path):
