@@ -8,7 +8,14 @@ from collections.abc import Callable, Sequence
 import torch
 
 from quire.attention.backend import AttentionBackend
-from quire.core.kv_spec import AttentionSpec, FullAttentionSpec, KVCacheConfig, KVCacheSpec, SlidingWindowSpec
+from quire.core.kv_spec import (
+    AttentionSpec,
+    FullAttentionSpec,
+    KVCacheConfig,
+    KVCacheSpec,
+    MambaSpec,
+    SlidingWindowSpec,
+)
 from quire.errors import UnsupportedError
 
 STORED: tuple[type[AttentionSpec], ...] = (FullAttentionSpec, SlidingWindowSpec)
@@ -21,6 +28,8 @@ def stored_spec(layer_name: str, spec: KVCacheSpec, dtype_bytes: int) -> KVCache
     Raises:
         UnsupportedError: no backend stores a layer of its kind.
     """
+    if isinstance(spec, MambaSpec):
+        return spec  # its elements have sizes of their own
     if not isinstance(spec, STORED):
         names = ", ".join(kind.__name__ for kind in STORED)
         raise UnsupportedError(
@@ -46,7 +55,17 @@ def allocate_kv_caches(
 
     Args:
         zeros: makes a tensor on the device, see `DeviceMemory.zeros`.
+
+    Raises:
+        UnsupportedError: there are states, and the backend does not keep the bytes of a page together.
     """
+    has_states = any(isinstance(group.spec, MambaSpec) for group in kv_cache_config.groups)
+    if has_states and page_dim(kv_cache_config, backend) != 0:
+        raise UnsupportedError(
+            f"attention backend {backend.name!r} scatters the bytes of a page, which a layer's state fills as one",
+            hint="choose another attention_backend",
+            field="attention_backend",
+        )
     slot_of = {name: slot for group in kv_cache_config.groups for slot, name in enumerate(group.layer_names)}
     shape = _shape(kv_cache_config, backend, kv_cache_config.num_blocks)
     slots = [zeros(shape, dtype) for _ in range(max(slot_of.values()) + 1)]
@@ -65,6 +84,7 @@ def distinct_tensors(kv_caches: Sequence[torch.Tensor]) -> list[torch.Tensor]:
 
 
 def _shape(kv_cache_config: KVCacheConfig, backend: AttentionBackend, num_blocks: int) -> tuple[int, ...]:
-    spec = kv_cache_config.groups[0].spec
-    assert isinstance(spec, AttentionSpec), "other types are rejected before memory is planned"
+    spec = next((group.spec for group in kv_cache_config.groups if isinstance(group.spec, AttentionSpec)), None)
+    if spec is None:
+        raise UnsupportedError("models without an attention layer are not supported", field="model")
     return backend.kv_cache_shape(num_blocks, spec.block_size, spec.num_kv_heads, spec.head_size)

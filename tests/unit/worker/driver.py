@@ -37,8 +37,9 @@ def make_runner(
     mode: str = "raw_logprobs",
 ) -> ModelRunner:
     specs = model.kv_cache_specs(block_size)
-    group = KVCacheGroupSpec(layer_names=tuple(specs), spec=next(iter(specs.values())))
-    config = KVCacheConfig(num_blocks=num_blocks, groups=(group,))
+    kinds = dict.fromkeys(specs.values())
+    groups = [KVCacheGroupSpec(layer_names=tuple(n for n in specs if specs[n] == kind), spec=kind) for kind in kinds]
+    config = KVCacheConfig(num_blocks=num_blocks, groups=tuple(groups))
     device = torch.device("cpu")
     caches, _ = HostMemory(GIB).allocate_kv_caches(config, list(specs), backend, torch.float32)
     return ModelRunner(

@@ -43,7 +43,7 @@ def test_layers_of_different_groups_share_a_tensor_and_layers_of_one_group_do_no
     assert config.page_size_bytes == 2 * spec.page_size_bytes
 
 
-@pytest.mark.parametrize("kind", ["latent", "state", "chunk"])
+@pytest.mark.parametrize("kind", ["latent", "chunk"])
 def test_a_layer_that_no_backend_stores_is_refused_by_name(kind: str) -> None:
     with pytest.raises(UnsupportedError, match=r"layer 'mixer' (?s:needs .*)hint: supported types are Full"):
         stored_spec("mixer", make_spec(kind, 8, 16), 4)
