@@ -120,7 +120,7 @@ def test_an_ended_grammar_only_ends_again_where_the_end_is_ignored(llm: LLM):
         ({"json": {"type": "string", "minimumLength": 3}}, "/minimumLength"),
         ({"json": {"$ref": "#/$defs/missing"}}, "/$ref"),
         ({"regex": "(?=a)b"}, "regex"),
-        ({"regex": "(a"}, "not closed"),
+        ({"regex": "(a"}, "unclosed"),
         ({"json": "{"}, "not JSON"),
         ({"choice": []}, "empty"),
         ({"json": {}, "regex": "a"}, "exactly one"),
