@@ -132,7 +132,7 @@ def test_beams_and_requests_with_a_grammar_draft_nothing():
 
 
 @settings(max_examples=EXAMPLES // 2, deadline=None)
-@given(scheduler_settings(), scripts(), st.sampled_from(["fcfs", "priority", "fair"]))
+@given(scheduler_settings(), scripts(), st.sampled_from(["fcfs", "priority", "fair", "shortest"]))
 def test_whatever_is_drafted_every_request_ends_with_its_own_answer_and_no_page_is_misused(config, script, policy):
     engine, accepted = play({**config, "scheduling_policy": policy, "proposer": Guesses()}, script)
     check_answers(engine, accepted)

@@ -153,7 +153,7 @@ def test_beams_wait_for_their_tokens_and_others_do_not():
 @given(
     scheduler_settings(),
     scripts(),
-    st.sampled_from(["fcfs", "priority", "fair"]),
+    st.sampled_from(["fcfs", "priority", "fair", "shortest"]),
     st.sampled_from([None, Guesses()]),
     st.sampled_from([2, 3]),
 )
