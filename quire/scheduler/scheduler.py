@@ -324,7 +324,8 @@ class Scheduler:
             self._costs.record_step(scheduled, seconds)
         failed = self._tiers.update_from_output(scheduled, output, seconds)
         if failed:
-            self._suspend([row for row in rows.tolist() if int(self._table.handle[row]) in failed])
+            alive = rows[self._in_flight.is_alive(step)]
+            self._suspend(alive[np.isin(self._table.handle[alive], failed)].tolist())
         if output.errors:
             self._end_failed(rows[self._in_flight.is_alive(step)], output.errors)
         is_alive = self._in_flight.is_alive(step)
