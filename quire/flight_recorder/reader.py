@@ -61,14 +61,14 @@ def read_head(path: Path) -> Head:
     """How a file begins.
 
     Raises:
-        ValidationError: it is not a recording, of a newer version, or names a plugin.
+        ValidationError: it is not a recording, of another version, or names a plugin.
     """
     torn: dict[Path, str] = {}
     head = next(_records(path, torn), None)
     if not isinstance(head, Head):
         raise ValidationError(f"{path} is not a recording: {torn.get(path, 'its first record is not a header')}")
-    # Of version 1 the calls are the same, but the scheduler's state has other parts.
-    if head.version != VERSION and not (head.version == 1 and head.state is None):
+    # Of version 1 the calls are the same, but the prefix cache remembers other pages, so replays would differ.
+    if head.version != VERSION:
         raise ValidationError(
             f"{path} has format version {head.version}; this Quire ({VERSION}) reads {VERSION}",
             hint=f"use Quire {head.quire_version}, which wrote it",
