@@ -87,7 +87,7 @@ class RowFork:
 
 
 @dataclass(frozen=True, slots=True)
-class ChosenTokens:
+class ForcedTokens:
     """Tokens that stand in place of sampled ones: [n] distinct rows, the token's index in its sequence, its id."""
 
     rows: np.ndarray
@@ -100,7 +100,7 @@ class RowUpdates:
     """What beam searches did to rows since the last message; first `forks`, then `chosen`."""
 
     forks: tuple[RowFork, ...] = ()
-    chosen: tuple[ChosenTokens, ...] = ()
+    chosen: tuple[ForcedTokens, ...] = ()
 
 
 NO_ROW_UPDATES = RowUpdates()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from quire.config import QuireConfig
-from quire.scheduler.admission import AdmissionGate, Candidate, Verdict
+from quire.scheduler.admission import AdmissionGate, Candidate, GateDecision
 from quire.scheduler.step_plan import StepPlan
 from quire.structured_output.compile.fast_budget import FastBudget
 from quire.structured_output.compile.messages import WorkerSetup
@@ -29,7 +29,7 @@ def make_grammars(config: QuireConfig) -> GrammarManager:
 def grammar_gate(grammars: GrammarManager, other: AdmissionGate) -> AdmissionGate:
     """A request is passed over, and holds up nobody, until its grammar is made; and then `other` is asked."""
 
-    def gate(candidate: Candidate, plan: StepPlan) -> Verdict:
-        return other(candidate, plan) if grammars.is_ready(candidate.request.handle) else Verdict.SKIP
+    def gate(candidate: Candidate, plan: StepPlan) -> GateDecision:
+        return other(candidate, plan) if grammars.is_ready(candidate.request.handle) else GateDecision.SKIP
 
     return gate

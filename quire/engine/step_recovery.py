@@ -10,7 +10,7 @@ from quire.core.engine_messages import EngineCoreOutputs, FinishReason
 from quire.engine.suspects import Suspects
 from quire.errors import QuireError
 from quire.logger import get_logger
-from quire.scheduler.admission import Candidate, Verdict
+from quire.scheduler.admission import Candidate, GateDecision
 from quire.scheduler.interface import SchedulerInterface
 from quire.scheduler.step import Step
 from quire.scheduler.step_plan import StepPlan
@@ -28,9 +28,9 @@ class StepRecovery:
         self._suspects = Suspects()
         self._num_culprits = 0
 
-    def gate(self, candidate: Candidate, plan: StepPlan) -> Verdict:
+    def gate(self, candidate: Candidate, plan: StepPlan) -> GateDecision:
         """While there are suspects, only those whose turn it is are admitted."""
-        return Verdict.GO if self._suspects.may_run(candidate.request.handle) else Verdict.SKIP
+        return GateDecision.GO if self._suspects.may_run(candidate.request.handle) else GateDecision.SKIP
 
     def note(self, outputs: EngineCoreOutputs) -> None:
         """A good step, or ends outside of steps: who advanced or ended is no suspect."""

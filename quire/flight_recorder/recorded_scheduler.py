@@ -22,14 +22,14 @@ from quire.flight_recorder import records, snapshot
 from quire.flight_recorder.privacy import as_recorded
 from quire.flight_recorder.writer import RecordWriter
 from quire.kv_cache.event_recorder import KVEventRecorder
-from quire.scheduler.admission import AdmissionGate, Candidate, Verdict
+from quire.scheduler.admission import AdmissionGate, Candidate, GateDecision
 from quire.scheduler.interface import SchedulerInterface
 from quire.scheduler.setup import SchedulerSetup, make_scheduler
 from quire.scheduler.step import Step
 from quire.scheduler.step_plan import StepPlan
 
 
-class NotedClock:
+class RecordingClock:
     """A clock that keeps its readings until they are taken."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
@@ -86,7 +86,7 @@ class RecordedScheduler(SchedulerInterface):
         clock: Callable[[], float] = time.monotonic,
         proposer: DraftProposer | None = None,
     ) -> None:
-        self._clock = NotedClock(clock)
+        self._clock = RecordingClock(clock)
         self._verdicts: list[str] = []
         self._num_in_flight = 0
         self._proposer = None if proposer is None else NotedProposer(proposer)
@@ -180,7 +180,7 @@ class RecordedScheduler(SchedulerInterface):
         self._writer.close()
 
     def _noted(self, gate: AdmissionGate) -> AdmissionGate:
-        def ask(candidate: Candidate, plan: StepPlan) -> Verdict:
+        def ask(candidate: Candidate, plan: StepPlan) -> GateDecision:
             verdict = gate(candidate, plan)
             self._verdicts.append(verdict.name)
             return verdict
@@ -208,7 +208,7 @@ def _add(request: EngineCoreRequest, is_refused: bool, clock: list[float]) -> re
 def _schedule(
     scheduled: SchedulerOutput | None, verdicts: list[str], clock: list[float], proposals: list[list[int]]
 ) -> records.Record:
-    if all(one == Verdict.GO.name for one in verdicts):
+    if all(one == GateDecision.GO.name for one in verdicts):
         verdicts = []
     if scheduled is None:
         return records.Schedule(False, None, None, 0, verdicts, clock, proposals)

@@ -20,7 +20,7 @@ from quire.flight_recorder.reader import Recording
 from quire.flight_recorder.records import Abandon, Add, Call, Finish, Hold, Schedule, Take, Update
 from quire.flight_recorder.restoring import restore
 from quire.flight_recorder.waits import WaitWatch
-from quire.scheduler.admission import Candidate, Verdict
+from quire.scheduler.admission import Candidate, GateDecision
 from quire.scheduler.setup import make_scheduler
 from quire.scheduler.step import Step
 from quire.scheduler.step_plan import StepPlan
@@ -216,10 +216,10 @@ class Replay:
             raise Difference("the clock was read more often than recorded")
         return reading
 
-    def _gate(self, candidate: Candidate, plan: StepPlan) -> Verdict:
+    def _gate(self, candidate: Candidate, plan: StepPlan) -> GateDecision:
         if self._verdicts is None:
-            return Verdict.GO
+            return GateDecision.GO
         verdict = next(self._verdicts, None)
-        if verdict is None or verdict not in Verdict.__members__:
+        if verdict is None or verdict not in GateDecision.__members__:
             raise Difference("a gate was asked more often than recorded")
-        return Verdict[verdict]
+        return GateDecision[verdict]

@@ -19,17 +19,17 @@ from quire.core.kv_spec import KVCacheConfig, KVCacheGroupSpec
 from quire.core.kv_transfer import PageTransfer
 from quire.core.request import Request, RequestStatus
 from quire.core.sampling_params import SamplingParams
-from quire.core.scheduler_output import ChosenTokens, RowFork
+from quire.core.scheduler_output import ForcedTokens, RowFork
 from quire.core.stats import EventKind, RequestEvent
 from quire.kv_cache.block_pool import BlockPool
 from quire.kv_cache.cached_prefix import CachedPrefix
 from quire.kv_cache.coordinator import KVCacheCoordinator
 from quire.kv_cache.event_recorder import KVEventRecorder
+from quire.kv_cache.eviction_history import EvictionHistory
 from quire.kv_cache.free_list import FreeList
 from quire.kv_cache.manager import KVCacheManager
 from quire.kv_cache.miss_explainer import MissExplainer
 from quire.kv_cache.page_copies import PendingCopies
-from quire.kv_cache.past_pages import PastPages
 from quire.kv_cache.prefix_index import PrefixIndex
 from quire.kv_cache.prefix_tree import PrefixTree
 from quire.kv_cache.row_prefixes import RowPrefixes
@@ -40,7 +40,7 @@ from quire.kv_cache.single_type.full_attention import FullAttentionManager
 from quire.kv_cache.single_type.sliding_window import SlidingWindowManager
 from quire.kv_cache.single_type.state import StateManager
 from quire.kv_cache.swap_pool import SwappedPages, SwapPool
-from quire.scheduler.admission import Admission, AdmissionRules, Verdict
+from quire.scheduler.admission import Admission, AdmissionRules, GateDecision
 from quire.scheduler.beam_groups import BeamGroups, _Group
 from quire.scheduler.beam_search import BeamSearch, Finished
 from quire.scheduler.deadlines import QueueDeadlines
@@ -57,7 +57,7 @@ from quire.scheduler.request_queue import RequestQueue
 from quire.scheduler.request_table import RequestTable, RowFlag
 from quire.scheduler.running import RunningRows
 from quire.scheduler.scheduler import Scheduler
-from quire.scheduler.service_order import RankOrder
+from quire.scheduler.scheduling_policy import RankOrder
 from quire.scheduler.step_costs import StepCosts
 from quire.scheduler.swap_costs import Measurements, SwapCosts
 from quire.scheduler.swapping import Swapping
@@ -67,16 +67,16 @@ from quire.scheduler.virtual_counters import VirtualCounters
 from quire.scheduler.waiting import WaitReason
 
 ENUMS: tuple[type[enum.Enum], ...] = (
-    EventKind, FinishReason, MissReason, RequestStatus, RowFlag, Verdict, WaitReason,
+    EventKind, FinishReason, MissReason, RequestStatus, RowFlag, GateDecision, WaitReason,
 )  # fmt: skip
 STRUCTS: tuple[type[msgspec.Struct], ...] = (
     AllBlocksCleared, BeamSpec, BlockRemoved, BlockStored, PrefixCacheInfo, SamplingParams,
 )  # fmt: skip
 OBJECTS: tuple[type, ...] = (
     Admission, AdmissionRules, BeamAnswer, BeamGroups, BeamSearch, BlockPool, ByArrival, ByPriority, CacheMiss,
-    CachedPrefix, ChosenTokens, ChunkedLocalManager, Drafts, EngineCoreRequest, ExpectedOutputs, FairOrder, Finished,
+    CachedPrefix, ForcedTokens, ChunkedLocalManager, Drafts, EngineCoreRequest, ExpectedOutputs, FairOrder, Finished,
     FinishedRequest, ForkGroups, FreeList, FullAttentionManager, KVCacheConfig, KVCacheCoordinator, KVCacheGroupSpec,
-    KVCacheManager, KVEventRecorder, KVTiers, Limits, Measurements, MissExplainer, Outbox, PageTransfer, PastPages,
+    KVCacheManager, KVEventRecorder, KVTiers, Limits, Measurements, MissExplainer, Outbox, PageTransfer, EvictionHistory,
     PendingCopies, PrefixIndex, PrefixTree, QueueDeadlines, RankOrder, Request, RequestEvent, RequestGroups,
     RequestQueue, RequestTable, RowFork, RowPrefixes, RunningRows, SaltedSiblings, Scheduler, ShortestFirst, Siblings,
     SlidingWindowManager, StateManager, StepCosts, StepsInFlight, SwapCosts, SwappedPages, Swapping, SwapPool,

@@ -151,10 +151,10 @@ class KVCacheCoordinator:
             for group in self._groups:
                 group.publish(filled)
 
-    def free_passed(self, rows: np.ndarray, num_computed_tokens: np.ndarray) -> None:
+    def free_out_of_window(self, rows: np.ndarray, num_computed_tokens: np.ndarray) -> None:
         """Free the pages of these rows that no later query sees."""
         for group in self._groups:
-            group.free_passed(rows, num_computed_tokens)
+            group.free_out_of_window(rows, num_computed_tokens)
 
     def is_computing(self, node: int, page: int, tokens: bytes, extra_keys: ExtraKeys) -> bool:
         """Whether a row is about to fill and publish page number `page`, of this content, after a prefix."""

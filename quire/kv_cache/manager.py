@@ -208,7 +208,7 @@ class KVCacheManager:
         return request.block_hashes
 
     def reserve(self, prefix: CachedPrefix, num_tokens: int) -> CachedPrefix:
-        """Become a user of a cached prefix and of free pages behind it, to be filled from outside; ends with `let_go`.
+        """Become a user of a cached prefix and of free pages behind it, to be filled from outside; ends with `unpin`.
 
         Args:
             num_tokens: that all these pages hold; as many pages must be free.
@@ -227,7 +227,7 @@ class KVCacheManager:
         self._pool.share(prefix.all_block_ids())
         self._tree.hold(prefix.node or ROOT)
 
-    def let_go(self, prefix: CachedPrefix) -> None:
+    def unpin(self, prefix: CachedPrefix) -> None:
         """The end of `keep`."""
         self._pool.free(prefix.all_block_ids())
         self._tree.release(prefix.node or ROOT)
@@ -284,7 +284,7 @@ class KVCacheManager:
         """
         if self._is_caching:
             self._coordinator.publish(rows, num_computed_tokens, token_ids)
-        self._coordinator.free_passed(rows, num_computed_tokens)
+        self._coordinator.free_out_of_window(rows, num_computed_tokens)
 
     def free_beyond(self, row: int, num_tokens: int) -> None:
         """Give up the row's pages that hold none of its first `num_tokens` tokens; none of them was published."""

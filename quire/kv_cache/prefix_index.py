@@ -19,7 +19,7 @@ from quire.core.cache_info import MissReason
 from quire.core.request import ExtraKeys
 from quire.kv_cache.block_hash import BlockHashFn, sha256_block_hash
 from quire.kv_cache.event_recorder import KVEventRecorder
-from quire.kv_cache.past_pages import PastPages
+from quire.kv_cache.eviction_history import EvictionHistory
 from quire.kv_cache.prefix_tree import ROOT, PrefixTree
 
 
@@ -42,7 +42,7 @@ class PrefixIndex:
         self.is_cached = np.zeros(num_blocks, dtype=np.bool_)
         self.blocks: tuple[dict[int, int], ...] = tuple({} for _ in is_whole)
         self.tree = PrefixTree(hash_fn)
-        self.past = PastPages(2 * num_blocks, self.tree)
+        self.past = EvictionHistory(2 * num_blocks, self.tree)
         self._is_whole = tuple(is_whole)
         self._node_of_block = [ROOT] * num_blocks
         self._group_of_block = [0] * num_blocks

@@ -27,13 +27,13 @@ from quire.scheduler.outbox import Outbox
 from quire.scheduler.request_group import RequestGroups
 from quire.scheduler.request_table import RequestTable
 from quire.scheduler.running import RunningRows, num_blocks_to_grow
-from quire.scheduler.service_order import ServiceOrder, WaitingRequests
+from quire.scheduler.scheduling_policy import SchedulingPolicy, WaitingRequests
 from quire.scheduler.step_plan import StepPlan
-from quire.scheduler.swapping import CALM_STEPS
+from quire.scheduler.swapping import COOLDOWN_STEPS
 from quire.scheduler.waiting import Blocked, WaitReason
 
 
-class Verdict(Enum):
+class GateDecision(Enum):
     """What a gate says of a waiting request."""
 
     GO = "go"
@@ -41,7 +41,7 @@ class Verdict(Enum):
     STOP = "admit no other request in this step"
 
 
-AdmissionGate = Callable[[Candidate, StepPlan], Verdict]
+AdmissionGate = Callable[[Candidate, StepPlan], GateDecision]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,7 +74,7 @@ class Admission:
     def __init__(
         self,
         rules: AdmissionRules,
-        order: ServiceOrder,
+        order: SchedulingPolicy,
         table: RequestTable,
         running: RunningRows,
         kv: KVCacheManager,
@@ -201,7 +201,7 @@ class Admission:
     def _check_returning(self, waiting: Request) -> Blocked | None:
         """One that waits is behind a request that lacked room when it was to come back, unless it is stricter."""
         first = self._first_returning
-        if first is None or not self._tiers.keeps(first) or self._order.is_stricter(waiting, first):
+        if first is None or not self._tiers.keeps(first) or self._order.has_higher_priority(waiting, first):
             return None
         return Blocked(first.handle, WaitReason.SWAPPED)
 
@@ -210,7 +210,7 @@ class Admission:
         if not self._queue:
             return None
         first = self._queue.peek()
-        if self._order.is_stricter(first, returning) and isinstance(self.check_turn(first, plan), Candidate):
+        if self._order.has_higher_priority(first, returning) and isinstance(self.check_turn(first, plan), Candidate):
             return Blocked(returning.handle, WaitReason.OTHER)
         return None
 
@@ -218,8 +218,8 @@ class Admission:
         """The first verdict that is not to go, if there is one."""
         for gate in self._rules.gates:
             verdict = gate(candidate, plan)
-            if verdict is not Verdict.GO:
-                is_passed_over = verdict is Verdict.SKIP
+            if verdict is not GateDecision.GO:
+                is_passed_over = verdict is GateDecision.SKIP
                 return Blocked(candidate.request.handle, WaitReason.GATE, is_passed_over=is_passed_over)
         return None
 
@@ -249,13 +249,13 @@ class Admission:
         if self._tiers.keeps(candidate.request):
             num_tokens, num_reserved = self._room_to_return(candidate)
         else:
-            has_company = not plan.is_empty and not self._groups.ignores_watermark(candidate.request)
+            others_running = not plan.is_empty and not self._groups.ignores_watermark(candidate.request)
             if beside_running:
-                has_company = len(self._running) > 0
+                others_running = len(self._running) > 0
             num_tokens = candidate.num_computed_tokens + candidate.num_new_tokens
             if self._rules.reserve_full_prompt or candidate.is_loaded_first:
                 num_tokens = len(candidate.request.token_ids)
-            num_reserved = self._num_promised(plan) + (self._rules.watermark_blocks if has_company else 0)
+            num_reserved = self._num_promised(plan) + (self._rules.watermark_blocks if others_running else 0)
         demand = self._kv.demand(candidate.prefix, num_tokens, candidate.swapped).beside(num_reserved)
         return demand.lacking(self._kv.num_free_blocks)
 
@@ -264,8 +264,8 @@ class Admission:
         num_tokens = candidate.num_computed_tokens + candidate.num_new_tokens
         if not len(self._running):
             return num_tokens, 0
-        most = min(len(candidate.request.token_ids) + CALM_STEPS, self._table.max_model_len)
-        return max(num_tokens, most), num_blocks_to_grow(self._running.rows, self._table, self._kv, CALM_STEPS)
+        most = min(len(candidate.request.token_ids) + COOLDOWN_STEPS, self._table.max_model_len)
+        return max(num_tokens, most), num_blocks_to_grow(self._running.rows, self._table, self._kv, COOLDOWN_STEPS)
 
     def _num_promised(self, plan: StepPlan) -> int:
         """Pages that running rows still need for the tokens they have, which no other request is given."""

@@ -14,7 +14,7 @@ import numpy as np
 
 from quire.core.engine_messages import BeamAnswer, FinishedRequest, FinishReason
 from quire.core.request import Request
-from quire.core.scheduler_output import NO_ROW_UPDATES, ChosenTokens, RowFork, RowUpdates
+from quire.core.scheduler_output import NO_ROW_UPDATES, ForcedTokens, RowFork, RowUpdates
 from quire.kv_cache.manager import KVCacheManager
 from quire.scheduler.beam_search import BeamSearch, Continuation
 from quire.scheduler.request_group import Advanced, RequestGroup
@@ -51,7 +51,7 @@ class BeamGroups(RequestGroup):
         self._groups: dict[int, _Group] = {}
         self._key_of: dict[int, int] = {}
         self._forks: list[RowFork] = []
-        self._chosen: list[ChosenTokens] = []
+        self._chosen: list[ForcedTokens] = []
 
     @property
     def reads_logprobs(self) -> bool:
@@ -114,7 +114,7 @@ class BeamGroups(RequestGroup):
                 found.update(dict.fromkeys(sorted(self._groups[self._key_of[handle]].members)))
         return list(found)
 
-    def hold_back(self, rows: np.ndarray, num_wanted: np.ndarray) -> np.ndarray:
+    def mask_incomplete(self, rows: np.ndarray, num_wanted: np.ndarray) -> np.ndarray:
         """`num_wanted` ([num_rows] tokens), 0 for rows that have nothing to compute before all of their search run."""
         if self._key_of:
             num_wanted[self._is_held(rows)] = 0
@@ -131,7 +131,7 @@ class BeamGroups(RequestGroup):
             is_held[i] = min(self._group_on(int(rows[i])).rows()) < 0
         return is_held
 
-    def divert(self, sampled: Sampled) -> tuple[Sampled, Sampled | None]:
+    def split_beams(self, sampled: Sampled) -> tuple[Sampled, Sampled | None]:
         """The step's samples without those of beams, and those of beams; None while there are no searches.
 
         Beams whose siblings did not sample are taken back to before their last token.
@@ -147,17 +147,17 @@ class BeamGroups(RequestGroup):
                 self._table.num_computed_tokens[row] -= 1
         return select_sampled(sampled, ~is_beam), beams
 
-    def after_sample(self, diverted: Sampled) -> Advanced:
+    def after_sample(self, split: Sampled) -> Advanced:
         """Move on every search whose beams all sampled."""
-        handles = self._table.handle[diverted.rows]
-        present = {row: entry for entry, row in enumerate(diverted.rows.tolist())}
+        handles = self._table.handle[split.rows]
+        present = {row: entry for entry, row in enumerate(split.rows.tolist())}
         groups = {id(group): group for group in map(self._group_on, present)}
         finished: list[FinishedRequest] = []
         for group in groups.values():
             rows = group.rows()
             if group.is_complete and present.keys() >= set(rows):
-                finished += self._advance_one(group, rows, diverted, [present[row] for row in rows])
-        return Advanced(handles, diverted.token_ids, finished)
+                finished += self._advance_one(group, rows, split, [present[row] for row in rows])
+        return Advanced(handles, split.token_ids, finished)
 
     def take_row_updates(self) -> RowUpdates:
         """Rows that took over others."""
@@ -200,7 +200,7 @@ class BeamGroups(RequestGroup):
         group.search.reorder(heirs)
         self._table.append_tokens(row_array, token_ids)
         self._forks += forks
-        self._chosen.append(ChosenTokens(row_array, np.full(len(rows), num_tokens), token_ids))
+        self._chosen.append(ForcedTokens(row_array, np.full(len(rows), num_tokens), token_ids))
 
     def _fork(self, source: int, row: int, num_tokens: int) -> RowFork:
         """Make `row` what `source` is; its own pages are enough for what it does not share."""

@@ -1,6 +1,6 @@
 """FairOrder: tenants share the engine by weight; the one served least is next. The scheduling policy `fair`.
 
-Made by `make_service_order`. Owns the queues of tenants (each in the order of the tenant's own policy) and what they
+Made by `make_scheduling_policy`. Owns the queues of tenants (each in the order of the tenant's own policy) and what they
 were served (`virtual_counters`). Waiting and running requests are ordered alike: by tenant, then within the tenant.
 
 A tenant may have to give up rows: when the request that is next finds no row or no pages, the tenants served more that
@@ -74,7 +74,7 @@ class TenantQueues:
 
 
 class FairOrder:
-    """As `ServiceOrder`.
+    """As `SchedulingPolicy`.
 
     Args:
         rankings: by the name of a tenant's own policy.
@@ -95,7 +95,7 @@ class FairOrder:
         self.queue = TenantQueues(self._counters)
 
     def enter(self, request: Request, arrival: int) -> None:
-        """As `ServiceOrder`."""
+        """As `SchedulingPolicy`."""
         message = request.message
         request.rank = self._rankings[message.tenant_policy](request, arrival)
         slot = request.tenant_slot = self._counters.slot_of(message.tenant, message.tenant_weight)
@@ -104,23 +104,23 @@ class FairOrder:
             self._counters.lift(slot, waiting)
 
     def refresh(self, running: RunningRows) -> None:
-        """As `ServiceOrder`."""
+        """As `SchedulingPolicy`."""
         rows = running.rows
         if len(rows) > 1:
             place = self._counters.places()[self._table.tenant_slot[rows]]
             running.arrange(rows[np.lexsort((self._table.rank[rows], place))])
 
-    def is_laxer(self, rows: np.ndarray, waiting: Request) -> np.ndarray:
+    def has_lower_priority(self, rows: np.ndarray, waiting: Request) -> np.ndarray:
         """Those of tenants that were served more."""
         places = self._counters.places()
-        laxer: np.ndarray = places[self._table.tenant_slot[rows]] > places[waiting.tenant_slot]
-        return laxer
+        lower_priority: np.ndarray = places[self._table.tenant_slot[rows]] > places[waiting.tenant_slot]
+        return lower_priority
 
     def whose_prompts_wait(self, rows: np.ndarray, waiting: Request) -> np.ndarray:
         """Laxer ones, but for what is left of short prompts within their tenants' shares."""
         left = self._table.num_left(rows)
         is_short = (left < len(waiting.token_ids)) & ~self._is_beyond(rows)[self._table.tenant_slot[rows]]
-        waits: np.ndarray = self.is_laxer(rows, waiting) & ~is_short
+        waits: np.ndarray = self.has_lower_priority(rows, waiting) & ~is_short
         return waits
 
     def prompt_order(self, rows: np.ndarray) -> np.ndarray:
@@ -136,40 +136,40 @@ class FairOrder:
 
     def may_outpace(self, decoding: np.ndarray, waiting: Request) -> bool:
         """Where all of them are of tenants that were served more and hold more than their share."""
-        if not self.is_laxer(decoding, waiting).all():
+        if not self.has_lower_priority(decoding, waiting).all():
             return False
         is_beyond = self._is_beyond(np.flatnonzero(self._table.handle >= 0))
         return bool(is_beyond[self._table.tenant_slot[decoding]].all())
 
     def share_step(self, rows: np.ndarray, num_wanted: np.ndarray, costs: StepCosts) -> int:
-        """As `ServiceOrder`."""
+        """As `SchedulingPolicy`."""
         return self._turns.share_step(rows, num_wanted, self._weights, self.queue.waiting_slots, costs)
 
     def make_queue(self) -> TenantQueues:
-        """As `ServiceOrder`."""
+        """As `SchedulingPolicy`."""
         return TenantQueues(self._counters)
 
-    def is_stricter(self, one: Request, other: Request) -> bool:
+    def has_higher_priority(self, one: Request, other: Request) -> bool:
         """Whether it is of a tenant that was served less."""
         slots = [one.tenant_slot, other.tenant_slot]
         return slots[0] != slots[1] and self._counters.least(slots) == slots[0]
 
-    def may_claim(self, waiting: Request) -> bool:
+    def may_preempt_others(self, waiting: Request) -> bool:
         """Whether its tenant stays within its share with it, or has nothing running."""
         held = np.flatnonzero(self._table.handle >= 0)
         own = held[self._table.tenant_slot[held] == waiting.tenant_slot]
         usage = self._usage(own, also_tokens=len(waiting.token_ids))
         return not len(own) or bool(usage[-1] <= self._shares(held)[waiting.tenant_slot])
 
-    def takeable(self, laxer: np.ndarray, waiting: Request) -> np.ndarray:
+    def preemptible(self, lower_priority: np.ndarray, waiting: Request) -> np.ndarray:
         """Rows beyond the shares of their tenants."""
         owner, share = self._table.tenant_slot, self._shares(np.flatnonzero(self._table.handle >= 0))
-        is_beyond = np.zeros(len(laxer), dtype=np.bool_)
-        for slot in np.unique(owner[laxer]).tolist():
-            of_slot = np.flatnonzero(owner[laxer] == slot)
-            is_beyond[of_slot] = self._usage(laxer[of_slot]) > share[slot]
+        is_beyond = np.zeros(len(lower_priority), dtype=np.bool_)
+        for slot in np.unique(owner[lower_priority]).tolist():
+            of_slot = np.flatnonzero(owner[lower_priority] == slot)
+            is_beyond[of_slot] = self._usage(lower_priority[of_slot]) > share[slot]
             is_beyond[of_slot[0]] = False
-        return laxer[is_beyond]
+        return lower_priority[is_beyond]
 
     def note_started(self, request: Request, num_prompt_tokens: int) -> None:
         """The prompt is charged."""
@@ -181,7 +181,7 @@ class FairOrder:
             self._counters.charge_outputs(self._table.tenant_slot[rows])
 
     def note_ended(self, request: Request, num_output_tokens: int, *, is_complete: bool) -> None:
-        """As `ServiceOrder`."""
+        """As `SchedulingPolicy`."""
         self._counters.leave(request.tenant_slot)
         if is_complete:
             self._expected.note_answer(request.message.sampling_params, num_output_tokens)

@@ -101,7 +101,7 @@ class ForkGroups(RequestGroup):
     def _let_go(self, group: int) -> None:
         prefix = self._kept.pop(group, None)
         if prefix is not None:
-            self._kv.let_go(prefix)
+            self._kv.unpin(prefix)
 
     def _has_waiting(self, group: int) -> bool:
         return any(member.row < 0 for member in reversed(self._members.get(group, {}).values()))

@@ -133,7 +133,7 @@ class KVTiers(RequestGroup):
     def _let_go_loaded(self, handle: int) -> None:
         loaded = self._loaded.pop(handle, None)
         if loaded is not None:
-            self._kv.let_go(loaded)
+            self._kv.unpin(loaded)
 
     # --- requests that end, or lose their row ---
 
@@ -230,7 +230,7 @@ class KVTiers(RequestGroup):
         if is_awaited and is_done and ended.pages is not None:
             self._loaded[ended.handle] = ended.pages
         elif ended.pages is not None:
-            self._kv.let_go(ended.pages)
+            self._kv.unpin(ended.pages)
         return ended
 
     def abandon(self, scheduled: SchedulerOutput) -> None:

@@ -44,11 +44,11 @@ class Ranking(Protocol):
     def __call__(self, request: Request, arrival: int) -> int:
         """The rank of a request before which `arrival` others came."""
 
-    def is_laxer(self, ranks: np.ndarray, rank: int) -> np.ndarray:
+    def has_lower_priority(self, ranks: np.ndarray, rank: int) -> np.ndarray:
         """Which of `ranks` ([n] int64) have to make room for a waiting request of rank `rank`; [n] bool."""
 
-    def takeable(self, laxer: np.ndarray, table: RequestTable, waiting: Request) -> np.ndarray:
-        """[m] those of rows `laxer`, in their order, that may be preempted for `waiting`."""
+    def preemptible(self, lower_priority: np.ndarray, table: RequestTable, waiting: Request) -> np.ndarray:
+        """[m] those of rows `lower_priority`, in their order, that may be preempted for `waiting`."""
 
 
 class ByArrival:
@@ -60,13 +60,13 @@ class ByArrival:
         """As `Ranking`."""
         return arrival
 
-    def is_laxer(self, ranks: np.ndarray, rank: int) -> np.ndarray:
+    def has_lower_priority(self, ranks: np.ndarray, rank: int) -> np.ndarray:
         """Nobody makes room."""
         return np.zeros(len(ranks), dtype=np.bool_)
 
-    def takeable(self, laxer: np.ndarray, table: RequestTable, waiting: Request) -> np.ndarray:
+    def preemptible(self, lower_priority: np.ndarray, table: RequestTable, waiting: Request) -> np.ndarray:
         """None are asked for."""
-        return laxer
+        return lower_priority
 
 
 class ByPriority:
@@ -78,14 +78,14 @@ class ByPriority:
         """As `Ranking`."""
         return (request.message.priority << ARRIVAL_BITS) + arrival
 
-    def is_laxer(self, ranks: np.ndarray, rank: int) -> np.ndarray:
+    def has_lower_priority(self, ranks: np.ndarray, rank: int) -> np.ndarray:
         """Classes of higher numbers make room."""
-        laxer: np.ndarray = (ranks >> ARRIVAL_BITS) > (rank >> ARRIVAL_BITS)
-        return laxer
+        lower_priority: np.ndarray = (ranks >> ARRIVAL_BITS) > (rank >> ARRIVAL_BITS)
+        return lower_priority
 
-    def takeable(self, laxer: np.ndarray, table: RequestTable, waiting: Request) -> np.ndarray:
+    def preemptible(self, lower_priority: np.ndarray, table: RequestTable, waiting: Request) -> np.ndarray:
         """All of them."""
-        return laxer
+        return lower_priority
 
 
 class ExpectedOutputs:
@@ -138,16 +138,16 @@ class ShortestFirst:
         work = len(request.token_ids) - self._kv.get_computed_blocks(request).num_tokens + num_outputs
         return min(max(1, work), AGE_TOKENS << TIE_BITS)
 
-    def is_laxer(self, ranks: np.ndarray, rank: int) -> np.ndarray:
+    def has_lower_priority(self, ranks: np.ndarray, rank: int) -> np.ndarray:
         """Those that come later by more than YIELD_MARGIN_TOKENS."""
-        laxer: np.ndarray = ranks > rank + (YIELD_MARGIN_TOKENS << TIE_BITS)
-        return laxer
+        lower_priority: np.ndarray = ranks > rank + (YIELD_MARGIN_TOKENS << TIE_BITS)
+        return lower_priority
 
-    def takeable(self, laxer: np.ndarray, table: RequestTable, waiting: Request) -> np.ndarray:
+    def preemptible(self, lower_priority: np.ndarray, table: RequestTable, waiting: Request) -> np.ndarray:
         """Those of which much more is left than `waiting` takes."""
         least = YIELD_FACTOR * self.work(waiting)
-        is_long = [self._left_of(row, table) >= least for row in laxer.tolist()]
-        return laxer[np.array(is_long, dtype=np.bool_)]
+        is_long = [self._left_of(row, table) >= least for row in lower_priority.tolist()]
+        return lower_priority[np.array(is_long, dtype=np.bool_)]
 
     def _left_of(self, row: int, table: RequestTable) -> int:
         """Tokens that are expected to be computed on a row until its request ends."""

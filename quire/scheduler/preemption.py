@@ -11,11 +11,11 @@ import numpy as np
 from quire.core.request import Request, RequestStatus
 from quire.scheduler.request_table import RequestTable
 from quire.scheduler.running import RunningRows
-from quire.scheduler.service_order import ServiceOrder
+from quire.scheduler.scheduling_policy import SchedulingPolicy
 
 
 def choose_victim(
-    running: RunningRows, table: RequestTable, order: ServiceOrder, spared: np.ndarray | None = None
+    running: RunningRows, table: RequestTable, order: SchedulingPolicy, spared: np.ndarray | None = None
 ) -> int:
     """Row of the running request of the largest rank, resumed ones included; of its class, rather none of `spared`.
 
@@ -29,7 +29,7 @@ def choose_victim(
         return last
     others = running.rows[1:]
     others = others[~np.isin(others, spared)]
-    if not len(others) or order.is_laxer(np.array([last]), table.request_on(int(others[-1]))).any():
+    if not len(others) or order.has_lower_priority(np.array([last]), table.request_on(int(others[-1]))).any():
         return last
     return int(others[-1])
 

@@ -91,7 +91,7 @@ class RequestGroup:
 
     # --- a step ---
 
-    def hold_back(self, rows: np.ndarray, num_wanted: np.ndarray) -> np.ndarray:
+    def mask_incomplete(self, rows: np.ndarray, num_wanted: np.ndarray) -> np.ndarray:
         """`num_wanted` ([num_rows] tokens, which may be written to), 0 for rows that sit out the step."""
         return num_wanted
 
@@ -103,12 +103,12 @@ class RequestGroup:
         """What became of rows since the last message; given out once."""
         return NO_ROW_UPDATES
 
-    def divert(self, sampled: Sampled) -> tuple[Sampled, Sampled | None]:
+    def split_beams(self, sampled: Sampled) -> tuple[Sampled, Sampled | None]:
         """A step's samples without those that the group takes for itself, and these; None = it takes none."""
         return sampled, None
 
-    def after_sample(self, diverted: Sampled) -> Advanced:
-        """The samples that `divert` took, once the pages that the step filled are published."""
+    def after_sample(self, split: Sampled) -> Advanced:
+        """The samples that `split_beams` took, once the pages that the step filled are published."""
         return Advanced(np.empty(0, np.int64), np.empty(0, np.int32), [])
 
 
@@ -179,10 +179,10 @@ class RequestGroups:
         """As `RequestGroup`, of all kinds."""
         return [prefix for group in self._groups for prefix in group.kept()]
 
-    def hold_back(self, rows: np.ndarray, num_wanted: np.ndarray) -> np.ndarray:
+    def mask_incomplete(self, rows: np.ndarray, num_wanted: np.ndarray) -> np.ndarray:
         """As `RequestGroup`, of all kinds."""
         for group in self._groups:
-            num_wanted = group.hold_back(rows, num_wanted)
+            num_wanted = group.mask_incomplete(rows, num_wanted)
         return num_wanted
 
     def held_back(self, rows: np.ndarray) -> np.ndarray:
@@ -198,11 +198,11 @@ class RequestGroups:
         forks = tuple(fork for updates in taken for fork in updates.forks)
         return RowUpdates(forks, tuple(chosen for updates in taken for chosen in updates.chosen))
 
-    def divert(self, sampled: Sampled) -> tuple[Sampled, list[tuple[RequestGroup, Sampled]]]:
+    def split_beams(self, sampled: Sampled) -> tuple[Sampled, list[tuple[RequestGroup, Sampled]]]:
         """A step's samples without those that groups take, and who takes which."""
         taken: list[tuple[RequestGroup, Sampled]] = []
         for group in self._groups:
-            sampled, diverted = group.divert(sampled)
-            if diverted is not None:
-                taken.append((group, diverted))
+            sampled, split = group.split_beams(sampled)
+            if split is not None:
+                taken.append((group, split))
         return sampled, taken

@@ -45,7 +45,7 @@ from quire.scheduler.preemption import choose_victim, suspend
 from quire.scheduler.request_group import Advanced, RequestGroup, RequestGroups
 from quire.scheduler.request_table import RequestTable
 from quire.scheduler.running import RunningRows, num_missing_blocks, num_wanted_tokens
-from quire.scheduler.service_order import make_service_order
+from quire.scheduler.scheduling_policy import make_scheduling_policy
 from quire.scheduler.step import Step
 from quire.scheduler.step_costs import make_step_costs
 from quire.scheduler.step_plan import StepPlan
@@ -102,7 +102,7 @@ class Scheduler:
         self._table = RequestTable(self._limits.max_num_seqs, max_model_len)
         self._running = RunningRows(self._table)
         self._drafts = Drafts(proposer, self._table, self._kv)
-        self._order = make_service_order(scheduler_config.scheduling_policy, self._table, self._kv)
+        self._order = make_scheduling_policy(scheduler_config.scheduling_policy, self._table, self._kv)
         self._requests = UnfinishedRequests(clock)
         self._outbox = Outbox(clock)
         rules = AdmissionRules(
@@ -151,7 +151,7 @@ class Scheduler:
                 continue
             self._end(request, FinishedRequest(handle, reason, error=error, error_field=error_field))
             if request.row >= 0:
-                self._vacate([request.row])
+                self._release_rows([request.row])
             else:
                 self._admission.remove(handle)
 
@@ -160,7 +160,7 @@ class Scheduler:
         self._held = frozenset(handles)
 
     def _end(self, request: Request, finished: FinishedRequest) -> None:
-        """Answer a request; its row, if it has one, is its own until `_vacate`."""
+        """Answer a request; its row, if it has one, is its own until `_release_rows`."""
         request.status = STATUS_AT_END[finished.finish_reason]
         num_tokens = len(request.token_ids) if request.row < 0 else int(self._table.num_tokens[request.row])
         is_complete = finished.finish_reason in _COMPLETE
@@ -169,7 +169,7 @@ class Scheduler:
         self._groups.on_end(request)
         self._outbox.note_finished(finished)
 
-    def _vacate(self, rows: Sequence[int]) -> None:
+    def _release_rows(self, rows: Sequence[int]) -> None:
         """Take rows and pages from running requests; the worker hears of it in the next message."""
         self._running.remove(rows)
         for row in rows:
@@ -215,21 +215,21 @@ class Scheduler:
         Nothing happens when it would not be admitted even then.
         """
         rows = self._running.rows
-        laxer = rows[self._order.is_laxer(rows, waiting)]
-        if not len(laxer) or not self._order.may_claim(waiting):
+        lower_priority = rows[self._order.has_lower_priority(rows, waiting)]
+        if not len(lower_priority) or not self._order.may_preempt_others(waiting):
             return
         candidate = self._admission.check_turn(waiting, plan)
         if isinstance(candidate, Blocked):
             return
         if self._admission.check_room(candidate, plan, beside_running=True):
-            takeable = self._order.takeable(laxer, waiting)
-            num_held = int(self._kv.num_blocks_held(self._table.num_tokens[takeable]).sum())
+            preemptible = self._order.preemptible(lower_priority, waiting)
+            num_held = int(self._kv.num_blocks_held(self._table.num_tokens[preemptible]).sum())
             num_needed = self._kv.num_blocks_held(np.array(len(waiting.token_ids)))
-            if not len(takeable) or num_held + self._kv.num_free_blocks < num_needed:
+            if not len(preemptible) or num_held + self._kv.num_free_blocks < num_needed:
                 return
-            while self._admission.check_room(candidate, plan, beside_running=True) and len(takeable):
-                self._preempt(int(takeable[-1]), plan)
-                takeable = takeable[:-1]
+            while self._admission.check_room(candidate, plan, beside_running=True) and len(preemptible):
+                self._preempt(int(preemptible[-1]), plan)
+                preemptible = preemptible[:-1]
                 candidate = self._admission.make_candidate(waiting, plan)  # it may have shared pages of the victim
         plan.urgent = waiting
 
@@ -262,7 +262,7 @@ class Scheduler:
             num_left[self._in_flight.must_wait(rows)] = 0
         is_prefill = num_left > 1
         num_wanted = num_wanted_tokens(rows, num_left, self._table, self._limits.caps, len(self._requests))
-        num_wanted = self._groups.hold_back(rows, num_wanted)
+        num_wanted = self._groups.mask_incomplete(rows, num_wanted)
         if self._held:
             num_wanted[np.isin(self._table.handle[rows], list(self._held))] = 0
         if self._costs is None and plan.urgent is None:
@@ -293,7 +293,7 @@ class Scheduler:
         plan.num_preemptions += 1
         suspend(request, self._table)
         is_swapped = self._groups.may_swap(request) and self._tiers.swapping.request_preempted(request, plan)
-        self._vacate([row])
+        self._release_rows([row])
         (self._admission.returning if is_swapped else self._order.queue).add(request)
         self._outbox.note_event(request.handle, EventKind.PREEMPTED)
 
@@ -336,7 +336,7 @@ class Scheduler:
         self._table.num_computed_tokens[rows] += num_new
         if not scheduled.is_sampling.all():
             self._note_prompts(rows)
-        sampled, diverted = self._groups.divert(sampled)
+        sampled, split = self._groups.split_beams(sampled)
         sampled, stops = take_in_turns(sampled, self._table, self._append_tokens)
         self._kv.cache_full_blocks(rows, self._table.num_computed_tokens[rows], self._table.token_ids)
         handles = self._table.handle[sampled.rows]
@@ -344,7 +344,7 @@ class Scheduler:
         self._end_stopped(stops)
         self._drafts.give_back_pages(scheduled, rows)
         token_ids = sampled.token_ids
-        for group, samples in diverted:
+        for group, samples in split:
             advanced = self._advance(group, samples)
             handles = np.concatenate([handles, advanced.handles])
             token_ids = np.concatenate([token_ids, advanced.token_ids])
@@ -364,7 +364,7 @@ class Scheduler:
         for finished in advanced.finished:
             request = self._requests[finished.handle]
             self._end(request, finished)
-            self._vacate([request.row])
+            self._release_rows([request.row])
         return advanced
 
     def abandon_step(self, step: Step) -> list[int]:
@@ -387,7 +387,7 @@ class Scheduler:
         requests = [self._table.request_on(row) for row in rows]
         for request in requests:
             suspend(request, self._table)
-        self._vacate(rows)
+        self._release_rows(rows)
         for request in requests:
             self._order.queue.add(request)
             self._outbox.note_event(request.handle, EventKind.PREEMPTED)
@@ -407,7 +407,7 @@ class Scheduler:
             request = self._table.request_on(stop.row)
             self._end(request, FinishedRequest(request.handle, stop.reason, stop.stop_token_id))
         if stops:
-            self._vacate([stop.row for stop in stops])
+            self._release_rows([stop.row for stop in stops])
 
     def take_outputs(self) -> EngineCoreOutputs | None:
         """Ends and events that happened outside a step (aborts); None when there are none."""

@@ -61,7 +61,7 @@ class StepCosts:
     def __init__(self, max_slowdown: float, max_step_s: float = math.inf) -> None:
         self._max_slowdown = max_slowdown
         self._max_step_s = max_step_s
-        self._quiet_s: dict[int, deque[float]] = {}
+        self._decode_only_s: dict[int, deque[float]] = {}
         self._prompt_token_s: deque[float] = deque(maxlen=NUM_PROMPTS_KEPT)
         self._num_beside = MAX_STEPS_BESIDE  # steps beside prompts since the last quiet one
         self._most_granted = MIN_PROMPT_TOKENS // 2
@@ -102,8 +102,8 @@ class StepCosts:
             return max(num_fair, num_wanting)
         longest_s = (1 + self._max_slowdown) / 2 * fair_s
         size, size_s = num_fair, fair_s
-        for larger in sorted(one for one in self._quiet_s if num_fair < one <= num_wanting):
-            larger_s = _lower_median(self._quiet_s[larger])
+        for larger in sorted(one for one in self._decode_only_s if num_fair < one <= num_wanting):
+            larger_s = _lower_median(self._decode_only_s[larger])
             if larger_s > longest_s:
                 return size + int((larger - size) * max(0.0, longest_s - size_s) / (larger_s - size_s))
             size, size_s = larger, larger_s
@@ -138,7 +138,7 @@ class StepCosts:
         self._num_beside = 0
         if seconds is None:
             return
-        kept = self._quiet_s.setdefault(_size_class(num_decoding), deque(maxlen=NUM_QUIET_KEPT))
+        kept = self._decode_only_s.setdefault(_size_class(num_decoding), deque(maxlen=NUM_QUIET_KEPT))
         if is_first:
             kept.clear()  # contexts have grown since
         kept.append(seconds)
@@ -149,7 +149,7 @@ class StepCosts:
             return
         if seconds < quiet_s:  # decoding alone cannot take longer than this
             quiet_s = seconds
-            self._quiet_s[_size_class(num_decoding)] = deque([seconds], maxlen=NUM_QUIET_KEPT)
+            self._decode_only_s[_size_class(num_decoding)] = deque([seconds], maxlen=NUM_QUIET_KEPT)
         if num_prompt_tokens >= MIN_PROMPT_TOKENS:  # fewer say more of the clock than of their price
             self._prompt_token_s.append((seconds - quiet_s) / num_prompt_tokens)
             self._most_granted = max(num_prompt_tokens, self._most_granted // 2)
@@ -157,18 +157,18 @@ class StepCosts:
     def _estimate_quiet_s(self, num_decoding: int) -> float | None:
         """Seconds of a step of this many requests alone, rather too few than too many; None = nothing was measured."""
         size = _size_class(num_decoding)
-        kept = self._quiet_s.get(size)
+        kept = self._decode_only_s.get(size)
         if kept:
             return _lower_median(kept)
-        if not self._quiet_s:
+        if not self._decode_only_s:
             return None
-        smaller = [measured for measured in self._quiet_s if measured < size]
-        nearest = max(smaller) if smaller else min(self._quiet_s)
-        return _lower_median(self._quiet_s[nearest]) * min(1.0, size / nearest)
+        smaller = [measured for measured in self._decode_only_s if measured < size]
+        nearest = max(smaller) if smaller else min(self._decode_only_s)
+        return _lower_median(self._decode_only_s[nearest]) * min(1.0, size / nearest)
 
     def _estimate_full_s(self, num_requests: int, num_decoding: int, quiet_s: float) -> float:
         """Seconds of a step of `num_requests`, rather too few: to decode a token costs no less than a prompt's."""
-        kept = self._quiet_s.get(_size_class(num_requests))
+        kept = self._decode_only_s.get(_size_class(num_requests))
         if kept:
             return _lower_median(kept)
         return quiet_s + (num_requests - num_decoding) * max(0.0, _lower_median(self._prompt_token_s))

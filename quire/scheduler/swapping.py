@@ -20,13 +20,13 @@ from quire.kv_cache.swap_pool import NO_HOST_BLOCK, SwappedPages, SwapPool
 from quire.scheduler.kv_tier import ExternalHit, KVTier, SwapCopies
 from quire.scheduler.request_table import RequestTable
 from quire.scheduler.running import RunningRows, num_blocks_to_grow
-from quire.scheduler.service_order import WaitingRequests
+from quire.scheduler.scheduling_policy import WaitingRequests
 from quire.scheduler.step_plan import StepPlan
 from quire.scheduler.swap_costs import SwapCosts, is_swap_cheaper
 
 # Steps that running rows must be able to grow by before a request comes back beside them, and for which it is not the
 # next victim: less, and pages would travel to and fro without a token in between.
-CALM_STEPS = 16
+COOLDOWN_STEPS = 16
 
 
 class Swapping(KVTier):
@@ -96,7 +96,7 @@ class Swapping(KVTier):
     def _is_room_ample(self) -> bool:
         """Whether free pages, before the victim's, will do for the rows that run and for the first that waits."""
         num_first = int(self._kv.num_blocks_held(np.array(len(self._waiting.peek().token_ids)))) if self._waiting else 0
-        num_to_grow = num_blocks_to_grow(self._running.rows, self._table, self._kv, CALM_STEPS)
+        num_to_grow = num_blocks_to_grow(self._running.rows, self._table, self._kv, COOLDOWN_STEPS)
         return num_to_grow + num_first <= self._kv.num_free_blocks
 
     # --- back ---
@@ -129,10 +129,10 @@ class Swapping(KVTier):
         return PageCopies(host_ids[is_copied], placed[is_copied])
 
     def rows_to_spare(self) -> np.ndarray | None:
-        """Running rows that came back less than `CALM_STEPS` steps ago; None when there are none."""
+        """Running rows that came back less than `COOLDOWN_STEPS` steps ago; None when there are none."""
         if not self._returned:
             return None
-        oldest = self._num_steps - CALM_STEPS
+        oldest = self._num_steps - COOLDOWN_STEPS
         self._returned = {handle: step for handle, step in self._returned.items() if step > oldest}
         rows = self._running.rows
         return rows[np.isin(self._table.handle[rows], list(self._returned))]

@@ -20,7 +20,7 @@ NUM_BINS = 5600
 PERCENTILES = (50, 90, 95, 99)
 
 
-class GapCounts:
+class ItlHistogram:
     """How many gaps there were of each length."""
 
     def __init__(self) -> None:
@@ -41,7 +41,7 @@ class GapCounts:
         self._longest = max(self._longest, float(gaps_s.max()))
         self._sum += float(gaps_s.sum())
 
-    def merge(self, other: GapCounts) -> None:
+    def merge(self, other: ItlHistogram) -> None:
         """Add another's."""
         self._counts += other._counts
         self._longest = max(self._longest, other._longest)
@@ -78,7 +78,7 @@ class Results:
         self.num_tokens = np.zeros(capacity, dtype=np.int64)
         self.num_prompt_tokens = np.zeros(capacity, dtype=np.int64)
         self.refusals: dict[int, str] = {}
-        self.gaps = GapCounts()
+        self.gaps = ItlHistogram()
         self.num_steps = 0
         self.num_step_tokens = 0
         self.num_preemptions = 0

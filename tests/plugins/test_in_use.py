@@ -94,7 +94,7 @@ def test_plugins_reach_the_process_of_the_engine_core(models):
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"scheduling_policy": "unfinished"}, "'unfinished' of acme-quire 1.0 .* lacks __call__, is_laxer"),
+        ({"scheduling_policy": "unfinished"}, "'unfinished' of acme-quire 1.0 .* lacks __call__, has_lower_priority"),
         ({"scheduling_policy": "oldest"}, "not one of fcfs, priority, fair, shortest, longest, unfinished"),
         ({"attention_backend": "acme"}, "not one of auto, native_cpu, torch_reference, acme_attention"),
         ({"scheduler_cls": "acme"}, "unknown scheduler_cls 'acme'"),

@@ -175,17 +175,17 @@ class StuckExporter(SpanExporter):
     """Takes nothing until it is let go."""
 
     def __init__(self) -> None:
-        self.entered, self.let_go = threading.Event(), threading.Event()
+        self.entered, self.unpin = threading.Event(), threading.Event()
         self.num_spans = 0
 
     def export(self, spans: Any) -> SpanExportResult:
         self.entered.set()
-        assert self.let_go.wait(60)
+        assert self.unpin.wait(60)
         self.num_spans += len(spans)
         return SpanExportResult.SUCCESS
 
     def shutdown(self) -> None:
-        self.let_go.set()
+        self.unpin.set()
 
 
 def test_what_has_no_room_is_dropped_at_once_and_counted():
@@ -200,7 +200,7 @@ def test_what_has_no_room_is_dropped_at_once_and_counted():
     for _ in range(6):
         tracing.record(ended())
     assert dropped == [1, 1, 1], "4 are being sent, 4 wait"
-    exporter.let_go.set()
+    exporter.unpin.set()
     tracing.close()
     assert exporter.num_spans == 8 * 3 and dropped == [1, 1, 1]
 

@@ -64,7 +64,7 @@ class LocalAttentionManager(RowBlocks):
         super().share(row, cached_block_ids, num_pages)
         self._num_freed[row] = num_pages - len(cached_block_ids)
 
-    def free_passed(self, rows: np.ndarray, num_computed_tokens: np.ndarray) -> None:
+    def free_out_of_window(self, rows: np.ndarray, num_computed_tokens: np.ndarray) -> None:
         """Free the pages of these distinct rows that neither their newest computed query saw nor a later one does."""
         first = self.first_token_seen(num_computed_tokens - 1) // self._block_size
         num_due = first - self._num_freed[rows]

@@ -121,7 +121,7 @@ class RowBlocks(ABC):
         held = np.flatnonzero(block_ids)
         self._index.publish(self._group, [filled.nodes[i] for i in held.tolist()], block_ids[held])
 
-    def free_passed(self, rows: np.ndarray, num_computed_tokens: np.ndarray) -> None:  # noqa: B027 (most kinds free none)
+    def free_out_of_window(self, rows: np.ndarray, num_computed_tokens: np.ndarray) -> None:  # noqa: B027 (most kinds free none)
         """Free the pages of these distinct rows that no later query sees."""
 
     @abstractmethod

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from quire.core.draft_proposer import DraftProposer
 from quire.core.engine_messages import EngineCoreOutputs, EngineCoreRequest, FinishReason
-from quire.core.scheduler_output import ChosenTokens, SchedulerOutput
+from quire.core.scheduler_output import ForcedTokens, SchedulerOutput
 from quire.core.stats import SchedulerStats
 from quire.entrypoints.cli.main import main
 from quire.errors import ConfigError, ValidationError
@@ -30,7 +30,7 @@ from quire.flight_recorder.records import MAGIC, Add, Head, Schedule, Update, fr
 from quire.flight_recorder.replay import Replay, ReplayResult
 from quire.flight_recorder.restoring import restore
 from quire.flight_recorder.writer import RecordWriter
-from quire.scheduler.admission import Verdict
+from quire.scheduler.admission import GateDecision
 from quire.scheduler.beam_groups import BeamGroups
 from quire.scheduler.setup import make_scheduler as make_scheduler_from_setup
 from tests.unit.scheduler import test_properties as properties
@@ -322,7 +322,7 @@ def test_files_are_for_their_owner_and_hold_no_texts(tmp_path):
 
 
 def test_gates_outside_the_scheduler_are_replayed_by_what_they_said(tmp_path):
-    verdicts = itertools.cycle([Verdict.SKIP, Verdict.GO, Verdict.STOP, Verdict.GO])
+    verdicts = itertools.cycle([GateDecision.SKIP, GateDecision.GO, GateDecision.STOP, GateDecision.GO])
     recorded = Recorded(tmp_path, SCARCE, gates=(lambda candidate, plan: next(verdicts),))
     recorded.add(*[make_request(handle, 5) for handle in range(10)])
     recorded.run()
@@ -427,7 +427,7 @@ def beam_groups() -> BeamGroups:
 def test_the_tokens_that_beams_chose_and_the_worker_has_not_been_sent_are_part_of_a_state():
     beams = beam_groups()
     ids = np.array([1], np.int32)
-    beams._chosen.append(ChosenTokens(ids, ids, ids))
+    beams._chosen.append(ForcedTokens(ids, ids, ids))
     copy = beam_groups()
     restore(copy, snapshot.encode(snapshot.freeze(beams)))
     assert copy._chosen[0].token_ids.tolist() == [1]

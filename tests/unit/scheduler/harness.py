@@ -30,7 +30,7 @@ from quire.core.stats import EventKind, RequestEvent, SchedulerStats
 from quire.scheduler import setup
 from quire.scheduler.kv_tier import KVTier
 from quire.scheduler.scheduler import Scheduler
-from quire.scheduler.service_order import RankOrder
+from quire.scheduler.scheduling_policy import RankOrder
 from quire.scheduler.setup import SchedulerSetup
 from quire.scheduler.swapping import Swapping
 from tests.unit.scheduler.cache_groups import FULL as FULL

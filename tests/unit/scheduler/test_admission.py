@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from quire.errors import ConfigError, ValidationError
-from quire.scheduler.admission import Candidate, Verdict
+from quire.scheduler.admission import Candidate, GateDecision
 from quire.scheduler.budget import WantedTokens
 from quire.scheduler.step_plan import StepPlan
 from tests.unit.scheduler.harness import Engine, make_request, make_scheduler
@@ -186,17 +186,17 @@ class Gate:
     """Lets requests pass, skips them or stops admission, by handle."""
 
     def __init__(self) -> None:
-        self.verdicts: dict[int, Verdict] = {}
+        self.verdicts: dict[int, GateDecision] = {}
 
-    def __call__(self, candidate: Candidate, plan: StepPlan) -> Verdict:
-        return self.verdicts.get(candidate.request.handle, Verdict.GO)
+    def __call__(self, candidate: Candidate, plan: StepPlan) -> GateDecision:
+        return self.verdicts.get(candidate.request.handle, GateDecision.GO)
 
 
 def test_a_gate_can_make_one_request_wait_and_it_keeps_its_place():
     gate = Gate()
     engine = Engine(make_scheduler(gates=(gate,), max_num_seqs=2))
     engine.add(*(make_request(handle, max_tokens=1) for handle in range(4)))
-    gate.verdicts = {0: Verdict.SKIP}
+    gate.verdicts = {0: GateDecision.SKIP}
     engine.step()
     assert sorted(engine.finished) == [1, 2]
     gate.verdicts = {}
@@ -208,7 +208,7 @@ def test_a_request_that_was_passed_over_still_comes_before_later_arrivals_when_i
     gate = Gate()
     engine = Engine(make_scheduler(gates=(gate,)))
     engine.add(*(make_request(handle, 3, max_tokens=9) for handle in range(3)))
-    gate.verdicts = {1: Verdict.SKIP}
+    gate.verdicts = {1: GateDecision.SKIP}
     first = engine.step()
     gate.verdicts = {}
     engine.step()
@@ -222,7 +222,7 @@ def test_a_gate_can_stop_admission_for_the_step():
     gate = Gate()
     engine = Engine(make_scheduler(gates=(gate,)))
     engine.add(*(make_request(handle, max_tokens=1) for handle in range(3)))
-    gate.verdicts = {1: Verdict.STOP}
+    gate.verdicts = {1: GateDecision.STOP}
     engine.step()
     assert sorted(engine.finished) == [0]
     assert engine.step() is None

@@ -224,7 +224,7 @@ def test_only_a_request_within_its_tenants_share_may_claim_a_place():
         make_request(11, 6, tenant="flood"), make_request(12, 6, tenant="steady"), make_request(13, tenant="new")
     )
     order, requests = order_of(engine), engine.scheduler._requests
-    assert [order.may_claim(requests[handle]) for handle in (11, 12, 13)] == [False, True, True]
+    assert [order.may_preempt_others(requests[handle]) for handle in (11, 12, 13)] == [False, True, True]
     engine.run()
 
 

@@ -13,7 +13,7 @@ from quire.core.stats import EventKind
 from quire.errors import ConfigError
 from quire.scheduler.policy import ARRIVAL_BITS, ByArrival, ByPriority
 from quire.scheduler.request_table import RequestTable
-from quire.scheduler.service_order import make_service_order
+from quire.scheduler.scheduling_policy import make_scheduling_policy
 from tests.unit.scheduler.harness import Engine, expected_answer, make_request, make_scheduler
 
 ARRIVALS = st.integers(0, (1 << ARRIVAL_BITS) - 1)
@@ -42,19 +42,19 @@ def test_ranks_order_by_priority_and_then_by_arrival(one, other):
     ]
     assert (ranks[0] < ranks[1]) == (one < other)
     array = np.array(ranks, dtype=np.int64)  # both fit
-    assert rank.is_laxer(array, ranks[0]).tolist() == [False, other[0] > one[0]]
+    assert rank.has_lower_priority(array, ranks[0]).tolist() == [False, other[0] > one[0]]
 
 
 @given(PRIORITIES, ARRIVALS, ARRIVALS)
 def test_by_arrival_all_are_of_one_class(priority, one, other):
     rank = ByArrival()
     ranks = [rank(Request.from_message(make_request(0, priority=priority)), arrival) for arrival in (one, other)]
-    assert ranks == [one, other] and not rank.is_laxer(np.array(ranks), min(ranks)).any()
+    assert ranks == [one, other] and not rank.has_lower_priority(np.array(ranks), min(ranks)).any()
 
 
 def test_an_unknown_policy_is_refused_with_the_nearest_name():
     with pytest.raises(ConfigError, match="did you mean 'fcfs'"):
-        make_service_order("fcf", RequestTable(1, 8), make_scheduler()._kv)
+        make_scheduling_policy("fcf", RequestTable(1, 8), make_scheduler()._kv)
 
 
 def test_waiting_requests_are_served_by_priority():
@@ -130,9 +130,11 @@ def test_a_long_lax_prompt_waits_while_an_urgent_one_comes_in():
 
 
 def test_a_gate_that_holds_the_urgent_one_back_stops_nobody():
-    from quire.scheduler.admission import Verdict
+    from quire.scheduler.admission import GateDecision
 
-    engine = prioritised(max_num_seqs=1, gates=(lambda one, plan: Verdict.SKIP if one.request.handle else Verdict.GO,))
+    engine = prioritised(
+        max_num_seqs=1, gates=(lambda one, plan: GateDecision.SKIP if one.request.handle else GateDecision.GO,)
+    )
     engine.add(make_request(0, 30, max_tokens=3, priority=1))
     engine.step()
     engine.add(make_request(1, priority=0))

@@ -7,13 +7,13 @@ import pytest
 
 from quire.core.request import Request
 from quire.core.stats import EventKind
-from quire.scheduler.admission import Candidate, Verdict
+from quire.scheduler.admission import Candidate, GateDecision
 from quire.scheduler.policy import ByPriority, ExpectedOutputs
 from quire.scheduler.preemption import choose_victim
 from quire.scheduler.request_table import RequestTable
 from quire.scheduler.running import RunningRows
-from quire.scheduler.service_order import RankOrder
-from quire.scheduler.swapping import CALM_STEPS
+from quire.scheduler.scheduling_policy import RankOrder
+from quire.scheduler.swapping import COOLDOWN_STEPS
 from tests.unit.scheduler.harness import Engine, expected_answer, make_request, make_scheduler
 
 SCHEDULED, PREEMPTED = EventKind.SCHEDULED, EventKind.PREEMPTED
@@ -119,8 +119,8 @@ def test_an_urgent_arrival_takes_the_place_of_a_lax_request_and_is_not_held_up_b
 def test_a_gate_that_holds_a_swapped_request_back_does_not_hold_up_those_that_wait():
     held: set[int] = set()
 
-    def gate(candidate: Candidate, plan: object) -> Verdict:
-        return Verdict.SKIP if candidate.request.handle in held else Verdict.GO
+    def gate(candidate: Candidate, plan: object) -> GateDecision:
+        return GateDecision.SKIP if candidate.request.handle in held else GateDecision.GO
 
     engine = crowded(gates=(gate,))
     step_until_preempted(engine)
@@ -211,7 +211,7 @@ def test_a_returned_request_is_spared_for_so_many_steps():
     while not len(engine.scheduled[-1].swap_ins):
         assert engine.step() is not None
     returned = engine.scheduled[-1].new_reqs[0].row
-    for _ in range(CALM_STEPS - 1):
+    for _ in range(COOLDOWN_STEPS - 1):
         spared = engine.scheduler._tiers.swapping.rows_to_spare()
         assert spared is not None and returned in spared
         assert engine.step() is not None

@@ -11,7 +11,7 @@ import pytest
 from quire.errors import ConfigError, ValidationError
 from quire.simulator.costs import StepShape
 from quire.simulator.fleet import FleetSetup, simulate
-from quire.simulator.results import GapCounts, Slo, figures
+from quire.simulator.results import ItlHistogram, Slo, figures
 from quire.simulator.search import compare_routing, replicas_needed, sweep
 from quire.simulator.workload import Lengths, SimRequest, SyntheticLoad, read_trace, stream_tokens
 from tests.unit.scheduler.harness import make_setup
@@ -160,7 +160,7 @@ def test_a_prefix_aware_router_finds_more_in_the_caches_than_others():
 def test_gaps_in_bins_have_percentiles_within_a_percent():
     rng = np.random.default_rng(0)
     gaps = rng.lognormal(-4, 1, 20_000)
-    counts, other = GapCounts(), GapCounts()
+    counts, other = ItlHistogram(), ItlHistogram()
     counts.add(gaps[:5000])
     other.add(gaps[5000:])
     counts.merge(other)

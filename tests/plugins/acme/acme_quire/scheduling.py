@@ -25,11 +25,11 @@ class LongestFirst(Ranking):
     def __call__(self, request: Request, arrival: int) -> int:
         return (-len(request.token_ids) << 40) + arrival
 
-    def is_laxer(self, ranks: np.ndarray, rank: int) -> np.ndarray:
+    def has_lower_priority(self, ranks: np.ndarray, rank: int) -> np.ndarray:
         return np.zeros(len(ranks), dtype=np.bool_)
 
-    def takeable(self, laxer: np.ndarray, table: RequestTable, waiting: Request) -> np.ndarray:
-        return laxer
+    def preemptible(self, lower_priority: np.ndarray, table: RequestTable, waiting: Request) -> np.ndarray:
+        return lower_priority
 
 
 class Unfinished(Ranking):

@@ -1,4 +1,4 @@
-"""ServiceOrder: who is served first, who last, and who makes room for whom. What a scheduling policy is made of.
+"""SchedulingPolicy: who is served first, who last, and who makes room for whom. What a scheduling policy is made of.
 
 Made once by the scheduler, which asks it wherever order matters: the queue, the running rows, the choice of victims.
 `RankOrder` is a ranking and nothing else; `fair_order.FairOrder` changes with what tenants have got.
@@ -42,7 +42,7 @@ class WaitingRequests(Protocol):
         """How many there are."""
 
 
-class ServiceOrder(Protocol):
+class SchedulingPolicy(Protocol):
     """The order of all requests.
 
     Attributes:
@@ -75,23 +75,23 @@ class ServiceOrder(Protocol):
     def make_queue(self) -> WaitingRequests:
         """Another queue of the same order, for requests that were preempted."""
 
-    def is_laxer(self, rows: np.ndarray, waiting: Request) -> np.ndarray:
+    def has_lower_priority(self, rows: np.ndarray, waiting: Request) -> np.ndarray:
         """[num_rows] bool: who comes after `waiting`, and may have to make room for it."""
 
     def whose_prompts_wait(self, rows: np.ndarray, waiting: Request) -> np.ndarray:
         """[num_rows] bool: laxer ones whose prompts wait in a step in which `waiting` can come in."""
 
-    def is_stricter(self, one: Request, other: Request) -> bool:
+    def has_higher_priority(self, one: Request, other: Request) -> bool:
         """Whether `one` comes first, whatever was computed for `other` already."""
 
-    def may_claim(self, waiting: Request) -> bool:
+    def may_preempt_others(self, waiting: Request) -> bool:
         """Whether laxer requests make room for one that waits, or wait with their prompts in a step it comes in."""
 
     def may_outpace(self, decoding: np.ndarray, waiting: Request) -> bool:
         """Whether a request that others make room for computes its prompt at once, however that slows these rows."""
 
-    def takeable(self, laxer: np.ndarray, waiting: Request) -> np.ndarray:
-        """[n] rows among `laxer` that may be preempted for `waiting`, the last one first."""
+    def preemptible(self, lower_priority: np.ndarray, waiting: Request) -> np.ndarray:
+        """[n] rows among `lower_priority` that may be preempted for `waiting`, the last one first."""
 
     def note_started(self, request: Request, num_prompt_tokens: int) -> None:
         """A request got its first row; `num_prompt_tokens` of its prompt are to be computed."""
@@ -113,19 +113,19 @@ class RankOrder:
         self.queue = RequestQueue()
 
     def enter(self, request: Request, arrival: int) -> None:
-        """As `ServiceOrder`."""
+        """As `SchedulingPolicy`."""
         request.rank = self._ranking(request, arrival)
 
     def refresh(self, running: RunningRows) -> None:
         """Ranks never change, so the rows are in order."""
 
-    def is_laxer(self, rows: np.ndarray, waiting: Request) -> np.ndarray:
-        """As `ServiceOrder`."""
-        return self._ranking.is_laxer(self._table.rank[rows], waiting.rank)
+    def has_lower_priority(self, rows: np.ndarray, waiting: Request) -> np.ndarray:
+        """As `SchedulingPolicy`."""
+        return self._ranking.has_lower_priority(self._table.rank[rows], waiting.rank)
 
     def whose_prompts_wait(self, rows: np.ndarray, waiting: Request) -> np.ndarray:
         """All that are laxer."""
-        return self.is_laxer(rows, waiting)
+        return self.has_lower_priority(rows, waiting)
 
     def prompt_order(self, rows: np.ndarray) -> None:
         """That of the rows."""
@@ -135,24 +135,24 @@ class RankOrder:
         return 0
 
     def make_queue(self) -> RequestQueue:
-        """As `ServiceOrder`."""
+        """As `SchedulingPolicy`."""
         return RequestQueue()
 
-    def is_stricter(self, one: Request, other: Request) -> bool:
-        """As `ServiceOrder`."""
-        return bool(self._ranking.is_laxer(np.array([other.rank]), one.rank)[0])
+    def has_higher_priority(self, one: Request, other: Request) -> bool:
+        """As `SchedulingPolicy`."""
+        return bool(self._ranking.has_lower_priority(np.array([other.rank]), one.rank)[0])
 
-    def may_claim(self, waiting: Request) -> bool:
-        """As `ServiceOrder`; the class alone counts."""
+    def may_preempt_others(self, waiting: Request) -> bool:
+        """As `SchedulingPolicy`; the class alone counts."""
         return True
 
     def may_outpace(self, decoding: np.ndarray, waiting: Request) -> bool:
         """As the ranking says, where all of them are laxer."""
-        return not self._ranking.keeps_pace and bool(self.is_laxer(decoding, waiting).all())
+        return not self._ranking.keeps_pace and bool(self.has_lower_priority(decoding, waiting).all())
 
-    def takeable(self, laxer: np.ndarray, waiting: Request) -> np.ndarray:
+    def preemptible(self, lower_priority: np.ndarray, waiting: Request) -> np.ndarray:
         """As the ranking says."""
-        return self._ranking.takeable(laxer, self._table, waiting)
+        return self._ranking.preemptible(lower_priority, self._table, waiting)
 
     def note_started(self, request: Request, num_prompt_tokens: int) -> None:
         """Nothing changes."""
@@ -161,12 +161,12 @@ class RankOrder:
         """Nothing changes."""
 
     def note_ended(self, request: Request, num_output_tokens: int, *, is_complete: bool) -> None:
-        """As `ServiceOrder`."""
+        """As `SchedulingPolicy`."""
         if is_complete:
             self._expected.note_answer(request.message.sampling_params, num_output_tokens)
 
 
-def make_service_order(policy: str, table: RequestTable, kv: KVCacheManager) -> ServiceOrder:
+def make_scheduling_policy(policy: str, table: RequestTable, kv: KVCacheManager) -> SchedulingPolicy:
     """What `scheduling_policy` asks for.
 
     Raises:

@@ -14,7 +14,7 @@ from quire.kv_cache.prefix_tree import PrefixTree
 MAX_REMEMBERED = 1 << 15
 
 
-class PastPages:
+class EvictionHistory:
     """The `capacity` prefixes that were noted last."""
 
     def __init__(self, capacity: int, tree: PrefixTree) -> None:
