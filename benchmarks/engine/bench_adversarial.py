@@ -126,12 +126,12 @@ async def measure(args: argparse.Namespace) -> dict[str, Any]:
         engine.shutdown()
     p99 = {kind: [float(np.percentile(one, 99)) for one in found] for kind, found in gaps.items()}
     all_gaps = {kind: np.concatenate(found) for kind, found in gaps.items()}
-    quiet_s, attacked_s = (float(np.percentile(all_gaps[kind], 99)) for kind in (False, True))
+    stalled_s, attacked_s = (float(np.percentile(all_gaps[kind], 99)) for kind in (False, True))
     return {
         "streams": args.streams, "interval_s": args.interval_s, "rounds": args.rounds, "phase_s": args.phase_s,
         "quiet_p50_s": float(np.percentile(all_gaps[False], 50)),
         "adversarial_p50_s": float(np.percentile(all_gaps[True], 50)),
-        "quiet_p99_s": quiet_s, "adversarial_p99_s": attacked_s, "p99_ratio": attacked_s / quiet_s,
+        "quiet_p99_s": stalled_s, "adversarial_p99_s": attacked_s, "p99_ratio": attacked_s / stalled_s,
         "p99_ratio_median_of_rounds": float(np.median(np.array(p99[True]) / np.array(p99[False]))),
         "quiet_p99_by_round_s": p99[False], "adversarial_p99_by_round_s": p99[True],
         "outcomes": {f"{name}: {outcome}": count for (name, outcome), count in sorted(load.outcomes.items())},

@@ -111,14 +111,14 @@ def run_interleave(llm: LLM, rng: random.Random) -> dict[str, float]:
     llm.llm_engine.discard_requests(decoders)
     while llm.llm_engine.has_unfinished_requests():
         step(llm)
-    quiet_s = statistics.median(quiet)
+    stalled_s = statistics.median(quiet)
     figures = {
-        "quiet_step_s": quiet_s,
+        "quiet_step_s": stalled_s,
         "step_beside_s": statistics.median(during),
         "longest_step_beside_s": max(during),
         "num_steps_beside": len(during),
         "long_first_token_s": long_first_s,
-        "ratio": statistics.median(during) / quiet_s,
+        "ratio": statistics.median(during) / stalled_s,
         "load": workload.load_average(),
     }
     what = f"interleave: {NUM_DECODERS} decode while a prompt of {LONG_PROMPT} is computed"

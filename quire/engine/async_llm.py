@@ -22,7 +22,7 @@ from quire.core.stats import SchedulerStats
 from quire.core.tenancy import NOBODY, TenantShare
 from quire.engine.beam_search import request_params, search_output
 from quire.engine.core_launcher import CoreProcess
-from quire.engine.front_end import Effects, FrontEnd, Submission
+from quire.engine.front_end import FrontEnd, StepResult, Submission
 from quire.engine.mp_factory import EngineStart, begin_start
 from quire.engine.output_stream import OutputStream
 from quire.engine.parts import FrontEndParts
@@ -318,7 +318,7 @@ class AsyncLLM(EngineClient):
         self._stat_timer = None
         stat_logger.flush()
 
-    def _apply(self, effects: Effects) -> None:
+    def _apply(self, effects: StepResult) -> None:
         if effects.handles_to_abort:
             self._supervisor.abort_requests(effects.handles_to_abort)
         for request_id, failure in effects.failures.items():

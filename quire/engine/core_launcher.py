@@ -23,7 +23,7 @@ from quire.config import QuireConfig
 from quire.core.wire import CoreFailed, CoreReady, CoreSetup
 from quire.engine.core_link import CoreLink
 from quire.engine.hang_detector import HangDetector, Sample
-from quire.engine.progress import Phase, ProgressPage, Word
+from quire.engine.heartbeat import Heartbeat, HeartbeatField, Phase
 from quire.errors import ConfigError, EngineDeadError, QuireError
 from quire.logger import get_logger
 from quire.utils.children import Child, describe_exit, start_module
@@ -58,7 +58,7 @@ class CoreProcess:
         self._on_exit: Callable[[CoreProcess, str], None] | None = None
         self._exit_reason: str | None = None
         self._exit_lock = threading.Lock()
-        self._progress = ProgressPage.create(self.link.directory / "progress")
+        self._progress = Heartbeat.create(self.link.directory / "progress")
         self._setup = CoreSetup(
             config=config,
             logits_processors=list(logits_processors),
@@ -109,9 +109,9 @@ class CoreProcess:
         return self._thread.is_alive()
 
     @property
-    def quiet_s(self) -> float:
+    def stalled_s(self) -> float:
         """Seconds for which the core should have advanced and did not."""
-        return self._detector.quiet_s
+        return self._detector.stalled_s
 
     def watch_exit(self, on_exit: Callable[[CoreProcess, str], None]) -> None:
         """Call `on_exit` once, from another thread, when the child has ended without being asked to."""
@@ -245,7 +245,7 @@ class CoreProcess:
             logger.warning(
                 "the engine core (process %s) has made no progress for %.1f s; it is killed after %g s "
                 "without activity",
-                self.pid, self._detector.quiet_s, self._timeout_s,
+                self.pid, self._detector.stalled_s, self._timeout_s,
             )  # fmt: skip
         self._is_suspected = self._detector.is_suspicious
         if hang is not None and self._hang is None:
@@ -255,19 +255,19 @@ class CoreProcess:
 
     def _sample(self) -> Sample:
         words = self._progress.words
-        num_tokens, ns_per_token = int(words[Word.STEP_TOKENS]), int(words[Word.NS_PER_TOKEN])
+        num_tokens, ns_per_token = int(words[HeartbeatField.STEP_TOKENS]), int(words[HeartbeatField.NS_PER_TOKEN])
         state, cpu_s = _state_and_cpu_seconds(self.pid)
         phase = self._progress.phase
-        is_unread = self.link.num_sent > int(words[Word.NUM_RECEIVED])
+        is_unread = self.link.num_sent > int(words[HeartbeatField.NUM_RECEIVED])
         return Sample(
-            progress=(phase, int(words[Word.NUM_TICKS]), int(words[Word.NUM_RECEIVED])),
+            progress=(phase, int(words[HeartbeatField.NUM_TICKS]), int(words[HeartbeatField.NUM_RECEIVED])),
             should_advance=phase != Phase.IDLE or is_unread,
             cpu_s=cpu_s if self._config.device.device == "cpu" else None,
             is_stopped=state == "T",
             is_waiting=state in ("D", "R"),
             is_starting=phase == Phase.STARTING,
             step_s=num_tokens * ns_per_token * 1e-9,
-            longest_step_s=int(words[Word.NS_LONGEST_STEP]) * 1e-9,
+            longest_step_s=int(words[HeartbeatField.NS_LONGEST_STEP]) * 1e-9,
         )
 
 

@@ -39,7 +39,7 @@ from quire.core.wire import (
     UtilityResult,
 )
 from quire.engine.core import EngineCore
-from quire.engine.progress import Phase, ProgressPage
+from quire.engine.heartbeat import Heartbeat, Phase
 from quire.errors import EngineDeadError, MessageError, QuireError
 from quire.logger import configure_logging, get_logger
 from quire.utils.garbage import collector_paused
@@ -78,7 +78,7 @@ class EngineCoreProc:
         core: EngineCore,
         inputs: zmq.Socket[bytes],
         outputs: zmq.Socket[bytes],
-        progress: ProgressPage,
+        progress: Heartbeat,
         clock_ns: Callable[[], int] = time.monotonic_ns,
     ) -> None:
         self._core = core
@@ -179,7 +179,7 @@ def main() -> None:
         socket.setsockopt(zmq.LINGER, 0)
     inputs.setsockopt(zmq.RCVHWM, 0)
     outputs.setsockopt(zmq.SNDHWM, 0)
-    progress = ProgressPage(setup.progress_path)
+    progress = Heartbeat(setup.progress_path)
     inputs.connect(setup.input_address)
     outputs.connect(setup.output_address)
     outputs.send(HELLO)
@@ -205,7 +205,7 @@ def main() -> None:
         os._exit(1)  # at once: nothing here is worth tidying up, and the parent waits for the end
 
 
-def _build(setup: CoreSetup, progress: ProgressPage, timer: PhaseTimer) -> EngineCore:
+def _build(setup: CoreSetup, progress: Heartbeat, timer: PhaseTimer) -> EngineCore:
     envs.prefer_sleeping_threads()
     with collector_paused():
         with timer.phase("torch"):

@@ -46,7 +46,7 @@ class Submission:
 
 
 @dataclass(frozen=True, slots=True)
-class Effects:
+class StepResult:
     """What is to be done after a step.
 
     Attributes:
@@ -146,10 +146,10 @@ class FrontEnd:
         """Keep a request whose messages were sent; its id must be unused still."""
         self._outputs.add(submission.group)
 
-    def process(self, step: EngineCoreOutputs) -> Effects:
+    def process(self, step: EngineCoreOutputs) -> StepResult:
         """Take in one step."""
         processed = self._outputs.process(step)
-        return Effects(processed.outputs, processed.handles_to_abort, processed.failures)
+        return StepResult(processed.outputs, processed.handles_to_abort, processed.failures)
 
     def handles_of(self, request_ids: Iterable[str]) -> list[int]:
         """The unfinished answers of requests, as the engine core knows them; unknown ids have none."""

@@ -63,10 +63,10 @@ class HangDetector:
         self._last: Sample | None = None
         self._without_progress_s = 0.0
         self._without_work_s = 0.0
-        self._fruitless_cpu_s = 0.0
+        self._stalled_cpu_s = 0.0
 
     @property
-    def quiet_s(self) -> float:
+    def stalled_s(self) -> float:
         """Seconds for which the core should have advanced and did not."""
         return self._without_progress_s
 
@@ -80,12 +80,12 @@ class HangDetector:
         """Take a look, `elapsed_s` after the one before; why the core is stuck, None = it is not."""
         last, self._last = self._last, sample
         if last is None or not sample.should_advance or sample.progress != last.progress:
-            self._without_progress_s = self._without_work_s = self._fruitless_cpu_s = 0.0
+            self._without_progress_s = self._without_work_s = self._stalled_cpu_s = 0.0
             return None
         gap_s = min(elapsed_s, self._max_gap_s)
         self._without_progress_s += gap_s
         cpu_s = None if sample.cpu_s is None or last.cpu_s is None else sample.cpu_s - last.cpu_s
-        self._fruitless_cpu_s += cpu_s or 0.0
+        self._stalled_cpu_s += cpu_s or 0.0
         is_working = not sample.is_stopped and (sample.is_waiting or cpu_s is None or cpu_s > 0)
         self._without_work_s = 0.0 if is_working else self._without_work_s + gap_s
         return self._verdict(sample)
@@ -98,8 +98,8 @@ class HangDetector:
             return None
         slack_s = max(STEP_SLACK * sample.step_s, LONGEST_SLACK * sample.longest_step_s)
         most_cpu_s = max(timeout_s, FIRST_USE_S, slack_s)
-        if sample.step_s and self._fruitless_cpu_s >= most_cpu_s:
-            return f"its step has used {self._fruitless_cpu_s:.1f} s of CPU time, expected {sample.step_s:.2g} s"
+        if sample.step_s and self._stalled_cpu_s >= most_cpu_s:
+            return f"its step has used {self._stalled_cpu_s:.1f} s of CPU time, expected {sample.step_s:.2g} s"
         if self._without_progress_s >= max(BUSY_FACTOR * timeout_s, STEP_SLACK * sample.step_s):
             return f"no step finished for {self._without_progress_s:.1f} s"
         return None

@@ -83,7 +83,7 @@ class KVEventPublisher:
     def __init__(
         self, config: KVEventsConfig, recorder: KVEventRecorder, rank: int = 0, clock: Callable[[], float] = time.time
     ) -> None:
-        self.num_dropped = self._num_told = 0
+        self.num_dropped = self._num_reported = 0
         self._config = config
         self._recorder = recorder
         self._rank = rank
@@ -122,7 +122,7 @@ class KVEventPublisher:
 
     def take_num_dropped(self) -> int:
         """Batches that were not sent since the last call."""
-        num_dropped, self._num_told = self.num_dropped - self._num_told, self.num_dropped
+        num_dropped, self._num_reported = self.num_dropped - self._num_reported, self.num_dropped
         return num_dropped
 
     def close(self) -> None:

@@ -20,7 +20,7 @@ from quire.core.stats import SchedulerStats
 from quire.core.tenancy import NOBODY, TenantShare
 from quire.engine.front_end import FrontEnd
 from quire.engine.front_factory import resolve_config
-from quire.engine.mp_factory import build_parts_apart
+from quire.engine.mp_factory import build_multiprocess_engine
 from quire.engine.named_plugins import note_plugins
 from quire.engine.parts import EngineParts
 from quire.engine.stat_logger import StatLogger
@@ -59,7 +59,7 @@ class LLMEngine:
     def from_config(cls, config: QuireConfig, *, in_process: bool = True, **options: Any) -> LLMEngine:
         """The engine that `config` describes, its core in this process or in another; `options` as `build_parts`."""
         if not in_process:
-            return cls(build_parts_apart(config, **options))
+            return cls(build_multiprocess_engine(config, **options))
         envs.prefer_sleeping_threads()
         timer = PhaseTimer()
         with timer.phase("configuration"):  # first: what is wrong with it is found before torch is loaded

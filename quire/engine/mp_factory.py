@@ -105,7 +105,7 @@ def begin_start(
     return EngineStart(config, launch_core(config, names), names, model_dir)
 
 
-def build_parts_apart(config: QuireConfig, *, logits_processors: Sequence[str | type] = ()) -> EngineParts:
+def build_multiprocess_engine(config: QuireConfig, *, logits_processors: Sequence[str | type] = ()) -> EngineParts:
     """The parts of an engine that its caller steps, with the core in another process."""
     start = begin_start(config, logits_processors=logits_processors)
     front = start.finish()

@@ -14,7 +14,7 @@ from typing import Protocol
 from quire.core.outputs import CompletionOutput, RequestOutput
 
 
-def nothing() -> None:
+def noop() -> None:
     """Do nothing: who listens when nobody does."""
 
 
@@ -31,12 +31,12 @@ class OutputStream:
 
     __slots__ = ("_error", "_is_delta", "_on_close", "_output", "on_ready")
 
-    def __init__(self, *, is_delta: bool, on_close: Callable[[], None] = nothing) -> None:
+    def __init__(self, *, is_delta: bool, on_close: Callable[[], None] = noop) -> None:
         self._is_delta = is_delta
         self._on_close = on_close
         self._output: RequestOutput | None = None
         self._error: BaseException | None = None
-        self.on_ready: Callable[[], None] = nothing
+        self.on_ready: Callable[[], None] = noop
 
     @property
     def is_ready(self) -> bool:
@@ -74,8 +74,8 @@ class OutputStream:
 
     def close(self) -> None:
         """The reader leaves: a request that has not ended ends, nobody hears of it any more. Harmless when repeated."""
-        self.on_ready = nothing
-        on_close, self._on_close = self._on_close, nothing
+        self.on_ready = noop
+        on_close, self._on_close = self._on_close, noop
         on_close()
 
 
@@ -97,7 +97,7 @@ async def until_ready(source: Source) -> None:
     try:
         await waiting
     finally:
-        source.on_ready = nothing
+        source.on_ready = noop
 
 
 def merge_deltas(older: RequestOutput, newer: RequestOutput) -> RequestOutput:

@@ -21,7 +21,7 @@ from quire.core.engine_messages import EngineCoreOutputs, EngineCoreRequest
 from quire.core.wire import FromCore, RequestRefused, StepOutputs
 from quire.engine.core_client.async_mp import AsyncMPClient
 from quire.engine.core_launcher import CoreProcess
-from quire.engine.suspects import Suspects
+from quire.engine.fault_bisector import FaultBisector
 from quire.errors import EngineDeadError, EngineGenerateError, EngineRestartingError, QuireError
 from quire.logger import get_logger
 
@@ -101,7 +101,7 @@ class Supervisor:
         self._listener = listener
         self._max_restarts = max_restarts
         self._live: dict[int, _Live] = {}
-        self._suspects = Suspects()
+        self._bisector = FaultBisector()
         self._core = core
         self._client: AsyncMPClient | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -110,7 +110,7 @@ class Supervisor:
         self.is_paused = False
         self.num_restarts = 0
         self.num_resumed = 0
-        self._num_fruitless = 0
+        self._num_failed_restarts = 0
         self._num_steps = 0
 
     @property
@@ -124,9 +124,9 @@ class Supervisor:
         return self._client is None and self._loop is not None
 
     @property
-    def quiet_s(self) -> float:
+    def stalled_s(self) -> float:
         """Seconds for which the core should have advanced and did not."""
-        return self._core.quiet_s
+        return self._core.stalled_s
 
     def attach(self) -> None:
         """Listen on the running event loop; done once.
@@ -184,8 +184,8 @@ class Supervisor:
         answer = asyncio.ensure_future(self.call("ping"))
         try:
             while not answer.done():
-                if self.is_restarting or self.quiet_s > HEALTH_QUIET_S:
-                    raise EngineRestartingError(f"the engine core has made no progress for {self.quiet_s:.1f} s")
+                if self.is_restarting or self.stalled_s > HEALTH_QUIET_S:
+                    raise EngineRestartingError(f"the engine core has made no progress for {self.stalled_s:.1f} s")
                 num_steps = self._num_steps
                 await asyncio.wait([answer], timeout=HEALTH_POLL_S)
                 if self._num_steps != num_steps:
@@ -206,7 +206,7 @@ class Supervisor:
         self._core.close()
 
     def _send(self, live: _Live) -> None:
-        if self._client is None or not self._suspects.may_run(live.message.handle):
+        if self._client is None or not self._bisector.may_run(live.message.handle):
             return
         live.is_sent = self._try(lambda client: client.add_request(live.message))
         if live.is_sent and live.was_lost:
@@ -239,15 +239,15 @@ class Supervisor:
         for handle in {*step.handles.tolist(), *ended}:
             live = self._live.get(handle)
             if live is not None:
-                live.num_deaths = self._num_fruitless = 0
-                if not self._suspects.is_empty:
+                live.num_deaths = self._num_failed_restarts = 0
+                if not self._bisector.is_empty:
                     self._clear(handle)
         for handle in ended:
             self._live.pop(handle, None)
 
     def _clear(self, handle: int) -> None:
         """A suspect has advanced or ended; the next ones may have their turn."""
-        if self._suspects.clear(handle):
+        if self._bisector.clear(handle):
             for live in list(self._live.values()):
                 if not live.is_sent:
                     self._resend(live)
@@ -278,19 +278,19 @@ class Supervisor:
     async def _restart(self, reason: str) -> None:
         try:
             await asyncio.to_thread(self._core.close)
-            is_narrowed = self._end_those_that_cannot_go_on()
+            is_narrowed = self._fail_unrecoverable()
             while not self._is_closed:
-                self._num_fruitless += not is_narrowed
+                self._num_failed_restarts += not is_narrowed
                 is_narrowed = False
-                if self._num_fruitless > self._max_restarts:
-                    raise self._hopeless(reason)
+                if self._num_failed_restarts > self._max_restarts:
+                    raise self._restart_limit_error(reason)
                 try:
                     await self._start_another()
                     break
                 except QuireError as error:
                     logger.error("the engine core cannot be restarted: %s", error)
                     reason = error.message
-                    await asyncio.sleep(RETRY_S * 2**self._num_fruitless)
+                    await asyncio.sleep(RETRY_S * 2**self._num_failed_restarts)
         except EngineDeadError as error:
             self._give_up(error)
         finally:
@@ -305,13 +305,13 @@ class Supervisor:
             self._connect()
             self.num_restarts += 1
 
-    def _hopeless(self, reason: str) -> EngineDeadError:
+    def _restart_limit_error(self, reason: str) -> EngineDeadError:
         return EngineDeadError(
-            f"the engine core stopped {self._num_fruitless} times in a row without progress; last reason: {reason}",
+            f"the engine core stopped {self._num_failed_restarts} times in a row without progress; last reason: {reason}",
             hint="see the log above for the cause",
         )
 
-    def _end_those_that_cannot_go_on(self) -> bool:
+    def _fail_unrecoverable(self) -> bool:
         """Count the death against the requests that were with the core; end aborted ones, and the one that kills it.
 
         Returns:
@@ -327,14 +327,14 @@ class Supervisor:
         accused = {handle for handle, live in self._live.items() if live.num_deaths >= SUSPECT_DEATHS}
         if not accused:
             return False
-        culprit = self._suspects.accuse(accused)
-        if culprit is None:
+        faulty = self._bisector.report_failure(accused)
+        if faulty is None:
             return True
-        if self._live[culprit].num_deaths >= MAX_DEATHS:
-            del self._live[culprit]
-            self._suspects.clear(culprit)
+        if self._live[faulty].num_deaths >= MAX_DEATHS:
+            del self._live[faulty]
+            self._bisector.clear(faulty)
             self._listener.on_failed(
-                culprit,
+                faulty,
                 EngineGenerateError(
                     f"the engine core stopped {MAX_DEATHS} times while running this request",
                     hint="other requests are not affected",
@@ -356,7 +356,7 @@ class Supervisor:
     def _resend(self, live: _Live) -> None:
         """Send a request again, with what it has put out by now."""
         handle = live.message.handle
-        if live.is_sent or self._client is None or not self._suspects.may_run(handle):
+        if live.is_sent or self._client is None or not self._bisector.may_run(handle):
             return
         token_ids = self._listener.restart(handle)
         if token_ids is None:

@@ -29,16 +29,16 @@ NUM_QUIET_KEPT = 33
 NUM_PROMPTS_KEPT = 5
 
 
-def max_prompt_tokens(quiet_s: float, longest_s: float, prompt_token_s: float) -> float:
+def max_prompt_tokens(stalled_s: float, longest_s: float, prompt_token_s: float) -> float:
     """Prompt tokens with which a step stays under `longest_s`; not above 0 when it does not without them.
 
     Args:
-        quiet_s: seconds of the step without them.
+        stalled_s: seconds of the step without them.
         prompt_token_s: seconds that each of them adds; 0 or less = nothing that could be measured.
     """
     if prompt_token_s <= 0:
         return float("inf")
-    return PLANNED_SHARE * (longest_s - quiet_s) / prompt_token_s
+    return PLANNED_SHARE * (longest_s - stalled_s) / prompt_token_s
 
 
 def make_step_costs(max_slowdown: float | None, max_step_s: float | None) -> StepCosts | None:
@@ -78,17 +78,17 @@ class StepCosts:
         """
         if self._num_beside >= MAX_STEPS_BESIDE:
             return 0
-        quiet_s = self._estimate_quiet_s(num_decoding)
-        if quiet_s is None or not self._prompt_token_s:
+        stalled_s = self._estimate_quiet_s(num_decoding)
+        if stalled_s is None or not self._prompt_token_s:
             return MIN_PROMPT_TOKENS
         if num_fair:
-            full_s = self._estimate_quiet_s(num_fair) or quiet_s
+            full_s = self._estimate_quiet_s(num_fair) or stalled_s
         else:
-            full_s = max(quiet_s, self._estimate_full_s(num_requests, num_decoding, quiet_s))
+            full_s = max(stalled_s, self._estimate_full_s(num_requests, num_decoding, stalled_s))
         longest_s = self._max_step_s
         if self._max_slowdown < math.inf:
             longest_s = min(longest_s, self._max_slowdown * full_s)
-        allowed = max_prompt_tokens(quiet_s, longest_s, _upper_median(self._prompt_token_s))
+        allowed = max_prompt_tokens(stalled_s, longest_s, _upper_median(self._prompt_token_s))
         return max(MIN_PROMPT_TOKENS, int(min(allowed, 2 * self._most_granted)))
 
     def most_decoding(self, num_fair: int, num_wanting: int) -> int:
@@ -144,14 +144,14 @@ class StepCosts:
         kept.append(seconds)
 
     def _record_beside(self, num_decoding: int, num_prompt_tokens: int, seconds: float) -> None:
-        quiet_s = self._estimate_quiet_s(num_decoding)
-        if quiet_s is None:
+        stalled_s = self._estimate_quiet_s(num_decoding)
+        if stalled_s is None:
             return
-        if seconds < quiet_s:  # decoding alone cannot take longer than this
-            quiet_s = seconds
+        if seconds < stalled_s:  # decoding alone cannot take longer than this
+            stalled_s = seconds
             self._decode_only_s[_size_class(num_decoding)] = deque([seconds], maxlen=NUM_QUIET_KEPT)
         if num_prompt_tokens >= MIN_PROMPT_TOKENS:  # fewer say more of the clock than of their price
-            self._prompt_token_s.append((seconds - quiet_s) / num_prompt_tokens)
+            self._prompt_token_s.append((seconds - stalled_s) / num_prompt_tokens)
             self._most_granted = max(num_prompt_tokens, self._most_granted // 2)
 
     def _estimate_quiet_s(self, num_decoding: int) -> float | None:
@@ -166,12 +166,12 @@ class StepCosts:
         nearest = max(smaller) if smaller else min(self._decode_only_s)
         return _lower_median(self._decode_only_s[nearest]) * min(1.0, size / nearest)
 
-    def _estimate_full_s(self, num_requests: int, num_decoding: int, quiet_s: float) -> float:
+    def _estimate_full_s(self, num_requests: int, num_decoding: int, stalled_s: float) -> float:
         """Seconds of a step of `num_requests`, rather too few: to decode a token costs no less than a prompt's."""
         kept = self._decode_only_s.get(_size_class(num_requests))
         if kept:
             return _lower_median(kept)
-        return quiet_s + (num_requests - num_decoding) * max(0.0, _lower_median(self._prompt_token_s))
+        return stalled_s + (num_requests - num_decoding) * max(0.0, _lower_median(self._prompt_token_s))
 
 
 def _size_class(num_decoding: int) -> int:

@@ -77,10 +77,10 @@ class SwapCosts:
             return
         if num_prompt_tokens < MIN_PROMPT_TOKENS:
             return
-        quiet_s = self._quiet.estimate(len(num_tokens)) or 0.0  # with its pages, a prompt's row would decode
+        stalled_s = self._quiet.estimate(len(num_tokens)) or 0.0  # with its pages, a prompt's row would decode
         middles = scheduled.num_computed_tokens[is_prompt] + num_tokens[is_prompt] / 2
         middle = float(np.average(middles, weights=num_tokens[is_prompt]))
-        self._prompt_tokens.record(middle, max(0.0, seconds - quiet_s) / num_prompt_tokens)
+        self._prompt_tokens.record(middle, max(0.0, seconds - stalled_s) / num_prompt_tokens)
 
 
 class Measurements:

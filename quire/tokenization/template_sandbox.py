@@ -59,7 +59,7 @@ class GenerationTag(Extension):
         return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
 
-class QuietNamespace(Namespace):
+class LenientNamespace(Namespace):
     """A namespace that has a name instead of its content when it is printed: it could hold itself."""
 
     def __repr__(self) -> str:
@@ -84,7 +84,7 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
         self.globals = {
             "range": safe_range,
             "dict": lambda *args, **kwargs: self.budget.check(dict(*args, **kwargs)),
-            "namespace": QuietNamespace,
+            "namespace": LenientNamespace,
             "raise_exception": _raise_exception,
             "strftime_now": _strftime_now,
         }

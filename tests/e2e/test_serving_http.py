@@ -50,14 +50,14 @@ def test_the_request_whose_step_raises_gets_a_typed_error_and_its_neighbours_wha
 ):
     neighbours = [request(i) for i in range(7)]
     undisturbed = [answer_of(one) for one in asyncio.run(ask_all(server, neighbours))]
-    culprit = request(7, n=1, vllm_xargs={"raise_at": 5})
-    failed, *others = asyncio.run(ask_all(server, [culprit, *neighbours]))
+    faulty = request(7, n=1, vllm_xargs={"raise_at": 5})
+    failed, *others = asyncio.run(ask_all(server, [faulty, *neighbours]))
     assert [answer_of(one) for one in others] == undisturbed
     assert failed.status == 200 and failed.is_complete and failed.events[-1] == DONE
     error = json.loads(failed.events[-2])["error"]
     assert (error["type"], error["code"]) == ("InternalServerError", 500)
     assert "other requests are not affected" in error["message"] and "token 5" not in error["message"]
-    whole = asyncio.run(ask(server.port, "/v1/completions", {**culprit, "stream": False}))
+    whole = asyncio.run(ask(server.port, "/v1/completions", {**faulty, "stream": False}))
     assert whole.status == 500 and json.loads(whole.body)["error"]["type"] == "InternalServerError"
     assert server.engine.num_restarts == 0
 

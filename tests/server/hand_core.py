@@ -15,9 +15,9 @@ from quire.engine.core import EngineCore
 from quire.engine.core_link import CoreLink
 from quire.engine.core_proc import EngineCoreProc
 from quire.engine.generation_defaults import GenerationDefaults
+from quire.engine.heartbeat import Heartbeat
 from quire.engine.input_processor import InputLimits, InputProcessor
 from quire.engine.parts import FrontEndParts
-from quire.engine.progress import ProgressPage
 from quire.engine.step_recovery import StepRecovery
 from quire.models.hub import resolve_model_path
 from quire.tokenization.chat_template import load_chat_template
@@ -49,7 +49,7 @@ class HandCore:
     """
 
     pid = None
-    quiet_s = 0.0
+    stalled_s = 0.0
     is_alive = True
 
     def __init__(self, max_num_seqs: int) -> None:
@@ -58,7 +58,7 @@ class HandCore:
         self._inputs, outputs = self._context.socket(zmq.PULL), self._context.socket(zmq.PUSH)
         self._inputs.connect(self.link.input_address)
         outputs.connect(self.link.output_address)
-        page = ProgressPage.create(self.link.directory / "progress")
+        page = Heartbeat.create(self.link.directory / "progress")
         recovery = StepRecovery()
         self._scheduler = make_scheduler(
             num_blocks=NUM_BLOCKS, block_size=BLOCK_SIZE, max_model_len=MAX_MODEL_LEN, max_num_seqs=max_num_seqs,

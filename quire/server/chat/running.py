@@ -16,7 +16,7 @@ from quire.core.inputs import TokensPrompt
 from quire.core.outputs import CompletionOutput, RequestOutput
 from quire.core.request_options import DEFAULT_OPTIONS, RequestOptions
 from quire.core.sampling_params import RequestOutputKind, SamplingParams
-from quire.engine.output_stream import OutputStream, nothing, until_ready
+from quire.engine.output_stream import OutputStream, noop, until_ready
 from quire.errors import QueueTimeoutError, QuireClientError, QuireServerError
 from quire.server.chat.state import ServerState
 from quire.server.http.admission import Ticket
@@ -91,7 +91,7 @@ class Run:
         self._error: Exception | None = None
         self._num_unopened = len(work.prompts)
         self.ready: list[_Part] = []
-        self.on_ready: Callable[[], None] = nothing
+        self.on_ready: Callable[[], None] = noop
         self.is_over = False
 
     async def start(self) -> None:
@@ -184,7 +184,7 @@ class Run:
 
     def close(self) -> None:
         """End what still runs; harmless when repeated."""
-        self.is_over, self.on_ready = True, nothing
+        self.is_over, self.on_ready = True, noop
         self.ready.clear()
         if self._ticket is not None:
             self._state.admission.leave(self._ticket)

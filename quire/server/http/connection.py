@@ -15,7 +15,7 @@ from uvicorn import Config
 from uvicorn.server import ServerState
 
 from quire.config.server import LimitsConfig
-from quire.engine.output_stream import nothing
+from quire.engine.output_stream import noop
 from quire.server.http.connection_limits import LimitedConnection, max_connections
 
 STATE_KEY = "connection"
@@ -40,7 +40,7 @@ class BodyWriter:
         self._write = write
         self._is_chunked = is_chunked
         self.is_writable = is_writable
-        self.on_writable: Callable[[], None] = nothing
+        self.on_writable: Callable[[], None] = noop
 
     def write(self, data: bytes) -> None:
         """Write a piece, which is not empty."""

@@ -17,7 +17,7 @@ from quire.core.serial import MessageDecoder, MessageEncoder
 from quire.core.wire import AbortRequests, AddRequest, FromCore, RequestRefused, StepOutputs, UtilityCall, UtilityResult
 from quire.engine.core import EngineCore
 from quire.engine.core_proc import EngineCoreProc
-from quire.engine.progress import Phase, ProgressPage, Word
+from quire.engine.heartbeat import Heartbeat, HeartbeatField, Phase
 from quire.engine.step_recovery import StepRecovery
 from tests.unit.engine.test_core import ScriptedExecutor
 from tests.unit.scheduler.harness import make_scheduler
@@ -36,7 +36,7 @@ class Ends:
         self.to_core, inputs, self.from_core, outputs = sockets
         recovery = StepRecovery()
         executor: Any = ScriptedExecutor({})
-        self.page = ProgressPage.create(path / "page")
+        self.page = Heartbeat.create(path / "page")
         core = EngineCore(executor, make_scheduler(gates=(recovery.gate,)), recovery, on_step=self.page.begin_step)
         self.proc = EngineCoreProc(core, inputs, outputs, self.page)
         self._encoder = MessageEncoder()
@@ -77,8 +77,8 @@ def test_a_step_is_one_message(ends: Ends):
         assert isinstance(message, StepOutputs)
         assert message.outputs.handles.tolist() == [1, 2]
     assert [one.finish_reason for one in message.outputs.finished] == [FinishReason.LENGTH] * 2
-    assert ends.page.words[Word.NUM_TICKS] == 6
-    assert ends.page.words[Word.NUM_RECEIVED] == 2
+    assert ends.page.words[HeartbeatField.NUM_TICKS] == 6
+    assert ends.page.words[HeartbeatField.NUM_RECEIVED] == 2
 
 
 def test_a_request_that_can_never_run_is_refused(ends: Ends):

@@ -32,7 +32,7 @@ def test_a_core_that_neither_advances_nor_works_is_stuck_after_the_timeout():
 def test_an_idle_core_is_not_stuck():
     detector = HangDetector(10)
     assert looks(detector, 100, should_advance=False) == (None, 0.0)
-    assert detector.quiet_s == 0
+    assert detector.stalled_s == 0
 
 
 def test_a_core_that_advances_is_not_stuck():

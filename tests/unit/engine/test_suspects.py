@@ -6,21 +6,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quire.engine.suspects import Suspects
+from quire.engine.fault_bisector import FaultBisector
 
 
-def find(count: int, culprit: int) -> int:
+def find(count: int, faulty: int) -> int:
     """Tries until the culprit is alone; everybody else must have been cleared or still be able to run."""
-    suspects = Suspects()
-    assert suspects.accuse(range(count)) == (0 if count == 1 else None)
+    suspects = FaultBisector()
+    assert suspects.report_failure(range(count)) == (0 if count == 1 else None)
     num_tries = 0
     while True:
         group = [handle for handle in range(count) if suspects.may_run(handle)]
         num_tries += 1
         assert group and num_tries <= 2 * count
-        if culprit in group:
-            if suspects.accuse(group) is not None:
-                suspects.clear(culprit)
+        if faulty in group:
+            if suspects.report_failure(group) is not None:
+                suspects.clear(faulty)
                 break
         else:
             for handle in group:
@@ -33,19 +33,19 @@ def find(count: int, culprit: int) -> int:
 
 @given(st.integers(1, 40).flatmap(lambda count: st.tuples(st.just(count), st.integers(0, count - 1))))
 def test_the_culprit_is_found(case: tuple[int, int]):
-    count, culprit = case
-    assert find(count, culprit) <= 2 * count.bit_length() + 1
+    count, faulty = case
+    assert find(count, faulty) <= 2 * count.bit_length() + 1
 
 
 def test_everybody_may_run_while_nobody_is_accused():
-    suspects = Suspects()
+    suspects = FaultBisector()
     assert suspects.may_run(7)
     assert not suspects
 
 
 def test_others_wait_until_the_suspects_have_proved_themselves():
-    suspects = Suspects()
-    suspects.accuse([1, 2])
+    suspects = FaultBisector()
+    suspects.report_failure([1, 2])
     assert [suspects.may_run(handle) for handle in (1, 2, 3)] == [True, False, False]
     assert suspects.clear(1)
     assert [suspects.may_run(handle) for handle in (1, 2, 3)] == [False, True, False]
@@ -55,8 +55,8 @@ def test_others_wait_until_the_suspects_have_proved_themselves():
 
 @pytest.mark.parametrize("gone", [1, 2, 3, 4])
 def test_a_suspect_that_ended_is_not_waited_for(gone: int):
-    suspects = Suspects()
-    suspects.accuse([1, 2, 3, 4])
+    suspects = FaultBisector()
+    suspects.report_failure([1, 2, 3, 4])
     suspects.clear(gone)
     for handle in (1, 2, 3, 4):
         suspects.clear(handle)

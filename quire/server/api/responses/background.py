@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from quire.engine.output_stream import nothing
+from quire.engine.output_stream import noop
 from quire.logger import get_logger
 from quire.server.api.responses.event_log import EndedLogs, EventLog
 from quire.server.api.responses.form import CANCELLED, CUT_OFF, ENDED, FAILED, QUEUED, with_status
@@ -50,7 +50,7 @@ class LiveResponse:
         self.log = EventLog() if tells_events else None
         self.is_over = False
         self.is_kept = True
-        self.on_over: Callable[[], None] = nothing
+        self.on_over: Callable[[], None] = noop
         self._run = run
         self._writer = writer
         self._save = save
@@ -123,7 +123,7 @@ class LiveResponse:
         if self.log is not None:
             self.log.end()
         self.on_over()
-        self.on_over = nothing
+        self.on_over = noop
 
 
 class Claim:

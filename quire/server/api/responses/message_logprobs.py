@@ -36,7 +36,7 @@ class MessageLogprobs:
         self._reader = reader
         self._text = text
         self._messages: list[Entries] = []
-        self._num_told: dict[int, int] = {}
+        self._num_reported: dict[int, int] = {}
         self._undecided: list[tuple[int, Entries]] = []
         self._silent: Entries = []
         self._is_message = False
@@ -63,7 +63,7 @@ class MessageLogprobs:
     def new(self, number: int) -> Entries:
         """Of message `number`, what was not given before."""
         entries = self.all(number)
-        first, self._num_told[number] = self._num_told.get(number, 0), len(entries)
+        first, self._num_reported[number] = self._num_reported.get(number, 0), len(entries)
         return entries[first:]
 
     def all(self, number: int) -> Entries:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 
-class Suspects:
+class FaultBisector:
     """Nobody is a suspect at first, and everybody may run.
 
     While there are suspects, only one group of them may run; one who advanced (or ended) is cleared, and when a group
@@ -26,7 +26,7 @@ class Suspects:
         """Whether a request may run now."""
         return not self._groups or handle in self._groups[-1]
 
-    def accuse(self, handles: Iterable[int]) -> int | None:
+    def report_failure(self, handles: Iterable[int]) -> int | None:
         """What ran has failed, with these requests in it, none of which advanced.
 
         Returns:

@@ -1,4 +1,4 @@
-"""ProgressPage: what an engine core shows of itself while it runs, in memory shared with whoever watches it.
+"""Heartbeat: what an engine core shows of itself while it runs, in memory shared with whoever watches it.
 
 Written by the core's process, read by `core_launcher`. Reading it needs nothing of the core: a core that hangs is seen
 to hang.
@@ -16,7 +16,7 @@ import numpy as np
 NUM_WORDS = 8
 
 
-class Word(IntEnum):
+class HeartbeatField(IntEnum):
     """Places of the page, one int64 each."""
 
     PHASE = 0
@@ -35,7 +35,7 @@ class Phase(IntEnum):
     BUSY = 2
 
 
-class ProgressPage:
+class Heartbeat:
     """The page of one core.
 
     Args:
@@ -51,10 +51,10 @@ class ProgressPage:
         self.words = np.frombuffer(self._memory, dtype=np.int64)
 
     @staticmethod
-    def create(path: str | Path) -> ProgressPage:
+    def create(path: str | Path) -> Heartbeat:
         """A new page at `path`, all zero."""
         Path(path).write_bytes(bytes(8 * NUM_WORDS))
-        return ProgressPage(path)
+        return Heartbeat(path)
 
     def close(self) -> None:
         """Give the memory and its file back; what was last seen stays readable. Harmless when repeated."""
@@ -64,24 +64,24 @@ class ProgressPage:
     @property
     def phase(self) -> Phase:
         """What the core is doing."""
-        return Phase(int(self.words[Word.PHASE]))
+        return Phase(int(self.words[HeartbeatField.PHASE]))
 
     def enter(self, phase: Phase) -> None:
         """The core begins to do something else."""
-        self.words[Word.PHASE] = phase
+        self.words[HeartbeatField.PHASE] = phase
 
     def begin_step(self, num_tokens: int) -> None:
         """A step of so many tokens begins."""
-        self.words[Word.STEP_TOKENS] = num_tokens
-        self.words[Word.NUM_TICKS] += 1
+        self.words[HeartbeatField.STEP_TOKENS] = num_tokens
+        self.words[HeartbeatField.NUM_TICKS] += 1
 
     def end_step(self, elapsed_ns: int) -> None:
         """The step has ended; it took `elapsed_ns` nanoseconds, on the clock by which hangs are told."""
-        per_token = elapsed_ns // max(1, int(self.words[Word.STEP_TOKENS]))
-        self.words[Word.NS_PER_TOKEN] = max(per_token, int(self.words[Word.NS_PER_TOKEN]))
-        self.words[Word.NS_LONGEST_STEP] = max(elapsed_ns, int(self.words[Word.NS_LONGEST_STEP]))
-        self.words[Word.NUM_TICKS] += 1
+        per_token = elapsed_ns // max(1, int(self.words[HeartbeatField.STEP_TOKENS]))
+        self.words[HeartbeatField.NS_PER_TOKEN] = max(per_token, int(self.words[HeartbeatField.NS_PER_TOKEN]))
+        self.words[HeartbeatField.NS_LONGEST_STEP] = max(elapsed_ns, int(self.words[HeartbeatField.NS_LONGEST_STEP]))
+        self.words[HeartbeatField.NUM_TICKS] += 1
 
     def note_received(self) -> None:
         """A message was taken in."""
-        self.words[Word.NUM_RECEIVED] += 1
+        self.words[HeartbeatField.NUM_RECEIVED] += 1
