@@ -82,7 +82,7 @@ class _ParserTracker:
 
     @property
     def num_tokens(self) -> int:
-        return self._num_inside - self._parser.is_marked_inside
+        return self._num_inside - self._parser.has_redundant_start_tag
 
     def push(self, piece: bytes) -> None:
         was_inside = self._parser.is_inside

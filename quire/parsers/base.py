@@ -20,13 +20,13 @@ class AnswerParser(ABC):
         needs_special_tokens: the format is written with control tokens, which must be part of the text.
         marks: what it looks for; where a vocabulary has one as a control token, that must be part of the text, too.
         is_inside: what comes next is thinking.
-        is_marked_inside: a mark that begins the thinking came although it had begun before.
+        has_redundant_start_tag: a mark that begins the thinking came although it had begun before.
     """
 
     needs_special_tokens: ClassVar[bool] = False
     marks: ClassVar[tuple[str, ...]] = ()
     is_inside = False
-    is_marked_inside = False
+    has_redundant_start_tag = False
 
     @abstractmethod
     def push(self, text: str) -> list[Event]:
@@ -41,12 +41,12 @@ class SteppedParser(AnswerParser):
     """A parser written as one generator over a `Reader`, which depends on the text and not on how it was cut.
 
     Args:
-        holds_calls: tell a call when it is complete, and not before.
+        buffers_tool_calls: tell a call when it is complete, and not before.
     """
 
-    def __init__(self, *, holds_calls: bool = False) -> None:
+    def __init__(self, *, buffers_tool_calls: bool = False) -> None:
         self.reader = Reader()
-        self.out = Output(holds_calls=holds_calls)
+        self.out = Output(buffers_tool_calls=buffers_tool_calls)
         self._steps = self.parse()
         self._is_done = False
 
@@ -78,7 +78,7 @@ class ToolCallParser(SteppedParser):
 
     Args:
         tools: that may be called.
-        holds_calls: tell a call when it is complete, so that a broken one is content; else its arguments are told as
+        buffers_tool_calls: tell a call when it is complete, so that a broken one is content; else its arguments are told as
             they come.
 
     Attributes:
@@ -89,9 +89,9 @@ class ToolCallParser(SteppedParser):
     id_chars: ClassVar[int] = 0
     has_reasoning: ClassVar[bool] = False
 
-    def __init__(self, tools: Tools, *, holds_calls: bool = False) -> None:
+    def __init__(self, tools: Tools, *, buffers_tool_calls: bool = False) -> None:
         self.tools = tools
-        super().__init__(holds_calls=holds_calls)
+        super().__init__(buffers_tool_calls=buffers_tool_calls)
 
     @classmethod
     def syntax(cls, special: Container[str] = ()) -> CallSyntax | None:

@@ -121,7 +121,7 @@ class JsonCallParser(ToolCallParser):
             closers: what follows a call; None = nothing.
             openers: what begins the next one, where nothing follows; with neither, broken arguments go on to the end.
         """
-        if found is Found.BROKEN and not self.out.holds_calls:
+        if found is Found.BROKEN and not self.out.buffers_tool_calls:
             self.reader.drop()
             if closers is not None:
                 yield from self.reader.forward(self.out.arguments, closers)

@@ -101,7 +101,7 @@ class HarmonyParser(ToolCallParser):
             out.end()
             yield from reader.skip_spaces()
             yield from reader.skip(*ENDS)
-        elif out.holds_calls:
+        elif out.buffers_tool_calls:
             out.fail(reader.kept())
             out.content((yield from self._text(out.content)))
         else:

@@ -98,7 +98,7 @@ class MarkedCallParser(ToolCallParser):
             out.begin(name)
             is_whole = yield from self._parameters(name)
             rest = reader.kept()
-            if not is_whole and out.holds_calls:
+            if not is_whole and out.buffers_tool_calls:
                 out.fail(rest)
                 continue
             out.end()
@@ -153,7 +153,7 @@ class MarkedCallParser(ToolCallParser):
         out.arguments("{")
         while True:
             if not found:
-                if not out.holds_calls:
+                if not out.buffers_tool_calls:
                     reader.keep()
                 yield from reader.skip_spaces()
                 mark = yield from reader.skip(form.parameter, form.call_end)
@@ -165,7 +165,7 @@ class MarkedCallParser(ToolCallParser):
                 return False
             out.arguments(f"{', ' if seen else ''}{encode(found.name)}: ")
             seen.add(found.name)
-            if not out.holds_calls:
+            if not out.buffers_tool_calls:
                 reader.drop()
             ended = yield from self._value(function, found, seen)
             if ended is None:

@@ -62,13 +62,23 @@ class Output:
     """Events, neighbours of one kind merged.
 
     Args:
-        holds_calls: tell a call when it is complete, and not before.
+        buffers_tool_calls: tell a call when it is complete, and not before.
     """
 
-    __slots__ = ("_begun", "_content", "_events", "_held", "_is_open", "_pieces", "_reasoning", "_type", "holds_calls")
+    __slots__ = (
+        "_begun",
+        "_content",
+        "_events",
+        "_held",
+        "_is_open",
+        "_pieces",
+        "_reasoning",
+        "_type",
+        "buffers_tool_calls",
+    )
 
-    def __init__(self, *, holds_calls: bool = False) -> None:
-        self.holds_calls = holds_calls
+    def __init__(self, *, buffers_tool_calls: bool = False) -> None:
+        self.buffers_tool_calls = buffers_tool_calls
         self._events: list[Event] = []
         self._type: type[Content | Reasoning | CallArguments] = Content
         self._pieces: list[str] = []
@@ -99,19 +109,19 @@ class Output:
         """
         self._is_open = True
         self._begun = CallBegin(name, call_id)
-        if not self.holds_calls:
+        if not self.buffers_tool_calls:
             self._tell_begin()
 
     def arguments(self, text: str) -> None:
         """More of the call's arguments."""
-        if self.holds_calls:
+        if self.buffers_tool_calls:
             self._held.append(text)
         else:
             self._put(CallArguments, text)
 
     def end(self) -> None:
         """The call is complete; harmless without one."""
-        if self._is_open and self.holds_calls:
+        if self._is_open and self.buffers_tool_calls:
             self._tell_begin()
             self._put(CallArguments, "".join(self._held))
             self._held.clear()

@@ -101,7 +101,7 @@ REASONING_PARSERS: Mapping[str, type[ReasoningParser]] = {
     "step3p5": DeepSeekR1Parser,
     "think": TagParser,
 }
-TEMPLATE_SIGNS = (  # what a template that writes calls of a format has in it; the first that fits
+TEMPLATE_FINGERPRINTS = (  # what a template that writes calls of a format has in it; the first that fits
     (("<｜tool▁calls▁begin｜>", "```json"), "deepseek_v3"),
     (("<｜tool▁calls▁begin｜>",), "deepseek_v31"),
     (("｜DSML｜", "tool_calls>"), "deepseek_v4"),
@@ -162,7 +162,7 @@ def reasoning_parser(name: str) -> type[ReasoningParser]:
 
 def parser_of_template(source: str) -> str | None:
     """The name of the parser for calls as a chat template writes them."""
-    for signs, name in TEMPLATE_SIGNS:
+    for signs, name in TEMPLATE_FINGERPRINTS:
         if all(sign in source for sign in signs):
             return name
     return None

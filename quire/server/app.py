@@ -38,7 +38,7 @@ from quire.server.http.access import own_path
 from quire.server.http.errors import BAD_REQUEST, METHOD_NOT_ALLOWED, NOT_FOUND, ApiError
 from quire.server.http.key_watch import KeyWatch
 from quire.server.http.keys import ApiKeys, read_checked_keys
-from quire.server.http.middleware import Gate, LastResort, RequestLog
+from quire.server.http.middleware import AuthMiddleware, ErrorMiddleware, RequestLog
 from quire.server.http.origins import OriginRules
 from quire.server.openapi import ApiDescription
 
@@ -102,9 +102,13 @@ def make_app(engine: EngineClient, config: ServerConfig) -> Application:
     app.prefix = config.http.root_path
     app.state.server = state
     _add_routes(app, state, service, responses)
-    app.add_middleware(LastResort)
+    app.add_middleware(ErrorMiddleware)
     app.add_middleware(
-        Gate, tenants=state.tenants, limits=config.limits, metrics=state.metrics, origins=OriginRules(config.http)
+        AuthMiddleware,
+        tenants=state.tenants,
+        limits=config.limits,
+        metrics=state.metrics,
+        origins=OriginRules(config.http),
     )
     app.add_middleware(
         RequestLog, is_logged=not config.http.disable_access_log, tracing=state.tracing, error_forms=ERROR_FORMS,

@@ -10,7 +10,7 @@ import anthropic
 import httpx
 import pytest
 
-from quire.server.http.receipt import PHASES
+from quire.server.http.timing_breakdown import PHASES
 from tests.server.anthropic_clients import HELLO, client
 from tests.server.engines import ScriptedEngine
 from tests.server.servers import RunningServer

@@ -12,7 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from quire.core.cache_info import CacheMiss, MissReason
 from quire.metrics.buckets import decades
-from quire.server.http.receipt import PHASES
+from quire.server.http.timing_breakdown import PHASES
 from tests.server.engines import ScriptedEngine, rule, scripted_config
 from tests.server.servers import RunningServer
 from tests.server.test_protocol import CHAT, HELLO, events, post

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quire.core.stats import RequestStateStats, merged_stats
-from quire.server.http.receipt import PHASES, make_receipt
+from quire.server.http.timing_breakdown import PHASES, make_receipt
 from tests.server.engines import ScriptedEngine
 from tests.server.servers import RunningServer
 from tests.server.test_protocol import CHAT, HELLO, events, post

@@ -17,14 +17,14 @@ import pytest
 from quire.config.server import ResponsesConfig, ServerConfig
 from quire.errors import ConfigError
 from quire.server.api.responses.keeping import check_store
-from quire.server.api.responses.sqlite_shelf import SqliteShelf
+from quire.server.api.responses.sqlite_backend import SqliteBackend
 from quire.server.api.responses.store import (
     BrokenChainError,
     MemoryShelf,
     ResponseStore,
-    Shelf,
     ShelfError,
     ShelfLimits,
+    StoreBackend,
     StoredResponse,
 )
 from quire.server.checks import check_files
@@ -33,14 +33,14 @@ LIMITS = ShelfLimits(max_responses=4, max_bytes=4000, max_age_s=100)
 
 
 @pytest.fixture(params=["memory", "file"])
-def make(request, tmp_path) -> Callable[..., Shelf]:
-    def make(limits: ShelfLimits = LIMITS) -> Shelf:
-        return MemoryShelf(limits) if request.param == "memory" else SqliteShelf(str(tmp_path / "db"), limits)
+def make(request, tmp_path) -> Callable[..., StoreBackend]:
+    def make(limits: ShelfLimits = LIMITS) -> StoreBackend:
+        return MemoryShelf(limits) if request.param == "memory" else SqliteBackend(str(tmp_path / "db"), limits)
 
     return make
 
 
-def names(shelf: Shelf, tenant: str = "red", now_s: float = 0.0) -> str:
+def names(shelf: StoreBackend, tenant: str = "red", now_s: float = 0.0) -> str:
     return "".join(one for one in "abcdefgh" if shelf.get((tenant, one), now_s) is not None)
 
 
@@ -94,17 +94,17 @@ def test_what_is_too_old_is_not_found(make):
 
 def test_a_file_is_counted_again_when_it_is_opened(tmp_path):
     path = str(tmp_path / "db")
-    first = SqliteShelf(path, LIMITS)
+    first = SqliteBackend(path, LIMITS)
     for name in "abc":
         first.put(("red", name), b"x", 0.0)
     first.get(("red", "a"), 0.0)
     first.close()
-    again = SqliteShelf(path, LIMITS)
+    again = SqliteBackend(path, LIMITS)
     for name in "de":
         again.put(("red", name), b"x", 0.0)
     assert names(again) == "acde"
     again.close()
-    smaller = SqliteShelf(path, ShelfLimits(2, 4000, 0))
+    smaller = SqliteBackend(path, ShelfLimits(2, 4000, 0))
     smaller.put(("red", "f"), b"x", 0.0)
     assert len(names(smaller)) == 2
     smaller.close()
@@ -114,9 +114,9 @@ def test_what_was_put_outlives_a_kill(tmp_path):
     path = tmp_path / "db"
     code = (
         "import sys, time\n"
-        "from quire.server.api.responses.sqlite_shelf import SqliteShelf\n"
+        "from quire.server.api.responses.sqlite_backend import SqliteBackend\n"
         "from quire.server.api.responses.store import ShelfLimits\n"
-        f"shelf = SqliteShelf({str(path)!r}, ShelfLimits(1000, 1 << 20, 0))\n"
+        f"shelf = SqliteBackend({str(path)!r}, ShelfLimits(1000, 1 << 20, 0))\n"
         "for number in range(1000):\n"
         "    shelf.put(('red', str(number)), b'x' * number, 0.0)\n"
         "    print(number, flush=True)\n"
@@ -129,7 +129,7 @@ def test_what_was_put_outlives_a_kill(tmp_path):
             last = int(process.stdout.readline())
         process.send_signal(signal.SIGKILL)
         last = int((process.stdout.read().split() or [last])[-1])
-    shelf = SqliteShelf(str(path), ShelfLimits(1000, 1 << 20, 0))
+    shelf = SqliteBackend(str(path), ShelfLimits(1000, 1 << 20, 0))
     assert all(shelf.get(("red", str(number)), 0.0) == b"x" * number for number in range(last + 1))
     shelf.close()
 
@@ -140,14 +140,14 @@ def test_a_file_of_another_program_or_another_version_is_refused(tmp_path):
         db.execute("CREATE TABLE notes (text TEXT)")
     db.close()
     with pytest.raises(ConfigError, match="another program"):
-        SqliteShelf(str(other), LIMITS)
+        SqliteBackend(str(other), LIMITS)
     newer = tmp_path / "newer"
-    SqliteShelf(str(newer), LIMITS).close()
+    SqliteBackend(str(newer), LIMITS).close()
     with sqlite3.connect(newer) as db:
         db.execute("PRAGMA user_version = 99")
     db.close()
     with pytest.raises(ConfigError, match="version 99"):
-        SqliteShelf(str(newer), LIMITS)
+        SqliteBackend(str(newer), LIMITS)
 
 
 def record(name: str, previous: str | None = None) -> StoredResponse:
@@ -155,7 +155,7 @@ def record(name: str, previous: str | None = None) -> StoredResponse:
     return StoredResponse(response={"id": name, "previous_response_id": previous}, input=[item])
 
 
-def run(work: Callable[[ResponseStore], Any], shelf: Shelf) -> Any:
+def run(work: Callable[[ResponseStore], Any], shelf: StoreBackend) -> Any:
     async def main() -> Any:
         store = ResponseStore(shelf, clock=lambda: 0.0)
         try:
@@ -201,7 +201,7 @@ def test_a_record_that_was_not_made_by_us_is_not_found(make, data):
     run(work, shelf)
 
 
-def counts(shelf: SqliteShelf) -> tuple[int, int]:
+def counts(shelf: SqliteBackend) -> tuple[int, int]:
     return shelf._shares.num_responses, shelf._shares.num_bytes
 
 
@@ -212,8 +212,8 @@ def damage(path: Path) -> None:
         file.write(b"\xa5" * (path.stat().st_size - 4096))
 
 
-def filled(path: Path, num_records: int = 50) -> SqliteShelf:
-    shelf = SqliteShelf(str(path), ShelfLimits(1000, 1 << 20, 0))
+def filled(path: Path, num_records: int = 50) -> SqliteBackend:
+    shelf = SqliteBackend(str(path), ShelfLimits(1000, 1 << 20, 0))
     for number in range(num_records):
         shelf.put(("red", str(number)), b"x" * 500, 0.0)
     return shelf
@@ -237,7 +237,7 @@ def test_a_damaged_file_is_refused_by_name(tmp_path, how):
 def test_a_file_that_is_damaged_while_it_is_used_is_a_shelf_error_and_counts_stay(tmp_path):
     path = tmp_path / "db"
     filled(path).close()
-    shelf = SqliteShelf(str(path), ShelfLimits(1000, 1 << 20, 0))
+    shelf = SqliteBackend(str(path), ShelfLimits(1000, 1 << 20, 0))
     before = counts(shelf)
     shelf._db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
     damage(path)
@@ -289,21 +289,21 @@ def test_a_second_server_on_the_file_is_refused_until_the_first_has_ended_howeve
     path = str(tmp_path / "db")
     code = (
         "import sys\n"
-        "from quire.server.api.responses.sqlite_shelf import SqliteShelf\n"
+        "from quire.server.api.responses.sqlite_backend import SqliteBackend\n"
         "from quire.server.api.responses.store import ShelfLimits\n"
-        f"shelf = SqliteShelf({path!r}, ShelfLimits(1000, 1 << 20, 0))\n"
+        f"shelf = SqliteBackend({path!r}, ShelfLimits(1000, 1 << 20, 0))\n"
         "shelf.put(('red', 'a'), b'x', 0.0)\n"
         "print('open', flush=True)\n"
         "sys.stdin.read()\n"
     )
     with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as first:
         assert first.stdout is not None and first.stdout.readline() == b"open\n"
-        for refused in (lambda: SqliteShelf(path, LIMITS), lambda: check_store(ResponsesConfig(response_store=path))):
+        for refused in (lambda: SqliteBackend(path, LIMITS), lambda: check_store(ResponsesConfig(response_store=path))):
             with pytest.raises(ConfigError, match="another server uses it") as caught:
                 refused()
             assert "separate file" in (caught.value.hint or "")
         first.send_signal(signal.SIGKILL)
-    shelf = SqliteShelf(path, LIMITS)
+    shelf = SqliteBackend(path, LIMITS)
     assert names(shelf) == "a"
     shelf.close()
 

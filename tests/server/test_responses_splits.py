@@ -13,13 +13,13 @@ import pytest
 from quire.core.inputs import TokensPrompt
 from quire.core.outputs import CompletionOutput, RequestOutput
 from quire.core.sampling_params import SamplingParams
-from quire.server.api.responses.form import ResponseForm
+from quire.server.api.responses.envelope import ResponseEnvelope
 from quire.server.api.responses.protocol import ResponsesRequest
 from quire.server.api.responses.writer import ResponseWriter
 from quire.server.chat.counts import AnswerCounts
 from quire.server.chat.protocol.chat import ChatRequest
 from quire.server.chat.protocol.warnings import Warnings
-from quire.server.chat.running import Work
+from quire.server.chat.running import GenerationJob
 from quire.tokenization.incremental import IncrementalDetokenizer
 from tests.server.engines import WritingEngine
 from tests.server.servers import RunningServer
@@ -51,13 +51,15 @@ class Answer:
     def writer(self) -> ResponseWriter:
         chat = ChatRequest(messages=[{"role": "user", "content": "x"}], tools=TOOLS if self._has_tools else None)
         params = SamplingParams(max_tokens=500, logprobs=1)
-        work = Work(
+        work = GenerationJob(
             public_id="resp_1",
             tenant=self._state.tenants.anonymous,
             prompts=[TokensPrompt(tuple(PROMPT))],
             params=params,
         )
-        form = ResponseForm(ResponsesRequest(input="x"), params, "resp_1", model="leaf", is_stored=False, warnings=())
+        form = ResponseEnvelope(
+            ResponsesRequest(input="x"), params, "resp_1", model="leaf", is_stored=False, warnings=()
+        )
         plan = self._state.parsing.plan(chat, Warnings()) if self._has_tools else None
         counts = AnswerCounts(self._state, work, "leaf")
         return ResponseWriter(form, counts, plan, self._state.engine.tokenizer, self._num_logprobs)

@@ -17,7 +17,7 @@ from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 
 from quire.core.stats import RequestStateStats
 from quire.errors import ConfigError
-from quire.server.http.receipt import PHASES, make_receipt
+from quire.server.http.timing_breakdown import PHASES, make_receipt
 from quire.server.http.tracing import EndedRequest, Tracing, check_endpoint
 from tests.server.engines import ScriptedEngine
 from tests.server.servers import RunningServer

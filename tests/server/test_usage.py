@@ -12,7 +12,7 @@ from quire.config.build import build_config
 from quire.core.stats import RequestStateStats
 from quire.metrics.engine_metrics import EngineMetrics
 from quire.metrics.records import read
-from quire.server.http.receipt import make_receipt
+from quire.server.http.timing_breakdown import make_receipt
 from tests.server.engines import ScriptedEngine
 from tests.server.servers import RunningServer
 

@@ -26,7 +26,7 @@ from quire.core.outputs import CompletionOutput, RequestOutput
 from quire.core.sampling_params import SamplingParams
 from quire.models.hub import resolve_model_path
 from quire.parsers.events import Content, Reasoning
-from quire.server.chat.answer_events import CallBegun, CallPart
+from quire.server.chat.answer_events import ToolCallDelta, ToolCallStart
 from quire.server.chat.parsing import Parsing, ParsingPlan
 from quire.server.chat.protocol.chat import ChatRequest, chat_params
 from quire.server.chat.protocol.warnings import Warnings
@@ -144,9 +144,9 @@ def read(asked: Asked, answer: CompletionOutput, rng: random.Random | None = Non
                 told.content += event.text
             elif isinstance(event, Reasoning):
                 told.reasoning += event.text
-            elif isinstance(event, CallBegun):
+            elif isinstance(event, ToolCallStart):
                 told.calls.append((event.name, ""))
-            elif isinstance(event, CallPart):
+            elif isinstance(event, ToolCallDelta):
                 name, arguments = told.calls[event.index]
                 told.calls[event.index] = (name, arguments + event.text)
     told.reason, told.num_reasoning = reader.finish_reason(answer.finish_reason), reader.num_reasoning

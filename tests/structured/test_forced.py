@@ -137,7 +137,7 @@ def check_walks(maker: Any, library: str, *, is_special: bool, is_one: bool, cou
         assert answer.content == "" and answer.calls, (text, answer)
         assert len(answer.calls) == 1 or not is_one, text
         check_calls(answer.calls, TOOLS)
-        assert read(maker(Tools(OFFERED), holds_calls=True), list(text)) == answer, "streamed as whole"
+        assert read(maker(Tools(OFFERED), buffers_tool_calls=True), list(text)) == answer, "streamed as whole"
     assert num_ended > count // 2
 
 

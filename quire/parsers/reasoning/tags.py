@@ -38,7 +38,7 @@ class TagParser(ReasoningParser):
         yield from reader.skip_spaces()
         marker = yield from reader.skip(*self.starts.texts)
         if marker or self.is_inside:
-            self.is_marked_inside = bool(marker) and self.is_inside
+            self.has_redundant_start_tag = bool(marker) and self.is_inside
             self.is_inside = True
             reader.drop()
             out.trim()

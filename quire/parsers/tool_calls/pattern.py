@@ -84,9 +84,9 @@ class PatternFormat:
         begin, end = self.begin.texts[0], self.end.texts[0]
         return CallSyntax(head=begin + head, middle=middle, tail=tail + end, excludes=(end,), openers=(begin,))
 
-    def __call__(self, tools: Tools, *, holds_calls: bool = False) -> PatternParser:
+    def __call__(self, tools: Tools, *, buffers_tool_calls: bool = False) -> PatternParser:
         """A parser of this format."""
-        return PatternParser(self, tools, holds_calls=holds_calls)
+        return PatternParser(self, tools, buffers_tool_calls=buffers_tool_calls)
 
 
 class PatternParser(ToolCallParser):
@@ -94,9 +94,9 @@ class PatternParser(ToolCallParser):
 
     needs_special_tokens = True
 
-    def __init__(self, form: PatternFormat, tools: Tools, *, holds_calls: bool = False) -> None:
+    def __init__(self, form: PatternFormat, tools: Tools, *, buffers_tool_calls: bool = False) -> None:
         self._form = form
-        super().__init__(tools, holds_calls=holds_calls)
+        super().__init__(tools, buffers_tool_calls=buffers_tool_calls)
 
     def parse(self) -> Steps[None]:
         """As `SteppedParser.parse`."""

@@ -11,13 +11,13 @@ import msgspec
 from quire.core.outputs import PromptProgress
 from quire.server.chat.counts import AnswerCounts, Usage
 from quire.server.chat.protocol.generation import GenerationFields
-from quire.server.chat.running import Work
+from quire.server.chat.running import GenerationJob
 from quire.server.chat.state import ServerState
 
 encode = msgspec.json.Encoder().encode
 
 
-class AnswerForm(AnswerCounts):
+class AnswerEnvelope(AnswerCounts):
     """The parts of a response that completions and chats share: head, usage, where the time went.
 
     Args:
@@ -33,7 +33,7 @@ class AnswerForm(AnswerCounts):
         self,
         state: ServerState,
         request: GenerationFields,
-        work: Work,
+        work: GenerationJob,
         *,
         model: str,
         warnings: Sequence[str],

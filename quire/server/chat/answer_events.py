@@ -10,8 +10,8 @@ from quire.parsers.events import Content, Reasoning
 
 
 @dataclass(frozen=True, slots=True)
-class CallBegun:
-    """The answer's call number `index` begins; the `CallPart`s of the same index are its arguments."""
+class ToolCallStart:
+    """The answer's call number `index` begins; the `ToolCallDelta`s of the same index are its arguments."""
 
     index: int
     call_id: str
@@ -19,14 +19,14 @@ class CallBegun:
 
 
 @dataclass(frozen=True, slots=True)
-class CallPart:
+class ToolCallDelta:
     """A further part of the JSON text of a call's arguments."""
 
     index: int
     text: str
 
 
-AnswerEvent = Content | Reasoning | CallBegun | CallPart
+AnswerEvent = Content | Reasoning | ToolCallStart | ToolCallDelta
 
 
 class AnswerReader(Protocol):

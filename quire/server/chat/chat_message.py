@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from quire.parsers.events import Content, Reasoning
-from quire.server.chat.answer_events import AnswerEvent, CallBegun, CallPart
+from quire.server.chat.answer_events import AnswerEvent, ToolCallDelta, ToolCallStart
 
 
 def delta_of(event: AnswerEvent) -> dict[str, Any]:
@@ -15,7 +15,7 @@ def delta_of(event: AnswerEvent) -> dict[str, Any]:
         return {"content": event.text}
     if isinstance(event, Reasoning):
         return {"reasoning": event.text}
-    if isinstance(event, CallPart):
+    if isinstance(event, ToolCallDelta):
         return {"tool_calls": [{"index": event.index, "function": {"arguments": event.text}}]}
     function = {"name": event.name, "arguments": ""}
     return {"tool_calls": [{"index": event.index, "id": event.call_id, "type": "function", "function": function}]}
@@ -27,7 +27,7 @@ def message_of(events: Sequence[AnswerEvent]) -> dict[str, Any]:
     thinking = "".join(event.text for event in events if isinstance(event, Reasoning))
     parts: dict[int, list[str]] = {}
     for event in events:
-        if isinstance(event, CallPart):
+        if isinstance(event, ToolCallDelta):
             parts.setdefault(event.index, []).append(event.text)
     calls = [
         {
@@ -35,7 +35,7 @@ def message_of(events: Sequence[AnswerEvent]) -> dict[str, Any]:
             "function": {"name": event.name, "arguments": "".join(parts.get(event.index, ()))},
         }
         for event in events
-        if isinstance(event, CallBegun)
+        if isinstance(event, ToolCallStart)
     ]  # fmt: skip
     message: dict[str, Any] = {"content": text or (None if calls or thinking else ""), "reasoning": thinking or None}
     return {**message, "tool_calls": calls} if calls else message

@@ -12,9 +12,9 @@ from typing import Any
 from quire.core.outputs import RequestOutput
 from quire.core.sampling_params import SamplingParams
 from quire.core.stats import RequestStateStats, merged_stats
-from quire.server.chat.running import Work
+from quire.server.chat.running import GenerationJob
 from quire.server.chat.state import ServerState
-from quire.server.http.receipt import Receipt, make_receipt
+from quire.server.http.timing_breakdown import TimingBreakdown, make_receipt
 
 
 @dataclass(slots=True)
@@ -47,7 +47,7 @@ class AnswerCounts:
         reports_cache: the response says what the prefix cache did.
     """
 
-    def __init__(self, state: ServerState, work: Work, model: str, *, reports_cache: bool = False) -> None:
+    def __init__(self, state: ServerState, work: GenerationJob, model: str, *, reports_cache: bool = False) -> None:
         self.work = work
         self.model = model
         self.usage = Usage(sum(len(prompt.prompt_token_ids) for prompt in work.prompts))
@@ -102,7 +102,7 @@ class AnswerCounts:
         reports = [self._cache_reports.get(index) for index in range(len(self.work.prompts))]
         return {"prefix_cache": reports[0] if len(reports) == 1 else reports}
 
-    def receipt(self, now_s: float | None = None) -> Receipt:
+    def receipt(self, now_s: float | None = None) -> TimingBreakdown:
         """Where the request's time went until `now_s`, by default now."""
         stats = merged_stats(list(self._stats.values()) or [RequestStateStats(queued_ts=self._made_s)])
         return make_receipt(

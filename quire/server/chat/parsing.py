@@ -36,7 +36,7 @@ from quire.parsers.reasoning_format import ReasoningFormat
 from quire.parsers.registry import HARMONY_REASONING, PATTERN, parser_of_template, reasoning_parser, tool_call_parser
 from quire.parsers.tool_calls.pattern import PatternFormat
 from quire.parsers.tools import Tools
-from quire.server.chat.answer_events import AnswerEvent, AnswerReader, CallBegun, CallPart, PlainAnswer
+from quire.server.chat.answer_events import AnswerEvent, AnswerReader, PlainAnswer, ToolCallDelta, ToolCallStart
 from quire.server.chat.forcing import CallWriter, grammar_for
 from quire.server.chat.protocol.chat import ChatRequest
 from quire.server.chat.protocol.response_format import structured_outputs
@@ -122,7 +122,7 @@ class Parsing:
                 logger.info("tool call parser: %s (detected from the chat template)", name)
 
     @cached_property
-    def can_end_thinking(self) -> bool:
+    def can_end_reasoning(self) -> bool:
         """True when `thinking_token_budget` of a chat can be kept, with tools or without."""
         if self._reasoning is None:
             return False
@@ -130,12 +130,12 @@ class Parsing:
             return False
         return bool(self._reasoning.end_ids)
 
-    def plan(self, request: ChatRequest, warnings: Warnings, *, holds_calls: bool = False) -> ParsingPlan | None:
+    def plan(self, request: ChatRequest, warnings: Warnings, *, buffers_tool_calls: bool = False) -> ParsingPlan | None:
         """What to read out of the answers to `request`; None = they are plain text.
 
         Args:
             warnings: gets what has no effect.
-            holds_calls: tell calls when they are complete, whatever the settings say.
+            buffers_tool_calls: tell calls when they are complete, whatever the settings say.
 
         Raises:
             ValidationError, UnsupportedError: as `tool_choice` and `grammar_for`.
@@ -153,7 +153,7 @@ class Parsing:
         assert self._tokenizer is not None, "a chat has a tokenizer"
         return ParsingPlan(
             request, self._tokenizer, reasoning, make, Tools(choice.tools), frozenset(self._special),
-            holds_calls=holds_calls or self._config.hold_tool_calls, form=form, has_one_call=choice.is_one,
+            buffers_tool_calls=buffers_tool_calls or self._config.hold_tool_calls, form=form, has_one_call=choice.is_one,
             is_calls_alone=choice.is_required,
         )  # fmt: skip
 
@@ -191,7 +191,7 @@ class ParsingPlan:
         tools: Tools,
         special_texts: frozenset[str],
         *,
-        holds_calls: bool,
+        buffers_tool_calls: bool,
         form: StructuredOutputsParams | None = None,
         has_one_call: bool = False,
         is_calls_alone: bool = False,
@@ -200,7 +200,7 @@ class ParsingPlan:
         self._reasoning = reasoning
         self._make_tools = make_tools
         self._tools = tools
-        self._holds_calls = holds_calls
+        self._buffers_tool_calls = buffers_tool_calls
         self._form = form
         self._waits_for_end = False
         self._continued: str | None = None
@@ -250,7 +250,7 @@ class ParsingPlan:
         if self._make_tools is None or (counts and reasoning is not None):
             assert reasoning is not None, "a plan reads something"
             return reasoning
-        tool_calls = self._make_tools(self._tools, holds_calls=self._holds_calls)
+        tool_calls = self._make_tools(self._tools, buffers_tool_calls=self._buffers_tool_calls)
         return tool_calls if reasoning is None else ParserChain(reasoning, tool_calls)
 
 
@@ -282,27 +282,29 @@ class ParsedAnswer:
         events = self._parser.push(text)
         if is_end:
             events = events + self._parser.finish()
-        return [told for event in events if (told := self._told(event)) is not None]
+        return [told for event in events if (told := self._to_event(event)) is not None]
 
     def finish_reason(self, reason: str | None) -> str | None:
         """As `AnswerReader.finish_reason`."""
         return "tool_calls" if reason == "stop" and self._num_calls else reason
 
-    def _told(self, event: Event) -> AnswerEvent | None:
+    def _to_event(self, event: Event) -> AnswerEvent | None:
         """What the request wants to know of `event`."""
         if isinstance(event, Content):
             return None if self._plan.is_calls_alone else event
         if isinstance(event, CallBegin):
             self._num_calls += 1
             return (
-                None if self._is_left_out else CallBegun(self._num_calls - 1, self._make_id(event.call_id), event.name)
+                None
+                if self._exceeds_limit
+                else ToolCallStart(self._num_calls - 1, self._make_id(event.call_id), event.name)
             )
         if isinstance(event, CallArguments):
-            return None if self._is_left_out else CallPart(self._num_calls - 1, event.text)
+            return None if self._exceeds_limit else ToolCallDelta(self._num_calls - 1, event.text)
         return event if self._plan.shows_reasoning else None
 
     @property
-    def _is_left_out(self) -> bool:
+    def _exceeds_limit(self) -> bool:
         """The last call is one more than the request wants."""
         return self._plan.max_calls is not None and self._num_calls > self._plan.max_calls
 

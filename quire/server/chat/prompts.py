@@ -44,7 +44,7 @@ CONTROL_WARNING = (
 
 
 @dataclass(frozen=True, slots=True)
-class Cut:
+class Truncation:
     """What of a prompt is used: its last (`side` left) or first `num_tokens` tokens; None = all, -1 = as many as leave
     room for `num_new` tokens.
     """
@@ -121,7 +121,7 @@ class PromptReader:
     async def read(
         self,
         prompt: str | list[int],
-        cut: Cut,
+        cut: Truncation,
         *,
         tenant: str,
         warnings: Warnings,
@@ -162,7 +162,7 @@ class PromptReader:
     async def read_chat(
         self,
         request: ChatFields,
-        cut: Cut,
+        cut: Truncation,
         *,
         tenant: str,
         size: int,
@@ -218,7 +218,7 @@ class PromptReader:
             turns = [{"role": "system", "content": system}]
             chats = [ChatFields(messages=[*turns, {"role": "user", "content": probe}]) for probe in PROBES]
             prompts = [
-                list(self._render(self._template(chat), chat, messages, Cut(), False).prompt_token_ids)
+                list(self._render(self._template(chat), chat, messages, Truncation(), False).prompt_token_ids)
                 for chat, messages in ((chat, chat_messages(chat, Warnings())) for chat in chats)
             ]
         return _common_prefix(prompts)
@@ -266,7 +266,7 @@ class PromptReader:
         template: ChatTemplate,
         request: ChatFields,
         messages: list[dict[str, Any]],
-        cut: Cut,
+        cut: Truncation,
         add_special_tokens: bool,
     ) -> TokensPrompt:
         assert self._control is not None, "a template needs a tokenizer"
@@ -354,7 +354,7 @@ def _common_prefix(prompts: list[list[int]]) -> list[int]:
     return prompts[0][:length]
 
 
-def cut_prompt(prompt: Any, cut: Cut, max_model_len: int) -> TokensPrompt:
+def cut_prompt(prompt: Any, cut: Truncation, max_model_len: int) -> TokensPrompt:
     """`prompt` with what `cut` leaves of it; a prompt that was cut has no text."""
     assert isinstance(prompt, TokensPrompt)
     if cut.num_tokens is None:

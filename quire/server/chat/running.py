@@ -35,7 +35,7 @@ Receive = Callable[[], Awaitable[Any]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Work:
+class GenerationJob:
     """What is asked of the engine.
 
     Attributes:
@@ -82,7 +82,7 @@ class Run:
         "ready",
     )
 
-    def __init__(self, state: ServerState, work: Work) -> None:
+    def __init__(self, state: ServerState, work: GenerationJob) -> None:
         self._state = state
         self._work = work
         self._ticket: Ticket | None = None
@@ -127,7 +127,7 @@ class Run:
         state, work = self._state, self._work
         prompt = work.prompts[index]
         engine_id = state.engine_id(work.public_id)
-        account = _Account(state, work, len(prompt.prompt_token_ids))
+        account = _RequestMetrics(state, work, len(prompt.prompt_token_ids))
         try:
             stream = await state.engine.open_stream(prompt, work.params, engine_id, work.options)
         except BaseException as error:
@@ -239,7 +239,7 @@ class _Part:
     index: int
     engine_id: str
     stream: OutputStream
-    account: _Account
+    account: _RequestMetrics
     num_places: int
 
     def note_ready(self) -> None:
@@ -248,10 +248,10 @@ class _Part:
         self.run.on_ready()
 
 
-class _Account:
+class _RequestMetrics:
     """Counts one engine request for the metrics."""
 
-    def __init__(self, state: ServerState, work: Work, num_prompt_tokens: int) -> None:
+    def __init__(self, state: ServerState, work: GenerationJob, num_prompt_tokens: int) -> None:
         self._metrics = state.metrics
         self._record_tokens = state.metrics.record_tokens
         self._admission = state.admission

@@ -22,13 +22,13 @@ from quire.core.sampling_params import RequestOutputKind, SamplingParams
 from quire.errors import ValidationError
 from quire.logger import get_logger
 from quire.server.chat.parsing import ParsingPlan
-from quire.server.chat.prompts import Cut
+from quire.server.chat.prompts import Truncation
 from quire.server.chat.protocol.chat import ChatRequest, chat_params
 from quire.server.chat.protocol.generation import GenerationFields
 from quire.server.chat.protocol.reading import RequestFields
 from quire.server.chat.protocol.warnings import Warnings
 from quire.server.chat.reading import release
-from quire.server.chat.running import Run, Work, unless_gone
+from quire.server.chat.running import GenerationJob, Run, unless_gone
 from quire.server.chat.sse import EventStream, EventWriter
 from quire.server.chat.state import ServerState, public_id
 from quire.server.http.errors import ApiError
@@ -54,7 +54,7 @@ class PreparedChat:
         model: name to report.
     """
 
-    work: Work
+    work: GenerationJob
     plan: ParsingPlan | None
     model: str
 
@@ -87,14 +87,14 @@ class ChatService:
         return body, warnings
 
     async def prepare_chat(
-        self, request: Request, body: ChatRequest, prefix: str, warnings: Warnings, *, holds_calls: bool = False
+        self, request: Request, body: ChatRequest, prefix: str, warnings: Warnings, *, buffers_tool_calls: bool = False
     ) -> PreparedChat:
         """A conversation as work for the engine; other APIs translate theirs into a `ChatRequest` first.
 
         Args:
             prefix: of the answer's id.
             warnings: gets each field that has no effect.
-            holds_calls: calls are sent when they are complete, whatever the settings say.
+            buffers_tool_calls: calls are sent when they are complete, whatever the settings say.
 
         Raises:
             ApiError, ValidationError, UnsupportedError, ChatTemplateError: it cannot be answered.
@@ -105,7 +105,9 @@ class ChatService:
         self.limit(request, params, asked)
         reader = self._state.prompts
         size = reader.size_of(body)
-        plan = await self._plan(request, body, size, lambda: parsing.plan(body, warnings, holds_calls=holds_calls))
+        plan = await self._plan(
+            request, body, size, lambda: parsing.plan(body, warnings, buffers_tool_calls=buffers_tool_calls)
+        )
         charge = self.charge(request, body, [reader.least_tokens_of(size)], params.n)
         prompt = await reader.read_chat(
             body, cut_of(body, params), tenant=scope_of(request).tenant.name, size=size,
@@ -156,7 +158,7 @@ class ChatService:
         prompts: list[TokensPrompt],
         params: SamplingParams,
         charge: Charge,
-    ) -> Work:
+    ) -> GenerationJob:
         """Work for the engine, of prompts that were read; the bytes of the body are given back."""
         release(request)
         known = scope_of(request)
@@ -167,7 +169,7 @@ class ChatService:
             priority=known.tenant.priority(_priority(request, body)), tenant=known.tenant.share,
             queue_timeout=body.queue_timeout, cache_salt=salt, add_special_tokens=False,
         )  # fmt: skip
-        work = Work(
+        work = GenerationJob(
             public_id=public_id(prefix, known.request_id, body.request_id),
             prompts=prompts,
             params=params,
@@ -189,7 +191,7 @@ class ChatService:
             return salt
         return tenant_salt(scope_of(request).tenant.name, salt)
 
-    async def respond(self, request: Request, work: Work, writer: EventWriter, *, is_stream: bool) -> Response:
+    async def respond(self, request: Request, work: GenerationJob, writer: EventWriter, *, is_stream: bool) -> Response:
         """Run `work`, and write its answers as they come or whole.
 
         Raises:
@@ -232,9 +234,9 @@ async def collect(run: Run, num_prompts: int) -> list[RequestOutput]:
     return [output for output in final if output is not None]
 
 
-def cut_of(body: GenerationFields, params: SamplingParams) -> Cut:
+def cut_of(body: GenerationFields, params: SamplingParams) -> Truncation:
     """How a prompt is to be truncated, as `body` asks."""
-    return Cut(body.truncate_prompt_tokens, body.truncation_side or "left", params.max_tokens or 1)
+    return Truncation(body.truncate_prompt_tokens, body.truncation_side or "left", params.max_tokens or 1)
 
 
 def _priority(request: Request, body: GenerationFields) -> int | None:

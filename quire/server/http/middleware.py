@@ -29,9 +29,9 @@ from quire.server.http.errors import (
     api_error_of,
 )
 from quire.server.http.origins import OriginRules
-from quire.server.http.receipt import make_receipt
 from quire.server.http.request_scope import RequestScope, begin, scope_of
 from quire.server.http.tenants import Tenants
+from quire.server.http.timing_breakdown import make_receipt
 from quire.server.http.tracing import HEADERS as TRACE_HEADERS
 from quire.server.http.tracing import EndedRequest, Tracing
 
@@ -140,7 +140,7 @@ def _ended(scope: Scope, known: RequestScope, status: int, end_s: float) -> Ende
     )  # fmt: skip
 
 
-class Gate:
+class AuthMiddleware:
     """Refuses requests with too large a head, without a valid key, or where there are none of foreign web pages; names
     the tenant of the others.
     """
@@ -192,7 +192,7 @@ class Gate:
         return None
 
 
-class LastResort:
+class ErrorMiddleware:
     """Answers what no route foresaw with a plain 500 of the catalogue, and logs it."""
 
     def __init__(self, app: ASGIApp) -> None:

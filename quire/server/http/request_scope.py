@@ -16,8 +16,8 @@ from quire.core.sampling_params import SamplingParams
 from quire.server.http.body_budget import BodyLease
 from quire.server.http.error_forms import ErrorForm
 from quire.server.http.errors import ApiError
-from quire.server.http.receipt import Receipt
 from quire.server.http.tenants import Tenant
+from quire.server.http.timing_breakdown import TimingBreakdown
 
 KEY = "request_scope"
 
@@ -47,7 +47,7 @@ class AnswerRecord(Protocol):
     def num_new_tokens(self) -> int:
         """Of all prompts, so far."""
 
-    def receipt(self, now_s: float | None = None) -> Receipt:
+    def receipt(self, now_s: float | None = None) -> TimingBreakdown:
         """Where the request's time went until `now_s` (monotonic clock), by default now."""
 
 

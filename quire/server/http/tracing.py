@@ -19,7 +19,7 @@ from urllib.parse import urlsplit
 from quire.core.sampling_params import SamplingParams
 from quire.errors import ConfigError
 from quire.logger import get_logger
-from quire.server.http.receipt import Receipt
+from quire.server.http.timing_breakdown import TimingBreakdown
 from quire.version import __version__
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ class EndedRequest:
     path: str
     status: int
     received_ns: int
-    receipt: Receipt
+    receipt: TimingBreakdown
     model: str = ""
     tenant: str = ""
     request_id: str = ""

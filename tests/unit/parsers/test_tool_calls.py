@@ -26,9 +26,9 @@ AT_ONCE = ("pythonic", "lfm2", "olmo3", "pattern")
 PATTERN = PatternFormat({"begin": "@@", "end": "@/@", "pattern": r"(?P<name>\w+) => (?P<arguments>.*)"})
 
 
-def maker(name: str, *, holds_calls: bool = False) -> Callable[[], ToolCallParser]:
+def maker(name: str, *, buffers_tool_calls: bool = False) -> Callable[[], ToolCallParser]:
     made: Any = PATTERN if name == "pattern" else TOOL_CALL_PARSERS[name.split("-named")[0]]
-    return lambda: made(TOOLS, holds_calls=holds_calls)
+    return lambda: made(TOOLS, buffers_tool_calls=buffers_tool_calls)
 
 
 def parsed(answer: Answer) -> list[Call]:
@@ -63,8 +63,8 @@ def special(name: str) -> Special:
 @pytest.mark.parametrize("name", FORMATS)
 def test_calls_are_read_as_they_were_meant(name):
     for text, calls, content in written(name):
-        for holds_calls in (False, True):
-            answer = read(maker(name, holds_calls=holds_calls)(), [text])
+        for buffers_tool_calls in (False, True):
+            answer = read(maker(name, buffers_tool_calls=buffers_tool_calls)(), [text])
             assert (parsed(answer), answer.content) == (calls, content), text
 
 
@@ -78,8 +78,8 @@ def test_what_is_special_to_a_format_is_read_as_meant(name):
 @pytest.mark.parametrize("name", FORMATS)
 def test_an_answer_without_calls_is_content(name):
     for text in PLAIN:
-        for holds_calls in (False, True):
-            answer = read(maker(name, holds_calls=holds_calls)(), [text])
+        for buffers_tool_calls in (False, True):
+            answer = read(maker(name, buffers_tool_calls=buffers_tool_calls)(), [text])
             assert answer == Answer(content=text), text
 
 
@@ -93,7 +93,7 @@ def test_a_call_of_an_unknown_function_is_content(name):
 def test_every_split_is_read_as_the_whole(name):
     texts = recorded(name, num_marks=4) + PLAIN  # with one mark or another in a text, answers are alike
     check_splits(maker(name), texts)
-    check_splits(maker(name, holds_calls=True), texts, in_two=False)
+    check_splits(maker(name, buffers_tool_calls=True), texts, in_two=False)
 
 
 @pytest.mark.parametrize("name", FORMATS)
@@ -143,7 +143,7 @@ def test_a_cut_answer_has_a_beginning_of_the_arguments_or_is_content_when_calls_
             if name in MARKED or "gemma" in name:  # a value's end that is cut is part of the value
                 arguments = re.split(r"\n|\\n|<", arguments)[0]
             assert all_arguments.startswith(arguments)
-        held = read(maker(name, holds_calls=True)(), [text[:end]])
+        held = read(maker(name, buffers_tool_calls=True)(), [text[:end]])
         assert held.calls == whole[: len(held.calls)], "a held call is whole"
         if not held.calls:
             assert held.content.strip() == text[:end].strip() or name == "openai"
@@ -156,7 +156,7 @@ def test_held_calls_are_json_whatever_the_model_writes(name):
         for _ in range(6):
             place = rng.randrange(len(text))
             damaged = text[:place] + rng.choice(("", '"', "}", "]", "\\", "\n", "x", *MARKERS)) + text[place + 1 :]
-            answer = read(maker(name, holds_calls=True)(), [damaged])
+            answer = read(maker(name, buffers_tool_calls=True)(), [damaged])
             assert all(isinstance(arguments, dict) for _, arguments in parsed(answer)), damaged
 
 
@@ -200,8 +200,8 @@ def test_random_pieces_of_the_format_lose_nothing_and_are_read_alike_in_any_cut(
     for _ in range(60):
         chosen = [rng.choice(pieces) for _ in range(rng.randint(3, 14))]
         text = "".join(chosen)
-        for holds_calls in (False, True):
-            make = maker(name, holds_calls=holds_calls)
+        for buffers_tool_calls in (False, True):
+            make = maker(name, buffers_tool_calls=buffers_tool_calls)
             whole = read(make(), [text])
             assert read(make(), chosen) == whole and read(make(), list(text)) == whole, text
             if not whole.calls and name != "openai":

@@ -63,7 +63,7 @@ def test_tokens_and_text_agree_where_the_thinking_ends(kind: type[ReasoningParse
             parser.push((PIECES[token_id] if token_id < len(PIECES) else b"</think>").decode())
             num_inside += was_inside and parser.is_inside
             assert (state.place is Place.INSIDE) == parser.is_inside
-            assert state.num_tokens == num_inside - parser.is_marked_inside
+            assert state.num_tokens == num_inside - parser.has_redundant_start_tag
 
 
 def test_a_control_token_may_be_the_mark_and_others_are_text_where_it_shows_them():

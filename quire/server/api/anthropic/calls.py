@@ -1,5 +1,5 @@
 """Calls that are whole: a client parses the arguments of a tool_use block as they come, so what is broken or cut must
-not become one. `CallHolder` owns the call that is being written.
+not become one. `ToolCallBuffer` owns the call that is being written.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import msgspec
 
 from quire.parsers.events import Content, Reasoning
-from quire.server.chat.answer_events import AnswerEvent, CallBegun, CallPart
+from quire.server.chat.answer_events import AnswerEvent, ToolCallDelta, ToolCallStart
 
 CHAT_ID, TOOL_ID = "call_", "toolu_"
 
@@ -27,22 +27,22 @@ class Call:
 MessageEvent = Content | Reasoning | Call
 
 
-class CallHolder:
+class ToolCallBuffer:
     """Makes one event of each call."""
 
     def __init__(self) -> None:
-        self._begun: CallBegun | None = None
+        self._begun: ToolCallStart | None = None
         self._parts: list[str] = []
 
     def push(self, events: Iterable[AnswerEvent], *, is_end: bool) -> list[MessageEvent]:
         """The next events of an answer; those that are decided by now. A call with broken arguments is content."""
         told: list[MessageEvent] = []
         for event in events:
-            if isinstance(event, CallPart):
+            if isinstance(event, ToolCallDelta):
                 self._parts.append(event.text)
                 continue
             told += self._ended()
-            if isinstance(event, CallBegun):
+            if isinstance(event, ToolCallStart):
                 self._begun = event
             else:
                 told.append(event)

@@ -14,7 +14,7 @@ from quire.server.api.anthropic.protocol import COUNT_FIELDS, MESSAGES_FIELDS, M
 from quire.server.api.anthropic.translation import asks_for_thinking, chat_prompt, chat_request
 from quire.server.api.anthropic.writer import MessageWriter
 from quire.server.chat.counts import AnswerCounts
-from quire.server.chat.prompts import Cut
+from quire.server.chat.prompts import Truncation
 from quire.server.chat.protocol.chat import ChatRequest
 from quire.server.chat.protocol.warnings import Warnings
 from quire.server.chat.service import JSON, ChatService, PreparedChat
@@ -42,10 +42,10 @@ class MessagesRoutes:
         """Answer a conversation."""
         body, warnings = await self._service.read(request, MESSAGES_FIELDS)
         limits = self._state.config.limits
-        can_end = self._state.parsing.can_end_thinking
-        translated = await _beside(body, lambda: chat_request(body, warnings, limits, can_end_thinking=can_end))
+        can_end = self._state.parsing.can_end_reasoning
+        translated = await _run_in_thread(body, lambda: chat_request(body, warnings, limits, can_end_reasoning=can_end))
         try:
-            chat = await self._service.prepare_chat(request, translated, ID_PREFIX, warnings, holds_calls=True)
+            chat = await self._service.prepare_chat(request, translated, ID_PREFIX, warnings, buffers_tool_calls=True)
         except ContextLengthError as error:  # in the words by which agents know that they must shorten it
             raise ValidationError(
                 f"prompt is too long: {error.size} {error.unit} > {error.limit} maximum", hint="shorten it",
@@ -61,10 +61,10 @@ class MessagesRoutes:
         state, tenant = self._state, scope_of(request).tenant
         body, warnings = await state.bodies.read_fields(request, COUNT_FIELDS)
         state.check_model(body.model)
-        chat = await _beside(body, lambda: chat_prompt(body, warnings))
+        chat = await _run_in_thread(body, lambda: chat_prompt(body, warnings))
         size = state.prompts.size_of(chat)
         charge = state.admission.begin(0, state.prompts.least_tokens_of(size), tenant)
-        prompt = await state.prompts.read_chat(chat, Cut(), tenant=tenant.name, size=size, warnings=warnings)
+        prompt = await state.prompts.read_chat(chat, Truncation(), tenant=tenant.name, size=size, warnings=warnings)
         charge.correct(len(prompt.prompt_token_ids))
         content = {
             "input_tokens": len(prompt.prompt_token_ids),
@@ -73,7 +73,7 @@ class MessagesRoutes:
         return Response(msgspec.json.encode(content), media_type=JSON)
 
 
-async def _beside(body: MessagesRequest, translate: Callable[[], ChatRequest]) -> ChatRequest:
+async def _run_in_thread(body: MessagesRequest, translate: Callable[[], ChatRequest]) -> ChatRequest:
     """What `translate` makes, in a thread when there is much of it."""
     contents = [message.get("content") for message in body.messages or ()]
     num_blocks = sum(len(content) if isinstance(content, list) else 1 for content in contents)

@@ -46,12 +46,12 @@ class JsonFormat(msgspec.Struct):
 
 
 def chat_request(
-    body: MessagesRequest, warnings: Warnings, limits: LimitsConfig, *, can_end_thinking: bool = True
+    body: MessagesRequest, warnings: Warnings, limits: LimitsConfig, *, can_end_reasoning: bool = True
 ) -> ChatRequest:
     """The chat that `body` asks for.
 
     Args:
-        can_end_thinking: the server can keep a budget of thinking; else it has no effect.
+        can_end_reasoning: the server can keep a budget of thinking; else it has no effect.
 
     Raises:
         ValidationError, UnsupportedError: something in it is malformed, missing, or cannot be done.
@@ -68,7 +68,7 @@ def chat_request(
             field="stop_sequences",
         )
     thinking = _thinking(body, warnings)
-    if thinking.get(BUDGET) is not None and not can_end_thinking:
+    if thinking.get(BUDGET) is not None and not can_end_reasoning:
         del thinking[BUDGET]
         warnings.add("thinking", NO_BUDGET)
     translated = {**_prompt(body, warnings), **_form(body, warnings), **thinking, "stop": body.stop_sequences or None}

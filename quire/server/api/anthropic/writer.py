@@ -9,7 +9,7 @@ import msgspec
 
 from quire.core.outputs import CompletionOutput, RequestOutput
 from quire.parsers.events import Content
-from quire.server.api.anthropic.calls import Call, CallHolder, MessageEvent
+from quire.server.api.anthropic.calls import Call, MessageEvent, ToolCallBuffer
 from quire.server.api.anthropic.errors import error_content
 from quire.server.api.anthropic.message import stop_reason, usage_content
 from quire.server.chat.answer_events import AnswerReader
@@ -46,7 +46,7 @@ class MessageWriter:
         self._warnings = list(warnings)
         self._request_id = request_id
         self._reader: AnswerReader | None = None
-        self._holder = CallHolder()
+        self._holder = ToolCallBuffer()
         self._open: str | None = None
         self._index = -1
         self._has_calls = False
@@ -66,7 +66,7 @@ class MessageWriter:
             parts = [event("message_start", message={**head, "usage": usage_content(self.counts.usage)}), PING]
         for answer in output.outputs:
             for told in self._read(output, answer):
-                parts += self._told(told)
+                parts += self._to_bytes(told)
             if answer.finish_reason is not None:
                 parts += self._close()
                 self._end = self._reason(answer)
@@ -118,7 +118,7 @@ class MessageWriter:
         is_at_limit = limit is None or self.counts.usage.num_completion >= limit
         return stop_reason(answer, has_calls=self._has_calls, is_at_limit=is_at_limit)
 
-    def _told(self, told: MessageEvent) -> list[bytes]:
+    def _to_bytes(self, told: MessageEvent) -> list[bytes]:
         """The events that tell `told`."""
         if isinstance(told, Call):
             parts = [*self._close(), self._begin(told)]

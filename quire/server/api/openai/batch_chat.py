@@ -11,7 +11,7 @@ from starlette.responses import Response
 from quire.core.outputs import RequestOutput
 from quire.errors import ValidationError
 from quire.server.api.openai.chat import ChatWriter
-from quire.server.chat.answer import AnswerForm
+from quire.server.chat.answer import AnswerEnvelope
 from quire.server.chat.protocol.chat import CHAT_NOT_YET, ChatRequest
 from quire.server.chat.protocol.generation import NO_EFFECT
 from quire.server.chat.protocol.reading import RequestFields
@@ -79,7 +79,7 @@ class BatchChatRoutes:
     def _whole(
         self, body: ChatRequest, chat: PreparedChat, warnings: list[str], output: RequestOutput
     ) -> dict[str, Any]:
-        form = AnswerForm(self._state, body, chat.work, model=chat.model, warnings=warnings, kind="chat.completion")
+        form = AnswerEnvelope(self._state, body, chat.work, model=chat.model, warnings=warnings, kind="chat.completion")
         writer = ChatWriter(form, body, self._state.config.api.response_role, "", chat.plan)
         answer: dict[str, Any] = msgspec.json.decode(writer.whole([output]))
         return answer

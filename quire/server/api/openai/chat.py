@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from quire.core.outputs import CompletionOutput, RequestOutput
-from quire.server.chat.answer import AnswerForm, encode
+from quire.server.chat.answer import AnswerEnvelope, encode
 from quire.server.chat.answer_events import AnswerEvent
 from quire.server.chat.chat_message import delta_of, message_of
 from quire.server.chat.counts import AnswerCounts
@@ -31,7 +31,7 @@ class ChatWriter:
 
     def __init__(
         self,
-        form: AnswerForm,
+        form: AnswerEnvelope,
         request: ChatRequest,
         role: str,
         echoed: str = "",

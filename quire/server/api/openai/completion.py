@@ -6,7 +6,7 @@ from typing import Any
 
 from quire.core.outputs import CompletionOutput, RequestOutput
 from quire.server.api.openai.protocol.completion import CompletionRequest
-from quire.server.chat.answer import AnswerForm, encode
+from quire.server.chat.answer import AnswerEnvelope, encode
 from quire.server.chat.counts import AnswerCounts
 from quire.server.chat.logprobs import Line, LogprobsFormat, prompt_logprobs
 from quire.server.chat.sse import DONE, error_event
@@ -24,7 +24,7 @@ class CompletionWriter:
         echoed: text of each prompt; None unless it is echoed.
     """
 
-    def __init__(self, form: AnswerForm, request: CompletionRequest, echoed: list[str] | None) -> None:
+    def __init__(self, form: AnswerEnvelope, request: CompletionRequest, echoed: list[str] | None) -> None:
         self.form = form
         self._request = request
         self._echoed = echoed

@@ -11,7 +11,7 @@ from starlette.responses import Response
 
 from quire.errors import EngineDeadError, ValidationError
 from quire.server.api.openai.protocol.tokenize import DETOKENIZE_FIELDS, TOKENIZE_FIELDS
-from quire.server.chat.prompts import Cut
+from quire.server.chat.prompts import Truncation
 from quire.server.chat.protocol.reading import RequestFields
 from quire.server.chat.protocol.warnings import Warnings
 from quire.server.chat.state import ServerState
@@ -46,14 +46,14 @@ class InfoRoutes:
             size = reader.size_of(body)
             charge = self._state.admission.begin(0, reader.least_tokens_of(size), tenant)
             prompt = await reader.read_chat(
-                body, Cut(), tenant=tenant.name, size=size, add_special_tokens=bool(body.add_special_tokens),
+                body, Truncation(), tenant=tenant.name, size=size, add_special_tokens=bool(body.add_special_tokens),
                 warnings=warnings,
             )  # fmt: skip
         elif body.prompt is not None:
             charge = self._state.admission.begin(0, reader.least_tokens(body.prompt), tenant)
             special = body.add_special_tokens is not False
             prompt = await reader.read(
-                body.prompt, Cut(), tenant=tenant.name, add_special_tokens=special, warnings=warnings
+                body.prompt, Truncation(), tenant=tenant.name, add_special_tokens=special, warnings=warnings
             )
         else:
             raise ValidationError("prompt is missing", hint="send prompt or messages", field="prompt")

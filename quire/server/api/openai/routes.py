@@ -16,8 +16,8 @@ from quire.server.api.openai.protocol.completion import (
     completion_params,
     completion_prompts,
 )
-from quire.server.chat.answer import AnswerForm
-from quire.server.chat.prompts import Cut
+from quire.server.chat.answer import AnswerEnvelope
+from quire.server.chat.prompts import Truncation
 from quire.server.chat.protocol.chat import CHAT_FIELDS, ChatRequest
 from quire.server.chat.protocol.warnings import Warnings
 from quire.server.chat.reading import release
@@ -53,7 +53,7 @@ class GenerationRoutes:
             warnings, "max_tokens", body.max_tokens, max(len(one.prompt_token_ids) for one in prompts)
         )
         work = self._service.work(request, body, "cmpl-", prompts, params, charge)
-        form = AnswerForm(self._state, body, work, model=model, warnings=warnings.texts, kind="text_completion")
+        form = AnswerEnvelope(self._state, body, work, model=model, warnings=warnings.texts, kind="text_completion")
         echoed = None
         if body.echo:
             has_text = self._state.engine.tokenizer is not None
@@ -69,7 +69,7 @@ class GenerationRoutes:
         body, warnings = await self._service.read(request, CHAT_FIELDS)
         chat = await self._service.prepare_chat(request, body, "chatcmpl-", warnings)
         kind = "chat.completion.chunk" if body.stream else "chat.completion"
-        form = AnswerForm(self._state, body, chat.work, model=chat.model, warnings=warnings.texts, kind=kind)
+        form = AnswerEnvelope(self._state, body, chat.work, model=chat.model, warnings=warnings.texts, kind=kind)
         writer = ChatWriter(form, body, self._state.config.api.response_role, _echoed_message(body), chat.plan)
         return await self._service.respond(request, chat.work, writer, is_stream=bool(body.stream))
 
@@ -89,7 +89,7 @@ class GenerationRoutes:
         request: Request,
         body: CompletionRequest,
         given: list[str | list[int]],
-        cut: Cut,
+        cut: Truncation,
         charge: Charge,
         warnings: Warnings,
     ) -> list[TokensPrompt]:

@@ -12,8 +12,8 @@ from typing import Any
 
 from quire.engine.output_stream import noop
 from quire.logger import get_logger
+from quire.server.api.responses.envelope import CANCELLED, CUT_OFF, ENDED, FAILED, QUEUED, with_status
 from quire.server.api.responses.event_log import EndedLogs, EventLog
-from quire.server.api.responses.form import CANCELLED, CUT_OFF, ENDED, FAILED, QUEUED, with_status
 from quire.server.api.responses.store import Key, ShelfError
 from quire.server.api.responses.writer import ResponseWriter
 from quire.server.chat.running import Run, cancelled

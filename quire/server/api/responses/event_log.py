@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 
-from quire.server.api.responses.store import Key, Shares
+from quire.server.api.responses.store import Key, TenantUsage
 from quire.server.http.keep_alive import COMMENT
 
 EVENT_BYTES = 64
@@ -71,7 +71,7 @@ class EndedLogs:
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
         self._logs: dict[str, dict[str, EventLog]] = {}  # by tenant, oldest first
-        self._shares = Shares()
+        self._shares = TenantUsage()
 
     def get(self, key: Key) -> EventLog | None:
         """The log of a response; None = it is not kept."""

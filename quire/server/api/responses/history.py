@@ -8,7 +8,7 @@ from typing import Any
 
 from quire.errors import ValidationError
 from quire.server.api.responses.background import Background
-from quire.server.api.responses.form import FAILED
+from quire.server.api.responses.envelope import FAILED
 from quire.server.api.responses.items import Item, is_object_text, read_items
 from quire.server.api.responses.protocol import ResponsesRequest
 from quire.server.api.responses.store import BrokenChainError, ResponseStore, StoredResponse

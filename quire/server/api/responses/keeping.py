@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from quire.config.server import ResponsesConfig
-from quire.server.api.responses.sqlite_shelf import SqliteShelf, check_path
+from quire.server.api.responses.sqlite_backend import SqliteBackend, check_path
 from quire.server.api.responses.store import MemoryShelf, ResponseStore, ShelfLimits
 
 MEMORY, NONE = "memory", "none"
@@ -19,7 +19,7 @@ def open_store(config: ResponsesConfig) -> ResponseStore | None:
         return None
     if config.response_store == MEMORY:
         return ResponseStore(MemoryShelf(_limits(config)))
-    return ResponseStore(SqliteShelf(config.response_store, _limits(config)))
+    return ResponseStore(SqliteBackend(config.response_store, _limits(config)))
 
 
 def check_store(config: ResponsesConfig) -> None:

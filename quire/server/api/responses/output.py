@@ -13,7 +13,7 @@ from typing import Any
 from quire.parsers.events import Content, Reasoning
 from quire.server.api.responses.items import CALLS, Item, new_id
 from quire.server.api.responses.tools import Origin, custom_input
-from quire.server.chat.answer_events import AnswerEvent, CallBegun, CallPart
+from quire.server.chat.answer_events import AnswerEvent, ToolCallDelta, ToolCallStart
 
 StreamEvent = tuple[str, dict[str, Any]]
 """(type, its fields besides `type` and `sequence_number`)."""
@@ -81,7 +81,7 @@ class OutputItems:
                 told += self._text("message", event.text)
             elif isinstance(event, Reasoning):
                 told += self._text("reasoning", event.text)
-            elif isinstance(event, CallBegun):
+            elif isinstance(event, ToolCallStart):
                 told += self._close(COMPLETED)
                 told += self._begin_call(event)
             else:
@@ -120,7 +120,7 @@ class OutputItems:
             told.append(("response.output_text.delta", delta))
         return told
 
-    def _arguments(self, event: CallPart) -> list[StreamEvent]:
+    def _arguments(self, event: ToolCallDelta) -> list[StreamEvent]:
         one = self._open
         assert one is not None and one.kind in CALLS, "parts follow the beginning of their call"
         one.parts.append(event.text)
@@ -128,7 +128,7 @@ class OutputItems:
             return []
         return [("response.function_call_arguments.delta", {**one.where, "delta": event.text})]
 
-    def _begin_call(self, event: CallBegun) -> list[StreamEvent]:
+    def _begin_call(self, event: ToolCallStart) -> list[StreamEvent]:
         origin = self._origins.get(event.name) or Origin(event.name)
         kind = CALLS[origin.is_custom]
         one = self._open = _Open(kind, len(self.items), new_id(kind), event.call_id, origin)

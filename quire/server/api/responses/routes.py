@@ -18,8 +18,8 @@ from starlette.types import Message, Receive, Scope, Send
 from quire.errors import ValidationError
 from quire.logger import get_logger
 from quire.server.api.responses.background import Background, Claim, LiveResponse
+from quire.server.api.responses.envelope import CUT_OFF, ENDED, FAILED, NOT_KEPT, ResponseEnvelope, with_status
 from quire.server.api.responses.event_log import EventLog
-from quire.server.api.responses.form import CUT_OFF, ENDED, FAILED, NOT_KEPT, ResponseForm, with_status
 from quire.server.api.responses.history import Turn, items_page, read_turn
 from quire.server.api.responses.keeping import open_store
 from quire.server.api.responses.protocol import (
@@ -33,7 +33,7 @@ from quire.server.api.responses.tools import origins_of
 from quire.server.api.responses.translation import chat_request
 from quire.server.api.responses.writer import ResponseWriter
 from quire.server.chat.counts import AnswerCounts
-from quire.server.chat.prompts import Cut
+from quire.server.chat.prompts import Truncation
 from quire.server.chat.protocol.generation import REQUEST_ID
 from quire.server.chat.protocol.warnings import Warnings
 from quire.server.chat.running import Run
@@ -129,23 +129,23 @@ class ResponsesRoutes:
         chat = chat_request(body, turn.conversation, self._template(body), warnings)
         size = prompts.size_of(chat)
         charge = self._state.admission.begin(0, prompts.least_tokens_of(size), tenant)
-        prompt = await prompts.read_chat(chat, Cut(), tenant=tenant.name, size=size, warnings=warnings)
+        prompt = await prompts.read_chat(chat, Truncation(), tenant=tenant.name, size=size, warnings=warnings)
         charge.correct(len(prompt.prompt_token_ids))
         return _json({"object": "response.input_tokens", "input_tokens": len(prompt.prompt_token_ids)})
 
     async def retrieve(self, request: Request) -> Response:
         """A response that was kept, or that runs; with stream=true the events of one that runs or ran a while ago."""
-        tenant, response_id = _asked(request)
+        tenant, response_id = _path_key(request)
         query = request.query_params
         if query.get("stream", "false").lower() in ("true", "1"):
-            return await self._retell(tenant, response_id, query.get("starting_after", "-1"))
+            return await self._resume_stream(tenant, response_id, query.get("starting_after", "-1"))
         if "starting_after" in query:
             raise ValidationError("starting_after needs stream=true", hint="leave it out", field="starting_after")
         return _json((await self._find(tenant, response_id)).response)
 
     async def delete(self, request: Request) -> Response:
         """Forget a response; one that runs is cancelled."""
-        key = tenant, response_id = _asked(request)
+        key = tenant, response_id = _path_key(request)
         await self._background.delete(key)
         with _store_failures():
             if self._store is None or not await self._store.delete(tenant, response_id):
@@ -154,7 +154,7 @@ class ResponsesRoutes:
 
     async def cancel(self, request: Request) -> Response:
         """End a response that is made in the background; one that has ended stays as it is."""
-        key = tenant, response_id = _asked(request)
+        key = tenant, response_id = _path_key(request)
         live = self._background.get(key)
         if live is not None:
             return _json(await self._background.cancel(live))
@@ -168,7 +168,7 @@ class ResponsesRoutes:
 
     async def input_items(self, request: Request) -> Response:
         """The items of the request that a response answered."""
-        stored = await self._find(*_asked(request))
+        stored = await self._find(*_path_key(request))
         query = request.query_params
         return _json(items_page(stored.input, query.get("order"), query.get("limit"), query.get("after")))
 
@@ -201,7 +201,7 @@ class ResponsesRoutes:
     def _writer(
         self, body: ResponsesRequest, chat: PreparedChat, *, is_stored: bool, warnings: Warnings
     ) -> ResponseWriter:
-        form = ResponseForm(
+        form = ResponseEnvelope(
             body, chat.work.params, chat.work.public_id, model=chat.model, is_stored=is_stored,
             warnings=warnings.texts,
         )  # fmt: skip
@@ -232,7 +232,7 @@ class ResponsesRoutes:
             raise
         return _json(live.response) if live.log is None else self._followed(live.log, -1)
 
-    async def _retell(self, tenant: str, response_id: str, starting_after: str) -> Response:
+    async def _resume_stream(self, tenant: str, response_id: str, starting_after: str) -> Response:
         """The events of a response after one that the client has."""
         if not starting_after.removeprefix("-").isdecimal():
             raise ValidationError(
@@ -344,7 +344,7 @@ def _store_failures() -> Iterator[None]:
         raise ApiError(STORE_FAILED, STORE_MESSAGE, retry_after_s=RETRY_AFTER_S) from None
 
 
-def _asked(request: Request) -> tuple[str, str]:
+def _path_key(request: Request) -> tuple[str, str]:
     """(tenant, id) that a request is about."""
     return scope_of(request).tenant.name, request.path_params["response_id"]
 

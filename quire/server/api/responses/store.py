@@ -80,7 +80,7 @@ class ShelfError(Exception):
     """A record cannot be kept, read or deleted."""
 
 
-class Shelf(Protocol):
+class StoreBackend(Protocol):
     """Keeps bytes by key. Called from one thread at a time."""
 
     def put(self, key: Key, record: bytes, now_s: float) -> None:
@@ -108,7 +108,7 @@ class Shelf(Protocol):
         """Nothing more is asked."""
 
 
-class Shares:
+class TenantUsage:
     """What each tenant has on a shelf."""
 
     def __init__(self) -> None:
@@ -128,9 +128,9 @@ class Shares:
         """A response was taken away."""
         self.add(tenant, -num_bytes, -1)
 
-    def copy(self) -> Shares:
+    def copy(self) -> TenantUsage:
         """The same, apart."""
-        other = Shares()
+        other = TenantUsage()
         other.num_responses, other.num_bytes = self.num_responses, self.num_bytes
         other._by_tenant = dict(self._by_tenant)
         return other
@@ -160,10 +160,10 @@ class MemoryShelf:
     def __init__(self, limits: ShelfLimits) -> None:
         self._limits = limits
         self._records: dict[str, dict[str, _Record]] = {}  # by tenant, longest unused first
-        self._shares = Shares()
+        self._shares = TenantUsage()
 
     def put(self, key: Key, record: bytes, now_s: float) -> None:
-        """As `Shelf.put`."""
+        """As `StoreBackend.put`."""
         self._limits.check(record)
         self.delete(key)
         tenant, name = key
@@ -174,7 +174,7 @@ class MemoryShelf:
             self.delete((largest, next(iter(self._records[largest]))))
 
     def get(self, key: Key, now_s: float) -> bytes | None:
-        """As `Shelf.get`."""
+        """As `StoreBackend.get`."""
         records = self._records.get(key[0], {})
         record = records.pop(key[1], None)
         if record is None:
@@ -186,7 +186,7 @@ class MemoryShelf:
         return record.data
 
     def delete(self, key: Key) -> bool:
-        """As `Shelf.delete`."""
+        """As `StoreBackend.delete`."""
         tenant, name = key
         record = self._records.get(tenant, {}).pop(name, None)
         if record is None:
@@ -197,7 +197,7 @@ class MemoryShelf:
         return True
 
     def close(self) -> None:
-        """As `Shelf.close`."""
+        """As `StoreBackend.close`."""
         self._records.clear()
 
 
@@ -222,7 +222,7 @@ class ResponseStore:
         clock: Unix time, seconds.
     """
 
-    def __init__(self, shelf: Shelf, clock: Callable[[], float] = time.time) -> None:
+    def __init__(self, shelf: StoreBackend, clock: Callable[[], float] = time.time) -> None:
         self._shelf = shelf
         self._clock = clock
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="responses")

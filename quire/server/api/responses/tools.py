@@ -140,18 +140,18 @@ def chat_choice(choice: str | dict[str, Any] | None, *, has_tools: bool) -> str 
     return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": [_chosen(one) for one in allowed]}}
 
 
-def told_tools(tools: list[Tool] | None) -> list[Tool]:
+def echo_tools(tools: list[Tool] | None) -> list[Tool]:
     """The tools that were offered, as answers tell them."""
     return [{name: tool.get(name) for name in TOOL_KEYS} if tool["type"] == FUNCTION else tool for tool in tools or ()]
 
 
-def told_choice(choice: str | dict[str, Any] | None) -> str | dict[str, Any]:
+def echo_tool_choice(choice: str | dict[str, Any] | None) -> str | dict[str, Any]:
     """The choice of a tool, as answers tell it."""
     if choice is None or isinstance(choice, str):
         return choice or "auto"
     if choice.get("type") != "allowed_tools":
-        return _told(choice)
-    return {"type": "allowed_tools", "mode": choice["mode"], "tools": [_told(tool) for tool in choice["tools"]]}
+        return _echoed(choice)
+    return {"type": "allowed_tools", "mode": choice["mode"], "tools": [_echoed(tool) for tool in choice["tools"]]}
 
 
 def unsupported_tool(where: str, kind: object, field: str = "tools") -> UnsupportedError:
@@ -163,7 +163,7 @@ def unsupported_tool(where: str, kind: object, field: str = "tools") -> Unsuppor
     )  # fmt: skip
 
 
-def _told(choice: dict[str, Any]) -> dict[str, Any]:
+def _echoed(choice: dict[str, Any]) -> dict[str, Any]:
     return {name: choice[name] for name in ("type", "name", "namespace") if name in choice}
 
 

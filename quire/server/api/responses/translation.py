@@ -51,7 +51,7 @@ def chat_request(
         "tools": tools or None,
         "tool_choice": chat_choice(request.tool_choice, has_tools=bool(tools)),
         "max_completion_tokens": request.max_output_tokens,
-        "truncate_prompt_tokens": _cut(request),
+        "truncate_prompt_tokens": _max_prompt_tokens(request),
         "logprobs": True if wants_logprobs(request) else None,
         "top_logprobs": request.top_logprobs if wants_logprobs(request) else None,
         "response_format": _response_format(request),
@@ -61,7 +61,7 @@ def chat_request(
     return ChatRequest(**{**shared(request, ChatRequest), **translated})
 
 
-def _cut(request: ResponsesRequest) -> int | None:
+def _max_prompt_tokens(request: ResponsesRequest) -> int | None:
     """How much of the prompt is used; with `truncation` auto as much as leaves room for the answer."""
     if request.truncate_prompt_tokens is not None:
         return request.truncate_prompt_tokens

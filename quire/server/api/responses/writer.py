@@ -8,8 +8,8 @@ from typing import Any
 import msgspec
 
 from quire.core.outputs import CompletionOutput, RequestOutput
+from quire.server.api.responses.envelope import CUT_OFF, FAILED, ResponseEnvelope, failure, with_status
 from quire.server.api.responses.errors import field_of
-from quire.server.api.responses.form import CUT_OFF, FAILED, ResponseForm, failure, with_status
 from quire.server.api.responses.message_logprobs import MessageLogprobs
 from quire.server.api.responses.output import COMPLETED, IN_PROGRESS, INCOMPLETE, OutputItems, StreamEvent
 from quire.server.api.responses.tools import Origin
@@ -51,7 +51,7 @@ class ResponseWriter:
 
     def __init__(
         self,
-        form: ResponseForm,
+        form: ResponseEnvelope,
         counts: AnswerCounts,
         plan: ParsingPlan | None,
         tokenizer: Tokenizer | None,

@@ -13,13 +13,13 @@ from quire.core.outputs import CompletionOutput, RequestOutput
 from quire.core.sampling_params import SamplingParams
 from quire.core.stats import RequestStateStats
 from quire.parsers.events import Content, Reasoning
-from quire.server.api.anthropic.calls import Call, CallHolder, is_object
+from quire.server.api.anthropic.calls import Call, ToolCallBuffer, is_object
 from quire.server.api.anthropic.writer import MessageWriter
-from quire.server.chat.answer_events import CallBegun, CallPart
+from quire.server.chat.answer_events import ToolCallDelta, ToolCallStart
 from quire.server.chat.counts import AnswerCounts
 from quire.server.chat.protocol.chat import ChatRequest
 from quire.server.chat.protocol.warnings import Warnings
-from quire.server.chat.running import Work
+from quire.server.chat.running import GenerationJob
 from quire.server.chat.state import ServerState, make_state
 from quire.server.http.errors import ApiError
 from quire.server.http.keys import ApiKeys
@@ -45,8 +45,8 @@ def state() -> ServerState:
 
 def make_writer(state: ServerState, *, is_plain: bool = False) -> MessageWriter:
     request = ChatRequest(messages=[{"role": "user", "content": "x"}], tools=TOOLS)
-    plan = None if is_plain else state.parsing.plan(request, Warnings(), holds_calls=True)
-    work = Work(
+    plan = None if is_plain else state.parsing.plan(request, Warnings(), buffers_tool_calls=True)
+    work = GenerationJob(
         public_id="msg_1", tenant=state.tenants.anonymous, prompts=[TokensPrompt(tuple(PROMPT))],
         params=SamplingParams(),
     )  # fmt: skip
@@ -167,8 +167,8 @@ def test_an_aborted_answer_is_an_error(state):
 
 
 def test_a_call_is_told_when_its_arguments_are_whole_wherever_they_are_cut():
-    events = [CallBegun(0, "call_7", "f"), *(CallPart(0, char) for char in '{"a": {"b": "}"}}')]
-    holder = CallHolder()
+    events = [ToolCallStart(0, "call_7", "f"), *(ToolCallDelta(0, char) for char in '{"a": {"b": "}"}}')]
+    holder = ToolCallBuffer()
     told = [holder.push([event], is_end=False) for event in events]
     assert not any(told[:-1]) and told[-1] == [Call("toolu_7", "f", '{"a": {"b": "}"}}')]
     assert holder.push([], is_end=True) == []
@@ -179,9 +179,9 @@ def test_a_call_is_told_when_its_arguments_are_whole_wherever_they_are_cut():
 )
 def test_arguments_that_are_no_object_make_a_call_into_text(arguments):
     assert not is_object(arguments)
-    events = [Reasoning("x"), CallBegun(0, "abc", "f"), CallPart(0, arguments), Content("after")]
-    assert CallHolder().push(events, is_end=True) == [Reasoning("x"), Content(f"f {arguments}"), Content("after")]
+    events = [Reasoning("x"), ToolCallStart(0, "abc", "f"), ToolCallDelta(0, arguments), Content("after")]
+    assert ToolCallBuffer().push(events, is_end=True) == [Reasoning("x"), Content(f"f {arguments}"), Content("after")]
 
 
 def test_a_call_without_arguments_has_an_empty_object_and_keeps_its_formats_id():
-    assert CallHolder().push([CallBegun(0, "abc", "f")], is_end=True) == [Call("abc", "f", "{}")]
+    assert ToolCallBuffer().push([ToolCallStart(0, "abc", "f")], is_end=True) == [Call("abc", "f", "{}")]

@@ -1,4 +1,4 @@
-"""ResponseForm: a response around its output. Made for each response by the routes; owns nothing that changes."""
+"""ResponseEnvelope: a response around its output. Made for each response by the routes; owns nothing that changes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from quire.core.sampling_params import SamplingParams
 from quire.server.api.responses.items import Item
 from quire.server.api.responses.protocol import ResponsesRequest
-from quire.server.api.responses.tools import told_choice, told_tools
+from quire.server.api.responses.tools import echo_tool_choice, echo_tools
 from quire.server.api.responses.translation import text_format
 from quire.server.chat.counts import Usage
 from quire.server.http.errors import ApiError
@@ -20,7 +20,7 @@ NOT_KEPT = {"code": "server_error", "message": "the response was completed but c
 CUT_OFF = {"code": "server_error", "message": "the server stopped before the response was completed"}
 
 
-class ResponseForm:
+class ResponseEnvelope:
     """What a response says besides its output.
 
     Args:
@@ -62,8 +62,8 @@ class ResponseForm:
             "service_tier": "default",
             "temperature": params.temperature,
             "text": {"format": text_format(request), "verbosity": (text and text.verbosity) or "medium"},
-            "tool_choice": told_choice(request.tool_choice),
-            "tools": told_tools(request.tools),
+            "tool_choice": echo_tool_choice(request.tool_choice),
+            "tools": echo_tools(request.tools),
             "top_logprobs": request.top_logprobs or 0,
             "top_p": params.top_p,
             "truncation": request.truncation or "disabled",

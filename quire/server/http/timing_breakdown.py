@@ -16,7 +16,7 @@ PHASES = ("prepare", "queued", "prefill", "decode", "detokenize", "deliver")
 
 
 @dataclass(frozen=True, slots=True)
-class Receipt:
+class TimingBreakdown:
     """The phases of one request, in microseconds, so that they add up exactly.
 
     Attributes:
@@ -58,7 +58,7 @@ class Receipt:
 
 def make_receipt(
     received_s: float, stats: RequestStateStats, now_s: float, num_cached_tokens: int = 0, num_new_tokens: int = 0
-) -> Receipt:
+) -> TimingBreakdown:
     """The receipt of a request that ends now; a phase that it did not reach has no length.
 
     Args:
@@ -73,6 +73,6 @@ def make_receipt(
         latest = min(now_s, max(latest, point))
         ends.append(latest)
     ends += [now_s] * (len(PHASES) - len(ends))
-    return Receipt(
+    return TimingBreakdown(
         tuple(round(1e6 * (end - received_s)) for end in ends), stats, num_cached_tokens, num_new_tokens
     )  # fmt: skip

@@ -1,4 +1,4 @@
-"""SqliteShelf: responses in a file, which outlive the server's process. Owned by `ResponseStore`.
+"""SqliteBackend: responses in a file, which outlive the server's process. Owned by `ResponseStore`.
 
 The file is this user's alone, and this process's: `FileClaim`. Its journal is written ahead (WAL): a process that is
 killed loses nothing that was put, a machine that loses its power at most the last of it. What SQLite cannot do is a
@@ -16,7 +16,7 @@ from pathlib import Path
 
 from quire.errors import ConfigError
 from quire.logger import get_logger
-from quire.server.api.responses.store import Key, Shares, ShelfError, ShelfLimits
+from quire.server.api.responses.store import Key, ShelfError, ShelfLimits, TenantUsage
 
 logger = get_logger(__name__)
 
@@ -44,7 +44,7 @@ CREATE INDEX responses_by_age ON responses (created_s);
 """
 
 
-class SqliteShelf:
+class SqliteBackend:
     """Keeps records in a file.
 
     Args:
@@ -63,7 +63,7 @@ class SqliteShelf:
         except ConfigError:
             self._claim.end()
             raise
-        self._shares, self._last_use = Shares(), 0
+        self._shares, self._last_use = TenantUsage(), 0
         try:
             self._count()
         except UNREADABLE as error:
@@ -71,7 +71,7 @@ class SqliteShelf:
             raise _unusable(path, str(error)) from None
 
     def put(self, key: Key, record: bytes, now_s: float) -> None:
-        """As `Shelf.put`."""
+        """As `StoreBackend.put`."""
         self._limits.check(record)
         with self._change():
             self._delete(key)
@@ -82,7 +82,7 @@ class SqliteShelf:
             self._make_room(now_s)
 
     def get(self, key: Key, now_s: float) -> bytes | None:
-        """As `Shelf.get`."""
+        """As `StoreBackend.get`."""
         query = "SELECT record, created_s FROM responses WHERE tenant = ? AND id = ?"
         try:
             row = self._db.execute(query, key).fetchone()
@@ -99,12 +99,12 @@ class SqliteShelf:
         return record
 
     def delete(self, key: Key) -> bool:
-        """As `Shelf.delete`."""
+        """As `StoreBackend.delete`."""
         with self._change():
             return self._delete(key)
 
     def close(self) -> None:
-        """As `Shelf.close`."""
+        """As `StoreBackend.close`."""
         with suppress(sqlite3.Error):
             self._db.close()
         self._claim.end()
@@ -146,7 +146,7 @@ class SqliteShelf:
 
     def _count(self) -> None:
         """Learn from the file what there is."""
-        self._shares = Shares()
+        self._shares = TenantUsage()
         counts = "SELECT tenant, SUM(num_bytes), COUNT(*), MAX(used) FROM responses GROUP BY tenant"
         for tenant, num_bytes, num_responses, used in self._db.execute(counts).fetchall():
             self._shares.add(tenant, num_bytes, num_responses)
@@ -237,7 +237,7 @@ def check_path(path: str, limits: ShelfLimits) -> None:
     if not os.access(file if file.exists() else file.parent, os.W_OK):
         raise _unusable(path, "this user cannot write to it")
     if file.exists():
-        SqliteShelf(path, limits).close()
+        SqliteBackend(path, limits).close()
 
 
 def _unusable(path: str, why: str, hint: str | None = None) -> ConfigError:
