@@ -45,7 +45,7 @@ class Decision:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Surroundings:
+class ResolveContext:
     """What the rules may look at besides the configuration.
 
     Attributes:
@@ -62,7 +62,7 @@ class Surroundings:
     kernel_tiers: Mapping[str, str | None] = field(default_factory=dict)
 
 
-Rule = Callable[[QuireConfig, Surroundings], tuple[QuireConfig, "Decision | None"]]
+Rule = Callable[[QuireConfig, ResolveContext], tuple[QuireConfig, "Decision | None"]]
 
 
 def resolve(
@@ -88,15 +88,15 @@ def resolve(
         ConfigError: settings contradict each other, the model or the machine.
         UnsupportedError: a known setting that is not honoured yet.
     """
-    around = Surroundings(platform=platform, usage=usage, kernel_tiers=kernel_tiers or {})
+    context = ResolveContext(platform=platform, usage=usage, kernel_tiers=kernel_tiers or {})
     if block_sizes is not None:
-        around = dataclasses.replace(around, block_sizes=block_sizes)
+        context = dataclasses.replace(context, block_sizes=block_sizes)
     config = dataclasses.replace(config, arch=arch)
     check_supported(config)
     check_device(config, platform)
     decisions = []
     for rule in RULES:
-        config, decision = rule(config, around)
+        config, decision = rule(config, context)
         if decision is not None:
             decisions.append(decision)
     check_against_model(config)
@@ -104,23 +104,23 @@ def resolve(
     return config, decisions
 
 
-def resolve_device(config: QuireConfig, around: Surroundings) -> tuple[QuireConfig, Decision | None]:
+def resolve_device(config: QuireConfig, context: ResolveContext) -> tuple[QuireConfig, Decision | None]:
     """CUDA when the machine has it, else the CPU."""
     if config.device.device != "auto":
         return config, None
-    return _choose(config, "device", "device", around.platform.device, around.platform.describe())
+    return _choose(config, "device", "device", context.platform.device, context.platform.describe())
 
 
-def resolve_num_threads(config: QuireConfig, around: Surroundings) -> tuple[QuireConfig, Decision | None]:
+def resolve_num_threads(config: QuireConfig, context: ResolveContext) -> tuple[QuireConfig, Decision | None]:
     """As many compute threads as usable cores."""
     if config.device.num_threads is not None:
         return config, None
-    return _choose(config, "device", "num_threads", max(1, around.platform.num_cpus), "usable cores")
+    return _choose(config, "device", "num_threads", max(1, context.platform.num_cpus), "usable cores")
 
 
-def resolve_attention_backend(config: QuireConfig, around: Surroundings) -> tuple[QuireConfig, Decision | None]:
+def resolve_attention_backend(config: QuireConfig, context: ResolveContext) -> tuple[QuireConfig, Decision | None]:
     """The native kernels where they can be used."""
-    problem = _native_problem(config, around)
+    problem = _native_problem(config, context)
     if config.device.attention_backend == "native_cpu" and problem is not None:
         raise ConfigError(
             f"attention_backend='native_cpu' cannot be used: {problem}",
@@ -134,9 +134,9 @@ def resolve_attention_backend(config: QuireConfig, around: Surroundings) -> tupl
     return _choose(config, "device", "attention_backend", "torch_reference", problem)
 
 
-def resolve_kernel_tier(config: QuireConfig, around: Surroundings) -> tuple[QuireConfig, Decision | None]:
+def resolve_kernel_tier(config: QuireConfig, context: ResolveContext) -> tuple[QuireConfig, Decision | None]:
     """The best tier that runs here; one that was asked for and does not run is refused."""
-    asked, tiers = config.device.kernel_tier, around.kernel_tiers
+    asked, tiers = config.device.kernel_tier, context.kernel_tiers
     running = [name for name, problem in tiers.items() if problem is None]
     if not running or config.device.attention_backend != "native_cpu":
         return config, None
@@ -153,14 +153,14 @@ def resolve_kernel_tier(config: QuireConfig, around: Surroundings) -> tuple[Quir
     return _choose(config, "device", "kernel_tier", running[0], reason)
 
 
-def resolve_executor(config: QuireConfig, around: Surroundings) -> tuple[QuireConfig, Decision | None]:
+def resolve_executor(config: QuireConfig, context: ResolveContext) -> tuple[QuireConfig, Decision | None]:
     """One process while nothing is divided."""
     if config.parallel.distributed_executor_backend != "auto":
         return config, None
     return _choose(config, "parallel", "distributed_executor_backend", "uni", "the model runs in one process")
 
 
-def resolve_names(config: QuireConfig, around: Surroundings) -> tuple[QuireConfig, Decision | None]:
+def resolve_names(config: QuireConfig, context: ResolveContext) -> tuple[QuireConfig, Decision | None]:
     """The model is served under the name it was given by."""
     if config.model.served_model_names:
         return config, None
@@ -168,23 +168,23 @@ def resolve_names(config: QuireConfig, around: Surroundings) -> tuple[QuireConfi
     return named, Decision("served_model_name", config.model.model, "the model as given")
 
 
-def resolve_load_format(config: QuireConfig, around: Surroundings) -> tuple[QuireConfig, Decision | None]:
+def resolve_load_format(config: QuireConfig, context: ResolveContext) -> tuple[QuireConfig, Decision | None]:
     """Safetensors: the only format that cannot run code."""
     if config.load.load_format != "auto":
         return config, None
     return _choose(config, "load", "load_format", "safetensors", "the only weight format that cannot run code")
 
 
-def resolve_dtype(config: QuireConfig, around: Surroundings) -> tuple[QuireConfig, Decision | None]:
+def resolve_dtype(config: QuireConfig, context: ResolveContext) -> tuple[QuireConfig, Decision | None]:
     """The checkpoint's type where the device computes it natively, else one that loses no digits."""
     if config.model.dtype != "auto":
         name = DTYPE_NAMES.get(config.model.dtype, config.model.dtype)
         return _replace(config, "model", dtype=name), None
-    is_native = _native_problem(config, around) is None and config.device.attention_backend != "torch_reference"
-    return _choose(config, "model", "dtype", *_dtype_for(_arch(config).torch_dtype, around.platform, is_native))
+    is_native = _native_problem(config, context) is None and config.device.attention_backend != "torch_reference"
+    return _choose(config, "model", "dtype", *_dtype_for(_arch(config).torch_dtype, context.platform, is_native))
 
 
-def resolve_kv_cache_dtype(config: QuireConfig, around: Surroundings) -> tuple[QuireConfig, Decision | None]:
+def resolve_kv_cache_dtype(config: QuireConfig, context: ResolveContext) -> tuple[QuireConfig, Decision | None]:
     """Keys and values are kept in the model's type."""
     given = config.cache.kv_cache_dtype
     if given != "auto":
@@ -192,15 +192,15 @@ def resolve_kv_cache_dtype(config: QuireConfig, around: Surroundings) -> tuple[Q
     return _choose(config, "cache", "kv_cache_dtype", config.model.dtype, "the model's dtype")
 
 
-def resolve_block_size(config: QuireConfig, around: Surroundings) -> tuple[QuireConfig, Decision | None]:
+def resolve_block_size(config: QuireConfig, context: ResolveContext) -> tuple[QuireConfig, Decision | None]:
     """What the attention backend prefers."""
     if config.cache.block_size is not None:
         return config, None
     backend = config.device.attention_backend
-    return _choose(config, "cache", "block_size", around.block_sizes.get(backend, 16), f"preferred by {backend}")
+    return _choose(config, "cache", "block_size", context.block_sizes.get(backend, 16), f"preferred by {backend}")
 
 
-def resolve_max_model_len(config: QuireConfig, around: Surroundings) -> tuple[QuireConfig, Decision | None]:
+def resolve_max_model_len(config: QuireConfig, context: ResolveContext) -> tuple[QuireConfig, Decision | None]:
     """The longest sequence the model was made for."""
     if config.model.max_model_len is not None:
         return config, None
@@ -208,26 +208,26 @@ def resolve_max_model_len(config: QuireConfig, around: Surroundings) -> tuple[Qu
     return _choose(config, "model", "max_model_len", limit, "max_position_embeddings of the model")
 
 
-def resolve_max_num_seqs(config: QuireConfig, around: Surroundings) -> tuple[QuireConfig, Decision | None]:
+def resolve_max_num_seqs(config: QuireConfig, context: ResolveContext) -> tuple[QuireConfig, Decision | None]:
     """By device and usage, but never above a token budget that the user gave."""
     if config.scheduler.max_num_seqs is not None:
         return config, None
-    _, value, device = _batch_defaults(around)
-    reason = f"{around.usage.value} on {device}"
+    _, value, device = _batch_defaults(context)
+    reason = f"{context.usage.value} on {device}"
     budget = config.scheduler.max_num_batched_tokens
     if budget is not None and budget < value:
         value, reason = budget, f"not above max_num_batched_tokens={budget}"
     return _choose(config, "scheduler", "max_num_seqs", value, reason)
 
 
-def resolve_max_num_batched_tokens(config: QuireConfig, around: Surroundings) -> tuple[QuireConfig, Decision | None]:
+def resolve_max_num_batched_tokens(config: QuireConfig, context: ResolveContext) -> tuple[QuireConfig, Decision | None]:
     """By device and usage, within what max_num_seqs full requests could fill."""
     scheduler, max_model_len = config.scheduler, config.model.max_model_len or 1
     if scheduler.max_num_batched_tokens is not None:
         return config, None
     max_num_seqs = scheduler.max_num_seqs or 1
-    value, _, device = _batch_defaults(around)
-    reason = f"{around.usage.value} on {device}"
+    value, _, device = _batch_defaults(context)
+    reason = f"{context.usage.value} on {device}"
     if value > max_num_seqs * max_model_len:
         value, reason = max_num_seqs * max_model_len, "max_num_seqs requests of max_model_len tokens"
     if value < max_num_seqs:
@@ -237,14 +237,14 @@ def resolve_max_num_batched_tokens(config: QuireConfig, around: Surroundings) ->
     return _choose(config, "scheduler", "max_num_batched_tokens", value, reason)
 
 
-def resolve_max_decode_slowdown(config: QuireConfig, around: Surroundings) -> tuple[QuireConfig, Decision | None]:
+def resolve_max_decode_slowdown(config: QuireConfig, context: ResolveContext) -> tuple[QuireConfig, Decision | None]:
     """Readers of a server's answers must not wait for others' prompts; offline, nobody reads along."""
     if config.scheduler.max_decode_slowdown is not None:
         return config, None
     if not config.scheduler.enable_chunked_prefill:
         return _choose(config, "scheduler", "max_decode_slowdown", 0.0, "chunked prefill is off: prompts are not split")
-    value = SERVER_DECODE_SLOWDOWN if around.usage is UsageContext.API_SERVER else 0.0
-    return _choose(config, "scheduler", "max_decode_slowdown", value, around.usage.value)
+    value = SERVER_DECODE_SLOWDOWN if context.usage is UsageContext.API_SERVER else 0.0
+    return _choose(config, "scheduler", "max_decode_slowdown", value, context.usage.value)
 
 
 RULES: tuple[Rule, ...] = (
@@ -278,11 +278,11 @@ def _arch(config: QuireConfig) -> ModelArch:
     return config.arch
 
 
-def _native_problem(config: QuireConfig, around: Surroundings) -> str | None:
+def _native_problem(config: QuireConfig, context: ResolveContext) -> str | None:
     """Why the native CPU kernels cannot serve this model; None = they can. `dtype` may still be "auto"."""
-    if not around.platform.is_cpu:
-        return f"they run on a CPU, and the device is {around.platform.device}"
-    if None not in around.kernel_tiers.values():
+    if not context.platform.is_cpu:
+        return f"they run on a CPU, and the device is {context.platform.device}"
+    if None not in context.kernel_tiers.values():
         return "the native kernels are not built (quire collect-env says why)"
     if config.model.dtype == "float16":
         return "the native kernels compute in bfloat16 and float32"
@@ -311,10 +311,10 @@ def _dtype_for(checkpoint: str, platform: Platform, is_native: bool) -> tuple[st
     return "float16", "the checkpoint is float16"
 
 
-def _batch_defaults(around: Surroundings) -> tuple[int, int, str]:
+def _batch_defaults(context: ResolveContext) -> tuple[int, int, str]:
     """(max_num_batched_tokens, max_num_seqs, what they are for)."""
-    is_server = around.usage is UsageContext.API_SERVER
-    platform = around.platform
+    is_server = context.usage is UsageContext.API_SERVER
+    platform = context.platform
     if platform.is_cpu:
         return (2048, 128, "a CPU") if is_server else (4096, 256, "a CPU")
     if platform.memory_bytes >= 160 * GIB:

@@ -16,10 +16,10 @@ from quire.core.logprobs import LogprobsArrays
 from quire.sample.logprobs import with_named_tokens
 from quire.sample.ops.interface import SamplingOps
 from quire.sample.ragged import take_lines
-from quire.sample.states import Need, SamplingStates
+from quire.sample.states import FeatureFlag, SamplingStates
 
 # Plain integers: operators of flag types cost as much as a small array's.
-_LOGPROBS = int(Need.LOGPROBS)
+_LOGPROBS = int(FeatureFlag.LOGPROBS)
 _NONE = np.empty(0, dtype=np.int64)
 
 

@@ -29,7 +29,7 @@ _FIRST_PROCESSOR_BIT = 8
 _T = TypeVar("_T")
 
 
-class Need(IntFlag):
+class FeatureFlag(IntFlag):
     """What a row's sampling needs beyond an argmax. Processors have the bits from 8 up, in order."""
 
     RANDOM = 1
@@ -50,7 +50,7 @@ class SamplingStates:
         apply_penalties: the device's operation for penalties.
 
     Attributes:
-        flags: [max_num_seqs] int64; `Need` and processor bits; 0 on free rows.
+        flags: [max_num_seqs] int64; `FeatureFlag` and processor bits; 0 on free rows.
         temperature: [max_num_seqs] float32; 0 on greedy rows.
         top_k: int32, 0 where it does nothing; top_p: float64; log_min_p: float32; valid on random rows.
         num_logprobs: int64; top tokens wanted besides the sampled one; valid where LOGPROBS is set.
@@ -166,18 +166,18 @@ class SamplingStates:
         self.seeds[row] = seed & _SEED_MASK
 
     def _flags_of(self, params: SamplingParams) -> int:
-        flags = Need(0)
+        flags = FeatureFlag(0)
         if params.logprobs is not None:
-            flags |= Need.LOGPROBS
+            flags |= FeatureFlag.LOGPROBS
         if params.is_greedy:
             return flags
-        flags |= Need.RANDOM
+        flags |= FeatureFlag.RANDOM
         if 0 < params.top_k < self.vocab_size:
-            flags |= Need.TOP_K
+            flags |= FeatureFlag.TOP_K
         if params.top_p < 1.0:
-            flags |= Need.TOP_P
+            flags |= FeatureFlag.TOP_P
         if params.min_p > 0.0:
-            flags |= Need.MIN_P
+            flags |= FeatureFlag.MIN_P
         return flags
 
     def _numbered(self, start: int, stop: int | None = None) -> Iterator[tuple[int, LogitsProcessor]]:

@@ -18,7 +18,7 @@ from quire.errors import UnsupportedError, ValidationError
 from quire.structured_output.capabilities import Capabilities
 from quire.structured_output.interface import GrammarSpec
 from quire.structured_output.registry import backends_for, capabilities_of, is_installed
-from quire.structured_output.schema.additional_properties import closed
+from quire.structured_output.schema.additional_properties import with_closed_objects
 from quire.structured_output.schema.forms import simplified, with_types
 from quire.structured_output.schema.patterns import with_normal_patterns
 from quire.structured_output.schema.problems import find_problem, formats_of
@@ -195,10 +195,10 @@ def _resolved(
 ) -> StructuredOutputsParams:
     is_closed = params.disable_additional_properties or config.disable_additional_properties
     if params.kind == "json":
-        value = json_text(params.field, with_normal_patterns(closed(value, always=is_closed)))
+        value = json_text(params.field, with_normal_patterns(with_closed_objects(value, always=is_closed)))
     elif params.kind == "structural_tag":
         value = _with_normal_regexes(value, capabilities_of(backend))
-        value = with_schemas(value, lambda schema: with_normal_patterns(closed(schema, always=is_closed)))
+        value = with_schemas(value, lambda schema: with_normal_patterns(with_closed_objects(schema, always=is_closed)))
         value = json_text(params.field, tag_of(value))
     changes: dict[str, Any] = {
         params.kind: value,

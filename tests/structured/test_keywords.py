@@ -9,7 +9,7 @@ import pytest
 from quire.config.structured_outputs import BACKENDS
 from quire.structured_output.interface import GrammarError
 from quire.structured_output.registry import capabilities_of
-from quire.structured_output.schema.additional_properties import closed
+from quire.structured_output.schema.additional_properties import with_closed_objects
 from quire.structured_output.schema.problems import find_problem
 from quire.structured_output.schema.well_formed import malformed
 from tests.effort import IS_FULL
@@ -31,7 +31,7 @@ def test_what_a_keyword_forbids_cannot_be_written(library: str, keyword: str):
         if library == "outlines" and schema in SLOW and not IS_FULL:
             continue
         try:
-            grammar = compiled(library, "json", json.dumps(closed(schema)))
+            grammar = compiled(library, "json", json.dumps(with_closed_objects(schema)))
         except GrammarError:
             continue  # refused when it is compiled: late, but told
         assert [value for value in forbidden if accepts(grammar, as_json(value))] == [], schema

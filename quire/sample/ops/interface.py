@@ -17,7 +17,7 @@ from quire.core.logprobs import LogprobsArrays
 from quire.sample.states import SamplingStates
 
 
-class Chooser(Protocol):
+class TokenSampler(Protocol):
     """The argmax of every line; for random rows temperature, custom processors, min-p, top-k, top-p and a draw.
 
     Attributes:
@@ -36,7 +36,7 @@ class Chooser(Protocol):
                 become the scores that were drawn from, with -inf for dropped tokens; those of greedy rows stay.
             rows: [n] int32, distinct.
             positions: [n] integers; index in its sequence of the token to be chosen.
-            flags: [n] int64; `Need` bits of the rows.
+            flags: [n] int64; `FeatureFlag` bits of the rows.
             shown: [num_shown] line numbers, rising.
 
         Returns:
@@ -83,7 +83,7 @@ class SamplingOps(ABC):
         """Penalise tokens that were seen before; see `penalties.ApplyPenalties`."""
 
     @abstractmethod
-    def make_chooser(self, states: SamplingStates) -> Chooser:
+    def make_chooser(self, states: SamplingStates) -> TokenSampler:
         """What chooses the tokens of the rows of `states`."""
 
     @abstractmethod

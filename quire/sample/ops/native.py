@@ -14,15 +14,15 @@ import torch
 from quire.core.grammar_bitmask import GrammarBitmask
 from quire.core.logprobs import LogprobsArrays
 from quire.kernels.native import sampling as native
-from quire.kernels.native.kept_result import KeptResult
+from quire.kernels.native.reusable_output import ReusableOutput
 from quire.kernels.native.runtime import NativeRuntime
 from quire.sample.ops.interface import SamplingOps
 from quire.sample.ops.topk_topp import drop_below_inplace
 from quire.sample.ragged import take_lines, to_device
 from quire.sample.rng import STREAM_SAMPLE
-from quire.sample.states import Need, SamplingStates
+from quire.sample.states import FeatureFlag, SamplingStates
 
-_RANDOM = int(Need.RANDOM)
+_RANDOM = int(FeatureFlag.RANDOM)
 
 
 class NativeSamplingOps(SamplingOps):
@@ -34,7 +34,7 @@ class NativeSamplingOps(SamplingOps):
 
     def __init__(self, runtime: NativeRuntime) -> None:
         self._runtime = runtime
-        self._kept_logits = KeptResult()
+        self._kept_logits = ReusableOutput()
 
     def compute_logits(
         self, compute: Callable[[torch.Tensor], torch.Tensor], hidden_rows: torch.Tensor
@@ -101,7 +101,7 @@ class NativeChooser:
     def choose(
         self, logits: torch.Tensor, rows: np.ndarray, positions: np.ndarray, flags: np.ndarray, shown: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Choose a token for each line; see `Chooser`."""
+        """Choose a token for each line; see `TokenSampler`."""
         if (flags & _RANDOM).any():
             token_ids = self._draw(logits, rows, positions, flags, shown)
         else:

@@ -15,7 +15,7 @@ from quire.sample.ops.topk_topp import drop_below_inplace, min_p_threshold, top_
 from quire.sample.penalties import apply_penalties_inplace
 from quire.sample.ragged import line_blocks, take_lines, to_device
 from quire.sample.rng import uniform
-from quire.sample.states import Need, SamplingStates
+from quire.sample.states import FeatureFlag, SamplingStates
 from quire.sample.token_masks import IMPOSSIBLE
 
 
@@ -67,9 +67,9 @@ class TorchChooser:
     def choose(
         self, logits: torch.Tensor, rows: np.ndarray, positions: np.ndarray, flags: np.ndarray, shown: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Choose a token for each line; see `Chooser`."""
+        """Choose a token for each line; see `TokenSampler`."""
         token_ids, is_invalid = argmax(logits)
-        random = np.flatnonzero(flags & Need.RANDOM)
+        random = np.flatnonzero(flags & FeatureFlag.RANDOM)
         if len(random):
             filtered, drawn = self._draw_rows(logits, rows, positions, random)
             token_ids[random] = np.where(is_invalid[random], token_ids[random], drawn)
@@ -102,9 +102,9 @@ class TorchChooser:
         logits = self._states.apply_argmax_invariant(logits, rows)
         flags = self._states.flags[rows]
         filters = (
-            (Need.MIN_P, self._keep_min_p_inplace),
-            (Need.TOP_K, self._keep_top_k_inplace),
-            (Need.TOP_P, self._keep_top_p_inplace),
+            (FeatureFlag.MIN_P, self._keep_min_p_inplace),
+            (FeatureFlag.TOP_K, self._keep_top_k_inplace),
+            (FeatureFlag.TOP_P, self._keep_top_p_inplace),
         )
         for need, keep_inplace in filters:
             lines = np.flatnonzero(flags & need)

@@ -13,7 +13,7 @@ from quire.structured_output.schema.keywords import LISTS, MAPS, ONES
 _SAYS = frozenset(("additionalProperties", "unevaluatedProperties", "patternProperties"))
 
 
-def closed(schema: Any, *, always: bool = False) -> Any:
+def with_closed_objects(schema: Any, *, always: bool = False) -> Any:
     """`schema` with such objects closed.
 
     Args:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import torch
 
 from quire.kernels.native.elementwise import rms_norm
-from quire.kernels.native.kept_result import KeptResult
+from quire.kernels.native.reusable_output import ReusableOutput
 from quire.kernels.native.runtime import NativeRuntime
 
 
 def test_the_first_result_of_each_turn_takes_the_same_memory_and_grows_it_when_it_must():
-    runtime, kept, weight = NativeRuntime(), KeptResult(), torch.ones(8)
+    runtime, kept, weight = NativeRuntime(), ReusableOutput(), torch.ones(8)
     addresses = []
     for num_rows in (3, 2, 3, 700_000, 5):
         x = torch.randn(num_rows, 8)

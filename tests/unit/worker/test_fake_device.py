@@ -23,7 +23,7 @@ from quire.executor.uniproc import UniProcExecutor
 from quire.layers.kernels import TorchKernels
 from quire.models.interfaces import CausalLM
 from quire.platforms import Platform
-from quire.sample.ops.interface import Chooser
+from quire.sample.ops.interface import TokenSampler
 from quire.sample.ops.torch_ops import TorchSamplingOps
 from quire.sample.states import SamplingStates
 from quire.utils.memory import GIB
@@ -69,7 +69,7 @@ class FakeAttention(TorchReferenceBackend):
 
 
 class FakeSampling(TorchSamplingOps):
-    def make_chooser(self, states: SamplingStates) -> Chooser:
+    def make_chooser(self, states: SamplingStates) -> TokenSampler:
         calls["sampling"] += 1
         return super().make_chooser(states)
 

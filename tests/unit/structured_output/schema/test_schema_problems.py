@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from quire.structured_output.registry import capabilities_of
-from quire.structured_output.schema.additional_properties import closed
+from quire.structured_output.schema.additional_properties import with_closed_objects
 from quire.structured_output.schema.lengths import PLAIN, with_patterns
 from quire.structured_output.schema.problems import find_problem
 from quire.structured_output.schema.references import find_cycle
@@ -55,9 +55,9 @@ def test_annotations_and_what_forbids_nothing_pass():
 
 def test_objects_that_name_properties_are_closed_unless_they_say_otherwise_or_are_combined():
     inner = {"type": "object", "properties": {"properties": {"type": "null"}}}
-    assert closed({"items": inner}) == {"items": {**inner, "additionalProperties": False}}
+    assert with_closed_objects({"items": inner}) == {"items": {**inner, "additionalProperties": False}}
     for schema in ({**inner, "additionalProperties": True}, {"allOf": [inner, inner]}, {"enum": [inner]}):
-        assert closed(schema) == schema
+        assert with_closed_objects(schema) == schema
 
 
 def test_lengths_become_patterns_of_plain_characters():

@@ -1,4 +1,4 @@
-"""KeptResult: memory for a large result that is made anew in every step, such as logits. Made by its user."""
+"""ReusableOutput: memory for a large result that is made anew in every step, such as logits. Made by its user."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from quire.kernels.native.memory import huge_zeros
 from quire.kernels.native.runtime import NativeRuntime
 
 
-class KeptResult:
+class ReusableOutput:
     """Lends its memory to the first result of a kernel; the allocator would map and clear new pages each time."""
 
     def __init__(self) -> None:
