@@ -95,7 +95,7 @@ class AttentionBackend(ABC):
         kv_cache: torch.Tensor,
         metadata: AttentionMetadata,
     ) -> torch.Tensor:
-        """Write this step's keys and values to their slots, then attend causally over each request's pages.
+        """Write this step's keys and values to their slots, then attend causally over each request's blocks.
 
         Args:
             query: [num_tokens, num_heads, head_size].
@@ -107,15 +107,15 @@ class AttentionBackend(ABC):
         """
 
     def copy_pages(self, kv_caches: Sequence[torch.Tensor], source_ids: torch.Tensor, target_ids: torch.Tensor) -> None:
-        """Copy pages onto others in every layer's cache, in place.
+        """Copy blocks onto others in every layer's cache, in place.
 
         Args:
-            kv_caches: of shape [keys or values, page, ...] unless the backend says otherwise.
+            kv_caches: of shape [keys or values, block, ...] unless the backend says otherwise.
             source_ids, target_ids: [num_copies] int64 on the cache's device; targets are distinct and no source.
         """
         for kv_cache in kv_caches:
-            pages = kv_cache.view(torch.uint8)  # eight-bit floats cannot be indexed everywhere
-            pages[:, target_ids] = pages[:, source_ids]
+            blocks = kv_cache.view(torch.uint8)  # eight-bit floats cannot be indexed everywhere
+            blocks[:, target_ids] = blocks[:, source_ids]
 
     def forward_fused(
         self,

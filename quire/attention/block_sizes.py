@@ -1,4 +1,4 @@
-"""Tokens per page that each attention backend works best with. A table of its own, so that it loads without torch."""
+"""Tokens per block that each attention backend works best with. A table of its own, so that it loads without torch."""
 
 from __future__ import annotations
 

@@ -12,23 +12,23 @@ import torch
 
 from quire.attention.metadata import AttentionMetadata
 
-# Requests of up to this many pages share a tile whatever their lengths: one more tile costs more than the padding.
+# Requests of up to this many blocks share a tile whatever their lengths: one more tile costs more than the padding.
 SHORT_PAGES = 8
 
 
 @dataclass(frozen=True, slots=True)
 class DecodeTile:
-    """Requests with one query token each, padded to the same number of pages by repeating the last one.
+    """Requests with one query token each, padded to the same number of blocks by repeating the last one.
 
     Attributes:
         query_rows: [num_reqs] int64; their rows in the step's query tensor.
-        block_ids: [num_reqs * num_pages] int64; pages to gather, request by request.
+        block_ids: [num_reqs * num_pages] int64; blocks to gather, request by request.
         unwritten: [.] int64; gathered tokens that are no token of their request, so may hold anything.
         mask: [num_reqs, 1, 1, num_pages * block_size]; 0 where the query sees the token, else -inf.
     """
 
     num_reqs: int
-    num_pages: int
+    num_blocks: int
     query_rows: torch.Tensor
     block_ids: torch.Tensor
     unwritten: torch.Tensor
@@ -46,7 +46,7 @@ def plan_decode_tiles(
 ) -> list[DecodeTile]:
     """Divide `requests`, each with one query token, into tiles of at most `max_tile_pages` pages (or one request).
 
-    Only pages with a token that the query sees are gathered.
+    Only blocks with a token that the query sees are gathered.
 
     Args:
         requests: [.] indices into the metadata's requests.
@@ -54,29 +54,29 @@ def plan_decode_tiles(
     """
     seq_lens = metadata.seq_lens_np[requests].astype(np.int64)
     oldest_seen = np.maximum(seq_lens - sliding_window, 0) if sliding_window is not None else np.zeros_like(seq_lens)
-    first_pages = oldest_seen // block_size
-    num_pages = -(-seq_lens // block_size) - first_pages
+    first_blocks = oldest_seen // block_size
+    num_blocks = -(-seq_lens // block_size) - first_blocks
     tiles = []
-    for members in _tile_members(num_pages, max_tile_pages):
-        tile_pages = int(num_pages[members[0]])
-        last_pages = first_pages[members] + num_pages[members] - 1
-        columns = np.minimum(first_pages[members, None] + np.arange(tile_pages), last_pages[:, None])
-        positions = first_pages[members, None] * block_size + np.arange(tile_pages * block_size)
+    for members in _tile_members(num_blocks, max_tile_pages):
+        tile_pages = int(num_blocks[members[0]])
+        last_blocks = first_blocks[members] + num_blocks[members] - 1
+        columns = np.minimum(first_blocks[members, None] + np.arange(tile_pages), last_blocks[:, None])
+        positions = first_blocks[members, None] * block_size + np.arange(tile_pages * block_size)
         is_written = positions < seq_lens[members, None]
         is_seen = is_written & (positions >= oldest_seen[members, None])
         tiles.append(_make_tile(metadata, requests[members], columns, is_written, is_seen, dtype))
     return tiles
 
 
-def _tile_members(num_pages: np.ndarray, max_tile_pages: int) -> list[np.ndarray]:
-    """Indices of each tile's requests, longest first; a member fills at least half of its tile's pages, or is short."""
-    order = np.argsort(-num_pages, kind="stable")
+def _tile_members(num_blocks: np.ndarray, max_tile_pages: int) -> list[np.ndarray]:
+    """Indices of each tile's requests, longest first; a member fills half of its tile's blocks, or is short."""
+    order = np.argsort(-num_blocks, kind="stable")
     tiles, start = [], 0
     while start < len(order):
-        tile_pages = int(num_pages[order[start]])
+        tile_pages = int(num_blocks[order[start]])
         end = start + max(1, min(max_tile_pages // tile_pages, len(order) - start))
         if tile_pages > SHORT_PAGES:
-            is_long_enough = num_pages[order[start:end]] * 2 >= tile_pages
+            is_long_enough = num_blocks[order[start:end]] * 2 >= tile_pages
             end = start + int(is_long_enough.sum())
         tiles.append(order[start:end])
         start = end
@@ -92,13 +92,13 @@ def _make_tile(
     dtype: torch.dtype,
 ) -> DecodeTile:
     device = metadata.block_table.device
-    num_reqs, num_pages = columns.shape
+    num_reqs, num_blocks = columns.shape
     rows = torch.from_numpy(requests.astype(np.int64)).to(device)
     block_ids = metadata.block_table.index_select(0, rows).long().gather(1, torch.from_numpy(columns).to(device))
     mask = torch.from_numpy(np.where(is_seen, np.float32(0.0), np.float32(-np.inf)))
     return DecodeTile(
         num_reqs=num_reqs,
-        num_pages=num_pages,
+        num_blocks=num_blocks,
         query_rows=torch.from_numpy(metadata.query_start_loc_np[requests].astype(np.int64)).to(device),
         block_ids=block_ids.flatten(),
         unwritten=torch.from_numpy(np.flatnonzero(~is_written)).to(device),

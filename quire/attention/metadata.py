@@ -1,4 +1,4 @@
-"""Where this step's queries are and which pages their keys live in. Built once per step by the worker."""
+"""Where this step's queries are and which blocks their keys live in. Built once per step by the worker."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ class AttentionMetadata:
             query_start_loc[i] .. query_start_loc[i + 1] - 1.
         query_start_loc: [num_reqs + 1] int32.
         seq_lens: [num_reqs] int32; tokens in the cache after this step's were written.
-        block_table: [num_reqs, max_blocks_per_req] int32; page of each block of tokens, 0 beyond the end.
-        slot_mapping: [num_tokens] int64; where each token's key and value go: page * block_size + offset.
+        block_table: [num_reqs, max_blocks_per_req] int32; block of each block of tokens, 0 beyond the end.
+        slot_mapping: [num_tokens] int64; where each token's key and value go: block * block_size + offset.
         query_start_loc_np, seq_lens_np: the same values on the host.
         max_query_len, max_seq_len: in tokens.
     """

@@ -1,4 +1,4 @@
-"""The KV cache: page size, how much memory, prefix caching."""
+"""The KV cache: block size, how much memory, prefix caching."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who hears of the prefix cache's pages, and where. Read from the JSON of `kv_events_config`; names are vLLM's."""
+"""Who hears of the prefix cache's blocks, and where. Read from the JSON of `kv_events_config`; names are vLLM's."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ class ResolveContext:
     Attributes:
         platform: the machine.
         usage: who runs the engine.
-        block_sizes: attention backend -> tokens per page it prefers.
+        block_sizes: attention backend -> tokens per block it prefers.
         kernel_tiers: tier of the native kernels -> why it does not run here, None = it does; best first. Empty
             where they are not built.
     """
@@ -81,7 +81,7 @@ def resolve(
         platform: the machine, with the device chosen (`detect_platform(config.device.device)`).
         arch: the model's shape.
         usage: who runs the engine.
-        block_sizes: attention backend -> tokens per page it prefers; default: 16 for each.
+        block_sizes: attention backend -> tokens per block it prefers; default: 16 for each.
         kernel_tiers: tier of the native kernels -> why it does not run here, None = it does; best first.
 
     Raises:

@@ -12,24 +12,24 @@ import msgspec
 
 
 class MissReason(IntEnum):
-    """Why the hit ended before the last page that could have been used; `str()` is the name users see."""
+    """Why the hit ended before the last block that could have been used; `str()` is the name users see."""
 
-    COLD = 1  # no page like this is known
-    EVICTED = 2  # it was cached, and its page was needed
-    DIFFERENT_TOKEN = 3  # a page that follows the same prefix differs from `position` on
-    TEMPLATE_CHANGED = 4  # the same, and that page's prompt was made by another chat template
+    COLD = 1  # no block like this is known
+    EVICTED = 2  # it was cached, and its block was needed
+    DIFFERENT_TOKEN = 3  # a block that follows the same prefix differs from `position` on
+    TEMPLATE_CHANGED = 4  # the same, and that block's prompt was made by another chat template
     OTHER_SALT = 5  # the same tokens are cached under another cache_salt
     OTHER_TENANT = 6  # the same tokens are cached for another tenant
     ADAPTER = 7  # the same tokens are cached for another adapter
-    BELOW_ONE_PAGE = 8  # the prompt has no full page that leaves a token to compute
-    LAST_TOKEN = 9  # all is cached, but one token must be computed, and with it its page
+    BELOW_ONE_PAGE = 8  # the prompt has no full block that leaves a token to compute
+    LAST_TOKEN = 9  # all is cached, but one token must be computed, and with it its block
     CACHING_OFF = 10  # enable_prefix_caching is off
     READING_SKIPPED = 11  # the request asked for it
     PROMPT_LOGPROBS = 12  # every position of the prompt must be computed
-    NO_STORE = 13  # who computed the page before asked for it not to be kept
-    STILL_COMPUTING = 14  # a running request is about to fill the page
+    NO_STORE = 13  # who computed the block before asked for it not to be kept
+    STILL_COMPUTING = 14  # a running request is about to fill the block
     CACHE_RESET = 15  # it was cached before the cache was reset
-    PREEMPTED = 16  # the request lost its pages to others and computes them again
+    PREEMPTED = 16  # the request lost its blocks to others and computes them again
 
     def __str__(self) -> str:
         return self.name.lower()
@@ -40,9 +40,9 @@ class CacheMiss:
     """Why and where a hit ended.
 
     Attributes:
-        reason: as far as it follows from pages of the request's own salt and tenant.
+        reason: as far as it follows from blocks of the request's own salt and tenant.
         position: first token of the request that differs from what is cached, or that was not found.
-        operator_reason: what is also known, from pages that the request may not learn of; None = nothing.
+        operator_reason: what is also known, from blocks that the request may not learn of; None = nothing.
     """
 
     reason: MissReason
@@ -68,7 +68,7 @@ class PrefixCacheInfo(msgspec.Struct, frozen=True):
 
     @property
     def reason(self) -> str | None:
-        """Why no more was found, pages of other salts and tenants considered; None = nothing was missed."""
+        """Why no more was found, blocks of other salts and tenants considered; None = nothing was missed."""
         return None if self.miss is None else str(self.miss.full_reason)
 
     @property

@@ -1,4 +1,4 @@
-"""The salt that keeps a tenant's pages of the prefix cache apart from others'. Pure functions."""
+"""The salt that keeps a tenant's blocks of the prefix cache apart from others'. Pure functions."""
 
 from __future__ import annotations
 

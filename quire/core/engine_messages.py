@@ -52,13 +52,13 @@ class EngineCoreRequest:
         tenant_weight: the tenant's share of the engine, relative to those of others; more than 0.
         tenant_policy: order of the tenant's own requests: fcfs, priority, shortest.
         queue_timeout_s: it ends when it has waited so many seconds without ever running; 0 = it waits.
-        cache_salt: requests share cached pages only with requests of the same salt.
-        num_shared_tokens: full pages of so many first tokens of the prompt are shared whatever the salt.
+        cache_salt: requests share cached blocks only with requests of the same salt.
+        num_shared_tokens: full blocks of so many first tokens of the prompt are shared whatever the salt.
         template_id: names the chat template that made the prompt; 0 = none did.
         output_token_ids: [num_output_tokens] int32; what it has put out already, when it is continued; None = nothing.
             Fewer than `max_tokens`. Counted by limits, penalties and positions as if it had never been interrupted.
         fork_group: handle of the first of several requests with the same prompt and salt: the prompt is computed for
-            one of them, and the others share its pages. None = it has no siblings.
+            one of them, and the others share its blocks. None = it has no siblings.
     """
 
     handle: int

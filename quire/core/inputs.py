@@ -37,7 +37,7 @@ PARTS_NOT_YET = (
 
 @dataclass(frozen=True, slots=True)
 class TextPrompt:
-    """A prompt to be tokenized; requests share cached pages only with requests of the same `cache_salt`.
+    """A prompt to be tokenized; requests share cached blocks only with requests of the same `cache_salt`.
 
     `template_id` names the chat template that made it; 0 = none did.
     """
@@ -51,7 +51,7 @@ class TextPrompt:
 class TokensPrompt:
     """A prompt of token ids, at least one, each in [0, 2**31); `prompt` is its text when the caller has it.
 
-    Full pages of its first `num_shared_tokens` tokens are shared whatever the salt. `template_id` as of `TextPrompt`.
+    Full blocks of its first `num_shared_tokens` tokens are shared whatever the salt. `template_id` as of `TextPrompt`.
     """
 
     prompt_token_ids: tuple[int, ...]

@@ -1,4 +1,4 @@
-"""What other programs hear of the prefix cache: pages stored, removed, all cleared. Values only.
+"""What other programs hear of the prefix cache: blocks stored, removed, all cleared. Values only.
 
 The form is that of vLLM 0.31: a batch is a msgpack array, each event in it a map with its name under "type".
 """
@@ -8,23 +8,23 @@ from __future__ import annotations
 import msgspec
 
 BlockHash = int
-"""The last 64 bits of a page's name, unsigned."""
+"""The last 64 bits of a block's name, unsigned."""
 
 MEDIUM = "GPU"
-"""Where the pages are: the tier that the model computes from, whatever the device is. Consumers know this word."""
+"""Where the blocks are: the tier that the model computes from, whatever the device is. Consumers know this word."""
 
 
 class BlockStored(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
-    """Pages that follow one another can be found.
+    """Blocks that follow one another can be found.
 
     Attributes:
-        block_hashes: names of the pages, in order.
-        parent_block_hash: name of the page before the first; None = it is the first of its prompt.
-        token_ids: of all pages together.
-        block_size: tokens per page.
+        block_hashes: names of the blocks, in order.
+        parent_block_hash: name of the block before the first; None = it is the first of its prompt.
+        token_ids: of all blocks together.
+        block_size: tokens per block.
         lora_id, lora_name: adapter.
         medium: where they are.
-        extra_keys: for each page what else decides its content, such as ["cache_salt", ...]; None = nothing for any.
+        extra_keys: for each block what else decides its content, such as ["cache_salt", ...]; None = nothing for any.
         group_idx: KV cache group, where there are several.
     """
 
@@ -40,7 +40,7 @@ class BlockStored(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
 
 
 class BlockRemoved(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
-    """Pages can no longer be found."""
+    """Blocks can no longer be found."""
 
     block_hashes: list[BlockHash]
     medium: str | None
@@ -48,7 +48,7 @@ class BlockRemoved(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
 
 
 class AllBlocksCleared(msgspec.Struct, frozen=True, tag=True):
-    """No page can be found any longer."""
+    """No block can be found any longer."""
 
 
 KVEvent = BlockStored | BlockRemoved | AllBlocksCleared

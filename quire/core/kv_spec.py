@@ -20,9 +20,9 @@ class KVCacheSpec(ABC):
     """What one layer needs from the KV cache.
 
     Attributes:
-        block_size: tokens per page; one for all layers of a model.
-        keeps_sequence: pages are kept for the whole sequence, so memory grows with it.
-        is_shareable: a sequence that begins alike can use the pages of its prefix.
+        block_size: tokens per block; one for all layers of a model.
+        keeps_sequence: blocks are kept for the whole sequence, so memory grows with it.
+        is_shareable: a sequence that begins alike can use the blocks of its prefix.
     """
 
     __slots__ = ()
@@ -34,14 +34,14 @@ class KVCacheSpec(ABC):
     @property
     @abstractmethod
     def page_size_bytes(self) -> int:
-        """Bytes of one page."""
+        """Bytes of one block."""
 
     @abstractmethod
     def most_blocks(self, max_chunk_tokens: int) -> int | None:
-        """Most pages that a request holds at once, when a step computes at most `max_chunk_tokens` of it; None = all.
+        """Most blocks that a request holds at once, when a step computes at most `max_chunk_tokens` of it; None = all.
 
-        Pages are freed once neither the newest computed query saw them nor a later one does, so a request holds what
-        that query saw and the step's own tokens, wherever these begin in a page.
+        Blocks are freed once neither the newest computed query saw them nor a later one does, so a request holds what
+        that query saw and the step's own tokens, wherever these begin in a block.
         """
 
     @abstractmethod
@@ -49,7 +49,7 @@ class KVCacheSpec(ABC):
         """What it is, for a message."""
 
     def unwindowed(self) -> KVCacheSpec:
-        """What the layer needs when windows are only masked and no page is freed behind them."""
+        """What the layer needs when windows are only masked and no block is freed behind them."""
         return self
 
     def within(self, max_model_len: int) -> KVCacheSpec:
@@ -62,7 +62,7 @@ class AttentionSpec(KVCacheSpec):
     """Keys and values by head: the base of the kinds of attention that differ in which tokens a query sees.
 
     Attributes:
-        block_size: tokens per page.
+        block_size: tokens per block.
         num_kv_heads: key/value heads on this rank.
         head_size: elements per head.
         dtype_bytes: bytes per element.
@@ -75,7 +75,7 @@ class AttentionSpec(KVCacheSpec):
 
     @property
     def page_size_bytes(self) -> int:
-        """Bytes of one page: keys and values."""
+        """Bytes of one block: keys and values."""
         return 2 * self.block_size * self.num_kv_heads * self.head_size * self.dtype_bytes
 
 
@@ -106,7 +106,7 @@ class LocalAttentionSpec(AttentionSpec):
 
     def most_blocks(self, max_chunk_tokens: int) -> int:
         """As `KVCacheSpec`."""
-        return max_pages_touched(self.num_tokens_seen + max_chunk_tokens, self.block_size)
+        return max_blocks_touched(self.num_tokens_seen + max_chunk_tokens, self.block_size)
 
     def unwindowed(self) -> KVCacheSpec:
         """As `KVCacheSpec`."""
@@ -157,7 +157,7 @@ class MLAAttentionSpec(KVCacheSpec):
     """Latent attention: one vector a token, from which every head's keys and values are made; all are seen.
 
     Attributes:
-        block_size: tokens per page.
+        block_size: tokens per block.
         head_size: elements of the vector, those that carry the position included.
         dtype_bytes: bytes per element.
     """
@@ -168,7 +168,7 @@ class MLAAttentionSpec(KVCacheSpec):
 
     @property
     def page_size_bytes(self) -> int:
-        """Bytes of one page."""
+        """Bytes of one block."""
         return self.block_size * self.head_size * self.dtype_bytes
 
     def most_blocks(self, max_chunk_tokens: int) -> int | None:
@@ -182,15 +182,15 @@ class MLAAttentionSpec(KVCacheSpec):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MambaSpec(KVCacheSpec):
-    """Recurrent layers: a state of constant size per sequence, in one page, overwritten by every token.
+    """Recurrent layers: a state of constant size per sequence, in one block, overwritten by every token.
 
     Only the newest state is kept, so no other sequence can begin with that of a prefix.
 
     Attributes:
-        block_size: tokens per page of the layers beside it; its own page holds a state whatever that is.
+        block_size: tokens per block of the layers beside it; its own block holds a state whatever that is.
         shapes: of the tensors that make up the state of one sequence.
         dtype_bytes: bytes per element, of each tensor.
-        page_size_padded: bytes of one page where other layers' pages are larger; None = the state's own.
+        page_size_padded: bytes of one block where other layers' blocks are larger; None = the state's own.
     """
 
     block_size: int
@@ -208,7 +208,7 @@ class MambaSpec(KVCacheSpec):
 
     @property
     def page_size_bytes(self) -> int:
-        """Bytes of one page: the state, and what pads it."""
+        """Bytes of one block: the state, and what pads it."""
         return self.state_bytes if self.page_size_padded is None else self.page_size_padded
 
     def most_blocks(self, max_chunk_tokens: int) -> int | None:
@@ -242,8 +242,8 @@ def spec_from_fields(fields: Any) -> KVCacheSpec:
     raise ValueError("not a known type of KV cache spec")
 
 
-def max_pages_touched(num_tokens: int, block_size: int) -> int:
-    """Pages that `num_tokens` (at least one) consecutive tokens lie in, at worst."""
+def max_blocks_touched(num_tokens: int, block_size: int) -> int:
+    """Blocks that `num_tokens` (at least one) consecutive tokens lie in, at worst."""
     return -(-(num_tokens - 1) // block_size) + 1
 
 
@@ -251,7 +251,7 @@ def max_pages_touched(num_tokens: int, block_size: int) -> int:
 class KVCacheGroupSpec:
     """Layers that share one block table.
 
-    `spec` says which pages are kept: a window of its own is only set where pages that left it may be freed.
+    `spec` says which blocks are kept: a window of its own is only set where blocks that left it may be freed.
     """
 
     layer_names: tuple[str, ...]
@@ -259,18 +259,18 @@ class KVCacheGroupSpec:
 
     @property
     def page_size_bytes(self) -> int:
-        """Bytes of one page id in every layer of the group."""
+        """Bytes of one block id in every layer of the group."""
         return self.spec.page_size_bytes * len(self.layer_names)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KVCacheConfig:
-    """The divided cache: `num_blocks` page ids, of which id 0 is the null page and never given out.
+    """The divided cache: `num_blocks` block ids, of which id 0 is the null block and never given out.
 
-    A page id belongs to one group at a time. Layer j of every group keeps its pages in the same tensor (slot j), so a
-    page id is one page in each slot; a group of fewer layers leaves the last slots of its pages unused. A group that
+    A block id belongs to one group at a time. Layer j of every group keeps its blocks in the same tensor (slot j), so a
+    block id is one block in each slot; a group of fewer layers leaves the last slots of its blocks unused. A group that
     keeps whole sequences comes first, and there is at most one.
-    `num_swap_blocks` pages of the same shape are in the swap space, all of them usable.
+    `num_swap_blocks` blocks of the same shape are in the swap space, all of them usable.
     """
 
     num_blocks: int
@@ -279,10 +279,10 @@ class KVCacheConfig:
 
     @property
     def page_size_bytes(self) -> int:
-        """Bytes of one page id, all slots together."""
+        """Bytes of one block id, all slots together."""
         return max(group.page_size_bytes for group in self.groups)
 
     @property
     def block_size(self) -> int:
-        """Tokens per page."""
+        """Tokens per block."""
         return self.groups[0].spec.block_size

@@ -1,7 +1,7 @@
-"""Pages that travel between the KV cache and a tier behind it (another process, a disk, a dictionary), as messages.
+"""Blocks that travel between the KV cache and a tier behind it (another process, a disk, a dictionary), as messages.
 
 Made by the scheduler's half of a tier, carried out by the worker's half, reported back with a later step. A swap, whose
-host pages the scheduler numbers itself, has `PageCopies` of its own.
+host blocks the scheduler numbers itself, has `BlockCopies` of its own.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ import numpy as np
 
 
 @dataclass(frozen=True, slots=True)
-class PageTransfer:
-    """Whole pages that are loaded from a tier, or saved to it.
+class BlockTransfer:
+    """Whole blocks that are loaded from a tier, or saved to it.
 
     Attributes:
         transfer_id: by which it is reported; unique within an engine core.
-        keys: the tier's name of each page.
-        block_ids: [num_pages] int32; the pages of the cache. They belong to the transfer until it is reported.
-        is_async: no row reads or writes the pages before it is reported; False = the step that carries it needs them.
+        keys: the tier's name of each block.
+        block_ids: [num_pages] int32; the blocks of the cache. They belong to the transfer until it is reported.
+        is_async: no row reads or writes the blocks before it is reported; False = the step that carries it needs them.
     """
 
     transfer_id: int
@@ -32,8 +32,8 @@ class PageTransfer:
 class KVTransferMeta:
     """Transfers that begin with a step, before it computes."""
 
-    loads: tuple[PageTransfer, ...] = ()
-    saves: tuple[PageTransfer, ...] = ()
+    loads: tuple[BlockTransfer, ...] = ()
+    saves: tuple[BlockTransfer, ...] = ()
 
     def __bool__(self) -> bool:
         return bool(self.loads or self.saves)
@@ -41,7 +41,7 @@ class KVTransferMeta:
 
 @dataclass(frozen=True, slots=True)
 class KVTransferResults:
-    """Ids of transfers that have ended since the last report; pages of a failed load hold anything."""
+    """Ids of transfers that have ended since the last report; blocks of a failed load hold anything."""
 
     done: tuple[int, ...] = ()
     failed: tuple[int, ...] = ()

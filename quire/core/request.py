@@ -10,7 +10,7 @@ import numpy as np
 from quire.core.engine_messages import EngineCoreRequest, FinishReason
 
 ExtraKeys = tuple[tuple[str, str], ...]
-"""What besides its tokens decides a page's content, as (kind, value): ("cache_salt", s), later ("lora", name), ..."""
+"""What besides its tokens decides a block's content, as (kind, value): ("cache_salt", s), later ("lora", name), ..."""
 
 
 class RequestStatus(IntEnum):
@@ -50,17 +50,17 @@ class Request:
         rank: its place in the order in which requests are served (`scheduler.policy`), unique.
         tenant_slot: whose it is, where tenants share (`scheduler.fair_order`).
         stop_token_ids: ids that end it, EOS apart.
-        extra_keys: page number -> what besides tokens decides its content; only pages that have such keys. Set by the
-            KV cache manager, as page numbers are its own.
+        extra_keys: block number -> what besides tokens decides its content; only blocks that have such keys. Set by the
+            KV cache manager, as block numbers are its own.
         status: where it stands.
         row: its row, -1 when it has none.
         num_preemptions: how often it lost its row.
         num_cached_tokens: prompt tokens found in the prefix cache at first admission; -1 before it.
         num_computed_tokens: tokens that were computed when it lost its row last.
         num_prompt_logprobs_sent: prompt positions whose log-probabilities went out; a recomputed prompt repeats none.
-        page_tokens: tokens of each full page of `token_ids`, in order, as the prefix tree has them; empty until
+        block_tokens: tokens of each full block of `token_ids`, in order, as the prefix tree has them; empty until
             they are looked for.
-        block_hashes: names of its first full pages, as far as they were asked for (`KVCacheManager.name_pages`).
+        block_hashes: names of its first full blocks, as far as they were asked for (`KVCacheManager.name_blocks`).
     """
 
     message: EngineCoreRequest
@@ -75,7 +75,7 @@ class Request:
     num_cached_tokens: int = -1
     num_computed_tokens: int = 0
     num_prompt_logprobs_sent: int = 0
-    page_tokens: list[bytes] = field(default_factory=list)
+    block_tokens: list[bytes] = field(default_factory=list)
     block_hashes: list[bytes] = field(default_factory=list)
 
     @classmethod

@@ -19,7 +19,7 @@ class RequestOptions:
         priority: lower runs first, where the scheduling policy looks at it.
         tenant: whose it is, for scheduling_policy="fair".
         queue_timeout: seconds that it may wait without ever running; 0 = any, None = as the settings say.
-        cache_salt: requests share cached pages only with requests of the same salt; None = that of the prompt, if any.
+        cache_salt: requests share cached blocks only with requests of the same salt; None = that of the prompt, if any.
         add_special_tokens: write what the tokenizer puts around a text.
     """
 

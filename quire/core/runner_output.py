@@ -27,7 +27,7 @@ class ModelRunnerOutput:
         errors: row -> what went wrong, for sampling rows whose token means nothing (the model gave NaN, or no
             token was possible): the token is not to be used and the request ends with an error.
         swap_out_s, swap_in_s: seconds that the step's swaps took; None = it had none, or they were not measured.
-        kv_transfers: pages that were loaded or saved since the last report; None = there is no tier to do so.
+        kv_transfers: blocks that were loaded or saved since the last report; None = there is no tier to do so.
     """
 
     rows: np.ndarray

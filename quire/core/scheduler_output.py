@@ -26,7 +26,7 @@ class NewRequestData:
         sampling_params: normalised; `max_tokens` is a number.
         seed: 64-bit key of the request's random numbers (never None: unseeded requests were given one).
         eos_token_id: masked by `min_tokens`, together with the stop ids; -1 = none.
-        block_ids: per KV cache group: [num_blocks] int32; pages 0.. of the request, cached ones included.
+        block_ids: per KV cache group: [num_blocks] int32; blocks 0.. of the request, cached ones included.
     """
 
     row: int
@@ -41,7 +41,7 @@ class NewRequestData:
 
 @dataclass(frozen=True, slots=True)
 class NewBlocks:
-    """Pages appended to running rows in this step, for one KV cache group: table[rows, columns] = block_ids.
+    """Blocks appended to running rows in this step, for one KV cache group: table[rows, columns] = block_ids.
 
     All three are [num_new_blocks] int32.
     """
@@ -51,7 +51,7 @@ class NewBlocks:
     block_ids: np.ndarray
 
     def followed_by(self, others: NewBlocks) -> NewBlocks:
-        """These pages and those that were appended after them."""
+        """These blocks and those that were appended after them."""
         if not len(others.rows):
             return self
         return NewBlocks(
@@ -62,8 +62,8 @@ class NewBlocks:
 
 
 @dataclass(frozen=True, slots=True)
-class PageCopies:
-    """Pages to be copied onto others, in every layer. Both are [num_copies] int32; no target is a source."""
+class BlockCopies:
+    """Blocks to be copied onto others, in every layer. Both are [num_copies] int32; no target is a source."""
 
     source_ids: np.ndarray
     target_ids: np.ndarray
@@ -73,7 +73,7 @@ class PageCopies:
 
 
 _NO_IDS = np.empty(0, dtype=np.int32)
-NO_PAGE_COPIES = PageCopies(_NO_IDS, _NO_IDS)
+NO_BLOCK_COPIES = BlockCopies(_NO_IDS, _NO_IDS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,14 +133,14 @@ class SchedulerOutput:
         drafts.counts        [2, 0]
 
     The receiver applies `row_updates`, then `freed_rows`, then `swap_outs`, then `swap_ins`, then `new_reqs`, then
-    `new_blocks`, then `page_copies`, then computes the tokens. So a page may be swapped out, given to another request
+    `new_blocks`, then `block_copies`, then computes the tokens. So a block may be swapped out, given to another request
     and written in one step.
 
     Attributes:
         step: number of the step, from 0.
         freed_rows: [.] int32; rows whose request finished, was aborted or preempted since the last message.
         new_reqs: requests placed on rows.
-        new_blocks: per KV cache group, pages appended to rows that were already placed.
+        new_blocks: per KV cache group, blocks appended to rows that were already placed.
         rows: [num_reqs] int32; rows that compute in this step, in the order of the batch, distinct.
         num_scheduled_tokens: [num_reqs] int32, each >= 1.
         num_computed_tokens: [num_reqs] int32; tokens whose KV is in the cache before this step.
@@ -149,12 +149,12 @@ class SchedulerOutput:
         is_sampling: [num_reqs] bool; the row's newest token is scheduled, so a token is sampled, and after each draft
             that is what was sampled one more.
         total_num_scheduled_tokens: sum of `num_scheduled_tokens`.
-        page_copies: partly filled pages that a request takes over from another one and is about to write to.
-        swap_outs: pages of the cache, copied to pages of the swap space.
-        swap_ins: pages of the swap space, copied to pages of the cache.
+        block_copies: partly filled blocks that a request takes over from another one and is about to write to.
+        swap_outs: blocks of the cache, copied to blocks of the swap space.
+        swap_ins: blocks of the swap space, copied to blocks of the cache.
         row_updates: rows of beam searches that took over others.
         drafts: draft tokens; None = no row has any.
-        kv_transfers: pages loaded from tiers behind the cache, and saved to them, after `swap_ins`; None = none are.
+        kv_transfers: blocks loaded from tiers behind the cache, and saved to them, after `swap_ins`; None = none are.
     """
 
     step: int
@@ -167,9 +167,9 @@ class SchedulerOutput:
     is_prefill: np.ndarray
     is_sampling: np.ndarray
     total_num_scheduled_tokens: int
-    page_copies: PageCopies = NO_PAGE_COPIES
-    swap_outs: PageCopies = NO_PAGE_COPIES
-    swap_ins: PageCopies = NO_PAGE_COPIES
+    block_copies: BlockCopies = NO_BLOCK_COPIES
+    swap_outs: BlockCopies = NO_BLOCK_COPIES
+    swap_ins: BlockCopies = NO_BLOCK_COPIES
     row_updates: RowUpdates = NO_ROW_UPDATES
     drafts: DraftTokens | None = None
     kv_transfers: KVTransferMeta | None = None

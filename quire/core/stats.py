@@ -43,7 +43,7 @@ class SchedulerStats:
     Attributes:
         num_first_tokens: tokens sampled at the end of a prompt, which the step did not compute; all others sampled are
             among `num_scheduled_tokens`, as the tokens before them are.
-        num_swap_preemptions: those of `num_preemptions` whose pages went to the swap space.
+        num_swap_preemptions: those of `num_preemptions` whose blocks went to the swap space.
         swapped_out_bytes, swapped_in_bytes: copied to the swap space and back.
         kv_event_batches_dropped: batches of KV events that were not sent, as too many waited.
     """

@@ -48,7 +48,7 @@ class CoreSetup(msgspec.Struct, frozen=True):
         config: resolved.
         logits_processors: "module:Class" each.
         input_address, output_address: ZMQ endpoints to connect to.
-        progress_path: file of the progress page.
+        progress_path: file of the progress block.
         parent_pid: whose child it is.
     """
 
@@ -64,7 +64,7 @@ class CoreReady(msgspec.Struct, frozen=True, tag="ready"):
     """The core is built.
 
     Attributes:
-        num_blocks: its KV cache in pages.
+        num_blocks: its KV cache in blocks.
         start_phases: (name, seconds) of each phase of its process's start.
     """
 

@@ -242,7 +242,7 @@ class AsyncLLM(EngineClient):
         await self._supervisor.check_health()
 
     async def reset_prefix_cache(self, reset_running_requests: bool = False) -> bool:
-        """Forget all cached pages, those of running requests if asked; False while any page is in use."""
+        """Forget all cached blocks, those of running requests if asked; False while any block is in use."""
         self._require_alive()
         self._supervisor.attach()
         return bool(await self._supervisor.call("reset_prefix_cache", reset_running_requests))

@@ -33,7 +33,7 @@ class EngineCore:
 
     Args:
         recovery: what to do when a step raises; its gate is the scheduler's.
-        num_blocks: pages of the KV cache, for whoever asks.
+        num_blocks: blocks of the KV cache, for whoever asks.
         on_step: called with the number of tokens of each step, before it runs.
         clock: seconds, for the duration of steps.
         grammars: of structured requests; None = requests have none.
@@ -70,7 +70,7 @@ class EngineCore:
         self._grammars.add(request)
 
     def abort_requests(self, handles: Iterable[int]) -> None:
-        """End requests; their pages are free before the next step."""
+        """End requests; their blocks are free before the next step."""
         self._scheduler.finish_requests(handles, FinishReason.ABORT)
 
     def step(self) -> EngineCoreOutputs | None:
@@ -124,7 +124,7 @@ class EngineCore:
         return self._scheduler.has_unfinished_requests()
 
     def reset_prefix_cache(self, reset_running_requests: bool = False) -> bool:
-        """Forget all cached pages, those of running requests if asked; False while any page is in use."""
+        """Forget all cached blocks, those of running requests if asked; False while any block is in use."""
         is_done = self._scheduler.reset_prefix_cache(reset_running_requests)
         self._kv_events.flush()
         return is_done

@@ -65,12 +65,12 @@ def build_core(
     num_blocks = setup.kv_cache.num_blocks
     if config.observability.flight_recorder is None:
         scheduler: SchedulerInterface = make_scheduler(setup, gates=gates, tier=kv_tier)
-        kv_events = start_kv_events(config.observability.kv_events, setup.kv_cache, scheduler.watch_pages)
+        kv_events = start_kv_events(config.observability.kv_events, setup.kv_cache, scheduler.watch_blocks)
         return EngineCore(executor, scheduler, recovery, num_blocks, on_step, grammars=grammars, kv_events=kv_events)
     if kv_tier is not None:
         raise UnsupportedError("a recording does not hold what a KV tier decides", hint="leave out --flight-recorder")
     recorded = RecordedScheduler(setup, _make_writer(config, setup), gates)
-    kv_events = start_kv_events(config.observability.kv_events, setup.kv_cache, recorded.watch_pages)
+    kv_events = start_kv_events(config.observability.kv_events, setup.kv_cache, recorded.watch_blocks)
     return EngineCore(
         executor, recorded, recovery, num_blocks, on_step, grammars=grammars, on_shutdown=recorded.close,
         kv_events=kv_events,

@@ -28,7 +28,7 @@ from quire.structured_output.restrictions import check_ends
 from quire.tokenization.tokenizer import Tokenizer
 
 ResolveForm = Callable[[StructuredOutputsParams, str], StructuredOutputsParams]
-"""`resolve_structured_outputs`, given the form and the salt of the request's pages."""
+"""`resolve_structured_outputs`, given the form and the salt of the request's blocks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

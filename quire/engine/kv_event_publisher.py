@@ -2,7 +2,7 @@
 
 A message is (topic, sequence number as 8 bytes big endian, batch in msgpack). A thread of its own sends; the engine's
 step only appends to a bounded queue. What does not fit is dropped and counted, and the next batch says first that all
-was cleared, so that no consumer believes in pages that are gone. Owns the thread, its sockets and the last batches.
+was cleared, so that no consumer believes in blocks that are gone. Owns the thread, its sockets and the last batches.
 """
 
 from __future__ import annotations
@@ -218,12 +218,12 @@ class KVEventPublisher:
 
 
 def start_kv_events(
-    config: KVEventsConfig, kv_cache_config: KVCacheConfig, watch_pages: Callable[[KVEventRecorder], None]
+    config: KVEventsConfig, kv_cache_config: KVCacheConfig, watch_blocks: Callable[[KVEventRecorder], None]
 ) -> KVEventFlusher:
-    """Publish what becomes of pages, as `config` says.
+    """Publish what becomes of blocks, as `config` says.
 
     Args:
-        watch_pages: has a recorder told.
+        watch_blocks: has a recorder told.
 
     Raises:
         UnsupportedError: no layer of the model keeps whole sequences.
@@ -245,6 +245,6 @@ def start_kv_events(
         )  # fmt: skip
     recorder = KVEventRecorder(kv_cache_config.block_size, 0 if len(groups) > 1 else None)
     publisher = KVEventPublisher(config, recorder)
-    watch_pages(recorder)
+    watch_blocks(recorder)
     logger.info("KV events at %s, replay at %s", publisher.endpoint, publisher.replay_endpoint)
     return publisher

@@ -180,7 +180,7 @@ class LLMEngine:
         return len(self._front)
 
     def reset_prefix_cache(self, reset_running_requests: bool = False) -> bool:
-        """Forget all cached pages, those of running requests if asked; False while any page is in use."""
+        """Forget all cached blocks, those of running requests if asked; False while any block is in use."""
         self._require_alive()
         return self._client.reset_prefix_cache(reset_running_requests)
 

@@ -77,7 +77,7 @@ class EngineStart:
 
 
 def with_num_blocks(config: QuireConfig, num_blocks: int) -> QuireConfig:
-    """`config` for a core that replaces one with so many pages: the memory is not divided anew.
+    """`config` for a core that replaces one with so many blocks: the memory is not divided anew.
 
     What is free may be less by then, and a request that was taken must still fit; a core that finds too little free
     memory says so and does not start.

@@ -103,7 +103,7 @@ def built_in_names() -> Mapping[PluginKind, Sequence[str]]:
 
 
 def block_sizes(backend: str) -> Mapping[str, int]:
-    """Tokens per page that attention backends prefer, `backend` among them, which is loaded where it is a plugin's.
+    """Tokens per block that attention backends prefer, `backend` among them, which is loaded where it is a plugin's.
 
     Raises:
         ConfigError: the plugin cannot be used.

@@ -78,7 +78,7 @@ class EngineClient(Protocol):
         """Return if the engine can serve; raises `EngineDeadError` otherwise."""
 
     async def reset_prefix_cache(self, reset_running_requests: bool = False) -> bool:
-        """Forget all cached pages, those of running requests if asked; False while any page is in use."""
+        """Forget all cached blocks, those of running requests if asked; False while any block is in use."""
 
     async def pause_generation(self) -> None:
         """Stop running steps; requests wait."""

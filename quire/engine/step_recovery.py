@@ -44,7 +44,7 @@ class StepRecovery:
         """A step of `scheduler` raised `error`; raises it again when it cannot be the requests."""
         handles = scheduler.abandon_step(step)
         if not len(step.handles):
-            raise error  # a step that moved pages and computed nothing
+            raise error  # a step that moved blocks and computed nothing
         faulty = self._bisector.report_failure(handles)
         logger.error("a step of %d requests failed: %s: %s", len(handles), type(error).__name__, error)
         if faulty is None or handles != [faulty]:

@@ -307,7 +307,8 @@ class Supervisor:
 
     def _restart_limit_error(self, reason: str) -> EngineDeadError:
         return EngineDeadError(
-            f"the engine core stopped {self._num_failed_restarts} times in a row without progress; last reason: {reason}",
+            f"the engine core stopped {self._num_failed_restarts} times in a row without progress; last reason: "
+            f"{reason}",
             hint="see the log above for the cause",
         )
 

@@ -1,6 +1,6 @@
 """Long containers of plain values as columns: types survive MessagePack, and no loop of Python runs over the items.
 
-A scheduler keeps hundreds of thousands of small tuples (one for each cached page). Used by `snapshot`. Pure functions.
+A scheduler keeps hundreds of thousands of small tuples (one for each cached block). Used by `snapshot`. Pure functions.
 """
 
 from __future__ import annotations

@@ -67,7 +67,7 @@ def read_head(path: Path) -> Head:
     head = next(_records(path, torn), None)
     if not isinstance(head, Head):
         raise ValidationError(f"{path} is not a recording: {torn.get(path, 'its first record is not a header')}")
-    # Of version 1 the calls are the same, but the prefix cache remembers other pages, so replays would differ.
+    # Of version 1 the calls are the same, but the prefix cache remembers other blocks, so replays would differ.
     if head.version != VERSION:
         raise ValidationError(
             f"{path} has format version {head.version}; this Quire ({VERSION}) reads {VERSION}",

@@ -165,12 +165,12 @@ class RecordedScheduler(SchedulerInterface):
         """(running, waiting)."""
         return self._scheduler.get_request_counts()
 
-    def watch_pages(self, recorder: KVEventRecorder) -> None:
-        """Tell `recorder` which pages can be found, from now on; a replay tells nobody."""
-        self._scheduler.watch_pages(recorder)
+    def watch_blocks(self, recorder: KVEventRecorder) -> None:
+        """Tell `recorder` which blocks can be found, from now on; a replay tells nobody."""
+        self._scheduler.watch_blocks(recorder)
 
     def reset_prefix_cache(self, reset_running_requests: bool = False) -> bool:
-        """Forget all cached pages, those of running requests if asked; False while any page is in use."""
+        """Forget all cached blocks, those of running requests if asked; False while any block is in use."""
         is_done = self._scheduler.reset_prefix_cache(reset_running_requests)
         self._writer.put(partial(records.Reset, is_done, self._clock.take(), reset_running_requests))
         return is_done

@@ -86,7 +86,7 @@ class Schedule(msgspec.Struct, frozen=True, array_like=True, tag="schedule"):
         is_step: False when nothing could be computed.
         rows: of the step; None = those of the step before.
         num_tokens: per row; None = one each.
-        digest: of the whole decision, pages included.
+        digest: of the whole decision, blocks included.
         verdicts: what gates outside the scheduler said, in order; empty = "go" each time.
         proposals: draft tokens that were proposed, in order.
     """
@@ -163,7 +163,7 @@ def frame(record: Record) -> bytes:
 
 
 def digest_of_schedule(scheduled: SchedulerOutput | None) -> int:
-    """A number that differs when decisions differ, in pages and tokens too; sampling parameters are left out."""
+    """A number that differs when decisions differ, in blocks and tokens too; sampling parameters are left out."""
     crc = 0
     for name in _SCHEDULE_FIELDS if scheduled is not None else ():
         value = getattr(scheduled, name)

@@ -30,7 +30,7 @@ PACKAGES = ("quire.scheduler", "quire.kv_cache", "quire.core", "quire.config")
 """Their callable objects may be state: not functions."""
 FUNCTIONS = (types.FunctionType, types.BuiltinFunctionType, types.MethodType, type)
 MAX_STATE_BYTES = 1 << 28
-"""Of an uncompressed state: about 1.4 million cached pages."""
+"""Of an uncompressed state: about 1.4 million cached blocks."""
 Node = Any
 """A plain value, or a list whose first entry names its form."""
 

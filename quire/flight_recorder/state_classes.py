@@ -16,11 +16,12 @@ from quire.core.cache_info import CacheMiss, MissReason, PrefixCacheInfo
 from quire.core.engine_messages import BeamAnswer, EngineCoreRequest, FinishedRequest, FinishReason
 from quire.core.kv_events import AllBlocksCleared, BlockRemoved, BlockStored
 from quire.core.kv_spec import KVCacheConfig, KVCacheGroupSpec
-from quire.core.kv_transfer import PageTransfer
+from quire.core.kv_transfer import BlockTransfer
 from quire.core.request import Request, RequestStatus
 from quire.core.sampling_params import SamplingParams
 from quire.core.scheduler_output import ForcedTokens, RowFork
 from quire.core.stats import EventKind, RequestEvent
+from quire.kv_cache.block_copies import PendingCopies
 from quire.kv_cache.block_pool import BlockPool
 from quire.kv_cache.cached_prefix import CachedPrefix
 from quire.kv_cache.coordinator import KVCacheCoordinator
@@ -29,7 +30,6 @@ from quire.kv_cache.eviction_history import EvictionHistory
 from quire.kv_cache.free_list import FreeList
 from quire.kv_cache.manager import KVCacheManager
 from quire.kv_cache.miss_explainer import MissExplainer
-from quire.kv_cache.page_copies import PendingCopies
 from quire.kv_cache.prefix_index import PrefixIndex
 from quire.kv_cache.prefix_tree import PrefixTree
 from quire.kv_cache.row_prefixes import RowPrefixes
@@ -39,7 +39,7 @@ from quire.kv_cache.single_type.chunked_local import ChunkedLocalManager
 from quire.kv_cache.single_type.full_attention import FullAttentionManager
 from quire.kv_cache.single_type.sliding_window import SlidingWindowManager
 from quire.kv_cache.single_type.state import StateManager
-from quire.kv_cache.swap_pool import SwappedPages, SwapPool
+from quire.kv_cache.swap_pool import SwappedBlocks, SwapPool
 from quire.scheduler.admission import Admission, AdmissionRules, GateDecision
 from quire.scheduler.beam_groups import BeamGroups, _Group
 from quire.scheduler.beam_search import BeamSearch, Finished
@@ -76,10 +76,11 @@ OBJECTS: tuple[type, ...] = (
     Admission, AdmissionRules, BeamAnswer, BeamGroups, BeamSearch, BlockPool, ByArrival, ByPriority, CacheMiss,
     CachedPrefix, ForcedTokens, ChunkedLocalManager, Drafts, EngineCoreRequest, ExpectedOutputs, FairOrder, Finished,
     FinishedRequest, ForkGroups, FreeList, FullAttentionManager, KVCacheConfig, KVCacheCoordinator, KVCacheGroupSpec,
-    KVCacheManager, KVEventRecorder, KVTiers, Limits, Measurements, MissExplainer, Outbox, PageTransfer, EvictionHistory,
+    KVCacheManager, KVEventRecorder, KVTiers, Limits, Measurements, MissExplainer, Outbox, BlockTransfer,
+    EvictionHistory,
     PendingCopies, PrefixIndex, PrefixTree, QueueDeadlines, RankOrder, Request, RequestEvent, RequestGroups,
     RequestQueue, RequestTable, RowFork, RowPrefixes, RunningRows, SaltedSiblings, Scheduler, ShortestFirst, Siblings,
-    SlidingWindowManager, StateManager, StepCosts, StepsInFlight, SwapCosts, SwappedPages, Swapping, SwapPool,
+    SlidingWindowManager, StateManager, StepCosts, StepsInFlight, SwapCosts, SwappedBlocks, Swapping, SwapPool,
     TenantQueues, TenantTurns, UnfinishedRequests, VirtualCounters, _Group, _InFlight,
 )  # fmt: skip
 

@@ -30,7 +30,7 @@ class Span:
 
     Attributes:
         behind: the request that stood first in the queue, "" = this one.
-        num_missing: most pages that were lacking.
+        num_missing: most blocks that were lacking.
     """
 
     reason: str

@@ -1,1 +1,1 @@
-"""Paged KV cache, control plane: which request owns which page, which pages hold which prefix. No torch."""
+"""Paged KV cache, control plane: which request owns which block, which blocks hold which prefix. No torch."""

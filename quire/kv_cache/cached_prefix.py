@@ -14,11 +14,11 @@ class CachedPrefix:
     """The beginning of a request that is in the cache, and how many tokens it has.
 
     Attributes:
-        block_ids: per group: those of its full pages that the next query sees.
-        partial_block_ids: per group: the page with the tokens after the full pages, which is copied, as the request
+        block_ids: per group: those of its full blocks that the next query sees.
+        partial_block_ids: per group: the block with the tokens after the full blocks, which is copied, as the request
             writes on in it; empty = there are none.
-        node: its full pages in the prefix tree, but for the last `num_unpublished`; None = none is to be published.
-        num_unpublished: full pages at its end that the row that gets them has to publish.
+        node: its full blocks in the prefix tree, but for the last `num_unpublished`; None = none is to be published.
+        num_unpublished: full blocks at its end that the row that gets them has to publish.
     """
 
     block_ids: tuple[np.ndarray, ...]
@@ -28,5 +28,5 @@ class CachedPrefix:
     num_unpublished: int = 0
 
     def all_block_ids(self) -> np.ndarray:
-        """Every page that holds some of it, [num_blocks] int32, in the order of its tokens within each group."""
+        """Every block that holds some of it, [num_blocks] int32, in the order of its tokens within each group."""
         return np.concatenate([*self.block_ids, np.array(self.partial_block_ids, dtype=np.int32)])

@@ -12,10 +12,10 @@ from quire.core.request import ExtraKeys
 
 
 class KVEventRecorder:
-    """Events in the order in which things happened; pages that follow one another make one event.
+    """Events in the order in which things happened; blocks that follow one another make one event.
 
     Args:
-        block_size: tokens per page.
+        block_size: tokens per block.
         group_idx: KV cache group; None where there is one.
     """
 
@@ -27,7 +27,7 @@ class KVEventRecorder:
     def note_stored(
         self, block_hash: bytes, parent_hash: bytes | None, token_ids: Sequence[int], extra_keys: ExtraKeys
     ) -> None:
-        """A page can be found; it follows the page `parent_hash`, or none."""
+        """A block can be found; it follows the block `parent_hash`, or none."""
         name, parent = external_hash(block_hash), None if parent_hash is None else external_hash(parent_hash)
         keys = [value for pair in extra_keys for value in pair] or None
         last = self._events[-1] if self._events else None
@@ -43,7 +43,7 @@ class KVEventRecorder:
         )  # fmt: skip
 
     def note_removed(self, block_hash: bytes) -> None:
-        """A page can no longer be found."""
+        """A block can no longer be found."""
         last = self._events[-1] if self._events else None
         if isinstance(last, BlockRemoved):
             last.block_hashes.append(external_hash(block_hash))
@@ -51,7 +51,7 @@ class KVEventRecorder:
             self._events.append(BlockRemoved([external_hash(block_hash)], MEDIUM, self._group_idx))
 
     def note_cleared(self) -> None:
-        """No page can be found any longer."""
+        """No block can be found any longer."""
         self._events.append(AllBlocksCleared())
 
     def take(self) -> list[KVEvent]:
@@ -61,5 +61,5 @@ class KVEventRecorder:
 
 
 def external_hash(block_hash: bytes) -> BlockHash:
-    """The name of a page as others know it."""
+    """The name of a block as others know it."""
     return int.from_bytes(block_hash[-8:], "big")

@@ -1,4 +1,4 @@
-"""Prefixes whose last page cannot be found (any longer), and why: evicted, never stored.
+"""Prefixes whose last block cannot be found (any longer), and why: evicted, never stored.
 
 Written by the prefix index and the KV cache manager, read when a miss is explained. Bounded; the oldest go first. A
 prefix that is remembered stays a node of the tree.
@@ -26,7 +26,7 @@ class EvictionHistory:
         return len(self._reasons)
 
     def note(self, node: int, reason: MissReason) -> None:
-        """The last page of a prefix, which has a user, is not to be found, for `reason`."""
+        """The last block of a prefix, which has a user, is not to be found, for `reason`."""
         if node in self._reasons:
             self._reasons.move_to_end(node)
         else:
@@ -36,7 +36,7 @@ class EvictionHistory:
             self._tree.release(self._reasons.popitem(last=False)[0])
 
     def reason(self, node: int) -> MissReason | None:
-        """Why the last page of a prefix is not to be found; None = not known."""
+        """Why the last block of a prefix is not to be found; None = not known."""
         return self._reasons.get(node)
 
     def clear(self) -> None:

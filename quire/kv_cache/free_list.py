@@ -1,9 +1,9 @@
-"""Free pages in the order they will be given out: pages that hold nothing first, then the least recently used.
+"""Free blocks in the order they will be given out: blocks that hold nothing first, then the least recently used.
 
-Owned by the block pool. Every call is a few array operations, whatever the number of pages:
+Owned by the block pool. Every call is a few array operations, whatever the number of blocks:
 
-- pages that hold nothing reusable are a stack (last freed, first taken);
-- cached pages are a log, oldest first. A page that is used again leaves the log by forgetting its position;
+- blocks that hold nothing reusable are a stack (last freed, first taken);
+- cached blocks are a log, oldest first. A block that is used again leaves the log by forgetting its position;
   its entry turns stale and is skipped when the head passes it, or dropped when the log is compacted.
 """
 
@@ -15,15 +15,15 @@ _NOT_LOGGED = 0  # positions start at 1, so that the position column can stay un
 
 
 class FreeList:
-    """The free pages of a pool whose page ids are 1 .. num_blocks - 1; all are free and plain at first."""
+    """The free blocks of a pool whose block ids are 1 .. num_blocks - 1; all are free and plain at first."""
 
     def __init__(self, num_blocks: int) -> None:
         self._num_blocks = num_blocks
         self.reset()
 
     def reset(self) -> None:
-        """Make every page free and plain, the lowest id on top."""
-        self._stack = np.arange(self._num_blocks - 1, -1, -1, dtype=np.int32)  # last entry: page 0, above the top
+        """Make every block free and plain, the lowest id on top."""
+        self._stack = np.arange(self._num_blocks - 1, -1, -1, dtype=np.int32)  # last entry: block 0, above the top
         self._num_stacked = self._num_blocks - 1
         self._log = np.zeros(2 * self._num_blocks + 1, dtype=np.int32)
         self._position = np.zeros(self._num_blocks, dtype=np.int32)
@@ -34,12 +34,12 @@ class FreeList:
         return self._num_stacked + self._num_logged
 
     def push_plain(self, block_ids: np.ndarray) -> None:
-        """Free pages that hold nothing reusable; the last one will be taken first."""
+        """Free blocks that hold nothing reusable; the last one will be taken first."""
         self._stack[self._num_stacked : self._num_stacked + len(block_ids)] = block_ids
         self._num_stacked += len(block_ids)
 
     def push_cached(self, block_ids: np.ndarray) -> None:
-        """Free cached pages; the first one will be taken first, after all that are logged already."""
+        """Free cached blocks; the first one will be taken first, after all that are logged already."""
         if self._tail + len(block_ids) > len(self._log):
             self._compact()
         end = self._tail + len(block_ids)
@@ -49,12 +49,12 @@ class FreeList:
         self._num_logged += len(block_ids)
 
     def remove_cached(self, block_ids: np.ndarray) -> None:
-        """Take these cached pages, which are free, back into use."""
+        """Take these cached blocks, which are free, back into use."""
         self._position[block_ids] = _NOT_LOGGED
         self._num_logged -= len(block_ids)
 
     def take(self, num_blocks: int) -> np.ndarray:
-        """[num_blocks] int32 pages in giving order; there must be as many free."""
+        """[num_blocks] int32 blocks in giving order; there must be as many free."""
         assert num_blocks <= len(self), "allocating more blocks than are free"
         num_plain = min(num_blocks, self._num_stacked)
         self._num_stacked -= num_plain

@@ -1,4 +1,4 @@
-"""Which layers share a block table: layers that keep the same pages, in groups of equally many.
+"""Which layers share a block table: layers that keep the same blocks, in groups of equally many.
 
 Called by planning. Pure functions.
 """
@@ -15,14 +15,14 @@ MAX_GROUPS = 8
 """Most groups of a model: each costs the scheduler and the worker some time in every step."""
 
 MAX_PADDING = 0.25
-"""Most of a page's memory that may be unused: short requests, whose windows free nothing, pay for it, too."""
+"""Most of a block's memory that may be unused: short requests, whose windows free nothing, pay for it, too."""
 
 Kinds = dict[KVCacheSpec, list[str]]
-"""The names of the layers that keep the same pages."""
+"""The names of the layers that keep the same blocks."""
 Groups = tuple[KVCacheGroupSpec, ...]
 
 
-def group_layers(specs: Mapping[str, KVCacheSpec], max_model_len: int, *, frees_pages: bool) -> tuple[Groups, str]:
+def group_layers(specs: Mapping[str, KVCacheSpec], max_model_len: int, *, frees_blocks: bool) -> tuple[Groups, str]:
     """Divide a model's layers into KV cache groups.
 
     Layers whose windows differ are divided so that a long decoding request takes the least memory, padding included;
@@ -32,14 +32,14 @@ def group_layers(specs: Mapping[str, KVCacheSpec], max_model_len: int, *, frees_
     Args:
         specs: layer name -> what it needs.
         max_model_len: longest request, in tokens; a window as long is none.
-        frees_pages: False = every layer keeps all pages, and windows are only masked.
+        frees_blocks: False = every layer keeps all blocks, and windows are only masked.
 
     Returns:
         The groups, and what was decided for which reason.
 
     Raises:
-        UnsupportedError: layers of attention differ in the shape of a page, a state is larger than their page, kinds do
-            not divide into groups, or there are no layers.
+        UnsupportedError: layers of attention differ in the shape of a block, a state is larger than their block,
+            kinds do not divide into groups, or there are no layers.
     """
     specs = _of_one_page_size(specs)
     masked = _by_kind({name: spec.unwindowed() for name, spec in specs.items()})
@@ -49,7 +49,7 @@ def group_layers(specs: Mapping[str, KVCacheSpec], max_model_len: int, *, frees_
         if one_group is not None:
             return one_group, "one group: no layer has a window shorter than max_model_len"
         return _divide(kinds, max_model_len, None)
-    if not frees_pages:
+    if not frees_blocks:
         reason = "disable_hybrid_kv_cache_manager is set: windows are masked, no block is freed early"
         if one_group is not None:
             return one_group, f"one group, {reason}"
@@ -63,19 +63,19 @@ def group_layers(specs: Mapping[str, KVCacheSpec], max_model_len: int, *, frees_
 def _divide(kinds: Kinds, max_model_len: int, one_group: Groups | None) -> tuple[Groups, str]:
     """The division that takes the least memory, or `one_group`, if layers may share one, where that takes no more."""
     num_layers = sum(map(len, kinds.values()))
-    num_pages = -(-max_model_len // next(iter(kinds)).block_size)
-    best: tuple[int, int, int] | None = None  # memory in pages of a layer, groups, layers per group
+    num_blocks = -(-max_model_len // next(iter(kinds)).block_size)
+    best: tuple[int, int, int] | None = None  # memory in blocks of a layer, groups, layers per group
     num_whole = next((len(names) for spec, names in kinds.items() if spec.keeps_sequence), 1)
     for per_group in range(num_whole, max(map(len, kinds.values())) + 1):
         num_groups = memory = 0
         for spec, names in kinds.items():
             num = -(-len(names) // per_group)
             num_groups += num
-            memory += num * per_group * min(num_pages, spec.most_blocks(1) or num_pages)
+            memory += num * per_group * min(num_blocks, spec.most_blocks(1) or num_blocks)
         is_allowed = num_groups <= MAX_GROUPS and _padding(num_layers, num_groups * per_group) <= MAX_PADDING
         if is_allowed and (best is None or (memory, num_groups) < best[:2]):
             best = (memory, num_groups, per_group)
-    if one_group is not None and (best is None or best[0] >= num_layers * num_pages):
+    if one_group is not None and (best is None or best[0] >= num_layers * num_blocks):
         return one_group, "one group: layers with and without windows do not divide into groups that take less memory"
     counts = "; ".join(f"{len(names)} layers of {spec.describe()}" for spec, names in kinds.items())
     if best is None:
@@ -95,7 +95,7 @@ def _divide(kinds: Kinds, max_model_len: int, one_group: Groups | None) -> tuple
     padding = _padding(num_layers, num_groups * per_group)
     return tuple(groups), (
         f"{num_groups} groups of up to {per_group} layers ({counts}), {padding:.0%} of the blocks' memory is padding; "
-        f"a request of {max_model_len} tokens takes {memory / (num_layers * num_pages):.0%} of what one group would"
+        f"a request of {max_model_len} tokens takes {memory / (num_layers * num_blocks):.0%} of what one group would"
     )
 
 
@@ -116,7 +116,7 @@ def _one_group(kinds: Kinds) -> Groups:
 
 
 def _of_one_page_size(specs: Mapping[str, KVCacheSpec]) -> Mapping[str, KVCacheSpec]:
-    """The specs, checked to agree on the shape of a page but for windows; states are padded to that size."""
+    """The specs, checked to agree on the shape of a block but for windows; states are padded to that size."""
     if not specs:
         raise UnsupportedError("the model does not have attention layers, so there is nothing to cache", field="model")
     states = {name: spec for name, spec in specs.items() if isinstance(spec, MambaSpec)}

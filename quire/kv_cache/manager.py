@@ -1,7 +1,7 @@
 """KVCacheManager: the scheduler's only interface to the KV cache.
 
-Called by the scheduler. Owns the page pool and, through the coordinator, the block tables by row. Pages are
-asked for in tokens; answers are messages for the worker. Only pages whose keys and values were computed in an
+Called by the scheduler. Owns the block pool and, through the coordinator, the block tables by row. Blocks are
+asked for in tokens; answers are messages for the worker. Only blocks whose keys and values were computed in an
 executed step are ever visible to other requests.
 
 Blocks of 4 tokens; request A, in row 0, has computed the prompt `1 2 3 4 5 6`; B arrives with `1 2 3 4 9`:
@@ -23,35 +23,35 @@ import numpy as np
 from quire.core.cache_info import CacheMiss, MissReason
 from quire.core.kv_spec import KVCacheConfig
 from quire.core.request import ExtraKeys, Request
-from quire.core.scheduler_output import NewBlocks, PageCopies
-from quire.kv_cache.block_hash import BlockHashFn, bytes_by_page, hash_full_pages, sha256_block_hash
+from quire.core.scheduler_output import BlockCopies, NewBlocks
+from quire.kv_cache.block_copies import PendingCopies
+from quire.kv_cache.block_demand import BlockDemand
+from quire.kv_cache.block_hash import BlockHashFn, bytes_by_block, hash_full_blocks, sha256_block_hash
 from quire.kv_cache.block_pool import BlockPool
 from quire.kv_cache.cached_prefix import CachedPrefix
 from quire.kv_cache.coordinator import KVCacheCoordinator
 from quire.kv_cache.event_recorder import KVEventRecorder
 from quire.kv_cache.miss_explainer import MissExplainer
-from quire.kv_cache.page_copies import PendingCopies
-from quire.kv_cache.page_demand import PageDemand
 from quire.kv_cache.prefix_tree import ROOT
 from quire.kv_cache.single_type.row_blocks import ManagerParts
-from quire.kv_cache.swap_pool import SwappedPages
+from quire.kv_cache.swap_pool import SwappedBlocks
 
 NO_LIMIT = 2**62
-"""Most tokens of a request, where its pages do not grow with its length."""
+"""Most tokens of a request, where its blocks do not grow with its length."""
 
 
 class KVCacheManager:
-    """Pages of the admitted requests, by row, and the prefix cache.
+    """Blocks of the admitted requests, by row, and the prefix cache.
 
     Attributes:
-        names_all_pages: every full page of a request has a name, by which it can be kept outside and found there.
+        names_all_blocks: every full block of a request has a name, by which it can be kept outside and found there.
 
     Args:
-        kv_cache_config: number and size of pages.
-        enable_prefix_caching: share full pages between requests that begin alike.
+        kv_cache_config: number and size of blocks.
+        enable_prefix_caching: share full blocks between requests that begin alike.
         max_num_seqs: number of rows.
         max_model_len: most tokens of a row.
-        hash_fn: names a page by its content for other programs.
+        hash_fn: names a block by its content for other programs.
         max_chunk_tokens: most tokens of one request that the steps in flight compute; None = `max_model_len`.
     """
 
@@ -77,7 +77,7 @@ class KVCacheManager:
         self._coordinator = KVCacheCoordinator(kv_cache_config, parts)
         self._is_caching = enable_prefix_caching and self._coordinator.finds_prefixes
         self._hash_fn = hash_fn
-        self.names_all_pages = self._is_caching and is_whole == [True]
+        self.names_all_blocks = self._is_caching and is_whole == [True]
         self._explainer = MissExplainer(self._pool.prefix_index, self.block_size, self._coordinator.is_computing)
         self._no_prefix = CachedPrefix((np.empty(0, dtype=np.int32),) * len(is_whole), 0)
         longest = self._coordinator.longest_sequence
@@ -85,12 +85,12 @@ class KVCacheManager:
 
     @property
     def num_usable_blocks(self) -> int:
-        """Pages there are, the null page excluded."""
+        """Blocks there are, the null block excluded."""
         return self._pool.num_usable_blocks
 
     @property
     def num_free_blocks(self) -> int:
-        """Pages that nobody uses, cached ones included."""
+        """Blocks that nobody uses, cached ones included."""
         return self._pool.num_free_blocks
 
     @property
@@ -100,7 +100,7 @@ class KVCacheManager:
 
     @property
     def usage(self) -> float:
-        """Share of pages in use, in [0, 1]."""
+        """Share of blocks in use, in [0, 1]."""
         return self._pool.usage
 
     @property
@@ -109,20 +109,20 @@ class KVCacheManager:
         return self._max_tokens
 
     def num_blocks_held(self, num_tokens: np.ndarray) -> np.ndarray:
-        """[.] most pages that requests of `num_tokens` ([.]) tokens hold at once."""
+        """[.] most blocks that requests of `num_tokens` ([.]) tokens hold at once."""
         return self._coordinator.num_blocks_held(num_tokens)
 
     def num_blocks_shared(self, num_tokens: int) -> int:
-        """Pages that requests with the same first `num_tokens` tokens can share whatever they grow to."""
+        """Blocks that requests with the same first `num_tokens` tokens can share whatever they grow to."""
         return self._coordinator.num_blocks_shared(num_tokens)
 
     def note_arrival(self, request: Request) -> None:
-        """Set what besides its tokens decides the content of a request's pages."""
+        """Set what besides its tokens decides the content of a request's blocks."""
         if self._is_caching:
             request.extra_keys = self._extra_keys(request)
 
     def _extra_keys(self, request: Request) -> dict[int, ExtraKeys]:
-        """A salt belongs to the first page that is not wholly shared; the pages after it are tied to it."""
+        """A salt belongs to the first block that is not wholly shared; the blocks after it are tied to it."""
         message = request.message
         if message.cache_salt is None:
             return {}
@@ -133,15 +133,15 @@ class KVCacheManager:
         """The longest cached prefix of a request without a row; at least one token is left to compute."""
         if not (self._is_caching and request.may_read_prefix_cache):
             return self._no_prefix
-        self._note_page_tokens(request)
+        self._note_block_tokens(request)
         return self._coordinator.find(request, (len(request.token_ids) - 1) // self.block_size)
 
-    def _note_page_tokens(self, request: Request) -> None:
-        """Cut a request without a row into pages, unless that is done; while it had a row, its tokens grew."""
+    def _note_block_tokens(self, request: Request) -> None:
+        """Cut a request without a row into blocks, unless that is done; while it had a row, its tokens grew."""
         num_full = len(request.token_ids) // self.block_size
-        if len(request.page_tokens) != num_full:
-            page_tokens = request.token_ids[: num_full * self.block_size].reshape(num_full, self.block_size)
-            request.page_tokens = bytes_by_page(page_tokens)
+        if len(request.block_tokens) != num_full:
+            block_tokens = request.token_ids[: num_full * self.block_size].reshape(num_full, self.block_size)
+            request.block_tokens = bytes_by_block(block_tokens)
 
     def explain_miss(self, request: Request, prefix: CachedPrefix) -> CacheMiss | None:
         """Why no more of a request is cached, before it is placed; None when all that can be used is."""
@@ -152,27 +152,27 @@ class KVCacheManager:
         if not request.may_read_prefix_cache:
             needs_all = request.message.sampling_params.prompt_logprobs is not None
             return CacheMiss(MissReason.PROMPT_LOGPROBS if needs_all else MissReason.READING_SKIPPED, 0)
-        if prefix.num_tokens + self.block_size <= request.num_computed_tokens:  # full pages of it are gone
+        if prefix.num_tokens + self.block_size <= request.num_computed_tokens:  # full blocks of it are gone
             return CacheMiss(MissReason.PREEMPTED, prefix.num_tokens)
         return self._explainer.explain(request, prefix)
 
-    def demand(self, prefix: CachedPrefix, num_tokens: int, swapped: SwappedPages | None = None) -> PageDemand:
+    def demand(self, prefix: CachedPrefix, num_tokens: int, swapped: SwappedBlocks | None = None) -> BlockDemand:
         """What a request asks for when it is placed with room for `num_tokens` tokens.
 
-        Of more tokens than a step computes, no more pages are counted than are held at once.
+        Of more tokens than a step computes, no more blocks are counted than are held at once.
         """
         return self._coordinator.demand(prefix, num_tokens, None if swapped is None else swapped.num_freed)
 
     def place(
-        self, row: int, request: Request, prefix: CachedPrefix, num_tokens: int, swapped: SwappedPages | None = None
+        self, row: int, request: Request, prefix: CachedPrefix, num_tokens: int, swapped: SwappedBlocks | None = None
     ) -> tuple[np.ndarray, ...]:
-        """Give a request's row its cached prefix and pages up to `num_tokens`; they must be free.
+        """Give a request's row its cached prefix and blocks up to `num_tokens`; they must be free.
 
         Args:
-            swapped: what of it is in host memory, whose contents will be copied to the row's pages.
+            swapped: what of it is in host memory, whose contents will be copied to the row's blocks.
 
         Returns:
-            Per group: [num_blocks] int32, all pages of the row; the null page for those no query will see.
+            Per group: [num_blocks] int32, all blocks of the row; the null block for those no query will see.
         """
         if swapped is not None:
             return self._coordinator.place(row, request, prefix, num_tokens, swapped.num_freed)
@@ -185,33 +185,33 @@ class KVCacheManager:
         return block_ids
 
     def shared_on_restore(self, prefix: CachedPrefix) -> np.ndarray:
-        """[.] int32: pages of a cached prefix that a restored row shares: of groups that keep whole sequences."""
+        """[.] int32: blocks of a cached prefix that a restored row shares: of groups that keep whole sequences."""
         shared = self._coordinator.shared_on_restore(prefix.block_ids)
         return shared[0] if len(shared) == 1 else np.concatenate(shared)
 
     def shared_prefix(self, row: int, num_tokens: int) -> CachedPrefix | None:
         """The first `num_tokens` tokens of a placed row, for another request to begin with; they are computed.
 
-        None when the row has freed pages that a query after them sees.
+        None when the row has freed blocks that a query after them sees.
         """
         return self._coordinator.computed_prefix(row, num_tokens)
 
-    def name_pages(self, request: Request, token_ids: np.ndarray) -> list[bytes]:
-        """The names of a request's full pages, which depend on content alone: by these they are kept outside.
+    def name_blocks(self, request: Request, token_ids: np.ndarray) -> list[bytes]:
+        """The names of a request's full blocks, which depend on content alone: by these they are kept outside.
 
         Args:
             token_ids: [num_tokens] int32; its first tokens.
         """
-        request.block_hashes = hash_full_pages(
+        request.block_hashes = hash_full_blocks(
             token_ids, self.block_size, request.extra_keys, self._hash_fn, request.block_hashes
         )
         return request.block_hashes
 
     def reserve(self, prefix: CachedPrefix, num_tokens: int) -> CachedPrefix:
-        """Become a user of a cached prefix and of free pages behind it, to be filled from outside; ends with `unpin`.
+        """Become a user of a cached prefix and of free blocks behind it, to be filled from outside; ends with `unpin`.
 
         Args:
-            num_tokens: that all these pages hold; as many pages must be free.
+            num_tokens: that all these blocks hold; as many blocks must be free.
         """
         cached = prefix.block_ids[0]
         self._pool.share(cached)
@@ -223,7 +223,7 @@ class KVCacheManager:
         )  # fmt: skip
 
     def keep(self, prefix: CachedPrefix) -> None:
-        """Become a user of pages in use, so that they stay when their requests leave."""
+        """Become a user of blocks in use, so that they stay when their requests leave."""
         self._pool.share(prefix.all_block_ids())
         self._tree.hold(prefix.node or ROOT)
 
@@ -232,33 +232,33 @@ class KVCacheManager:
         self._pool.free(prefix.all_block_ids())
         self._tree.release(prefix.node or ROOT)
 
-    def take_page_copies(self) -> PageCopies:
+    def take_block_copies(self) -> BlockCopies:
         """The copies that the worker has to make before it computes; each is given out once."""
         return self._copies.take()
 
     def _note_not_stored(self, request: Request, prefix: CachedPrefix) -> None:
-        """Remember the first page that will be computed and not kept, to explain why it is missing."""
-        page = prefix.num_tokens // self.block_size
-        if prefix.node is None or prefix.num_unpublished or page >= len(request.page_tokens):
+        """Remember the first block that will be computed and not kept, to explain why it is missing."""
+        block = prefix.num_tokens // self.block_size
+        if prefix.node is None or prefix.num_unpublished or block >= len(request.block_tokens):
             return
         self._tree.hold(prefix.node)
-        node = self._tree.advance(prefix.node, request.page_tokens[page], request.extra_keys.get(page, ()))
+        node = self._tree.advance(prefix.node, request.block_tokens[block], request.extra_keys.get(block, ()))
         self._pool.prefix_index.past.note(node, MissReason.NO_STORE)
         self._tree.release(node)
 
     def num_missing_blocks(self, rows: np.ndarray, num_tokens: np.ndarray) -> np.ndarray:
-        """[num_groups, num_rows] pages that placed rows lack to hold `num_tokens` ([num_rows]) tokens.
+        """[num_groups, num_rows] blocks that placed rows lack to hold `num_tokens` ([num_rows]) tokens.
 
-        Of more tokens than a step computes, no more pages are counted than are held at once.
+        Of more tokens than a step computes, no more blocks are counted than are held at once.
         """
         return self._coordinator.num_missing_blocks(rows, num_tokens)
 
     def allocate(self, rows: np.ndarray, num_missing: np.ndarray) -> tuple[NewBlocks, ...]:
-        """Give each of these placed rows `num_missing` ([num_groups, num_rows]) pages more; they must be free."""
+        """Give each of these placed rows `num_missing` ([num_groups, num_rows]) blocks more; they must be free."""
         return self._coordinator.append(rows, num_missing)
 
     def get_block_ids(self, row: int) -> tuple[np.ndarray, ...]:
-        """Per group: pages of a row, in order, the null page where one was freed; not to be written."""
+        """Per group: blocks of a row, in order, the null block where one was freed; not to be written."""
         return self._coordinator.block_ids(row)
 
     def num_kept_tokens(self, request: Request, is_room_ample: bool) -> int:
@@ -275,7 +275,7 @@ class KVCacheManager:
         return self._pool.num_leading_shared(block_ids, own) * self.block_size
 
     def cache_full_blocks(self, rows: np.ndarray, num_computed_tokens: np.ndarray, token_ids: np.ndarray) -> None:
-        """Publish the pages of these rows that an executed step filled, and free those that no later query sees.
+        """Publish the blocks of these rows that an executed step filled, and free those that no later query sees.
 
         Args:
             rows: [num_rows] distinct rows.
@@ -287,18 +287,18 @@ class KVCacheManager:
         self._coordinator.free_out_of_window(rows, num_computed_tokens)
 
     def free_beyond(self, row: int, num_tokens: int) -> None:
-        """Give up the row's pages that hold none of its first `num_tokens` tokens; none of them was published."""
+        """Give up the row's blocks that hold none of its first `num_tokens` tokens; none of them was published."""
         self._coordinator.free_beyond(row, num_tokens)
 
     def free(self, row: int) -> None:
-        """Give up the row's pages; cached ones stay findable until they are taken."""
+        """Give up the row's blocks; cached ones stay findable until they are taken."""
         self._copies.drop(row)
         self._coordinator.free(row)
 
-    def watch_pages(self, recorder: KVEventRecorder) -> None:
-        """Have `recorder` notified of which pages of the first group can be found, from now on."""
+    def watch_blocks(self, recorder: KVEventRecorder) -> None:
+        """Have `recorder` notified of which blocks of the first group can be found, from now on."""
         self._pool.prefix_index.subscribe(recorder)
 
     def reset_prefix_cache(self) -> bool:
-        """Forget all cached pages; False, and nothing done, while any page is in use."""
+        """Forget all cached blocks; False, and nothing done, while any block is in use."""
         return self._pool.reset_prefix_cache()

@@ -1,8 +1,8 @@
 """MissExplainer: why the cached prefix of a request ends where it does. Owned by the KV cache manager.
 
 Asked once for each admission; the work is bounded, whatever is cached: some lookups and at most
-`MAX_SIBLINGS` pages compared, and after a reset one walk along the prompt. Only `operator_reason` depends on pages with
-other extra keys (salts, tenants).
+`MAX_SIBLINGS` blocks compared, and after a reset one walk along the prompt. Only `operator_reason` depends on
+blocks with other extra keys (salts, tenants).
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ MAX_EXTRA_KEYS = 16
 
 
 @dataclass(frozen=True, slots=True)
-class _MissingPage:
-    """The first page of a request that was not found; `node` is the prefix that ends with it, if it is known."""
+class _MissingBlock:
+    """The first block of a request that was not found; `node` is the prefix that ends with it, if it is known."""
 
     number: int
     parent: int
@@ -35,15 +35,15 @@ class _MissingPage:
 
 
 IsComputing = Callable[[int, int, bytes, ExtraKeys], bool]
-"""(node, page number, its tokens, its extra keys): whether a running request is about to publish it after the node."""
+"""(node, block number, its tokens, its extra keys): whether a running request is about to publish it after the node."""
 
 
 class MissExplainer:
     """Explains misses by what follows the found prefix in the tree.
 
     Args:
-        index: the cached pages.
-        block_size: tokens per page.
+        index: the cached blocks.
+        block_size: tokens per block.
         is_computing: knows what running requests are about to publish.
     """
 
@@ -55,12 +55,12 @@ class MissExplainer:
 
     def explain(self, request: Request, prefix: CachedPrefix) -> CacheMiss | None:
         """Why no more than this prefix of `request` was found; None when all that can be used was."""
-        page, num_usable = prefix.num_tokens // self._block_size, (len(request.token_ids) - 1) // self._block_size
-        end, parent = page * self._block_size, prefix.node
+        block, num_usable = prefix.num_tokens // self._block_size, (len(request.token_ids) - 1) // self._block_size
+        end, parent = block * self._block_size, prefix.node
         if parent is None or prefix.num_unpublished:
-            return None  # pages of a sibling that runs, or from outside
-        missing = self._missing_page(request, page, parent)
-        if page == num_usable:
+            return None  # blocks of a sibling that runs, or from outside
+        missing = self._missing_block(request, block, parent)
+        if block == num_usable:
             if missing is not None and missing.node is not None and self._index.holds(missing.node):
                 return CacheMiss(MissReason.LAST_TOKEN, end)
             return CacheMiss(MissReason.BELOW_ONE_PAGE, 0) if not num_usable else None
@@ -73,25 +73,25 @@ class MissExplainer:
         reason, position = nearest if nearest is not None else (MissReason.COLD, end)
         return CacheMiss(reason, position, self._foreign_reason(missing))
 
-    def _missing_page(self, request: Request, page: int, parent: int) -> _MissingPage | None:
-        """The first page that was not found; None when the prompt has no such full page, so it was never computed."""
-        if page >= request.num_prompt_tokens // self._block_size:
+    def _missing_block(self, request: Request, block: int, parent: int) -> _MissingBlock | None:
+        """The first block that was not found; None when the prompt has no such full block, so it was never computed."""
+        if block >= request.num_prompt_tokens // self._block_size:
             return None
-        tokens, extra_keys = request.page_tokens[page], request.extra_keys.get(page, ())
-        return _MissingPage(page, parent, tokens, extra_keys, self._tree.child(parent, tokens, extra_keys))
+        tokens, extra_keys = request.block_tokens[block], request.extra_keys.get(block, ())
+        return _MissingBlock(block, parent, tokens, extra_keys, self._tree.child(parent, tokens, extra_keys))
 
-    def _known_reason(self, request: Request, missing: _MissingPage) -> MissReason | None:
-        """What is known of the very page that is missing."""
+    def _known_reason(self, request: Request, missing: _MissingBlock) -> MissReason | None:
+        """What is known of the very block that is missing."""
         if self._is_computing(missing.parent, missing.number, missing.tokens, missing.extra_keys):
             return MissReason.STILL_COMPUTING
-        if missing.node is not None:  # it was there; or it is, but pages of other groups are not
+        if missing.node is not None:  # it was there; or it is, but blocks of other groups are not
             return self._index.past.reason(missing.node) or MissReason.EVICTED
-        pages, extra_keys = request.page_tokens, request.extra_keys
-        is_known = self._tree.was_known_before_reset(pages, extra_keys, missing.number + 1)
+        blocks, extra_keys = request.block_tokens, request.extra_keys
+        is_known = self._tree.was_known_before_reset(blocks, extra_keys, missing.number + 1)
         return MissReason.CACHE_RESET if is_known else None
 
-    def _nearest_sibling(self, request: Request, missing: _MissingPage) -> tuple[MissReason, int] | None:
-        """Of cached pages after the same prefix, with the same extra keys, the one that agrees longest."""
+    def _nearest_sibling(self, request: Request, missing: _MissingBlock) -> tuple[MissReason, int] | None:
+        """Of cached blocks after the same prefix, with the same extra keys, the one that agrees longest."""
         start = missing.number * self._block_size
         siblings = self._index.holding(self._tree.siblings.after(missing.parent, missing.extra_keys, MAX_SIBLINGS))
         if not siblings:
@@ -107,8 +107,8 @@ class MissExplainer:
         reason = MissReason.TEMPLATE_CHANGED if is_other_template else MissReason.DIFFERENT_TOKEN
         return reason, start + longest
 
-    def _foreign_reason(self, missing: _MissingPage) -> MissReason | None:
-        """Whether the missing page is cached with other extra keys, and with which kind."""
+    def _foreign_reason(self, missing: _MissingBlock) -> MissReason | None:
+        """Whether the missing block is cached with other extra keys, and with which kind."""
         own_keys, tree = missing.extra_keys, self._tree
         known = [
             keys for keys in tree.salted.keys_of(missing.parent, missing.tokens, MAX_EXTRA_KEYS) if keys != own_keys
@@ -120,15 +120,15 @@ class MissExplainer:
         return min((_difference(dict(own_keys), dict(keys)) for keys in found), default=None)
 
 
-def _num_equal(pages: list[bytes], other: bytes) -> np.ndarray:
-    """[num_pages]: how many leading tokens each of these pages, which differ from `other`, has in common with it."""
-    page_tokens = np.frombuffer(b"".join(pages), dtype="<i4").reshape(len(pages), -1)
-    first: np.ndarray = (page_tokens != np.frombuffer(other, dtype="<i4")).argmax(axis=1)
+def _num_equal(blocks: list[bytes], other: bytes) -> np.ndarray:
+    """[num_pages]: how many leading tokens each of these blocks, which differ from `other`, has in common with it."""
+    block_tokens = np.frombuffer(b"".join(blocks), dtype="<i4").reshape(len(blocks), -1)
+    first: np.ndarray = (block_tokens != np.frombuffer(other, dtype="<i4")).argmax(axis=1)
     return first
 
 
 def _difference(own_keys: dict[str, str], other_keys: dict[str, str]) -> MissReason:
-    """What differs between the extra keys of two pages of the same tokens."""
+    """What differs between the extra keys of two blocks of the same tokens."""
     own_salt, other_salt = own_keys.get("cache_salt", ""), other_keys.get("cache_salt", "")
     if own_salt == other_salt:
         return MissReason.ADAPTER

@@ -1,4 +1,4 @@
-"""How the memory for the KV cache is divided into pages.
+"""How the memory for the KV cache is divided into blocks.
 
 Called by the engine between loading the model and starting the scheduler. Pure functions, but for the log.
 """
@@ -11,8 +11,8 @@ import math
 from quire.config.cache import CacheConfig
 from quire.core.kv_spec import KVCacheConfig, KVCacheGroupSpec, KVCacheSpec
 from quire.errors import NotEnoughMemoryError
+from quire.kv_cache.block_counts import MostBlocks, num_blocks_held
 from quire.kv_cache.grouping import group_layers
-from quire.kv_cache.page_counts import MostBlocks, num_blocks_held
 from quire.logger import get_logger
 from quire.utils.memory import GIB, format_bytes
 
@@ -29,13 +29,13 @@ def plan_kv_cache(
     max_model_len: int,
     max_chunk_tokens: int | None = None,
 ) -> KVCacheConfig:
-    """Divide the KV cache into pages.
+    """Divide the KV cache into blocks.
 
-    `cache.num_blocks` decides when it is set; requests longer than that many pages are then refused one by one.
+    `cache.num_blocks` decides when it is set; requests longer than that many blocks are then refused one by one.
     Otherwise `cache.kv_cache_memory_bytes`, or `available_bytes`, must hold one request of `max_model_len` tokens.
 
     Args:
-        specs: layer name -> what it needs; layers of attention must agree on the shape of a page.
+        specs: layer name -> what it needs; layers of attention must agree on the shape of a block.
         available_bytes: what the executor can spare.
         cache: the settings.
         max_model_len: longest request, in tokens.
@@ -46,16 +46,16 @@ def plan_kv_cache(
         UnsupportedError: as `group_layers`.
     """
     budget_bytes = max(0, available_bytes if cache.kv_cache_memory_bytes is None else cache.kv_cache_memory_bytes)
-    frees_pages = not cache.disable_hybrid_kv_cache_manager
-    groups, reason = group_layers(specs, max_model_len, frees_pages=frees_pages)
+    frees_blocks = not cache.disable_hybrid_kv_cache_manager
+    groups, reason = group_layers(specs, max_model_len, frees_blocks=frees_blocks)
     if cache.num_blocks is not None:
         _log(reason, specs)
         return _divided(cache.num_blocks, groups, cache)
     max_chunk_tokens = max_chunk_tokens or max_model_len
     if _missing_bytes(groups, budget_bytes, max_model_len, max_chunk_tokens) > 0:
-        whole, _ = group_layers(specs, max_model_len, frees_pages=False)
+        whole, _ = group_layers(specs, max_model_len, frees_blocks=False)
         if len(groups) == 1 or _missing_bytes(whole, budget_bytes, max_model_len, max_chunk_tokens) > 0:
-            longest = _longest_that_fits(specs, budget_bytes, max_model_len, max_chunk_tokens, frees_pages)
+            longest = _longest_that_fits(specs, budget_bytes, max_model_len, max_chunk_tokens, frees_blocks)
             raise _not_enough_memory(groups, budget_bytes, cache, max_model_len, max_chunk_tokens, longest)
         groups, reason = (
             whole,
@@ -66,21 +66,21 @@ def plan_kv_cache(
 
 
 def min_num_blocks(max_model_len: int, block_size: int, most: MostBlocks = KEEPS_ALL) -> int:
-    """Pages that one request of `max_model_len` tokens needs, the null page included.
+    """Blocks that one request of `max_model_len` tokens needs, the null block included.
 
     The last token is sampled and never written, so `max_model_len - 1` tokens are stored.
 
     Args:
-        most: per group, most pages that a request holds at once.
+        most: per group, most blocks that a request holds at once.
     """
     return int(num_blocks_held(-(-max(1, max_model_len - 1) // block_size), most)) + 1
 
 
 def concurrency(config: KVCacheConfig, max_model_len: int, max_chunk_tokens: int) -> float:
     """How many requests of `max_model_len` tokens fit at once, when each holds the most it ever does."""
-    pages_of_one = max_model_len / config.block_size
+    blocks_of_one = max_model_len / config.block_size
     limits = (group.spec.most_blocks(max_chunk_tokens) for group in config.groups)
-    return (config.num_blocks - 1) / sum(min(pages_of_one, limit or pages_of_one) for limit in limits)
+    return (config.num_blocks - 1) / sum(min(blocks_of_one, limit or blocks_of_one) for limit in limits)
 
 
 def _log(reason: str, specs: dict[str, KVCacheSpec]) -> None:
@@ -100,13 +100,13 @@ def _missing_bytes(groups: Groups, budget_bytes: int, max_model_len: int, max_ch
 
 
 def _longest_that_fits(
-    specs: dict[str, KVCacheSpec], budget_bytes: int, too_long: int, max_chunk_tokens: int, frees_pages: bool
+    specs: dict[str, KVCacheSpec], budget_bytes: int, too_long: int, max_chunk_tokens: int, frees_blocks: bool
 ) -> int:
     """The longest `max_model_len` for which there is a plan, as one for `too_long` tokens is not; 0 = none."""
     longest = 0
     while too_long - longest > 1:
         middle = (longest + too_long) // 2
-        plans = [group_layers(specs, middle, frees_pages=frees)[0] for frees in {frees_pages, False}]
+        plans = [group_layers(specs, middle, frees_blocks=frees)[0] for frees in {frees_blocks, False}]
         if any(_missing_bytes(groups, budget_bytes, middle, max_chunk_tokens) <= 0 for groups in plans):
             longest = middle
         else:
@@ -120,7 +120,7 @@ def _divided(num_blocks: int, groups: Groups, cache: CacheConfig) -> KVCacheConf
 
 
 def _num_swap_blocks(swap_space: float, page_size_bytes: int) -> int:
-    """Pages in so many GiB."""
+    """Blocks in so many GiB."""
     num_blocks = int(swap_space * GIB) // page_size_bytes
     if swap_space and not num_blocks:
         raise NotEnoughMemoryError(

@@ -1,11 +1,11 @@
-"""PrefixIndex: which page of which group holds the end of which prefix. One index for groups of every kind.
+"""PrefixIndex: which block of which group holds the end of which prefix. One index for groups of every kind.
 
 Owned by the block pool. A prefix is a node of the tree, found by its tokens, so no hash has to be trusted; a group has
-at most one cached page for it. Which of these pages a request needs is the business of the group's manager: full
+at most one cached block for it. Which of these blocks a request needs is the business of the group's manager: full
 attention all of a prefix, a window the last ones.
 
-Example: of a request of three pages, the index of a model with a full group and a window of one page may hold
-`blocks[0] == {1: 7, 2: 8, 3: 9}` and `blocks[1] == {3: 5}`: another that begins alike shares pages 7, 8, 9 and 5.
+Example: of a request of three blocks, the index of a model with a full group and a window of one block may hold
+`blocks[0] == {1: 7, 2: 8, 3: 9}` and `blocks[1] == {3: 5}`: another that begins alike shares blocks 7, 8, 9 and 5.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from quire.kv_cache.prefix_tree import ROOT, PrefixTree
 
 
 class PrefixIndex:
-    """The cached pages. Of pages of equal content the first published is kept.
+    """The cached blocks. Of blocks of equal content the first published is kept.
 
     Args:
-        is_whole: per group: a page is of use with all pages before it alone, so that it is forgotten with these.
+        is_whole: per group: a block is of use with all blocks before it alone, so that it is forgotten with these.
 
     Attributes:
-        is_cached: [num_blocks] bool; pages that can be found. Read-only for others.
-        blocks: per group: node -> its cached page. Read-only for others.
+        is_cached: [num_blocks] bool; blocks that can be found. Read-only for others.
+        blocks: per group: node -> its cached block. Read-only for others.
         tree: the prefixes.
-        past: prefixes whose last page cannot be found (any longer), and why.
+        past: prefixes whose last block cannot be found (any longer), and why.
     """
 
     def __init__(
@@ -55,11 +55,11 @@ class PrefixIndex:
         return sum(map(len, self.blocks))
 
     def publish(self, group: int, nodes: Sequence[int], block_ids: np.ndarray) -> None:
-        """Make full, computed pages findable, but for those of which an equal one already is, or that none would find.
+        """Make full, computed blocks findable, but for those of which an equal one already is, or that none would find.
 
         Args:
-            nodes: [num_pages] the prefix that ends with each page; it has a user.
-            block_ids: [num_pages] int32; pages of `group`.
+            nodes: [num_pages] the prefix that ends with each block; it has a user.
+            block_ids: [num_pages] int32; blocks of `group`.
         """
         blocks, tree, is_whole = self.blocks[group], self.tree, self._is_whole[group]
         fresh = []
@@ -82,13 +82,13 @@ class PrefixIndex:
         self._note_stored(tree.hash_of(node), parent_hash, tokens, tree.extra_keys(node))
 
     def forget(self, block_ids: np.ndarray) -> None:
-        """Make these cached pages, [num_blocks] int32, impossible to find, with those of no use without them."""
+        """Make these cached blocks, [num_blocks] int32, impossible to find, with those of no use without them."""
         due, forgotten = block_ids.tolist(), []
         while due:
             block_id = due.pop()
             node, group = self._node_of_block[block_id], self._group_of_block[block_id]
             if node == ROOT:
-                continue  # it went with the page before it
+                continue  # it went with the block before it
             forgotten.append(block_id)
             self._node_of_block[block_id] = ROOT
             blocks = self.blocks[group]
@@ -103,7 +103,7 @@ class PrefixIndex:
         self.is_cached[forgotten] = False
 
     def clear(self) -> None:
-        """Make all pages impossible to find; no row uses a prefix."""
+        """Make all blocks impossible to find; no row uses a prefix."""
         self.past.clear()
         for blocks in self.blocks:
             blocks.clear()
@@ -113,11 +113,11 @@ class PrefixIndex:
         self._note_cleared()
 
     def holds(self, node: int) -> bool:
-        """Whether the last page of a prefix is cached in some group."""
+        """Whether the last block of a prefix is cached in some group."""
         return any(node in blocks for blocks in self.blocks)
 
     def holding(self, nodes: Iterable[int]) -> list[int]:
-        """Of these nodes those whose last page is cached in the first group."""
+        """Of these nodes those whose last block is cached in the first group."""
         blocks = self.blocks[0]
         return [node for node in nodes if node in blocks]
 

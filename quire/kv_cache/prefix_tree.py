@@ -1,9 +1,9 @@
-"""PrefixTree: prefixes of whole pages as nodes of a tree, found by the tokens themselves.
+"""PrefixTree: prefixes of whole blocks as nodes of a tree, found by the tokens themselves.
 
-Owned by the prefix index. A node is a number; it stands for the prefix that ends with a certain page, is found by its
-parent, the page's tokens and its extra keys, and lives for as long as it has users. Numbers are never used again.
+Owned by the prefix index. A node is a number; it stands for the prefix that ends with a certain block, is found by its
+parent, the block's tokens and its extra keys, and lives for as long as it has users. Numbers are never used again.
 
-Example, pages of 2 tokens: after `tree.enter([b"ab", b"cd"], {}, 2) == 2` the tree has nodes 1 ("ab") and 2 ("abcd"),
+Example, blocks of 2 tokens: after `tree.enter([b"ab", b"cd"], {}, 2) == 2` the tree has nodes 1 ("ab") and 2 ("abcd"),
 `tree.walk([b"ab", b"xy"], {}, 2) == [1]`, and `tree.release(2)` removes both.
 """
 
@@ -18,17 +18,17 @@ from quire.kv_cache.salted_siblings import SaltedSiblings
 from quire.kv_cache.siblings import Siblings
 
 ROOT = 0
-"""The empty prefix, parent of every first page."""
+"""The empty prefix, parent of every first block."""
 
 NodeKey = tuple[Any, ...]
-"""(parent, tokens of the page), followed by its extra keys where it has any. A plain tuple: one for every node."""
+"""(parent, tokens of the block), followed by its extra keys where it has any. A plain tuple: one for every node."""
 
 
 class PrefixTree:
-    """Nodes with the number of their users: rows that have come to them, cached pages, remembered misses, children.
+    """Nodes with the number of their users: rows that have come to them, cached blocks, remembered misses, children.
 
     Args:
-        hash_fn: names a page for other programs; nothing here is found by such names.
+        hash_fn: names a block for other programs; nothing here is found by such names.
 
     Attributes:
         siblings: nodes by parent and extra keys.
@@ -52,26 +52,26 @@ class PrefixTree:
         return len(self._nodes)
 
     def child(self, node: int, tokens: bytes, extra_keys: ExtraKeys = ()) -> int | None:
-        """The prefix that continues `node` by a page of these tokens; None = there is no such node."""
+        """The prefix that continues `node` by a block of these tokens; None = there is no such node."""
         return self._nodes.get((node, tokens, extra_keys) if extra_keys else (node, tokens))
 
-    def walk(self, pages: Sequence[bytes], extra_keys: Mapping[int, ExtraKeys], max_pages: int) -> list[int]:
-        """The nodes on the way of a sequence, one per page, up to the first page that has none.
+    def walk(self, blocks: Sequence[bytes], extra_keys: Mapping[int, ExtraKeys], max_blocks: int) -> list[int]:
+        """The nodes on the way of a sequence, one per block, up to the first block that has none.
 
         Args:
-            pages: tokens of each page, at least `max_pages` of them.
-            extra_keys: page number -> its extra keys.
+            blocks: tokens of each block, at least `max_blocks` of them.
+            extra_keys: block number -> its extra keys.
         """
-        return _walk(self._nodes, pages, extra_keys, max_pages)
+        return _walk(self._nodes, blocks, extra_keys, max_blocks)
 
     def was_known_before_reset(
-        self, pages: Sequence[bytes], extra_keys: Mapping[int, ExtraKeys], num_pages: int
+        self, blocks: Sequence[bytes], extra_keys: Mapping[int, ExtraKeys], num_blocks: int
     ) -> bool:
-        """Whether there was a node for the first `num_pages` pages of a sequence when the tree was cleared last."""
-        return len(_walk(self._before_reset, pages, extra_keys, num_pages)) == num_pages
+        """Whether there was a node for the first `num_blocks` blocks of a sequence when the tree was cleared last."""
+        return len(_walk(self._before_reset, blocks, extra_keys, num_blocks)) == num_blocks
 
     def advance(self, node: int, tokens: bytes, extra_keys: ExtraKeys) -> int:
-        """A user of `node` becomes one of the prefix that continues it by a page, which is made if need be."""
+        """A user of `node` becomes one of the prefix that continues it by a block, which is made if need be."""
         key: NodeKey = (node, tokens, extra_keys) if extra_keys else (node, tokens)
         child = self._nodes.get(key)
         if child is None:
@@ -85,11 +85,11 @@ class PrefixTree:
         self.release(node)
         return child
 
-    def enter(self, pages: Sequence[bytes], extra_keys: Mapping[int, ExtraKeys], num_pages: int) -> int:
-        """Add a user to the prefix of the first `num_pages` pages of a sequence, which is made if need be."""
+    def enter(self, blocks: Sequence[bytes], extra_keys: Mapping[int, ExtraKeys], num_blocks: int) -> int:
+        """Add a user to the prefix of the first `num_blocks` blocks of a sequence, which is made if need be."""
         node = ROOT
-        for page in range(num_pages):
-            node = self.advance(node, pages[page], extra_keys.get(page, ()))
+        for block in range(num_blocks):
+            node = self.advance(node, blocks[block], extra_keys.get(block, ()))
         return node
 
     def hold(self, node: int) -> None:
@@ -120,27 +120,27 @@ class PrefixTree:
         return parent
 
     def parent(self, node: int) -> int:
-        """The prefix without its last page."""
+        """The prefix without its last block."""
         parent: int = self._keys[node][0]
         return parent
 
     def tokens(self, node: int) -> bytes:
-        """Tokens of the last page."""
+        """Tokens of the last block."""
         tokens: bytes = self._keys[node][1]
         return tokens
 
     def tokens_of(self, nodes: Iterable[int]) -> list[bytes]:
-        """Tokens of the last page of each."""
+        """Tokens of the last block of each."""
         keys = self._keys
         return [keys[node][1] for node in nodes]
 
     def extra_keys(self, node: int) -> ExtraKeys:
-        """Extra keys of the last page."""
+        """Extra keys of the last block."""
         key = self._keys[node]
         return key[2] if len(key) > 2 else ()
 
     def hash_of(self, node: int) -> bytes:
-        """The name of the last page for other programs, which depends on content alone; computed when it is wanted."""
+        """The name of the last block for other programs, which depends on content alone; computed when it is wanted."""
         unnamed = []
         while node != ROOT and node not in self._hashes:
             unnamed.append(node)
@@ -160,14 +160,14 @@ class PrefixTree:
 
 
 def _walk(
-    nodes: Mapping[NodeKey, int], pages: Sequence[bytes], extra_keys: Mapping[int, ExtraKeys], max_pages: int
+    nodes: Mapping[NodeKey, int], blocks: Sequence[bytes], extra_keys: Mapping[int, ExtraKeys], max_blocks: int
 ) -> list[int]:
     found: list[int] = []
     if not nodes:
         return found
     get, node = nodes.get, ROOT
-    for page in range(max_pages):
-        key = (node, pages[page], extra_keys[page]) if page in extra_keys else (node, pages[page])
+    for block in range(max_blocks):
+        key = (node, blocks[block], extra_keys[block]) if block in extra_keys else (node, blocks[block])
         child = get(key)
         if child is None:
             break

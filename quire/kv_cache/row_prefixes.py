@@ -1,6 +1,6 @@
 """RowPrefixes: how far the tokens of each row are in the prefix tree, the same for all KV cache groups.
 
-Called by the coordinator: a step fills pages, the rows advance by as many nodes, and each group publishes its pages
+Called by the coordinator: a step fills blocks, the rows advance by as many nodes, and each group publishes its blocks
 under these nodes. Owns the node of each row, of which the row is a user.
 """
 
@@ -11,31 +11,31 @@ from dataclasses import dataclass
 import numpy as np
 
 from quire.core.request import ExtraKeys, Request
-from quire.kv_cache.block_hash import bytes_by_page
+from quire.kv_cache.block_hash import bytes_by_block
 from quire.kv_cache.prefix_tree import ROOT, PrefixTree
 
 _NEVER = np.iinfo(np.int32).max
-"""As a number of published pages: none is to be published."""
+"""As a number of published blocks: none is to be published."""
 
 _MAX_ROWS_LOOKED_AT = 64
 
 
 @dataclass(frozen=True, slots=True)
-class FilledPages:
-    """Pages that have become full and computed; those of a row come in order.
+class FilledBlocks:
+    """Blocks that have become full and computed; those of a row come in order.
 
     Attributes:
-        rows, pages: [num_pages] whose each is, and its number there.
+        rows, blocks: [num_pages] whose each is, and its number there.
         nodes: [num_pages] the prefix that ends with each.
     """
 
     rows: np.ndarray
-    pages: np.ndarray
+    blocks: np.ndarray
     nodes: list[int]
 
 
 class RowPrefixes:
-    """The row's first `_num_published` pages are the prefix `_nodes[row]`."""
+    """The row's first `_num_published` blocks are the prefix `_nodes[row]`."""
 
     def __init__(self, tree: PrefixTree, max_num_seqs: int, block_size: int) -> None:
         self._tree = tree
@@ -45,18 +45,18 @@ class RowPrefixes:
         self._num_published = np.full(max_num_seqs, _NEVER, dtype=np.int32)
         self._requests: list[Request | None] = [None] * max_num_seqs
 
-    def start(self, row: int, request: Request, node: int | None, num_pages: int) -> None:
-        """A request got an empty row that begins with a prefix of `num_pages` pages.
+    def start(self, row: int, request: Request, node: int | None, num_blocks: int) -> None:
+        """A request got an empty row that begins with a prefix of `num_blocks` blocks.
 
         Args:
-            node: the prefix; None = it is not in the tree, so that none of the row's pages is published.
+            node: the prefix; None = it is not in the tree, so that none of the row's blocks is published.
         """
         self._requests[row] = request
         if node is None or request.message.sampling_params.no_store:
             return
         self._tree.hold(node)
         self._nodes[row] = node
-        self._num_published[row] = num_pages
+        self._num_published[row] = num_blocks
 
     def end(self, row: int) -> None:
         """A row is given up."""
@@ -65,22 +65,22 @@ class RowPrefixes:
         self._num_published[row] = _NEVER
         self._requests[row] = None
 
-    def reached(self, row: int, num_pages: int) -> tuple[int | None, int]:
-        """The prefix of as many of the row's first `num_pages` pages as are published; None = the row publishes none.
+    def reached(self, row: int, num_blocks: int) -> tuple[int | None, int]:
+        """The prefix of as many of the row's first `num_blocks` blocks as are published; None = the row publishes none.
 
         Returns:
-            Its node, and its number of pages.
+            Its node, and its number of blocks.
         """
         num_published = int(self._num_published[row])
         if num_published == _NEVER:
             return None, 0
         node = self._nodes[row]
-        for _ in range(num_published - num_pages):
+        for _ in range(num_published - num_blocks):
             node = self._tree.parent(node)
-        return node, min(num_published, num_pages)
+        return node, min(num_published, num_blocks)
 
-    def advance(self, rows: np.ndarray, num_computed_tokens: np.ndarray, token_ids: np.ndarray) -> FilledPages | None:
-        """Bring rows to the ends of the pages that a step has filled; None = it filled none.
+    def advance(self, rows: np.ndarray, num_computed_tokens: np.ndarray, token_ids: np.ndarray) -> FilledBlocks | None:
+        """Bring rows to the ends of the blocks that a step has filled; None = it filled none.
 
         In a decode step of many rows this loop is the largest part of the scheduler's time.
 
@@ -95,32 +95,32 @@ class RowPrefixes:
         if not len(due):
             return None
         rows = rows[due]
-        flat_rows, pages = spread(rows, self._num_published[rows], num_due[due])
-        first_tokens = flat_rows * token_ids.shape[1] + pages * self._block_size
-        page_tokens = token_ids.reshape(-1).take(first_tokens[:, None] + self._offsets)
+        flat_rows, blocks = spread(rows, self._num_published[rows], num_due[due])
+        first_tokens = flat_rows * token_ids.shape[1] + blocks * self._block_size
+        block_tokens = token_ids.reshape(-1).take(first_tokens[:, None] + self._offsets)
         nodes, tree, requests = self._nodes, self._tree, self._requests
         reached = []
-        for row, page, tokens in zip(flat_rows.tolist(), pages.tolist(), bytes_by_page(page_tokens), strict=True):
+        for row, block, tokens in zip(flat_rows.tolist(), blocks.tolist(), bytes_by_block(block_tokens), strict=True):
             request = requests[row]
             assert request is not None, "a row that computed tokens belongs to a request"
             extra_keys = request.extra_keys
-            node = tree.advance(nodes[row], tokens, extra_keys.get(page, ()) if extra_keys else ())
+            node = tree.advance(nodes[row], tokens, extra_keys.get(block, ()) if extra_keys else ())
             nodes[row] = node
             reached.append(node)
             if request.message.template_id:
                 tree.template_ids.setdefault(node, request.message.template_id)
         self._num_published[rows] = num_full[due]
-        return FilledPages(flat_rows, pages, reached)
+        return FilledBlocks(flat_rows, blocks, reached)
 
-    def is_computing(self, node: int, page: int, tokens: bytes, extra_keys: ExtraKeys) -> bool:
-        """Whether a row is about to fill and publish page number `page`, of this content, after a prefix."""
-        rows = np.flatnonzero(self._num_published == page)[:_MAX_ROWS_LOOKED_AT].tolist()
+    def is_computing(self, node: int, block: int, tokens: bytes, extra_keys: ExtraKeys) -> bool:
+        """Whether a row is about to fill and publish block number `block`, of this content, after a prefix."""
+        rows = np.flatnonzero(self._num_published == block)[:_MAX_ROWS_LOOKED_AT].tolist()
         nodes, requests = self._nodes, self._requests
         for row in rows:
             request = requests[row] if nodes[row] == node else None
-            if request is None or page >= len(request.page_tokens) or request.page_tokens[page] != tokens:
+            if request is None or block >= len(request.block_tokens) or request.block_tokens[block] != tokens:
                 continue
-            if request.extra_keys.get(page, ()) == extra_keys:
+            if request.extra_keys.get(block, ()) == extra_keys:
                 return True
         return False
 

@@ -1,6 +1,6 @@
-"""SaltedSiblings: with which extra keys (salts, tenants, adapters) a page's content follows a prefix.
+"""SaltedSiblings: with which extra keys (salts, tenants, adapters) a block's content follows a prefix.
 
-Owned by the prefix tree. Costs one entry for each node whose page has extra keys, which only few have.
+Owned by the prefix tree. Costs one entry for each node whose block has extra keys, which only few have.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from quire.core.request import ExtraKeys
 
 
 class SaltedSiblings:
-    """Extra keys by the prefix that a page follows and the tokens it holds."""
+    """Extra keys by the prefix that a block follows and the tokens it holds."""
 
     def __init__(self) -> None:
         self._keys: dict[tuple[int, bytes], dict[ExtraKeys, None]] = {}

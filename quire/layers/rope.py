@@ -1,7 +1,7 @@
 """Rotary position embedding: the tables of cosines and sines, for every variant of `RopeConfig`.
 
 A position's row depends on nothing but the position, so a token gets the same rotation in every batch, chunk and
-cached page. That decides how `dynamic` is done here; see `_dynamic_angles`.
+cached block. That decides how `dynamic` is done here; see `_dynamic_angles`.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def _dynamic_angles(rope: RopeConfig, parameters: dict[str, float], positions: t
     The base of position p is that of a sequence of p + 1 tokens. For a prompt within the original length this is
     what transformers computes, during all of the generation too (each new token is the newest of its sequence). For
     a longer prompt transformers rotates all its tokens with the base of the prompt's length; here each token keeps
-    its own, since pages are shared between prompts of different lengths and prompts are computed in chunks.
+    its own, since blocks are shared between prompts of different lengths and prompts are computed in chunks.
 
     Source: bloc97 and emozilla 2023, "Dynamically scaled RoPE" (NTK-aware scaling).
     """

@@ -78,8 +78,8 @@ class ToolCallParser(SteppedParser):
 
     Args:
         tools: that may be called.
-        buffers_tool_calls: tell a call when it is complete, so that a broken one is content; else its arguments are told as
-            they come.
+        buffers_tool_calls: send a call when it is complete, so that a broken one is content; else its
+            arguments are sent as they come.
 
     Attributes:
         id_chars: length of a call's id, letters and digits alone; 0 = the API's own form.

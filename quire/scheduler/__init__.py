@@ -1,1 +1,1 @@
-"""Who runs in each step, on which pages, and when a request ends. Control plane: no torch."""
+"""Who runs in each step, on which blocks, and when a request ends. Control plane: no torch."""

@@ -50,8 +50,8 @@ class AdmissionRules:
 
     Attributes:
         enable_chunked_prefill: a prompt may be computed in parts.
-        reserve_full_prompt: admit only when pages for the whole prompt are free and not needed by others' prompts.
-        watermark_blocks: pages left free when a request joins others.
+        reserve_full_prompt: admit only when blocks for the whole prompt are free and not needed by others' prompts.
+        watermark_blocks: blocks left free when a request joins others.
         caps: bounds on the tokens of one request.
         gates: reasons to wait, asked in order.
     """
@@ -64,11 +64,11 @@ class AdmissionRules:
 
 
 class Admission:
-    """Moves requests from queues to rows while rows, tokens and pages last.
+    """Moves requests from queues to rows while rows, tokens and blocks last.
 
     Attributes:
-        returning: preempted requests whose pages are in the swap space. They come back before any that waits, unless
-            that is of a stricter class: a return frees host pages, and nothing is computed twice.
+        returning: preempted requests whose blocks are in the swap space. They come back before any that waits, unless
+            that is of a stricter class: a return frees host blocks, and nothing is computed twice.
     """
 
     def __init__(
@@ -113,7 +113,7 @@ class Admission:
             self._tiers.give_up(handle)
 
     def forget_kept(self, handles: Iterable[int]) -> None:
-        """Those of these requests that were to come back with their pages wait with their tokens alone."""
+        """Those of these requests that were to come back with their blocks wait with their tokens alone."""
         for handle in handles:
             request = self.returning.remove(handle)
             if request is not None:
@@ -121,7 +121,7 @@ class Admission:
                 self._queue.add(request)
 
     def note_preemption(self, plan: StepPlan) -> None:
-        """Nothing is admitted to a step that preempted requests for want of pages."""
+        """Nothing is admitted to a step that preempted requests for want of blocks."""
         queue = self._queue or self.returning
         if queue:
             plan.blocked = Blocked(queue.peek().handle, WaitReason.PREEMPTION)
@@ -133,7 +133,7 @@ class Admission:
         plan.held_back = []
         while queue:
             request = queue.peek()
-            # When nothing can enter, the pages of its prompt are not even looked up.
+            # When nothing can enter, the blocks of its prompt are not even looked up.
             checked = self._check_step(request, plan) or self.check(request, plan)
             if isinstance(checked, Candidate) and checked.is_loaded_first:
                 checked = self._tiers.begin_load(checked)
@@ -171,7 +171,7 @@ class Admission:
         return candidate if blocked is None else blocked
 
     def check_room(self, candidate: Candidate, plan: StepPlan, *, beside_running: bool = False) -> Blocked | None:
-        """Whether there are a row, tokens and pages for a candidate; None = there are.
+        """Whether there are a row, tokens and blocks for a candidate; None = there are.
 
         Args:
             beside_running: as if all that runs computed in this step.
@@ -245,7 +245,7 @@ class Admission:
         return int(apply_caps(self._rules.caps, wanted)[0])
 
     def _num_lacking(self, candidate: Candidate, plan: StepPlan, beside_running: bool) -> int:
-        """Pages that are lacking for a candidate, beside those that running rows may still take; 0 = it fits."""
+        """Blocks that are lacking for a candidate, beside those that running rows may still take; 0 = it fits."""
         if self._tiers.keeps(candidate.request):
             num_tokens, num_reserved = self._room_to_return(candidate)
         else:
@@ -260,7 +260,7 @@ class Admission:
         return demand.lacking(self._kv.num_free_blocks)
 
     def _room_to_return(self, candidate: Candidate) -> tuple[int, int]:
-        """Tokens that need pages when a request comes back, and pages to leave free: beside others, for calm steps."""
+        """Tokens that need blocks when a request comes back, and blocks to leave free: with others, for calm steps."""
         num_tokens = candidate.num_computed_tokens + candidate.num_new_tokens
         if not len(self._running):
             return num_tokens, 0
@@ -268,7 +268,7 @@ class Admission:
         return max(num_tokens, most), num_blocks_to_grow(self._running.rows, self._table, self._kv, COOLDOWN_STEPS)
 
     def _num_promised(self, plan: StepPlan) -> int:
-        """Pages that running rows still need for the tokens they have, which no other request is given."""
+        """Blocks that running rows still need for the tokens they have, which no other request is given."""
         if not self._rules.reserve_full_prompt:
             return 0
         if plan.num_promised is None:
@@ -279,7 +279,7 @@ class Admission:
         return int(self._kv.num_missing_blocks(rows, self._table.num_tokens[rows]).sum())
 
     def _place(self, candidate: Candidate, plan: StepPlan) -> None:
-        """Put a request, which is in no queue, on a free row and plan it; row, pages and tokens must be there."""
+        """Put a request, which is in no queue, on a free row and plan it; row, blocks and tokens must be there."""
         request, prefix, num_computed = candidate.request, candidate.prefix, candidate.num_computed_tokens
         cache_miss = None if candidate.external is not None else self._kv.explain_miss(request, prefix)
         row = self._table.allocate(request, num_computed)

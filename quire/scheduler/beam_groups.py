@@ -84,7 +84,7 @@ class BeamGroups(RequestGroup):
                 del self._groups[key]
 
     def may_swap(self, request: Request) -> bool:
-        """No beam: its newest page may still wait for its copy."""
+        """No beam: its newest block may still wait for its copy."""
         return request.handle not in self._key_of
 
     def check(self, request: Request, plan: StepPlan) -> Blocked | None:
@@ -203,10 +203,10 @@ class BeamGroups(RequestGroup):
         self._chosen.append(ForcedTokens(row_array, np.full(len(rows), num_tokens), token_ids))
 
     def _fork(self, source: int, row: int, num_tokens: int) -> RowFork:
-        """Make `row` what `source` is; its own pages are enough for what it does not share."""
+        """Make `row` what `source` is; its own blocks are enough for what it does not share."""
         table, request = self._table, self._table.request_on(row)
         table.token_ids[row, :num_tokens] = table.token_ids[source, :num_tokens]
-        request.page_tokens, request.block_hashes = [], []  # of the tokens that it had
+        request.block_tokens, request.block_hashes = [], []  # of the tokens that it had
         prefix = self._kv.shared_prefix(source, num_tokens)
         assert prefix is not None, "a row holds what its next token sees"
         self._kv.free(row)

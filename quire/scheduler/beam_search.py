@@ -1,6 +1,6 @@
 """The search of one prompt's beams: which continuations live on, which are finished, when it is over.
 
-Used by `scheduler.beam_groups`. Owns scores and finished sequences; knows no rows and no pages. The order of events,
+Used by `scheduler.beam_groups`. Owns scores and finished sequences; knows no rows and no blocks. The order of events,
 the scores and the three ways to stop are those of `transformers` (`generate(num_beams=k, do_sample=False)`).
 """
 

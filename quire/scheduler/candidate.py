@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from quire.core.request import Request
 from quire.kv_cache.cached_prefix import CachedPrefix
-from quire.kv_cache.swap_pool import SwappedPages
+from quire.kv_cache.swap_pool import SwappedBlocks
 from quire.scheduler.kv_tier import ExternalHit
 
 
@@ -25,11 +25,11 @@ class Candidate:
         return self.prefix.num_tokens if self.external is None else self.external.num_tokens
 
     @property
-    def swapped(self) -> SwappedPages | None:
-        """Its pages in the swap space, where these hold more of it than the cache."""
+    def swapped(self) -> SwappedBlocks | None:
+        """Its blocks in the swap space, where these hold more of it than the cache."""
         return None if self.external is None else self.external.swapped
 
     @property
     def is_loaded_first(self) -> bool:
-        """Whether it has to wait for its pages."""
+        """Whether it has to wait for its blocks."""
         return self.external is not None and self.external.is_async

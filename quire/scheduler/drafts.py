@@ -1,7 +1,7 @@
-"""Drafts: guesses at the next tokens of rows that decode, which take what is left of a step's tokens and free pages.
+"""Drafts: guesses at the next tokens of rows that decode, which take what is left of a step's tokens and free blocks.
 
 Called by the scheduler when everything else of a step is planned, so drafts keep no request waiting. No state but the
-proposer: pages reserved ahead for drafts belong to the row, and go back when the drafts behind them are not accepted.
+proposer: blocks reserved ahead for drafts belong to the row, and go back when the drafts behind them are not accepted.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Drafts:
             if missing.sum() <= self._kv.num_free_blocks:
                 plan.add_drafts(row, drafts, self._kv.allocate(at, missing))
 
-    def give_back_pages(self, scheduled: SchedulerOutput, rows: np.ndarray) -> None:
+    def give_back_blocks(self, scheduled: SchedulerOutput, rows: np.ndarray) -> None:
         """Free what was reserved for drafts that were not accepted, of those of `rows` that still run."""
         if scheduled.drafts is None:
             return

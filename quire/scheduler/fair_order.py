@@ -1,10 +1,11 @@
 """FairOrder: tenants share the engine by weight; the one served least is next. The scheduling policy `fair`.
 
-Made by `make_scheduling_policy`. Owns the queues of tenants (each in the order of the tenant's own policy) and what they
-were served (`virtual_counters`). Waiting and running requests are ordered alike: by tenant, then within the tenant.
+Made by `make_scheduling_policy`. Owns the queues of tenants (each in the order of the tenant's own policy) and what
+they were served (`virtual_counters`). Waiting and running requests are ordered alike: by tenant, then
+within the tenant.
 
-A tenant may have to give up rows: when the request that is next finds no row or no pages, the tenants served more that
-hold more than their share (of rows or of pages, by weight, among those that have requests) are preempted down to it,
+A tenant may have to give up rows: when the request that is next finds no row or no blocks, the tenants served more that
+hold more than their share (of rows or of blocks, by weight, among those that have requests) are preempted down to it,
 never below one row, as long as the tenant of the request stays within its own share, or has nothing running. What was
 taken cannot be taken back before a request ends or another tenant comes or goes, so nobody is stopped in turns.
 """
@@ -80,7 +81,7 @@ class FairOrder:
         rankings: by the name of a tenant's own policy.
         expected: how long answers become, for those rankings.
         table: of the running requests.
-        kv: of the pages that are shared.
+        kv: of the blocks that are shared.
     """
 
     def __init__(
@@ -197,16 +198,16 @@ class FairOrder:
         return shares
 
     def _is_beyond(self, rows: np.ndarray) -> np.ndarray:
-        """[num_slots] bool: tenants that hold more than their share, rows or pages, of what all of `rows` hold."""
+        """[num_slots] bool: tenants that hold more than their share, rows or blocks, of what all of `rows` hold."""
         owner, num_slots = self._table.tenant_slot[rows], len(self._weights)
-        pages = np.bincount(owner, self._kv.num_blocks_held(self._table.num_tokens[rows]), num_slots)
+        blocks = np.bincount(owner, self._kv.num_blocks_held(self._table.num_tokens[rows]), num_slots)
         num_rows = np.bincount(owner, minlength=num_slots)
-        usage = np.maximum(num_rows / len(self._table.handle), pages / self._kv.num_usable_blocks)
+        usage = np.maximum(num_rows / len(self._table.handle), blocks / self._kv.num_usable_blocks)
         is_beyond: np.ndarray = usage > self._shares(rows)
         return is_beyond
 
     def _usage(self, rows: np.ndarray, also_tokens: int = 0) -> np.ndarray:
-        """Part of all rows or of all pages, whichever is more, that these rows take: [n] of the first, the first two...
+        """Share of all rows or of all blocks, the larger, that these rows take: [n] of the first, the first two...
 
         Args:
             also_tokens: of one more request, which becomes the last.
@@ -214,6 +215,6 @@ class FairOrder:
         num_tokens = self._table.num_tokens[rows]
         if also_tokens:
             num_tokens = np.append(num_tokens, also_tokens)
-        pages = np.cumsum(self._kv.num_blocks_held(num_tokens)) / self._kv.num_usable_blocks
-        usage: np.ndarray = np.maximum(np.arange(1, len(num_tokens) + 1) / len(self._table.handle), pages)
+        blocks = np.cumsum(self._kv.num_blocks_held(num_tokens)) / self._kv.num_usable_blocks
+        usage: np.ndarray = np.maximum(np.arange(1, len(num_tokens) + 1) / len(self._table.handle), blocks)
         return usage

@@ -1,7 +1,7 @@
-"""Requests with one prompt: it is computed for one of them, the others share its pages.
+"""Requests with one prompt: it is computed for one of them, the others share its blocks.
 
-Called by the scheduler and by admission. Owns who belongs together, and pages kept for siblings that wait when the
-request that computed them has left. What is kept is given up before anybody is preempted for want of pages.
+Called by the scheduler and by admission. Owns who belongs together, and blocks kept for siblings that wait when the
+request that computed them has left. What is kept is given up before anybody is preempted for want of blocks.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class ForkGroups(RequestGroup):
             self._members.setdefault(group, {})[request.handle] = request
 
     def on_end(self, request: Request) -> None:
-        """It leaves its group. Its prompt's pages are kept if nobody else has them for a sibling."""
+        """It leaves its group. Its prompt's blocks are kept if nobody else has them for a sibling."""
         group = request.message.fork_group
         if group is None:
             return
@@ -75,7 +75,7 @@ class ForkGroups(RequestGroup):
         return Blocked(request.handle, WaitReason.SIBLING, is_passed_over=True)
 
     def longer_prefix(self, request: Request, cached: CachedPrefix, plan: StepPlan) -> CachedPrefix:
-        """`cached`, or the prompt's pages of a sibling when they hold more."""
+        """`cached`, or the prompt's blocks of a sibling when they hold more."""
         group, num_tokens = request.message.fork_group, _num_shareable(request)
         if group is None or num_tokens <= cached.num_tokens:
             return cached
@@ -88,7 +88,7 @@ class ForkGroups(RequestGroup):
         return self._kv.shared_prefix(runner.row, num_tokens) or cached
 
     def release_kept(self) -> bool:
-        """Give up all pages that are kept for requests that wait; False when there were none."""
+        """Give up all blocks that are kept for requests that wait; False when there were none."""
         groups = list(self._kept)
         for group in groups:
             self._let_go(group)

@@ -12,7 +12,7 @@ from quire.scheduler.step import Step
 
 
 class SchedulerInterface(Protocol):
-    """Who runs in each step, and on which pages."""
+    """Who runs in each step, and on which blocks."""
 
     def add_request(self, request: EngineCoreRequest) -> None:
         """Queue a request.
@@ -27,7 +27,7 @@ class SchedulerInterface(Protocol):
         """End requests from outside, in any state; unknown and finished handles are ignored."""
 
     def hold(self, handles: Collection[int]) -> None:
-        """From now on these requests sit out the steps, and no others; they keep their rows and pages."""
+        """From now on these requests sit out the steps, and no others; they keep their rows and blocks."""
 
     def schedule(self) -> Step | None:
         """Decide the next step; None when no request can compute (nothing left, or only rows to free later)."""
@@ -35,7 +35,7 @@ class SchedulerInterface(Protocol):
     def update_from_output(
         self, step: Step, output: ModelRunnerOutput, seconds: float | None = None
     ) -> EngineCoreOutputs:
-        """Take in the step's tokens: lengths advance, full pages are published, ended requests leave.
+        """Take in the step's tokens: lengths advance, full blocks are published, ended requests leave.
 
         Args:
             seconds: how long the step took to compute and sample; None = not measured.
@@ -57,12 +57,12 @@ class SchedulerInterface(Protocol):
     def get_request_counts(self) -> tuple[int, int]:
         """(running, waiting)."""
 
-    def watch_pages(self, recorder: KVEventRecorder) -> None:
-        """Tell `recorder` which pages can be found, from now on."""
+    def watch_blocks(self, recorder: KVEventRecorder) -> None:
+        """Tell `recorder` which blocks can be found, from now on."""
 
     def reset_prefix_cache(self, reset_running_requests: bool = False) -> bool:
-        """Forget all cached pages; False, and nothing done, while any page is in use.
+        """Forget all cached blocks; False, and nothing done, while any block is in use.
 
         Args:
-            reset_running_requests: running requests give up their pages and compute them again, so none is in use.
+            reset_running_requests: running requests give up their blocks and compute them again, so none is in use.
         """

@@ -5,8 +5,8 @@ The swap space (`swapping`) is the first; a disk or another machine implements t
 `KVConnectorBase_V1`. The worker's half is `worker.kv_tier`.
 
     hit = tier.get_num_new_matched_tokens(request, 32)   # ExternalHit(num_tokens=96): 64 more than the cache has
-    # pages are given out and the worker loads them; the request computes from token 96 on, or from 32 if that fails
-    saved = tier.request_finished(request, keys)         # its pages stay until the worker has saved those
+    # blocks are given out and the worker loads them; the request computes from token 96 on, or from 32 if that fails
+    saved = tier.request_finished(request, keys)         # its blocks stay until the worker has saved those
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ import numpy as np
 
 from quire.core.request import Request
 from quire.core.runner_output import ModelRunnerOutput
-from quire.core.scheduler_output import NO_PAGE_COPIES, PageCopies, SchedulerOutput
+from quire.core.scheduler_output import NO_BLOCK_COPIES, BlockCopies, SchedulerOutput
 from quire.kv_cache.cached_prefix import CachedPrefix
-from quire.kv_cache.swap_pool import SwappedPages
+from quire.kv_cache.swap_pool import SwappedBlocks
 from quire.scheduler.step_plan import StepPlan
 
 
@@ -30,22 +30,22 @@ class ExternalHit:
     """What a tier has of a request.
 
     Attributes:
-        num_tokens: its first tokens, those in the cache included; whole pages, unless it was swapped.
-        is_async: the request waits, and holds up no other, until its pages are loaded; False = they are loaded in the
+        num_tokens: its first tokens, those in the cache included; whole blocks, unless it was swapped.
+        is_async: the request waits, and holds up no other, until its blocks are loaded; False = they are loaded in the
             step that places it, before that computes.
-        swapped: which pages these are of a request that was swapped.
+        swapped: which blocks these are of a request that was swapped.
     """
 
     num_tokens: int
     is_async: bool = False
-    swapped: SwappedPages | None = None
+    swapped: SwappedBlocks | None = None
 
 
 class SwapCopies(NamedTuple):
     """The copies of one message between cache and swap space, and the handles of the requests that are copied out."""
 
-    outs: PageCopies = NO_PAGE_COPIES
-    ins: PageCopies = NO_PAGE_COPIES
+    outs: BlockCopies = NO_BLOCK_COPIES
+    ins: BlockCopies = NO_BLOCK_COPIES
     handles: tuple[int, ...] = ()
 
 
@@ -64,7 +64,7 @@ class KVTier:
     def update_state_after_alloc(
         self, request: Request, prefix: CachedPrefix, hit: ExternalHit | None, block_ids: tuple[np.ndarray, ...]
     ) -> None:
-        """A request of which pages are here was placed on these pages of the cache, per KV cache group.
+        """A request of which blocks are here was placed on these blocks of the cache, per KV cache group.
 
         Args:
             prefix: what the cache had of it.
@@ -74,28 +74,28 @@ class KVTier:
     # --- at the end ---
 
     def request_finished(self, request: Request, keys: Sequence[bytes]) -> Sequence[bytes]:
-        """A request ends; which of its full pages, by their names in order, are to be saved here.
+        """A request ends; which of its full blocks, by their names in order, are to be saved here.
 
         Returns:
-            A run of `keys`; empty = none. The pages stay in the cache until the worker has saved them.
+            A run of `keys`; empty = none. The blocks stay in the cache until the worker has saved them.
         """
         return ()
 
     def transfer_ended(self, keys: Sequence[bytes], *, is_save: bool, is_done: bool) -> None:
-        """A transfer of these pages was reported, be it by a failure."""
+        """A transfer of these blocks was reported, be it by a failure."""
 
     # --- requests that are preempted ---
 
     def request_preempted(self, request: Request, plan: StepPlan) -> bool:
-        """Whether the tier keeps the pages of a request that is about to lose its row, so that it comes back first."""
+        """Whether the tier keeps the blocks of a request that is about to lose its row, so that it comes back first."""
         return False
 
     def keeps(self, request: Request) -> bool:
-        """Whether pages of a preempted request are here."""
+        """Whether blocks of a preempted request are here."""
         return False
 
     def give_up(self, handle: int) -> None:
-        """Forget a preempted request's pages, if there are any: it ends, or they may hold anything."""
+        """Forget a preempted request's blocks, if there are any: it ends, or they may hold anything."""
 
     # --- messages ---
 

@@ -1,8 +1,8 @@
-"""KVTiers: the swap space, a further tier behind the KV cache if there is one, and the pages in flight between them.
+"""KVTiers: the swap space, a further tier behind the KV cache if there is one, and the blocks in flight between them.
 
-Called by the scheduler and by admission, which knows it as a `RequestGroup`, too: a request whose pages are being
-loaded waits, and others pass it. Owns the transfers in flight. A page in flight has a user, its transfer, until the
-worker reports that; so a request may be aborted, or end, while its pages are still read or written.
+Called by the scheduler and by admission, which knows it as a `RequestGroup`, too: a request whose blocks are being
+loaded waits, and others pass it. Owns the transfers in flight. A block in flight has a user, its transfer, until the
+worker reports that; so a request may be aborted, or end, while its blocks are still read or written.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from quire.core.kv_transfer import KVTransferMeta, PageTransfer
+from quire.core.kv_transfer import BlockTransfer, KVTransferMeta
 from quire.core.request import Request, RequestStatus
 from quire.core.runner_output import ModelRunnerOutput
 from quire.core.scheduler_output import SchedulerOutput
@@ -29,11 +29,11 @@ from quire.scheduler.waiting import Blocked, WaitReason
 
 @dataclass(frozen=True, slots=True)
 class _InFlight:
-    """One transfer; `pages` are those it uses, None where they are those of the request's row."""
+    """One transfer; `blocks` are those it uses, None where they are those of the request's row."""
 
-    transfer: PageTransfer
+    transfer: BlockTransfer
     handle: int
-    pages: CachedPrefix | None
+    blocks: CachedPrefix | None
     is_save: bool = False
 
 
@@ -41,8 +41,8 @@ class KVTiers(RequestGroup):
     """Where keys and values are beside the cache.
 
     Args:
-        tier: None = there is the swap space alone. It is used where prefix caching names every page: not where that is
-            off, nor with layers that free pages.
+        tier: None = there is the swap space alone. It is used where prefix caching names every block: not where that is
+            off, nor with layers that free blocks.
 
     Attributes:
         swapping: the swap space.
@@ -52,13 +52,13 @@ class KVTiers(RequestGroup):
         self.swapping = swapping
         self._kv = kv
         self._table = table
-        self._tier = tier if kv.names_all_pages else None
+        self._tier = tier if kv.names_all_blocks else None
         self._in_flight: dict[int, _InFlight] = {}
         self._loading: dict[int, int] = {}  # handle -> transfer, of requests that wait for it
         self._loaded: dict[int, CachedPrefix] = {}
         self._refused: set[int] = set()  # handles of requests that are computed, whatever tiers have of them
-        self._loads: list[PageTransfer] = []  # of the next message
-        self._saves: list[PageTransfer] = []
+        self._loads: list[BlockTransfer] = []  # of the next message
+        self._saves: list[BlockTransfer] = []
         self._num_transfers = 0
 
     @property
@@ -69,7 +69,7 @@ class KVTiers(RequestGroup):
     # --- at admission ---
 
     def check(self, request: Request, plan: StepPlan) -> Blocked | None:
-        """It waits while its pages are being loaded."""
+        """It waits while its blocks are being loaded."""
         if request.handle not in self._loading:
             return None
         return Blocked(request.handle, WaitReason.WAITING_FOR_REMOTE_KVS, is_passed_over=True)
@@ -87,24 +87,24 @@ class KVTiers(RequestGroup):
             return None
         if request.handle in self._refused or request.handle in self._loaded:
             return None
-        self._kv.name_pages(request, request.token_ids)
+        self._kv.name_blocks(request, request.token_ids)
         hit = self._tier.get_num_new_matched_tokens(request, prefix.num_tokens)
         if hit is None:
             return None
-        num_pages = min(hit.num_tokens, len(request.token_ids) - 1) // self._kv.block_size  # one token is computed
-        num_tokens = num_pages * self._kv.block_size
+        num_blocks = min(hit.num_tokens, len(request.token_ids) - 1) // self._kv.block_size  # one token is computed
+        num_tokens = num_blocks * self._kv.block_size
         return dataclasses.replace(hit, num_tokens=num_tokens) if num_tokens > prefix.num_tokens else None
 
     def begin_load(self, candidate: Candidate) -> Blocked:
-        """Give pages to an asynchronous load, for which its request waits."""
+        """Give blocks to an asynchronous load, for which its request waits."""
         request, hit = candidate.request, candidate.external
         assert hit is not None, "only what a tier has is loaded"
-        pages = self._kv.reserve(candidate.prefix, hit.num_tokens)
-        self._loading[request.handle] = self._begin_load(candidate, pages.block_ids[0], pages)
+        blocks = self._kv.reserve(candidate.prefix, hit.num_tokens)
+        self._loading[request.handle] = self._begin_load(candidate, blocks.block_ids[0], blocks)
         return Blocked(request.handle, WaitReason.WAITING_FOR_REMOTE_KVS, is_passed_over=True)
 
     def update_state_after_alloc(self, candidate: Candidate, block_ids: tuple[np.ndarray, ...]) -> None:
-        """A candidate was placed on these pages, per KV cache group."""
+        """A candidate was placed on these blocks, per KV cache group."""
         request, hit = candidate.request, candidate.external
         if self.swapping.keeps(request):
             self.swapping.update_state_after_alloc(request, candidate.prefix, hit, block_ids)
@@ -112,14 +112,14 @@ class KVTiers(RequestGroup):
             self._tier.update_state_after_alloc(request, candidate.prefix, hit, block_ids)
             self._begin_load(candidate, block_ids[0], None)
 
-    def _begin_load(self, candidate: Candidate, block_ids: np.ndarray, pages: CachedPrefix | None) -> int:
+    def _begin_load(self, candidate: Candidate, block_ids: np.ndarray, blocks: CachedPrefix | None) -> int:
         hit = candidate.external
         assert hit is not None, "only what a tier has is loaded"
         first, end = (num // self._kv.block_size for num in (candidate.prefix.num_tokens, hit.num_tokens))
         keys = tuple(candidate.request.block_hashes[first:end])
-        transfer = PageTransfer(self._num_transfers, keys, np.array(block_ids[first:end]), hit.is_async)
+        transfer = BlockTransfer(self._num_transfers, keys, np.array(block_ids[first:end]), hit.is_async)
         self._loads.append(transfer)
-        self._add(_InFlight(transfer, candidate.request.handle, pages))
+        self._add(_InFlight(transfer, candidate.request.handle, blocks))
         return transfer.transfer_id
 
     def _add(self, started: _InFlight) -> None:
@@ -148,24 +148,24 @@ class KVTiers(RequestGroup):
 
     def _save(self, request: Request, tier: KVTier) -> None:
         num_computed = int(self._table.num_computed_tokens[request.row])
-        names = self._kv.name_pages(request, self._table.token_ids[request.row, :num_computed])
+        names = self._kv.name_blocks(request, self._table.token_ids[request.row, :num_computed])
         keys = tuple(tier.request_finished(request, names))
         if not keys:
             return
         first = names.index(keys[0])
         block_ids = np.array(self._kv.get_block_ids(request.row)[0][first : first + len(keys)])
-        pages = CachedPrefix((block_ids,), len(keys) * self._kv.block_size)
-        self._kv.keep(pages)
-        transfer = PageTransfer(self._num_transfers, keys, block_ids)
+        blocks = CachedPrefix((block_ids,), len(keys) * self._kv.block_size)
+        self._kv.keep(blocks)
+        transfer = BlockTransfer(self._num_transfers, keys, block_ids)
         self._saves.append(transfer)
-        self._add(_InFlight(transfer, request.handle, pages, is_save=True))
+        self._add(_InFlight(transfer, request.handle, blocks, is_save=True))
 
     def keeps(self, request: Request) -> bool:
-        """Whether a tier keeps pages of a preempted request, which comes back before those that wait."""
+        """Whether a tier keeps blocks of a preempted request, which comes back before those that wait."""
         return self.swapping.keeps(request)
 
     def give_up(self, handle: int) -> None:
-        """Forget the pages of a preempted request, if a tier keeps any."""
+        """Forget the blocks of a preempted request, if a tier keeps any."""
         self.swapping.give_up(handle)
 
     def release_kept(self) -> bool:
@@ -180,8 +180,8 @@ class KVTiers(RequestGroup):
         return bool(handles or num_saves)
 
     def kept(self) -> list[CachedPrefix]:
-        """Pages of transfers, and those loaded."""
-        in_flight = [one.pages for one in self._in_flight.values() if one.pages is not None]
+        """Blocks of transfers, and those loaded."""
+        in_flight = [one.blocks for one in self._in_flight.values() if one.blocks is not None]
         return [*in_flight, *self._loaded.values()]
 
     # --- messages ---
@@ -201,7 +201,7 @@ class KVTiers(RequestGroup):
         """A step was executed: transfers end.
 
         Returns:
-            Handles of requests that were placed on pages whose load failed: what they computed means nothing.
+            Handles of requests that were placed on blocks whose load failed: what they computed means nothing.
         """
         self.swapping.update_from_output(scheduled, output, seconds)
         if not self._in_flight:
@@ -213,7 +213,7 @@ class KVTiers(RequestGroup):
         ended = [self._end(number, is_done=False) for number in failed]
         for number in (*done, *in_step):
             self._end(number, is_done=True)
-        return [one.handle for one in ended if one is not None and one.pages is None]
+        return [one.handle for one in ended if one is not None and one.blocks is None]
 
     def _end(self, transfer_id: int, *, is_done: bool) -> _InFlight | None:
         """A transfer has ended; None when it ended before."""
@@ -227,10 +227,10 @@ class KVTiers(RequestGroup):
             del self._loading[ended.handle]
         if not is_done and not ended.is_save:
             self._refused.add(ended.handle)
-        if is_awaited and is_done and ended.pages is not None:
-            self._loaded[ended.handle] = ended.pages
-        elif ended.pages is not None:
-            self._kv.unpin(ended.pages)
+        if is_awaited and is_done and ended.blocks is not None:
+            self._loaded[ended.handle] = ended.blocks
+        elif ended.blocks is not None:
+            self._kv.unpin(ended.blocks)
         return ended
 
     def abandon(self, scheduled: SchedulerOutput) -> None:

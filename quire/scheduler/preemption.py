@@ -1,7 +1,7 @@
-"""Preemption: whom to stop when pages run out, and what is kept of it.
+"""Preemption: whom to stop when blocks run out, and what is kept of it.
 
 Called by the scheduler. Stateless. The victim keeps its tokens. Their keys and values go to the swap space
-(`scheduler.swapping`), or are computed again when it returns, except for pages that are still in the prefix cache.
+(`scheduler.swapping`), or are computed again when it returns, except for blocks that are still in the prefix cache.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def choose_victim(
     The first in rank is never chosen while others run, so it always advances, and every request ends.
 
     Args:
-        spared: rows whose pages came back from the swap space a moment ago.
+        spared: rows whose blocks came back from the swap space a moment ago.
     """
     last = running.last()
     if spared is None or last not in spared:

@@ -64,7 +64,7 @@ class RequestGroup:
         return request.has_started
 
     def may_swap(self, request: Request) -> bool:
-        """Whether the pages of a request hold what they should once the last message has been executed."""
+        """Whether the blocks of a request hold what they should once the last message has been executed."""
         return True
 
     # --- admission ---
@@ -74,7 +74,7 @@ class RequestGroup:
         return None
 
     def ignores_watermark(self, request: Request) -> bool:
-        """Whether a request may take the last free pages beside others."""
+        """Whether a request may take the last free blocks beside others."""
         return False
 
     def longer_prefix(self, request: Request, cached: CachedPrefix, plan: StepPlan) -> CachedPrefix:
@@ -82,7 +82,7 @@ class RequestGroup:
         return cached
 
     def release_kept(self) -> bool:
-        """Give up all pages that are kept for requests that wait; False when there were none."""
+        """Give up all blocks that are kept for requests that wait; False when there were none."""
         return False
 
     def kept(self) -> list[CachedPrefix]:
@@ -108,7 +108,7 @@ class RequestGroup:
         return sampled, None
 
     def after_sample(self, split: Sampled) -> Advanced:
-        """The samples that `split_beams` took, once the pages that the step filled are published."""
+        """The samples that `split_beams` took, once the blocks that the step filled are published."""
         return Advanced(np.empty(0, np.int64), np.empty(0, np.int32), [])
 
 

@@ -62,11 +62,11 @@ def num_wanted_tokens(
 
 
 def num_missing_blocks(rows: np.ndarray, table: RequestTable, plan: StepPlan, kv: KVCacheManager) -> np.ndarray:
-    """[num_groups, num_rows] pages each row lacks to compute what is planned for it."""
+    """[num_groups, num_rows] blocks each row lacks to compute what is planned for it."""
     return kv.num_missing_blocks(rows, table.starts(rows) + plan.num_tokens(rows))
 
 
 def num_blocks_to_grow(rows: np.ndarray, table: RequestTable, kv: KVCacheManager, num_steps: int) -> int:
-    """Pages that these rows lack for so many decode steps."""
+    """Blocks that these rows lack for so many decode steps."""
     grown = np.minimum(table.num_tokens[rows] + num_steps, table.max_total_tokens[rows])
     return int(kv.num_missing_blocks(rows, grown).sum())

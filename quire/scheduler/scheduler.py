@@ -65,7 +65,7 @@ class Scheduler:
     Args:
         scheduler_config: resolved: its limits are numbers.
         cache_config: prefix caching and watermark.
-        kv_cache_config: number and size of pages.
+        kv_cache_config: number and size of blocks.
         max_model_len: most tokens of a request, prompt and output.
         clock: seconds, for events.
         gates: further reasons for which a waiting request must wait.
@@ -97,7 +97,7 @@ class Scheduler:
             max_num_seqs=self._limits.max_num_seqs,
             max_model_len=max_model_len,
             hash_fn=BLOCK_HASHES[cache_config.prefix_caching_hash_algo],
-            max_chunk_tokens=self._limits.max_num_batched_tokens * max_steps_in_flight,  # passed pages go late
+            max_chunk_tokens=self._limits.max_num_batched_tokens * max_steps_in_flight,  # passed blocks go late
         )
         self._table = RequestTable(self._limits.max_num_seqs, max_model_len)
         self._running = RunningRows(self._table)
@@ -156,7 +156,7 @@ class Scheduler:
                 self._admission.remove(handle)
 
     def hold(self, handles: Collection[int]) -> None:
-        """From now on these requests sit out the steps, and no others; they keep their rows and pages."""
+        """From now on these requests sit out the steps, and no others; they keep their rows and blocks."""
         self._held = frozenset(handles)
 
     def _end(self, request: Request, finished: FinishedRequest) -> None:
@@ -170,7 +170,7 @@ class Scheduler:
         self._outbox.note_finished(finished)
 
     def _release_rows(self, rows: Sequence[int]) -> None:
-        """Take rows and pages from running requests; the worker hears of it in the next message."""
+        """Take rows and blocks from running requests; the worker hears of it in the next message."""
         self._running.remove(rows)
         for row in rows:
             self._kv.free(row)
@@ -230,7 +230,7 @@ class Scheduler:
             while self._admission.check_room(candidate, plan, beside_running=True) and len(preemptible):
                 self._preempt(int(preemptible[-1]), plan)
                 preemptible = preemptible[:-1]
-                candidate = self._admission.make_candidate(waiting, plan)  # it may have shared pages of the victim
+                candidate = self._admission.make_candidate(waiting, plan)  # it may have shared blocks of the victim
         plan.urgent = waiting
 
     def _schedule_running(self, plan: StepPlan) -> None:
@@ -301,7 +301,7 @@ class Scheduler:
         if plan.is_empty and not self._tiers.is_waiting:
             return None
         swaps, transfers = self._tiers.take_messages()
-        copies = (self._kv.take_page_copies(), swaps.outs, swaps.ins, self._groups.take_row_updates(), transfers)
+        copies = (self._kv.take_block_copies(), swaps.outs, swaps.ins, self._groups.take_row_updates(), transfers)
         number, freed_rows = self._in_flight.begin()
         output = plan.freeze(number, freed_rows, self._table, *copies)
         num_first_tokens = plan.num_first_tokens(output, self._table)
@@ -313,7 +313,7 @@ class Scheduler:
     def update_from_output(
         self, step: Step, output: ModelRunnerOutput, seconds: float | None = None
     ) -> EngineCoreOutputs:
-        """Take in the step's tokens: lengths advance, full pages are published, ended requests leave.
+        """Take in the step's tokens: lengths advance, full blocks are published, ended requests leave.
 
         Args:
             seconds: how long the step took to compute and sample; None = not measured.
@@ -342,7 +342,7 @@ class Scheduler:
         handles = self._table.handle[sampled.rows]
         prompt_logprobs = take_prompt_logprobs(output, rows, self._table)
         self._end_stopped(stops)
-        self._drafts.give_back_pages(scheduled, rows)
+        self._drafts.give_back_blocks(scheduled, rows)
         token_ids = sampled.token_ids
         for group, samples in split:
             advanced = self._advance(group, samples)
@@ -448,15 +448,15 @@ class Scheduler:
         """Whether what is decided next depends on log-probabilities of the last step."""
         return self._groups.reads_logprobs
 
-    def watch_pages(self, recorder: KVEventRecorder) -> None:
-        """Tell `recorder` which pages can be found, from now on."""
-        self._kv.watch_pages(recorder)
+    def watch_blocks(self, recorder: KVEventRecorder) -> None:
+        """Tell `recorder` which blocks can be found, from now on."""
+        self._kv.watch_blocks(recorder)
 
     def reset_prefix_cache(self, reset_running_requests: bool = False) -> bool:
-        """Forget all cached pages; False, and nothing done, while any page is in use, or swapped out.
+        """Forget all cached blocks; False, and nothing done, while any block is in use, or swapped out.
 
         Args:
-            reset_running_requests: requests give up their pages and compute them again, so none is in use.
+            reset_running_requests: requests give up their blocks and compute them again, so none is in use.
         """
         assert not self._in_flight, "a step is taken in before the cache is reset"
         if reset_running_requests:

@@ -28,7 +28,7 @@ class SchedulerSetup:
     Attributes:
         scheduler: resolved: its limits are numbers.
         cache: prefix caching and watermark.
-        kv_cache: number and size of pages.
+        kv_cache: number and size of blocks.
         max_model_len: most tokens of a request, prompt and output.
         has_proposer: whether draft tokens are proposed.
         max_steps_in_flight: steps that may be scheduled before the first of them is taken in.

@@ -28,7 +28,7 @@ class Step:
         output: the message to the worker.
         plan: what it was made from.
         handles: [num_reqs] int64; the requests that owned the rows of `output` when it was made.
-        swapped_out: handles of the requests whose pages it copies to the swap space.
+        swapped_out: handles of the requests whose blocks it copies to the swap space.
         num_first_tokens: of the tokens that it samples, those that end a prompt.
         placements: [num_reqs] int64; `RequestTable.placement` of its rows, where several steps may be in flight.
     """
@@ -56,7 +56,7 @@ class Step:
         return handles if self.output.drafts is None else np.repeat(handles, self.output.num_logits())
 
     def counts(self, page_size_bytes: int) -> dict[str, int]:
-        """What the step adds to `SchedulerStats`; a page has so many bytes, all layers together."""
+        """What the step adds to `SchedulerStats`; a block has so many bytes, all layers together."""
         plan, output = self.plan, self.output
         return {
             "num_scheduled_tokens": output.total_num_scheduled_tokens,

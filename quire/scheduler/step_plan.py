@@ -10,12 +10,12 @@ import numpy as np
 from quire.core.kv_transfer import KVTransferMeta
 from quire.core.request import Request
 from quire.core.scheduler_output import (
-    NO_PAGE_COPIES,
+    NO_BLOCK_COPIES,
     NO_ROW_UPDATES,
+    BlockCopies,
     DraftTokens,
     NewBlocks,
     NewRequestData,
-    PageCopies,
     RowUpdates,
     SchedulerOutput,
 )
@@ -35,9 +35,9 @@ class StepPlan:
         prompts: what is left for requests that are admitted, where decoding requests bound prompt tokens.
         urgent: a waiting request for which the prompts of laxer ones wait in this step; None = there is none.
         num_preemptions: requests that lost their row to this step.
-        num_swap_preemptions: those of them whose pages went to the swap space.
+        num_swap_preemptions: those of them whose blocks went to the swap space.
         num_prefix_queries, num_prefix_hits: tokens looked for, and found, in the prefix cache by first admissions.
-        num_promised: pages that running rows still need for the tokens they have; None = not counted yet.
+        num_promised: blocks that running rows still need for the tokens they have; None = not counted yet.
         held_back: requests passed over for siblings since admission began with their queue.
         blocked: the last refusal of admission, which says why requests wait; None = all that there were came in.
         rows: [num_reqs] intp; those of the message, once there is one.
@@ -82,12 +82,12 @@ class StepPlan:
         self._num_tokens[rows] = self.budget.take_in_order(num_wanted)
 
     def set_new_blocks(self, new_blocks: tuple[NewBlocks, ...]) -> None:
-        """Note the pages, per KV cache group, that the planned running rows were given."""
+        """Note the blocks, per KV cache group, that the planned running rows were given."""
         self._new_blocks = new_blocks
         self.num_promised = None
 
     def add_drafts(self, row: int, token_ids: np.ndarray, new_blocks: tuple[NewBlocks, ...]) -> None:
-        """Plan draft tokens behind the token that a running row computes, and the pages they were given."""
+        """Plan draft tokens behind the token that a running row computes, and the blocks they were given."""
         self.budget.take(len(token_ids))
         self._num_tokens[row] += len(token_ids)
         self._drafts[row] = token_ids
@@ -103,7 +103,7 @@ class StepPlan:
         self._new_reqs[new_req.row] = new_req
 
     def undo(self, row: int) -> None:
-        """Drop a row from the plan, as if it had never been planned. Its pages are the caller's concern."""
+        """Drop a row from the plan, as if it had never been planned. Its blocks are the caller's concern."""
         num_tokens = int(self._num_tokens[row])
         self.budget.refund(num_tokens)
         self._num_tokens[row] = 0
@@ -116,9 +116,9 @@ class StepPlan:
         step: int,
         freed_rows: list[int],
         table: RequestTable,
-        page_copies: PageCopies = NO_PAGE_COPIES,
-        swap_outs: PageCopies = NO_PAGE_COPIES,
-        swap_ins: PageCopies = NO_PAGE_COPIES,
+        block_copies: BlockCopies = NO_BLOCK_COPIES,
+        swap_outs: BlockCopies = NO_BLOCK_COPIES,
+        swap_ins: BlockCopies = NO_BLOCK_COPIES,
         row_updates: RowUpdates = NO_ROW_UPDATES,
         kv_transfers: KVTransferMeta | None = None,
     ) -> SchedulerOutput:
@@ -145,7 +145,7 @@ class StepPlan:
             is_prefill=num_left > 1,
             is_sampling=num_scheduled_tokens >= num_left,
             total_num_scheduled_tokens=self._num_tokens_at_most - self.budget.num_left,
-            page_copies=page_copies,
+            block_copies=block_copies,
             swap_outs=swap_outs,
             swap_ins=swap_ins,
             row_updates=row_updates,

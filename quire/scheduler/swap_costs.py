@@ -17,7 +17,7 @@ from quire.core.scheduler_output import SchedulerOutput
 # Measurements that are kept of each octave of sizes, and of which the median counts.
 NUM_KEPT = 9
 NUM_NEAREST = 5
-# Copies of fewer or more pages than this factor away say nothing: small ones cost what starting them costs.
+# Copies of fewer or more blocks than this factor away say nothing: small ones cost what starting them costs.
 LIKE_SIZES = 2.0
 # Copies of like size after which their median counts; the first ones also pay for memory that was never touched.
 MIN_COPIES = 3
@@ -26,7 +26,7 @@ MIN_PROMPT_TOKENS = 32
 
 
 def is_swap_cheaper(swap_s: float | None, recompute_s: float | None) -> bool:
-    """Whether a victim's pages are copied out and back rather than computed again; None = not known.
+    """Whether a victim's blocks are copied out and back rather than computed again; None = not known.
 
     What is not known is swapped: a copy of keys and values is nearly always cheaper than the layers that made them,
     and leaves a measurement behind.
@@ -44,7 +44,7 @@ class SwapCosts:
         self._prompt_tokens = Measurements()
 
     def estimate_swap_s(self, num_out: int, num_in: int) -> float | None:
-        """Seconds to copy so many pages out, and so many back; None when copies of like size are unmeasured."""
+        """Seconds to copy so many blocks out, and so many back; None when copies of like size are unmeasured."""
         out_s, in_s = _estimate_copy_s(self._out, num_out), _estimate_copy_s(self._in, num_in)
         return None if out_s is None or in_s is None else out_s + in_s
 
@@ -77,7 +77,7 @@ class SwapCosts:
             return
         if num_prompt_tokens < MIN_PROMPT_TOKENS:
             return
-        stalled_s = self._quiet.estimate(len(num_tokens)) or 0.0  # with its pages, a prompt's row would decode
+        stalled_s = self._quiet.estimate(len(num_tokens)) or 0.0  # with its blocks, a prompt's row would decode
         middles = scheduled.num_computed_tokens[is_prompt] + num_tokens[is_prompt] / 2
         middle = float(np.average(middles, weights=num_tokens[is_prompt]))
         self._prompt_tokens.record(middle, max(0.0, seconds - stalled_s) / num_prompt_tokens)
@@ -102,8 +102,8 @@ class Measurements:
         return like[len(like) // 2] if len(like) >= at_least else None
 
 
-def _estimate_copy_s(per_page: Measurements, num_pages: int) -> float | None:
-    if not num_pages:
+def _estimate_copy_s(per_page: Measurements, num_blocks: int) -> float | None:
+    if not num_blocks:
         return 0.0
-    page_s = per_page.estimate(num_pages, within=LIKE_SIZES, at_least=MIN_COPIES)
-    return None if page_s is None else page_s * num_pages
+    page_s = per_page.estimate(num_blocks, within=LIKE_SIZES, at_least=MIN_COPIES)
+    return None if page_s is None else page_s * num_blocks

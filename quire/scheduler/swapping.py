@@ -1,8 +1,8 @@
-"""Swapping: requests whose pages are in the swap space, until these come back.
+"""Swapping: requests whose blocks are in the swap space, until these come back.
 
-The first `KVTier`, called through `KVTiers`. Owns the host pages, and the copies of the next message. Host pages of a
+The first `KVTier`, called through `KVTiers`. Owns the host blocks, and the copies of the next message. Host blocks of a
 request that comes back are free at once: no request is swapped out later in that step, and the worker copies out before
-it copies in. Nothing depends on these pages: when they cannot be trusted, their request is computed again.
+it copies in. Nothing depends on these blocks: when they cannot be trusted, their request is computed again.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ import numpy as np
 from quire.core.kv_spec import KVCacheConfig
 from quire.core.request import Request
 from quire.core.runner_output import ModelRunnerOutput
-from quire.core.scheduler_output import NO_PAGE_COPIES, PageCopies, SchedulerOutput
+from quire.core.scheduler_output import NO_BLOCK_COPIES, BlockCopies, SchedulerOutput
 from quire.kv_cache.block_pool import NULL_BLOCK_ID
 from quire.kv_cache.cached_prefix import CachedPrefix
 from quire.kv_cache.manager import KVCacheManager
-from quire.kv_cache.swap_pool import NO_HOST_BLOCK, SwappedPages, SwapPool
+from quire.kv_cache.swap_pool import NO_HOST_BLOCK, SwappedBlocks, SwapPool
 from quire.scheduler.kv_tier import ExternalHit, KVTier, SwapCopies
 from quire.scheduler.request_table import RequestTable
 from quire.scheduler.running import RunningRows, num_blocks_to_grow
@@ -25,7 +25,7 @@ from quire.scheduler.step_plan import StepPlan
 from quire.scheduler.swap_costs import SwapCosts, is_swap_cheaper
 
 # Steps that running rows must be able to grow by before a request comes back beside them, and for which it is not the
-# next victim: less, and pages would travel to and fro without a token in between.
+# next victim: less, and blocks would travel to and fro without a token in between.
 COOLDOWN_STEPS = 16
 
 
@@ -34,8 +34,8 @@ class Swapping(KVTier):
 
     Args:
         mode: "auto" weighs costs; "swap" swaps whatever has room; "recompute" nothing.
-        kv_cache_config: number of pages of the swap space, 0 = there is none, and bytes of a page.
-        waiting: requests without pages here.
+        kv_cache_config: number of blocks of the swap space, 0 = there is none, and bytes of a block.
+        waiting: requests without blocks here.
     """
 
     def __init__(
@@ -54,19 +54,19 @@ class Swapping(KVTier):
         self._running = running
         self._waiting = waiting
         self._costs = SwapCosts() if mode == "auto" and self._pool.num_blocks else None
-        self._pages: dict[int, SwappedPages] = {}
-        self._outs: dict[int, PageCopies] = {}
-        self._ins: list[PageCopies] = []
+        self._blocks: dict[int, SwappedBlocks] = {}
+        self._outs: dict[int, BlockCopies] = {}
+        self._ins: list[BlockCopies] = []
         self._returned: dict[int, int] = {}
         self._num_steps = 0
 
     def __len__(self) -> int:
-        return len(self._pages)
+        return len(self._blocks)
 
     # --- out ---
 
     def request_preempted(self, request: Request, plan: StepPlan) -> bool:
-        """Take in a request that is about to lose its row, if its pages have room here and are worth it.
+        """Take in a request that is about to lose its row, if its blocks have room here and are worth it.
 
         The worker copies them before anything else of its next step, so they are free at once.
         """
@@ -79,10 +79,10 @@ class Swapping(KVTier):
         if num_held > self._pool.num_free_blocks or not self._is_worth_it(request, num_tokens, num_held):
             return False
         host_block_ids = self._pool.take(num_held)
-        pages = SwappedPages(num_tokens, _spread(host_block_ids, block_ids))
+        blocks = SwappedBlocks(num_tokens, _spread(host_block_ids, block_ids))
         device_block_ids = np.concatenate(block_ids)
-        self._outs[request.handle] = PageCopies(device_block_ids[device_block_ids != NULL_BLOCK_ID], host_block_ids)
-        self._pages[request.handle] = pages
+        self._outs[request.handle] = BlockCopies(device_block_ids[device_block_ids != NULL_BLOCK_ID], host_block_ids)
+        self._blocks[request.handle] = blocks
         plan.num_swap_preemptions += 1
         return True
 
@@ -94,7 +94,7 @@ class Swapping(KVTier):
         return is_swap_cheaper(swap_s, self._costs.estimate_recompute_s(num_kept, num_tokens))
 
     def _is_room_ample(self) -> bool:
-        """Whether free pages, before the victim's, will do for the rows that run and for the first that waits."""
+        """Whether free blocks, before the victim's, will do for the rows that run and for the first that waits."""
         num_first = int(self._kv.num_blocks_held(np.array(len(self._waiting.peek().token_ids)))) if self._waiting else 0
         num_to_grow = num_blocks_to_grow(self._running.rows, self._table, self._kv, COOLDOWN_STEPS)
         return num_to_grow + num_first <= self._kv.num_free_blocks
@@ -102,31 +102,31 @@ class Swapping(KVTier):
     # --- back ---
 
     def keeps(self, request: Request) -> bool:
-        """Whether pages of a request are here."""
-        return request.handle in self._pages
+        """Whether blocks of a request are here."""
+        return request.handle in self._blocks
 
     def get_num_new_matched_tokens(self, request: Request, num_computed_tokens: int) -> ExternalHit | None:
         """All that it had computed, in every KV cache group."""
-        pages = self._pages.get(request.handle)
-        if pages is None or pages.num_tokens <= num_computed_tokens:
+        blocks = self._blocks.get(request.handle)
+        if blocks is None or blocks.num_tokens <= num_computed_tokens:
             return None
-        return ExternalHit(pages.num_tokens, swapped=pages)
+        return ExternalHit(blocks.num_tokens, swapped=blocks)
 
     def update_state_after_alloc(
         self, request: Request, prefix: CachedPrefix, hit: ExternalHit | None, block_ids: tuple[np.ndarray, ...]
     ) -> None:
-        """Note the copies back; the host pages are free."""
-        pages = self._pages.pop(request.handle)
+        """Note the copies back; the host blocks are free."""
+        blocks = self._blocks.pop(request.handle)
         if hit is not None:
-            for host_ids, placed in zip(pages.host_block_ids, block_ids, strict=True):
+            for host_ids, placed in zip(blocks.host_block_ids, block_ids, strict=True):
                 self._ins.append(self._copies_back(prefix, host_ids, placed[: len(host_ids)]))
-        self._pool.free(pages.held())
+        self._pool.free(blocks.held())
         self._returned[request.handle] = self._num_steps
 
-    def _copies_back(self, prefix: CachedPrefix, host_ids: np.ndarray, placed: np.ndarray) -> PageCopies:
-        """From the host pages of one group to the pages that were placed for them, shared ones left out."""
+    def _copies_back(self, prefix: CachedPrefix, host_ids: np.ndarray, placed: np.ndarray) -> BlockCopies:
+        """From the host blocks of one group to the blocks that were placed for them, shared ones left out."""
         is_copied = (host_ids != NO_HOST_BLOCK) & ~np.isin(placed, self._kv.shared_on_restore(prefix))
-        return PageCopies(host_ids[is_copied], placed[is_copied])
+        return BlockCopies(host_ids[is_copied], placed[is_copied])
 
     def rows_to_spare(self) -> np.ndarray | None:
         """Running rows that came back less than `COOLDOWN_STEPS` steps ago; None when there are none."""
@@ -152,15 +152,15 @@ class Swapping(KVTier):
             self._costs.record(scheduled, output, seconds)
 
     def give_up(self, handle: int) -> None:
-        """Forget a request's pages, if there are any: it ends, or they may hold anything."""
-        pages = self._pages.pop(handle, None)
-        if pages is not None:
-            self._pool.free(pages.held())
+        """Forget a request's blocks, if there are any: it ends, or they may hold anything."""
+        blocks = self._blocks.pop(handle, None)
+        if blocks is not None:
+            self._pool.free(blocks.held())
             self._outs.pop(handle, None)
 
 
 def _spread(host_block_ids: np.ndarray, block_ids: list[np.ndarray]) -> tuple[np.ndarray, ...]:
-    """The host pages laid out as the pages that they stand for, per group; -1 for null pages."""
+    """The host blocks laid out as the blocks that they stand for, per group; -1 for null blocks."""
     spread, start = [], 0
     for ids in block_ids:
         is_held = ids != NULL_BLOCK_ID
@@ -172,9 +172,9 @@ def _spread(host_block_ids: np.ndarray, block_ids: list[np.ndarray]) -> tuple[np
     return tuple(spread)
 
 
-def _concatenate(copies: list[PageCopies]) -> PageCopies:
+def _concatenate(copies: list[BlockCopies]) -> BlockCopies:
     if not copies:
-        return NO_PAGE_COPIES
-    return PageCopies(
+        return NO_BLOCK_COPIES
+    return BlockCopies(
         np.concatenate([one.source_ids for one in copies]), np.concatenate([one.target_ids for one in copies])
     )

@@ -4,7 +4,7 @@ Called by `FairOrder`. A step is as long as all that it holds, so a tenant that 
 another's single one. Steps of several tenants are therefore measured against a fair one, in which each has as many
 requests, by weight, as the one with the fewest: decoding requests may bring a step half of the way
 to `max_decode_slowdown` times its duration, prompts beside them the rest. Beyond, the requests of the tenants that have
-more take turns; they keep rows and pages. Who has the fewest always runs, and of every tenant at least its share.
+more take turns; they keep rows and blocks. Who has the fewest always runs, and of every tenant at least its share.
 
 Example: one stream of tenant a, 100 of b, steps of 1 ms + 0.1 ms a request, slowdown 2. A fair step holds 2 requests
 and lasts 1.2 ms. Up to 1.8 ms are for decoding: 8 requests, the one of a and 7 of b's, which rotate. Without a all run.

@@ -54,7 +54,7 @@ def check_beams_fit(message: EngineCoreRequest, limits: Limits, kv: KVCacheManag
     """Refuse a beam search that could never run, as its beams must run together and share only the prompt for sure.
 
     Raises:
-        ValidationError: there are fewer rows than beams, or tokens of a step than rows, or too few pages.
+        ValidationError: there are fewer rows than beams, or tokens of a step than rows, or too few blocks.
     """
     spec = message.sampling_params.beam_search
     if spec is None:

@@ -1,1 +1,1 @@
-"""The simulator: the real scheduler and page manager under a virtual clock, with a model of what steps cost."""
+"""The simulator: the real scheduler and block manager under a virtual clock, with a model of what steps cost."""

@@ -120,7 +120,7 @@ class Roofline:
         return self._hardware.capacity * self.assumptions.memory_use - used
 
     def kv_cache(self, block_size: int, kv_item_bytes: int | None = None) -> KVCacheConfig:
-        """The pages of one replica."""
+        """The blocks of one replica."""
         item = self._item if kv_item_bytes is None else kv_item_bytes
         spec = FullAttentionSpec(
             block_size=block_size, num_kv_heads=self._kv_heads, head_size=self._arch.head_size, dtype_bytes=item

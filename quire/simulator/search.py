@@ -84,9 +84,9 @@ def variations(setup: SchedulerSetup) -> list[tuple[str, SchedulerSetup]]:
         if slowdown != config.max_decode_slowdown:
             add(f"max_decode_slowdown={slowdown:g}", max_decode_slowdown=slowdown)
     add(f"reserve_full_prompt={not config.reserve_full_prompt}", reserve_full_prompt=not config.reserve_full_prompt)
-    pages = dataclasses.replace(setup.kv_cache, num_blocks=2 * setup.kv_cache.num_blocks)
+    blocks = dataclasses.replace(setup.kv_cache, num_blocks=2 * setup.kv_cache.num_blocks)
     tried.append(
-        (f"num_gpu_blocks_override={pages.num_blocks} (more memory)", dataclasses.replace(setup, kv_cache=pages))
+        (f"num_gpu_blocks_override={blocks.num_blocks} (more memory)", dataclasses.replace(setup, kv_cache=blocks))
     )
     return tried
 

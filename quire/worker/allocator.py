@@ -1,7 +1,7 @@
 """Makes the C allocator keep freed memory for the next step. Called once per worker, beside the thread count.
 
 A step allocates and frees the same buffers of some MiB over and over. By default the C library returns them to the
-operating system each time, and every next use pays for zeroed pages again: more than the arithmetic on them.
+operating system each time, and every next use pays for zeroed blocks again: more than the arithmetic on them.
 The setting belongs to the process, as the thread count does.
 """
 

@@ -14,7 +14,7 @@ from quire.attention.backend import AttentionBackend
 from quire.attention.context import ForwardContext
 from quire.attention.metadata import AttentionMetadata
 from quire.core.kv_spec import KVCacheConfig
-from quire.core.scheduler_output import PageCopies
+from quire.core.scheduler_output import BlockCopies
 from quire.worker.block_tables import BlockTables
 from quire.worker.input_batch import InputBatch
 from quire.worker.kv_cache_tensors import distinct_tensors
@@ -27,7 +27,7 @@ class AttentionGroups:
         kv_cache_config: the groups.
         layer_names: every attention layer, in the model's order.
         kv_caches: the cache tensor of each layer, in the same order.
-        backend: which knows how pages lie in them.
+        backend: which knows how blocks lie in them.
     """
 
     def __init__(
@@ -44,8 +44,8 @@ class AttentionGroups:
         self._tensors = tuple(distinct_tensors(kv_caches))
         self._backend = backend
 
-    def copy_pages(self, copies: PageCopies) -> None:
-        """Copy pages onto others, in every layer."""
+    def copy_pages(self, copies: BlockCopies) -> None:
+        """Copy blocks onto others, in every layer."""
         device = self._kv_caches[0].device
         source_ids, target_ids = (
             torch.from_numpy(ids.astype(np.int64)).to(device) for ids in (copies.source_ids, copies.target_ids)

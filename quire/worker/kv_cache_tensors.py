@@ -50,14 +50,14 @@ def allocate_kv_caches(
 ) -> list[torch.Tensor]:
     """A zeroed cache tensor per layer, in the order of `layer_names`; layer j of every group has the same one.
 
-    A page id is one page in each tensor, and belongs to one group at a time: layers of a group share nothing, layers of
-    different groups never use a page at once.
+    A block id is one block in each tensor, and belongs to one group at a time: layers of a group share nothing,
+    layers of     different groups never use a block at once.
 
     Args:
         zeros: makes a tensor on the device, see `DeviceMemory.zeros`.
 
     Raises:
-        UnsupportedError: there are states, and the backend does not keep the bytes of a page together.
+        UnsupportedError: there are states, and the backend does not keep the bytes of a block together.
     """
     has_states = any(isinstance(group.spec, MambaSpec) for group in kv_cache_config.groups)
     if has_states and page_dim(kv_cache_config, backend) != 0:
@@ -73,13 +73,13 @@ def allocate_kv_caches(
 
 
 def page_dim(kv_cache_config: KVCacheConfig, backend: AttentionBackend) -> int:
-    """Which dimension of a layer's tensor counts pages."""
+    """Which dimension of a layer's tensor counts blocks."""
     few, more = (_shape(kv_cache_config, backend, num_blocks) for num_blocks in (2, 3))
     return next(dim for dim, sizes in enumerate(zip(few, more, strict=True)) if sizes[0] != sizes[1])
 
 
 def distinct_tensors(kv_caches: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Each tensor once that several layers share, to copy its pages once; in the order of the layers."""
+    """Each tensor once that several layers share, to copy its blocks once; in the order of the layers."""
     return list({cache.data_ptr(): cache for cache in kv_caches}.values())
 
 

@@ -1,4 +1,4 @@
-"""KVTierWorker: the worker's half of a tier behind the KV cache, which copies pages as the scheduler's half says.
+"""KVTierWorker: the worker's half of a tier behind the KV cache, which copies blocks as the scheduler's half says.
 
 Called by the model runner: before a step computes, and for the reports that go back with its tokens. The names follow
 vLLM's `KVConnectorBase_V1`; the scheduler's half is `scheduler.kv_tier`.
@@ -15,35 +15,35 @@ import torch
 from quire.core.kv_transfer import KVTransferMeta, KVTransferResults
 
 
-class CachePages:
-    """Pages of the KV cache by number, whole: keys and values of every layer, as they lie in memory.
+class CacheBlocks:
+    """Blocks of the KV cache by number, whole: keys and values of every layer, as they lie in memory.
 
     Args:
         kv_caches: distinct tensors.
-        dim: the dimension of the tensors that counts pages.
+        dim: the dimension of the tensors that counts blocks.
     """
 
     def __init__(self, kv_caches: Sequence[torch.Tensor], dim: int) -> None:
         self._parts = [cache.view(torch.uint8).movedim(dim, 0) for cache in kv_caches]
 
     def read(self, block_ids: np.ndarray) -> list[torch.Tensor]:
-        """Per tensor: [num_pages, ...] uint8 on the host, a copy of pages `block_ids` ([num_pages] int32)."""
+        """Per tensor: [num_pages, ...] uint8 on the host, a copy of blocks `block_ids` ([num_pages] int32)."""
         return [part.index_select(0, self._index(block_ids)).cpu() for part in self._parts]
 
-    def write(self, block_ids: np.ndarray, pages: Sequence[torch.Tensor]) -> None:
-        """Put what `read` returned into pages `block_ids` ([num_pages] int32, distinct)."""
-        for part, page in zip(self._parts, pages, strict=True):
-            part.index_copy_(0, self._index(block_ids), page.to(part.device))
+    def write(self, block_ids: np.ndarray, blocks: Sequence[torch.Tensor]) -> None:
+        """Put what `read` returned into blocks `block_ids` ([num_pages] int32, distinct)."""
+        for part, block in zip(self._parts, blocks, strict=True):
+            part.index_copy_(0, self._index(block_ids), block.to(part.device))
 
     def _index(self, block_ids: np.ndarray) -> torch.Tensor:
         return torch.from_numpy(block_ids.astype(np.int64)).to(self._parts[0].device)
 
 
 class KVTierWorker(ABC):
-    """Copies between the KV cache and wherever the tier keeps pages."""
+    """Copies between the KV cache and wherever the tier keeps blocks."""
 
     @abstractmethod
-    def register_kv_caches(self, pages: CachePages) -> None:
+    def register_kv_caches(self, blocks: CacheBlocks) -> None:
         """The cache, before the first step."""
 
     @abstractmethod

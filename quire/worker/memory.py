@@ -78,7 +78,7 @@ def estimate_workspace_bytes(arch: ModelArch, limits: StepLimits, dtype_bytes: i
     elements = 4 * arch.hidden_size + 2 * (heads_size + 2 * kv_size) + 3 * arch.intermediate_size
     float32_elements = 2 * max(arch.hidden_size + heads_size, arch.intermediate_size)
     activations = limits.max_num_batched_tokens * (elements * dtype_bytes + float32_elements * 4)
-    # Keys and values of one long request, gathered from their pages and repeated per query head.
+    # Keys and values of one long request, gathered from their blocks and repeated per query head.
     gathered = 2 * limits.max_model_len * (kv_size + heads_size) * dtype_bytes
     num_logits = min(limits.max_num_seqs, limits.max_num_batched_tokens)
     sampling = num_logits * arch.vocab_size * SAMPLING_BYTES_PER_LOGIT

@@ -81,7 +81,7 @@ class MemoryPlanner:
         check_allocation(needed_bytes, self._memory.free_bytes(), self._workspace_bytes, self._swap_bytes)
 
     def _useful_bytes(self, specs: Mapping[str, KVCacheSpec]) -> int:
-        """Pages for every row at its longest, and the null page."""
+        """Blocks for every row at its longest, and the null block."""
         limits = self._setup.limits
         blocks_per_req = -(-limits.max_model_len // self._setup.block_size)
         page_bytes = sum(spec.page_size_bytes for spec in specs.values())

@@ -29,10 +29,10 @@ from quire.sample.ops.interface import SamplingOps
 from quire.sample.states import SamplingStates
 from quire.worker.attention_groups import AttentionGroups
 from quire.worker.block_tables import BlockTables
+from quire.worker.block_transfers import BlockTransfers, CopyTimes, no_copies
 from quire.worker.device.graphs import StepGraphs
 from quire.worker.input_batch import InputBatch
 from quire.worker.kv_tier import KVTierWorker
-from quire.worker.page_transfers import CopyTimes, PageTransfers, no_copies
 from quire.worker.prepare_inputs import prepare_inputs
 from quire.worker.request_states import RequestStates
 from quire.worker.sampling_step import SamplingStep
@@ -57,7 +57,7 @@ class ModelRunner:
         device: where the model is.
         sampling_ops, step_graphs: of that device.
         logprobs_mode: what log-probability fields hold.
-        transfers: swaps pages; None = there is no swap space.
+        transfers: swaps blocks; None = there is no swap space.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class ModelRunner:
         sampling_ops: SamplingOps,
         step_graphs: StepGraphs,
         logprobs_mode: str = "raw_logprobs",
-        transfers: PageTransfers | None = None,
+        transfers: BlockTransfers | None = None,
     ) -> None:
         self._model = model
         self._requests = requests
@@ -122,7 +122,7 @@ class ModelRunner:
         return self._model.forward(batch.input_ids, batch.positions, context)
 
     def _apply(self, scheduled: SchedulerOutput) -> None:
-        """Bring rows and tables up to date: beams, frees, then additions, new pages, copied pages."""
+        """Bring rows and tables up to date: beams, frees, then additions, new blocks, copied blocks."""
         if scheduled.row_updates.chosen:
             self._requests.apply(scheduled.row_updates)
             for fork in scheduled.row_updates.forks:
@@ -141,5 +141,5 @@ class ModelRunner:
                 request.eos_token_id,
             )
         self._block_tables.append(scheduled.new_blocks)
-        if len(scheduled.page_copies):
-            self._attention.copy_pages(scheduled.page_copies)
+        if len(scheduled.block_copies):
+            self._attention.copy_pages(scheduled.block_copies)

@@ -33,7 +33,7 @@ class WorkerSetup:
         arch: the model's shape.
         dtype: of weights and activations.
         kv_cache_dtype: of the cache's elements.
-        block_size: tokens per page.
+        block_size: tokens per block.
         num_threads: for computing on the CPU.
     """
 

@@ -17,7 +17,7 @@ def warm_up(
 ) -> None:
     """A prompt of `num_tokens` tokens and a decode, on row 0 before it is used.
 
-    Its pages are all the null page, which nothing reads; `num_tokens` is at most a page, so that slots are distinct.
+    Its blocks are all the null block, which nothing reads; `num_tokens` is at most a block, so that slots are distinct.
     """
     for start, end in ((0, num_tokens), (num_tokens - 1, num_tokens)):
         batch = _dummy_batch(start, end, device)

@@ -25,7 +25,7 @@ from quire.worker.attention_groups import AttentionGroups
 from quire.worker.block_tables import BlockTables
 from quire.worker.device.registry import make_device_ops
 from quire.worker.kv_cache_tensors import distinct_tensors, page_dim, stored_spec
-from quire.worker.kv_tier import CachePages, KVTierWorker
+from quire.worker.kv_tier import CacheBlocks, KVTierWorker
 from quire.worker.memory_planner import MemoryPlanner
 from quire.worker.model_runner import ModelRunner
 from quire.worker.request_states import RequestStates
@@ -70,7 +70,7 @@ class Worker:
             reports_error=config.model.quantization_report,
         )
         self._runner: ModelRunner | None = None
-        self._pages: CachePages | None = None
+        self._blocks: CacheBlocks | None = None
 
     @property
     def model(self) -> torch.nn.Module:
@@ -127,14 +127,14 @@ class Worker:
             setup.config.model.logprobs_mode,
             transfers,
         )
-        self._pages = CachePages(distinct_tensors(kv_caches), page_dim(kv_cache_config, ops.attention))
+        self._blocks = CacheBlocks(distinct_tensors(kv_caches), page_dim(kv_cache_config, ops.attention))
         num_tokens = min(setup.block_size, max_model_len, setup.limits.max_num_batched_tokens)
         warm_up(self._model, attention, block_tables, num_tokens, ops.device)
 
     def register_kv_tier(self, tier: KVTierWorker) -> None:
         """Give a tier's half the cache, which must be allocated, and call it with every step."""
-        assert self._pages is not None, "initialize_kv_cache comes before tiers"
-        tier.register_kv_caches(self._pages)
+        assert self._blocks is not None, "initialize_kv_cache comes before tiers"
+        tier.register_kv_caches(self._blocks)
         self._ready_runner().register_kv_tier(tier)
 
     def execute_model(self, scheduled: SchedulerOutput) -> ComputedStep:

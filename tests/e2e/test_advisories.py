@@ -167,7 +167,7 @@ def test_ghsa_rm76_pages_whose_hashes_collide_are_not_mixed_up(tiny: str, monkey
         collisions.append(len(token_ids) // block_size)
         return [b"the same for all"] * (len(token_ids) // block_size)
 
-    monkeypatch.setattr("quire.kv_cache.manager.hash_full_pages", colliding)
+    monkeypatch.setattr("quire.kv_cache.manager.hash_full_blocks", colliding)
     assert answers() == expected
     assert sum(collisions) > 20, "the cache was asked for pages under the forced hash"
 

@@ -9,7 +9,7 @@ import zmq
 
 from quire import LLM, SamplingParams
 from quire.errors import ConfigError
-from quire.kv_cache.block_hash import hash_full_pages
+from quire.kv_cache.block_hash import hash_full_blocks
 from quire.kv_cache.event_recorder import external_hash
 
 BLOCK_SIZE = 16
@@ -40,7 +40,7 @@ def test_what_an_engine_stores_and_forgets_is_published(tmp_path):
             "leaf", block_size=BLOCK_SIZE, num_gpu_blocks_override=8, kv_events_config=config, max_model_len=112
         ) as llm:
             assert events() == [{"type": "AllBlocksCleared"}]
-            names = [external_hash(one) for one in hash_full_pages(np.array(PROMPT, dtype=np.int32), BLOCK_SIZE, {})]
+            names = [external_hash(one) for one in hash_full_blocks(np.array(PROMPT, dtype=np.int32), BLOCK_SIZE, {})]
             llm.generate({"prompt_token_ids": PROMPT}, ONE, use_tqdm=False)
             (stored,) = events()
             assert (stored["type"], stored["block_hashes"], stored["token_ids"]) == ("BlockStored", names, PROMPT[:32])

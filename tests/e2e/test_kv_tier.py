@@ -17,7 +17,7 @@ from quire.engine.core_factory import build_core
 from quire.engine.front_factory import resolve_config
 from quire.platforms.detect import detect_platform
 from quire.utils.phases import PhaseTimer
-from quire.worker.kv_tier import CachePages, KVTierWorker
+from quire.worker.kv_tier import CacheBlocks, KVTierWorker
 from tests.unit.dictionary_tier import DictionaryTier
 from tests.unit.scheduler.harness import make_request
 
@@ -33,7 +33,7 @@ class DictionaryWorker(KVTierWorker):
         self._due: list[int] = []
         self._ended: list[int] = []
 
-    def register_kv_caches(self, pages: CachePages) -> None:
+    def register_kv_caches(self, pages: CacheBlocks) -> None:
         self._pages = pages
 
     def start_transfers(self, meta: KVTransferMeta) -> None:

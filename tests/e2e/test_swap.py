@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from quire.core.scheduler_output import SchedulerOutput
-from quire.worker.page_transfers import CopyTimes, HostTransfers
+from quire.worker.block_transfers import CopyTimes, HostTransfers
 from tests.e2e.crowds import COUNT, Found, run
 from tests.e2e.tiny_model import write_tiny_model
 from tests.effort import effort

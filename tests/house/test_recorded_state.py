@@ -15,9 +15,9 @@ from quire.flight_recorder import state_classes
 from quire.flight_recorder.state_classes import ENUM_BY_NAME, OBJECT_BY_NAME, STRUCT_BY_NAME, name_of
 
 NOT_STATE = {
-    "Advanced", "Blocked", "Candidate", "Continuation", "ExternalHit", "FilledPages", "KVTier", "LocalAttentionManager",
-    "ManagerParts", "PageDemand", "RequestGroup", "RowBlocks", "Sampled", "SchedulerSetup", "Step", "StepBudget",
-    "StepPlan", "Stop", "SwapCopies", "WantedTokens", "_MissingPage",
+    "Advanced", "Blocked", "Candidate", "Continuation", "ExternalHit", "FilledBlocks", "KVTier",
+    "LocalAttentionManager", "ManagerParts", "BlockDemand", "RequestGroup", "RowBlocks", "Sampled", "SchedulerSetup",
+    "Step", "StepBudget", "StepPlan", "Stop", "SwapCopies", "WantedTokens", "_MissingBlock",
 }  # fmt: skip
 """What lives within one step, abstract bases, and what a scheduler is made from."""
 

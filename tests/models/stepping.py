@@ -1,4 +1,4 @@
-"""Runs a model step by step with a hand-made page table, as the worker would."""
+"""Runs a model step by step with a hand-made block table, as the worker would."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ def make_metadata(
     """The metadata of a step in which request i computes its last query_lens[i] of seq_lens[i] tokens."""
     num_reqs = len(query_lens)
     starts = np.concatenate(([0], np.cumsum(query_lens))).astype(np.int32)
-    table = np.zeros((num_reqs, max([len(pages) for pages in page_lists], default=0)), dtype=np.int32)
+    table = np.zeros((num_reqs, max([len(blocks) for blocks in page_lists], default=0)), dtype=np.int32)
     slots: list[int] = []
-    for request, pages in enumerate(page_lists):
-        table[request, : len(pages)] = pages
+    for request, blocks in enumerate(page_lists):
+        table[request, : len(blocks)] = blocks
         positions = range(seq_lens[request] - query_lens[request], seq_lens[request])
-        slots += [pages[position // block_size] * block_size + position % block_size for position in positions]
+        slots += [blocks[position // block_size] * block_size + position % block_size for position in positions]
     return AttentionMetadata(
         num_reqs=num_reqs,
         num_tokens=int(starts[-1]),
@@ -45,16 +45,16 @@ def make_metadata(
 
 @dataclass
 class Sequence:
-    """A request under test: its tokens, the pages given to it, the tokens computed so far."""
+    """A request under test: its tokens, the blocks given to it, the tokens computed so far."""
 
     token_ids: list[int]
-    pages: list[int]
+    blocks: list[int]
     num_computed: int = 0
 
 
 @dataclass
 class Stepper:
-    """A model, its cache, and the requests that run on it; pages are given out in a shuffled order."""
+    """A model, its cache, and the requests that run on it; blocks are given out in a shuffled order."""
 
     model: DecoderForCausalLM
     num_blocks: int = 200
@@ -78,9 +78,9 @@ class Stepper:
         self.free_pages = np.random.default_rng(0).permutation(np.arange(1, self.num_blocks)).tolist()
 
     def add(self, token_ids: list[int], max_tokens: int = 0) -> Sequence:
-        """A new request with pages for its prompt and `max_tokens` more."""
-        num_pages = -(-(len(token_ids) + max_tokens) // self.block_size)
-        sequence = Sequence(list(token_ids), [self.free_pages.pop() for _ in range(num_pages)])
+        """A new request with blocks for its prompt and `max_tokens` more."""
+        num_blocks = -(-(len(token_ids) + max_tokens) // self.block_size)
+        sequence = Sequence(list(token_ids), [self.free_pages.pop() for _ in range(num_blocks)])
         self.sequences.append(sequence)
         return sequence
 
@@ -91,7 +91,7 @@ class Stepper:
         for sequence, num_tokens in work:
             sequence.num_computed += num_tokens
         query_lens = [n for _, n in work]
-        seq_lens, page_lists = [seq.num_computed for seq, _ in work], [seq.pages for seq, _ in work]
+        seq_lens, page_lists = [seq.num_computed for seq, _ in work], [seq.blocks for seq, _ in work]
         device = self.kv_caches[0].device
         metadata = make_metadata(query_lens, seq_lens, page_lists, self.block_size, device)
         context = ForwardContext((metadata,) * len(self.kv_caches), self.kv_caches)

@@ -186,7 +186,8 @@ def test_what_is_installed_can_be_listed_and_what_cannot_be_used_has_its_reason(
     assert main(["plugins"]) == 0
     lines = capsys.readouterr().out.splitlines()
     listed = (
-        "scheduling policy 'longest' of acme-quire 1.0 (acme_quire.scheduling:LongestFirst), named by scheduling_policy"
+        "scheduling policy 'longest' of acme-quire 1.0 (acme_quire.scheduling:LongestFirst), "
+        "selected by scheduling_policy"
     )
     assert listed in lines and not any("problem" in line for line in lines)
     assert main(["plugins", "--load"]) == 1

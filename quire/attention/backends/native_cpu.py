@@ -1,4 +1,4 @@
-"""Attention by the native kernels: one call per layer, on the library's own threads and in its own page layout.
+"""Attention by the native kernels: one call per layer, on the library's own threads and in its own block layout.
 
 Made with the native CPU operations, called by every attention layer. Holds the runtime; no state of a step.
 """
@@ -60,11 +60,11 @@ class NativeCpuBackend(AttentionBackend):
 
     @staticmethod
     def kv_cache_shape(num_blocks: int, block_size: int, num_kv_heads: int, head_size: int) -> tuple[int, ...]:
-        """[page, head, keys or values, elements of the head's page]; the block size is a multiple of 16."""
+        """[block, head, keys or values, elements of the head's block]; the block size is a multiple of 16."""
         return (num_blocks, num_kv_heads, 2, block_size * head_size)
 
     def copy_pages(self, kv_caches: Sequence[torch.Tensor], source_ids: torch.Tensor, target_ids: torch.Tensor) -> None:
-        """Copy pages onto others in every layer's cache, by the kernel."""
+        """Copy blocks onto others in every layer's cache, by the kernel."""
         for kv_cache in kv_caches:
             copy_pages(self.runtime, kv_cache, source_ids, target_ids)
 
@@ -77,7 +77,7 @@ class NativeCpuBackend(AttentionBackend):
         kv_cache: torch.Tensor,
         metadata: AttentionMetadata,
     ) -> torch.Tensor:
-        """Write this step's keys and values to their slots, then attend causally over each request's pages.
+        """Write this step's keys and values to their slots, then attend causally over each request's blocks.
 
         Rows of `query` past `metadata.num_tokens` are padding and come back as zeros.
         """

@@ -36,7 +36,7 @@ class _StepPlan:
 class TorchReferenceBackend(AttentionBackend):
     """Any mix of decodes and prompt chunks, grouped-query heads, sliding windows.
 
-    A tile of decodes is one gather of its pages and one masked attention call; prompt chunks are looped over.
+    A tile of decodes is one gather of its blocks and one masked attention call; prompt chunks are looped over.
     """
 
     name = "torch_reference"
@@ -53,7 +53,7 @@ class TorchReferenceBackend(AttentionBackend):
 
     @staticmethod
     def kv_cache_shape(num_blocks: int, block_size: int, num_kv_heads: int, head_size: int) -> tuple[int, ...]:
-        """[keys or values, page, token of the page, head, element]."""
+        """[keys or values, block, token of the block, head, element]."""
         return (2, num_blocks, block_size, num_kv_heads, head_size)
 
     def forward(
@@ -65,7 +65,7 @@ class TorchReferenceBackend(AttentionBackend):
         kv_cache: torch.Tensor,
         metadata: AttentionMetadata,
     ) -> torch.Tensor:
-        """Write this step's keys and values to their slots, then attend causally over each request's pages.
+        """Write this step's keys and values to their slots, then attend causally over each request's blocks.
 
         Rows of `query` past `metadata.num_tokens` are padding and come back as zeros.
         """
@@ -124,11 +124,11 @@ class TorchReferenceBackend(AttentionBackend):
         The buffer is kept because fresh memory costs more than the copy. Tokens that the request did not write are
         zeroed: the mask alone would let their NaNs through.
         """
-        pages = self._copy_pages(part, cache, tile.block_ids)
-        pages.flatten(0, 1).index_fill_(0, tile.unwritten, 0)
-        return pages.view(tile.num_reqs, -1, *cache.shape[2:]).transpose(1, 2)
+        blocks = self._copy_blocks(part, cache, tile.block_ids)
+        blocks.flatten(0, 1).index_fill_(0, tile.unwritten, 0)
+        return blocks.view(tile.num_reqs, -1, *cache.shape[2:]).transpose(1, 2)
 
-    def _copy_pages(self, part: str, cache: torch.Tensor, block_ids: torch.Tensor) -> torch.Tensor:
+    def _copy_blocks(self, part: str, cache: torch.Tensor, block_ids: torch.Tensor) -> torch.Tensor:
         shape = (len(block_ids), *cache.shape[1:])
         num_elements = int(np.prod(shape))
         scratch = self._scratch.get(part)
@@ -148,19 +148,19 @@ class TorchReferenceBackend(AttentionBackend):
         kv_cache: torch.Tensor,
         output: torch.Tensor,
     ) -> None:
-        """Several query tokens of one request, over keys that are in this step alone or in pages too."""
+        """Several query tokens of one request, over keys that are in this step alone or in blocks too."""
         start, end = (int(row) for row in metadata.query_start_loc_np[request : request + 2])
         num_cached = int(metadata.seq_lens_np[request]) - (end - start)
         if num_cached == 0:
             keys, values, first_key = key[start:end], value[start:end], 0
         else:
             block_size = kv_cache.shape[2]
-            first_page = 0
+            first_block = 0
             if params.sliding_window is not None:
-                first_page = max(0, num_cached + 1 - params.sliding_window) // block_size
-            num_pages = -(-(num_cached + end - start) // block_size)
-            block_ids = metadata.block_table[request, first_page:num_pages]
-            first_key = first_page * block_size
+                first_block = max(0, num_cached + 1 - params.sliding_window) // block_size
+            num_blocks = -(-(num_cached + end - start) // block_size)
+            block_ids = metadata.block_table[request, first_block:num_blocks]
+            first_key = first_block * block_size
             keys, values = (cache.index_select(0, block_ids).flatten(0, 1) for cache in kv_cache)
         attend_causally(params, query[start:end], keys, values, num_cached, first_key, output[start:end])
 

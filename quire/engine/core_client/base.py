@@ -27,7 +27,7 @@ class EngineCoreClient(ABC):
 
     @abstractmethod
     def reset_prefix_cache(self, reset_running_requests: bool = False) -> bool:
-        """Forget all cached pages, those of running requests if asked; False while any page is in use."""
+        """Forget all cached blocks, those of running requests if asked; False while any block is in use."""
 
     def call_worker(self, method: str | Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Call a method of the worker, or a function of it; refused where the core is in another process."""

@@ -29,7 +29,7 @@ class InprocClient(EngineCoreClient):
         return self._core.step()
 
     def reset_prefix_cache(self, reset_running_requests: bool = False) -> bool:
-        """Forget all cached pages, those of running requests if asked; False while any page is in use."""
+        """Forget all cached blocks, those of running requests if asked; False while any block is in use."""
         return self._core.reset_prefix_cache(reset_running_requests)
 
     def call_worker(self, method: str | Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

@@ -59,7 +59,7 @@ class SyncMPClient(EngineCoreClient):
         return self._steps.popleft()
 
     def reset_prefix_cache(self, reset_running_requests: bool = False) -> bool:
-        """Forget all cached pages, those of running requests if asked; False while any page is in use."""
+        """Forget all cached blocks, those of running requests if asked; False while any block is in use."""
         call_id = next(self._call_ids)
         self._core.link.send(UtilityCall(call_id, "reset_prefix_cache", reset_running_requests))
         return bool(self._wait_for(call_id).value)

@@ -1,1 +1,1 @@
-"""How layers of one kind use pages. Managers of different kinds do not import one another."""
+"""How layers of one kind use blocks. Managers of different kinds do not import one another."""

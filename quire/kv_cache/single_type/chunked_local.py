@@ -1,4 +1,4 @@
-"""Pages of layers that attend within chunks: those of finished chunks are freed. Called by the coordinator."""
+"""Blocks of layers that attend within chunks: those of finished chunks are freed. Called by the coordinator."""
 
 from __future__ import annotations
 

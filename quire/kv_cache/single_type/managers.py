@@ -1,4 +1,4 @@
-"""Which manager looks after the pages of which kind of layer. Called by the coordinator."""
+"""Which manager looks after the blocks of which kind of layer. Called by the coordinator."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ MANAGERS: dict[type[KVCacheSpec], Callable[[Any, ManagerParts, int], RowBlocks]]
     ChunkedLocalAttentionSpec: ChunkedLocalManager,
     MambaSpec: StateManager,
 }
-"""A manager is made from a spec of its kind; latent attention keeps pages as full attention does, of other bytes."""
+"""A manager is made from a spec of its kind; latent attention keeps blocks as full attention does, of other bytes."""
 
 
 def make_manager(spec: KVCacheSpec, parts: ManagerParts, group: int) -> RowBlocks:
-    """The manager of the pages of group number `group`.
+    """The manager of the blocks of group number `group`.
 
     Raises:
         UnsupportedError: there is none for the kind.

@@ -1,7 +1,7 @@
 """The block table of one group, by row: what managers of every kind share.
 
-Subclassed by the single-type managers. Owns which pages each row holds. A manager is made from a spec of its kind, what
-all managers of a cache share (`ManagerParts`) and the number of its group; `managers` has the table.
+Subclassed by the single-type managers. Owns which blocks each row holds. A manager is made from a spec of its kind,
+what all managers of a cache share (`ManagerParts`) and the number of its group; `managers` has the table.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy as np
 from quire.core.kv_spec import KVCacheSpec
 from quire.core.scheduler_output import NewBlocks
 from quire.kv_cache.block_pool import NULL_BLOCK_ID, BlockPool
-from quire.kv_cache.row_prefixes import FilledPages, spread
+from quire.kv_cache.row_prefixes import FilledBlocks, spread
 
 NO_IDS = np.empty(0, dtype=np.int32)
 NO_BLOCKS = NewBlocks(NO_IDS, NO_IDS, NO_IDS)
@@ -38,7 +38,7 @@ class ManagerParts:
 
 
 class RowBlocks(ABC):
-    """Page i of a row holds its tokens i * block_size .. (i + 1) * block_size - 1, unless its kind says otherwise."""
+    """Block i of a row holds its tokens i * block_size .. (i + 1) * block_size - 1, unless its kind says otherwise."""
 
     def __init__(self, spec: KVCacheSpec, parts: ManagerParts, group: int) -> None:
         block_size, max_num_seqs = spec.block_size, parts.max_num_seqs
@@ -51,42 +51,42 @@ class RowBlocks(ABC):
         self._blocks = self._index.blocks[group]
 
     def block_ids(self, row: int) -> np.ndarray:
-        """Pages of a row, in order, [num_blocks] int32, the null page where one was freed; not to be written."""
+        """Blocks of a row, in order, [num_blocks] int32, the null block where one was freed; not to be written."""
         return self._block_table[row, : self._num_blocks[row]]
 
-    def first_page(self, num_tokens: int) -> int:
-        """First page that a query after `num_tokens` tokens sees."""
+    def first_block(self, num_tokens: int) -> int:
+        """First block that a query after `num_tokens` tokens sees."""
         return 0
 
-    def computed_pages(self, row: int, num_tokens: int) -> np.ndarray | None:
-        """Pages with those of a row's first `num_tokens` tokens that a query after them sees, a copy; None = freed."""
-        block_ids = np.array(self.block_ids(row)[self.first_page(num_tokens) : -(-num_tokens // self._block_size)])
+    def computed_blocks(self, row: int, num_tokens: int) -> np.ndarray | None:
+        """Blocks with those of a row's first `num_tokens` tokens that a query after them sees, a copy; None = freed."""
+        block_ids = np.array(self.block_ids(row)[self.first_block(num_tokens) : -(-num_tokens // self._block_size)])
         return block_ids if block_ids.all() else None
 
-    def num_new_blocks(self, num_shared: int, num_pages: int, num_tokens: int) -> int:
-        """Free pages that a row takes to hold `num_tokens` tokens, or as many as it holds at once.
+    def num_new_blocks(self, num_shared: int, num_blocks: int, num_tokens: int) -> int:
+        """Free blocks that a row takes to hold `num_tokens` tokens, or as many as it holds at once.
 
         Args:
             num_shared, num_pages: of what it begins with (`share`).
         """
-        return -(-num_tokens // self._block_size) - num_pages
+        return -(-num_tokens // self._block_size) - num_blocks
 
     def num_missing_blocks(self, rows: np.ndarray, num_tokens: np.ndarray) -> np.ndarray:
-        """[num_rows] pages that rows lack to hold `num_tokens` ([num_rows]) tokens."""
+        """[num_rows] blocks that rows lack to hold `num_tokens` ([num_rows]) tokens."""
         needed = (num_tokens + (self._block_size - 1)) // self._block_size
         missing: np.ndarray = np.maximum(needed - self._num_blocks[rows], 0)
         return missing
 
-    def share(self, row: int, cached_block_ids: np.ndarray, num_pages: int) -> None:
-        """Give an empty row the last pages of a prefix of `num_pages` pages; those before them count as freed."""
-        num_freed = num_pages - len(cached_block_ids)
+    def share(self, row: int, cached_block_ids: np.ndarray, num_blocks: int) -> None:
+        """Give an empty row the last blocks of a prefix of `num_blocks` blocks; those before them count as freed."""
+        num_freed = num_blocks - len(cached_block_ids)
         self._pool.share(cached_block_ids)
         self._block_table[row, :num_freed] = NULL_BLOCK_ID
-        self._block_table[row, num_freed:num_pages] = cached_block_ids
-        self._num_blocks[row] = num_pages
+        self._block_table[row, num_freed:num_blocks] = cached_block_ids
+        self._num_blocks[row] = num_blocks
 
     def append(self, rows: np.ndarray, num_missing: np.ndarray) -> NewBlocks:
-        """Give each row `num_missing` ([num_rows]) pages more; they must be free."""
+        """Give each row `num_missing` ([num_rows]) blocks more; they must be free."""
         due = np.flatnonzero(num_missing)
         if not len(due):
             return NO_BLOCKS
@@ -98,7 +98,7 @@ class RowBlocks(ABC):
         return NewBlocks(flat_rows.astype(np.int32), columns.astype(np.int32), block_ids)
 
     def extend(self, row: int, num_tokens: int) -> np.ndarray:
-        """Give a row free pages up to `num_tokens` tokens; all its pages, a copy."""
+        """Give a row free blocks up to `num_tokens` tokens; all its blocks, a copy."""
         held, num_blocks = int(self._num_blocks[row]), -(-num_tokens // self._block_size)
         if num_blocks > held:
             self._block_table[row, held:num_blocks] = self._pool.take(num_blocks - held)
@@ -106,15 +106,15 @@ class RowBlocks(ABC):
         return np.array(self.block_ids(row))
 
     def free_beyond(self, row: int, num_tokens: int) -> None:
-        """Give up the row's pages that hold none of its first `num_tokens` tokens; none of them was published."""
+        """Give up the row's blocks that hold none of its first `num_tokens` tokens; none of them was published."""
         held, num_blocks = int(self._num_blocks[row]), -(-num_tokens // self._block_size)
         if num_blocks < held:
             self._pool.free(self._block_table[row, num_blocks:held])
             self._num_blocks[row] = num_blocks
 
-    def publish(self, filled: FilledPages) -> None:
-        """Make pages findable that are full and computed; those that were freed before that are left out."""
-        block_ids = self._block_table[filled.rows, filled.pages]
+    def publish(self, filled: FilledBlocks) -> None:
+        """Make blocks findable that are full and computed; those that were freed before that are left out."""
+        block_ids = self._block_table[filled.rows, filled.blocks]
         if block_ids.all():
             self._index.publish(self._group, filled.nodes, block_ids)
             return
@@ -122,22 +122,22 @@ class RowBlocks(ABC):
         self._index.publish(self._group, [filled.nodes[i] for i in held.tolist()], block_ids[held])
 
     def free_out_of_window(self, rows: np.ndarray, num_computed_tokens: np.ndarray) -> None:  # noqa: B027 (most kinds free none)
-        """Free the pages of these distinct rows that no later query sees."""
+        """Free the blocks of these distinct rows that no later query sees."""
 
     @abstractmethod
-    def longest_hit(self, nodes: Sequence[int], max_pages: int) -> int:
-        """The most pages, up to `max_pages`, that a cached prefix of a request may have.
+    def longest_hit(self, nodes: Sequence[int], max_blocks: int) -> int:
+        """The most blocks, up to `max_blocks`, that a cached prefix of a request may have.
 
         Args:
-            nodes: the prefixes that end with each of the request's pages, in order.
+            nodes: the prefixes that end with each of the request's blocks, in order.
         """
 
-    def cached_block_ids(self, nodes: Sequence[int], num_pages: int) -> np.ndarray:
-        """[.] int32; the pages of a cached prefix of `num_pages` pages that the next query sees."""
-        first = self.first_page(num_pages * self._block_size)
-        return np.array([self._blocks[node] for node in nodes[first:num_pages]], dtype=np.int32)
+    def cached_block_ids(self, nodes: Sequence[int], num_blocks: int) -> np.ndarray:
+        """[.] int32; the blocks of a cached prefix of `num_blocks` blocks that the next query sees."""
+        first = self.first_block(num_blocks * self._block_size)
+        return np.array([self._blocks[node] for node in nodes[first:num_blocks]], dtype=np.int32)
 
     def free(self, row: int) -> None:
-        """Give up the row's pages; cached ones stay findable until they are taken."""
+        """Give up the row's blocks; cached ones stay findable until they are taken."""
         self._pool.free(self.block_ids(row))
         self._num_blocks[row] = 0

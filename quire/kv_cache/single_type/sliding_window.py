@@ -1,4 +1,4 @@
-"""Pages of sliding-window layers: those that have wholly left the window are freed. Called by the coordinator."""
+"""Blocks of sliding-window layers: those that have wholly left the window are freed. Called by the coordinator."""
 
 from __future__ import annotations
 

@@ -153,7 +153,8 @@ class Parsing:
         assert self._tokenizer is not None, "a chat has a tokenizer"
         return ParsingPlan(
             request, self._tokenizer, reasoning, make, Tools(choice.tools), frozenset(self._special),
-            buffers_tool_calls=buffers_tool_calls or self._config.hold_tool_calls, form=form, has_one_call=choice.is_one,
+            buffers_tool_calls=buffers_tool_calls or self._config.hold_tool_calls,
+            form=form, has_one_call=choice.is_one,
             is_calls_alone=choice.is_required,
         )  # fmt: skip
 

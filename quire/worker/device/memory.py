@@ -18,8 +18,8 @@ import torch
 from quire.attention.backend import AttentionBackend
 from quire.core.kv_spec import KVCacheConfig
 from quire.utils.memory import read_memory
+from quire.worker.block_transfers import BlockTransfers, CudaTransfers, HostTransfers
 from quire.worker.kv_cache_tensors import allocate_kv_caches, distinct_tensors, page_dim
-from quire.worker.page_transfers import CudaTransfers, HostTransfers, PageTransfers
 
 
 class DeviceMemory(ABC):
@@ -47,8 +47,8 @@ class DeviceMemory(ABC):
         layer_names: Sequence[str],
         backend: AttentionBackend,
         dtype: torch.dtype,
-    ) -> tuple[list[torch.Tensor], PageTransfers | None]:
-        """The cache tensor of each layer, and what swaps their pages; None where there is no swap space."""
+    ) -> tuple[list[torch.Tensor], BlockTransfers | None]:
+        """The cache tensor of each layer, and what swaps their blocks; None where there is no swap space."""
 
 
 class HostMemory(DeviceMemory):
@@ -68,12 +68,12 @@ class HostMemory(DeviceMemory):
         return min(self._available_bytes, read_memory().available_bytes)
 
     def zeros(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-        """Zero pages of the operating system, huge ones where it has them."""
+        """Zero blocks of the operating system, huge ones where it has them."""
         num_bytes = math.prod(shape) * dtype.itemsize
-        pages = mmap.mmap(-1, max(num_bytes, 1))
+        blocks = mmap.mmap(-1, max(num_bytes, 1))
         if hasattr(mmap, "MADV_HUGEPAGE"):
-            pages.madvise(mmap.MADV_HUGEPAGE)
-        return torch.frombuffer(pages, dtype=torch.uint8)[:num_bytes].view(dtype).view(shape)
+            blocks.madvise(mmap.MADV_HUGEPAGE)
+        return torch.frombuffer(blocks, dtype=torch.uint8)[:num_bytes].view(dtype).view(shape)
 
     def allocate_kv_caches(
         self,
@@ -81,7 +81,7 @@ class HostMemory(DeviceMemory):
         layer_names: Sequence[str],
         backend: AttentionBackend,
         dtype: torch.dtype,
-    ) -> tuple[list[torch.Tensor], PageTransfers | None]:
+    ) -> tuple[list[torch.Tensor], BlockTransfers | None]:
         """The swap space lies behind the cache, in the same tensors."""
         num_blocks, num_swap_blocks = kv_cache_config.num_blocks, kv_cache_config.num_swap_blocks
         both = dataclasses.replace(kv_cache_config, num_blocks=num_blocks + num_swap_blocks)
@@ -116,7 +116,7 @@ class CudaMemory(DeviceMemory):
         layer_names: Sequence[str],
         backend: AttentionBackend,
         dtype: torch.dtype,
-    ) -> tuple[list[torch.Tensor], PageTransfers | None]:
+    ) -> tuple[list[torch.Tensor], BlockTransfers | None]:
         """As `DeviceMemory.allocate_kv_caches`."""
         caches = allocate_kv_caches(kv_cache_config, layer_names, backend, dtype, self.zeros)
         if not kv_cache_config.num_swap_blocks:

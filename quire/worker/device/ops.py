@@ -29,7 +29,7 @@ class DeviceOps:
         layers: what computes the model's layers, and how their weights are stored.
         attention: one backend for every layer.
         sampling: what is done with logits.
-        memory: what is free, and the tensors of the KV cache with what copies their pages.
+        memory: what is free, and the tensors of the KV cache with what copies their blocks.
         make_graphs: captures steps and replays them, once there is a KV cache.
         graph_bytes: memory that graphs need beside the activations of a step.
         packing_cache: where weights in the form of `layers` are kept on disk; None = nowhere.

@@ -124,8 +124,8 @@ class RecordedSteps(StepGraphs):
         self._seq_lens[:size] = batch.seq_lens
         max_seq_len = int(batch.seq_lens.max())
         for group, (table, slots) in enumerate(zip(self._tables, self._slots, strict=True)):
-            pages = self._block_tables.gather(group, batch.rows, max_seq_len)
-            table[:size, : pages.shape[1]] = pages
+            blocks = self._block_tables.gather(group, batch.rows, max_seq_len)
+            table[:size, : blocks.shape[1]] = blocks
             slots[:size] = self._block_tables.slots(group, batch.token_rows, batch.token_positions)
 
     def _record(self, size: int) -> torch.Tensor:

@@ -21,8 +21,8 @@ from tests.models.stepping import make_metadata
 def test_every_request_is_in_one_tile_that_sees_exactly_its_window(
     seq_lens: list[int], block_size: int, window: int | None, max_tile_pages: int
 ):
-    pages = [[100 * i + j for j in range(-(-n // block_size))] for i, n in enumerate(seq_lens)]
-    metadata = make_metadata([1] * len(seq_lens), seq_lens, pages, block_size)
+    blocks = [[100 * i + j for j in range(-(-n // block_size))] for i, n in enumerate(seq_lens)]
+    metadata = make_metadata([1] * len(seq_lens), seq_lens, blocks, block_size)
     tiles = plan_decode_tiles(
         metadata,
         np.arange(len(seq_lens)),
@@ -33,8 +33,8 @@ def test_every_request_is_in_one_tile_that_sees_exactly_its_window(
     )
     assert sorted(torch.cat([tile.query_rows for tile in tiles]).tolist()) == list(range(len(seq_lens)))
     for tile in tiles:
-        assert tile.num_reqs == 1 or tile.num_reqs * tile.num_pages <= max_tile_pages
-        ids = tile.block_ids.view(tile.num_reqs, tile.num_pages)
+        assert tile.num_reqs == 1 or tile.num_reqs * tile.num_blocks <= max_tile_pages
+        ids = tile.block_ids.view(tile.num_reqs, tile.num_blocks)
         sees = (tile.mask.view(tile.num_reqs, -1) == 0).numpy()
         is_unwritten = np.zeros(sees.size, dtype=bool)
         is_unwritten[tile.unwritten.numpy()] = True
@@ -43,7 +43,7 @@ def test_every_request_is_in_one_tile_that_sees_exactly_its_window(
             first = int(ids[row, 0]) - 100 * request
             seen = first * block_size + np.flatnonzero(sees[row])
             assert seen.tolist() == list(range(max(0, seq_len - (window or seq_len)), seq_len))
-            assert all(100 * request <= page < 100 * request + len(pages[request]) for page in ids[row].tolist())
+            assert all(100 * request <= block < 100 * request + len(blocks[request]) for block in ids[row].tolist())
             written = first * block_size + np.flatnonzero(~is_unwritten.reshape(sees.shape)[row])
             assert written.tolist() == list(range(first * block_size, seq_len))
 

@@ -120,7 +120,7 @@ class Recorded:
 
 
 def record_some(directory: Path, **options: Any) -> Recorded:
-    """Prompts that share beginnings, priorities, an abort, pages for half of them."""
+    """Prompts that share beginnings, priorities, an abort, blocks for half of them."""
     recorded = Recorded(directory, SCARCE, **options)
     for handle in range(12):
         prompt = [3, 1, 4, 1, 5, 9, 2, 6, handle] * (1 + handle % 3)

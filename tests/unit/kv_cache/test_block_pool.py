@@ -11,7 +11,7 @@ TOKENS = np.arange(8, dtype=np.int32)
 
 
 def publish(pool: BlockPool, block_ids: np.ndarray) -> None:
-    """Publish pages as the leading pages of TOKENS."""
+    """Publish blocks as the leading blocks of TOKENS."""
     publish_sequence(pool.prefix_index, block_ids.tolist(), TOKENS)
 
 
@@ -43,22 +43,22 @@ def test_a_page_freed_twice_is_a_broken_invariant():
 
 def test_a_shared_page_is_free_when_its_last_user_leaves():
     pool = BlockPool(6)
-    pages = pool.take(2)
-    publish(pool, pages)
-    pool.share(pages)
-    pool.free(pages)
+    blocks = pool.take(2)
+    publish(pool, blocks)
+    pool.share(blocks)
+    pool.free(blocks)
     assert pool.num_free_blocks == 3
-    pool.free(pages)
+    pool.free(blocks)
     assert pool.num_free_blocks == 5
 
 
 def test_a_free_cached_page_is_found_and_taken_back_into_use():
     pool = BlockPool(6)
-    pages = pool.take(2)
-    publish(pool, pages)
-    pool.free(pages)
+    blocks = pool.take(2)
+    publish(pool, blocks)
+    pool.free(blocks)
     found = find(pool)
-    assert found.tolist() == pages.tolist()
+    assert found.tolist() == blocks.tolist()
     assert pool.num_free_among(found) == 2
     pool.share(found)
     assert pool.num_free_among(found) == 0
@@ -67,40 +67,40 @@ def test_a_free_cached_page_is_found_and_taken_back_into_use():
 
 def test_a_cached_page_is_forgotten_only_when_it_is_taken():
     pool = BlockPool(4)
-    pages = pool.take(2)
-    publish(pool, pages)
-    pool.free(pages)
+    blocks = pool.take(2)
+    publish(pool, blocks)
+    pool.free(blocks)
     pool.take(1)
     assert pool.num_cached_blocks == 2
     pool.take(1)
-    assert find(pool).tolist() == [pages[0]]
+    assert find(pool).tolist() == [blocks[0]]
 
 
 def test_the_tail_of_a_request_is_evicted_first():
     pool = BlockPool(5)
-    pages = pool.take(4)
-    publish(pool, pages)
-    pool.free(pages)
-    assert pool.take(4).tolist() == pages[::-1].tolist()
+    blocks = pool.take(4)
+    publish(pool, blocks)
+    pool.free(blocks)
+    assert pool.take(4).tolist() == blocks[::-1].tolist()
 
 
 def test_the_least_recently_used_page_is_evicted_first():
     pool = BlockPool(4)
-    pages = pool.take(3)
-    publish(pool, pages)
-    pool.free(pages)
-    pool.share(pages[2:])
-    pool.free(pages[2:])
-    assert pool.take(3).tolist() == [pages[1], pages[0], pages[2]]
+    blocks = pool.take(3)
+    publish(pool, blocks)
+    pool.free(blocks)
+    pool.share(blocks[2:])
+    pool.free(blocks[2:])
+    assert pool.take(3).tolist() == [blocks[1], blocks[0], blocks[2]]
 
 
 def test_reset_forgets_the_cache_only_when_no_page_is_in_use():
     pool = BlockPool(4)
-    pages = pool.take(1)
-    publish(pool, pages)
+    blocks = pool.take(1)
+    publish(pool, blocks)
     assert not pool.reset_prefix_cache()
     assert pool.num_cached_blocks == 1
-    pool.free(pages)
+    pool.free(blocks)
     assert pool.reset_prefix_cache()
     assert pool.num_cached_blocks == 0
     assert sorted(pool.take(3).tolist()) == [1, 2, 3]

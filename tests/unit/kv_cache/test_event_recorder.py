@@ -4,7 +4,7 @@ import msgspec
 import numpy as np
 
 from quire.core.kv_events import AllBlocksCleared, BlockRemoved, BlockStored, KVEvent, KVEventBatch
-from quire.kv_cache.block_hash import hash_full_pages
+from quire.kv_cache.block_hash import hash_full_blocks
 from quire.kv_cache.event_recorder import KVEventRecorder, external_hash
 from quire.kv_cache.prefix_index import PrefixIndex
 from tests.unit.kv_cache.test_prefix_index import publish as publish_sequence
@@ -17,10 +17,10 @@ def watched() -> tuple[PrefixIndex, KVEventRecorder]:
 
 
 def publish(index: PrefixIndex, block_ids: list[int], tokens: list[int], keys=None) -> list[int]:
-    """Names of the pages, as others know them."""
+    """Names of the blocks, as others know them."""
     token_ids = np.array(tokens, dtype=np.int32)
     publish_sequence(index, block_ids, token_ids, keys)
-    return [external_hash(one) for one in hash_full_pages(token_ids, 2, keys or {})]
+    return [external_hash(one) for one in hash_full_blocks(token_ids, 2, keys or {})]
 
 
 def test_pages_that_follow_one_another_are_one_event():

@@ -70,13 +70,13 @@ def test_it_behaves_like_two_plain_lists(num_blocks, actions):
             assert free.take(count).tolist() == expected
             used += expected
         elif action == "r":
-            back, log = log[::2][:size], [page for page in log if page not in log[::2][:size]]
+            back, log = log[::2][:size], [block for block in log if block not in log[::2][:size]]
             free.remove_cached(np.array(back, dtype=np.int32))
             used += back
         else:
-            pages, used = used[:size], used[size:]
-            (free.push_plain if action == "p" else free.push_cached)(np.array(pages, dtype=np.int32))
-            (stack if action == "p" else log).extend(pages)
+            blocks, used = used[:size], used[size:]
+            (free.push_plain if action == "p" else free.push_cached)(np.array(blocks, dtype=np.int32))
+            (stack if action == "p" else log).extend(blocks)
         assert len(free) == len(stack) + len(log)
 
 

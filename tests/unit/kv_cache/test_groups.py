@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from quire.core.engine_messages import EngineCoreRequest
 from quire.core.request import Request
 from quire.core.sampling_params import SamplingParams
-from quire.kv_cache.block_hash import bytes_by_page
+from quire.kv_cache.block_hash import bytes_by_block
 from quire.kv_cache.manager import NO_LIMIT, KVCacheManager
 from tests.unit.scheduler.harness import FULL, Group, first_token_seen, make_kv_cache_config
 
@@ -62,32 +62,32 @@ class Rows:
     def take_in(self, row: int, computed: int) -> None:
         self.kv.cache_full_blocks(np.array([row]), np.array([computed]), self.token_ids)
 
-    def pages(self, token_ids: Iterable[int]) -> list[bytes]:
-        return bytes_by_page(np.array(list(token_ids), dtype=np.int32).reshape(-1, BLOCK_SIZE))
+    def blocks(self, token_ids: Iterable[int]) -> list[bytes]:
+        return bytes_by_block(np.array(list(token_ids), dtype=np.int32).reshape(-1, BLOCK_SIZE))
 
     @property
     def num_used(self) -> int:
         return self.kv.num_usable_blocks - self.kv.num_free_blocks
 
 
-def pages(rows: Rows, row: int, group: int = 0) -> list[bool]:
+def blocks(rows: Rows, row: int, group: int = 0) -> list[bool]:
     return [bool(block_id) for block_id in rows.kv.get_block_ids(row)[group]]
 
 
 def test_a_window_gives_back_the_pages_it_has_passed():
     rows = Rows(("window", 6))
     rows.run(0, list(range(40)))
-    # Token 39 saw 34 .. 39, which lie in pages 8 and 9.
-    assert pages(rows, 0) == [False] * 8 + [True] * 2
+    # Token 39 saw 34 .. 39, which lie in blocks 8 and 9.
+    assert blocks(rows, 0) == [False] * 8 + [True] * 2
     assert rows.num_used == 2
 
 
 def test_a_finished_chunk_gives_back_its_pages():
     rows = Rows(("chunk", 16))
     rows.run(0, list(range(40)), upto=32)
-    assert pages(rows, 0) == [False] * 4 + [True] * 4  # token 31 saw its chunk
+    assert blocks(rows, 0) == [False] * 4 + [True] * 4  # token 31 saw its chunk
     rows.advance(0, 32, 1)
-    assert pages(rows, 0) == [False] * 8 + [True]
+    assert blocks(rows, 0) == [False] * 8 + [True]
 
 
 def test_groups_hold_pages_of_their_own_from_one_pool():
@@ -121,7 +121,7 @@ def test_a_row_has_a_page_for_every_token_that_is_seen_and_never_more_than_is_sa
         else:
             which = np.array([0])
             rows.kv.allocate(which, rows.kv.num_missing_blocks(which, np.array([end])))
-        held = pages(rows, 0)
+        held = blocks(rows, 0)
         assert len(held) == -(-end // BLOCK_SIZE) and sum(held) <= most
         assert all(held[first_token_seen((kind, seen), computed) // BLOCK_SIZE :])
         rows.take_in(0, end)
@@ -132,20 +132,20 @@ def test_the_most_pages_that_are_said_are_needed():
     rows = Rows(("window", 6), chunk=8)
     rows.run(0, list(range(40)), upto=15)
     rows.advance(0, 15, 7)
-    assert sum(pages(rows, 0)) == 2
+    assert sum(blocks(rows, 0)) == 2
     held = [0]
     for start in range(22, 38):
         fresh = Rows(("window", 6), chunk=8)
         fresh.run(0, list(range(60)), upto=start)
         which = np.array([0])
         fresh.kv.allocate(which, fresh.kv.num_missing_blocks(which, np.array([start + 8])))
-        held.append(sum(pages(fresh, 0)))
+        held.append(sum(blocks(fresh, 0)))
     assert max(held) == int(rows.kv.num_blocks_held(np.array(MAX_MODEL_LEN)))
 
 
 def test_a_request_longer_than_all_pages_may_run_where_they_are_given_back():
     assert Rows(("window", 6), num_blocks=10).kv.max_tokens_per_request == NO_LIMIT
-    # Six pages are the window's, the other five are for whole sequences.
+    # Six blocks are the window's, the other five are for whole sequences.
     assert int(Rows(("window", 6)).kv.num_blocks_held(np.array(MAX_MODEL_LEN))) == 5
     assert Rows(FULL, ("window", 6), num_blocks=13).kv.max_tokens_per_request == (12 - 5) * BLOCK_SIZE + 1
     assert Rows(FULL, ("window", 6), num_blocks=7).kv.max_tokens_per_request == 3 * BLOCK_SIZE + 1
@@ -162,18 +162,18 @@ def test_a_prompt_is_hit_behind_pages_that_are_gone(groups):
 
 
 def evict(rows: Rows, num_blocks: int) -> None:
-    """Use pages for something else, and give them back."""
+    """Use blocks for something else, and give them back."""
     rows.kv._pool.free(rows.kv._pool.take(num_blocks))
 
 
 def test_a_hit_is_as_long_as_all_groups_agree_on():
     rows = Rows(FULL, ("window", 6), num_blocks=31)
-    rows.run(0, list(range(40)))  # the window's pages of tokens 0 .. 31 are free, and cached
+    rows.run(0, list(range(40)))  # the window's blocks of tokens 0 .. 31 are free, and cached
     evict(rows, rows.kv.num_free_blocks - 3)  # the last ones it passed remain
     rows.kv.free(0)
     assert rows.kv.get_computed_blocks(rows.request(list(range(60)))).num_tokens == 40
     assert rows.kv.get_computed_blocks(rows.request(list(range(35)))).num_tokens == 32
-    # Pages 5 .. 7 are left of those that were passed: a hit of 28 tokens needs 5 and 6, one of 20 needs 3 and 4.
+    # Blocks 5 .. 7 are left of those that were passed: a hit of 28 tokens needs 5 and 6, one of 20 needs 3 and 4.
     assert rows.kv.get_computed_blocks(rows.request(list(range(29)))).num_tokens == 28
     assert rows.kv.get_computed_blocks(rows.request(list(range(21)))).num_tokens == 0
 
@@ -184,15 +184,15 @@ def test_a_hit_that_one_group_shortens_is_shortened_again_by_another():
     rows.kv.free(0)
     index = rows.kv._pool.prefix_index
     window, chunk = index.blocks
-    nodes = index.tree.walk(rows.pages(range(40)), {}, 10)
+    nodes = index.tree.walk(rows.blocks(range(40)), {}, 10)
     index.forget(np.array([window[nodes[i]] for i in (8, 9)] + [chunk[nodes[6]]]))
-    # The window allows 8 pages, for which the second chunk need not be cached but for its last page.
+    # The window allows 8 blocks, for which the second chunk need not be cached but for its last block.
     assert rows.kv.get_computed_blocks(rows.request(list(range(60)))).num_tokens == 32
     index.forget(np.array([chunk[nodes[7]]]))
-    # Without that page the chunk allows 6, and the window has their last page.
+    # Without that block the chunk allows 6, and the window has their last block.
     assert rows.kv.get_computed_blocks(rows.request(list(range(60)))).num_tokens == 24
     index.forget(np.array([window[nodes[5]], chunk[nodes[4]]]))
-    # The window allows 5, for which the chunk lacks page 4: so 4, where a chunk begins.
+    # The window allows 5, for which the chunk lacks block 4: so 4, where a chunk begins.
     assert rows.kv.get_computed_blocks(rows.request(list(range(60)))).num_tokens == 16
 
 
@@ -218,7 +218,7 @@ def test_prefixes_go_with_the_last_page_and_the_last_memory_of_them():
     assert len(tree) == 10
     rows.kv.free(0)
     assert len(tree) == 10
-    evict(rows, rows.kv.num_free_blocks - 1)  # the first page of the window is evicted last but one
+    evict(rows, rows.kv.num_free_blocks - 1)  # the first block of the window is evicted last but one
     assert 0 < len(index) < 10 and len(tree) == 10, "what was evicted is remembered"
     index.past.clear()
     assert 0 < len(tree) < 10

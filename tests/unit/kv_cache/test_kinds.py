@@ -1,4 +1,4 @@
-"""Each kind of layer has its own pages, manager and place in messages; a state is one page per sequence."""
+"""Each kind of layer has its own blocks, manager and place in messages; a state is one block per sequence."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from quire.core.kv_spec import (
 from quire.core.runner_output import ModelRunnerOutput
 from quire.core.serial import MessageDecoder, MessageEncoder
 from quire.errors import MessageError, UnsupportedError
-from quire.kv_cache.page_demand import PageDemand
+from quire.kv_cache.block_demand import BlockDemand
 from quire.kv_cache.planning import plan_kv_cache
 from quire.kv_cache.single_type.managers import MANAGERS, make_manager
-from quire.kv_cache.swap_pool import NO_HOST_BLOCK, SwappedPages
+from quire.kv_cache.swap_pool import NO_HOST_BLOCK, SwappedBlocks
 from quire.scheduler.scheduler import Scheduler
 from tests.unit.kv_cache.test_groups import BLOCK_SIZE, MAX_MODEL_LEN, Rows
 from tests.unit.scheduler.cache_groups import make_kv_cache_config, make_spec
@@ -163,9 +163,9 @@ def test_a_swapped_state_comes_back_into_one_page():
     rows = Rows(("full", 0), STATE)
     request = rows.request(list(range(1, 41)))
     prefix = rows.kv.get_computed_blocks(request)
-    swapped = SwappedPages(40, (np.arange(10, dtype=np.int32), np.array([10], dtype=np.int32)))
+    swapped = SwappedBlocks(40, (np.arange(10, dtype=np.int32), np.array([10], dtype=np.int32)))
     assert NO_HOST_BLOCK not in swapped.held()
-    assert rows.kv.demand(prefix, 41, swapped) == PageDemand(12)
+    assert rows.kv.demand(prefix, 41, swapped) == BlockDemand(12)
     block_ids = rows.kv.place(2, request, prefix, 41, swapped)
     assert [len(ids) for ids in block_ids] == [11, 1]
     assert rows.kv.num_usable_blocks - rows.kv.num_free_blocks == 12

@@ -8,8 +8,8 @@ from quire.core.kv_spec import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpe
 from quire.core.request import Request
 from quire.core.sampling_params import SamplingParams
 from quire.errors import UnsupportedError
+from quire.kv_cache.block_demand import BlockDemand
 from quire.kv_cache.manager import KVCacheManager
-from quire.kv_cache.page_demand import PageDemand
 
 BLOCK_SIZE = 4
 GROUP = KVCacheGroupSpec(
@@ -56,7 +56,7 @@ def num_cached(kv: KVCacheManager, request: Request) -> int:
 
 @pytest.fixture
 def filled() -> KVCacheManager:
-    """A manager whose cache holds the pages of 0, 1, ..., 9; nothing is in use."""
+    """A manager whose cache holds the blocks of 0, 1, ..., 9; nothing is in use."""
     kv = make_manager()
     rows = Rows(kv)
     rows.place(0, make_request(10))
@@ -131,10 +131,10 @@ def test_pages_computed_behind_a_hit_continue_the_cached_prefix(filled):
 def test_pages_that_were_hit_keep_their_place_in_the_cache(filled):
     rows = Rows(filled)
     again = make_request(12)
-    pages = rows.place(1, again)
+    blocks = rows.place(1, again)
     rows.compute(1, again)
     found = filled.get_computed_blocks(make_request(12))
-    assert found.block_ids[0].tolist() == pages[:2].tolist()
+    assert found.block_ids[0].tolist() == blocks[:2].tolist()
 
 
 def test_requests_share_pages_only_within_one_cache_salt(filled):
@@ -153,7 +153,7 @@ def test_without_prefix_caching_nothing_is_hashed_or_found():
     request = make_request(10)
     rows.place(0, request)
     rows.compute(0, request)
-    assert request.page_tokens == [] and len(kv._pool.prefix_index.tree) == 0
+    assert request.block_tokens == [] and len(kv._pool.prefix_index.tree) == 0
     assert num_cached(kv, make_request(10)) == 0
 
 
@@ -161,10 +161,10 @@ def test_placing_counts_free_cached_pages_as_taken_and_pages_in_use_as_not(fille
     request = make_request(10)
     filled.note_arrival(request)
     prefix = filled.get_computed_blocks(request)
-    assert filled.demand(prefix, 10) == PageDemand(3)
+    assert filled.demand(prefix, 10) == BlockDemand(3)
     filled.place(0, request, prefix, 10)
     assert filled.num_free_blocks == 11 - 3
-    assert filled.demand(prefix, 10) == PageDemand(1)
+    assert filled.demand(prefix, 10) == BlockDemand(1)
 
 
 def test_pages_are_appended_to_many_rows_at_once():
@@ -227,5 +227,5 @@ def test_two_groups_that_keep_whole_sequences_are_refused():
 
 @pytest.mark.parametrize(("free", "lacking"), [(15, 1), (16, 0), (17, 0)])
 def test_a_demand_counts_what_is_left_for_running_requests(free, lacking):
-    assert PageDemand(6).beside(7).beside(3) == PageDemand(new=6, reserved=10)
-    assert PageDemand(6, 10).lacking(free) == lacking
+    assert BlockDemand(6).beside(7).beside(3) == BlockDemand(new=6, reserved=10)
+    assert BlockDemand(6, 10).lacking(free) == lacking

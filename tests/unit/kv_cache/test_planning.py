@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from quire.config.cache import CacheConfig
 from quire.core.kv_spec import FullAttentionSpec, KVCacheSpec, SlidingWindowSpec
 from quire.errors import NotEnoughMemoryError, UnsupportedError
-from quire.kv_cache.page_counts import longest_sequence
+from quire.kv_cache.block_counts import longest_sequence
 from quire.kv_cache.planning import concurrency, min_num_blocks, plan_kv_cache
 
 PAGE_BYTES = 2 * 16 * 2 * 64 * 2
@@ -165,7 +165,7 @@ def test_one_group_of_masked_windows_says_why(layers, max_model_len, disabled, r
 
 def test_a_windowed_model_needs_memory_for_its_window_and_a_chunk_alone():
     windowed = specs(3, sliding_window=33)
-    # 32 tokens before a chunk of 16 lie in 4 pages at worst, and there is the null page.
+    # 32 tokens before a chunk of 16 lie in 4 blocks at worst, and there is the null block.
     config = plan_kv_cache(windowed, 5 * 3 * PAGE_BYTES, CacheConfig(), max_model_len=10**6, max_chunk_tokens=16)
     assert config.num_blocks == 5
     with pytest.raises(NotEnoughMemoryError, match=r"use max_model_len <= 49, "):
@@ -187,19 +187,19 @@ def test_padding_that_does_not_fit_falls_back_to_one_group(quire_log):
     st.integers(1, 600), st.booleans(),
 )  # fmt: skip
 def test_the_longest_length_that_is_named_fits_whatever_the_windows(
-    num_full, num_windowed, window, num_pages, max_model_len, chunk, disabled
+    num_full, num_windowed, window, num_blocks, max_model_len, chunk, disabled
 ):
     layers = mixed_specs(num_full, num_windowed, window)
     cache = CacheConfig(disable_hybrid_kv_cache_manager=disabled)
     try:
-        config = plan_kv_cache(layers, num_pages * PAGE_BYTES, cache, max_model_len, chunk)
+        config = plan_kv_cache(layers, num_blocks * PAGE_BYTES, cache, max_model_len, chunk)
     except NotEnoughMemoryError as refused:
         found = re.search(r"max_model_len <= (\d+)", str(refused))
         if found is not None:
             assert int(found[1]) < max_model_len
-            plan_kv_cache(layers, num_pages * PAGE_BYTES, cache, int(found[1]), chunk)
+            plan_kv_cache(layers, num_blocks * PAGE_BYTES, cache, int(found[1]), chunk)
         return
-    assert config.num_blocks * config.page_size_bytes <= num_pages * PAGE_BYTES
+    assert config.num_blocks * config.page_size_bytes <= num_blocks * PAGE_BYTES
     assert sorted(name for group in config.groups for name in group.layer_names) == sorted(layers)
     assert concurrency(config, max_model_len, min(chunk, max_model_len)) > 0
 

@@ -6,7 +6,7 @@ import numpy as np
 
 from quire.core.cache_info import MissReason
 from quire.core.request import ExtraKeys
-from quire.kv_cache.block_hash import bytes_by_page, hash_full_pages
+from quire.kv_cache.block_hash import bytes_by_block, hash_full_blocks
 from quire.kv_cache.prefix_index import PrefixIndex
 from quire.kv_cache.prefix_tree import ROOT, PrefixTree
 
@@ -15,26 +15,26 @@ Keys = Mapping[int, ExtraKeys] | None
 
 
 def pages_of(token_ids: Iterable[int]) -> list[bytes]:
-    """Tokens by pages of two."""
+    """Tokens by blocks of two."""
     tokens = np.array(list(token_ids), dtype=np.int32)
-    return bytes_by_page(tokens[: len(tokens) // 2 * 2].reshape(-1, 2))
+    return bytes_by_block(tokens[: len(tokens) // 2 * 2].reshape(-1, 2))
 
 
 def publish(
     index: PrefixIndex, block_ids: list[int], token_ids: Iterable[int], keys: Keys = None, group: int = 0
 ) -> None:
-    """Publish pages as the leading ones of a sequence, as a row does that then ends."""
+    """Publish blocks as the leading ones of a sequence, as a row does that then ends."""
     nodes, node = [], ROOT
-    for page, tokens in enumerate(pages_of(token_ids)[: len(block_ids)]):
-        nodes.append(node := index.tree.advance(node, tokens, (keys or {}).get(page, ())))
+    for block, tokens in enumerate(pages_of(token_ids)[: len(block_ids)]):
+        nodes.append(node := index.tree.advance(node, tokens, (keys or {}).get(block, ())))
     index.publish(group, nodes, np.array(block_ids, dtype=np.int32))
     index.tree.release(node)
 
 
 def find(index: PrefixIndex, token_ids: Iterable[int], keys: Keys = None, group: int = 0) -> np.ndarray:
-    """Leading pages of a sequence that are cached in a group, up to the first that is not."""
-    pages = pages_of(token_ids)
-    found = [index.blocks[group].get(node, -1) for node in index.tree.walk(pages, keys or {}, len(pages))]
+    """Leading blocks of a sequence that are cached in a group, up to the first that is not."""
+    blocks = pages_of(token_ids)
+    found = [index.blocks[group].get(node, -1) for node in index.tree.walk(blocks, keys or {}, len(blocks))]
     return np.array(found[: found.index(-1)] if -1 in found else found, dtype=np.int32)
 
 
@@ -83,7 +83,7 @@ def test_pages_behind_other_extra_keys_go_with_the_page_before_them():
 def test_nothing_is_stored_after_a_page_that_cannot_be_found():
     index = PrefixIndex(8)
     publish(index, [1], [1, 2])
-    nodes = [index.tree.enter(pages_of([1, 2, 3, 4, 5, 6]), {}, num_pages) for num_pages in (2, 3)]
+    nodes = [index.tree.enter(pages_of([1, 2, 3, 4, 5, 6]), {}, num_blocks) for num_blocks in (2, 3)]
     index.forget(np.array([1]))
     index.publish(0, nodes, np.array([2, 3]))
     assert len(index) == 0 and not index.is_cached.any()
@@ -138,14 +138,14 @@ def test_clearing_forgets_all_but_what_was_there():
 
 def test_names_for_other_programs_depend_on_content_alone():
     tokens, keys = np.arange(8, dtype=np.int32), {1: SALT}
-    names = hash_full_pages(tokens, 2, keys)
+    names = hash_full_blocks(tokens, 2, keys)
     for order in ([0, 1, 2, 3], [3, 1, 0, 2], [2, 3]):
         tree = PrefixTree()
         tree.enter(pages_of(range(40, 50)), {}, 5)
         last = tree.enter(pages_of(tokens), keys, 4)
         nodes = tree.walk(pages_of(tokens), keys, 4)
         assert nodes[-1] == last
-        assert [tree.hash_of(nodes[page]) for page in order] == [names[page] for page in order]
+        assert [tree.hash_of(nodes[block]) for block in order] == [names[block] for block in order]
 
 
 def test_a_page_with_extra_keys_is_known_by_its_content_for_as_long_as_its_prefix():

@@ -1,4 +1,4 @@
-"""Pages of a declared prefix are found under every salt, all others under their own alone: over random prompts."""
+"""Blocks of a declared prefix are found under every salt, all others under their own alone: over random prompts."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from quire.core.sampling_params import SamplingParams
 from quire.kv_cache.manager import KVCacheManager
 from tests.unit.kv_cache.test_manager import BLOCK_SIZE, GROUP, Rows, make_manager
 
-PREFIX = list(range(100, 110))  # two pages of 4 and a half
+PREFIX = list(range(100, 110))  # two blocks of 4 and a half
 TOKENS = st.sampled_from([1, 2])
 PROMPTS = st.tuples(st.sampled_from([0, 5, 8, len(PREFIX)]), st.lists(TOKENS, max_size=14)).map(
     lambda parts: PREFIX[: parts[0]] + parts[1] or [1]

@@ -13,7 +13,7 @@ from quire.kv_cache.prefix_tree import ROOT
 
 
 def check_prefixes(index: PrefixIndex, row_nodes: Sequence[int], kept: Sequence[CachedPrefix]) -> None:
-    """Each prefix has as many users as there are, and each cached page is one of a single prefix."""
+    """Each prefix has as many users as there are, and each cached block is one of a single prefix."""
     tree = index.tree
     users = Counter(row_nodes)
     users.update(prefix.node for prefix in kept if prefix.node is not None)

@@ -1,7 +1,7 @@
 """A scheduler with a pretended worker: every message is checked, every key and value is traced to its prefix.
 
 The worker's KV cache holds, for each slot, a fingerprint of the tokens up to that position. A row may only read
-slots that hold the fingerprints of its own tokens, so a page shared, reused or published wrongly is found at once.
+slots that hold the fingerprints of its own tokens, so a block shared, reused or published wrongly is found at once.
 With several KV cache groups each has fingerprints of its own, and reads what its next query sees.
 Sampled tokens depend on the tokens before them alone, so what a request gets is known beforehand.
 """
@@ -25,7 +25,7 @@ from quire.core.engine_messages import EngineCoreOutputs, EngineCoreRequest, Fin
 from quire.core.logprobs import LogprobsArrays
 from quire.core.runner_output import ModelRunnerOutput
 from quire.core.sampling_params import SamplingParams
-from quire.core.scheduler_output import PageCopies, SchedulerOutput
+from quire.core.scheduler_output import BlockCopies, SchedulerOutput
 from quire.core.stats import EventKind, RequestEvent, SchedulerStats
 from quire.scheduler import setup
 from quire.scheduler.kv_tier import KVTier
@@ -116,7 +116,7 @@ def make_request(
 
 
 def make_siblings(handles: Sequence[int], prompt: Sequence[int], **params: Any) -> list[EngineCoreRequest]:
-    """Requests with one prompt, which share its pages."""
+    """Requests with one prompt, which share its blocks."""
     return [make_request(handle, prompt, fork_group=handles[0], **params) for handle in handles]
 
 
@@ -177,13 +177,13 @@ class FakeWorker:
         """Fail in a step: what it would write is ruined, and of its rows nobody knows which were applied."""
         self.host_slots[scheduled.swap_outs.target_ids] = -2
         self.slots[scheduled.swap_ins.target_ids] = -2
-        self.slots[scheduled.page_copies.target_ids] = -2
+        self.slots[scheduled.block_copies.target_ids] = -2
         for blocks in (*(new.block_ids for new in scheduled.new_blocks), *self._new_pages(scheduled)):
             self.slots[blocks] = -2
         self._unsure_rows.update(scheduled.freed_rows.tolist(), (new.row for new in scheduled.new_reqs))
 
     def _new_pages(self, scheduled: SchedulerOutput) -> list[np.ndarray]:
-        """Pages of placed requests that hold none of their computed tokens yet."""
+        """Blocks of placed requests that hold none of their computed tokens yet."""
         computed = dict(zip(scheduled.rows.tolist(), scheduled.num_computed_tokens.tolist(), strict=True))
         return [
             block_ids[-(-computed[new.row] // self.block_size) :]
@@ -191,7 +191,7 @@ class FakeWorker:
             for block_ids in new.block_ids
         ]
 
-    def _swap(self, copies: PageCopies, sources: np.ndarray, targets: np.ndarray) -> None:
+    def _swap(self, copies: BlockCopies, sources: np.ndarray, targets: np.ndarray) -> None:
         assert len(set(copies.target_ids.tolist())) == len(copies), "two pages are copied onto one"
         assert self.slots is not sources or 0 not in copies.source_ids, "the null page is swapped out"
         assert self.slots is not targets or 0 not in copies.target_ids, "the null page is overwritten"
@@ -226,10 +226,10 @@ class FakeWorker:
                 assert column == len(self.rows[row].block_ids[group])
                 assert block_id != 0, "the null page was given out"
                 self.rows[row].block_ids[group].append(block_id)
-        self._copy_pages(scheduled)
+        self._copy_blocks(scheduled)
 
-    def _copy_pages(self, scheduled: SchedulerOutput) -> None:
-        sources, targets = scheduled.page_copies.source_ids, scheduled.page_copies.target_ids
+    def _copy_blocks(self, scheduled: SchedulerOutput) -> None:
+        sources, targets = scheduled.block_copies.source_ids, scheduled.block_copies.target_ids
         assert len(set(targets.tolist())) == len(targets) == len(sources), "a page is copied onto twice"
         assert not set(sources.tolist()) & set(targets.tolist()), "a page is source and target"
         assert 0 not in sources and 0 not in targets, "the null page is copied"
@@ -300,7 +300,7 @@ class FakeWorker:
                 return accepted
 
     def _give_back_pages(self, state: _Row) -> None:
-        """Pages for drafts that were not accepted belong to the row no longer; its newest token is not computed."""
+        """Blocks for drafts that were not accepted belong to the row no longer; its newest token is not computed."""
         num_blocks = -(-(len(state.token_ids) - 1) // self.block_size)
         for block_ids in state.block_ids:
             del block_ids[num_blocks:]
@@ -424,19 +424,19 @@ class Engine:
 
 
 def check_invariants(scheduler: Scheduler, groups: Sequence[Group] = (FULL,)) -> None:
-    """No page owned twice beyond sharing; free + used = total; rows and queue hold each request once."""
+    """No block owned twice beyond sharing; free + used = total; rows and queue hold each request once."""
     pool, table, kv = scheduler._kv._pool, scheduler._table, scheduler._kv
     rows = scheduler._running.rows.tolist()
     owners = np.zeros(pool.num_usable_blocks + 1, dtype=np.int32)
     for row in rows:
         held = []
         num_computed = int(table.num_computed_tokens[row])
-        for group, pages in zip(groups, kv.get_block_ids(row), strict=True):
+        for group, blocks in zip(groups, kv.get_block_ids(row), strict=True):
             first = first_token_seen(group, num_computed) // kv.block_size
-            assert pages[first:].all(), "a page that a query sees is missing"
+            assert blocks[first:].all(), "a page that a query sees is missing"
             first = first_token_seen(group, max(num_computed - 1, 0)) // kv.block_size
-            assert not pages[:first].any(), "a page that was passed is held"
-            held.extend(pages[pages > 0].tolist())
+            assert not blocks[:first].any(), "a page that was passed is held"
+            held.extend(blocks[blocks > 0].tolist())
         assert len(set(held)) == len(held), "a request holds a page twice"
         owners[held] += 1
     np.add.at(owners, kv._copies.source_ids(), 1)
@@ -455,14 +455,14 @@ def check_invariants(scheduler: Scheduler, groups: Sequence[Group] = (FULL,)) ->
 
 
 def check_swap_space(swapping: Swapping, returning: Sequence[int]) -> None:
-    """No host page owned twice, free + used = total; who is swapped has pages, and nobody else."""
-    pool, pages = swapping._pool, swapping._pages
-    held = np.concatenate([np.empty(0, dtype=np.int32), *(one.held() for one in pages.values())])
+    """No host block owned twice, free + used = total; who is swapped has blocks, and nobody else."""
+    pool, blocks = swapping._pool, swapping._blocks
+    held = np.concatenate([np.empty(0, dtype=np.int32), *(one.held() for one in blocks.values())])
     free = pool._stack[: pool.num_free_blocks]
     assert sorted([*held.tolist(), *free.tolist()]) == list(range(pool.num_blocks)), (
         "a host page is lost or owned twice"
     )
-    assert pages.keys() == {*returning}
+    assert blocks.keys() == {*returning}
 
 
 def same_message(first: SchedulerOutput, second: SchedulerOutput) -> bool:

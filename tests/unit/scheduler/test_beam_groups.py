@@ -126,5 +126,5 @@ def test_a_message_without_searches_has_no_updates():
     engine = make_engine()
     engine.add(make_request(0, 5))
     step = engine.step()
-    assert step is not None and not step.row_updates.chosen and not len(step.page_copies)
+    assert step is not None and not step.row_updates.chosen and not len(step.block_copies)
     assert isinstance(step.rows, np.ndarray)

@@ -1,4 +1,4 @@
-"""A tier behind the KV cache: what it keeps is loaded, late or never, and no page is lost or misread."""
+"""A tier behind the KV cache: what it keeps is loaded, late or never, and no block is lost or misread."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quire.core.engine_messages import FinishReason
-from quire.core.kv_transfer import KVTransferResults, PageTransfer
+from quire.core.kv_transfer import BlockTransfer, KVTransferResults
 from quire.core.runner_output import ModelRunnerOutput
 from quire.core.scheduler_output import SchedulerOutput
 from quire.errors import ValidationError
@@ -26,7 +26,7 @@ PROMPT = [5, 6, 7, 8, 9] * 5
 
 
 class TierWorker(FakeWorker):
-    """A pretended worker with the other half: pages by name. An asynchronous copy is made when it is reported.
+    """A pretended worker with the other half: blocks by name. An asynchronous copy is made when it is reported.
 
     Args:
         delay: steps until an asynchronous transfer is made; 0 = in its own step.
@@ -39,9 +39,9 @@ class TierWorker(FakeWorker):
         tiers, kv = engine.scheduler._tiers, engine.scheduler._kv
         super().__init__(num_blocks, kv.block_size, (FULL,), tiers.swapping._pool.num_blocks)
         self.may_be_empty = True
-        self.pages: dict[bytes, Any] = {}
+        self.blocks: dict[bytes, Any] = {}
         self._delay, self._fails = delay, fails
-        self._under_way: dict[int, tuple[PageTransfer, bool, int]] = {}
+        self._under_way: dict[int, tuple[BlockTransfer, bool, int]] = {}
         self._done: list[int] = []
         self._failed: list[int] = []
         self._lost: set[int] = set()
@@ -80,10 +80,10 @@ class TierWorker(FakeWorker):
             for one in transfers:
                 self._under_way[one.transfer_id] = (one, is_save, self._delay(one.transfer_id))
 
-    def _copy(self, transfer: PageTransfer, is_save: bool) -> None:
+    def _copy(self, transfer: BlockTransfer, is_save: bool) -> None:
         pairs = zip(transfer.keys, transfer.block_ids.tolist(), strict=True)
         if is_save:
-            self.pages.update({key: self.slots[block_id].copy() for key, block_id in pairs})
+            self.blocks.update({key: self.slots[block_id].copy() for key, block_id in pairs})
         elif self._fails(transfer.transfer_id):
             self.slots[transfer.block_ids] = -3
             self._failed.append(transfer.transfer_id)
@@ -91,7 +91,7 @@ class TierWorker(FakeWorker):
             return
         else:
             for key, block_id in pairs:
-                self.slots[block_id] = self.pages[key]
+                self.slots[block_id] = self.blocks[key]
         self._done.append(transfer.transfer_id)
 
 
@@ -115,7 +115,7 @@ def answer_to(handle: int) -> list[int]:
 
 
 def filled(**options: Any) -> tuple[Engine, DictionaryTier]:
-    """An engine whose tier has the pages of `PROMPT`, and whose cache has nothing."""
+    """An engine whose tier has the blocks of `PROMPT`, and whose cache has nothing."""
     engine, tier = make_engine(**options)
     engine.add(make_request(0, PROMPT, max_tokens=4))
     engine.run()
@@ -197,7 +197,7 @@ def test_pages_of_an_aborted_load_and_of_a_save_are_free_when_that_is_reported_a
 def test_whatever_is_loaded_late_or_lost_every_request_gets_its_answer_and_every_page_comes_back(config, script, depth):
     config = {**config, "groups": (FULL,), "prefix_caching": True}
     if config["scheduling_policy"] == "shortest":
-        config["scheduling_policy"] = "fcfs"  # with beams and few pages it may never end, with or without a tier
+        config["scheduling_policy"] = "fcfs"  # with beams and few blocks it may never end, with or without a tier
     engine, tier = make_engine(
         is_async=lambda handle: handle % 2 > 0,
         delay=lambda number: zlib.crc32(b"%d" % number) % 4,
@@ -228,6 +228,6 @@ def test_whatever_is_loaded_late_or_lost_every_request_gets_its_answer_and_every
     engine.run()
     properties.check_answers(engine, accepted)
     settle(engine)
-    assert tier.keys <= engine.worker.pages.keys()
+    assert tier.keys <= engine.worker.blocks.keys()
     assert all(end.finish_reason is not FinishReason.ERROR for end in engine.finished.values())
     assert engine.scheduler._kv.usage == 0.0 and engine.scheduler.reset_prefix_cache()

@@ -1,4 +1,4 @@
-"""Draft tokens: rows that get none, one or several tokens in a step, and the pages reserved ahead for them."""
+"""Draft tokens: rows that get none, one or several tokens in a step, and the blocks reserved ahead for them."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def test_drafts_take_only_what_is_left_of_the_budget():
 
 
 def test_pages_are_published_up_to_accepted_tokens_alone():
-    """A second request with the same answer finds pages of what was sampled, never of a draft that was wrong."""
+    """A second request with the same answer finds blocks of what was sampled, never of a draft that was wrong."""
     engine = make_engine(num_drafts=5, num_right=2, block_size=2)
     first = make_request(0, 4, max_tokens=8)
     engine.add(first)

@@ -9,7 +9,7 @@ from quire.core.engine_messages import EngineCoreRequest, FinishReason
 from quire.core.scheduler_output import SchedulerOutput
 from tests.unit.scheduler.harness import Engine, expected_answer, make_request, make_scheduler, make_siblings
 
-PROMPT = list(range(200, 222))  # five full pages and a partial one
+PROMPT = list(range(200, 222))  # five full blocks and a partial one
 
 
 def make_engine(**settings: Any) -> Engine:
@@ -165,7 +165,7 @@ def test_a_failed_step_between_fork_and_copy_leaves_no_page_behind():
     engine.add(*family)
     engine.step()
     step = engine.scheduler.schedule()
-    assert step is not None and len(step.output.page_copies) == 2
+    assert step is not None and len(step.output.block_copies) == 2
     engine.scheduler.abandon_step(step)
     assert engine.scheduler._kv.usage == 0.0
     engine.worker._apply(step.output)  # the worker failed after that

@@ -16,7 +16,7 @@ from tests.unit.kv_cache.test_prefix_index import publish
 from tests.unit.scheduler.harness import FULL, Engine, make_request, make_scheduler
 
 BLOCK_SIZE = 4
-TEXT = list(range(100, 120))  # five pages, of which four can be used
+TEXT = list(range(100, 120))  # five blocks, of which four can be used
 RED, BLUE = tenant_salt("red", None), tenant_salt("blue", None)
 
 
@@ -147,12 +147,12 @@ def test_a_prompt_without_a_page_that_can_be_used_is_below_one_page():
     assert script.run(TEXT[:4]) == (0, CacheMiss(MissReason.BELOW_ONE_PAGE, 0))
 
 
-@pytest.mark.parametrize("num_pages", [1, 3])
-def test_a_prompt_cached_to_its_last_token_computes_its_last_page_again(num_pages):
+@pytest.mark.parametrize("num_blocks", [1, 3])
+def test_a_prompt_cached_to_its_last_token_computes_its_last_page_again(num_blocks):
     script = Script()
     script.run(TEXT)
-    end = BLOCK_SIZE * (num_pages - 1)
-    assert script.run(TEXT[: BLOCK_SIZE * num_pages]) == (end, CacheMiss(MissReason.LAST_TOKEN, end))
+    end = BLOCK_SIZE * (num_blocks - 1)
+    assert script.run(TEXT[: BLOCK_SIZE * num_blocks]) == (end, CacheMiss(MissReason.LAST_TOKEN, end))
 
 
 def test_caching_that_is_off_is_the_reason():
@@ -234,7 +234,7 @@ def test_pages_of_another_adapter_are_named():
     explainer = MissExplainer(index, 2, lambda *_: False)
     request = Request.from_message(make_request(0, tokens.tolist()))
     request.extra_keys = {0: (("lora", "two"),)}
-    request.page_tokens = [tokens[:2].tobytes()]
+    request.block_tokens = [tokens[:2].tobytes()]
     miss = explainer.explain(request, CachedPrefix((np.empty(0, dtype=np.int32),), 0))
     assert miss == CacheMiss(MissReason.COLD, 0, MissReason.ADAPTER)
 

@@ -108,7 +108,7 @@ def test_nobody_is_stopped_for_one_that_would_not_fit_even_then():
     engine = prioritised(num_blocks=13, max_num_seqs=8, prefix_caching=False)
     engine.add(make_request(0, 28, max_tokens=3, priority=0), make_request(1, 4, max_tokens=10, priority=9))
     engine.step()
-    engine.add(make_request(2, 28, max_tokens=3, priority=5))  # 0 keeps seven pages
+    engine.add(make_request(2, 28, max_tokens=3, priority=5))  # 0 keeps seven blocks
     engine.step()
     assert not engine.num_preemptions
     engine.run()

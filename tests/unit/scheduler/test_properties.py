@@ -98,7 +98,7 @@ def scheduler_settings(draw: st.DrawFn) -> dict[str, Any]:
 
 @st.composite
 def group_lists(draw: st.DrawFn) -> tuple[Group, ...]:
-    """One group that keeps whole sequences, or none, and up to two that free pages."""
+    """One group that keeps whole sequences, or none, and up to two that free blocks."""
     local = st.tuples(st.sampled_from(["window", "chunk"]), st.integers(1, 12))
     full = draw(st.sampled_from([(FULL,), (FULL,), ()]))
     return (*full, *draw(st.lists(local, min_size=0 if full else 1, max_size=2)))
@@ -315,7 +315,7 @@ def two_bit_hash(parent: bytes, tokens: bytes, extra_keys: ExtraKeys) -> bytes:
 def test_a_hash_that_collides_all_the_time_never_leads_to_a_wrong_page(config, script):
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(BLOCK_HASHES, "sha256", two_bit_hash)
-        patch.setattr(KVEventConsumer, "check", lambda consumer: None)  # it knows pages by their hashes alone
+        patch.setattr(KVEventConsumer, "check", lambda consumer: None)  # it knows blocks by their hashes alone
         engine, accepted = play({**config, "prefix_caching": True}, script)
     check_answers(engine, accepted)
 

@@ -6,16 +6,16 @@ import numpy as np
 import pytest
 
 from quire.core.runner_output import ModelRunnerOutput
-from quire.core.scheduler_output import NO_PAGE_COPIES, PageCopies, SchedulerOutput
+from quire.core.scheduler_output import NO_BLOCK_COPIES, BlockCopies, SchedulerOutput
 from quire.scheduler.swap_costs import MIN_COPIES, MIN_PROMPT_TOKENS, NUM_KEPT, Measurements, SwapCosts, is_swap_cheaper
 
 NO_ROWS = np.empty(0, dtype=np.int32)
 OUTPUT = ModelRunnerOutput(rows=NO_ROWS, sampled_token_ids=NO_ROWS)
 
 
-def copies(num_pages: int) -> PageCopies:
-    ids = np.arange(num_pages, dtype=np.int32)
-    return PageCopies(ids, ids) if num_pages else NO_PAGE_COPIES
+def copies(num_blocks: int) -> BlockCopies:
+    ids = np.arange(num_blocks, dtype=np.int32)
+    return BlockCopies(ids, ids) if num_blocks else NO_BLOCK_COPIES
 
 
 def step(num_tokens: list[int], num_computed: list[int], outs: int = 0, ins: int = 0) -> SchedulerOutput:

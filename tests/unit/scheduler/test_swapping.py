@@ -227,9 +227,9 @@ def auto_with_measurements(num_blocks: int, **settings: Any) -> Engine:
     )  # fmt: skip
     costs = engine.scheduler._tiers.swapping._costs
     assert costs is not None
-    for num_pages in (1, 2, 4, 8) * 3:
-        costs._out.record(num_pages, 1.0)
-        costs._in.record(num_pages, 1.0)
+    for num_blocks in (1, 2, 4, 8) * 3:
+        costs._out.record(num_blocks, 1.0)
+        costs._in.record(num_blocks, 1.0)
     costs._prompt_tokens.record(5, 1.0)
     return engine
 
@@ -237,7 +237,7 @@ def auto_with_measurements(num_blocks: int, **settings: Any) -> Engine:
 @pytest.mark.parametrize(("num_blocks", "num_swaps"), [(40, 0), (12, 1)], ids=["ample room", "little room"])
 def test_auto_expects_cached_pages_to_stay_where_room_is_ample(num_blocks: int, num_swaps: int):
     engine = auto_with_measurements(num_blocks)
-    for _ in range(6):  # 12 tokens, 3 pages: copied they cost 6, computed 12, but nothing while they are cached
+    for _ in range(6):  # 12 tokens, 3 blocks: copied they cost 6, computed 12, but nothing while they are cached
         engine.step()
     engine.add(make_request(7, 30, max_tokens=1, priority=-1))
     engine.step()

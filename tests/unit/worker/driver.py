@@ -1,4 +1,4 @@
-"""A scheduler's place-holder for tests: places requests on rows and pages at random, cuts prompts, preempts."""
+"""A scheduler's place-holder for tests: places requests on rows and blocks at random, cuts prompts, preempts."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ class Driver:
                         job.num_preemptions += 1
 
     def release(self, job: Job) -> None:
-        """Take the job's row and pages away; it starts again from what it has."""
+        """Take the job's row and blocks away; it starts again from what it has."""
         self.freed.append(job.row)
         self.free_rows.append(job.row)
         self.free_blocks.extend(job.blocks)

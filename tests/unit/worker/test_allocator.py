@@ -9,7 +9,7 @@ import pytest
 
 from quire.worker.allocator import keep_freed_memory
 
-# Allocates and frees 16 MiB fifty times, and prints how many pages were faulted in after the first five.
+# Allocates and frees 16 MiB fifty times, and prints how many blocks were faulted in after the first five.
 COUNT_FAULTS = """
 import resource, sys, torch
 from quire.worker.allocator import keep_freed_memory
@@ -29,4 +29,4 @@ def test_freed_buffers_are_used_again_instead_of_being_returned() -> None:
     root = Path(__file__).parents[3]
     command = [sys.executable, "-c", COUNT_FAULTS, "keep"]
     done = subprocess.run(command, cwd=root, check=True, capture_output=True, text=True)
-    assert int(done.stdout) < 5 * 4096  # 45 buffers of 4096 pages were used
+    assert int(done.stdout) < 5 * 4096  # 45 buffers of 4096 blocks were used

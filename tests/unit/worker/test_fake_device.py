@@ -29,13 +29,13 @@ from quire.sample.states import SamplingStates
 from quire.utils.memory import GIB
 from quire.worker.attention_groups import AttentionGroups
 from quire.worker.block_tables import BlockTables
+from quire.worker.block_transfers import BlockTransfers
 from quire.worker.device.graphs import StepGraphs
 from quire.worker.device.memory import DeviceMemory
 from quire.worker.device.ops import DeviceOps
 from quire.worker.device.registry import DEVICES
 from quire.worker.input_batch import InputBatch
 from quire.worker.kv_cache_tensors import allocate_kv_caches
-from quire.worker.page_transfers import PageTransfers
 from quire.worker.setup import WorkerSetup
 from tests.unit.worker.driver import Driver, Job
 from tests.unit.worker.tiny import NUM_BLOCKS, VOCAB_SIZE, cache_config, cpu_platform, tiny_config
@@ -86,7 +86,7 @@ class FakeMemory(DeviceMemory):
 
     def allocate_kv_caches(
         self, kv_cache_config: KVCacheConfig, layer_names: Sequence[str], backend: AttentionBackend, dtype: torch.dtype
-    ) -> tuple[list[torch.Tensor], PageTransfers | None]:
+    ) -> tuple[list[torch.Tensor], BlockTransfers | None]:
         return allocate_kv_caches(kv_cache_config, layer_names, backend, dtype, self.zeros), None
 
 

@@ -69,8 +69,8 @@ def test_inputs_match_a_loop_over_requests_and_tokens(
             ids.append(int(states.token_ids[row, position]))
             positions.append(position)
             for group, block_size in enumerate((4, 8)):
-                page = int(tables.tables[group][row, position // block_size])
-                slots[group].append(page * block_size + position % block_size)
+                block = int(tables.tables[group][row, position // block_size])
+                slots[group].append(block * block_size + position % block_size)
         starts.append(len(ids))
         if sampling[i]:
             logits.append(len(ids) - 1)

@@ -1,4 +1,4 @@
-"""A model of full attention and a recurrent layer runs on pages of the scheduler: one page holds a request's state."""
+"""A model of full attention and a recurrent layer runs on blocks of the scheduler: one holds a request's state."""
 
 from __future__ import annotations
 
@@ -45,15 +45,15 @@ class HybridModel(ToyModel):
         hidden = super().forward(input_ids, positions, attention)
         metadata = context.metadata[1]
         states, counts = state_tensors(context.kv_caches[1], STATE.shapes, (torch.float32, torch.int32))
-        for i, page in enumerate(metadata.block_table[:, 0].tolist()):
+        for i, block in enumerate(metadata.block_table[:, 0].tolist()):
             start, end = metadata.query_start_loc[i : i + 2].tolist()
             is_new = int(positions[start]) == 0
-            state = [0, 0] if is_new else states[page].long().tolist()
-            assert int(positions[start]) == (0 if is_new else int(counts[page])), "the state of other tokens"
+            state = [0, 0] if is_new else states[block].long().tolist()
+            assert int(positions[start]) == (0 if is_new else int(counts[block])), "the state of other tokens"
             for token in range(start, end):
                 state = next_state(state, int(input_ids[token]))
                 hidden[token] = hidden[token].roll(sum(state))
-            states[page], counts[page] = torch.tensor(state), int(positions[end - 1]) + 1
+            states[block], counts[block] = torch.tensor(state), int(positions[end - 1]) + 1
         return hidden
 
     def kv_cache_specs(self, block_size: int) -> dict[str, KVCacheSpec]:

@@ -103,5 +103,5 @@ def test_the_warm_up_touches_no_page_that_requests_get() -> None:
     executor = make_executor()
     runner = executor._worker._runner  # type: ignore[union-attr]
     for cache in runner._attention._kv_caches:  # type: ignore[union-attr]
-        pages = cache.transpose(0, 1)  # [num_blocks, 2, ...]
-        assert pages.shape[0] == NUM_BLOCKS and bool((pages[1:] == 0).all()) and not bool((pages[0] == 0).all())
+        blocks = cache.transpose(0, 1)  # [num_blocks, 2, ...]
+        assert blocks.shape[0] == NUM_BLOCKS and bool((blocks[1:] == 0).all()) and not bool((blocks[0] == 0).all())

@@ -1,6 +1,6 @@
-"""A model whose next token is an exact function of its whole context, read back through the pages.
+"""A model whose next token is an exact function of its whole context, read back through the blocks.
 
-Its "keys" are the token ids. If a page, a slot, a length or a position is wrong, the next token is wrong.
+Its "keys" are the token ids. If a block, a slot, a length or a position is wrong, the next token is wrong.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def next_token(context: list[int]) -> int:
 
 
 class ToyBackend(AttentionBackend):
-    """Pages of token ids."""
+    """Blocks of token ids."""
 
     name = "toy"
     preferred_block_size = 4

@@ -1,4 +1,4 @@
-"""How many pages requests hold in each KV cache group. Pure functions, used for planning and for admission alike."""
+"""How many blocks requests hold in each KV cache group. Pure functions, used for planning and for admission alike."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from collections.abc import Sequence
 import numpy as np
 
 MostBlocks = Sequence[int | None]
-"""Per group: most pages that a request holds at once (`KVCacheSpec.most_blocks`); None = as many as its tokens need."""
+"""Per group: most blocks that a request holds at once (`KVCacheSpec.most_blocks`); None = what its tokens need."""
 
 
 def num_blocks_held(num_blocks: int | np.ndarray, most: MostBlocks) -> int | np.ndarray:
-    """Most pages, all groups together, that a request of `num_blocks` pages of tokens holds at once."""
+    """Most blocks, all groups together, that a request of `num_blocks` blocks of tokens holds at once."""
     return sum(num_blocks if limit is None else np.minimum(num_blocks, limit) for limit in most)
 
 
 def longest_sequence(num_usable_blocks: int, most: MostBlocks) -> int | None:
-    """Pages of tokens of the longest request that runs when alone; None = there is no longest one."""
+    """Blocks of tokens of the longest request that runs when alone; None = there is no longest one."""
     limits = sorted(limit for limit in most if limit is not None)
     num_growing, num_left = len(most), num_usable_blocks
     for limit in limits:

@@ -1,7 +1,7 @@
-"""Page transfers: pages between the KV cache and the swap space, as the scheduler's message says.
+"""Block transfers: blocks between the KV cache and the swap space, as the scheduler's message says.
 
 Made with the KV cache by `DeviceMemory`, called by the model runner before a step computes. Owns the memory of the swap
-space. Outs come before ins: a page that is swapped out may be given to a request that comes back in the same step.
+space. Outs come before ins: a block that is swapped out may be given to a request that comes back in the same step.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from quire.attention.backend import AttentionBackend
-from quire.core.scheduler_output import PageCopies, SchedulerOutput
+from quire.core.scheduler_output import BlockCopies, SchedulerOutput
 
 CopyTimes = Callable[[], tuple[float | None, float | None]]
 """Called when a step is done: seconds that its copies out and in took; None = there were none, or nobody measured."""
@@ -25,21 +25,21 @@ def no_copies() -> tuple[None, None]:
     return None, None
 
 
-class PageTransfers(ABC):
+class BlockTransfers(ABC):
     """Carries out the swaps of steps."""
 
     @abstractmethod
     def run(self, scheduled: SchedulerOutput) -> CopyTimes:
-        """Copy the step's pages out, then in; what the step computes comes after them."""
+        """Copy the step's blocks out, then in; what the step computes comes after them."""
 
 
-class HostTransfers(PageTransfers):
+class HostTransfers(BlockTransfers):
     """Cache and swap space are both the processor's memory.
 
     Args:
-        kv_caches: distinct tensors: the pages of the cache, then those of the swap space.
-        backend: which copies pages.
-        num_blocks: pages of the cache.
+        kv_caches: distinct tensors: the blocks of the cache, then those of the swap space.
+        backend: which copies blocks.
+        num_blocks: blocks of the cache.
         clock: seconds.
     """
 
@@ -56,7 +56,7 @@ class HostTransfers(PageTransfers):
         self._clock = clock
 
     def run(self, scheduled: SchedulerOutput) -> CopyTimes:
-        """Copy the step's pages out, then in."""
+        """Copy the step's blocks out, then in."""
         if not len(scheduled.swap_outs) and not len(scheduled.swap_ins):
             return no_copies
         outs, ins = scheduled.swap_outs, scheduled.swap_ins
@@ -73,33 +73,33 @@ class HostTransfers(PageTransfers):
         return self._clock() - start
 
 
-class DeviceTransfers(PageTransfers):
+class DeviceTransfers(BlockTransfers):
     """The cache is in a device's memory, the swap space in the host's.
 
-    A layer's pages are gathered on the device, then copied in runs of consecutive host pages. All of it is queued on
+    A layer's blocks are gathered on the device, then copied in runs of consecutive host blocks. All of it is queued on
     the stream that computes, so that the step waits for it and the host does not.
 
     Args:
-        kv_caches: distinct tensors: the pages of the cache.
-        dim: the dimension of the tensors that counts pages, 0 or 1.
-        num_swap_blocks: pages of the swap space.
+        kv_caches: distinct tensors: the blocks of the cache.
+        dim: the dimension of the tensors that counts blocks, 0 or 1.
+        num_swap_blocks: blocks of the swap space.
     """
 
     def __init__(self, kv_caches: Sequence[torch.Tensor], dim: int, num_swap_blocks: int) -> None:
         parts = [part for cache in kv_caches for part in (cache.unbind(0) if dim else (cache,))]
         self._parts = [part.flatten(1).view(torch.uint8) for part in parts]
         self._device = kv_caches[0].device
-        self._host_parts = [self._host_pages(num_swap_blocks, part.shape[1]) for part in self._parts]
+        self._host_parts = [self._host_blocks(num_swap_blocks, part.shape[1]) for part in self._parts]
 
     def run(self, scheduled: SchedulerOutput) -> CopyTimes:
-        """Queue the copies of the step's pages out, then in; times are the device's."""
+        """Queue the copies of the step's blocks out, then in; times are the device's."""
         if not len(scheduled.swap_outs) and not len(scheduled.swap_ins):
             return no_copies
         out_s = self._queue(scheduled.swap_outs, self._copy_out)
         in_s = self._queue(scheduled.swap_ins, self._copy_in)
         return lambda: (out_s(), in_s())
 
-    def _queue(self, copies: PageCopies, copy: Callable[[PageCopies], None]) -> Callable[[], float | None]:
+    def _queue(self, copies: BlockCopies, copy: Callable[[BlockCopies], None]) -> Callable[[], float | None]:
         """Queue copies; what is returned says how long they took, once the device is through."""
         if not len(copies):
             return lambda: None
@@ -108,35 +108,35 @@ class DeviceTransfers(PageTransfers):
         end = self._mark()
         return lambda: None if start is None or end is None else start.elapsed_time(end) / 1000
 
-    def _host_pages(self, num_pages: int, page_bytes: int) -> torch.Tensor:
+    def _host_blocks(self, num_blocks: int, page_bytes: int) -> torch.Tensor:
         """Memory of the swap space for one layer."""
-        return torch.empty((num_pages, page_bytes), dtype=torch.uint8)
+        return torch.empty((num_blocks, page_bytes), dtype=torch.uint8)
 
     def _mark(self) -> torch.cuda.Event | None:
         """A point in the device's queue, to measure from or to; None = times are not measured."""
         return None
 
-    def _copy_out(self, copies: PageCopies) -> None:
+    def _copy_out(self, copies: BlockCopies) -> None:
         ids = torch.from_numpy(copies.source_ids.astype(np.int64)).to(self._device)
-        for pages, host_pages in zip(self._parts, self._host_parts, strict=True):
-            gathered = pages.index_select(0, ids)
-            for i, host_page, num_pages in _runs(copies.target_ids):
-                host_pages[host_page : host_page + num_pages].copy_(gathered[i : i + num_pages], non_blocking=True)
+        for blocks, host_blocks in zip(self._parts, self._host_parts, strict=True):
+            gathered = blocks.index_select(0, ids)
+            for i, host_block, num_blocks in _runs(copies.target_ids):
+                host_blocks[host_block : host_block + num_blocks].copy_(gathered[i : i + num_blocks], non_blocking=True)
 
-    def _copy_in(self, copies: PageCopies) -> None:
+    def _copy_in(self, copies: BlockCopies) -> None:
         ids = torch.from_numpy(copies.target_ids.astype(np.int64)).to(self._device)
-        for pages, host_pages in zip(self._parts, self._host_parts, strict=True):
-            gathered = torch.empty((len(ids), pages.shape[1]), dtype=torch.uint8, device=self._device)
-            for i, host_page, num_pages in _runs(copies.source_ids):
-                gathered[i : i + num_pages].copy_(host_pages[host_page : host_page + num_pages], non_blocking=True)
-            pages.index_copy_(0, ids, gathered)
+        for blocks, host_blocks in zip(self._parts, self._host_parts, strict=True):
+            gathered = torch.empty((len(ids), blocks.shape[1]), dtype=torch.uint8, device=self._device)
+            for i, host_block, num_blocks in _runs(copies.source_ids):
+                gathered[i : i + num_blocks].copy_(host_blocks[host_block : host_block + num_blocks], non_blocking=True)
+            blocks.index_copy_(0, ids, gathered)
 
 
 class CudaTransfers(DeviceTransfers):
     """Those of a CUDA device: the swap space is pinned, and copies are timed on the device."""
 
-    def _host_pages(self, num_pages: int, page_bytes: int) -> torch.Tensor:
-        return torch.empty((num_pages, page_bytes), dtype=torch.uint8, pin_memory=True)
+    def _host_blocks(self, num_blocks: int, page_bytes: int) -> torch.Tensor:
+        return torch.empty((num_blocks, page_bytes), dtype=torch.uint8, pin_memory=True)
 
     def _mark(self) -> torch.cuda.Event | None:
         event: torch.cuda.Event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]

@@ -1,4 +1,4 @@
-"""Pages go to the swap space and back unchanged, in every layout, and outs come before ins."""
+"""Blocks go to the swap space and back unchanged, in every layout, and outs come before ins."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from quire.attention.backend import AttentionBackend
 from quire.attention.backends.native_cpu import NativeCpuBackend
 from quire.attention.backends.torch_reference import TorchReferenceBackend
 from quire.core.kv_spec import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
-from quire.core.scheduler_output import NO_PAGE_COPIES, PageCopies, SchedulerOutput
+from quire.core.scheduler_output import NO_BLOCK_COPIES, BlockCopies, SchedulerOutput
 from quire.kernels.native.runtime import NativeRuntime
 from quire.utils.memory import GIB
+from quire.worker.block_transfers import BlockTransfers, DeviceTransfers
 from quire.worker.device.memory import HostMemory
 from quire.worker.kv_cache_tensors import page_dim
-from quire.worker.kv_tier import CachePages
-from quire.worker.page_transfers import DeviceTransfers, PageTransfers
+from quire.worker.kv_tier import CacheBlocks
 
 NUM_BLOCKS, NUM_SWAP_BLOCKS, BLOCK_SIZE, HEADS, HEAD_SIZE = 9, 6, 16, 2, 4
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "fp8": torch.float8_e4m3fn}
@@ -32,7 +32,7 @@ def make_backend(name: str) -> AttentionBackend:
     return TorchReferenceBackend() if name == "torch_reference" else NativeCpuBackend(NativeRuntime("auto", 1))
 
 
-def step(outs: PageCopies = NO_PAGE_COPIES, ins: PageCopies = NO_PAGE_COPIES) -> SchedulerOutput:
+def step(outs: BlockCopies = NO_BLOCK_COPIES, ins: BlockCopies = NO_BLOCK_COPIES) -> SchedulerOutput:
     none = np.empty(0, dtype=np.int32)
     return SchedulerOutput(
         step=0, freed_rows=none, new_reqs=(), new_blocks=(), rows=none, num_scheduled_tokens=none,
@@ -41,11 +41,11 @@ def step(outs: PageCopies = NO_PAGE_COPIES, ins: PageCopies = NO_PAGE_COPIES) ->
     )  # fmt: skip
 
 
-def copies(sources: list[int], targets: list[int]) -> PageCopies:
-    return PageCopies(np.array(sources, dtype=np.int32), np.array(targets, dtype=np.int32))
+def copies(sources: list[int], targets: list[int]) -> BlockCopies:
+    return BlockCopies(np.array(sources, dtype=np.int32), np.array(targets, dtype=np.int32))
 
 
-def pages(caches: list[torch.Tensor], dim: int) -> list[torch.Tensor]:
+def blocks(caches: list[torch.Tensor], dim: int) -> list[torch.Tensor]:
     """Per layer: [num_blocks, ...] bytes, a copy."""
     return [cache.view(torch.uint8).movedim(dim, 0).flatten(1).clone() for cache in caches]
 
@@ -57,19 +57,19 @@ def fill(caches: list[torch.Tensor]) -> None:
         cache.view(torch.uint8).copy_(noise)
 
 
-def check_round_trip(caches: list[torch.Tensor], transfers: PageTransfers, dim: int) -> None:
+def check_round_trip(caches: list[torch.Tensor], transfers: BlockTransfers, dim: int) -> None:
     fill(caches)
-    before = pages(caches, dim)
+    before = blocks(caches, dim)
     transfers.run(step(outs=copies([1, 7, 3, 4], [5, 0, 1, 2])))
-    assert all(torch.equal(one, other) for one, other in zip(pages(caches, dim), before, strict=True))
+    assert all(torch.equal(one, other) for one, other in zip(blocks(caches, dim), before, strict=True))
     fill([cache.narrow(dim, 1, 4) for cache in caches])
     transfers.run(step(outs=copies([6], [3]), ins=copies([0, 5, 2, 1], [6, 2, 8, 1])))
-    after = pages(caches, dim)
+    after = blocks(caches, dim)
     for one, old in zip(after, before, strict=True):
         for block_id, was in {6: 7, 2: 1, 8: 4, 1: 3, 5: 5, 0: 0}.items():
             assert torch.equal(one[block_id], old[was]), (block_id, was)
     transfers.run(step(ins=copies([3], [7])))
-    assert all(torch.equal(one[7], old[6]) for one, old in zip(pages(caches, dim), before, strict=True))
+    assert all(torch.equal(one[7], old[6]) for one, old in zip(blocks(caches, dim), before, strict=True))
 
 
 @pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
@@ -90,9 +90,9 @@ def test_a_tier_reads_pages_whole_and_writes_them_to_others(name: str, dtype: to
     caches, _ = HostMemory(GIB).allocate_kv_caches(config, ["a", "b"], backend, dtype)
     fill(caches)
     dim = page_dim(config, backend)
-    before, cache_pages = pages(caches, dim), CachePages(caches, dim)
+    before, cache_pages = blocks(caches, dim), CacheBlocks(caches, dim)
     cache_pages.write(np.array([2, 6], np.int32), cache_pages.read(np.array([7, 3], np.int32)))
-    for one, old in zip(pages(caches, dim), before, strict=True):
+    for one, old in zip(blocks(caches, dim), before, strict=True):
         assert torch.equal(one, old[[0, 1, 7, 3, 4, 5, 3, 7, 8]])
 
 
