@@ -122,7 +122,7 @@ class AnswerReader:
 
     @property
     def output_tokens(self) -> tuple[int | None, str]:
-        """How many tokens the answer has, and who says so: "usage", "token_ids", or "" for nobody."""
+        """How many tokens the answer has, and the source: "usage", "token_ids", or "" for none."""
         if self._usage is not None and self._usage.completion_tokens is not None:
             return self._usage.completion_tokens, "usage"
         return (None, "") if self._num_token_ids is None else (self._num_token_ids, "token_ids")

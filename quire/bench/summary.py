@@ -61,7 +61,7 @@ def e2el_ms(record: RequestRecord) -> float:
 
 
 def tpot_ms(record: RequestRecord) -> float | None:
-    """Of an answered request; None = fewer than two tokens, or nobody counted them."""
+    """Of an answered request; None = fewer than two tokens, or they were not counted."""
     count = record.num_output_tokens
     if count is None or count < 2:
         return None
@@ -167,7 +167,7 @@ def figures(
     percentiles: Sequence[float],
     objectives: Mapping[str, float],
 ) -> dict[str, Any]:
-    """The measured part of a result. Figures that need a count of tokens are None when nobody counted them.
+    """The measured part of a result. Figures that need a count of tokens are None when they were not counted.
 
     Args:
         start_s: of the run; it lasts to the end of the last request.

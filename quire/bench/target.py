@@ -72,7 +72,7 @@ def first_model(target: Target, wait_s: float = 0.0) -> str:
         wait_s: seconds during which the server may still be starting.
 
     Raises:
-        QuireServerError: nobody answers there, or not with a list of models.
+        QuireServerError: no server responds there, or not with a list of models.
     """
     return run_on_loop(_first_model(target, wait_s))
 

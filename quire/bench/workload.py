@@ -125,7 +125,7 @@ def _read_records(kind: str, path: str) -> list[tuple[int, dict[str, Any]]]:
 def _first_turn(record: Any) -> dict[str, Any] | None:
     turns = record.get("conversations") if isinstance(record, dict) else None
     if not isinstance(turns, list) or not turns or not isinstance(turns[0], dict):
-        return None  # a conversation of nobody
+        return None  # not a conversation
     return {"prompt": turns[0].get("value")}
 
 

@@ -1,4 +1,4 @@
-"""Who hears of the prefix cache's blocks, and where. Read from the JSON of `kv_events_config`; names are vLLM's."""
+"""Publisher of the prefix cache's events. Read from the JSON of `kv_events_config`; names are vLLM's."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class KVEventsConfig:
 
     Attributes:
         enable_kv_cache_events: whether anything is.
-        publisher: "zmq"; "null" makes events and sends them to nobody.
+        publisher: "zmq"; "null" makes events and drops them.
         endpoint: bound by the publisher; its port grows by the data parallel rank.
         replay_endpoint: bound for consumers that missed something; None = none.
         buffer_steps: batches kept for these.

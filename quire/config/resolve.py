@@ -238,7 +238,7 @@ def resolve_max_num_batched_tokens(config: QuireConfig, context: ResolveContext)
 
 
 def resolve_max_decode_slowdown(config: QuireConfig, context: ResolveContext) -> tuple[QuireConfig, Decision | None]:
-    """Readers of a server's answers must not wait for others' prompts; offline, nobody reads along."""
+    """Readers of a server's answers must not wait for others' prompts; offline, no client reads along."""
     if config.scheduler.max_decode_slowdown is not None:
         return config, None
     if not config.scheduler.enable_chunked_prefill:

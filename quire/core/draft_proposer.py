@@ -1,6 +1,6 @@
 """DraftProposer: guesses the next tokens of a sequence, which the model then verifies several at once.
 
-Implemented by whoever can guess; called by the scheduler (`scheduler.drafts`) for rows that decode. A guess changes no
+Implemented by proposers; called by the scheduler (`scheduler.drafts`) for rows that decode. A guess changes no
 answer: a draft stands only where it is the token that would have been sampled.
 
 Example: tokens are often repeated, so propose the last three again:

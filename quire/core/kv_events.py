@@ -1,4 +1,4 @@
-"""What other programs hear of the prefix cache: blocks stored, removed, all cleared. Values only.
+"""Events of the prefix cache for other programs: blocks stored, removed, all cleared. Values only.
 
 The form is that of vLLM 0.31: a batch is a msgpack array, each event in it a map with its name under "type".
 """

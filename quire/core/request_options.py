@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from quire.core.tenancy import NOBODY, TenantShare
+from quire.core.tenancy import NO_TENANT, TenantShare
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,7 +24,7 @@ class RequestOptions:
     """
 
     priority: int = 0
-    tenant: TenantShare = NOBODY
+    tenant: TenantShare = NO_TENANT
     queue_timeout: float | None = None
     cache_salt: str | None = None
     add_special_tokens: bool = True

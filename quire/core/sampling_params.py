@@ -155,7 +155,7 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, repr_omit_defaults=True
         beam_search: set by `BeamSearchParams`: the `n` completions are the best sequences of a beam search.
         structured_outputs: constraint on the output; `StructuredOutputsParams`, or a dict of its fields.
         thinking_token_budget: maximum tokens of reasoning, without its delimiters; None or -1 = no limit.
-        thinking: internal; how thinking is told from the answer, set by whoever knows the reasoning parser.
+        reasoning: internal; delimiters of the reasoning, set where the reasoning parser is known.
         no_store: do not store blocks of this request in the prefix cache.
         return_progress: while a long prompt is computed, outputs say how far it is (`prompt_progress`); not FINAL_ONLY.
 
@@ -196,7 +196,7 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, repr_omit_defaults=True
     return_progress: bool = False
     structured_outputs: StructuredOutputsParams | None = None
     thinking_token_budget: int | None = None
-    thinking: ReasoningDelimiters | None = None
+    reasoning: ReasoningDelimiters | None = None
     repetition_detection: Any = None
     watermarking: bool | None = None
     logprob_token_ids: list[int] | None = None

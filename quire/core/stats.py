@@ -1,4 +1,4 @@
-"""Records of what happened, returned by whoever counted. Totals and windows belong to the readers."""
+"""Records of what happened, returned by the code that counted. Totals and windows belong to the readers."""
 
 from __future__ import annotations
 

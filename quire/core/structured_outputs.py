@@ -84,7 +84,7 @@ class StructuredOutputsParams(msgspec.Struct, omit_defaults=True, repr_omit_defa
             raise wrong_type("structured_outputs.whitespace_pattern", self.whitespace_pattern, "text")
         value = getattr(self, given[0])
         if given[0] in _PARSED and isinstance(value, (dict, str)) and self.is_large:
-            return  # whoever chooses its library looks at all of it, where that delays nobody
+            return  # all of it is checked where its library is chosen, which delays no other request
         _CHECKS[given[0]](self.field, value)
 
     @property

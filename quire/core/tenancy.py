@@ -1,4 +1,4 @@
-"""TenantShare: whose a request is, as the scheduler needs to know it. Given by whoever calls the engine."""
+"""TenantShare: whose a request is, as the scheduler needs to know it. Given by the caller of the engine."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class TenantShare:
     policy: str = "fcfs"
 
 
-NOBODY = TenantShare()
+NO_TENANT = TenantShare()
 """Of requests that name no tenant; they share as one."""
 
 

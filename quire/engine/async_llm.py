@@ -19,7 +19,7 @@ from quire.core.outputs import RequestOutput
 from quire.core.request_options import DEFAULT_OPTIONS, RequestOptions
 from quire.core.sampling_params import RequestOutputKind, SamplingParams
 from quire.core.stats import SchedulerStats
-from quire.core.tenancy import NOBODY, TenantShare
+from quire.core.tenancy import NO_TENANT, TenantShare
 from quire.engine.beam_search import request_params, search_output
 from quire.engine.core_launcher import CoreProcess
 from quire.engine.front_end import FrontEnd, StepResult, Submission
@@ -145,7 +145,7 @@ class AsyncLLM(EngineClient):
         priority: int = 0,
         cache_salt: str | None = None,
         add_special_tokens: bool = True,
-        tenant: TenantShare = NOBODY,
+        tenant: TenantShare = NO_TENANT,
         queue_timeout: float | None = None,
     ) -> AsyncIterator[RequestOutput]:
         """Outputs of one request as they come, by `sampling_params.output_kind`; the last has `finished`.
@@ -218,7 +218,7 @@ class AsyncLLM(EngineClient):
             is_delta=submission.group.output_kind is RequestOutputKind.DELTA,
             on_close=lambda: self._leave(request_id, stream),
         )
-        self._front.follow(submission)
+        self._front.register(submission)
         self._streams[request_id] = stream
         try:
             for message in submission.messages:
@@ -304,7 +304,7 @@ class AsyncLLM(EngineClient):
             stream.fail(error)
 
     def restart(self, handle: int) -> list[int] | None:
-        """A request is about to be sent again: the tokens it has put out; None when nobody wants it any longer."""
+        """A request is about to be sent again: the tokens it has put out; None when it was abandoned."""
         state = self._front.state_of(handle)
         if state is None:
             return None

@@ -33,7 +33,7 @@ class EngineCore:
 
     Args:
         recovery: what to do when a step raises; its gate is the scheduler's.
-        num_blocks: blocks of the KV cache, for whoever asks.
+        num_blocks: blocks of the KV cache, for information.
         on_step: called with the number of tokens of each step, before it runs.
         clock: seconds, for the duration of steps.
         grammars: of structured requests; None = requests have none.
@@ -130,7 +130,7 @@ class EngineCore:
         return is_done
 
     def call_worker(self, method: str | Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Call a method of the worker, or a function of it; between steps, by whoever owns this core."""
+        """Call a method of the worker, or a function of it; between steps, by the owner of this core."""
         return self._executor.call_worker(method, *args, **kwargs)
 
     def shutdown(self) -> None:

@@ -64,7 +64,7 @@ class CoreLink:
         return True
 
     def unlink(self) -> None:
-        """Remove the directory: the connections stay, nobody else can connect. Harmless when repeated."""
+        """Remove the directory: the connections stay, no other process can connect. Harmless when repeated."""
         shutil.rmtree(self.directory, ignore_errors=True)
 
     def send(self, message: ToCore) -> None:

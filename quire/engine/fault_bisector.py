@@ -10,10 +10,10 @@ from collections.abc import Iterable
 
 
 class FaultBisector:
-    """Nobody is a suspect at first, and everybody may run.
+    """No request is a suspect at first, and all may run.
 
     While there are suspects, only one group of them may run; one who advanced (or ended) is cleared, and when a group
-    is cleared the next may run. A group that fails is split; a group of one that fails is the culprit.
+    is cleared the next may run. A group that fails is split; a group of one that fails is the faulty request.
     """
 
     def __init__(self) -> None:
@@ -30,7 +30,7 @@ class FaultBisector:
         """What ran has failed, with these requests in it, none of which advanced.
 
         Returns:
-            The culprit, when it can only be this one; it is still to be cleared.
+            The faulty request, when it can only be this one; it is still to be cleared.
         """
         accused = sorted(set(handles))
         if self._groups:
@@ -45,7 +45,7 @@ class FaultBisector:
 
     @property
     def is_empty(self) -> bool:
-        """True while nobody is suspected."""
+        """True while no request is suspected."""
         return not self._groups
 
     def clear(self, handle: int) -> bool:

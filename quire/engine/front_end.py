@@ -142,7 +142,7 @@ class FrontEnd:
                 field="logprobs_mode",
             )
 
-    def follow(self, submission: Submission) -> None:
+    def register(self, submission: Submission) -> None:
         """Keep a request whose messages were sent; its id must be unused still."""
         self._outputs.add(submission.group)
 

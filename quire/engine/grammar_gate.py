@@ -27,7 +27,7 @@ def make_grammars(config: QuireConfig) -> GrammarManager:
 
 
 def grammar_gate(grammars: GrammarManager, other: AdmissionGate) -> AdmissionGate:
-    """A request is passed over, and holds up nobody, until its grammar is made; and then `other` is asked."""
+    """A request is passed over, and delays no other, until its grammar is made; and then `other` is asked."""
 
     def gate(candidate: Candidate, plan: StepPlan) -> GateDecision:
         return other(candidate, plan) if grammars.is_ready(candidate.request.handle) else GateDecision.SKIP

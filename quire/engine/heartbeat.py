@@ -1,4 +1,4 @@
-"""Heartbeat: what an engine core shows of itself while it runs, in memory shared with whoever watches it.
+"""Heartbeat: what an engine core shows of itself while it runs, in memory shared with its watcher.
 
 Written by the core's process, read by `core_launcher`. Reading it needs nothing of the core: a core that hangs is seen
 to hang.

@@ -1,7 +1,7 @@
 """InputProcessor: whatever the user passed, validated and tokenized into a form the engine core takes.
 
 Called by `LLMEngine.add_request`. Owns nothing that changes. Everything that can be wrong with a request is found
-here, before the engine core hears of it.
+here, before it is sent to the engine core.
 """
 
 from __future__ import annotations
@@ -197,7 +197,7 @@ class InputProcessor:
             check_ends(params, self._defaults.eos_token_id)
             params.structured_outputs = self._resolve_form(params.structured_outputs, salt)
             if self._structured.enable_in_reasoning:
-                params.thinking = None
+                params.reasoning = None
         return params
 
     def _num_beam_logprobs(self, params: SamplingParams) -> int:
@@ -218,11 +218,11 @@ class InputProcessor:
 
     def _find_thinking(self, params: SamplingParams, prompt_token_ids: np.ndarray) -> None:
         """Set what delimits the answer's reasoning, where the server has not and the settings do."""
-        if params.thinking is None and self._reasoning is not None:
-            params.thinking = self._reasoning.delimiters(prompt_token_ids[-TAIL_TOKENS:].tolist())
+        if params.reasoning is None and self._reasoning is not None:
+            params.reasoning = self._reasoning.delimiters(prompt_token_ids[-TAIL_TOKENS:].tolist())
 
     def _check_budget_possible(self, params: SamplingParams) -> None:
-        if params.thinking is None or not params.thinking.end_ids:
+        if params.reasoning is None or not params.reasoning.end_ids:
             raise UnsupportedError(
                 "thinking_token_budget needs a reasoning format with an end delimiter",
                 hint="set structured_outputs_reasoning_parser (or --reasoning-parser, for chats), or leave it out",

@@ -27,7 +27,7 @@ from quire.logger import get_logger
 
 SEQUENCE_BYTES = 8
 END_OF_REPLAY = (-1).to_bytes(SEQUENCE_BYTES, "big", signed=True)
-# A consumer of a core that was replaced comes back within this time and hears from the beginning.
+# A consumer of a core that was replaced reconnects within this time and receives all from the beginning.
 FIRST_SUBSCRIBER_S = 1.0
 CLOSE_TIMEOUT_S = 1.0
 
@@ -48,7 +48,7 @@ class KVEventFlusher(Protocol):
 
 
 class NoKVEvents:
-    """Nobody listens."""
+    """No subscriber."""
 
     def flush(self) -> None:
         """Do nothing."""

@@ -17,7 +17,7 @@ from quire.core.outputs import RequestOutput
 from quire.core.request_options import DEFAULT_OPTIONS, RequestOptions
 from quire.core.sampling_params import SamplingParams
 from quire.core.stats import SchedulerStats
-from quire.core.tenancy import NOBODY, TenantShare
+from quire.core.tenancy import NO_TENANT, TenantShare
 from quire.engine.front_end import FrontEnd
 from quire.engine.front_factory import resolve_config
 from quire.engine.mp_factory import build_multiprocess_engine
@@ -86,7 +86,7 @@ class LLMEngine:
         priority: int = 0,
         *,
         add_special_tokens: bool = True,
-        tenant: TenantShare = NOBODY,
+        tenant: TenantShare = NO_TENANT,
         queue_timeout: float | None = None,
     ) -> str:
         """Queue a request.
@@ -128,7 +128,7 @@ class LLMEngine:
         handles = [state.handle for state in submission.group.states]
         for message in submission.messages:
             self._send(message, handles)
-        self._front.follow(submission)
+        self._front.register(submission)
         if self._metrics is not None:
             self._metrics.note_request(request_id, params)
         return request_id

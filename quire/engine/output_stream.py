@@ -15,7 +15,7 @@ from quire.core.outputs import CompletionOutput, RequestOutput
 
 
 def noop() -> None:
-    """Do nothing: who listens when nobody does."""
+    """Do nothing: the callback of a stream without a reader."""
 
 
 class OutputStream:
@@ -73,7 +73,7 @@ class OutputStream:
         return output
 
     def close(self) -> None:
-        """The reader leaves: a request that has not ended ends, nobody hears of it any more. Harmless when repeated."""
+        """The reader leaves: a running request ends, nothing is reported any more. Harmless when repeated."""
         self.on_ready = noop
         on_close, self._on_close = self._on_close, noop
         on_close()

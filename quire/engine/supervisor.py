@@ -37,7 +37,7 @@ logger = get_logger(__name__)
 
 
 class Listener(Protocol):
-    """Who hears of what happens."""
+    """Callbacks of the supervisor."""
 
     def on_step(self, step: EngineCoreOutputs) -> None:
         """A step's outputs came."""
@@ -52,7 +52,7 @@ class Listener(Protocol):
         """The engine is of no further use."""
 
     def restart(self, handle: int) -> list[int] | None:
-        """A request is about to be sent again: the tokens it has put out; None when nobody wants it any longer."""
+        """A request is about to be sent again: the tokens it has put out; None when it was abandoned."""
 
 
 @dataclass(slots=True)
@@ -81,7 +81,7 @@ class Supervisor:
     Args:
         core: a core that is ready.
         launch: starts another one.
-        listener: hears of everything.
+        listener: its callbacks.
         max_restarts: cores in a row that may die without any progress.
 
     Attributes:

@@ -11,7 +11,7 @@ from typing import Any
 from quire.core.inputs import TextPrompt, TokensPrompt
 from quire.core.request_options import RequestOptions
 from quire.core.sampling_params import RequestOutputKind, SamplingParams
-from quire.core.tenancy import NOBODY, TenantShare
+from quire.core.tenancy import NO_TENANT, TenantShare
 from quire.errors import UnsupportedError, ValidationError
 
 Prompt = str | list[int] | Mapping[str, Any] | TextPrompt | TokensPrompt
@@ -75,7 +75,7 @@ def priority_list(given: Priority, count: int) -> list[int]:
 def tenant_list(given: Tenants, count: int) -> list[TenantShare]:
     """One for each of `count` prompts."""
     if given is None or isinstance(given, TenantShare):
-        return [given or NOBODY] * count
+        return [given or NO_TENANT] * count
     return one_each("tenant", given, count, TenantShare)
 
 

@@ -166,7 +166,7 @@ class RecordedScheduler(SchedulerInterface):
         return self._scheduler.get_request_counts()
 
     def watch_blocks(self, recorder: KVEventRecorder) -> None:
-        """Tell `recorder` which blocks can be found, from now on; a replay tells nobody."""
+        """Tell `recorder` which blocks can be found, from now on; a replay reports to none."""
         self._scheduler.watch_blocks(recorder)
 
     def reset_prefix_cache(self, reset_running_requests: bool = False) -> bool:

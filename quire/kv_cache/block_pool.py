@@ -39,7 +39,7 @@ class BlockPool:
 
     @property
     def num_free_blocks(self) -> int:
-        """Blocks that nobody uses, cached ones included."""
+        """Blocks not in use, cached ones included."""
         return len(self._free)
 
     @property
@@ -64,7 +64,7 @@ class BlockPool:
         return block_ids
 
     def num_free_among(self, block_ids: np.ndarray) -> int:
-        """How many of these cached blocks nobody uses, so that sharing them shrinks the free list."""
+        """How many of these cached blocks are not in use, so that sharing them shrinks the free list."""
         return len(block_ids) - int(np.count_nonzero(self._ref_counts[block_ids]))
 
     def num_leading_shared(self, block_ids: np.ndarray, own_block_ids: np.ndarray) -> int:

@@ -90,7 +90,7 @@ class KVCacheManager:
 
     @property
     def num_free_blocks(self) -> int:
-        """Blocks that nobody uses, cached ones included."""
+        """Blocks not in use, cached ones included."""
         return self._pool.num_free_blocks
 
     @property
@@ -222,7 +222,7 @@ class KVCacheManager:
             num_unpublished=prefix.num_unpublished + len(fresh),
         )  # fmt: skip
 
-    def keep(self, prefix: CachedPrefix) -> None:
+    def pin(self, prefix: CachedPrefix) -> None:
         """Become a user of blocks in use, so that they stay when their requests leave."""
         self._pool.share(prefix.all_block_ids())
         self._tree.hold(prefix.node or ROOT)

@@ -133,7 +133,7 @@ class EngineMetrics:
 
         Args:
             reason: one of `REFUSALS`.
-            tenant: whose it was, by the name in the key file; "" = nobody's that is known.
+            tenant: whose it was, by the name in the key file; "" = unknown.
         """
         self._refusals.labels(reason=reason, tenant=tenant).inc()
         if reason in QUEUE_LIMITS:

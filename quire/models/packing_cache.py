@@ -119,7 +119,7 @@ class PackingCache:
     def write_behind(self, key: str, tensors: Mapping[str, torch.Tensor]) -> None:
         """As `write`, in a thread of its own, which the end of the process waits for.
 
-        Nobody may change the tensors any more.
+        The tensors must not change any more.
         """
         self._writer = threading.Thread(target=self.write, args=(key, tensors), name="keep-packed-weights")
         self._writer.start()

@@ -1,1 +1,1 @@
-"""Parsers of what models write: calls of tools, and thinking. Text in as it comes, events out; no torch."""
+"""Parsers of what models write: calls of tools, and reasoning. Text in as it comes, events out; no torch."""

@@ -19,8 +19,8 @@ class AnswerParser(ABC):
     Attributes:
         needs_special_tokens: the format is written with control tokens, which must be part of the text.
         marks: what it looks for; where a vocabulary has one as a control token, that must be part of the text, too.
-        is_inside: what comes next is thinking.
-        has_redundant_start_tag: a mark that begins the thinking came although it had begun before.
+        is_inside: what comes next is reasoning.
+        has_redundant_start_tag: a mark that begins the reasoning came although it had begun before.
     """
 
     needs_special_tokens: ClassVar[bool] = False
@@ -83,7 +83,7 @@ class ToolCallParser(SteppedParser):
 
     Attributes:
         id_chars: length of a call's id, letters and digits alone; 0 = the API's own form.
-        has_reasoning: it separates the thinking, too, and takes the place of a reasoning parser.
+        has_reasoning: it separates the reasoning, too, and takes the place of a reasoning parser.
     """
 
     id_chars: ClassVar[int] = 0
@@ -104,18 +104,18 @@ class ToolCallParser(SteppedParser):
 
 
 class ReasoningParser(SteppedParser):
-    """Separates the model's thinking from its answer.
+    """Separates the model's reasoning from its answer.
 
     Args:
-        prompt_tail: text of the end of the prompt, which may have begun or ended the thinking.
+        prompt_tail: text of the end of the prompt, which may have begun or ended the reasoning.
         continued: the part of the answer that the prompt holds, if it is to be continued.
 
     Attributes:
-        starts: marks of which one, at the beginning of the answer, begins the thinking.
+        starts: marks of which one, at the beginning of the answer, begins the reasoning.
         ends: marks of which the first ends it; None = no marks tell, so no grammar waits and no budget ends it.
         call_marks: begin a call and so end the reasoning that lacks its end, unless a grammar waits for that.
         call_heads: one of them follows such a mark, if it is not a mention of it; none = whatever follows.
-        waits_for_end: a grammar or a budget counts on `ends`, so nothing else ends the thinking; set before any text.
+        waits_for_end: a grammar or a budget counts on `ends`, so nothing else ends the reasoning; set before any text.
     """
 
     starts: ClassVar[Markers | None] = None

@@ -1,4 +1,4 @@
-"""CallSyntax: how a format writes calls, for whoever makes a grammar of it. Values only; given by the parsers."""
+"""CallSyntax: how a format writes calls, from which grammars are made. Values only; given by the parsers."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class CallSyntax:
         has_several: more than one call can be written.
         starts_answer: a call stands at the beginning of an answer, too, without any of them.
         excludes: what texts in the arguments must not hold, as the parser would take it for the end of the call.
-        thinking: what begins and what ends a stretch of free text that may stand before all else; None = nothing may.
+        reasoning: what begins and what ends a stretch of free text that may stand before all else; None = nothing may.
         parameters: how arguments are marked one by one (`xml_arguments`); None = they are a JSON object.
     """
 
@@ -47,7 +47,7 @@ class CallSyntax:
     has_several: bool = True
     starts_answer: bool = False
     excludes: tuple[str, ...] = ()
-    thinking: tuple[str, str] | None = None
+    reasoning: tuple[str, str] | None = None
     parameters: ParameterMarks | None = None
 
 

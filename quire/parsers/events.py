@@ -14,7 +14,7 @@ class Content:
 
 @dataclass(frozen=True, slots=True)
 class Reasoning:
-    """Text of the model's thinking."""
+    """Text of the model's reasoning."""
 
     text: str
 

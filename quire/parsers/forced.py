@@ -36,7 +36,7 @@ NO_ARGUMENTS: dict[str, Any] = {"type": "object", "properties": {}, "additionalP
 NO_CALL = "[^{< \\t\\r\\n]"
 """How a text begins that is no call at the beginning of an answer."""
 MAX_WHITESPACE = 1
-"""Optional whitespace characters in a row in the JSON of a call: nobody reads them, and a weak model may not stop."""
+"""Optional whitespace characters in a row in the JSON of a call: a weak model may not stop writing them."""
 ANY_ARGUMENTS: dict[str, Any] = {"type": "object", "additionalProperties": True}
 
 
@@ -125,9 +125,9 @@ def one_of(parts: Several[CallGrammar]) -> CallGrammar:
 
 
 def _thinking(syntax: CallSyntax, literals: Literals) -> list[CallGrammar]:
-    if syntax.thinking is None:
+    if syntax.reasoning is None:
         return []
-    begin, end = map(literals.of, syntax.thinking)
+    begin, end = map(literals.of, syntax.reasoning)
     excluded = tuple(part.value for part in end[:1] if isinstance(part, Literal))
     return [Maybe(sequence([*begin, AnyText(excluded), *end]))]
 

@@ -1,4 +1,4 @@
-"""Harmony, which gpt-oss writes: messages in channels. analysis is thinking, commentary to=functions.x a call."""
+"""Harmony, which gpt-oss writes: messages in channels. analysis is reasoning, commentary to=functions.x a call."""
 
 from __future__ import annotations
 
@@ -115,5 +115,5 @@ class HarmonyParser(ToolCallParser):
         middle = f" {CONSTRAIN}json{MESSAGE}"
         return CallSyntax(
             head=f"{CHANNEL}commentary to={FUNCTIONS}", middle=middle, tail="", has_several=False,
-            thinking=(f"{CHANNEL}analysis{MESSAGE}", f"{ENDS[0]}{START}assistant"),
+            reasoning=(f"{CHANNEL}analysis{MESSAGE}", f"{ENDS[0]}{START}assistant"),
         )  # fmt: skip

@@ -1,6 +1,6 @@
 """Output: the events of one answer, put together from what a parser reads.
 
-Owned by a parser. White space around a mark-up (a call, the end of the thinking) belongs to it and is left out.
+Owned by a parser. White space around a mark-up (a call, the end of the reasoning) belongs to it and is left out.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ class Output:
         self._content.write(text)
 
     def reasoning(self, text: str) -> None:
-        """Text of the thinking."""
+        """Text of the reasoning."""
         self._reasoning.write(text)
 
     def trim(self) -> None:

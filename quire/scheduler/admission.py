@@ -68,7 +68,7 @@ class Admission:
 
     Attributes:
         returning: preempted requests whose blocks are in the swap space. They come back before any that waits, unless
-            that is of a stricter class: a return frees host blocks, and nothing is computed twice.
+            that has higher priority: a return frees host blocks, and nothing is computed twice.
     """
 
     def __init__(
@@ -199,14 +199,14 @@ class Admission:
         return None
 
     def _check_returning(self, waiting: Request) -> Blocked | None:
-        """One that waits is behind a request that lacked room when it was to come back, unless it is stricter."""
+        """One that waits is behind a request that lacked room to come back, unless it has higher priority."""
         first = self._first_returning
         if first is None or not self._tiers.keeps(first) or self._order.has_higher_priority(waiting, first):
             return None
         return Blocked(first.handle, WaitReason.SWAPPED)
 
     def _check_stricter(self, returning: Request, plan: StepPlan) -> Blocked | None:
-        """One that comes back lets the first that waits go before it, if that is stricter and nothing else holds it."""
+        """One that comes back lets the first that waits go before it, if that has higher priority and is not held."""
         if not self._queue:
             return None
         first = self._queue.peek()

@@ -16,7 +16,7 @@ from quire.core.request import Request
 
 
 class StepBudget:
-    """Tokens left in this step, whoever computes them."""
+    """Tokens left in this step, for all requests."""
 
     def __init__(self, num_tokens: int) -> None:
         self.num_left = num_tokens

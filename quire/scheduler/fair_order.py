@@ -7,7 +7,8 @@ within the tenant.
 A tenant may have to give up rows: when the request that is next finds no row or no blocks, the tenants served more that
 hold more than their share (of rows or of blocks, by weight, among those that have requests) are preempted down to it,
 never below one row, as long as the tenant of the request stays within its own share, or has nothing running. What was
-taken cannot be taken back before a request ends or another tenant comes or goes, so nobody is stopped in turns.
+taken cannot be taken back before a request ends or another tenant comes or goes, so tenants do not preempt each
+other in a loop.
 """
 
 from __future__ import annotations
@@ -118,7 +119,7 @@ class FairOrder:
         return lower_priority
 
     def whose_prompts_wait(self, rows: np.ndarray, waiting: Request) -> np.ndarray:
-        """Laxer ones, but for what is left of short prompts within their tenants' shares."""
+        """Those of lower priority, but for what is left of short prompts within their tenants' shares."""
         left = self._table.num_left(rows)
         is_short = (left < len(waiting.token_ids)) & ~self._is_beyond(rows)[self._table.tenant_slot[rows]]
         waits: np.ndarray = self.has_lower_priority(rows, waiting) & ~is_short

@@ -32,7 +32,7 @@ class ForkGroups(RequestGroup):
             self._members.setdefault(group, {})[request.handle] = request
 
     def on_end(self, request: Request) -> None:
-        """It leaves its group. Its prompt's blocks are kept if nobody else has them for a sibling."""
+        """It leaves its group. Its prompt's blocks are kept if no other request holds them for a sibling."""
         group = request.message.fork_group
         if group is None:
             return
@@ -53,7 +53,7 @@ class ForkGroups(RequestGroup):
             prefix = self._kv.shared_prefix(request.row, num_tokens)
             if prefix is not None:
                 self._kept[group] = prefix
-                self._kv.keep(prefix)
+                self._kv.pin(prefix)
 
     def on_place(self, request: Request) -> None:
         """What was kept goes when no sibling waits for it any longer."""
@@ -79,9 +79,9 @@ class ForkGroups(RequestGroup):
         group, num_tokens = request.message.fork_group, _num_shareable(request)
         if group is None or num_tokens <= cached.num_tokens:
             return cached
-        kept = self._kept.get(group)
-        if kept is not None:
-            return kept if kept.num_tokens > cached.num_tokens else cached
+        pinned = self._kept.get(group)
+        if pinned is not None:
+            return pinned if pinned.num_tokens > cached.num_tokens else cached
         runner = self._runner(group)
         if runner is None or not self._is_source(runner, num_tokens, plan):
             return cached
@@ -94,7 +94,7 @@ class ForkGroups(RequestGroup):
             self._let_go(group)
         return bool(groups)
 
-    def kept(self) -> list[CachedPrefix]:
+    def pinned(self) -> list[CachedPrefix]:
         """What is kept for requests that wait."""
         return list(self._kept.values())
 

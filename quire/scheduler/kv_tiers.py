@@ -155,7 +155,7 @@ class KVTiers(RequestGroup):
         first = names.index(keys[0])
         block_ids = np.array(self._kv.get_block_ids(request.row)[0][first : first + len(keys)])
         blocks = CachedPrefix((block_ids,), len(keys) * self._kv.block_size)
-        self._kv.keep(blocks)
+        self._kv.pin(blocks)
         transfer = BlockTransfer(self._num_transfers, keys, block_ids)
         self._saves.append(transfer)
         self._add(_InFlight(transfer, request.handle, blocks, is_save=True))
@@ -179,7 +179,7 @@ class KVTiers(RequestGroup):
         self._saves = []
         return bool(handles or num_saves)
 
-    def kept(self) -> list[CachedPrefix]:
+    def pinned(self) -> list[CachedPrefix]:
         """Blocks of transfers, and those loaded."""
         in_flight = [one.blocks for one in self._in_flight.values() if one.blocks is not None]
         return [*in_flight, *self._loaded.values()]

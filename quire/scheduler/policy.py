@@ -61,7 +61,7 @@ class ByArrival:
         return arrival
 
     def has_lower_priority(self, ranks: np.ndarray, rank: int) -> np.ndarray:
-        """Nobody makes room."""
+        """No request makes room."""
         return np.zeros(len(ranks), dtype=np.bool_)
 
     def preemptible(self, lower_priority: np.ndarray, table: RequestTable, waiting: Request) -> np.ndarray:
@@ -108,13 +108,13 @@ class ExpectedOutputs:
 class ShortestFirst:
     """The least work first: prompt tokens to compute and output tokens to expect, both as of the arrival.
 
-    The rank is a request's work plus AGE_TOKENS for each arrival before it. Whoever waits goes before the running ones
+    The rank is a request's work plus AGE_TOKENS for each arrival before it. A waiting request goes before running ones
     of larger ranks, and takes the place of those of which YIELD_FACTOR times its own work is left: long ones yield to
     short ones, and those that are about as long, or about to end, do not stop each other.
 
     Bound: fewer than w / AGE_TOKENS of the requests that come after one of w tokens of work start while it waits,
     before its first turn or stopped, whatever comes: the others have larger ranks. Each of these stops it at most once
-    for every time that it begins to run itself. After them it is the first in rank, which nobody stops.
+    for every time that it begins to run itself. After them it is the first in rank, which is never preempted.
 
     Args:
         expected: how long answers become.

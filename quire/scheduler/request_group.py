@@ -85,7 +85,7 @@ class RequestGroup:
         """Give up all blocks that are kept for requests that wait; False when there were none."""
         return False
 
-    def kept(self) -> list[CachedPrefix]:
+    def pinned(self) -> list[CachedPrefix]:
         """What is kept for requests that wait."""
         return []
 
@@ -175,9 +175,9 @@ class RequestGroups:
         """As `RequestGroup`, of all kinds."""
         return sum(group.release_kept() for group in self._groups) > 0
 
-    def kept(self) -> list[CachedPrefix]:
+    def pinned(self) -> list[CachedPrefix]:
         """As `RequestGroup`, of all kinds."""
-        return [prefix for group in self._groups for prefix in group.kept()]
+        return [prefix for group in self._groups for prefix in group.pinned()]
 
     def mask_incomplete(self, rows: np.ndarray, num_wanted: np.ndarray) -> np.ndarray:
         """As `RequestGroup`, of all kinds."""

@@ -170,7 +170,7 @@ class Scheduler:
         self._outbox.note_finished(finished)
 
     def _release_rows(self, rows: Sequence[int]) -> None:
-        """Take rows and blocks from running requests; the worker hears of it in the next message."""
+        """Take rows and blocks from running requests; the worker learns of it in the next message."""
         self._running.remove(rows)
         for row in rows:
             self._kv.free(row)
@@ -210,7 +210,7 @@ class Scheduler:
                 self.finish_requests([request.handle], FinishReason.QUEUE_TIMEOUT, waited)
 
     def _make_room(self, waiting: Request, plan: StepPlan) -> None:
-        """Preempt requests of a laxer class for one that waits, and let their prompts wait in this step.
+        """Preempt requests of lower priority for one that waits, and let their prompts wait in this step.
 
         Nothing happens when it would not be admitted even then.
         """
@@ -231,7 +231,7 @@ class Scheduler:
                 self._preempt(int(preemptible[-1]), plan)
                 preemptible = preemptible[:-1]
                 candidate = self._admission.make_candidate(waiting, plan)  # it may have shared blocks of the victim
-        plan.urgent = waiting
+        plan.preempting = waiting
 
     def _schedule_running(self, plan: StepPlan) -> None:
         rows = self._running.rows
@@ -265,15 +265,15 @@ class Scheduler:
         num_wanted = self._groups.mask_incomplete(rows, num_wanted)
         if self._held:
             num_wanted[np.isin(self._table.handle[rows], list(self._held))] = 0
-        if self._costs is None and plan.urgent is None:
+        if self._costs is None and plan.preempting is None:
             return num_wanted
         num_fair = 0 if self._costs is None else self._order.share_step(rows, num_wanted, self._costs)
         is_decoding = (num_wanted > 0) & ~is_prefill
         num_unpaced = 0
-        if plan.urgent is not None:
-            num_wanted[~is_decoding & self._order.whose_prompts_wait(rows, plan.urgent)] = 0
-            if self._order.may_outpace(rows[is_decoding], plan.urgent):
-                num_unpaced = len(plan.urgent.token_ids)
+        if plan.preempting is not None:
+            num_wanted[~is_decoding & self._order.whose_prompts_wait(rows, plan.preempting)] = 0
+            if self._order.may_outpace(rows[is_decoding], plan.preempting):
+                num_unpaced = len(plan.preempting.token_ids)
         if self._costs is None:
             return num_wanted
         num_decoding = int(np.count_nonzero(is_decoding))

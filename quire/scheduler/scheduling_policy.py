@@ -79,13 +79,13 @@ class SchedulingPolicy(Protocol):
         """[num_rows] bool: who comes after `waiting`, and may have to make room for it."""
 
     def whose_prompts_wait(self, rows: np.ndarray, waiting: Request) -> np.ndarray:
-        """[num_rows] bool: laxer ones whose prompts wait in a step in which `waiting` can come in."""
+        """[num_rows] bool: those of lower priority whose prompts wait in a step in which `waiting` can come in."""
 
     def has_higher_priority(self, one: Request, other: Request) -> bool:
         """Whether `one` comes first, whatever was computed for `other` already."""
 
     def may_preempt_others(self, waiting: Request) -> bool:
-        """Whether laxer requests make room for one that waits, or wait with their prompts in a step it comes in."""
+        """Whether requests of lower priority make room for a waiting one, or hold their prompts in its first step."""
 
     def may_outpace(self, decoding: np.ndarray, waiting: Request) -> bool:
         """Whether a request that others make room for computes its prompt at once, however that slows these rows."""
@@ -124,7 +124,7 @@ class RankOrder:
         return self._ranking.has_lower_priority(self._table.rank[rows], waiting.rank)
 
     def whose_prompts_wait(self, rows: np.ndarray, waiting: Request) -> np.ndarray:
-        """All that are laxer."""
+        """All of lower priority."""
         return self.has_lower_priority(rows, waiting)
 
     def prompt_order(self, rows: np.ndarray) -> None:
@@ -147,7 +147,7 @@ class RankOrder:
         return True
 
     def may_outpace(self, decoding: np.ndarray, waiting: Request) -> bool:
-        """As the ranking says, where all of them are laxer."""
+        """As the ranking says, where all of them have lower priority."""
         return not self._ranking.keeps_pace and bool(self.has_lower_priority(decoding, waiting).all())
 
     def preemptible(self, lower_priority: np.ndarray, waiting: Request) -> np.ndarray:

@@ -1,6 +1,6 @@
 """Step: one step that was scheduled, as a value that goes from hand to hand until it is taken in or abandoned.
 
-Made by `Scheduler.schedule`. Whoever executes, masks, samples, takes in or abandons a step is given it; neither the
+Made by `Scheduler.schedule`. Passed to the code that executes, masks, samples, takes in or abandons a step; neither the
 scheduler nor the worker keeps it, so several may be in flight. No state: what it holds is as it was when it was made.
 
     step = scheduler.schedule()                                  # None: nothing can compute
@@ -48,7 +48,7 @@ class Step:
     @property
     def made_room(self) -> bool:
         """Whether requests were preempted for one that waited."""
-        return self.plan.urgent is not None
+        return self.plan.preempting is not None
 
     def sampling_handles(self) -> np.ndarray:
         """[num_logits] int64; the request of each row of logits, in the order of the batch."""

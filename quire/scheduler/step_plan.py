@@ -33,7 +33,7 @@ class StepPlan:
     Attributes:
         budget: what is left of the step's tokens.
         prompts: what is left for requests that are admitted, where decoding requests bound prompt tokens.
-        urgent: a waiting request for which the prompts of laxer ones wait in this step; None = there is none.
+        urgent: a waiting request for which the prompts of lower priority wait in this step; None = there is none.
         num_preemptions: requests that lost their row to this step.
         num_swap_preemptions: those of them whose blocks went to the swap space.
         num_prefix_queries, num_prefix_hits: tokens looked for, and found, in the prefix cache by first admissions.
@@ -48,7 +48,7 @@ class StepPlan:
         self.rows = NO_ROWS
         self._num_tokens_at_most = budget.num_left
         self.prompts = StepBudget(budget.num_left)
-        self.urgent: Request | None = None
+        self.preempting: Request | None = None
         self.num_preemptions = 0
         self.num_swap_preemptions = 0
         self.num_prefix_queries = 0

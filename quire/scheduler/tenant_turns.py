@@ -58,7 +58,7 @@ class TenantTurns:
         total, active_weights = int(num_decoding.sum()), weights[active]
         least = float((np.maximum(num_decoding, 1) / active_weights).min())
         num_fair = int(np.maximum(1, active_weights * least).sum())
-        if len(running) < 2:  # who only waits may wait for long: nobody sits out a step for it
+        if len(running) < 2:  # a waiting tenant may wait for long: no other sits out a step for it
             return max(num_fair, total)
         most = costs.most_decoding(num_fair, total)
         if total > most:

@@ -63,7 +63,7 @@ class DrainingServer(uvicorn.Server):
         """Handle the process's signals while the server runs; none is raised again afterwards."""
         try:
             originals = {number: signal.signal(number, self.handle_exit) for number in SIGNALS}
-        except ValueError:  # not the main thread: whoever runs it calls `begin_drain`
+        except ValueError:  # not the main thread: the caller calls `begin_drain`
             originals = {}
         try:
             yield
@@ -187,7 +187,7 @@ class DrainingServer(uvicorn.Server):
             )
         closing_s = FINAL_EVENTS_AT_ONCE_S if self.force_exit else FINAL_EVENTS_S
         await self._wait(lambda: not self.server_state.tasks and not connections, closing_s)
-        for connection in list(connections):  # the last bytes of a complete answer that nobody takes
+        for connection in list(connections):  # the last bytes of a complete answer that are not read
             connection.transport.abort()
 
     def _is_idle(self) -> bool:

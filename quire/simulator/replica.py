@@ -33,7 +33,7 @@ class Replica:
         self.now_s = 0.0
         self.results = Results(capacity)
         self._costs = costs
-        self._has_cache = setup.cache.enable_prefix_caching  # without it nobody looks at tokens
+        self._has_cache = setup.cache.enable_prefix_caching  # without it tokens are not read
         self._scheduler = make_scheduler(setup, lambda: self.now_s)
         self._arrivals: deque[tuple[float, int, SimRequest]] = deque()
         self._streams = np.zeros(capacity, dtype=np.int64)

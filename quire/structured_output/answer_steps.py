@@ -12,9 +12,9 @@ def begin(
     compiled: CompiledGrammar, start: FollowStart, vocabulary: Vocabulary, masks: ReasoningMasks | None
 ) -> Matcher:
     """The place of a new answer, which may reason before its grammar begins; then there are `masks`."""
-    if start.thinking is None or masks is None:
+    if start.reasoning is None or masks is None:
         return compiled.start()
-    state = ReasoningState(start.thinking, vocabulary, shows_special=start.shows_special, budget=start.budget)
+    state = ReasoningState(start.reasoning, vocabulary, shows_special=start.shows_special, budget=start.budget)
     return ReasoningGatedMatcher(compiled, state, masks, (vocabulary.eos_token_id, *start.end_ids))
 
 

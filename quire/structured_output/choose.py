@@ -1,6 +1,6 @@
 """Which grammar library a request gets: the first that honours the whole of what it asks for. Pure functions.
 
-Called by the input processor, before the engine core hears of the request. Loads no library.
+Called by the input processor, before the request is sent to the engine core. Loads no library.
 """
 
 from __future__ import annotations

@@ -60,7 +60,7 @@ class Crew:
                     self._is_settled.wait(last - now)
 
     def close(self) -> None:
-        """Begin nothing more; waits for nobody."""
+        """Begin nothing more; returns at once."""
         with self._has_work:
             self._is_closed = True
             self._queue.clear()

@@ -13,7 +13,7 @@ class FollowStart(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         spec: None = any text, which no process follows.
-        thinking: what delimits the answer's reasoning; None = the grammar begins with the answer.
+        reasoning: what delimits the answer's reasoning; None = the grammar begins with the answer.
         shows_special: control tokens are part of the text.
         budget: tokens of reasoning; None = any number.
         end_ids: ids that end the answer besides the primary one.
@@ -21,7 +21,7 @@ class FollowStart(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     spec: GrammarSpec | None
-    thinking: ReasoningDelimiters | None = None
+    reasoning: ReasoningDelimiters | None = None
     shows_special: bool = False
     budget: int | None = None
     end_ids: tuple[int, ...] = ()

@@ -34,7 +34,7 @@ MAX_SETUP_BYTES = 1 << 16
 def main() -> None:
     """Serve until standard input closes."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody asks how children ended
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # exit statuses of children are not read
     os.nice(NICENESS)
     inputs = socket.socket(fileno=os.dup(0))
     setup = msgspec.msgpack.decode(inputs.recv(MAX_SETUP_BYTES), type=WorkerSetup)
@@ -110,7 +110,7 @@ class _Followed:
         assert start.spec is not None, "any text is not followed here"
         try:
             compiled = self._backend.load(start.spec, self._backend.compile(start.spec))
-            masks = None if start.thinking is None else ReasoningMasks(self._vocabulary)
+            masks = None if start.reasoning is None else ReasoningMasks(self._vocabulary)
             self._grammar = begin(compiled, start, self._vocabulary, masks)
         except Exception as error:  # a library's limits show themselves in many classes
             return _failed(error)

@@ -126,7 +126,7 @@ class Followers:
             connection = follower.connection
             if connection is not None:
                 with suppress(OSError):
-                    connection.shutdown(socket.SHUT_RDWR)  # whoever computes for it is ended by that
+                    connection.shutdown(socket.SHUT_RDWR)  # the computation for it ends by that
                 connection.close()
         self._place()
 
@@ -165,7 +165,7 @@ class Followers:
                 self._connect(follower, message)
             if not follower.is_closed:
                 follower.ask(message)
-        except Exception as error:  # whoever waits for the reply must get one
+        except Exception as error:  # its waiter must get a reply
             logger.exception("a grammar cannot be advanced")
             if not follower.is_closed:
                 follower.ended(FollowReply(error=f"{type(error).__name__}: {error}"))

@@ -88,7 +88,7 @@ class GrammarManager:
     # --- requests come and go ---
 
     def add(self, message: EngineCoreRequest) -> None:
-        """Begin to make the grammar of a request that has one, or a budget of thinking."""
+        """Begin to make the grammar of a request that has one, or a budget of reasoning."""
         params = message.sampling_params
         if params.structured_outputs is None and params.thinking_token_budget is None:
             return
@@ -155,7 +155,7 @@ class GrammarManager:
             self._filler = None
 
     def _leave(self, answer: Answer) -> None:
-        """A grammar that nobody else waits for is not compiled, nor followed."""
+        """A grammar that no other request waits for is not compiled, nor followed."""
         if answer.follower is not None:
             answer.follower.close()
         if answer.compiled.done() or self._cache is None:
@@ -176,7 +176,7 @@ class GrammarManager:
         if compiled.is_expensive:
             self._follow(answer)
             return
-        if message.sampling_params.thinking is not None and self._reasoning_masks is None:
+        if message.sampling_params.reasoning is not None and self._reasoning_masks is None:
             self._reasoning_masks = ReasoningMasks(self._pool.vocabulary)
         answer.grammar = begin(compiled, _start_of(answer), self._pool.vocabulary, self._reasoning_masks)
         if answer.output:
@@ -302,7 +302,7 @@ def _start_of(answer: Answer) -> FollowStart:
     form = params.structured_outputs
     return FollowStart(
         spec=None if form is None else answer.compiled.result()[0].spec or spec_of(form),
-        thinking=params.thinking,
+        reasoning=params.reasoning,
         shows_special=not params.skip_special_tokens,
         budget=params.thinking_token_budget,
         end_ids=answer.end_ids,

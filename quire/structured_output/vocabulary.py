@@ -1,4 +1,4 @@
-"""The vocabulary as grammars see it, read from the tokenizer's files by whoever makes grammars. No state."""
+"""The vocabulary as grammars see it, read from the tokenizer's files by the process that makes grammars. No state."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Child processes that run this Python: the one place where any is started.
 
 A child looks for modules where this process does, but never in the current directory because Python put that first by
-itself: whoever starts Quire in a directory of somebody else's files runs none of them. Keeps nothing.
+itself: files in the directory where Quire is started are never run. Keeps nothing.
 """
 
 from __future__ import annotations

@@ -80,5 +80,5 @@ class FairThread:
             return
         try:
             done.set_result(work())
-        except Exception as error:  # whoever waits for it gets it
+        except Exception as error:  # its waiter gets it
             done.set_exception(error)

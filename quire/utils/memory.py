@@ -88,7 +88,7 @@ def _memory_limit(directory: Path) -> int | None:
 
 
 def _unreclaimable_bytes(directory: Path) -> int:
-    """Bytes in use that the kernel cannot take back: the usage less the file pages nobody touched lately."""
+    """Bytes in use that the kernel cannot take back: the usage less the file pages not touched lately."""
     usage = read_number(directory / "memory.current")
     key = "inactive_file"
     if usage is None:

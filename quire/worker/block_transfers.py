@@ -17,7 +17,7 @@ from quire.attention.backend import AttentionBackend
 from quire.core.scheduler_output import BlockCopies, SchedulerOutput
 
 CopyTimes = Callable[[], tuple[float | None, float | None]]
-"""Called when a step is done: seconds that its copies out and in took; None = there were none, or nobody measured."""
+"""Called when a step is done: seconds of its copies out and in; None = there were none, or they were not measured."""
 
 
 def no_copies() -> tuple[None, None]:

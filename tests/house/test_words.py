@@ -16,6 +16,13 @@ ROOT = Path(__file__).parents[2]
 NOWHERE = {
     r"\bdear (ones|grammars?|to)\b": "expensive",
     r"\bhindrance": "blocking reason",
+    r"\b(is_)?laxer\b": "of lower priority",
+    r"\bwhoever\b": "the thing that does it",
+    r"\bnobody\b": "no request, no client, none",
+    r"\bhears?\b": "is notified of, is sent",
+    r"\blet_go\b": "unpin",
+    r"\b(accuse|culprit)\b": "report_failure, faulty",
+    r"\bpage_(copies|demand|transfers)\b": "block_...",
     r"\bsigns of life\b": "heartbeat",
 }
 IN_MESSAGES = {

@@ -7,7 +7,7 @@ from typing import Any
 import httpx
 import pytest
 
-from quire.core.tenancy import NOBODY, TenantShare
+from quire.core.tenancy import NO_TENANT, TenantShare
 from quire.errors import ConfigError, QueueTimeoutError
 from tests.server.engines import ScriptedEngine, scripted_config
 from tests.server.servers import RunningServer
@@ -70,7 +70,7 @@ def test_a_queue_timeout_reaches_the_engine_and_none_leaves_it_to_the_settings()
         for bad in (-1, 1e10, "soon"):
             answer = post(server, COMPLETE, {**PROMPT, "queue_timeout": bad})
             assert answer.status_code == 400 and answer.json()["error"]["param"] == "queue_timeout"
-    assert engine.queue_timeouts == [1.5, 0, None] and engine.tenants[0].name in (NOBODY.name, "default")
+    assert engine.queue_timeouts == [1.5, 0, None] and engine.tenants[0].name in (NO_TENANT.name, "default")
 
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])

@@ -40,7 +40,7 @@ class RemoteModel:
         name: of the first model that the server has.
 
     Raises:
-        ConfigError: the address is none, or nobody answers there.
+        ConfigError: the address is not valid, or no server responds there.
     """
 
     def __init__(self, url: str, api_key: str | None, parameters: dict[str, Any]) -> None:

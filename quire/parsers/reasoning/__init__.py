@@ -1,1 +1,1 @@
-"""A format of thinking in each file."""
+"""A format of reasoning in each file."""

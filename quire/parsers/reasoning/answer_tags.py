@@ -34,7 +34,7 @@ class AnswerTagParser(TagParser):
 
 
 class Ernie45ReasoningParser(AnswerTagParser):
-    """ERNIE 4.5 Thinking: the template begins the thinking."""
+    """ERNIE 4.5 Thinking: the template begins the reasoning."""
 
     begins_inside = True
     answer_start, answer_end = "<response>", "</response>"

@@ -1,4 +1,4 @@
-"""MiniMax M2 with its thinking as a part of the answer, as clients send it back: <think> in front, nothing apart."""
+"""MiniMax M2 with its reasoning as a part of the answer, as clients send it back: <think> in front, nothing apart."""
 
 from __future__ import annotations
 

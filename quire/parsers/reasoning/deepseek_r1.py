@@ -1,4 +1,4 @@
-"""DeepSeek R1: the answer begins inside the thinking, which </think> ends."""
+"""DeepSeek R1: the answer begins inside the reasoning, which </think> ends."""
 
 from __future__ import annotations
 
@@ -6,6 +6,6 @@ from quire.parsers.reasoning.tags import TagParser
 
 
 class DeepSeekR1Parser(TagParser):
-    """An answer without any mark is thinking that was cut."""
+    """An answer without any mark is reasoning that was cut."""
 
     begins_inside = True

@@ -8,21 +8,21 @@ from quire.parsers.reasoning.tags import TagParser
 
 
 class DeepSeekV3ReasoningParser(TagParser):
-    """DeepSeek V3.1, V3.2, V4: the prompt says whether there is thinking; a block of calls ends it, too."""
+    """DeepSeek V3.1, V3.2, V4: the prompt says whether there is reasoning; a block of calls ends it, too."""
 
     call_marks = ("<｜tool▁calls▁begin｜>", "<｜DSML｜function_calls>", "<｜DSML｜tool_calls>")
     marks = (*TagParser.marks, "<｜tool▁calls▁begin｜>", "｜DSML｜")
 
 
 class KimiK2ReasoningParser(TagParser):
-    """Kimi K2 Thinking: a section of calls ends the thinking, too."""
+    """Kimi K2 Thinking: a section of calls ends the reasoning, too."""
 
     call_marks = ("<|tool_calls_section_begin|>",)
     marks = (*TagParser.marks, *call_marks)
 
 
 class MiniMaxM2ReasoningParser(DeepSeekR1Parser):
-    """MiniMax M2: the template begins the thinking; a block of calls ends it, too."""
+    """MiniMax M2: the template begins the reasoning; a block of calls ends it, too."""
 
     call_marks = ("<minimax:tool_call>",)
     marks = (*TagParser.marks, *call_marks)

@@ -1,4 +1,4 @@
-"""Granite 3.2: the thinking and the answer are each announced by a sentence."""
+"""Granite 3.2: the reasoning and the answer are each announced by a sentence."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Qwen3: thinking in <think>; the model may go on to a call without </think>."""
+"""Qwen3: reasoning in <think>; the model may go on to a call without </think>."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from quire.parsers.reasoning.tags import TagParser
 
 
 class Qwen3ReasoningParser(TagParser):
-    """<tool_call> ends the thinking where a call may follow it, not where the model only mentions it."""
+    """<tool_call> ends the reasoning where a call may follow it, not where the model only mentions it."""
 
     call_marks = ("<tool_call>",)
     call_heads = ("\n", "{", "<function=")

@@ -12,9 +12,9 @@ class TagParser(ReasoningParser):
     """Subclassed with the marks of a format; as it is, <think> and </think>.
 
     Attributes:
-        starts: what may begin the thinking.
+        starts: what may begin the reasoning.
         ends: what ends it.
-        begins_inside: an answer without the first mark is thinking, too, unless the prompt has ended it.
+        begins_inside: an answer without the first mark is reasoning, too, unless the prompt has ended it.
     """
 
     starts: ClassVar[Markers] = Markers("<think>")
@@ -50,11 +50,11 @@ class TagParser(ReasoningParser):
         yield from self.rest()
 
     def rest(self) -> Steps[None]:
-        """Read what follows the thinking, or is an answer without any."""
+        """Read what follows the reasoning, or is an answer without any."""
         yield from self.reader.forward_rest(self.out.content)
 
     def _thinking(self) -> Steps[str]:
-        """Read the thinking and its end; the mark of the call that ended it, "" when none did."""
+        """Read the reasoning and its end; the mark of the call that ended it, "" when none did."""
         marks = self.ends if self.waits_for_end else Markers(*self.ends.texts, *self.call_marks)
         while (marker := (yield from self.reader.forward(self.out.reasoning, marks))) in self.call_marks:
             self.is_inside = False

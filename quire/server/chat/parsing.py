@@ -83,7 +83,7 @@ def named_tool_parser(config: ApiConfig) -> ToolMaker | None:
 
 
 def named_reasoning_parser(config: ApiConfig) -> type[ReasoningParser] | None:
-    """The parser class for the thinking; None when there is none, or harmony's, which does both.
+    """The parser class for the reasoning; None when there is none, or harmony's, which does both.
 
     Raises:
         ConfigError: it is unknown.
@@ -179,7 +179,7 @@ class ParsingPlan:
 
     Attributes:
         needs_special_tokens: control tokens must be part of the text.
-        has_reasoning: answers tell their thinking.
+        has_reasoning: answers tell their reasoning.
         is_calls_alone: what else an answer has is the mark-up of its calls, one that was cut among them.
     """
 
@@ -222,7 +222,7 @@ class ParsingPlan:
     def constrain(self, params: SamplingParams, prompt_token_ids: Sequence[int]) -> None:
         """Make `params`, in place, those of answers to this prompt that have the calls they must have.
 
-        Forms and budgets are for answers that may think: what is read as thinking here is told to the engine, too.
+        Forms and budgets are for answers that may think: what is read as reasoning here is told to the engine, too.
         """
         if self.needs_special_tokens:
             params.skip_special_tokens = False
@@ -231,7 +231,7 @@ class ParsingPlan:
         has_form = params.structured_outputs is not None or params.thinking_token_budget is not None
         if has_form and self._reasoning is not None:
             self._waits_for_end = True
-            params.thinking = self._reasoning.delimiters(prompt_token_ids, self._continued)
+            params.reasoning = self._reasoning.delimiters(prompt_token_ids, self._continued)
 
     def answer(self, prompt_token_ids: Sequence[int]) -> ParsedAnswer:
         """A new answer to this prompt."""
@@ -244,7 +244,7 @@ class ParsingPlan:
         return ParsedAnswer(self, self._parser(prompt_token_ids), count)
 
     def _parser(self, prompt_token_ids: Sequence[int], *, counts: bool = False) -> AnswerParser:
-        """Of a whole answer, or of what tells its thinking."""
+        """Of a whole answer, or of what tells its reasoning."""
         reasoning = None if self._reasoning is None else self._reasoning.parser(prompt_token_ids, self._continued)
         if reasoning is not None:
             reasoning.waits_for_end = self._waits_for_end
@@ -261,7 +261,7 @@ class ParsedAnswer:
     Args:
         plan: of its request.
         parser: of this answer.
-        count: counts its tokens of thinking.
+        count: counts its tokens of reasoning.
     """
 
     def __init__(self, plan: ParsingPlan, parser: AnswerParser, count: ReasoningCount | None) -> None:
@@ -273,7 +273,7 @@ class ParsedAnswer:
 
     @property
     def num_reasoning(self) -> int:
-        """Tokens of thinking so far."""
+        """Tokens of reasoning so far."""
         return 0 if self._count is None else self._count.num_tokens
 
     def push(self, text: str, token_ids: Sequence[int], *, is_end: bool) -> list[AnswerEvent]:

@@ -1,6 +1,6 @@
 """Run: what a request asks for, in the engine: a stream a prompt, counted in and out, always ended.
 
-Made by the routes. Outputs are pushed: the engine's step calls `on_ready`, and whoever answers the client takes what
+Made by the routes. Outputs are pushed: the engine's step calls `on_ready`, and the writer of the response takes what
 there is; what is not taken is merged (`engine.output_stream`).
 """
 

@@ -53,7 +53,7 @@ OPEN_PATHS = frozenset(path for path, access in ROUTE_ACCESS.items() if access i
 
 
 PROBE_PATHS = OPEN_PATHS
-"""Paths that are asked how the server is: to hear that it is not well is no refusal."""
+"""Health paths: an answer that the server is not well is not a refusal."""
 
 
 def is_open(scope: Scope) -> bool:

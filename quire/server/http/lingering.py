@@ -1,6 +1,6 @@
 """Closing a connection on which the client still sends, so that it can read its answer.
 
-Bytes that nobody reads make the kernel answer with a reset, which takes the answer from the client with it. Called by
+Unread bytes make the kernel answer with a reset, which takes the answer from the client with it. Called by
 the connections; `Lingering` owns a transport from then on.
 """
 

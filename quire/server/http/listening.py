@@ -62,7 +62,7 @@ def cannot_listen(host: str, port: int, reason: str) -> ConfigError:
 
 
 def claim_socket_path(path: str) -> None:
-    """Leave a socket of nobody at `path`, which only this user can connect to: uvicorn's own takes over its mode.
+    """Leave an unused socket at `path`, which only this user can connect to: uvicorn's own takes over its mode.
 
     One that a server left behind is replaced.
 
@@ -76,10 +76,10 @@ def claim_socket_path(path: str) -> None:
             raise ConfigError(f"another server listens on {path}", hint="stop it, or choose another --uds", field="uds")
         if Path(path).is_socket():
             Path(path).unlink()
-        with socket.socket(socket.AF_UNIX) as nobody:
+        with socket.socket(socket.AF_UNIX) as unused:
             before = os.umask(0o177)
             try:
-                nobody.bind(path)
+                unused.bind(path)
             finally:
                 os.umask(before)
     except OSError as error:

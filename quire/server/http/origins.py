@@ -17,7 +17,7 @@ from quire.server.http.errors import FORBIDDEN, ApiError
 from quire.utils.checks import shown
 
 LOCAL_NAMES = frozenset(("localhost", "host.docker.internal", "host.containers.internal"))
-"""Names that nobody can give to a page of theirs: they never leave the machine."""
+"""Names that no web page can have: they never leave the machine."""
 HOST = re.compile(r"(?:\[(?P<ipv6>[0-9a-f:.%]+)\]|(?P<name>[^:/@\[\]]*))(?::[0-9]*)?")
 ANY = "*"
 

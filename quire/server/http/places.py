@@ -26,7 +26,7 @@ class Places:
         return min(num_answers, self._most)
 
     def try_take(self, count: int) -> bool:
-        """Take places, if there are so many and nobody waits."""
+        """Take places, if there are so many and none is waiting."""
         if self._waiting or self._num_free < count:
             return False
         self._num_free -= count

@@ -56,7 +56,7 @@ class GrammarCache:
         return found
 
     def forget(self, compiled: Future[CompileOutcome]) -> None:
-        """Nobody waits for a grammar any more: it is not compiled, unless its turn has come."""
+        """No request waits for a grammar any more: it is not compiled, unless its turn has come."""
         if compiled.cancel():
             for key in [key for key, one in self._entries.items() if one is compiled]:
                 del self._entries[key]

@@ -3,7 +3,7 @@
 A grammar is tried in the fast queue, which gives up after `FAST_CPU_S`; what takes longer waits in the slow queue,
 where it gets what the machine leaves idle. So plain grammars never wait for expensive ones. What is expensive to follow
 is found there, too: a worker takes each grammar through a few tokens (`probe`). In a queue tenants take
-turns: whoever floods it delays another's grammar by one of its own. A tenant that has taken more than its share of
+turns: a flooding tenant delays another's grammar by one of its own. A tenant that has taken more than its share of
 the fast queue (`FastBudget`) has the slow one alone.
 
 Owned by the grammar manager. Owns compile workers, each started when it is first needed, and the libraries of this

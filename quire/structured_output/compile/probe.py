@@ -15,7 +15,7 @@ from quire.structured_output.interface import CompiledGrammar, Vocabulary
 
 NUM_TOKENS = 12
 FAST_CPU_S, CPU_S = 0.05, 0.25
-"""CPU time of all tokens, masks included. What takes more than the first is tried again where nobody waits for it; what
+"""CPU time of all tokens, masks included. What takes more than the first is tried again in the background; what
 takes more than the second is expensive."""
 
 

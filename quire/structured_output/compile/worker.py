@@ -147,7 +147,7 @@ def _resident_bytes() -> int:
 
 
 def _watch(child: int) -> None:
-    """Until `child` ends; end it when nobody waits any more."""
+    """Until `child` ends; end it when no request waits any more."""
     engine = os.getppid()
     descriptor = os.pidfd_open(child)
     try:

@@ -12,11 +12,11 @@ from quire.kv_cache.prefix_index import PrefixIndex
 from quire.kv_cache.prefix_tree import ROOT
 
 
-def check_prefixes(index: PrefixIndex, row_nodes: Sequence[int], kept: Sequence[CachedPrefix]) -> None:
+def check_prefixes(index: PrefixIndex, row_nodes: Sequence[int], pinned: Sequence[CachedPrefix]) -> None:
     """Each prefix has as many users as there are, and each cached block is one of a single prefix."""
     tree = index.tree
     users = Counter(row_nodes)
-    users.update(prefix.node for prefix in kept if prefix.node is not None)
+    users.update(prefix.node for prefix in pinned if prefix.node is not None)
     users.update(node for blocks in index.blocks for node in blocks)
     users.update(list(index.past._reasons))
     users.update(key[0] for key in tree._nodes)

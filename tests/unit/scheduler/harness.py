@@ -440,10 +440,10 @@ def check_invariants(scheduler: Scheduler, groups: Sequence[Group] = (FULL,)) ->
         assert len(set(held)) == len(held), "a request holds a page twice"
         owners[held] += 1
     np.add.at(owners, kv._copies.source_ids(), 1)
-    for kept in scheduler._groups.kept():
-        owners[kept.all_block_ids()] += 1
+    for pinned in scheduler._groups.pinned():
+        owners[pinned.all_block_ids()] += 1
     assert owners[0] == 0, "the null page has an owner"
-    check_prefixes(pool.prefix_index, [kv._coordinator._rows._nodes[row] for row in rows], scheduler._groups.kept())
+    check_prefixes(pool.prefix_index, [kv._coordinator._rows._nodes[row] for row in rows], scheduler._groups.pinned())
     assert np.array_equal(pool.ref_counts(), owners), "reference counts differ from the number of owners"
     assert np.count_nonzero(owners) + pool.num_free_blocks == pool.num_usable_blocks, "free + used != total"
     assert sorted(rows) == np.flatnonzero(table.handle >= 0).tolist()

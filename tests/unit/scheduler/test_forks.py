@@ -128,12 +128,12 @@ def test_kept_pages_are_given_up_before_anybody_is_preempted_or_waits_forever():
     check_answers(engine, [running, *family])
     engine = make_engine(num_blocks=8, max_num_seqs=1, scheduling_policy="priority")
     family = make_siblings([0, 1], PROMPT, max_tokens=1)
-    urgent = make_request(5, 26, max_tokens=2, priority=-1)
+    preempting = make_request(5, 26, max_tokens=2, priority=-1)
     engine.add(*family)
     engine.step()
-    engine.add(urgent)
+    engine.add(preempting)
     engine.run()
-    check_answers(engine, [*family, urgent])
+    check_answers(engine, [*family, preempting])
     assert engine.num_preemptions == 0
 
 
@@ -145,10 +145,10 @@ def test_the_first_one_may_be_preempted_before_the_others_come(prefix_caching: b
     family = make_siblings(range(3), PROMPT, max_tokens=6)
     engine.add(*family)
     engine.step()
-    urgent = [make_request(handle, 20, max_tokens=10, priority=-1) for handle in (7, 8)]
-    engine.add(*urgent)
+    preempting = [make_request(handle, 20, max_tokens=10, priority=-1) for handle in (7, 8)]
+    engine.add(*preempting)
     engine.run()
-    check_answers(engine, [*family, *urgent])
+    check_answers(engine, [*family, *preempting])
     assert engine.num_preemptions > 0
 
 

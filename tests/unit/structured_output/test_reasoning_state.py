@@ -40,7 +40,7 @@ def marks_of(parser: ReasoningParser) -> ReasoningDelimiters:
     )  # fmt: skip
 
 
-def thinking(parser: ReasoningParser, budget: int | None = None, *, shows_special: bool = True) -> ReasoningState:
+def reasoning(parser: ReasoningParser, budget: int | None = None, *, shows_special: bool = True) -> ReasoningState:
     return ReasoningState(marks_of(parser), VOCABULARY, shows_special=shows_special, budget=budget)
 
 
@@ -55,7 +55,7 @@ def random_tokens(rng: random.Random) -> list[int]:
 def test_tokens_and_text_agree_where_the_thinking_ends(kind: type[ReasoningParser], tail: str):
     for seed in range(400):
         parser = kind(tail)
-        state = thinking(parser)
+        state = reasoning(parser)
         num_inside = 0
         for token_id in random_tokens(random.Random(seed)):
             was_inside = parser.is_inside
@@ -68,10 +68,10 @@ def test_tokens_and_text_agree_where_the_thinking_ends(kind: type[ReasoningParse
 
 def test_a_control_token_may_be_the_mark_and_others_are_text_where_it_shows_them():
     for shows_special in (True, False):
-        state = thinking(TagParser("<think>"), shows_special=shows_special)
+        state = reasoning(TagParser("<think>"), shows_special=shows_special)
         state.push(MARK)
         assert state.place is Place.AFTER
-        state = thinking(TagParser(""), shows_special=shows_special)
+        state = reasoning(TagParser(""), shows_special=shows_special)
         state.push(EOS)
         assert (state.place is Place.AFTER) == shows_special
 
@@ -79,7 +79,7 @@ def test_a_control_token_may_be_the_mark_and_others_are_text_where_it_shows_them
 @pytest.mark.parametrize("budget", [0, 1, 5])
 @pytest.mark.parametrize("is_open", [True, False], ids=["open", "begun-by-the-model"])
 def test_a_budget_ends_the_thinking_after_exactly_so_many_tokens(budget: int, is_open: bool):
-    state = thinking(TagParser("<think>" if is_open else ""), budget)
+    state = reasoning(TagParser("<think>" if is_open else ""), budget)
     written = [] if is_open else [token(b"<think>")]
     for token_id in written:
         assert state.forced_id is None
@@ -109,7 +109,7 @@ def test_a_mark_of_several_tokens_is_forced_one_after_another():
 
 
 def test_an_answer_that_does_not_think_is_not_forced():
-    state = thinking(TagParser(""), budget=0)
+    state = reasoning(TagParser(""), budget=0)
     for token_id in b"four":
         state.push(token_id)
     assert state.forced_id is None and state.place is Place.AFTER
@@ -151,7 +151,7 @@ def delayed(
     tail: str = "", budget: int | None = None, compiled: CompiledGrammar | None = None
 ) -> ReasoningGatedMatcher:
     return ReasoningGatedMatcher(
-        compiled or Digits(), thinking(TagParser(tail), budget), ReasoningMasks(VOCABULARY), (EOS, 5)
+        compiled or Digits(), reasoning(TagParser(tail), budget), ReasoningMasks(VOCABULARY), (EOS, 5)
     )
 
 

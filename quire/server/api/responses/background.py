@@ -1,4 +1,4 @@
-"""Responses that are made while nobody waits: started, followed, cancelled, deleted.
+"""Background responses: started, followed, cancelled, deleted.
 
 Used by the routes. Owns the tasks of those that run, the ids that are taken by requests under way, and what is told of
 responses after their end: events (`event_log`), and which of them could not be kept.
@@ -147,7 +147,7 @@ class Claim:
             self._claimed.discard(self._key)
 
     def hand_on(self) -> Claim:
-        """The claim, for whoever ends it in place of this one."""
+        """The claim, for the one that ends it in place of this one."""
         self._is_held = False
         return Claim(self._claimed, self._key)
 

@@ -1,6 +1,6 @@
 """Where responses are kept: `ResponseStore` over a shelf, which is memory (here) or a file (`sqlite_shelf`).
 
-A response belongs to a tenant and is found by nobody else. When there are too many, or too many bytes, the tenant that
+A response belongs to a tenant and is not found by others. When there are too many, or too many bytes, the tenant that
 has most loses what it has not used for longest; what is older than the limit goes, too. Owned by the routes.
 """
 
@@ -140,7 +140,7 @@ class TenantUsage:
         return self.num_responses > limits.max_responses or self.num_bytes > limits.max_bytes
 
     def largest(self) -> str:
-        """The tenant that has most, which gives way: nobody can fill the shelf with what is his."""
+        """The tenant that has most, which gives way: no tenant can fill the store alone."""
         return max(self._by_tenant, key=self._by_tenant.__getitem__)
 
 
