@@ -130,7 +130,6 @@ class Admission:
         """Place requests up to the first that is refused and not passed over; that refusal, or the first one."""
         passed_over: list[Request] = []
         first_refusal = None
-        plan.held_back = []
         while queue:
             request = queue.peek()
             # When nothing can enter, the blocks of its prompt are not even looked up.

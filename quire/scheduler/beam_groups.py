@@ -43,13 +43,21 @@ class _Group:
 
 
 class BeamGroups(RequestGroup):
-    """All searches; empty, and free of cost, while there are none."""
+    """All searches; empty, and free of cost, while there are none.
+
+    A search advances when all of its beams have rows, so two that each hold some of the rows would wait for each other
+    for ever. Searches enter one after another, then: from the first beam that gets a row until the search has advanced,
+    beams of others wait. When all that runs waits for beams without room, it is preempted, and the next search enters
+    alone: whatever else waits is passed over, and in an empty cache there is room for a search.
+    """
 
     def __init__(self, table: RequestTable, kv: KVCacheManager) -> None:
         self._table = table
         self._kv = kv
         self._groups: dict[int, _Group] = {}
         self._key_of: dict[int, int] = {}
+        self._entering: int | None = None  # key of the search that enters, while a beam of it has a row
+        self._enters_alone = False
         self._forks: list[RowFork] = []
         self._chosen: list[ForcedTokens] = []
 
@@ -75,6 +83,16 @@ class BeamGroups(RequestGroup):
         self._groups[key].members[request.handle] = request
         self._key_of[request.handle] = key
 
+    def on_place(self, request: Request) -> None:
+        """The first beam that gets a row has its search enter."""
+        key = self._key_of.get(request.handle)
+        if key is not None and not self._is_entering(besides=request):
+            self._entering = key
+
+    def on_stuck(self) -> None:
+        """The next search enters alone."""
+        self._enters_alone = True
+
     def on_end(self, request: Request) -> None:
         """The last beam of a search ends it."""
         key = self._key_of.pop(request.handle, None)
@@ -88,10 +106,16 @@ class BeamGroups(RequestGroup):
         return request.handle not in self._key_of
 
     def check(self, request: Request, plan: StepPlan) -> Blocked | None:
-        """A search that overtook another could keep it from ever being whole."""
-        if request.handle in self._key_of and any(other.handle in self._key_of for other in plan.held_back):
-            return Blocked(request.handle, WaitReason.SIBLING, is_passed_over=True)
-        return None
+        """A request waits while another search enters: any beam, and whatever else there is when that enters alone."""
+        key = self._key_of.get(request.handle)
+        may_wait = self._enters_alone or key is not None
+        if not may_wait or key == self._entering or not self._is_entering():
+            return None
+        return Blocked(request.handle, WaitReason.SIBLING, is_passed_over=True)
+
+    def _is_entering(self, besides: Request | None = None) -> bool:
+        group = None if self._entering is None else self._groups.get(self._entering)
+        return group is not None and any(one.row >= 0 and one is not besides for one in group.members.values())
 
     def ignores_watermark(self, request: Request) -> bool:
         """A beam does: the search that has begun cannot go on without it."""
@@ -171,6 +195,8 @@ class BeamGroups(RequestGroup):
         return self._groups[self._key_of[int(self._table.handle[row])]]
 
     def _advance_one(self, group: _Group, rows: list[int], beams: Sampled, entries: list[int]) -> list[FinishedRequest]:
+        if self._entering is not None and self._groups.get(self._entering) is group:
+            self._entering, self._enters_alone = None, False
         table, lines = self._table, beams.logprobs
         assert lines is not None, "beams ask for log-probabilities"
         num_top = table.request_on(rows[0]).message.sampling_params.logprobs or 0

@@ -52,6 +52,9 @@ class RequestGroup:
     def on_place(self, request: Request) -> None:
         """A request got a row."""
 
+    def on_stuck(self) -> None:
+        """All that ran was held back, for want of room for the rest of its groups, and has been preempted."""
+
     def on_end(self, request: Request) -> None:
         """A request ends; it still has its row."""
 
@@ -133,6 +136,11 @@ class RequestGroups:
         for group in self._groups:
             group.on_place(request)
 
+    def on_stuck(self) -> None:
+        """As `RequestGroup`."""
+        for group in self._groups:
+            group.on_stuck()
+
     def on_end(self, request: Request) -> None:
         """As `RequestGroup`."""
         for group in self._groups:
@@ -153,11 +161,10 @@ class RequestGroups:
         return all(group.may_swap(request) for group in self._groups)
 
     def check(self, request: Request, plan: StepPlan) -> Blocked | None:
-        """The first refusal, if there is one; the request is then in `plan.held_back`."""
+        """The first refusal, if there is one."""
         for group in self._groups:
             blocked = group.check(request, plan)
             if blocked is not None:
-                plan.held_back.append(request)
                 return blocked
         return None
 

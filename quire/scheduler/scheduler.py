@@ -252,6 +252,7 @@ class Scheduler:
             return
         for row in stuck[::-1].tolist():
             self._preempt(row, plan)
+        self._groups.on_stuck()
         self._schedule_running(plan)
         self._admission.admit(plan)
 

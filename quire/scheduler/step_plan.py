@@ -38,7 +38,6 @@ class StepPlan:
         num_swap_preemptions: those of them whose blocks went to the swap space.
         num_prefix_queries, num_prefix_hits: tokens looked for, and found, in the prefix cache by first admissions.
         num_promised: blocks that running rows still need for the tokens they have; None = not counted yet.
-        held_back: requests passed over for siblings since admission began with their queue.
         blocked: the last refusal of admission, which says why requests wait; None = all that there were came in.
         rows: [num_reqs] intp; those of the message, once there is one.
     """
@@ -54,7 +53,6 @@ class StepPlan:
         self.num_prefix_queries = 0
         self.num_prefix_hits = 0
         self.num_promised: int | None = None
-        self.held_back: list[Request] = []
         self.blocked: Blocked | None = None
         self._num_tokens = np.zeros(max_num_seqs, dtype=np.int32)
         self._running_rows = NO_ROWS

@@ -15,6 +15,7 @@ from tests.unit.scheduler.harness import (
     make_beams,
     make_request,
     make_scheduler,
+    make_siblings,
 )
 from tests.unit.scheduler.pretended_model import expected_beams
 from tests.unit.scheduler.test_forks import num_prompt_tokens_computed
@@ -128,3 +129,47 @@ def test_a_message_without_searches_has_no_updates():
     step = engine.step()
     assert step is not None and not step.row_updates.chosen and not len(step.block_copies)
     assert isinstance(step.rows, np.ndarray)
+
+
+SMALL = {"budget": 60, "enable_chunked_prefill": False, "max_model_len": 45, "prefix_caching": True}
+
+
+def test_searches_whose_beams_alternate_in_rank_do_not_share_the_rows():
+    engine = make_engine(**SMALL, scheduling_policy="shortest", max_num_seqs=3, num_blocks=24, block_size=3)
+    engine.add(*make_beams((0, 1), PROMPT[:19], BeamSpec(num_beams=2), max_tokens=3))
+    engine.step()
+    engine.add(*make_beams((2, 3), PROMPT[:3], BeamSpec(num_beams=2), max_tokens=14))
+    engine.step()
+    engine.step()
+    engine.add(*make_beams((4, 5, 6), PROMPT[:4], BeamSpec(num_beams=3), max_tokens=6))
+    engine.run()
+    assert len(engine.finished) == 7
+
+
+def test_a_search_enters_before_a_request_that_ranks_between_its_beams_and_lacks_room():
+    engine = make_engine(
+        **SMALL, scheduling_policy="shortest", max_num_seqs=2, num_blocks=11, block_size=4, reserve_full_prompt=True
+    )
+    engine.add(*make_beams((0, 1), PROMPT[:19], BeamSpec(num_beams=2), max_tokens=3))
+    engine.step()
+    engine.add(make_request(4, PROMPT[:10], max_tokens=3))
+    engine.step()
+    engine.add(make_request(5, PROMPT + PROMPT[:2], max_tokens=8))
+    engine.add(*make_siblings((6, 7), PROMPT + PROMPT[:7], max_tokens=9))
+    for _ in range(4):
+        engine.step()
+    engine.add(*make_beams((8, 9), PROMPT[:15], BeamSpec(num_beams=2), max_tokens=9))
+    engine.add(make_request(10, PROMPT[:7], max_tokens=9))
+    engine.run()
+    assert len(engine.finished) == 9
+
+
+def test_searches_of_two_tenants_that_take_all_rows_each_advance_when_they_enter():
+    engine = make_engine(
+        **SMALL, scheduling_policy="fair", max_num_seqs=3, num_blocks=17, block_size=5, max_decode_slowdown=1.0
+    )
+    engine.add(*make_beams((0, 1, 2), PROMPT[:10], BeamSpec(num_beams=3), max_tokens=14, tenant="a"))
+    engine.add(*make_beams((3, 4, 5), PROMPT[:8], BeamSpec(num_beams=3), max_tokens=12, tenant="b"))
+    engine.add(*make_beams((6, 7), PROMPT[:17], BeamSpec(num_beams=2), max_tokens=12, tenant="b"))
+    engine.run()
+    assert len(engine.finished) == 8

@@ -196,8 +196,6 @@ def test_pages_of_an_aborted_load_and_of_a_save_are_free_when_that_is_reported_a
 @given(properties.scheduler_settings(), properties.scripts(), st.sampled_from([1, 2]))
 def test_whatever_is_loaded_late_or_lost_every_request_gets_its_answer_and_every_page_comes_back(config, script, depth):
     config = {**config, "groups": (FULL,), "prefix_caching": True}
-    if config["scheduling_policy"] == "shortest":
-        config["scheduling_policy"] = "fcfs"  # with beams and few blocks it may never end, with or without a tier
     engine, tier = make_engine(
         is_async=lambda handle: handle % 2 > 0,
         delay=lambda number: zlib.crc32(b"%d" % number) % 4,
