@@ -1,1 +1,12 @@
-"""The engine: its core, the ways to reach it, and the front-end that turns requests into steps and steps into text."""
+"""The engine: its core, the ways to reach it, and the front end that turns requests into steps and steps into text.
+
+Read `core` and `front_end` first, then `llm_engine` (offline) or `async_llm` (serving). Modules by topic:
+
+    engine core        core, step_recovery, fault_bisector, grammar_gate, core_factory
+    its process        core_proc, core_launcher, core_link, heartbeat, hang_detector, supervisor, core_client
+    requests in        input_processor, parallel_sampling, beam_search, seeds, generation_defaults
+    outputs            output_processor, request_state, detokenizer, stop_strings, logprobs, output_stream
+    front ends         front_end, llm_engine, async_llm, protocol
+    built by           factory, front_factory, mp_factory, parts, named_plugins, vllm_environment
+    figures and events  stat_logger, stat_loggers, offline_metrics, kv_event_publisher
+"""

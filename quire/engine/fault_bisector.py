@@ -1,4 +1,4 @@
-"""Suspects: which of several requests brings its company down, found by letting halves of them run alone.
+"""FaultBisector: which of several requests makes their steps fail, found by running halves of them alone.
 
 Used by the supervisor for requests that ran when a core died, and by the engine core for those of a step that raised.
 Owns the groups that still have to prove themselves. A value without a clock or a process, so it is tested alone.

@@ -1,1 +1,10 @@
-"""The data plane: holds the model and the tensors of the batch, runs what it is told. Knows no policy."""
+"""The data plane: holds the model and the tensors of the batch, and runs the steps it is sent. No policy.
+
+Read `model_runner` first. Modules by topic:
+
+    a step       model_runner, prepare_inputs, input_batch, attention_groups, sampling_step,
+                 prompt_logprobs, draft_verification
+    rows         request_states, block_tables
+    memory       memory, memory_planner, kv_cache_tensors, block_transfers, kv_tier
+    the worker   worker, setup, device, warmup, allocator
+"""

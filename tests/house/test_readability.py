@@ -67,6 +67,18 @@ def test_only_the_operations_of_a_device_ask_what_the_device_is():
     assert not asking, f"make it a part of DeviceOps (docs/adr/0047-device-operations.md): {asking}"
 
 
+@pytest.mark.parametrize(
+    "package", ["scheduler", "kv_cache", "engine", "structured_output", "worker", "server/http", "server/chat"]
+)
+def test_the_map_of_a_large_package_names_every_module(package: str):
+    folder = ROOT / "quire" / package
+    named = set(re.findall(r"\w+", ast.get_docstring(ast.parse((folder / "__init__.py").read_text())) or ""))
+    modules = {path.stem for path in folder.glob("*.py")} - {"__init__"}
+    folders = {path.parent.name for path in folder.glob("*/__init__.py")}
+    missing = sorted((modules | folders) - named)
+    assert not missing, f"name these in the docstring of quire/{package}/__init__.py: {missing}"
+
+
 def test_nothing_is_swallowed():
     swallowing = []
     for path in PACKAGE:
