@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from quire.entrypoints.cli.main import main
+from quire.cli.main import main
 
 if __name__ == "__main__":
     raise SystemExit(main())

@@ -28,8 +28,8 @@ from typing import Any
 from benchmarks import checkpoints
 from quire.config.build import build_config
 from quire.engine.async_llm import AsyncLLM
-from quire.entrypoints.plan.calibrate import calibrate, machine_name
-from quire.entrypoints.plan.live import LiveClient
+from quire.plan.calibrate import calibrate, machine_name
+from quire.plan.live import LiveClient
 from quire.simulator.calibration import CalibratedCosts, Calibration, save_calibration
 from quire.simulator.fleet import FleetSetup, simulate
 from quire.simulator.results import Slo, figures

@@ -1,1 +1,1 @@
-"""What users touch: the `LLM` class and the command line."""
+"""What users touch in Python: the `LLM` class, and the flags that every command makes from its settings."""

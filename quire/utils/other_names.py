@@ -1,6 +1,6 @@
 """Words that users of vLLM, Ollama, llama.cpp and SGLang type, and what to write here; data only.
 
-Read where a name is unknown: flags by `entrypoints.args`, commands by `entrypoints.cli.main`, parameters by
+Read where a name is unknown: flags by `entrypoints.args`, commands by `cli.main`, parameters by
 `core.sampling_params`. What is a name of vLLM 0.33's settings is not here but in `config.not_yet_table`.
 """
 

@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
+from quire.cli.main import EXIT_ERROR, main
 from quire.core.sampling_params import SamplingParams
-from quire.entrypoints.cli.main import EXIT_ERROR, main
 from quire.entrypoints.llm import LLM
 from quire.errors import QuireError
 from tests.e2e.bad_models import BAD_MODELS, BAD_TEMPLATES

@@ -18,9 +18,9 @@ from pathlib import Path
 
 import pytest
 
+from quire.cli.main import main
 from quire.config.build import build_config
 from quire.engine.llm_engine import LLMEngine
-from quire.entrypoints.cli.main import main
 from tests.e2e.test_docs import PAGES
 from tests.server.engines import SteppedEngine
 from tests.server.servers import RunningServer

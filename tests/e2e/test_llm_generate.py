@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from quire import LLM, LLMEngine, RequestOutputKind, SamplingParams
+from quire.cli.main import main
 from quire.core.outputs import RequestOutput
-from quire.entrypoints.cli.main import main
 from quire.errors import QuireError, ValidationError
 from tests.models.checkpoints import make_checkpoint
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from quire import LLM, SamplingParams
-from quire.entrypoints.cli.main import main
+from quire.cli.main import main
 from quire.errors import ValidationError
 from quire.metrics.records import Gauge
 

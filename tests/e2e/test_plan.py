@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from quire.entrypoints.cli.main import main
+from quire.cli.main import main
 from quire.simulator.calibration import load_calibration
 from tests.e2e.tiny_model import write_tiny_model
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import re
 
-from quire.entrypoints.cli.main import main
+from quire.cli.main import main
 from quire.utils import progress_line
 from quire.utils.progress_line import ERASE, ProgressLine
 

@@ -26,7 +26,7 @@ def test_importing_quire_loads_no_heavy_library():
 
 def test_offline_generation_loads_no_web_framework():
     code = (
-        "import sys, quire.entrypoints.llm, quire.entrypoints.args, quire.entrypoints.cli.main\n"
+        "import sys, quire.entrypoints.llm, quire.entrypoints.args, quire.cli.main\n"
         "print(sorted({'starlette', 'uvicorn', 'yaml', 'prometheus_client'} & set(sys.modules)))"
     )
     result = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 
 from quire import LLM, SamplingParams
+from quire.cli import run_batch, serve
+from quire.cli.main import main
 from quire.config.build import build_config
 from quire.core.structured_outputs import StructuredOutputsParams
 from quire.engine.llm_engine import LLMEngine
 from quire.entrypoints.args import QuireParser
-from quire.entrypoints.cli import run_batch, serve
-from quire.entrypoints.cli.main import main
 from quire.errors import ConfigError, ModelError, QuireError, ValidationError
 from quire.flight_recorder.reader import read_recording
 from quire.flight_recorder.records import MAGIC, VERSION, Head, frame

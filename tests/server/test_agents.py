@@ -11,9 +11,9 @@ import pytest
 from openai.types.chat import ParsedChatCompletion
 from pydantic import BaseModel
 
+from quire.cli.demo_tools import demo_tools
 from quire.config.build import build_config
 from quire.engine.llm_engine import LLMEngine
-from quire.entrypoints.cli.demo_tools import demo_tools
 from tests.server.engines import SteppedEngine, WritingEngine
 from tests.server.servers import RunningServer
 from tests.server.test_tools import ADD, PARIS

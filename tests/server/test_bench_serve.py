@@ -19,8 +19,8 @@ from quire.bench import processes
 from quire.bench.client_watch import LagProbe
 from quire.bench.load import run_load, run_on_loop
 from quire.bench.records import Job, Load, Target
-from quire.entrypoints.cli import bench_serve
-from quire.entrypoints.cli.main import main
+from quire.cli import bench_serve
+from quire.cli.main import main
 from tests.server.engines import ScriptedEngine
 from tests.server.servers import RunningServer
 

@@ -9,9 +9,9 @@ from functools import partial
 
 import pytest
 
-from quire.entrypoints.cli.chat import TOOLS
-from quire.entrypoints.cli.demo_tools import demo_tools
-from quire.entrypoints.cli.main import main
+from quire.cli.chat import TOOLS
+from quire.cli.demo_tools import demo_tools
+from quire.cli.main import main
 from tests.server.engines import WritingEngine
 from tests.server.servers import RunningServer
 

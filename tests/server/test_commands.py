@@ -16,9 +16,9 @@ import httpx
 import openai
 import pytest
 
+from quire.cli import serve
+from quire.cli.main import main
 from quire.entrypoints.args import QuireParser
-from quire.entrypoints.cli import serve
-from quire.entrypoints.cli.main import main
 from quire.errors import ConfigError
 from quire.server.http.listening import claim_socket_path
 from quire.utils.phases import PhaseTimer, process_age_s

@@ -10,9 +10,9 @@ import httpx
 import openai
 import pytest
 
+from quire.cli.main import main
 from quire.config.build import SERVER_SECTIONS, build_config, settings_as_dict, settings_by_name
 from quire.engine.llm_engine import LLMEngine
-from quire.entrypoints.cli.main import main
 from tests.server.engines import SteppedEngine
 from tests.server.servers import RunningServer
 from tests.server.test_tools import TOOLS, run_agent

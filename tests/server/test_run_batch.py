@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from quire.entrypoints.batch import endpoints
-from quire.entrypoints.cli import run_batch
-from quire.entrypoints.cli.main import main
+from quire.batch import endpoints
+from quire.cli import run_batch
+from quire.cli.main import main
 from tests.server.engines import ScriptedEngine
 from tests.server.servers import RunningServer
 

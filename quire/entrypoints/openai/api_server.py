@@ -12,7 +12,7 @@ __all__ = ["main"]
 def main(argv: Sequence[str] | None = None) -> int:
     """Serve, with the flags of `quire serve`; returns the exit status."""
     # By name: this is an entry point beside the command line's, which stands above this package.
-    command_line = importlib.import_module("quire.entrypoints.cli.main")
+    command_line = importlib.import_module("quire.cli.main")
     return int(command_line.main(["serve", *(sys.argv[1:] if argv is None else argv)]))
 
 

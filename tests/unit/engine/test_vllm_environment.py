@@ -5,10 +5,10 @@ import logging
 import pytest
 
 from quire import envs
+from quire.cli.collect_env import _as_text
 from quire.config.build import build_config
 from quire.config.server import ApiConfig
 from quire.engine.vllm_environment import INSTEAD, USED, warn_of_vllm_environment, with_vllm_environment
-from quire.entrypoints.cli.collect_env import _as_text
 from quire.errors import ConfigError
 from quire.logger import configure_logging
 from quire.server.http.keys import read_api_keys

@@ -180,5 +180,5 @@ def test_the_reference_pages_are_current(name: str) -> None:
 
 def test_every_sampling_parameter_is_on_its_page() -> None:
     page = reference_pages()["sampling-parameters.md"]
-    internal = ("bad_words_token_ids", "thinking")
+    internal = ("bad_words_token_ids", "reasoning")
     assert all(f"`{name}`" in page for name in SamplingParams.__struct_fields__ if name not in internal)

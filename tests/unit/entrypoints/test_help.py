@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from quire.cli import collect_env, serve
 from quire.entrypoints.args import QuireParser, add_engine_arguments
-from quire.entrypoints.cli import collect_env, serve
 from quire.entrypoints.help import help_text
 from quire.errors import ConfigError
 

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
+from quire.cli import serve
 from quire.config.not_yet import NO_EFFECT, NOT_YET
 from quire.entrypoints.args import QuireParser
-from quire.entrypoints.cli import serve
 from quire.entrypoints.flag_forms import merge_dotted, plain_argv
 from quire.errors import ConfigError, QuireClientError, UnsupportedError
 

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from quire.entrypoints.cli.main import main
+from quire.cli.main import main
 from quire.flight_recorder import records
 from quire.flight_recorder.records import MAGIC, Head, frame
 from tests.unit.scheduler.harness import make_setup

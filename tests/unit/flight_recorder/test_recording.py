@@ -17,11 +17,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from quire.cli.main import main
 from quire.core.draft_proposer import DraftProposer
 from quire.core.engine_messages import EngineCoreOutputs, EngineCoreRequest, FinishReason
 from quire.core.scheduler_output import ForcedTokens, SchedulerOutput
 from quire.core.stats import SchedulerStats
-from quire.entrypoints.cli.main import main
 from quire.errors import ConfigError, ValidationError
 from quire.flight_recorder import records, snapshot
 from quire.flight_recorder.reader import read_recording

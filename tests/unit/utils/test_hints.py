@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from quire.cli.main import COMMANDS
 from quire.config.build import SERVER_SECTIONS
 from quire.entrypoints.args import QuireParser, add_engine_arguments
-from quire.entrypoints.cli.main import COMMANDS
 from quire.errors import nearest, unknown_name
 from quire.utils.other_names import COMMANDS as COMMANDS_ELSEWHERE
 from quire.utils.other_names import FLAGS, PARAMETERS

@@ -10,7 +10,7 @@ __all__ = ["main"]
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Serve with the flags of `quire serve`; returns the exit status."""
-    from quire.entrypoints.cli.main import main as quire_main
+    from quire.cli.main import main as quire_main
 
     return quire_main(["serve", *(sys.argv[1:] if argv is None else argv)])
 

@@ -1,0 +1,88 @@
+"""`quire plan` from the command line."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from quire.cli.main import main
+from quire.simulator.calibration import fit, save_calibration
+from tests.unit.flight_recorder.test_recording import record_some
+from tests.unit.scheduler.harness import make_setup
+from tests.unit.simulator.test_costs import samples
+
+CONFIG = {
+    "architectures": ["LlamaForCausalLM"], "vocab_size": 32000, "hidden_size": 4096, "intermediate_size": 14336,
+    "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8, "max_position_embeddings": 8192,
+    "torch_dtype": "bfloat16",
+}  # fmt: skip
+LOAD = ["--num-requests", "15", "--rate", "20", "--prompt-tokens", "100", "--output-tokens", "10"]
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> str:
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
+    return str(tmp_path)
+
+
+def plan(capsys: pytest.CaptureFixture[str], *args: str) -> dict:
+    assert main(["plan", *args]) == 0
+    return json.loads(capsys.readouterr().out.splitlines()[-1])
+
+
+def test_a_deployment_is_sized_for_named_hardware(capsys, model, tmp_path):
+    picture = tmp_path / "plan.svg"
+    answer = plan(
+        capsys, "--model", model, "--hardware", "H100", "-tp", "2", *LOAD, "--slo-ttft", "500", "--slo-itl", "50",
+        "--find-replicas", "--plot", str(picture),
+    )  # fmt: skip
+    assert answer["simulated"] and answer["basis"]["hardware"]["source"]
+    assert answer["replicas_needed"] == 1 and answer["figures"]["good_share"] >= 0.95
+    assert answer["basis"]["assumptions"]["compute_share"] == 0.6
+    assert picture.read_text().startswith("<svg")
+
+
+def test_a_slower_device_is_slower(capsys, model):
+    found = {
+        name: plan(capsys, "--model", model, "--hardware", name, *LOAD)["figures"]["p50_itl_ms"]
+        for name in ("H100", "L4")
+    }
+    assert 5 < found["L4"] / found["H100"] < 15
+
+
+def test_settings_and_routing_are_compared(capsys, model):
+    load = [*LOAD, "--prefix-tokens", "64", "--shared-prefixes", "5", "--replicas", "3"]
+    answer = plan(capsys, "--model", model, "--hardware", "A100", *load, "--sweep", "--compare-routing")
+    assert set(answer["routing"]) == {"round-robin", "least-loaded", "prefix-aware"}
+    assert answer["best_setting"] in answer["sweep"]
+
+
+def test_a_flight_recording_is_a_trace_and_a_calibration_a_cost_model(capsys, tmp_path):
+    record_some(tmp_path / "recording")
+    calibration = fit(
+        samples(300, 0.01), [0.001], [(1, 1e-4), (2, 1e-4)], model="m", machine="here", setup=make_setup()
+    )  # fmt: skip
+    save_calibration(calibration, tmp_path / "c.json")
+    answer = plan(capsys, "--calibration", str(tmp_path / "c.json"), "--trace", str(tmp_path / "recording"))
+    assert answer["figures"]["num_answered"] >= 11  # one is aborted, maybe before its first token
+    assert answer["basis"]["machine"] == "here"
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        ([], "either --hardware NAME or --calibration FILE"),
+        (["--hardware", "H100"], "needs a model"),
+        (["--hardware", "H1000", "--model", "MODEL"], "did you mean 'H100'"),
+        (["--hardware", "H100", "--model", "MODEL", "--rate", "0"], "rate"),
+        (["--hardware", "H100", "--model", "MODEL", "--routing", "prefix"], "routing"),
+        (["--hardware", "H100", "--model", "MODEL", "-tp", "5"], "cannot be divided among 5"),
+        (["--calibrate", "x.json"], "needs a model"),
+        (["--hardware", "H100", "--model", "MODEL", "--slo-ttft", "-5"], "--slo-ttft must be above 0"),
+    ],
+)
+def test_mistakes_are_named(capsys, model, args, message):
+    assert main(["plan", *[model if one == "MODEL" else one for one in args]]) == 2
+    assert message in capsys.readouterr().err
