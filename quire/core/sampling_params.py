@@ -99,7 +99,7 @@ class _NamesFields(msgspec.StructMeta):
         try:
             return super().__call__(*args, **kwargs)
         except TypeError:
-            fields = [f for f in cls.__struct_fields__ if f not in ("bad_words_token_ids", "thinking")]
+            fields = [f for f in cls.__struct_fields__ if f not in ("bad_words_token_ids", "reasoning")]
             for name in kwargs:
                 if name not in cls.__struct_fields__:
                     raise unknown_name(
