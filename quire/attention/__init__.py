@@ -1,1 +1,1 @@
-"""Paged attention: the interface, what a step tells it, and the backends."""
+"""Paged attention: the interface, the metadata of a step, and the backends."""

@@ -145,7 +145,7 @@ class _Run:
             self._error = self._error or error
 
     def _with_unknown(self, request: BatchRequest) -> BatchRequest | BadLine:
-        """A request whose line has fields that are not known: each name is told once, or the line refused."""
+        """A request whose line has fields that are not known: each name is reported once, or the line refused."""
         names = ", ".join(shown(name) for name in request.unknown[:MAX_SHOWN])
         if self._is_strict:
             message = f"the line has unknown fields: {names}; leave them out, or move them into body"

@@ -1,4 +1,4 @@
-"""What the parts of the load generator tell each other; also what crosses to client processes, as JSON. No state."""
+"""Messages between the parts of the load generator; also what crosses to client processes, as JSON. No state."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run_guarded(argv: list[str]) -> int:
-    """Run the command line; what is wrong with it is told in words, as is what the terminal cannot show."""
+    """Run the command line; errors are reported in words, as is what the terminal cannot show."""
     from quire.errors import QuireError  # late, as every import here: Ctrl-C meanwhile is caught by `main`
 
     for stream in (sys.stdout, sys.stderr):

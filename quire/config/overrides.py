@@ -19,7 +19,7 @@ HF_FIELDS = (
     "rope_theta", "sliding_window", "tie_word_embeddings", "torch_dtype", "use_sliding_window", "max_model_len",
 )  # fmt: skip
 NO_HF_FIELDS = {"max_model_len": "no model's file has this field; give max_model_len as a setting"}
-"""Taken because programs for vLLM write them, where they change nothing either; name -> what is told."""
+"""Taken because programs for vLLM write them, where they change nothing either; name -> the warning."""
 GENERATION_FIELDS = (
     "eos_token_id", "max_new_tokens", "min_p", "repetition_penalty", "temperature", "top_k", "top_p",
 )  # fmt: skip

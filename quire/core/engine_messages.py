@@ -124,7 +124,7 @@ class EngineCoreOutputs:
         logprobs: `index` refers to entries of `handles`.
         prompt_logprobs: (handle, lines) as positions are computed; `index` is the prompt position.
         finished: requests that ended; their last tokens are in this message.
-        events: turning points since the last message.
+        events: lifecycle events since the last message.
         stats: the control plane after this step.
         timestamp: seconds, monotonic clock.
     """

@@ -10,7 +10,7 @@ from quire.core.cache_info import CacheMiss
 
 
 class EventKind(IntEnum):
-    """Turning points of a request's life inside the engine core."""
+    """Lifecycle events of a request's life inside the engine core."""
 
     QUEUED = 1
     SCHEDULED = 2
@@ -20,7 +20,7 @@ class EventKind(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class RequestEvent:
-    """One turning point.
+    """One lifecycle event.
 
     Attributes:
         timestamp: seconds on the engine's monotonic clock.

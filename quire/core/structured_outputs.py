@@ -43,7 +43,7 @@ class StructuredOutputsParams(msgspec.Struct, omit_defaults=True, repr_omit_defa
         structural_tag: free text with parts that follow schemas, as a dict or a string.
         disable_any_whitespace: JSON is written without optional whitespace.
         disable_additional_properties: objects have no properties but those that the schema names.
-        whitespace_pattern: what may stand between the parts of a JSON value, where the backend can be told.
+        whitespace_pattern: what may stand between the parts of a JSON value, where the backend supports it.
         backend: internal; which library makes the grammar, set by the input processor.
         may_fall_back: internal; another library may make it when this one refuses it.
         source: internal; the field of a request of which it was made, for errors.

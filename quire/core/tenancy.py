@@ -17,7 +17,7 @@ class TenantShare:
     """A tenant, for scheduling_policy="fair".
 
     Attributes:
-        name: tells tenants apart.
+        name: identifies the tenant.
         weight: its share of the engine, relative to those of others; MIN_WEIGHT to MAX_WEIGHT.
         policy: the order of its own requests; one of TENANT_POLICIES.
     """

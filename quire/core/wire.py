@@ -26,7 +26,7 @@ class ErrorInfo(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @classmethod
     def of(cls, error: BaseException) -> ErrorInfo:
-        """What is to be told of `error`."""
+        """The message for `error`."""
         if isinstance(error, QuireError):
             known = next((kind.__name__ for kind in type(error).__mro__ if kind.__module__ == errors.__name__), "")
             return cls(known, error.message, error.hint, error.field)

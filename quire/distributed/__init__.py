@@ -1,1 +1,1 @@
-"""How processes that share a model find and tell each other things."""
+"""How processes that share a model communicate."""

@@ -352,7 +352,7 @@ class AsyncLLM(EngineClient):
             self._discard(request_id)
 
     def _discard(self, request_id: str) -> None:
-        """Forget a request; the core is told to end what it has of it."""
+        """Forget a request; the core aborts it."""
         self._streams.pop(request_id, None)
         handles = self._front.discard([request_id])
         if handles and self._dead is None:

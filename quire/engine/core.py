@@ -74,7 +74,7 @@ class EngineCore:
         self._scheduler.finish_requests(handles, FinishReason.ABORT)
 
     def step(self) -> EngineCoreOutputs | None:
-        """Run one step; None when there was nothing to run or to tell.
+        """Run one step; None when there was nothing to run or to report.
 
         A step that raises ends the request that makes it raise; raises only when that is no single request.
         """

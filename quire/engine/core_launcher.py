@@ -172,7 +172,7 @@ class CoreProcess:
             self._child.kill()
         setup = msgspec.msgpack.encode(self._setup)
         assert self._child.stdin is not None
-        with contextlib.suppress(BrokenPipeError):  # it died at once: told by its exit code
+        with contextlib.suppress(BrokenPipeError):  # it died at once: shown by its exit code
             self._child.stdin.write(len(setup).to_bytes(8, "little") + setup)
             self._child.stdin.flush()
 

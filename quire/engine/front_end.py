@@ -51,7 +51,7 @@ class StepResult:
 
     Attributes:
         outputs: due to the users.
-        handles_to_abort: answers whose end the engine core is to be told.
+        handles_to_abort: requests that the engine core has to abort.
         failures: request id -> what went wrong, for requests of `outputs` that failed.
     """
 

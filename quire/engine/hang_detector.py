@@ -1,4 +1,4 @@
-"""HangDetector: tells a core that hangs from one that has much to do. Called by `core_launcher` a few times a second.
+"""HangDetector: distinguishes a core that hangs from a busy one. Called by `core_launcher` a few times a second.
 
 A core that should advance and does not is stuck when its process has not used the CPU for `timeout_s` either (it was
 stopped, or its threads wait for each other), or when it has used far more of it than its step should take (it spins).

@@ -76,7 +76,7 @@ class Heartbeat:
         self.words[HeartbeatField.NUM_TICKS] += 1
 
     def end_step(self, elapsed_ns: int) -> None:
-        """The step has ended; it took `elapsed_ns` nanoseconds, on the clock by which hangs are told."""
+        """The step has ended; it took `elapsed_ns` nanoseconds, on the clock by which hangs are detected."""
         per_token = elapsed_ns // max(1, int(self.words[HeartbeatField.STEP_TOKENS]))
         self.words[HeartbeatField.NS_PER_TOKEN] = max(per_token, int(self.words[HeartbeatField.NS_PER_TOKEN]))
         self.words[HeartbeatField.NS_LONGEST_STEP] = max(elapsed_ns, int(self.words[HeartbeatField.NS_LONGEST_STEP]))

@@ -70,7 +70,7 @@ class KVEventPublisher:
     Args:
         config: where to.
         recorder: emptied by `flush`.
-        rank: data parallel rank: added to the port, and told in every batch.
+        rank: data parallel rank: added to the port, and sent in every batch.
         clock: seconds, wall clock.
 
     Attributes:

@@ -140,7 +140,7 @@ class OutputProcessor:
 
 
 def _failure(request_id: str, end: FinishedRequest) -> QuireError:
-    """What a request that failed is told: that it was wrong, where a field of it was."""
+    """The error of a request that failed: that it was wrong, where a field of it was."""
     if end.finish_reason is FinishReason.QUEUE_TIMEOUT:
         return QueueTimeoutError(end.error or "", hint="try again later, or allow a longer queue_timeout")
     logger.error("request %s failed: %s", request_id, end.error)

@@ -90,7 +90,7 @@ class RequestState:
             lines: of the tokens in `logprobs`, None = it has none; empty when there are no logprobs.
 
         Returns:
-            True when a stop text ended the answer, so that the engine core has to be told.
+            True when a stop string ended the answer, so that the engine core has to abort it.
         """
         if self._is_beam:
             if new_token_ids:
@@ -114,7 +114,7 @@ class RequestState:
         return is_stopped_here and finished is None
 
     def _take_beam(self, finished: FinishedRequest | None) -> list[int]:
-        """A beam search tells its answers at the end."""
+        """A beam search returns its answers at the end."""
         if finished is None or finished.beam is None:
             return []
         self.logprobs.cumulative = finished.beam.cum_logprob
@@ -122,7 +122,7 @@ class RequestState:
         return tokens
 
     def note_event(self, event: RequestEvent) -> None:
-        """Take in a turning point."""
+        """Take in a lifecycle event."""
         stats = self.stats
         if event.kind is EventKind.PREFILLED:
             self._last_prefill = event

@@ -1,4 +1,4 @@
-"""Stat loggers of other packages: told of every step, beside the log line and the metrics that Quire has itself.
+"""Stat loggers of other packages: called with every step, next to the log line and the metrics that Quire has itself.
 
 Made by the engines; they run in the front-end's process, on the thread that takes in steps. One that raises is left out
 from then on: no request is affected.

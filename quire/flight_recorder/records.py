@@ -124,7 +124,7 @@ class Abandon(msgspec.Struct, frozen=True, array_like=True, tag="abandon"):
 
 
 class Take(msgspec.Struct, frozen=True, array_like=True, tag="take"):
-    """`take_outputs`, and a digest of what it told (0 = nothing)."""
+    """`take_outputs`, and a digest of its outputs (0 = none)."""
 
     digest: int
     clock: list[float]
@@ -191,7 +191,7 @@ _DIGESTED_STATS = (
 
 
 def digest_of_outputs(outputs: EngineCoreOutputs | None) -> int:
-    """A number that differs when what the front-end is told differs; log-probabilities are left out."""
+    """A number that differs when the outputs to the front end differ; log-probabilities are left out."""
     if outputs is None:
         return 0
     crc = zlib.crc32(outputs.new_token_ids.tobytes(), zlib.crc32(outputs.handles.tobytes()))

@@ -156,7 +156,7 @@ class WaitWatch:
             self._enter(message.handle, reason)
 
     def told(self, outputs: EngineCoreOutputs | None, cause: str) -> None:
-        """The front-end was told of tokens, events and ends; `cause` is why requests were preempted."""
+        """Outputs were sent to the front end: tokens, events and ends; `cause` is why requests were preempted."""
         if outputs is None:
             return
         handles, counts = np.unique(outputs.handles, return_counts=True)

@@ -1,4 +1,4 @@
-"""Block copies that the worker has not been told of yet.
+"""Block copies that were not sent to the worker yet.
 
 Owned by the KV cache manager. A partly filled block that two requests share is copied for the one that joins; until the
 message with the copy is made, a reference keeps the source from being given out.

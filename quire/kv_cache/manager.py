@@ -262,7 +262,7 @@ class KVCacheManager:
         return self._coordinator.block_ids(row)
 
     def num_kept_tokens(self, request: Request, is_room_ample: bool) -> int:
-        """Tokens of a placed request that it will find cached when it comes back, as far as can be told.
+        """Tokens of a placed request that it will find cached when it comes back, as far as is known.
 
         Args:
             is_room_ample: nothing cached will be evicted meanwhile; else only what others use, too, stays.

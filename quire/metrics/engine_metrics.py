@@ -1,6 +1,6 @@
 """EngineMetrics: steps and requests of one engine, counted for Prometheus.
 
-Made and told by a server; reads records of `core` alone. Owns its registry, so that two servers in one process do
+Made and fed by a server; reads records of `core` alone. Owns its registry, so that two servers in one process do
 not meet.
 """
 

@@ -17,7 +17,7 @@ class Metric:
 
     Attributes:
         name: without Prometheus' suffixes.
-        labels: what tells it from others of the same name.
+        labels: what distinguishes it from others of the same name.
     """
 
     name: str

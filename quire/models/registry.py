@@ -40,6 +40,6 @@ def model_class(architecture: str) -> type[DecoderForCausalLM]:
 
 
 def origin_of(architecture: str) -> dict[str, str]:
-    """What a plugin's model has to be told apart by from other models of the same weights; empty for Quire's own."""
+    """What distinguishes a plugin's model from other models of the same weights; empty for Quire's own."""
     plugin = None if architecture in MODEL_CLASSES else find_plugin(MODEL, architecture)
     return {} if plugin is None else {"model": f"{architecture} of {plugin.package} {plugin.version}"}

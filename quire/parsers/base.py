@@ -41,7 +41,7 @@ class SteppedParser(AnswerParser):
     """A parser written as one generator over a `Reader`, which depends on the text and not on how it was cut.
 
     Args:
-        buffers_tool_calls: tell a call when it is complete, and not before.
+        buffers_tool_calls: emit a call only when it is complete.
     """
 
     def __init__(self, *, buffers_tool_calls: bool = False) -> None:
@@ -52,7 +52,7 @@ class SteppedParser(AnswerParser):
 
     @abstractmethod
     def parse(self) -> Steps[None]:
-        """Read `self.reader` to its end and tell `self.out`."""
+        """Read `self.reader` to its end and write events to `self.out`."""
 
     def push(self, text: str) -> list[Event]:
         """As `AnswerParser.push`."""
@@ -112,7 +112,7 @@ class ReasoningParser(SteppedParser):
 
     Attributes:
         starts: marks of which one, at the beginning of the answer, begins the reasoning.
-        ends: marks of which the first ends it; None = no marks tell, so no grammar waits and no budget ends it.
+        ends: marks of which the first ends it; None = no delimiters, so no grammar waits and no budget ends it.
         call_marks: begin a call and so end the reasoning that lacks its end, unless a grammar waits for that.
         call_heads: one of them follows such a mark, if it is not a mention of it; none = whatever follows.
         waits_for_end: a grammar or a budget counts on `ends`, so nothing else ends the reasoning; set before any text.

@@ -27,7 +27,7 @@ class JsonCallParser(ToolCallParser):
 
     A call is begun when its name, which must be that of a tool, and the opening of its arguments have come: a brace and
     what may follow it, a quote or the other brace. Before that it is content if it breaks. After that its arguments are
-    told as they are written, broken or not.
+    emitted as they are written, broken or not.
     """
 
     def call_object(self, *, needs_arguments: bool = False) -> Steps[Found]:
@@ -82,7 +82,7 @@ class JsonCallParser(ToolCallParser):
         return Found.CALL if is_begun else Found.NO_CALL
 
     def call_arguments(self, name: str, call_id: str = "") -> Steps[Found]:
-        """Read the arguments of `name`, an object; they are told once its opening has come.
+        """Read the arguments of `name`, an object; they are emitted once its opening has come.
 
         Args:
             call_id: as in `Output.begin`.

@@ -142,7 +142,7 @@ class JsonText:
             yield from self._run(SPACE_RUN)
 
     def _run(self, pattern: re.Pattern[str]) -> Steps[None]:
-        """Characters of one class, told as they come."""
+        """Characters of one class, emitted as they come."""
         reader = self._reader
         while True:
             limit = RUN_CHARS if self._left is None else min(RUN_CHARS, self._left)

@@ -1,7 +1,7 @@
 """Calls whose arguments are marked one by one and not quoted, as in <parameter=key>value</parameter>.
 
-Subclassed with the marks of a format. Values become JSON of the types that the tool's schema names; a text is told as
-it comes. A parser of one answer owns no state but its reader's and its output's.
+Subclassed with the marks of a format. Values become JSON of the types that the tool's schema names; a string
+is emitted as it comes. A parser of one answer owns no state but its reader's and its output's.
 """
 
 from __future__ import annotations

@@ -62,7 +62,7 @@ class Output:
     """Events, neighbours of one kind merged.
 
     Args:
-        buffers_tool_calls: tell a call when it is complete, and not before.
+        buffers_tool_calls: emit a call only when it is complete.
     """
 
     __slots__ = (

@@ -63,7 +63,7 @@ class KVTiers(RequestGroup):
 
     @property
     def is_waiting(self) -> bool:
-        """Whether the worker has to be asked, or told, even where nothing computes."""
+        """Whether the worker needs a message even where nothing computes."""
         return bool(self._in_flight)
 
     # --- at admission ---

@@ -1,4 +1,4 @@
-"""What has happened and was not yet told to the front-end: turning points and ends.
+"""Events that were not yet sent to the front end: lifecycle events and ends of requests.
 
 Written by the scheduler, emptied into the next `EngineCoreOutputs`, so each is reported once.
 """

@@ -23,7 +23,7 @@ from quire.scheduler.scheduler import Scheduler
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulerSetup:
-    """What a scheduler's decisions depend on, besides what it is told later.
+    """What a scheduler's decisions depend on, besides what it is given later.
 
     Attributes:
         scheduler: resolved: its limits are numbers.

@@ -84,7 +84,7 @@ class DrainingServer(uvicorn.Server):
         self._state.admission.is_draining = True
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Listen, then tell `on_started` where.
+        """Listen, then call `on_started` with the address.
 
         Raises:
             ConfigError: the address cannot be listened on.
@@ -100,7 +100,7 @@ class DrainingServer(uvicorn.Server):
         self.on_started(self.address())
 
     def show_start(self, server: Phases, core: Phases) -> None:
-        """Let /metrics tell what the start took."""
+        """Let /metrics show startup times."""
         self._state.metrics.show_start("server", server)
         self._state.metrics.show_start("engine_core", core)
 
@@ -118,7 +118,7 @@ class DrainingServer(uvicorn.Server):
             await self._end_running("exiting immediately", FINAL_EVENTS_AT_ONCE_S)
         await self._wait(lambda: not self.server_state.tasks, 0.0 if self.force_exit else FINAL_EVENTS_S)
         await self._cut_the_rest()
-        self.force_exit = False  # nothing is left to wait for, and the application is told of its end
+        self.force_exit = False  # nothing is left to wait for, and the application learns of its end
         await super().shutdown(sockets)
         for task in self._watching:
             task.cancel()

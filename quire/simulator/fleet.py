@@ -19,7 +19,7 @@ from quire.simulator.workload import SimRequest
 from quire.utils.children import forked_pool
 
 PREFIX_UNIT = 64
-"""Tokens by which a prefix-aware router tells prompts apart."""
+"""Tokens by which a prefix-aware router distinguishes prompts."""
 # A prefix-aware router leaves the replica that knows a prefix when it has so many more requests than the least loaded.
 MAX_IMBALANCE = 8
 

@@ -1,4 +1,4 @@
-"""One engine under a virtual clock: the real scheduler, told how long its steps would have taken.
+"""One engine under a virtual clock: the real scheduler, with the durations that its steps would have.
 
 Called by `fleet`. Owns the scheduler, the clock and the results of its requests. Steps are run one by one, as the
 engine runs them: nothing is skipped, so whatever the scheduler does with a load it does here.

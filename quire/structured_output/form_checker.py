@@ -122,7 +122,7 @@ class FormChecker:
         code = process.wait()
         for stream in (process.stdin, process.stdout):
             if stream is not None:
-                with suppress(OSError):  # what it was not told any more
+                with suppress(OSError):  # what was not sent any more
                     stream.close()
         return code
 

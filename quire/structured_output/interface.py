@@ -26,7 +26,7 @@ class GrammarSpec(msgspec.Struct, frozen=True, kw_only=True):
         text: the schema, pattern, grammar or tag; of choices the JSON list.
         backend: name of the library.
         any_whitespace: optional whitespace in JSON is allowed.
-        whitespace_pattern: a regex for it, where the library can be told.
+        whitespace_pattern: a regex for it, where the library supports it.
         may_fall_back: when the library refuses it, the next one that honours it is asked.
     """
 

@@ -20,6 +20,8 @@ NOWHERE = {
     r"\bwhoever\b": "the thing that does it",
     r"\bnobody\b": "no request, no client, none",
     r"\bhears?\b": "is notified of, is sent",
+    r"\b(is|are|was|were|be|been) told\b": "is sent, returned or reported",
+    r"\bturning points?\b": "lifecycle event",
     r"\blet_go\b": "unpin",
     r"\b(accuse|culprit)\b": "report_failure, faulty",
     r"\bpage_(copies|demand|transfers)\b": "block_...",

@@ -1,6 +1,6 @@
 """SyncMPClient: an engine core in another process, for a caller that waits for each step.
 
-Owns the core's process. A core that ends is not restarted: the caller is told with `EngineDeadError`.
+Owns the core's process. A core that ends is not restarted: the caller gets `EngineDeadError`.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ ID_RUN = re.compile(r"[0-9A-Za-z]*")
 
 
 class MistralParser(JsonCallParser):
-    """Both forms, told apart by what follows the mark; a call's id has nine letters and digits."""
+    """Both forms, distinguished by what follows the delimiter; a call's id has nine letters and digits."""
 
     needs_special_tokens = True
     id_chars = 9

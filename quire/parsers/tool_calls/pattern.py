@@ -90,7 +90,7 @@ class PatternFormat:
 
 
 class PatternParser(ToolCallParser):
-    """Each call is told when its end has come."""
+    """Each call is emitted when its end has come."""
 
     needs_special_tokens = True
 

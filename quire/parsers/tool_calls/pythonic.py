@@ -31,7 +31,7 @@ class _BrokenError(Exception):
 
 
 class PythonicParser(ToolCallParser):
-    """A list of calls that is the beginning of the answer; each is told when its bracket has closed."""
+    """A list of calls that is the beginning of the answer; each is emitted when its bracket has closed."""
 
     opener, closer = "<|python_start|>", "<|python_end|>"
 

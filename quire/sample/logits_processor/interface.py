@@ -1,7 +1,7 @@
 """LogitsProcessor: a rule that changes the logits of the rows that ask for it, one instance for all rows.
 
 The sampler's own masks and penalties are written against it, and so are custom ones. A processor keeps its own
-state per row; `SamplingStates` tells it when rows come, go, and get tokens.
+state per row; `SamplingStates` calls it when rows come, go, and get tokens.
 """
 
 from __future__ import annotations

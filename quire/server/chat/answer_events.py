@@ -40,7 +40,7 @@ class AnswerReader(Protocol):
         """The next part of the answer; the events that are decided by now."""
 
     def finish_reason(self, reason: str | None) -> str | None:
-        """The reason to tell, given the engine's: an answer that ended by itself and has calls ended for them."""
+        """The finish reason, given the engine's: an answer that ended by itself and has calls ended for them."""
 
 
 class PlainAnswer:

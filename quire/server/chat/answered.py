@@ -25,7 +25,7 @@ def answered(route: Route, state: ServerState) -> Route:
             return await route(request)
         except ClientGoneError:
             return Response(status_code=NO_CLIENT)
-        except Exception as error:  # the catalogue decides what the client is told, and logs the rest
+        except Exception as error:  # the catalogue decides what the client receives, and logs the rest
             return refused(request, api_error_of(error), state)
         finally:
             release(request)

@@ -1,4 +1,4 @@
-"""CacheView: what a client is told of the prefix cache.
+"""CacheView: what a client may see of the prefix cache.
 
 Made by `state.make_state`, asked for answers. A client learns of pages of its own namespace alone. Where several
 parties share one namespace, reasons and positions would let one find out another's prompt token by token: there a

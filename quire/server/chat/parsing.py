@@ -97,7 +97,7 @@ class Parsing:
 
     Args:
         config: names the parsers.
-        engine: its chat template tells the format where none is named.
+        engine: its chat template decides the format where none is named.
 
     Raises:
         ConfigError: as `check_parsers`.
@@ -135,7 +135,7 @@ class Parsing:
 
         Args:
             warnings: gets what has no effect.
-            buffers_tool_calls: tell calls when they are complete, whatever the settings say.
+            buffers_tool_calls: send calls when they are complete, whatever the settings say.
 
         Raises:
             ValidationError, UnsupportedError: as `tool_choice` and `grammar_for`.
@@ -179,7 +179,7 @@ class ParsingPlan:
 
     Attributes:
         needs_special_tokens: control tokens must be part of the text.
-        has_reasoning: answers tell their reasoning.
+        has_reasoning: responses return their reasoning.
         is_calls_alone: what else an answer has is the mark-up of its calls, one that was cut among them.
     """
 
@@ -222,7 +222,7 @@ class ParsingPlan:
     def constrain(self, params: SamplingParams, prompt_token_ids: Sequence[int]) -> None:
         """Make `params`, in place, those of answers to this prompt that have the calls they must have.
 
-        Forms and budgets are for answers that may think: what is read as reasoning here is told to the engine, too.
+        Forms and budgets are for answers that may think: what is parsed as reasoning here is passed to the engine, too.
         """
         if self.needs_special_tokens:
             params.skip_special_tokens = False
@@ -244,7 +244,7 @@ class ParsingPlan:
         return ParsedAnswer(self, self._parser(prompt_token_ids), count)
 
     def _parser(self, prompt_token_ids: Sequence[int], *, counts: bool = False) -> AnswerParser:
-        """Of a whole answer, or of what tells its reasoning."""
+        """Of a whole answer, or of its reasoning only."""
         reasoning = None if self._reasoning is None else self._reasoning.parser(prompt_token_ids, self._continued)
         if reasoning is not None:
             reasoning.waits_for_end = self._waits_for_end

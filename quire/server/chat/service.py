@@ -144,7 +144,7 @@ class ChatService:
             warnings.add(field, text, f"request at most {room}, or shorten the prompt")
 
     def limit(self, request: Request, params: SamplingParams, asked: int | None) -> None:
-        """Bring `params` within what the tenant may; new tokens are told as they come where it pays for them."""
+        """Bring `params` within what the tenant may; new tokens are reported as they come where it pays for them."""
         tenant = scope_of(request).tenant
         params.max_tokens = tenant.max_tokens(asked, params.max_tokens)
         if tenant.counts_tokens and params.output_kind is RequestOutputKind.FINAL_ONLY:
@@ -184,7 +184,7 @@ class ChatService:
         return work
 
     def _cache_salt(self, request: Request, salt: str | None) -> str | None:
-        """What the prefix cache tells this request's pages apart by: the client's salt within its tenant's own."""
+        """The salt of this request's blocks in the prefix cache: the client's salt within its tenant's own."""
         if salt is not None:
             parse_prompt({"prompt_token_ids": [0], "cache_salt": salt})  # the check of its characters
         if not (self._state.tenants.needs_key and self._state.config.api.isolate_tenants):

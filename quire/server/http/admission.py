@@ -1,6 +1,6 @@
 """Admission: how much is in the engine, and whether more may come in.
 
-Asked by the routes before a request is given to the engine, told by them when it ends. Owns the counts.
+Asked by the routes before a request is given to the engine, and when it ends. Owns the counts.
 """
 
 from __future__ import annotations

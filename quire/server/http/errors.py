@@ -1,4 +1,4 @@
-"""What clients are told when something is wrong: a fixed catalogue, so that no internal text gets out.
+"""What clients receive when something is wrong: a fixed catalogue, so that no internal text gets out.
 
 Raised as `ApiError` anywhere in the server; other exceptions become one in `api_error_of`. No state.
 """
@@ -131,7 +131,7 @@ class ClientGoneError(Exception):
 
 
 def api_error_of(error: BaseException) -> ApiError:
-    """What the client is told of `error`; what must stay inside is logged."""
+    """The response to `error`; what must stay inside is logged."""
     if isinstance(error, ApiError):
         return error
     if isinstance(error, QuireClientError):

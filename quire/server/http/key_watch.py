@@ -27,7 +27,7 @@ class KeyWatch:
     Args:
         path: of the key file.
         read: reads and checks all keys.
-        tenants: told of them.
+        tenants: updated with them.
     """
 
     def __init__(self, path: str, read: Callable[[], ApiKeys], tenants: Tenants) -> None:

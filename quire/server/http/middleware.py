@@ -126,7 +126,7 @@ def _log_access(scope: Scope, known: RequestScope, status: int, seconds: float) 
 
 
 def _ended(scope: Scope, known: RequestScope, status: int, end_s: float) -> EndedRequest:
-    """What is told of a request that has ended."""
+    """The facts of a finished request."""
     parent = {name: value.decode("latin-1") for name in TRACE_HEADERS if (value := header(scope, name.encode()))}
     received_ns = time.time_ns() - round(1e9 * (time.monotonic() - known.received_s))
     tenant, answer = known.tenant.name, known.answer

@@ -1,4 +1,4 @@
-"""Bucket: so much a minute, refilled evenly; and how OpenAI's clients are told of it. Owns its level."""
+"""Bucket: so much a minute, refilled evenly; and the headers for OpenAI's clients. Owns its level."""
 
 from __future__ import annotations
 

@@ -54,7 +54,7 @@ class Tenant:
 
     @property
     def counts_tokens(self) -> bool:
-        """True when new tokens must be told as they come."""
+        """True when new tokens must be reported as they come."""
         return self._tokens is not None
 
     def set_limits(self, limits: TenantLimits) -> None:

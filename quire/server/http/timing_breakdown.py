@@ -1,6 +1,6 @@
 """Where a request's wall time went: phases that follow one another without a gap. No state.
 
-Used for answers and traces. The turning points come with the outputs; all times are of the machine's one monotonic
+Used for answers and traces. The lifecycle events come with the outputs; all times are of the machine's one monotonic
 clock.
 """
 
@@ -63,7 +63,7 @@ def make_receipt(
 
     Args:
         received_s, now_s: monotonic clock.
-        stats: of its engine requests together; turning points that did not come are 0.
+        stats: of its engine requests together; lifecycle events that did not come are 0.
     """
     points = [stats.queued_ts, stats.scheduled_ts, stats.first_token_ts, stats.last_token_ts, stats.output_ts]
     while points and not points[-1]:

@@ -41,7 +41,7 @@ FIELD = "otlp_traces_endpoint"
 
 @dataclass(frozen=True, slots=True)
 class EndedRequest:
-    """What is told of a request.
+    """What is recorded of a request.
 
     Attributes:
         parent: W3C trace context headers that it came with.
@@ -69,7 +69,7 @@ class Tracing:
 
     Args:
         exporter: OpenTelemetry's, used by the thread alone.
-        on_dropped: told of requests whose spans were not sent; called by either thread.
+        on_dropped: called with requests whose spans were not sent; called by either thread.
         max_queued: ended requests that may wait to be sent.
     """
 

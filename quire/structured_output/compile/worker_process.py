@@ -110,7 +110,7 @@ class WorkerProcess:
         process.wait()
         for stream in (process.stdin, process.stdout):
             if stream is not None:
-                with suppress(OSError):  # what it was not told any more
+                with suppress(OSError):  # what was not sent any more
                     stream.close()
 
     def _started(self) -> Child:

@@ -42,7 +42,7 @@ class StructuredOutputsConfig(TypedDict, total=False):
 
 
 class KVEventsConfig(TypedDict, total=False):
-    """What other programs are told of the prefix cache; for `kv_events_config`."""
+    """Events of the prefix cache for other programs; for `kv_events_config`."""
 
     enable_kv_cache_events: bool
     publisher: str

@@ -86,7 +86,7 @@ def chat_prompt(body: MessagesRequest, warnings: Warnings) -> ChatRequest:
 
 
 def asks_for_thinking(body: MessagesRequest) -> bool:
-    """True when the model is told to think, so that an answer without is a surprise."""
+    """True when the model is asked to reason, so that an answer without is a surprise."""
     return (body.thinking or {}).get("type") == "enabled"
 
 

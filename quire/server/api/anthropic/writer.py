@@ -35,7 +35,7 @@ class MessageWriter:
         counts: of the response.
         plan: what is read out of the answer; None = it is plain text.
         warnings: about fields that were not used.
-        request_id: told with errors inside a stream.
+        request_id: sent with errors inside a stream.
     """
 
     def __init__(
@@ -119,7 +119,7 @@ class MessageWriter:
         return stop_reason(answer, has_calls=self._has_calls, is_at_limit=is_at_limit)
 
     def _to_bytes(self, told: MessageEvent) -> list[bytes]:
-        """The events that tell `told`."""
+        """`told` as bytes."""
         if isinstance(told, Call):
             parts = [*self._close(), self._begin(told)]
             delta = {"type": "input_json_delta", "partial_json": told.arguments}
@@ -171,7 +171,7 @@ def kind_of_text(told: MessageEvent) -> str:
 
 
 def block_of(told: MessageEvent) -> dict[str, Any]:
-    """The block that `told` begins, without what it says."""
+    """The block that `told` begins, empty."""
     if isinstance(told, Call):
         return {"type": "tool_use", "id": told.call_id, "name": told.name, "input": {}}
     if isinstance(told, Content):

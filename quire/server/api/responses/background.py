@@ -1,6 +1,6 @@
 """Background responses: started, followed, cancelled, deleted.
 
-Used by the routes. Owns the tasks of those that run, the ids that are taken by requests under way, and what is told of
+Used by the routes. Owns the tasks of those that run, the ids that are taken by requests under way, and the events of
 responses after their end: events (`event_log`), and which of them could not be kept.
 """
 
@@ -199,7 +199,7 @@ class Background:
         return live.response
 
     async def delete(self, key: Key) -> None:
-        """End a response if it runs, and tell its events no more; it is not kept again."""
+        """End a response if it runs, and send no more of its events; it is not kept again."""
         live = self._live.get(key)
         if live is not None:
             await live.end(CANCELLED, is_deleted=True)

@@ -30,7 +30,7 @@ class EventLog:
         self._news = asyncio.Event()
 
     def note(self, event: bytes) -> None:
-        """Add an event; who follows is told by `tell`."""
+        """Add an event; followers are woken by `tell`."""
         self._events.append(event)
         self.num_bytes += len(event) + EVENT_BYTES
 

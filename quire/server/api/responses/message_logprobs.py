@@ -1,7 +1,7 @@
 """MessageLogprobs: which of an answer's tokens are text of its messages, with their log-probabilities.
 
 Used by the writer where they are asked for. The answer is read token by token, however it is cut into outputs; a token
-belongs to what its text is told as: a message, or thinking or a call, of which no log-probabilities are told. Owns how
+belongs to what its text is returned as: a message, or thinking or a call, which have no log-probabilities. Owns how
 far one answer is read.
 """
 
@@ -21,7 +21,7 @@ Entries = list[dict[str, Any]]
 class MessageLogprobs:
     """Reads an answer token by token.
 
-    A token that completes no character is told with the one that does.
+    A token that completes no character is returned with the one that does.
 
     Args:
         form: writes log-probabilities.

@@ -1,4 +1,4 @@
-"""OutputItems: an answer's events as the items of a response, and the events of a stream that tell of them.
+"""OutputItems: an answer's events as the items of a response, and the events of a stream for them.
 
 Used by the writer, for whole answers too: a stream comes to what the whole says because both are made here. Owns the
 items of one response.
@@ -124,7 +124,7 @@ class OutputItems:
         one = self._open
         assert one is not None and one.kind in CALLS, "parts follow the beginning of their call"
         one.parts.append(event.text)
-        if one.origin.is_custom:  # its input is told when it is whole
+        if one.origin.is_custom:  # its input is sent when it is complete
             return []
         return [("response.function_call_arguments.delta", {**one.where, "delta": event.text})]
 

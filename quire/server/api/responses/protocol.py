@@ -143,7 +143,7 @@ def _no_effect(warnings: Warnings, field: str, why: str = "") -> None:
 
 
 def wants_logprobs(request: ResponsesRequest) -> bool:
-    """True when tokens are to be told with their log-probabilities."""
+    """True when tokens are to be returned with their log-probabilities."""
     return LOGPROBS in (request.include or ())
 
 

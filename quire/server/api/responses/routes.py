@@ -336,7 +336,7 @@ def _taken(body: ResponsesRequest) -> ValidationError:
 
 @contextmanager
 def _store_failures() -> Iterator[None]:
-    """What the store cannot do is told to the client, and why to the log."""
+    """Failures of the store are returned to the client, and their reasons logged."""
     try:
         yield
     except ShelfError as error:

@@ -141,12 +141,12 @@ def chat_choice(choice: str | dict[str, Any] | None, *, has_tools: bool) -> str 
 
 
 def echo_tools(tools: list[Tool] | None) -> list[Tool]:
-    """The tools that were offered, as answers tell them."""
+    """The tools that were offered, as responses return them."""
     return [{name: tool.get(name) for name in TOOL_KEYS} if tool["type"] == FUNCTION else tool for tool in tools or ()]
 
 
 def echo_tool_choice(choice: str | dict[str, Any] | None) -> str | dict[str, Any]:
-    """The choice of a tool, as answers tell it."""
+    """The choice of a tool, as responses return it."""
     if choice is None or isinstance(choice, str):
         return choice or "auto"
     if choice.get("type") != "allowed_tools":

@@ -69,7 +69,7 @@ def _max_prompt_tokens(request: ResponsesRequest) -> int | None:
 
 
 def text_format(request: ResponsesRequest) -> dict[str, Any]:
-    """The form of the text that was asked for, as answers tell it."""
+    """The requested text format, as responses return it."""
     return (request.text.format if request.text is not None else None) or {"type": "text"}
 
 

@@ -42,7 +42,7 @@ class ResponseWriter:
         plan: what is read out of the answer; None = it is plain text.
         tokenizer: of the model.
         origins: what the functions of the chat are to the client.
-        num_logprobs: likeliest tokens to tell with each token; None = no log-probabilities.
+        num_logprobs: likeliest tokens to return with each token; None = no log-probabilities.
 
     Attributes:
         on_event: called with each event that is written.
@@ -135,7 +135,7 @@ class ResponseWriter:
         return self._written([("response.failed", {"response": response})])
 
     def in_progress(self) -> bytes:
-        """The event that tells that a response, queued until now, has its turn."""
+        """The event of a response that was queued and starts now."""
         return self._written([("response.in_progress", {"response": self._form.content(IN_PROGRESS, [])})])
 
     def _text_delta(self, item_id: str, text: str) -> bytes:

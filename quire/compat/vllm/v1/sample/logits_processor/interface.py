@@ -1,4 +1,4 @@
-"""The interface of vLLM's logits processors: one object for the whole batch, told of its changes before each step.
+"""The interface of vLLM's logits processors: one object for the whole batch, which gets its changes before each step.
 
 Base class of users' processors. Quire's sampler drives them through `BatchAdapter`.
 """
