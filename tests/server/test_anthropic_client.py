@@ -261,9 +261,9 @@ def test_a_budget_of_thinking_reaches_the_engine(writer, monkeypatch):
     seen: list[int | None] = []
     generate = writer.engine.generate
 
-    def watched(prompt: Any, params: Any, request_id: str, **options: Any) -> Any:
+    def watched(prompt: Any, params: Any, request_id: str, options: Any = None) -> Any:
         seen.append(params.thinking_token_budget)
-        return generate(prompt, params, request_id, **options)
+        return generate(prompt, params, request_id, options)
 
     monkeypatch.setattr(writer.engine, "generate", watched)
     message = ask(writer, ANSWERS["thought"], thinking={"type": "enabled", "budget_tokens": 1024}, max_tokens=1100)

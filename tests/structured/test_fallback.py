@@ -51,7 +51,7 @@ def test_the_next_library_makes_what_the_first_refuses(pool: CompilePool):
 def test_a_library_that_was_asked_for_is_the_only_one(pool: CompilePool):
     params = resolved(StructuredOutputsConfig(backend="xgrammar"), json=REFERENCE)
     with pytest.raises(
-        ValidationError, match=r"refused by xgrammar: Cannot find field 0 in #/prefixItems/0\n"
+        ValidationError, match=r"rejected by xgrammar: Cannot find field 0 in #/prefixItems/0\n"
     ) as found:
         pool.compile(spec_of(params)).result()
     assert found.value.hint == "correct it, or set structured_outputs_backend to auto"
