@@ -40,7 +40,7 @@ class ReasoningDelimiters(msgspec.Struct, frozen=True, kw_only=True, omit_defaul
     call_heads: tuple[str, ...] = ()
 
 
-class Place(Enum):
+class ReasoningPosition(Enum):
     """Where the next token stands."""
 
     BEFORE = "before"
@@ -72,26 +72,26 @@ class ReasoningTracker:
         self._head: bytes | None = b""  # the beginning of the answer, until it is known whether it is a delimiter
         self._tail = b""
         self._call = b""  # one that may be a mention, and what follows it
-        self.place = Place.INSIDE if delimiters.is_open else Place.BEFORE
+        self.place = ReasoningPosition.INSIDE if delimiters.is_open else ReasoningPosition.BEFORE
         self.has_begun = delimiters.is_open
         self.num_tokens = 0
 
     def push(self, piece: bytes) -> None:
         """The bytes of the answer's next token; b"" where they are not part of its text, or not known yet."""
-        was_inside = self.place is Place.INSIDE
+        was_inside = self.place is ReasoningPosition.INSIDE
         if self._call:
             self._read_inside(piece)
-        elif self.place is Place.AFTER:
+        elif self.place is ReasoningPosition.AFTER:
             return
         elif self._head is not None:
             self._read_head(piece)
         else:
             self._read_inside(piece)
-        self.num_tokens += was_inside and self.place is Place.INSIDE
+        self.num_tokens += was_inside and self.place is ReasoningPosition.INSIDE
 
     def end(self) -> None:
         """The reasoning was ended from outside."""
-        self.place = Place.AFTER
+        self.place = ReasoningPosition.AFTER
 
     def num_begun(self) -> dict[bytes, tuple[int, ...]]:
         """End -> how many of its bytes the reasoning may have written last, 0 included."""
@@ -105,30 +105,30 @@ class ReasoningTracker:
         has_room = len(self._head) - len(text) <= MAX_SPACES
         start = next((one for one in self._starts if text.startswith(one)), None) if has_room else None
         if start is None and has_room and any(one.startswith(text) for one in self._starts):
-            if self.place is Place.INSIDE and self._tail_bytes:
+            if self.place is ReasoningPosition.INSIDE and self._tail_bytes:
                 self._tail = (self._tail + piece)[-self._tail_bytes :]
             return
         head, self._head = self._head, None
-        if self.place is Place.INSIDE:
+        if self.place is ReasoningPosition.INSIDE:
             self._tail = b""
             self.num_tokens -= start is not None
             self._read_inside(head if start is None else text[len(start) :])
         elif start is not None:
-            self.place, self.has_begun = Place.INSIDE, True
+            self.place, self.has_begun = ReasoningPosition.INSIDE, True
             self._read_inside(text[len(start) :])
         else:
-            self.place = Place.AFTER
+            self.place = ReasoningPosition.AFTER
 
     def _read_inside(self, piece: bytes) -> None:
         text, self._call, self._tail = (self._call or self._tail) + piece, b"", b""
-        self.place = Place.INSIDE
+        self.place = ReasoningPosition.INSIDE
         while (found := self._marks.search(text)) is not None:
             rest = text[found.end() :]
             if found[0] in self._ends or not self._call_heads or rest.startswith(self._call_heads):
-                self.place = Place.AFTER
+                self.place = ReasoningPosition.AFTER
                 return
             if any(head.startswith(rest) for head in self._call_heads):
-                self.place, self._call = Place.AFTER, text[found.start() :]
+                self.place, self._call = ReasoningPosition.AFTER, text[found.start() :]
                 return
             text = rest
         self._tail = text[-self._tail_bytes :] if self._tail_bytes else b""

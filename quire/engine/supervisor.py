@@ -30,7 +30,7 @@ SUSPECT_DEATHS = 2
 # The only suspect left is ended after so many: twice as the only one, as a core may die by another hand at any moment.
 MAX_DEATHS = 4
 RETRY_S = 0.25  # doubled with each try
-HEALTH_QUIET_S = 2.0
+HEALTH_STALLED_S = 2.0
 HEALTH_POLL_S = 0.05
 
 logger = get_logger(__name__)
@@ -184,7 +184,7 @@ class Supervisor:
         answer = asyncio.ensure_future(self.call("ping"))
         try:
             while not answer.done():
-                if self.is_restarting or self.stalled_s > HEALTH_QUIET_S:
+                if self.is_restarting or self.stalled_s > HEALTH_STALLED_S:
                     raise EngineRestartingError(f"the engine core has made no progress for {self.stalled_s:.1f} s")
                 num_steps = self._num_steps
                 await asyncio.wait([answer], timeout=HEALTH_POLL_S)

@@ -40,7 +40,7 @@ class SwapCosts:
     def __init__(self) -> None:
         self._out = Measurements()
         self._in = Measurements()
-        self._quiet = Measurements()
+        self._decode_only = Measurements()
         self._prompt_tokens = Measurements()
 
     def estimate_swap_s(self, num_out: int, num_in: int) -> float | None:
@@ -73,14 +73,16 @@ class SwapCosts:
         is_prompt = scheduled.is_chunk()
         num_prompt_tokens = int(num_tokens[is_prompt].sum())
         if not num_prompt_tokens:
-            self._quiet.record(len(num_tokens), seconds)
+            self._decode_only.record(len(num_tokens), seconds)
             return
         if num_prompt_tokens < MIN_PROMPT_TOKENS:
             return
-        stalled_s = self._quiet.estimate(len(num_tokens)) or 0.0  # with its blocks, a prompt's row would decode
+        decode_only_s = (
+            self._decode_only.estimate(len(num_tokens)) or 0.0
+        )  # with its blocks, a prompt's row would decode
         middles = scheduled.num_computed_tokens[is_prompt] + num_tokens[is_prompt] / 2
         middle = float(np.average(middles, weights=num_tokens[is_prompt]))
-        self._prompt_tokens.record(middle, max(0.0, seconds - stalled_s) / num_prompt_tokens)
+        self._prompt_tokens.record(middle, max(0.0, seconds - decode_only_s) / num_prompt_tokens)
 
 
 class Measurements:

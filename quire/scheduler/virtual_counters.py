@@ -52,7 +52,10 @@ class VirtualCounters:
         self._num_unfinished[slot] -= 1
 
     def lift(self, slot: int, waiting: list[int]) -> None:
-        """A tenant with no waiting request gets one, beside `waiting` tenants: it has no credit for the time before."""
+        """A tenant with no waiting request gets one, beside `waiting` tenants: it has no credit for the time before.
+
+        This is the counter lift of the VTC paper.
+        """
         floor = float(self.counters[waiting].min() if waiting else self.counters[self._last])
         self.counters[slot] = max(float(self.counters[slot]), floor)
         self._num_turns += 1

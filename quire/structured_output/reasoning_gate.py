@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from quire.core.grammar_bitmask import allow, allow_only
-from quire.core.reasoning import Place
+from quire.core.reasoning import ReasoningPosition
 from quire.structured_output.interface import CompiledGrammar, Matcher
 from quire.structured_output.reasoning_state import ReasoningMasks, ReasoningState
 
@@ -76,13 +76,13 @@ class ReasoningGatedMatcher(Matcher):
         """As `Matcher.accept`."""
         state = self._state
         before = state.place
-        if before is Place.AFTER:
+        if before is ReasoningPosition.AFTER:
             is_accepted = self._grammar is not None and self._grammar.accept(token_id)
             self._num_after += is_accepted
             return is_accepted
         state.push(token_id)
         self._tokens.append(token_id)
-        if state.place is Place.INSIDE:
+        if state.place is ReasoningPosition.INSIDE:
             self._grammar = None
             return True
         if state.has_begun:
@@ -90,7 +90,7 @@ class ReasoningGatedMatcher(Matcher):
             return True
         if self._grammar is not None and not self._grammar.accept(token_id):
             self._grammar = None
-        return self._grammar is not None or state.place is Place.BEFORE
+        return self._grammar is not None or state.place is ReasoningPosition.BEFORE
 
     def rollback(self, num_tokens: int) -> None:
         """As `Matcher.rollback`."""
@@ -112,7 +112,7 @@ class ReasoningGatedMatcher(Matcher):
         forced_id = state.forced_id
         if forced_id is not None:
             allow_only(bitmask[row], forced_id)
-        elif state.place is Place.INSIDE:
+        elif state.place is ReasoningPosition.INSIDE:
             if self._is_free:
                 bitmask[row] = -1
             else:

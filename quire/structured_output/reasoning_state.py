@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from quire.core.grammar_bitmask import mask_of
-from quire.core.reasoning import SPACES, Place, ReasoningDelimiters, ReasoningTracker
+from quire.core.reasoning import SPACES, ReasoningDelimiters, ReasoningPosition, ReasoningTracker
 from quire.structured_output.interface import Vocabulary
 
 
@@ -41,7 +41,7 @@ class ReasoningState:
         self._note_budget()
 
     @property
-    def place(self) -> Place:
+    def place(self) -> ReasoningPosition:
         """Of the next token."""
         return self._tracker.place
 
@@ -58,19 +58,23 @@ class ReasoningState:
     @property
     def forced_id(self) -> int | None:
         """The only token that is possible next, as the budget is used up; None = the budget does not matter here."""
-        if self._num_forced is None or self.place is not Place.INSIDE:
+        if self._num_forced is None or self.place is not ReasoningPosition.INSIDE:
             return None
         return self._delimiters.end_ids[self._num_forced]
 
     def push(self, token_id: int) -> None:
         """The next token of the answer."""
         place = self.place
-        if place is Place.AFTER:
+        if place is ReasoningPosition.AFTER:
             return
-        if place is Place.BEFORE:
+        if place is ReasoningPosition.BEFORE:
             self._so_far += (token_id,)
         self._tracker.push(self._vocabulary.pieces[token_id] or self._special.get(token_id, b""))
-        if place is Place.INSIDE and self.place is Place.INSIDE and self._num_forced is not None:
+        if (
+            place is ReasoningPosition.INSIDE
+            and self.place is ReasoningPosition.INSIDE
+            and self._num_forced is not None
+        ):
             self._num_forced += 1
             if self._num_forced == len(self._delimiters.end_ids):
                 self._tracker.end()
@@ -84,7 +88,7 @@ class ReasoningState:
 
     def start_ids(self) -> set[int]:
         """Tokens that go on with a delimiter that begins the reasoning, where it may begin."""
-        if self.place is not Place.BEFORE:
+        if self.place is not ReasoningPosition.BEFORE:
             return set()
         size = len(self._so_far)
         return {ids[size] for ids in self._delimiters.start_ids if len(ids) > size and ids[:size] == self._so_far}
@@ -94,7 +98,7 @@ class ReasoningState:
         return self._tracker.num_begun()
 
     def _note_budget(self) -> None:
-        if self._budget is None or self._num_forced is not None or self.place is not Place.INSIDE:
+        if self._budget is None or self._num_forced is not None or self.place is not ReasoningPosition.INSIDE:
             return
         if self.num_tokens >= self._budget:
             self._num_forced = 0

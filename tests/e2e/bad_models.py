@@ -149,7 +149,7 @@ CONFIG_CASES: dict[str, BadModel] = {
 
 WEIGHT_CASES: dict[str, BadModel] = {
     "no weights at all": (remove("model.safetensors", "pytorch_model.bin"), ("safetensors", "download")),
-    "pickled weights only": (remove("model.safetensors"), ("pytorch_model.bin", "refuses", "safetensors")),
+    "pickled weights only": (remove("model.safetensors"), ("pytorch_model.bin", "does not open", "safetensors")),
     "weight file is a directory": (folder("model.safetensors"), ("model.safetensors",)),
     "weight file is empty": (file_bytes(lambda data: b""), ("model.safetensors", "download")),
     "header cut short": (file_bytes(lambda data: data[:5]), ("model.safetensors", "download")),

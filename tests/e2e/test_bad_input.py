@@ -90,7 +90,7 @@ BAD_SETTINGS: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     "unknown quantization": ({"quantization": "int3"}, ("quantization", "int8")),
     "quantization that is not supported yet": (
         {"quantization": "awq"},
-        ("quantization", "not supported yet", "int8"),
+        ("quantization", "does not implement", "int8"),
     ),
     "quantization without its kernels": (
         {"quantization": "int8", "attention_backend": "torch_reference"},

@@ -216,7 +216,7 @@ def test_a_system_without_threads_to_give_is_an_error_that_leaves_none_behind():
         "try:\n"
         "    NativeRuntime('portable', num_threads=50)\n"
         "except NativeLibraryError as error:\n"
-        "    assert 'fewer num_threads' in error.hint\n"
+        "    assert 'smaller num_threads' in error.hint\n"
         "    raise SystemExit(len(os.listdir('/proc/self/task')) - before)\n"
         "raise SystemExit('no error')\n"
     )

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from quire.core.reasoning import Place, ReasoningTracker
+from quire.core.reasoning import ReasoningPosition, ReasoningTracker
 from quire.parsers.base import ReasoningParser
 from quire.parsers.reasoning_format import delimiters_of
 from quire.parsers.registry import REASONING_PARSERS
@@ -46,5 +46,5 @@ def test_a_tracker_and_the_parser_agree_after_every_part(name: str, waits_for_en
             parser.push(part)
             tracker.push(part.encode())
             num_inside += was_inside and parser.is_inside
-            assert (tracker.place is Place.INSIDE) == parser.is_inside, seed
+            assert (tracker.place is ReasoningPosition.INSIDE) == parser.is_inside, seed
             assert tracker.num_tokens == num_inside - parser.has_redundant_start_tag, seed

@@ -25,11 +25,11 @@ class Machine:
     per_prompt_token_s: float = 0.001
     load: float = 1.0
 
-    def stalled_s(self, num_decoding: int) -> float:
+    def decode_only_s(self, num_decoding: int) -> float:
         return self.load * (QUIET_S + self.per_request_s * num_decoding)
 
     def seconds(self, num_decoding: int, num_prompt_tokens: int) -> float:
-        return self.stalled_s(num_decoding) + self.load * self.per_prompt_token_s * num_prompt_tokens
+        return self.decode_only_s(num_decoding) + self.load * self.per_prompt_token_s * num_prompt_tokens
 
     def duration(self, scheduled: SchedulerOutput) -> float:
         num_decoding, num_prompt_tokens = parts_of(scheduled)
@@ -72,7 +72,7 @@ def test_a_long_prompt_keeps_every_decode_step_under_twice_the_quiet_one():
     engine = decoding_beside_a_long_prompt(2.0, machine)
     steps = [parts_of(scheduled) for scheduled in engine.scheduled]
     assert all(num_decoding >= 4 for num_decoding, _ in steps), "nobody who decodes waits"
-    assert all(machine.seconds(*step) < 2 * machine.stalled_s(step[0]) for step in steps)
+    assert all(machine.seconds(*step) < 2 * machine.decode_only_s(step[0]) for step in steps)
     assert len(steps) < 40, "the room that the bound leaves is used"
 
 
@@ -145,7 +145,7 @@ def test_prompts_that_never_end_leave_a_quiet_step_now_and_then():
 def test_fewer_decoding_requests_than_were_ever_measured_are_not_taken_for_slow():
     costs, machine = StepCosts(2.0), Machine(per_request_s=QUIET_S)
     run_steps(costs, machine, 16, 20)
-    assert machine.seconds(2, costs.prompt_tokens_beside(2)) < 2 * machine.stalled_s(2)
+    assert machine.seconds(2, costs.prompt_tokens_beside(2)) < 2 * machine.decode_only_s(2)
 
 
 def test_a_burst_beside_one_decoding_request_comes_in_at_the_pace_of_a_full_batch():
@@ -154,20 +154,20 @@ def test_a_burst_beside_one_decoding_request_comes_in_at_the_pace_of_a_full_batc
     alone = costs.prompt_tokens_beside(1)
     for measured in (False, True):
         if measured:
-            costs.record(64, 0, machine.stalled_s(64))
+            costs.record(64, 0, machine.decode_only_s(64))
         granted = [alone]
         for _ in range(10):
             granted.append(costs.prompt_tokens_beside(1, 64))
             costs.record(1, granted[-1], machine.seconds(1, granted[-1]))
         assert granted[-1] > 1.5 * alone
-        assert machine.stalled_s(1) < machine.seconds(1, granted[-1]) < 2 * machine.stalled_s(64)
+        assert machine.decode_only_s(1) < machine.seconds(1, granted[-1]) < 2 * machine.decode_only_s(64)
         assert costs.prompt_tokens_beside(1, 1) == pytest.approx(alone, rel=0.05)
 
 
 def test_steps_beside_prompts_keep_within_the_latency_asked_for():
     machine = Machine()
     costs = StepCosts(float("inf"), 0.2)
-    costs.record(8, 0, machine.stalled_s(8))
+    costs.record(8, 0, machine.decode_only_s(8))
     granted = run_steps(costs, machine, 8, 3 * MAX_STEPS_BESIDE)
     assert max(machine.seconds(8, one) for one in granted) < 0.2
     assert granted[-1] > 6 * MIN_PROMPT_TOKENS, "and what it leaves is used"
@@ -178,7 +178,7 @@ def test_of_two_bounds_the_tighter_one_holds():
     settled = {}
     for slowdown, latency in ((2.0, 0.15), (1.1, 10.0), (2.0, 10.0)):
         costs = StepCosts(slowdown, latency)
-        costs.record(8, 0, machine.stalled_s(8))
+        costs.record(8, 0, machine.decode_only_s(8))
         settled[slowdown, latency] = run_steps(costs, machine, 8, 30)[-1]
     assert settled[1.1, 10.0] < settled[2.0, 0.15] < settled[2.0, 10.0]
 
@@ -186,7 +186,7 @@ def test_of_two_bounds_the_tighter_one_holds():
 def test_a_latency_that_decoding_alone_exceeds_leaves_prompts_their_least():
     machine = Machine()
     costs = StepCosts(float("inf"), QUIET_S / 10)
-    costs.record(8, 0, machine.stalled_s(8))
+    costs.record(8, 0, machine.decode_only_s(8))
     assert {*run_steps(costs, machine, 8, 3 * MAX_STEPS_BESIDE)} == {0, MIN_PROMPT_TOKENS}
 
 
@@ -232,5 +232,5 @@ def test_on_a_machine_that_keeps_to_the_law_no_step_is_slower_than_asked(base_s,
     machine = Machine(per_request_s=base_s / 100, per_prompt_token_s=token_s)
     costs = StepCosts(max_slowdown)
     for num_prompt_tokens in run_steps(costs, machine, num_decoding, 100):
-        slowdown = machine.seconds(num_decoding, num_prompt_tokens) / machine.stalled_s(num_decoding)
+        slowdown = machine.seconds(num_decoding, num_prompt_tokens) / machine.decode_only_s(num_decoding)
         assert slowdown <= max_slowdown or num_prompt_tokens == MIN_PROMPT_TOKENS

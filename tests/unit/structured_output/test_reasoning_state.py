@@ -7,7 +7,7 @@ import random
 import numpy as np
 import pytest
 
-from quire.core.reasoning import Place, ReasoningDelimiters
+from quire.core.reasoning import ReasoningDelimiters, ReasoningPosition
 from quire.parsers.base import ReasoningParser
 from quire.parsers.reasoning.deepseek_r1 import DeepSeekR1Parser
 from quire.parsers.reasoning.granite import GraniteReasoningParser
@@ -62,7 +62,7 @@ def test_tokens_and_text_agree_where_the_thinking_ends(kind: type[ReasoningParse
             state.push(token_id)
             parser.push((PIECES[token_id] if token_id < len(PIECES) else b"</think>").decode())
             num_inside += was_inside and parser.is_inside
-            assert (state.place is Place.INSIDE) == parser.is_inside
+            assert (state.place is ReasoningPosition.INSIDE) == parser.is_inside
             assert state.num_tokens == num_inside - parser.has_redundant_start_tag
 
 
@@ -70,10 +70,10 @@ def test_a_control_token_may_be_the_mark_and_others_are_text_where_it_shows_them
     for shows_special in (True, False):
         state = reasoning(TagParser("<think>"), shows_special=shows_special)
         state.push(MARK)
-        assert state.place is Place.AFTER
+        assert state.place is ReasoningPosition.AFTER
         state = reasoning(TagParser(""), shows_special=shows_special)
         state.push(EOS)
-        assert (state.place is Place.AFTER) == shows_special
+        assert (state.place is ReasoningPosition.AFTER) == shows_special
 
 
 @pytest.mark.parametrize("budget", [0, 1, 5])
@@ -91,7 +91,7 @@ def test_a_budget_ends_the_thinking_after_exactly_so_many_tokens(budget: int, is
     assert num_free == budget == state.num_tokens
     assert state.forced_id == token(b"</think>")
     state.push(state.forced_id)
-    assert state.place is Place.AFTER and state.forced_id is None and state.num_tokens == budget
+    assert state.place is ReasoningPosition.AFTER and state.forced_id is None and state.num_tokens == budget
 
 
 def test_a_mark_of_several_tokens_is_forced_one_after_another():
@@ -105,14 +105,14 @@ def test_a_mark_of_several_tokens_is_forced_one_after_another():
     while state.forced_id is not None:
         forced.append(state.forced_id)
         state.push(state.forced_id)
-    assert forced == [token(b"</th"), token(b"ink>")] and state.place is Place.AFTER
+    assert forced == [token(b"</th"), token(b"ink>")] and state.place is ReasoningPosition.AFTER
 
 
 def test_an_answer_that_does_not_think_is_not_forced():
     state = reasoning(TagParser(""), budget=0)
     for token_id in b"four":
         state.push(token_id)
-    assert state.forced_id is None and state.place is Place.AFTER
+    assert state.forced_id is None and state.place is ReasoningPosition.AFTER
 
 
 class Digits(CompiledGrammar):
