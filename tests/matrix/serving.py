@@ -17,6 +17,7 @@ from quire.core.sampling_params import SamplingParams
 from quire.engine import grammar_gate
 from quire.engine.async_llm import AsyncLLM
 from quire.engine.llm_engine import LLMEngine
+from quire.structured_output.compile.fast_budget import FastBudget
 from quire.structured_output.compile.messages import WorkerSetup
 from quire.structured_output.compile.pool import CompilePool
 from tests.matrix.answers import Response, response_of
@@ -202,10 +203,10 @@ class Servers:
             asyncio.run(self._kill_under([one for one in FEATURES if one not in self._resumed]))
         return self._resumed[name]
 
-    def _shared_pool(self, setup: WorkerSetup) -> CompilePool:
+    def _shared_pool(self, setup: WorkerSetup, fast_budget: FastBudget | None = None) -> CompilePool:
         """What compiles grammars, for all engines of this process; the first one's end is that of all."""
         if str(setup) not in self._pools:
-            self._pools[str(setup)] = self._make_pool(setup)
+            self._pools[str(setup)] = self._make_pool(setup, fast_budget)
         return self._pools[str(setup)]
 
     def _engine(self, name: str) -> Any:
