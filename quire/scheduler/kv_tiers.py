@@ -29,12 +29,20 @@ from quire.scheduler.waiting import Blocked, WaitReason
 
 @dataclass(frozen=True, slots=True)
 class _InFlight:
-    """One transfer; `blocks` are those it uses, None where they are those of the request's row."""
+    """One transfer of a request; `blocks` are those it uses, None where they are those of the request's row."""
 
     transfer: BlockTransfer
-    handle: int
+    request: Request
     blocks: CachedPrefix | None
     is_save: bool = False
+
+    @property
+    def handle(self) -> int:
+        return self.request.handle
+
+    @property
+    def fills_row(self) -> bool:
+        return self.blocks is None and not self.is_save
 
 
 class KVTiers(RequestGroup):
@@ -69,8 +77,10 @@ class KVTiers(RequestGroup):
     # --- at admission ---
 
     def check(self, request: Request, plan: StepPlan) -> Blocked | None:
-        """It waits while its blocks are being loaded."""
-        if request.handle not in self._loading:
+        """It waits while its blocks are being loaded, or those of a sibling that has a row: such a load may fail."""
+        group = request.message.fork_group
+        loads = () if group is None else (one.request for one in self._in_flight.values() if one.fills_row)
+        if request.handle not in self._loading and all(one.message.fork_group != group for one in loads):
             return None
         return Blocked(request.handle, WaitReason.WAITING_FOR_REMOTE_KVS, is_passed_over=True)
 
@@ -119,7 +129,7 @@ class KVTiers(RequestGroup):
         keys = tuple(candidate.request.block_hashes[first:end])
         transfer = BlockTransfer(self._num_transfers, keys, np.array(block_ids[first:end]), hit.is_async)
         self._loads.append(transfer)
-        self._add(_InFlight(transfer, candidate.request.handle, blocks))
+        self._add(_InFlight(transfer, candidate.request, blocks))
         return transfer.transfer_id
 
     def _add(self, started: _InFlight) -> None:
@@ -158,7 +168,7 @@ class KVTiers(RequestGroup):
         self._kv.pin(blocks)
         transfer = BlockTransfer(self._num_transfers, keys, block_ids)
         self._saves.append(transfer)
-        self._add(_InFlight(transfer, request.handle, blocks, is_save=True))
+        self._add(_InFlight(transfer, request, blocks, is_save=True))
 
     def keeps(self, request: Request) -> bool:
         """Whether a tier keeps blocks of a preempted request, which comes back before those that wait."""

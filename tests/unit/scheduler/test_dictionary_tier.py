@@ -19,7 +19,15 @@ from quire.errors import ValidationError
 from quire.scheduler.waiting import WaitReason
 from tests.unit.dictionary_tier import DictionaryTier
 from tests.unit.scheduler import test_properties as properties
-from tests.unit.scheduler.harness import FULL, Engine, FakeWorker, expected_answer, make_request, make_scheduler
+from tests.unit.scheduler.harness import (
+    FULL,
+    Engine,
+    FakeWorker,
+    expected_answer,
+    make_request,
+    make_scheduler,
+    make_siblings,
+)
 from tests.unit.scheduler.test_steps_in_flight import LateEngine
 
 PROMPT = [5, 6, 7, 8, 9] * 5
@@ -170,6 +178,15 @@ def test_what_could_not_be_loaded_is_computed(is_async):
     assert len(tier.keys) == 1 or is_async  # the six that failed are not offered again
     engine.run()
     assert engine.tokens[1] == answer_to(1) and num_computed(engine) >= len(PROMPT) + 3
+    settle(engine)
+    assert engine.scheduler._kv.usage == 0.0
+
+
+def test_siblings_share_no_blocks_of_a_load_that_may_still_fail():
+    engine, _ = filled(depth=2, fails=lambda number: number == 1)
+    engine.add(*make_siblings((1, 2), PROMPT, max_tokens=4))
+    engine.run()
+    assert engine.tokens[1] == answer_to(1)
     settle(engine)
     assert engine.scheduler._kv.usage == 0.0
 
