@@ -333,4 +333,4 @@ def test_another_form_beside_tools_stays_and_a_warning_says_so():
     warnings = Warnings()
     asked = StructuredOutputsParams(regex="a+")
     assert grammar_for(ToolChoice(OFFERED), asked, CallWriter(None, {}, StructuredOutputsConfig()), warnings) is asked
-    assert "no call" in warnings.texts[0]
+    assert "not a tool call" in warnings.texts[0]

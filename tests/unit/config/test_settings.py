@@ -108,7 +108,8 @@ def test_what_is_known_and_not_honoured_is_refused_before_any_model_is_read(name
 def test_an_unknown_quantization_is_answered_with_the_choices() -> None:
     with pytest.raises(ConfigError, match="quantization='int3' is not one of int8, int4") as caught:
         build_config(quantization="int3")
-    assert caught.value.field == "quantization" and caught.value.hint == "use one of int8, int4"
+    assert caught.value.field == "quantization"
+    assert caught.value.hint.startswith("use one of int8, int4")  # then those of installed plugins
     assert build_config(quantization="int4").model.quantization == "int4"
 
 
