@@ -17,7 +17,7 @@ from quire.server.chat.protocol import json_scan
 from quire.server.chat.protocol.json_scan import JsonParts, count_parts, num_members
 from quire.server.chat.protocol.reading import read_object, read_request
 from quire.server.chat.protocol.warnings import MAX_WARNINGS
-from quire.server.http.body_budget import SMALL_BYTES, STALLED_S, BodyBudget, BodyLease
+from quire.server.http.body_budget import LONG_BYTES_PER_S, SMALL_BYTES, STALLED_S, UNPACED_BYTES, BodyBudget, BodyLease
 from quire.server.http.errors import ApiError
 from tests.server.engines import ScriptedEngine
 from tests.server.servers import RunningServer
@@ -227,3 +227,21 @@ def test_bodies_beyond_the_budget_are_answered_with_503_and_when_to_come_back():
         assert statuses == [200]
         assert post(server, CHAT, large).status_code == 200
         assert server.state.bodies.budget.num_bytes == 0
+
+
+def test_long_bodies_of_one_of_several_tenants_are_received_at_one_pace():
+    clock = Clock()
+    budget = BodyBudget(1 << 30, lambda: True, clock)
+    short = grown(budget, UNPACED_BYTES)
+    assert budget.pause_s(short, UNPACED_BYTES) == 0
+    one, other, blue = (grown(budget, LONG_BYTES_PER_S // 4, tenant) for tenant in ("red", "red", "blue"))
+    assert budget.pause_s(one, one.num_bytes) == 0.25
+    assert budget.pause_s(other, other.num_bytes) == 0.5, "after the first one's"
+    assert budget.pause_s(blue, blue.num_bytes) == 0.25
+    clock.seconds += 9
+    assert budget.pause_s(one, LONG_BYTES_PER_S // 8) == 0.125, "time in which nothing came is not made up for"
+
+
+def test_one_tenant_alone_has_no_pace():
+    budget = BodyBudget(1 << 30, lambda: False, Clock())
+    assert budget.pause_s(grown(budget, LONG_BYTES_PER_S), LONG_BYTES_PER_S) == 0

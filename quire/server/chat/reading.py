@@ -33,6 +33,7 @@ Fields = TypeVar("Fields", bound=msgspec.Struct)
 
 INLINE_BYTES = 256 << 10
 BYTES_PER_CHAR = 16  # of a prompt: an escaped character has up to 12, and there is more in a body than its prompt
+LEAST_PAUSE_S = 0.005  # shorter ones add up to the next that is taken
 TRIM_S, TRIM_BYTES = 5.0, 8 << 20
 LEAST_MAX_BYTES, MOST_MAX_BYTES = 4 << 20, 32 << 20
 
@@ -147,6 +148,9 @@ class BodyReader:
             if is_whole:
                 lease.note_whole()
                 return body_bytes or bytes(body)
+            pause_s = self.budget.pause_s(lease, len(part))
+            if pause_s > LEAST_PAUSE_S:
+                await asyncio.sleep(pause_s)
 
     def _most(self, num_bytes: int) -> int:
         """The most bytes of a body; no less than `num_bytes` when any model can use so many."""

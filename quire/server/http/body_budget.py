@@ -1,7 +1,8 @@
 """BodyBudget: how many bytes of request bodies are held at once, by all tenants and by one.
 
 Used by the body reader. A body is paid for as it arrives, until its prompt was read. When the budget is spent, a body
-of which nothing came for a while is given up for one that comes. Owns the counts.
+of which nothing came for a while is given up for one that comes. Where there are several tenants, the long bodies of
+one are received at a pace that leaves the event loop to the others. Owns the counts.
 """
 
 from __future__ import annotations
@@ -15,6 +16,9 @@ from quire.server.http.errors import UNAVAILABLE, ApiError
 
 SMALL_BYTES = 1 << 16
 STALLED_S = 2.0
+UNPACED_BYTES = 1 << 18
+LONG_BYTES_PER_S = 1 << 26
+"""Of bodies longer than UNPACED_BYTES of one tenant: to receive 4 MB takes the event loop 10 ms."""
 
 
 class BodyBudget:
@@ -37,6 +41,7 @@ class BodyBudget:
         self._has_several = has_several
         self._clock = clock
         self._by_tenant: Counter[str] = Counter()
+        self._paced_until: dict[str, float] = {}  # when a tenant's long bodies so far have arrived at their pace
         self._arriving: dict[BodyLease, None] = {}  # whose last bytes came longest ago comes first
         self.num_bytes = self.num_bytes_ever = 0
 
@@ -63,6 +68,15 @@ class BodyBudget:
         lease.seen_s = self._clock()
         self._arriving.pop(lease, None)
         self._arriving[lease] = None
+
+    def pause_s(self, lease: BodyLease, num_bytes: int) -> float:
+        """Seconds until more of a body should be received, after `num_bytes` came."""
+        if lease.num_bytes <= UNPACED_BYTES or not self._has_several():
+            return 0.0
+        now = self._clock()
+        until = max(now, self._paced_until.get(lease.tenant, now)) + num_bytes / LONG_BYTES_PER_S
+        self._paced_until[lease.tenant] = until
+        return until - now
 
     def note_whole(self, lease: BodyLease) -> None:
         """All of a body is there."""
