@@ -10,7 +10,6 @@ from quire.config import QuireConfig
 from quire.config.build import SERVER_SECTIONS
 from quire.config.resolve import UsageContext
 from quire.config.server import ServerConfig
-from quire.engine.front_factory import look_up
 from quire.entrypoints.args import config_from_args, describe_config, describe_settings
 
 
@@ -30,6 +29,8 @@ def print_resolved(
     sections: Mapping[str, type] = SERVER_SECTIONS,
 ) -> int:
     """As `print_config`, of a configuration; of `server`, the `sections` that the command has."""
+    from quire.engine.front_factory import look_up  # every command would wait for it at its start
+
     config, _, decisions = look_up(config, usage=usage)
     print(describe_config(config, decisions))
     if server is not None:
