@@ -1,4 +1,7 @@
-"""Where this step's queries are and which blocks their keys live in. Built once per step by the worker."""
+"""What layers need to know of a step: where its queries are, and in which blocks keys, values and states live.
+
+Built once per step and KV cache group by the worker (`worker.attention_groups`).
+"""
 
 from __future__ import annotations
 
@@ -34,3 +37,40 @@ class AttentionMetadata:
     seq_lens_np: np.ndarray
     max_query_len: int
     max_seq_len: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StateMetadata:
+    """A step as layers with a recurrent state see it, see `layers.recurrent_state`.
+
+    A request goes on from the state in its `read_block` and leaves the state after its last token of the step in its
+    `write_block`. The two are equal while it decodes; they differ where the state that it read is kept for other
+    requests, so a layer must not assume either. No block is written by two requests, and none is read by one and
+    written by another.
+
+    Example: request 0 begins anew, 1 goes on from a kept checkpoint, 2 decodes:
+
+        read_block  [-1, 7, 3]
+        write_block [ 4, 5, 3]
+
+    Attributes:
+        num_reqs, num_tokens, query_start_loc: as in `AttentionMetadata`.
+        num_computed_tokens: [num_reqs] int32; position of each request's first token of the step: the state that it
+            reads is that after so many tokens.
+        read_block: [num_reqs] int32; -1 = the request begins anew, at position 0, with a state of zeros.
+        write_block: [num_reqs] int32, distinct.
+        query_start_loc_np, num_computed_tokens_np, read_block_np, write_block_np: the same values on the host.
+        max_query_len: in tokens; 1 = every request computes one token.
+    """
+
+    num_reqs: int
+    num_tokens: int
+    query_start_loc: torch.Tensor
+    num_computed_tokens: torch.Tensor
+    read_block: torch.Tensor
+    write_block: torch.Tensor
+    query_start_loc_np: np.ndarray
+    num_computed_tokens_np: np.ndarray
+    read_block_np: np.ndarray
+    write_block_np: np.ndarray
+    max_query_len: int

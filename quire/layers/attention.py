@@ -35,5 +35,5 @@ class Attention(nn.Module):
         Returns:
             [num_tokens, num_heads * head_size].
         """
-        cache, metadata = context.kv_caches[self.layer_idx], context.metadata[self.layer_idx]
+        cache, metadata = context.attention(self.layer_idx)
         return self.backend.forward_fused(self.params, qkv, rotation, head_norms, cache, metadata)

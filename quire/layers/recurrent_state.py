@@ -1,11 +1,15 @@
-"""States of recurrent layers in the KV cache: views of the bytes of blocks, one block per sequence.
+"""States of recurrent layers in the KV cache: views of the bytes of blocks, one state in a block.
 
-Called by models. Stateless. The block of a request is column 0 of its group's block table. It holds whatever its last
-user left there: a layer begins anew where a request's first position of a step is 0, and overwrites the block at the
-end of the step.
+Called by models. Stateless. A recurrent layer declares a `MambaSpec` in the model's `kv_cache_specs`, and in each step
+does this with the metadata of its group (`attention.metadata.StateMetadata`):
 
-    conv, ssm = state_tensors(context.kv_caches[layer], spec.shapes, (torch.bfloat16, torch.float32))
-    before = ssm[metadata.block_table[:, 0].long()]   # [num_reqs, *shape]
+    kv_cache, metadata = context.state(layer_idx)
+    conv, ssm = state_tensors(kv_cache, spec.shapes, (torch.bfloat16, torch.float32))
+    for request i: begin with ssm[metadata.read_block[i]], or with zeros where that is -1 (nothing of the block counts),
+                   and leave the state after its last token of the step in ssm[metadata.write_block[i]]
+
+The block that is read may be another than the one that is written: it is then a checkpoint, which others find, and
+must stay as it is. `tests/unit/worker/test_state_layers.py` has a model that does this and nothing else.
 """
 
 from __future__ import annotations

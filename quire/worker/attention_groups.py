@@ -1,4 +1,4 @@
-"""What attention needs to know of a step: one metadata per KV cache group, shared by the group's layers.
+"""What layers need to know of a step: one metadata per KV cache group, shared by the group's layers.
 
 Called by the model runner once per step. Owns the order of the layers; the tensors belong to the runner.
 """
@@ -12,8 +12,8 @@ import torch
 
 from quire.attention.backend import AttentionBackend
 from quire.attention.context import ForwardContext
-from quire.attention.metadata import AttentionMetadata
-from quire.core.kv_spec import KVCacheConfig
+from quire.attention.metadata import AttentionMetadata, StateMetadata
+from quire.core.kv_spec import KVCacheConfig, MambaSpec
 from quire.core.scheduler_output import BlockCopies
 from quire.worker.block_tables import BlockTables
 from quire.worker.input_batch import InputBatch
@@ -39,10 +39,15 @@ class AttentionGroups:
     ) -> None:
         group_of = {name: i for i, group in enumerate(kv_cache_config.groups) for name in group.layer_names}
         self._group_of_layer = [group_of[name] for name in layer_names]
-        self._num_groups = len(kv_cache_config.groups)
+        self._has_state = [isinstance(group.spec, MambaSpec) for group in kv_cache_config.groups]
         self._kv_caches = tuple(kv_caches)
         self._tensors = tuple(distinct_tensors(kv_caches))
         self._backend = backend
+
+    @property
+    def has_states(self) -> bool:
+        """Whether there are recurrent layers."""
+        return any(self._has_state)
 
     def copy_pages(self, copies: BlockCopies) -> None:
         """Copy blocks onto others, in every layer."""
@@ -54,9 +59,16 @@ class AttentionGroups:
 
     def forward_context(self, batch: InputBatch, block_tables: BlockTables) -> ForwardContext:
         """The context of a step of at least one request."""
-        return self.context_of([self._metadata(group, batch, block_tables) for group in range(self._num_groups)])
+        return self.context_of(
+            [
+                self._state_metadata(group, batch, block_tables)
+                if has_state
+                else self._metadata(group, batch, block_tables)
+                for group, has_state in enumerate(self._has_state)
+            ]
+        )
 
-    def context_of(self, per_group: Sequence[AttentionMetadata]) -> ForwardContext:
+    def context_of(self, per_group: Sequence[AttentionMetadata | StateMetadata]) -> ForwardContext:
         """The context of a step, from the metadata of each group."""
         return ForwardContext(tuple(per_group[group] for group in self._group_of_layer), self._kv_caches)
 
@@ -78,3 +90,37 @@ class AttentionGroups:
             max_query_len=int(np.diff(batch.query_start_loc).max()),
             max_seq_len=max_seq_len,
         )
+
+    @staticmethod
+    def _state_metadata(group: int, batch: InputBatch, block_tables: BlockTables) -> StateMetadata:
+        write_block = block_tables.tables[group][batch.rows, 0]
+        read_block = np.where(batch.num_computed_tokens > 0, write_block, np.int32(-1))
+        return make_state_metadata(
+            batch.query_start_loc, batch.num_computed_tokens, read_block, write_block, batch.input_ids.device
+        )
+
+
+def make_state_metadata(
+    query_start_loc: np.ndarray,
+    num_computed_tokens: np.ndarray,
+    read_block: np.ndarray,
+    write_block: np.ndarray,
+    device: torch.device,
+) -> StateMetadata:
+    """The metadata of a state group, from arrays on the host: [num_reqs + 1], then [num_reqs], all int32."""
+    start_loc, num_computed, read, write = (
+        torch.from_numpy(array).to(device) for array in (query_start_loc, num_computed_tokens, read_block, write_block)
+    )
+    return StateMetadata(
+        num_reqs=len(write_block),
+        num_tokens=int(query_start_loc[-1]),
+        query_start_loc=start_loc,
+        num_computed_tokens=num_computed,
+        read_block=read,
+        write_block=write,
+        query_start_loc_np=query_start_loc,
+        num_computed_tokens_np=num_computed_tokens,
+        read_block_np=read_block,
+        write_block_np=write_block,
+        max_query_len=int(np.diff(query_start_loc).max()),
+    )

@@ -23,6 +23,7 @@ from quire.sample.states import SamplingStates
 from quire.worker.allocator import keep_freed_memory
 from quire.worker.attention_groups import AttentionGroups
 from quire.worker.block_tables import BlockTables
+from quire.worker.device.graphs import no_graphs
 from quire.worker.device.registry import make_device_ops
 from quire.worker.kv_cache_tensors import distinct_tensors, page_dim, stored_spec
 from quire.worker.kv_tier import CacheBlocks, KVTierWorker
@@ -115,6 +116,9 @@ class Worker:
         sampling = SamplingStates(
             max_num_seqs, vocab_size, ops.device, self._custom_processors, ops.sampling.apply_penalties_inplace
         )
+        make_graphs = (
+            no_graphs if attention.has_states else ops.make_graphs
+        )  # a replayed step would advance states twice
         self._runner = ModelRunner(
             self._model,
             RequestStates(max_num_seqs, max_model_len, vocab_size),
@@ -123,7 +127,7 @@ class Worker:
             attention,
             ops.device,
             ops.sampling,
-            ops.make_graphs(self._model, attention, block_tables),
+            make_graphs(self._model, attention, block_tables),
             setup.config.model.logprobs_mode,
             transfers,
         )

@@ -43,17 +43,19 @@ class HybridModel(ToyModel):
     def forward(self, input_ids: torch.Tensor, positions: torch.Tensor, context: ForwardContext) -> torch.Tensor:
         attention = ForwardContext(context.metadata[:1], context.kv_caches[:1])
         hidden = super().forward(input_ids, positions, attention)
-        metadata = context.metadata[1]
-        states, counts = state_tensors(context.kv_caches[1], STATE.shapes, (torch.float32, torch.int32))
-        for i, block in enumerate(metadata.block_table[:, 0].tolist()):
+        kv_cache, metadata = context.state(1)
+        states, counts = state_tensors(kv_cache, STATE.shapes, (torch.float32, torch.int32))
+        for i, (read, write) in enumerate(
+            zip(metadata.read_block.tolist(), metadata.write_block.tolist(), strict=True)
+        ):
             start, end = metadata.query_start_loc[i : i + 2].tolist()
-            is_new = int(positions[start]) == 0
-            state = [0, 0] if is_new else states[block].long().tolist()
-            assert int(positions[start]) == (0 if is_new else int(counts[block])), "the state of other tokens"
+            state = [0, 0] if read < 0 else states[read].long().tolist()
+            num_read = 0 if read < 0 else int(counts[read])
+            assert int(positions[start]) == num_read == int(metadata.num_computed_tokens[i]), "a state of other tokens"
             for token in range(start, end):
                 state = next_state(state, int(input_ids[token]))
                 hidden[token] = hidden[token].roll(sum(state))
-            states[block], counts[block] = torch.tensor(state), int(positions[end - 1]) + 1
+            states[write], counts[write] = torch.tensor(state), int(positions[end - 1]) + 1
         return hidden
 
     def kv_cache_specs(self, block_size: int) -> dict[str, KVCacheSpec]:

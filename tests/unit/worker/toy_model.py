@@ -52,7 +52,7 @@ class ToyModel:
     """Implements `CausalLM`; its hidden states are its logits."""
 
     def forward(self, input_ids: torch.Tensor, positions: torch.Tensor, context: ForwardContext) -> torch.Tensor:
-        (cache,), (metadata,) = context.kv_caches, context.metadata
+        cache, metadata = context.attention(0)
         assert len(input_ids) == metadata.num_tokens == int(metadata.query_start_loc[-1])
         assert len(set(metadata.slot_mapping.tolist())) == metadata.num_tokens, "slots are distinct"
         cache.view(-1)[metadata.slot_mapping] = input_ids.to(cache.dtype)
