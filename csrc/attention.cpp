@@ -2,6 +2,8 @@
 // and write as another: a wrong one is refused, not read.
 #include "quire/attention.h"
 
+#include "quire/spans.h"
+
 namespace quire {
 namespace {
 
@@ -13,27 +15,10 @@ const char* find_slot_fault(const int64_t* slots, int64_t num_tokens, const KvCa
   return nullptr;
 }
 
-struct Span {
-  Span(const void* data, int64_t bytes) : begin(static_cast<const char*>(data)), end(begin + max_i64(0, bytes)) {}
-  const char *begin, *end;
-};
-
-// Of `rows` rows of `size` elements; rows are `stride` elements apart.
-Span span_of(const void* data, int64_t rows, int64_t stride, int64_t size, int64_t element_bytes) {
-  return {data, rows > 0 ? ((rows - 1) * stride + size) * element_bytes : 0};
-}
-
 Span span_of(const KvCache& cache) {
   const int64_t heads = cache.num_blocks * cache.num_kv_heads;
   return {cache.data, heads * 2 * cache.block_size * cache.head_size * bytes_of(cache.dtype)};
 }
-
-template <class... Spans>
-bool overlaps_any(const Span& written, const Spans&... others) {
-  return ((written.begin < others.end && others.begin < written.end) || ...);
-}
-
-constexpr char kOverlap[] = "a tensor that is written shares memory with another one";
 
 }  // namespace
 

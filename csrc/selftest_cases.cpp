@@ -252,6 +252,28 @@ void sampling(const Tier& tier, Pool& pool, void* out) {
   kernels.apply_bitmask(pool, {changed, at, 2, masks});
 }
 
+// A prompt of two rows and one row after five tokens, over four blocks of states.
+constexpr int64_t kConvChannels = 37, kConvSize = 4, kConvRows = 3, kConvBlocks = 4;
+
+template <class T, DType kDType>
+void causal_conv(const Tier& tier, Pool& pool, void* out) {
+  constexpr int64_t kStates = kConvBlocks * (kConvSize - 1) * kConvChannels;
+  T x[kConvRows * kConvChannels], weight[kConvSize * kConvChannels], bias[kConvChannels];
+  Numbers numbers;
+  numbers.fill(x, kConvRows * kConvChannels);
+  numbers.fill(weight, kConvSize * kConvChannels);
+  numbers.fill(bias, kConvChannels);
+  T* states = static_cast<T*>(out) + kConvRows * kConvChannels;
+  numbers.fill(states, kStates);
+  const int32_t starts[] = {0, 2, 3}, seq_lens[] = {2, 6}, read[] = {0, 2}, written[] = {1, 3};
+  tier.causal_conv->causal_conv(pool, {x, kConvChannels, weight, bias, out,
+                                       {states, kConvBlocks, kStates / kConvBlocks},
+                                       {starts, seq_lens, read, written, 1, 1, 2, kConvRows}, kConvChannels, kConvSize,
+                                       true, kDType});
+}
+template <class T>
+constexpr int64_t kConvBytes = (kConvRows + kConvBlocks * (kConvSize - 1)) * kConvChannels * sizeof(T);
+
 }  // namespace
 
 const SelfTestCase self_test_cases[] = {
@@ -267,6 +289,8 @@ const SelfTestCase self_test_cases[] = {
     {"attention bf16", kAttentionBytes<bf16>, attention<bf16, DType::bf16>},
     {"attention f32", kAttentionBytes<float>, attention<float, DType::f32>},
     {"sampling", sizeof(Sampled), sampling},
+    {"causal_conv bf16", kConvBytes<bf16>, causal_conv<bf16, DType::bf16>},
+    {"causal_conv f32", kConvBytes<float>, causal_conv<float, DType::f32>},
 };
 const int num_self_test_cases = static_cast<int>(sizeof(self_test_cases) / sizeof(self_test_cases[0]));
 
@@ -294,17 +318,19 @@ const IdleKernel idle_kernels[] = {
     {"apply_penalties", [](TierCopy& c) { c.sampling.apply_penalties = [](Pool&, const PenaltyArgs&) {}; }},
     {"apply_bitmask", [](TierCopy& c) { c.sampling.apply_bitmask = [](Pool&, const BitmaskArgs&) {}; }},
     {"logprobs", [](TierCopy& c) { c.sampling.logprobs = [](Pool&, const LogprobsArgs&) {}; }},
+    {"causal_conv", [](TierCopy& c) { c.causal_conv.causal_conv = [](Pool&, const CausalConvArgs&) {}; }},
 };
 const int num_idle_kernels = static_cast<int>(sizeof(idle_kernels) / sizeof(idle_kernels[0]));
 
 TierCopy::TierCopy(const Tier& original)
     : elementwise(*original.elementwise), gemm(*original.gemm), quant(*original.quant), attention(*original.attention),
-      sampling(*original.sampling), tier(original) {
+      sampling(*original.sampling), causal_conv(*original.causal_conv), tier(original) {
   tier.elementwise = &elementwise;
   tier.gemm = &gemm;
   tier.quant = &quant;
   tier.attention = &attention;
   tier.sampling = &sampling;
+  tier.causal_conv = &causal_conv;
 }
 
 }  // namespace quire

@@ -24,6 +24,7 @@ struct TierCopy {
   QuantKernels quant;
   AttentionKernels attention;
   SamplingKernels sampling;
+  CausalConvKernels causal_conv;
   Tier tier;
 };
 

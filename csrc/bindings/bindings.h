@@ -23,6 +23,7 @@ void bind_gemm(nb::module_& m);
 void bind_quant(nb::module_& m);
 void bind_attention(nb::module_& m);
 void bind_sampling(nb::module_& m);
+void bind_recurrent(nb::module_& m);
 void bind_step_graph(nb::module_& m);
 
 }  // namespace quire

@@ -1,7 +1,7 @@
 // One pass over rows of activations: memory bound, so written once for all tiers on F16.
 #include "quire/elementwise.h"
 
-#include "simd/simd.h"
+#include "simd/partial.h"
 
 namespace quire::QUIRE_TIER {
 namespace {
@@ -9,23 +9,6 @@ namespace {
 constexpr int64_t kRowsPerTask = 4;
 constexpr int64_t kColumnsPerTask = 2048;
 constexpr int64_t kBytesPerTask = int64_t{1} << 18;
-
-// `n` of sixteen: whole vectors take the branch without a mask.
-template <class T>
-inline F16 load_some(const T* p, int64_t n) {
-  return n == 16 ? load(p) : load_n(p, n);
-}
-template <class T>
-inline void store_some(T* p, int64_t n, F16 x) {
-  n == 16 ? store(p, x) : store_n(p, n, x);
-}
-// As a number of T, which lies between two operations that round separately.
-template <class T>
-inline F16 rounded(F16 x) {
-  T values[16];
-  store(values, x);
-  return load(values);
-}
 
 template <class T>
 inline F16 row_values(const T* x, T* residual, int64_t i, int64_t n) {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "quire/attention.h"
+#include "quire/causal_conv.h"
 #include "quire/elementwise.h"
 #include "quire/gemm.h"
 #include "quire/quant.h"
@@ -18,6 +19,7 @@ struct Tier {
   const QuantKernels* quant;
   const AttentionKernels* attention;
   const SamplingKernels* sampling;
+  const CausalConvKernels* causal_conv;
   const SelfTestKernels* self_test;
 };
 

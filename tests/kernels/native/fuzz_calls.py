@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from quire.kernels.native import attention, elementwise, linear, memory, quant, sampling
+from quire.kernels.native import attention, causal_conv, elementwise, linear, memory, quant, sampling
 from quire.kernels.native.runtime import NativeRuntime
+from quire.kernels.recurrent import RecurrentBatch
 from tests.kernels.native.fuzz import Call
 from tests.kernels.native.guards import randn
 
@@ -221,6 +222,47 @@ def copy_pages(rng: random.Random) -> Call:
     return Call(attention.copy_pages, {**args, "dst_ids": torch.tensor(pages[4 : 4 + count]).long()}, ("kv_cache",))
 
 
+def recurrent_batch(rng: random.Random, num_blocks: int) -> dict[str, torch.Tensor]:
+    """Up to three requests, new ones and others; each state stays in its block or moves to one that is free."""
+    counts = [rng.choice((1, 1, 2, 5)) for _ in range(rng.randrange(4))]
+    blocks = rng.sample(range(num_blocks), 2 * len(counts))
+    columns = {
+        "query_start_loc": [0, *np.cumsum(counts).tolist()],
+        "seq_lens": [count + rng.choice((0, 3)) for count in counts],
+        "read_blocks": blocks[: len(counts)],
+        "write_blocks": blocks[rng.choice((0, len(counts))) :][: len(counts)],
+    }
+    return {name: torch.tensor(column, dtype=torch.int32) for name, column in columns.items()}
+
+
+def recurrent(function: Callable[..., Any], args: dict[str, Any], written: tuple[str, ...]) -> Call:
+    """A call whose batch is spoilt part by part."""
+    names = ("query_start_loc", "seq_lens", "read_blocks", "write_blocks")
+
+    def call(runtime: NativeRuntime, **given: Any) -> Any:
+        batch = RecurrentBatch(**{name: given.pop(name) for name in names})
+        return function(runtime, batch=batch, **given)
+
+    call.__name__ = function.__name__
+    return Call(call, args, written)
+
+
+def convolution(rng: random.Random) -> Call:
+    channels, conv_size, dtype = number(rng), rng.choice((2, 3, 4)), rng.choice(FLOATS)
+    batch = recurrent_batch(rng, 7)
+    tokens = int(batch["query_start_loc"][-1])
+    args = {
+        **batch,
+        "x": normal(rng, tokens, channels, dtype=dtype),
+        "weight": normal(rng, conv_size, channels, dtype=dtype),
+        "bias": rng.choice((None, normal(rng, channels, dtype=dtype))),
+        "states": normal(rng, 7, conv_size - 1, channels, dtype=dtype),
+        "has_silu": rng.random() < 0.5,
+        "out": rng.choice((None, torch.zeros(tokens, channels, dtype=dtype))),
+    }
+    return recurrent(causal_conv.causal_conv, args, ("states", "out"))
+
+
 def argmax(rng: random.Random) -> Call:
     return Call(sampling.argmax, {"logits": normal(rng, number(rng), number(rng))})
 
@@ -302,6 +344,6 @@ CALLS: dict[str, Callable[[random.Random], Call]] = {
     for maker in (
         rms_norm, gated, is_finite, product, gated_product, pack, unpack, gather, quant_pack, quant_product,
         quant_gated_product, quant_gather, paged_attention, rope_and_cache, reshape_and_cache, copy_pages, argmax,
-        uniforms, sample, penalties, bitmask, logprobs, huge_zeros, checksum,
+        uniforms, sample, penalties, bitmask, logprobs, huge_zeros, checksum, convolution,
     )
 }  # fmt: skip
