@@ -29,7 +29,7 @@ def print_resolved(
     sections: Mapping[str, type] = SERVER_SECTIONS,
 ) -> int:
     """As `print_config`, of a configuration; of `server`, the `sections` that the command has."""
-    from quire.engine.front_factory import look_up  # every command would wait for it at its start
+    from quire.engine.config_lookup import look_up  # every command would wait for it at its start
 
     config, _, decisions = look_up(config, usage=usage)
     print(describe_config(config, decisions))

@@ -100,14 +100,15 @@ def run(args: argparse.Namespace) -> int:
         check_files(server_config, config.scheduler.scheduling_policy)
         sockets = claim_address(server_config.http)
     with timer.phase("start of the engine core"):
-        from quire.engine.async_llm import AsyncLLM
+        from quire.engine.mp_factory import begin_start
 
         envs.prefer_sleeping_threads()
-        start = AsyncLLM.begin(config)
+        start = begin_start(config, usage=UsageContext.API_SERVER)
     try:
         with timer.phase("web framework"):
             import uvloop
 
+            from quire.engine.async_llm import AsyncLLM
             from quire.server.launcher import make_server
     except BaseException:
         start.cancel()

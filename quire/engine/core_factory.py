@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from quire.config import QuireConfig
 from quire.engine.core import EngineCore
@@ -18,8 +18,6 @@ from quire.engine.step_recovery import StepRecovery
 from quire.errors import UnsupportedError
 from quire.executor.base import Executor
 from quire.executor.registry import executor_class
-from quire.flight_recorder.recorded_scheduler import RecordedScheduler
-from quire.flight_recorder.writer import RecordWriter
 from quire.kv_cache.planning import concurrency, plan_kv_cache
 from quire.logger import get_logger
 from quire.platforms.interface import Platform
@@ -28,6 +26,9 @@ from quire.scheduler.interface import SchedulerInterface
 from quire.scheduler.kv_tier import KVTier
 from quire.scheduler.setup import SchedulerSetup, make_scheduler
 from quire.utils.phases import PhaseTimer
+
+if TYPE_CHECKING:
+    from quire.flight_recorder.writer import RecordWriter
 
 logger = get_logger(__name__)
 
@@ -69,6 +70,8 @@ def build_core(
         return EngineCore(executor, scheduler, recovery, num_blocks, on_step, grammars=grammars, kv_events=kv_events)
     if kv_tier is not None:
         raise UnsupportedError("a recording does not hold what a KV tier decides", hint="leave out --flight-recorder")
+    from quire.flight_recorder.recorded_scheduler import RecordedScheduler  # late: few engines record
+
     recorded = RecordedScheduler(setup, _make_writer(config, setup), gates)
     kv_events = start_kv_events(config.observability.kv_events, setup.kv_cache, recorded.watch_blocks)
     return EngineCore(
@@ -97,4 +100,6 @@ def _plan_memory(config: QuireConfig, executor: Executor) -> SchedulerSetup:
 def _make_writer(config: QuireConfig, setup: SchedulerSetup) -> Callable[[Callable[[], float]], RecordWriter]:
     directory, max_bytes = config.observability.flight_recorder, config.observability.flight_recorder_max_bytes
     assert directory is not None, "asked only when there is a flight recorder"
+    from quire.flight_recorder.writer import RecordWriter
+
     return lambda clock: RecordWriter(Path(directory), max_bytes, setup, clock)

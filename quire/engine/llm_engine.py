@@ -18,8 +18,8 @@ from quire.core.request_options import DEFAULT_OPTIONS, RequestOptions
 from quire.core.sampling_params import SamplingParams
 from quire.core.stats import SchedulerStats
 from quire.core.tenancy import NO_TENANT, TenantShare
+from quire.engine.config_lookup import resolve_config
 from quire.engine.front_end import FrontEnd
-from quire.engine.front_factory import resolve_config
 from quire.engine.mp_factory import build_multiprocess_engine
 from quire.engine.named_plugins import note_plugins
 from quire.engine.parts import EngineParts

@@ -1,7 +1,7 @@
 """From a configuration to a front-end here and an engine core in another process. Loads no torch. Owns no state.
 
 Called by `AsyncLLM.from_config`, and by `LLMEngine.from_config` when the core is to be apart. The core's process starts
-first, and whatever else a program has to load is loaded meanwhile.
+first, and whatever else a program has to load is loaded meanwhile: here, what the front-end is made of.
 """
 
 from __future__ import annotations
@@ -10,17 +10,19 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import TYPE_CHECKING
 
 from quire.config import QuireConfig
 from quire.config.resolve import UsageContext
-from quire.core.sampling_params import SamplingParams
-from quire.engine.core_client.sync_mp import SyncMPClient
+from quire.engine.config_lookup import resolve_config
 from quire.engine.core_launcher import CoreProcess, processor_names
-from quire.engine.front_factory import build_front_end, resolve_config
 from quire.engine.named_plugins import note_plugins
-from quire.engine.parts import EngineParts, FrontEndParts
 from quire.models.model_dir import ModelDir
 from quire.utils.phases import PhaseTimer
+
+if TYPE_CHECKING:
+    from quire.core.sampling_params import SamplingParams
+    from quire.engine.parts import EngineParts, FrontEndParts
 
 
 def launch_core(config: QuireConfig, logits_processors: Sequence[str] = ()) -> CoreProcess:
@@ -57,6 +59,8 @@ class EngineStart:
         timer = timer or PhaseTimer()
         try:
             with timer.phase("tokenizer and chat template"):
+                from quire.engine.front_factory import build_front_end  # late: the core starts meanwhile
+
                 front = build_front_end(self.config, self.model_dir, _params_check(self.logits_processors))
             with timer.phase("waiting for the engine core"):
                 num_blocks = self.core.wait_ready().num_blocks
@@ -108,6 +112,9 @@ def begin_start(
 def build_multiprocess_engine(config: QuireConfig, *, logits_processors: Sequence[str | type] = ()) -> EngineParts:
     """The parts of an engine that its caller steps, with the core in another process."""
     start = begin_start(config, logits_processors=logits_processors)
+    from quire.engine.core_client.sync_mp import SyncMPClient  # late, too
+    from quire.engine.parts import EngineParts
+
     front = start.finish()
     return EngineParts(
         config=front.config,

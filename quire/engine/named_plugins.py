@@ -1,6 +1,7 @@
 """The plugins that a configuration names: which they are, and whether they can be used. No state.
 
-Called when a configuration is resolved, for the log, and by the engine core, before it reads any weight.
+Called when a configuration is resolved, for the log, and by the engine core, before it reads any weight. What loads a
+plugin is imported where one is named: most configurations name none, and the start waits for this.
 """
 
 from __future__ import annotations
@@ -14,9 +15,7 @@ from quire.config.hf_config import ARCHITECTURES
 from quire.config.model import OWN_QUANTIZATIONS
 from quire.config.scheduler import OWN_POLICIES
 from quire.config.structured_outputs import BACKENDS
-from quire.engine.stat_loggers import stat_logger_class
 from quire.logger import get_logger
-from quire.parsers.registry import HARMONY_REASONING, PATTERN, REASONING_PARSERS, TOOL_CALL_PARSERS, reasoning_parser
 from quire.plugins import (
     ATTENTION_BACKEND,
     EXECUTOR,
@@ -33,9 +32,6 @@ from quire.plugins import (
     PluginKind,
     find_plugin,
 )
-from quire.scheduler.policy import plugin_ranking
-from quire.scheduler.setup import scheduler_class
-from quire.structured_output.registry import backend_class as grammar_backend_class
 
 logger = get_logger(__name__)
 
@@ -53,10 +49,16 @@ def note_plugins(config: QuireConfig, logits_processors: Sequence[object] = ()) 
     """
     given = [*config.model.logits_processors, *logits_processors]
     processors = [(LOGITS_PROCESSOR, name) for name in given if isinstance(name, str) and ":" not in name]
-    found = [find_plugin(kind, name) for kind, name in [*_names(config), *processors]]
-    plugins = [str(plugin) for plugin in found if plugin is not None]
+    names = [*_names(config), *processors]
+    if not names:
+        return
+    plugins = [str(plugin) for kind, name in names if (plugin := find_plugin(kind, name)) is not None]
     if plugins:
         logger.info("plugins: %s", ", ".join(plugins))
+    from quire.engine.stat_loggers import stat_logger_class
+    from quire.parsers.registry import reasoning_parser
+    from quire.structured_output.registry import backend_class as grammar_backend_class
+
     loaders: Loaders = {
         STAT_LOGGER: stat_logger_class, GRAMMAR_BACKEND: grammar_backend_class, REASONING_PARSER: reasoning_parser,
     }  # fmt: skip
@@ -69,10 +71,12 @@ def check_plugins(config: QuireConfig) -> None:
     Raises:
         ConfigError: one of them cannot be used.
     """
-    from quire.attention.selector import backend_class  # late, as below: they load torch
+    from quire.attention.selector import backend_class  # these load torch
     from quire.executor.registry import executor_class
     from quire.layers.quantization import quantization_class
     from quire.models.registry import model_class
+    from quire.scheduler.policy import plugin_ranking
+    from quire.scheduler.setup import scheduler_class
 
     loaders: Loaders = {
         MODEL: model_class, ATTENTION_BACKEND: backend_class, EXECUTOR: executor_class, SCHEDULER: scheduler_class,
@@ -89,6 +93,8 @@ def _load(config: QuireConfig, loaders: Loaders) -> None:
 
 def built_in_names() -> Mapping[PluginKind, Sequence[str]]:
     """The names of each kind that Quire has itself, which go before those of plugins."""
+    from quire.parsers.registry import HARMONY_REASONING, PATTERN, REASONING_PARSERS, TOOL_CALL_PARSERS
+
     names: dict[PluginKind, Sequence[str]] = dict.fromkeys(KINDS, ("auto", "none"))
     return names | {
         MODEL: tuple(ARCHITECTURES),
@@ -132,7 +138,10 @@ def _names(config: QuireConfig) -> Iterator[tuple[PluginKind, str]]:
     if config.structured_outputs.backend not in ("auto", *BACKENDS):
         yield GRAMMAR_BACKEND, config.structured_outputs.backend
     reasoning = config.structured_outputs.thinking_parser
-    if reasoning and reasoning not in REASONING_PARSERS:
-        yield REASONING_PARSER, reasoning
+    if reasoning:
+        from quire.parsers.registry import REASONING_PARSERS
+
+        if reasoning not in REASONING_PARSERS:
+            yield REASONING_PARSER, reasoning
     for name in config.observability.stat_loggers:
         yield STAT_LOGGER, name

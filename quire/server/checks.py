@@ -1,18 +1,13 @@
 """Mistakes in a server's settings that files and names show, found before anything costly is started.
 
-Called by `quire serve` before the engine core starts; imports no web framework. No state.
+Called by `quire serve` before the engine core starts. What a check needs is imported where it has something to check:
+the core, which takes longest to start, waits for this. No state.
 """
 
 from __future__ import annotations
 
-import ssl
-
-from quire.config.server import HttpConfig, ServerConfig
-from quire.server.api.responses.keeping import check_store
-from quire.server.chat.parsing import check_parsers
+from quire.config.server import ApiConfig, HttpConfig, ResponsesConfig, ServerConfig, TracingConfig
 from quire.server.http.keys import read_checked_keys
-from quire.server.http.tls import named_errors, tls_options
-from quire.server.http.tracing import check_endpoint
 
 
 def check_files(config: ServerConfig, policy: str) -> None:
@@ -22,18 +17,39 @@ def check_files(config: ServerConfig, policy: str) -> None:
         ConfigError: one cannot be read, or is unknown.
     """
     read_checked_keys(config, policy)
-    check_parsers(config.api)
-    check_store(config.responses)
+    _check_parsers(config.api)
+    _check_store(config.responses)
     _check_tls(config.http)
-    if config.tracing.otlp_traces_endpoint is not None:
-        check_endpoint(config.tracing.otlp_traces_endpoint)
+    _check_tracing(config.tracing)
+
+
+def _check_parsers(api: ApiConfig) -> None:
+    """Find the parsers that are named; the defaults name none."""
+    if (api.tool_call_parser, api.tool_call_format, api.reasoning_parser) != ("auto", None, None):
+        from quire.server.chat.named_parsers import check_parsers
+
+        check_parsers(api)
+
+
+def _check_store(responses: ResponsesConfig) -> None:
+    """Try the file that is to keep responses."""
+    if responses.response_store not in ("memory", "none"):
+        from quire.server.api.responses.keeping import check_store
+
+        check_store(responses)
 
 
 def _check_tls(http: HttpConfig) -> None:
     """Load certificate, key, authorities and ciphers once, to see that they can be used."""
-    if not tls_options(http):
+    given = (http.ssl_certfile, http.ssl_keyfile, http.ssl_ca_certs, http.ssl_ciphers)
+    if not (any(one is not None for one in given) or http.ssl_cert_reqs or http.enable_ssl_refresh):
         return
-    assert http.ssl_certfile is not None, "tls_options refuses the other files without it"
+    import ssl
+
+    from quire.server.http.tls import named_errors, tls_options
+
+    tls_options(http)
+    assert http.ssl_certfile is not None, "tls_options refuses the other settings without it"
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     with named_errors():
         context.load_cert_chain(http.ssl_certfile, http.ssl_keyfile)
@@ -41,3 +57,11 @@ def _check_tls(http: HttpConfig) -> None:
             context.load_verify_locations(http.ssl_ca_certs)
         if http.ssl_ciphers is not None:
             context.set_ciphers(http.ssl_ciphers)
+
+
+def _check_tracing(tracing: TracingConfig) -> None:
+    """Look for OpenTelemetry where there is somewhere to send to."""
+    if tracing.otlp_traces_endpoint is not None:
+        from quire.server.http.tracing import check_endpoint
+
+        check_endpoint(tracing.otlp_traces_endpoint)

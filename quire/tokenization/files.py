@@ -60,3 +60,23 @@ def read_json_object(path: Path, max_bytes: int = 32 * MIB) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise TokenizerError(f"{path} holds a JSON {type(value).__name__}, an object is needed", field=path.name)
     return value
+
+
+def check_tokenizer_files(directory: Path) -> None:
+    """See that a directory has a tokenizer, without reading it.
+
+    Raises:
+        TokenizerError: it has none.
+    """
+    if not any((directory / name).exists() for name in ("tokenizer.json", "tokenizer.model")):
+        raise no_tokenizer(directory)
+
+
+def no_tokenizer(directory: Path) -> TokenizerError:
+    """The error of a directory without a tokenizer."""
+    return TokenizerError(
+        f"no tokenizer.json and no tokenizer.model in {directory}",
+        hint="put the model's tokenizer files there, pass another directory with tokenizer=..., or use token "
+        "ids only: skip_tokenizer_init=True",
+        field="tokenizer",
+    )

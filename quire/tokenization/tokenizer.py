@@ -10,10 +10,10 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from quire.errors import TokenizerError, ValidationError
+from quire.errors import ValidationError
 from quire.tokenization.backend import TokenizerBackend
 from quire.tokenization.fast_backend import load_fast_backend
-from quire.tokenization.files import read_json_object
+from quire.tokenization.files import no_tokenizer, read_json_object
 from quire.tokenization.sentencepiece_model import load_sentencepiece_backend
 from quire.tokenization.token_bytes import NOTHING_HIDDEN, TokenTable, metaspace_bytes
 
@@ -156,27 +156,8 @@ def load_tokenizer(directory: str | Path) -> Tokenizer:
         special_tokens = {**pieces.own_special_tokens(), **special_tokens}
         backend = pieces
     else:
-        raise _no_tokenizer(root)
+        raise no_tokenizer(root)
     return Tokenizer(backend, special_tokens, config, root)
-
-
-def check_tokenizer_files(directory: Path) -> None:
-    """See that a directory has a tokenizer, without reading it.
-
-    Raises:
-        TokenizerError: it has none.
-    """
-    if not any((directory / name).exists() for name in ("tokenizer.json", "tokenizer.model")):
-        raise _no_tokenizer(directory)
-
-
-def _no_tokenizer(directory: Path) -> TokenizerError:
-    return TokenizerError(
-        f"no tokenizer.json and no tokenizer.model in {directory}",
-        hint="put the model's tokenizer files there, pass another directory with tokenizer=..., or use token "
-        "ids only: skip_tokenizer_init=True",
-        field="tokenizer",
-    )
 
 
 def _special_tokens(*sources: dict[str, Any]) -> dict[str, str]:

@@ -12,9 +12,9 @@ import torch
 from quire.config.build import build_config
 from quire.core.engine_messages import EngineCoreOutputs
 from quire.core.kv_transfer import KVTransferMeta, KVTransferResults
+from quire.engine.config_lookup import resolve_config
 from quire.engine.core import EngineCore
 from quire.engine.core_factory import build_core
-from quire.engine.front_factory import resolve_config
 from quire.platforms.detect import detect_platform
 from quire.utils.phases import PhaseTimer
 from quire.worker.kv_tier import CacheBlocks, KVTierWorker

@@ -33,6 +33,16 @@ def test_offline_generation_loads_no_web_framework():
     assert result.stdout.strip() == "[]"
 
 
+def test_a_server_loads_little_before_its_core_is_started():
+    late = {"asyncio", "jinja2", "tokenizers", "yaml", "quire.parsers", "quire.scheduler", "quire.structured_output"}
+    code = (
+        "import sys, quire.cli.serve, quire.server.checks, quire.server.http.listening, quire.engine.mp_factory\n"
+        f"print(sorted({late!r} & set(sys.modules)))"
+    )
+    result = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert result.stdout.strip() == "[]"
+
+
 def test_generating_loads_neither_a_compiler_nor_transformers():
     code = (
         "import sys; from quire import LLM, SamplingParams\n"

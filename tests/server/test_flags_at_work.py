@@ -9,7 +9,7 @@ import pytest
 
 from quire.cli import serve
 from quire.config.build import build_config
-from quire.engine.front_factory import look_up
+from quire.engine.config_lookup import look_up
 from quire.entrypoints.openai import api_server
 from tests.server.engines import ScriptedEngine, scripted_config
 from tests.server.servers import RunningServer

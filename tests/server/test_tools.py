@@ -10,7 +10,7 @@ import openai
 import pytest
 
 from quire.errors import ConfigError
-from quire.server.chat.parsing import check_parsers
+from quire.server.chat.named_parsers import check_parsers
 from tests.server.engines import WritingEngine
 from tests.server.servers import RunningServer, server_config
 

@@ -3,6 +3,6 @@
 Read `service` first, then `running`. Modules by topic:
 
     a request     service, reading, protocol, prompts, shared_prefixes, running, state
-    its output    parsing, forcing, answer_events, chat_message, answer, counts, logprobs, cache_view
+    its output    named_parsers, parsing, forcing, answer_events, chat_message, answer, counts, logprobs, cache_view
     responses     sse, answered
 """

@@ -19,77 +19,33 @@ import secrets
 import string
 from collections.abc import Sequence
 from functools import cached_property
-from pathlib import Path
 
 from quire.config.server import ApiConfig
 from quire.core.sampling_params import SamplingParams
 from quire.core.structured_outputs import StructuredOutputsParams
 from quire.engine.protocol import EngineClient
-from quire.errors import ConfigError, ValidationError
+from quire.errors import ValidationError
 from quire.logger import get_logger
 from quire.parsers.answer import ParserChain, ReasoningCount
-from quire.parsers.base import AnswerParser, ReasoningParser, ToolCallParser
+from quire.parsers.base import AnswerParser
 from quire.parsers.call_syntax import CallSyntax
 from quire.parsers.events import CallArguments, CallBegin, Content, Event
 from quire.parsers.harmony import HarmonyParser
 from quire.parsers.reasoning_format import ReasoningFormat
-from quire.parsers.registry import HARMONY_REASONING, PATTERN, parser_of_template, reasoning_parser, tool_call_parser
-from quire.parsers.tool_calls.pattern import PatternFormat
+from quire.parsers.registry import HARMONY_REASONING, parser_of_template, tool_call_parser
 from quire.parsers.tools import Tools
 from quire.server.chat.answer_events import AnswerEvent, AnswerReader, PlainAnswer, ToolCallDelta, ToolCallStart
 from quire.server.chat.forcing import CallWriter, grammar_for
+from quire.server.chat.named_parsers import AUTO, ToolMaker, named_reasoning_parser, named_tool_parser
 from quire.server.chat.protocol.chat import ChatRequest
 from quire.server.chat.protocol.response_format import structured_outputs
 from quire.server.chat.protocol.tools import ToolChoice, tool_choice
 from quire.server.chat.protocol.warnings import Warnings
 from quire.tokenization.tokenizer import Tokenizer
-from quire.utils.yaml_config import parse_yaml
 
 logger = get_logger(__name__)
 
-AUTO, NONE = "auto", "none"
-MAX_FORMAT_BYTES = 1 << 16
 ID_ALPHABET = string.ascii_letters + string.digits
-
-ToolMaker = type[ToolCallParser] | PatternFormat
-
-
-def check_parsers(config: ApiConfig) -> None:
-    """Find the parsers that are named.
-
-    Raises:
-        ConfigError: one is unknown, or its description cannot be used.
-    """
-    named_tool_parser(config)
-    named_reasoning_parser(config)
-
-
-def named_tool_parser(config: ApiConfig) -> ToolMaker | None:
-    """What makes parsers for tool calls; None when none is named.
-
-    Raises:
-        ConfigError: as `check_parsers`.
-    """
-    name = config.tool_call_parser
-    if (config.tool_call_format is not None) != (name == PATTERN):
-        raise ConfigError(
-            "tool_call_format and tool_call_parser=pattern need each other",
-            hint="set both flags, or neither",
-            field="tool_call_format",
-        )
-    if config.tool_call_format is not None:
-        return _read_format(config.tool_call_format)
-    return None if name in (AUTO, NONE) else tool_call_parser(name)
-
-
-def named_reasoning_parser(config: ApiConfig) -> type[ReasoningParser] | None:
-    """The parser class for the reasoning; None when there is none, or harmony's, which does both.
-
-    Raises:
-        ConfigError: it is unknown.
-    """
-    name = config.reasoning_parser
-    return None if name in (None, "", NONE, HARMONY_REASONING) else reasoning_parser(str(name))
 
 
 class Parsing:
@@ -100,7 +56,7 @@ class Parsing:
         engine: its chat template decides the format where none is named.
 
     Raises:
-        ConfigError: as `check_parsers`.
+        ConfigError: as `named_parsers.check_parsers`.
     """
 
     def __init__(self, config: ApiConfig, engine: EngineClient) -> None:
@@ -322,15 +278,3 @@ class ParsedAnswer:
 def answer_reader(plan: ParsingPlan | None, prompt_token_ids: Sequence[int]) -> AnswerReader:
     """What reads an answer to this prompt."""
     return PlainAnswer() if plan is None else plan.answer(prompt_token_ids)
-
-
-def _read_format(path: str) -> PatternFormat:
-    try:
-        with Path(path).open("rb") as file:
-            text = file.read(MAX_FORMAT_BYTES)
-    except OSError as error:
-        raise ConfigError(
-            f"cannot read tool_call_format {path}: {error.strerror}", hint="use a readable file",
-            field="tool_call_format",
-        ) from None  # fmt: skip
-    return PatternFormat(dict(parse_yaml(path, text, kind="tool call format", field="tool_call_format")))
