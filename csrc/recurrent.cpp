@@ -32,14 +32,14 @@ bool shares_written_block(const RecurrentBatch& batch, int64_t num_blocks) {
   return is_shared;
 }
 
+}  // namespace
+
 bool overlaps_batch(const Span& written, const RecurrentBatch& batch) {
   return overlaps_any(written, Span(batch.query_start_loc, (batch.num_reqs + 1) * 4),
                       Span(batch.seq_lens, batch.num_reqs * 4),
                       span_of(batch.read_blocks, batch.num_reqs, batch.read_stride, 1, 4),
                       span_of(batch.write_blocks, batch.num_reqs, batch.write_stride, 1, 4));
 }
-
-}  // namespace
 
 const char* find_batch_fault(const RecurrentBatch& batch, int64_t num_blocks) {
   const int32_t* starts = batch.query_start_loc;

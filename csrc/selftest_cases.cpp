@@ -273,6 +273,39 @@ void causal_conv(const Tier& tier, Pool& pool, void* out) {
 }
 template <class T>
 constexpr int64_t kConvBytes = (kConvRows + kConvBlocks * (kConvSize - 1)) * kConvChannels * sizeof(T);
+// A prompt of two chunks beside a decode step, with states that move from block to block.
+constexpr int64_t kChannels = 35, kStateSize = 5, kScanTokens = 7, kStateBlocks = 4;
+constexpr int64_t kScanHeads = 3, kScanHeadSize = 37, kScanInner = kScanHeads * kScanHeadSize;
+constexpr int64_t kMambaStates = kStateBlocks * round_up(kChannels, 16) * kStateSize;
+constexpr int64_t kMamba2States = kStateBlocks * kScanInner * kStateSize;
+
+template <class T, DType kDType>
+void scans(const Tier& tier, Pool& pool, void* out) {
+  T x[kScanTokens * kScanInner], time_step[kScanTokens * kScanInner], gate[kScanTokens * kScanInner];
+  T b[kScanTokens * kStateSize], c[kScanTokens * kStateSize];
+  float a[round_up(kChannels, 16) * kStateSize], skip[kScanInner], bias[kScanHeads];
+  Numbers numbers;
+  for (T* rows : {x, time_step, gate}) numbers.fill(rows, kScanTokens * kScanInner);
+  for (T* rows : {b, c}) numbers.fill(rows, kScanTokens * kStateSize);
+  numbers.fill(a, round_up(kChannels, 16) * kStateSize);
+  numbers.fill(skip, kScanInner);
+  numbers.fill(bias, kScanHeads);
+  float* mamba_states = static_cast<float*>(out);
+  float* mamba2_states = mamba_states + kMambaStates;
+  numbers.fill(mamba_states, kMambaStates + kMamba2States);
+  T* result = reinterpret_cast<T*>(mamba2_states + kMamba2States);
+  const int32_t starts[] = {0, 4, 5, kScanTokens}, seq_lens[] = {4, 9, 8}, read[] = {0, 3, 2}, written[] = {0, 3, 1};
+  const RecurrentBatch batch{starts, seq_lens, read, written, 1, 1, 3, kScanTokens};
+  tier.state_space->mamba_scan(pool, {x, kScanInner, time_step, kScanInner, b, kStateSize, c, kStateSize, gate,
+                                      kScanInner, a, skip, result, kChannels, kStateSize,
+                                      {mamba_states, kStateBlocks, kMambaStates / kStateBlocks}, batch, kDType});
+  result += kScanTokens * kChannels;
+  tier.state_space->mamba2_scan(pool, {x, kScanInner, time_step, kScanInner, b, kStateSize, c, kStateSize, nullptr, 0, a,
+                                       skip, bias, 0.25f, 0.75f, result, kScanHeads, kScanHeadSize, 1, kStateSize,
+                                       {mamba2_states, kStateBlocks, kMamba2States / kStateBlocks}, batch, kDType});
+}
+template <class T>
+constexpr int64_t kScanBytes = (kMambaStates + kMamba2States) * 4 + kScanTokens * (kChannels + kScanInner) * sizeof(T);
 
 }  // namespace
 
@@ -291,6 +324,8 @@ const SelfTestCase self_test_cases[] = {
     {"sampling", sizeof(Sampled), sampling},
     {"causal_conv bf16", kConvBytes<bf16>, causal_conv<bf16, DType::bf16>},
     {"causal_conv f32", kConvBytes<float>, causal_conv<float, DType::f32>},
+    {"scans bf16", kScanBytes<bf16>, scans<bf16, DType::bf16>},
+    {"scans f32", kScanBytes<float>, scans<float, DType::f32>},
 };
 const int num_self_test_cases = static_cast<int>(sizeof(self_test_cases) / sizeof(self_test_cases[0]));
 
@@ -319,18 +354,22 @@ const IdleKernel idle_kernels[] = {
     {"apply_bitmask", [](TierCopy& c) { c.sampling.apply_bitmask = [](Pool&, const BitmaskArgs&) {}; }},
     {"logprobs", [](TierCopy& c) { c.sampling.logprobs = [](Pool&, const LogprobsArgs&) {}; }},
     {"causal_conv", [](TierCopy& c) { c.causal_conv.causal_conv = [](Pool&, const CausalConvArgs&) {}; }},
+    {"mamba_scan", [](TierCopy& c) { c.state_space.mamba_scan = [](Pool&, const MambaScanArgs&) {}; }},
+    {"mamba2_scan", [](TierCopy& c) { c.state_space.mamba2_scan = [](Pool&, const Mamba2ScanArgs&) {}; }},
 };
 const int num_idle_kernels = static_cast<int>(sizeof(idle_kernels) / sizeof(idle_kernels[0]));
 
 TierCopy::TierCopy(const Tier& original)
     : elementwise(*original.elementwise), gemm(*original.gemm), quant(*original.quant), attention(*original.attention),
-      sampling(*original.sampling), causal_conv(*original.causal_conv), tier(original) {
+      sampling(*original.sampling), causal_conv(*original.causal_conv), state_space(*original.state_space),
+      tier(original) {
   tier.elementwise = &elementwise;
   tier.gemm = &gemm;
   tier.quant = &quant;
   tier.attention = &attention;
   tier.sampling = &sampling;
   tier.causal_conv = &causal_conv;
+  tier.state_space = &state_space;
 }
 
 }  // namespace quire

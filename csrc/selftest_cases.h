@@ -25,6 +25,7 @@ struct TierCopy {
   AttentionKernels attention;
   SamplingKernels sampling;
   CausalConvKernels causal_conv;
+  StateSpaceKernels state_space;
   Tier tier;
 };
 

@@ -24,6 +24,7 @@ void bind_quant(nb::module_& m);
 void bind_attention(nb::module_& m);
 void bind_sampling(nb::module_& m);
 void bind_recurrent(nb::module_& m);
+void bind_state_space(nb::module_& m);
 void bind_step_graph(nb::module_& m);
 
 }  // namespace quire

@@ -8,5 +8,6 @@ NB_MODULE(_quire_native, m) {
   quire::bind_attention(m);
   quire::bind_sampling(m);
   quire::bind_recurrent(m);
+  quire::bind_state_space(m);
   quire::bind_step_graph(m);
 }

@@ -45,6 +45,22 @@ static inline F16 silu(F16 x) { return x / (set1(1.0f) + exp(zero() - x)); }
 // --- elementwise ---
 static inline F16 abs(F16 x) { return max(x, zero() - x); }
 
+// log(1 + e ** x) within 3 units in the last place; NaN stays NaN.
+// With u = e ** -|x|: log(1 + u) = 2 artanh(u / (2 + u)), whose argument is at most 1 / 3, by its series.
+static inline F16 softplus(F16 x) {
+  const F16 u = exp(zero() - abs(x));
+  const F16 s = u / (u + set1(2.0f)), square = s * s;
+  F16 p = set1(1.0f / 15.0f);
+  p = p * square + set1(1.0f / 13.0f);
+  p = p * square + set1(1.0f / 11.0f);
+  p = p * square + set1(1.0f / 9.0f);
+  p = p * square + set1(1.0f / 7.0f);
+  p = p * square + set1(1.0f / 5.0f);
+  p = p * square + set1(1.0f / 3.0f);
+  p = p * square + set1(1.0f);
+  return max(zero(), x) + (s + s) * p;  // in this order: NaN passes through
+}
+
 // The normal distribution function, (1 + erf(x / sqrt(2))) / 2, within 2e-7; NaN stays NaN.
 // Source: Abramowitz and Stegun 1964 (Handbook of Mathematical Functions), 7.1.26.
 static inline F16 normal_cdf(F16 x) {

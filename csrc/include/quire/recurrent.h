@@ -2,6 +2,7 @@
 // one block and leaves it in another, or in the same.
 #pragma once
 
+#include "quire/spans.h"
 #include "quire/types.h"
 
 namespace quire {
@@ -34,5 +35,8 @@ struct RecurrentBatch {
 
 // What is wrong with the indices of a batch over states of `num_blocks` blocks, or null.
 const char* find_batch_fault(const RecurrentBatch& batch, int64_t num_blocks);
+
+// Whether memory that is written holds a batch's indices.
+bool overlaps_batch(const Span& written, const RecurrentBatch& batch);
 
 }  // namespace quire

@@ -8,6 +8,7 @@
 #include "quire/quant.h"
 #include "quire/sampling.h"
 #include "quire/selftest.h"
+#include "quire/state_space.h"
 
 namespace quire {
 
@@ -20,6 +21,7 @@ struct Tier {
   const AttentionKernels* attention;
   const SamplingKernels* sampling;
   const CausalConvKernels* causal_conv;
+  const StateSpaceKernels* state_space;
   const SelfTestKernels* self_test;
 };
 

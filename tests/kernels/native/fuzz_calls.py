@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from quire.kernels.native import attention, causal_conv, elementwise, linear, memory, quant, sampling
+from quire.kernels.native import attention, causal_conv, elementwise, linear, memory, quant, sampling, state_space
 from quire.kernels.native.runtime import NativeRuntime
 from quire.kernels.recurrent import RecurrentBatch
 from tests.kernels.native.fuzz import Call
@@ -263,6 +263,46 @@ def convolution(rng: random.Random) -> Call:
     return recurrent(causal_conv.causal_conv, args, ("states", "out"))
 
 
+def mamba_scan(rng: random.Random) -> Call:
+    channels, columns, dtype = number(rng), rng.choice((1, 3, 16)), rng.choice(FLOATS)
+    batch = recurrent_batch(rng, 7)
+    tokens = int(batch["query_start_loc"][-1])
+    args = {
+        **batch,
+        "x": normal(rng, tokens, channels, dtype=dtype),
+        "time_step": normal(rng, tokens, channels, dtype=dtype),
+        "b": normal(rng, tokens, columns, dtype=dtype),
+        "c": normal(rng, tokens, columns, dtype=dtype),
+        "gate": rng.choice((None, normal(rng, tokens, channels, dtype=dtype))),
+        "a": state_space.in_lanes(-normal(rng, channels, columns).exp()),
+        "skip": normal(rng, channels),
+        "states": normal(rng, 7, *state_space.mamba_state_shape(channels, columns)),
+        "out": rng.choice((None, torch.zeros(tokens, channels, dtype=dtype))),
+    }
+    return recurrent(state_space.mamba_scan, args, ("states", "out"))
+
+
+def mamba2_scan(rng: random.Random) -> Call:
+    groups, head_size, columns, dtype = rng.choice((1, 2)), number(rng), rng.choice((1, 3, 16)), rng.choice(FLOATS)
+    heads = groups * rng.choice((1, 3))
+    batch = recurrent_batch(rng, 7)
+    tokens = int(batch["query_start_loc"][-1])
+    args = {
+        **batch,
+        "x": normal(rng, tokens, heads * head_size, dtype=dtype),
+        "time_step": normal(rng, tokens, heads, dtype=dtype),
+        "b": normal(rng, tokens, groups * columns, dtype=dtype),
+        "c": normal(rng, tokens, groups * columns, dtype=dtype),
+        "gate": rng.choice((None, normal(rng, tokens, heads * head_size, dtype=dtype))),
+        **{name: normal(rng, heads) for name in ("a", "skip", "time_step_bias")},
+        "states": normal(rng, 7, heads, columns, head_size),
+        "num_groups": groups,
+        "time_step_range": rng.choice(((0.0, float("inf")), (0.1, 0.9))),
+        "out": rng.choice((None, torch.zeros(tokens, heads * head_size, dtype=dtype))),
+    }
+    return recurrent(state_space.mamba2_scan, args, ("states", "out"))
+
+
 def argmax(rng: random.Random) -> Call:
     return Call(sampling.argmax, {"logits": normal(rng, number(rng), number(rng))})
 
@@ -345,5 +385,6 @@ CALLS: dict[str, Callable[[random.Random], Call]] = {
         rms_norm, gated, is_finite, product, gated_product, pack, unpack, gather, quant_pack, quant_product,
         quant_gated_product, quant_gather, paged_attention, rope_and_cache, reshape_and_cache, copy_pages, argmax,
         uniforms, sample, penalties, bitmask, logprobs, huge_zeros, checksum, convolution,
+        mamba_scan, mamba2_scan,
     )
 }  # fmt: skip
