@@ -207,6 +207,47 @@ void attention(const Tier& tier, Pool& pool, void* out) {
 template <class T>
 constexpr int64_t kAttentionBytes = (3 + 2 * kQueries) * kQuerySize * sizeof(T);
 
+// The same for latents: a prompt of 20 tokens and a decode step over 300, whose queries come through the products of
+// heads, of few rows and of many.
+constexpr int64_t kLatent = 34, kRope = 14, kLatentWidth = kLatent + kRope, kHeadInput = 20, kPromptTokens = 20;
+constexpr int64_t kLatentTokens = kPromptTokens + kContext, kLatentQueries = kPromptTokens + 1;
+constexpr int64_t kHeadWeights = 3 * kTileSize;  // of a product with 34 outputs of 20 inputs
+
+template <class T, DType kDType>
+void latent_attention(const Tier& tier, Pool& pool, void* out) {
+  alignas(64) T pages[kBlocks * kBlockSize * kLatentWidth] = {}, weights[kHeads * kHeadWeights];
+  T latents[kLatentTokens * kLatentWidth], norm[kLatent], inputs[kLatentTokens * kHeads * (kHeadInput + kRope)];
+  T queries[kLatentTokens * kHeads * kLatentWidth] = {};
+  float cos[kContext * kRope / 2], sin[kContext * kRope / 2];
+  int64_t positions[kLatentTokens], slots[kLatentTokens];
+  Numbers numbers;
+  numbers.fill(weights, kHeads * kHeadWeights);
+  numbers.fill(latents, kLatentTokens * kLatentWidth);
+  numbers.fill(norm, kLatent);
+  numbers.fill(inputs, kLatentTokens * kHeads * (kHeadInput + kRope));
+  numbers.fill(cos, kContext * kRope / 2);
+  numbers.fill(sin, kContext * kRope / 2);
+  // The prompt lies in page 0, the context in pages 1 .. 10.
+  for (int64_t i = 0; i < kLatentTokens; ++i) {
+    positions[i] = i < kPromptTokens ? i : i - kPromptTokens;
+    slots[i] = (i < kPromptTokens ? 0 : kBlockSize) + positions[i];
+  }
+  const LatentKernels& kernels = *tier.latent;
+  constexpr int64_t kInputRow = kHeads * (kHeadInput + kRope), kQueryRow = kHeads * kLatentWidth;
+  for (const int64_t num_rows : {int64_t{2}, kLatentQueries}) {
+    kernels.head_linear(pool, {inputs, kInputRow, kHeadInput + kRope, weights, queries, kQueryRow, kLatentWidth,
+                               num_rows, kHeads, kHeadInput, kLatent, kDType});
+  }
+  const LatentCache cache{pages, kBlocks, kBlockSize, kLatent, kRope, kDType};
+  kernels.write_latent_tokens(pool, {inputs, kInputRow, kHeadInput + kRope, queries, latents, kLatentWidth, norm, 1e-6f,
+                              kLatentTokens, kHeads, cos, sin, kContext, positions, true, slots, cache});
+  const int32_t table[2 * 10] = {0, -1, -1, -1, -1, -1, -1, -1, -1, -1, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10};
+  const int32_t starts[] = {0, kPromptTokens, kLatentQueries}, seq_lens[] = {kPromptTokens, kContext};
+  kernels.latent_attention(pool, {queries, out, cache, table, 10, starts, seq_lens, 2, kLatentQueries, kHeads, 0.2f});
+}
+template <class T>
+constexpr int64_t kLatentBytes = kLatentQueries * kHeads * kLatent * sizeof(T);
+
 // The likeliest token, plain draws and each filter, then what requests ask of the scores.
 struct Sampled {
   static constexpr int64_t kLines = 6, kWidth = 8;
@@ -321,6 +362,8 @@ const SelfTestCase self_test_cases[] = {
     {"quantised f32", kQuantisedBytes<float>, quantised<float, DType::f32>},
     {"attention bf16", kAttentionBytes<bf16>, attention<bf16, DType::bf16>},
     {"attention f32", kAttentionBytes<float>, attention<float, DType::f32>},
+    {"latent attention bf16", kLatentBytes<bf16>, latent_attention<bf16, DType::bf16>},
+    {"latent attention f32", kLatentBytes<float>, latent_attention<float, DType::f32>},
     {"sampling", sizeof(Sampled), sampling},
     {"causal_conv bf16", kConvBytes<bf16>, causal_conv<bf16, DType::bf16>},
     {"causal_conv f32", kConvBytes<float>, causal_conv<float, DType::f32>},
@@ -348,6 +391,9 @@ const IdleKernel idle_kernels[] = {
     {"rope_and_cache", [](TierCopy& c) { c.attention.rope_and_cache = [](Pool&, const RopeAndCacheArgs&) {}; }},
     {"write_kv", [](TierCopy& c) { c.attention.write_kv = [](Pool&, const WriteKvArgs&) {}; }},
     {"copy_pages", [](TierCopy& c) { c.attention.copy_pages = [](Pool&, const CopyPagesArgs&) {}; }},
+    {"latent_attention", [](TierCopy& c) { c.latent.latent_attention = [](Pool&, const LatentAttentionArgs&) {}; }},
+    {"write_latent_tokens", [](TierCopy& c) { c.latent.write_latent_tokens = [](Pool&, const LatentTokensArgs&) {}; }},
+    {"head_linear", [](TierCopy& c) { c.latent.head_linear = [](Pool&, const HeadLinearArgs&) {}; }},
     {"uniforms", [](TierCopy& c) { c.sampling.uniforms = [](const UniformArgs&) {}; }},
     {"sample", [](TierCopy& c) { c.sampling.sample = [](Pool&, const SampleArgs&) {}; }},
     {"apply_penalties", [](TierCopy& c) { c.sampling.apply_penalties = [](Pool&, const PenaltyArgs&) {}; }},
@@ -361,12 +407,13 @@ const int num_idle_kernels = static_cast<int>(sizeof(idle_kernels) / sizeof(idle
 
 TierCopy::TierCopy(const Tier& original)
     : elementwise(*original.elementwise), gemm(*original.gemm), quant(*original.quant), attention(*original.attention),
-      sampling(*original.sampling), causal_conv(*original.causal_conv), state_space(*original.state_space),
-      tier(original) {
+      latent(*original.latent), sampling(*original.sampling), causal_conv(*original.causal_conv),
+      state_space(*original.state_space), tier(original) {
   tier.elementwise = &elementwise;
   tier.gemm = &gemm;
   tier.quant = &quant;
   tier.attention = &attention;
+  tier.latent = &latent;
   tier.sampling = &sampling;
   tier.causal_conv = &causal_conv;
   tier.state_space = &state_space;

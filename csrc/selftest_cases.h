@@ -23,6 +23,7 @@ struct TierCopy {
   GemmKernels gemm;
   QuantKernels quant;
   AttentionKernels attention;
+  LatentKernels latent;
   SamplingKernels sampling;
   CausalConvKernels causal_conv;
   StateSpaceKernels state_space;

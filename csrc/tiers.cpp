@@ -16,6 +16,7 @@ namespace quire {
   extern const GemmKernels gemm_kernels;               \
   extern const QuantKernels quant_kernels;             \
   extern const AttentionKernels attention_kernels;     \
+  extern const LatentKernels latent_kernels;           \
   extern const SamplingKernels sampling_kernels;       \
   extern const CausalConvKernels causal_conv_kernels;  \
   extern const StateSpaceKernels state_space_kernels;  \
@@ -24,8 +25,9 @@ namespace quire {
 #define QUIRE_TIER_ENTRY(tier, is_supported)                                            \
   {                                                                                     \
 #tier, is_supported, &tier::elementwise_kernels, &tier::gemm_kernels,                   \
-        &tier::quant_kernels, &tier::attention_kernels, &tier::sampling_kernels,        \
-        &tier::causal_conv_kernels, &tier::state_space_kernels, &tier::self_test_kernels \
+        &tier::quant_kernels, &tier::attention_kernels, &tier::latent_kernels,          \
+        &tier::sampling_kernels, &tier::causal_conv_kernels, &tier::state_space_kernels, \
+        &tier::self_test_kernels                                                        \
   }
 
 QUIRE_DECLARE(portable)

@@ -22,6 +22,7 @@ void bind_elementwise(nb::module_& m);
 void bind_gemm(nb::module_& m);
 void bind_quant(nb::module_& m);
 void bind_attention(nb::module_& m);
+void bind_latent(nb::module_& m);
 void bind_sampling(nb::module_& m);
 void bind_recurrent(nb::module_& m);
 void bind_state_space(nb::module_& m);

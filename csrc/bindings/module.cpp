@@ -6,6 +6,7 @@ NB_MODULE(_quire_native, m) {
   quire::bind_gemm(m);
   quire::bind_quant(m);
   quire::bind_attention(m);
+  quire::bind_latent(m);
   quire::bind_sampling(m);
   quire::bind_recurrent(m);
   quire::bind_state_space(m);

@@ -5,6 +5,7 @@
 #include "quire/causal_conv.h"
 #include "quire/elementwise.h"
 #include "quire/gemm.h"
+#include "quire/latent.h"
 #include "quire/quant.h"
 #include "quire/sampling.h"
 #include "quire/selftest.h"
@@ -19,6 +20,7 @@ struct Tier {
   const GemmKernels* gemm;
   const QuantKernels* quant;
   const AttentionKernels* attention;
+  const LatentKernels* latent;
   const SamplingKernels* sampling;
   const CausalConvKernels* causal_conv;
   const StateSpaceKernels* state_space;

@@ -9,7 +9,17 @@ from typing import Any
 import numpy as np
 import torch
 
-from quire.kernels.native import attention, causal_conv, elementwise, linear, memory, quant, sampling, state_space
+from quire.kernels.native import (
+    attention,
+    causal_conv,
+    elementwise,
+    latent,
+    linear,
+    memory,
+    quant,
+    sampling,
+    state_space,
+)
 from quire.kernels.native.runtime import NativeRuntime
 from quire.kernels.recurrent import RecurrentBatch
 from tests.kernels.native.fuzz import Call
@@ -303,6 +313,59 @@ def mamba2_scan(rng: random.Random) -> Call:
     return recurrent(state_space.mamba2_scan, args, ("states", "out"))
 
 
+def latent_attention(rng: random.Random) -> Call:
+    heads, latent_size, rope_size, block_size = rng.choice((1, 5)), rng.choice((2, 34)), rng.choice((2, 16)), 16
+    dtype, tokens, seq_len = rng.choice(FLOATS), rng.randrange(1, 4), rng.randrange(3, 40)
+    width = latent_size + rope_size
+    args = {
+        "query": normal(rng, tokens, heads, width, dtype=dtype),
+        "latent_cache": normal(rng, 4, block_size, width, dtype=dtype),
+        "latent_size": latent_size,
+        "block_table": torch.tensor([rng.sample(range(4), 3)], dtype=torch.int32),
+        "query_start_loc": torch.tensor([0, tokens], dtype=torch.int32),
+        "seq_lens": torch.tensor([seq_len], dtype=torch.int32),
+        "scale": 0.3,
+        "out": torch.zeros(tokens, heads, latent_size, dtype=dtype),
+    }
+    return Call(latent.latent_attention, args, ("out",))
+
+
+def write_latent_tokens(rng: random.Random) -> Call:
+    heads, latent_size, half, nope = rng.choice((1, 3)), 34, rng.choice((1, 8, 17)), number(rng)
+    dtype, tokens = rng.choice(FLOATS), rng.randrange(9)
+    width = latent_size + 2 * half
+    args = {
+        "query": normal(rng, tokens, heads, nope + 2 * half, dtype=dtype),
+        "rotated": normal(rng, tokens, heads, width, dtype=dtype),
+        "latent": normal(rng, tokens, width, dtype=dtype),
+        "norm": normal(rng, latent_size, dtype=dtype),
+        "eps": 1e-6,
+        "cos": normal(rng, 11, half),
+        "sin": normal(rng, 11, half),
+        "positions": torch.tensor([rng.randrange(11) for _ in range(tokens)], dtype=torch.int64),
+        "slot_mapping": slots_of(rng, tokens, 48).long(),
+        "latent_cache": normal(rng, 3, 16, width, dtype=dtype),
+    }
+    return Call(latent.write_latent_tokens, args, ("rotated", "latent_cache"))
+
+
+def head_linear(rng: random.Random) -> Call:
+    tokens, heads, inputs, outputs, dtype = (
+        number(rng),
+        rng.choice((1, 3)),
+        number(rng),
+        number(rng),
+        rng.choice(FLOATS),
+    )
+    args = {
+        "x": normal(rng, tokens, heads, inputs, dtype=dtype),
+        "packed": torch.stack([packed_weight(rng, outputs, inputs, dtype) for _ in range(heads)]),
+        "output_size": outputs,
+        "out": rng.choice((None, torch.zeros(tokens, heads, outputs, dtype=dtype))),
+    }
+    return Call(latent.head_linear, args, ("out",))
+
+
 def argmax(rng: random.Random) -> Call:
     return Call(sampling.argmax, {"logits": normal(rng, number(rng), number(rng))})
 
@@ -384,7 +447,7 @@ CALLS: dict[str, Callable[[random.Random], Call]] = {
     for maker in (
         rms_norm, gated, is_finite, product, gated_product, pack, unpack, gather, quant_pack, quant_product,
         quant_gated_product, quant_gather, paged_attention, rope_and_cache, reshape_and_cache, copy_pages, argmax,
-        uniforms, sample, penalties, bitmask, logprobs, huge_zeros, checksum, convolution,
-        mamba_scan, mamba2_scan,
+        uniforms, sample, penalties, bitmask, logprobs, huge_zeros, checksum, convolution, latent_attention,
+        write_latent_tokens, head_linear, mamba_scan, mamba2_scan,
     )
 }  # fmt: skip

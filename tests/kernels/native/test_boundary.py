@@ -10,14 +10,24 @@ import pytest
 import torch
 
 from quire.errors import ShapeError
-from quire.kernels.native import attention, causal_conv, elementwise, linear, memory, quant, sampling, state_space
+from quire.kernels.native import (
+    attention,
+    causal_conv,
+    elementwise,
+    latent,
+    linear,
+    memory,
+    quant,
+    sampling,
+    state_space,
+)
 from quire.kernels.native.runtime import NativeRuntime
 from tests.kernels.native.fuzz import Boundary, Call, run
 from tests.kernels.native.fuzz_calls import CALLS
 from tests.kernels.native.guards import randn
 
 NUM_CALLS = 1500
-MODULES = (attention, causal_conv, elementwise, linear, memory, quant, sampling, state_space)
+MODULES = (attention, causal_conv, elementwise, latent, linear, memory, quant, sampling, state_space)
 
 
 def test_spoilt_calls_are_refused_or_computed_as_plain_ones(tier: str):
