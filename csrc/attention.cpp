@@ -42,7 +42,7 @@ const char* find_fault(const PagedAttentionArgs& args) {
     if (seq_len < end - first) return "seq_lens has a request with fewer tokens than queries";
     const int64_t num_pages = ceil_div(seq_len, block_size);
     if (num_pages > args.max_blocks) return "seq_lens has a request with more pages than block_table has columns";
-    const int64_t oldest = args.window > 0 ? max_i64(0, seq_len - (end - first) - args.window + 1) : 0;
+    const int64_t oldest = oldest_seen(args, seq_len - (end - first));
     const int32_t* pages = args.block_table + i * args.max_blocks;
     uint32_t largest = 0;  // as unsigned, so that negative ids are large
     for (int64_t page = oldest / block_size; page < num_pages; ++page) {
@@ -56,22 +56,28 @@ const char* find_fault(const PagedAttentionArgs& args) {
 
 const char* find_fault(const RopeAndCacheArgs& args) {
   const int64_t bytes = bytes_of(args.cache.activation_dtype()), size = args.cache.head_size, tokens = args.num_tokens;
-  const int64_t row = (args.num_heads + 2 * args.cache.num_kv_heads) * size;
+  const int64_t row = (args.num_heads + (args.has_kv ? 2 * args.cache.num_kv_heads : 0)) * size;
+  const int64_t num_norms = args.are_norms_whole ? args.num_heads : 1;
+  const int64_t num_kv_norms = args.are_norms_whole ? args.cache.num_kv_heads : 1;
   const Span pages = span_of(args.cache), qkv = span_of(args.qkv, tokens, args.qkv_stride, row, bytes);
   const Span cos(args.cos, args.max_positions * args.half * 4), sin(args.sin, args.max_positions * args.half * 4);
-  const Span positions(args.positions, tokens * (args.are_positions_wide ? 8 : 4)), slots(args.slots, tokens * 8);
-  const Span q_norm(args.q_norm, args.q_norm != nullptr ? size * bytes : 0);
-  const Span k_norm(args.k_norm, args.k_norm != nullptr ? size * bytes : 0);
-  if (overlaps_any(pages, qkv, cos, sin, positions, slots, q_norm, k_norm) ||
-      overlaps_any(qkv, cos, sin, positions, slots, q_norm, k_norm)) {
+  const bool has_positions = needs_positions(args);
+  const Span positions(args.positions, has_positions ? tokens * (args.are_positions_wide ? 8 : 4) : 0);
+  const Span slots(args.slots, args.has_kv ? tokens * 8 : 0);
+  const Span q_norm(args.q_norm, args.q_norm != nullptr ? num_norms * size * bytes : 0);
+  const Span k_norm(args.k_norm, args.k_norm != nullptr ? num_kv_norms * size * bytes : 0);
+  const Span v_norm(args.v_norm, args.v_norm != nullptr ? size * bytes : 0);
+  const Span scales(args.query_scales, args.query_scales != nullptr ? args.max_positions * 4 : 0);
+  if (overlaps_any(pages, qkv, cos, sin, positions, slots, q_norm, k_norm, v_norm, scales) ||
+      overlaps_any(qkv, cos, sin, positions, slots, q_norm, k_norm, v_norm, scales)) {
     return kOverlap;
   }
-  for (int64_t i = 0; i < args.num_tokens; ++i) {
+  for (int64_t i = 0; has_positions && i < args.num_tokens; ++i) {
     const int64_t position = args.are_positions_wide ? static_cast<const int64_t*>(args.positions)[i]
                                                      : static_cast<const int32_t*>(args.positions)[i];
     if (position < 0 || position >= args.max_positions) return "positions has one that the tables of cos and sin lack";
   }
-  return find_slot_fault(args.slots, args.num_tokens, args.cache);
+  return args.has_kv ? find_slot_fault(args.slots, args.num_tokens, args.cache) : nullptr;
 }
 
 const char* find_fault(const WriteKvArgs& args) {

@@ -11,7 +11,7 @@ void bind_attention(nb::module_& m) {
         [](int tier, Pool& pool, uintptr_t query, int64_t query_stride, uintptr_t out, const KvCache& cache,
            uintptr_t block_table, int64_t max_blocks, uintptr_t query_start_loc, uintptr_t seq_lens, int64_t num_reqs,
            int64_t num_tokens, int64_t num_heads, float scale, int64_t window, float soft_cap, uintptr_t sinks,
-           uintptr_t slopes) {
+           uintptr_t slopes, int64_t chunk) {
           const PagedAttentionArgs args{at<void>(query),
                                         query_stride,
                                         at<void>(out),
@@ -27,14 +27,16 @@ void bind_attention(nb::module_& m) {
                                         window,
                                         soft_cap,
                                         at<float>(sinks),
-                                        at<float>(slopes)};
+                                        at<float>(slopes),
+                                        chunk};
           return run_noted(tier_at(tier).attention->paged_attention, pool, args);
         });
   m.def("rope_and_cache",
         [](int tier, Pool& pool, uintptr_t qkv, int64_t qkv_stride, int64_t num_tokens, int64_t num_heads,
            uintptr_t cos, uintptr_t sin, int64_t max_positions, int64_t half, uintptr_t positions,
            bool are_positions_wide, uintptr_t slots, uintptr_t q_norm, uintptr_t k_norm, float eps,
-           const KvCache& cache) {
+           const KvCache& cache, uintptr_t v_norm, bool are_norms_last, bool are_norms_whole, bool has_kv,
+           uintptr_t query_scales) {
           const RopeAndCacheArgs args{at<void>(qkv),
                                       qkv_stride,
                                       num_tokens,
@@ -49,7 +51,12 @@ void bind_attention(nb::module_& m) {
                                       at<void>(q_norm),
                                       at<void>(k_norm),
                                       eps,
-                                      cache};
+                                      cache,
+                                      at<void>(v_norm),
+                                      are_norms_last,
+                                      are_norms_whole,
+                                      has_kv,
+                                      at<float>(query_scales)};
           return run_noted(tier_at(tier).attention->rope_and_cache, pool, args);
         });
   m.def("write_kv", [](int tier, Pool& pool, uintptr_t key, uintptr_t value, int64_t key_stride, int64_t value_stride,

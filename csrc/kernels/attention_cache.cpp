@@ -8,15 +8,21 @@ namespace {
 
 constexpr int64_t kTokensPerTask = 8;
 
-// As `rms_norm` of elementwise.cpp does a row.
+// One over the root of the mean square, as `rms_norm` of elementwise.cpp finds it.
 template <class T>
-void normalise_head(const T* x, const T* weight, float eps, int64_t size, T* out) {
+float norm_factor(const T* x, int64_t size, float eps) {
   F16 squares = zero();
   for (int64_t i = 0; i < size; i += 16) {
     const F16 v = load_some(x + i, size - i);
     squares = squares + v * v;
   }
-  const F16 scale = set1(1.0f / __builtin_sqrtf(hsum(squares) / static_cast<float>(size) + eps));
+  return 1.0f / __builtin_sqrtf(hsum(squares) / static_cast<float>(size) + eps);
+}
+
+// `x` may be `out`.
+template <class T>
+void normalise_head(const T* x, const T* weight, float factor, int64_t size, T* out) {
+  const F16 scale = set1(factor);
   for (int64_t i = 0; i < size; i += 16) {
     T normed[16];
     store(normed, load_some(x + i, size - i) * scale);
@@ -73,27 +79,69 @@ void put_token(const T* key, const T* value, const KvCache& cache, int64_t slot,
 }
 
 template <class T>
+void scale_head(T* x, float factor, int64_t size) {
+  for (int64_t i = 0; i < size; i += 16) store_some(x + i, size - i, load_some(x + i, size - i) * set1(factor));
+}
+
+inline int64_t position_of(const RopeAndCacheArgs& args, int64_t token) {
+  if (!needs_positions(args)) return 0;
+  return args.are_positions_wide ? static_cast<const int64_t*>(args.positions)[token]
+                                 : static_cast<const int32_t*>(args.positions)[token];
+}
+
+// A query or key head: normed and rotated. With a mean over all heads `of_all` is its factor. `x` may be `out`.
+template <class T>
+void prepare_head(const RopeAndCacheArgs& args, int64_t position, const T* x, const T* gains, float of_all, T* out) {
+  const int64_t size = args.cache.head_size, half = args.half;
+  T normed[kMaxHeadSize];
+  if (gains != nullptr && !args.are_norms_last) {
+    normalise_head(x, gains, args.are_norms_whole ? of_all : norm_factor(x, size, args.eps), size, normed);
+    x = normed;
+  }
+  rotate_head(x, args.cos + position * half, args.sin + position * half, half, size, out);
+  if (gains != nullptr && args.are_norms_last) {
+    normalise_head(out, gains, norm_factor(out, size, args.eps), size, out);
+  }
+}
+
+// The gains of one head, and the factor of a mean over `num_heads` heads.
+template <class T>
+struct Norm {
+  Norm(const RopeAndCacheArgs& args, const void* weight, const T* heads, int64_t num_heads)
+      : gains(static_cast<const T*>(weight)), step(args.are_norms_whole ? args.cache.head_size : 0) {
+    if (gains != nullptr && step > 0) of_all = norm_factor(heads, num_heads * args.cache.head_size, args.eps);
+  }
+  const T* gains_of(int64_t head) const { return gains != nullptr ? gains + head * step : nullptr; }
+
+  const T* gains;
+  int64_t step;
+  float of_all = 0.0f;
+};
+
+template <class T>
 void rope_token(const RopeAndCacheArgs& args, int64_t token) {
-  const int64_t size = args.cache.head_size, num_kv_heads = args.cache.num_kv_heads, slot = args.slots[token];
-  const int64_t position = args.are_positions_wide ? static_cast<const int64_t*>(args.positions)[token]
-                                                   : static_cast<const int32_t*>(args.positions)[token];
-  const float* cos = args.cos + position * args.half;
-  const float* sin = args.sin + position * args.half;
-  T* heads = static_cast<T*>(args.qkv) + token * args.qkv_stride;
-  T normed[kMaxHeadSize], key[kMaxHeadSize];
-  const T* values = heads + (args.num_heads + num_kv_heads) * size;
-  const int64_t num_rotated = args.num_heads + (slot >= 0 ? num_kv_heads : 0);
-  for (int64_t head = 0; head < num_rotated; ++head) {
-    const bool is_key = head >= args.num_heads;
-    const T* x = heads + head * size;
-    const T* weight = static_cast<const T*>(is_key ? args.k_norm : args.q_norm);
-    if (weight != nullptr) {
-      normalise_head(x, weight, args.eps, size, normed);
-      x = normed;
+  const int64_t size = args.cache.head_size, num_kv_heads = args.cache.num_kv_heads;
+  const int64_t position = position_of(args, token), slot = args.has_kv ? args.slots[token] : -1;
+  T* queries = static_cast<T*>(args.qkv) + token * args.qkv_stride;
+  const Norm<T> q_norm(args, args.q_norm, queries, args.num_heads);
+  for (int64_t head = 0; head < args.num_heads; ++head) {
+    T* query = queries + head * size;
+    prepare_head(args, position, query, q_norm.gains_of(head), q_norm.of_all, query);
+    if (args.query_scales != nullptr) scale_head(query, args.query_scales[position], size);
+  }
+  if (slot < 0) return;
+  const T* keys = queries + args.num_heads * size;
+  const T* v_norm = static_cast<const T*>(args.v_norm);
+  const Norm<T> k_norm(args, args.k_norm, keys, num_kv_heads);
+  T key[kMaxHeadSize], normed[kMaxHeadSize];
+  for (int64_t head = 0; head < num_kv_heads; ++head) {
+    const T* value = keys + (num_kv_heads + head) * size;
+    prepare_head(args, position, keys + head * size, k_norm.gains_of(head), k_norm.of_all, key);
+    if (v_norm != nullptr) {
+      normalise_head(value, v_norm, norm_factor(value, size, args.eps), size, normed);
+      value = normed;
     }
-    rotate_head(x, cos, sin, args.half, size, is_key ? key : heads + head * size);
-    const int64_t kv_head = head - args.num_heads;
-    if (is_key) put_token(key, values + kv_head * size, args.cache, slot, kv_head);
+    put_token(key, value, args.cache, slot, head);
   }
 }
 

@@ -52,10 +52,6 @@ inline int64_t padded_head(const PagedAttentionArgs& args) { return round_up(arg
 constexpr int64_t kPartialHead = 16;
 inline int64_t partial_stride(const PagedAttentionArgs& args) { return kPartialHead + padded_head(args); }
 
-inline int64_t oldest_seen(const PagedAttentionArgs& args, int64_t position) {
-  return args.window > 0 ? max_i64(0, position - args.window + 1) : 0;
-}
-
 template <class Fn>
 inline void for_each_item(const PagedAttentionArgs& args, const Fn& fn) {
   const int64_t step = item_tokens(args);

@@ -20,7 +20,7 @@ struct KvCache {
   DType activation_dtype() const { return dtype == DType::f32 ? DType::f32 : DType::bf16; }
 };
 
-constexpr int64_t kMaxHeadSize = 256;
+constexpr int64_t kMaxHeadSize = 512;
 
 // Rows of a step: request i owns query_start_loc[i] .. query_start_loc[i + 1] - 1, its newest tokens.
 struct PagedAttentionArgs {
@@ -40,25 +40,43 @@ struct PagedAttentionArgs {
   float soft_cap;       // 0 = none
   const float* sinks;   // [num_heads] or null
   const float* slopes;  // [num_heads] or null
+  int64_t chunk = 0;    // a query sees the tokens of its own chunk, so many from position 0; 0 = all
 };
 
+// The first token that the query at `position` sees. Static: every tier has its own.
+static inline int64_t oldest_seen(const PagedAttentionArgs& args, int64_t position) {
+  const int64_t of_window = args.window > 0 ? position - args.window + 1 : 0;
+  return max_i64(of_window, args.chunk > 0 ? position - position % args.chunk : 0);
+}
+
 struct RopeAndCacheArgs {
-  void* qkv;  // [num_tokens][num_heads + 2 * num_kv_heads][head_size]; queries are rotated in place
+  // [num_tokens][num_heads + 2 * num_kv_heads][head_size], or without keys and values the query heads alone; queries
+  // are changed in place.
+  void* qkv;
   int64_t qkv_stride;
   int64_t num_tokens;
   int64_t num_heads;
   const float* cos;  // [max_positions][half]
   const float* sin;
   int64_t max_positions;
-  int64_t half;  // rotated elements / 2
-  const void* positions;
+  int64_t half;           // rotated elements / 2; 0 = none
+  const void* positions;  // null where nothing asks for them
   bool are_positions_wide;      // int64, else int32
   const int64_t* slots;        // page * block_size + offset; negative = not written
-  const void* q_norm;          // [head_size] or null
+  const void* q_norm;          // [head_size] or null; with are_norms_whole [num_heads][head_size]
   const void* k_norm;
   float eps;
   KvCache cache;
+  const void* v_norm = nullptr;         // [head_size] or null
+  bool are_norms_last = false;          // queries and keys are normalised after they are rotated
+  bool are_norms_whole = false;         // one mean over all query heads of a token, one over its key heads
+  bool has_kv = true;                   // false: nothing is written
+  const float* query_scales = nullptr;  // [max_positions] or null: factors on queries, at last
 };
+
+static inline bool needs_positions(const RopeAndCacheArgs& args) {
+  return args.half > 0 || args.query_scales != nullptr;
+}
 
 struct WriteKvArgs {
   const void* key;  // [num_tokens][num_kv_heads][head_size]

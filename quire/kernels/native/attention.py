@@ -25,7 +25,7 @@ from quire.kernels.native.runtime import NativeRuntime
 FLOATS = (torch.bfloat16, torch.float32)
 FLOATS_OF_8_BITS = (torch.float8_e4m3fn, torch.float8_e5m2)
 BLOCK_SIZE_MULTIPLE = 16
-MAX_HEAD_SIZE = 256
+MAX_HEAD_SIZE = 512
 MAX_HEADS = 1 << 20  # also of a page's tokens
 
 
@@ -39,6 +39,7 @@ def paged_attention(
     scale: float,
     *,
     sliding_window: int | None = None,
+    chunk: int | None = None,
     soft_cap: float = 0.0,
     sinks: torch.Tensor | None = None,
     alibi_slopes: torch.Tensor | None = None,
@@ -59,6 +60,7 @@ def paged_attention(
         seq_lens: [num_reqs] int32; tokens in the cache.
         scale: factor on the scores.
         sliding_window: tokens a query sees, itself included; None = all.
+        chunk: a query sees only tokens of its own chunk of so many, counted from position 0; None = all.
         soft_cap: scores become soft_cap * tanh(score / soft_cap); 0 = as they are.
         sinks: [num_heads] float32; one more logit of each head, without a value.
         alibi_slopes: [num_heads] float32; slope * (key position - query position) is added to the scores.
@@ -97,13 +99,15 @@ def paged_attention(
         check_tensor("out", out, (dtype,), (num_tokens, num_heads, head_size))
     if sliding_window is not None:
         check_size("sliding_window", sliding_window, 1)
+    if chunk is not None:
+        check_size("chunk", chunk, 1)
     check_number("scale", scale)
     check_number("soft_cap", soft_cap)
     refuse(runtime.library.paged_attention(
         runtime.tier_idx, runtime.pool, query.data_ptr(), query.stride(0), out.data_ptr(), cache,
         block_table.data_ptr(), max_blocks, query_start_loc.data_ptr(), seq_lens.data_ptr(), num_reqs, num_tokens,
         num_heads, scale, sliding_window or 0, soft_cap, head_numbers("sinks", sinks, num_heads),
-        head_numbers("alibi_slopes", alibi_slopes, num_heads),
+        head_numbers("alibi_slopes", alibi_slopes, num_heads), chunk or 0,
     ))  # fmt: skip
     return out
 
@@ -114,26 +118,36 @@ def rope_and_cache(
     num_heads: int,
     num_kv_heads: int,
     head_size: int,
-    cos: torch.Tensor,
-    sin: torch.Tensor,
-    positions: torch.Tensor,
-    slot_mapping: torch.Tensor,
+    cos: torch.Tensor | None,
+    sin: torch.Tensor | None,
+    positions: torch.Tensor | None,
+    slot_mapping: torch.Tensor | None,
     kv_cache: torch.Tensor,
     block_size: int,
     q_norm: torch.Tensor | None = None,
     k_norm: torch.Tensor | None = None,
     eps: float = 1e-6,
+    *,
+    v_norm: torch.Tensor | None = None,
+    norms_last: bool = False,
+    query_scales: torch.Tensor | None = None,
 ) -> None:
     """Normalise and rotate the queries of a step in place, and write its keys, treated alike, and values to pages.
 
     Args:
-        qkv: [num_tokens, (num_heads + 2 * num_kv_heads) * head_size]; rows may be strided. The queries are mutated,
-            keys and values left as they are.
-        cos, sin: [max_positions, rotary_dim / 2] float32; elements from rotary_dim on are not rotated.
-        positions: [num_tokens] int64 or int32, below max_positions.
-        slot_mapping: [num_tokens] int64: page * block_size + offset, distinct; negative = not written.
+        qkv: [num_tokens, (num_heads + 2 * num_kv_heads) * head_size], or the queries alone where `slot_mapping` is
+            None; rows may be strided. The queries are mutated, keys and values left as they are.
+        cos, sin: [max_positions, rotary_dim / 2] float32; elements from rotary_dim on are not rotated. None = no
+            rotation.
+        positions: [num_tokens] int64 or int32, below max_positions; None where neither tables nor scales are given.
+        slot_mapping: [num_tokens] int64: page * block_size + offset, distinct; negative = not written. None = nothing
+            is written: the layer reads what another one wrote.
         kv_cache: mutated.
-        q_norm, k_norm: [head_size]; the weight of an RMS norm of each head before it is rotated.
+        q_norm, k_norm: the weight of an RMS norm of each head, [head_size], or of all heads of a token together,
+            [num_heads * head_size] and [num_kv_heads * head_size].
+        v_norm: [head_size]; likewise of each value head.
+        norms_last: norms of queries and keys follow the rotation; of each head only.
+        query_scales: [max_positions] float32; factor on the query of each position, after all else.
 
     Raises:
         ShapeError: a size, dtype, device or stride differs from the above, an index leads out of a tensor, or what is
@@ -145,27 +159,75 @@ def rope_and_cache(
     for name, size in (("num_heads", num_heads), ("num_kv_heads", num_kv_heads), ("block_size", block_size)):
         check_size(name, size, 1, MAX_HEADS)
     check_size("head_size", head_size, 2, MAX_HEAD_SIZE)
+    check_size("norms_last", norms_last, 0, 1)
     check_number("eps", eps)
-    check_tensor("qkv", qkv, FLOATS, (-1, (num_heads + 2 * num_kv_heads) * head_size), strided_rows=True)
+    num_written = 0 if slot_mapping is None else 2 * num_kv_heads
+    check_tensor("qkv", qkv, FLOATS, (-1, (num_heads + num_written) * head_size), strided_rows=True)
     dtype, num_tokens = qkv.dtype, qkv.shape[0]
     cache = native_cache(runtime, kv_cache, head_size, dtype, (num_kv_heads, block_size))
-    check_tensor("cos", cos, (torch.float32,), (-1, -1))
-    check_tensor("sin", sin, (torch.float32,), tuple(cos.shape))
-    max_positions, half = cos.shape
-    if 2 * half > head_size:
-        raise ShapeError(f"cos has {half} columns, at most {head_size // 2} fit a head", field="cos")
-    check_tensor("positions", positions, (torch.int64, torch.int32), (num_tokens,))
-    check_tensor("slot_mapping", slot_mapping, (torch.int64,), (num_tokens,))
-    norm_ptrs = []
-    for name, norm in (("q_norm", q_norm), ("k_norm", k_norm)):
-        if norm is not None:
-            check_tensor(name, norm, (dtype,), (head_size,))
-        norm_ptrs.append(norm.data_ptr() if norm is not None else 0)
+    max_positions, half = _check_positions(cos, sin, positions, query_scales, num_tokens, head_size)
+    if slot_mapping is not None:
+        check_tensor("slot_mapping", slot_mapping, (torch.int64,), (num_tokens,))
+    is_whole = _check_norms(q_norm, k_norm, v_norm, dtype, (num_heads, num_kv_heads, head_size), norms_last)
     refuse(runtime.library.rope_and_cache(
-        runtime.tier_idx, runtime.pool, qkv.data_ptr(), qkv.stride(0), num_tokens, num_heads, cos.data_ptr(),
-        sin.data_ptr(), max_positions, half, positions.data_ptr(), positions.dtype == torch.int64,
-        slot_mapping.data_ptr(), *norm_ptrs, eps, cache,
+        runtime.tier_idx, runtime.pool, qkv.data_ptr(), qkv.stride(0), num_tokens, num_heads, _address(cos),
+        _address(sin), max_positions, half, _address(positions), positions is None or positions.dtype == torch.int64,
+        _address(slot_mapping), _address(q_norm), _address(k_norm), eps, cache, _address(v_norm), bool(norms_last),
+        is_whole, slot_mapping is not None, _address(query_scales),
     ))  # fmt: skip
+
+
+def _check_positions(
+    cos: torch.Tensor | None,
+    sin: torch.Tensor | None,
+    positions: torch.Tensor | None,
+    query_scales: torch.Tensor | None,
+    num_tokens: int,
+    head_size: int,
+) -> tuple[int, int]:
+    """What `rope_and_cache` looks up by position; returns how many positions there are, and half of what is rotated."""
+    max_positions, half = 0, 0
+    if cos is not None and sin is not None:
+        check_tensor("cos", cos, (torch.float32,), (-1, -1))
+        max_positions, half = cos.shape
+        check_tensor("sin", sin, (torch.float32,), (max_positions, half))
+        if 2 * half > head_size:
+            raise ShapeError(f"cos has {half} columns, at most {head_size // 2} fit a head", field="cos")
+    elif cos is not None or sin is not None:
+        raise ShapeError("cos and sin are given together", field="sin" if sin is None else "cos")
+    if query_scales is not None:
+        check_tensor("query_scales", query_scales, (torch.float32,), (-1 if cos is None else max_positions,))
+        max_positions = len(query_scales)
+    if positions is not None:
+        check_tensor("positions", positions, (torch.int64, torch.int32), (num_tokens,))
+    elif half or query_scales is not None:
+        raise ShapeError("positions are missing", field="positions")
+    return max_positions, half
+
+
+def _check_norms(
+    q_norm: torch.Tensor | None,
+    k_norm: torch.Tensor | None,
+    v_norm: torch.Tensor | None,
+    dtype: torch.dtype,
+    sizes: tuple[int, int, int],
+    norms_last: bool,
+) -> bool:
+    """Whether the norms of queries and keys run over all heads of a token; `sizes`: heads, key heads, head size."""
+    num_heads, num_kv_heads, head_size = sizes
+    if v_norm is not None:
+        check_tensor("v_norm", v_norm, (dtype,), (head_size,))
+    norms = {"q_norm": (q_norm, num_heads), "k_norm": (k_norm, num_kv_heads)}
+    has_more = any(isinstance(norm, torch.Tensor) and norm.numel() > head_size for norm, _ in norms.values())
+    is_whole = has_more and not norms_last
+    for name, (norm, heads) in norms.items():
+        if norm is not None:
+            check_tensor(name, norm, (dtype,), (heads * head_size if is_whole else head_size,))
+    return is_whole
+
+
+def _address(tensor: torch.Tensor | None) -> int:
+    return 0 if tensor is None else tensor.data_ptr()
 
 
 def reshape_and_cache(

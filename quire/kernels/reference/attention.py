@@ -17,6 +17,7 @@ def paged_attention(
     scale: float,
     sliding_window: int | None = None,
     *,
+    chunk: int | None = None,
     soft_cap: float = 0.0,
     sinks: torch.Tensor | None = None,
     alibi_slopes: torch.Tensor | None = None,
@@ -32,6 +33,7 @@ def paged_attention(
         seq_lens: [num_reqs]; tokens in the cache.
         scale: factor on the scores.
         sliding_window: tokens a query sees, itself included; None = all.
+        chunk: a query sees only tokens of its own chunk of so many, counted from position 0; None = all.
         soft_cap: scores become soft_cap * tanh(score / soft_cap); 0 = as they are.
         sinks: [num_heads]; one more logit of each head, without a value.
         alibi_slopes: [num_heads]; slope * (key position - query position) is added to the scores.
@@ -44,7 +46,7 @@ def paged_attention(
 
     Source: Kwon et al. 2023 (PagedAttention), section 4.1; window as in Jiang et al. 2023 (Mistral 7B), section 2;
         soft cap as in Gemma Team 2024 (Gemma 2), section 2; sinks as in Agarwal et al. 2025 (gpt-oss), section 2;
-        slopes as in Press et al. 2022 (ALiBi), section 3.
+        slopes as in Press et al. 2022 (ALiBi), section 3; chunks as in Llama 4 (Meta 2025), as released.
     """
     check_shapes(
         query=(query, "num_tokens num_heads head_size"),
@@ -59,8 +61,10 @@ def paged_attention(
         first, last = starts[request], starts[request + 1]
         for token in range(first, last):
             position = seq_len - (last - token)
-            keys = _tokens_seen(key_cache, block_table[request], position, sliding_window)
-            values = _tokens_seen(value_cache, block_table[request], position, sliding_window)
+            oldest = 0 if sliding_window is None else max(0, position - sliding_window + 1)
+            oldest = oldest if chunk is None else max(oldest, position // chunk * chunk)
+            keys = _tokens_seen(key_cache, block_table[request], oldest, position)
+            values = _tokens_seen(value_cache, block_table[request], oldest, position)
             distances = torch.arange(1 - keys.shape[0], 1, dtype=keys.dtype)
             logits = _logits(query[token].to(keys.dtype), keys, scale)
             if soft_cap:
@@ -71,12 +75,9 @@ def paged_attention(
     return output
 
 
-def _tokens_seen(
-    cache: torch.Tensor, block_ids: torch.Tensor, position: int, sliding_window: int | None
-) -> torch.Tensor:
-    """Keys or values of the tokens that the query at `position` sees: [num_seen, num_kv_heads, head_size]."""
+def _tokens_seen(cache: torch.Tensor, block_ids: torch.Tensor, oldest: int, position: int) -> torch.Tensor:
+    """Keys or values of the tokens oldest .. position: [num_seen, num_kv_heads, head_size]."""
     block_size = cache.shape[1]
-    oldest = 0 if sliding_window is None else max(0, position - sliding_window + 1)
     rows = [cache[block_ids[seen // block_size], seen % block_size] for seen in range(oldest, position + 1)]
     seen = torch.stack(rows)
     return seen.to(torch.promote_types(seen.dtype, torch.float32))

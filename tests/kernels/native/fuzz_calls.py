@@ -181,6 +181,7 @@ def paged_attention(rng: random.Random) -> Call:
         "seq_lens": torch.tensor(lens, dtype=torch.int32),
         "scale": 0.2,
         "sliding_window": rng.choice((None, 3)),
+        "chunk": rng.choice((None, 4)),
         "soft_cap": rng.choice((0.0, 2.0)),
         "sinks": rng.choice((None, normal(rng, heads))),
         "alibi_slopes": rng.choice((None, normal(rng, heads))),
@@ -213,6 +214,9 @@ def rope_and_cache(rng: random.Random) -> Call:
         "q_norm": norms[0],
         "k_norm": norms[1],
         "eps": 1e-6,
+        "v_norm": rng.choice((None, normal(rng, head_size, dtype=cache.dtype))),
+        "norms_last": rng.choice((False, True)),
+        "query_scales": rng.choice((None, normal(rng, 11))),
     }
     return Call(attention.rope_and_cache, args, ("qkv", "kv_cache"))
 

@@ -35,12 +35,19 @@ SHAPES = [
     Shape(2, 1, 34, 64),
     Shape(1, 1, 2, 32),
     Shape(40, 2, 256, 32),
+    Shape(2, 1, 96, 32),
+    Shape(2, 1, 112, 32),
+    Shape(2, 2, 160, 16),
+    Shape(3, 1, 192, 32),
+    Shape(8, 1, 512, 32),
 ]
 OPTIONS = {
     "plain": {},
     "window 1": {"sliding_window": 1},
     "window 7": {"sliding_window": 7},
     "window 300": {"sliding_window": 300},
+    "chunks of 9": {"chunk": 9},
+    "chunks of 290": {"chunk": 290},
     "soft cap": {"soft_cap": 2.0},
     "sinks": {"sinks": randn(4)},
     "slopes": {"alibi_slopes": torch.tensor([0.5, 0.25, 0.125, 0.0])},
@@ -240,6 +247,7 @@ def pack(step: Step) -> torch.Tensor:
         {"alibi_slopes": randn(4, dtype=BF16)},
         {"out": randn(3, 4, 64)},
         {"sliding_window": 0},
+        {"chunk": 0},
     ],
     ids=lambda change: next(iter(change)),
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from quire.attention.backend import HeadNorms, Rotation, prepare_heads
 from quire.errors import ShapeError
 from quire.kernels.native.attention import copy_pages, reshape_and_cache, rope_and_cache
 from quire.kernels.native.elementwise import rms_norm
@@ -69,6 +70,77 @@ def test_rope_and_cache_has_the_bits_of_its_parts(
     cache.assert_bands()
 
 
+# What a layer does besides rotating: the arguments of `rope_and_cache`, and of `HeadNorms` and `Rotation`.
+WAYS = {
+    "no rotation": {"rotates": False},
+    "norms of all heads as one": {"norm": "whole"},
+    "norms after the rotation": {"norm": "last"},
+    "a norm of values": {"norm": "heads", "has_value_norm": True},
+    "factors on queries": {"has_scales": True},
+    "factors on queries alone": {"rotates": False, "has_scales": True},
+    "queries alone": {"has_kv": False, "norm": "heads"},
+}
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("head_size", [20, 512])
+@pytest.mark.parametrize("way", WAYS)
+def test_every_way_to_prepare_heads_equals_the_plain_one_with_the_bits_of_every_tier(
+    runtime: NativeRuntime, way: str, head_size: int, dtype: torch.dtype
+):
+    prepared = prepare(runtime, head_size, dtype, **WAYS[way])
+    for got, tier, plain in zip(
+        prepared, prepare(NativeRuntime("portable"), head_size, dtype, **WAYS[way]),
+        prepare(None, head_size, dtype, **WAYS[way]), strict=True,
+    ):  # fmt: skip
+        assert same_bits(got, tier)
+        # Sums in another order may round the last place of an element differently, twice.
+        assert torch.allclose(got.float(), plain.float(), rtol=2**-6 if dtype is torch.bfloat16 else 2e-6, atol=1e-6)
+
+
+def prepare(
+    runtime: NativeRuntime | None,
+    head_size: int,
+    dtype: torch.dtype,
+    *,
+    rotates: bool = True,
+    norm: str | None = None,
+    has_value_norm: bool = False,
+    has_scales: bool = False,
+    has_kv: bool = True,
+) -> list[torch.Tensor]:
+    """Queries, and pages of keys and values, by the kernel or (without a runtime) by the interface's own torch code."""
+    heads, kv_heads, tokens, block_size = 3, 2, 11, 16
+    num_all = heads + (2 * kv_heads if has_kv else 0)
+    qkv = randn(tokens, num_all * head_size, dtype=dtype)
+    angles = randn(MAX_POSITIONS, 4 if rotates else 0)
+    positions = torch.arange(tokens) * 3
+    scales = randn(MAX_POSITIONS, seed=4) if has_scales else None
+    rotation = Rotation(angles.cos(), angles.sin(), positions, scales) if rotates or has_scales else None
+    sizes = (heads * head_size, kv_heads * head_size) if norm == "whole" else (head_size, head_size)
+    gains = [randn(size, dtype=dtype, seed=i) for i, size in enumerate(sizes)] if norm else [None, None]
+    value_gains = randn(head_size, dtype=dtype, seed=3) if has_value_norm else None
+    slots = torch.randperm(2 * block_size, generator=torch.Generator().manual_seed(0))[:tokens]
+    caches = torch.zeros(2, 2, block_size, kv_heads, head_size, dtype=dtype)
+    if runtime is None:
+        norms = HeadNorms(*gains, 1e-5, value_gains, norm == "last") if norm else None
+        query, *new = qkv.unflatten(1, (num_all, head_size)).split((heads, kv_heads, kv_heads)[: 3 if has_kv else 1], 1)
+        query = prepare_heads(query, rotation, norms, is_query=True)
+        if has_kv:
+            key = prepare_heads(new[0], rotation, norms, is_query=False)
+            value = new[1] if norms is None or value_gains is None else norms.norm(new[1], value_gains)
+            reference.reshape_and_cache(key, value, *caches, slots)
+        return [query.flatten(1), pack_kv_cache(*caches)]
+    cache = guarded(pack_kv_cache(*caches))
+    cos, sin = (angles.cos(), angles.sin()) if rotation else (None, None)
+    rope_and_cache(
+        runtime, qkv, heads, kv_heads, head_size, cos, sin, positions if rotation else None, slots if has_kv else None,
+        cache.tensor, block_size, *gains, 1e-5, v_norm=value_gains, norms_last=norm == "last", query_scales=scales,
+    )  # fmt: skip
+    cache.assert_bands()
+    return [qkv[:, : heads * head_size], cache.tensor]
+
+
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("num_tokens", [0, 1, 7, 33], ids="{} tokens".format)
 def test_tokens_land_in_their_slots_and_nowhere_else(runtime: NativeRuntime, num_tokens: int, dtype: torch.dtype):
@@ -127,11 +199,17 @@ def test_indices_out_of_the_cache_are_refused(runtime: NativeRuntime):
         {"kv_cache": torch.zeros(3, 2, 2, 16 * 8)},
         {"kv_cache": torch.zeros(3, 1, 2, 32 * 8)},
         {"q_norm": randn(7)},
+        {"q_norm": randn(16)},
+        {"v_norm": randn(7)},
+        {"query_scales": randn(4)},
+        {"positions": None},
+        {"sin": None},
+        {"slot_mapping": None},
         {"k_norm": randn(8, dtype=torch.bfloat16)},
     ],
     ids=lambda change: next(iter(change)),
 )
-def test_impossible_tensors_are_refused(runtime: NativeRuntime, change: dict[str, torch.Tensor]):
+def test_impossible_tensors_are_refused(runtime: NativeRuntime, change: dict[str, torch.Tensor | None]):
     given = {
         "qkv": randn(2, 3 * 8),
         "cos": randn(5, 4),
