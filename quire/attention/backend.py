@@ -5,13 +5,17 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, TypeVar
 
+import numpy as np
 import torch
 
 from quire.attention.metadata import AttentionMetadata
 from quire.kernels.reference.norm import rms_norm
 from quire.kernels.reference.rotary import rotary_embedding
+
+# Of tokens within their requests.
+Positions = TypeVar("Positions", int, np.ndarray, torch.Tensor)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,6 +27,10 @@ class AttentionParams:
         head_size: elements per head.
         scale: factor on the scores, before the softmax.
         sliding_window: tokens a query sees, itself included; None = all.
+        chunk: a query sees only tokens of its own chunk of so many, counted from position 0; None = all.
+        soft_cap: scores become soft_cap * tanh(score / soft_cap); 0 = as they are.
+        alibi_slopes: by head; slope * (key position - query position) is added to the scores.
+        shares_kv: the layer has queries alone and attends over the cache of another layer, which it does not write.
     """
 
     num_heads: int
@@ -30,38 +38,72 @@ class AttentionParams:
     head_size: int
     scale: float
     sliding_window: int | None = None
+    chunk: int | None = None
+    soft_cap: float = 0.0
+    alibi_slopes: tuple[float, ...] | None = None
+    shares_kv: bool = False
+
+    def oldest_seen(self, positions: Positions) -> Positions:
+        """The first position that the query at each position sees; below 0 where a window begins there."""
+        oldest: Positions
+        if self.chunk is not None:
+            oldest = positions - positions % self.chunk
+        elif self.sliding_window is not None:
+            oldest = positions - self.sliding_window + 1
+        else:
+            oldest = positions * 0
+        return oldest
 
 
 @dataclass(frozen=True, slots=True)
 class Rotation:
-    """Rotary embedding of a step's tokens.
+    """Rotary embedding of a step's tokens, and what else depends on their positions.
 
     Attributes:
-        cos, sin: [max_positions, rotary_dim / 2] float32.
+        cos, sin: [max_positions, rotary_dim / 2] float32; without columns nothing is rotated.
         positions: [num_tokens] int64.
+        query_scales: [max_positions] float32; factor on the query of each position, once it is normed and rotated.
     """
 
     cos: torch.Tensor
     sin: torch.Tensor
     positions: torch.Tensor
+    query_scales: torch.Tensor | None = None
 
     def rotate(self, x: torch.Tensor) -> torch.Tensor:
         """Rotate the heads of `x` [num_tokens, num_heads, head_size]."""
         cos, sin = (table.index_select(0, self.positions).unsqueeze(1) for table in (self.cos, self.sin))
         return rotary_embedding(x, cos, sin)
 
+    def scale(self, query: torch.Tensor) -> torch.Tensor:
+        """Multiply the heads of `query` [num_tokens, num_heads, head_size] by the factors of their positions."""
+        if self.query_scales is None:
+            return query
+        return (query.float() * self.query_scales[self.positions, None, None]).to(query.dtype)
+
 
 @dataclass(frozen=True, slots=True)
 class HeadNorms:
-    """Root-mean-square norms of every query and every key head, applied before they are rotated.
+    """Root-mean-square norms of the heads of a layer.
 
     Attributes:
-        query, key: gains, [head_size].
+        query, key: gains of every head, [head_size], or of all heads of a token normed as one vector,
+            [num_heads * head_size] and [num_kv_heads * head_size].
+        value: gains of every value head, [head_size].
+        after_rotation: queries and keys are rotated first; with gains of every head only.
     """
 
     query: torch.Tensor
     key: torch.Tensor
     eps: float
+    value: torch.Tensor | None = None
+    after_rotation: bool = False
+
+    def norm(self, heads: torch.Tensor, gains: torch.Tensor) -> torch.Tensor:
+        """`heads` [num_tokens, num_heads, head_size], each normed or all as one."""
+        if gains.numel() == heads.shape[-1]:
+            return rms_norm(heads, gains, self.eps)
+        return rms_norm(heads.flatten(1), gains, self.eps).view_as(heads)
 
 
 class AttentionBackend(ABC):
@@ -90,17 +132,19 @@ class AttentionBackend(ABC):
         self,
         params: AttentionParams,
         query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
+        key: torch.Tensor | None,
+        value: torch.Tensor | None,
         kv_cache: torch.Tensor,
         metadata: AttentionMetadata,
+        sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Write this step's keys and values to their slots, then attend causally over each request's blocks.
 
         Args:
             query: [num_tokens, num_heads, head_size].
-            key, value: [num_tokens, num_kv_heads, head_size].
+            key, value: [num_tokens, num_kv_heads, head_size]; None with `shares_kv`.
             kv_cache: mutated.
+            sinks: [num_heads] float32; one more logit of each head, without a value.
 
         Returns:
             [num_tokens, num_heads, head_size], dtype of `query`.
@@ -121,24 +165,46 @@ class AttentionBackend(ABC):
         self,
         params: AttentionParams,
         qkv: torch.Tensor,
-        rotation: Rotation,
+        rotation: Rotation | None,
         head_norms: HeadNorms | None,
         kv_cache: torch.Tensor,
         metadata: AttentionMetadata,
+        sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """From the fused projection to the heads' outputs: norm, rotate, cache, attend.
 
         Args:
-            qkv: [num_tokens, (num_heads + 2 * num_kv_heads) * head_size]: queries, keys, values; may be overwritten.
+            qkv: [num_tokens, (num_heads + 2 * num_kv_heads) * head_size]: queries, keys, values, with `shares_kv`
+                queries alone; may be overwritten.
+            rotation: None = nothing depends on positions but what is seen.
             kv_cache: mutated.
+            sinks: as `forward`.
 
         Returns:
             [num_tokens, num_heads * head_size].
         """
-        num_heads = [params.num_heads, params.num_kv_heads, params.num_kv_heads]
-        query, key, value = torch.split(qkv.view(len(qkv), sum(num_heads), params.head_size), num_heads, dim=1)
-        if head_norms is not None:
-            query = rms_norm(query, head_norms.query, head_norms.eps)
-            key = rms_norm(key, head_norms.key, head_norms.eps)
-        query, key = rotation.rotate(query), rotation.rotate(key)
-        return self.forward(params, query, key, value, kv_cache, metadata).flatten(1)
+        heads = qkv.view(len(qkv), -1, params.head_size)
+        query = prepare_heads(heads[:, : params.num_heads], rotation, head_norms, is_query=True)
+        key = value = None
+        if not params.shares_kv:
+            key, value = torch.split(heads[:, params.num_heads :], params.num_kv_heads, dim=1)
+            key = prepare_heads(key, rotation, head_norms, is_query=False)
+            if head_norms is not None and head_norms.value is not None:
+                value = head_norms.norm(value, head_norms.value)
+        return self.forward(params, query, key, value, kv_cache, metadata, sinks).flatten(1)
+
+
+def prepare_heads(
+    heads: torch.Tensor, rotation: Rotation | None, head_norms: HeadNorms | None, *, is_query: bool
+) -> torch.Tensor:
+    """Query or key heads [num_tokens, num_heads, head_size], normed and rotated, queries scaled too."""
+    gains = None
+    if head_norms is not None:
+        gains = head_norms.query if is_query else head_norms.key
+        if not head_norms.after_rotation:
+            heads = head_norms.norm(heads, gains)
+    if rotation is not None:
+        heads = rotation.rotate(heads)
+    if head_norms is not None and gains is not None and head_norms.after_rotation:
+        heads = head_norms.norm(heads, gains)
+    return rotation.scale(heads) if is_query and rotation is not None else heads

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from quire.attention.backend import AttentionParams
 from quire.attention.metadata import AttentionMetadata
 
 # Requests of up to this many blocks share a tile whatever their lengths: one more tile costs more than the padding.
@@ -25,6 +26,7 @@ class DecodeTile:
         block_ids: [num_reqs * num_pages] int64; blocks to gather, request by request.
         unwritten: [.] int64; gathered tokens that are no token of their request, so may hold anything.
         mask: [num_reqs, 1, 1, num_pages * block_size]; 0 where the query sees the token, else -inf.
+        distances: [num_reqs, 1, 1, num_pages * block_size] float32; key position - query position.
     """
 
     num_reqs: int
@@ -33,6 +35,7 @@ class DecodeTile:
     block_ids: torch.Tensor
     unwritten: torch.Tensor
     mask: torch.Tensor
+    distances: torch.Tensor
 
 
 def plan_decode_tiles(
@@ -40,7 +43,7 @@ def plan_decode_tiles(
     requests: np.ndarray,
     *,
     block_size: int,
-    sliding_window: int | None,
+    params: AttentionParams,
     max_tile_pages: int,
     dtype: torch.dtype,
 ) -> list[DecodeTile]:
@@ -50,10 +53,11 @@ def plan_decode_tiles(
 
     Args:
         requests: [.] indices into the metadata's requests.
+        params: of the layer; only what a query sees matters.
         dtype: of the masks.
     """
     seq_lens = metadata.seq_lens_np[requests].astype(np.int64)
-    oldest_seen = np.maximum(seq_lens - sliding_window, 0) if sliding_window is not None else np.zeros_like(seq_lens)
+    oldest_seen = np.maximum(params.oldest_seen(seq_lens - 1), 0)
     first_blocks = oldest_seen // block_size
     num_blocks = -(-seq_lens // block_size) - first_blocks
     tiles = []
@@ -64,7 +68,8 @@ def plan_decode_tiles(
         positions = first_blocks[members, None] * block_size + np.arange(tile_pages * block_size)
         is_written = positions < seq_lens[members, None]
         is_seen = is_written & (positions >= oldest_seen[members, None])
-        tiles.append(_make_tile(metadata, requests[members], columns, is_written, is_seen, dtype))
+        distances = positions - seq_lens[members, None] + 1
+        tiles.append(_make_tile(metadata, requests[members], columns, is_written, is_seen, distances, dtype))
     return tiles
 
 
@@ -89,6 +94,7 @@ def _make_tile(
     columns: np.ndarray,
     is_written: np.ndarray,
     is_seen: np.ndarray,
+    distances: np.ndarray,
     dtype: torch.dtype,
 ) -> DecodeTile:
     device = metadata.block_table.device
@@ -103,4 +109,5 @@ def _make_tile(
         block_ids=block_ids.flatten(),
         unwritten=torch.from_numpy(np.flatnonzero(~is_written)).to(device),
         mask=mask.to(device=device, dtype=dtype).view(num_reqs, 1, 1, -1),
+        distances=torch.from_numpy(distances.astype(np.float32)).to(device).view(num_reqs, 1, 1, -1),
     )

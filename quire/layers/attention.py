@@ -13,8 +13,8 @@ class Attention(nn.Module):
     """One layer's paged attention, from the fused projection to the heads' outputs.
 
     Args:
-        layer_idx: its place in `ForwardContext.kv_caches` and `metadata`.
-        layer_name: its name in the KV cache specs.
+        layer_idx: its place in `ForwardContext.kv_caches` and `metadata`, or that of the layer whose cache it shares.
+        layer_name: its name in the KV cache specs, where it has a cache of its own.
     """
 
     def __init__(self, params: AttentionParams, backend: AttentionBackend, layer_idx: int, layer_name: str) -> None:
@@ -25,15 +25,22 @@ class Attention(nn.Module):
         self.layer_name = layer_name
 
     def forward(
-        self, qkv: torch.Tensor, rotation: Rotation, context: ForwardContext, head_norms: HeadNorms | None = None
+        self,
+        qkv: torch.Tensor,
+        rotation: Rotation | None,
+        context: ForwardContext,
+        head_norms: HeadNorms | None = None,
+        sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Norm and rotate the heads, cache the new keys and values, then attend.
 
         Args:
-            qkv: [num_tokens, (num_heads + 2 * num_kv_heads) * head_size]; may be overwritten.
+            qkv: [num_tokens, (num_heads + 2 * num_kv_heads) * head_size], queries alone where the layer shares another
+                one's cache; may be overwritten.
+            sinks: [num_heads] float32; one more logit of each head, without a value.
 
         Returns:
             [num_tokens, num_heads * head_size].
         """
         cache, metadata = context.attention(self.layer_idx)
-        return self.backend.forward_fused(self.params, qkv, rotation, head_norms, cache, metadata)
+        return self.backend.forward_fused(self.params, qkv, rotation, head_norms, cache, metadata, sinks)

@@ -6,7 +6,8 @@ averages of values below 4; float32 sums of at most 100 terms stay below 1e-5.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import pytest
 import torch
@@ -16,6 +17,7 @@ from quire.attention.backend import AttentionBackend, AttentionParams
 from quire.attention.backends import torch_reference
 from quire.attention.backends.torch_reference import TorchReferenceBackend
 from quire.attention.metadata import AttentionMetadata
+from quire.config.alibi import alibi_slopes
 from quire.kernels.reference.attention import paged_attention
 from tests.models.stepping import make_metadata
 
@@ -46,18 +48,21 @@ class Case:
     key: torch.Tensor
     value: torch.Tensor
     kv_cache: torch.Tensor
+    sinks: torch.Tensor | None = None
 
     def expected(self) -> torch.Tensor:
         """The reference kernel's output for the cache after the step."""
         metadata, params = self.metadata, self.params
         table, starts, lens = metadata.block_table, metadata.query_start_loc, metadata.seq_lens
         key_cache, value_cache = self.kv_cache
+        slopes = None if params.alibi_slopes is None else torch.tensor(params.alibi_slopes)
         return paged_attention(
-            self.query, key_cache, value_cache, table, starts, lens, params.scale, params.sliding_window
-        )
+            self.query, key_cache, value_cache, table, starts, lens, params.scale, params.sliding_window,
+            chunk=params.chunk, soft_cap=params.soft_cap, sinks=self.sinks, alibi_slopes=slopes,
+        )  # fmt: skip
 
     def run(self, backend: AttentionBackend) -> torch.Tensor:
-        return backend.forward(self.params, self.query, self.key, self.value, self.kv_cache, self.metadata)
+        return backend.forward(self.params, self.query, self.key, self.value, self.kv_cache, self.metadata, self.sinks)
 
 
 def make_case(
@@ -70,6 +75,8 @@ def make_case(
     window: int | None = None,
     dtype: torch.dtype = torch.float32,
     device: str = "cpu",
+    sinks: torch.Tensor | None = None,
+    **options: Any,
 ) -> Case:
     generator = torch.Generator().manual_seed(1)
     free = torch.randperm(NUM_BLOCKS * 4 - 1, generator=generator).add(1).tolist()
@@ -85,9 +92,10 @@ def make_case(
     query = torch.randn(num_tokens, num_heads, head_size, generator=generator)
     fused = torch.randn(num_tokens, 2, num_kv_heads, head_size, generator=generator).to(device, dtype)
     params = AttentionParams(
-        num_heads=num_heads, num_kv_heads=num_kv_heads, head_size=head_size, scale=0.4, sliding_window=window
-    )
-    return Case(params, metadata, query.to(device, dtype), fused[:, 0], fused[:, 1], kv_cache.to(device))
+        num_heads=num_heads, num_kv_heads=num_kv_heads, head_size=head_size, scale=0.4, sliding_window=window,
+        **options,
+    )  # fmt: skip
+    return Case(params, metadata, query.to(device, dtype), fused[:, 0], fused[:, 1], kv_cache.to(device), sinks)
 
 
 def assert_close(actual: torch.Tensor, expected: torch.Tensor) -> None:
@@ -120,6 +128,37 @@ def test_head_layouts_and_types_match_the_reference(
     sizes = {"num_heads": num_heads, "num_kv_heads": num_kv_heads, "head_size": head_size, "block_size": block_size}
     case = make_case(BATCHES["a mix"], dtype=dtype, device=device, **sizes)
     assert_close(case.run(backend()), case.expected())
+
+
+OPTIONS: dict[str, dict[str, Any]] = {
+    "soft cap": {"soft_cap": 2.0},
+    "sinks": {"sinks": torch.tensor([0.5, -1.0, 2.0, 0.0])},
+    "slopes": {"alibi_slopes": alibi_slopes(4)},
+    "chunks of 7": {"chunk": 7},
+    "all of them": {
+        "window": 6, "soft_cap": 3.0, "alibi_slopes": alibi_slopes(4), "sinks": torch.tensor([0.5, -1.0, 2.0, 0.0])
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("backend", BACKENDS.values(), ids=BACKENDS.keys())
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("option", OPTIONS)
+def test_what_a_layer_does_with_scores_matches_the_reference(backend, option: str, dtype: torch.dtype):
+    for batch in ([(1, 17), (5, 5), (1, 4), (9, 31), (1, 33), (3, 4)], [(40, 40), (1, 41)]):
+        case = make_case(batch, dtype=dtype, **OPTIONS[option])
+        assert_close(case.run(backend()), case.expected())
+
+
+@pytest.mark.parametrize("backend", BACKENDS.values(), ids=BACKENDS.keys())
+def test_a_layer_that_shares_a_cache_reads_it_and_writes_nothing(backend):
+    case = make_case(BATCHES["a mix"])
+    instance = backend()
+    expected, written = case.run(instance), case.kv_cache.clone()
+    params = replace(case.params, shares_kv=True)
+    output = instance.forward(params, case.query, None, None, case.kv_cache, case.metadata)
+    assert_close(output, expected)
+    assert torch.equal(written.nan_to_num(9.0), case.kv_cache.nan_to_num(9.0))
 
 
 @pytest.mark.parametrize("backend", BACKENDS.values(), ids=BACKENDS.keys())

@@ -26,7 +26,7 @@ from quire.kernels.native.runtime import NativeRuntime
 
 
 class NativeCpuBackend(AttentionBackend):
-    """Any mix of decodes and prompt chunks, grouped-query heads, sliding windows.
+    """Any mix of decodes and prompt chunks, and every kind of layer that `AttentionParams` describes.
 
     A token's result has the same bits in every batch and chunking, and on every tier and number of threads.
     """
@@ -36,6 +36,7 @@ class NativeCpuBackend(AttentionBackend):
 
     def __init__(self, runtime: NativeRuntime) -> None:
         self.runtime = runtime
+        self._slopes: dict[tuple[float, ...], torch.Tensor] = {}
 
     @classmethod
     def try_create(cls) -> None:
@@ -72,10 +73,11 @@ class NativeCpuBackend(AttentionBackend):
         self,
         params: AttentionParams,
         query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
+        key: torch.Tensor | None,
+        value: torch.Tensor | None,
         kv_cache: torch.Tensor,
         metadata: AttentionMetadata,
+        sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Write this step's keys and values to their slots, then attend causally over each request's blocks.
 
@@ -83,17 +85,19 @@ class NativeCpuBackend(AttentionBackend):
         """
         num_tokens = metadata.num_tokens
         slots = metadata.slot_mapping[:num_tokens]
-        reshape_and_cache(self.runtime, key[:num_tokens], value[:num_tokens], kv_cache, slots)
-        return self._attend(params, query, kv_cache, metadata)
+        if key is not None and value is not None:
+            reshape_and_cache(self.runtime, key[:num_tokens], value[:num_tokens], kv_cache, slots)
+        return self._attend(params, query, kv_cache, metadata, sinks)
 
     def forward_fused(
         self,
         params: AttentionParams,
         qkv: torch.Tensor,
-        rotation: Rotation,
+        rotation: Rotation | None,
         head_norms: HeadNorms | None,
         kv_cache: torch.Tensor,
         metadata: AttentionMetadata,
+        sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """The whole attention block between its two projections, in two passes; overwrites the queries in `qkv`.
 
@@ -104,23 +108,46 @@ class NativeCpuBackend(AttentionBackend):
         """
         num_tokens, num_heads, head_size = metadata.num_tokens, params.num_heads, params.head_size
         tokens = qkv if len(qkv) == num_tokens else qkv[:num_tokens]  # a slice costs more than a short kernel
-        positions, slots = rotation.positions, metadata.slot_mapping
-        q_norm, k_norm, eps = (
-            (None, None, 0.0) if head_norms is None else (head_norms.query, head_norms.key, head_norms.eps)
-        )
+        slots = None if params.shares_kv else _first(metadata.slot_mapping, num_tokens)
+        cos, sin, positions, query_scales = (
+            (None, None, None, None) if rotation is None
+            else (rotation.cos, rotation.sin, _first(rotation.positions, num_tokens), rotation.query_scales)
+        )  # fmt: skip
+        q_norm, k_norm, v_norm, eps, norms_last = (
+            (None, None, None, 0.0, False) if head_norms is None
+            else (head_norms.query, head_norms.key, head_norms.value, head_norms.eps, head_norms.after_rotation)
+        )  # fmt: skip
         rope_and_cache(
-            self.runtime, tokens, num_heads, params.num_kv_heads, head_size, rotation.cos, rotation.sin,
-            positions if len(positions) == num_tokens else positions[:num_tokens],
-            slots if len(slots) == num_tokens else slots[:num_tokens], kv_cache,
-            kv_cache.shape[-1] // head_size, q_norm, k_norm, eps,
+            self.runtime, tokens, num_heads, params.num_kv_heads, head_size, cos, sin, positions, slots, kv_cache,
+            kv_cache.shape[-1] // head_size, q_norm, k_norm, eps, v_norm=v_norm, norms_last=norms_last,
+            query_scales=query_scales,
         )  # fmt: skip
         query = qkv[:, : num_heads * head_size].view(-1, num_heads, head_size)
-        return self._attend(params, query, kv_cache, metadata).flatten(1)
+        return self._attend(params, query, kv_cache, metadata, sinks).flatten(1)
 
     def _attend(
-        self, params: AttentionParams, query: torch.Tensor, kv_cache: torch.Tensor, metadata: AttentionMetadata
+        self,
+        params: AttentionParams,
+        query: torch.Tensor,
+        kv_cache: torch.Tensor,
+        metadata: AttentionMetadata,
+        sinks: torch.Tensor | None,
     ) -> torch.Tensor:
         return paged_attention(
             self.runtime, query, kv_cache, metadata.block_table, metadata.query_start_loc, metadata.seq_lens,
-            params.scale, sliding_window=params.sliding_window,
+            params.scale, sliding_window=params.sliding_window, chunk=params.chunk, soft_cap=params.soft_cap,
+            sinks=sinks, alibi_slopes=self._slopes_of(params),
         )  # fmt: skip
+
+    def _slopes_of(self, params: AttentionParams) -> torch.Tensor | None:
+        """As a tensor that lives as long as the backend: recorded steps read it."""
+        if params.alibi_slopes is None:
+            return None
+        if params.alibi_slopes not in self._slopes:
+            self._slopes[params.alibi_slopes] = torch.tensor(params.alibi_slopes, dtype=torch.float32)
+        return self._slopes[params.alibi_slopes]
+
+
+def _first(tensor: torch.Tensor, num_tokens: int) -> torch.Tensor:
+    """A slice costs more than a short kernel."""
+    return tensor if len(tensor) == num_tokens else tensor[:num_tokens]

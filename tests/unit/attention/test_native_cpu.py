@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 import pytest
 import torch
 
 from quire.attention.backend import AttentionParams, HeadNorms, Rotation
 from quire.attention.backends import native_cpu
 from quire.attention.backends.native_cpu import NativeCpuBackend
+from quire.attention.backends.torch_reference import TorchReferenceBackend
 from quire.attention.metadata import AttentionMetadata
+from quire.config.alibi import alibi_slopes
 from quire.errors import NativeLibraryError
 from quire.kernels.native.attention import unpack_kv_cache
 from quire.kernels.native.runtime import NativeRuntime
@@ -90,9 +95,46 @@ def test_the_fused_block_is_norm_rotation_and_attention(has_norm: bool):
         assert torch.allclose(caches[0], caches[1], atol=1e-5)
 
 
+SINKS = torch.tensor([0.5, -1.0, 2.0, 0.0, 1.0, -0.5])
+LAYERS: dict[str, dict[str, Any]] = {
+    "no rotation": {"rotates": False},
+    "soft cap": {"soft_cap": 2.0},
+    "slopes, no rotation": {"rotates": False, "alibi_slopes": alibi_slopes(6)},
+    "sinks and a window": {"sinks": SINKS, "sliding_window": 50},
+    "chunks": {"chunk": 64},
+    "a shared cache": {"shares_kv": True},
+}
+
+
+@pytest.mark.parametrize("layer", LAYERS)
+def test_every_kind_of_layer_equals_the_reference_backend(layer: str):
+    options = dict(LAYERS[layer])
+    rotates, sinks = options.pop("rotates", True), options.pop("sinks", None)
+    params = AttentionParams(num_heads=6, num_kv_heads=2, head_size=HEAD_SIZE, scale=0.125, **options)
+    plain = replace(params, shares_kv=False)
+    backends = [NativeCpuBackend(NativeRuntime(num_threads=2)), TorchReferenceBackend()]
+    caches = [torch.zeros(b.kv_cache_shape(NUM_BLOCKS, BLOCK_SIZE, 2, HEAD_SIZE)) for b in backends]
+    generator = torch.Generator().manual_seed(0)
+    angles = torch.randn(400, HEAD_SIZE // 2, generator=generator)
+    for step in STEPS:
+        metadata = metadata_of(step)
+        positions = torch.cat([torch.arange(n - query_len, n) for query_len, n in step])
+        rotation = Rotation(angles.cos(), angles.sin(), positions) if rotates else None
+        qkv = torch.randn(metadata.num_tokens, 10 * HEAD_SIZE, generator=generator)
+        outputs = []
+        for backend, cache in zip(backends, caches, strict=True):
+            output = backend.forward_fused(plain, qkv.clone(), rotation, None, cache, metadata, sinks)
+            if params.shares_kv:
+                before, queries = cache.clone(), qkv[:, : 6 * HEAD_SIZE].clone()
+                output = backend.forward_fused(params, queries, rotation, None, cache, metadata, sinks)
+                assert torch.equal(before, cache)
+            outputs.append(output)
+        assert torch.allclose(*outputs, atol=1e-5)
+
+
 def test_it_says_what_it_cannot_serve(monkeypatch: pytest.MonkeyPatch):
     assert NativeCpuBackend.unsupported_reasons(params_of(), torch.bfloat16, CPU) == []
-    reasons = NativeCpuBackend.unsupported_reasons(params_of(head_size=258), torch.float16, torch.device("cuda"))
+    reasons = NativeCpuBackend.unsupported_reasons(params_of(head_size=514), torch.float16, torch.device("cuda"))
     assert [reason.split()[0] for reason in reasons] == ["device", "dtype", "head_size"]
     assert NativeCpuBackend.unsupported_reasons(params_of(head_size=33), torch.float32, CPU)
 
