@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "quire/causal_conv.h"
+#include "quire/delta_net.h"
 #include "quire/spans.h"
 
 namespace quire {
@@ -17,17 +18,17 @@ bool shares_written_block(const RecurrentBatch& batch, int64_t num_blocks) {
   bool is_shared = false;
   for (int64_t i = 0; i < batch.num_reqs; ++i) {
     if (batch.num_rows(i) == 0) continue;
-    int32_t& writer = writers[batch.write_block(i)];
+    int32_t& writer = writers[batch.write_blocks[i]];
     is_shared |= writer != 0;
     writer = static_cast<int32_t>(i + 1);
   }
   for (int64_t i = 0; i < batch.num_reqs; ++i) {
     if (batch.num_rows(i) == 0 || batch.is_new(i)) continue;
-    const int32_t writer = writers[batch.read_block(i)];
+    const int32_t writer = writers[batch.read_blocks[i]];
     is_shared |= writer != 0 && writer != i + 1;
   }
   for (int64_t i = 0; i < batch.num_reqs; ++i) {
-    if (batch.num_rows(i) != 0) writers[batch.write_block(i)] = 0;
+    if (batch.num_rows(i) != 0) writers[batch.write_blocks[i]] = 0;
   }
   return is_shared;
 }
@@ -35,10 +36,9 @@ bool shares_written_block(const RecurrentBatch& batch, int64_t num_blocks) {
 }  // namespace
 
 bool overlaps_batch(const Span& written, const RecurrentBatch& batch) {
-  return overlaps_any(written, Span(batch.query_start_loc, (batch.num_reqs + 1) * 4),
-                      Span(batch.seq_lens, batch.num_reqs * 4),
-                      span_of(batch.read_blocks, batch.num_reqs, batch.read_stride, 1, 4),
-                      span_of(batch.write_blocks, batch.num_reqs, batch.write_stride, 1, 4));
+  const int64_t bytes = batch.num_reqs * 4;
+  return overlaps_any(written, Span(batch.query_start_loc, bytes + 4), Span(batch.read_blocks, bytes),
+                      Span(batch.write_blocks, bytes));
 }
 
 const char* find_batch_fault(const RecurrentBatch& batch, int64_t num_blocks) {
@@ -49,10 +49,9 @@ const char* find_batch_fault(const RecurrentBatch& batch, int64_t num_blocks) {
       return "query_start_loc falls, or passes the end of the step's rows";
     }
     if (batch.num_rows(i) == 0) continue;
-    if (batch.seq_lens[i] < batch.num_rows(i)) return "seq_lens has a request with fewer tokens than rows";
-    const int64_t written = batch.write_block(i), read = batch.is_new(i) ? written : batch.read_block(i);
+    const int64_t read = batch.read_blocks[i], written = batch.write_blocks[i];
+    if (read < -1 || read >= num_blocks) return "read_blocks names a block that the cache lacks";
     if (written < 0 || written >= num_blocks) return "write_blocks names a block that the cache lacks";
-    if (read < 0 || read >= num_blocks) return "read_blocks names a block that the cache lacks";
   }
   if (starts[batch.num_reqs] != batch.num_tokens) return "query_start_loc does not end at the end of the step's rows";
   if (shares_written_block(batch, num_blocks)) return "a request writes a block that another one reads or writes";
@@ -67,6 +66,18 @@ const char* find_fault(const CausalConvArgs& args) {
   const Span states = span_of(args.states.data, args.states.num_blocks, args.states.block_stride, history, bytes);
   const Span out = span_of(args.out, batch.num_tokens, channels, channels, bytes);
   if (overlaps_any(out, x, weight, bias, states) || overlaps_any(states, x, weight, bias)) return kOverlap;
+  if (overlaps_batch(out, batch) || overlaps_batch(states, batch)) return kOverlap;
+  return find_batch_fault(batch, args.states.num_blocks);
+}
+
+const char* find_fault(const GatedDeltaRuleArgs& args) {
+  const RecurrentBatch& batch = args.batch;
+  const int64_t bytes = bytes_of(args.dtype), heads = args.num_value_heads, values = heads * args.value_size;
+  const Span qkv = span_of(args.qkv, batch.num_tokens, args.qkv_stride, args.row_size(), bytes);
+  const Span decay(args.decay, batch.num_tokens * heads * 4), beta(args.beta, batch.num_tokens * heads * 4);
+  const Span states = span_of(args.states.data, args.states.num_blocks, args.states.block_stride, args.state_size(), 4);
+  const Span out = span_of(args.out, batch.num_tokens, values, values, bytes);
+  if (overlaps_any(out, qkv, decay, beta, states) || overlaps_any(states, qkv, decay, beta)) return kOverlap;
   if (overlaps_batch(out, batch) || overlaps_batch(states, batch)) return kOverlap;
   return find_batch_fault(batch, args.states.num_blocks);
 }

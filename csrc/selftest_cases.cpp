@@ -91,6 +91,25 @@ void activations(const Tier& tier, Pool& pool, void* out) {
   }
 }
 
+template <class T, DType kDType>
+void gates(const Tier& tier, Pool& pool, void* out) {
+  constexpr int64_t kRows = 2, kGroups = 3, kSize = 15, kRow = kGroups * kSize;
+  T x[kRows * 2 * kRow], weight[kRow];
+  Numbers numbers;
+  numbers.fill(x, kRows * 2 * kRow);
+  numbers.fill(weight, kRow);
+  T* result = static_cast<T*>(out);
+  for (const GateActivation gate : {GateActivation::none, GateActivation::silu, GateActivation::sigmoid}) {
+    tier.elementwise->multiply(pool, {x, 2 * kRow, x + kRow, 2 * kRow, result, kRows, kRow, gate, kDType});
+    result += kRows * kRow;
+  }
+  for (const bool gate_first : {false, true}) {
+    tier.elementwise->gated_rms_norm(pool, {x, 2 * kRow, x + kRow, 2 * kRow, weight, gate_first ? kSize : 0, result,
+                                            kRows, kGroups, kSize, 1e-6f, gate_first, kDType});
+    result += kRows * kRow;
+  }
+}
+
 // Products for one row, for some and for more than the rows of a tile; with a bias, gated, and as float32.
 constexpr int64_t kInputs = 70, kOutputs = 43, kPackedOutputs = 48, kGated = 16;
 constexpr int64_t kNumRows[] = {1, 5, 37};
@@ -306,10 +325,10 @@ void causal_conv(const Tier& tier, Pool& pool, void* out) {
   numbers.fill(bias, kConvChannels);
   T* states = static_cast<T*>(out) + kConvRows * kConvChannels;
   numbers.fill(states, kStates);
-  const int32_t starts[] = {0, 2, 3}, seq_lens[] = {2, 6}, read[] = {0, 2}, written[] = {1, 3};
+  const int32_t starts[] = {0, 2, 3}, read[] = {-1, 2}, written[] = {1, 3};
   tier.causal_conv->causal_conv(pool, {x, kConvChannels, weight, bias, out,
                                        {states, kConvBlocks, kStates / kConvBlocks},
-                                       {starts, seq_lens, read, written, 1, 1, 2, kConvRows}, kConvChannels, kConvSize,
+                                       {starts, read, written, 2, kConvRows}, kConvChannels, kConvSize,
                                        true, kDType});
 }
 template <class T>
@@ -335,8 +354,8 @@ void scans(const Tier& tier, Pool& pool, void* out) {
   float* mamba2_states = mamba_states + kMambaStates;
   numbers.fill(mamba_states, kMambaStates + kMamba2States);
   T* result = reinterpret_cast<T*>(mamba2_states + kMamba2States);
-  const int32_t starts[] = {0, 4, 5, kScanTokens}, seq_lens[] = {4, 9, 8}, read[] = {0, 3, 2}, written[] = {0, 3, 1};
-  const RecurrentBatch batch{starts, seq_lens, read, written, 1, 1, 3, kScanTokens};
+  const int32_t starts[] = {0, 4, 5, kScanTokens}, read[] = {-1, 3, 2}, written[] = {0, 3, 1};
+  const RecurrentBatch batch{starts, read, written, 3, kScanTokens};
   tier.state_space->mamba_scan(pool, {x, kScanInner, time_step, kScanInner, b, kStateSize, c, kStateSize, gate,
                                       kScanInner, a, skip, result, kChannels, kStateSize,
                                       {mamba_states, kStateBlocks, kMambaStates / kStateBlocks}, batch, kDType});
@@ -348,6 +367,39 @@ void scans(const Tier& tier, Pool& pool, void* out) {
 template <class T>
 constexpr int64_t kScanBytes = (kMambaStates + kMamba2States) * 4 + kScanTokens * (kChannels + kScanInner) * sizeof(T);
 
+// The requests of `causal_conv`, through heads with all columns of a task and with fewer.
+template <class T>
+struct DeltaNet {
+  static constexpr int64_t kKeyHeads = 1, kValueHeads = 2, kKeySize = 21, kValueSize = 80;
+  static constexpr int64_t kRow = 2 * kKeyHeads * kKeySize + kValueHeads * kValueSize;
+  float gates[2][kConvRows * kValueHeads];
+  float states[kConvBlocks][kValueHeads * kKeySize * kValueSize];
+  T values[kConvRows * kValueHeads * kValueSize];
+};
+
+template <class T, DType kDType>
+void delta_net(const Tier& tier, Pool& pool, void* out) {
+  using Shape = DeltaNet<T>;
+  constexpr int64_t kHeads = Shape::kValueHeads, kStates = sizeof(Shape::states[0]) / sizeof(float);
+  DeltaNet<T>& result = *static_cast<DeltaNet<T>*>(out);
+  T qkv[kConvRows * Shape::kRow], b[kConvRows * kHeads], a[kConvRows * kHeads];
+  float a_log[kHeads], bias[kHeads];
+  Numbers numbers;
+  numbers.fill(qkv, kConvRows * Shape::kRow);
+  numbers.fill(b, kConvRows * kHeads);
+  numbers.fill(a, kConvRows * kHeads);
+  numbers.fill(a_log, kHeads);
+  numbers.fill(bias, kHeads);
+  numbers.fill(result.states[0], kConvBlocks * kStates);
+  const DeltaNetKernels& kernels = *tier.delta_net;
+  kernels.delta_gates(pool, {b, a, kHeads, a_log, bias, result.gates[0], result.gates[1], kConvRows, kHeads, kDType});
+  const int32_t starts[] = {0, 2, 3}, read[] = {-1, 2}, written[] = {1, 3};
+  kernels.gated_delta_rule(pool, {qkv, Shape::kRow, result.gates[0], result.gates[1], result.values,
+                                  {result.states, kConvBlocks, kStates},
+                                  {starts, read, written, 2, kConvRows}, Shape::kKeyHeads, kHeads,
+                                  Shape::kKeySize, Shape::kValueSize, 0.2f, kDType});
+}
+
 }  // namespace
 
 const SelfTestCase self_test_cases[] = {
@@ -356,6 +408,8 @@ const SelfTestCase self_test_cases[] = {
     {"rms_norm f32", 2 * 3 * 83 * 4, rms_norm<float, DType::f32>},
     {"activations bf16", (3 * 90 + 2) * 2, activations<bf16, DType::bf16>},
     {"activations f32", (3 * 90 + 2) * 4, activations<float, DType::f32>},
+    {"gates bf16", 5 * 90 * 2, gates<bf16, DType::bf16>},
+    {"gates f32", 5 * 90 * 4, gates<float, DType::f32>},
     {"linear bf16", kLinearBytes<bf16>, linear<bf16, DType::bf16>},
     {"linear f32", kLinearBytes<float>, linear<float, DType::f32>},
     {"quantised bf16", kQuantisedBytes<bf16>, quantised<bf16, DType::bf16>},
@@ -369,6 +423,8 @@ const SelfTestCase self_test_cases[] = {
     {"causal_conv f32", kConvBytes<float>, causal_conv<float, DType::f32>},
     {"scans bf16", kScanBytes<bf16>, scans<bf16, DType::bf16>},
     {"scans f32", kScanBytes<float>, scans<float, DType::f32>},
+    {"delta_net bf16", sizeof(DeltaNet<bf16>), delta_net<bf16, DType::bf16>},
+    {"delta_net f32", sizeof(DeltaNet<float>), delta_net<float, DType::f32>},
 };
 const int num_self_test_cases = static_cast<int>(sizeof(self_test_cases) / sizeof(self_test_cases[0]));
 
@@ -377,6 +433,8 @@ const IdleKernel idle_kernels[] = {
     {"rms_norm", [](TierCopy& c) { c.elementwise.rms_norm = [](Pool&, const RmsNormArgs&) {}; }},
     {"gated_activation",
      [](TierCopy& c) { c.elementwise.gated_activation = [](Pool&, const GatedActivationArgs&) {}; }},
+    {"multiply", [](TierCopy& c) { c.elementwise.multiply = [](Pool&, const MultiplyArgs&) {}; }},
+    {"gated_rms_norm", [](TierCopy& c) { c.elementwise.gated_rms_norm = [](Pool&, const GatedRmsNormArgs&) {}; }},
     {"is_finite", [](TierCopy& c) { c.elementwise.is_finite = [](Pool&, const IsFiniteArgs&) { return true; }; }},
     {"linear", [](TierCopy& c) { c.gemm.linear = [](Pool&, const LinearArgs&) {}; }},
     {"pack_rows", [](TierCopy& c) { c.gemm.pack_rows = [](Pool&, const PackArgs&) { return true; }; }},
@@ -402,13 +460,15 @@ const IdleKernel idle_kernels[] = {
     {"causal_conv", [](TierCopy& c) { c.causal_conv.causal_conv = [](Pool&, const CausalConvArgs&) {}; }},
     {"mamba_scan", [](TierCopy& c) { c.state_space.mamba_scan = [](Pool&, const MambaScanArgs&) {}; }},
     {"mamba2_scan", [](TierCopy& c) { c.state_space.mamba2_scan = [](Pool&, const Mamba2ScanArgs&) {}; }},
+    {"delta_gates", [](TierCopy& c) { c.delta_net.delta_gates = [](Pool&, const DeltaGatesArgs&) {}; }},
+    {"gated_delta_rule", [](TierCopy& c) { c.delta_net.gated_delta_rule = [](Pool&, const GatedDeltaRuleArgs&) {}; }},
 };
 const int num_idle_kernels = static_cast<int>(sizeof(idle_kernels) / sizeof(idle_kernels[0]));
 
 TierCopy::TierCopy(const Tier& original)
     : elementwise(*original.elementwise), gemm(*original.gemm), quant(*original.quant), attention(*original.attention),
       latent(*original.latent), sampling(*original.sampling), causal_conv(*original.causal_conv),
-      state_space(*original.state_space), tier(original) {
+      state_space(*original.state_space), delta_net(*original.delta_net), tier(original) {
   tier.elementwise = &elementwise;
   tier.gemm = &gemm;
   tier.quant = &quant;
@@ -417,6 +477,7 @@ TierCopy::TierCopy(const Tier& original)
   tier.sampling = &sampling;
   tier.causal_conv = &causal_conv;
   tier.state_space = &state_space;
+  tier.delta_net = &delta_net;
 }
 
 }  // namespace quire

@@ -27,6 +27,7 @@ struct TierCopy {
   SamplingKernels sampling;
   CausalConvKernels causal_conv;
   StateSpaceKernels state_space;
+  DeltaNetKernels delta_net;
   Tier tier;
 };
 

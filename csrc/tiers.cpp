@@ -20,6 +20,7 @@ namespace quire {
   extern const SamplingKernels sampling_kernels;       \
   extern const CausalConvKernels causal_conv_kernels;  \
   extern const StateSpaceKernels state_space_kernels;  \
+  extern const DeltaNetKernels delta_net_kernels;      \
   extern const SelfTestKernels self_test_kernels;      \
   }
 #define QUIRE_TIER_ENTRY(tier, is_supported)                                            \
@@ -27,7 +28,7 @@ namespace quire {
 #tier, is_supported, &tier::elementwise_kernels, &tier::gemm_kernels,                   \
         &tier::quant_kernels, &tier::attention_kernels, &tier::latent_kernels,          \
         &tier::sampling_kernels, &tier::causal_conv_kernels, &tier::state_space_kernels, \
-        &tier::self_test_kernels                                                        \
+        &tier::delta_net_kernels, &tier::self_test_kernels                              \
   }
 
 QUIRE_DECLARE(portable)

@@ -18,6 +18,21 @@ void bind_elementwise(nb::module_& m) {
         static_cast<DType>(dtype)};
     run_noted(tier_at(tier).elementwise->gated_activation, pool, args);
   });
+  m.def("multiply", [](int tier, Pool& pool, uintptr_t x, int64_t x_stride, uintptr_t gate, int64_t gate_stride,
+                       uintptr_t out, int64_t num_rows, int64_t size, int activation, int dtype) {
+    const MultiplyArgs args{at<void>(x), x_stride, at<void>(gate), gate_stride, at<void>(out), num_rows, size,
+                            static_cast<GateActivation>(activation), static_cast<DType>(dtype)};
+    run_noted(tier_at(tier).elementwise->multiply, pool, args);
+  });
+  m.def("gated_rms_norm",
+        [](int tier, Pool& pool, uintptr_t x, int64_t x_stride, uintptr_t gate, int64_t gate_stride, uintptr_t weight,
+           int64_t weight_stride, uintptr_t out, int64_t num_rows, int64_t num_groups, int64_t size, float eps,
+           bool gate_first, int dtype) {
+          const GatedRmsNormArgs args{at<void>(x), x_stride, at<void>(gate), gate_stride, at<void>(weight),
+                                      weight_stride, at<void>(out), num_rows, num_groups, size, eps, gate_first,
+                                      static_cast<DType>(dtype)};
+          run_noted(tier_at(tier).elementwise->gated_rms_norm, pool, args);
+        });
   m.def("is_finite", [](int tier, Pool& pool, uintptr_t x, int64_t num_elements, int64_t element_bytes,
                         uint32_t exponent_mask) {
     const IsFiniteArgs args{at<void>(x), num_elements, element_bytes, exponent_mask};

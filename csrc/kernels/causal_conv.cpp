@@ -24,7 +24,7 @@ class Inputs {
       state_ = reinterpret_cast<const T*>(kZeros);
       state_stride_ = 0;
     } else {
-      state_ = static_cast<const T*>(args.states.data) + args.batch.read_block(req) * args.states.block_stride +
+      state_ = static_cast<const T*>(args.states.data) + args.batch.read_blocks[req] * args.states.block_stride +
                first_channel;
     }
   }
@@ -59,7 +59,7 @@ void convolve(const CausalConvArgs& args, int64_t req, int64_t first, int64_t si
     }
   }
   // The newest inputs. From the oldest on: a block that is read too is never read behind where it was written.
-  T* state = static_cast<T*>(args.states.data) + args.batch.write_block(req) * args.states.block_stride + first;
+  T* state = static_cast<T*>(args.states.data) + args.batch.write_blocks[req] * args.states.block_stride + first;
   for (int64_t i = 0; i < taps - 1; ++i) {
     __builtin_memmove(state + i * args.channels, inputs.at(num_rows + i), size * sizeof(T));
   }

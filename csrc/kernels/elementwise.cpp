@@ -88,6 +88,81 @@ void gated_activation(Pool& pool, const GatedActivationArgs& args) {
   });
 }
 
+template <class T, class Fn>
+void multiply_part(const MultiplyArgs& args, int64_t row, int64_t first, const Fn& fn) {
+  const T* x = static_cast<const T*>(args.x) + row * args.x_stride;
+  const T* gate = static_cast<const T*>(args.gate) + row * args.gate_stride;
+  T* out = static_cast<T*>(args.out) + row * args.size;
+  const int64_t end = min_i64(args.size, first + kColumnsPerTask);
+  for (int64_t i = first; i < end; i += 16) {
+    const int64_t n = min_i64(16, end - i);
+    store_some(out + i, n, load_some(x + i, n) * fn(load_some(gate + i, n)));
+  }
+}
+
+template <class T>
+void multiply_by(const MultiplyArgs& args, int64_t row, int64_t first) {
+  switch (args.activation) {
+    case GateActivation::none:
+      return multiply_part<T>(args, row, first, [](F16 x) { return x; });
+    case GateActivation::silu:
+      return multiply_part<T>(args, row, first, [](F16 x) { return silu(x); });
+    case GateActivation::sigmoid:
+      return multiply_part<T>(args, row, first, [](F16 x) { return sigmoid(x); });
+  }
+}
+
+void multiply(Pool& pool, const MultiplyArgs& args) {
+  const int64_t tasks_per_row = ceil_div(args.size, kColumnsPerTask);
+  parallel_for(pool, args.num_rows * tasks_per_row, [&](int64_t task, int) {
+    const int64_t row = task / tasks_per_row, first = task % tasks_per_row * kColumnsPerTask;
+    if (args.dtype == DType::bf16) {
+      multiply_by<bf16>(args, row, first);
+    } else {
+      multiply_by<float>(args, row, first);
+    }
+  });
+}
+
+// `values`: room for the group.
+template <class T>
+void gated_rms_norm_group(const GatedRmsNormArgs& args, int64_t row, int64_t group, float* values) {
+  const T* x = static_cast<const T*>(args.x) + row * args.x_stride + group * args.size;
+  const T* gate = static_cast<const T*>(args.gate) + row * args.gate_stride + group * args.size;
+  const T* weight = static_cast<const T*>(args.weight) + group * args.weight_stride;
+  T* out = static_cast<T*>(args.out) + (row * args.num_groups + group) * args.size;
+  F16 squares = zero();
+  for (int64_t i = 0; i < args.size; i += 16) {
+    const int64_t n = min_i64(16, args.size - i);
+    F16 v = load_some(x + i, n);
+    if (args.gate_first) v = v * silu(load_some(gate + i, n));
+    store_some(values + i, n, v);
+    squares = squares + v * v;
+  }
+  const F16 scale = set1(1.0f / __builtin_sqrtf(hsum(squares) / static_cast<float>(args.size) + args.eps));
+  for (int64_t i = 0; i < args.size; i += 16) {
+    const int64_t n = min_i64(16, args.size - i);
+    const F16 normed = load_some(values + i, n) * scale * load_some(weight + i, n);
+    store_some(out + i, n, args.gate_first ? normed : normed * silu(load_some(gate + i, n)));
+  }
+}
+
+void gated_rms_norm(Pool& pool, const GatedRmsNormArgs& args) {
+  const int64_t num_parts = args.num_rows * args.num_groups;
+  parallel_for(pool, ceil_div(num_parts, kRowsPerTask), [&](int64_t task, int thread) {
+    float* values = static_cast<float*>(pool.scratch(thread, args.size * sizeof(float)));
+    const int64_t end = min_i64(num_parts, (task + 1) * kRowsPerTask);
+    for (int64_t part = task * kRowsPerTask; part < end; ++part) {
+      const int64_t row = part / args.num_groups, group = part % args.num_groups;
+      if (args.dtype == DType::bf16) {
+        gated_rms_norm_group<bf16>(args, row, group, values);
+      } else {
+        gated_rms_norm_group<float>(args, row, group, values);
+      }
+    }
+  });
+}
+
 template <class T>
 bool has_not_finite(const T* x, int64_t n, T mask) {
   T found = 0;
@@ -113,6 +188,6 @@ bool is_finite(Pool& pool, const IsFiniteArgs& args) {
 }  // namespace
 
 extern const ElementwiseKernels elementwise_kernels;
-const ElementwiseKernels elementwise_kernels = {rms_norm, gated_activation, is_finite};
+const ElementwiseKernels elementwise_kernels = {rms_norm, gated_activation, multiply, gated_rms_norm, is_finite};
 
 }  // namespace quire::QUIRE_TIER

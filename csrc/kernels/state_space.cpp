@@ -25,12 +25,12 @@ inline const T* row(const void* rows, int64_t stride, int64_t token) {
 float* begin_state(const StateTensor& states, const RecurrentBatch& batch, int64_t req, int64_t offset,
                    int64_t num_rows, int64_t row_stride, int64_t size) {
   float* const data = static_cast<float*>(states.data) + offset;
-  float* const state = data + batch.write_block(req) * states.block_stride;
+  float* const state = data + batch.write_blocks[req] * states.block_stride;
   const uint64_t bytes = static_cast<uint64_t>(size) * sizeof(float);
   if (batch.is_new(req)) {
     for (int64_t i = 0; i < num_rows; ++i) __builtin_memset(state + i * row_stride, 0, bytes);
-  } else if (batch.read_block(req) != batch.write_block(req)) {
-    const float* const from = data + batch.read_block(req) * states.block_stride;
+  } else if (batch.read_blocks[req] != batch.write_blocks[req]) {
+    const float* const from = data + batch.read_blocks[req] * states.block_stride;
     for (int64_t i = 0; i < num_rows; ++i) __builtin_memcpy(state + i * row_stride, from + i * row_stride, bytes);
   }
   return state;

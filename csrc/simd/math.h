@@ -39,6 +39,9 @@ static inline F16 exp(F16 x) {
   return select_less(x, low, zero(), capped);
 }
 
+// 1 / (1 + e ** -x).
+static inline F16 sigmoid(F16 x) { return set1(1.0f) / (set1(1.0f) + exp(zero() - x)); }
+
 // x / (1 + e ** -x).
 static inline F16 silu(F16 x) { return x / (set1(1.0f) + exp(zero() - x)); }
 

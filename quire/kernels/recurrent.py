@@ -14,22 +14,13 @@ import torch
 class RecurrentBatch:
     """The requests of a step, for layers whose state is one block per request.
 
-    A request without tokens before the step begins with a state of zeros, whatever its block holds. No block that one
-    request writes is read or written by another.
-
     Attributes:
         query_start_loc: [num_reqs + 1] int32; request i owns rows query_start_loc[i] .. query_start_loc[i + 1] - 1.
-        seq_lens: [num_reqs] int32; tokens after the step.
-        read_blocks: [num_reqs] int32, any stride; the block of the state before the step.
-        write_blocks: [num_reqs] int32, any stride; the block of the state after the step, which may be the same.
+        read_blocks: [num_reqs] int32; the block of the state before the step; -1 = that state is zero.
+        write_blocks: [num_reqs] int32; the block of the state after the step, which may be the same. No block that one
+            request writes is read or written by another.
     """
 
     query_start_loc: torch.Tensor
-    seq_lens: torch.Tensor
     read_blocks: torch.Tensor
     write_blocks: torch.Tensor
-
-    @property
-    def num_reqs(self) -> int:
-        """Requests in the step."""
-        return len(self.seq_lens)

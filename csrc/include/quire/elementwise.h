@@ -33,6 +33,39 @@ struct GatedActivationArgs {
   DType dtype;  // bf16 or f32
 };
 
+enum class GateActivation : int32_t { none = 0, silu = 1, sigmoid = 2 };
+
+// out[i, j] = x[i, j] * activation(gate[i, j]), rounded once.
+struct MultiplyArgs {
+  const void* x;
+  int64_t x_stride;  // elements
+  const void* gate;
+  int64_t gate_stride;
+  void* out;  // contiguous rows of `size`
+  int64_t num_rows;
+  int64_t size;
+  GateActivation activation;
+  DType dtype;  // bf16 or f32
+};
+
+// Of each group of `size` elements in a row: rms_norm(x) * weight * silu(gate), or rms_norm(x * silu(gate)) * weight
+// where the gate comes first. Float32 inside, rounded once.
+struct GatedRmsNormArgs {
+  const void* x;
+  int64_t x_stride;  // elements
+  const void* gate;
+  int64_t gate_stride;
+  const void* weight;     // of a group
+  int64_t weight_stride;  // elements from group to group; 0 = all have the same
+  void* out;              // contiguous rows
+  int64_t num_rows;
+  int64_t num_groups;
+  int64_t size;
+  float eps;
+  bool gate_first;
+  DType dtype;  // bf16 or f32
+};
+
 // Whether every number is finite: none has all the bits of `exponent_mask`.
 struct IsFiniteArgs {
   const void* x;
@@ -44,6 +77,8 @@ struct IsFiniteArgs {
 struct ElementwiseKernels {
   void (*rms_norm)(Pool&, const RmsNormArgs&);
   void (*gated_activation)(Pool&, const GatedActivationArgs&);
+  void (*multiply)(Pool&, const MultiplyArgs&);
+  void (*gated_rms_norm)(Pool&, const GatedRmsNormArgs&);
   bool (*is_finite)(Pool&, const IsFiniteArgs&);
 };
 

@@ -17,20 +17,14 @@ struct StateTensor {
 // Request i owns the rows query_start_loc[i] .. query_start_loc[i + 1] - 1 of a step, its newest tokens.
 struct RecurrentBatch {
   const int32_t* query_start_loc;
-  const int32_t* seq_lens;      // tokens after the step
-  const int32_t* read_blocks;   // where the state before the step is; not looked at where there is none
-  const int32_t* write_blocks;  // where the state after the step goes; untouched where a request has no tokens
-  int64_t read_stride;          // elements from request to request
-  int64_t write_stride;
+  const int32_t* read_blocks;   // where the state before the step is; -1 = it is zero
+  const int32_t* write_blocks;  // where the state after the step goes; untouched where a request has no rows
   int64_t num_reqs;
   int64_t num_tokens;
 
   int64_t first_row(int64_t req) const { return query_start_loc[req]; }
   int64_t num_rows(int64_t req) const { return query_start_loc[req + 1] - query_start_loc[req]; }
-  // Whether it has no tokens before the step: its state is zero then, whatever the block holds.
-  bool is_new(int64_t req) const { return seq_lens[req] == num_rows(req); }
-  int64_t read_block(int64_t req) const { return read_blocks[req * read_stride]; }
-  int64_t write_block(int64_t req) const { return write_blocks[req * write_stride]; }
+  bool is_new(int64_t req) const { return read_blocks[req] < 0; }
 };
 
 // What is wrong with the indices of a batch over states of `num_blocks` blocks, or null.

@@ -3,6 +3,7 @@
 
 #include "quire/attention.h"
 #include "quire/causal_conv.h"
+#include "quire/delta_net.h"
 #include "quire/elementwise.h"
 #include "quire/gemm.h"
 #include "quire/latent.h"
@@ -24,6 +25,7 @@ struct Tier {
   const SamplingKernels* sampling;
   const CausalConvKernels* causal_conv;
   const StateSpaceKernels* state_space;
+  const DeltaNetKernels* delta_net;
   const SelfTestKernels* self_test;
 };
 

@@ -11,6 +11,7 @@ from quire.kernels.native.checks import (
     check_is_tensor,
     check_number,
     check_rows,
+    check_size,
     check_tensor,
 )
 from quire.kernels.native.runtime import NativeRuntime
@@ -18,6 +19,8 @@ from quire.kernels.native.runtime import NativeRuntime
 # Numbers of `Activation` in csrc/include/quire/elementwise.h.
 _SILU = 0
 _GELU = {"none": 1, "tanh": 2}
+# Numbers of `GateActivation`.
+_GATES = {"none": 0, "silu": 1, "sigmoid": 2}
 # The bits that are all ones in infinities and NaN alone.
 _EXPONENT_MASKS = {torch.bfloat16: 0x7F80, torch.float16: 0x7C00, torch.float32: 0x7F800000}
 
@@ -114,6 +117,101 @@ def gelu_and_mul(
     if approximate not in _GELU:
         raise ValueError(f"approximate={approximate!r}, expected 'none' or 'tanh'")
     return _gated(runtime, x, _GELU[approximate], out)
+
+
+def multiply(
+    runtime: NativeRuntime,
+    x: torch.Tensor,
+    gate: torch.Tensor,
+    activation: str = "none",
+    *,
+    out: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """X * activation(gate), in float32, rounded once.
+
+    Args:
+        x, gate: [num_rows, size] bfloat16 or float32; rows may be strided.
+        activation: "none", "silu" or "sigmoid".
+        out: [num_rows, size]; where to put the result.
+
+    Returns:
+        [num_rows, size], dtype of `x`.
+
+    Raises:
+        ShapeError: a size, dtype, device or stride differs from the above, or what is written overlaps another tensor.
+        ValueError: another `activation`.
+
+    Cost: reads both, writes the result; bandwidth bound outside the caches.
+    Reference: kernels/reference/activation.py
+    """
+    if activation not in _GATES:
+        raise ValueError(f"activation={activation!r}, expected one of {', '.join(_GATES)}")
+    check_rows("x", x)
+    num_rows, size = x.shape
+    check_tensor("gate", gate, (x.dtype,), (num_rows, size), strided_rows=True)
+    if out is None:
+        out = runtime.empty(num_rows, size, dtype=x.dtype)
+    else:
+        check_tensor("out", out, (x.dtype,), (num_rows, size))
+        check_apart("out", out, x=x, gate=gate)
+    runtime.library.multiply(
+        runtime.tier_idx, runtime.pool, x.data_ptr(), x.stride(0), gate.data_ptr(), gate.stride(0), out.data_ptr(),
+        num_rows, size, _GATES[activation], DTYPE_CODES[x.dtype],
+    )  # fmt: skip
+    return out
+
+
+def gated_rms_norm(
+    runtime: NativeRuntime,
+    x: torch.Tensor,
+    gate: torch.Tensor,
+    weight: torch.Tensor,
+    eps: float,
+    *,
+    num_groups: int = 1,
+    gate_first: bool = False,
+    out: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Normalise the groups of each row and multiply by silu(gate) after that, or before; float32, rounded once.
+
+    Args:
+        x, gate: [num_rows, num_groups * size] bfloat16 or float32; rows may be strided.
+        weight: [size], which all groups share, or [num_groups * size].
+        gate_first: the norm is that of x * silu(gate).
+        out: [num_rows, num_groups * size]; where to put the result.
+
+    Returns:
+        [num_rows, num_groups * size], dtype of `x`.
+
+    Raises:
+        ShapeError: a size, dtype, device or stride differs from the above, or what is written overlaps another tensor.
+
+    Cost: reads both, writes the result; bandwidth bound outside the caches.
+    Reference: kernels/reference/norm.py
+    """
+    check_rows("x", x)
+    num_rows, width = x.shape
+    check_size("num_groups", num_groups, 1)
+    check_size("gate_first", gate_first, 0, 1)
+    check_number("eps", eps)
+    if width % num_groups:
+        raise ShapeError(f"x has rows of {width} elements, expected a multiple of {num_groups} groups", field="x")
+    check_tensor("gate", gate, (x.dtype,), (num_rows, width), strided_rows=True)
+    check_tensor("weight", weight, (x.dtype,), (-1,))
+    size = width // num_groups
+    if len(weight) not in (size, width):
+        raise ShapeError(f"weight has {len(weight)} elements, expected {size} or {width}", field="weight")
+    if out is None:
+        out = runtime.empty(num_rows, width, dtype=x.dtype)
+    else:
+        check_tensor("out", out, (x.dtype,), (num_rows, width))
+        check_apart("out", out, x=x, gate=gate, weight=weight)
+    runtime.library.gated_rms_norm(
+        runtime.tier_idx, runtime.pool, x.data_ptr(), x.stride(0), gate.data_ptr(), gate.stride(0), weight.data_ptr(),
+        size if len(weight) == width else 0, out.data_ptr(), num_rows, num_groups, size, eps, bool(gate_first),
+        DTYPE_CODES[x.dtype],
+    )  # fmt: skip
+    return out
 
 
 def is_finite(runtime: NativeRuntime, tensor: torch.Tensor) -> bool:

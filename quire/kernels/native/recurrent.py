@@ -22,14 +22,13 @@ def native_batch(runtime: NativeRuntime, batch: RecurrentBatch, num_tokens: int)
     """
     if not isinstance(batch, RecurrentBatch):
         raise ShapeError(f"batch is {type(batch).__name__}, expected a RecurrentBatch", field="batch")
-    check_tensor("seq_lens", batch.seq_lens, _INDEX, (-1,))
-    num_reqs = len(batch.seq_lens)
+    check_tensor("write_blocks", batch.write_blocks, _INDEX, (-1,))
+    num_reqs = len(batch.write_blocks)
     check_tensor("query_start_loc", batch.query_start_loc, _INDEX, (num_reqs + 1,))
-    _check_blocks("read_blocks", batch.read_blocks, num_reqs)
-    _check_blocks("write_blocks", batch.write_blocks, num_reqs)
+    check_tensor("read_blocks", batch.read_blocks, _INDEX, (num_reqs,))
     return runtime.library.RecurrentBatch(
-        batch.query_start_loc.data_ptr(), batch.seq_lens.data_ptr(), batch.read_blocks.data_ptr(),
-        batch.write_blocks.data_ptr(), batch.read_blocks.stride(0), batch.write_blocks.stride(0), num_reqs, num_tokens,
+        batch.query_start_loc.data_ptr(), batch.read_blocks.data_ptr(), batch.write_blocks.data_ptr(), num_reqs,
+        num_tokens,
     )  # fmt: skip
 
 
@@ -52,11 +51,3 @@ def native_states(
     if len(states) > 1 and stride < states[0].numel():
         raise ShapeError(f"{name} has blocks that overlap: stride {stride}", field=name)
     return runtime.library.StateTensor(states.data_ptr(), len(states), stride)
-
-
-def _check_blocks(name: str, blocks: torch.Tensor, num_reqs: int) -> None:
-    check_is_tensor(name, blocks)
-    if blocks.shape != (num_reqs,) or blocks.dtype is not torch.int32 or not blocks.is_cpu:
-        check_tensor(name, blocks, _INDEX, (num_reqs,))
-    if (num_reqs > 1 and blocks.stride(0) < 1) or blocks.data_ptr() % blocks.itemsize:
-        raise ShapeError(f"{name} has stride {blocks.stride()} or an odd address, expected ids in order", field=name)

@@ -1,4 +1,4 @@
-"""Reference: the gated activations of the MLP."""
+"""Reference: activations that gate: those of the MLP, and of gates that are tensors of their own."""
 
 from __future__ import annotations
 
@@ -31,3 +31,15 @@ def gelu_and_mul(x: torch.Tensor, approximate: str = "none") -> torch.Tensor:
     """
     gate, up = x.chunk(2, dim=-1)
     return torch.nn.functional.gelu(gate, approximate=approximate) * up
+
+
+def multiply(x: torch.Tensor, gate: torch.Tensor, activation: str = "none") -> torch.Tensor:
+    """X * activation(gate), in float32, rounded once.
+
+    Args:
+        x, gate: [num_tokens, size].
+        activation: "none", "silu" or "sigmoid".
+    """
+    wide = gate.float()
+    factor = {"none": wide, "silu": torch.nn.functional.silu(wide), "sigmoid": torch.sigmoid(wide)}[activation]
+    return (x.float() * factor).to(x.dtype)

@@ -27,3 +27,30 @@ def add_rms_norm(
     """Normalise the sum: returns (rms_norm(x + residual), x + residual)."""
     total = x + residual
     return rms_norm(total, weight, eps), total
+
+
+def gated_rms_norm(
+    x: torch.Tensor,
+    gate: torch.Tensor,
+    weight: torch.Tensor,
+    eps: float,
+    *,
+    num_groups: int = 1,
+    gate_first: bool = False,
+) -> torch.Tensor:
+    """Normalise the groups of each row and multiply by silu(gate) after that, or before; float32, rounded once.
+
+    Args:
+        x, gate: [num_rows, num_groups * size].
+        weight: [size], which all groups share, or [num_groups * size].
+        gate_first: the norm is that of x * silu(gate), as Mamba 2 has it.
+
+    Source: Yang et al. 2025 (Gated DeltaNet), section 3.4; Dao and Gu 2024 (Mamba-2), section 7.1.
+    """
+    groups = (len(x), num_groups, -1)
+    wide, gates = x.float().reshape(groups), torch.nn.functional.silu(gate.float()).reshape(groups)
+    if gate_first:
+        wide = wide * gates
+    normed = wide * torch.rsqrt(wide.pow(2).mean(dim=-1, keepdim=True) + eps)
+    weighed = normed * weight.float().view(-1, normed.shape[-1])
+    return (weighed if gate_first else weighed * gates).to(x.dtype).reshape(x.shape)

@@ -13,12 +13,10 @@ def each_request(batch: RecurrentBatch, states: torch.Tensor) -> Iterator[tuple[
     """(rows, state before, where the state after goes) of every request that has rows.
 
     Args:
-        states: [num_blocks, ...]; the state before is a copy of one block, or zeros for a request that begins.
+        states: [num_blocks, ...]; the state before is a copy of one block, or zeros.
     """
-    starts, lens = batch.query_start_loc.tolist(), batch.seq_lens.tolist()
+    starts = batch.query_start_loc.tolist()
     for i, (read, written) in enumerate(zip(batch.read_blocks.tolist(), batch.write_blocks.tolist(), strict=True)):
-        rows = slice(starts[i], starts[i + 1])
-        num_rows = rows.stop - rows.start
-        if num_rows:
-            is_new = lens[i] == num_rows
-            yield rows, torch.zeros_like(states[0]) if is_new else states[read].clone(), states[written]
+        if starts[i] < starts[i + 1]:
+            before = torch.zeros_like(states[0]) if read < 0 else states[read].clone()
+            yield slice(starts[i], starts[i + 1]), before, states[written]

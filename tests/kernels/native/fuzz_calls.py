@@ -11,30 +11,19 @@ import torch
 
 from quire.kernels.native import (
     attention,
-    causal_conv,
     elementwise,
     latent,
     linear,
     memory,
     quant,
     sampling,
-    state_space,
 )
 from quire.kernels.native.runtime import NativeRuntime
-from quire.kernels.recurrent import RecurrentBatch
 from tests.kernels.native.fuzz import Call
-from tests.kernels.native.guards import randn
+from tests.kernels.native.fuzz_inputs import FLOATS, normal, number
+from tests.kernels.native.fuzz_recurrent import MAKERS as RECURRENT_MAKERS
 
-FLOATS = (torch.bfloat16, torch.float32)
 PORTABLE = NativeRuntime("portable")
-
-
-def number(rng: random.Random) -> int:
-    return rng.choice((1, 2, 3, 5, 15, 16, 17, 31, 33, 40))
-
-
-def normal(rng: random.Random, *shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    return randn(*shape, dtype=dtype, seed=rng.randrange(1000))
 
 
 def rms_norm(rng: random.Random) -> Call:
@@ -236,87 +225,6 @@ def copy_pages(rng: random.Random) -> Call:
     return Call(attention.copy_pages, {**args, "dst_ids": torch.tensor(pages[4 : 4 + count]).long()}, ("kv_cache",))
 
 
-def recurrent_batch(rng: random.Random, num_blocks: int) -> dict[str, torch.Tensor]:
-    """Up to three requests, new ones and others; each state stays in its block or moves to one that is free."""
-    counts = [rng.choice((1, 1, 2, 5)) for _ in range(rng.randrange(4))]
-    blocks = rng.sample(range(num_blocks), 2 * len(counts))
-    columns = {
-        "query_start_loc": [0, *np.cumsum(counts).tolist()],
-        "seq_lens": [count + rng.choice((0, 3)) for count in counts],
-        "read_blocks": blocks[: len(counts)],
-        "write_blocks": blocks[rng.choice((0, len(counts))) :][: len(counts)],
-    }
-    return {name: torch.tensor(column, dtype=torch.int32) for name, column in columns.items()}
-
-
-def recurrent(function: Callable[..., Any], args: dict[str, Any], written: tuple[str, ...]) -> Call:
-    """A call whose batch is spoilt part by part."""
-    names = ("query_start_loc", "seq_lens", "read_blocks", "write_blocks")
-
-    def call(runtime: NativeRuntime, **given: Any) -> Any:
-        batch = RecurrentBatch(**{name: given.pop(name) for name in names})
-        return function(runtime, batch=batch, **given)
-
-    call.__name__ = function.__name__
-    return Call(call, args, written)
-
-
-def convolution(rng: random.Random) -> Call:
-    channels, conv_size, dtype = number(rng), rng.choice((2, 3, 4)), rng.choice(FLOATS)
-    batch = recurrent_batch(rng, 7)
-    tokens = int(batch["query_start_loc"][-1])
-    args = {
-        **batch,
-        "x": normal(rng, tokens, channels, dtype=dtype),
-        "weight": normal(rng, conv_size, channels, dtype=dtype),
-        "bias": rng.choice((None, normal(rng, channels, dtype=dtype))),
-        "states": normal(rng, 7, conv_size - 1, channels, dtype=dtype),
-        "has_silu": rng.random() < 0.5,
-        "out": rng.choice((None, torch.zeros(tokens, channels, dtype=dtype))),
-    }
-    return recurrent(causal_conv.causal_conv, args, ("states", "out"))
-
-
-def mamba_scan(rng: random.Random) -> Call:
-    channels, columns, dtype = number(rng), rng.choice((1, 3, 16)), rng.choice(FLOATS)
-    batch = recurrent_batch(rng, 7)
-    tokens = int(batch["query_start_loc"][-1])
-    args = {
-        **batch,
-        "x": normal(rng, tokens, channels, dtype=dtype),
-        "time_step": normal(rng, tokens, channels, dtype=dtype),
-        "b": normal(rng, tokens, columns, dtype=dtype),
-        "c": normal(rng, tokens, columns, dtype=dtype),
-        "gate": rng.choice((None, normal(rng, tokens, channels, dtype=dtype))),
-        "a": state_space.in_lanes(-normal(rng, channels, columns).exp()),
-        "skip": normal(rng, channels),
-        "states": normal(rng, 7, *state_space.mamba_state_shape(channels, columns)),
-        "out": rng.choice((None, torch.zeros(tokens, channels, dtype=dtype))),
-    }
-    return recurrent(state_space.mamba_scan, args, ("states", "out"))
-
-
-def mamba2_scan(rng: random.Random) -> Call:
-    groups, head_size, columns, dtype = rng.choice((1, 2)), number(rng), rng.choice((1, 3, 16)), rng.choice(FLOATS)
-    heads = groups * rng.choice((1, 3))
-    batch = recurrent_batch(rng, 7)
-    tokens = int(batch["query_start_loc"][-1])
-    args = {
-        **batch,
-        "x": normal(rng, tokens, heads * head_size, dtype=dtype),
-        "time_step": normal(rng, tokens, heads, dtype=dtype),
-        "b": normal(rng, tokens, groups * columns, dtype=dtype),
-        "c": normal(rng, tokens, groups * columns, dtype=dtype),
-        "gate": rng.choice((None, normal(rng, tokens, heads * head_size, dtype=dtype))),
-        **{name: normal(rng, heads) for name in ("a", "skip", "time_step_bias")},
-        "states": normal(rng, 7, heads, columns, head_size),
-        "num_groups": groups,
-        "time_step_range": rng.choice(((0.0, float("inf")), (0.1, 0.9))),
-        "out": rng.choice((None, torch.zeros(tokens, heads * head_size, dtype=dtype))),
-    }
-    return recurrent(state_space.mamba2_scan, args, ("states", "out"))
-
-
 def latent_attention(rng: random.Random) -> Call:
     heads, latent_size, rope_size, block_size = rng.choice((1, 5)), rng.choice((2, 34)), rng.choice((2, 16)), 16
     dtype, tokens, seq_len = rng.choice(FLOATS), rng.randrange(1, 4), rng.randrange(3, 40)
@@ -451,7 +359,7 @@ CALLS: dict[str, Callable[[random.Random], Call]] = {
     for maker in (
         rms_norm, gated, is_finite, product, gated_product, pack, unpack, gather, quant_pack, quant_product,
         quant_gated_product, quant_gather, paged_attention, rope_and_cache, reshape_and_cache, copy_pages, argmax,
-        uniforms, sample, penalties, bitmask, logprobs, huge_zeros, checksum, convolution, latent_attention,
-        write_latent_tokens, head_linear, mamba_scan, mamba2_scan,
+        uniforms, sample, penalties, bitmask, logprobs, huge_zeros, checksum, latent_attention,
+        write_latent_tokens, head_linear, *RECURRENT_MAKERS,
     )
 }  # fmt: skip

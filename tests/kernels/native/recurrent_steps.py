@@ -10,23 +10,21 @@ from quire.kernels.recurrent import RecurrentBatch
 
 
 def batch_of(
-    requests: Sequence[tuple[int, int]], read: Sequence[int] | None = None, write: Sequence[int] | None = None
+    num_rows: Sequence[int], read: Sequence[int] | None = None, write: Sequence[int] | None = None
 ) -> RecurrentBatch:
-    """A step of requests (tokens before it, tokens in it); request i has block i + 1 unless told."""
-    own = [i + 1 for i in range(len(requests))]
-    starts = torch.tensor([0, *(num_rows for _, num_rows in requests)], dtype=torch.int32).cumsum(0).int()
-    return RecurrentBatch(
-        query_start_loc=starts,
-        seq_lens=torch.tensor([before + num_rows for before, num_rows in requests], dtype=torch.int32),
-        read_blocks=torch.tensor(own if read is None else list(read), dtype=torch.int32),
-        write_blocks=torch.tensor(own if write is None else list(write), dtype=torch.int32),
-    )
+    """A step with so many rows of each request; unless told, request i begins anew and writes block i + 1."""
+    given = {
+        "query_start_loc": [sum(num_rows[:i]) for i in range(len(num_rows) + 1)],
+        "read_blocks": [-1] * len(num_rows) if read is None else read,
+        "write_blocks": range(1, len(num_rows) + 1) if write is None else write,
+    }
+    return RecurrentBatch(**{name: torch.tensor(list(ids), dtype=torch.int32) for name, ids in given.items()})
 
 
 def chunks_of(lengths: Sequence[int], chunk: int) -> Iterator[tuple[RecurrentBatch, list[int]]]:
-    """Steps of at most `chunk` tokens of each request, and the rows that are theirs where prompts lie in a row."""
+    """Steps of at most `chunk` tokens of each prompt, and the rows that are theirs where prompts lie in a row."""
     starts = [sum(lengths[:i]) for i in range(len(lengths))]
     for done in range(0, max(lengths), chunk):
-        requests = [(done, max(0, min(chunk, length - done))) for length in lengths]
-        rows = [starts[i] + done + j for i, (_, count) in enumerate(requests) for j in range(count)]
-        yield batch_of([(before if count else 1, count) for before, count in requests]), rows
+        counts = [max(0, min(chunk, length - done)) for length in lengths]
+        rows = [starts[i] + done + j for i, count in enumerate(counts) for j in range(count)]
+        yield batch_of(counts, read=[i + 1 if done else -1 for i in range(len(lengths))]), rows

@@ -13,6 +13,7 @@ from quire.errors import ShapeError
 from quire.kernels.native import (
     attention,
     causal_conv,
+    delta_net,
     elementwise,
     latent,
     linear,
@@ -27,7 +28,7 @@ from tests.kernels.native.fuzz_calls import CALLS
 from tests.kernels.native.guards import randn
 
 NUM_CALLS = 1500
-MODULES = (attention, causal_conv, elementwise, latent, linear, memory, quant, sampling, state_space)
+MODULES = (attention, causal_conv, delta_net, elementwise, latent, linear, memory, quant, sampling, state_space)
 
 
 def test_spoilt_calls_are_refused_or_computed_as_plain_ones(tier: str):

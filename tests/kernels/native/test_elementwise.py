@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from quire.errors import ShapeError
-from quire.kernels.native.elementwise import gelu_and_mul, is_finite, rms_norm, silu_and_mul
+from quire.kernels.native.elementwise import gated_rms_norm, gelu_and_mul, is_finite, multiply, rms_norm, silu_and_mul
 from quire.kernels.native.runtime import NativeRuntime
 from quire.kernels.reference import activation
 from quire.kernels.reference import norm as reference
@@ -157,3 +157,40 @@ def test_only_contiguous_floats_are_looked_through(runtime: NativeRuntime):
         is_finite(runtime, torch.zeros(3, dtype=torch.int32))
     with pytest.raises(ShapeError):
         is_finite(runtime, torch.zeros(3, 4).T)
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+@pytest.mark.parametrize("kind", ["none", "silu", "sigmoid"])
+@pytest.mark.parametrize("size", [1, 33, 2049])
+def test_products_with_gates_equal_their_reference(
+    runtime: NativeRuntime, portable: NativeRuntime, size: int, kind: str, dtype: torch.dtype
+):
+    x, gate = (randn(5, 2 * size) * 3).to(dtype).chunk(2, dim=-1)
+    out = guarded(torch.zeros(5, size, dtype=dtype))
+    multiply(runtime, x, gate, kind, out=out.tensor)
+    out.assert_bands()
+    rtol = {torch.bfloat16: 2.0**-8, torch.float32: 1e-6}[dtype]
+    assert_close(out.tensor, activation.multiply(x, gate, kind), atol=1e-6, rtol=rtol)
+    assert same_bits(out.tensor, multiply(portable, x, gate, kind))
+    with pytest.raises(ValueError, match="expected one of"):
+        multiply(runtime, x, gate, "relu")
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+@pytest.mark.parametrize("gate_first", [False, True], ids=["norm first", "gate first"])
+@pytest.mark.parametrize(("num_groups", "size", "is_shared"), [(1, 17, True), (5, 16, True), (3, 40, False)])
+def test_gated_norms_equal_their_reference(
+    runtime: NativeRuntime, portable: NativeRuntime, num_groups: int, size: int, is_shared: bool, gate_first: bool,
+    dtype: torch.dtype,
+):  # fmt: skip
+    x, gate = randn(7, 2 * num_groups * size, dtype=dtype).chunk(2, dim=-1)
+    weight = randn(size if is_shared else num_groups * size, dtype=dtype)
+    options = {"num_groups": num_groups, "gate_first": gate_first}
+    out = guarded(torch.zeros(7, num_groups * size, dtype=dtype))
+    gated_rms_norm(runtime, x, gate, weight, 1e-6, **options, out=out.tensor)
+    out.assert_bands()
+    expected = reference.gated_rms_norm(x, gate, weight, 1e-6, **options)
+    assert_close(out.tensor, expected, atol=1e-5, rtol={torch.bfloat16: 2.0**-8, torch.float32: 3e-6}[dtype])
+    assert same_bits(out.tensor, gated_rms_norm(portable, x, gate, weight, 1e-6, **options))
+    with pytest.raises(ShapeError):
+        gated_rms_norm(runtime, x, gate, weight[1:], 1e-6, **options)

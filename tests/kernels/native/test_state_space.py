@@ -114,7 +114,7 @@ def test_scans_equal_their_references(
     runtime: NativeRuntime, portable: NativeRuntime, kind: Any, size: int, state_size: int, dtype: torch.dtype
 ):
     # A new prompt, a prompt that goes on, one token after two, none; states move from some blocks to others.
-    batch = batch_of([(0, 9), (5, 4), (2, 1), (3, 0)], read=[-1, 1, 2, 0], write=[5, 1, 3, 0])
+    batch = batch_of([9, 4, 1, 0], read=[-1, 1, 2, 0], write=[5, 1, 3, 0])
     scan = kind(14, size, state_size, dtype)
     given = guarded(scan.packed())
     out = guarded(torch.zeros_like(scan.rows["x"]))
@@ -135,7 +135,7 @@ def test_prompts_give_the_same_bits_however_they_are_cut(runtime: NativeRuntime,
     lengths = [1, 20, 7, 3]
     scan = kind(sum(lengths), 40, 9, dtype)
     whole = scan.packed()
-    expected = scan.run(runtime, whole, batch_of([(0, n) for n in lengths]))
+    expected = scan.run(runtime, whole, batch_of(lengths))
     for chunk in (1, 2, 7):
         cut, out = scan.packed(), torch.zeros_like(expected)
         for batch, rows in chunks_of(lengths, chunk):
@@ -145,7 +145,7 @@ def test_prompts_give_the_same_bits_however_they_are_cut(runtime: NativeRuntime,
 
 @pytest.mark.parametrize("kind", [Mamba, Mamba2])
 def test_rows_may_be_strided_and_gates_left_out(runtime: NativeRuntime, kind: Any):
-    batch = batch_of([(0, 5), (2, 3)])
+    batch = batch_of([5, 3], read=[-1, 2])
     scan = kind(8, 40, 9, torch.bfloat16)
     expected = scan.run(runtime, scan.packed(), batch)
     scan.rows = {name: torch.cat((rows, rows), 1)[:, : rows.shape[1]] for name, rows in scan.rows.items()}
@@ -157,7 +157,7 @@ def test_rows_may_be_strided_and_gates_left_out(runtime: NativeRuntime, kind: An
 def test_time_steps_of_any_size_stay_accurate(runtime: NativeRuntime):
     """With zero states and b, c, x of ones, a result is the time step itself: softplus."""
     steps = torch.cat((torch.linspace(-90, 90, 4001), torch.tensor([0.0, -0.0, 1e30, -1e30, torch.inf, -torch.inf])))
-    ones, batch = torch.ones(1, len(steps)), batch_of([(0, 1)], write=[0])
+    ones, batch = torch.ones(1, len(steps)), batch_of([1], write=[0])
     a, states = in_lanes(-torch.ones(len(steps), 1)), torch.zeros(1, *in_lanes(torch.zeros(len(steps), 1)).shape)
 
     def softplus_of(steps: torch.Tensor) -> torch.Tensor:
@@ -185,15 +185,15 @@ def test_impossible_tensors_are_refused(runtime: NativeRuntime, kind: Any, wrong
     cache = scan.packed()
     scan.rows.update(wrong)
     with pytest.raises(ShapeError):
-        scan.run(runtime, cache, batch_of([(0, 5)]))
+        scan.run(runtime, cache, batch_of([5]))
     assert same_bits(cache, kind(5, 40, 9, torch.float32).packed())
 
 
 @pytest.mark.parametrize("kind", [Mamba, Mamba2])
 def test_memory_that_is_written_is_nobody_elses(runtime: NativeRuntime, kind: Any):
     scan = kind(5, 40, 9, torch.float32)
-    for wrong in (batch_of([(0, 3), (4, 2)], write=[2, 2]), batch_of([(0, 3), (4, 2)], write=[2, 3])):
+    for wrong in (batch_of([3, 2], write=[2, 2]), batch_of([3, 2], read=[-1, 2], write=[2, 3])):
         with pytest.raises(ShapeError, match="another one"):
             scan.run(runtime, scan.packed(), wrong)
     with pytest.raises(ShapeError, match="shares memory"):
-        scan.run(runtime, scan.packed(), batch_of([(0, 5)]), out=scan.rows["gate"])
+        scan.run(runtime, scan.packed(), batch_of([5]), out=scan.rows["gate"])
