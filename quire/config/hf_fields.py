@@ -123,6 +123,15 @@ class FieldReader:
                 raise self._out_of_range(name, item, low, high)
         return tuple(items)
 
+    def numbers(self, name: str, count: int, low: float, high: float) -> tuple[float, ...]:
+        """A list of `count` numbers, each in [low, high]."""
+        value = self.raw.get(name)
+        if value is None:
+            raise self._missing(name, f"a list of {count} numbers")
+        if not isinstance(value, list) or len(value) != count:
+            raise self._wrong_type(name, value, f"a list of {count} numbers")
+        return tuple(FieldReader({name: item}, self.source).number(name, low, high) for item in value)
+
     def optional_object(self, name: str) -> FieldReader | None:
         """A reader of a nested object, or None when absent."""
         value = self.raw.get(name)

@@ -40,3 +40,25 @@ class TensorTarget(WeightTarget):
     def stored(self) -> torch.Tensor:
         """The tensor itself."""
         return self.tensor
+
+
+class PermutedRows(WeightTarget):
+    """Rows in another order than the checkpoint has them; biases alike.
+
+    Args:
+        target: takes the reordered tensor.
+        order: [rows] int64; row i of the target is row order[i] of the checkpoint.
+    """
+
+    def __init__(self, target: WeightTarget, order: torch.Tensor) -> None:
+        self.target = target
+        self.order = order
+        self.shape = target.shape
+
+    def load(self, tensor: torch.Tensor) -> bool:
+        """Reorder, then load."""
+        return self.target.load(tensor.index_select(0, self.order))
+
+    def stored(self) -> torch.Tensor:
+        """In the checkpoint's order."""
+        return self.target.stored().index_select(0, torch.argsort(self.order))

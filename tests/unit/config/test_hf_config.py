@@ -11,6 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quire.config.hf_config import ARCHITECTURES, ModelArch, parse_hf_config
+from quire.config.hf_fields import FieldReader
+from quire.config.hf_rope import parse_rope
 from quire.errors import ModelError
 
 LLAMA: dict[str, Any] = {
@@ -116,6 +118,15 @@ def test_the_longest_sequence_includes_rope_scaling(scaling: dict[str, Any] | No
     assert parse(rope_scaling=scaling).max_position_embeddings == longest
 
 
+def test_a_kind_of_layer_may_have_its_own_rope():
+    raw = {"rope_parameters": {"full_attention": {"rope_type": "proportional", "partial_rotary_factor": 0.25}, "x": {}}}
+    rope, longest = parse_rope(FieldReader(raw), 16, 100, kind="full_attention")
+    assert (rope.rope_type, rope.rotary_dim, longest) == ("proportional", 16, 100)
+    assert dict(rope.parameters) == {"factor": 1.0, "share": 0.25}
+    with pytest.raises(ModelError, match="per kind of layer"):
+        parse_rope(FieldReader(raw), 16, 100, kind="sliding_attention")
+
+
 def test_rope_numbers_are_kept():
     scaling = {"rope_type": "yarn", "factor": 4.0, "attention_factor": 1.5, "truncate": False, "beta_fast": None}
     assert dict(parse(rope_scaling=scaling).rope.parameters) == {
@@ -159,7 +170,12 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "eos a text": ({"eos_token_id": "</s>"}, "integer or a list"),
     "unknown dtype": ({"torch_dtype": "int4"}, "known: bfloat16, float16, float32"),
     "rope no object": ({"rope_scaling": "yarn"}, "must be an object"),
-    "unknown rope": ({"rope_scaling": {"rope_type": "longrope", "factor": 2.0}}, "known: default, dynamic"),
+    "unknown rope": ({"rope_scaling": {"rope_type": "spiral", "factor": 2.0}}, "known: default, dynamic"),
+    "longrope without factors": ({"rope_scaling": {"rope_type": "longrope"}}, "short_factor is missing"),
+    "longrope with a factor too few": (
+        {"rope_scaling": {"rope_type": "longrope", "short_factor": [1.0] * 3}},
+        "a list of 4 numbers",
+    ),
     "rope without type": ({"rope_scaling": {"factor": 2.0}}, "rope_type is missing"),
     "rope without factor": ({"rope_scaling": {"type": "linear"}}, "factor is missing"),
     "rope factor below 1": ({"rope_scaling": {"type": "linear", "factor": 0.5}}, "factor is 0.5"),

@@ -12,7 +12,8 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 from quire.config.hf_config import parse_hf_config
 from quire.config.hf_rope import RopeConfig
 from quire.errors import ModelError
-from quire.layers.rope import RotaryEmbedding, rotary_angles
+from quire.layers.rope import RotaryEmbedding, query_scales, rotary_angles, rows_of_halves
+from quire.layers.weight_target import PermutedRows, TensorTarget
 
 NUM_POSITIONS = 300
 SHAPE: dict[str, Any] = {
@@ -24,6 +25,12 @@ SHAPE: dict[str, Any] = {
     "num_key_value_heads": 4,
     "max_position_embeddings": 128,
     "rope_theta": 5000.0,
+}
+LONGROPE: dict[str, Any] = {
+    "rope_type": "longrope",
+    "original_max_position_embeddings": 64,
+    "short_factor": [1.0 + 0.1 * i for i in range(8)],
+    "long_factor": [1.0 + 0.7 * i for i in range(8)],
 }
 VARIANTS: dict[str, dict[str, Any]] = {
     "default": {"rope_type": "default"},
@@ -47,6 +54,9 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "mscale_all_dim": 1.1,
     },
     "yarn with a given scale": {"rope_type": "yarn", "factor": 4.0, "attention_factor": 0.8},
+    "proportional": {"rope_type": "proportional", "factor": 2.0, "partial_rotary_factor": 0.25},
+    "longrope past the original length": LONGROPE,
+    "longrope with a given scale": {**LONGROPE, "attention_factor": 1.3, "factor": 4.0},
 }
 
 
@@ -104,6 +114,49 @@ def test_part_of_a_head_can_be_rotated():
     assert not torch.equal(rotated[1:, :, :4], x[1:, :, :4])
 
 
+def test_longrope_served_within_the_original_length_equals_transformers_there():
+    arch = parse_hf_config({"architectures": ["LlamaForCausalLM"], **SHAPE, "rope_scaling": LONGROPE})
+    positions = torch.arange(64)
+    assert_same(
+        rows(RotaryEmbedding(arch.rope, 64, torch.device("cpu")), positions),
+        theirs(LONGROPE)(torch.zeros(1), positions[None]),
+    )
+
+
+def test_longrope_may_have_a_scale_for_each_of_its_lengths():
+    scaling = {**LONGROPE, "short_mscale": 1.5, "long_mscale": 2.5, "type": "su"}
+    del scaling["rope_type"]
+    arch = parse_hf_config({"architectures": ["LlamaForCausalLM"], **SHAPE, "rope_scaling": scaling})
+    assert rotary_angles(arch.rope, 64)[1] == 1.5 and rotary_angles(arch.rope, 65)[1] == 2.5
+
+
+def test_factors_on_queries_step_up_with_the_position():
+    scales = query_scales(20, 0.1, 8.0)
+    assert torch.equal(scales[:8], torch.ones(8)) and scales[8] == scales[15] == 1 + 0.1 * torch.log(torch.tensor(2.0))
+    assert torch.equal(query_scales(19, 0.1, 8.0, first=1), scales[1:])
+    rope = RotaryEmbedding(None, 20, torch.device("cpu"), scales)
+    x = torch.randn(3, 2, 8)
+    rotation = rope(torch.tensor([0, 4, 9]))
+    assert torch.equal(rotation.rotate(x), x) and torch.equal(rotation.scale(x)[:2], x[:2])
+    assert torch.equal(rotation.scale(x)[2], x[2] * scales[9])
+
+
+def test_interleaved_pairs_become_halves_when_rows_are_loaded_in_order():
+    num_heads, head_size, rotary_dim = 2, 10, 6
+    weight, x = torch.randn(num_heads * head_size, 4), torch.randn(3, 4)
+    loaded = torch.empty_like(weight)
+    target = PermutedRows(TensorTarget(loaded), rows_of_halves(num_heads, head_size, rotary_dim))
+    assert target.load(weight) and torch.equal(target.stored(), weight)
+    rope = RotaryEmbedding(RopeConfig(theta=100.0, rotary_dim=rotary_dim), 10, torch.device("cpu"))
+    rotation = rope(torch.tensor([0, 4, 9]))
+    halves = rotation.rotate((x @ loaded.T).view(3, num_heads, head_size))
+    heads = (x @ weight.T).view(3, num_heads, head_size)
+    angles = torch.complex(rope.cos, rope.sin)[rotation.positions].unsqueeze(1)
+    turned = torch.view_as_complex(heads[..., :rotary_dim].reshape(3, num_heads, -1, 2)) * angles
+    expected = torch.cat((turned.real, turned.imag, heads[..., rotary_dim:]), dim=-1)
+    assert torch.allclose(halves, expected, atol=1e-5)
+
+
 def test_an_unknown_variant_is_refused():
-    with pytest.raises(ModelError, match="longrope"):
-        rotary_angles(RopeConfig(rope_type="longrope", rotary_dim=8), 4)
+    with pytest.raises(ModelError, match="spiral"):
+        rotary_angles(RopeConfig(rope_type="spiral", rotary_dim=8), 4)
