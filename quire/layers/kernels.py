@@ -11,6 +11,7 @@ from collections.abc import Mapping
 import torch
 
 from quire.kernels.reference.norm import add_rms_norm, rms_norm
+from quire.layers.head_linear import DenseHeads, HeadLinearMethod
 from quire.layers.linear_method import LinearMethod, UnquantizedLinearMethod
 
 
@@ -28,6 +29,10 @@ class LayerKernels(ABC):
     @abstractmethod
     def table_method(self, vocab_size: int, hidden_size: int) -> LinearMethod:
         """How the table of token vectors is stored, which is the output projection too when the model ties them."""
+
+    def head_linear_method(self) -> HeadLinearMethod:
+        """How matrices of single heads are stored and multiplied; never quantized."""
+        return DenseHeads()
 
     @abstractmethod
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:

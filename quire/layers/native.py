@@ -15,8 +15,10 @@ from torch import nn
 from quire.kernels.native import elementwise, linear, quant
 from quire.kernels.native.arena import HugeArena
 from quire.kernels.native.runtime import NativeRuntime
+from quire.layers.head_linear import HeadLinearMethod
 from quire.layers.kernels import LayerKernels
 from quire.layers.linear_method import LinearMethod
+from quire.layers.native_heads import PackedHeads
 from quire.layers.weight_target import WeightTarget
 
 # To be raised with every change of a packed layout: packed weights on disk are then made anew.
@@ -216,6 +218,10 @@ class NativeKernels(LayerKernels):
         if self._quantization is not None:
             return QuantizedLinearMethod(self._runtime, self._arena, quant.INT8, self._dtype)
         return PackedLinearMethod(self._runtime, self._arena)
+
+    def head_linear_method(self) -> HeadLinearMethod:
+        """Packed, in the model's type."""
+        return PackedHeads(self._runtime, self._arena)
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         """One pass over the rows."""

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 import torch
 
 from quire.config.model import OWN_QUANTIZATIONS
+from quire.layers.head_linear import HeadLinearMethod
 from quire.layers.kernels import LayerKernels
 from quire.layers.linear_method import LinearMethod
 from quire.plugins import QUANTIZATION, load_plugin, unknown_choice
@@ -55,6 +56,10 @@ class QuantizedKernels(LayerKernels):
     def table_method(self, vocab_size: int, hidden_size: int) -> LinearMethod:
         """The plugin's."""
         return self._quantization.table_method(vocab_size, hidden_size)
+
+    def head_linear_method(self) -> HeadLinearMethod:
+        """As without quantization."""
+        return self._kernels.head_linear_method()
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         """As without quantization."""

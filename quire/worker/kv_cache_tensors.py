@@ -8,17 +8,19 @@ from collections.abc import Callable, Sequence
 import torch
 
 from quire.attention.backend import AttentionBackend
+from quire.attention.latent import latent_backend_of
 from quire.core.kv_spec import (
     AttentionSpec,
     FullAttentionSpec,
     KVCacheConfig,
     KVCacheSpec,
     MambaSpec,
+    MLAAttentionSpec,
     SlidingWindowSpec,
 )
 from quire.errors import UnsupportedError
 
-STORED: tuple[type[AttentionSpec], ...] = (FullAttentionSpec, SlidingWindowSpec)
+STORED = (FullAttentionSpec, SlidingWindowSpec, MLAAttentionSpec)
 """The kinds of layers whose cache the attention backends store and read."""
 
 
@@ -84,7 +86,10 @@ def distinct_tensors(kv_caches: Sequence[torch.Tensor]) -> list[torch.Tensor]:
 
 
 def _shape(kv_cache_config: KVCacheConfig, backend: AttentionBackend, num_blocks: int) -> tuple[int, ...]:
-    spec = next((group.spec for group in kv_cache_config.groups if isinstance(group.spec, AttentionSpec)), None)
+    kinds = (AttentionSpec, MLAAttentionSpec)
+    spec = next((group.spec for group in kv_cache_config.groups if isinstance(group.spec, kinds)), None)
     if spec is None:
         raise UnsupportedError("models without an attention layer are not supported", field="model")
+    if isinstance(spec, MLAAttentionSpec):
+        return latent_backend_of(backend).cache_shape(num_blocks, spec.block_size, spec.head_size)
     return backend.kv_cache_shape(num_blocks, spec.block_size, spec.num_kv_heads, spec.head_size)

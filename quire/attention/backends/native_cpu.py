@@ -11,6 +11,8 @@ import torch
 
 from quire.attention.backend import AttentionBackend, AttentionParams, HeadNorms, Rotation
 from quire.attention.block_sizes import PREFERRED_BLOCK_SIZES
+from quire.attention.latent import LatentBackend, ServesLatents
+from quire.attention.latent_native import NativeLatentBackend
 from quire.attention.metadata import AttentionMetadata
 from quire.errors import NativeLibraryError
 from quire.kernels.native.attention import (
@@ -25,7 +27,7 @@ from quire.kernels.native.library import load_library
 from quire.kernels.native.runtime import NativeRuntime
 
 
-class NativeCpuBackend(AttentionBackend):
+class NativeCpuBackend(AttentionBackend, ServesLatents):
     """Any mix of decodes and prompt chunks, and every kind of layer that `AttentionParams` describes.
 
     A token's result has the same bits in every batch and chunking, and on every tier and number of threads.
@@ -67,7 +69,12 @@ class NativeCpuBackend(AttentionBackend):
     def copy_pages(self, kv_caches: Sequence[torch.Tensor], source_ids: torch.Tensor, target_ids: torch.Tensor) -> None:
         """Copy blocks onto others in every layer's cache, by the kernel."""
         for kv_cache in kv_caches:
-            copy_pages(self.runtime, kv_cache, source_ids, target_ids)
+            blocks = kv_cache.view(len(kv_cache), 1, 2, -1)  # of keys and values, or of latents
+            copy_pages(self.runtime, blocks, source_ids, target_ids)
+
+    def latent_backend(self) -> LatentBackend:
+        """On the same runtime."""
+        return NativeLatentBackend(self.runtime)
 
     def forward(
         self,

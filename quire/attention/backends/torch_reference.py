@@ -15,6 +15,8 @@ from torch.nn.functional import scaled_dot_product_attention
 from quire.attention.backend import AttentionBackend, AttentionParams
 from quire.attention.block_sizes import PREFERRED_BLOCK_SIZES
 from quire.attention.decode_tiles import DecodeTile, plan_decode_tiles
+from quire.attention.latent import LatentBackend, ServesLatents
+from quire.attention.latent_torch import TorchLatentBackend
 from quire.attention.logits import attend_by_logits, has_plain_logits
 from quire.attention.metadata import AttentionMetadata
 
@@ -34,7 +36,7 @@ class _StepPlan:
     prompts: list[int]
 
 
-class TorchReferenceBackend(AttentionBackend):
+class TorchReferenceBackend(AttentionBackend, ServesLatents):
     """Any mix of decodes and prompt chunks, and every kind of layer that `AttentionParams` describes.
 
     A tile of decodes is one gather of its blocks and one masked attention call; prompt chunks are looped over.
@@ -56,6 +58,10 @@ class TorchReferenceBackend(AttentionBackend):
     def kv_cache_shape(num_blocks: int, block_size: int, num_kv_heads: int, head_size: int) -> tuple[int, ...]:
         """[keys or values, block, token of the block, head, element]."""
         return (2, num_blocks, block_size, num_kv_heads, head_size)
+
+    def latent_backend(self) -> LatentBackend:
+        """In torch, too."""
+        return TorchLatentBackend()
 
     def forward(
         self,

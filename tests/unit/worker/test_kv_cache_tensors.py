@@ -3,11 +3,14 @@ from __future__ import annotations
 import pytest
 import torch
 
-from quire.core.kv_spec import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
+from quire.attention.backends.native_cpu import NativeCpuBackend
+from quire.attention.backends.torch_reference import TorchReferenceBackend
+from quire.core.kv_spec import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec, MLAAttentionSpec
 from quire.errors import UnsupportedError
+from quire.kernels.native.runtime import NativeRuntime
 from quire.utils.memory import GIB
 from quire.worker.device.memory import HostMemory
-from quire.worker.kv_cache_tensors import allocate_kv_caches, distinct_tensors, stored_spec
+from quire.worker.kv_cache_tensors import allocate_kv_caches, distinct_tensors, page_dim, stored_spec
 from tests.unit.scheduler.cache_groups import make_spec
 from tests.unit.worker.toy_model import ToyBackend
 
@@ -43,8 +46,22 @@ def test_layers_of_different_groups_share_a_tensor_and_layers_of_one_group_do_no
     assert config.page_size_bytes == 2 * spec.page_size_bytes
 
 
-@pytest.mark.parametrize("kind", ["latent", "chunk"])
-def test_a_layer_that_no_backend_stores_is_refused_by_name(kind: str) -> None:
+@pytest.mark.parametrize("is_native", [False, True], ids=["torch_reference", "native_cpu"])
+def test_latents_take_a_row_for_each_token_and_are_copied_block_by_block(is_native: bool) -> None:
+    backend = NativeCpuBackend(NativeRuntime()) if is_native else TorchReferenceBackend()
+    spec = stored_spec("a", MLAAttentionSpec(block_size=16, head_size=10, dtype_bytes=2), 4)
+    config = KVCacheConfig(num_blocks=6, groups=(KVCacheGroupSpec(layer_names=("a", "b"), spec=spec),))
+    caches = allocate_kv_caches(config, ["a", "b"], backend, torch.float32, HostMemory(GIB).zeros)
+    assert [cache.nbytes for cache in caches] == [6 * spec.page_size_bytes] * 2
+    dim = page_dim(config, backend)
+    for cache in caches:
+        cache.select(dim, 2).fill_(3.0)
+    backend.copy_pages(caches, torch.tensor([2]), torch.tensor([5]))
+    for cache in caches:
+        assert [float(cache.select(dim, block).mean()) for block in range(6)] == [0.0, 0.0, 3.0, 0.0, 0.0, 3.0]
+
+
+def test_a_layer_that_no_backend_stores_is_refused_by_name() -> None:
     with pytest.raises(UnsupportedError, match=r"layer 'mixer' (?s:needs .*)hint: supported types are Full"):
-        stored_spec("mixer", make_spec(kind, 8, 16), 4)
+        stored_spec("mixer", make_spec("chunk", 8, 16), 4)
     assert stored_spec("layer", make_spec("full", 0, 16), 2).page_size_bytes == 2 * 16 * 2
