@@ -59,13 +59,14 @@ class FakeAttention(TorchReferenceBackend):
         self,
         params: AttentionParams,
         query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
+        key: torch.Tensor | None,
+        value: torch.Tensor | None,
         kv_cache: torch.Tensor,
         metadata: AttentionMetadata,
+        sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
         calls["attention"] += 1
-        return super().forward(params, query, key, value, kv_cache, metadata)
+        return super().forward(params, query, key, value, kv_cache, metadata, sinks)
 
 
 class FakeSampling(TorchSamplingOps):
