@@ -11,7 +11,8 @@ constexpr int64_t kMaxStateSize = 256;
 // Mamba 1, for channel d and state column n of token t:
 //   h[d, n] = exp(dt[t, d] * a[d, n]) * h[d, n] + dt[t, d] * x[t, d] * b[t, n],   dt = softplus(time_step)
 //   out[t, d] = (sum over n of h[d, n] * c[t, n], in the order of n, + skip[d] * x[t, d]) * silu(gate[t, d])
-// A block of states holds h as [ceil(inner_size / 16)][state_size][16], and so does `a`: sixteen channels lie side by side.
+// A block of states holds h as [ceil(inner_size / 16)][state_size][16], and so does `a`: sixteen channels lie side by
+// side.
 // Strides are in elements, from token to token.
 struct MambaScanArgs {
   const void* x;  // [num_tokens][inner_size]

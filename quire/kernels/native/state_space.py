@@ -15,24 +15,9 @@ from quire.kernels.native.checks import DTYPE_CODES, check_number, check_rows, c
 from quire.kernels.native.recurrent import native_batch, native_states
 from quire.kernels.native.runtime import NativeRuntime
 from quire.kernels.recurrent import RecurrentBatch
+from quire.kernels.state_layout import mamba_state_shape
 
 MAX_STATE_SIZE = 256
-LANES = 16
-"""Channels that lie side by side in the state of Mamba 1."""
-
-
-def mamba_state_shape(inner_size: int, state_size: int) -> tuple[int, int, int]:
-    """Of one request's state of Mamba 1, as `mamba_scan` takes it."""
-    return -(-inner_size // LANES), state_size, LANES
-
-
-def in_lanes(rows: torch.Tensor) -> torch.Tensor:
-    """[inner_size, state_size] -> the shape of `mamba_state_shape`, copied; lanes past the last channel are zero."""
-    inner_size, state_size = rows.shape
-    num_blocks = -(-inner_size // LANES)
-    padded = rows.new_zeros(num_blocks * LANES, state_size)
-    padded[:inner_size] = rows
-    return padded.view(num_blocks, LANES, state_size).transpose(1, 2).contiguous()
 
 
 def mamba_scan(
@@ -58,7 +43,7 @@ def mamba_scan(
         time_step: [num_tokens, inner_size].
         b, c: [num_tokens, state_size], at most 256 columns.
         gate: [num_tokens, inner_size]; None = the result is not gated.
-        a: float32, negative, laid out by `in_lanes`; its padding is finite.
+        a: float32, negative, laid out by `state_layout.in_lanes`; its padding is finite.
         skip: [inner_size] float32 (the paper's D).
         states: [num_blocks, *mamba_state_shape(inner_size, state_size)] float32; blocks may be strided; mutated.
         out: [num_tokens, inner_size], contiguous; written and returned.

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import torch
-from torch.nn.functional import silu, softplus
+from torch.nn.functional import pad, silu, softplus
 
 from quire.kernels.recurrent import RecurrentBatch
 from quire.kernels.reference.recurrent import each_request
+from quire.kernels.state_layout import LANES
 
 
 def mamba_scan(
@@ -25,22 +26,26 @@ def mamba_scan(
     Args:
         x, time_step, gate: [num_tokens, inner_size].
         b, c: [num_tokens, state_size].
-        a: [inner_size, state_size] float32, negative.
+        a: float32, negative, laid out by `state_layout.in_lanes`.
         skip: [inner_size] float32.
-        states: [num_blocks, inner_size, state_size] float32; mutated.
+        states: [num_blocks, *mamba_state_shape(inner_size, state_size)] float32; mutated.
 
     Returns:
         [num_tokens, inner_size], dtype of `x`.
 
     Source: Gu and Dao 2023 (Mamba), section 3.2, algorithm 2.
     """
+    inner_size, wide_x = x.shape[1], x.float()
+    dt, inputs = softplus(time_step.float()), softplus(time_step.float()) * wide_x
+    padding = (0, len(a) * LANES - inner_size)
+    # [num_tokens, blocks of channels, 1, LANES] and [num_tokens, state_size, 1]
+    dt, inputs = (pad(rows, padding).view(-1, len(a), 1, LANES) for rows in (dt, inputs))
+    columns_b, columns_c = b.float().unsqueeze(2), c.float().unsqueeze(2)
     out = torch.empty_like(x, dtype=torch.float32, memory_format=torch.contiguous_format)
-    dt, wide_x, wide_b, wide_c = softplus(time_step.float()), x.float(), b.float(), c.float()
     for rows, state, after in each_request(batch, states):
         for t in range(rows.start, rows.stop):
-            decay = torch.exp(dt[t].unsqueeze(1) * a)  # [inner_size, state_size]
-            state = decay * state + torch.outer(dt[t] * wide_x[t], wide_b[t])
-            out[t] = (state * wide_c[t]).sum(dim=1)
+            state = torch.exp(dt[t] * a) * state + inputs[t] * columns_b[t]
+            out[t] = (state * columns_c[t]).sum(dim=1).flatten()[:inner_size]
         after.copy_(state)
     return _finished(out + wide_x * skip, gate, x.dtype)
 

@@ -12,6 +12,7 @@ import torch
 from quire.kernels.native import causal_conv, delta_net, elementwise, state_space
 from quire.kernels.native.runtime import NativeRuntime
 from quire.kernels.recurrent import RecurrentBatch
+from quire.kernels.state_layout import in_lanes, mamba_state_shape
 from tests.kernels.native.fuzz import Call
 from tests.kernels.native.fuzz_inputs import FLOATS, normal, number
 
@@ -67,9 +68,9 @@ def mamba_scan(rng: random.Random) -> Call:
         "b": normal(rng, tokens, columns, dtype=dtype),
         "c": normal(rng, tokens, columns, dtype=dtype),
         "gate": rng.choice((None, normal(rng, tokens, channels, dtype=dtype))),
-        "a": state_space.in_lanes(-normal(rng, channels, columns).exp()),
+        "a": in_lanes(-normal(rng, channels, columns).exp()),
         "skip": normal(rng, channels),
-        "states": normal(rng, 7, *state_space.mamba_state_shape(channels, columns)),
+        "states": normal(rng, 7, *mamba_state_shape(channels, columns)),
         "out": rng.choice((None, torch.zeros(tokens, channels, dtype=dtype))),
     }
     return recurrent(state_space.mamba_scan, args, ("states", "out"))

@@ -9,9 +9,10 @@ import torch
 
 from quire.errors import ShapeError
 from quire.kernels.native.runtime import NativeRuntime
-from quire.kernels.native.state_space import in_lanes, mamba2_scan, mamba_scan
+from quire.kernels.native.state_space import mamba2_scan, mamba_scan
 from quire.kernels.recurrent import RecurrentBatch
 from quire.kernels.reference import state_space as reference
+from quire.kernels.state_layout import from_lanes, in_lanes
 from tests.kernels.native.guards import assert_close, guarded, randn, same_bits
 from tests.kernels.native.recurrent_steps import batch_of, chunks_of
 
@@ -24,7 +25,6 @@ class Mamba:
     """Inputs of a scan of Mamba 1."""
 
     def __init__(self, num_tokens: int, inner_size: int, state_size: int, dtype: torch.dtype) -> None:
-        self.shape = (inner_size, state_size)
         self.rows = {
             "x": randn(num_tokens, inner_size, dtype=dtype),
             "time_step": (randn(num_tokens, inner_size, seed=1) * 3).to(dtype),
@@ -32,14 +32,13 @@ class Mamba:
             "c": randn(num_tokens, state_size, dtype=dtype, seed=3),
             "gate": randn(num_tokens, inner_size, dtype=dtype, seed=4),
         }
-        self.a = -randn(inner_size, state_size).exp()
+        self.a = in_lanes(-randn(inner_size, state_size).exp())
         self.skip = randn(inner_size, seed=5)
-        self.states = randn(NUM_BLOCKS, inner_size, state_size, seed=6)
+        self.states = torch.stack([in_lanes(randn(inner_size, state_size, seed=i)) for i in range(NUM_BLOCKS)])
 
     def packed(self) -> torch.Tensor:
         """The states in a cache where other bytes lie between them."""
-        lanes = torch.stack([in_lanes(state).flatten() for state in self.states])
-        return torch.cat((lanes, torch.full((NUM_BLOCKS, 5), 7.0)), 1)
+        return torch.cat((self.states.flatten(1), torch.full((NUM_BLOCKS, 5), 7.0)), 1)
 
     def run(
         self,
@@ -49,14 +48,14 @@ class Mamba:
         rows: list[int] | None = None,
         **out: Any,
     ) -> torch.Tensor:
-        states = cache[:, :-5].view(NUM_BLOCKS, *in_lanes(self.a).shape)
+        states = cache[:, :-5].view(self.states.shape)
         given = self.rows if rows is None else {name: tensor[rows] for name, tensor in self.rows.items()}
-        return mamba_scan(runtime, **given, a=in_lanes(self.a), skip=self.skip, states=states, batch=batch, **out)
+        return mamba_scan(runtime, **given, a=self.a, skip=self.skip, states=states, batch=batch, **out)
 
     def expected(self, batch: RecurrentBatch) -> tuple[torch.Tensor, torch.Tensor]:
         states = self.states.clone()
         result = reference.mamba_scan(**self.rows, a=self.a, skip=self.skip, states=states, batch=batch)
-        return result, torch.stack([in_lanes(state).flatten() for state in states])
+        return result, states.flatten(1)
 
 
 class Mamba2:
@@ -152,6 +151,13 @@ def test_rows_may_be_strided_and_gates_left_out(runtime: NativeRuntime, kind: An
     assert same_bits(expected, scan.run(runtime, scan.packed(), batch))
     scan.rows["gate"] = None
     assert_close(scan.run(runtime, scan.packed(), batch), scan.expected(batch)[0], atol=0.03, rtol=2.0**-8)
+
+
+def test_channels_lie_side_by_side():
+    rows = randn(35, 4)
+    lanes = in_lanes(rows)
+    assert lanes.shape == (3, 4, 16) and lanes[1, 3, 5] == rows[21, 3] and not lanes[2, :, 3:].any()
+    assert same_bits(from_lanes(lanes, 35), rows)
 
 
 def test_time_steps_of_any_size_stay_accurate(runtime: NativeRuntime):
