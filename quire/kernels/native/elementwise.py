@@ -130,7 +130,8 @@ def multiply(
     """X * activation(gate), in float32, rounded once.
 
     Args:
-        x, gate: [num_rows, size] bfloat16 or float32; rows may be strided.
+        x: [num_rows, size] bfloat16 or float32; rows may be strided.
+        gate: likewise, or [size], which all rows share.
         activation: "none", "silu" or "sigmoid".
         out: [num_rows, size]; where to put the result.
 
@@ -148,14 +149,14 @@ def multiply(
         raise ValueError(f"activation={activation!r}, expected one of {', '.join(_GATES)}")
     check_rows("x", x)
     num_rows, size = x.shape
-    check_tensor("gate", gate, (x.dtype,), (num_rows, size), strided_rows=True)
+    gate_stride = _gate_stride(gate, x)
     if out is None:
         out = runtime.empty(num_rows, size, dtype=x.dtype)
     else:
         check_tensor("out", out, (x.dtype,), (num_rows, size))
         check_apart("out", out, x=x, gate=gate)
     runtime.library.multiply(
-        runtime.tier_idx, runtime.pool, x.data_ptr(), x.stride(0), gate.data_ptr(), gate.stride(0), out.data_ptr(),
+        runtime.tier_idx, runtime.pool, x.data_ptr(), x.stride(0), gate.data_ptr(), gate_stride, out.data_ptr(),
         num_rows, size, _GATES[activation], DTYPE_CODES[x.dtype],
     )  # fmt: skip
     return out
@@ -250,3 +251,12 @@ def _gated(runtime: NativeRuntime, x: torch.Tensor, activation: int, out: torch.
         DTYPE_CODES[x.dtype],
     )  # fmt: skip
     return out
+
+
+def _gate_stride(gate: torch.Tensor, x: torch.Tensor) -> int:
+    """Elements from row to row of what multiplies x; 0 where all rows share one."""
+    if isinstance(gate, torch.Tensor) and gate.dim() == 1:
+        check_tensor("gate", gate, (x.dtype,), (x.shape[1],))
+        return 0
+    check_tensor("gate", gate, (x.dtype,), tuple(x.shape), strided_rows=True)
+    return gate.stride(0)

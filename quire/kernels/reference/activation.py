@@ -37,7 +37,8 @@ def multiply(x: torch.Tensor, gate: torch.Tensor, activation: str = "none") -> t
     """X * activation(gate), in float32, rounded once.
 
     Args:
-        x, gate: [num_tokens, size].
+        x: [num_tokens, size].
+        gate: likewise, or [size], which all rows share.
         activation: "none", "silu" or "sigmoid".
     """
     wide = gate.float()

@@ -138,7 +138,7 @@ def gated_norm(rng: random.Random) -> Call:
 def multiplied(rng: random.Random) -> Call:
     rows, size, dtype = number(rng), number(rng), rng.choice(FLOATS)
     out = torch.zeros(rows, size, dtype=dtype) if rng.random() < 0.5 else None
-    x, gate = (normal(rng, rows, size, dtype=dtype) for _ in range(2))
+    x, gate = normal(rng, rows, size, dtype=dtype), normal(rng, *rng.choice(((rows, size), (size,))), dtype=dtype)
     return Call(elementwise.multiply, {"x": x, "gate": gate, "out": out}, ("out",))
 
 

@@ -172,6 +172,8 @@ def test_products_with_gates_equal_their_reference(
     rtol = {torch.bfloat16: 2.0**-8, torch.float32: 1e-6}[dtype]
     assert_close(out.tensor, activation.multiply(x, gate, kind), atol=1e-6, rtol=rtol)
     assert same_bits(out.tensor, multiply(portable, x, gate, kind))
+    shared = multiply(runtime, x, gate[2].contiguous(), kind)
+    assert same_bits(shared, multiply(runtime, x, gate[2].repeat(5, 1), kind))
     with pytest.raises(ValueError, match="expected one of"):
         multiply(runtime, x, gate, "relu")
 
