@@ -79,8 +79,10 @@ void activations(const Tier& tier, Pool& pool, void* out) {
   Numbers numbers;
   numbers.fill(x, kRows * 2 * kSize);
   T* result = static_cast<T*>(out);
-  for (const Activation activation : {Activation::silu, Activation::gelu, Activation::gelu_tanh}) {
-    tier.elementwise->gated_activation(pool, {x, 2 * kSize, result, kRows, kSize, activation, kDType});
+  for (const Activation activation :
+       {Activation::silu, Activation::gelu, Activation::gelu_tanh, Activation::clamped_silu}) {
+    tier.elementwise->gated_activation(pool,
+                                       {x, 2 * kSize, result, kRows, kSize, activation, kDType, 0.7f, 1.7f, 1.0f});
     result += kRows * kSize;
   }
   const uint32_t mask = kDType == DType::bf16 ? 0x7f80 : 0x7f800000;
@@ -115,6 +117,10 @@ constexpr int64_t kInputs = 70, kOutputs = 43, kPackedOutputs = 48, kGated = 16;
 constexpr int64_t kNumRows[] = {1, 5, 37};
 constexpr int64_t kAllRows = 1 + 5 + 37;
 
+// Rows for three matrices of a panel each, of which the second gets none.
+constexpr int32_t kRouted[] = {3, 0, 36, 0, 5}, kRoutedStarts[] = {0, 1, 1, 5};
+constexpr int64_t kRoutedRows = 5;
+
 template <class T, DType kDType>
 void linear(const Tier& tier, Pool& pool, void* out) {
   constexpr int64_t kTiles = ceil_div(kInputs, kTileDepth);
@@ -130,17 +136,22 @@ void linear(const Tier& tier, Pool& pool, void* out) {
   T* result = static_cast<T*>(out);
   for (const int64_t rows : kNumRows) {
     gemm.linear(pool, {x, kInputs, packed, bias, result, kOutputs, rows, kInputs, kOutputs, kDType, DType::f32, kDType,
-                       false});
+                       false, nullptr});
     result += rows * kOutputs;
     gemm.linear(pool, {x, kInputs, packed, nullptr, result, kGated, rows, kInputs, kGated, kDType, kDType, kDType,
-                       true});
+                       true, nullptr});
     result += rows * kGated;
   }
+  gemm.grouped_linear(pool, {{x, kInputs, packed, nullptr, result, kPanelSize, kRoutedRows, kInputs, kPanelSize, kDType,
+                              kDType, kDType, false, kRouted},
+                             kRoutedStarts, 3, 37});
+  result += kRoutedRows * kPanelSize;
   const int64_t ids[] = {42, 0, 17};
   gemm.read_rows(pool, {packed, kDType, ids, 0, 3, kInputs, result});
 }
 template <class T>
-constexpr int64_t kLinearBytes = (kAllRows * (kOutputs + kGated) + 3 * kInputs) * sizeof(T);
+constexpr int64_t kLinearBytes =
+    (kAllRows * (kOutputs + kGated) + kRoutedRows * kPanelSize + 3 * kInputs) * sizeof(T);
 
 template <class T, DType kDType>
 void quantised(const Tier& tier, Pool& pool, void* out) {
@@ -162,18 +173,62 @@ void quantised(const Tier& tier, Pool& pool, void* out) {
   T* result = static_cast<T*>(out);
   for (const int64_t rows : kNumRows) {
     quant.linear_int8(pool, {x, kInputs, packed8, scales8, bias, result, rows, kOutputs, kInputs, 0, kDType, DType::f32,
-                             kDType});
+                             kDType, false, nullptr});
     result += rows * kOutputs;
     quant.linear_int4(pool, {x, kInputs, packed4, scales4, nullptr, result, rows, kOutputs, kInputs, kGroup, kDType,
-                             kDType, kDType});
+                             kDType, kDType, false, nullptr});
     result += rows * kOutputs;
   }
+  quant.grouped_int8(pool, {{x, kInputs, packed8, scales8, nullptr, result, kRoutedRows, kPanelSize, kInputs, 0, kDType,
+                             kDType, kDType, false, kRouted},
+                            kRoutedStarts, 3, 37});
+  result += kRoutedRows * kPanelSize;
+  quant.grouped_int4(pool, {{x, kInputs, packed4, scales4, nullptr, result, kRoutedRows, kPanelSize, kInputs, kGroup,
+                             kDType, kDType, kDType, false, kRouted},
+                            kRoutedStarts, 3, 37});
+  result += kRoutedRows * kPanelSize;
   const int64_t ids[] = {42, 0, 17};
   quant.gather_int8(pool, {ids, packed8, scales8, result, 3, kInputs, 0, kDType});
   quant.gather_int4(pool, {ids, packed4, scales4, result + 3 * kInputs, 3, kInputs, kGroup, kDType});
 }
 template <class T>
-constexpr int64_t kQuantisedBytes = (kAllRows * 2 * kOutputs + 2 * 3 * kInputs) * sizeof(T);
+constexpr int64_t kQuantisedBytes =
+    (kAllRows * 2 * kOutputs + 2 * kRoutedRows * kPanelSize + 2 * 3 * kInputs) * sizeof(T);
+
+// The choice of experts in every way, and what becomes of rows.
+constexpr int64_t kMoeTokens = 3, kExperts = 20, kChosen = 2, kMoeRows = kMoeTokens * kChosen, kMoeSize = 37;
+struct Routed {
+  int32_t expert_ids[kMoeRows], rows[kMoeRows], places[kMoeRows], starts[kExperts + 1];
+  float weights[kMoeRows];
+};
+template <class T>
+struct Mixed {
+  Routed routed[5];
+  T spread[kMoeRows * kMoeSize], combined[kMoeTokens * kMoeSize];
+};
+
+template <class T, DType kDType>
+void mixture(const Tier& tier, Pool& pool, void* out) {
+  Mixed<T>& result = *static_cast<Mixed<T>*>(out);
+  float logits[kMoeTokens * kExperts], correction[kExperts];
+  T x[kMoeTokens * kMoeSize];
+  Numbers numbers;
+  numbers.fill(logits, kMoeTokens * kExperts);
+  numbers.fill(correction, kExperts);
+  numbers.fill(x, kMoeTokens * kMoeSize);
+  const auto route = [&](Routed& to, Scoring scoring, const float* added, int64_t num_groups) {
+    tier.moe->route(pool, {logits, added, to.expert_ids, to.weights, to.starts, to.rows, to.places, kMoeTokens,
+                           kExperts, kChosen, num_groups, (num_groups + 1) / 2, scoring, num_groups > 1,
+                           scoring == Scoring::sigmoid, 1.5f, 0.1f});
+  };
+  for (int i = 0; i < 4; ++i) route(result.routed[i], static_cast<Scoring>(i), nullptr, 1);
+  route(result.routed[4], Scoring::sigmoid, correction, 4);
+  const Routed& routed = result.routed[4];
+  tier.moe->spread(pool, {x, kMoeSize, routed.places, routed.weights, result.spread, kMoeTokens, kChosen, kMoeSize,
+                          kDType});
+  tier.moe->combine(pool, {result.spread, routed.places, routed.weights, x, correction, result.combined, kMoeTokens,
+                           kChosen, kMoeSize, kDType});
+}
 
 // A prompt of 40 tokens, and a decode step over 300: more than a split of the softmax. Keys and values come through
 // both kernels that write them, and through a copied page.
@@ -406,14 +461,16 @@ const SelfTestCase self_test_cases[] = {
     {"products", 2 * 256 * 4, products},
     {"rms_norm bf16", 2 * 3 * 83 * 2, rms_norm<bf16, DType::bf16>},
     {"rms_norm f32", 2 * 3 * 83 * 4, rms_norm<float, DType::f32>},
-    {"activations bf16", (3 * 90 + 2) * 2, activations<bf16, DType::bf16>},
-    {"activations f32", (3 * 90 + 2) * 4, activations<float, DType::f32>},
+    {"activations bf16", (4 * 90 + 2) * 2, activations<bf16, DType::bf16>},
+    {"activations f32", (4 * 90 + 2) * 4, activations<float, DType::f32>},
     {"gates bf16", 5 * 90 * 2, gates<bf16, DType::bf16>},
     {"gates f32", 5 * 90 * 4, gates<float, DType::f32>},
     {"linear bf16", kLinearBytes<bf16>, linear<bf16, DType::bf16>},
     {"linear f32", kLinearBytes<float>, linear<float, DType::f32>},
     {"quantised bf16", kQuantisedBytes<bf16>, quantised<bf16, DType::bf16>},
     {"quantised f32", kQuantisedBytes<float>, quantised<float, DType::f32>},
+    {"mixture bf16", sizeof(Mixed<bf16>), mixture<bf16, DType::bf16>},
+    {"mixture f32", sizeof(Mixed<float>), mixture<float, DType::f32>},
     {"attention bf16", kAttentionBytes<bf16>, attention<bf16, DType::bf16>},
     {"attention f32", kAttentionBytes<float>, attention<float, DType::f32>},
     {"latent attention bf16", kLatentBytes<bf16>, latent_attention<bf16, DType::bf16>},
@@ -437,14 +494,20 @@ const IdleKernel idle_kernels[] = {
     {"gated_rms_norm", [](TierCopy& c) { c.elementwise.gated_rms_norm = [](Pool&, const GatedRmsNormArgs&) {}; }},
     {"is_finite", [](TierCopy& c) { c.elementwise.is_finite = [](Pool&, const IsFiniteArgs&) { return true; }; }},
     {"linear", [](TierCopy& c) { c.gemm.linear = [](Pool&, const LinearArgs&) {}; }},
+    {"grouped_linear", [](TierCopy& c) { c.gemm.grouped_linear = [](Pool&, const Grouped<LinearArgs>&) {}; }},
     {"pack_rows", [](TierCopy& c) { c.gemm.pack_rows = [](Pool&, const PackArgs&) { return true; }; }},
     {"read_rows", [](TierCopy& c) { c.gemm.read_rows = [](Pool&, const ReadRowsArgs&) {}; }},
     {"linear_int8", [](TierCopy& c) { c.quant.linear_int8 = [](Pool&, const QuantLinearArgs&) {}; }},
     {"linear_int4", [](TierCopy& c) { c.quant.linear_int4 = [](Pool&, const QuantLinearArgs&) {}; }},
+    {"grouped_int8", [](TierCopy& c) { c.quant.grouped_int8 = [](Pool&, const Grouped<QuantLinearArgs>&) {}; }},
+    {"grouped_int4", [](TierCopy& c) { c.quant.grouped_int4 = [](Pool&, const Grouped<QuantLinearArgs>&) {}; }},
     {"pack_int8", [](TierCopy& c) { c.quant.pack_int8 = [](Pool&, const QuantPackArgs&) { return true; }; }},
     {"pack_int4", [](TierCopy& c) { c.quant.pack_int4 = [](Pool&, const QuantPackArgs&) { return true; }; }},
     {"gather_int8", [](TierCopy& c) { c.quant.gather_int8 = [](Pool&, const QuantGatherArgs&) {}; }},
     {"gather_int4", [](TierCopy& c) { c.quant.gather_int4 = [](Pool&, const QuantGatherArgs&) {}; }},
+    {"route", [](TierCopy& c) { c.moe.route = [](Pool&, const RouteArgs&) {}; }},
+    {"combine", [](TierCopy& c) { c.moe.combine = [](Pool&, const CombineArgs&) {}; }},
+    {"spread", [](TierCopy& c) { c.moe.spread = [](Pool&, const SpreadArgs&) {}; }},
     {"paged_attention", [](TierCopy& c) { c.attention.paged_attention = [](Pool&, const PagedAttentionArgs&) {}; }},
     {"rope_and_cache", [](TierCopy& c) { c.attention.rope_and_cache = [](Pool&, const RopeAndCacheArgs&) {}; }},
     {"write_kv", [](TierCopy& c) { c.attention.write_kv = [](Pool&, const WriteKvArgs&) {}; }},
@@ -466,12 +529,14 @@ const IdleKernel idle_kernels[] = {
 const int num_idle_kernels = static_cast<int>(sizeof(idle_kernels) / sizeof(idle_kernels[0]));
 
 TierCopy::TierCopy(const Tier& original)
-    : elementwise(*original.elementwise), gemm(*original.gemm), quant(*original.quant), attention(*original.attention),
-      latent(*original.latent), sampling(*original.sampling), causal_conv(*original.causal_conv),
-      state_space(*original.state_space), delta_net(*original.delta_net), tier(original) {
+    : elementwise(*original.elementwise), gemm(*original.gemm), quant(*original.quant), moe(*original.moe),
+      attention(*original.attention), latent(*original.latent), sampling(*original.sampling),
+      causal_conv(*original.causal_conv), state_space(*original.state_space), delta_net(*original.delta_net),
+      tier(original) {
   tier.elementwise = &elementwise;
   tier.gemm = &gemm;
   tier.quant = &quant;
+  tier.moe = &moe;
   tier.attention = &attention;
   tier.latent = &latent;
   tier.sampling = &sampling;

@@ -22,6 +22,7 @@ struct TierCopy {
   ElementwiseKernels elementwise;
   GemmKernels gemm;
   QuantKernels quant;
+  MoeKernels moe;
   AttentionKernels attention;
   LatentKernels latent;
   SamplingKernels sampling;

@@ -12,10 +12,10 @@ void bind_elementwise(nb::module_& m) {
           run_noted(tier_at(tier).elementwise->rms_norm, pool, args);
         });
   m.def("gated_activation", [](int tier, Pool& pool, uintptr_t x, int64_t x_stride, uintptr_t out, int64_t num_rows,
-                               int64_t size, int activation, int dtype) {
+                               int64_t size, int activation, int dtype, float limit, float alpha, float offset) {
     const GatedActivationArgs args{
         at<void>(x), x_stride, at<void>(out), num_rows, size, static_cast<Activation>(activation),
-        static_cast<DType>(dtype)};
+        static_cast<DType>(dtype), limit, alpha, offset};
     run_noted(tier_at(tier).elementwise->gated_activation, pool, args);
   });
   m.def("multiply", [](int tier, Pool& pool, uintptr_t x, int64_t x_stride, uintptr_t gate, int64_t gate_stride,

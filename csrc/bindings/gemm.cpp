@@ -19,7 +19,8 @@ void bind_gemm(nb::module_& m) {
                                 static_cast<DType>(dtype),
                                 static_cast<DType>(bias_dtype),
                                 static_cast<DType>(out_dtype),
-                                is_gated};
+                                is_gated,
+                                nullptr};
           run_noted(tier_at(tier).gemm->linear, pool, args);
         });
   m.def("pack_rows",

@@ -21,7 +21,8 @@ void bind_linear(nb::module_& m, const char* name, Kernel QuantKernels::*kernel)
                                static_cast<DType>(x_dtype),
                                static_cast<DType>(bias_dtype),
                                static_cast<DType>(out_dtype),
-                               is_gated};
+                               is_gated,
+                               nullptr};
     run_noted(tier_at(tier).quant->*kernel, pool, args);
   });
 }

@@ -52,27 +52,43 @@ void rms_norm(Pool& pool, const RmsNormArgs& args) {
   });
 }
 
-template <class T, class Fn>
-void gate(const GatedActivationArgs& args, int64_t row, int64_t first, const Fn& fn) {
+// fn(gate), and up(up): what is multiplied.
+template <class T, class Fn, class Up>
+void gate(const GatedActivationArgs& args, int64_t row, int64_t first, const Fn& fn, const Up& up) {
   const T* gates = static_cast<const T*>(args.x) + row * args.x_stride;
   const T* ups = gates + args.size;
   T* out = static_cast<T*>(args.out) + row * args.size;
   const int64_t end = min_i64(args.size, first + kColumnsPerTask);
   for (int64_t i = first; i < end; i += 16) {
     const int64_t n = min_i64(16, end - i);
-    store_some(out + i, n, rounded<T>(fn(load_some(gates + i, n))) * load_some(ups + i, n));
+    store_some(out + i, n, rounded<T>(fn(load_some(gates + i, n))) * up(load_some(ups + i, n)));
   }
 }
 
 template <class T>
+void clamped_gate(const GatedActivationArgs& args, int64_t row, int64_t first) {
+  const F16 limit = set1(args.limit), alpha = set1(args.alpha), offset = set1(args.offset);
+  gate<T>(
+      args, row, first,
+      [=](F16 x) {
+        const F16 cut = min(limit, x);  // in this order: NaN passes through
+        return cut * sigmoid(alpha * cut);
+      },
+      [=](F16 x) { return max(zero() - limit, min(limit, x)) + offset; });
+}
+
+template <class T>
 void gate_by(const GatedActivationArgs& args, int64_t row, int64_t first) {
+  const auto as_it_is = [](F16 x) { return x; };
   switch (args.activation) {
     case Activation::silu:
-      return gate<T>(args, row, first, [](F16 x) { return silu(x); });
+      return gate<T>(args, row, first, [](F16 x) { return silu(x); }, as_it_is);
     case Activation::gelu:
-      return gate<T>(args, row, first, [](F16 x) { return gelu(x); });
+      return gate<T>(args, row, first, [](F16 x) { return gelu(x); }, as_it_is);
     case Activation::gelu_tanh:
-      return gate<T>(args, row, first, [](F16 x) { return gelu_tanh(x); });
+      return gate<T>(args, row, first, [](F16 x) { return gelu_tanh(x); }, as_it_is);
+    case Activation::clamped_silu:
+      return clamped_gate<T>(args, row, first);
   }
 }
 

@@ -15,17 +15,36 @@
 namespace quire::QUIRE_TIER {
 namespace {
 
+#if defined(QUIRE_TIER_AMX) || defined(QUIRE_TIER_AMX_EMULATED)
+using Bf16Product = TileProduct;
+#elif defined(QUIRE_TIER_AVX512_BF16)
+using Bf16Product = PairProduct;
+#else
+using Bf16Product = VectorProduct<bf16>;
+#endif
+
 void linear(Pool& pool, const LinearArgs& args) {
   if (args.num_rows == 0 || args.output_size == 0) return;
-  if (args.dtype == DType::f32) return linear_vector<float>(pool, args);
-#if defined(QUIRE_TIER_AMX) || defined(QUIRE_TIER_AMX_EMULATED)
-  linear_tiles(pool, args);
-#else
-#if defined(QUIRE_TIER_AVX512_BF16)
-  if (args.num_rows > kStreamRows) return linear_pairs(pool, args);
-#endif
-  linear_vector<bf16>(pool, args);
-#endif
+  args.dtype == DType::f32 ? run_one<VectorProduct<float>>(pool, args) : run_one<Bf16Product>(pool, args);
+}
+
+LinearArgs args_of_group(const Grouped<LinearArgs>& grouped, int64_t group) {
+  const LinearArgs& all = grouped.linear;
+  const int64_t num_tiles = packed_panels(all) * ceil_div(all.input_size, kTileDepth);
+  LinearArgs args = rows_of_group(grouped, group, all.x_stride * bytes_of(all.dtype),
+                                  all.out_stride * bytes_of(all.out_dtype));
+  args.weight = static_cast<const char*>(all.weight) + group * num_tiles * kTileSize * bytes_of(all.dtype);
+  return args;
+}
+
+void grouped_linear(Pool& pool, const Grouped<LinearArgs>& grouped) {
+  if (grouped.linear.output_size == 0) return;
+  const auto args_of = [&](int64_t group) { return args_of_group(grouped, group); };
+  if (grouped.linear.dtype == DType::f32) {
+    run_groups<VectorProduct<float>>(pool, grouped, args_of);
+  } else {
+    run_groups<Bf16Product>(pool, grouped, args_of);
+  }
 }
 
 LinearArgs product_of_head(const HeadLinearArgs& args, int64_t head) {
@@ -66,6 +85,6 @@ void head_linear(Pool& pool, const HeadLinearArgs& args) {
 }
 
 extern const GemmKernels gemm_kernels;
-const GemmKernels gemm_kernels = {linear, pack_rows, read_rows, run_ceiling};
+const GemmKernels gemm_kernels = {linear, grouped_linear, pack_rows, read_rows, run_ceiling};
 
 }  // namespace quire::QUIRE_TIER

@@ -16,6 +16,12 @@ static inline int64_t num_work_panels(const Args& args) {
   return args.is_gated ? 2 * panels : panels;
 }
 
+// The panels of a packed weight.
+template <class Args>
+static inline int64_t packed_panels(const Args& args) {
+  return ceil_div(args.is_gated ? 2 * args.output_size : args.output_size, kPanelSize);
+}
+
 // Where in the packed weight a panel of work lies.
 static inline int64_t packed_panel(const LinearArgs& args, int64_t panel) {
   if (!args.is_gated) return panel;

@@ -15,6 +15,8 @@
 #pragma once
 
 #include "kernels/gemm_epilogue.h"
+#include "kernels/gemm_vector.h"
+#include "kernels/products.h"
 #include "simd/bf16_dot.h"
 
 namespace quire::QUIRE_TIER {
@@ -40,9 +42,9 @@ struct PairedRows {
 };
 
 static inline void arrange_rows(const LinearArgs& args, const PairedRows& rows, int64_t block) {
-  const bf16* x = static_cast<const bf16*>(args.x) + block * kPairRows * args.x_stride;
   const int64_t num_rows = rows.rows_of(block);
-  for (int64_t row = 0; row < num_rows; ++row, x += args.x_stride) {
+  for (int64_t row = 0; row < num_rows; ++row) {
+    const bf16* x = static_cast<const bf16*>(args.x) + x_row(args, block * kPairRows + row) * args.x_stride;
     float* out = rows.at(block, 0) + row * kWordsPerTile;
     for (int64_t first = 0; first < args.input_size; first += kTileDepth, out += num_rows * kWordsPerTile) {
       store_chain_pairs(out, x + first, args.input_size - first);
@@ -255,16 +257,40 @@ class PairTask {
   float *arranged_, *totals_;
 };
 
-static void linear_pairs(Pool& pool, const LinearArgs& args) {
-  const PoolLock lock(pool);
-  PairedRows rows{nullptr, args.num_rows, ceil_div(args.input_size, kTileDepth)};
-  rows.data = static_cast<float*>(pool.shared_scratch(rows.num_rows * rows.num_tiles * kWordsPerTile * 4));
-  parallel_for(pool, rows.num_blocks(), [&](int64_t block, int) { arrange_rows(args, rows, block); });
-  Division d = divide(args, pool.num_threads(), kPairTaskRows, kPairTaskPanels);
-  d.panels_per_task = round_up(d.panels_per_task, 2);
-  d.num_groups = ceil_div(num_work_panels(args), d.panels_per_task);
-  parallel_for(pool, d.num_tasks(),
-               [&](int64_t task, int thread) { PairTask(pool, args, rows, d, task, thread).run(); });
-}
+// See products.h. Few rows are bound by memory, and go to vectors.
+class PairProduct {
+ public:
+  static constexpr int64_t kSerialInputs = 0;
+  static bool is_few(const LinearArgs& args) { return args.num_rows <= kStreamRows; }
+  static int64_t memory_bytes(const LinearArgs& args) {
+    return is_few(args) ? 0 : args.num_rows * ceil_div(args.input_size, kTileDepth) * kWordsPerTile * 4;
+  }
+
+  PairProduct(const LinearArgs& args, char* memory, int num_threads)
+      : args_(args),
+        rows_{reinterpret_cast<float*>(memory), args.num_rows, ceil_div(args.input_size, kTileDepth)},
+        division_(is_few(args) ? divide(args, num_threads, kVectorRows, kStreams)
+                               : divide(args, num_threads, kPairTaskRows, kPairTaskPanels)) {
+    if (is_few(args)) return;
+    division_.panels_per_task = round_up(division_.panels_per_task, 2);
+    division_.num_groups = ceil_div(num_work_panels(args), division_.panels_per_task);
+  }
+
+  int64_t num_arranging() const { return is_few(args_) ? 0 : rows_.num_blocks(); }
+  void arrange(int64_t task) const { arrange_rows(args_, rows_, task); }
+  int64_t num_tasks() const { return division_.num_tasks(); }
+  void run(Pool& pool, int64_t task, int thread) const {
+    if (is_few(args_)) {
+      VectorTask<bf16>(pool, args_, division_, task, thread).run();
+    } else {
+      PairTask(pool, args_, rows_, division_, task, thread).run();
+    }
+  }
+
+ private:
+  LinearArgs args_;
+  PairedRows rows_;
+  Division division_;
+};
 
 }  // namespace quire::QUIRE_TIER

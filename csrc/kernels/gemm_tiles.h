@@ -19,6 +19,7 @@
 #pragma once
 
 #include "kernels/gemm_epilogue.h"
+#include "kernels/products.h"
 #include "simd/tile.h"
 
 namespace quire::QUIRE_TIER {
@@ -51,8 +52,8 @@ static inline void pack_tiles(const LinearArgs& args, const PackedRows& packed, 
   const int64_t end_tile = min_i64(packed.num_tiles, first_tile + kPackTiles);
   for (int64_t r = 0; r < packed.rows_per_tile; ++r) {
     const int64_t row = row_tile * kTileRows + r;
-    const char* x = static_cast<const char*>(args.x) + row * args.x_stride * 2;
     const int64_t row_bytes = row < args.num_rows ? args.input_size * 2 : 0;
+    const char* x = static_cast<const char*>(args.x) + (row_bytes == 0 ? 0 : x_row(args, row)) * args.x_stride * 2;
     for (int64_t tile = first_tile; tile < end_tile; ++tile) {
       char* out = packed.data + ((row_tile * packed.num_tiles + tile) * packed.rows_per_tile + r) * 64;
       const int64_t bytes = row_bytes - tile * 64;
@@ -323,28 +324,38 @@ class TileTask {
   float* sums_;
 };
 
-static void linear_tiles(Pool& pool, const LinearArgs& args) {
-  constexpr int64_t kSerialBytes = 64 * 1024;  // copied by the caller alone: a task for each thread takes longer
-  const bool is_stream = args.num_rows <= kTileRows;
-  PackedRows x;
-  x.rows_per_tile = is_stream ? args.num_rows : kTileRows;
-  x.num_tiles = ceil_div(args.input_size, kTileDepth);
-  const int64_t num_row_tiles = ceil_div(args.num_rows, kTileRows);
-  const int64_t bytes = num_row_tiles * x.num_tiles * x.rows_per_tile * 64;
-  pool.lock();
-  x.data = static_cast<char*>(pool.shared_scratch(bytes));
-  const int64_t num_tasks = num_row_tiles * ceil_div(x.num_tiles, kPackTiles);
-  if (bytes <= kSerialBytes) {
-    for (int64_t task = 0; task < num_tasks; ++task) pack_tiles(args, x, task);
-  } else {
-    parallel_for(pool, num_tasks, [&](int64_t task, int) { pack_tiles(args, x, task); });
+// See products.h.
+class TileProduct {
+ public:
+  static constexpr int64_t kSerialInputs = 32768;
+  static int64_t memory_bytes(const LinearArgs& args) {
+    const PackedRows x = rows_of(args, nullptr);
+    return ceil_div(args.num_rows, kTileRows) * x.num_tiles * x.rows_per_tile * 64;
   }
-  const Division d = divide(args, pool.num_threads(), kTileRowsMax, is_stream ? kQuad : kTilePanelsMax);
-  parallel_for(pool, d.num_tasks(), [&](int64_t task, int thread) {
-    TileTask run(pool, args, x, d, task, thread);
-    is_stream ? run.run_stream() : run.run_blocks();
-  });
-  pool.unlock();
-}
+
+  TileProduct(const LinearArgs& args, char* memory, int num_threads) : args_(args), x_(rows_of(args, memory)) {
+    division_ = divide(args, num_threads, kTileRowsMax, is_stream() ? kQuad : kTilePanelsMax);
+  }
+
+  int64_t num_arranging() const {
+    return ceil_div(args_.num_rows, kTileRows) * ceil_div(x_.num_tiles, kPackTiles);
+  }
+  void arrange(int64_t task) const { pack_tiles(args_, x_, task); }
+  int64_t num_tasks() const { return division_.num_tasks(); }
+  void run(Pool& pool, int64_t task, int thread) const {
+    TileTask run(pool, args_, x_, division_, task, thread);
+    is_stream() ? run.run_stream() : run.run_blocks();
+  }
+
+ private:
+  static PackedRows rows_of(const LinearArgs& args, char* memory) {
+    return {memory, min_i64(kTileRows, args.num_rows), ceil_div(args.input_size, kTileDepth)};
+  }
+  bool is_stream() const { return args_.num_rows <= kTileRows; }
+
+  LinearArgs args_;
+  PackedRows x_;
+  Division division_;
+};
 
 }  // namespace quire::QUIRE_TIER

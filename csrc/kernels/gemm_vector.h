@@ -12,6 +12,7 @@
 
 #include "kernels/gemm_epilogue.h"
 #include "kernels/gemm_lanes.h"
+#include "kernels/products.h"
 #include "simd/bf16_dot.h"
 
 namespace quire::QUIRE_TIER {
@@ -144,13 +145,13 @@ static inline void store_inputs(const T* x, int64_t n, float* out) {
   }
 }
 
-// wide[r][kBlockTiles][kInputFloats] = x[first_row + r] from input `first` on, `depth` of them, then zeros up to a whole
-// tile.
+// wide[r][kBlockTiles][kInputFloats] = the inputs of row first_row + r from input `first` on, `depth` of them, then zeros
+// up to a whole tile.
 template <class T>
 static void widen_block(const LinearArgs& args, int64_t first_row, int64_t num_rows, int64_t first, int64_t depth,
                         float* wide) {
-  const T* x = static_cast<const T*>(args.x) + first_row * args.x_stride + first;
-  for (int64_t row = 0; row < num_rows; ++row, x += args.x_stride, wide += kBlockTiles * kInputFloats<T>) {
+  for (int64_t row = 0; row < num_rows; ++row, wide += kBlockTiles * kInputFloats<T>) {
+    const T* x = static_cast<const T*>(args.x) + x_row(args, first_row + row) * args.x_stride + first;
     for (int64_t i = 0; i < depth; i += kTileDepth) {
       store_inputs(x + i, min_i64(kTileDepth, depth - i), wide + i / kTileDepth * kInputFloats<T>);
     }
@@ -235,13 +236,26 @@ class VectorTask {
   float *wide_, *totals_;
 };
 
+// See products.h. Tasks widen their inputs themselves.
 template <class T>
-static void linear_vector(Pool& pool, const LinearArgs& args) {
-  const bool is_stream = args.num_rows <= kStreamRows;
-  const Division d = divide(args, pool.num_threads(), kVectorRows, is_stream ? kStreams : kVectorPanels);
-  parallel_for(pool, d.num_tasks(), [&](int64_t task, int thread) {
-    VectorTask<T>(pool, args, d, task, thread).run();
-  });
-}
+class VectorProduct {
+ public:
+  static constexpr int64_t kSerialInputs = 0;
+  static int64_t memory_bytes(const LinearArgs&) { return 0; }
+
+  VectorProduct(const LinearArgs& args, char*, int num_threads) : args_(args) {
+    const bool is_stream = args.num_rows <= kStreamRows;
+    division_ = divide(args, num_threads, kVectorRows, is_stream ? kStreams : kVectorPanels);
+  }
+
+  int64_t num_arranging() const { return 0; }
+  void arrange(int64_t) const {}
+  int64_t num_tasks() const { return division_.num_tasks(); }
+  void run(Pool& pool, int64_t task, int thread) const { VectorTask<T>(pool, args_, division_, task, thread).run(); }
+
+ private:
+  LinearArgs args_;
+  Division division_;
+};
 
 }  // namespace quire::QUIRE_TIER

@@ -3,6 +3,7 @@
 #include "quire/quant.h"
 
 #include "kernels/gemm_epilogue.h"
+#include "kernels/products.h"
 #include "kernels/quant_dot.h"
 #include "kernels/quant_pack.h"
 #include "kernels/quant_rows.h"
@@ -29,46 +30,34 @@ struct QuantizedRows {
 // Rows an odd number of cache lines apart, so that they fall into different sets of the cache.
 int64_t quantized_stride(int64_t input_size) { return (ceil_div(input_size, 64) | 1) * 64; }
 
-QuantizedRows allocate_rows(Pool& pool, int64_t num_rows, int64_t input_size, int64_t num_groups) {
-  const int64_t stride = quantized_stride(input_size);
-  const int64_t q_bytes = round_up(num_rows, kRowsPadding) * stride;
-  const int64_t scales_bytes = round_up(num_rows * 4, 64);
-  char* memory = static_cast<char*>(pool.shared_scratch(q_bytes + scales_bytes + num_rows * num_groups * 4));
-  return {reinterpret_cast<int8_t*>(memory), stride, reinterpret_cast<float*>(memory + q_bytes),
-          reinterpret_cast<int32_t*>(memory + q_bytes + scales_bytes), num_groups};
+// Bytes of the parts of `QuantizedRows`.
+int64_t q_bytes(const QuantLinearArgs& args) {
+  return round_up(args.num_rows, kRowsPadding) * quantized_stride(args.input_size);
+}
+int64_t scales_bytes(const QuantLinearArgs& args) { return round_up(args.num_rows * 4, 64); }
+
+QuantizedRows rows_in(char* memory, const QuantLinearArgs& args, int64_t num_groups) {
+  char* scales = memory + q_bytes(args);
+  return {reinterpret_cast<int8_t*>(memory), quantized_stride(args.input_size), reinterpret_cast<float*>(scales),
+          reinterpret_cast<int32_t*>(scales + scales_bytes(args)), num_groups};
 }
 
 template <class T>
 void quantize_one(const QuantLinearArgs& args, const QuantizedRows& rows, int64_t m, int64_t group_size,
                   int32_t factor) {
-  const T* x = static_cast<const T*>(args.x) + m * args.x_stride;
+  const T* x = static_cast<const T*>(args.x) + x_row(args, m) * args.x_stride;
   const RowScale scale = row_scale(x, args.input_size);
   rows.scales[m] = scale.scale;
   quantize_row(x, args.input_size, scale, rows.q + m * rows.stride, round_up(args.input_size, 64), group_size, factor,
                rows.starts + m * rows.num_groups);
 }
 
-void quantize_rows(Pool& pool, const QuantLinearArgs& args, const QuantizedRows& rows, int64_t group_size,
-                   int32_t factor) {
-  const int64_t rows_per_task = max_i64(1, kQuantizedPerTask / args.input_size);
-  parallel_for(pool, ceil_div(args.num_rows, rows_per_task), [&](int64_t task, int) {
-    const int64_t end = min_i64(args.num_rows, (task + 1) * rows_per_task);
-    for (int64_t m = task * rows_per_task; m < end; ++m) {
-      if (args.x_dtype == DType::bf16) {
-        quantize_one<bf16>(args, rows, m, group_size, factor);
-      } else {
-        quantize_one<float>(args, rows, m, group_size, factor);
-      }
-    }
-  });
-}
-
 // How the result is cut: tasks of whole column groups (kDotPanels panels) by rows. No bit of it depends on this.
 struct Tasks {
   int64_t num_groups, groups_per_task, column_tasks, rows_per_task, row_tasks;
 
-  Tasks(const Pool& pool, const QuantLinearArgs& args, int64_t panel_bytes) {
-    const int64_t wanted = 4 * pool.num_threads();
+  Tasks(const QuantLinearArgs& args, int64_t panel_bytes, int num_threads) {
+    const int64_t wanted = 4 * num_threads;
     num_groups = ceil_div(num_work_panels(args), kDotPanels);
     rows_per_task = round_up(ceil_div(args.num_rows, ceil_div(args.num_rows, kMaxTaskRows)), 48);
     row_tasks = ceil_div(args.num_rows, rows_per_task);
@@ -194,49 +183,105 @@ void int4_part(const QuantLinearArgs& args, const QuantizedRows& rows, const Par
   });
 }
 
-// part(first row, rows, first panel, panels, scratch) for all of the result.
-template <class Fn>
-void for_each_part(Pool& pool, const QuantLinearArgs& args, int64_t panel_bytes, int64_t scratch_bytes,
-                   int64_t tile_quads, const Fn& fn) {
-  const Tasks tasks(pool, args, panel_bytes);
-  const int64_t num_panels = num_work_panels(args);
-  parallel_for(pool, tasks.count(), [&](int64_t task, int thread) {
+struct Int8 {
+  static constexpr int32_t kFactor = -128;
+  static constexpr int64_t kScaleBytes = 4;
+  static int64_t panel_bytes(const QuantLinearArgs& args) { return int8_panel_bytes(args.input_size); }
+  static int64_t group_size(const QuantLinearArgs& args) { return args.input_size; }
+  static int64_t num_groups(const QuantLinearArgs&) { return 1; }
+  static int64_t scratch_bytes(const QuantLinearArgs&) { return 0; }
+  static int64_t tile_quads(const QuantLinearArgs&) { return kInt8TileK / 4; }
+  static constexpr auto run_part = int8_part;
+};
+
+struct Int4 {
+  static constexpr int32_t kFactor = -8;
+  static constexpr int64_t kScaleBytes = 2;
+  static int64_t panel_bytes(const QuantLinearArgs& args) { return int4_panel_bytes(args.input_size); }
+  static int64_t group_size(const QuantLinearArgs& args) { return args.group_size; }
+  static int64_t num_groups(const QuantLinearArgs& args) { return ceil_div(args.input_size, args.group_size); }
+  static int64_t scratch_bytes(const QuantLinearArgs& args) { return kDotCols * args.group_size; }
+  static int64_t tile_quads(const QuantLinearArgs& args) { return min_i64(16, args.group_size / 4); }
+  static constexpr auto run_part = int4_part;
+};
+
+// See products.h.
+template <class Format>
+class QuantProduct {
+ public:
+  static constexpr int64_t kSerialInputs = kQuantizedPerTask;
+  static int64_t memory_bytes(const QuantLinearArgs& args) {
+    return q_bytes(args) + scales_bytes(args) + args.num_rows * Format::num_groups(args) * 4;
+  }
+
+  QuantProduct(const QuantLinearArgs& args, char* memory, int num_threads)
+      : args_(args), rows_(rows_in(memory, args, Format::num_groups(args))),
+        tasks_(args, Format::panel_bytes(args), num_threads),
+        rows_per_arranging_(max_i64(1, kQuantizedPerTask / args.input_size)) {}
+
+  int64_t num_arranging() const { return ceil_div(args_.num_rows, rows_per_arranging_); }
+  void arrange(int64_t task) const {
+    const int64_t end = min_i64(args_.num_rows, (task + 1) * rows_per_arranging_);
+    for (int64_t m = task * rows_per_arranging_; m < end; ++m) {
+      if (args_.x_dtype == DType::bf16) {
+        quantize_one<bf16>(args_, rows_, m, Format::group_size(args_), Format::kFactor);
+      } else {
+        quantize_one<float>(args_, rows_, m, Format::group_size(args_), Format::kFactor);
+      }
+    }
+  }
+
+  int64_t num_tasks() const { return tasks_.count(); }
+  void run(Pool& pool, int64_t task, int thread) const {
     Part part{};
-    part.first_row = task / tasks.column_tasks * tasks.rows_per_task;
-    part.rows = min_i64(tasks.rows_per_task, args.num_rows - part.first_row);
-    int32_t* sums = static_cast<int32_t*>(pool.scratch(thread, 2 * sums_bytes(part.rows) + scratch_bytes));
-    const DotScope scope(part.rows, tile_quads);
-    const int64_t first = task % tasks.column_tasks * tasks.groups_per_task;
-    const int64_t end = min_i64(tasks.num_groups, first + tasks.groups_per_task);
+    part.first_row = task / tasks_.column_tasks * tasks_.rows_per_task;
+    part.rows = min_i64(tasks_.rows_per_task, args_.num_rows - part.first_row);
+    const int64_t scratch_bytes = 2 * sums_bytes(part.rows) + Format::scratch_bytes(args_);
+    int32_t* sums = static_cast<int32_t*>(pool.scratch(thread, scratch_bytes));
+    const DotScope scope(part.rows, Format::tile_quads(args_));
+    const int64_t num_panels = num_work_panels(args_), first = task % tasks_.column_tasks * tasks_.groups_per_task;
+    const int64_t end = min_i64(tasks_.num_groups, first + tasks_.groups_per_task);
     for (int64_t group = first; group < end; ++group) {
       part.first_panel = group * kDotPanels;
       part.panels = min_i64(kDotPanels, num_panels - part.first_panel);
-      fn(part, sums);
+      Format::run_part(args_, rows_, part, sums);
     }
-  });
+  }
+
+ private:
+  QuantLinearArgs args_;
+  QuantizedRows rows_;
+  Tasks tasks_;
+  int64_t rows_per_arranging_;
+};
+
+template <class Format>
+void linear(Pool& pool, const QuantLinearArgs& args) {
+  run_one<QuantProduct<Format>>(pool, args);
 }
 
-void linear_int8(Pool& pool, const QuantLinearArgs& args) {
-  const PoolLock lock(pool);
-  const QuantizedRows rows = allocate_rows(pool, args.num_rows, args.input_size, 1);
-  quantize_rows(pool, args, rows, args.input_size, -128);
-  for_each_part(pool, args, int8_panel_bytes(args.input_size), 0, kInt8TileK / 4,
-                [&](const Part& part, int32_t* sums) { int8_part(args, rows, part, sums); });
+template <class Format>
+QuantLinearArgs args_of_group(const Grouped<QuantLinearArgs>& grouped, int64_t group) {
+  const QuantLinearArgs& all = grouped.linear;
+  const int64_t num_panels = packed_panels(all);
+  const int64_t scales_bytes = num_panels * kPanelSize * Format::num_groups(all) * Format::kScaleBytes;
+  QuantLinearArgs args = rows_of_group(grouped, group, all.x_stride * bytes_of(all.x_dtype),
+                                       all.output_size * bytes_of(all.out_dtype));
+  args.packed = all.packed + group * num_panels * Format::panel_bytes(all);
+  args.scales = static_cast<const char*>(all.scales) + group * scales_bytes;
+  return args;
 }
 
-void linear_int4(Pool& pool, const QuantLinearArgs& args) {
-  const PoolLock lock(pool);
-  const QuantizedRows rows =
-      allocate_rows(pool, args.num_rows, args.input_size, ceil_div(args.input_size, args.group_size));
-  quantize_rows(pool, args, rows, args.group_size, -8);
-  for_each_part(pool, args, int4_panel_bytes(args.input_size), kDotCols * args.group_size,
-                min_i64(16, args.group_size / 4),
-                [&](const Part& part, int32_t* sums) { int4_part(args, rows, part, sums); });
+template <class Format>
+void grouped_linear(Pool& pool, const Grouped<QuantLinearArgs>& grouped) {
+  run_groups<QuantProduct<Format>>(pool, grouped,
+                                   [&](int64_t group) { return args_of_group<Format>(grouped, group); });
 }
 
 }  // namespace
 
 extern const QuantKernels quant_kernels;
-const QuantKernels quant_kernels = {linear_int8, linear_int4, pack_int8, pack_int4, gather_int8, gather_int4};
+const QuantKernels quant_kernels = {linear<Int8>, linear<Int4>, grouped_linear<Int8>, grouped_linear<Int4>,
+                                    pack_int8,    pack_int4,    gather_int8,          gather_int4};
 
 }  // namespace quire::QUIRE_TIER

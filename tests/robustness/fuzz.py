@@ -24,6 +24,7 @@ def run_batch(tier: str, first: int, count: int, place: Path) -> None:
     """In a child: the seeds first .. first + count - 1; `place` always holds the one that runs."""
     from tests.kernels.native.fuzz import Boundary, run
     from tests.kernels.native.fuzz_calls import CALLS
+    from tests.kernels.native.fuzz_expert_calls import EXPERT_CALLS
 
     def seeds() -> Iterator[int]:
         for seed in range(first, first + count):
@@ -31,7 +32,7 @@ def run_batch(tier: str, first: int, count: int, place: Path) -> None:
             yield seed
 
     file = os.open(place, os.O_RDWR | os.O_CREAT)
-    counts = run(Boundary(tier, CALLS), seeds())
+    counts = run(Boundary(tier, {**CALLS, **EXPERT_CALLS}), seeds())
     print(json.dumps([sum(pair[i] for pair in counts.values()) for i in (0, 1)]))
 
 

@@ -20,9 +20,10 @@ struct RmsNormArgs {
   DType dtype;  // of all of them: bf16 or f32
 };
 
-enum class Activation : int32_t { silu = 0, gelu = 1, gelu_tanh = 2 };
+enum class Activation : int32_t { silu = 0, gelu = 1, gelu_tanh = 2, clamped_silu = 3 };
 
 // out[i, j] = activation(x[i, j]) * x[i, size + j]; the activation is rounded to the dtype before the product.
+// clamped_silu: gates are first cut at `limit`, ups at -limit and limit; then gate * sigmoid(alpha * gate) * (up + offset).
 struct GatedActivationArgs {
   const void* x;
   int64_t x_stride;  // elements
@@ -31,6 +32,7 @@ struct GatedActivationArgs {
   int64_t size;
   Activation activation;
   DType dtype;  // bf16 or f32
+  float limit, alpha, offset;  // of clamped_silu
 };
 
 enum class GateActivation : int32_t { none = 0, silu = 1, sigmoid = 2 };

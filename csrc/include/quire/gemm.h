@@ -5,6 +5,7 @@
 // [16 pairs][2 of the pair][16 outputs]. Outputs and inputs beyond the matrix are zero.
 #pragma once
 
+#include "quire/grouped.h"
 #include "quire/pool.h"
 #include "quire/types.h"
 
@@ -30,7 +31,11 @@ struct LinearArgs {
   DType bias_dtype;
   DType out_dtype;  // dtype, or f32
   bool is_gated;
+  const int32_t* x_rows;  // the row of x that row i of out is made of; null = row i
 };
+
+// What is wrong with the indices, or null.
+const char* find_fault(const Grouped<LinearArgs>& args);
 
 enum class RowType : int32_t { bf16 = 0, f32 = 1, f16 = 2 };
 
@@ -62,6 +67,7 @@ enum class Ceiling : int32_t { read = 0, float32 = 1, bf16 = 2, int8 = 3 };
 
 struct GemmKernels {
   void (*linear)(Pool&, const LinearArgs&);
+  void (*grouped_linear)(Pool&, const Grouped<LinearArgs>&);
   bool (*pack_rows)(Pool&, const PackArgs&);  // false: a NaN or an infinity was packed
   void (*read_rows)(Pool&, const ReadRowsArgs&);
   // Every thread of the pool reads its part of `bytes` at `data` once, or does `steps` rounds of products.

@@ -9,6 +9,7 @@
 // bfloat16 scales [N / 16][K / group][16].
 #pragma once
 
+#include "quire/grouped.h"
 #include "quire/pool.h"
 #include "quire/types.h"
 
@@ -44,7 +45,11 @@ struct QuantLinearArgs {
   DType bias_dtype;  // bf16 or f32
   DType out_dtype;   // bf16 or f32
   bool is_gated;
+  const int32_t* x_rows;  // the row of x that row i of out is made of; null = row i
 };
+
+// What is wrong with the indices, or null.
+const char* find_fault(const Grouped<QuantLinearArgs>& args);
 
 // Quantises rows of a weight into outputs first_row .. of `packed`.
 struct QuantPackArgs {
@@ -74,6 +79,8 @@ struct QuantGatherArgs {
 struct QuantKernels {
   void (*linear_int8)(Pool&, const QuantLinearArgs&);
   void (*linear_int4)(Pool&, const QuantLinearArgs&);
+  void (*grouped_int8)(Pool&, const Grouped<QuantLinearArgs>&);
+  void (*grouped_int4)(Pool&, const Grouped<QuantLinearArgs>&);
   // False when a weight is not finite; its scale is then NaN.
   bool (*pack_int8)(Pool&, const QuantPackArgs&);
   bool (*pack_int4)(Pool&, const QuantPackArgs&);

@@ -7,6 +7,7 @@
 #include "quire/elementwise.h"
 #include "quire/gemm.h"
 #include "quire/latent.h"
+#include "quire/moe.h"
 #include "quire/quant.h"
 #include "quire/sampling.h"
 #include "quire/selftest.h"
@@ -20,6 +21,7 @@ struct Tier {
   const ElementwiseKernels* elementwise;
   const GemmKernels* gemm;
   const QuantKernels* quant;
+  const MoeKernels* moe;
   const AttentionKernels* attention;
   const LatentKernels* latent;
   const SamplingKernels* sampling;

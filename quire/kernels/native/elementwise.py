@@ -19,6 +19,7 @@ from quire.kernels.native.runtime import NativeRuntime
 # Numbers of `Activation` in csrc/include/quire/elementwise.h.
 _SILU = 0
 _GELU = {"none": 1, "tanh": 2}
+_CLAMPED_SILU = 3
 # Numbers of `GateActivation`.
 _GATES = {"none": 0, "silu": 1, "sigmoid": 2}
 # The bits that are all ones in infinities and NaN alone.
@@ -215,6 +216,34 @@ def gated_rms_norm(
     return out
 
 
+def clamped_silu_and_mul(
+    runtime: NativeRuntime,
+    x: torch.Tensor,
+    limit: float,
+    alpha: float = 1.0,
+    offset: float = 0.0,
+    *,
+    out: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Gate * sigmoid(alpha * gate) * (up + offset), with gates cut at `limit` and ups at -limit and limit.
+
+    Args:
+        x: [num_rows, 2 * size] bfloat16 or float32: gates, then ups; rows may be strided.
+        out: [num_rows, size]; where to put the result.
+
+    Returns:
+        [num_rows, size], dtype of `x`; the first product is rounded to it before the second.
+
+    Raises:
+        ShapeError: a size, dtype, device or stride differs from the above, or a number is none.
+
+    Reference: kernels/reference/activation.py
+    """
+    for name, number in (("limit", limit), ("alpha", alpha), ("offset", offset)):
+        check_number(name, number)
+    return _gated(runtime, x, _CLAMPED_SILU, out, limit, alpha, offset)
+
+
 def is_finite(runtime: NativeRuntime, tensor: torch.Tensor) -> bool:
     """Whether no element of `tensor` is NaN or infinite.
 
@@ -236,7 +265,15 @@ def is_finite(runtime: NativeRuntime, tensor: torch.Tensor) -> bool:
     )  # fmt: skip
 
 
-def _gated(runtime: NativeRuntime, x: torch.Tensor, activation: int, out: torch.Tensor | None) -> torch.Tensor:
+def _gated(
+    runtime: NativeRuntime,
+    x: torch.Tensor,
+    activation: int,
+    out: torch.Tensor | None,
+    limit: float = 0.0,
+    alpha: float = 0.0,
+    offset: float = 0.0,
+) -> torch.Tensor:
     check_rows("x", x)
     num_rows, width = x.shape
     if width % 2:
@@ -248,7 +285,7 @@ def _gated(runtime: NativeRuntime, x: torch.Tensor, activation: int, out: torch.
         check_apart("out", out, x=x)
     runtime.library.gated_activation(
         runtime.tier_idx, runtime.pool, x.data_ptr(), x.stride(0), out.data_ptr(), num_rows, width // 2, activation,
-        DTYPE_CODES[x.dtype],
+        DTYPE_CODES[x.dtype], limit, alpha, offset,
     )  # fmt: skip
     return out
 

@@ -44,3 +44,16 @@ def multiply(x: torch.Tensor, gate: torch.Tensor, activation: str = "none") -> t
     wide = gate.float()
     factor = {"none": wide, "silu": torch.nn.functional.silu(wide), "sigmoid": torch.sigmoid(wide)}[activation]
     return (x.float() * factor).to(x.dtype)
+
+
+def clamped_silu_and_mul(x: torch.Tensor, limit: float, alpha: float = 1.0, offset: float = 0.0) -> torch.Tensor:
+    """Gate * sigmoid(alpha * gate) * (up + offset), with gates cut at `limit` and ups at -limit and limit.
+
+    Args:
+        x: [num_tokens, 2 * intermediate_size].
+
+    Source: OpenAI 2025 (gpt-oss-120b & gpt-oss-20b Model Card), section 2.2.
+    """
+    gate, up = x.chunk(2, dim=-1)
+    gate, up = gate.clamp(max=limit), up.clamp(min=-limit, max=limit)
+    return gate * torch.sigmoid(alpha * gate) * (up + offset)

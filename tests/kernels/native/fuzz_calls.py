@@ -38,8 +38,11 @@ def rms_norm(rng: random.Random) -> Call:
 def gated(rng: random.Random) -> Call:
     rows, size, dtype = number(rng), number(rng), rng.choice(FLOATS)
     out = torch.zeros(rows, size, dtype=dtype) if rng.random() < 0.5 else None
-    function = rng.choice((elementwise.silu_and_mul, elementwise.gelu_and_mul))
-    return Call(function, {"x": normal(rng, rows, 2 * size, dtype=dtype), "out": out}, ("out",))
+    function = rng.choice((elementwise.silu_and_mul, elementwise.gelu_and_mul, elementwise.clamped_silu_and_mul))
+    args: dict[str, Any] = {"x": normal(rng, rows, 2 * size, dtype=dtype), "out": out}
+    if function is elementwise.clamped_silu_and_mul:
+        args.update(limit=1.5, alpha=1.7, offset=1.0)
+    return Call(function, args, ("out",))
 
 
 def is_finite(rng: random.Random) -> Call:

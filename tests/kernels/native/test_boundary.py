@@ -15,6 +15,7 @@ from quire.kernels.native import (
     causal_conv,
     delta_net,
     elementwise,
+    experts,
     latent,
     linear,
     memory,
@@ -24,11 +25,15 @@ from quire.kernels.native import (
 )
 from quire.kernels.native.runtime import NativeRuntime
 from tests.kernels.native.fuzz import Boundary, Call, run
-from tests.kernels.native.fuzz_calls import CALLS
+from tests.kernels.native.fuzz_calls import CALLS as PLAIN_CALLS
+from tests.kernels.native.fuzz_expert_calls import EXPERT_CALLS
 from tests.kernels.native.guards import randn
 
+CALLS = {**PLAIN_CALLS, **EXPERT_CALLS}
 NUM_CALLS = 1500
-MODULES = (attention, causal_conv, delta_net, elementwise, latent, linear, memory, quant, sampling, state_space)
+MODULES = (
+    attention, causal_conv, delta_net, elementwise, experts, latent, linear, memory, quant, sampling, state_space,
+)  # fmt: skip
 
 
 def test_spoilt_calls_are_refused_or_computed_as_plain_ones(tier: str):

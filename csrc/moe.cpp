@@ -1,0 +1,55 @@
+// Checks of the indices that kernels for mixtures of experts follow: a wrong one is refused, not read.
+#include "quire/moe.h"
+
+#include <cstddef>
+#include <vector>
+
+#include "quire/gemm.h"
+#include "quire/quant.h"
+
+namespace quire {
+namespace {
+
+template <class Linear>
+const char* find_group_fault(const Grouped<Linear>& grouped) {
+  const int64_t num_rows = grouped.linear.num_rows;
+  const int32_t *starts = grouped.starts, *x_rows = grouped.linear.x_rows;
+  if (starts[0] != 0 || starts[grouped.num_groups] != num_rows) return "starts do not reach from 0 to the last row";
+  for (int64_t group = 0; group < grouped.num_groups; ++group) {
+    if (starts[group + 1] < starts[group]) return "starts fall";
+  }
+  if (x_rows == nullptr) return nullptr;
+  for (int64_t row = 0; row < num_rows; ++row) {
+    if (x_rows[row] < 0 || x_rows[row] >= grouped.num_x_rows) return "rows names one that x lacks";
+  }
+  return nullptr;
+}
+
+const char* find_place_fault(const int32_t* places, int64_t num_rows) {
+  for (int64_t i = 0; i < num_rows; ++i) {
+    if (places[i] < 0 || places[i] >= num_rows) return "places names a row past the last";
+  }
+  return nullptr;
+}
+
+}  // namespace
+
+const char* find_fault(const Grouped<LinearArgs>& args) { return find_group_fault(args); }
+const char* find_fault(const Grouped<QuantLinearArgs>& args) { return find_group_fault(args); }
+
+const char* find_fault(const CombineArgs& args) {
+  return find_place_fault(args.places, args.num_tokens * args.num_chosen);
+}
+
+const char* find_fault(const SpreadArgs& args) {
+  const int64_t num_rows = args.num_tokens * args.num_chosen;
+  if (const char* fault = find_place_fault(args.places, num_rows)) return fault;
+  std::vector<bool> is_written(static_cast<std::size_t>(num_rows));
+  for (int64_t i = 0; i < num_rows; ++i) {
+    if (is_written[args.places[i]]) return "places names a row twice";
+    is_written[args.places[i]] = true;
+  }
+  return nullptr;
+}
+
+}  // namespace quire
