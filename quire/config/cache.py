@@ -40,6 +40,16 @@ class CacheConfig:
             "blocks that have left a window are freed, and layers with different windows have separate "
             "blocks.",
     )  # fmt: skip
+    prefix_cache_retention_interval: int = setting(
+        0, "Tokens between the recurrent states that are kept of a long prompt, for models with recurrent layers "
+        "(Mamba, Gated DeltaNet, ...): prompts that begin alike continue from the last one. Rounded down to whole "
+        "blocks. 0 = only where they are kept anyway: at the end of a prompt, of an answer, and of what prompts share.",
+        minimum=0,
+    )  # fmt: skip
+    num_state_checkpoints: int | None = setting(
+        None, "Recurrent states kept for later requests, in addition to two for each running one; the least recently "
+        "used go first. Default: max_num_seqs. States take at most half of the KV cache's memory.", minimum=0,
+    )  # fmt: skip
     watermark: float = setting(
         0.0, "Fraction of blocks kept free when a waiting request is admitted.", minimum=0.0, below=1.0
     )

@@ -171,7 +171,7 @@ MISSING: tuple[Missing, ...] = (
     Missing(
         "the KV cache has one layout for all layers of a type", "use --kv-cache-dtype for all layers",
         {
-            "prefix_cache_retention_interval": (None, 0), "prefix_match_unit": _NONE,
+            "prefix_match_unit": _NONE,
             "kv_cache_dtype_skip_layers": _NONE, "kv_sharing_fast_prefill": _OFF, "swa_bounded_replay": _OFF,
         },
     ),

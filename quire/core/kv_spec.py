@@ -8,6 +8,7 @@ it, and a line in `kv_cache.single_type.managers`.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
@@ -22,14 +23,14 @@ class KVCacheSpec(ABC):
     Attributes:
         block_size: tokens per block; one for all layers of a model.
         keeps_sequence: blocks are kept for the whole sequence, so memory grows with it.
-        is_shareable: a sequence that begins alike can use the blocks of its prefix.
+        can_take_back: what it holds of a sequence can be cut back to fewer tokens.
     """
 
     __slots__ = ()
 
     block_size: int
     keeps_sequence = True
-    is_shareable = True
+    can_take_back = True
 
     @property
     @abstractmethod
@@ -180,44 +181,49 @@ class MLAAttentionSpec(KVCacheSpec):
         return "latent attention"
 
 
+STATE_ALIGNMENT = 64
+"""Bytes at multiples of which the tensors of a state begin, and its block ends."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MambaSpec(KVCacheSpec):
-    """Recurrent layers: a state of constant size per sequence, in one block, overwritten by every token.
+    """Recurrent layers: a state of constant size per sequence, each in one block, whatever the number of tokens.
 
-    Only the newest state is kept, so no other sequence can begin with that of a prefix.
+    A step reads the block of the state before its tokens and leaves the state after them in another one, or in the
+    same. A state that is kept for other sequences is a block that is not written any longer
+    (`kv_cache.single_type.state`).
 
     Attributes:
-        block_size: tokens per block of the layers beside it; its own block holds a state whatever that is.
+        block_size: tokens per block of the prefixes at whose ends states can be kept.
         shapes: of the tensors that make up the state of one sequence.
         dtype_bytes: bytes per element, of each tensor.
-        page_size_padded: bytes of one block where other layers' blocks are larger; None = the state's own.
     """
 
     block_size: int
     shapes: tuple[tuple[int, ...], ...]
     dtype_bytes: tuple[int, ...]
-    page_size_padded: int | None = None
 
     keeps_sequence = False
-    is_shareable = False
+    can_take_back = False
 
     @property
-    def state_bytes(self) -> int:
-        """Bytes of the state of one sequence."""
-        return sum(math.prod(shape) * size for shape, size in zip(self.shapes, self.dtype_bytes, strict=True))
+    def tensor_bytes(self) -> tuple[int, ...]:
+        """Bytes that each tensor of a state takes, what aligns the next one included."""
+        sizes = (math.prod(shape) * size for shape, size in zip(self.shapes, self.dtype_bytes, strict=True))
+        return tuple(-(-size // STATE_ALIGNMENT) * STATE_ALIGNMENT for size in sizes)
 
     @property
     def page_size_bytes(self) -> int:
-        """Bytes of one block: the state, and what pads it."""
-        return self.state_bytes if self.page_size_padded is None else self.page_size_padded
+        """Bytes of one block: a state."""
+        return sum(self.tensor_bytes)
 
     def most_blocks(self, max_chunk_tokens: int) -> int | None:
-        """As `KVCacheSpec`."""
-        return 1
+        """As `KVCacheSpec`: the state that a step reads, and the one that it writes."""
+        return 2
 
     def describe(self) -> str:
         """As `KVCacheSpec`."""
-        return f"a recurrent state of {self.state_bytes} bytes"
+        return f"a recurrent state of {self.page_size_bytes} bytes"
 
 
 KINDS: tuple[type[Any], ...] = (
@@ -251,11 +257,13 @@ def max_blocks_touched(num_tokens: int, block_size: int) -> int:
 class KVCacheGroupSpec:
     """Layers that share one block table.
 
-    `spec` says which blocks are kept: a window of its own is only set where blocks that left it may be freed.
+    `spec` says which blocks are kept: a window of its own is only set where blocks that left it may be freed. Its
+    blocks are those of pool number `pool`.
     """
 
     layer_names: tuple[str, ...]
     spec: KVCacheSpec
+    pool: int = 0
 
     @property
     def page_size_bytes(self) -> int:
@@ -264,23 +272,66 @@ class KVCacheGroupSpec:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class KVCacheConfig:
-    """The divided cache: `num_blocks` block ids, of which id 0 is the null block and never given out.
+class PoolSize:
+    """Blocks of one pool, its null block included, and those of the swap space that take their contents."""
 
-    A block id belongs to one group at a time. Layer j of every group keeps its blocks in the same tensor (slot j), so a
-    block id is one block in each slot; a group of fewer layers leaves the last slots of its blocks unused. A group that
-    keeps whole sequences comes first, and there is at most one.
-    `num_swap_blocks` blocks of the same shape are in the swap space, all of them usable.
+    num_blocks: int
+    num_swap_blocks: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KVCacheConfig:
+    """The divided cache: pools of block ids. The first id of a pool is its null block and never given out.
+
+    Ids are numbered through, so that an id says which pool it is of: pools of 100 and 8 blocks have the ids 0 .. 99 and
+    100 .. 107. In block tables 0 stands for the null block of any pool. Host blocks of the swap space are numbered
+    alike.
+
+    A block id belongs to one group of its pool at a time. Layer j of every group of a pool keeps its blocks in the same
+    tensor (slot j), so a block id is one block in each slot; a group of fewer layers leaves the last slots of its
+    blocks unused. All layers of a pool have blocks of equally many bytes. Groups that keep whole sequences come first.
+
+    Attributes:
+        num_blocks, num_swap_blocks: of all pools together; blocks of the swap space are all usable.
+        pools: the size of each; empty = there is one.
     """
 
     num_blocks: int
     groups: tuple[KVCacheGroupSpec, ...]
     num_swap_blocks: int = 0
+    pools: tuple[PoolSize, ...] = ()
+
+    def pool_sizes(self) -> tuple[PoolSize, ...]:
+        """The size of each pool."""
+        return self.pools or (PoolSize(num_blocks=self.num_blocks, num_swap_blocks=self.num_swap_blocks),)
+
+    def first_block_ids(self) -> tuple[int, ...]:
+        """Per pool: its null block."""
+        return tuple(itertools.accumulate((pool.num_blocks for pool in self.pool_sizes()[:-1]), initial=0))
+
+    def first_swap_block_ids(self) -> tuple[int, ...]:
+        """Per pool: its first block of the swap space."""
+        return tuple(itertools.accumulate((pool.num_swap_blocks for pool in self.pool_sizes()[:-1]), initial=0))
+
+    def groups_of(self, pool: int) -> tuple[KVCacheGroupSpec, ...]:
+        """The groups whose blocks are those of a pool."""
+        return tuple(group for group in self.groups if group.pool == pool)
+
+    def pool_page_bytes(self) -> tuple[int, ...]:
+        """Per pool: bytes of one block id, all slots together."""
+        pools = range(len(self.pool_sizes()))
+        return tuple(max(group.page_size_bytes for group in self.groups_of(pool)) for pool in pools)
+
+    @property
+    def total_bytes(self) -> int:
+        """Bytes of all blocks of the cache."""
+        sizes = zip(self.pool_sizes(), self.pool_page_bytes(), strict=True)
+        return sum(pool.num_blocks * page_bytes for pool, page_bytes in sizes)
 
     @property
     def page_size_bytes(self) -> int:
-        """Bytes of one block id, all slots together."""
-        return max(group.page_size_bytes for group in self.groups)
+        """Bytes of one block id of the first pool, all slots together."""
+        return self.pool_page_bytes()[0]
 
     @property
     def block_size(self) -> int:

@@ -26,7 +26,8 @@ class NewRequestData:
         sampling_params: normalised; `max_tokens` is a number.
         seed: 64-bit key of the request's random numbers (never None: unseeded requests were given one).
         eos_token_id: masked by `min_tokens`, together with the stop ids; -1 = none.
-        block_ids: per KV cache group: [num_blocks] int32; blocks 0.. of the request, cached ones included.
+        block_ids: per KV cache group: [num_blocks] int32; blocks 0.. of the request, cached ones included; of recurrent
+            layers the one that is written.
     """
 
     row: int
@@ -70,6 +71,20 @@ class BlockCopies:
 
     def __len__(self) -> int:
         return len(self.source_ids)
+
+
+@dataclass(frozen=True, slots=True)
+class StateBlocks:
+    """Where the recurrent states of a step's requests are, for one KV cache group. Both are [num_reqs] int32.
+
+    Attributes:
+        read_block_ids: the state before the request's first token of the step; -1 = it begins anew. Not to be written,
+            unless it is the same in `write_block_ids`.
+        write_block_ids: for the state after its last token of the step; distinct.
+    """
+
+    read_block_ids: np.ndarray
+    write_block_ids: np.ndarray
 
 
 _NO_IDS = np.empty(0, dtype=np.int32)
@@ -155,6 +170,7 @@ class SchedulerOutput:
         row_updates: rows of beam searches that took over others.
         drafts: draft tokens; None = no row has any.
         kv_transfers: blocks loaded from tiers behind the cache, and saved to them, after `swap_ins`; None = none are.
+        states: for each KV cache group of recurrent layers, in the order of the groups; empty = there are none.
     """
 
     step: int
@@ -173,6 +189,7 @@ class SchedulerOutput:
     row_updates: RowUpdates = NO_ROW_UPDATES
     drafts: DraftTokens | None = None
     kv_transfers: KVTransferMeta | None = None
+    states: tuple[StateBlocks, ...] = ()
 
     def is_chunk(self) -> np.ndarray:
         """[num_reqs] bool; rows that compute several tokens they were given: a single one costs what decoding does."""

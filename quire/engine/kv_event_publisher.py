@@ -232,10 +232,10 @@ def start_kv_events(
     if not config.enable_kv_cache_events or config.publisher == "null":
         return NO_KV_EVENTS
     groups = kv_cache_config.groups
-    if not all(group.spec.is_shareable for group in groups):
+    if not groups[0].spec.can_take_back:
         raise UnsupportedError(
-            "kv_events_config: this model has layers with a recurrent state, so prefixes are not cached "
-                "and there are no events", hint="leave out kv_events_config", field="kv_events_config",
+            "kv_events_config: all layers of this model are recurrent, so no blocks of tokens are cached and "
+            "there are no events", hint="leave out kv_events_config", field="kv_events_config",
         )  # fmt: skip
     if not groups[0].spec.keeps_sequence:
         raise UnsupportedError(

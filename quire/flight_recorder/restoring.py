@@ -6,6 +6,7 @@ names anything else, is too large or nested too deeply is a `MessageError`, and 
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import re
 import types
@@ -205,12 +206,21 @@ class _Restorer:
 
     def _object(self, number: int, name: str, fields: dict[str, Node], *, old: Any) -> Any:
         kind = _listed(name, OBJECT_BY_NAME)
-        made = old if type(old) is kind and self._claims(old) else object.__new__(kind)
+        made = old if type(old) is kind and self._claims(old) else _bare(kind)
         self._made[number] = made
         for field, node in fields.items():
             _check_field(kind, field)
             object.__setattr__(made, field, self.value(node, getattr(made, field, None)))
         return made
+
+
+def _bare(kind: type) -> Any:
+    """A new object; fields that older recordings do not have get their defaults."""
+    made: Any = object.__new__(kind)
+    for field in dataclasses.fields(kind) if dataclasses.is_dataclass(kind) else ():
+        if field.default is not dataclasses.MISSING:
+            object.__setattr__(made, field.name, field.default)
+    return made
 
 
 def _at(items: Any, place: int) -> Any:

@@ -24,6 +24,7 @@ from quire.core.stats import EventKind, RequestEvent
 from quire.kv_cache.block_copies import PendingCopies
 from quire.kv_cache.block_pool import BlockPool
 from quire.kv_cache.cached_prefix import CachedPrefix
+from quire.kv_cache.checkpoints import Checkpoints
 from quire.kv_cache.coordinator import KVCacheCoordinator
 from quire.kv_cache.event_recorder import KVEventRecorder
 from quire.kv_cache.eviction_history import EvictionHistory
@@ -74,7 +75,8 @@ STRUCTS: tuple[type[msgspec.Struct], ...] = (
 )  # fmt: skip
 OBJECTS: tuple[type, ...] = (
     Admission, AdmissionRules, BeamAnswer, BeamGroups, BeamSearch, BlockPool, ByArrival, ByPriority, CacheMiss,
-    CachedPrefix, ForcedTokens, ChunkedLocalManager, Drafts, EngineCoreRequest, ExpectedOutputs, FairOrder, Finished,
+    CachedPrefix, Checkpoints,
+    ForcedTokens, ChunkedLocalManager, Drafts, EngineCoreRequest, ExpectedOutputs, FairOrder, Finished,
     FinishedRequest, ForkGroups, FreeList, FullAttentionManager, KVCacheConfig, KVCacheCoordinator, KVCacheGroupSpec,
     KVCacheManager, KVEventRecorder, KVTiers, Limits, Measurements, MissExplainer, Outbox, BlockTransfer,
     EvictionHistory,

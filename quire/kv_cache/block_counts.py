@@ -1,4 +1,4 @@
-"""How many blocks requests hold in each KV cache group. Pure functions, used for planning and for admission alike."""
+"""How many blocks requests hold in the KV cache groups of a pool. Pure functions, used by planning and admission."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ MostBlocks = Sequence[int | None]
 
 
 def num_blocks_held(num_blocks: int | np.ndarray, most: MostBlocks) -> int | np.ndarray:
-    """Most blocks, all groups together, that a request of `num_blocks` blocks of tokens holds at once."""
+    """Most blocks, these groups together, that a request of `num_blocks` blocks of tokens holds at once."""
     return sum(num_blocks if limit is None else np.minimum(num_blocks, limit) for limit in most)
 
 

@@ -2,30 +2,40 @@
 
 Made by `KVCacheManager.demand`. Example: with blocks of 16 tokens, a prompt of 100 tokens with 32 cached ones asks for
 5 fresh blocks; where one of the two cached blocks is in no use, taking it shrinks the free list, too, so `new` is 6.
-Beside running requests that may still take 10 blocks it fits when 16 are free: `demand.beside(10).lacking(16) == 0`.
+Beside running requests that may still take 10 blocks it fits when 16 are free: `demand.beside((10,)).lacking((16,)) ==
+0`.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+PoolCounts = tuple[int, ...]
+"""A number of blocks of each pool."""
+
+
+def add_counts(counts: PoolCounts, others: PoolCounts) -> PoolCounts:
+    """The sums, pool for pool."""
+    return tuple(a + b for a, b in zip(counts, others, strict=True))
+
 
 @dataclass(frozen=True, slots=True)
 class BlockDemand:
-    """Blocks of all groups together.
+    """Blocks of all groups together, pool for pool.
 
     Attributes:
-        new: by how many the free list shrinks when the request gets its row.
-        reserved: how many are left free beside that, for requests that run.
+        new: by how many the free lists shrink when the request gets its row.
+        reserved: how many are left free beside that, for requests that run; empty = none.
     """
 
-    new: int
-    reserved: int = 0
+    new: PoolCounts
+    reserved: PoolCounts = ()
 
-    def beside(self, num_blocks: int) -> BlockDemand:
+    def beside(self, counts: PoolCounts) -> BlockDemand:
         """The demand with so many more blocks left free."""
-        return BlockDemand(self.new, self.reserved + num_blocks)
+        return BlockDemand(self.new, add_counts(self.reserved, counts) if self.reserved else counts)
 
-    def lacking(self, num_free_blocks: int) -> int:
-        """Blocks that are missing; 0 = it is met."""
-        return max(0, self.new + self.reserved - num_free_blocks)
+    def lacking(self, num_free: PoolCounts) -> int:
+        """Blocks that are missing, all pools together, where so many are free; 0 = it is met."""
+        needed = add_counts(self.new, self.reserved) if self.reserved else self.new
+        return sum(max(0, num - free) for num, free in zip(needed, num_free, strict=True))

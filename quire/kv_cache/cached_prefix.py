@@ -19,6 +19,8 @@ class CachedPrefix:
             writes on in it; empty = there are none.
         node: its full blocks in the prefix tree, but for the last `num_unpublished`; None = none is to be published.
         num_unpublished: full blocks at its end that the row that gets them has to publish.
+        num_common_tokens: tokens up to which there are cached blocks of all layers without a state; at least
+            `num_tokens` where layers have states, else 0.
     """
 
     block_ids: tuple[np.ndarray, ...]
@@ -26,6 +28,7 @@ class CachedPrefix:
     partial_block_ids: tuple[int, ...] = ()
     node: int | None = ROOT
     num_unpublished: int = 0
+    num_common_tokens: int = 0
 
     def all_block_ids(self) -> np.ndarray:
         """Every block that holds some of it, [num_blocks] int32, in the order of its tokens within each group."""

@@ -1,7 +1,8 @@
 """The one place that knows how many KV cache groups there are: it turns calls into one call per group.
 
-Called by `KVCacheManager`. Owns the single-type managers, which share one block pool, and how far each row's tokens are
-in the prefix tree. Asks no group of which kind it is.
+Called by `KVCacheManager`. Owns the single-type managers, which share the blocks, and how far each row's tokens are in
+the prefix tree. Asks no group of which kind it is, but for those with a recurrent state, whose blocks a step reads and
+writes.
 """
 
 from __future__ import annotations
@@ -12,73 +13,92 @@ import numpy as np
 
 from quire.core.kv_spec import KVCacheConfig
 from quire.core.request import ExtraKeys, Request
-from quire.core.scheduler_output import NewBlocks
+from quire.core.scheduler_output import NewBlocks, StateBlocks
 from quire.errors import UnsupportedError
 from quire.kv_cache.block_counts import longest_sequence, num_blocks_held
-from quire.kv_cache.block_demand import BlockDemand
+from quire.kv_cache.block_demand import BlockDemand, PoolCounts
 from quire.kv_cache.cached_prefix import CachedPrefix
+from quire.kv_cache.checkpoints import Checkpoints
 from quire.kv_cache.prefix_tree import ROOT
 from quire.kv_cache.row_prefixes import RowPrefixes
 from quire.kv_cache.single_type.managers import make_manager
 from quire.kv_cache.single_type.row_blocks import NO_IDS, ManagerParts, RowBlocks
+from quire.kv_cache.single_type.state import StateManager
 
 
 class KVCacheCoordinator:
-    """Blocks of all groups: at most one that keeps whole sequences, which is the first, and others that free blocks.
+    """Blocks of all groups: first those that keep whole sequences, then those that free blocks.
 
     Attributes:
-        finds_prefixes: blocks of every group can serve another request, so prefixes are worth publishing.
+        can_take_back: rows can be taken back to fewer tokens.
     """
 
     def __init__(self, kv_cache_config: KVCacheConfig, parts: ManagerParts) -> None:
         specs = [group.spec for group in kv_cache_config.groups]
-        if not specs or any(spec.keeps_sequence for spec in specs[1:]):
+        keeps_sequences = [spec.keeps_sequence for spec in specs]
+        if not specs or keeps_sequences != sorted(keeps_sequences, reverse=True):
             raise UnsupportedError(
-                f"{len(specs)} KV cache groups: at most one full-attention group is supported, and it comes first",
+                f"{len(specs)} KV cache groups: those that keep whole sequences must come first",
                 hint="make the plan with kv_cache.planning.plan_kv_cache",
             )
         self._block_size = kv_cache_config.block_size
         self._pool = parts.pool
-        self._most = [spec.most_blocks(parts.max_chunk_tokens) for spec in specs]
-        self._keeps_sequences = [spec.keeps_sequence for spec in specs]
-        self.finds_prefixes = all(spec.is_shareable for spec in specs)
+        self._pool_of_group = parts.pool_of_group
+        self._most_of_pool: list[list[int | None]] = [[] for _ in parts.pool.usable_counts]
+        for spec, pool in zip(specs, parts.pool_of_group, strict=True):
+            self._most_of_pool[pool].append(spec.most_blocks(parts.max_chunk_tokens))
+        self._keeps_sequences = keeps_sequences
+        self.can_take_back = all(spec.can_take_back for spec in specs)
         self._groups = [make_manager(spec, parts, number) for number, spec in enumerate(specs)]
+        self._states = [group for group in self._groups if isinstance(group, StateManager)]
+        self._stateless = [group for group in self._groups if not isinstance(group, StateManager)]
         self._rows = RowPrefixes(parts.pool.prefix_index.tree, parts.max_num_seqs, self._block_size)
 
     @property
     def longest_sequence(self) -> int | None:
         """Blocks of tokens of the longest request that runs when alone; None = there is no longest one."""
-        return longest_sequence(self._pool.num_usable_blocks, self._most)
+        longest = map(longest_sequence, self._pool.usable_counts, self._most_of_pool)
+        return min((one for one in longest if one is not None), default=None)
 
     def num_blocks_held(self, num_tokens: np.ndarray) -> np.ndarray:
-        """[.] most blocks, all groups together, that requests of `num_tokens` ([.]) tokens hold at once."""
-        return np.asarray(num_blocks_held(-(-num_tokens // self._block_size), self._most))
+        """[num_pools, .] most blocks that requests of `num_tokens` ([.]) tokens hold at once."""
+        num_blocks = -(-num_tokens // self._block_size)
+        return np.stack([np.asarray(num_blocks_held(num_blocks, most)) for most in self._most_of_pool])
 
-    def num_blocks_shared(self, num_tokens: int) -> int:
+    def num_blocks_shared(self, num_tokens: int) -> PoolCounts:
         """Full blocks that requests with the same first `num_tokens` tokens can share whatever they grow to."""
-        return num_tokens // self._block_size * sum(self._keeps_sequences)
+        num_blocks = num_tokens // self._block_size
+        return self.by_pool([num_blocks * keeps for keeps in self._keeps_sequences])
+
+    def by_pool(self, per_group: Sequence[int]) -> PoolCounts:
+        """Numbers of blocks of each group, added up pool for pool."""
+        counts = [0] * len(self._most_of_pool)
+        for pool, count in zip(self._pool_of_group, per_group, strict=True):
+            counts[pool] += count
+        return tuple(counts)
 
     def find(self, request: Request, max_blocks: int) -> CachedPrefix:
-        """The longest cached prefix of a request, at most `max_blocks` blocks."""
+        """The longest cached prefix of a request, at most `max_blocks` blocks, that every group can serve."""
         nodes = self._pool.prefix_index.tree.walk(request.block_tokens, request.extra_keys, max_blocks)
-        agreed = len(nodes)
-        while True:  # a prefix that one group shortens may be too long for another in turn
-            shortest = min(group.longest_hit(nodes, agreed) for group in self._groups)
-            if shortest == agreed or len(self._groups) == 1:
-                break
-            agreed = shortest
-        block_ids = tuple(group.cached_block_ids(nodes, shortest) for group in self._groups)
-        return CachedPrefix(block_ids, shortest * self._block_size, node=nodes[shortest - 1] if shortest else ROOT)
+        found = common = _agreed(self._stateless, nodes, len(nodes))
+        if self._states:
+            found = _agreed(self._groups, nodes, common)
+        block_ids = tuple(group.cached_block_ids(nodes, found) for group in self._groups)
+        return CachedPrefix(
+            block_ids, found * self._block_size, node=nodes[found - 1] if found else ROOT,
+            num_common_tokens=common * self._block_size if self._states else 0,
+        )  # fmt: skip
 
     def demand(self, prefix: CachedPrefix, num_tokens: int, num_freed: Sequence[int] | None) -> BlockDemand:
         """By how many blocks `place` shrinks the free list.
 
         Of more tokens than a step computes, no more blocks are counted than are held at once.
         """
-        num_new = 0
-        for group, shared, num_blocks in self._starts(prefix, num_freed):
-            num_new += group.num_new_blocks(len(shared), num_blocks, num_tokens) + self._pool.num_free_among(shared)
-        return BlockDemand(num_new)
+        num_new = [
+            group.num_new_blocks(len(shared), num_blocks, num_tokens) + self._pool.num_free_among(shared)
+            for group, shared, num_blocks in self._starts(prefix, num_freed)
+        ]
+        return BlockDemand(self.by_pool(num_new))
 
     def _starts(
         self, prefix: CachedPrefix, num_freed: Sequence[int] | None
@@ -156,6 +176,42 @@ class KVCacheCoordinator:
         for group in self._groups:
             group.free_out_of_window(rows, num_computed_tokens)
 
+    def settle_states(self, rows: np.ndarray, num_tokens: np.ndarray) -> None:
+        """Running rows compute up to `num_tokens` ([num_rows]) tokens; states that are kept are not overwritten."""
+        for group in self._states:
+            group.settle(rows, num_tokens)
+
+    def plan_states(
+        self,
+        rows: np.ndarray,
+        starts: np.ndarray,
+        ends: np.ndarray,
+        num_tokens: np.ndarray,
+        borders: Checkpoints | None,
+    ) -> tuple[StateBlocks, ...]:
+        """Where a step finds and leaves states, for each group that has them; what it leaves at a border is kept.
+
+        Args:
+            rows: [num_reqs] the step's.
+            starts, ends, num_tokens: [num_reqs] tokens before the step, after it, and all that a row has.
+            borders: None = nothing is kept.
+        """
+        blocks = tuple(group.plan(rows, starts, ends) for group in self._states)
+        if borders is None:
+            return blocks
+        for i in np.flatnonzero(ends % self._block_size == 0).tolist():
+            row, end, num = int(rows[i]), int(ends[i]), int(num_tokens[i])
+            if not self._rows.publishes(row):
+                continue
+            if end == num or borders.is_border(self._rows.request_on(row), end, num):
+                for group in self._states:
+                    group.keep(row, end, is_decoding=end == num)
+        return blocks
+
+    def has_states_of(self, row: int, num_tokens: int) -> bool:
+        """Whether the newest states of a row are those after so many tokens."""
+        return all(group.is_at(row, num_tokens) for group in self._states)
+
     def is_computing(self, node: int, block: int, tokens: bytes, extra_keys: ExtraKeys) -> bool:
         """Whether a row is about to fill and publish block number `block`, of this content, after a prefix."""
         return self._rows.is_computing(node, block, tokens, extra_keys)
@@ -170,3 +226,12 @@ class KVCacheCoordinator:
         self._rows.end(row)
         for group in self._groups:
             group.free(row)
+
+
+def _agreed(groups: Sequence[RowBlocks], nodes: Sequence[int], most: int) -> int:
+    """Blocks of the longest prefix, at most `most`, that these groups can all serve."""
+    while True:  # a prefix that one group shortens may be too long for another in turn
+        shortest = min((group.longest_hit(nodes, most) for group in groups), default=most)
+        if shortest == most or len(groups) == 1:
+            return shortest
+        most = shortest

@@ -15,18 +15,27 @@ _NOT_LOGGED = 0  # positions start at 1, so that the position column can stay un
 
 
 class FreeList:
-    """The free blocks of a pool whose block ids are 1 .. num_blocks - 1; all are free and plain at first."""
+    """The free blocks of a pool; all are free and plain at first.
 
-    def __init__(self, num_blocks: int) -> None:
+    Args:
+        num_blocks: of the pool, its null block included.
+
+    Attributes:
+        null_id: the null block; the others' ids follow it.
+    """
+
+    def __init__(self, num_blocks: int, null_id: int = 0) -> None:
         self._num_blocks = num_blocks
+        self.null_id = null_id
         self.reset()
 
     def reset(self) -> None:
         """Make every block free and plain, the lowest id on top."""
-        self._stack = np.arange(self._num_blocks - 1, -1, -1, dtype=np.int32)  # last entry: block 0, above the top
+        first, end = self.null_id, self.null_id + self._num_blocks
+        self._stack = np.arange(end - 1, first - 1, -1, dtype=np.int32)  # last entry: the null block, above the top
         self._num_stacked = self._num_blocks - 1
         self._log = np.zeros(2 * self._num_blocks + 1, dtype=np.int32)
-        self._position = np.zeros(self._num_blocks, dtype=np.int32)
+        self._position = np.zeros(end, dtype=np.int32)
         self._head = self._tail = _NOT_LOGGED + 1
         self._num_logged = 0
 

@@ -1,4 +1,4 @@
-"""Which layers share a block table: layers that keep the same blocks, in groups of equally many.
+"""Which layers share a block table, as they keep the same blocks, in groups of equally many; and which share a pool.
 
 Called by planning. Pure functions.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 
-from quire.core.kv_spec import KVCacheGroupSpec, KVCacheSpec, MambaSpec
+from quire.core.kv_spec import KVCacheGroupSpec, KVCacheSpec
 from quire.errors import UnsupportedError
 
 MAX_GROUPS = 8
@@ -25,9 +25,9 @@ Groups = tuple[KVCacheGroupSpec, ...]
 def group_layers(specs: Mapping[str, KVCacheSpec], max_model_len: int, *, frees_blocks: bool) -> tuple[Groups, str]:
     """Divide a model's layers into KV cache groups.
 
-    Layers whose windows differ are divided so that a long decoding request takes the least memory, padding included;
-    where no division of little padding takes less than one group that keeps everything does, it is that one. Layers
-    with a state have groups of their own in any case.
+    Layers whose blocks differ in shape are in different pools; in each pool layers whose windows differ are divided so
+    that a long decoding request takes the least memory, padding included; where no division of little padding takes
+    less than one group that keeps everything does, it is that one.
 
     Args:
         specs: layer name -> what it needs.
@@ -35,33 +35,50 @@ def group_layers(specs: Mapping[str, KVCacheSpec], max_model_len: int, *, frees_
         frees_blocks: False = every layer keeps all blocks, and windows are only masked.
 
     Returns:
-        The groups, and what was decided for which reason.
+        The groups, those that keep whole sequences first, and what was decided for which reason. Pools are numbered in
+        the order of their first layers, those of recurrent states last.
 
     Raises:
-        UnsupportedError: layers of attention differ in the shape of a block, a state is larger than their block,
-            kinds do not divide into groups, or there are no layers.
+        UnsupportedError: kinds do not divide into groups, or there are no layers.
     """
-    specs = _of_one_page_size(specs)
+    if not specs:
+        raise UnsupportedError(
+            "the model does not have layers with a cache, so there is nothing to plan", field="model"
+        )
+    by_shape: dict[KVCacheSpec, dict[str, KVCacheSpec]] = {}
+    for name, spec in specs.items():
+        by_shape.setdefault(spec.unwindowed(), {})[name] = spec
+    pools = sorted(by_shape.values(), key=lambda of_pool: not next(iter(of_pool.values())).can_take_back)
+    divided = [_group_pool(of_pool, max_model_len, frees_blocks=frees_blocks) for of_pool in pools]
+    groups = [dataclasses.replace(group, pool=i) for i, (of_pool, _) in enumerate(divided) for group in of_pool]
+    reasons = "; ".join(reason for _, reason in divided)
+    if len(pools) > 1:
+        reasons = f"{len(pools)} pools of blocks of different bytes: {reasons}"
+    return tuple(sorted(groups, key=lambda group: not group.spec.keeps_sequence)), reasons
+
+
+def _group_pool(specs: Mapping[str, KVCacheSpec], max_model_len: int, *, frees_blocks: bool) -> tuple[Groups, str]:
+    """The groups of layers whose blocks have one shape."""
     masked = _by_kind({name: spec.unwindowed() for name, spec in specs.items()})
     kinds = _by_kind({name: spec.within(max_model_len) for name, spec in specs.items()})
-    one_group = _one_group(masked) if len(masked) == 1 else None
+    one_group = _one_group(masked)
     if kinds.keys() == masked.keys():
-        if one_group is not None:
-            return one_group, "one group: no layer has a window shorter than max_model_len"
-        return _divide(kinds, max_model_len, None)
+        spec = one_group[0].spec
+        if not spec.can_take_back:
+            return one_group, f"one group: {spec.describe()} for each request"
+        return one_group, "one group: no layer has a window shorter than max_model_len"
     if not frees_blocks:
-        reason = "disable_hybrid_kv_cache_manager is set: windows are masked, no block is freed early"
-        if one_group is not None:
-            return one_group, f"one group, {reason}"
-        groups, division = _divide(masked, max_model_len, None)
-        return groups, f"{division}; {reason}"
+        return (
+            one_group,
+            "one group, disable_hybrid_kv_cache_manager is set: windows are masked, no block is freed early",
+        )
     if len(kinds) == 1:
         return _one_group(kinds), f"one group: {next(iter(kinds)).describe()}, blocks are freed behind it"
     return _divide(kinds, max_model_len, one_group)
 
 
-def _divide(kinds: Kinds, max_model_len: int, one_group: Groups | None) -> tuple[Groups, str]:
-    """The division that takes the least memory, or `one_group`, if layers may share one, where that takes no more."""
+def _divide(kinds: Kinds, max_model_len: int, one_group: Groups) -> tuple[Groups, str]:
+    """The division that takes the least memory, or `one_group` where that takes no more."""
     num_layers = sum(map(len, kinds.values()))
     num_blocks = -(-max_model_len // next(iter(kinds)).block_size)
     best: tuple[int, int, int] | None = None  # memory in blocks of a layer, groups, layers per group
@@ -75,16 +92,8 @@ def _divide(kinds: Kinds, max_model_len: int, one_group: Groups | None) -> tuple
         is_allowed = num_groups <= MAX_GROUPS and _padding(num_layers, num_groups * per_group) <= MAX_PADDING
         if is_allowed and (best is None or (memory, num_groups) < best[:2]):
             best = (memory, num_groups, per_group)
-    if one_group is not None and (best is None or best[0] >= num_layers * num_blocks):
+    if best is None or best[0] >= num_layers * num_blocks:
         return one_group, "one group: layers with and without windows do not divide into groups that take less memory"
-    counts = "; ".join(f"{len(names)} layers of {spec.describe()}" for spec, names in kinds.items())
-    if best is None:
-        raise UnsupportedError(
-            f"{counts} do not divide into at most {MAX_GROUPS} groups of equally many layers with at most "
-            f"{MAX_PADDING:.0%} of the memory unused",
-            hint="models whose layer types have counts with a common divisor are supported",
-            field="model",
-        )
     memory, num_groups, per_group = best
     groups = []
     for spec, names in sorted(kinds.items(), key=lambda kind: not kind[0].keeps_sequence):
@@ -93,6 +102,7 @@ def _divide(kinds: Kinds, max_model_len: int, one_group: Groups | None) -> tuple
             part = tuple(names[i * len(names) // num : (i + 1) * len(names) // num])
             groups.append(KVCacheGroupSpec(layer_names=part, spec=spec))
     padding = _padding(num_layers, num_groups * per_group)
+    counts = "; ".join(f"{len(names)} layers of {spec.describe()}" for spec, names in kinds.items())
     return tuple(groups), (
         f"{num_groups} groups of up to {per_group} layers ({counts}), {padding:.0%} of the blocks' memory is padding; "
         f"a request of {max_model_len} tokens takes {memory / (num_layers * num_blocks):.0%} of what one group would"
@@ -113,37 +123,3 @@ def _by_kind(specs: Mapping[str, KVCacheSpec]) -> Kinds:
 def _one_group(kinds: Kinds) -> Groups:
     ((spec, names),) = kinds.items()
     return (KVCacheGroupSpec(layer_names=tuple(names), spec=spec),)
-
-
-def _of_one_page_size(specs: Mapping[str, KVCacheSpec]) -> Mapping[str, KVCacheSpec]:
-    """The specs, checked to agree on the shape of a block but for windows; states are padded to that size."""
-    if not specs:
-        raise UnsupportedError("the model does not have attention layers, so there is nothing to cache", field="model")
-    states = {name: spec for name, spec in specs.items() if isinstance(spec, MambaSpec)}
-    shapes = {name: spec.unwindowed() for name, spec in specs.items() if name not in states}
-    for name, shape in shapes.items():
-        first_name, first = next(iter(shapes.items()))
-        if shape != first:
-            raise UnsupportedError(
-                f"layers {first_name!r} and {name!r} need KV-cache blocks of different shapes: {specs[first_name]} and "
-                f"{specs[name]}",
-                hint="only one shape for all layers is supported",
-                field="model",
-            )
-    if not states:
-        return specs
-    largest = max(states, key=lambda name: states[name].state_bytes)
-    size = states[largest].state_bytes
-    if shapes:
-        attention = next(iter(shapes.values()))
-        if size > attention.page_size_bytes:
-            block_size = -(-size * attention.block_size // attention.page_size_bytes)
-            raise UnsupportedError(
-                f"layer {largest!r} needs {states[largest].describe()}, and a block of "
-                f"{attention.block_size} tokens of attention has {attention.page_size_bytes}",
-                hint=f"use block_size >= {block_size}",
-                field="block_size",
-            )
-        size = attention.page_size_bytes
-    padded = {name: dataclasses.replace(state, page_size_padded=size) for name, state in states.items()}
-    return {**specs, **padded}

@@ -23,17 +23,18 @@ import numpy as np
 from quire.core.cache_info import CacheMiss, MissReason
 from quire.core.kv_spec import KVCacheConfig
 from quire.core.request import ExtraKeys, Request
-from quire.core.scheduler_output import BlockCopies, NewBlocks
+from quire.core.scheduler_output import BlockCopies, NewBlocks, StateBlocks
 from quire.kv_cache.block_copies import PendingCopies
-from quire.kv_cache.block_demand import BlockDemand
+from quire.kv_cache.block_demand import BlockDemand, PoolCounts
 from quire.kv_cache.block_hash import BlockHashFn, bytes_by_block, hash_full_blocks, sha256_block_hash
 from quire.kv_cache.block_pool import BlockPool
 from quire.kv_cache.cached_prefix import CachedPrefix
+from quire.kv_cache.checkpoints import Checkpoints
 from quire.kv_cache.coordinator import KVCacheCoordinator
 from quire.kv_cache.event_recorder import KVEventRecorder
 from quire.kv_cache.miss_explainer import MissExplainer
 from quire.kv_cache.prefix_tree import ROOT
-from quire.kv_cache.single_type.row_blocks import ManagerParts
+from quire.kv_cache.single_type.row_blocks import NO_IDS, ManagerParts
 from quire.kv_cache.swap_pool import SwappedBlocks
 
 NO_LIMIT = 2**62
@@ -45,6 +46,7 @@ class KVCacheManager:
 
     Attributes:
         names_all_blocks: every full block of a request has a name, by which it can be kept outside and found there.
+        can_take_back: a row's last computed tokens can be taken back; not where a layer keeps a state of all of them.
 
     Args:
         kv_cache_config: number and size of blocks.
@@ -53,6 +55,7 @@ class KVCacheManager:
         max_model_len: most tokens of a row.
         hash_fn: names a block by its content for other programs.
         max_chunk_tokens: most tokens of one request that the steps in flight compute; None = `max_model_len`.
+        checkpoint_interval: tokens between the states that are kept of a prompt, beside those at its borders; 0 = none.
     """
 
     def __init__(
@@ -64,18 +67,24 @@ class KVCacheManager:
         max_model_len: int,
         hash_fn: BlockHashFn = sha256_block_hash,
         max_chunk_tokens: int | None = None,
+        checkpoint_interval: int = 0,
     ) -> None:
         self.block_size = kv_cache_config.block_size
         is_whole = [group.spec.keeps_sequence for group in kv_cache_config.groups]
-        self._pool = BlockPool(kv_cache_config.num_blocks, is_whole, hash_fn)
+        sizes = [pool.num_blocks for pool in kv_cache_config.pools]
+        self._pool = BlockPool(kv_cache_config.num_blocks, is_whole, hash_fn, sizes)
         self._tree = self._pool.prefix_index.tree
         self._copies = PendingCopies(self._pool)
         max_chunk_tokens = min(max_chunk_tokens or max_model_len, max_model_len)
         parts = ManagerParts(
-            pool=self._pool, max_num_seqs=max_num_seqs, max_model_len=max_model_len, max_chunk_tokens=max_chunk_tokens
-        )
+            pool=self._pool, max_num_seqs=max_num_seqs, max_model_len=max_model_len, max_chunk_tokens=max_chunk_tokens,
+            pool_of_group=tuple(group.pool for group in kv_cache_config.groups),
+        )  # fmt: skip
         self._coordinator = KVCacheCoordinator(kv_cache_config, parts)
-        self._is_caching = enable_prefix_caching and self._coordinator.finds_prefixes
+        self.can_take_back = self._coordinator.can_take_back
+        self._is_caching = enable_prefix_caching
+        keeps_states = enable_prefix_caching and not self.can_take_back
+        self._borders = Checkpoints(self.block_size, checkpoint_interval) if keeps_states else None
         self._hash_fn = hash_fn
         self.names_all_blocks = self._is_caching and is_whole == [True]
         self._explainer = MissExplainer(self._pool.prefix_index, self.block_size, self._coordinator.is_computing)
@@ -94,13 +103,17 @@ class KVCacheManager:
         return self._pool.num_free_blocks
 
     @property
-    def can_take_back(self) -> bool:
-        """Whether a row's last computed tokens can be taken back; not where a layer keeps a state of all of them."""
-        return self._coordinator.finds_prefixes
+    def usable_counts(self) -> PoolCounts:
+        """Blocks there are, null blocks excluded, pool for pool."""
+        return self._pool.usable_counts
+
+    def free_counts(self) -> PoolCounts:
+        """Blocks not in use, cached ones included, pool for pool."""
+        return self._pool.free_counts()
 
     @property
     def usage(self) -> float:
-        """Share of blocks in use, in [0, 1]."""
+        """Share of blocks in use, of the pool that is used most, in [0, 1]."""
         return self._pool.usage
 
     @property
@@ -109,10 +122,10 @@ class KVCacheManager:
         return self._max_tokens
 
     def num_blocks_held(self, num_tokens: np.ndarray) -> np.ndarray:
-        """[.] most blocks that requests of `num_tokens` ([.]) tokens hold at once."""
+        """[num_pools, .] most blocks that requests of `num_tokens` ([.]) tokens hold at once."""
         return self._coordinator.num_blocks_held(num_tokens)
 
-    def num_blocks_shared(self, num_tokens: int) -> int:
+    def num_blocks_shared(self, num_tokens: int) -> PoolCounts:
         """Blocks that requests with the same first `num_tokens` tokens can share whatever they grow to."""
         return self._coordinator.num_blocks_shared(num_tokens)
 
@@ -253,9 +266,42 @@ class KVCacheManager:
         """
         return self._coordinator.num_missing_blocks(rows, num_tokens)
 
+    def by_pool(self, num_missing: np.ndarray) -> PoolCounts:
+        """Blocks of each group and row, [num_groups, num_rows], added up pool for pool."""
+        return self._coordinator.by_pool(num_missing.sum(axis=1).tolist())
+
+    def is_short(self, num_missing: np.ndarray) -> bool:
+        """Whether fewer blocks are free than these, [num_groups, num_rows]."""
+        if len(self._pool.usable_counts) == 1:
+            return bool(num_missing.sum() > self._pool.num_free_blocks)
+        return any(needed > free for needed, free in zip(self.by_pool(num_missing), self.free_counts(), strict=True))
+
     def allocate(self, rows: np.ndarray, num_missing: np.ndarray) -> tuple[NewBlocks, ...]:
         """Give each of these placed rows `num_missing` ([num_groups, num_rows]) blocks more; they must be free."""
         return self._coordinator.append(rows, num_missing)
+
+    def next_checkpoint(self, request: Request, start: int, num_tokens: int) -> int:
+        """Where a step that computes a request from `start` on should end at the latest, of its `num_tokens` tokens."""
+        return num_tokens if self._borders is None else self._borders.next_border(request, start, num_tokens)
+
+    def settle_states(self, rows: np.ndarray, num_tokens: np.ndarray) -> None:
+        """Running rows compute up to `num_tokens` ([num_rows]) tokens; states that are kept are not overwritten."""
+        self._coordinator.settle_states(rows, num_tokens)
+
+    def plan_states(
+        self, rows: np.ndarray, starts: np.ndarray, ends: np.ndarray, num_tokens: np.ndarray
+    ) -> tuple[StateBlocks, ...]:
+        """Where a step finds and leaves recurrent states, for each group that has them.
+
+        Args:
+            rows: [num_reqs] the step's.
+            starts, ends, num_tokens: [num_reqs] tokens before the step, after it, and all that a row has.
+        """
+        return self._coordinator.plan_states(rows, starts, ends, num_tokens, self._borders)
+
+    def may_swap(self, row: int, num_tokens: int) -> bool:
+        """Whether the row's blocks are those of its first `num_tokens` tokens; not of a state that is ahead of them."""
+        return self.can_take_back or self._coordinator.has_states_of(row, num_tokens)
 
     def get_block_ids(self, row: int) -> tuple[np.ndarray, ...]:
         """Per group: blocks of a row, in order, the null block where one was freed; not to be written."""
@@ -270,9 +316,11 @@ class KVCacheManager:
         prefix = self.get_computed_blocks(request)
         if is_room_ample:
             return prefix.num_tokens
-        block_ids = self.shared_on_restore(prefix)
+        if not self.can_take_back:
+            return 0
         own = np.concatenate(self.get_block_ids(request.row))
-        return self._pool.num_leading_shared(block_ids, own) * self.block_size
+        shared = [ids for ids in self._coordinator.shared_on_restore(prefix.block_ids) if ids is not NO_IDS]
+        return min((self._pool.num_leading_shared(ids, own) for ids in shared), default=0) * self.block_size
 
     def cache_full_blocks(self, rows: np.ndarray, num_computed_tokens: np.ndarray, token_ids: np.ndarray) -> None:
         """Publish the blocks of these rows that an executed step filled, and free those that no later query sees.

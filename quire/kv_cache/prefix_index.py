@@ -81,8 +81,12 @@ class PrefixIndex:
         tokens = np.frombuffer(tree.tokens(node), dtype="<i4").tolist()
         self._note_stored(tree.hash_of(node), parent_hash, tokens, tree.extra_keys(node))
 
-    def forget(self, block_ids: np.ndarray) -> None:
-        """Make these cached blocks, [num_blocks] int32, impossible to find, with those of no use without them."""
+    def forget(self, block_ids: np.ndarray, *, is_evicted: bool = True) -> None:
+        """Make these cached blocks, [num_blocks] int32, impossible to find, with those of no use without them.
+
+        Args:
+            is_evicted: they are needed for something else, which is remembered.
+        """
         due, forgotten = block_ids.tolist(), []
         while due:
             block_id = due.pop()
@@ -97,7 +101,7 @@ class PrefixIndex:
                 self._note_removed(self.tree.hash_of(node))
             if self._is_whole[group]:
                 due += [blocks[child] for child in self.tree.siblings.all_after(node) if child in blocks]
-            if not group:
+            if not group and is_evicted:
                 self.past.note(node, MissReason.EVICTED)
             self.tree.release(node)
         self.is_cached[forgotten] = False

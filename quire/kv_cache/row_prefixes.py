@@ -58,6 +58,16 @@ class RowPrefixes:
         self._nodes[row] = node
         self._num_published[row] = num_blocks
 
+    def request_on(self, row: int) -> Request:
+        """The request of a row in use."""
+        request = self._requests[row]
+        assert request is not None, "a row that computes tokens belongs to a request"
+        return request
+
+    def publishes(self, row: int) -> bool:
+        """Whether full blocks of a row are made findable."""
+        return bool(self._num_published[row] != _NEVER)
+
     def end(self, row: int) -> None:
         """A row is given up."""
         self._tree.release(self._nodes[row])

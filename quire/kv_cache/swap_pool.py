@@ -37,11 +37,11 @@ class SwappedBlocks:
 
 
 class SwapPool:
-    """Host blocks 0 .. num_blocks - 1; all are free at first."""
+    """`num_blocks` host blocks from `first_id` on, all for blocks of one pool; all are free at first."""
 
-    def __init__(self, num_blocks: int) -> None:
+    def __init__(self, num_blocks: int, first_id: int = 0) -> None:
         self.num_blocks = num_blocks
-        self._stack = np.arange(num_blocks - 1, -1, -1, dtype=np.int32)
+        self._stack = np.arange(first_id + num_blocks - 1, first_id - 1, -1, dtype=np.int32)
         self._num_free = num_blocks
 
     @property

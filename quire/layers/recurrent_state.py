@@ -19,6 +19,8 @@ from collections.abc import Sequence
 
 import torch
 
+from quire.core.kv_spec import STATE_ALIGNMENT
+
 
 def state_tensors(
     kv_cache: torch.Tensor, shapes: Sequence[tuple[int, ...]], dtypes: Sequence[torch.dtype]
@@ -26,16 +28,15 @@ def state_tensors(
     """The tensors of every block's state, which share memory with the cache.
 
     Args:
-        kv_cache: [num_blocks, ...]; the bytes of a block lie together.
+        kv_cache: [num_blocks, bytes of a block] uint8.
         shapes, dtypes: of the tensors of one state, in the order in which they lie in a block.
 
     Returns:
-        For each shape: [num_blocks, *shape].
+        For each shape: [num_blocks, *shape]; a state is contiguous and begins at a multiple of 64 bytes of its block.
     """
-    blocks = kv_cache.view(kv_cache.shape[0], -1).view(torch.uint8)
     tensors, start = [], 0
     for shape, dtype in zip(shapes, dtypes, strict=True):
         size = math.prod(shape) * dtype.itemsize
-        tensors.append(blocks[:, start : start + size].view(dtype).view(len(blocks), *shape))
-        start += size
+        tensors.append(kv_cache[:, start : start + size].view(dtype).view(len(kv_cache), *shape))
+        start += -(-size // STATE_ALIGNMENT) * STATE_ALIGNMENT  # as `MambaSpec.tensor_bytes` has it
     return tuple(tensors)

@@ -19,6 +19,9 @@ import numpy as np
 from quire.core.request import Request, RequestStatus
 from quire.core.scheduler_output import NewRequestData
 from quire.core.stats import EventKind
+from quire.kv_cache.block_demand import PoolCounts, add_counts
+from quire.kv_cache.cached_prefix import CachedPrefix
+from quire.kv_cache.checkpoints import MIN_COMMON_BLOCKS
 from quire.kv_cache.manager import KVCacheManager
 from quire.scheduler.budget import TokenCap, WantedTokens, apply_caps
 from quire.scheduler.candidate import Candidate as Candidate
@@ -51,7 +54,8 @@ class AdmissionRules:
     Attributes:
         enable_chunked_prefill: a prompt may be computed in parts.
         reserve_full_prompt: admit only when blocks for the whole prompt are free and not needed by others' prompts.
-        watermark_blocks: blocks left free when a request joins others.
+        watermark_blocks, more_watermark_blocks: blocks left free when a request joins others, in the first pool and in
+            those that follow.
         caps: bounds on the tokens of one request.
         gates: reasons to wait, asked in order.
     """
@@ -61,6 +65,7 @@ class AdmissionRules:
     watermark_blocks: int
     caps: Sequence[TokenCap]
     gates: Sequence[AdmissionGate]
+    more_watermark_blocks: PoolCounts = ()
 
 
 class Admission:
@@ -92,6 +97,7 @@ class Admission:
         self._groups = groups
         self._tiers = tiers
         self.returning = order.make_queue()
+        self._no_blocks: PoolCounts = (0,) * len(kv.usable_counts)
         self._first_returning: Request | None = None  # that could not come back when it was tried last
 
     def admit(self, plan: StepPlan) -> None:
@@ -227,6 +233,7 @@ class Admission:
         prefix = self._kv.get_computed_blocks(request)
         if not self._tiers.keeps(request):
             prefix = self._groups.longer_prefix(request, prefix, plan)
+        request.num_common_tokens = _common_tokens(prefix, self._kv.block_size)
         external = self._tiers.get_num_new_matched_tokens(request, prefix)
         start = prefix.num_tokens if external is None else external.num_tokens
         num_new_tokens = self._capped(request, start, len(request.token_ids) - start)
@@ -254,28 +261,30 @@ class Admission:
             num_tokens = candidate.num_computed_tokens + candidate.num_new_tokens
             if self._rules.reserve_full_prompt or candidate.is_loaded_first:
                 num_tokens = len(candidate.request.token_ids)
-            num_reserved = self._num_promised(plan) + (self._rules.watermark_blocks if others_running else 0)
+            num_reserved, rules = self._num_promised(plan), self._rules
+            if others_running:
+                num_reserved = add_counts(num_reserved, (rules.watermark_blocks, *rules.more_watermark_blocks))
         demand = self._kv.demand(candidate.prefix, num_tokens, candidate.swapped).beside(num_reserved)
-        return demand.lacking(self._kv.num_free_blocks)
+        return demand.lacking(self._kv.free_counts())
 
-    def _room_to_return(self, candidate: Candidate) -> tuple[int, int]:
+    def _room_to_return(self, candidate: Candidate) -> tuple[int, PoolCounts]:
         """Tokens that need blocks when a request comes back, and blocks to leave free: with others, for calm steps."""
         num_tokens = candidate.num_computed_tokens + candidate.num_new_tokens
         if not len(self._running):
-            return num_tokens, 0
+            return num_tokens, self._no_blocks
         most = min(len(candidate.request.token_ids) + COOLDOWN_STEPS, self._table.max_model_len)
         return max(num_tokens, most), num_blocks_to_grow(self._running.rows, self._table, self._kv, COOLDOWN_STEPS)
 
-    def _num_promised(self, plan: StepPlan) -> int:
+    def _num_promised(self, plan: StepPlan) -> PoolCounts:
         """Blocks that running rows still need for the tokens they have, which no other request is given."""
         if not self._rules.reserve_full_prompt:
-            return 0
+            return self._no_blocks
         if plan.num_promised is None:
             plan.num_promised = self._num_promised_to(self._running.rows)
         return plan.num_promised
 
-    def _num_promised_to(self, rows: np.ndarray) -> int:
-        return int(self._kv.num_missing_blocks(rows, self._table.num_tokens[rows]).sum())
+    def _num_promised_to(self, rows: np.ndarray) -> PoolCounts:
+        return self._kv.by_pool(self._kv.num_missing_blocks(rows, self._table.num_tokens[rows]))
 
     def _place(self, candidate: Candidate, plan: StepPlan) -> None:
         """Put a request, which is in no queue, on a free row and plan it; row, blocks and tokens must be there."""
@@ -294,8 +303,14 @@ class Admission:
         self._groups.on_place(request)
         plan.add_new(_new_request_data(request, row, block_ids), candidate.num_new_tokens)
         if plan.num_promised is not None:
-            plan.num_promised += self._num_promised_to(np.array([row]))
+            plan.num_promised = add_counts(plan.num_promised, self._num_promised_to(np.array([row])))
         self._tiers.update_state_after_alloc(candidate, block_ids)
+
+
+def _common_tokens(prefix: CachedPrefix, block_size: int) -> int:
+    """First tokens at whose end a state is to be kept, as others had them, too; 0 = it is not worth a step."""
+    num_saved = prefix.num_common_tokens - prefix.num_tokens
+    return prefix.num_common_tokens if num_saved >= MIN_COMMON_BLOCKS * block_size else 0
 
 
 def _new_request_data(request: Request, row: int, block_ids: tuple[np.ndarray, ...]) -> NewRequestData:

@@ -13,6 +13,7 @@ from typing import Protocol
 import numpy as np
 
 from quire.core.request import Request
+from quire.kv_cache.manager import KVCacheManager
 
 
 class StepBudget:
@@ -105,5 +106,22 @@ def cap_long_prefill(threshold: int) -> TokenCap:
 
     def cap(wanted: WantedTokens) -> np.ndarray:
         return np.minimum(wanted.num_tokens, threshold) if wanted.num_unfinished > 1 else wanted.num_tokens
+
+    return cap
+
+
+def cap_at_checkpoints(kv: KVCacheManager) -> TokenCap:
+    """A prompt is cut where its recurrent state is to be kept. The first of the caps, as it needs all of the tokens."""
+
+    def cap(wanted: WantedTokens) -> np.ndarray:
+        prompts = np.flatnonzero(wanted.num_tokens > 1)
+        if not len(prompts):
+            return wanted.num_tokens
+        num_tokens = np.array(wanted.num_tokens)
+        for i in prompts.tolist():
+            start = int(wanted.starts[i])
+            border = kv.next_checkpoint(wanted.request_of(i), start, start + int(num_tokens[i]))
+            num_tokens[i] = border - start
+        return num_tokens
 
     return cap

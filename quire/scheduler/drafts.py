@@ -54,7 +54,7 @@ class Drafts:
                 continue
             at = np.array([row], dtype=np.intp)
             missing = self._kv.num_missing_blocks(at, table.num_tokens[at] + len(drafts))
-            if missing.sum() <= self._kv.num_free_blocks:
+            if not self._kv.is_short(missing):
                 plan.add_drafts(row, drafts, self._kv.allocate(at, missing))
 
     def give_back_blocks(self, scheduled: SchedulerOutput, rows: np.ndarray) -> None:

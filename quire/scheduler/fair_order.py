@@ -201,9 +201,13 @@ class FairOrder:
     def _is_beyond(self, rows: np.ndarray) -> np.ndarray:
         """[num_slots] bool: tenants that hold more than their share, rows or blocks, of what all of `rows` hold."""
         owner, num_slots = self._table.tenant_slot[rows], len(self._weights)
-        blocks = np.bincount(owner, self._kv.num_blocks_held(self._table.num_tokens[rows]), num_slots)
+        held = self._kv.num_blocks_held(self._table.num_tokens[rows])
+        blocks = [
+            np.bincount(owner, of_pool, num_slots) / usable
+            for of_pool, usable in zip(held, self._kv.usable_counts, strict=True)
+        ]
         num_rows = np.bincount(owner, minlength=num_slots)
-        usage = np.maximum(num_rows / len(self._table.handle), blocks / self._kv.num_usable_blocks)
+        usage = np.maximum(num_rows / len(self._table.handle), np.max(blocks, axis=0))
         is_beyond: np.ndarray = usage > self._shares(rows)
         return is_beyond
 
@@ -216,6 +220,6 @@ class FairOrder:
         num_tokens = self._table.num_tokens[rows]
         if also_tokens:
             num_tokens = np.append(num_tokens, also_tokens)
-        blocks = np.cumsum(self._kv.num_blocks_held(num_tokens)) / self._kv.num_usable_blocks
-        usage: np.ndarray = np.maximum(np.arange(1, len(num_tokens) + 1) / len(self._table.handle), blocks)
+        blocks = np.cumsum(self._kv.num_blocks_held(num_tokens), axis=1) / np.array(self._kv.usable_counts)[:, None]
+        usage: np.ndarray = np.maximum(np.arange(1, len(num_tokens) + 1) / len(self._table.handle), blocks.max(axis=0))
         return usage

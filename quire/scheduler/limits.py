@@ -7,8 +7,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from quire.config.cache import CacheConfig
 from quire.config.scheduler import SchedulerConfig
+from quire.core.kv_spec import KVCacheConfig
 from quire.errors import ConfigError
+from quire.kv_cache.block_demand import PoolCounts
 from quire.scheduler.budget import TokenCap, cap_long_prefill
 
 
@@ -60,6 +63,14 @@ def make_limits(config: SchedulerConfig, max_model_len: int) -> Limits:
         max_decode_slowdown=(config.max_decode_slowdown or None) if config.enable_chunked_prefill else None,
         max_step_s=config.max_inter_token_latency_ms / 1e3 or None if config.enable_chunked_prefill else None,
         caps=_make_caps(config),
+    )
+
+
+def watermark_counts(cache: CacheConfig, kv_cache: KVCacheConfig) -> PoolCounts:
+    """Blocks left free when a request joins others, pool for pool: of those that grow with requests."""
+    return tuple(
+        int(cache.watermark * size.num_blocks) if any(g.spec.can_take_back for g in kv_cache.groups_of(pool)) else 0
+        for pool, size in enumerate(kv_cache.pool_sizes())
     )
 
 

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from quire.kv_cache.block_demand import PoolCounts
 from quire.kv_cache.manager import KVCacheManager
 from quire.scheduler.budget import TokenCap, WantedTokens, apply_caps
 from quire.scheduler.request_table import RequestTable
@@ -66,7 +67,7 @@ def num_missing_blocks(rows: np.ndarray, table: RequestTable, plan: StepPlan, kv
     return kv.num_missing_blocks(rows, table.starts(rows) + plan.num_tokens(rows))
 
 
-def num_blocks_to_grow(rows: np.ndarray, table: RequestTable, kv: KVCacheManager, num_steps: int) -> int:
+def num_blocks_to_grow(rows: np.ndarray, table: RequestTable, kv: KVCacheManager, num_steps: int) -> PoolCounts:
     """Blocks that these rows lack for so many decode steps."""
     grown = np.minimum(table.num_tokens[rows] + num_steps, table.max_total_tokens[rows])
-    return int(kv.num_missing_blocks(rows, grown).sum())
+    return kv.by_pool(kv.num_missing_blocks(rows, grown))

@@ -15,6 +15,7 @@ Two requests, max_num_batched_tokens=8, blocks of 4 tokens: A has a prompt of 6 
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 
@@ -33,13 +34,13 @@ from quire.kv_cache.event_recorder import KVEventRecorder
 from quire.kv_cache.manager import KVCacheManager
 from quire.scheduler.admission import Admission, AdmissionGate, AdmissionRules
 from quire.scheduler.beam_groups import BeamGroups
-from quire.scheduler.budget import StepBudget, share_prompt_tokens
+from quire.scheduler.budget import StepBudget, cap_at_checkpoints, share_prompt_tokens
 from quire.scheduler.drafts import Drafts
 from quire.scheduler.forks import ForkGroups
 from quire.scheduler.in_flight import StepsInFlight
 from quire.scheduler.kv_tier import KVTier
 from quire.scheduler.kv_tiers import KVTiers
-from quire.scheduler.limits import make_limits
+from quire.scheduler.limits import make_limits, watermark_counts
 from quire.scheduler.outbox import Outbox
 from quire.scheduler.preemption import choose_victim, suspend
 from quire.scheduler.request_group import Advanced, RequestGroup, RequestGroups
@@ -98,17 +99,22 @@ class Scheduler:
             max_model_len=max_model_len,
             hash_fn=BLOCK_HASHES[cache_config.prefix_caching_hash_algo],
             max_chunk_tokens=self._limits.max_num_batched_tokens * max_steps_in_flight,  # passed blocks go late
+            checkpoint_interval=cache_config.prefix_cache_retention_interval,
         )
+        if not self._kv.can_take_back and scheduler_config.enable_chunked_prefill:
+            self._limits = dataclasses.replace(self._limits, caps=(cap_at_checkpoints(self._kv), *self._limits.caps))
         self._table = RequestTable(self._limits.max_num_seqs, max_model_len)
         self._running = RunningRows(self._table)
         self._drafts = Drafts(proposer, self._table, self._kv)
         self._order = make_scheduling_policy(scheduler_config.scheduling_policy, self._table, self._kv)
         self._requests = UnfinishedRequests(clock)
         self._outbox = Outbox(clock)
+        watermark, *more_watermarks = watermark_counts(cache_config, kv_cache_config)
         rules = AdmissionRules(
             enable_chunked_prefill=scheduler_config.enable_chunked_prefill,
             reserve_full_prompt=scheduler_config.reserve_full_prompt,
-            watermark_blocks=int(cache_config.watermark * kv_cache_config.num_blocks),
+            watermark_blocks=watermark,
+            more_watermark_blocks=tuple(more_watermarks),
             caps=self._limits.caps,
             gates=gates,
         )
@@ -223,9 +229,9 @@ class Scheduler:
             return
         if self._admission.check_room(candidate, plan, beside_running=True):
             preemptible = self._order.preemptible(lower_priority, waiting)
-            num_held = int(self._kv.num_blocks_held(self._table.num_tokens[preemptible]).sum())
+            num_held = self._kv.num_blocks_held(self._table.num_tokens[preemptible]).sum(axis=1)
             num_needed = self._kv.num_blocks_held(np.array(len(waiting.token_ids)))
-            if not len(preemptible) or num_held + self._kv.num_free_blocks < num_needed:
+            if not len(preemptible) or (num_held + self._kv.free_counts() < num_needed).any():
                 return
             while self._admission.check_room(candidate, plan, beside_running=True) and len(preemptible):
                 self._preempt(int(preemptible[-1]), plan)
@@ -237,13 +243,16 @@ class Scheduler:
         rows = self._running.rows
         plan.add_running(rows, self._num_wanted_tokens(rows, plan))
         missing = num_missing_blocks(rows, self._table, plan, self._kv)
-        while missing.sum() > self._kv.num_free_blocks:
+        while self._kv.is_short(missing):
             if not self._groups.release_kept():
                 self._preempt(
                     choose_victim(self._running, self._table, self._order, self._tiers.swapping.rows_to_spare()), plan
                 )
             missing = num_missing_blocks(self._running.rows, self._table, plan, self._kv)
-        plan.set_new_blocks(self._kv.allocate(self._running.rows, missing))
+        rows = self._running.rows
+        plan.set_new_blocks(self._kv.allocate(rows, missing))
+        if not self._kv.can_take_back:
+            self._kv.settle_states(rows, self._table.starts(rows) + plan.num_tokens(rows))
 
     def _free_stuck(self, plan: StepPlan) -> None:
         """All that runs waits for siblings that find no room: the queue has its turn from the beginning."""
@@ -304,7 +313,8 @@ class Scheduler:
         swaps, transfers = self._tiers.take_messages()
         copies = (self._kv.take_block_copies(), swaps.outs, swaps.ins, self._groups.take_row_updates(), transfers)
         number, freed_rows = self._in_flight.begin()
-        output = plan.freeze(number, freed_rows, self._table, *copies)
+        plan_states = None if self._kv.can_take_back else self._kv.plan_states
+        output = plan.freeze(number, freed_rows, self._table, *copies, plan_states)
         num_first_tokens = plan.num_first_tokens(output, self._table)
         placements = self._in_flight.note_message(output, plan.rows)
         return Step(output, plan, self._table.handle[plan.rows], swaps.handles, num_first_tokens, placements)
@@ -423,7 +433,7 @@ class Scheduler:
             num_waiting=len(self._order.queue),
             num_swapped=len(self._tiers.swapping),
             kv_cache_usage=self._kv.usage,
-            **({} if step is None else step.counts(self._tiers.swapping.page_size_bytes)),
+            **({} if step is None else step.counts(self._tiers.swapping.num_bytes)),
         )
 
     # --- state ---

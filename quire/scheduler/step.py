@@ -12,6 +12,7 @@ scheduler nor the worker keeps it, so several may be in flight. No state: what i
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -55,16 +56,20 @@ class Step:
         handles: np.ndarray = self.handles[self.output.is_sampling]
         return handles if self.output.drafts is None else np.repeat(handles, self.output.num_logits())
 
-    def counts(self, page_size_bytes: int) -> dict[str, int]:
-        """What the step adds to `SchedulerStats`; a block has so many bytes, all layers together."""
+    def counts(self, num_bytes: Callable[[np.ndarray], int]) -> dict[str, int]:
+        """What the step adds to `SchedulerStats`.
+
+        Args:
+            num_bytes: of blocks of the cache, all layers together.
+        """
         plan, output = self.plan, self.output
         return {
             "num_scheduled_tokens": output.total_num_scheduled_tokens,
             "num_first_tokens": self.num_first_tokens,
             "num_preemptions": plan.num_preemptions,
             "num_swap_preemptions": plan.num_swap_preemptions,
-            "swapped_out_bytes": len(output.swap_outs) * page_size_bytes,
-            "swapped_in_bytes": len(output.swap_ins) * page_size_bytes,
+            "swapped_out_bytes": num_bytes(output.swap_outs.source_ids),
+            "swapped_in_bytes": num_bytes(output.swap_ins.target_ids),
             "prefix_cache_queries": plan.num_prefix_queries,
             "prefix_cache_hits": plan.num_prefix_hits,
         }

@@ -5,6 +5,8 @@ Owns the step's token counts; every choice can be undone with one call until the
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 
 from quire.core.kv_transfer import KVTransferMeta
@@ -18,12 +20,15 @@ from quire.core.scheduler_output import (
     NewRequestData,
     RowUpdates,
     SchedulerOutput,
+    StateBlocks,
 )
+from quire.kv_cache.block_demand import PoolCounts
 from quire.scheduler.budget import StepBudget
 from quire.scheduler.request_table import RequestTable
 from quire.scheduler.waiting import Blocked
 
 NO_ROWS = np.empty(0, dtype=np.intp)
+PlanStates = Callable[[np.ndarray, np.ndarray, np.ndarray, np.ndarray], tuple[StateBlocks, ...]]
 _NO_TOKENS = np.empty(0, dtype=np.int32)
 
 
@@ -37,7 +42,7 @@ class StepPlan:
         num_preemptions: requests that lost their row to this step.
         num_swap_preemptions: those of them whose blocks went to the swap space.
         num_prefix_queries, num_prefix_hits: tokens looked for, and found, in the prefix cache by first admissions.
-        num_promised: blocks that running rows still need for the tokens they have; None = not counted yet.
+        num_promised: blocks that running rows still need for the tokens they have, pool for pool; None = not counted.
         blocked: the last refusal of admission, which says why requests wait; None = all that there were came in.
         rows: [num_reqs] intp; those of the message, once there is one.
     """
@@ -52,7 +57,7 @@ class StepPlan:
         self.num_swap_preemptions = 0
         self.num_prefix_queries = 0
         self.num_prefix_hits = 0
-        self.num_promised: int | None = None
+        self.num_promised: PoolCounts | None = None
         self.blocked: Blocked | None = None
         self._num_tokens = np.zeros(max_num_seqs, dtype=np.int32)
         self._running_rows = NO_ROWS
@@ -119,8 +124,13 @@ class StepPlan:
         swap_ins: BlockCopies = NO_BLOCK_COPIES,
         row_updates: RowUpdates = NO_ROW_UPDATES,
         kv_transfers: KVTransferMeta | None = None,
+        plan_states: PlanStates | None = None,
     ) -> SchedulerOutput:
-        """The plan as a message: running rows first, then new ones, each in the order planned."""
+        """The plan as a message: running rows first, then new ones, each in the order planned.
+
+        Args:
+            plan_states: `KVCacheManager.plan_states`, of a model with recurrent layers.
+        """
         rows = self._running_rows
         if self._new_reqs:
             rows = np.concatenate([rows, np.fromiter(self._new_reqs, np.intp, len(self._new_reqs))])
@@ -130,7 +140,11 @@ class StepPlan:
             rows, num_scheduled_tokens = rows[is_planned], num_scheduled_tokens[is_planned]
         self.rows = rows
         num_computed_tokens = table.starts(rows)
-        num_left = table.lengths(rows) - num_computed_tokens
+        lengths = table.lengths(rows)
+        num_left = lengths - num_computed_tokens
+        states: tuple[StateBlocks, ...] = ()
+        if plan_states is not None:
+            states = plan_states(rows, num_computed_tokens, num_computed_tokens + num_scheduled_tokens, lengths)
         drafts = self._drafts_of(rows) if self._drafts else None
         return SchedulerOutput(
             step=step,
@@ -149,6 +163,7 @@ class StepPlan:
             row_updates=row_updates,
             drafts=drafts,
             kv_transfers=kv_transfers,
+            states=states,
         )
 
     def _drafts_of(self, rows: np.ndarray) -> DraftTokens:

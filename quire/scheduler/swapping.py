@@ -7,6 +7,8 @@ it copies in. Nothing depends on these blocks: when they cannot be trusted, thei
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from quire.core.kv_spec import KVCacheConfig
@@ -47,13 +49,17 @@ class Swapping(KVTier):
         running: RunningRows,
         waiting: WaitingRequests,
     ) -> None:
-        self._pool = SwapPool(0 if mode == "recompute" else kv_cache_config.num_swap_blocks)
-        self.page_size_bytes = kv_cache_config.page_size_bytes
+        sizes = [0 if mode == "recompute" else size.num_swap_blocks for size in kv_cache_config.pool_sizes()]
+        first, *more = map(SwapPool, sizes, kv_cache_config.first_swap_block_ids())
+        self._pool, self._more_pools = first, more
+        self._pool_of_group = tuple(group.pool for group in kv_cache_config.groups)
+        self._first_block_ids = kv_cache_config.first_block_ids()
+        self._page_bytes = kv_cache_config.pool_page_bytes()
         self._kv = kv
         self._table = table
         self._running = running
         self._waiting = waiting
-        self._costs = SwapCosts() if mode == "auto" and self._pool.num_blocks else None
+        self._costs = SwapCosts() if mode == "auto" and any(sizes) else None
         self._blocks: dict[int, SwappedBlocks] = {}
         self._outs: dict[int, BlockCopies] = {}
         self._ins: list[BlockCopies] = []
@@ -63,6 +69,17 @@ class Swapping(KVTier):
     def __len__(self) -> int:
         return len(self._blocks)
 
+    @property
+    def _pools(self) -> tuple[SwapPool, ...]:
+        return (self._pool, *self._more_pools)
+
+    def num_bytes(self, block_ids: np.ndarray) -> int:
+        """Bytes of these blocks of the cache, all layers together."""
+        if not self._more_pools:
+            return len(block_ids) * self._page_bytes[0]
+        pools = np.searchsorted(self._first_block_ids, block_ids, side="right") - 1
+        return int(np.array(self._page_bytes)[pools].sum())
+
     # --- out ---
 
     def request_preempted(self, request: Request, plan: StepPlan) -> bool:
@@ -71,20 +88,37 @@ class Swapping(KVTier):
         The worker copies them before anything else of its next step, so they are free at once.
         """
         num_tokens = int(self._table.num_computed_tokens[request.row])
-        if not num_tokens or not self._pool.num_free_blocks:
+        if not num_tokens or not self._pool.num_free_blocks or not self._kv.may_swap(request.row, num_tokens):
             return False
         num_blocks = -(-num_tokens // self._kv.block_size)
         block_ids = [ids[:num_blocks] for ids in self._kv.get_block_ids(request.row)]
-        num_held = sum(int(np.count_nonzero(ids != NULL_BLOCK_ID)) for ids in block_ids)
-        if num_held > self._pool.num_free_blocks or not self._is_worth_it(request, num_tokens, num_held):
+        num_held = self._by_pool([int(np.count_nonzero(ids != NULL_BLOCK_ID)) for ids in block_ids])
+        has_room = all(num <= pool.num_free_blocks for num, pool in zip(num_held, self._pools, strict=True))
+        if not has_room or not self._is_worth_it(request, num_tokens, sum(num_held)):
             return False
-        host_block_ids = self._pool.take(num_held)
-        blocks = SwappedBlocks(num_tokens, _spread(host_block_ids, block_ids))
-        device_block_ids = np.concatenate(block_ids)
-        self._outs[request.handle] = BlockCopies(device_block_ids[device_block_ids != NULL_BLOCK_ID], host_block_ids)
+        host_block_ids = [pool.take(num) for num, pool in zip(num_held, self._pools, strict=True)]
+        blocks = SwappedBlocks(num_tokens, _spread(host_block_ids, block_ids, self._pool_of_group))
+        device_block_ids, placed = np.concatenate(block_ids), np.concatenate(blocks.host_block_ids)
+        is_held = device_block_ids != NULL_BLOCK_ID
+        self._outs[request.handle] = BlockCopies(device_block_ids[is_held], placed[is_held])
         self._blocks[request.handle] = blocks
         plan.num_swap_preemptions += 1
         return True
+
+    def _by_pool(self, per_group: Sequence[int]) -> list[int]:
+        counts = [0] * len(self._pools)
+        for pool, count in zip(self._pool_of_group, per_group, strict=True):
+            counts[pool] += count
+        return counts
+
+    def _free(self, blocks: SwappedBlocks) -> None:
+        """Give the host blocks back, each to its pool."""
+        for number, pool in enumerate(self._pools):
+            of_pool = [
+                ids for ids, owner in zip(blocks.host_block_ids, self._pool_of_group, strict=True) if owner == number
+            ]
+            block_ids = np.concatenate(of_pool)
+            pool.free(block_ids[block_ids != NO_HOST_BLOCK])
 
     def _is_worth_it(self, request: Request, num_tokens: int, num_held: int) -> bool:
         if self._costs is None:
@@ -95,9 +129,10 @@ class Swapping(KVTier):
 
     def _is_room_ample(self) -> bool:
         """Whether free blocks, before the victim's, will do for the rows that run and for the first that waits."""
-        num_first = int(self._kv.num_blocks_held(np.array(len(self._waiting.peek().token_ids)))) if self._waiting else 0
-        num_to_grow = num_blocks_to_grow(self._running.rows, self._table, self._kv, COOLDOWN_STEPS)
-        return num_to_grow + num_first <= self._kv.num_free_blocks
+        num_needed = np.array(num_blocks_to_grow(self._running.rows, self._table, self._kv, COOLDOWN_STEPS))
+        if self._waiting:
+            num_needed += self._kv.num_blocks_held(np.array(len(self._waiting.peek().token_ids)))
+        return bool((num_needed <= self._kv.free_counts()).all())
 
     # --- back ---
 
@@ -120,7 +155,7 @@ class Swapping(KVTier):
         if hit is not None:
             for host_ids, placed in zip(blocks.host_block_ids, block_ids, strict=True):
                 self._ins.append(self._copies_back(prefix, host_ids, placed[: len(host_ids)]))
-        self._pool.free(blocks.held())
+        self._free(blocks)
         self._returned[request.handle] = self._num_steps
 
     def _copies_back(self, prefix: CachedPrefix, host_ids: np.ndarray, placed: np.ndarray) -> BlockCopies:
@@ -155,20 +190,22 @@ class Swapping(KVTier):
         """Forget a request's blocks, if there are any: it ends, or they may hold anything."""
         blocks = self._blocks.pop(handle, None)
         if blocks is not None:
-            self._pool.free(blocks.held())
+            self._free(blocks)
             self._outs.pop(handle, None)
 
 
-def _spread(host_block_ids: np.ndarray, block_ids: list[np.ndarray]) -> tuple[np.ndarray, ...]:
-    """The host blocks laid out as the blocks that they stand for, per group; -1 for null blocks."""
-    spread, start = [], 0
-    for ids in block_ids:
+def _spread(
+    host_block_ids: list[np.ndarray], block_ids: list[np.ndarray], pool_of_group: Sequence[int]
+) -> tuple[np.ndarray, ...]:
+    """The host blocks of each pool laid out as the blocks that they stand for, per group; -1 for null blocks."""
+    spread, starts = [], [0] * len(host_block_ids)
+    for ids, pool in zip(block_ids, pool_of_group, strict=True):
         is_held = ids != NULL_BLOCK_ID
         host_ids = np.full(len(ids), NO_HOST_BLOCK, dtype=np.int32)
-        end = start + int(np.count_nonzero(is_held))
-        host_ids[is_held] = host_block_ids[start:end]
+        end = starts[pool] + int(np.count_nonzero(is_held))
+        host_ids[is_held] = host_block_ids[pool][starts[pool] : end]
         spread.append(host_ids)
-        start = end
+        starts[pool] = end
     return tuple(spread)
 
 

@@ -59,6 +59,12 @@ def check_beams_fit(message: EngineCoreRequest, limits: Limits, kv: KVCacheManag
     spec = message.sampling_params.beam_search
     if spec is None:
         return
+    if not kv.can_take_back:
+        raise ValidationError(
+            "beam search is not supported for models with recurrent layers, whose states cannot be taken back",
+            hint="use n instead",
+            field="beam_width",
+        )
     if spec.num_beams > limits.max_num_seqs:
         raise ValidationError(
             f"beam_width={spec.num_beams} is more than max_num_seqs={limits.max_num_seqs}, but all beams must "
@@ -73,13 +79,13 @@ def check_beams_fit(message: EngineCoreRequest, limits: Limits, kv: KVCacheManag
             hint="raise max_num_batched_tokens, or lower max_num_seqs",
             field="beam_width",
         )
-    num_shared = kv.num_blocks_shared(len(message.prompt_token_ids) - 1)
-    num_held = int(kv.num_blocks_held(np.array(max_total_tokens_of(message, limits.max_model_len))))
+    num_shared = np.array(kv.num_blocks_shared(len(message.prompt_token_ids) - 1))
+    num_held = kv.num_blocks_held(np.array(max_total_tokens_of(message, limits.max_model_len)))
     num_needed = num_shared + spec.num_beams * (num_held - num_shared)
-    if num_needed > kv.num_usable_blocks:
+    if (num_needed > kv.usable_counts).any():
         raise ValidationError(
-            f"{spec.num_beams} beams may need {num_needed} blocks of {kv.block_size} tokens; the whole KV cache has "
-            f"{kv.num_usable_blocks}",
+            f"{spec.num_beams} beams may need {num_needed.sum()} blocks of {kv.block_size} tokens; the whole KV cache "
+            f"has {kv.num_usable_blocks}",
             hint="use fewer beams or a smaller max_tokens, or enlarge the KV cache (num_gpu_blocks_override, "
             "kv_cache_memory_bytes or gpu_memory_utilization)",
             field="beam_width",

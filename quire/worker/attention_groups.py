@@ -5,19 +5,18 @@ Called by the model runner once per step. Owns the order of the layers; the tens
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
 
-from quire.attention.backend import AttentionBackend
 from quire.attention.context import ForwardContext
 from quire.attention.metadata import AttentionMetadata, StateMetadata
 from quire.core.kv_spec import KVCacheConfig, MambaSpec
-from quire.core.scheduler_output import BlockCopies
+from quire.core.scheduler_output import BlockCopies, StateBlocks
 from quire.worker.block_tables import BlockTables
 from quire.worker.input_batch import InputBatch
-from quire.worker.kv_cache_tensors import distinct_tensors
+from quire.worker.kv_cache_tensors import CachePool
 
 
 class AttentionGroups:
@@ -25,9 +24,9 @@ class AttentionGroups:
 
     Args:
         kv_cache_config: the groups.
-        layer_names: every attention layer, in the model's order.
+        layer_names: every layer with a cache, in the model's order.
         kv_caches: the cache tensor of each layer, in the same order.
-        backend: which knows how blocks lie in them.
+        pools: the blocks.
     """
 
     def __init__(
@@ -35,36 +34,42 @@ class AttentionGroups:
         kv_cache_config: KVCacheConfig,
         layer_names: Sequence[str],
         kv_caches: Sequence[torch.Tensor],
-        backend: AttentionBackend,
+        pools: Sequence[CachePool],
     ) -> None:
         group_of = {name: i for i, group in enumerate(kv_cache_config.groups) for name in group.layer_names}
         self._group_of_layer = [group_of[name] for name in layer_names]
-        self._has_state = [isinstance(group.spec, MambaSpec) for group in kv_cache_config.groups]
         self._kv_caches = tuple(kv_caches)
-        self._tensors = tuple(distinct_tensors(kv_caches))
-        self._backend = backend
-
-    @property
-    def has_states(self) -> bool:
-        """Whether there are recurrent layers."""
-        return any(self._has_state)
+        self._pools = tuple(pools)
+        self._state_pools = [pools[group.pool] for group in kv_cache_config.groups if isinstance(group.spec, MambaSpec)]
 
     def copy_pages(self, copies: BlockCopies) -> None:
         """Copy blocks onto others, in every layer."""
-        device = self._kv_caches[0].device
-        source_ids, target_ids = (
-            torch.from_numpy(ids.astype(np.int64)).to(device) for ids in (copies.source_ids, copies.target_ids)
-        )
-        self._backend.copy_pages(self._tensors, source_ids, target_ids)
+        for pool in self._pools:
+            is_here = pool.find(copies.source_ids)
+            if is_here.any():
+                pool.copy(copies.source_ids[is_here] - pool.first_id, copies.target_ids[is_here] - pool.first_id)
+
+    def remember_states(self, states: Sequence[StateBlocks]) -> Callable[[], None]:
+        """Copy the states that a step reads and overwrites; what is returned puts them back."""
+        saved: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = []
+        for pool, blocks in zip(self._state_pools, states, strict=True):
+            ids = blocks.write_block_ids[blocks.write_block_ids == blocks.read_block_ids]
+            index = torch.from_numpy(ids.astype(np.int64)).to(pool.tensors[0].device)
+            saved += [(tensor, index, tensor.index_select(0, index)) for tensor in pool.tensors]
+
+        def put_back() -> None:
+            for tensor, index, copy in saved:
+                tensor.index_copy_(0, index, copy)
+
+        return put_back
 
     def forward_context(self, batch: InputBatch, block_tables: BlockTables) -> ForwardContext:
         """The context of a step of at least one request."""
+        states = iter(batch.states)
         return self.context_of(
             [
-                self._state_metadata(group, batch, block_tables)
-                if has_state
-                else self._metadata(group, batch, block_tables)
-                for group, has_state in enumerate(self._has_state)
+                self._state_metadata(batch, next(states)) if has_state else self._metadata(group, batch, block_tables)
+                for group, has_state in enumerate(block_tables.has_state)
             ]
         )
 
@@ -92,22 +97,16 @@ class AttentionGroups:
         )
 
     @staticmethod
-    def _state_metadata(group: int, batch: InputBatch, block_tables: BlockTables) -> StateMetadata:
-        write_block = block_tables.tables[group][batch.rows, 0]
-        read_block = np.where(batch.num_computed_tokens > 0, write_block, np.int32(-1))
-        return make_state_metadata(
-            batch.query_start_loc, batch.num_computed_tokens, read_block, write_block, batch.input_ids.device
-        )
+    def _state_metadata(batch: InputBatch, blocks: StateBlocks) -> StateMetadata:
+        device = batch.input_ids.device
+        return make_state_metadata(batch.query_start_loc, batch.num_computed_tokens, blocks, device)
 
 
 def make_state_metadata(
-    query_start_loc: np.ndarray,
-    num_computed_tokens: np.ndarray,
-    read_block: np.ndarray,
-    write_block: np.ndarray,
-    device: torch.device,
+    query_start_loc: np.ndarray, num_computed_tokens: np.ndarray, blocks: StateBlocks, device: torch.device
 ) -> StateMetadata:
-    """The metadata of a state group, from arrays on the host: [num_reqs + 1], then [num_reqs], all int32."""
+    """The metadata of a state group, from arrays on the host: [num_reqs + 1] and [num_reqs], int32."""
+    read_block, write_block = blocks.read_block_ids, blocks.write_block_ids
     start_loc, num_computed, read, write = (
         torch.from_numpy(array).to(device) for array in (query_start_loc, num_computed_tokens, read_block, write_block)
     )

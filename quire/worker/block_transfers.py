@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 import torch
 
-from quire.attention.backend import AttentionBackend
 from quire.core.scheduler_output import BlockCopies, SchedulerOutput
+from quire.worker.kv_cache_tensors import CachePool
 
 CopyTimes = Callable[[], tuple[float | None, float | None]]
 """Called when a step is done: seconds of its copies out and in; None = there were none, or they were not measured."""
@@ -34,25 +34,15 @@ class BlockTransfers(ABC):
 
 
 class HostTransfers(BlockTransfers):
-    """Cache and swap space are both the processor's memory.
+    """Cache and swap space are both the processor's memory, in the same tensors.
 
     Args:
-        kv_caches: distinct tensors: the blocks of the cache, then those of the swap space.
-        backend: which copies blocks.
-        num_blocks: blocks of the cache.
+        pools: with the blocks of the swap space behind those of the cache.
         clock: seconds.
     """
 
-    def __init__(
-        self,
-        kv_caches: Sequence[torch.Tensor],
-        backend: AttentionBackend,
-        num_blocks: int,
-        clock: Callable[[], float] = time.perf_counter,
-    ) -> None:
-        self._kv_caches = tuple(kv_caches)
-        self._backend = backend
-        self._num_blocks = num_blocks
+    def __init__(self, pools: Sequence[CachePool], clock: Callable[[], float] = time.perf_counter) -> None:
+        self._pools = tuple(pools)
         self._clock = clock
 
     def run(self, scheduled: SchedulerOutput) -> CopyTimes:
@@ -60,16 +50,21 @@ class HostTransfers(BlockTransfers):
         if not len(scheduled.swap_outs) and not len(scheduled.swap_ins):
             return no_copies
         outs, ins = scheduled.swap_outs, scheduled.swap_ins
-        out_s = self._copy(outs.source_ids, outs.target_ids + self._num_blocks)
-        in_s = self._copy(ins.source_ids + self._num_blocks, ins.target_ids)
+        out_s = self._copy(outs.source_ids, outs.target_ids, is_out=True)
+        in_s = self._copy(ins.target_ids, ins.source_ids, is_out=False)
         return lambda: (out_s, in_s)
 
-    def _copy(self, source_ids: np.ndarray, target_ids: np.ndarray) -> float | None:
-        if not len(source_ids):
+    def _copy(self, block_ids: np.ndarray, host_block_ids: np.ndarray, *, is_out: bool) -> float | None:
+        if not len(block_ids):
             return None
         start = self._clock()
-        sources, targets = (torch.from_numpy(ids.astype(np.int64)) for ids in (source_ids, target_ids))
-        self._backend.copy_pages(self._kv_caches, sources, targets)
+        for pool in self._pools:
+            is_here = pool.find(block_ids)
+            if not is_here.any():
+                continue
+            blocks = block_ids[is_here] - pool.first_id
+            host_blocks = host_block_ids[is_here] - pool.first_swap_id + pool.num_blocks
+            pool.copy(*((blocks, host_blocks) if is_out else (host_blocks, blocks)))
         return self._clock() - start
 
 
@@ -80,16 +75,19 @@ class DeviceTransfers(BlockTransfers):
     the stream that computes, so that the step waits for it and the host does not.
 
     Args:
-        kv_caches: distinct tensors: the blocks of the cache.
-        dim: the dimension of the tensors that counts blocks, 0 or 1.
-        num_swap_blocks: blocks of the swap space.
+        pools: the blocks of the cache.
     """
 
-    def __init__(self, kv_caches: Sequence[torch.Tensor], dim: int, num_swap_blocks: int) -> None:
-        parts = [part for cache in kv_caches for part in (cache.unbind(0) if dim else (cache,))]
-        self._parts = [part.flatten(1).view(torch.uint8) for part in parts]
-        self._device = kv_caches[0].device
-        self._host_parts = [self._host_blocks(num_swap_blocks, part.shape[1]) for part in self._parts]
+    def __init__(self, pools: Sequence[CachePool]) -> None:
+        self._pools = tuple(pools)
+        self._parts = [
+            [_as_bytes(part) for cache in pool.tensors for part in _parts(cache, pool.dim)] for pool in pools
+        ]
+        self._host_parts = [
+            [self._host_blocks(pool.num_swap_blocks, part.shape[1]) for part in parts]
+            for pool, parts in zip(pools, self._parts, strict=True)
+        ]
+        self._device = pools[0].tensors[0].device
 
     def run(self, scheduled: SchedulerOutput) -> CopyTimes:
         """Queue the copies of the step's blocks out, then in; times are the device's."""
@@ -117,19 +115,29 @@ class DeviceTransfers(BlockTransfers):
         return None
 
     def _copy_out(self, copies: BlockCopies) -> None:
-        ids = torch.from_numpy(copies.source_ids.astype(np.int64)).to(self._device)
-        for blocks, host_blocks in zip(self._parts, self._host_parts, strict=True):
-            gathered = blocks.index_select(0, ids)
-            for i, host_block, num_blocks in _runs(copies.target_ids):
-                host_blocks[host_block : host_block + num_blocks].copy_(gathered[i : i + num_blocks], non_blocking=True)
+        for blocks, ids, host_parts, host_ids in self._by_pool(copies.source_ids, copies.target_ids):
+            for part, host_blocks in zip(blocks, host_parts, strict=True):
+                gathered = part.index_select(0, ids)
+                for i, host_block, num in _runs(host_ids):
+                    host_blocks[host_block : host_block + num].copy_(gathered[i : i + num], non_blocking=True)
 
     def _copy_in(self, copies: BlockCopies) -> None:
-        ids = torch.from_numpy(copies.target_ids.astype(np.int64)).to(self._device)
-        for blocks, host_blocks in zip(self._parts, self._host_parts, strict=True):
-            gathered = torch.empty((len(ids), blocks.shape[1]), dtype=torch.uint8, device=self._device)
-            for i, host_block, num_blocks in _runs(copies.source_ids):
-                gathered[i : i + num_blocks].copy_(host_blocks[host_block : host_block + num_blocks], non_blocking=True)
-            blocks.index_copy_(0, ids, gathered)
+        for blocks, ids, host_parts, host_ids in self._by_pool(copies.target_ids, copies.source_ids):
+            for part, host_blocks in zip(blocks, host_parts, strict=True):
+                gathered = torch.empty((len(ids), part.shape[1]), dtype=torch.uint8, device=self._device)
+                for i, host_block, num in _runs(host_ids):
+                    gathered[i : i + num].copy_(host_blocks[host_block : host_block + num], non_blocking=True)
+                part.index_copy_(0, ids, gathered)
+
+    def _by_pool(
+        self, block_ids: np.ndarray, host_block_ids: np.ndarray
+    ) -> Iterator[tuple[list[torch.Tensor], torch.Tensor, list[torch.Tensor], np.ndarray]]:
+        """Per pool with any of these blocks: its layers' blocks, which of them, its host blocks, which of them."""
+        for pool, parts, host_parts in zip(self._pools, self._parts, self._host_parts, strict=True):
+            is_here = pool.find(block_ids)
+            if is_here.any():
+                ids = torch.from_numpy((block_ids[is_here] - pool.first_id).astype(np.int64)).to(self._device)
+                yield parts, ids, host_parts, host_block_ids[is_here] - pool.first_swap_id
 
 
 class CudaTransfers(DeviceTransfers):
@@ -142,6 +150,16 @@ class CudaTransfers(DeviceTransfers):
         event: torch.cuda.Event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         event.record()
         return event
+
+
+def _parts(cache: torch.Tensor, dim: int) -> Sequence[torch.Tensor]:
+    """Tensors whose first dimension counts blocks."""
+    return cache.unbind(0) if dim else (cache,)
+
+
+def _as_bytes(part: torch.Tensor) -> torch.Tensor:
+    """[num_blocks, page_bytes] uint8, a view."""
+    return part.flatten(1).view(torch.uint8)
 
 
 def _runs(ids: np.ndarray) -> Iterator[tuple[int, int, int]]:

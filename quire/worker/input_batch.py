@@ -7,6 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from quire.core.scheduler_output import StateBlocks
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InputBatch:
@@ -25,6 +27,7 @@ class InputBatch:
         logits_indices: [num_logits] int64; the step's tokens whose hidden states predict tokens.
         logits_start_loc: [num_sampled + 1] int32; where each row's rows of logits begin: it has one, and one for each
             draft. None = one each.
+        states: blocks of recurrent layers, for each KV cache group that has such, numbered within their pools.
     """
 
     rows: np.ndarray
@@ -39,6 +42,7 @@ class InputBatch:
     sampling_positions: np.ndarray
     logits_indices: np.ndarray
     logits_start_loc: np.ndarray | None = None
+    states: tuple[StateBlocks, ...] = ()
 
     @property
     def num_reqs(self) -> int:

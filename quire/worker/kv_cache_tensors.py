@@ -1,10 +1,16 @@
-"""Allocates the KV cache: one tensor per layer of a group, in the attention backend's layout, shared among groups."""
+"""Allocates the KV cache: per pool one tensor for each layer of a group, shared among the groups of the pool.
+
+Called by `DeviceMemory`. A pool of attention has the attention backend's layout, one of states has blocks one after the
+other. `CachePool` is what the worker needs of a pool: its tensors, and how blocks of it are copied.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 from quire.attention.backend import AttentionBackend
@@ -20,8 +26,10 @@ from quire.core.kv_spec import (
 )
 from quire.errors import UnsupportedError
 
-STORED = (FullAttentionSpec, SlidingWindowSpec, MLAAttentionSpec)
-"""The kinds of layers whose cache the attention backends store and read."""
+STORED: tuple[type[AttentionSpec | MLAAttentionSpec], ...] = (FullAttentionSpec, SlidingWindowSpec, MLAAttentionSpec)
+"""The kinds of layers whose cache is stored, beside states."""
+
+Zeros = Callable[[tuple[int, ...], torch.dtype], torch.Tensor]
 
 
 def stored_spec(layer_name: str, spec: KVCacheSpec, dtype_bytes: int) -> KVCacheSpec:
@@ -33,7 +41,7 @@ def stored_spec(layer_name: str, spec: KVCacheSpec, dtype_bytes: int) -> KVCache
     if isinstance(spec, MambaSpec):
         return spec  # its elements have sizes of their own
     if not isinstance(spec, STORED):
-        names = ", ".join(kind.__name__ for kind in STORED)
+        names = ", ".join(kind.__name__ for kind in (*STORED, MambaSpec))
         raise UnsupportedError(
             f"layer {layer_name!r} needs {spec.describe()} ({type(spec).__name__}), which no attention "
             "backend supports",
@@ -43,53 +51,90 @@ def stored_spec(layer_name: str, spec: KVCacheSpec, dtype_bytes: int) -> KVCache
     return dataclasses.replace(spec, dtype_bytes=dtype_bytes)
 
 
+@dataclass(frozen=True, slots=True)
+class CachePool:
+    """The tensors of one pool, with the blocks of its swap space behind those of the cache where that is so.
+
+    Attributes:
+        tensors: one for each slot.
+        dim: the dimension of the tensors that counts blocks.
+        num_blocks: of the cache, the null block included.
+        num_swap_blocks: of the swap space.
+        first_id, first_swap_id: number of its first block, and of its first one in the swap space, among all pools.
+        backend: copies blocks; None = they lie one after the other.
+    """
+
+    tensors: tuple[torch.Tensor, ...]
+    dim: int
+    num_blocks: int
+    num_swap_blocks: int = 0
+    first_id: int = 0
+    first_swap_id: int = 0
+    backend: AttentionBackend | None = None
+
+    def find(self, block_ids: np.ndarray) -> np.ndarray:
+        """[n] bool: which of these blocks are of this pool."""
+        is_here: np.ndarray = (block_ids >= self.first_id) & (block_ids < self.first_id + self.num_blocks)
+        return is_here
+
+    def copy(self, source_ids: np.ndarray, target_ids: np.ndarray) -> None:
+        """Copy blocks onto others in every slot; [num_copies] indices in the tensors."""
+        device = self.tensors[0].device
+        sources, targets = (torch.from_numpy(ids.astype(np.int64)).to(device) for ids in (source_ids, target_ids))
+        if self.backend is not None:
+            self.backend.copy_pages(self.tensors, sources, targets)
+            return
+        for tensor in self.tensors:
+            blocks = tensor.view(torch.uint8)
+            blocks[targets] = blocks[sources]
+
+
 def allocate_kv_caches(
     kv_cache_config: KVCacheConfig,
     layer_names: Sequence[str],
     backend: AttentionBackend,
     dtype: torch.dtype,
-    zeros: Callable[[tuple[int, ...], torch.dtype], torch.Tensor],
-) -> list[torch.Tensor]:
-    """A zeroed cache tensor per layer, in the order of `layer_names`; layer j of every group has the same one.
+    zeros: Zeros,
+    *,
+    with_swap_space: bool = False,
+) -> tuple[list[torch.Tensor], tuple[CachePool, ...]]:
+    """A zeroed cache tensor per layer, in the order of `layer_names`; layers j of a pool's groups have the same one.
 
-    A block id is one block in each tensor, and belongs to one group at a time: layers of a group share nothing,
-    layers of     different groups never use a block at once.
+    A block id is one block in each tensor of its pool, and belongs to one group at a time: layers of a group share
+    nothing, layers of different groups never use a block at once.
 
     Args:
         zeros: makes a tensor on the device, see `DeviceMemory.zeros`.
-
-    Raises:
-        UnsupportedError: there are states, and the backend does not keep the bytes of a block together.
+        with_swap_space: the blocks of the swap space lie behind those of the cache.
     """
-    has_states = any(isinstance(group.spec, MambaSpec) for group in kv_cache_config.groups)
-    if has_states and page_dim(kv_cache_config, backend) != 0:
-        raise UnsupportedError(
-            f"attention backend {backend.name!r} scatters the bytes of a page, which a layer's state fills as one",
-            hint="choose another attention_backend",
-            field="attention_backend",
-        )
-    slot_of = {name: slot for group in kv_cache_config.groups for slot, name in enumerate(group.layer_names)}
-    shape = _shape(kv_cache_config, backend, kv_cache_config.num_blocks)
-    slots = [zeros(shape, dtype) for _ in range(max(slot_of.values()) + 1)]
-    return [slots[slot_of[name]] for name in layer_names]
+    first_ids, first_swap_ids = kv_cache_config.first_block_ids(), kv_cache_config.first_swap_block_ids()
+    caches: dict[str, torch.Tensor] = {}
+    pools = []
+    for number, size in enumerate(kv_cache_config.pool_sizes()):
+        groups = kv_cache_config.groups_of(number)
+        shape_of, owner, slot_dtype = _layout(groups[0].spec, backend, dtype)
+        few, more = shape_of(2), shape_of(3)
+        dim = next(dim for dim, sizes in enumerate(zip(few, more, strict=True)) if sizes[0] != sizes[1])
+        shape = shape_of(size.num_blocks + (size.num_swap_blocks if with_swap_space else 0))
+        slots = [zeros(shape, slot_dtype) for _ in range(max(len(group.layer_names) for group in groups))]
+        for group in groups:
+            caches.update(
+                (name, slots[slot].narrow(dim, 0, size.num_blocks)) for slot, name in enumerate(group.layer_names)
+            )
+        ids = (size.num_blocks, size.num_swap_blocks, first_ids[number], first_swap_ids[number])
+        pools.append(CachePool(tuple(slots), dim, *ids, owner))
+    return [caches[name] for name in layer_names], tuple(pools)
 
 
-def page_dim(kv_cache_config: KVCacheConfig, backend: AttentionBackend) -> int:
-    """Which dimension of a layer's tensor counts blocks."""
-    few, more = (_shape(kv_cache_config, backend, num_blocks) for num_blocks in (2, 3))
-    return next(dim for dim, sizes in enumerate(zip(few, more, strict=True)) if sizes[0] != sizes[1])
-
-
-def distinct_tensors(kv_caches: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Each tensor once that several layers share, to copy its blocks once; in the order of the layers."""
-    return list({cache.data_ptr(): cache for cache in kv_caches}.values())
-
-
-def _shape(kv_cache_config: KVCacheConfig, backend: AttentionBackend, num_blocks: int) -> tuple[int, ...]:
-    kinds = (AttentionSpec, MLAAttentionSpec)
-    spec = next((group.spec for group in kv_cache_config.groups if isinstance(group.spec, kinds)), None)
-    if spec is None:
-        raise UnsupportedError("models without an attention layer are not supported", field="model")
+def _layout(
+    spec: KVCacheSpec, backend: AttentionBackend, dtype: torch.dtype
+) -> tuple[Callable[[int], tuple[int, ...]], AttentionBackend | None, torch.dtype]:
+    """Shape of a layer's tensor by number of blocks, what copies its blocks, and type of its elements."""
+    if isinstance(spec, AttentionSpec):
+        block_size, num_kv_heads, head_size = spec.block_size, spec.num_kv_heads, spec.head_size
+        return lambda num: backend.kv_cache_shape(num, block_size, num_kv_heads, head_size), backend, dtype
     if isinstance(spec, MLAAttentionSpec):
-        return latent_backend_of(backend).cache_shape(num_blocks, spec.block_size, spec.head_size)
-    return backend.kv_cache_shape(num_blocks, spec.block_size, spec.num_kv_heads, spec.head_size)
+        latent, vectors = latent_backend_of(backend), (spec.block_size, spec.head_size)
+        return lambda num: latent.cache_shape(num, *vectors), backend, dtype
+    page_bytes = spec.page_size_bytes
+    return lambda num: (num, page_bytes), None, torch.uint8

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from quire.core.kv_spec import KVCacheConfig, KVCacheSpec
+from quire.kv_cache.pool_sizes import useful_bytes
 from quire.logger import get_logger
 from quire.utils.memory import GIB, read_memory
 from quire.worker.device.ops import DeviceOps
@@ -77,12 +78,11 @@ class MemoryPlanner:
         Raises:
             NotEnoughMemoryError: names the largest size that fits.
         """
-        needed_bytes = kv_cache_config.num_blocks * kv_cache_config.page_size_bytes
-        check_allocation(needed_bytes, self._memory.free_bytes(), self._workspace_bytes, self._swap_bytes)
+        check_allocation(
+            kv_cache_config.total_bytes, self._memory.free_bytes(), self._workspace_bytes, self._swap_bytes
+        )
 
     def _useful_bytes(self, specs: Mapping[str, KVCacheSpec]) -> int:
-        """Blocks for every row at its longest, and the null block."""
+        """Blocks for every row at its longest, and null blocks."""
         limits = self._setup.limits
-        blocks_per_req = -(-limits.max_model_len // self._setup.block_size)
-        page_bytes = sum(spec.page_size_bytes for spec in specs.values())
-        return (limits.max_num_seqs * blocks_per_req + 1) * page_bytes
+        return useful_bytes(specs, self._setup.config.cache, limits.max_model_len, limits.max_num_seqs)

@@ -95,7 +95,8 @@ class ModelRunner:
         if self._kv_tier is not None and scheduled.kv_transfers is not None:
             self._kv_tier.start_transfers(scheduled.kv_transfers)
         self._apply(scheduled)
-        batch = prepare_inputs(scheduled, self._requests, self._device)
+        states = self._block_tables.states(scheduled.states)
+        batch = prepare_inputs(scheduled, self._requests, self._device, states)
         if not batch.num_reqs:
             hidden = torch.empty(0, device=self._device)
         else:

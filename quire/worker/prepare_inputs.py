@@ -5,13 +5,19 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from quire.core.scheduler_output import SchedulerOutput
+from quire.core.scheduler_output import SchedulerOutput, StateBlocks
 from quire.worker.input_batch import InputBatch
 from quire.worker.request_states import RequestStates
 
 
-def prepare_inputs(scheduled: SchedulerOutput, requests: RequestStates, device: torch.device) -> InputBatch:
-    """Gather the tokens that `scheduled` wants computed; its rows, frees and additions are applied already."""
+def prepare_inputs(
+    scheduled: SchedulerOutput, requests: RequestStates, device: torch.device, states: tuple[StateBlocks, ...] = ()
+) -> InputBatch:
+    """Gather the tokens that `scheduled` wants computed; its rows, frees and additions are applied already.
+
+    Args:
+        states: as in `InputBatch`.
+    """
     counts = scheduled.num_scheduled_tokens
     if scheduled.total_num_scheduled_tokens == len(counts):  # a token each
         query_start_loc = np.arange(len(counts) + 1, dtype=np.int32)
@@ -49,4 +55,5 @@ def prepare_inputs(scheduled: SchedulerOutput, requests: RequestStates, device: 
         sampling_positions=sampling_positions,
         logits_indices=logits_indices,
         logits_start_loc=logits_start_loc,
+        states=states,
     )

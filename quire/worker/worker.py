@@ -23,9 +23,8 @@ from quire.sample.states import SamplingStates
 from quire.worker.allocator import keep_freed_memory
 from quire.worker.attention_groups import AttentionGroups
 from quire.worker.block_tables import BlockTables
-from quire.worker.device.graphs import no_graphs
 from quire.worker.device.registry import make_device_ops
-from quire.worker.kv_cache_tensors import distinct_tensors, page_dim, stored_spec
+from quire.worker.kv_cache_tensors import stored_spec
 from quire.worker.kv_tier import CacheBlocks, KVTierWorker
 from quire.worker.memory_planner import MemoryPlanner
 from quire.worker.model_runner import ModelRunner
@@ -108,17 +107,12 @@ class Worker:
         setup, ops, vocab_size = self._setup, self._ops, self._setup.arch.vocab_size
         max_num_seqs, max_model_len = setup.limits.max_num_seqs, setup.limits.max_model_len
         layer_names = list(self.kv_cache_specs())
-        kv_caches, transfers = ops.memory.allocate_kv_caches(
-            kv_cache_config, layer_names, ops.attention, setup.kv_cache_dtype
-        )
-        attention = AttentionGroups(kv_cache_config, layer_names, kv_caches, ops.attention)
+        kv_caches = ops.memory.allocate_kv_caches(kv_cache_config, layer_names, ops.attention, setup.kv_cache_dtype)
+        attention = AttentionGroups(kv_cache_config, layer_names, kv_caches.by_layer, kv_caches.pools)
         block_tables = BlockTables(kv_cache_config, max_num_seqs, max_model_len)
         sampling = SamplingStates(
             max_num_seqs, vocab_size, ops.device, self._custom_processors, ops.sampling.apply_penalties_inplace
         )
-        make_graphs = (
-            no_graphs if attention.has_states else ops.make_graphs
-        )  # a replayed step would advance states twice
         self._runner = ModelRunner(
             self._model,
             RequestStates(max_num_seqs, max_model_len, vocab_size),
@@ -127,11 +121,12 @@ class Worker:
             attention,
             ops.device,
             ops.sampling,
-            make_graphs(self._model, attention, block_tables),
+            ops.make_graphs(self._model, attention, block_tables),
             setup.config.model.logprobs_mode,
-            transfers,
+            kv_caches.transfers,
         )
-        self._blocks = CacheBlocks(distinct_tensors(kv_caches), page_dim(kv_cache_config, ops.attention))
+        pool = kv_caches.pools[0]  # where there are several, the scheduler uses no tier
+        self._blocks = CacheBlocks([part.narrow(pool.dim, 0, pool.num_blocks) for part in pool.tensors], pool.dim)
         num_tokens = min(setup.block_size, max_model_len, setup.limits.max_num_batched_tokens)
         warm_up(self._model, attention, block_tables, num_tokens, ops.device)
 

@@ -16,7 +16,8 @@ from quire.flight_recorder.state_classes import ENUM_BY_NAME, OBJECT_BY_NAME, ST
 
 NOT_STATE = {
     "Advanced", "Blocked", "Candidate", "Continuation", "ExternalHit", "FilledBlocks", "KVTier",
-    "LocalAttentionManager", "ManagerParts", "BlockDemand", "RequestGroup", "RowBlocks", "Sampled", "SchedulerSetup",
+    "LocalAttentionManager", "ManagerParts", "BlockDemand", "PlannedRequests",
+    "RequestGroup", "RowBlocks", "Sampled", "SchedulerSetup",
     "Step", "StepBudget", "StepPlan", "Stop", "SwapCopies", "WantedTokens", "_MissingBlock",
 }  # fmt: skip
 """What lives within one step, abstract bases, and what a scheduler is made from."""

@@ -29,12 +29,14 @@ class ManagerParts:
         max_num_seqs: number of rows.
         max_model_len: most tokens of a row.
         max_chunk_tokens: most tokens of one row that a step computes.
+        pool_of_group: the pool of block ids of each group.
     """
 
     pool: BlockPool
     max_num_seqs: int
     max_model_len: int
     max_chunk_tokens: int
+    pool_of_group: tuple[int, ...]
 
 
 class RowBlocks(ABC):
@@ -43,6 +45,7 @@ class RowBlocks(ABC):
     def __init__(self, spec: KVCacheSpec, parts: ManagerParts, group: int) -> None:
         block_size, max_num_seqs = spec.block_size, parts.max_num_seqs
         self._pool = parts.pool
+        self._pool_number = parts.pool_of_group[group]
         self._block_size = block_size
         self._block_table = np.zeros((max_num_seqs, -(-parts.max_model_len // block_size)), dtype=np.int32)
         self._num_blocks = np.zeros(max_num_seqs, dtype=np.int32)
@@ -92,7 +95,7 @@ class RowBlocks(ABC):
             return NO_BLOCKS
         rows, num_missing = rows[due], num_missing[due]
         flat_rows, columns = spread(rows, self._num_blocks[rows], num_missing)
-        block_ids = self._pool.take(len(flat_rows))
+        block_ids = self._pool.take(len(flat_rows), self._pool_number)
         self._block_table[flat_rows, columns] = block_ids
         self._num_blocks[rows] += num_missing.astype(np.int32)
         return NewBlocks(flat_rows.astype(np.int32), columns.astype(np.int32), block_ids)
@@ -101,7 +104,7 @@ class RowBlocks(ABC):
         """Give a row free blocks up to `num_tokens` tokens; all its blocks, a copy."""
         held, num_blocks = int(self._num_blocks[row]), -(-num_tokens // self._block_size)
         if num_blocks > held:
-            self._block_table[row, held:num_blocks] = self._pool.take(num_blocks - held)
+            self._block_table[row, held:num_blocks] = self._pool.take(num_blocks - held, self._pool_number)
             self._num_blocks[row] = num_blocks
         return np.array(self.block_ids(row))
 

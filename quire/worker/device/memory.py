@@ -6,12 +6,11 @@ worker's.
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import mmap
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 import torch
 
@@ -19,7 +18,15 @@ from quire.attention.backend import AttentionBackend
 from quire.core.kv_spec import KVCacheConfig
 from quire.utils.memory import read_memory
 from quire.worker.block_transfers import BlockTransfers, CudaTransfers, HostTransfers
-from quire.worker.kv_cache_tensors import allocate_kv_caches, distinct_tensors, page_dim
+from quire.worker.kv_cache_tensors import CachePool, allocate_kv_caches
+
+
+class KVCaches(NamedTuple):
+    """An allocated cache: the tensor of each layer, the pools, and what swaps blocks (None = nothing does)."""
+
+    by_layer: list[torch.Tensor]
+    pools: tuple[CachePool, ...]
+    transfers: BlockTransfers | None = None
 
 
 class DeviceMemory(ABC):
@@ -47,8 +54,8 @@ class DeviceMemory(ABC):
         layer_names: Sequence[str],
         backend: AttentionBackend,
         dtype: torch.dtype,
-    ) -> tuple[list[torch.Tensor], BlockTransfers | None]:
-        """The cache tensor of each layer, and what swaps their blocks; None where there is no swap space."""
+    ) -> KVCaches:
+        """The cache, with its swap space if there is one."""
 
 
 class HostMemory(DeviceMemory):
@@ -81,16 +88,13 @@ class HostMemory(DeviceMemory):
         layer_names: Sequence[str],
         backend: AttentionBackend,
         dtype: torch.dtype,
-    ) -> tuple[list[torch.Tensor], BlockTransfers | None]:
+    ) -> KVCaches:
         """The swap space lies behind the cache, in the same tensors."""
-        num_blocks, num_swap_blocks = kv_cache_config.num_blocks, kv_cache_config.num_swap_blocks
-        both = dataclasses.replace(kv_cache_config, num_blocks=num_blocks + num_swap_blocks)
-        whole = allocate_kv_caches(both, layer_names, backend, dtype, self.zeros)
-        if not num_swap_blocks:
-            return whole, None
-        dim = page_dim(kv_cache_config, backend)
-        caches = [cache.narrow(dim, 0, num_blocks) for cache in whole]
-        return caches, HostTransfers(distinct_tensors(whole), backend, num_blocks)
+        has_swap_space = kv_cache_config.num_swap_blocks > 0
+        caches, pools = allocate_kv_caches(
+            kv_cache_config, layer_names, backend, dtype, self.zeros, with_swap_space=has_swap_space
+        )
+        return KVCaches(caches, pools, HostTransfers(pools) if has_swap_space else None)
 
 
 class CudaMemory(DeviceMemory):
@@ -116,10 +120,7 @@ class CudaMemory(DeviceMemory):
         layer_names: Sequence[str],
         backend: AttentionBackend,
         dtype: torch.dtype,
-    ) -> tuple[list[torch.Tensor], BlockTransfers | None]:
+    ) -> KVCaches:
         """As `DeviceMemory.allocate_kv_caches`."""
-        caches = allocate_kv_caches(kv_cache_config, layer_names, backend, dtype, self.zeros)
-        if not kv_cache_config.num_swap_blocks:
-            return caches, None
-        dim = page_dim(kv_cache_config, backend)
-        return caches, CudaTransfers(distinct_tensors(caches), dim, kv_cache_config.num_swap_blocks)
+        caches, pools = allocate_kv_caches(kv_cache_config, layer_names, backend, dtype, self.zeros)
+        return KVCaches(caches, pools, CudaTransfers(pools) if kv_cache_config.num_swap_blocks else None)

@@ -15,13 +15,14 @@ import numpy as np
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from quire.attention.metadata import AttentionMetadata
+from quire.attention.metadata import AttentionMetadata, StateMetadata
+from quire.core.scheduler_output import StateBlocks
 from quire.errors import ShapeError
 from quire.kernels.native.runtime import NativeRuntime
 from quire.kernels.native.step_graph import GraphArena, StepGraph
 from quire.logger import get_logger
 from quire.models.interfaces import CausalLM
-from quire.worker.attention_groups import AttentionGroups
+from quire.worker.attention_groups import AttentionGroups, make_state_metadata
 from quire.worker.block_tables import BlockTables
 from quire.worker.device.graphs import StepGraphs
 from quire.worker.input_batch import InputBatch
@@ -96,6 +97,12 @@ class RecordedSteps(StepGraphs):
         self._seq_lens = np.zeros(size, dtype=np.int32)
         self._tables = [np.zeros((size, table.shape[1]), dtype=np.int32) for table in block_tables.tables]
         self._slots = [np.zeros(size, dtype=np.int64) for _ in block_tables.tables]
+        self._num_computed_tokens = np.zeros(size, dtype=np.int32)
+        self._states = [
+            StateBlocks(np.zeros(size, dtype=np.int32), np.zeros(size, dtype=np.int32))
+            for has_state in block_tables.has_state
+            if has_state
+        ]
 
     def forward(self, batch: InputBatch) -> torch.Tensor | None:
         """Hidden states [num_tokens, hidden_size] of a decode step, valid until the next step; None = not one of these.
@@ -105,6 +112,8 @@ class RecordedSteps(StepGraphs):
         size = batch.num_reqs
         if size != batch.num_tokens or size > self._max_requests or size in self._refused:
             return None
+        if batch.states and not batch.num_computed_tokens.all():
+            return None  # prompts of one token, which begin anew
         self._load(batch)
         recorded = self._recorded.get(size)
         if recorded is None:
@@ -123,7 +132,13 @@ class RecordedSteps(StepGraphs):
         self._positions[:size] = batch.token_positions
         self._seq_lens[:size] = batch.seq_lens
         max_seq_len = int(batch.seq_lens.max())
+        self._num_computed_tokens[:size] = batch.num_computed_tokens
+        for fixed, states in zip(self._states, batch.states, strict=True):
+            fixed.read_block_ids[:size] = states.read_block_ids
+            fixed.write_block_ids[:size] = states.write_block_ids
         for group, (table, slots) in enumerate(zip(self._tables, self._slots, strict=True)):
+            if self._block_tables.has_state[group]:
+                continue
             blocks = self._block_tables.gather(group, batch.rows, max_seq_len)
             table[:size, : blocks.shape[1]] = blocks
             slots[:size] = self._block_tables.slots(group, batch.token_rows, batch.token_positions)
@@ -143,7 +158,9 @@ class RecordedSteps(StepGraphs):
         return hidden
 
     def _prove(self, size: int, recorded: _Recorded) -> torch.Tensor:
+        put_back = self._attention.remember_states([_first(states, size) for states in self._states])
         expected = self._run(size)
+        put_back()  # what a step has read is read again
         recorded.graph.replay()
         recorded.is_proven = torch.equal(expected.view(torch.uint8), recorded.hidden.view(torch.uint8))
         if not recorded.is_proven:
@@ -154,23 +171,36 @@ class RecordedSteps(StepGraphs):
 
     def _run(self, size: int, watch: _Watch | None = None) -> torch.Tensor:
         """The model, call by call, on the inputs of the graphs."""
-        query_start_loc, seq_lens = self._query_start_loc[: size + 1], self._seq_lens[:size]
+        states = iter(self._states)
         metadata = [
-            AttentionMetadata(
-                num_reqs=size,
-                num_tokens=size,
-                query_start_loc=torch.from_numpy(query_start_loc),
-                seq_lens=torch.from_numpy(seq_lens),
-                block_table=torch.from_numpy(table[:size]),
-                slot_mapping=torch.from_numpy(slots[:size]),
-                query_start_loc_np=query_start_loc,
-                seq_lens_np=seq_lens,
-                max_query_len=1,
-                max_seq_len=int(seq_lens.max()),
-            )
-            for table, slots in zip(self._tables, self._slots, strict=True)
+            self._state_metadata(size, next(states)) if has_state else self._metadata(size, group)
+            for group, has_state in enumerate(self._block_tables.has_state)
         ]
         input_ids, positions = torch.from_numpy(self._input_ids[:size]), torch.from_numpy(self._positions[:size])
         context = self._attention.context_of(metadata)
         with watch or nullcontext():
             return self._model.forward(input_ids, positions, context)
+
+    def _metadata(self, size: int, group: int) -> AttentionMetadata:
+        query_start_loc, seq_lens = self._query_start_loc[: size + 1], self._seq_lens[:size]
+        return AttentionMetadata(
+            num_reqs=size,
+            num_tokens=size,
+            query_start_loc=torch.from_numpy(query_start_loc),
+            seq_lens=torch.from_numpy(seq_lens),
+            block_table=torch.from_numpy(self._tables[group][:size]),
+            slot_mapping=torch.from_numpy(self._slots[group][:size]),
+            query_start_loc_np=query_start_loc,
+            seq_lens_np=seq_lens,
+            max_query_len=1,
+            max_seq_len=int(seq_lens.max()),
+        )
+
+    def _state_metadata(self, size: int, states: StateBlocks) -> StateMetadata:
+        query_start_loc, num_computed_tokens = self._query_start_loc[: size + 1], self._num_computed_tokens[:size]
+        return make_state_metadata(query_start_loc, num_computed_tokens, _first(states, size), torch.device("cpu"))
+
+
+def _first(states: StateBlocks, size: int) -> StateBlocks:
+    """Of the first `size` requests, in the same memory."""
+    return StateBlocks(states.read_block_ids[:size], states.write_block_ids[:size])

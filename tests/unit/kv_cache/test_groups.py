@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 import pytest
@@ -10,8 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quire.core.engine_messages import EngineCoreRequest
+from quire.core.kv_spec import PoolSize
 from quire.core.request import Request
 from quire.core.sampling_params import SamplingParams
+from quire.core.scheduler_output import StateBlocks
 from quire.kv_cache.block_hash import bytes_by_block
 from quire.kv_cache.manager import NO_LIMIT, KVCacheManager
 from tests.unit.scheduler.harness import FULL, Group, first_token_seen, make_kv_cache_config
@@ -23,13 +25,22 @@ MAX_MODEL_LEN = 120
 class Rows:
     """A manager, and requests whose tokens are pretended to be computed in chunks."""
 
-    def __init__(self, *groups: Group, num_blocks: int = 100, chunk: int = 8, caching: bool = True) -> None:
+    def __init__(
+        self,
+        *groups: Group,
+        num_blocks: int = 100,
+        chunk: int = 8,
+        caching: bool = True,
+        more_pools: Sequence[PoolSize] = (),
+    ) -> None:
         self.kv = KVCacheManager(
-            make_kv_cache_config(num_blocks, BLOCK_SIZE, groups),
+            make_kv_cache_config(num_blocks, BLOCK_SIZE, groups, more_pools=more_pools),
             enable_prefix_caching=caching, max_num_seqs=8, max_model_len=MAX_MODEL_LEN, max_chunk_tokens=chunk,
         )  # fmt: skip
         self.chunk = chunk
         self.token_ids = np.zeros((8, MAX_MODEL_LEN), dtype=np.int32)
+        self.num_tokens = [0] * 8
+        self.states: tuple[StateBlocks, ...] = ()
 
     def request(self, token_ids: list[int]) -> Request:
         message = EngineCoreRequest(
@@ -48,6 +59,8 @@ class Rows:
         self.token_ids[row, : len(token_ids)] = token_ids
         computed = min(prefix.num_tokens + self.chunk, num_tokens)
         self.kv.place(row, request, prefix, computed)
+        self.num_tokens[row] = num_tokens
+        self.plan(row, prefix.num_tokens, computed)
         self.take_in(row, computed)
         while computed < num_tokens:
             self.advance(row, computed, n := min(self.chunk, num_tokens - computed))
@@ -57,7 +70,14 @@ class Rows:
     def advance(self, row: int, computed: int, num_tokens: int) -> None:
         rows, ends = np.array([row]), np.array([computed + num_tokens])
         self.kv.allocate(rows, self.kv.num_missing_blocks(rows, ends))
+        self.kv.settle_states(rows, ends)
+        self.plan(row, computed, computed + num_tokens)
         self.take_in(row, computed + num_tokens)
+
+    def plan(self, row: int, start: int, end: int) -> None:
+        self.num_tokens[row] = max(self.num_tokens[row], end)
+        ends, lengths = np.array([end]), np.array([self.num_tokens[row]])
+        self.states = self.kv.plan_states(np.array([row]), np.array([start]), ends, lengths)
 
     def take_in(self, row: int, computed: int) -> None:
         self.kv.cache_full_blocks(np.array([row]), np.array([computed]), self.token_ids)
@@ -111,7 +131,7 @@ def test_a_row_has_a_page_for_every_token_that_is_seen_and_never_more_than_is_sa
     rows.run(1, token_ids, upto=max(cached, 1))
     request = rows.request(token_ids)
     prefix = rows.kv.get_computed_blocks(request)
-    most = int(rows.kv.num_blocks_held(np.array(MAX_MODEL_LEN)))
+    most = int(rows.kv.num_blocks_held(np.array(MAX_MODEL_LEN)).sum())
     computed = prefix.num_tokens
     rows.token_ids[0] = token_ids
     for i, step in enumerate(steps):
@@ -140,13 +160,13 @@ def test_the_most_pages_that_are_said_are_needed():
         which = np.array([0])
         fresh.kv.allocate(which, fresh.kv.num_missing_blocks(which, np.array([start + 8])))
         held.append(sum(blocks(fresh, 0)))
-    assert max(held) == int(rows.kv.num_blocks_held(np.array(MAX_MODEL_LEN)))
+    assert max(held) == int(rows.kv.num_blocks_held(np.array(MAX_MODEL_LEN)).sum())
 
 
 def test_a_request_longer_than_all_pages_may_run_where_they_are_given_back():
     assert Rows(("window", 6), num_blocks=10).kv.max_tokens_per_request == NO_LIMIT
     # Six blocks are the window's, the other five are for whole sequences.
-    assert int(Rows(("window", 6)).kv.num_blocks_held(np.array(MAX_MODEL_LEN))) == 5
+    assert int(Rows(("window", 6)).kv.num_blocks_held(np.array(MAX_MODEL_LEN)).sum()) == 5
     assert Rows(FULL, ("window", 6), num_blocks=13).kv.max_tokens_per_request == (12 - 5) * BLOCK_SIZE + 1
     assert Rows(FULL, ("window", 6), num_blocks=7).kv.max_tokens_per_request == 3 * BLOCK_SIZE + 1
 

@@ -10,6 +10,7 @@ from quire.core.sampling_params import SamplingParams
 from quire.errors import UnsupportedError
 from quire.kv_cache.block_demand import BlockDemand
 from quire.kv_cache.manager import KVCacheManager
+from tests.unit.scheduler.cache_groups import FULL, make_kv_cache_config
 
 BLOCK_SIZE = 4
 GROUP = KVCacheGroupSpec(
@@ -161,10 +162,10 @@ def test_placing_counts_free_cached_pages_as_taken_and_pages_in_use_as_not(fille
     request = make_request(10)
     filled.note_arrival(request)
     prefix = filled.get_computed_blocks(request)
-    assert filled.demand(prefix, 10) == BlockDemand(3)
+    assert filled.demand(prefix, 10) == BlockDemand((3,))
     filled.place(0, request, prefix, 10)
     assert filled.num_free_blocks == 11 - 3
-    assert filled.demand(prefix, 10) == BlockDemand(1)
+    assert filled.demand(prefix, 10) == BlockDemand((1,))
 
 
 def test_pages_are_appended_to_many_rows_at_once():
@@ -217,15 +218,15 @@ def test_the_longest_request_that_runs_alone_does_not_store_its_last_token():
     assert make_manager(num_blocks=4).max_tokens_per_request == 13
 
 
-def test_two_groups_that_keep_whole_sequences_are_refused():
+def test_groups_that_keep_whole_sequences_come_first():
     with pytest.raises(UnsupportedError, match="2 KV cache groups"):
         KVCacheManager(
-            KVCacheConfig(num_blocks=4, groups=(GROUP, GROUP)),
+            make_kv_cache_config(4, 4, (("window", 6), FULL)),
             enable_prefix_caching=True, max_num_seqs=1, max_model_len=8,
         )  # fmt: skip
 
 
 @pytest.mark.parametrize(("free", "lacking"), [(15, 1), (16, 0), (17, 0)])
 def test_a_demand_counts_what_is_left_for_running_requests(free, lacking):
-    assert BlockDemand(6).beside(7).beside(3) == BlockDemand(new=6, reserved=10)
-    assert BlockDemand(6, 10).lacking(free) == lacking
+    assert BlockDemand((6, 1)).beside((7, 0)).beside((3, 2)) == BlockDemand(new=(6, 1), reserved=(10, 2))
+    assert BlockDemand((6,), (10,)).lacking((free,)) == lacking

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quire.config.cache import CacheConfig
-from quire.core.kv_spec import FullAttentionSpec, KVCacheSpec, SlidingWindowSpec
+from quire.core.kv_spec import FullAttentionSpec, KVCacheSpec, MambaSpec, SlidingWindowSpec
 from quire.errors import NotEnoughMemoryError, UnsupportedError
 from quire.kv_cache.block_counts import longest_sequence
 from quire.kv_cache.planning import concurrency, min_num_blocks, plan_kv_cache
@@ -86,15 +86,82 @@ def test_layers_that_differ_only_in_their_window_share_pages_where_none_is_freed
     )
 
 
-def test_layers_of_different_page_shape_are_refused_by_name():
-    mixed = {**specs(1), "odd": specs(1, head_size=32)["layers.0"]}
-    with pytest.raises(UnsupportedError, match=r"'layers\.0' and 'odd'"):
-        plan_kv_cache(mixed, 10**6, CacheConfig(), max_model_len=64)
+def test_layers_of_different_page_shape_have_pools_of_their_own(quire_log):
+    wide, narrow = specs(3), specs(1, head_size=32)["layers.0"]
+    config = plan_kv_cache({**wide, "odd": narrow}, 10**6, CacheConfig(), max_model_len=64)
+    assert [(group.layer_names, group.pool) for group in config.groups] == [(tuple(wide), 0), (("odd",), 1)]
+    assert config.first_block_ids() == (0, config.pools[0].num_blocks)
+    assert 10**6 - 10 * PAGE_BYTES < config.total_bytes <= 10**6
+    sizes = [pool.num_blocks for pool in config.pools]
+    assert abs(sizes[0] - sizes[1]) <= 1 and sum(sizes) == config.num_blocks  # both keep all blocks of a request
 
 
-def test_a_model_without_attention_is_refused():
-    with pytest.raises(UnsupportedError, match="does not have attention layers"):
+def test_a_pool_of_windows_gets_what_requests_of_a_middling_length_hold():
+    full, windowed = specs(4), specs(1, head_size=32, sliding_window=33)["layers.0"]
+    layers = {**full, **{f"local{i}": windowed for i in range(20)}}
+    config = plan_kv_cache(layers, 10**7, CacheConfig(), max_model_len=640, max_chunk_tokens=16)
+    assert [type(group.spec).__name__ for group in config.groups] == ["FullAttentionSpec", "SlidingWindowSpec"]
+    whole, local = (pool.num_blocks - 1 for pool in config.pools)
+    # 10 blocks of 160 tokens beside 4 behind the window and in a chunk; at first one request of 640 tokens.
+    assert (whole - 40) // 10 == (local - 4) // 4 and config.total_bytes <= 10**7
+
+
+def test_layers_of_two_shapes_that_do_not_fit_name_the_longest_length():
+    layers = {**specs(3), "odd": specs(1, head_size=32)["layers.0"]}
+    with pytest.raises(NotEnoughMemoryError) as caught:
+        plan_kv_cache(layers, 30 * PAGE_BYTES, CacheConfig(), max_model_len=640)
+    longest = int(re.search(r"max_model_len <= (\d+)", str(caught.value))[1])
+    assert plan_kv_cache(layers, 30 * PAGE_BYTES, CacheConfig(), longest).total_bytes <= 30 * PAGE_BYTES
+    with pytest.raises(NotEnoughMemoryError):
+        plan_kv_cache(layers, 30 * PAGE_BYTES, CacheConfig(), longest + 1)
+
+
+def test_a_model_without_layers_is_refused():
+    with pytest.raises(UnsupportedError, match="does not have layers with a cache"):
         plan_kv_cache({}, 10**6, CacheConfig(), max_model_len=64)
+
+
+def hybrid(num_full: int, num_states: int) -> dict[str, KVCacheSpec]:
+    state = MambaSpec(block_size=16, shapes=((100, 7),), dtype_bytes=(4,))
+    return {**specs(num_full), **{f"s{i}": state for i in range(num_states)}}
+
+
+def test_states_have_two_blocks_for_each_request_and_those_for_checkpoints():
+    for checkpoints, num_blocks in ((None, 1 + 3 * 5), (0, 1 + 2 * 5), (7, 1 + 2 * 5 + 7)):
+        cache = CacheConfig(num_state_checkpoints=checkpoints)
+        config = plan_kv_cache(hybrid(2, 6), 10**7, cache, 640, max_num_seqs=5)
+        assert [group.pool for group in config.groups] == [0, 1] and len(config.groups[1].layer_names) == 6
+        assert config.pools[1].num_blocks == num_blocks
+        state_bytes = 44 * 64  # 2,800 bytes, aligned
+        assert config.pools[0].num_blocks == (10**7 - num_blocks * 6 * state_bytes) // (2 * PAGE_BYTES)
+    assert plan_kv_cache(hybrid(2, 6), 0, CacheConfig(num_blocks=9), 640, max_num_seqs=5).pools[0].num_blocks == 9
+
+
+def test_states_take_at_most_half_of_the_memory_beside_attention_but_what_one_request_needs():
+    config = plan_kv_cache(hybrid(2, 6), 10**6, CacheConfig(), 64, max_num_seqs=500)
+    state_bytes = 6 * 44 * 64
+    assert 0.4 * 10**6 < config.pools[1].num_blocks * state_bytes <= 0.5 * 10**6
+    assert config.pools[0].num_blocks * 2 * PAGE_BYTES > 0.45 * 10**6
+    least = 3 * state_bytes + 5 * 2 * PAGE_BYTES
+    config = plan_kv_cache(hybrid(2, 6), least, CacheConfig(), 65, max_num_seqs=500)
+    assert [pool.num_blocks for pool in config.pools] == [5, 3]
+    with pytest.raises(NotEnoughMemoryError, match="use max_model_len <= 49"):
+        plan_kv_cache(hybrid(2, 6), least - 1, CacheConfig(), 65, max_num_seqs=500)
+
+
+def test_a_model_of_states_alone_has_one_pool_of_them():
+    config = plan_kv_cache(hybrid(0, 3), 10**7, CacheConfig(), 10**6, max_num_seqs=8)
+    assert (config.num_blocks, config.pools, config.block_size) == (25, (), 16)
+    assert plan_kv_cache(hybrid(0, 3), 5 * 3 * 44 * 64, CacheConfig(), 10**6, max_num_seqs=8).num_blocks == 5
+
+
+def test_the_swap_space_is_divided_as_the_cache_is():
+    config = plan_kv_cache(hybrid(2, 6), 10**7, CacheConfig(swap_space=0.5), 640, max_num_seqs=5)
+    sizes, page_bytes = config.pools, config.pool_page_bytes()
+    shares = [size.num_blocks * one / config.total_bytes for size, one in zip(sizes, page_bytes, strict=True)]
+    for size, one, share in zip(sizes, page_bytes, shares, strict=True):
+        assert size.num_swap_blocks == int((1 << 29) * share) // one
+    assert config.num_swap_blocks == sum(size.num_swap_blocks for size in sizes)
 
 
 MOST = st.lists(st.one_of(st.none(), st.integers(1, 40)), min_size=1, max_size=4)

@@ -12,6 +12,7 @@ from quire.core.kv_spec import (
     KVCacheSpec,
     MambaSpec,
     MLAAttentionSpec,
+    PoolSize,
     SlidingWindowSpec,
 )
 
@@ -22,12 +23,26 @@ FULL: Group = ("full", 0)
 
 
 def make_kv_cache_config(
-    num_blocks: int, block_size: int, groups: Sequence[Group] = (FULL,), num_swap_blocks: int = 0
+    num_blocks: int,
+    block_size: int,
+    groups: Sequence[Group] = (FULL,),
+    num_swap_blocks: int = 0,
+    more_pools: Sequence[PoolSize] = (),
 ) -> KVCacheConfig:
-    made = []
+    """Groups of one pool; with `more_pools`, states and latent attention are of the pools that follow it, in turn."""
+    made, pool = [], 0
     for i, (kind, size) in enumerate(groups):
-        made.append(KVCacheGroupSpec(layer_names=(f"layer{i}",), spec=make_spec(kind, size, block_size)))
-    return KVCacheConfig(num_blocks=num_blocks, groups=tuple(made), num_swap_blocks=num_swap_blocks)
+        is_other = more_pools and kind in ("state", "latent")
+        pool += bool(is_other)
+        spec = make_spec(kind, size, block_size)
+        made.append(KVCacheGroupSpec(layer_names=(f"layer{i}",), spec=spec, pool=pool if is_other else 0))
+    pools = (PoolSize(num_blocks=num_blocks, num_swap_blocks=num_swap_blocks), *more_pools) if more_pools else ()
+    return KVCacheConfig(
+        num_blocks=num_blocks + sum(one.num_blocks for one in more_pools),
+        groups=tuple(made),
+        num_swap_blocks=num_swap_blocks + sum(one.num_swap_blocks for one in more_pools),
+        pools=pools,
+    )
 
 
 def make_spec(kind: str, size: int, block_size: int) -> KVCacheSpec:
@@ -46,6 +61,6 @@ def make_spec(kind: str, size: int, block_size: int) -> KVCacheSpec:
 def first_token_seen(group: Group, position: int) -> int:
     """The oldest token that the query at `position` sees, one at a time by definition."""
     kind, size = group
-    sees = {"full": lambda key: True, "window": lambda key: position - key < size}
+    sees = {"full": lambda key: True, "latent": lambda key: True, "window": lambda key: position - key < size}
     sees["chunk"] = lambda key: key // size == position // size
     return next(key for key in range(position + 1) if sees[kind](key))

@@ -2,7 +2,8 @@
 
 The worker's KV cache holds, for each slot, a fingerprint of the tokens up to that position. A row may only read
 slots that hold the fingerprints of its own tokens, so a block shared, reused or published wrongly is found at once.
-With several KV cache groups each has fingerprints of its own, and reads what its next query sees.
+With several KV cache groups each has fingerprints of its own, and reads what its next query sees. The state of a
+recurrent group is one fingerprint, that of all tokens before, in the first slot of its block.
 Sampled tokens depend on the tokens before them alone, so what a request gets is known beforehand.
 """
 
@@ -22,6 +23,7 @@ from quire.config.scheduler import SchedulerConfig
 from quire.core.beam_search import BeamSpec, num_top_tokens
 from quire.core.draft_proposer import DraftProposer
 from quire.core.engine_messages import EngineCoreOutputs, EngineCoreRequest, FinishedRequest, FinishReason
+from quire.core.kv_spec import PoolSize
 from quire.core.logprobs import LogprobsArrays
 from quire.core.runner_output import ModelRunnerOutput
 from quire.core.sampling_params import SamplingParams
@@ -30,14 +32,12 @@ from quire.core.stats import EventKind, RequestEvent, SchedulerStats
 from quire.scheduler import setup
 from quire.scheduler.kv_tier import KVTier
 from quire.scheduler.scheduler import Scheduler
-from quire.scheduler.scheduling_policy import RankOrder
 from quire.scheduler.setup import SchedulerSetup
-from quire.scheduler.swapping import Swapping
 from tests.unit.scheduler.cache_groups import FULL as FULL
 from tests.unit.scheduler.cache_groups import Group as Group
 from tests.unit.scheduler.cache_groups import first_token_seen as first_token_seen
 from tests.unit.scheduler.cache_groups import make_kv_cache_config as make_kv_cache_config
-from tests.unit.scheduler.check_prefixes import check_prefixes
+from tests.unit.scheduler.invariants import check_invariants as check_invariants
 from tests.unit.scheduler.kv_event_consumer import KVEventConsumer
 from tests.unit.scheduler.pretended_model import VOCAB_SIZE as VOCAB_SIZE
 from tests.unit.scheduler.pretended_model import expected_answer as expected_answer
@@ -59,12 +59,19 @@ def make_setup(
     prefix_caching: bool = True,
     watermark: float = 0.0,
     groups: Sequence[Group] = (FULL,),
+    more_pools: Sequence[PoolSize] = (),
+    checkpoint_interval: int = 0,
     **scheduler_settings: Any,
 ) -> SchedulerSetup:
     return SchedulerSetup(
         scheduler=SchedulerConfig(max_num_batched_tokens=budget, max_num_seqs=max_num_seqs, **scheduler_settings),
-        cache=CacheConfig(block_size=block_size, enable_prefix_caching=prefix_caching, watermark=watermark),
-        kv_cache=make_kv_cache_config(num_blocks, block_size, groups, num_swap_blocks),
+        cache=CacheConfig(
+            block_size=block_size,
+            enable_prefix_caching=prefix_caching,
+            watermark=watermark,
+            prefix_cache_retention_interval=checkpoint_interval,
+        ),
+        kv_cache=make_kv_cache_config(num_blocks, block_size, groups, num_swap_blocks, more_pools),
         max_model_len=max_model_len,
         max_steps_in_flight=max_steps_in_flight,
     )
@@ -180,6 +187,8 @@ class FakeWorker:
         self.slots[scheduled.block_copies.target_ids] = -2
         for blocks in (*(new.block_ids for new in scheduled.new_blocks), *self._new_pages(scheduled)):
             self.slots[blocks] = -2
+        for states in scheduled.states:
+            self.slots[states.write_block_ids] = -2
         self._unsure_rows.update(scheduled.freed_rows.tolist(), (new.row for new in scheduled.new_reqs))
 
     def _new_pages(self, scheduled: SchedulerOutput) -> list[np.ndarray]:
@@ -236,8 +245,33 @@ class FakeWorker:
         self.num_copies += len(sources)
         self.slots[targets] = self.slots[sources]
 
+    def _update_states(self, scheduled: SchedulerOutput) -> None:
+        """Every request goes on from a state of exactly its tokens; nobody writes what another reads."""
+        state_groups = [group for group, (kind, _) in enumerate(self.groups) if kind == "state"]
+        ends = scheduled.num_computed_tokens + scheduled.num_scheduled_tokens
+        for group, states in zip(state_groups, scheduled.states, strict=True):
+            reads, writes = states.read_block_ids.tolist(), states.write_block_ids.tolist()
+            assert len(set(writes)) == len(writes) == len(scheduled.rows), "two requests write one state"
+            assert all(block not in writes or block == writes[i] for i, block in enumerate(reads)), "a race for a state"
+            assert 0 not in writes and 0 not in reads, "the null page as a state"
+            left = []
+            for i, row in enumerate(scheduled.rows.tolist()):
+                start, fingerprints = (
+                    int(scheduled.num_computed_tokens[i]),
+                    self._fingerprints(row, int(ends[i]), group),
+                )
+                assert (reads[i] == -1) == (start == 0), "a request begins anew, or does not"
+                assert start == 0 or self.slots[reads[i], 0] == fingerprints[start - 1], "a state of other tokens"
+                left.append(fingerprints[-1])
+            self.slots[writes] = -3
+            self.slots[writes, 0] = left
+
+    def _fingerprints(self, row: int, num_tokens: int, group: int) -> list[int]:
+        return running_fingerprints(self.rows[row].token_ids[:num_tokens], group)
+
     def _write(self, scheduled: SchedulerOutput) -> None:
         written: set[tuple[int, int]] = set()
+        self._update_states(scheduled)
         for row, start, count, drafts in zip(
             scheduled.rows.tolist(),
             scheduled.num_computed_tokens.tolist(),
@@ -250,6 +284,8 @@ class FakeWorker:
             assert start + count <= len(token_ids), "computing tokens that do not exist"
             assert not len(drafts) or start + count == len(token_ids), "drafts behind tokens that are not computed"
             for group, block_ids in enumerate(state.block_ids):
+                if self.groups[group][0] == "state":
+                    continue
                 fingerprints = running_fingerprints(token_ids[: start + count], group)
                 for position in range(start, start + count):
                     slot = (block_ids[position // self.block_size], position % self.block_size)
@@ -261,6 +297,8 @@ class FakeWorker:
     def _check_reads(self, row: int, num_computed: int) -> None:
         state = self.rows[row]
         for group, block_ids in enumerate(state.block_ids):
+            if self.groups[group][0] == "state":
+                continue
             fingerprints = running_fingerprints(state.token_ids[:num_computed], group)
             for position in range(first_token_seen(self.groups[group], num_computed), num_computed):
                 slot = (block_ids[position // self.block_size], position % self.block_size)
@@ -344,9 +382,9 @@ class Engine:
     scheduled: list[SchedulerOutput] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        pool = self.scheduler._kv
-        num_swap_blocks = self.scheduler._tiers.swapping._pool.num_blocks
-        self.worker = FakeWorker(pool.num_usable_blocks + 1, pool.block_size, self.groups, num_swap_blocks)
+        kv = self.scheduler._kv
+        num_swap_blocks = sum(pool.num_blocks for pool in self.scheduler._tiers.swapping._pools)
+        self.worker = FakeWorker(len(kv._pool.ref_counts()), kv.block_size, self.groups, num_swap_blocks)
         self.consumer = KVEventConsumer(self.scheduler)
 
     def add(self, *requests: EngineCoreRequest) -> None:
@@ -421,48 +459,6 @@ class Engine:
     @property
     def num_swap_preemptions(self) -> int:
         return sum(stats.num_swap_preemptions for stats in self.stats)
-
-
-def check_invariants(scheduler: Scheduler, groups: Sequence[Group] = (FULL,)) -> None:
-    """No block owned twice beyond sharing; free + used = total; rows and queue hold each request once."""
-    pool, table, kv = scheduler._kv._pool, scheduler._table, scheduler._kv
-    rows = scheduler._running.rows.tolist()
-    owners = np.zeros(pool.num_usable_blocks + 1, dtype=np.int32)
-    for row in rows:
-        held = []
-        num_computed = int(table.num_computed_tokens[row])
-        for group, blocks in zip(groups, kv.get_block_ids(row), strict=True):
-            first = first_token_seen(group, num_computed) // kv.block_size
-            assert blocks[first:].all(), "a page that a query sees is missing"
-            first = first_token_seen(group, max(num_computed - 1, 0)) // kv.block_size
-            assert not blocks[:first].any(), "a page that was passed is held"
-            held.extend(blocks[blocks > 0].tolist())
-        assert len(set(held)) == len(held), "a request holds a page twice"
-        owners[held] += 1
-    np.add.at(owners, kv._copies.source_ids(), 1)
-    for pinned in scheduler._groups.pinned():
-        owners[pinned.all_block_ids()] += 1
-    assert owners[0] == 0, "the null page has an owner"
-    check_prefixes(pool.prefix_index, [kv._coordinator._rows._nodes[row] for row in rows], scheduler._groups.pinned())
-    assert np.array_equal(pool.ref_counts(), owners), "reference counts differ from the number of owners"
-    assert np.count_nonzero(owners) + pool.num_free_blocks == pool.num_usable_blocks, "free + used != total"
-    assert sorted(rows) == np.flatnonzero(table.handle >= 0).tolist()
-    if isinstance(scheduler._order, RankOrder):
-        assert table.rank[rows].tolist() == sorted(table.rank[rows].tolist())
-    assert len(rows) + table.num_free_rows == len(table.handle)
-    assert len(rows) + len(scheduler._order.queue) + len(scheduler._tiers.swapping) == len(scheduler._requests)
-    check_swap_space(scheduler._tiers.swapping, scheduler._admission.returning.handles())
-
-
-def check_swap_space(swapping: Swapping, returning: Sequence[int]) -> None:
-    """No host block owned twice, free + used = total; who is swapped has blocks, and nobody else."""
-    pool, blocks = swapping._pool, swapping._blocks
-    held = np.concatenate([np.empty(0, dtype=np.int32), *(one.held() for one in blocks.values())])
-    free = pool._stack[: pool.num_free_blocks]
-    assert sorted([*held.tolist(), *free.tolist()]) == list(range(pool.num_blocks)), (
-        "a host page is lost or owned twice"
-    )
-    assert blocks.keys() == {*returning}
 
 
 def same_message(first: SchedulerOutput, second: SchedulerOutput) -> bool:

@@ -212,7 +212,7 @@ def test_pages_of_an_aborted_load_and_of_a_save_are_free_when_that_is_reported_a
 @settings(max_examples=properties.EXAMPLES, deadline=None)
 @given(properties.scheduler_settings(), properties.scripts(), st.sampled_from([1, 2]))
 def test_whatever_is_loaded_late_or_lost_every_request_gets_its_answer_and_every_page_comes_back(config, script, depth):
-    config = {**config, "groups": (FULL,), "prefix_caching": True}
+    config = {**config, "groups": (FULL,), "more_pools": (), "prefix_caching": True}
     engine, tier = make_engine(
         is_async=lambda handle: handle % 2 > 0,
         delay=lambda number: zlib.crc32(b"%d" % number) % 4,

@@ -13,7 +13,15 @@ from quire.core.engine_messages import FinishReason
 from quire.core.runner_output import ModelRunnerOutput
 from tests.unit.scheduler.harness import Engine, expected_answer, make_beams, make_request, make_scheduler
 from tests.unit.scheduler.pretended_model import Guesses
-from tests.unit.scheduler.test_properties import EXAMPLES, BeamSpec, check_answers, play, scheduler_settings, scripts
+from tests.unit.scheduler.test_properties import (
+    EXAMPLES,
+    BeamSpec,
+    check_answers,
+    play,
+    proposer_of,
+    scheduler_settings,
+    scripts,
+)
 
 
 def make_engine(num_drafts: int = 3, num_right: int = 3, **options: Any) -> Engine:
@@ -134,7 +142,7 @@ def test_beams_and_requests_with_a_grammar_draft_nothing():
 @settings(max_examples=EXAMPLES // 2, deadline=None)
 @given(scheduler_settings(), scripts(), st.sampled_from(["fcfs", "priority", "fair", "shortest"]))
 def test_whatever_is_drafted_every_request_ends_with_its_own_answer_and_no_page_is_misused(config, script, policy):
-    engine, accepted = play({**config, "scheduling_policy": policy, "proposer": Guesses()}, script)
+    engine, accepted = play({**config, "scheduling_policy": policy, "proposer": proposer_of(config, Guesses())}, script)
     check_answers(engine, accepted)
     assert engine.scheduler._kv.usage == 0.0
     assert engine.scheduler.reset_prefix_cache()

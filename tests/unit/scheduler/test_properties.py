@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from quire.core.beam_search import BeamSpec
 from quire.core.engine_messages import EngineCoreRequest, FinishReason
+from quire.core.kv_spec import PoolSize
 from quire.core.request import ExtraKeys
 from quire.core.scheduler_output import SchedulerOutput
 from quire.errors import ValidationError
@@ -33,10 +34,11 @@ from tests.unit.scheduler.harness import (
     same_message,
 )
 from tests.unit.scheduler.kv_event_consumer import KVEventConsumer
-from tests.unit.scheduler.pretended_model import expected_beams
+from tests.unit.scheduler.pretended_model import Guesses, expected_beams
 
 EXAMPLES = int(os.environ.get("QUIRE_EXAMPLES", "60"))
 MAX_MODEL_LEN = 40
+POOL_OF_STATES = st.integers(3, 14)  # a state that is read, and one that is written
 SHARED_TEXTS = ([3] * 40, [3, 3, 3, 3, 4, 5, 6, 7, 8, 9] * 4)
 
 
@@ -92,7 +94,7 @@ def scheduler_settings(draw: st.DrawFn) -> dict[str, Any]:
         "reserve_full_prompt": draw(st.booleans()),
         "watermark": draw(st.sampled_from([0.0, 0.2])),
         "prefix_caching": draw(st.booleans()),
-        "groups": draw(group_lists()),
+        **draw(cache_layouts()),
     }
 
 
@@ -102,6 +104,38 @@ def group_lists(draw: st.DrawFn) -> tuple[Group, ...]:
     local = st.tuples(st.sampled_from(["window", "chunk"]), st.integers(1, 12))
     full = draw(st.sampled_from([(FULL,), (FULL,), ()]))
     return (*full, *draw(st.lists(local, min_size=0 if full else 1, max_size=2)))
+
+
+def proposer_of(config: dict[str, Any], proposer: Guesses | None) -> Guesses | None:
+    """None where recurrent layers refuse one."""
+    return None if any(kind == "state" for kind, _ in config["groups"]) else proposer
+
+
+@st.composite
+def cache_layouts(draw: st.DrawFn) -> dict[str, Any]:
+    """Groups of one pool, or with recurrent layers and others whose blocks have other bytes in pools of their own."""
+    groups = draw(group_lists())
+    if draw(st.booleans()):
+        return {"groups": groups}
+    latent = draw(st.sampled_from([(), (), (("latent", 3),)]))
+    states = draw(st.sampled_from([(), (("state", 2),), (("state", 2),)]))
+    if states and draw(st.integers(0, 3)) == 0:
+        return {
+            "groups": states,
+            "checkpoint_interval": draw(st.sampled_from([0, 6])),
+            "num_blocks": draw(POOL_OF_STATES),
+        }
+    pools = [PoolSize(num_blocks=draw(st.integers(2, 30)), num_swap_blocks=draw(st.sampled_from([0, 3, 20])))] * len(
+        latent
+    )
+    pools += [PoolSize(num_blocks=draw(POOL_OF_STATES), num_swap_blocks=draw(st.sampled_from([0, 1, 20])))] * len(
+        states
+    )
+    return {
+        "groups": (*latent, *groups, *states),
+        "more_pools": pools,
+        "checkpoint_interval": draw(st.sampled_from([0, 0, 1, 6])),
+    }
 
 
 @st.composite

@@ -35,23 +35,26 @@ def make_runner(
     num_blocks: int = 1200,
     block_size: int = 4,
     mode: str = "raw_logprobs",
+    config: KVCacheConfig | None = None,
 ) -> ModelRunner:
     specs = model.kv_cache_specs(block_size)
-    kinds = dict.fromkeys(specs.values())
-    groups = [KVCacheGroupSpec(layer_names=tuple(n for n in specs if specs[n] == kind), spec=kind) for kind in kinds]
-    config = KVCacheConfig(num_blocks=num_blocks, groups=tuple(groups))
+    if config is None:
+        kinds = dict.fromkeys(specs.values())
+        groups = [KVCacheGroupSpec(layer_names=tuple(n for n in specs if specs[n] == one), spec=one) for one in kinds]
+        config = KVCacheConfig(num_blocks=num_blocks, groups=tuple(groups))
     device = torch.device("cpu")
-    caches, _ = HostMemory(GIB).allocate_kv_caches(config, list(specs), backend, torch.float32)
+    caches, pools, transfers = HostMemory(GIB).allocate_kv_caches(config, list(specs), backend, torch.float32)
     return ModelRunner(
         model,
         RequestStates(max_num_seqs, max_model_len, vocab_size),
         BlockTables(config, max_num_seqs, max_model_len),
         SamplingStates(max_num_seqs, vocab_size, device),
-        AttentionGroups(config, list(specs), caches, backend),
+        AttentionGroups(config, list(specs), caches, pools),
         device,
         TorchSamplingOps(),
         NoGraphs(),
         mode,
+        transfers,
     )
 
 

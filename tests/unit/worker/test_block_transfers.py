@@ -9,13 +9,13 @@ import torch
 from quire.attention.backend import AttentionBackend
 from quire.attention.backends.native_cpu import NativeCpuBackend
 from quire.attention.backends.torch_reference import TorchReferenceBackend
-from quire.core.kv_spec import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
+from quire.core.kv_spec import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec, MambaSpec, PoolSize
 from quire.core.scheduler_output import NO_BLOCK_COPIES, BlockCopies, SchedulerOutput
 from quire.kernels.native.runtime import NativeRuntime
 from quire.utils.memory import GIB
 from quire.worker.block_transfers import BlockTransfers, DeviceTransfers
 from quire.worker.device.memory import HostMemory
-from quire.worker.kv_cache_tensors import page_dim
+from quire.worker.kv_cache_tensors import CachePool, allocate_kv_caches
 from quire.worker.kv_tier import CacheBlocks
 
 NUM_BLOCKS, NUM_SWAP_BLOCKS, BLOCK_SIZE, HEADS, HEAD_SIZE = 9, 6, 16, 2, 4
@@ -76,9 +76,9 @@ def check_round_trip(caches: list[torch.Tensor], transfers: BlockTransfers, dim:
 @pytest.mark.parametrize("name", ["native_cpu", "torch_reference"])
 def test_pages_come_back_as_they_went_and_others_are_left_alone(name: str, dtype: torch.dtype) -> None:
     backend, config = make_backend(name), config_of(dtype)
-    caches, transfers = HostMemory(GIB).allocate_kv_caches(config, ["a", "b"], backend, dtype)
+    caches, (pool,), transfers = HostMemory(GIB).allocate_kv_caches(config, ["a", "b"], backend, dtype)
     assert transfers is not None
-    dim = page_dim(config, backend)
+    dim = pool.dim
     assert [cache.shape[dim] for cache in caches] == [NUM_BLOCKS] * 2
     check_round_trip(caches, transfers, dim)
 
@@ -87,9 +87,9 @@ def test_pages_come_back_as_they_went_and_others_are_left_alone(name: str, dtype
 @pytest.mark.parametrize("name", ["native_cpu", "torch_reference"])
 def test_a_tier_reads_pages_whole_and_writes_them_to_others(name: str, dtype: torch.dtype) -> None:
     backend, config = make_backend(name), config_of(dtype)
-    caches, _ = HostMemory(GIB).allocate_kv_caches(config, ["a", "b"], backend, dtype)
+    caches, (pool,), _ = HostMemory(GIB).allocate_kv_caches(config, ["a", "b"], backend, dtype)
     fill(caches)
-    dim = page_dim(config, backend)
+    dim = pool.dim
     before, cache_pages = blocks(caches, dim), CacheBlocks(caches, dim)
     cache_pages.write(np.array([2, 6], np.int32), cache_pages.read(np.array([7, 3], np.int32)))
     for one, old in zip(blocks(caches, dim), before, strict=True):
@@ -100,12 +100,12 @@ def test_a_tier_reads_pages_whole_and_writes_them_to_others(name: str, dtype: to
 def test_the_transfers_of_a_device_do_the_same_with_pages_in_either_dimension(dim: int) -> None:
     shape = (NUM_BLOCKS, 3, 8) if dim == 0 else (2, NUM_BLOCKS, 3, 4)
     caches = [torch.zeros(shape, dtype=torch.bfloat16) for _ in range(2)]
-    check_round_trip(caches, DeviceTransfers(caches, dim, NUM_SWAP_BLOCKS), dim)
+    check_round_trip(caches, DeviceTransfers([CachePool(tuple(caches), dim, NUM_BLOCKS, NUM_SWAP_BLOCKS)]), dim)
 
 
 def test_the_times_of_copies_are_those_of_their_own_step() -> None:
     backend, config = make_backend("torch_reference"), config_of(torch.float32)
-    _, transfers = HostMemory(GIB).allocate_kv_caches(config, ["a", "b"], backend, torch.float32)
+    transfers = HostMemory(GIB).allocate_kv_caches(config, ["a", "b"], backend, torch.float32).transfers
     assert transfers is not None and transfers.run(step())() == (None, None)
     copy_times = transfers.run(step(outs=copies([1], [1])))
     assert transfers.run(step())() == (None, None)
@@ -117,4 +117,30 @@ def test_without_swap_space_there_are_no_transfers() -> None:
     spec = FullAttentionSpec(block_size=BLOCK_SIZE, num_kv_heads=1, head_size=2, dtype_bytes=4)
     config = KVCacheConfig(num_blocks=3, groups=(KVCacheGroupSpec(layer_names=("a",), spec=spec),))
     backend = make_backend("torch_reference")
-    assert HostMemory(GIB).allocate_kv_caches(config, ["a"], backend, torch.float32)[1] is None
+    assert HostMemory(GIB).allocate_kv_caches(config, ["a"], backend, torch.float32).transfers is None
+
+
+@pytest.mark.parametrize("on_host", [True, False])
+def test_pages_of_each_pool_go_to_that_pool_s_part_of_the_swap_space(on_host: bool) -> None:
+    attention, state = config_of(torch.float32).groups[0], MambaSpec(block_size=16, shapes=((5,),), dtype_bytes=(4,))
+    sizes = (PoolSize(num_blocks=5, num_swap_blocks=3), PoolSize(num_blocks=4, num_swap_blocks=2))
+    config = KVCacheConfig(
+        num_blocks=9, num_swap_blocks=5, pools=sizes,
+        groups=(attention, KVCacheGroupSpec(layer_names=("s",), spec=state, pool=1)),
+    )  # fmt: skip
+    backend = make_backend("native_cpu")
+    caches, pools, transfers = HostMemory(GIB).allocate_kv_caches(config, ["a", "s", "b"], backend, torch.float32)
+    if not on_host:
+        caches, pools = allocate_kv_caches(config, ["a", "s", "b"], backend, torch.float32, HostMemory(GIB).zeros)
+        transfers = DeviceTransfers(pools)
+    assert transfers is not None
+    keys, states = caches[0], caches[1]
+    assert (tuple(states.shape), states.dtype) == ((4, 64), torch.uint8)
+    fill(caches)
+    before = blocks([keys], pools[0].dim)[0], blocks([states], 0)[0]
+    transfers.run(step(outs=copies([7, 2, 4], [4, 0, 2])))  # block 7 is the third state
+    fill([keys.narrow(pools[0].dim, 0, 1), states[:1]])
+    transfers.run(step(ins=copies([2, 4, 0], [1, 8, 3])))
+    after = blocks([keys], pools[0].dim)[0], blocks([states], 0)[0]
+    assert torch.equal(after[0][[1, 3, 2]], before[0][[4, 2, 2]])
+    assert torch.equal(after[1][[3, 2, 1]], before[1][[2, 2, 1]])

@@ -29,9 +29,8 @@ from quire.sample.states import SamplingStates
 from quire.utils.memory import GIB
 from quire.worker.attention_groups import AttentionGroups
 from quire.worker.block_tables import BlockTables
-from quire.worker.block_transfers import BlockTransfers
 from quire.worker.device.graphs import StepGraphs
-from quire.worker.device.memory import DeviceMemory
+from quire.worker.device.memory import DeviceMemory, KVCaches
 from quire.worker.device.ops import DeviceOps
 from quire.worker.device.registry import DEVICES
 from quire.worker.input_batch import InputBatch
@@ -87,8 +86,8 @@ class FakeMemory(DeviceMemory):
 
     def allocate_kv_caches(
         self, kv_cache_config: KVCacheConfig, layer_names: Sequence[str], backend: AttentionBackend, dtype: torch.dtype
-    ) -> tuple[list[torch.Tensor], BlockTransfers | None]:
-        return allocate_kv_caches(kv_cache_config, layer_names, backend, dtype, self.zeros), None
+    ) -> KVCaches:
+        return KVCaches(*allocate_kv_caches(kv_cache_config, layer_names, backend, dtype, self.zeros))
 
 
 class FakeGraphs(StepGraphs):

@@ -5,7 +5,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quire.attention.backends.torch_reference import TorchReferenceBackend
 from quire.core.kv_spec import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
 from quire.core.scheduler_output import NewBlocks, SchedulerOutput
 from quire.worker.attention_groups import AttentionGroups
@@ -59,9 +58,9 @@ def test_inputs_match_a_loop_over_requests_and_tokens(
     for table in tables.tables:
         table[:] = np.arange(1, table.size + 1).reshape(table.shape)
     batch = prepare_inputs(scheduled_step(rows, computed, counts, sampling), states, torch.device("cpu"))
-    context = AttentionGroups(
-        config, [f"layer{i}" for i in range(4)], [torch.empty(0)] * 4, TorchReferenceBackend()
-    ).forward_context(batch, tables)
+    context = AttentionGroups(config, [f"layer{i}" for i in range(4)], [torch.empty(0)] * 4, ()).forward_context(
+        batch, tables
+    )
     ids, positions, starts, logits = [], [], [0], []
     slots: list[list[int]] = [[], []]
     for i, row in enumerate(rows):

@@ -5,6 +5,8 @@ Its "keys" are the token ids. If a block, a slot, a length or a position is wron
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 
@@ -35,6 +37,10 @@ class ToyBackend(AttentionBackend):
     @staticmethod
     def kv_cache_shape(num_blocks: int, block_size: int, num_kv_heads: int, head_size: int) -> tuple[int, ...]:
         return (num_blocks, block_size)
+
+    def copy_pages(self, kv_caches: Sequence[torch.Tensor], source_ids: torch.Tensor, target_ids: torch.Tensor) -> None:
+        for kv_cache in kv_caches:
+            kv_cache[target_ids] = kv_cache[source_ids]
 
     def forward(
         self,
