@@ -80,9 +80,13 @@ void activations(const Tier& tier, Pool& pool, void* out) {
   numbers.fill(x, kRows * 2 * kSize);
   T* result = static_cast<T*>(out);
   for (const Activation activation :
-       {Activation::silu, Activation::gelu, Activation::gelu_tanh, Activation::clamped_silu}) {
+       {Activation::silu, Activation::gelu, Activation::gelu_tanh, Activation::clamped_silu, Activation::relu,
+        Activation::relu2}) {
     tier.elementwise->gated_activation(pool,
                                        {x, 2 * kSize, result, kRows, kSize, activation, kDType, 0.7f, 1.7f, 1.0f});
+    result += kRows * kSize;
+    tier.elementwise->transform(pool, {x, 2 * kSize, x + kSize, 2 * kSize, result, kRows, kSize, 0.7f, activation,
+                                       kDType});
     result += kRows * kSize;
   }
   const uint32_t mask = kDType == DType::bf16 ? 0x7f80 : 0x7f800000;
@@ -461,8 +465,8 @@ const SelfTestCase self_test_cases[] = {
     {"products", 2 * 256 * 4, products},
     {"rms_norm bf16", 2 * 3 * 83 * 2, rms_norm<bf16, DType::bf16>},
     {"rms_norm f32", 2 * 3 * 83 * 4, rms_norm<float, DType::f32>},
-    {"activations bf16", (4 * 90 + 2) * 2, activations<bf16, DType::bf16>},
-    {"activations f32", (4 * 90 + 2) * 4, activations<float, DType::f32>},
+    {"activations bf16", (12 * 90 + 2) * 2, activations<bf16, DType::bf16>},
+    {"activations f32", (12 * 90 + 2) * 4, activations<float, DType::f32>},
     {"gates bf16", 5 * 90 * 2, gates<bf16, DType::bf16>},
     {"gates f32", 5 * 90 * 4, gates<float, DType::f32>},
     {"linear bf16", kLinearBytes<bf16>, linear<bf16, DType::bf16>},
@@ -492,6 +496,7 @@ const IdleKernel idle_kernels[] = {
      [](TierCopy& c) { c.elementwise.gated_activation = [](Pool&, const GatedActivationArgs&) {}; }},
     {"multiply", [](TierCopy& c) { c.elementwise.multiply = [](Pool&, const MultiplyArgs&) {}; }},
     {"gated_rms_norm", [](TierCopy& c) { c.elementwise.gated_rms_norm = [](Pool&, const GatedRmsNormArgs&) {}; }},
+    {"transform", [](TierCopy& c) { c.elementwise.transform = [](Pool&, const TransformArgs&) {}; }},
     {"is_finite", [](TierCopy& c) { c.elementwise.is_finite = [](Pool&, const IsFiniteArgs&) { return true; }; }},
     {"linear", [](TierCopy& c) { c.gemm.linear = [](Pool&, const LinearArgs&) {}; }},
     {"grouped_linear", [](TierCopy& c) { c.gemm.grouped_linear = [](Pool&, const Grouped<LinearArgs>&) {}; }},

@@ -18,6 +18,12 @@ void bind_elementwise(nb::module_& m) {
         static_cast<DType>(dtype), limit, alpha, offset};
     run_noted(tier_at(tier).elementwise->gated_activation, pool, args);
   });
+  m.def("transform", [](int tier, Pool& pool, uintptr_t x, int64_t x_stride, uintptr_t addend, int64_t addend_stride,
+                        uintptr_t out, int64_t num_rows, int64_t size, float factor, int activation, int dtype) {
+    const TransformArgs args{at<void>(x), x_stride, at<void>(addend), addend_stride, at<void>(out), num_rows, size,
+                             factor, static_cast<Activation>(activation), static_cast<DType>(dtype)};
+    run_noted(tier_at(tier).elementwise->transform, pool, args);
+  });
   m.def("multiply", [](int tier, Pool& pool, uintptr_t x, int64_t x_stride, uintptr_t gate, int64_t gate_stride,
                        uintptr_t out, int64_t num_rows, int64_t size, int activation, int dtype) {
     const MultiplyArgs args{at<void>(x), x_stride, at<void>(gate), gate_stride, at<void>(out), num_rows, size,

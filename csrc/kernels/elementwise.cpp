@@ -52,6 +52,9 @@ void rms_norm(Pool& pool, const RmsNormArgs& args) {
   });
 }
 
+inline F16 relu(F16 x) { return max(zero(), x); }  // in this order: NaN passes through
+inline F16 relu2(F16 x) { return relu(x) * relu(x); }
+
 // fn(gate), and up(up): what is multiplied.
 template <class T, class Fn, class Up>
 void gate(const GatedActivationArgs& args, int64_t row, int64_t first, const Fn& fn, const Up& up) {
@@ -89,6 +92,12 @@ void gate_by(const GatedActivationArgs& args, int64_t row, int64_t first) {
       return gate<T>(args, row, first, [](F16 x) { return gelu_tanh(x); }, as_it_is);
     case Activation::clamped_silu:
       return clamped_gate<T>(args, row, first);
+    case Activation::relu:
+      return gate<T>(args, row, first, relu, as_it_is);
+    case Activation::relu2:
+      return gate<T>(args, row, first, relu2, as_it_is);
+    case Activation::none:
+      return gate<T>(args, row, first, as_it_is, as_it_is);
   }
 }
 
@@ -100,6 +109,52 @@ void gated_activation(Pool& pool, const GatedActivationArgs& args) {
       gate_by<bf16>(args, row, first);
     } else {
       gate_by<float>(args, row, first);
+    }
+  });
+}
+
+template <class T, class Fn>
+void transform_part(const TransformArgs& args, int64_t row, int64_t first, const Fn& fn) {
+  const T* x = static_cast<const T*>(args.x) + row * args.x_stride;
+  const T* addend = args.addend != nullptr ? static_cast<const T*>(args.addend) + row * args.addend_stride : nullptr;
+  T* out = static_cast<T*>(args.out) + row * args.size;
+  const int64_t end = min_i64(args.size, first + kColumnsPerTask);
+  const F16 factor = set1(args.factor);
+  for (int64_t i = first; i < end; i += 16) {
+    const int64_t n = min_i64(16, end - i);
+    F16 result = factor * fn(load_some(x + i, n));
+    if (addend != nullptr) result = result + load_some(addend + i, n);
+    store_some(out + i, n, result);
+  }
+}
+
+template <class T>
+void transform_by(const TransformArgs& args, int64_t row, int64_t first) {
+  switch (args.activation) {
+    case Activation::silu:
+      return transform_part<T>(args, row, first, [](F16 x) { return silu(x); });
+    case Activation::gelu:
+      return transform_part<T>(args, row, first, [](F16 x) { return gelu(x); });
+    case Activation::gelu_tanh:
+      return transform_part<T>(args, row, first, [](F16 x) { return gelu_tanh(x); });
+    case Activation::relu:
+      return transform_part<T>(args, row, first, relu);
+    case Activation::relu2:
+      return transform_part<T>(args, row, first, relu2);
+    case Activation::clamped_silu:
+    case Activation::none:
+      return transform_part<T>(args, row, first, [](F16 x) { return x; });
+  }
+}
+
+void transform(Pool& pool, const TransformArgs& args) {
+  const int64_t tasks_per_row = ceil_div(args.size, kColumnsPerTask);
+  parallel_for(pool, args.num_rows * tasks_per_row, [&](int64_t task, int) {
+    const int64_t row = task / tasks_per_row, first = task % tasks_per_row * kColumnsPerTask;
+    if (args.dtype == DType::bf16) {
+      transform_by<bf16>(args, row, first);
+    } else {
+      transform_by<float>(args, row, first);
     }
   });
 }
@@ -204,6 +259,6 @@ bool is_finite(Pool& pool, const IsFiniteArgs& args) {
 }  // namespace
 
 extern const ElementwiseKernels elementwise_kernels;
-const ElementwiseKernels elementwise_kernels = {rms_norm, gated_activation, multiply, gated_rms_norm, is_finite};
+const ElementwiseKernels elementwise_kernels = {rms_norm, gated_activation, transform, multiply, gated_rms_norm, is_finite};
 
 }  // namespace quire::QUIRE_TIER

@@ -20,7 +20,7 @@ struct RmsNormArgs {
   DType dtype;  // of all of them: bf16 or f32
 };
 
-enum class Activation : int32_t { silu = 0, gelu = 1, gelu_tanh = 2, clamped_silu = 3 };
+enum class Activation : int32_t { silu = 0, gelu = 1, gelu_tanh = 2, clamped_silu = 3, relu = 4, relu2 = 5, none = 6 };
 
 // out[i, j] = activation(x[i, j]) * x[i, size + j]; the activation is rounded to the dtype before the product.
 // clamped_silu: gates are first cut at `limit`, ups at -limit and limit; then gate * sigmoid(alpha * gate) * (up + offset).
@@ -33,6 +33,20 @@ struct GatedActivationArgs {
   Activation activation;
   DType dtype;  // bf16 or f32
   float limit, alpha, offset;  // of clamped_silu
+};
+
+// out = factor * activation(x) + addend, rounded once.
+struct TransformArgs {
+  const void* x;
+  int64_t x_stride;  // elements
+  const void* addend;  // null = none
+  int64_t addend_stride;
+  void* out;  // contiguous rows of `size`; may be x or addend
+  int64_t num_rows;
+  int64_t size;
+  float factor;
+  Activation activation;  // but clamped_silu
+  DType dtype;  // bf16 or f32
 };
 
 enum class GateActivation : int32_t { none = 0, silu = 1, sigmoid = 2 };
@@ -79,6 +93,7 @@ struct IsFiniteArgs {
 struct ElementwiseKernels {
   void (*rms_norm)(Pool&, const RmsNormArgs&);
   void (*gated_activation)(Pool&, const GatedActivationArgs&);
+  void (*transform)(Pool&, const TransformArgs&);
   void (*multiply)(Pool&, const MultiplyArgs&);
   void (*gated_rms_norm)(Pool&, const GatedRmsNormArgs&);
   bool (*is_finite)(Pool&, const IsFiniteArgs&);

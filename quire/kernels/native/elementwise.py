@@ -20,6 +20,7 @@ from quire.kernels.native.runtime import NativeRuntime
 _SILU = 0
 _GELU = {"none": 1, "tanh": 2}
 _CLAMPED_SILU = 3
+_ACTIVATIONS = {"silu": 0, "gelu": 1, "gelu_tanh": 2, "relu": 4, "relu2": 5, "none": 6}
 # Numbers of `GateActivation`.
 _GATES = {"none": 0, "silu": 1, "sigmoid": 2}
 # The bits that are all ones in infinities and NaN alone.
@@ -118,6 +119,71 @@ def gelu_and_mul(
     if approximate not in _GELU:
         raise ValueError(f"approximate={approximate!r}, expected 'none' or 'tanh'")
     return _gated(runtime, x, _GELU[approximate], out)
+
+
+def activate_and_mul(
+    runtime: NativeRuntime, x: torch.Tensor, activation: str, *, out: torch.Tensor | None = None
+) -> torch.Tensor:
+    """The first half of each row through an activation, times the second half; otherwise as `silu_and_mul`.
+
+    Args:
+        x: [num_rows, 2 * size] bfloat16 or float32; rows may be strided.
+        activation: "silu", "gelu", "gelu_tanh", "relu", "relu2" (its square) or "none".
+        out: [num_rows, size]; where to put the result.
+
+    Raises:
+        ShapeError: a size, dtype, device or stride differs from the above.
+        ValueError: another `activation`.
+
+    Reference: kernels/reference/activation.py
+    """
+    return _gated(runtime, x, _activation(activation), out)
+
+
+def transform(
+    runtime: NativeRuntime,
+    x: torch.Tensor,
+    activation: str = "none",
+    factor: float = 1.0,
+    addend: torch.Tensor | None = None,
+    *,
+    out: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Factor * activation(x) + addend, in float32, rounded once.
+
+    Args:
+        x, addend: [num_rows, size] bfloat16 or float32; rows may be strided.
+        activation: as `activate_and_mul`.
+        out: [num_rows, size]; where to put the result; may be `x` or `addend` when that is contiguous.
+
+    Returns:
+        [num_rows, size], dtype of `x`.
+
+    Raises:
+        ShapeError: a size, dtype, device or stride differs from the above, or what is written overlaps another tensor.
+        ValueError: another `activation`.
+
+    Cost: reads both, writes the result; bandwidth bound outside the caches.
+    Reference: kernels/reference/transform.py
+    """
+    check_rows("x", x)
+    num_rows, size = x.shape
+    if addend is not None:
+        check_tensor("addend", addend, (x.dtype,), (num_rows, size), strided_rows=True)
+    check_number("factor", factor)
+    number = _activation(activation)
+    if out is None:
+        out = runtime.empty(num_rows, size, dtype=x.dtype)
+    else:
+        check_tensor("out", out, (x.dtype,), (num_rows, size))
+        others = {"x": x, "addend": addend}
+        check_apart("out", out, **{name: other for name, other in others.items() if not _is_same(out, other)})
+    addend_ptr, addend_stride = (0, 0) if addend is None else (addend.data_ptr(), addend.stride(0))
+    runtime.library.transform(
+        runtime.tier_idx, runtime.pool, x.data_ptr(), x.stride(0), addend_ptr, addend_stride, out.data_ptr(), num_rows,
+        size, factor, number, DTYPE_CODES[x.dtype],
+    )  # fmt: skip
+    return out
 
 
 def multiply(
@@ -288,6 +354,17 @@ def _gated(
         DTYPE_CODES[x.dtype], limit, alpha, offset,
     )  # fmt: skip
     return out
+
+
+def _activation(name: str) -> int:
+    if name not in _ACTIVATIONS:
+        raise ValueError(f"activation={name!r}, expected one of {', '.join(_ACTIVATIONS)}")
+    return _ACTIVATIONS[name]
+
+
+def _is_same(out: torch.Tensor, other: torch.Tensor | None) -> bool:
+    """Whether a result takes an input's place, element by element."""
+    return other is not None and other.data_ptr() == out.data_ptr() and other.is_contiguous()
 
 
 def _gate_stride(gate: torch.Tensor, x: torch.Tensor) -> int:

@@ -45,6 +45,25 @@ def gated(rng: random.Random) -> Call:
     return Call(function, args, ("out",))
 
 
+def activated(rng: random.Random) -> Call:
+    rows, size, dtype = number(rng), number(rng), rng.choice(FLOATS)
+    function, activation = (
+        rng.choice((elementwise.activate_and_mul, elementwise.transform)),
+        rng.choice(("relu2", "none")),
+    )
+    args = {"x": normal(rng, rows, 2 * size, dtype=dtype), "out": None}
+    if function is elementwise.transform:
+        addend = rng.choice((None, normal(rng, rows, 2 * size, dtype=dtype)))
+        args = {**args, "factor": rng.choice((1.0, 0.3)), "addend": addend}
+        args["out"] = rng.choice((None, torch.zeros(rows, 2 * size, dtype=dtype)))
+
+    def call(runtime: NativeRuntime, **given: Any) -> Any:
+        return function(runtime, activation=activation, **given)
+
+    call.__name__ = function.__name__
+    return Call(call, args, ("out",))
+
+
 def is_finite(rng: random.Random) -> Call:
     dtype = rng.choice((*FLOATS, torch.float16))
     return Call(elementwise.is_finite, {"tensor": normal(rng, number(rng), number(rng), dtype=dtype)})
@@ -360,7 +379,7 @@ def checksum(rng: random.Random) -> Call:
 CALLS: dict[str, Callable[[random.Random], Call]] = {
     maker.__name__: maker
     for maker in (
-        rms_norm, gated, is_finite, product, gated_product, pack, unpack, gather, quant_pack, quant_product,
+        rms_norm, gated, activated, is_finite, product, gated_product, pack, unpack, gather, quant_pack, quant_product,
         quant_gated_product, quant_gather, paged_attention, rope_and_cache, reshape_and_cache, copy_pages, argmax,
         uniforms, sample, penalties, bitmask, logprobs, huge_zeros, checksum, latent_attention,
         write_latent_tokens, head_linear, *RECURRENT_MAKERS,

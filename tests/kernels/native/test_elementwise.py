@@ -6,10 +6,20 @@ import pytest
 import torch
 
 from quire.errors import ShapeError
-from quire.kernels.native.elementwise import gated_rms_norm, gelu_and_mul, is_finite, multiply, rms_norm, silu_and_mul
+from quire.kernels.native.elementwise import (
+    activate_and_mul,
+    gated_rms_norm,
+    gelu_and_mul,
+    is_finite,
+    multiply,
+    rms_norm,
+    silu_and_mul,
+    transform,
+)
 from quire.kernels.native.runtime import NativeRuntime
 from quire.kernels.reference import activation
 from quire.kernels.reference import norm as reference
+from quire.kernels.reference.transform import transform as reference_transform
 from tests.kernels.native.guards import assert_close, guarded, randn, same_bits
 
 SIZES = [1, 15, 16, 17, 33, 896]
@@ -176,6 +186,42 @@ def test_products_with_gates_equal_their_reference(
     assert same_bits(shared, multiply(runtime, x, gate[2].repeat(5, 1), kind))
     with pytest.raises(ValueError, match="expected one of"):
         multiply(runtime, x, gate, "relu")
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+@pytest.mark.parametrize("name", ["none", "silu", "gelu", "gelu_tanh", "relu", "relu2"])
+@pytest.mark.parametrize("size", [1, 17, 2049], ids="size {}".format)
+def test_elements_are_activated_scaled_and_added(
+    runtime: NativeRuntime, portable: NativeRuntime, size: int, name: str, dtype: torch.dtype
+):
+    x, addend = (randn(5, 2 * size) * 3).to(dtype).chunk(2, dim=-1)
+    rtol = {torch.bfloat16: 2.0**-8, torch.float32: 2e-6}[dtype]
+    for factor, added in ((1.0, None), (-0.7, addend)):
+        out = guarded(torch.zeros(5, size, dtype=dtype))
+        transform(runtime, x, name, factor, added, out=out.tensor)
+        out.assert_bands()
+        assert_close(out.tensor, reference_transform(x, name, factor, added), atol=3e-6, rtol=rtol)
+        assert same_bits(out.tensor, transform(portable, x, name, factor, added))
+        for place in ("x", "addend"):
+            given = {"x": x.contiguous(), "addend": addend.contiguous()}
+            transform(runtime, given["x"], name, factor, given["addend"], out=given[place])
+            assert same_bits(given[place], transform(portable, x, name, factor, addend))
+    both = torch.cat((x, addend), dim=-1)
+    gated = activate_and_mul(runtime, both, name)
+    assert_close(gated, transform(runtime, x, name) * addend, atol=3e-6, rtol=rtol)
+    assert same_bits(gated, activate_and_mul(portable, both, name))
+
+
+def test_impossible_transforms_are_refused(runtime: NativeRuntime):
+    x = randn(4, 8)
+    for wrong in ({"addend": randn(4, 7)}, {"addend": randn(8, 4).T}, {"out": x.view(8, 4)}, {"factor": "2"}):
+        with pytest.raises(ShapeError):
+            transform(runtime, x, **wrong)
+    with pytest.raises(ShapeError, match="share memory"):
+        transform(runtime, x[1:], out=x[:3])
+    for call in (transform, activate_and_mul):
+        with pytest.raises(ValueError, match="expected one of"):
+            call(runtime, x, "tanh")
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
