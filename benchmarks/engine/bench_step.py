@@ -102,7 +102,7 @@ class TimedLibrary:
 def make_llm(args: argparse.Namespace, sections: Sections, num_seqs: int) -> LLM:
     """The engine, with its parts as sections."""
     from quire.kernels.native import runtime  # late: they load torch
-    from quire.models.blocks import DecoderForCausalLM
+    from quire.models.decoder import DecoderForCausalLM
     from quire.sample.sampler import Sampler
     from quire.scheduler.scheduler import Scheduler
     from quire.worker import model_runner

@@ -183,7 +183,7 @@ class AttentionBackend(ABC):
         Returns:
             [num_tokens, num_heads * head_size].
         """
-        heads = qkv.view(len(qkv), -1, params.head_size)
+        heads = qkv.view(len(qkv), qkv.shape[1] // params.head_size, params.head_size)
         query = prepare_heads(heads[:, : params.num_heads], rotation, head_norms, is_query=True)
         key = value = None
         if not params.shares_kv:

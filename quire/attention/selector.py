@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 import torch
 
@@ -33,12 +33,12 @@ def backend_class(name: str) -> type[AttentionBackend]:
 
 def select_backend(
     name: str,
-    params: AttentionParams,
+    layers: Collection[AttentionParams],
     dtype: torch.dtype,
     device: torch.device,
     own: AttentionBackend | None = None,
 ) -> AttentionBackend:
-    """A new backend that can serve a layer like `params`.
+    """A new backend that can serve layers like these.
 
     Args:
         name: a backend's name, or "auto".
@@ -50,7 +50,8 @@ def select_backend(
     candidates = BACKENDS if name == "auto" else {name: backend_class(name)}
     refusals = []
     for candidate, backend in candidates.items():
-        reasons = backend.unsupported_reasons(params, dtype, device)
+        found = (backend.unsupported_reasons(params, dtype, device) for params in layers)
+        reasons = list(dict.fromkeys(reason for of_layer in found for reason in of_layer))
         if not reasons:
             made = own if own is not None and own.name == candidate else backend.try_create()
             if made is not None:

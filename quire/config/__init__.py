@@ -3,8 +3,9 @@
 from quire.config.cache import CacheConfig
 from quire.config.device import DeviceConfig, ParallelConfig
 from quire.config.engine import ObservabilityConfig, QuireConfig, SupervisionConfig
-from quire.config.hf_config import ModelArch, RopeConfig
+from quire.config.hf_rope import RopeConfig
 from quire.config.model import LoadConfig, ModelConfig
+from quire.config.model_arch import ModelArch
 from quire.config.scheduler import SchedulerConfig
 
 __all__ = [

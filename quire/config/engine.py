@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from quire.config.base import check_settings, setting
 from quire.config.cache import CacheConfig
 from quire.config.device import DeviceConfig, ParallelConfig
-from quire.config.hf_config import ModelArch
 from quire.config.kv_events import KVEventsConfig, parse_kv_events_config
 from quire.config.model import LoadConfig, ModelConfig
+from quire.config.model_arch import ModelArch
 from quire.config.scheduler import SchedulerConfig
 from quire.config.structured_outputs import StructuredOutputsConfig
 

@@ -1,27 +1,17 @@
-"""One normal form for every `config.json`: `ModelArch`. Models and the KV planning read only this.
+"""What the `config.json` files of all families have in common, read into the parts of a `ModelArch`.
 
-`parse_hf_config` turns the JSON object of a known architecture into it; `models.model_dir` reads the file.
+Called by the families (`config.families`), which know what differs. Pure.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from quire.config.hf_fields import FieldReader
-from quire.config.hf_rope import MAX_POSITIONS, RopeConfig, parse_rope
-from quire.errors import ModelError
-from quire.plugins import MODEL, plugin_names
+from quire.config.hf_rope import MAX_POSITIONS
+from quire.config.model_arch import EmbeddingArch, HeadArch, LayerArch, ModelArch
 
-__all__ = ["ARCHITECTURES", "ModelArch", "RopeConfig", "parse_hf_config"]
-
-# Architecture -> the `model_type` that transformers writes beside it. Their classes: `models.registry`.
-ARCHITECTURES: Mapping[str, str] = {
-    "LlamaForCausalLM": "llama",
-    "MistralForCausalLM": "mistral",
-    "Qwen2ForCausalLM": "qwen2",
-    "Qwen3ForCausalLM": "qwen3",
-}
 DTYPE_NAMES = ("float16", "bfloat16", "float32")
 MAX_VOCAB_SIZE = 1 << 20
 MAX_LAYERS = 1000
@@ -29,88 +19,54 @@ MAX_HEADS = 1024
 MAX_HEAD_SIZE = 512
 MAX_HIDDEN_SIZE = 1 << 16
 MAX_INTERMEDIATE_SIZE = 1 << 20
+# Names that config.json files use for an activation -> the one of `model_arch.ACTIVATIONS`.
+ACTIVATION_NAMES: Mapping[str, str] = {
+    "silu": "silu", "swish": "silu", "gelu": "gelu", "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh",
+    "gelu_fast": "gelu_tanh", "relu": "relu", "relu2": "relu2",
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ModelArch:
-    """A decoder-only transformer's shape, whatever its family calls the fields.
+class Heads:
+    """Query heads, key/value heads and elements per head."""
 
-    Attributes:
-        architecture: as in config.json, e.g. "LlamaForCausalLM".
-        total_num_heads, total_num_kv_heads: over all ranks.
-        sliding_window: per layer: tokens a query sees, itself included; None = all.
-        qk_norm: RMSNorm on each query and key head (Qwen3).
-        attention_bias: bias on q, k, v projections; output_bias: on o_proj; mlp_bias: on the MLP.
-        max_position_embeddings: longest sequence the model was made for, rope scaling included.
-        eos_token_ids: ends of a turn; the first is the primary.
-        torch_dtype: dtype named by the checkpoint, "" when it names none.
-    """
-
-    architecture: str
-    model_type: str
-    vocab_size: int
-    hidden_size: int
-    intermediate_size: int
-    num_layers: int
-    total_num_heads: int
-    total_num_kv_heads: int
+    num_heads: int
+    num_kv_heads: int
     head_size: int
-    max_position_embeddings: int
-    rms_norm_eps: float
-    hidden_act: str
-    rope: RopeConfig
-    sliding_window: tuple[int | None, ...]
-    tie_word_embeddings: bool = False
-    attention_bias: bool = False
-    output_bias: bool = False
-    mlp_bias: bool = False
-    qk_norm: bool = False
-    bos_token_id: int | None = None
-    eos_token_ids: tuple[int, ...] = ()
-    torch_dtype: str = ""
-    initializer_range: float = 0.02
 
 
-def parse_hf_config(raw: Mapping[str, object]) -> ModelArch:
-    """The shape that a `config.json` object describes.
+def make_arch(
+    config: FieldReader,
+    layers: Sequence[LayerArch],
+    longest_sequence: int,
+    *,
+    head: HeadArch,
+    embedding: EmbeddingArch | None = None,
+    is_tied: bool = False,
+) -> ModelArch:
+    """The model of these layers; sizes and special tokens come from the fields that all families have.
 
-    Fields that transformers fills with a default when they are absent get the same default here, except the sizes,
-    which are required. Fields of no known meaning are ignored, as transformers does.
+    The registry names its architecture and type.
+
+    Args:
+        longest_sequence: in tokens, rope scaling included.
+        is_tied: what an absent `tie_word_embeddings` means to the family.
 
     Raises:
-        ModelError: an unknown architecture, a quantized checkpoint, or a field that is missing, of the wrong type,
-            out of range, or at odds with another; names the field and the fix.
+        ModelError: as `FieldReader`.
     """
-    config = FieldReader(raw)
-    architecture = _architecture(config)
-    _refuse_quantized(config)
-    num_layers = config.integer("num_hidden_layers", 1, MAX_LAYERS)
     vocab_size = config.integer("vocab_size", 1, MAX_VOCAB_SIZE)
-    num_heads, num_kv_heads, head_size = _heads(config, architecture)
-    max_positions = config.integer("max_position_embeddings", 1, MAX_POSITIONS)
-    rope, longest_sequence = parse_rope(config, head_size, max_positions)
-    attention_bias, output_bias = _attention_biases(config, architecture)
     bos_token_ids = config.integers("bos_token_id", 0, vocab_size - 1)
     return ModelArch(
-        architecture=architecture,
-        model_type=ARCHITECTURES[architecture],
+        architecture="",
+        model_type="",
         vocab_size=vocab_size,
-        hidden_size=config.integer("hidden_size", 1, MAX_HIDDEN_SIZE),
-        intermediate_size=config.integer("intermediate_size", 1, MAX_INTERMEDIATE_SIZE),
-        num_layers=num_layers,
-        total_num_heads=num_heads,
-        total_num_kv_heads=num_kv_heads,
-        head_size=head_size,
+        hidden_size=read_hidden_size(config),
         max_position_embeddings=longest_sequence,
-        rms_norm_eps=config.number("rms_norm_eps", 1e-12, 0.1, 1e-6),
-        hidden_act=config.text("hidden_act", ("silu", "swish"), "silu").replace("swish", "silu"),
-        rope=rope,
-        sliding_window=_sliding_windows(config, architecture, num_layers),
-        tie_word_embeddings=config.flag("tie_word_embeddings", False),
-        attention_bias=attention_bias,
-        output_bias=output_bias,
-        mlp_bias=architecture == "LlamaForCausalLM" and config.flag("mlp_bias", False),
-        qk_norm=architecture == "Qwen3ForCausalLM",
+        layers=tuple(layers),
+        embedding=embedding or EmbeddingArch(),
+        head=head,
+        tie_word_embeddings=config.flag("tie_word_embeddings", is_tied),
         bos_token_id=bos_token_ids[0] if bos_token_ids else None,
         eos_token_ids=config.integers("eos_token_id", 0, vocab_size - 1),
         torch_dtype=_dtype(config),
@@ -118,56 +74,77 @@ def parse_hf_config(raw: Mapping[str, object]) -> ModelArch:
     )
 
 
-def _architecture(config: FieldReader) -> str:
-    named = config.texts("architectures")
-    for name in named:
-        if name in ARCHITECTURES:
-            return name
-    if named:
-        known = ", ".join([*ARCHITECTURES, *plugin_names(MODEL)])
-        raise ModelError(
-            f"architecture {named[0][:80]!r} is not implemented", hint=f"Quire has {known}", field="architectures"
-        )
-    model_type = config.text("model_type", tuple(ARCHITECTURES.values()), "")
-    for name, candidate in ARCHITECTURES.items():
-        if candidate == model_type:
-            return name
-    raise config.error("architectures", "is missing", f"add a list with one of: {', '.join(ARCHITECTURES)}")
+def read_hidden_size(config: FieldReader, name: str = "hidden_size") -> int:
+    """Elements of the residual stream."""
+    return config.integer(name, 1, MAX_HIDDEN_SIZE)
 
 
-def _refuse_quantized(config: FieldReader) -> None:
-    for name in ("quantization_config", "compression_config"):
-        quantization = config.raw.get(name)
-        if quantization is None:
-            continue
-        method = quantization.get("quant_method") if isinstance(quantization, Mapping) else None
-        raise config.error(
-            name,
-            f"says the weights are quantized ({str(method)[:40]}), which Quire does not support",
-            "use the model's unquantized checkpoint (float16, bfloat16 or float32)",
-        )
+def read_intermediate_size(config: FieldReader, name: str = "intermediate_size") -> int:
+    """Elements within a feed-forward network."""
+    return config.integer(name, 1, MAX_INTERMEDIATE_SIZE)
 
 
-def _heads(config: FieldReader, architecture: str) -> tuple[int, int, int]:
-    """Query heads, key/value heads, elements per head."""
-    hidden_size = config.integer("hidden_size", 1, MAX_HIDDEN_SIZE)
+def read_num_layers(config: FieldReader, name: str = "num_hidden_layers") -> int:
+    """Layers of the decoder."""
+    return config.integer(name, 1, MAX_LAYERS)
+
+
+def read_max_positions(config: FieldReader, name: str = "max_position_embeddings") -> int:
+    """Longest sequence, before rope scaling."""
+    return config.integer(name, 1, MAX_POSITIONS)
+
+
+def read_norm_eps(config: FieldReader, name: str = "rms_norm_eps", default: float = 1e-6) -> float:
+    """What a norm adds to the mean square."""
+    return config.number(name, 1e-12, 0.1, default)
+
+
+def read_activation(
+    config: FieldReader, name: str = "hidden_act", default: str = "silu", known: Sequence[str] = ("silu", "swish")
+) -> str:
+    """The activation of the feed-forward networks, one of `model_arch.ACTIVATIONS`.
+
+    Args:
+        known: names of config.json, keys of `ACTIVATION_NAMES`, that the family is computed with.
+    """
+    return ACTIVATION_NAMES[config.text(name, known, default)]
+
+
+def read_heads(config: FieldReader, default_head_size: int | None = None) -> Heads:
+    """Heads of the usual fields.
+
+    Args:
+        default_head_size: without `head_dim`; None = hidden_size / num_attention_heads.
+
+    Raises:
+        ModelError: heads that do not divide, or as `FieldReader`.
+    """
+    hidden_size = read_hidden_size(config)
     num_heads = config.integer("num_attention_heads", 1, MAX_HEADS)
     num_kv_heads = config.integer("num_key_value_heads", 1, MAX_HEADS, num_heads)
-    if num_heads % num_kv_heads:
-        raise config.error(
-            "num_key_value_heads",
-            f"is {num_kv_heads}, which does not divide num_attention_heads ({num_heads})",
-            "each key/value head serves the same number of query heads",
-        )
+    check_divides(config, "num_key_value_heads", num_kv_heads, "num_attention_heads", num_heads)
     head_size = config.optional_integer("head_dim", 1, MAX_HEAD_SIZE)
-    if head_size is None and architecture == "Qwen3ForCausalLM":
-        head_size = 128  # what transformers takes for this family
     if head_size is None:
-        head_size = _divided(config, hidden_size, num_heads)
-    return num_heads, num_kv_heads, head_size
+        head_size = default_head_size
+    if head_size is None:
+        head_size = divided_head_size(config, hidden_size, num_heads)
+    return Heads(num_heads=num_heads, num_kv_heads=num_kv_heads, head_size=head_size)
 
 
-def _divided(config: FieldReader, hidden_size: int, num_heads: int) -> int:
+def check_divides(config: FieldReader, name: str, value: int, of_name: str, of_value: int) -> None:
+    """Raises ModelError unless `value` divides `of_value`."""
+    if of_value % value:
+        raise config.error(
+            name,
+            f"is {value}, which does not divide {of_name} ({of_value})",
+            "each key/value head serves the same number of query heads"
+            if name == "num_key_value_heads"
+            else "correct one of the two",
+        )
+
+
+def divided_head_size(config: FieldReader, hidden_size: int, num_heads: int) -> int:
+    """Elements per head where heads divide the hidden size."""
     if hidden_size % num_heads or hidden_size // num_heads > MAX_HEAD_SIZE:
         raise config.error(
             "hidden_size",
@@ -178,53 +155,25 @@ def _divided(config: FieldReader, hidden_size: int, num_heads: int) -> int:
     return hidden_size // num_heads
 
 
-def _attention_biases(config: FieldReader, architecture: str) -> tuple[bool, bool]:
-    """Bias on the q, k, v projections, and on the output projection."""
-    if architecture == "MistralForCausalLM":
-        return False, False
-    if architecture == "Qwen2ForCausalLM":
-        return True, False
-    has_bias = config.flag("attention_bias", False)
-    return has_bias, has_bias
+def read_layer_types(config: FieldReader, num_layers: int, known: Sequence[str]) -> tuple[str, ...]:
+    """`layer_types`, each one of `known`; empty when absent.
 
-
-def _sliding_windows(config: FieldReader, architecture: str, num_layers: int) -> tuple[int | None, ...]:
-    if architecture == "LlamaForCausalLM":
-        windows: tuple[int | None, ...] = (None,) * num_layers
-    elif architecture == "MistralForCausalLM":
-        # An absent field means 4096 to transformers; an explicit null means no window.
-        default = None if "sliding_window" in config.raw else 4096
-        window = config.optional_integer("sliding_window", 1, MAX_POSITIONS)
-        windows = (window if window is not None else default,) * num_layers
-    else:
-        windows = _qwen_windows(config, num_layers)
-    _check_layer_types(config, windows)
-    return windows
-
-
-def _qwen_windows(config: FieldReader, num_layers: int) -> tuple[int | None, ...]:
-    if not config.flag("use_sliding_window", False):
-        return (None,) * num_layers
-    default = None if "sliding_window" in config.raw else 4096
-    window = config.optional_integer("sliding_window", 1, MAX_POSITIONS) or default
+    Raises:
+        ModelError: another number of layers, or an unknown type.
+    """
     layer_types = config.texts("layer_types")
-    if layer_types:
-        return tuple(window if kind == "sliding_attention" else None for kind in layer_types)
-    first = config.integer("max_window_layers", 0, 1 << 16, 28)
-    return tuple(window if layer >= first else None for layer in range(num_layers))
-
-
-def _check_layer_types(config: FieldReader, windows: tuple[int | None, ...]) -> None:
-    """`layer_types`, when given, must say what `windows` say."""
-    layer_types = config.texts("layer_types")
-    if not layer_types:
-        return
-    num_layers = config.integer("num_hidden_layers", 1, MAX_LAYERS)
-    if len(layer_types) != num_layers:
+    if layer_types and len(layer_types) != num_layers:
         raise config.error("layer_types", f"names {len(layer_types)} layers", f"num_hidden_layers is {num_layers}")
-    for layer, (kind, window) in enumerate(zip(layer_types, windows, strict=True)):
-        if kind not in ("full_attention", "sliding_attention"):
-            raise config.error("layer_types", f"has {kind[:40]!r}", "known: full_attention, sliding_attention")
+    for kind in layer_types:
+        if kind not in known:
+            raise config.error("layer_types", f"has {kind[:40]!r}", f"known: {', '.join(known)}")
+    return layer_types
+
+
+def check_windows(config: FieldReader, windows: Sequence[int | None]) -> None:
+    """Raises ModelError unless `layer_types`, when given, says what `windows` say."""
+    layer_types = read_layer_types(config, len(windows), ("full_attention", "sliding_attention"))
+    for layer, (kind, window) in enumerate(zip(layer_types, windows, strict=bool(layer_types))):
         if (kind == "sliding_attention") != (window is not None):
             raise config.error(
                 "layer_types",
@@ -232,6 +181,20 @@ def _check_layer_types(config: FieldReader, windows: tuple[int | None, ...]) -> 
                 f"{'no window' if window is None else f'a window of {window}'}",
                 "correct layer_types or the window fields",
             )
+
+
+def refuse_quantized(config: FieldReader) -> None:
+    """Raises ModelError for a checkpoint whose weights are quantized."""
+    for name in ("quantization_config", "compression_config"):
+        quantization = config.raw.get(name)
+        if quantization is None:
+            continue
+        method = quantization.get("quant_method") if isinstance(quantization, Mapping) else None
+        raise config.error(
+            name,
+            f"says the weights are quantized ({str(method)[:40]}), which Quire does not support",
+            "use the model's unquantized checkpoint (float16, bfloat16 or float32)",
+        )
 
 
 def _dtype(config: FieldReader) -> str:

@@ -1,6 +1,6 @@
 """Typed reading of the fields of a model's `config.json`: a value is the right type and in range, or named in an error.
 
-Called by `hf_config` and `hf_rope`. Pure; a reader owns nothing but a reference to the mapping it reads.
+Called by `hf_config`, `hf_rope` and the families. Pure; a reader owns nothing but a reference to the mapping it reads.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The rotary embedding of a `config.json`, in the transformers 4 and 5 styles, as one `RopeConfig`.
 
-Called by `hf_config.parse_hf_config`. Pure.
+Called by the families (`config.families`). Pure.
 """
 
 from __future__ import annotations
@@ -26,6 +26,8 @@ class RopeConfig:
         rotary_dim: leading elements of each head that are rotated.
         parameters: the variant's own numbers (factor, low_freq_factor, original_max_position_embeddings, ...).
         short_factors, long_factors: of longrope: what each pair's frequency is divided by.
+        is_interleaved: pairs are neighbours (GPT-J), not elements half of `rotary_dim` apart; checkpoints' rows are
+            reordered when they are loaded.
     """
 
     rope_type: str = "default"
@@ -34,6 +36,7 @@ class RopeConfig:
     parameters: tuple[tuple[str, float], ...] = ()
     short_factors: tuple[float, ...] = ()
     long_factors: tuple[float, ...] = ()
+    is_interleaved: bool = False
 
 
 def parse_rope(

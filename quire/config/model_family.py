@@ -1,31 +1,50 @@
-"""ModelFamily: what a package says about a model that it adds, and the shape of whatever model a config.json describes.
+"""ModelFamily: how the `config.json` of a family is read, and how its checkpoints name and store tensors.
 
-Called where a model directory is read, by processes without torch: a family names its model's class and does not
-import it. Pure. docs/how-to/plugins.md has an example.
+Quire's own families (`config.families`) and those of other packages have the same form. Called where a model directory
+is read, by processes without torch, and by the model's constructor. Pure. docs/how-to/add-a-model.md has an example.
 """
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import ClassVar
 
-from quire.config.hf_config import ARCHITECTURES, ModelArch, parse_hf_config
-from quire.errors import ConfigError, QuireError
-from quire.plugins import MODEL, load_plugin
+from quire.config.model_arch import ModelArch
+from quire.errors import ModelError
+
+TensorNames = tuple[tuple[str, str], ...]
+"""Patterns of module names -> what the checkpoint has in their place; applied one after the other (`re.sub`)."""
+
+LLAMA_NAMES: TensorNames = (
+    (r"\.mixer_norm\.", ".input_layernorm."),
+    (r"\.ffn_norm\.", ".post_attention_layernorm."),
+)
 
 
 class ModelFamily:
-    """An architecture of another package's: a plugin, whose name is that in `architectures` of config.json.
+    """An architecture. A package's plugin is a subclass, of this or of a family that it resembles.
+
+    The modules of the decoder are named `model.embed_tokens`, `model.layers.0.self_attn.q_proj`, `...k_proj`,
+    `...v_proj`, `...o_proj`, `model.layers.0.mlp.gate_proj`, `...up_proj`, `...down_proj`, `model.layers.0.mixer_norm`,
+    `...mixer_post_norm`, `...ffn_norm`, `...ffn_post_norm`, `model.norm` and `lm_head`.
 
     Attributes:
-        quire_contract: the version of this interface that it was written for.
-        model_class: "module:Class" of a `quire.models.blocks.DecoderForCausalLM`; imported by the worker alone.
-        like: the architecture of Quire's by whose rules config.json is read, unless `parse` does it.
+        quire_contract: of a plugin: the version of this interface that it was written for.
+        model_class: "module:Class" of a `quire.models.decoder.DecoderForCausalLM`; imported by the worker alone.
+        tensor_names: from this program's names to the checkpoint's.
+        prefixes: what checkpoint names may begin with; the first is what `tensor_names` give. Files of the base model
+            alone lack it.
+        layouts: module name within a layer -> how checkpoints store it, one of `models.tensor_layouts`.
+        ignored_tensors: patterns of checkpoint names that are not needed.
+        text_config: the model's fields are in `text_config` of config.json where there is such an object.
     """
 
-    model_class: ClassVar[str]
-    like: ClassVar[str] = "LlamaForCausalLM"
+    model_class: ClassVar[str] = "quire.models.decoder:DecoderForCausalLM"
+    tensor_names: ClassVar[TensorNames] = LLAMA_NAMES
+    prefixes: ClassVar[tuple[str, ...]] = ("",)
+    layouts: ClassVar[Mapping[str, str]] = {}
+    ignored_tensors: ClassVar[tuple[str, ...]] = ()
+    text_config: ClassVar[bool] = False
 
     @classmethod
     def parse(cls, raw: Mapping[str, object]) -> ModelArch:
@@ -37,59 +56,7 @@ class ModelFamily:
         Raises:
             ModelError: a field is missing or has a value that the model does not allow.
         """
-        arch = parse_hf_config({**raw, "architectures": [cls.like]})
-        return dataclasses.replace(arch, model_type=str(raw.get("model_type") or arch.model_type))
-
-
-def family_of(architecture: str) -> type[ModelFamily] | None:
-    """The plugin that adds an architecture; None when no package does, or Quire has it itself.
-
-    Raises:
-        ConfigError: it cannot be used.
-    """
-    if architecture in ARCHITECTURES:
-        return None
-    found: type[ModelFamily] | None = load_plugin(MODEL, architecture, ModelFamily)
-    if found is not None and ":" not in str(getattr(found, "model_class", "")):
-        raise ConfigError(
-            f"{found.__module__}:{found.__qualname__} does not name the class of its model",
-            hint="write model_class = 'module:Class' in it", field=MODEL.setting,
-        )  # fmt: skip
-    return found
-
-
-def parse_config(raw: Mapping[str, object]) -> ModelArch:
-    """The shape that a `config.json` object describes, of a model of Quire's or of a plugin's.
-
-    Raises:
-        ModelError: as `parse_hf_config`.
-        ConfigError: the plugin cannot be used.
-    """
-    named = _names(raw)
-    if not any(name in ARCHITECTURES for name in named):
-        for name in named:
-            family = family_of(name)
-            if family is not None:
-                return _parsed(family, name, raw)
-    return parse_hf_config(raw)
-
-
-def _names(raw: Mapping[str, object]) -> list[str]:
-    named: Any = raw.get("architectures")
-    return [name for name in named if isinstance(name, str)] if isinstance(named, list) else []
-
-
-def _parsed(family: type[ModelFamily], name: str, raw: Mapping[str, object]) -> ModelArch:
-    place = f"{family.__module__}:{family.__qualname__}.parse"
-    try:
-        arch = family.parse(raw)
-    except QuireError:
-        raise
-    except Exception as error:  # a foreign method may raise anything
-        raise ConfigError(
-            f"{place} failed: {type(error).__name__}: {error}", hint="correct config.json or the plugin",
-            field=MODEL.setting,
-        ) from error  # fmt: skip
-    if not isinstance(arch, ModelArch):
-        raise ConfigError(f"{place} returned {type(arch).__name__}", hint="return a ModelArch", field=MODEL.setting)
-    return dataclasses.replace(arch, architecture=name)
+        raise ModelError(
+            f"family {cls.__name__} does not read config.json",
+            hint="give it a parse method, or derive it from one that has",
+        )

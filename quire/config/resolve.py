@@ -14,13 +14,14 @@ from typing import Any
 
 from quire.config.cross_checks import check_against_model, check_batch, check_device, check_supported
 from quire.config.engine import QuireConfig
-from quire.config.hf_config import ModelArch
+from quire.config.model_arch import ModelArch
 from quire.errors import ConfigError
 from quire.platforms.interface import Platform
 
 GIB = 1 << 30
 DTYPE_NAMES = {"half": "float16", "float": "float32", "fp8": "fp8_e4m3"}
 NATIVE_BLOCK_UNIT = 16  # tokens
+NATIVE_MAX_HEAD_SIZE = 512
 SERVER_DECODE_SLOWDOWN = 2.0
 KEEP_DTYPE = ("float16", "bfloat16", "float32")
 
@@ -289,9 +290,10 @@ def _native_problem(config: QuireConfig, context: ResolveContext) -> str | None:
     block_size = config.cache.block_size
     if block_size is not None and block_size % NATIVE_BLOCK_UNIT:
         return f"the native kernels need a block_size that is a multiple of {NATIVE_BLOCK_UNIT}, got {block_size}"
-    head_size = _arch(config).head_size
-    if head_size % 2 or head_size > 256:
-        return f"the native kernels need an even head_size of at most 256, this model has {head_size}"
+    for head_size in sorted({attention.head_size for attention in _arch(config).attention_layers}):
+        if head_size % 2 or head_size > NATIVE_MAX_HEAD_SIZE:
+            most = NATIVE_MAX_HEAD_SIZE
+            return f"the native kernels need an even head_size of at most {most}, this model has {head_size}"
     return None
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 
 from quire.config import QuireConfig
-from quire.config.model_family import parse_config
+from quire.config.families.registry import parse_config
 from quire.config.overrides import NO_HF_FIELDS, overridden, parse_object
 from quire.config.resolve import Decision, UsageContext, resolve
 from quire.engine.named_plugins import block_sizes

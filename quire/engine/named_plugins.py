@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from quire.attention.block_sizes import PREFERRED_BLOCK_SIZES
 from quire.config import QuireConfig
 from quire.config.device import OWN_EXECUTORS
-from quire.config.hf_config import ARCHITECTURES
+from quire.config.families.registry import FAMILIES
 from quire.config.model import OWN_QUANTIZATIONS
 from quire.config.scheduler import OWN_POLICIES
 from quire.config.structured_outputs import BACKENDS
@@ -97,7 +97,7 @@ def built_in_names() -> Mapping[PluginKind, Sequence[str]]:
 
     names: dict[PluginKind, Sequence[str]] = dict.fromkeys(KINDS, ("auto", "none"))
     return names | {
-        MODEL: tuple(ARCHITECTURES),
+        MODEL: tuple(FAMILIES),
         ATTENTION_BACKEND: ("auto", *PREFERRED_BLOCK_SIZES),
         EXECUTOR: OWN_EXECUTORS,
         SCHEDULING_POLICY: OWN_POLICIES,
@@ -123,7 +123,7 @@ def block_sizes(backend: str) -> Mapping[str, int]:
 
 def _names(config: QuireConfig) -> Iterator[tuple[PluginKind, str]]:
     """Names that are not built in, with what they name."""
-    if config.arch is not None and config.arch.architecture not in ARCHITECTURES:
+    if config.arch is not None and config.arch.architecture not in FAMILIES:
         yield MODEL, config.arch.architecture
     if config.device.attention_backend not in ("auto", *PREFERRED_BLOCK_SIZES):
         yield ATTENTION_BACKEND, config.device.attention_backend

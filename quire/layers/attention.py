@@ -14,15 +14,13 @@ class Attention(nn.Module):
 
     Args:
         layer_idx: its place in `ForwardContext.kv_caches` and `metadata`, or that of the layer whose cache it shares.
-        layer_name: its name in the KV cache specs, where it has a cache of its own.
     """
 
-    def __init__(self, params: AttentionParams, backend: AttentionBackend, layer_idx: int, layer_name: str) -> None:
+    def __init__(self, params: AttentionParams, backend: AttentionBackend, layer_idx: int) -> None:
         super().__init__()
         self.params = params
         self.backend = backend
         self.layer_idx = layer_idx
-        self.layer_name = layer_name
 
     def forward(
         self,

@@ -10,13 +10,17 @@ from collections.abc import Mapping
 
 import torch
 
-from quire.kernels.reference.norm import add_rms_norm, rms_norm
+from quire.kernels.reference.activation import activate, activate_and_mul
+from quire.kernels.reference.norm import add_rms_norm, layer_norm, rms_norm
 from quire.layers.head_linear import DenseHeads, HeadLinearMethod
 from quire.layers.linear_method import LinearMethod, UnquantizedLinearMethod
 
 
 class LayerKernels(ABC):
-    """The operations of the layers, by one implementation."""
+    """The operations of the layers, by one implementation; those that are not abstract are plain torch here.
+
+    An operation must give a row the same bits whatever rows are beside it.
+    """
 
     def packing(self) -> Mapping[str, str | int] | None:
         """What stored weights depend on besides the checkpoint; None = they are the checkpoint's own tensors."""
@@ -43,6 +47,26 @@ class LayerKernels(ABC):
         self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """(normalised sum, sum) of x and residual, which may be overwritten."""
+
+    def layer_norm(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, eps: float) -> torch.Tensor:
+        """Subtract the mean of each row of `x` [..., size] and normalize it."""
+        return layer_norm(x, weight, bias, eps)
+
+    def add(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
+        """X + residual, which may be overwritten."""
+        return residual.add_(x)
+
+    def scale(self, x: torch.Tensor, factor: float) -> torch.Tensor:
+        """X * factor; `x` may be overwritten."""
+        return x.mul_(factor)
+
+    def activate(self, x: torch.Tensor, activation: str) -> torch.Tensor:
+        """An activation of `model_arch.ACTIVATIONS`, element by element; `x` may be overwritten."""
+        return activate(x, activation)
+
+    def activate_and_mul(self, x: torch.Tensor, activation: str) -> torch.Tensor:
+        """activation(first half of each row) * second half: [num_rows, 2 * size] -> [num_rows, size]."""
+        return activate_and_mul(x, activation)
 
 
 class TorchKernels(LayerKernels):

@@ -22,7 +22,7 @@ from quire.layers.native_heads import PackedHeads
 from quire.layers.weight_target import WeightTarget
 
 # To be raised with every change of a packed layout: packed weights on disk are then made anew.
-PACKING_VERSION = 1
+PACKING_VERSION = 2
 
 
 @dataclass(frozen=True, slots=True)

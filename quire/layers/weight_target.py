@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 
 import torch
 
@@ -26,39 +27,68 @@ class WeightTarget(ABC):
 
 
 class TensorTarget(WeightTarget):
-    """A tensor (a view, for a part of a fused one) that is overwritten."""
+    """A tensor (a view, for a part of a fused one) that is overwritten.
 
-    def __init__(self, tensor: torch.Tensor) -> None:
+    Args:
+        offset: added to the checkpoint's values.
+    """
+
+    def __init__(self, tensor: torch.Tensor, offset: float = 0.0) -> None:
         self.tensor = tensor
         self.shape = tuple(tensor.shape)
+        self.offset = offset
 
     def load(self, tensor: torch.Tensor) -> bool:
         """Copy."""
-        self.tensor.copy_(tensor)
+        self.tensor.copy_(tensor + self.offset if self.offset else tensor)
         return bool(self.tensor.isfinite().all())
 
     def stored(self) -> torch.Tensor:
-        """The tensor itself."""
-        return self.tensor
+        """The checkpoint's values as they are kept."""
+        return self.tensor - self.offset if self.offset else self.tensor
 
 
-class PermutedRows(WeightTarget):
-    """Rows in another order than the checkpoint has them; biases alike.
+class ReorderedTarget(WeightTarget):
+    """A place whose rows come in another order than the checkpoint's, or whose matrix the checkpoint has transposed.
 
     Args:
-        target: takes the reordered tensor.
-        order: [rows] int64; row i of the target is row order[i] of the checkpoint.
+        target: the place.
+        rows: [num_rows] for each row of the place, the checkpoint's (after transposing); None = the same.
+        is_transposed: the checkpoint's matrix is [input_size, output_size].
     """
 
-    def __init__(self, target: WeightTarget, order: torch.Tensor) -> None:
+    def __init__(self, target: WeightTarget, rows: torch.Tensor | None, is_transposed: bool = False) -> None:
         self.target = target
-        self.order = order
-        self.shape = target.shape
+        self.rows = rows
+        self.is_transposed = is_transposed and len(target.shape) == 2
+        self.shape = target.shape[::-1] if self.is_transposed else target.shape
 
     def load(self, tensor: torch.Tensor) -> bool:
-        """Reorder, then load."""
-        return self.target.load(tensor.index_select(0, self.order))
+        """Bring the rows into order."""
+        if self.is_transposed:
+            tensor = tensor.t()
+        return self.target.load(tensor if self.rows is None else tensor[self.rows])
 
     def stored(self) -> torch.Tensor:
         """In the checkpoint's order."""
-        return self.target.stored().index_select(0, torch.argsort(self.order))
+        stored = self.target.stored()
+        if self.rows is not None:
+            stored = stored[torch.argsort(self.rows)]
+        return stored.t() if self.is_transposed else stored
+
+
+class SpreadTarget(WeightTarget):
+    """Several places of one tensor, as where keys serve as values, too."""
+
+    def __init__(self, targets: Sequence[WeightTarget]) -> None:
+        self.targets = targets
+        self.shape = targets[0].shape
+
+    def load(self, tensor: torch.Tensor) -> bool:
+        """Into each of them."""
+        are_finite = [target.load(tensor) for target in self.targets]
+        return all(are_finite)
+
+    def stored(self) -> torch.Tensor:
+        """As the first holds it."""
+        return self.targets[0].stored()

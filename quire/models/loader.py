@@ -11,22 +11,26 @@ import torch
 
 from quire.attention.backend import AttentionBackend, AttentionParams
 from quire.attention.selector import select_backend
-from quire.config.hf_config import ModelArch
 from quire.config.model import LoadConfig
+from quire.config.model_arch import ModelArch
 from quire.distributed.parallel_context import ParallelContext
 from quire.errors import UnsupportedError
 from quire.layers.kernels import LayerKernels, TorchKernels
+from quire.layers.norm import Norm
 from quire.layers.options import LayerOptions
-from quire.models.blocks import DecoderForCausalLM
+from quire.models.decoder import DecoderForCausalLM
 from quire.models.interfaces import BuildContext
 from quire.models.packing_cache import PackingCache
 from quire.models.packing_key import packing_key
-from quire.models.registry import model_class, origin_of
+from quire.models.parts.attention import attention_params
+from quire.models.registry import model_class, model_family, origin_of
 from quire.models.weights import find_weight_files, load_weights
 
 MIN_KEPT_BYTES = 64 << 20
 # Of numbers drawn for a dummy tensor: a prime, so that no two rows are the same.
 DUMMY_PERIOD = 1_048_573
+# Checkpoints of models that tie both ends may hold the output projection as well.
+TIED_HEAD = r"(^|\.)lm_head\.weight$"
 
 
 def load_model(
@@ -66,11 +70,13 @@ def load_model(
             hint="use tensor_parallel_size=1",
             field="tensor_parallel_size",
         )
+    family = model_family(arch.architecture)
     build = BuildContext(
         arch=arch,
+        family=family,
         options=LayerOptions(dtype, device, kernels or TorchKernels()),
         parallel=parallel,
-        backend=backend or select_backend("auto", attention_params(arch), dtype, device),
+        backend=backend or select_backend("auto", attention_params_of(arch), dtype, device),
         max_model_len=max_model_len,
     )
     with torch.no_grad():
@@ -78,10 +84,13 @@ def load_model(
         if load.load_format == "dummy":
             fill_dummy_weights(model, arch.initializer_range, seed, dtype)
         else:
-            ignored = ("lm_head.weight",) if arch.tie_word_embeddings else ()
+            ignored = (*family.ignored_tensors, *((TIED_HEAD,) if arch.tie_word_embeddings else ()))
 
             def read_checkpoint() -> None:
-                load_weights(Path(model_path), model.checkpoint_targets(), ignored=ignored, reports_error=reports_error)
+                load_weights(
+                    Path(model_path), model.checkpoint_targets(), ignored=ignored, prefixes=family.prefixes,
+                    reports_error=reports_error,
+                )  # fmt: skip
 
             packing = build.options.kernels.packing()
             if packing is not None:
@@ -113,15 +122,9 @@ def load_through_cache(
         cache.write_behind(key, stored)
 
 
-def attention_params(arch: ModelArch) -> AttentionParams:
-    """The layer that is hardest to serve: one with a sliding window, when there is one."""
-    return AttentionParams(
-        num_heads=arch.total_num_heads,
-        num_kv_heads=arch.total_num_kv_heads,
-        head_size=arch.head_size,
-        scale=arch.head_size**-0.5,
-        sliding_window=min((window for window in arch.sliding_window if window is not None), default=None),
-    )
+def attention_params_of(arch: ModelArch) -> list[AttentionParams]:
+    """What the attention backend must serve: each kind of layer once."""
+    return list(dict.fromkeys(map(attention_params, arch.attention_layers)))
 
 
 def fill_dummy_weights(model: DecoderForCausalLM, std: float, seed: int, dtype: torch.dtype) -> None:
@@ -130,11 +133,11 @@ def fill_dummy_weights(model: DecoderForCausalLM, std: float, seed: int, dtype: 
     A large tensor repeats its beginning: to draw a billion numbers takes ten seconds.
     """
     for name, target in model.checkpoint_targets().items():
-        if name.endswith("norm.weight"):
-            target.load(torch.ones(target.shape))
-            continue
         digest = hashlib.sha256(f"{seed}:{name}".encode()).digest()
         generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "little", signed=True))
         size = math.prod(target.shape)
         drawn = torch.empty(min(size, DUMMY_PERIOD)).normal_(0.0, std, generator=generator).to(dtype)
         target.load(drawn.repeat(-(-size // len(drawn)))[:size].view(target.shape))
+    for module in model.modules():
+        if isinstance(module, Norm):
+            module.weight.data.fill_(1.0)

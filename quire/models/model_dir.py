@@ -1,4 +1,4 @@
-"""Reads the descriptions in a model directory; the parsing of their fields is `config.hf_config`. No state."""
+"""Reads the descriptions in a model directory; `config.families` read their fields. No state."""
 
 from __future__ import annotations
 

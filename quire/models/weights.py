@@ -6,7 +6,7 @@ Called by `loader`. Only safetensors files are read: other formats can run code 
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +30,12 @@ COMPUTED_TENSORS = re.compile(r"(^|\.)rotary_emb\.(inv_freq|cos_cached|sin_cache
 
 
 def load_weights(
-    directory: Path, targets: dict[str, WeightTarget], *, ignored: Collection[str] = (), reports_error: bool = False
+    directory: Path,
+    targets: dict[str, WeightTarget],
+    *,
+    ignored: Collection[str] = (),
+    prefixes: Sequence[str] = ("",),
+    reports_error: bool = False,
 ) -> None:
     """Give every tensor of the directory's safetensors files to its target, which converts the dtype.
 
@@ -38,7 +43,8 @@ def load_weights(
 
     Args:
         targets: checkpoint name -> where it goes.
-        ignored: names that the checkpoint may have and the model does not need.
+        ignored: patterns of names that the checkpoint may have and the model does not need.
+        prefixes: what names may begin with; those of `targets` begin with the first.
         reports_error: log the relative error of each tensor as stored.
 
     Raises:
@@ -48,6 +54,7 @@ def load_weights(
     expected_files, paths = find_weight_files(directory)
     owners = _owners(SafetensorsFile(path) for path in paths)
     _check_index(expected_files, owners)
+    targets = _with_prefix(targets, prefixes, owners)
     used = {name: file for name, file in owners.items() if name in targets or not _is_ignored(name, ignored)}
     _check_names(directory, used, targets)
     for name, target in targets.items():
@@ -155,7 +162,21 @@ def _check_index(expected_files: dict[str, Path], owners: dict[str, SafetensorsF
 
 
 def _is_ignored(name: str, ignored: Collection[str]) -> bool:
-    return name in ignored or COMPUTED_TENSORS.search(name) is not None
+    return COMPUTED_TENSORS.search(name) is not None or any(re.search(pattern, name) for pattern in ignored)
+
+
+def _with_prefix(
+    targets: dict[str, WeightTarget], prefixes: Sequence[str], found: Collection[str]
+) -> dict[str, WeightTarget]:
+    """The targets under the names of the first prefix that all of those with the usual one are found with."""
+    usual = prefixes[0]
+    for prefix in prefixes:
+        renamed = {
+            prefix + name[len(usual) :] if name.startswith(usual) else name: target for name, target in targets.items()
+        }
+        if renamed.keys() <= set(found):
+            return renamed
+    return targets
 
 
 def _check_names(directory: Path, found: Collection[str], targets: Collection[str]) -> None:

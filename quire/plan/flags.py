@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from quire.config.cache import CacheConfig
-from quire.config.hf_config import ModelArch
-from quire.config.model_family import parse_config
+from quire.config.families.registry import parse_config
+from quire.config.model_arch import ModelArch
 from quire.config.scheduler import SchedulerConfig
 from quire.core.kv_spec import KVCacheConfig
 from quire.entrypoints.args import parse_size

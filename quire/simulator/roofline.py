@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 
-from quire.config.hf_config import ModelArch
+from quire.config.model_arch import ModelArch
 from quire.core.kv_spec import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
 from quire.errors import ConfigError, NotEnoughMemoryError
 from quire.simulator.costs import StepShape
@@ -78,9 +78,16 @@ class Roofline:
                 hint=f"use {', '.join(hardware.flops)}",
                 field="dtype",
             )
-        if arch.total_num_heads % tensor_parallel:
+        attention = arch.attention_layers
+        if not attention:
             raise ConfigError(
-                f"{arch.total_num_heads} attention heads cannot be divided among {tensor_parallel} devices",
+                f"{arch.architecture} does not have attention layers, whose cost is what the roofline computes",
+                hint="plan with --live, which measures the model", field="model",
+            )  # fmt: skip
+        num_heads = attention[0].num_heads
+        if num_heads % tensor_parallel:
+            raise ConfigError(
+                f"{num_heads} attention heads cannot be divided among {tensor_parallel} devices",
                 hint="use a tensor parallel degree that divides the heads",
                 field="tensor_parallel_size",
             )
@@ -88,12 +95,10 @@ class Roofline:
         self._arch, self._hardware = arch, hardware
         self._tp, self._pp = tensor_parallel, pipeline_parallel
         self._item = DTYPE_BYTES[dtype]
-        q_size, kv_size = arch.total_num_heads * arch.head_size, arch.total_num_kv_heads * arch.head_size
-        per_layer = arch.hidden_size * (2 * q_size + 2 * kv_size + 3 * arch.intermediate_size)
-        self._layer_params = arch.num_layers * per_layer
+        self._layer_params, self._active_params = arch.num_layer_weights, arch.num_active_layer_weights
         self._head_params = arch.vocab_size * arch.hidden_size
-        self._q_size = q_size
-        self._kv_heads = max(1, arch.total_num_kv_heads // tensor_parallel)
+        self._attention = attention
+        self._kv_heads = max(1, attention[0].num_kv_heads // tensor_parallel)
         self._flops = hardware.flops[dtype]
         if self.num_free_bytes() <= 0:
             raise NotEnoughMemoryError(
@@ -106,8 +111,7 @@ class Roofline:
     @property
     def weight_bytes(self) -> float:
         """Of the whole model."""
-        copies = 1 if self._arch.tie_word_embeddings else 2
-        return (self._layer_params + copies * self._head_params) * self._item
+        return (self._layer_params + self._arch.num_table_weights) * self._item
 
     @property
     def request_s(self) -> float:
@@ -123,9 +127,9 @@ class Roofline:
         """The blocks of one replica."""
         item = self._item if kv_item_bytes is None else kv_item_bytes
         spec = FullAttentionSpec(
-            block_size=block_size, num_kv_heads=self._kv_heads, head_size=self._arch.head_size, dtype_bytes=item
+            block_size=block_size, num_kv_heads=self._kv_heads, head_size=self._attention[0].head_size, dtype_bytes=item
         )
-        layers = -(-self._arch.num_layers // self._pp)
+        layers = -(-len(self._attention) // self._pp)
         group = KVCacheGroupSpec(layer_names=tuple(f"layer {i}" for i in range(layers)), spec=spec)
         return KVCacheConfig(num_blocks=max(2, int(self.num_free_bytes() // group.page_size_bytes)), groups=(group,))
 
@@ -134,19 +138,22 @@ class Roofline:
         guess = self.assumptions
         rate = self._flops * guess.compute_share
         bandwidth = self._hardware.bandwidth * guess.memory_share
-        params = (self._layer_params, self._head_params)
+        read = min(self._layer_params, shape.num_tokens * self._active_params)  # experts of no token are not read
         times = 0.0
-        for count, num_rows in zip(params, (shape.num_tokens, shape.num_sampling), strict=True):
+        for count, num_bytes, num_rows in (
+            (self._active_params, read * self._item, shape.num_tokens),
+            (self._head_params, self._head_params * self._item, shape.num_sampling),
+        ):
             if num_rows:
-                times += max(2 * num_rows * count / rate, count * self._item / bandwidth) / self._tp
+                times += max(2 * num_rows * count / rate, num_bytes / bandwidth) / self._tp
         times += self._attention_seconds(shape, bandwidth)
         return times + self._communication_seconds(shape) + guess.step_s
 
     def _attention_seconds(self, shape: StepShape, bandwidth: float) -> float:
-        arch, layers = self._arch, self._arch.num_layers
-        kv_bytes = 2 * self._kv_heads * arch.head_size * self._item * layers  # of one token, on one device
-        decode = shape.decode_context * kv_bytes / bandwidth
-        flops = 4 * shape.prompt_pairs * self._q_size * layers / self._tp
+        num_kv = sum(max(1, layer.num_kv_heads // self._tp) * layer.head_size for layer in self._attention)
+        decode = shape.decode_context * 2 * num_kv * self._item / bandwidth
+        query_size = sum(layer.num_heads * layer.head_size for layer in self._attention)
+        flops = 4 * shape.prompt_pairs * query_size / self._tp
         return decode + flops / (self._flops * self.assumptions.attention_share)
 
     def _communication_seconds(self, shape: StepShape) -> float:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from quire.config.hf_config import ModelArch
+from quire.config.model_arch import ModelArch
 from quire.errors import NotEnoughMemoryError
 from quire.utils.memory import GIB, MIB, format_bytes
 from quire.worker.setup import StepLimits
@@ -59,24 +59,24 @@ def estimate_weights_bytes(
     arch: ModelArch, max_model_len: int, dtype_bytes: int, quantization: str | None = None
 ) -> int:
     """Bytes of a model's parameters and rotary tables, before it is built."""
-    heads_size = arch.total_num_heads * arch.head_size
-    kv_size = arch.total_num_kv_heads * arch.head_size
-    attention = arch.hidden_size * (heads_size + 2 * kv_size) + heads_size * arch.hidden_size
-    mlp = 3 * arch.hidden_size * arch.intermediate_size
-    embeddings = arch.vocab_size * arch.hidden_size * (1 if arch.tie_word_embeddings else 2)
-    rotary_bytes = 4 * max_model_len * arch.head_size
+    rotary_sizes = {layer.rope: layer.head_size for layer in arch.attention_layers if layer.rope is not None}
+    rotary_bytes = 4 * max_model_len * sum(rotary_sizes.values())
     layer_bytes, table_bytes = WEIGHT_BYTES.get(quantization, (dtype_bytes, dtype_bytes))
     norms = 2 * arch.num_layers * arch.hidden_size * dtype_bytes
-    return int(arch.num_layers * (attention + mlp) * layer_bytes + embeddings * table_bytes) + norms + rotary_bytes
+    tables = arch.num_table_weights + arch.embedding.num_positions * arch.hidden_size
+    return int(arch.num_layer_weights * layer_bytes + tables * table_bytes) + norms + rotary_bytes
 
 
 def estimate_workspace_bytes(arch: ModelArch, limits: StepLimits, dtype_bytes: int) -> int:
     """Bytes that the largest step needs besides weights and cache: activations, attention, logits and sampling."""
-    heads_size = arch.total_num_heads * arch.head_size
-    kv_size = arch.total_num_kv_heads * arch.head_size
+    attention = arch.attention_layers
+    heads_size = max((layer.num_heads * layer.head_size for layer in attention), default=0)
+    kv_size = max((layer.num_kv_heads * layer.head_size for layer in attention), default=0)
+    mixer_size = max((part.width for layer in arch.layers for _, part in layer.mixers()), default=0)
+    ffn_size = max((part.width for layer in arch.layers for _, part in layer.feed_forwards()), default=0)
     # The residual stream and projections in the model's type; norms, rotation and activation go through float32.
-    elements = 4 * arch.hidden_size + 2 * (heads_size + 2 * kv_size) + 3 * arch.intermediate_size
-    float32_elements = 2 * max(arch.hidden_size + heads_size, arch.intermediate_size)
+    elements = 4 * arch.hidden_size + 2 * mixer_size + 3 * ffn_size
+    float32_elements = 2 * max(arch.hidden_size + heads_size, ffn_size)
     activations = limits.max_num_batched_tokens * (elements * dtype_bytes + float32_elements * 4)
     # Keys and values of one long request, gathered from their blocks and repeated per query head.
     gathered = 2 * limits.max_model_len * (kv_size + heads_size) * dtype_bytes

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from quire.config.engine import QuireConfig
-from quire.config.hf_config import ModelArch
+from quire.config.model_arch import ModelArch
 from quire.platforms.interface import Platform
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}

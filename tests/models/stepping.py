@@ -10,7 +10,7 @@ import torch
 from quire.attention.backends.torch_reference import TorchReferenceBackend
 from quire.attention.context import ForwardContext
 from quire.attention.metadata import AttentionMetadata
-from quire.models.blocks import DecoderForCausalLM
+from quire.models.decoder import DecoderForCausalLM
 
 
 def make_metadata(

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import torch
 
-from quire.config.hf_config import parse_hf_config
+from quire.config.families.registry import parse_config
 from quire.config.model import LoadConfig
 from quire.distributed.parallel_context import ParallelContext
-from quire.models.blocks import DecoderForCausalLM
+from quire.models.decoder import DecoderForCausalLM
 from quire.models.loader import load_model
 from quire.models.model_dir import read_model_dir
 from tests.models.checkpoints import FAMILIES, VOCAB_SIZE, make_checkpoint
@@ -41,7 +41,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 def load(directory: Path, dtype: torch.dtype = torch.float32) -> DecoderForCausalLM:
-    arch = parse_hf_config(read_model_dir(directory).config)
+    arch = parse_config(read_model_dir(directory).config)
     device, parallel = torch.device("cpu"), ParallelContext()
     return load_model(arch, str(directory), LoadConfig(), dtype, device, parallel, None, 1024, 0)
 

@@ -75,7 +75,11 @@ def test_variables_of_the_chat_template_have_defaults_and_tools_may_be_left_out(
 def test_settings_replace_what_a_models_files_say():
     config = build_config(hf_overrides={"max_position_embeddings": 99, "rope_parameters": {"rope_theta": 5000.0}})
     resolved, _, _ = look_up(config)
-    assert resolved.max_model_len == 99 and resolved.arch is not None and resolved.arch.rope.theta == 5000.0
+    assert (
+        resolved.max_model_len == 99
+        and resolved.arch is not None
+        and resolved.arch.layers[0].attention.rope.theta == 5000.0
+    )
 
 
 def test_a_length_among_a_models_own_fields_changes_nothing_and_is_said_to():

@@ -1,4 +1,4 @@
-"""Reference: activations that gate: those of the MLP, and of gates that are tensors of their own."""
+"""Reference: activations, of the MLP and of gates that are tensors of their own."""
 
 from __future__ import annotations
 
@@ -57,3 +57,33 @@ def clamped_silu_and_mul(x: torch.Tensor, limit: float, alpha: float = 1.0, offs
     gate, up = x.chunk(2, dim=-1)
     gate, up = gate.clamp(max=limit), up.clamp(min=-limit, max=limit)
     return gate * torch.sigmoid(alpha * gate) * (up + offset)
+
+
+def activate(x: torch.Tensor, activation: str) -> torch.Tensor:
+    """One of `config.model_arch.ACTIVATIONS` of every element, in the dtype of `x`.
+
+    Raises:
+        ValueError: another name.
+    """
+    if activation == "silu":
+        return torch.nn.functional.silu(x)
+    if activation in ("gelu", "gelu_tanh"):
+        return torch.nn.functional.gelu(x, approximate="tanh" if activation == "gelu_tanh" else "none")
+    if activation == "relu":
+        return torch.relu(x)
+    if activation == "relu2":
+        return torch.relu(x).square()
+    raise ValueError(f"activation={activation!r} is not one of silu, gelu, gelu_tanh, relu, relu2")
+
+
+def activate_and_mul(x: torch.Tensor, activation: str) -> torch.Tensor:
+    """activation(first half of each row) * second half.
+
+    Args:
+        x: [num_tokens, 2 * intermediate_size].
+        activation: one of `config.model_arch.ACTIVATIONS`.
+
+    Source: Shazeer 2020 (GLU Variants Improve Transformer), equation 5.
+    """
+    gate, up = x.chunk(2, dim=-1)
+    return activate(gate, activation) * up

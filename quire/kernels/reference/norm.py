@@ -1,4 +1,4 @@
-"""Reference: root-mean-square normalisation."""
+"""Reference: normalization of rows."""
 
 from __future__ import annotations
 
@@ -54,3 +54,20 @@ def gated_rms_norm(
     normed = wide * torch.rsqrt(wide.pow(2).mean(dim=-1, keepdim=True) + eps)
     weighed = normed * weight.float().view(-1, normed.shape[-1])
     return (weighed if gate_first else weighed * gates).to(x.dtype).reshape(x.shape)
+
+
+def layer_norm(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, eps: float) -> torch.Tensor:
+    """Subtract each row's mean, divide by its standard deviation, multiply by `weight` and add `bias`.
+
+    Computed in float32, rounded once to the dtype of `x`.
+
+    Args:
+        x: [..., size].
+        weight, bias: [size]; without a bias None.
+
+    Source: Ba et al. 2016 (Layer Normalization), equation 4.
+    """
+    wide = x.float()
+    centered = wide - wide.mean(dim=-1, keepdim=True)
+    normalized = centered * torch.rsqrt(centered.pow(2).mean(dim=-1, keepdim=True) + eps) * weight.float()
+    return (normalized if bias is None else normalized + bias.float()).to(x.dtype)

@@ -15,7 +15,7 @@ from quire.kernels.native.sampling import MAX_VOCAB_SIZE
 from quire.layers.native import NativeKernels
 from quire.layers.quantization import with_quantization
 from quire.logger import get_logger
-from quire.models.loader import attention_params
+from quire.models.loader import attention_params_of
 from quire.models.packing_cache import PackingCache, default_cache_directory
 from quire.sample.ops.native import NativeSamplingOps
 from quire.sample.ops.torch_ops import TorchSamplingOps
@@ -50,7 +50,7 @@ def native_cpu(setup: WorkerSetup) -> DeviceOps:
         device=device,
         layers=with_quantization(kernels, quantization, setup.dtype),
         attention=select_backend(
-            NativeCpuBackend.name, attention_params(setup.arch), setup.dtype, device, NativeCpuBackend(runtime)
+            NativeCpuBackend.name, attention_params_of(setup.arch), setup.dtype, device, NativeCpuBackend(runtime)
         ),
         sampling=NativeSamplingOps(runtime) if vocab_size <= MAX_VOCAB_SIZE else TorchSamplingOps(),
         memory=HostMemory(setup.platform.memory.available_bytes),

@@ -7,7 +7,7 @@ import torch
 from quire.attention.selector import select_backend
 from quire.layers.kernels import TorchKernels
 from quire.layers.quantization import with_quantization
-from quire.models.loader import attention_params
+from quire.models.loader import attention_params_of
 from quire.sample.ops.torch_ops import TorchSamplingOps
 from quire.worker.device.memory import CudaMemory, HostMemory
 from quire.worker.device.ops import DeviceOps
@@ -26,7 +26,7 @@ def torch_ops(setup: WorkerSetup) -> DeviceOps:
     return DeviceOps(
         device=device,
         layers=with_quantization(TorchKernels(), config.model.quantization, setup.dtype),
-        attention=select_backend(config.device.attention_backend, attention_params(setup.arch), setup.dtype, device),
+        attention=select_backend(config.device.attention_backend, attention_params_of(setup.arch), setup.dtype, device),
         sampling=TorchSamplingOps(),
         memory=HostMemory(platform.memory.available_bytes) if platform.is_cpu else CudaMemory(device),
     )

@@ -34,18 +34,18 @@ def two_backends(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("name", ["auto", "torch_reference"])
 def test_the_reference_backend_serves_the_float_types(name: str):
     for dtype in (torch.float32, torch.bfloat16, torch.float16):
-        assert selector.select_backend(name, PARAMS, dtype, CPU).name == "torch_reference"
+        assert selector.select_backend(name, [PARAMS], dtype, CPU).name == "torch_reference"
 
 
 @pytest.mark.usefixtures("two_backends")
 def test_auto_takes_the_first_that_fits():
-    assert selector.select_backend("auto", PARAMS, torch.float32, CPU).name == "torch_reference"
+    assert selector.select_backend("auto", [PARAMS], torch.float32, CPU).name == "torch_reference"
 
 
 @pytest.mark.usefixtures("two_backends")
 def test_when_none_fits_every_candidate_and_reason_is_listed():
     with pytest.raises(ConfigError) as caught:
-        selector.select_backend("auto", PARAMS, torch.int8, CPU)
+        selector.select_backend("auto", [PARAMS], torch.int8, CPU)
     for part in (
         "picky: head_size 20 is not a multiple of 16; no AVX-512",
         "torch_reference: dtype torch.int8",
@@ -57,17 +57,17 @@ def test_when_none_fits_every_candidate_and_reason_is_listed():
 @pytest.mark.usefixtures("two_backends")
 def test_a_backend_asked_for_by_name_is_not_replaced():
     with pytest.raises(ConfigError, match="picky: head_size") as caught:
-        selector.select_backend("picky", PARAMS, torch.float32, CPU)
+        selector.select_backend("picky", [PARAMS], torch.float32, CPU)
     assert caught.value.hint == "use attention_backend='auto'"
 
 
 def test_the_native_backend_is_the_one_that_was_made_with_its_runtime_or_says_that_there_is_none():
     own = NativeCpuBackend(NativeRuntime("portable"))
-    assert selector.select_backend("auto", PARAMS, torch.float32, CPU, own) is own
+    assert selector.select_backend("auto", [PARAMS], torch.float32, CPU, own) is own
     with pytest.raises(ConfigError, match="native_cpu: the native kernels are not in use"):
-        selector.select_backend("native_cpu", PARAMS, torch.float32, CPU)
+        selector.select_backend("native_cpu", [PARAMS], torch.float32, CPU)
 
 
 def test_an_unknown_name_is_answered_with_the_nearest():
     with pytest.raises(ConfigError, match="did you mean 'torch_reference'"):
-        selector.select_backend("torch_referense", PARAMS, torch.float32, CPU)
+        selector.select_backend("torch_referense", [PARAMS], torch.float32, CPU)

@@ -1,4 +1,4 @@
-"""`parse_hf_config`: both styles of config.json, every family, and what is refused."""
+"""`parse_config`: both styles of config.json, every family, and what is refused."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quire.config.hf_config import ARCHITECTURES, ModelArch, parse_hf_config
+from quire.config.families.registry import FAMILIES, parse_config
 from quire.config.hf_fields import FieldReader
-from quire.config.hf_rope import parse_rope
+from quire.config.hf_rope import RopeConfig, parse_rope
+from quire.config.model_arch import AttentionArch, HeadArch, LayerArch, MLPArch, ModelArch, NormArch
 from quire.errors import ModelError
 
 LLAMA: dict[str, Any] = {
@@ -35,16 +36,26 @@ LLAMA: dict[str, Any] = {
 
 def parse(architecture: str = "LlamaForCausalLM", **fields: Any) -> ModelArch:
     raw = {**copy.deepcopy(LLAMA), "architectures": [architecture], **fields}
-    return parse_hf_config({name: value for name, value in raw.items() if value is not ...})
+    return parse_config({name: value for name, value in raw.items() if value is not ...})
+
+
+def attention_of(arch: ModelArch) -> AttentionArch:
+    return arch.attention_layers[0]
+
+
+def windows(arch: ModelArch) -> tuple[int | None, ...]:
+    return tuple(attention.window for attention in arch.attention_layers)
 
 
 def test_a_llama_config_becomes_the_normal_form():
     arch = parse()
-    assert (arch.architecture, arch.model_type, arch.num_layers, arch.head_size) == ("LlamaForCausalLM", "llama", 4, 8)
-    assert (arch.total_num_heads, arch.total_num_kv_heads, arch.torch_dtype) == (8, 2, "bfloat16")
-    assert (arch.bos_token_id, arch.eos_token_ids, arch.sliding_window) == (1, (2, 7), (None,) * 4)
-    assert (arch.rope.rope_type, arch.rope.theta, arch.rope.rotary_dim) == ("default", 10000.0, 8)
-    assert not (arch.attention_bias or arch.output_bias or arch.mlp_bias or arch.qk_norm or arch.tie_word_embeddings)
+    assert (arch.architecture, arch.model_type, arch.torch_dtype) == ("LlamaForCausalLM", "llama", "bfloat16")
+    assert (arch.bos_token_id, arch.eos_token_ids, arch.tie_word_embeddings) == (1, (2, 7), False)
+    rope = RopeConfig(rope_type="default", theta=10000.0, rotary_dim=8)
+    attention = AttentionArch(num_heads=8, num_kv_heads=2, head_size=8, scale=8**-0.5, rope=rope)
+    norm = NormArch(eps=1e-5)
+    layer = LayerArch(attention=attention, mlp=MLPArch(intermediate_size=128), mixer_norm=norm, ffn_norm=norm)
+    assert arch.layers == (layer,) * 4 and arch.head == HeadArch(norm=norm)
 
 
 def test_transformers_5_names_mean_the_same():
@@ -59,15 +70,18 @@ def test_transformers_5_names_mean_the_same():
 def test_optional_fields_have_the_defaults_of_transformers(absent: Any):
     fields = ("num_key_value_heads", "rms_norm_eps", "hidden_act", "torch_dtype", "bos_token_id", "eos_token_id")
     arch = parse(**dict.fromkeys(fields, absent))
-    assert (arch.total_num_kv_heads, arch.rms_norm_eps, arch.hidden_act) == (8, 1e-6, "silu")
+    layer = arch.layers[0]
+    assert layer.attention is not None and layer.mlp is not None and layer.mixer_norm is not None
+    assert (layer.attention.num_kv_heads, layer.mixer_norm.eps, layer.mlp.activation) == (8, 1e-6, "silu")
     assert (arch.torch_dtype, arch.bos_token_id, arch.eos_token_ids) == ("", None, ())
 
 
 def test_biases_follow_the_family():
     flags = {
-        name: (arch.attention_bias, arch.output_bias, arch.mlp_bias, arch.qk_norm)
-        for name in ARCHITECTURES
-        for arch in [parse(name, attention_bias=True, mlp_bias=True)]
+        name: (attention.qkv_bias, attention.output_bias, layer.mlp.has_bias, attention.head_norm is not None)
+        for name in ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
+        for layer in [parse(name, attention_bias=True, mlp_bias=True).layers[0]]
+        for attention in [layer.attention]
     }
     assert flags == {
         "LlamaForCausalLM": (True, True, True, False),
@@ -82,23 +96,23 @@ def test_the_architecture_can_come_from_the_model_type():
 
 
 def test_qwen3_heads_have_128_elements_unless_said_otherwise():
-    assert parse("Qwen3ForCausalLM").head_size == 128
-    assert parse("Qwen3ForCausalLM", head_dim=16).head_size == 16
+    assert attention_of(parse("Qwen3ForCausalLM")).head_size == 128
+    assert attention_of(parse("Qwen3ForCausalLM", head_dim=16)).head_size == 16
 
 
 def test_mistral_windows_cover_all_layers_and_default_to_4096():
-    assert parse("MistralForCausalLM", sliding_window=100).sliding_window == (100,) * 4
-    assert parse("MistralForCausalLM", sliding_window=None).sliding_window == (None,) * 4
-    assert parse("MistralForCausalLM").sliding_window == (4096,) * 4
+    assert windows(parse("MistralForCausalLM", sliding_window=100)) == (100,) * 4
+    assert windows(parse("MistralForCausalLM", sliding_window=None)) == (None,) * 4
+    assert windows(parse("MistralForCausalLM")) == (4096,) * 4
 
 
 def test_qwen_windows_need_their_switch():
     window = {"sliding_window": 100, "max_window_layers": 3}
-    assert parse("Qwen2ForCausalLM", **window).sliding_window == (None,) * 4
-    assert parse("Qwen2ForCausalLM", use_sliding_window=True, **window).sliding_window == (None, None, None, 100)
+    assert windows(parse("Qwen2ForCausalLM", **window)) == (None,) * 4
+    assert windows(parse("Qwen2ForCausalLM", use_sliding_window=True, **window)) == (None, None, None, 100)
     kinds = ["sliding_attention", "full_attention"] * 2
     arch = parse("Qwen3ForCausalLM", use_sliding_window=True, layer_types=kinds, **window)
-    assert arch.sliding_window == (100, None, 100, None)
+    assert windows(arch) == (100, None, 100, None)
 
 
 @pytest.mark.parametrize(
@@ -129,7 +143,7 @@ def test_a_kind_of_layer_may_have_its_own_rope():
 
 def test_rope_numbers_are_kept():
     scaling = {"rope_type": "yarn", "factor": 4.0, "attention_factor": 1.5, "truncate": False, "beta_fast": None}
-    assert dict(parse(rope_scaling=scaling).rope.parameters) == {
+    assert dict(attention_of(parse(rope_scaling=scaling)).rope.parameters) == {
         "factor": 4.0,
         "original_max_position_embeddings": 2048,
         "beta_fast": 32.0,
@@ -200,7 +214,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
 @pytest.mark.parametrize(("fields", "said"), REFUSED.values(), ids=REFUSED.keys())
 def test_a_bad_field_is_refused_by_name_with_a_hint(fields: dict[str, Any], said: str):
     with pytest.raises(ModelError) as caught:
-        parse_hf_config({k: v for k, v in {**LLAMA, **fields}.items() if v is not ...})
+        parse_config({k: v for k, v in {**LLAMA, **fields}.items() if v is not ...})
     assert said in str(caught.value)
     assert caught.value.hint and caught.value.field
 
@@ -214,11 +228,12 @@ NAMES = [*LLAMA, "rope_theta", "rope_scaling", "rope_parameters", "head_dim", "s
 
 
 @settings(deadline=None, max_examples=300)
-@given(fields=st.dictionaries(st.sampled_from(NAMES), JUNK, max_size=4), architecture=st.sampled_from([*ARCHITECTURES]))
+@given(fields=st.dictionaries(st.sampled_from(NAMES), JUNK, max_size=4), architecture=st.sampled_from([*FAMILIES]))
 def test_junk_is_parsed_or_refused_but_never_crashes(fields: dict[str, Any], architecture: str):
     try:
-        arch = parse_hf_config({**LLAMA, "architectures": [architecture], "use_sliding_window": True, **fields})
+        arch = parse_config({**LLAMA, "architectures": [architecture], "use_sliding_window": True, **fields})
     except ModelError:
         return
     assert isinstance(arch, ModelArch)
-    assert len(arch.sliding_window) == arch.num_layers and arch.total_num_heads % arch.total_num_kv_heads == 0
+    assert len(arch.layers) == arch.num_layers
+    assert all(attention.num_heads % attention.num_kv_heads == 0 for attention in arch.attention_layers)

@@ -6,7 +6,8 @@ from hypothesis import strategies as st
 
 from quire.config import QuireConfig
 from quire.config.build import build_config
-from quire.config.hf_config import ModelArch, RopeConfig
+from quire.config.families.registry import parse_config
+from quire.config.model_arch import ModelArch
 from quire.config.resolve import GIB, Decision, UsageContext, resolve
 from quire.config.scheduler import SchedulerConfig
 from quire.errors import ConfigError, QuireClientError, UnsupportedError
@@ -26,11 +27,12 @@ def make_gpu(total_gib: int, name: str = "H100", capability: tuple[int, int] = (
 
 
 def make_arch(torch_dtype: str = "bfloat16", max_position_embeddings: int = 2048) -> ModelArch:
-    return ModelArch(
-        architecture="LlamaForCausalLM", model_type="llama", vocab_size=64, hidden_size=32, intermediate_size=64,
-        num_layers=2, total_num_heads=4, total_num_kv_heads=2, head_size=8, rms_norm_eps=1e-6, hidden_act="silu",
-        max_position_embeddings=max_position_embeddings, rope=RopeConfig(), sliding_window=(None, None),
-        torch_dtype=torch_dtype,
+    return parse_config(
+        {
+            "architectures": ["LlamaForCausalLM"], "vocab_size": 64, "hidden_size": 32, "intermediate_size": 64,
+            "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
+            "max_position_embeddings": max_position_embeddings, "torch_dtype": torch_dtype or None,
+        }
     )  # fmt: skip
 
 

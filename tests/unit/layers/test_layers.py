@@ -9,11 +9,12 @@ from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
 from quire.attention.backend import AttentionParams, Rotation
 from quire.attention.backends.torch_reference import TorchReferenceBackend
 from quire.attention.context import ForwardContext
+from quire.config.model_arch import NormArch
 from quire.layers.attention import Attention
 from quire.layers.embedding import TokenTable
 from quire.layers.linear import Linear, MergedLinear
 from quire.layers.linear_method import UnquantizedLinearMethod
-from quire.layers.norm import RMSNorm
+from quire.layers.norm import Norm
 from quire.layers.options import LayerOptions
 from tests.models.stepping import make_metadata
 
@@ -75,7 +76,7 @@ def test_embedding_looks_up_rows(dtype: torch.dtype):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 def test_rms_norm_equals_that_of_transformers_bit_for_bit(dtype: torch.dtype):
-    layer = filled(RMSNorm(24, 1e-6, options=LayerOptions(dtype, torch.device("cpu"))))
+    layer = filled(Norm(24, NormArch(eps=1e-6), options=LayerOptions(dtype, torch.device("cpu"))))
     reference = Qwen3RMSNorm(24, 1e-6).to(dtype)
     reference.weight.data.copy_(layer.weight)
     x, residual = torch.randn(2, 9, 24).to(dtype)
@@ -93,7 +94,7 @@ def test_logits_are_float32():
 
 def test_the_attention_layer_uses_its_own_cache_and_metadata():
     params = AttentionParams(num_heads=2, num_kv_heads=1, head_size=4, scale=1.0)
-    layer = Attention(params, TorchReferenceBackend(), layer_idx=1, layer_name="layers.1")
+    layer = Attention(params, TorchReferenceBackend(), layer_idx=1)
     caches = tuple(torch.zeros(TorchReferenceBackend.kv_cache_shape(3, 4, 1, 4)) for _ in range(2))
     metadata = make_metadata([2], [2], [[2]], block_size=4)
     no_turn = Rotation(torch.ones(2, 2), torch.zeros(2, 2), torch.tensor([0, 1]))

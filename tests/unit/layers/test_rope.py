@@ -9,11 +9,11 @@ import torch
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
-from quire.config.hf_config import parse_hf_config
+from quire.config.families.registry import parse_config
 from quire.config.hf_rope import RopeConfig
 from quire.errors import ModelError
 from quire.layers.rope import RotaryEmbedding, query_scales, rotary_angles, rows_of_halves
-from quire.layers.weight_target import PermutedRows, TensorTarget
+from quire.layers.weight_target import ReorderedTarget, TensorTarget
 
 NUM_POSITIONS = 300
 SHAPE: dict[str, Any] = {
@@ -61,8 +61,10 @@ VARIANTS: dict[str, dict[str, Any]] = {
 
 
 def ours(scaling: dict[str, Any]) -> RotaryEmbedding:
-    arch = parse_hf_config({"architectures": ["LlamaForCausalLM"], **SHAPE, "rope_scaling": scaling})
-    return RotaryEmbedding(arch.rope, NUM_POSITIONS, torch.device("cpu"))
+    arch = parse_config({"architectures": ["LlamaForCausalLM"], **SHAPE, "rope_scaling": scaling})
+    rope = arch.attention_layers[0].rope
+    assert rope is not None
+    return RotaryEmbedding(rope, NUM_POSITIONS, torch.device("cpu"))
 
 
 def theirs(scaling: dict[str, Any]) -> LlamaRotaryEmbedding:
@@ -115,10 +117,10 @@ def test_part_of_a_head_can_be_rotated():
 
 
 def test_longrope_served_within_the_original_length_equals_transformers_there():
-    arch = parse_hf_config({"architectures": ["LlamaForCausalLM"], **SHAPE, "rope_scaling": LONGROPE})
+    arch = parse_config({"architectures": ["LlamaForCausalLM"], **SHAPE, "rope_scaling": LONGROPE})
     positions = torch.arange(64)
     assert_same(
-        rows(RotaryEmbedding(arch.rope, 64, torch.device("cpu")), positions),
+        rows(RotaryEmbedding(arch.attention_layers[0].rope, 64, torch.device("cpu")), positions),
         theirs(LONGROPE)(torch.zeros(1), positions[None]),
     )
 
@@ -126,8 +128,9 @@ def test_longrope_served_within_the_original_length_equals_transformers_there():
 def test_longrope_may_have_a_scale_for_each_of_its_lengths():
     scaling = {**LONGROPE, "short_mscale": 1.5, "long_mscale": 2.5, "type": "su"}
     del scaling["rope_type"]
-    arch = parse_hf_config({"architectures": ["LlamaForCausalLM"], **SHAPE, "rope_scaling": scaling})
-    assert rotary_angles(arch.rope, 64)[1] == 1.5 and rotary_angles(arch.rope, 65)[1] == 2.5
+    arch = parse_config({"architectures": ["LlamaForCausalLM"], **SHAPE, "rope_scaling": scaling})
+    rope = arch.attention_layers[0].rope
+    assert rope is not None and rotary_angles(rope, 64)[1] == 1.5 and rotary_angles(rope, 65)[1] == 2.5
 
 
 def test_factors_on_queries_step_up_with_the_position():
@@ -145,7 +148,7 @@ def test_interleaved_pairs_become_halves_when_rows_are_loaded_in_order():
     num_heads, head_size, rotary_dim = 2, 10, 6
     weight, x = torch.randn(num_heads * head_size, 4), torch.randn(3, 4)
     loaded = torch.empty_like(weight)
-    target = PermutedRows(TensorTarget(loaded), rows_of_halves(num_heads, head_size, rotary_dim))
+    target = ReorderedTarget(TensorTarget(loaded), rows_of_halves(num_heads, head_size, rotary_dim))
     assert target.load(weight) and torch.equal(target.stored(), weight)
     rope = RotaryEmbedding(RopeConfig(theta=100.0, rotary_dim=rotary_dim), 10, torch.device("cpu"))
     rotation = rope(torch.tensor([0, 4, 9]))

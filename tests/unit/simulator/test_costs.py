@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 from scipy.optimize import nnls
 
-from quire.config.hf_config import ModelArch, parse_hf_config
+from quire.config.families.registry import parse_config
+from quire.config.model_arch import ModelArch
 from quire.errors import ConfigError, NotEnoughMemoryError, ValidationError
 from quire.simulator.calibration import (
     CalibratedCosts,
@@ -33,7 +34,7 @@ DEVICE = Hardware(name="test", flops={"bfloat16": 1e12}, bandwidth=1e9, capacity
 
 
 def arch(**changes: object) -> ModelArch:
-    return parse_hf_config(
+    return parse_config(
         {
             "architectures": ["LlamaForCausalLM"], "vocab_size": 1000, "hidden_size": 64, "intermediate_size": 128,
             "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16,

@@ -16,7 +16,7 @@ from quire.worker.memory import (
     plan_memory,
 )
 from quire.worker.setup import StepLimits
-from tests.unit.worker.tiny import TINY_ARCH, tiny_config
+from tests.unit.worker.tiny import TINY_ARCH, tiny_arch, tiny_config
 
 LIMITS = StepLimits(max_num_seqs=8, max_num_batched_tokens=512, max_model_len=128)
 
@@ -110,7 +110,7 @@ def test_the_estimate_of_the_weights_is_what_the_model_takes() -> None:
 
 
 def test_the_workspace_grows_with_every_limit() -> None:
-    arch = dataclasses.replace(TINY_ARCH, vocab_size=50_000, intermediate_size=4096)
+    arch = tiny_arch(vocab_size=50_000, intermediate_size=4096)
     base = estimate_workspace_bytes(arch, LIMITS, 4)
     many = StepLimits(max_num_seqs=4096, max_num_batched_tokens=4096, max_model_len=128)
     assert estimate_workspace_bytes(arch, many, 4) > base

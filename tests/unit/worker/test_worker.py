@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import dataclasses
 import logging
 
 import numpy as np
@@ -12,7 +11,7 @@ from quire.errors import NotEnoughMemoryError
 from quire.executor.uniproc import UniProcExecutor
 from quire.utils.memory import GIB, MIB
 from tests.unit.worker.driver import Driver, Job
-from tests.unit.worker.tiny import NUM_BLOCKS, TINY_ARCH, VOCAB_SIZE, cache_config, cpu_platform, tiny_config
+from tests.unit.worker.tiny import NUM_BLOCKS, VOCAB_SIZE, cache_config, cpu_platform, tiny_arch, tiny_config
 
 
 def make_executor(**overrides: object) -> UniProcExecutor:
@@ -73,7 +72,7 @@ def test_without_the_cap_the_cache_takes_what_is_left() -> None:
 
 
 def test_a_model_that_does_not_fit_is_refused_before_it_is_loaded() -> None:
-    arch = dataclasses.replace(TINY_ARCH, hidden_size=8192, intermediate_size=28672, num_layers=80)
+    arch = tiny_arch(hidden_size=8192, intermediate_size=28672, num_hidden_layers=80)
     with pytest.raises(NotEnoughMemoryError, match="weights") as caught:
         UniProcExecutor(tiny_config(arch=arch), cpu_platform(2 * GIB))
     assert caught.value.hint and "GiB is available" in caught.value.hint

@@ -12,9 +12,9 @@ from quire.config import (
     ModelArch,
     ModelConfig,
     QuireConfig,
-    RopeConfig,
     SchedulerConfig,
 )
+from quire.config.families.registry import parse_config
 from quire.core.kv_spec import KVCacheConfig, KVCacheGroupSpec
 from quire.executor.base import Executor
 from quire.platforms import Platform
@@ -23,23 +23,18 @@ from quire.utils.memory import GIB, MemoryInfo
 VOCAB_SIZE = 211
 NUM_BLOCKS = 1200
 
-TINY_ARCH = ModelArch(
-    architecture="LlamaForCausalLM",
-    model_type="llama",
-    vocab_size=VOCAB_SIZE,
-    hidden_size=32,
-    intermediate_size=48,
-    num_layers=2,
-    total_num_heads=4,
-    total_num_kv_heads=2,
-    head_size=8,
-    max_position_embeddings=256,
-    rms_norm_eps=1e-5,
-    hidden_act="silu",
-    rope=RopeConfig(rotary_dim=8),
-    sliding_window=(None, None),
-    initializer_range=0.4,
-)
+
+def tiny_arch(**fields: Any) -> ModelArch:
+    """A Llama; `fields` are of its config.json."""
+    raw = {
+        "architectures": ["LlamaForCausalLM"], "vocab_size": VOCAB_SIZE, "hidden_size": 32, "intermediate_size": 48,
+        "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8,
+        "max_position_embeddings": 256, "rms_norm_eps": 1e-5, "initializer_range": 0.4,
+    }  # fmt: skip
+    return parse_config({**raw, **fields})
+
+
+TINY_ARCH = tiny_arch()
 
 
 def tiny_config(**overrides: Any) -> QuireConfig:

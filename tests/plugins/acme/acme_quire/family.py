@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from quire.config.model_family import ModelFamily
+from quire.config.families.llama import Llama
 
 
-class AcmeFamily(ModelFamily):
+class AcmeFamily(Llama):
     """A Llama whose logits are turned round; config.json is read as a Llama's."""
 
     quire_contract = 1

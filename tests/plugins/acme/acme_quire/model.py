@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from quire.models.blocks import DecoderForCausalLM
+from quire.models.decoder import DecoderForCausalLM
 
 
 class AcmeForCausalLM(DecoderForCausalLM):

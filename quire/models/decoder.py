@@ -1,0 +1,221 @@
+"""The decoder of every family, built from a `ModelArch`: embedding, layers of parts, final norm, output projection.
+
+Imported by the registry of models. A family is data (`config.families`); what a layer can consist of is in `parts`.
+
+A Llama's layer, as modules: mixer_norm, self_attn (qkv_proj, attn, o_proj), ffn_norm, mlp (gate_up_proj, down_proj).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import nn
+
+from quire.attention.context import ForwardContext
+from quire.config.model_arch import LayerArch, NormArch
+from quire.core.kv_spec import KVCacheSpec
+from quire.layers.embedding import TokenTable
+from quire.layers.norm import Norm
+from quire.layers.weight_target import TensorTarget, WeightTarget
+from quire.models.interfaces import BuildContext
+from quire.models.parts.part import Part
+from quire.models.parts.table import FEED_FORWARDS, MIXERS, PartTable
+from quire.models.tensor_layouts import linear_targets
+
+NORMS = ("mixer_norm", "mixer_post_norm", "ffn_norm", "ffn_post_norm")
+
+
+class DecoderLayer(nn.Module):
+    """Mixers and feed-forward networks, whose outputs are added to the residual stream."""
+
+    def __init__(self, build: BuildContext, layer: LayerArch, layer_idx: int, name: str) -> None:
+        super().__init__()
+        self.layer = layer
+        self.kernels = build.options.kernels
+        self.mixer_norm = _norm(build, layer.mixer_norm)
+        self.mixer_post_norm = _norm(build, layer.mixer_post_norm)
+        self.ffn_norm = _norm(build, layer.ffn_norm)
+        self.ffn_post_norm = _norm(build, layer.ffn_post_norm)
+        self.mixers = tuple(self._add(build, MIXERS, *part, layer_idx, name) for part in layer.mixers())
+        self.feed_forwards = tuple(
+            self._add(build, FEED_FORWARDS, *part, layer_idx, name) for part in layer.feed_forwards()
+        )
+
+    def _add(self, build: BuildContext, table: PartTable, field: str, arch: object, layer_idx: int, name: str) -> Part:
+        """Make a part, which becomes a module of the layer under its own name."""
+        module_name, part_class = table[field]
+        part = part_class(build, arch, layer_idx, f"{name}.{module_name}")
+        self.add_module(module_name, part)
+        return part
+
+    def forward(
+        self, x: torch.Tensor, residual: torch.Tensor | None, positions: torch.Tensor, context: ForwardContext
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Add the layer before (`x`) to the residual stream; return this layer's output and the stream.
+
+        The first layer has no stream yet (None): it begins with the embedding.
+        """
+        if self.layer.is_parallel:
+            return self._parallel(x, residual, positions, context)
+        for parts, norm, post_norm in (
+            (self.mixers, self.mixer_norm, self.mixer_post_norm),
+            (self.feed_forwards, self.ffn_norm, self.ffn_post_norm),
+        ):
+            if parts:
+                entered, residual = self._enter(norm, x, residual)
+                x = self._finish(self._sum(parts, entered, positions, context), post_norm)
+        assert residual is not None, "a layer has a part"
+        return x, residual
+
+    def _parallel(
+        self, x: torch.Tensor, residual: torch.Tensor | None, positions: torch.Tensor, context: ForwardContext
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        entered, residual = self._enter(self.mixer_norm, x, residual)
+        ffn_input = entered if self.ffn_norm is None else self.ffn_norm(residual)
+        mixed = self._finish(self._sum(self.mixers, entered, positions, context), self.mixer_post_norm)
+        output = self._finish(self._sum(self.feed_forwards, ffn_input, positions, context), self.ffn_post_norm)
+        return self.kernels.add(output, mixed), residual
+
+    def _enter(
+        self, norm: Norm | None, x: torch.Tensor, residual: torch.Tensor | None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """A part's input, and the stream with `x` added to it; without a norm the input is the stream."""
+        if residual is None:
+            return (x if norm is None else norm(x)), x
+        if norm is None:
+            total = self.kernels.add(x, residual)
+            return total, total
+        return norm.add_and_norm(x, residual)
+
+    @staticmethod
+    def _sum(parts: Sequence[Part], x: torch.Tensor, positions: torch.Tensor, context: ForwardContext) -> torch.Tensor:
+        outputs: list[torch.Tensor] = [part(x, positions, context) for part in parts]
+        total = outputs[0]
+        for output in outputs[1:]:
+            total = total + output
+        return total
+
+    def _finish(self, output: torch.Tensor, post_norm: Norm | None) -> torch.Tensor:
+        if post_norm is not None:
+            output = post_norm(output)
+        if self.layer.residual_scale != 1.0:
+            output = self.kernels.scale(output, self.layer.residual_scale)
+        return output
+
+    def targets(self, name: str) -> Iterator[tuple[str, WeightTarget]]:
+        """This program's name of each checkpoint tensor, and where it goes."""
+        for norm_name in NORMS:
+            norm = getattr(self, norm_name)
+            if norm is not None:
+                yield from norm.targets(f"{name}.{norm_name}")
+        for part_name, part in self.named_children():
+            if isinstance(part, Part):
+                yield from part.targets(f"{name}.{part_name}")
+
+
+class DecoderModel(nn.Module):
+    """Embedding, layers, final norm."""
+
+    def __init__(self, build: BuildContext) -> None:
+        super().__init__()
+        arch, options = build.arch, build.options
+        self.embedding = arch.embedding
+        self.kernels = options.kernels
+        self.embed_tokens = TokenTable(arch.vocab_size, arch.hidden_size, options=options)
+        self.layers = nn.ModuleList(
+            DecoderLayer(build, layer, layer_idx, f"model.layers.{layer_idx}")
+            for layer_idx, layer in enumerate(arch.layers)
+        )
+        self.norm = _norm(build, arch.head.norm)
+        self.rotaries = nn.ModuleList(build.rotaries.values())
+
+    def forward(self, input_ids: torch.Tensor, positions: torch.Tensor, context: ForwardContext) -> torch.Tensor:
+        """[num_tokens] -> [num_tokens, hidden_size]."""
+        x, residual = self.embed_tokens.lookup(input_ids), None
+        if self.embedding.scale != 1.0:
+            x = self.kernels.scale(x, self.embedding.scale)
+        for layer in self.layers:
+            x, residual = layer(x, residual, positions, context)
+        if residual is not None:
+            return self.kernels.add(x, residual) if self.norm is None else self.norm.add_and_norm(x, residual)[0]
+        return x if self.norm is None else self.norm(x)
+
+    def targets(self, name: str) -> Iterator[tuple[str, WeightTarget]]:
+        """This program's name of each checkpoint tensor, and where it goes."""
+        yield from self.embed_tokens.targets(f"{name}.embed_tokens")
+        for layer_idx, layer in enumerate(self.layers):
+            assert isinstance(layer, DecoderLayer)
+            yield from layer.targets(f"{name}.layers.{layer_idx}")
+        if self.norm is not None:
+            yield from self.norm.targets(f"{name}.norm")
+
+
+class DecoderForCausalLM(nn.Module):
+    """A decoder with its output projection: implements `interfaces.CausalLM`."""
+
+    def __init__(self, build: BuildContext) -> None:
+        super().__init__()
+        arch = build.arch
+        self.family = build.family
+        self.model = DecoderModel(build)
+        self.lm_head = (
+            self.model.embed_tokens
+            if arch.tie_word_embeddings
+            else TokenTable(arch.vocab_size, arch.hidden_size, options=build.options)
+        )
+        self.lm_head_bias = build.options.parameter(arch.vocab_size) if arch.head.has_bias else None
+        self.head = arch.head
+        self.dtype = build.options.dtype
+        self.__dict__["cache_layers"] = build.cache_layers  # not as modules: they are those of layers
+
+    def forward(self, input_ids: torch.Tensor, positions: torch.Tensor, context: ForwardContext) -> torch.Tensor:
+        """Hidden states [num_tokens, hidden_size] of the step's tokens; writes their keys and values."""
+        hidden: torch.Tensor = self.model(input_ids, positions, context)
+        return hidden
+
+    def compute_logits(self, hidden_rows: torch.Tensor) -> torch.Tensor:
+        """[num_logits, hidden_size] -> [num_logits, vocab_size] float32."""
+        logits = self.lm_head.logits(hidden_rows)
+        if self.lm_head_bias is not None:
+            logits += self.lm_head_bias
+        if self.head.scale != 1.0:
+            logits *= self.head.scale
+        if self.head.soft_cap:
+            logits = logits.div_(self.head.soft_cap).tanh_().mul_(self.head.soft_cap)
+        return logits
+
+    def kv_cache_specs(self, block_size: int) -> dict[str, KVCacheSpec]:
+        """Layer name -> what it needs from the KV cache, in the order of `ForwardContext.kv_caches`."""
+        parts = self.__dict__["cache_layers"].parts
+        return {name: part.kv_cache_spec(block_size, self.dtype.itemsize) for name, part in parts.items()}
+
+    def checkpoint_targets(self) -> dict[str, WeightTarget]:
+        """The checkpoint's name of each tensor -> where it goes (rows of a fused projection, for some)."""
+        targets = dict(self.model.targets("model"))
+        if self.lm_head is not self.model.embed_tokens:
+            targets.update(linear_targets(self.lm_head, "lm_head"))
+        if self.lm_head_bias is not None:
+            targets["lm_head.bias"] = TensorTarget(self.lm_head_bias.data)
+        return {self._stored_name(name): target for name, target in targets.items()}
+
+    def _stored_name(self, name: str) -> str:
+        for pattern, replacement in self.family.tensor_names:
+            name = re.sub(pattern, replacement, name)
+        return name
+
+    def stored_tensors(self) -> dict[str, torch.Tensor]:
+        """Every tensor that holds weights, as stored, under this program's own names."""
+        weights = dict(self.named_parameters())
+        packed = {name: tensor for name, tensor in self.named_buffers() if not _is_table(name)}
+        return {name: tensor.detach() for name, tensor in {**weights, **packed}.items()}
+
+
+def _is_table(name: str) -> bool:
+    """Whether a buffer is computed, not loaded: a rotary table, under whichever of its names."""
+    return "rotar" in name
+
+
+def _norm(build: BuildContext, arch: NormArch | None) -> Norm | None:
+    return None if arch is None else Norm(build.arch.hidden_size, arch, options=build.options)

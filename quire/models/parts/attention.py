@@ -1,0 +1,112 @@
+"""The attention block: fused projection, paged attention, output projection."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import nn
+
+from quire.attention.backend import AttentionParams, HeadNorms
+from quire.attention.context import ForwardContext
+from quire.config.model_arch import AttentionArch
+from quire.core.kv_spec import ChunkedLocalAttentionSpec, FullAttentionSpec, KVCacheSpec, SlidingWindowSpec
+from quire.errors import UnsupportedError
+from quire.layers.attention import Attention
+from quire.layers.linear import Linear
+from quire.layers.norm import Norm
+from quire.layers.options import LayerOptions
+from quire.layers.weight_target import TensorTarget, WeightTarget
+from quire.models.interfaces import BuildContext
+from quire.models.parts.part import Part
+from quire.models.tensor_layouts import layout_of, linear_targets, qkv_targets
+
+
+class AttentionPart(Part):
+    """Grouped-query self-attention."""
+
+    def __init__(self, build: BuildContext, arch: AttentionArch, layer_idx: int, name: str) -> None:
+        super().__init__()
+        _refuse_unsupported(arch)
+        options, hidden_size, head_size = build.options, build.arch.hidden_size, arch.head_size
+        self.arch = arch
+        self.layouts = build.family.layouts
+        num_kv = 0 if arch.shares_cache_of is not None else 2 * arch.num_kv_heads
+        width = (arch.num_heads + num_kv) * head_size
+        self.qkv_proj = Linear(hidden_size, width, bias=arch.qkv_bias, options=options)
+        self.o_proj = Linear(arch.num_heads * head_size, hidden_size, bias=arch.output_bias, options=options)
+        self.head_norms = self._head_norms(options)
+        depends_on_position = arch.rope is not None or arch.temperature is not None
+        self.rotary = build.rotary(arch.rope, arch.temperature) if depends_on_position else None
+        self.sinks: nn.Parameter | None = None
+        if arch.has_sinks:
+            self.sinks = nn.Parameter(torch.empty(arch.num_heads, device=options.device), requires_grad=False)
+        if arch.shares_cache_of is None:
+            place = build.cache_layers.add(f"{name}.attn", self)
+        else:
+            own, other = f".{layer_idx}.", f".{arch.shares_cache_of}."
+            place = build.cache_layers.index(f"{name}.attn".replace(own, other, 1))
+        self.attn = Attention(attention_params(arch), build.backend, place)
+
+    def _head_norms(self, options: LayerOptions) -> HeadNorms | None:
+        """The norms of heads, and their gains as parameters."""
+        arch = self.arch
+        if arch.head_norm is None:
+            return None
+        num_queries, num_keys = (arch.num_heads, arch.num_kv_heads) if arch.has_row_norm else (1, 1)
+        self.q_norm = Norm(num_queries * arch.head_size, arch.head_norm, options=options)
+        self.k_norm = Norm(num_keys * arch.head_size, arch.head_norm, options=options)
+        value = torch.ones(arch.head_size, dtype=options.dtype, device=options.device) if arch.has_value_norm else None
+        return HeadNorms(
+            self.q_norm.weight, self.k_norm.weight, arch.head_norm.eps, value, after_rotation=arch.norm_after_rope
+        )
+
+    def forward(self, x: torch.Tensor, positions: torch.Tensor, context: ForwardContext) -> torch.Tensor:
+        """As `Part`."""
+        rotation = None if self.rotary is None else self.rotary(positions)
+        attended = self.attn(self.qkv_proj(x), rotation, context, self.head_norms, self.sinks)
+        output: torch.Tensor = self.o_proj(attended)
+        return output
+
+    def targets(self, name: str) -> Iterator[tuple[str, WeightTarget]]:
+        """As `Part`."""
+        yield from qkv_targets(self.qkv_proj, name, self.arch, self.layouts)
+        _, is_transposed = layout_of(self.layouts, "self_attn.o_proj")
+        yield from linear_targets(self.o_proj, f"{name}.o_proj", is_transposed=is_transposed)
+        if self.head_norms is not None:
+            yield from self.q_norm.targets(f"{name}.q_norm")
+            yield from self.k_norm.targets(f"{name}.k_norm")
+        if self.sinks is not None:
+            yield f"{name}.sinks", TensorTarget(self.sinks.data)
+
+    def kv_cache_spec(self, block_size: int, dtype_bytes: int) -> KVCacheSpec:
+        """Keys and values of every token, of a window or of a chunk."""
+        shape = {
+            "block_size": block_size, "num_kv_heads": self.arch.num_kv_heads, "head_size": self.arch.head_size,
+            "dtype_bytes": dtype_bytes,
+        }  # fmt: skip
+        if self.arch.chunk is not None:
+            return ChunkedLocalAttentionSpec(**shape, attention_chunk_size=self.arch.chunk)
+        if self.arch.window is not None:
+            return SlidingWindowSpec(**shape, sliding_window=self.arch.window)
+        return FullAttentionSpec(**shape)
+
+
+def attention_params(arch: AttentionArch) -> AttentionParams:
+    """What the attention backend needs of a layer."""
+    return AttentionParams(
+        num_heads=arch.num_heads, num_kv_heads=arch.num_kv_heads, head_size=arch.head_size, scale=arch.scale,
+        sliding_window=arch.window, chunk=arch.chunk, soft_cap=arch.soft_cap, alibi_slopes=arch.alibi_slopes,
+        shares_kv=arch.shares_cache_of is not None,
+    )  # fmt: skip
+
+
+def _refuse_unsupported(arch: AttentionArch) -> None:
+    """Name what this block does not compute yet."""
+    unsupported = {
+        "an output gate": arch.has_output_gate,
+        "clipped queries, keys and values": arch.clip > 0,
+    }
+    for what, is_needed in unsupported.items():
+        if is_needed:
+            raise UnsupportedError(f"the model has {what}, which is not supported yet", field="model")

@@ -1,0 +1,55 @@
+"""The feed-forward network of dense layers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+
+from quire.attention.context import ForwardContext
+from quire.config.model_arch import MLPArch
+from quire.layers.linear import Linear
+from quire.layers.weight_target import WeightTarget
+from quire.models.interfaces import BuildContext
+from quire.models.parts.part import Part
+from quire.models.tensor_layouts import layout_of, linear_targets, merged_targets
+
+
+class MLPPart(Part):
+    """down(activation(gate(x)) * up(x)), or down(activation(up(x))).
+
+    Attributes:
+        gate_up_proj: gates, then ups; without gates ups alone.
+    """
+
+    def __init__(self, build: BuildContext, arch: MLPArch, layer_idx: int, name: str) -> None:
+        super().__init__()
+        options, hidden_size, size = build.options, build.arch.hidden_size, arch.intermediate_size
+        self.arch = arch
+        self.kernels = options.kernels
+        self.layouts = build.family.layouts
+        self.gate_up_proj = Linear(hidden_size, (2 if arch.is_gated else 1) * size, bias=arch.has_bias, options=options)
+        self.down_proj = Linear(size, hidden_size, bias=arch.has_bias, options=options)
+
+    def forward(self, x: torch.Tensor, positions: torch.Tensor, context: ForwardContext) -> torch.Tensor:
+        """As `Part`."""
+        output: torch.Tensor = self.down_proj(self._activated(x))
+        return output
+
+    def _activated(self, x: torch.Tensor) -> torch.Tensor:
+        activation = self.arch.activation
+        if not self.arch.is_gated:
+            return self.kernels.activate(self.gate_up_proj(x), activation)
+        if activation == "silu":
+            return self.gate_up_proj.forward_gated(x)
+        return self.kernels.activate_and_mul(self.gate_up_proj(x), activation)
+
+    def targets(self, name: str) -> Iterator[tuple[str, WeightTarget]]:
+        """As `Part`."""
+        _, is_transposed = layout_of(self.layouts, "mlp.down_proj")
+        if self.arch.is_gated:
+            sizes = dict.fromkeys(("gate_proj", "up_proj"), self.arch.intermediate_size)
+            yield from merged_targets(self.gate_up_proj, name, "gate_up_proj", sizes, self.layouts)
+        else:
+            yield from linear_targets(self.gate_up_proj, f"{name}.up_proj", is_transposed=is_transposed)
+        yield from linear_targets(self.down_proj, f"{name}.down_proj", is_transposed=is_transposed)

@@ -1,0 +1,20 @@
+"""Which class builds which part of a layer, and the part's name among the layer's modules."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from quire.models.parts.attention import AttentionPart
+from quire.models.parts.mlp import MLPPart
+from quire.models.parts.part import Part
+
+PartTable = Mapping[str, tuple[str, Callable[[Any, Any, int, str], Part]]]
+"""Field of `LayerArch` -> (name of the module, class)."""
+
+MIXERS: PartTable = {
+    "attention": ("self_attn", AttentionPart),
+}
+FEED_FORWARDS: PartTable = {
+    "mlp": ("mlp", MLPPart),
+}
