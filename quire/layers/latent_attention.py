@@ -89,16 +89,21 @@ class LatentAttention(nn.Module):
         self.backend = latent_backend_of(backend)
         self.layer_idx = layer_idx
         self.up = LatentUp(params.num_heads, params.latent_size, nope_size, value_size, options=options)
-        self.gain = options.parameter(params.latent_size)
 
     def forward(
-        self, query: torch.Tensor, latent: torch.Tensor, rotation: Rotation, context: ForwardContext
+        self,
+        query: torch.Tensor,
+        latent: torch.Tensor,
+        gain: torch.Tensor,
+        rotation: Rotation,
+        context: ForwardContext,
     ) -> torch.Tensor:
         """Cache the new tokens, then attend.
 
         Args:
-            query: [num_tokens, num_heads * (nope_size + rope_size)].
-            latent: [num_tokens, latent_size + rope_size], before norm and rotation.
+            query: [num_tokens, num_heads * (nope_size + rope_size)]; rows may be strided.
+            latent: [num_tokens, latent_size + rope_size], before norm and rotation; rows may be strided.
+            gain: [latent_size]; of the norm of latents.
 
         Returns:
             [num_tokens, num_heads * value_size].
@@ -106,6 +111,6 @@ class LatentAttention(nn.Module):
         heads = query.view(len(query), self.params.num_heads, -1)
         absorbed = self.up.key(heads[..., : self.nope_size], room=self.params.rope_size)
         cache, metadata = context.attention(self.layer_idx)
-        attended = self.backend.forward(self.params, heads, absorbed, latent, self.gain, rotation, cache, metadata)
+        attended = self.backend.forward(self.params, heads, absorbed, latent, gain, rotation, cache, metadata)
         output: torch.Tensor = self.up.value(attended)
         return output.flatten(1)

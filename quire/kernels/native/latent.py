@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from quire.errors import ShapeError
-from quire.kernels.native.attention import BLOCK_SIZE_MULTIPLE, is_plain, refuse
+from quire.kernels.native.attention import BLOCK_SIZE_MULTIPLE, check_heads, is_plain, refuse
 from quire.kernels.native.checks import (
     DTYPE_CODES,
     FLOATS,
@@ -109,7 +109,8 @@ def write_latent_tokens(
     """Write a step's normalised latents and rotated keys to their pages, and rotate the end of its queries.
 
     Args:
-        query: [num_tokens, num_heads, query_size]; the last rope_size elements of each head are rotated.
+        query: [num_tokens, num_heads, query_size]; the last rope_size elements of each head are rotated; tokens may be
+            strided.
         rotated: [num_tokens, num_heads, width]; they become the last elements of each head here, others stay.
         latent: [num_tokens, width]: a latent, then the part of the key to be rotated; rows may be strided.
         norm: [latent_size]; gains.
@@ -125,7 +126,7 @@ def write_latent_tokens(
     Cost: one pass over the step's tokens.
     Reference: kernels/reference/latent.py
     """
-    check_tensor("query", query, FLOATS, (-1, -1, -1))
+    check_heads("query", query)
     dtype, (num_tokens, num_heads, query_size) = query.dtype, query.shape
     check_size("num_heads", num_heads, 1)
     check_tensor("norm", norm, (dtype,), (-1,))

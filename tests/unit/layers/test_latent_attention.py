@@ -33,7 +33,6 @@ STEPS = [[(70, 70), (3, 3), (200, 200)], [(1, 71), (10, 13), (100, 300)], [(1, 7
 def make_layer(backend: AttentionBackend, kernels: LayerKernels, dtype: torch.dtype) -> LatentAttention:
     options = LayerOptions(dtype, CPU, kernels)
     layer = LatentAttention(PARAMS, NOPE, VALUE, backend, 0, options=options)
-    layer.gain.data.copy_(drawn(1, LATENT)[0] + 1)
     assert layer.up.target().load(drawn(HEADS * (NOPE + VALUE), LATENT))
     return layer
 
@@ -69,7 +68,8 @@ class Sequences:
         pages = [PAGES[request] for request in requests]
         metadata = make_metadata([num for num, _ in step], [n for _, n in step], pages, BLOCK_SIZE)
         context = ForwardContext((metadata,), (self.cache,))
-        output = self.layer(query, latent, self.rotary(positions), context)
+        gain = (drawn(1, LATENT)[0] + 1).to(self.dtype)
+        output = self.layer(query, latent, gain, self.rotary(positions), context)
         return list(output.split([num for num, _ in step]))
 
     def expected(self, request: int, num: int, seq_len: int) -> torch.Tensor:
@@ -128,7 +128,7 @@ def test_rows_of_padding_come_back_as_zeros_and_are_not_cached():
         context = ForwardContext((make_metadata([2], [2], PAGES[:1], BLOCK_SIZE),), (cache,))
         query, latent = torch.full((3, HEADS * (NOPE + ROPE)), float("nan")), torch.full((3, 48), float("nan"))
         query[:2], latent[:2] = 1.0, 1.0
-        output = layer(query, latent, rotation, context)
+        output = layer(query, latent, torch.ones(LATENT), rotation, context)
         assert bool((output[2] == 0).all()) and bool(output.isfinite().all())
         assert int(cache.view(-1, PARAMS.width).any(dim=1).sum()) == 2
 
