@@ -37,6 +37,15 @@ PagedAttentionArgs plan_args(const LatentAttentionArgs& args) {
   return plan;
 }
 
+// Rows whose scores are held at a time: by pairs of bfloat16, enough for even groups of any number of heads.
+#if defined(QUIRE_TIER_AVX512_BF16)
+template <class T>
+constexpr int64_t kLatentRows = kHasPairs<T> ? 4 * kRegisterRows<T> : kBlockRows<T>;
+#else
+template <class T>
+constexpr int64_t kLatentRows = kBlockRows<T>;
+#endif
+
 // What a thread needs for one task.
 template <class T>
 struct LatentScratch {
@@ -45,7 +54,7 @@ struct LatentScratch {
   float* maxima;  // [rows of the item], and so on: the results so far
   float* sums;
   float* outputs;       // [rows of the item][padded latent]
-  float* scores;        // [kBlockRows][kScoreStride], then the softmax weights
+  float* scores;        // [kLatentRows][kScoreStride], then the softmax weights
   float* block_maxima;  // of one block and split
   float* block_sums;
   float* block_outputs;
@@ -59,16 +68,16 @@ int64_t lay_out_latent(const LatentAttentionArgs& args, const PagedAttentionArgs
                        LatentScratch<T>& scratch) {
   char* const start = memory;
   const int64_t padded = padded_head(plan), width = args.cache.width();
-  const int64_t num_rows = round_up(item_tokens(plan) * group_size(plan), kBlockRows<T>);
+  const int64_t num_rows = round_up(item_tokens(plan) * group_size(plan), kLatentRows<T>);
   scratch.query_stride = round_up(width, 16) + 16;
   scratch.query = take<float>(memory, num_rows * scratch.query_stride);
   scratch.maxima = take<float>(memory, num_rows);
   scratch.sums = take<float>(memory, num_rows);
   scratch.outputs = take<float>(memory, num_rows * padded);
-  scratch.scores = take<float>(memory, kBlockRows<T> * kScoreStride);
-  scratch.block_maxima = take<float>(memory, kBlockRows<T>);
-  scratch.block_sums = take<float>(memory, kBlockRows<T>);
-  scratch.block_outputs = take<float>(memory, kBlockRows<T> * padded);
+  scratch.scores = take<float>(memory, kLatentRows<T> * kScoreStride);
+  scratch.block_maxima = take<float>(memory, kLatentRows<T>);
+  scratch.block_sums = take<float>(memory, kLatentRows<T>);
+  scratch.block_outputs = take<float>(memory, kLatentRows<T> * padded);
   scratch.keys = take<T>(memory, kSplit * width);
   scratch.values = take<T>(memory, kSplit * args.cache.latent_size);
   memory += lay_out_amx(memory, num_rows, width, scratch.amx);
@@ -89,7 +98,7 @@ class LatentWorker {
   LatentWorker(const LatentAttentionArgs& args, const PagedAttentionArgs& plan, const Task& task,
                const LatentScratch<T>& scratch)
       : args_(args), cache_(args.cache), task_(task), item_(task.item), scratch_(scratch), group_(group_size(plan)),
-        num_rows_(task.item.num_tokens * group_), num_blocks_(ceil_div(num_rows_, kBlockRows<T>)),
+        num_rows_(task.item.num_tokens * group_), num_blocks_(ceil_div(num_rows_, kLatentRows<T>)),
         padded_(padded_head(plan)), partial_stride_(partial_stride(plan)), width_(args.cache.width()),
         latent_(args.cache.latent_size), pages_(args.block_table + task.item.request * args.max_blocks) {}
 
