@@ -64,7 +64,8 @@ class LatentBackend(ABC):
         """Normalize and rotate, cache this step's tokens, then attend causally over each request's blocks.
 
         Args:
-            query: [num_tokens, num_heads, query_size]; its last rope_size elements are to be rotated. Tokens may be strided.
+            query: [num_tokens, num_heads, query_size]; its last rope_size elements are to be rotated; tokens may be
+                strided.
             absorbed: [num_tokens, num_heads, width]; the other elements of the query, multiplied by the up-projection
                 of keys, then room for the rotated ones: overwritten.
             latent: [num_tokens, width]: a latent before its norm, then the part of the key that is to be rotated.

@@ -83,6 +83,13 @@ def check_against_model(config: QuireConfig) -> None:
 def _check_kv_cache_dtype(config: QuireConfig) -> None:
     given, dtype, backend = config.cache.kv_cache_dtype, config.model.dtype, config.device.attention_backend
     if given in FP8_KV_CACHE_DTYPES:
+        assert config.arch is not None, "checked after the rules have run"
+        if any(layer.latent_attention is not None for layer in config.arch.layers):
+            raise UnsupportedError(
+                f"kv_cache_dtype={given!r} is not supported for latent attention, which {config.arch.architecture} has",
+                hint="leave out kv_cache_dtype: a latent takes a fraction of the memory of keys and values",
+                field="kv_cache_dtype",
+            )
         if dtype != "bfloat16" or backend != "native_cpu":
             raise UnsupportedError(
                 f"kv_cache_dtype={given!r} needs dtype='bfloat16' and attention_backend='native_cpu', but "

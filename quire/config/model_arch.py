@@ -154,7 +154,8 @@ class LatentAttentionArch:
     @property
     def width(self) -> int:
         """Most elements of a token between the projections."""
-        return self.num_heads * (2 * (self.nope_size + self.rope_size) + 2 * self.value_size) + self.latent_size
+        head = self.nope_size + 2 * self.rope_size + 2 * self.latent_size + self.value_size
+        return self.num_heads * head + self.latent_size + self.rope_size + (self.query_rank or 0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

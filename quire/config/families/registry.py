@@ -18,6 +18,7 @@ from quire.plugins import MODEL, import_object, load_plugin, plugin_names
 # Architecture -> (`model_type` that transformers writes beside it, "module:Class" of the family).
 FAMILIES: Mapping[str, tuple[str, str]] = {
     "LlamaForCausalLM": ("llama", "llama:Llama"),
+    "MiniCPM3ForCausalLM": ("minicpm3", "minicpm3:MiniCPM3"),
     "MistralForCausalLM": ("mistral", "mistral:Mistral"),
     "Qwen2ForCausalLM": ("qwen2", "qwen:Qwen2"),
     "Qwen3ForCausalLM": ("qwen3", "qwen:Qwen3"),

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from quire.models.parts.attention import AttentionPart
+from quire.models.parts.latent_attention import LatentAttentionPart
 from quire.models.parts.mlp import MLPPart
 from quire.models.parts.part import Part
 
@@ -14,6 +15,7 @@ PartTable = Mapping[str, tuple[str, Callable[[Any, Any, int, str], Part]]]
 
 MIXERS: PartTable = {
     "attention": ("self_attn", AttentionPart),
+    "latent_attention": ("self_attn", LatentAttentionPart),
 }
 FEED_FORWARDS: PartTable = {
     "mlp": ("mlp", MLPPart),
