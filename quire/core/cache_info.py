@@ -30,6 +30,7 @@ class MissReason(IntEnum):
     STILL_COMPUTING = 14  # a running request is about to fill the block
     CACHE_RESET = 15  # it was cached before the cache was reset
     PREEMPTED = 16  # the request lost its blocks to others and computes them again
+    NO_CHECKPOINT = 17  # the tokens up to `position` are cached, but no recurrent state was kept there
 
     def __str__(self) -> str:
         return self.name.lower()
@@ -41,7 +42,8 @@ class CacheMiss:
 
     Attributes:
         reason: as far as it follows from blocks of the request's own salt and tenant.
-        position: first token of the request that differs from what is cached, or that was not found.
+        position: first token of the request that differs from what is cached, or that was not found; where a recurrent
+            state was not kept or is evicted: the tokens at whose end it would have helped.
         operator_reason: what is also known, from blocks that the request may not learn of; None = nothing.
     """
 

@@ -46,6 +46,7 @@ class SchedulerStats:
         num_swap_preemptions: those of `num_preemptions` whose blocks went to the swap space.
         swapped_out_bytes, swapped_in_bytes: copied to the swap space and back.
         kv_event_batches_dropped: batches of KV events that were not sent, as too many waited.
+        num_state_checkpoints, state_checkpoint_bytes: recurrent states that are kept for later requests.
     """
 
     step: int = 0
@@ -62,6 +63,8 @@ class SchedulerStats:
     prefix_cache_queries: int = 0
     prefix_cache_hits: int = 0
     kv_event_batches_dropped: int = 0
+    num_state_checkpoints: int = 0
+    state_checkpoint_bytes: int = 0
 
 
 @dataclass(slots=True)

@@ -18,7 +18,7 @@ from quire.engine.step_recovery import StepRecovery
 from quire.errors import UnsupportedError
 from quire.executor.base import Executor
 from quire.executor.registry import executor_class
-from quire.kv_cache.planning import concurrency, plan_kv_cache
+from quire.kv_cache.planning import concurrency, describe_pools, plan_kv_cache
 from quire.logger import get_logger
 from quire.platforms.interface import Platform
 from quire.sample.logits_processor import ProcessorSource
@@ -63,7 +63,7 @@ def build_core(
         setup = _plan_memory(config, executor)
     grammars = make_grammars(config)
     gates = (grammar_gate(grammars, recovery.gate),)
-    num_blocks = setup.kv_cache.num_blocks
+    num_blocks = setup.kv_cache.pool_sizes()[0].num_blocks
     if config.observability.flight_recorder is None:
         scheduler: SchedulerInterface = make_scheduler(setup, gates=gates, tier=kv_tier)
         kv_events = start_kv_events(config.observability.kv_events, setup.kv_cache, scheduler.watch_blocks)
@@ -91,8 +91,8 @@ def _plan_memory(config: QuireConfig, executor: Executor) -> SchedulerSetup:
     executor.initialize_kv_cache(kv_cache_config)
     num_requests = concurrency(kv_cache_config, max_len, max_chunk)
     logger.info(
-        "KV cache: %d blocks of %d tokens, capacity %d tokens (%.1f requests of %d tokens)",
-        kv_cache_config.num_blocks, kv_cache_config.block_size, round(num_requests * max_len), num_requests, max_len,
+        "KV cache: %s, capacity %d tokens (%.1f requests of %d tokens)",
+        describe_pools(kv_cache_config), round(num_requests * max_len), num_requests, max_len,
     )  # fmt: skip
     return SchedulerSetup(
         scheduler=config.scheduler, cache=config.cache, kv_cache=kv_cache_config, max_model_len=max_len

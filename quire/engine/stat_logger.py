@@ -12,6 +12,7 @@ from collections.abc import Callable
 from quire.core.engine_messages import EngineCoreOutputs
 from quire.core.stats import SchedulerStats
 from quire.logger import get_logger
+from quire.utils.memory import format_bytes
 
 INTERVAL_S = 10.0
 
@@ -55,7 +56,7 @@ class StatLogger:
         seconds, stats = max(1e-3, self._clock() - self._start), self._stats
         logger.info(
             "%.0f tokens/s computed, %.0f tokens/s generated, %d running, %d waiting%s, %d preemptions, "
-            "KV cache %.1f%% used, prefix cache hits %.1f%%",
+            "KV cache %.1f%% used, prefix cache hits %.1f%%%s",
             self._num_computed / seconds,
             self._num_generated / seconds,
             stats.num_running,
@@ -64,6 +65,9 @@ class StatLogger:
             self._num_preemptions,
             100 * stats.kv_cache_usage,
             100 * self._num_hits / max(1, self._num_queries),
+            f", {stats.num_state_checkpoints} states kept ({format_bytes(stats.state_checkpoint_bytes)})"
+            if stats.num_state_checkpoints
+            else "",
         )
         self._clear()
 

@@ -8,6 +8,7 @@ Beside running requests that may still take 10 blocks it fits when 16 are free: 
 
 from __future__ import annotations
 
+import operator
 from dataclasses import dataclass
 
 PoolCounts = tuple[int, ...]
@@ -16,7 +17,7 @@ PoolCounts = tuple[int, ...]
 
 def add_counts(counts: PoolCounts, others: PoolCounts) -> PoolCounts:
     """The sums, pool for pool."""
-    return tuple(a + b for a, b in zip(counts, others, strict=True))
+    return tuple(map(operator.add, counts, others))
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,4 +39,6 @@ class BlockDemand:
     def lacking(self, num_free: PoolCounts) -> int:
         """Blocks that are missing, all pools together, where so many are free; 0 = it is met."""
         needed = add_counts(self.new, self.reserved) if self.reserved else self.new
+        if len(needed) == 1:
+            return max(0, needed[0] - num_free[0])
         return sum(max(0, num - free) for num, free in zip(needed, num_free, strict=True))

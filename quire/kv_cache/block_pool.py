@@ -25,7 +25,7 @@ class BlockPool:
     """`num_blocks` blocks, the null block of each pool included.
 
     Args:
-        is_whole, hash_fn: as `PrefixIndex` has them.
+        is_whole, hash_fn, has_state: as `PrefixIndex` has them.
         pool_sizes: blocks of each pool; empty = there is one.
 
     Attributes:
@@ -40,6 +40,7 @@ class BlockPool:
         is_whole: Sequence[bool] = (True,),
         hash_fn: BlockHashFn = sha256_block_hash,
         pool_sizes: Sequence[int] = (),
+        has_state: Sequence[bool] = (),
     ) -> None:
         first, *more = pool_sizes or (num_blocks,)
         assert first + sum(more) == num_blocks, "block ids are numbered through"
@@ -51,7 +52,7 @@ class BlockPool:
         for size in more:
             self._more_free.append(FreeList(size, first))
             first += size
-        self.prefix_index = PrefixIndex(num_blocks, is_whole, hash_fn)
+        self.prefix_index = PrefixIndex(num_blocks, is_whole, hash_fn, has_state)
 
     @property
     def num_free_blocks(self) -> int:
@@ -103,8 +104,9 @@ class BlockPool:
     def share(self, block_ids: np.ndarray) -> None:
         """Add a user to each of these distinct blocks, which are cached or in use."""
         unused = block_ids[self._ref_counts[block_ids] == 0]
-        for free, ids in self._by_pool(unused):
-            free.remove_cached(ids)
+        if len(unused):
+            for free, ids in self._by_pool(unused):
+                free.remove_cached(ids)
         self._ref_counts[block_ids] += 1
 
     def free(self, block_ids: np.ndarray) -> None:

@@ -63,6 +63,8 @@ class KVCacheCoordinator:
     def num_blocks_held(self, num_tokens: np.ndarray) -> np.ndarray:
         """[num_pools, .] most blocks that requests of `num_tokens` ([.]) tokens hold at once."""
         num_blocks = -(-num_tokens // self._block_size)
+        if len(self._most_of_pool) == 1:
+            return np.asarray(num_blocks_held(num_blocks, self._most_of_pool[0]))[None]
         return np.stack([np.asarray(num_blocks_held(num_blocks, most)) for most in self._most_of_pool])
 
     def num_blocks_shared(self, num_tokens: int) -> PoolCounts:
@@ -72,6 +74,8 @@ class KVCacheCoordinator:
 
     def by_pool(self, per_group: Sequence[int]) -> PoolCounts:
         """Numbers of blocks of each group, added up pool for pool."""
+        if len(self._most_of_pool) == 1:
+            return (sum(per_group),)
         counts = [0] * len(self._most_of_pool)
         for pool, count in zip(self._pool_of_group, per_group, strict=True):
             counts[pool] += count

@@ -72,7 +72,8 @@ class KVCacheManager:
         self.block_size = kv_cache_config.block_size
         is_whole = [group.spec.keeps_sequence for group in kv_cache_config.groups]
         sizes = [pool.num_blocks for pool in kv_cache_config.pools]
-        self._pool = BlockPool(kv_cache_config.num_blocks, is_whole, hash_fn, sizes)
+        has_state = [not group.spec.can_take_back for group in kv_cache_config.groups]
+        self._pool = BlockPool(kv_cache_config.num_blocks, is_whole, hash_fn, sizes, has_state)
         self._tree = self._pool.prefix_index.tree
         self._copies = PendingCopies(self._pool)
         max_chunk_tokens = min(max_chunk_tokens or max_model_len, max_model_len)
@@ -84,6 +85,9 @@ class KVCacheManager:
         self.can_take_back = self._coordinator.can_take_back
         self._is_caching = enable_prefix_caching
         keeps_states = enable_prefix_caching and not self.can_take_back
+        self._state_bytes = {
+            number: group.page_size_bytes for number, group in enumerate(kv_cache_config.groups) if has_state[number]
+        }
         self._borders = Checkpoints(self.block_size, checkpoint_interval) if keeps_states else None
         self._hash_fn = hash_fn
         self.names_all_blocks = self._is_caching and is_whole == [True]
@@ -115,6 +119,14 @@ class KVCacheManager:
     def usage(self) -> float:
         """Share of blocks in use, of the pool that is used most, in [0, 1]."""
         return self._pool.usage
+
+    def state_counts(self) -> dict[str, int]:
+        """What `SchedulerStats` says of recurrent states that are kept for later requests."""
+        blocks = self._pool.prefix_index.blocks
+        return {
+            "num_state_checkpoints": sum(len(blocks[number]) for number in self._state_bytes),
+            "state_checkpoint_bytes": sum(len(blocks[number]) * size for number, size in self._state_bytes.items()),
+        }
 
     @property
     def max_tokens_per_request(self) -> int:

@@ -59,6 +59,8 @@ class MissExplainer:
         end, parent = block * self._block_size, prefix.node
         if parent is None or prefix.num_unpublished:
             return None  # blocks of a sibling that runs, or from outside
+        if prefix.num_common_tokens > prefix.num_tokens:
+            return self._explain_state(request, block, prefix.num_common_tokens // self._block_size)
         missing = self._missing_block(request, block, parent)
         if block == num_usable:
             if missing is not None and missing.node is not None and self._index.holds(missing.node):
@@ -72,6 +74,18 @@ class MissExplainer:
         nearest = self._nearest_sibling(request, missing)
         reason, position = nearest if nearest is not None else (MissReason.COLD, end)
         return CacheMiss(reason, position, self._foreign_reason(missing))
+
+    def _explain_state(self, request: Request, num_found: int, num_common: int) -> CacheMiss:
+        """Why no recurrent state lay behind the found blocks, where blocks of other layers do, up to `num_common`."""
+        nodes = self._tree.walk(request.block_tokens, request.extra_keys, num_common)
+        for block in range(num_common, num_found, -1):
+            if self._index.past_states.reason(nodes[block - 1]) is not None:
+                return CacheMiss(MissReason.EVICTED, block * self._block_size)
+        missing = self._missing_block(request, num_common, nodes[-1])
+        reason = MissReason.NO_CHECKPOINT
+        if missing and self._is_computing(missing.parent, missing.number, missing.tokens, missing.extra_keys):
+            reason = MissReason.STILL_COMPUTING
+        return CacheMiss(reason, num_common * self._block_size)
 
     def _missing_block(self, request: Request, block: int, parent: int) -> _MissingBlock | None:
         """The first block that was not found; None when the prompt has no such full block, so it was never computed."""

@@ -87,6 +87,17 @@ def concurrency(config: KVCacheConfig, max_model_len: int, max_chunk_tokens: int
     return min(fitting)
 
 
+def describe_pools(config: KVCacheConfig) -> str:
+    """How many blocks there are of what, for the log."""
+    parts = []
+    for pool, (size, page_bytes) in enumerate(zip(config.pool_sizes(), config.pool_page_bytes(), strict=True)):
+        is_state = not config.groups_of(pool)[0].spec.can_take_back
+        what = "recurrent states" if is_state else f"blocks of {config.block_size} tokens"
+        bytes_of = f" ({format_bytes(size.num_blocks * page_bytes)})" if is_state or len(config.pools) > 1 else ""
+        parts.append(f"{size.num_blocks} {what}{bytes_of}")
+    return " and ".join(parts)
+
+
 def _longest_that_fits(
     specs: dict[str, KVCacheSpec], budget_bytes: int, requests: PlannedRequests, frees_blocks: bool
 ) -> int:

@@ -28,22 +28,30 @@ class PrefixIndex:
 
     Args:
         is_whole: per group: a block is of use with all blocks before it alone, so that it is forgotten with these.
+        has_state: per group: its blocks are recurrent states; empty = none are.
 
     Attributes:
         is_cached: [num_blocks] bool; blocks that can be found. Read-only for others.
         blocks: per group: node -> its cached block. Read-only for others.
         tree: the prefixes.
         past: prefixes whose last block cannot be found (any longer), and why.
+        past_states: the same of recurrent states.
     """
 
     def __init__(
-        self, num_blocks: int, is_whole: Sequence[bool] = (True,), hash_fn: BlockHashFn = sha256_block_hash
+        self,
+        num_blocks: int,
+        is_whole: Sequence[bool] = (True,),
+        hash_fn: BlockHashFn = sha256_block_hash,
+        has_state: Sequence[bool] = (),
     ) -> None:
         self.is_cached = np.zeros(num_blocks, dtype=np.bool_)
         self.blocks: tuple[dict[int, int], ...] = tuple({} for _ in is_whole)
         self.tree = PrefixTree(hash_fn)
         self.past = EvictionHistory(2 * num_blocks, self.tree)
+        self.past_states = EvictionHistory(2 * num_blocks, self.tree)
         self._is_whole = tuple(is_whole)
+        self._has_state = tuple(has_state) or (False,) * len(self._is_whole)
         self._node_of_block = [ROOT] * num_blocks
         self._group_of_block = [0] * num_blocks
         self._is_subscribed = False
@@ -101,7 +109,9 @@ class PrefixIndex:
                 self._note_removed(self.tree.hash_of(node))
             if self._is_whole[group]:
                 due += [blocks[child] for child in self.tree.siblings.all_after(node) if child in blocks]
-            if not group and is_evicted:
+            if is_evicted and self._has_state[group]:
+                self.past_states.note(node, MissReason.EVICTED)
+            elif is_evicted and not group:
                 self.past.note(node, MissReason.EVICTED)
             self.tree.release(node)
         self.is_cached[forgotten] = False
@@ -109,6 +119,7 @@ class PrefixIndex:
     def clear(self) -> None:
         """Make all blocks impossible to find; no row uses a prefix."""
         self.past.clear()
+        self.past_states.clear()
         for blocks in self.blocks:
             blocks.clear()
         self.tree.clear()

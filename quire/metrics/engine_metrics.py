@@ -189,6 +189,7 @@ class EngineMetrics:
         )  # fmt: skip
         self._prefix_misses = {reason: misses.labels(**self._labels, reason=str(reason)) for reason in MissReason}
         self._preemptions = self._counter("num_preemptions", "Preemptions.")
+        self._make_state_metrics()
         self._make_swap_metrics()
         self._generation_tokens = self._counter("generation_tokens", "Generated tokens.")
         self._prompt_tokens = self._counter("prompt_tokens", "Prompt tokens of finished requests.")
@@ -214,6 +215,13 @@ class EngineMetrics:
             "quire:resumed_streams", "Sequences resumed after an engine core restart.",
             registry=self.registry,
         )  # fmt: skip
+
+    def _make_state_metrics(self) -> None:
+        doc = "Recurrent states kept for later requests, which the prefix cache finds."
+        kept = Gauge("quire:state_checkpoints", doc, registry=self.registry)
+        kept.set_function(lambda: self._last_stats.num_state_checkpoints)
+        size = Gauge("quire:state_checkpoint_bytes", "Bytes of these states.", registry=self.registry)
+        size.set_function(lambda: self._last_stats.state_checkpoint_bytes)
 
     def _make_swap_metrics(self) -> None:
         swapped = Gauge(

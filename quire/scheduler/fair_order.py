@@ -207,7 +207,9 @@ class FairOrder:
             for of_pool, usable in zip(held, self._kv.usable_counts, strict=True)
         ]
         num_rows = np.bincount(owner, minlength=num_slots)
-        usage = np.maximum(num_rows / len(self._table.handle), np.max(blocks, axis=0))
+        usage = np.maximum(
+            num_rows / len(self._table.handle), blocks[0] if len(blocks) == 1 else np.max(blocks, axis=0)
+        )
         is_beyond: np.ndarray = usage > self._shares(rows)
         return is_beyond
 

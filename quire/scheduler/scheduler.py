@@ -434,6 +434,7 @@ class Scheduler:
             num_swapped=len(self._tiers.swapping),
             kv_cache_usage=self._kv.usage,
             **({} if step is None else step.counts(self._tiers.swapping.num_bytes)),
+            **({} if self._kv.can_take_back else self._kv.state_counts()),
         )
 
     # --- state ---

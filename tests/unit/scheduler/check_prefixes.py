@@ -19,6 +19,7 @@ def check_prefixes(index: PrefixIndex, row_nodes: Sequence[int], pinned: Sequenc
     users.update(prefix.node for prefix in pinned if prefix.node is not None)
     users.update(node for blocks in index.blocks for node in blocks)
     users.update(list(index.past._reasons))
+    users.update(list(index.past_states._reasons))
     users.update(key[0] for key in tree._nodes)
     del users[ROOT]
     assert users == tree._num_users, "a prefix outlives its users, or they outlive it"

@@ -7,6 +7,7 @@ import pytest
 
 from quire.core.cache_info import CacheMiss, MissReason
 from quire.core.cache_salt import tenant_salt
+from quire.core.kv_spec import PoolSize
 from quire.core.request import Request
 from quire.core.stats import EventKind
 from quire.kv_cache.cached_prefix import CachedPrefix
@@ -261,6 +262,51 @@ def test_a_prefix_of_which_a_windows_pages_are_gone_is_evicted():
     pool = script.engine.scheduler._kv._pool
     pool.prefix_index.forget(np.array(list(pool.prefix_index.blocks[1].values())))
     assert script.run(TEXT) == (0, CacheMiss(MissReason.EVICTED, 0))
+
+
+def hybrid(**settings) -> Script:
+    more_pools = [PoolSize(num_blocks=settings.pop("num_states", 20))]
+    return Script(groups=(FULL, ("state", 2)), more_pools=more_pools, **settings)
+
+
+LONG = list(range(100, 136))  # nine blocks; states are kept after eight and nine of them
+
+
+def test_where_no_state_was_kept_the_end_of_the_common_tokens_would_have_helped():
+    script = hybrid()
+    script.run(LONG)
+    assert script.run([*LONG[:21], 1, 2, 3, 4]) == (0, CacheMiss(MissReason.NO_CHECKPOINT, 20))
+    assert script.run([*LONG[:20], 5, 6, 7, 8, 9]) == (20, CacheMiss(MissReason.DIFFERENT_TOKEN, 20))
+    assert script.run([*LONG[:34]]) == (32, None)
+
+
+def test_a_state_that_was_needed_for_another_request_is_evicted():
+    script = hybrid(num_states=6)
+    script.run(LONG)
+    for base in range(4):
+        script.run([base] * 9)
+    assert script.run([*LONG, 1]) == (0, CacheMiss(MissReason.EVICTED, 36))
+
+
+def test_a_state_that_a_running_request_will_leave_is_still_computing():
+    script = hybrid(budget=8, long_prefill_token_threshold=4)
+    script.start(LONG)
+    second = script.start([*LONG, 3])
+    script.engine.run()
+    assert script.first_turn(second) == (0, CacheMiss(MissReason.STILL_COMPUTING, 0))
+    script = hybrid(budget=8, long_prefill_token_threshold=4)
+    script.start(LONG)
+    script.engine.step()
+    second = script.start([*LONG, 3])
+    script.engine.run()
+    assert script.first_turn(second) == (0, CacheMiss(MissReason.STILL_COMPUTING, 8))
+
+
+def test_a_model_of_states_alone_says_the_same():
+    script = Script(groups=(("state", 2),))
+    script.run(LONG)
+    assert script.run([*LONG[:21], 1, 2, 3, 4]) == (0, CacheMiss(MissReason.NO_CHECKPOINT, 20))
+    assert script.run([*LONG[:20], 5, 6, 7, 8, 9]) == (20, CacheMiss(MissReason.DIFFERENT_TOKEN, 20))
 
 
 def test_pages_of_requests_that_are_swapped_out_are_reset_with_running_ones_alone():

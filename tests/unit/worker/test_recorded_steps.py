@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -9,13 +10,22 @@ import numpy as np
 import pytest
 import torch
 
+from quire.attention.context import ForwardContext
+from quire.core.kv_spec import KVCacheConfig, KVCacheGroupSpec, MambaSpec
+from quire.core.scheduler_output import StateBlocks
 from quire.errors import ShapeError
 from quire.kernels.native import elementwise, linear
+from quire.kernels.native.causal_conv import causal_conv
 from quire.kernels.native.runtime import NativeRuntime
 from quire.kernels.native.step_graph import GraphArena, StepGraph
+from quire.kernels.recurrent import RecurrentBatch
+from quire.layers.recurrent_state import state_tensors
+from quire.worker.attention_groups import AttentionGroups
+from quire.worker.block_tables import BlockTables
 from quire.worker.device import recorded_steps
 from quire.worker.device.recorded_steps import RecordedSteps
 from quire.worker.input_batch import InputBatch
+from quire.worker.kv_cache_tensors import CachePool
 
 VOCAB, SIZE = 48, 32
 
@@ -171,3 +181,44 @@ def test_one_step_is_recorded_at_a_time():
             pass
         elementwise.rms_norm(runtime, torch.ones(1, 4), torch.ones(4), 1e-5)
     assert one.num_calls == 1
+
+
+class RecurrentModel(Model):
+    """Normalises what a convolution over the newest tokens makes of them."""
+
+    spec = MambaSpec(block_size=4, shapes=((2, SIZE),), dtype_bytes=(4,))
+
+    def forward(self, input_ids: torch.Tensor, positions: torch.Tensor, context: ForwardContext) -> torch.Tensor:
+        self.num_calls += 1
+        kv_cache, metadata = context.state(0)
+        (states,) = state_tensors(kv_cache, self.spec.shapes, (torch.float32,))
+        steps = RecurrentBatch(metadata.query_start_loc, metadata.read_block, metadata.write_block)
+        x = linear.gather_rows(self.runtime, input_ids, self.table, SIZE)
+        weight = self.weight.repeat(3, 1) if not hasattr(self, "taps") else self.taps
+        self.taps = weight
+        return causal_conv(self.runtime, x, weight, None, states, steps, has_silu=False)
+
+
+def test_a_step_that_advances_states_is_proven_on_the_states_that_it_read():
+    model = RecurrentModel(NativeRuntime())
+    group = KVCacheGroupSpec(layer_names=("mixer",), spec=model.spec)
+    config = KVCacheConfig(num_blocks=9, groups=(group,))
+    tables = BlockTables(config, 8, 40)
+    caches = [torch.zeros(9, model.spec.page_size_bytes, dtype=torch.uint8) for _ in range(2)]
+    attention, other = (AttentionGroups(config, ["mixer"], [one], [CachePool((one,), 0, 9)]) for one in caches)
+    graphs = RecordedSteps(model.runtime, model, attention, tables, VOCAB)
+    for i, token_ids in enumerate([[3, 7], *STEPS, *STEPS]):
+        blocks = (1 + i // 4, 5 + i // 4)  # after every fourth step they go on in other blocks
+        reads = (1 + (i - 1) // 4, 5 + (i - 1) // 4) if i else (-1, -1)
+        step = dataclasses.replace(
+            batch(token_ids), num_computed_tokens=np.full(2, i, dtype=np.int32),
+            states=(StateBlocks(np.array(reads, dtype=np.int32), np.array(blocks, dtype=np.int32)),),
+        )  # fmt: skip
+        hidden = graphs.forward(step)
+        by_call = model.forward(step.input_ids, step.positions, other.forward_context(step, tables))
+        assert (hidden is None) == (i == 0), "what begins anew is left alone"
+        if hidden is None:
+            model.forward(step.input_ids, step.positions, attention.forward_context(step, tables))
+        assert hidden is None or torch.equal(hidden, by_call)
+        assert torch.equal(*caches)
+    assert model.num_calls == 11 + 1 + 2, "recorded, proven, then replayed"
