@@ -39,6 +39,12 @@ class ModelConfig:
         None, "JSON object: fields that override those of config.json, such as rope_scaling, max_position_embeddings.",
         is_json=True,
     )  # fmt: skip
+    model_impl: str = setting(
+        "auto",
+        "Which code computes the model: quire, transformers (a class of that library, on Quire's attention and KV "
+        "cache; needs quire[transformers]), or auto: Quire's where it has the family. vllm means quire.",
+        choices=("auto", "quire", "transformers", "vllm"),
+    )
     dtype: str = setting(
         "auto",
         "Type of weights and activations. bfloat16 and float32 give the same tokens in every batch; "

@@ -361,6 +361,7 @@ class ModelArch:
         tie_word_embeddings: the output projection is the embedding table.
         eos_token_ids: ends of a turn; the first is the primary.
         torch_dtype: dtype named by the checkpoint, "" when it names none.
+        config_json: of a model that a class of transformers computes: its config.json; the layers are then a guess.
     """
 
     architecture: str
@@ -376,6 +377,7 @@ class ModelArch:
     eos_token_ids: tuple[int, ...] = ()
     torch_dtype: str = ""
     initializer_range: float = 0.02
+    config_json: str = ""
 
     @property
     def num_layers(self) -> int:

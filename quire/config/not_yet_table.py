@@ -54,7 +54,7 @@ MISSING: tuple[Missing, ...] = (
     Missing(
         "models are read in Hugging Face format, by Quire's own classes", "give a directory in that format as --model",
         {
-            "hf_config_path": _NONE, "config_format": (None, "auto", "hf"), "model_impl": _AUTO,
+            "hf_config_path": _NONE, "config_format": (None, "auto", "hf"),
             "model_loader_extra_config": _EMPTY, "model_class_overrides": _EMPTY, "ignore_patterns": _LIST,
             "diffusion_config": _EMPTY, "engram_config": _EMPTY,
         },

@@ -176,6 +176,18 @@ def resolve_load_format(config: QuireConfig, context: ResolveContext) -> tuple[Q
     return _choose(config, "load", "load_format", "safetensors", "the only weight format that cannot run code")
 
 
+def resolve_model_impl(config: QuireConfig, context: ResolveContext) -> tuple[QuireConfig, Decision | None]:
+    """Quire's own code, unless only transformers has the class, or the user asked for that."""
+    asked, name = config.model.model_impl, _arch(config).architecture
+    if asked == "vllm":
+        return _replace(config, "model", model_impl="quire"), None
+    if asked != "auto":
+        return config, None
+    if _arch(config).config_json:
+        return _choose(config, "model", "model_impl", "transformers", f"Quire has no family for {name}")
+    return _choose(config, "model", "model_impl", "quire", f"Quire has the family of {name}")
+
+
 def resolve_dtype(config: QuireConfig, context: ResolveContext) -> tuple[QuireConfig, Decision | None]:
     """The checkpoint's type where the device computes it natively, else one that loses no digits."""
     if config.model.dtype != "auto":
@@ -254,6 +266,7 @@ RULES: tuple[Rule, ...] = (
     resolve_executor,
     resolve_names,
     resolve_load_format,
+    resolve_model_impl,
     resolve_dtype,
     resolve_attention_backend,
     resolve_kernel_tier,

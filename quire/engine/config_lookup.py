@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 
 from quire.config import QuireConfig
-from quire.config.families.registry import parse_config
+from quire.config.families.choice import choose_arch
 from quire.config.overrides import NO_HF_FIELDS, overridden, parse_object
 from quire.config.resolve import Decision, UsageContext, resolve
 from quire.engine.named_plugins import block_sizes
@@ -36,6 +36,8 @@ def resolve_config(
     warn_of_vllm_environment()
     config, model_dir, decisions = look_up(config, platform, usage)
     _check_files(config, model_dir)
+    if config.model.model_impl == "transformers" and config.arch is not None:
+        logger.warning("%s is computed by its class in transformers: slower than Quire's own", config.arch.architecture)
     for decision in decisions:
         logger.debug("%s", decision)
     settings = ", ".join(f"{one.name}={one.value}" for one in decisions)
@@ -63,7 +65,7 @@ def look_up(
     unused = [
         Decision(f"hf_overrides.{name}", "unused", NO_HF_FIELDS[name]) for name in overrides if name in NO_HF_FIELDS
     ]
-    arch = parse_config(overridden(model_dir.config, overrides))
+    arch = choose_arch(overridden(model_dir.config, overrides), config.model.model_impl)
     kernel_tiers = tier_problems() if platform.is_cpu else {}
     sizes = block_sizes(config.device.attention_backend)
     config, decisions = resolve(config, platform, arch, usage=usage, block_sizes=sizes, kernel_tiers=kernel_tiers)

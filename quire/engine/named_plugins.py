@@ -123,7 +123,7 @@ def block_sizes(backend: str) -> Mapping[str, int]:
 
 def _names(config: QuireConfig) -> Iterator[tuple[PluginKind, str]]:
     """Names that are not built in, with what they name."""
-    if config.arch is not None and config.arch.architecture not in FAMILIES:
+    if config.arch is not None and not config.arch.config_json and config.arch.architecture not in FAMILIES:
         yield MODEL, config.arch.architecture
     if config.device.attention_backend not in ("auto", *PREFERRED_BLOCK_SIZES):
         yield ATTENTION_BACKEND, config.device.attention_backend

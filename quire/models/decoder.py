@@ -27,6 +27,10 @@ from quire.models.tensor_layouts import linear_targets
 NORMS = ("mixer_norm", "mixer_post_norm", "ffn_norm", "ffn_post_norm")
 
 
+# Checkpoints of models that tie both ends may hold the output projection as well.
+TIED_HEAD = r"(^|\.)lm_head\.weight$"
+
+
 class DecoderLayer(nn.Module):
     """Mixers and feed-forward networks, whose outputs are added to the residual stream."""
 
@@ -199,6 +203,11 @@ class DecoderForCausalLM(nn.Module):
         if self.lm_head_bias is not None:
             targets["lm_head.bias"] = TensorTarget(self.lm_head_bias.data)
         return {self._stored_name(name): target for name, target in targets.items()}
+
+    def ignored_tensors(self) -> tuple[str, ...]:
+        """Patterns of names that checkpoints may have and the model does not need."""
+        is_tied = self.lm_head is self.model.embed_tokens
+        return (*self.family.ignored_tensors, *((TIED_HEAD,) if is_tied else ()))
 
     def _stored_name(self, name: str) -> str:
         for pattern, replacement in self.family.tensor_names:

@@ -104,6 +104,10 @@ class CausalLM(Protocol):
         """The checkpoint's name of each tensor -> where it goes."""
         ...
 
+    def ignored_tensors(self) -> tuple[str, ...]:
+        """Patterns of names that checkpoints may have and the model does not need."""
+        ...
+
     def stored_tensors(self) -> dict[str, torch.Tensor]:
         """Every tensor that holds weights, as stored, under this program's own names."""
         ...

@@ -18,19 +18,16 @@ from quire.errors import UnsupportedError
 from quire.layers.kernels import LayerKernels, TorchKernels
 from quire.layers.norm import Norm
 from quire.layers.options import LayerOptions
-from quire.models.decoder import DecoderForCausalLM
-from quire.models.interfaces import BuildContext
+from quire.models.interfaces import BuildContext, CausalLM
 from quire.models.packing_cache import PackingCache
 from quire.models.packing_key import packing_key
 from quire.models.parts.attention import attention_params
-from quire.models.registry import model_class, model_family, origin_of
+from quire.models.registry import build_model, model_family, origin_of
 from quire.models.weights import find_weight_files, load_weights
 
 MIN_KEPT_BYTES = 64 << 20
 # Of numbers drawn for a dummy tensor: a prime, so that no two rows are the same.
 DUMMY_PERIOD = 1_048_573
-# Checkpoints of models that tie both ends may hold the output projection as well.
-TIED_HEAD = r"(^|\.)lm_head\.weight$"
 
 
 def load_model(
@@ -46,7 +43,7 @@ def load_model(
     kernels: LayerKernels | None = None,
     packing_cache: PackingCache | None = None,
     reports_error: bool = False,
-) -> DecoderForCausalLM:
+) -> CausalLM:
     """The model of `arch`, ready to run.
 
     Args:
@@ -70,7 +67,7 @@ def load_model(
             hint="use tensor_parallel_size=1",
             field="tensor_parallel_size",
         )
-    family = model_family(arch.architecture)
+    family = model_family(arch)
     build = BuildContext(
         arch=arch,
         family=family,
@@ -80,21 +77,20 @@ def load_model(
         max_model_len=max_model_len,
     )
     with torch.no_grad():
-        model = model_class(arch.architecture)(build).eval()
+        model = build_model(build)
         if load.load_format == "dummy":
             fill_dummy_weights(model, arch.initializer_range, seed, dtype)
         else:
-            ignored = (*family.ignored_tensors, *((TIED_HEAD,) if arch.tie_word_embeddings else ()))
 
             def read_checkpoint() -> None:
                 load_weights(
-                    Path(model_path), model.checkpoint_targets(), ignored=ignored, prefixes=family.prefixes,
-                    reports_error=reports_error,
+                    Path(model_path), model.checkpoint_targets(), ignored=model.ignored_tensors(),
+                    prefixes=family.prefixes, reports_error=reports_error,
                 )  # fmt: skip
 
             packing = build.options.kernels.packing()
             if packing is not None:
-                packing = {**packing, **origin_of(arch.architecture)}
+                packing = {**packing, **origin_of(arch)}
             load_through_cache(packing_cache, Path(model_path), packing, model, read_checkpoint)
     return model
 
@@ -103,7 +99,7 @@ def load_through_cache(
     cache: PackingCache | None,
     model_path: Path,
     packing: Mapping[str, str | int] | None,
-    model: DecoderForCausalLM,
+    model: CausalLM,
     read_checkpoint: Callable[[], None],
 ) -> None:
     """Fill the model from its packed weights on disk, or by `read_checkpoint`, and keep them for the next start.
@@ -127,7 +123,7 @@ def attention_params_of(arch: ModelArch) -> list[AttentionParams]:
     return list(dict.fromkeys(map(attention_params, arch.attention_layers)))
 
 
-def fill_dummy_weights(model: DecoderForCausalLM, std: float, seed: int, dtype: torch.dtype) -> None:
+def fill_dummy_weights(model: CausalLM, std: float, seed: int, dtype: torch.dtype) -> None:
     """Random weights that depend on the seed and each tensor's checkpoint name alone: gains 1, the rest normal.
 
     A large tensor repeats its beginning: to draw a billion numbers takes ten seconds.
@@ -138,6 +134,7 @@ def fill_dummy_weights(model: DecoderForCausalLM, std: float, seed: int, dtype: 
         size = math.prod(target.shape)
         drawn = torch.empty(min(size, DUMMY_PERIOD)).normal_(0.0, std, generator=generator).to(dtype)
         target.load(drawn.repeat(-(-size // len(drawn)))[:size].view(target.shape))
+    assert isinstance(model, torch.nn.Module)
     for module in model.modules():
         if isinstance(module, Norm):
             module.weight.data.fill_(1.0)

@@ -2,20 +2,30 @@
 
 from __future__ import annotations
 
+from importlib.metadata import version
+
 from quire.config.families.registry import FAMILIES, family_of, known_architectures
+from quire.config.families.transformers_class import TransformersFamily
+from quire.config.model_arch import ModelArch
 from quire.config.model_family import ModelFamily
 from quire.errors import ConfigError, ModelError
 from quire.models.decoder import DecoderForCausalLM
+from quire.models.interfaces import BuildContext, CausalLM
 from quire.plugins import MODEL, find_plugin, import_object
 
 
-def model_family(architecture: str) -> type[ModelFamily]:
-    """The family of `architecture`.
+def model_family(arch: ModelArch) -> type[ModelFamily]:
+    """The family of a model; `TransformersFamily` where a class of transformers is to compute it.
 
     Raises:
         ModelError: neither Quire nor a plugin has it.
         ConfigError: the plugin that has it cannot be used.
     """
+    return TransformersFamily if arch.config_json else own_family(arch.architecture)
+
+
+def own_family(architecture: str) -> type[ModelFamily]:
+    """The family of `architecture`, of Quire or a plugin. Raises as `model_family`."""
     family = family_of(architecture)
     if family is None:
         raise ModelError(
@@ -25,13 +35,13 @@ def model_family(architecture: str) -> type[ModelFamily]:
 
 
 def model_class(architecture: str) -> type[DecoderForCausalLM]:
-    """The class of `architecture`.
+    """The class of `architecture`, of Quire or a plugin.
 
     Raises:
         ModelError: neither Quire nor a plugin has it.
         ConfigError: the plugin that has it cannot be used.
     """
-    value = model_family(architecture).model_class
+    value = own_family(architecture).model_class
     found = import_object(value, f"model {architecture!r} ({value})", MODEL.setting)
     if not (isinstance(found, type) and issubclass(found, DecoderForCausalLM)):
         raise ConfigError(
@@ -41,7 +51,22 @@ def model_class(architecture: str) -> type[DecoderForCausalLM]:
     return found
 
 
-def origin_of(architecture: str) -> dict[str, str]:
-    """What distinguishes a plugin's model from other models of the same weights; empty for Quire's own."""
-    plugin = None if architecture in FAMILIES else find_plugin(MODEL, architecture)
-    return {} if plugin is None else {"model": f"{architecture} of {plugin.package} {plugin.version}"}
+def build_model(build: BuildContext) -> CausalLM:
+    """The model of `build.arch`, without weights.
+
+    Raises:
+        ModelError, ConfigError, UnsupportedError: there is none, or it cannot be served.
+    """
+    if build.arch.config_json:
+        from quire.models.transformers_backend.model import TransformersForCausalLM  # late: loads transformers
+
+        return TransformersForCausalLM(build)
+    return model_class(build.arch.architecture)(build).eval()
+
+
+def origin_of(arch: ModelArch) -> dict[str, str]:
+    """What distinguishes a model from Quire's own of the same weights; empty for these."""
+    if arch.config_json:
+        return {"model": f"{arch.architecture} of transformers {version('transformers')}"}
+    plugin = None if arch.architecture in FAMILIES else find_plugin(MODEL, arch.architecture)
+    return {} if plugin is None else {"model": f"{arch.architecture} of {plugin.package} {plugin.version}"}

@@ -75,6 +75,7 @@ class Worker:
     @property
     def model(self) -> torch.nn.Module:
         """The loaded model."""
+        assert isinstance(self._model, torch.nn.Module)
         return self._model
 
     def kv_cache_specs(self) -> dict[str, KVCacheSpec]:

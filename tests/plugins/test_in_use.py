@@ -115,7 +115,10 @@ def test_a_plugin_that_cannot_be_used_is_refused_before_any_weight_is_read(model
     ("architecture", "words"),
     [
         ("Acme2ForCausalLM", "of acme-quire 1.0 .*NotAFamily.* is not derived from ModelFamily"),
-        ("NobodysForCausalLM", "not implemented\nhint: Quire has LlamaForCausalLM, .*, Acme2ForCausalLM, Acme"),
+        (
+            "NobodysForCausalLM",
+            "not implemented\nhint: Quire has LlamaForCausalLM, .*, Acme2ForCausalLM, Acme",
+        ),
     ],
 )
 def test_a_model_that_no_usable_plugin_has_is_refused(models, architecture, words):

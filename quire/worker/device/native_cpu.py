@@ -45,7 +45,7 @@ def native_cpu(setup: WorkerSetup) -> DeviceOps:
     torch.set_num_threads(1)  # one pool of threads: two at once would fight for the cores
     quantization = config.model.quantization
     kernels = NativeKernels(runtime, setup.dtype, quantization if quantization in OWN_QUANTIZATIONS else None)
-    is_recording = not config.model.enforce_eager
+    is_recording = not config.model.enforce_eager and config.model.model_impl != "transformers"
     return DeviceOps(
         device=device,
         layers=with_quantization(kernels, quantization, setup.dtype),

@@ -50,6 +50,7 @@ def test_every_auto_becomes_a_value_with_a_reason() -> None:
     assert values == {
         "device": "cpu", "num_threads": 2, "attention_backend": "torch_reference",
         "distributed_executor_backend": "uni", "served_model_name": "leaf", "load_format": "safetensors",
+        "model_impl": "quire",
         "dtype": "float32", "kv_cache_dtype": "float32", "block_size": 16, "max_model_len": 2048,
         "max_num_seqs": 256, "max_num_batched_tokens": 4096, "max_decode_slowdown": 0.0,
     }  # fmt: skip
