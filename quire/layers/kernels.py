@@ -10,8 +10,10 @@ from collections.abc import Mapping
 
 import torch
 
-from quire.kernels.reference.activation import activate, activate_and_mul
-from quire.kernels.reference.norm import add_rms_norm, layer_norm, rms_norm
+from quire.kernels.recurrent import RecurrentBatch
+from quire.kernels.reference import causal_conv, delta_net
+from quire.kernels.reference.activation import activate, activate_and_mul, multiply
+from quire.kernels.reference.norm import add_rms_norm, gated_rms_norm, layer_norm, rms_norm
 from quire.layers.head_linear import DenseHeads, HeadLinearMethod
 from quire.layers.linear_method import LinearMethod, UnquantizedLinearMethod
 
@@ -71,6 +73,56 @@ class LayerKernels(ABC):
     def activate_and_mul(self, x: torch.Tensor, activation: str) -> torch.Tensor:
         """activation(first half of each row) * second half: [num_rows, 2 * size] -> [num_rows, size]."""
         return activate_and_mul(x, activation)
+
+    def multiply(self, x: torch.Tensor, gate: torch.Tensor, activation: str = "none") -> torch.Tensor:
+        """Gate: x * activation(gate), "none", "silu" or "sigmoid": [num_tokens, size]; rows may be strided."""
+        return multiply(x, gate, activation)
+
+    def gated_rms_norm(
+        self,
+        x: torch.Tensor,
+        gate: torch.Tensor,
+        weight: torch.Tensor,
+        eps: float,
+        *,
+        num_groups: int = 1,
+        gate_first: bool = False,
+    ) -> torch.Tensor:
+        """Normalise the groups of each row of `x` [num_tokens, num_groups * size], times silu(gate) after or before."""
+        return gated_rms_norm(x, gate, weight, eps, num_groups=num_groups, gate_first=gate_first)
+
+    def causal_conv(
+        self,
+        x: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        states: torch.Tensor,
+        batch: RecurrentBatch,
+        *,
+        has_silu: bool,
+    ) -> torch.Tensor:
+        """Convolve `x` [num_tokens, channels] with `weight` [conv_size, channels]; moves the states."""
+        return causal_conv.causal_conv(x, weight, bias, states, batch, has_silu=has_silu)
+
+    def delta_gates(
+        self, b: torch.Tensor, a: torch.Tensor, a_log: torch.Tensor, bias: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """(decay, beta) of the gated delta rule, each [num_tokens, num_heads] float32."""
+        return delta_net.delta_gates(b, a, a_log, bias)
+
+    def gated_delta_rule(
+        self,
+        qkv: torch.Tensor,
+        decay: torch.Tensor,
+        beta: torch.Tensor,
+        states: torch.Tensor,
+        batch: RecurrentBatch,
+        *,
+        num_key_heads: int,
+        scale: float,
+    ) -> torch.Tensor:
+        """[num_tokens, num_value_heads * value_size] of queries, keys and values of a row; moves the states."""
+        return delta_net.gated_delta_rule(qkv, decay, beta, states, batch, num_key_heads=num_key_heads, scale=scale)
 
 
 class TorchKernels(LayerKernels):

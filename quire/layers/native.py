@@ -12,9 +12,10 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from quire.kernels.native import elementwise, linear, quant
+from quire.kernels.native import causal_conv, delta_net, elementwise, linear, quant
 from quire.kernels.native.arena import HugeArena
 from quire.kernels.native.runtime import NativeRuntime
+from quire.kernels.recurrent import RecurrentBatch
 from quire.layers.head_linear import HeadLinearMethod
 from quire.layers.kernels import LayerKernels
 from quire.layers.linear_method import LinearMethod
@@ -236,6 +237,60 @@ class NativeKernels(LayerKernels):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """One pass; `residual` becomes the sum."""
         return elementwise.rms_norm(self._runtime, x, weight, eps, residual), residual
+
+    def multiply(self, x: torch.Tensor, gate: torch.Tensor, activation: str = "none") -> torch.Tensor:
+        """One pass."""
+        return elementwise.multiply(self._runtime, x, gate, activation)
+
+    def gated_rms_norm(
+        self,
+        x: torch.Tensor,
+        gate: torch.Tensor,
+        weight: torch.Tensor,
+        eps: float,
+        *,
+        num_groups: int = 1,
+        gate_first: bool = False,
+    ) -> torch.Tensor:
+        """One pass over the rows."""
+        return elementwise.gated_rms_norm(
+            self._runtime, x, gate, weight, eps, num_groups=num_groups, gate_first=gate_first
+        )
+
+    def causal_conv(
+        self,
+        x: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        states: torch.Tensor,
+        batch: RecurrentBatch,
+        *,
+        has_silu: bool,
+    ) -> torch.Tensor:
+        """Over all requests at once."""
+        return causal_conv.causal_conv(self._runtime, x, weight, bias, states, batch, has_silu=has_silu)
+
+    def delta_gates(
+        self, b: torch.Tensor, a: torch.Tensor, a_log: torch.Tensor, bias: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """One pass."""
+        return delta_net.delta_gates(self._runtime, b, a, a_log, bias)
+
+    def gated_delta_rule(
+        self,
+        qkv: torch.Tensor,
+        decay: torch.Tensor,
+        beta: torch.Tensor,
+        states: torch.Tensor,
+        batch: RecurrentBatch,
+        *,
+        num_key_heads: int,
+        scale: float,
+    ) -> torch.Tensor:
+        """Token after token, over all requests and heads at once."""
+        return delta_net.gated_delta_rule(
+            self._runtime, qkv, decay, beta, states, batch, num_key_heads=num_key_heads, scale=scale
+        )
 
 
 def packed_weight(layer: nn.Module) -> PackedWeight:

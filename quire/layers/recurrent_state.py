@@ -19,7 +19,14 @@ from collections.abc import Sequence
 
 import torch
 
+from quire.attention.metadata import StateMetadata
 from quire.core.kv_spec import STATE_ALIGNMENT
+from quire.kernels.recurrent import RecurrentBatch
+
+
+def recurrent_batch(metadata: StateMetadata) -> RecurrentBatch:
+    """The requests of a step, as recurrent kernels take them."""
+    return RecurrentBatch(metadata.query_start_loc, metadata.read_block, metadata.write_block)
 
 
 def state_tensors(

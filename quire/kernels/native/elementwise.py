@@ -194,7 +194,7 @@ def multiply(
     *,
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """X * activation(gate), in float32, rounded once.
+    """Multiply `x` by activation(gate), in float32, rounded once.
 
     Args:
         x: [num_rows, size] bfloat16 or float32; rows may be strided.
