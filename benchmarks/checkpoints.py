@@ -5,7 +5,7 @@ had. Any engine that reads the format takes them: `config.json`, one `model.safe
 BPE tokenizer with a chat template. The same name and seed give the same weights everywhere; the tokenizer is trained
 on the sources of the standard library that runs this.
 
-    python benchmarks/checkpoints.py qwen-0.5b llama-1b --out build/checkpoints
+    python benchmarks/checkpoints.py qwen-0.5b llama-1b qwen3.5-0.8b --out build/checkpoints
 
 Needs torch, safetensors and tokenizers; memory for one model, disk for it once more.
 """
@@ -28,7 +28,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 WEIGHT_STD = 0.02
 TOKENIZER_SIZE = 32000
 CORPUS_BYTES = 12_000_000
-ARCHITECTURES = {"qwen2": "Qwen2ForCausalLM", "llama": "LlamaForCausalLM"}
+ARCHITECTURES = {"qwen2": "Qwen2ForCausalLM", "llama": "LlamaForCausalLM", "qwen3_5_text": "Qwen3_5ForCausalLM"}
 BOS, EOS = "<s>", "</s>"
 ROLES = ("<|system|>", "<|user|>", "<|assistant|>")
 CHAT_TEMPLATE = (
@@ -75,8 +75,70 @@ class Shape:
             "torch_dtype": "bfloat16",
         }
 
+    def tensor_sizes(self) -> Iterator[tuple[str, tuple[int, ...]]]:
+        """Name and size of every tensor, in the order in which their values are drawn."""
+        yield "model.embed_tokens.weight", (self.vocab_size, self.hidden_size)
+        for layer in range(self.num_hidden_layers):
+            prefix = f"model.layers.{layer}"
+            yield f"{prefix}.input_layernorm.weight", (self.hidden_size,)
+            yield from self.mixer_sizes(layer, prefix)
+            yield f"{prefix}.post_attention_layernorm.weight", (self.hidden_size,)
+            yield f"{prefix}.mlp.gate_proj.weight", (self.intermediate_size, self.hidden_size)
+            yield f"{prefix}.mlp.up_proj.weight", (self.intermediate_size, self.hidden_size)
+            yield f"{prefix}.mlp.down_proj.weight", (self.hidden_size, self.intermediate_size)
+        yield "model.norm.weight", (self.hidden_size,)
 
-SHAPES = {
+    def mixer_sizes(self, layer: int, prefix: str) -> Iterator[tuple[str, tuple[int, ...]]]:
+        """Those of a layer's attention."""
+        q_size, kv_size = self.num_attention_heads * self.head_dim, self.num_key_value_heads * self.head_dim
+        for name, size in (("q", q_size), ("k", kv_size), ("v", kv_size)):
+            yield f"{prefix}.self_attn.{name}_proj.weight", (size, self.hidden_size)
+            if self.has_qkv_bias:
+                yield f"{prefix}.self_attn.{name}_proj.bias", (size,)
+        yield f"{prefix}.self_attn.o_proj.weight", (self.hidden_size, q_size)
+
+
+@dataclass(frozen=True, kw_only=True)
+class HybridShape(Shape):
+    """Qwen3.5: Gated DeltaNet, and attention with an output gate in every fourth layer."""
+
+    linear_num_key_heads: int
+    linear_num_value_heads: int
+    linear_key_head_dim: int
+    linear_value_head_dim: int
+    linear_conv_kernel_dim: int
+
+    def config(self) -> dict[str, object]:
+        """As `Shape`."""
+        rope = {"rope_type": "default", "rope_theta": self.rope_theta, "partial_rotary_factor": 0.25}
+        sections = {"mrope_section": [11, 11, 10], "mrope_interleaved": True}
+        return {**super().config(), "full_attention_interval": 4, "rope_parameters": {**rope, **sections}}
+
+    def mixer_sizes(self, layer: int, prefix: str) -> Iterator[tuple[str, tuple[int, ...]]]:
+        """Those of attention or of Gated DeltaNet."""
+        hidden = self.hidden_size
+        if layer % 4 == 3:
+            q_size, kv_size = self.num_attention_heads * self.head_dim, self.num_key_value_heads * self.head_dim
+            for name, size in (("q", 2 * q_size), ("k", kv_size), ("v", kv_size)):
+                yield f"{prefix}.self_attn.{name}_proj.weight", (size, hidden)
+            yield f"{prefix}.self_attn.o_proj.weight", (hidden, q_size)
+            yield f"{prefix}.self_attn.q_norm.weight", (self.head_dim,)
+            yield f"{prefix}.self_attn.k_norm.weight", (self.head_dim,)
+            return
+        values = self.linear_num_value_heads * self.linear_value_head_dim
+        channels = 2 * self.linear_num_key_heads * self.linear_key_head_dim + values
+        yield f"{prefix}.linear_attn.in_proj_qkv.weight", (channels, hidden)
+        yield f"{prefix}.linear_attn.in_proj_z.weight", (values, hidden)
+        for name in ("a", "b"):
+            yield f"{prefix}.linear_attn.in_proj_{name}.weight", (self.linear_num_value_heads, hidden)
+        yield f"{prefix}.linear_attn.conv1d.weight", (channels, 1, self.linear_conv_kernel_dim)
+        yield f"{prefix}.linear_attn.A_log", (self.linear_num_value_heads,)
+        yield f"{prefix}.linear_attn.dt_bias", (self.linear_num_value_heads,)
+        yield f"{prefix}.linear_attn.norm.weight", (self.linear_value_head_dim,)
+        yield f"{prefix}.linear_attn.out_proj.weight", (hidden, values)
+
+
+SHAPES: dict[str, Shape] = {
     "qwen-0.5b": Shape(
         model_type="qwen2", vocab_size=151936, hidden_size=896, intermediate_size=4864, num_hidden_layers=24,
         num_attention_heads=14, num_key_value_heads=2, head_dim=64, max_position_embeddings=8192, rope_theta=1e6,
@@ -84,6 +146,12 @@ SHAPES = {
     "llama-1b": Shape(
         model_type="llama", vocab_size=128256, hidden_size=2048, intermediate_size=8192, num_hidden_layers=16,
         num_attention_heads=32, num_key_value_heads=8, head_dim=64, max_position_embeddings=8192, rope_theta=5e5,
+    ),
+    "qwen3.5-0.8b": HybridShape(
+        model_type="qwen3_5_text", vocab_size=248320, hidden_size=1024, intermediate_size=3584, num_hidden_layers=24,
+        num_attention_heads=8, num_key_value_heads=2, head_dim=256, max_position_embeddings=8192, rope_theta=1e7,
+        linear_num_key_heads=16, linear_num_value_heads=16, linear_key_head_dim=128, linear_value_head_dim=128,
+        linear_conv_kernel_dim=4,
     ),
     "llama-tiny": Shape(
         model_type="llama", vocab_size=32000, hidden_size=256, intermediate_size=704, num_hidden_layers=4,
@@ -96,32 +164,11 @@ SHAPES = {
 }  # fmt: skip
 
 
-def tensor_sizes(shape: Shape) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """Name and size of every tensor, in the order in which their values are drawn."""
-    hidden = shape.hidden_size
-    q_size = shape.num_attention_heads * shape.head_dim
-    kv_size = shape.num_key_value_heads * shape.head_dim
-    yield "model.embed_tokens.weight", (shape.vocab_size, hidden)
-    for layer in range(shape.num_hidden_layers):
-        prefix = f"model.layers.{layer}"
-        yield f"{prefix}.input_layernorm.weight", (hidden,)
-        for name, size in (("q", q_size), ("k", kv_size), ("v", kv_size)):
-            yield f"{prefix}.self_attn.{name}_proj.weight", (size, hidden)
-            if shape.has_qkv_bias:
-                yield f"{prefix}.self_attn.{name}_proj.bias", (size,)
-        yield f"{prefix}.self_attn.o_proj.weight", (hidden, q_size)
-        yield f"{prefix}.post_attention_layernorm.weight", (hidden,)
-        yield f"{prefix}.mlp.gate_proj.weight", (shape.intermediate_size, hidden)
-        yield f"{prefix}.mlp.up_proj.weight", (shape.intermediate_size, hidden)
-        yield f"{prefix}.mlp.down_proj.weight", (hidden, shape.intermediate_size)
-    yield "model.norm.weight", (hidden,)
-
-
 def random_weights(shape: Shape, seed: int) -> dict[str, torch.Tensor]:
     """Every tensor of the model in bfloat16: norms are 1, the rest is normal with mean 0."""
     generator = torch.Generator().manual_seed(seed)
     weights = {}
-    for name, size in tensor_sizes(shape):
+    for name, size in shape.tensor_sizes():
         if "norm" in name:
             weights[name] = torch.ones(size, dtype=torch.bfloat16)
         else:

@@ -50,6 +50,7 @@ CASES = {
     case.name: case
     for case in (
         Case("stream", 1, 32, 64, rounds=3, has_split=True),
+        Case("decode16", 16, 16, 128, has_split=True),
         Case("decode64", 64, 16, 128, has_split=True),
         Case("batch8", 8, 128, 64),
         Case("batch32", 32, 128, 64),
