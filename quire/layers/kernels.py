@@ -11,7 +11,7 @@ from collections.abc import Mapping
 import torch
 
 from quire.kernels.recurrent import RecurrentBatch
-from quire.kernels.reference import causal_conv, delta_net
+from quire.kernels.reference import causal_conv, delta_net, state_space
 from quire.kernels.reference.activation import activate, activate_and_mul, multiply
 from quire.kernels.reference.norm import add_rms_norm, gated_rms_norm, layer_norm, rms_norm
 from quire.layers.head_linear import DenseHeads, HeadLinearMethod
@@ -123,6 +123,43 @@ class LayerKernels(ABC):
     ) -> torch.Tensor:
         """[num_tokens, num_value_heads * value_size] of queries, keys and values of a row; moves the states."""
         return delta_net.gated_delta_rule(qkv, decay, beta, states, batch, num_key_heads=num_key_heads, scale=scale)
+
+    def mamba_scan(
+        self,
+        x: torch.Tensor,
+        time_step: torch.Tensor,
+        b: torch.Tensor,
+        c: torch.Tensor,
+        gate: torch.Tensor | None,
+        a: torch.Tensor,
+        skip: torch.Tensor,
+        states: torch.Tensor,
+        batch: RecurrentBatch,
+    ) -> torch.Tensor:
+        """The recurrence of Mamba 1 and its gate: [num_tokens, inner_size] as `x`; moves the states."""
+        return state_space.mamba_scan(x, time_step, b, c, gate, a, skip, states, batch)
+
+    def mamba2_scan(
+        self,
+        x: torch.Tensor,
+        time_step: torch.Tensor,
+        b: torch.Tensor,
+        c: torch.Tensor,
+        gate: torch.Tensor | None,
+        a: torch.Tensor,
+        skip: torch.Tensor,
+        time_step_bias: torch.Tensor,
+        states: torch.Tensor,
+        batch: RecurrentBatch,
+        *,
+        num_groups: int,
+        time_step_range: tuple[float, float],
+    ) -> torch.Tensor:
+        """The recurrence of Mamba 2, gated if told: [num_tokens, num_heads * head_size] as `x`; moves the states."""
+        return state_space.mamba2_scan(
+            x, time_step, b, c, gate, a, skip, time_step_bias, states, batch, num_groups=num_groups,
+            time_step_range=time_step_range,
+        )  # fmt: skip
 
 
 class TorchKernels(LayerKernels):

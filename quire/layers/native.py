@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from quire.kernels.native import causal_conv, delta_net, elementwise, linear, quant
+from quire.kernels.native import causal_conv, delta_net, elementwise, linear, quant, state_space
 from quire.kernels.native.arena import HugeArena
 from quire.kernels.native.runtime import NativeRuntime
 from quire.kernels.recurrent import RecurrentBatch
@@ -238,6 +238,22 @@ class NativeKernels(LayerKernels):
         """One pass; `residual` becomes the sum."""
         return elementwise.rms_norm(self._runtime, x, weight, eps, residual), residual
 
+    def add(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
+        """One pass."""
+        return elementwise.transform(self._runtime, x, addend=residual)
+
+    def scale(self, x: torch.Tensor, factor: float) -> torch.Tensor:
+        """One pass."""
+        return elementwise.transform(self._runtime, x, factor=factor)
+
+    def activate(self, x: torch.Tensor, activation: str) -> torch.Tensor:
+        """One pass."""
+        return elementwise.transform(self._runtime, x, activation)
+
+    def activate_and_mul(self, x: torch.Tensor, activation: str) -> torch.Tensor:
+        """One pass."""
+        return elementwise.activate_and_mul(self._runtime, x, activation)
+
     def multiply(self, x: torch.Tensor, gate: torch.Tensor, activation: str = "none") -> torch.Tensor:
         """One pass."""
         return elementwise.multiply(self._runtime, x, gate, activation)
@@ -291,6 +307,43 @@ class NativeKernels(LayerKernels):
         return delta_net.gated_delta_rule(
             self._runtime, qkv, decay, beta, states, batch, num_key_heads=num_key_heads, scale=scale
         )
+
+    def mamba_scan(
+        self,
+        x: torch.Tensor,
+        time_step: torch.Tensor,
+        b: torch.Tensor,
+        c: torch.Tensor,
+        gate: torch.Tensor | None,
+        a: torch.Tensor,
+        skip: torch.Tensor,
+        states: torch.Tensor,
+        batch: RecurrentBatch,
+    ) -> torch.Tensor:
+        """Token after token, over all requests and channels at once."""
+        return state_space.mamba_scan(self._runtime, x, time_step, b, c, gate, a, skip, states, batch)
+
+    def mamba2_scan(
+        self,
+        x: torch.Tensor,
+        time_step: torch.Tensor,
+        b: torch.Tensor,
+        c: torch.Tensor,
+        gate: torch.Tensor | None,
+        a: torch.Tensor,
+        skip: torch.Tensor,
+        time_step_bias: torch.Tensor,
+        states: torch.Tensor,
+        batch: RecurrentBatch,
+        *,
+        num_groups: int,
+        time_step_range: tuple[float, float],
+    ) -> torch.Tensor:
+        """Token after token, over all requests and heads at once."""
+        return state_space.mamba2_scan(
+            self._runtime, x, time_step, b, c, gate, a, skip, time_step_bias, states, batch, num_groups=num_groups,
+            time_step_range=time_step_range,
+        )  # fmt: skip
 
 
 def packed_weight(layer: nn.Module) -> PackedWeight:

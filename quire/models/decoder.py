@@ -7,6 +7,7 @@ A Llama's layer, as modules: mixer_norm, self_attn (qkv_proj, attn, o_proj), ffn
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Iterator, Sequence
 
@@ -93,13 +94,11 @@ class DecoderLayer(nn.Module):
             return total, total
         return norm.add_and_norm(x, residual)
 
-    @staticmethod
-    def _sum(parts: Sequence[Part], x: torch.Tensor, positions: torch.Tensor, context: ForwardContext) -> torch.Tensor:
+    def _sum(
+        self, parts: Sequence[Part], x: torch.Tensor, positions: torch.Tensor, context: ForwardContext
+    ) -> torch.Tensor:
         outputs: list[torch.Tensor] = [part(x, positions, context) for part in parts]
-        total = outputs[0]
-        for output in outputs[1:]:
-            total = total + output
-        return total
+        return functools.reduce(self.kernels.add, outputs)
 
     def _finish(self, output: torch.Tensor, post_norm: Norm | None) -> torch.Tensor:
         if post_norm is not None:
