@@ -79,6 +79,7 @@ class AttentionArch:
         keys_are_values: one projection serves as keys and, before norm and rotation, as values (Gemma 4).
         shares_cache_of: number of the layer whose keys and values are read; None = the layer has its own (Gemma 4).
         temperature: scale of queries grows with the position (Llama 4, Ministral 3); None = it does not.
+        output_scale: factor on the output (Falcon-H1).
     """
 
     num_heads: int
@@ -102,6 +103,7 @@ class AttentionArch:
     keys_are_values: bool = False
     shares_cache_of: int | None = None
     temperature: AttentionTemperature | None = None
+    output_scale: float = 1.0
 
     def num_weights(self, hidden_size: int) -> int:
         """Of the projections."""
@@ -160,12 +162,18 @@ class LatentAttentionArch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MLPArch:
-    """down(activation(gate(x)) * up(x)), or down(activation(up(x))) where it is not gated."""
+    """down(activation(gate(x)) * up(x)), or down(activation(up(x))) where it is not gated.
+
+    Attributes:
+        gate_scale, output_scale: factors on gates, before their activation, and on the output (Falcon-H1).
+    """
 
     intermediate_size: int
     activation: str = "silu"
     is_gated: bool = True
     has_bias: bool = False
+    gate_scale: float = 1.0
+    output_scale: float = 1.0
 
     def num_weights(self, hidden_size: int) -> int:
         """Of the projections."""

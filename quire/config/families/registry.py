@@ -22,6 +22,13 @@ FAMILIES: Mapping[str, tuple[str, str]] = {
     "MistralForCausalLM": ("mistral", "mistral:Mistral"),
     "Qwen2ForCausalLM": ("qwen2", "qwen:Qwen2"),
     "Qwen3ForCausalLM": ("qwen3", "qwen:Qwen3"),
+    "MambaForCausalLM": ("mamba", "mamba:Mamba"),
+    "FalconMambaForCausalLM": ("falcon_mamba", "mamba:FalconMamba"),
+    "Mamba2ForCausalLM": ("mamba2", "mamba:Mamba2"),
+    "FalconH1ForCausalLM": ("falcon_h1", "falcon_h1:FalconH1"),
+    "GraniteMoeHybridForCausalLM": ("granitemoehybrid", "granite_hybrid:GraniteHybrid"),
+    "JambaForCausalLM": ("jamba", "jamba:Jamba"),
+    "NemotronHForCausalLM": ("nemotron_h", "nemotron_h:NemotronH"),
 }
 
 

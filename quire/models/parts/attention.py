@@ -30,6 +30,7 @@ class AttentionPart(Part):
         _refuse_unsupported(arch)
         options, hidden_size, head_size = build.options, build.arch.hidden_size, arch.head_size
         self.arch = arch
+        self.kernels = options.kernels
         self.layouts = build.family.layouts
         num_kv = 0 if arch.shares_cache_of is not None else 2 * arch.num_kv_heads
         width = (arch.num_heads + num_kv) * head_size
@@ -66,7 +67,7 @@ class AttentionPart(Part):
         rotation = None if self.rotary is None else self.rotary(positions)
         attended = self.attn(self.qkv_proj(x), rotation, context, self.head_norms, self.sinks)
         output: torch.Tensor = self.o_proj(attended)
-        return output
+        return output if self.arch.output_scale == 1.0 else self.kernels.scale(output, self.arch.output_scale)
 
     def targets(self, name: str) -> Iterator[tuple[str, WeightTarget]]:
         """As `Part`."""

@@ -20,6 +20,7 @@ class MLPPart(Part):
 
     Attributes:
         gate_up_proj: gates, then ups; without gates ups alone.
+        factors: on the outputs of `gate_up_proj`; None = ones.
     """
 
     def __init__(self, build: BuildContext, arch: MLPArch, layer_idx: int, name: str) -> None:
@@ -30,16 +31,23 @@ class MLPPart(Part):
         self.layouts = build.family.layouts
         self.gate_up_proj = Linear(hidden_size, (2 if arch.is_gated else 1) * size, bias=arch.has_bias, options=options)
         self.down_proj = Linear(size, hidden_size, bias=arch.has_bias, options=options)
+        self.factors: torch.Tensor | None = None
+        if arch.gate_scale != 1.0:
+            ones = torch.ones(2 * size, dtype=options.dtype, device=options.device)
+            self.factors = torch.cat((ones[:size] * arch.gate_scale, ones[size:]))
 
     def forward(self, x: torch.Tensor, positions: torch.Tensor, context: ForwardContext) -> torch.Tensor:
         """As `Part`."""
         output: torch.Tensor = self.down_proj(self._activated(x))
-        return output
+        return output if self.arch.output_scale == 1.0 else self.kernels.scale(output, self.arch.output_scale)
 
     def _activated(self, x: torch.Tensor) -> torch.Tensor:
         activation = self.arch.activation
         if not self.arch.is_gated:
             return self.kernels.activate(self.gate_up_proj(x), activation)
+        if self.factors is not None:
+            scaled = self.kernels.multiply(self.gate_up_proj(x), self.factors)
+            return self.kernels.activate_and_mul(scaled, activation)
         if activation == "silu":
             return self.gate_up_proj.forward_gated(x)
         return self.kernels.activate_and_mul(self.gate_up_proj(x), activation)

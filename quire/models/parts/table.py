@@ -7,6 +7,7 @@ from typing import Any
 
 from quire.models.parts.attention import AttentionPart
 from quire.models.parts.latent_attention import LatentAttentionPart
+from quire.models.parts.mamba import mamba_part
 from quire.models.parts.mlp import MLPPart
 from quire.models.parts.part import Part
 
@@ -16,6 +17,7 @@ PartTable = Mapping[str, tuple[str, Callable[[Any, Any, int, str], Part]]]
 MIXERS: PartTable = {
     "attention": ("self_attn", AttentionPart),
     "latent_attention": ("self_attn", LatentAttentionPart),
+    "mamba": ("mamba", mamba_part),
 }
 FEED_FORWARDS: PartTable = {
     "mlp": ("mlp", MLPPart),
