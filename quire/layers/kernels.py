@@ -14,6 +14,7 @@ from quire.kernels.recurrent import RecurrentBatch
 from quire.kernels.reference import causal_conv, delta_net, state_space
 from quire.kernels.reference.activation import activate, activate_and_mul, multiply
 from quire.kernels.reference.norm import add_rms_norm, gated_rms_norm, layer_norm, rms_norm
+from quire.layers.experts import ExpertKernels, ExpertsMethod, LoopedExperts
 from quire.layers.head_linear import DenseHeads, HeadLinearMethod
 from quire.layers.linear_method import LinearMethod, UnquantizedLinearMethod
 
@@ -43,6 +44,18 @@ class LayerKernels(ABC):
     def head_linear_method(self) -> HeadLinearMethod:
         """How matrices of single heads are stored and multiplied; never quantized."""
         return DenseHeads()
+
+    def dense_method(self) -> LinearMethod:
+        """How a small projection is stored that is never quantized, such as a router's."""
+        return UnquantizedLinearMethod()
+
+    def experts_method(self, output_size: int, input_size: int) -> ExpertsMethod:
+        """How the projections of a layer's experts are stored and multiplied."""
+        return LoopedExperts(self.linear_method(output_size, input_size))
+
+    def experts(self) -> ExpertKernels:
+        """The other operations of mixtures of experts."""
+        return ExpertKernels()
 
     @abstractmethod
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:

@@ -16,9 +16,11 @@ from quire.kernels.native import causal_conv, delta_net, elementwise, linear, qu
 from quire.kernels.native.arena import HugeArena
 from quire.kernels.native.runtime import NativeRuntime
 from quire.kernels.recurrent import RecurrentBatch
+from quire.layers.experts import ExpertKernels, ExpertsMethod
 from quire.layers.head_linear import HeadLinearMethod
 from quire.layers.kernels import LayerKernels
 from quire.layers.linear_method import LinearMethod
+from quire.layers.native_experts import NativeExpertKernels, PackedExperts
 from quire.layers.native_heads import PackedHeads
 from quire.layers.weight_target import WeightTarget
 
@@ -58,8 +60,8 @@ class PackedRows(WeightTarget):
         self._unpack = unpack
 
     def load(self, tensor: torch.Tensor) -> bool:
-        """Pack."""
-        return self._pack(tensor)
+        """Pack; a matrix that the checkpoint has transposed is copied."""
+        return self._pack(tensor if tensor.stride(-1) == 1 else tensor.contiguous())
 
     def stored(self) -> torch.Tensor:
         """Unpack."""
@@ -223,6 +225,21 @@ class NativeKernels(LayerKernels):
         if self._quantization is not None:
             return QuantizedLinearMethod(self._runtime, self._arena, quant.INT8, self._dtype)
         return PackedLinearMethod(self._runtime, self._arena)
+
+    def dense_method(self) -> LinearMethod:
+        """Packed, in the model's type."""
+        return PackedLinearMethod(self._runtime, self._arena)
+
+    def experts_method(self, output_size: int, input_size: int) -> ExpertsMethod:
+        """One packed weight for all experts, stored as a projection's."""
+        method = self.linear_method(output_size, input_size)
+        return PackedExperts(
+            self._runtime, method, method.format if isinstance(method, QuantizedLinearMethod) else None
+        )
+
+    def experts(self) -> ExpertKernels:
+        """The native ones."""
+        return NativeExpertKernels(self._runtime)
 
     def head_linear_method(self) -> HeadLinearMethod:
         """Packed, in the model's type."""

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 import torch
 
 from quire.config.model import OWN_QUANTIZATIONS
+from quire.layers.experts import ExpertKernels
 from quire.layers.head_linear import HeadLinearMethod
 from quire.layers.kernels import LayerKernels
 from quire.layers.linear_method import LinearMethod
@@ -64,6 +65,14 @@ class QuantizedKernels(LayerKernels):
     def head_linear_method(self) -> HeadLinearMethod:
         """As without quantization."""
         return self._kernels.head_linear_method()
+
+    def dense_method(self) -> LinearMethod:
+        """As without quantization."""
+        return self._kernels.dense_method()
+
+    def experts(self) -> ExpertKernels:
+        """As without quantization."""
+        return self._kernels.experts()
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         """As without quantization."""
