@@ -29,6 +29,15 @@ FAMILIES: Mapping[str, tuple[str, str]] = {
     "GraniteMoeHybridForCausalLM": ("granitemoehybrid", "granite_hybrid:GraniteHybrid"),
     "JambaForCausalLM": ("jamba", "jamba:Jamba"),
     "NemotronHForCausalLM": ("nemotron_h", "nemotron_h:NemotronH"),
+    "MixtralForCausalLM": ("mixtral", "mixtral:Mixtral"),
+    "PhimoeForCausalLM": ("phimoe", "mixtral:PhiMoE"),
+    "PhiMoEForCausalLM": ("phimoe", "mixtral:PhiMoE"),
+    "Qwen2MoeForCausalLM": ("qwen2_moe", "qwen_moe:Qwen2Moe"),
+    "Qwen3MoeForCausalLM": ("qwen3_moe", "qwen_moe:Qwen3Moe"),
+    "OlmoeForCausalLM": ("olmoe", "olmoe:Olmoe"),
+    "GraniteMoeForCausalLM": ("granitemoe", "granite_moe:GraniteMoe"),
+    "Glm4MoeForCausalLM": ("glm4_moe", "glm4_moe:Glm4Moe"),
+    "GptOssForCausalLM": ("gpt_oss", "gpt_oss:GptOss"),
 }
 
 

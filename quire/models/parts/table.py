@@ -9,6 +9,7 @@ from quire.models.parts.attention import AttentionPart
 from quire.models.parts.latent_attention import LatentAttentionPart
 from quire.models.parts.mamba import mamba_part
 from quire.models.parts.mlp import MLPPart
+from quire.models.parts.moe import MoEPart
 from quire.models.parts.part import Part
 
 PartTable = Mapping[str, tuple[str, Callable[[Any, Any, int, str], Part]]]
@@ -21,4 +22,5 @@ MIXERS: PartTable = {
 }
 FEED_FORWARDS: PartTable = {
     "mlp": ("mlp", MLPPart),
+    "moe": ("moe", MoEPart),
 }

@@ -1,0 +1,84 @@
+"""How checkpoints store the projections of experts. Called by mixtures of experts for their weight targets. Pure.
+
+A family names the layout in `layouts["moe.experts"]`:
+
+    each            tensors for each expert: `experts.3.gate_proj`, `up_proj`, `down_proj` (the default)
+    stacked         `experts.gate_up_proj` [num_experts, gates then ups, hidden_size], and `experts.down_proj`
+    interleaved     the same with gates and ups in turns (gpt-oss)
+
+with ", transposed" behind it where matrices are [input_size, output_size].
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+import torch
+
+from quire.config.model_arch import MoEArch
+from quire.errors import ModelError
+from quire.layers.experts import ExpertLinear
+from quire.layers.weight_target import ReorderedTarget, TensorTarget, WeightTarget
+
+EACH, STACKED, INTERLEAVED = "each", "stacked", "interleaved"
+TRANSPOSED = "transposed"
+Targets = Iterator[tuple[str, WeightTarget]]
+
+
+class StackedTarget(WeightTarget):
+    """Places of equal shape for the parts of one tensor."""
+
+    def __init__(self, targets: Sequence[WeightTarget]) -> None:
+        self.targets = targets
+        self.shape = (len(targets), *targets[0].shape)
+
+    def load(self, tensor: torch.Tensor) -> bool:
+        """One by one."""
+        are_finite = [target.load(part) for target, part in zip(self.targets, tensor, strict=True)]
+        return all(are_finite)
+
+    def stored(self) -> torch.Tensor:
+        """One by one."""
+        return torch.stack([target.stored() for target in self.targets])
+
+
+def expert_targets(
+    gate_up_proj: ExpertLinear, down_proj: ExpertLinear, name: str, arch: MoEArch, layouts: Mapping[str, str]
+) -> Targets:
+    """The weights and biases that checkpoints store under `name`."""
+    layout, _, rest = layouts.get("moe.experts", EACH).partition(", ")
+    if layout not in (EACH, STACKED, INTERLEAVED) or rest not in ("", TRANSPOSED):
+        raise ModelError(f"{layouts['moe.experts']!r} is not a known layout of experts", field="layouts")
+    if layout == EACH:
+        shards = ("gate_proj", "up_proj") if arch.is_gated else ("up_proj",)
+        for expert in range(arch.num_experts):
+            for number, shard in enumerate(shards):
+                first = number * arch.intermediate_size
+                yield from _of_expert(gate_up_proj, f"{name}.{expert}.{shard}", expert, first, arch.intermediate_size)
+            yield from _of_expert(down_proj, f"{name}.{expert}.down_proj", expert, 0, down_proj.output_size)
+        return
+    order = None
+    if layout == INTERLEAVED:
+        order = torch.arange(gate_up_proj.output_size).view(-1, 2).t().flatten()
+    yield from _stacked(gate_up_proj, f"{name}.{'gate_up_proj' if arch.is_gated else 'up_proj'}", order, bool(rest))
+    yield from _stacked(down_proj, f"{name}.down_proj", None, bool(rest))
+
+
+def _of_expert(linear: ExpertLinear, name: str, expert: int, first_row: int, num_rows: int) -> Targets:
+    yield f"{name}.weight", linear.method.row_target(linear, expert, first_row, num_rows)
+    if linear.bias is not None:
+        yield f"{name}.bias", TensorTarget(linear.bias.data[expert, first_row : first_row + num_rows])
+
+
+def _stacked(linear: ExpertLinear, name: str, order: torch.Tensor | None, is_transposed: bool) -> Targets:
+    """One tensor for all experts.
+
+    Args:
+        order: [output_size] the stored row of each output; None = in order.
+    """
+    numbers = range(linear.num_experts)
+    targets = [linear.method.row_target(linear, expert, 0, linear.output_size) for expert in numbers]
+    yield name, StackedTarget([ReorderedTarget(target, order, is_transposed) for target in targets])
+    if linear.bias is not None:
+        biases = [TensorTarget(linear.bias.data[expert]) for expert in numbers]
+        yield f"{name}_bias", StackedTarget([ReorderedTarget(bias, order) for bias in biases])
