@@ -158,7 +158,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         {"architectures": ["LlamaForCausalML"]},
         "architecture 'LlamaForCausalML' is not implemented",
     ),
-    "unlike any architecture": ({"architectures": ["XyzzyNet"]}, "Quire has LlamaForCausalLM, MistralForCausalLM"),
+    "unlike any architecture": ({"architectures": ["XyzzyNet"]}, "Quire has LlamaForCausalLM, "),
     "no architecture": ({"architectures": ..., "model_type": ...}, "architectures is missing"),
     "architectures no list": ({"architectures": "LlamaForCausalLM"}, "list of strings"),
     "quantized": ({"quantization_config": {"quant_method": "gptq"}}, "quantized (gptq)"),
