@@ -301,6 +301,15 @@ class KVCacheConfig:
     num_swap_blocks: int = 0
     pools: tuple[PoolSize, ...] = ()
 
+    def with_num_blocks(self, num_blocks: int) -> KVCacheConfig:
+        """The cache with so many blocks in its first pool."""
+        if not self.pools:
+            return dataclasses.replace(self, num_blocks=num_blocks)
+        first, *more = self.pools
+        first = dataclasses.replace(first, num_blocks=num_blocks)
+        num_all = num_blocks + sum(pool.num_blocks for pool in more)
+        return dataclasses.replace(self, num_blocks=num_all, pools=(first, *more))
+
     def pool_sizes(self) -> tuple[PoolSize, ...]:
         """The size of each pool."""
         return self.pools or (PoolSize(num_blocks=self.num_blocks, num_swap_blocks=self.num_swap_blocks),)

@@ -57,7 +57,8 @@ class Request:
         num_preemptions: how often it lost its row.
         num_cached_tokens: prompt tokens found in the prefix cache at first admission; -1 before it.
         num_computed_tokens: tokens that were computed when it lost its row last.
-        num_common_tokens: first tokens at whose end its recurrent state is to be kept, as others had them, too.
+        num_found_tokens, num_common_tokens: of models with recurrent layers, when it got its row last: first tokens
+            whose state was found in the prefix cache, and those whose blocks of attention were.
         num_prompt_logprobs_sent: prompt positions whose log-probabilities went out; a recomputed prompt repeats none.
         block_tokens: tokens of each full block of `token_ids`, in order, as the prefix tree has them; empty until
             they are looked for.
@@ -75,6 +76,7 @@ class Request:
     num_preemptions: int = 0
     num_cached_tokens: int = -1
     num_computed_tokens: int = 0
+    num_found_tokens: int = 0
     num_common_tokens: int = 0
     num_prompt_logprobs_sent: int = 0
     block_tokens: list[bytes] = field(default_factory=list)

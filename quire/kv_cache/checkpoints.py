@@ -10,7 +10,8 @@ step that ends there leaves it, so prompts are cut at borders:
 - the end of a beginning that is declared to be shared (`num_shared_tokens`);
 - every `prefix_cache_retention_interval` tokens, if that is set.
 
-While a request decodes every full block is one, which is free: see `single_type.state`.
+Each cut costs a step, so the first three are left out where they are close behind the state that the request began
+with. While a request decodes every full block is a border, which is free: see `single_type.state`.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ from dataclasses import dataclass
 
 from quire.core.request import Request
 
-MIN_COMMON_BLOCKS = 4
-"""Blocks that a state at the end of common tokens has to save: a step for fewer costs more than they do."""
+MIN_BLOCKS = 4
+"""Blocks that a state has to save: a step for fewer costs more than they do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,22 +40,20 @@ class Checkpoints:
         """The first border after `start` of a request of `num_tokens` tokens; `num_tokens` = there is none."""
         if request.message.sampling_params.no_store:
             return num_tokens
-        return min(
-            (one for one in self._borders(request, start, num_tokens) if start < one < num_tokens), default=num_tokens
-        )
+        borders = (one for one in self._borders(request, start, num_tokens) if start < one < num_tokens)
+        return min(borders, default=num_tokens)
 
     def is_border(self, request: Request, position: int, num_tokens: int) -> bool:
         """Whether the state after `position` of its `num_tokens` tokens is kept, though it does not decode."""
         return position in self._borders(request, position - 1, num_tokens)
 
-    def _borders(self, request: Request, start: int, num_tokens: int) -> tuple[int, ...]:
+    def _borders(self, request: Request, start: int, num_tokens: int) -> list[int]:
         size, num_prompt = self.block_size, request.num_prompt_tokens
-        every = max(1, self.interval // size) * size
-        regular = (start // every + 1) * every if self.interval else num_tokens
-        ends = (
-            num_tokens - 1,
-            num_prompt - 1,
-            min(request.message.num_shared_tokens, num_prompt),
-            request.num_common_tokens,
-        )
-        return (regular, *(end // size * size for end in ends))
+        num_shared = min(request.message.num_shared_tokens, num_prompt)
+        ends = (num_tokens - 1, num_prompt - 1, num_shared, request.num_common_tokens)
+        least = request.num_found_tokens + MIN_BLOCKS * size
+        borders = [end // size * size for end in ends if end >= least]
+        if self.interval:
+            every = max(1, self.interval // size) * size
+            borders.append((start // every + 1) * every)
+        return borders

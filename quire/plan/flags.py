@@ -14,7 +14,6 @@ from quire.config.cache import CacheConfig
 from quire.config.families.registry import parse_config
 from quire.config.model_arch import ModelArch
 from quire.config.scheduler import SchedulerConfig
-from quire.core.kv_spec import KVCacheConfig
 from quire.entrypoints.args import parse_size
 from quire.errors import ConfigError, unknown_name
 from quire.flight_recorder.reader import read_recording
@@ -162,7 +161,7 @@ def _calibrated(args: argparse.Namespace) -> tuple[SchedulerSetup, Any, dict[str
     setup = calibration.setup
     kv_cache = setup.kv_cache
     if args.num_gpu_blocks_override is not None:
-        kv_cache = KVCacheConfig(num_blocks=args.num_gpu_blocks_override, groups=kv_cache.groups)
+        kv_cache = kv_cache.with_num_blocks(args.num_gpu_blocks_override)
     setup = dataclasses.replace(
         setup, kv_cache=kv_cache, max_model_len=args.max_model_len or setup.max_model_len,
         scheduler=dataclasses.replace(setup.scheduler, **_scheduler_changes(args)),
@@ -184,7 +183,7 @@ def _analytic(args: argparse.Namespace) -> tuple[SchedulerSetup, Any, dict[str, 
     roofline = make_costs()
     kv_cache = roofline.kv_cache(args.block_size)
     if args.num_gpu_blocks_override is not None:
-        kv_cache = KVCacheConfig(num_blocks=args.num_gpu_blocks_override, groups=kv_cache.groups)
+        kv_cache = kv_cache.with_num_blocks(args.num_gpu_blocks_override)
     is_big = HARDWARE[args.hardware.lower()].capacity >= BIG_GPU_BYTES
     defaults = {
         "max_num_batched_tokens": 8192 if is_big else 2048, "max_num_seqs": 1024 if is_big else 256,

@@ -20,8 +20,6 @@ from quire.core.request import Request, RequestStatus
 from quire.core.scheduler_output import NewRequestData
 from quire.core.stats import EventKind
 from quire.kv_cache.block_demand import PoolCounts, add_counts
-from quire.kv_cache.cached_prefix import CachedPrefix
-from quire.kv_cache.checkpoints import MIN_COMMON_BLOCKS
 from quire.kv_cache.manager import KVCacheManager
 from quire.scheduler.budget import TokenCap, WantedTokens, apply_caps
 from quire.scheduler.candidate import Candidate as Candidate
@@ -233,7 +231,7 @@ class Admission:
         prefix = self._kv.get_computed_blocks(request)
         if not self._tiers.keeps(request):
             prefix = self._groups.longer_prefix(request, prefix, plan)
-        request.num_common_tokens = _common_tokens(prefix, self._kv.block_size)
+        request.num_found_tokens, request.num_common_tokens = prefix.num_tokens, prefix.num_common_tokens
         external = self._tiers.get_num_new_matched_tokens(request, prefix)
         start = prefix.num_tokens if external is None else external.num_tokens
         num_new_tokens = self._capped(request, start, len(request.token_ids) - start)
@@ -305,12 +303,6 @@ class Admission:
         if plan.num_promised is not None:
             plan.num_promised = add_counts(plan.num_promised, self._num_promised_to(np.array([row])))
         self._tiers.update_state_after_alloc(candidate, block_ids)
-
-
-def _common_tokens(prefix: CachedPrefix, block_size: int) -> int:
-    """First tokens at whose end a state is to be kept, as others had them, too; 0 = it is not worth a step."""
-    num_saved = prefix.num_common_tokens - prefix.num_tokens
-    return prefix.num_common_tokens if num_saved >= MIN_COMMON_BLOCKS * block_size else 0
 
 
 def _new_request_data(request: Request, row: int, block_ids: tuple[np.ndarray, ...]) -> NewRequestData:

@@ -17,6 +17,7 @@ from quire.attention.backend import AttentionBackend
 from quire.attention.latent import latent_backend_of
 from quire.core.kv_spec import (
     AttentionSpec,
+    ChunkedLocalAttentionSpec,
     FullAttentionSpec,
     KVCacheConfig,
     KVCacheSpec,
@@ -26,7 +27,9 @@ from quire.core.kv_spec import (
 )
 from quire.errors import UnsupportedError
 
-STORED: tuple[type[AttentionSpec | MLAAttentionSpec], ...] = (FullAttentionSpec, SlidingWindowSpec, MLAAttentionSpec)
+STORED: tuple[type[AttentionSpec | MLAAttentionSpec], ...] = (
+    FullAttentionSpec, SlidingWindowSpec, ChunkedLocalAttentionSpec, MLAAttentionSpec,
+)  # fmt: skip
 """The kinds of layers whose cache is stored, beside states."""
 
 Zeros = Callable[[tuple[int, ...], torch.dtype], torch.Tensor]

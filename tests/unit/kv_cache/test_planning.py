@@ -281,3 +281,9 @@ def test_a_swap_space_below_one_page_is_refused_with_the_size_that_holds_one():
     with pytest.raises(NotEnoughMemoryError, match="is less than one block of 24.0 KiB") as caught:
         plan_kv_cache(specs(), 0, CacheConfig(num_blocks=7, swap_space=1e-6), max_model_len=64)
     assert caught.value.hint == "use swap_space >= 0.001, or 0" and caught.value.field == "swap_space"
+
+
+def test_the_number_of_blocks_of_the_first_pool_can_be_set_later():
+    config = plan_kv_cache(hybrid(2, 6), 10**7, CacheConfig(), 640, max_num_seqs=5).with_num_blocks(50)
+    assert (config.pools[0].num_blocks, config.pools[1].num_blocks, config.num_blocks) == (50, 16, 66)
+    assert plan_kv_cache(specs(), 10**7, CacheConfig(), 64).with_num_blocks(9).num_blocks == 9

@@ -284,7 +284,7 @@ def test_a_state_that_was_needed_for_another_request_is_evicted():
     script = hybrid(num_states=6)
     script.run(LONG)
     for base in range(4):
-        script.run([base] * 9)
+        script.run([base] * 21)
     assert script.run([*LONG, 1]) == (0, CacheMiss(MissReason.EVICTED, 36))
 
 

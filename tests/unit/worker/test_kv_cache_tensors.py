@@ -6,7 +6,14 @@ import torch
 
 from quire.attention.backends.native_cpu import NativeCpuBackend
 from quire.attention.backends.torch_reference import TorchReferenceBackend
-from quire.core.kv_spec import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec, MLAAttentionSpec, PoolSize
+from quire.core.kv_spec import (
+    AttentionSpec,
+    FullAttentionSpec,
+    KVCacheConfig,
+    KVCacheGroupSpec,
+    MLAAttentionSpec,
+    PoolSize,
+)
 from quire.errors import UnsupportedError
 from quire.kernels.native.runtime import NativeRuntime
 from quire.utils.memory import GIB
@@ -78,6 +85,15 @@ def test_layers_of_each_pool_have_tensors_of_their_own_shape() -> None:
 
 
 def test_a_layer_that_no_backend_stores_is_refused_by_name() -> None:
-    with pytest.raises(UnsupportedError, match=r"layer 'mixer' (?s:needs .*)hint: supported types are Full"):
-        stored_spec("mixer", make_spec("chunk", 8, 16), 4)
+    class OwnSpec(AttentionSpec):
+        def most_blocks(self, max_chunk_tokens: int) -> int | None:
+            return None
+
+        def describe(self) -> str:
+            return "something else"
+
+    with pytest.raises(
+        UnsupportedError, match=r"layer 'mixer' needs something else (?s:.*)hint: supported types are F"
+    ):
+        stored_spec("mixer", OwnSpec(block_size=16, num_kv_heads=1, head_size=8, dtype_bytes=2), 4)
     assert stored_spec("layer", make_spec("full", 0, 16), 2).page_size_bytes == 2 * 16 * 2

@@ -5,12 +5,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quire.core.kv_spec import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
-from quire.core.scheduler_output import NewBlocks, SchedulerOutput
+from quire.core.kv_spec import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec, PoolSize
+from quire.core.scheduler_output import NewBlocks, SchedulerOutput, StateBlocks
 from quire.worker.attention_groups import AttentionGroups
 from quire.worker.block_tables import BlockTables
 from quire.worker.prepare_inputs import prepare_inputs
 from quire.worker.request_states import RequestStates
+from tests.unit.scheduler.cache_groups import make_spec
 
 NUM_ROWS, MAX_MODEL_LEN = 7, 50
 
@@ -96,3 +97,19 @@ def test_placing_a_request_clears_what_the_row_held() -> None:
     tables.append((NewBlocks(*np.array([[2, 3], [2, 0], [40, 41]], dtype=np.int32)),))
     assert tables.tables[0][2].tolist() == [30, 31, 40] + [0] * 10
     assert tables.tables[0][3, 0] == 41
+
+
+def test_tables_number_blocks_within_their_pools_and_states_come_with_the_step() -> None:
+    groups = tuple(
+        KVCacheGroupSpec(layer_names=(kind,), spec=make_spec(kind, 8, 4), pool=pool)
+        for pool, kind in enumerate(("full", "latent", "state"))
+    )
+    sizes = tuple(PoolSize(num_blocks=num_blocks) for num_blocks in (20, 10, 5))
+    tables = BlockTables(KVCacheConfig(num_blocks=35, groups=groups, pools=sizes), 4, 16)
+    tables.set_row(2, (np.array([3, 0, 5], np.int32), np.array([21, 0, 29], np.int32), np.array([31], np.int32)))
+    none = np.empty(0, dtype=np.int32)
+    new = NewBlocks(*np.array([[2], [3], [22]], dtype=np.int32))
+    tables.append((NewBlocks(none, none, none), new, NewBlocks(none, none, none)))
+    assert [table[2].tolist() for table in tables.tables] == [[3, 0, 5, 0], [1, 0, 9, 2], []]
+    (states,) = tables.states((StateBlocks(np.array([-1, 31], np.int32), np.array([33, 31], np.int32)),))
+    assert (states.read_block_ids.tolist(), states.write_block_ids.tolist()) == ([-1, 1], [3, 1])

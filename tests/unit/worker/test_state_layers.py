@@ -11,9 +11,7 @@ import torch
 from quire.attention.context import ForwardContext
 from quire.config.cache import CacheConfig
 from quire.config.scheduler import SchedulerConfig
-from quire.core.cache_info import CacheMiss
 from quire.core.kv_spec import KVCacheSpec, MambaSpec
-from quire.core.stats import EventKind
 from quire.kv_cache.planning import plan_kv_cache
 from quire.layers.recurrent_state import state_tensors
 from quire.scheduler.scheduler import Scheduler
@@ -106,8 +104,8 @@ class ToyEngine:
         )
         scheduler_config = SchedulerConfig(max_num_batched_tokens=10, max_num_seqs=4, preemption_mode=mode)
         self.scheduler = Scheduler(scheduler_config, settings, config, max_model_len=max_model_len)
-        self.num_preemptions = self.num_computed = self.num_swaps = 0
-        self.misses: list[CacheMiss | None] = []
+        self.num_preemptions = self.num_computed = self.num_swaps = self.checkpoints = 0
+        self.starts: list[int] = []
 
     def run(self, prompts: Sequence[Sequence[int]], max_tokens: int = 9) -> list[list[int]]:
         tokens: dict[int, list[int]] = {handle: [] for handle in range(len(prompts))}
@@ -115,11 +113,12 @@ class ToyEngine:
             self.scheduler.add_request(make_request(handle, prompt, max_tokens=max_tokens, temperature=0.0))
         while (step := self.scheduler.schedule()) is not None:
             self.num_computed += step.output.total_num_scheduled_tokens
+            self.starts += step.output.num_computed_tokens.tolist()
             output = self.runner.sample_tokens(self.runner.execute_model(step.output))
             outputs = self.scheduler.update_from_output(step, output)
             self.num_preemptions += outputs.stats.num_preemptions
             self.num_swaps += outputs.stats.num_swap_preemptions
-            self.misses += [event.cache_miss for event in outputs.events if event.kind is EventKind.SCHEDULED]
+            self.checkpoints = outputs.stats.num_state_checkpoints
             for handle, token in zip(outputs.handles.tolist(), outputs.new_token_ids.tolist(), strict=True):
                 assert token == self.model.next_token([*prompts[handle], *tokens[handle]])
                 tokens[handle].append(token)
@@ -186,15 +185,30 @@ def test_states_are_kept_every_so_many_tokens_where_that_is_set():
 
 def test_checkpoints_take_no_more_blocks_than_there_are_and_the_least_recently_used_go():
     engine = ToyEngine(HybridModel(), num_blocks=500, checkpoints=0)  # two for each of four requests
-    prompts = [[10 * i + j for j in range(9)] for i in range(9)]
+    prompts = [[(30 * i + j) % 90 for j in range(21)] for i in range(9)]
+    prompts = [[*prompt[: i % 3], i, *prompt] for i, prompt in enumerate(prompts)]
     for prompt in prompts:
         engine.run([prompt], max_tokens=1)
+    assert engine.checkpoints == 8
     engine.num_computed = 0
     engine.run([prompts[-1]], max_tokens=1)
-    assert engine.num_computed == 1
+    assert engine.num_computed <= BLOCK_SIZE
     engine.num_computed = 0
     engine.run([prompts[0]], max_tokens=1)
-    assert engine.num_computed == 9
+    assert engine.num_computed == len(prompts[0])
+
+
+def test_a_short_prompt_is_not_cut_and_a_long_one_ends_at_its_last_full_block():
+    engine = ToyEngine(HybridModel())
+    cuts = []
+    for length in (17, 18, 30):
+        engine.starts = []
+        engine.run([[length + i for i in range(length)]], max_tokens=1)
+        cuts.append(engine.starts)
+    assert cuts == [[0, 10, 16], [0, 10, 16], [0, 10, 20, 28]]
+    engine.starts = []
+    engine.run([[80 - i for i in range(9)]], max_tokens=1)
+    assert engine.starts == [0]
 
 
 def test_states_are_views_of_their_blocks_bytes():
