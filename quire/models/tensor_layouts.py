@@ -82,7 +82,10 @@ def merged_targets(
 
 
 def qkv_targets(linear: Linear, name: str, arch: AttentionArch, layouts: Mapping[str, str]) -> Targets:
-    """Queries, keys and values: rows of all query heads, then of all key heads, then of all value heads."""
+    """Queries, keys and values: rows of all query heads, then of all key heads, then of all value heads.
+
+    Output gates, where there are some, come before the queries; checkpoints store each behind its head's query.
+    """
     layout, is_transposed = layout_of(layouts, f"{name.rpartition('.')[2]}.qkv_proj")
     num_heads, num_kv_heads, size = arch.num_heads, arch.num_kv_heads, arch.head_size
     inner = _rotated_rows(arch)
@@ -90,10 +93,14 @@ def qkv_targets(linear: Linear, name: str, arch: AttentionArch, layouts: Mapping
         num_stored = {"q_proj": num_heads, "k_proj": num_kv_heads, "v_proj": num_kv_heads}
         if arch.shares_cache_of is not None:
             num_stored = {"q_proj": num_heads}
+        if arch.has_output_gate:
+            num_stored["q_proj"] *= 2
         targets: dict[str, WeightTarget] = {}
         first_row = 0
         for shard, count in num_stored.items():
             order = None if inner is None or shard == "v_proj" else (_heads(count, size) + inner).flatten()
+            if shard == "q_proj" and arch.has_output_gate:
+                order = torch.arange(count * size).view(num_heads, 2, size).flip(1).transpose(0, 1).flatten()
             stored_name = f"{name}.k_proj" if shard == "v_proj" and arch.keys_are_values else f"{name}.{shard}"
             for full_name, target in linear_targets(
                 linear, stored_name, order, first_row=first_row, num_rows=count * size, is_transposed=is_transposed

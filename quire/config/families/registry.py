@@ -38,6 +38,9 @@ FAMILIES: Mapping[str, tuple[str, str]] = {
     "GraniteMoeForCausalLM": ("granitemoe", "granite_moe:GraniteMoe"),
     "Glm4MoeForCausalLM": ("glm4_moe", "glm4_moe:Glm4Moe"),
     "GptOssForCausalLM": ("gpt_oss", "gpt_oss:GptOss"),
+    "Qwen3_5ForCausalLM": ("qwen3_5_text", "qwen_hybrid:Qwen3_5"),
+    "Qwen3_5ForConditionalGeneration": ("qwen3_5", "qwen_hybrid:Qwen3_5"),
+    "Lfm2ForCausalLM": ("lfm2", "lfm2:Lfm2"),
 }
 
 

@@ -23,7 +23,11 @@ from quire.models.tensor_layouts import layout_of, linear_targets, qkv_targets
 
 
 class AttentionPart(Part):
-    """Grouped-query self-attention."""
+    """Grouped-query self-attention.
+
+    Attributes:
+        qkv_proj: the output gates of all heads where they have some, then queries, keys, values.
+    """
 
     def __init__(self, build: BuildContext, arch: AttentionArch, layer_idx: int, name: str) -> None:
         super().__init__()
@@ -33,7 +37,9 @@ class AttentionPart(Part):
         self.kernels = options.kernels
         self.layouts = build.family.layouts
         num_kv = 0 if arch.shares_cache_of is not None else 2 * arch.num_kv_heads
-        width = (arch.num_heads + num_kv) * head_size
+        self.gate_width = arch.num_heads * head_size if arch.has_output_gate else 0
+        width = self.gate_width + (arch.num_heads + num_kv) * head_size
+        self.kernels = options.kernels
         self.qkv_proj = Linear(hidden_size, width, bias=arch.qkv_bias, options=options)
         self.o_proj = Linear(arch.num_heads * head_size, hidden_size, bias=arch.output_bias, options=options)
         self.head_norms = self._head_norms(options)
@@ -65,7 +71,11 @@ class AttentionPart(Part):
     def forward(self, x: torch.Tensor, positions: torch.Tensor, context: ForwardContext) -> torch.Tensor:
         """As `Part`."""
         rotation = None if self.rotary is None else self.rotary(positions)
-        attended = self.attn(self.qkv_proj(x), rotation, context, self.head_norms, self.sinks)
+        projected = self.qkv_proj(x)
+        qkv = projected[:, self.gate_width :] if self.gate_width else projected
+        attended = self.attn(qkv, rotation, context, self.head_norms, self.sinks)
+        if self.gate_width:
+            attended = self.kernels.multiply(attended, projected[:, : self.gate_width], "sigmoid")
         output: torch.Tensor = self.o_proj(attended)
         return output if self.arch.output_scale == 1.0 else self.kernels.scale(output, self.arch.output_scale)
 
@@ -105,7 +115,6 @@ def attention_params(arch: AttentionArch) -> AttentionParams:
 def _refuse_unsupported(arch: AttentionArch) -> None:
     """Name what this block does not compute yet."""
     unsupported = {
-        "an output gate": arch.has_output_gate,
         "clipped queries, keys and values": arch.clip > 0,
     }
     for what, is_needed in unsupported.items():
