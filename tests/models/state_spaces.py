@@ -39,6 +39,24 @@ STATE_SPACES: dict[str, tuple[str, dict[str, Any]]] = {
         {**HEADS, **FACTORS, "mamba_n_heads": 8, "mamba_d_state": 8, "layer_types": ["mamba", "attention", "mamba"],
          "num_local_experts": 0, "shared_intermediate_size": 96},
     ),
+    "granite hybrid with experts": (
+        "GraniteMoeHybrid",
+        {**HEADS, **FACTORS, "mamba_n_heads": 8, "mamba_d_state": 8, "layer_types": ["mamba", "attention", "mamba"],
+         "num_local_experts": 6, "num_experts_per_tok": 3, "intermediate_size": 40, "shared_intermediate_size": 96,
+         "position_embedding_type": "rope"},
+    ),
+    "jamba with experts": (
+        "Jamba",
+        {**HEADS, "num_experts": 6, "num_experts_per_tok": 2, "attn_layer_period": 2, "attn_layer_offset": 1,
+         "mamba_d_state": 8},
+    ),
+    "nemotron h with experts": (
+        "NemotronH",
+        {**HEADS, "head_dim": 16, "mamba_num_heads": 4, "mamba_head_dim": 32, "n_groups": 2, "ssm_state_size": 8,
+         "hybrid_override_pattern": "ME*-E", "num_hidden_layers": None, "n_routed_experts": 8, "n_group": 4,
+         "topk_group": 2, "num_experts_per_tok": 3, "moe_intermediate_size": 40, "routed_scaling_factor": 1.7,
+         "moe_shared_expert_intermediate_size": 48, "moe_latent_size": 32},
+    ),
     "jamba": (
         "Jamba",
         {**HEADS, "num_experts": 1, "attn_layer_period": 2, "attn_layer_offset": 1, "mamba_d_state": 8},
@@ -63,6 +81,9 @@ def make_state_space(case: str, directory: Path, **overrides: Any) -> PreTrained
         for parameter_name, parameter in model.named_parameters():
             is_gain = "norm" in parameter_name and parameter_name.endswith("weight")
             parameter.normal_(1.0 if is_gain else 0.0, 0.1)
+        for buffer_name, buffer in model.named_buffers():
+            if buffer_name.endswith("e_score_correction_bias"):
+                buffer.normal_(0.0, 0.3)
     model.generation_config.eos_token_id = config.eos_token_id
     model.save_pretrained(directory)
     make_tokenizer(config.vocab_size).save_pretrained(directory)

@@ -96,6 +96,15 @@ def test_decode_steps_are_recorded_and_tokens_do_not_depend_on_the_batch(
     assert "not captured" not in caplog.text
 
 
+def test_a_named_number_of_channels_counts_more_than_the_expansion(tmp_path: Path):
+    reference = make_state_space("falcon mamba", tmp_path, expand=16, intermediate_size=96)
+    (mamba,) = {layer.mamba for layer in parse_config(read_model_dir(tmp_path).config).layers}
+    assert mamba is not None and mamba.inner_size == 96
+    ((tokens, _),) = answers(engine(tmp_path), PROMPTS[1:2])
+    rows = reference_logprobs(reference, PROMPTS[1] + tokens)[len(PROMPTS[1]) - 1 : -1]
+    assert rows.argmax(dim=-1).tolist() == tokens
+
+
 WRONG: dict[str, tuple[str, dict[str, Any], str]] = {
     "a state that is too large": ("mamba", {"state_size": 1000}, "state_size"),
     "a convolution of one token": ("mamba", {"conv_kernel": 1}, "conv_kernel"),

@@ -17,6 +17,7 @@ from quire.config.hf_config import (
 )
 from quire.config.hf_fields import FieldReader
 from quire.config.hf_mamba import layer_kinds, make_mamba2, read_inner_size, read_time_step_range
+from quire.config.hf_moe import MAX_EXPERTS, read_num_chosen
 from quire.config.hf_rope import parse_rope
 from quire.config.model_arch import (
     AttentionArch,
@@ -32,7 +33,6 @@ from quire.config.model_arch import (
 )
 from quire.config.model_family import LLAMA_NAMES, ModelFamily
 
-MAX_EXPERTS = 1024
 MAX_FACTOR = 1e6
 
 
@@ -43,9 +43,11 @@ class GraniteHybrid(ModelFamily):
         *LLAMA_NAMES,
         (r"\.mlp\.gate_up_proj\.", ".shared_mlp.input_linear."),
         (r"\.mlp\.down_proj\.", ".shared_mlp.output_linear."),
-        (r"\.moe\.", ".block_sparse_moe."),
+        (r"\.moe\.router\.", ".block_sparse_moe.router.layer."),
+        (r"\.moe\.experts\.gate_up_proj$", ".block_sparse_moe.input_linear.weight"),
+        (r"\.moe\.experts\.down_proj$", ".block_sparse_moe.output_linear.weight"),
     )
-    layouts: ClassVar[Mapping[str, str]] = {"mlp.gate_up_proj": "concatenated"}
+    layouts: ClassVar[Mapping[str, str]] = {"mlp.gate_up_proj": "concatenated", "moe.experts": "stacked"}
 
     @classmethod
     def parse(cls, raw: Mapping[str, object]) -> ModelArch:
@@ -123,9 +125,9 @@ def _mixture(config: FieldReader) -> MoEArch | None:
         return None
     return MoEArch(
         num_experts=num_experts,
-        num_chosen=config.integer("num_experts_per_tok", 1, num_experts, min(2, num_experts)),
+        num_chosen=read_num_chosen(config, num_experts),
         intermediate_size=read_intermediate_size(config),
-        router=RouterArch(scoring="softmax_of_chosen"),
+        router=RouterArch(scoring="softmax_of_chosen", is_normalized=False),
         activation=read_activation(config),
     )
 

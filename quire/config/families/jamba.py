@@ -17,6 +17,7 @@ from quire.config.hf_config import (
 )
 from quire.config.hf_fields import FieldReader
 from quire.config.hf_mamba import read_conv_size, read_inner_size, read_state_size, read_time_step_rank
+from quire.config.hf_moe import MAX_EXPERTS, read_num_chosen
 from quire.config.model_arch import (
     AttentionArch,
     HeadArch,
@@ -29,8 +30,6 @@ from quire.config.model_arch import (
     RouterArch,
 )
 from quire.config.model_family import ModelFamily
-
-MAX_EXPERTS = 1024
 
 
 class Jamba(ModelFamily):
@@ -98,7 +97,7 @@ def _mamba(config: FieldReader, norm: NormArch) -> MambaArch:
 def _mixture(config: FieldReader, num_experts: int) -> MoEArch:
     return MoEArch(
         num_experts=num_experts,
-        num_chosen=config.integer("num_experts_per_tok", 1, num_experts, min(2, num_experts)),
+        num_chosen=read_num_chosen(config, num_experts),
         intermediate_size=read_intermediate_size(config),
         router=RouterArch(is_normalized=False),
         activation=read_activation(config),

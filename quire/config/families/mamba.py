@@ -4,7 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from quire.config.hf_config import make_arch, read_norm_eps, read_num_layers, refuse_quantized
+from quire.config.hf_config import (
+    make_arch,
+    read_intermediate_size,
+    read_norm_eps,
+    read_num_layers,
+    refuse_quantized,
+)
 from quire.config.hf_fields import FieldReader
 from quire.config.hf_mamba import (
     make_mamba2,
@@ -49,7 +55,10 @@ class Mamba(ModelFamily):
         """Of every layer."""
         return MambaArch(
             version=1,
-            inner_size=read_inner_size(config, "expand"),
+            # Where both are there, transformers takes the size (falcon-mamba-7b: 8192, with an `expand` of 16).
+            inner_size=(
+                read_intermediate_size(config) if config.has("intermediate_size") else read_inner_size(config, "expand")
+            ),
             state_size=read_state_size(config, "state_size", 16),
             conv_size=read_conv_size(config, "conv_kernel"),
             time_step_rank=read_time_step_rank(config, "time_step_rank"),

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from quire.config.families.mamba import BACKBONE_NAMES
 from quire.config.hf_config import (
     MAX_HEADS,
+    MAX_HIDDEN_SIZE,
     MAX_LAYERS,
     make_arch,
     read_activation,
@@ -18,6 +19,7 @@ from quire.config.hf_config import (
 )
 from quire.config.hf_fields import FieldReader
 from quire.config.hf_mamba import layer_kinds, make_mamba2
+from quire.config.hf_moe import read_grouped_router, read_num_chosen, read_num_experts
 from quire.config.model_arch import (
     AttentionArch,
     HeadArch,
@@ -31,7 +33,6 @@ from quire.config.model_arch import (
 )
 from quire.config.model_family import ModelFamily
 
-MAX_EXPERTS = 1024
 KINDS = {"M": "mamba", "*": "attention", "-": "mlp", "E": "moe"}
 """Letters of `hybrid_override_pattern`."""
 
@@ -39,7 +40,14 @@ KINDS = {"M": "mamba", "*": "attention", "-": "mlp", "E": "moe"}
 class NemotronH(ModelFamily):
     """Attention without positions; squared ReLUs without gates. Source: NVIDIA 2025 (Nemotron-H), section 2.1."""
 
-    tensor_names = BACKBONE_NAMES
+    tensor_names = (
+        (r"\.moe\.router\.correction$", ".moe.gate.e_score_correction_bias"),
+        (r"\.moe\.router\.", ".moe.gate."),
+        (r"\.moe\.shared_expert\.", ".moe.shared_experts."),
+        (r"\.latent_in\.", ".fc1_latent_proj."),
+        (r"\.latent_out\.", ".fc2_latent_proj."),
+        *BACKBONE_NAMES,
+    )
     ignored_tensors = (r"^mtp\.",)
 
     @classmethod
@@ -115,25 +123,24 @@ def _mlp(config: FieldReader) -> MLPArch:
 
 
 def _mixture(config: FieldReader) -> MoEArch:
-    num_experts = config.integer("n_routed_experts", 1, MAX_EXPERTS, 8)
-    num_groups = config.integer("n_group", 1, num_experts, 1)
+    num_experts = read_num_experts(config)
+    num_chosen = read_num_chosen(config, num_experts)
+    router = RouterArch(
+        scoring="sigmoid",
+        is_normalized=config.flag("norm_topk_prob", True),
+        scale=config.number("routed_scaling_factor", 0.0, 1e6, 1.0),
+        group_score="top2",
+        has_correction=True,
+    )
     return MoEArch(
         num_experts=num_experts,
-        num_chosen=config.integer("num_experts_per_tok", 1, num_experts, min(2, num_experts)),
+        num_chosen=num_chosen,
         intermediate_size=read_intermediate_size(config, "moe_intermediate_size"),
-        router=RouterArch(
-            scoring="sigmoid",
-            is_normalized=config.flag("norm_topk_prob", True),
-            scale=config.number("routed_scaling_factor", 0.0, 1e6, 1.0),
-            num_groups=num_groups,
-            num_chosen_groups=config.integer("topk_group", 1, num_groups, 1),
-            group_score="top2",
-            has_correction=True,
-        ),
+        router=read_grouped_router(config, num_experts, num_chosen, router),
         activation=_activation(config),
         is_gated=False,
         shared_size=read_intermediate_size(config, "moe_shared_expert_intermediate_size"),
-        latent_size=config.integer("moe_latent_size", 0, 1 << 16, 0),
+        latent_size=config.integer("moe_latent_size", 0, MAX_HIDDEN_SIZE, 0),
     )
 
 
