@@ -1,23 +1,24 @@
 """Random checkpoints with the shapes of real models, in Hugging Face format, for benchmarks.
 
 The speed of an engine does not depend on what the weights say, so these stand in where the published files cannot be
-had. Any engine that reads the format takes them: `config.json`, one `model.safetensors` in bfloat16, and a byte-level
-BPE tokenizer with a chat template. The same name and seed give the same weights everywhere; the tokenizer is trained
-on the sources of the standard library that runs this.
+had. Any engine that reads the format takes them: `config.json`, bfloat16 weights in `model.safetensors` (several files
+for a large model), and a byte-level BPE tokenizer with a chat template. The same name and seed give the same weights
+everywhere; the tokenizer is trained on the sources of the standard library that runs this.
 
-    python benchmarks/checkpoints.py qwen-0.5b llama-1b qwen3.5-0.8b --out build/checkpoints
+    python benchmarks/checkpoints.py qwen-0.5b llama-1b qwen3.5-0.8b olmoe-1b-7b --out build/checkpoints
 
-Needs torch, safetensors and tokenizers; memory for one model, disk for it once more.
+Needs torch, safetensors and tokenizers; memory for one file of a model (4 GB at most), disk for all of it.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import sys
 import sysconfig
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,7 +29,11 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 WEIGHT_STD = 0.02
 TOKENIZER_SIZE = 32000
 CORPUS_BYTES = 12_000_000
-ARCHITECTURES = {"qwen2": "Qwen2ForCausalLM", "llama": "LlamaForCausalLM", "qwen3_5_text": "Qwen3_5ForCausalLM"}
+MAX_FILE_BYTES = 2_000_000_000
+ARCHITECTURES = {
+    "qwen2": "Qwen2ForCausalLM", "llama": "LlamaForCausalLM", "qwen3_5_text": "Qwen3_5ForCausalLM",
+    "olmoe": "OlmoeForCausalLM",
+}  # fmt: skip
 BOS, EOS = "<s>", "</s>"
 ROLES = ("<|system|>", "<|user|>", "<|assistant|>")
 CHAT_TEMPLATE = (
@@ -83,10 +88,14 @@ class Shape:
             yield f"{prefix}.input_layernorm.weight", (self.hidden_size,)
             yield from self.mixer_sizes(layer, prefix)
             yield f"{prefix}.post_attention_layernorm.weight", (self.hidden_size,)
-            yield f"{prefix}.mlp.gate_proj.weight", (self.intermediate_size, self.hidden_size)
-            yield f"{prefix}.mlp.up_proj.weight", (self.intermediate_size, self.hidden_size)
-            yield f"{prefix}.mlp.down_proj.weight", (self.hidden_size, self.intermediate_size)
+            yield from self.ffn_sizes(f"{prefix}.mlp")
         yield "model.norm.weight", (self.hidden_size,)
+
+    def ffn_sizes(self, prefix: str) -> Iterator[tuple[str, tuple[int, ...]]]:
+        """Those of an MLP."""
+        yield f"{prefix}.gate_proj.weight", (self.intermediate_size, self.hidden_size)
+        yield f"{prefix}.up_proj.weight", (self.intermediate_size, self.hidden_size)
+        yield f"{prefix}.down_proj.weight", (self.hidden_size, self.intermediate_size)
 
     def mixer_sizes(self, layer: int, prefix: str) -> Iterator[tuple[str, tuple[int, ...]]]:
         """Those of a layer's attention."""
@@ -138,6 +147,35 @@ class HybridShape(Shape):
         yield f"{prefix}.linear_attn.out_proj.weight", (hidden, values)
 
 
+@dataclass(frozen=True, kw_only=True)
+class MixtureShape(Shape):
+    """OLMoE: MLPs are mixtures of experts, and all query heads and all key heads have a norm."""
+
+    num_experts: int
+    num_experts_per_tok: int
+
+    def config(self) -> dict[str, object]:
+        """As `Shape`; the output layer is a matrix of its own."""
+        return {**super().config(), "tie_word_embeddings": False, "norm_topk_prob": False, "clip_qkv": None}
+
+    def tensor_sizes(self) -> Iterator[tuple[str, tuple[int, ...]]]:
+        """As `Shape`."""
+        yield from super().tensor_sizes()
+        yield "lm_head.weight", (self.vocab_size, self.hidden_size)
+
+    def mixer_sizes(self, layer: int, prefix: str) -> Iterator[tuple[str, tuple[int, ...]]]:
+        """Those of a layer's attention."""
+        yield from super().mixer_sizes(layer, prefix)
+        yield f"{prefix}.self_attn.q_norm.weight", (self.num_attention_heads * self.head_dim,)
+        yield f"{prefix}.self_attn.k_norm.weight", (self.num_key_value_heads * self.head_dim,)
+
+    def ffn_sizes(self, prefix: str) -> Iterator[tuple[str, tuple[int, ...]]]:
+        """Those of a router and of experts."""
+        yield f"{prefix}.gate.weight", (self.num_experts, self.hidden_size)
+        for expert in range(self.num_experts):
+            yield from super().ffn_sizes(f"{prefix}.experts.{expert}")
+
+
 SHAPES: dict[str, Shape] = {
     "qwen-0.5b": Shape(
         model_type="qwen2", vocab_size=151936, hidden_size=896, intermediate_size=4864, num_hidden_layers=24,
@@ -153,6 +191,11 @@ SHAPES: dict[str, Shape] = {
         linear_num_key_heads=16, linear_num_value_heads=16, linear_key_head_dim=128, linear_value_head_dim=128,
         linear_conv_kernel_dim=4,
     ),
+    "olmoe-1b-7b": MixtureShape(
+        model_type="olmoe", vocab_size=50304, hidden_size=2048, intermediate_size=1024, num_hidden_layers=16,
+        num_attention_heads=16, num_key_value_heads=16, head_dim=128, max_position_embeddings=4096, rope_theta=1e4,
+        num_experts=64, num_experts_per_tok=8,
+    ),
     "llama-tiny": Shape(
         model_type="llama", vocab_size=32000, hidden_size=256, intermediate_size=704, num_hidden_layers=4,
         num_attention_heads=8, num_key_value_heads=4, head_dim=32, max_position_embeddings=4096, rope_theta=1e4,
@@ -164,16 +207,47 @@ SHAPES: dict[str, Shape] = {
 }  # fmt: skip
 
 
-def random_weights(shape: Shape, seed: int) -> dict[str, torch.Tensor]:
-    """Every tensor of the model in bfloat16: norms are 1, the rest is normal with mean 0."""
-    generator = torch.Generator().manual_seed(seed)
+def random_weights(sizes: Iterable[tuple[str, tuple[int, ...]]], generator: torch.Generator) -> dict[str, torch.Tensor]:
+    """Tensors in bfloat16: norms are 1, the rest is normal with mean 0."""
     weights = {}
-    for name, size in shape.tensor_sizes():
+    for name, size in sizes:
         if "norm" in name:
             weights[name] = torch.ones(size, dtype=torch.bfloat16)
         else:
             weights[name] = torch.empty(size).normal_(0.0, WEIGHT_STD, generator=generator).to(torch.bfloat16)
     return weights
+
+
+def files_of(shape: Shape) -> list[list[tuple[str, tuple[int, ...]]]]:
+    """The tensors of each file, in order."""
+    files: list[list[tuple[str, tuple[int, ...]]]] = [[]]
+    num_bytes = 0
+    for name, size in shape.tensor_sizes():
+        own_bytes = 2 * math.prod(size)
+        if num_bytes + own_bytes > MAX_FILE_BYTES and files[-1]:
+            files.append([])
+            num_bytes = 0
+        files[-1].append((name, size))
+        num_bytes += own_bytes
+    return files
+
+
+def write_weights(shape: Shape, directory: Path, seed: int) -> int:
+    """Write the weights, with an index where they are several files; returns the number of parameters."""
+    generator = torch.Generator().manual_seed(seed)
+    files, places, count = files_of(shape), {}, 0
+    for number, sizes in enumerate(files, 1):
+        name = "model.safetensors" if len(files) == 1 else f"model-{number:05}-of-{len(files):05}.safetensors"
+        weights = random_weights(sizes, generator)
+        partial = directory / f"{name}.partial"
+        save_file(weights, partial, metadata={"format": "pt"})
+        partial.rename(directory / name)
+        places.update(dict.fromkeys(weights, name))
+        count += sum(tensor.numel() for tensor in weights.values())
+    if len(files) > 1:
+        index = {"metadata": {"total_size": 2 * count}, "weight_map": places}
+        write_json(directory / "model.safetensors.index.json", index)
+    return count
 
 
 def corpus() -> Iterator[str]:
@@ -226,11 +300,7 @@ def write_checkpoint(name: str, directory: Path, tokenizer: Tokenizer, seed: int
     )
     write_json(directory / "generation_config.json", {"bos_token_id": 0, "eos_token_id": 1})
     write_json(directory / "config.json", shape.config())
-    weights = random_weights(shape, seed)
-    partial = directory / "model.safetensors.partial"
-    save_file(weights, partial, metadata={"format": "pt"})
-    partial.rename(directory / "model.safetensors")
-    return sum(tensor.numel() for tensor in weights.values())
+    return write_weights(shape, directory, seed)
 
 
 def main() -> int:

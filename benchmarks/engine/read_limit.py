@@ -16,6 +16,7 @@ from quire.kernels.native.runtime import NativeRuntime
 
 READ_BYTES = 1 << 28
 ROUNDS = 7
+NUM_EXPERTS_NAMES = ("num_experts", "num_local_experts", "n_routed_experts")
 
 
 def read_bandwidth(num_threads: int) -> tuple[float, str]:
@@ -28,11 +29,15 @@ def read_bandwidth(num_threads: int) -> tuple[float, str]:
 
 
 def weight_bytes(checkpoint: Path, quantization: str | None) -> int:
-    """Bytes of weights that a decode step reads: every matrix once, in bfloat16 or as `quantization` stores it.
+    """Bytes of weights that one token's step reads: every matrix once, in bfloat16 or as `quantization` stores it.
 
-    The token table counts when it is the output layer too; otherwise a step reads but a row of it.
+    The token table counts when it is the output layer too; otherwise a step reads but a row of it. Of a layer's experts
+    count as many as a token has. Routers are not quantized.
     """
-    is_tied = json.loads((checkpoint / "config.json").read_text()).get("tie_word_embeddings", False)
+    config = json.loads((checkpoint / "config.json").read_text())
+    is_tied = config.get("tie_word_embeddings", False)
+    num_experts = next((config[name] for name in NUM_EXPERTS_NAMES if name in config), 0)
+    share = config["num_experts_per_tok"] / num_experts if num_experts else 1.0
     total = 0.0
     for path in sorted(checkpoint.glob("*.safetensors")):
         with path.open("rb") as file:
@@ -41,7 +46,9 @@ def weight_bytes(checkpoint: Path, quantization: str | None) -> int:
             is_table = name.endswith("embed_tokens.weight")
             if name != "__metadata__" and (is_tied or not is_table):
                 is_int8 = quantization == "int8" or is_table or name == "lm_head.weight"
-                total += _stored_bytes(entry["shape"], quantization, is_int8)
+                is_router = name.endswith((".gate.weight", ".router.weight"))
+                num_bytes = _stored_bytes(entry["shape"], None if is_router else quantization, is_int8)
+                total += num_bytes * share if ".experts." in name else num_bytes
     return round(total)
 
 
