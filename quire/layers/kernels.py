@@ -33,10 +33,6 @@ class LayerKernels(ABC):
     def linear_method(self, output_size: int, input_size: int) -> LinearMethod:
         """How a projection's weight is stored and multiplied."""
 
-    def unquantized_method(self) -> LinearMethod:
-        """How a small matrix is stored and multiplied whose digits matter, such as a router's: never quantized."""
-        return UnquantizedLinearMethod()
-
     @abstractmethod
     def table_method(self, vocab_size: int, hidden_size: int) -> LinearMethod:
         """How the table of token vectors is stored, which is the output projection too when the model ties them."""

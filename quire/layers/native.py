@@ -216,10 +216,6 @@ class NativeKernels(LayerKernels):
             return QuantizedLinearMethod(self._runtime, self._arena, quant.INT4, self._dtype)
         return self.table_method(output_size, input_size)
 
-    def unquantized_method(self) -> LinearMethod:
-        """Packed, in the model's type."""
-        return PackedLinearMethod(self._runtime, self._arena)
-
     def table_method(self, vocab_size: int, hidden_size: int) -> LinearMethod:
         """As projections, but no less than 8 bits: every token passes through it twice."""
         if self._quantization is not None:

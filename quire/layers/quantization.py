@@ -54,10 +54,6 @@ class QuantizedKernels(LayerKernels):
         """The plugin's."""
         return self._quantization.linear_method(output_size, input_size)
 
-    def unquantized_method(self) -> LinearMethod:
-        """As without quantization."""
-        return self._kernels.unquantized_method()
-
     def table_method(self, vocab_size: int, hidden_size: int) -> LinearMethod:
         """The plugin's."""
         return self._quantization.table_method(vocab_size, hidden_size)

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import random
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 import torch
 
 from quire import LLM, RequestOutput, SamplingParams
-from quire.config.build import build_config
 from quire.errors import ModelError, QuireError, UnsupportedError
 from quire.models.transformers_backend.classes import find_class
 from quire.models.transformers_backend.probe import run_probe
@@ -27,7 +28,7 @@ TOLERANCE = 1e-4
 GREEDY = SamplingParams(temperature=0, max_tokens=MAX_TOKENS, ignore_eos=True, logprobs=0)
 SETTINGS = {
     "dtype": "float32", "max_model_len": 400, "block_size": 16, "num_threads": 1, "skip_tokenizer_init": True,
-    "enforce_eager": True,
+    "model_impl": "transformers",
 }  # fmt: skip
 
 
@@ -65,7 +66,6 @@ def check(model: torch.nn.Module, output: RequestOutput) -> None:
 def test_a_class_gives_the_tokens_of_transformers_and_the_same_bits_in_any_batch(tmp_path: Path, model_type: str):
     reference = make_checkpoint(model_type, tmp_path)
     with LLM(str(tmp_path), **SETTINGS) as llm:
-        assert llm.llm_engine.config.model.model_impl == "transformers"
         together = llm.generate(prompts(), GREEDY, use_tqdm=False)
         cached = llm.generate(prompts(), GREEDY, use_tqdm=False)
     for output in together:
@@ -127,16 +127,27 @@ def test_what_config_json_shows_is_refused_without_loading_transformers(tmp_path
 def test_without_the_extra_an_unknown_architecture_names_it(tmp_path: Path, monkeypatch):
     write_config(tmp_path, config_of("arcee", SERVED["arcee"]))
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(QuireError) as caught:
-        LLM(str(tmp_path), **SETTINGS)
-    assert "ArceeForCausalLM" in caught.value.message and "quire[transformers]" in (caught.value.hint or "")
+    for model_impl, words in (("auto", "ArceeForCausalLM"), ("transformers", "not installed")):
+        with pytest.raises(QuireError, match=words) as caught:
+            LLM(str(tmp_path), **{**SETTINGS, "model_impl": model_impl})
+        assert "quire[transformers]" in (caught.value.hint or "")
+
+
+def test_auto_takes_transformers_where_quire_has_no_family_and_the_front_end_does_not_load_it(tmp_path: Path):
+    write_config(tmp_path, config_of("arcee", SERVED["arcee"]))
+    code = (
+        "import sys; from quire.config.build import build_config; from quire.engine.config_lookup import look_up\n"
+        f"config, _, _ = look_up(build_config(model={str(tmp_path)!r}))\n"
+        "print(config.model.model_impl, 'transformers' in sys.modules, 'torch' in sys.modules)"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert result.stdout.split() == ["transformers", "False", "False"]
 
 
 def test_the_setting_chooses(tmp_path: Path):
     write_config(tmp_path, config_of("arcee", SERVED["arcee"]))
     with pytest.raises(ModelError, match="ArceeForCausalLM"):
-        LLM(str(tmp_path), **SETTINGS, model_impl="quire")
-    assert build_config(model_impl="vllm").model.model_impl == "vllm"
+        LLM(str(tmp_path), **{**SETTINGS, "model_impl": "quire"})
     prompt = {"prompt_token_ids": [5, 6, 7]}
     found = []
     for model_impl in ("vllm", "transformers"):

@@ -115,19 +115,22 @@ def note(
             scale=query.shape[3] ** -0.5 if scale is None else float(scale),
             window=mask.window if isinstance(mask, CausalMask) else None,
             soft_cap=float(given.get("softcap") or 0.0),
-            problems=tuple(_problems(module, mask, given)),
+            problems=tuple(_problems(module, query.shape[1], mask, given)),
         )
     )
     shape = (query.shape[0], query.shape[2], query.shape[1], value.shape[3])
     return torch.empty(shape, dtype=query.dtype, device=query.device), None
 
 
-def _problems(module: nn.Module, mask: Any, given: dict[str, Any]) -> list[str]:
+def _problems(module: nn.Module, num_heads: int, mask: Any, given: dict[str, Any]) -> list[str]:
     problems = []
     if not isinstance(mask, CausalMask):
         problems.append(mask if isinstance(mask, str) else "it makes attention masks of its own")
     if given.get("is_causal") is False or getattr(module, "is_causal", True) is False:
         problems.append("its attention is not causal")
+    sinks = given.get("s_aux")
+    if sinks is not None and tuple(sinks.shape) != (num_heads,):
+        problems.append(f"its attention has sinks of shape {list(sinks.shape)}")
     asked = [name for name, value in given.items() if name not in WITHOUT_EFFECT and value is not None]
     return [*problems, *(f"its attention is called with {name}" for name in sorted(asked))]
 

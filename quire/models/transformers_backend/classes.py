@@ -20,6 +20,8 @@ from quire.config.families.registry import known_architectures
 from quire.errors import ModelError, UnsupportedError
 from quire.models.transformers_backend import attention, experts
 
+FAILURES = (RuntimeError, NotImplementedError, TypeError, ValueError, KeyError, AttributeError, ImportError)
+"""What foreign code raises where it cannot do what is asked of it."""
 BATCH_ROPES = ("dynamic", "longrope")
 """Rotary embeddings whose frequencies transformers chooses by the longest sequence of a batch."""
 
@@ -78,8 +80,8 @@ class TransformersClass:
             model = AutoModelForCausalLM.from_config(
                 config, attn_implementation=implementation, dtype=dtype or torch.float32, trust_remote_code=False
             )
-        except (TypeError, ValueError, KeyError, AttributeError, RuntimeError, ImportError) as error:
-            raise refusal(self.architecture, f"it cannot be built: {_first_line(error)}") from error
+        except FAILURES as error:
+            raise refusal(self.architecture, f"it cannot be built: {first_line(error)}") from error
         assert isinstance(model, PreTrainedModel)
         return model
 
@@ -109,7 +111,7 @@ def find_class(architecture: str, raw: Mapping[str, Any]) -> TransformersClass:
         config = CONFIG_MAPPING[model_type].from_dict(dict(raw))
     except Exception as error:  # configuration classes raise what they like
         raise ModelError(
-            f"transformers cannot read this config.json: {_first_line(error)}", hint="correct it", field="config.json"
+            f"transformers cannot read this config.json: {first_line(error)}", hint="correct it", field="config.json"
         ) from error
     _check_kind(architecture, model_type, config)
     kind = getattr(transformers, architecture)
@@ -145,5 +147,6 @@ def _check_rope(architecture: str, config: PretrainedConfig) -> None:
             raise refusal(architecture, f"transformers computes rope_type {kind!r} by the longest sequence of a batch")
 
 
-def _first_line(error: BaseException) -> str:
+def first_line(error: BaseException) -> str:
+    """What an exception says, shortened."""
     return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0][:200]}"

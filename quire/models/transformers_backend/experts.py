@@ -1,21 +1,22 @@
 """Mixtures of experts: Quire's projections behind transformers' experts registry.
 
-Classes that keep all experts of a layer as two tensors look up, by name, who multiplies by them; `mix` does, expert by
-expert, over the tokens that chose it. Called by the classes' own modules; the weights belong to these.
+Classes that keep all experts of a layer as two tensors look up, by name, who multiplies by them; `mix` does, by the
+kernels of Quire's own mixtures. Called by the classes' own modules; the weights belong to these.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import nn
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
+from quire.kernels.routing import Routing
+from quire.layers.experts import ExpertLinear
 from quire.layers.options import LayerOptions
 from quire.layers.weight_target import TensorTarget, WeightTarget
-from quire.models.transformers_backend.linear import FlatLinear
 from quire.models.transformers_backend.names import CheckpointNames
 
 MIX = "quire"
@@ -30,61 +31,59 @@ class Experts(nn.Module):
         module: of transformers, with its parameters on the meta device.
 
     Attributes:
-        inputs, outputs: of each expert; inputs are gates and ups in one, where there are gates.
+        first_name: what the class calls the first tensor of all experts.
+        first, second: the projections; outputs of the first are gates and ups in one, where there are gates.
     """
 
     def __init__(self, module: nn.Module, options: LayerOptions) -> None:
         super().__init__()
-        self.has_gate, self.is_transposed = bool(module.has_gate), bool(module.is_transposed)
-        self.first = "gate_up_proj" if self.has_gate else "up_proj"
-        self.inputs = self._linears(module, self.first, options)
-        self.outputs = self._linears(module, "down_proj", options)
+        self.is_transposed = bool(module.is_transposed)
+        self.operations = options.kernels.experts()
+        self.first_name = "gate_up_proj" if module.has_gate else "up_proj"
+        self.first = self._projection(module, self.first_name, options)
+        self.second = self._projection(module, "down_proj", options)
 
-    def _linears(self, module: nn.Module, name: str, options: LayerOptions) -> nn.ModuleList:
+    def _projection(self, module: nn.Module, name: str, options: LayerOptions) -> ExpertLinear:
         num_experts, rows, columns = module.get_parameter(name).shape
         if self.is_transposed:
             rows, columns = columns, rows
-        return nn.ModuleList(FlatLinear(columns, rows, bool(module.has_bias), options) for _ in range(num_experts))
+        method = options.kernels.experts_method(rows, columns)
+        has_bias = bool(module.has_bias)
+        return ExpertLinear(num_experts, columns, rows, method, options.dtype, options.device, bias=has_bias)
 
     def targets(self, name: str, names: CheckpointNames) -> Iterator[tuple[str, WeightTarget]]:
         """The checkpoint's name of each tensor, and where it goes; `name` is that of the module with experts."""
-        for own, linears in ((self.first, _each(self.inputs)), ("down_proj", _each(self.outputs))):
+        for own, linear in ((self.first_name, self.first), ("down_proj", self.second)):
             whole = f"{name}.{own}"
             if names.split_names(whole, 0):
-                for expert, linear in enumerate(linears):
-                    yield from _rows(linear, names.split_names(whole, expert))
+                for expert in range(linear.num_experts):
+                    yield from _rows(linear, expert, names.split_names(whole, expert))
             else:
-                weights = [one.method.row_target(one, 0, one.output_size) for one in linears]
-                yield names.saved(whole), StackedTarget(weights, self.is_transposed)
-            biases = [TensorTarget(one.bias.data) for one in linears if one.bias is not None]
-            if biases:
-                yield names.saved(f"{whole}_bias"), StackedTarget(biases, False)
+                yield names.saved(whole), StackedTarget(linear, self.is_transposed)
+            if linear.bias is not None:
+                yield names.saved(f"{whole}_bias"), TensorTarget(linear.bias.data)
 
 
-def _each(linears: nn.ModuleList) -> list[FlatLinear]:
-    return [one for one in linears if isinstance(one, FlatLinear)]
-
-
-def _rows(linear: FlatLinear, names: list[str]) -> Iterator[tuple[str, WeightTarget]]:
-    """Matrices whose rows follow each other in one projection."""
+def _rows(linear: ExpertLinear, expert: int, names: list[str]) -> Iterator[tuple[str, WeightTarget]]:
+    """Matrices whose rows follow each other in the projection of one expert."""
     num_rows = linear.output_size // len(names)
     for place, name in enumerate(names):
-        yield name, linear.method.row_target(linear, place * num_rows, num_rows)
+        yield name, linear.method.row_target(linear, expert, place * num_rows, num_rows)
 
 
 class StackedTarget(WeightTarget):
     """One tensor for all experts.
 
     Args:
-        targets: of each expert.
         is_transposed: its matrices are [input_size, output_size].
     """
 
-    def __init__(self, targets: Sequence[WeightTarget], is_transposed: bool) -> None:
-        self.targets = targets
+    def __init__(self, linear: ExpertLinear, is_transposed: bool) -> None:
+        row_target, num_rows = linear.method.row_target, linear.output_size
+        self.targets = [row_target(linear, expert, 0, num_rows) for expert in range(linear.num_experts)]
         self.is_transposed = is_transposed
-        shape = targets[0].shape
-        self.shape = (len(targets), *(reversed(shape) if is_transposed else shape))
+        sizes = (linear.input_size, num_rows) if is_transposed else (num_rows, linear.input_size)
+        self.shape = (linear.num_experts, *sizes)
 
     def load(self, tensor: torch.Tensor) -> bool:
         """Divide."""
@@ -109,20 +108,37 @@ def mix(module: Any, hidden: torch.Tensor, chosen: torch.Tensor, weights: torch.
         hidden: [num_tokens, hidden_size].
         chosen, weights: [num_tokens, experts per token].
     """
-    if hidden.is_meta:
+    if hidden.is_meta:  # the probe, before weights are here
+        first = module.gate_up_proj if module.has_gate else module.up_proj
+        _activate(module, hidden.new_empty(len(hidden), first.shape[2 if module.is_transposed else 1]))
         return torch.empty_like(hidden)
     experts = module.get_submodule(EXPERTS)
-    parts = hidden.new_empty(*chosen.shape, hidden.shape[1])
-    for expert in torch.unique(chosen).tolist():
-        tokens, places = torch.where(chosen == expert)
-        inner = experts.inputs[expert](hidden[tokens])
-        inner = module._apply_gate(inner) if experts.has_gate else module.act_fn(inner)
-        parts[tokens, places] = experts.outputs[expert](inner)
-    parts *= weights.unsqueeze(-1).to(parts.dtype)
-    total = parts[:, 0]
-    for place in range(1, parts.shape[1]):
-        total = total + parts[:, place]
-    return total
+    routing = routing_of(chosen, weights, experts.first.num_experts)
+    output = experts.second(_activate(module, experts.first(hidden, routing, are_rows=False)), routing, are_rows=True)
+    if module.has_post_expert_norm:
+        output = module.post_expert_norm(output)
+    combined: torch.Tensor = experts.operations.combine(output, routing.places, routing.weights, None, None)
+    return combined
+
+
+def routing_of(chosen: torch.Tensor, weights: torch.Tensor, num_experts: int) -> Routing:
+    """Where the rows of tokens lie whose experts a class chose; arguments as of `mix`."""
+    order = torch.argsort(chosen.flatten(), stable=True)
+    places = torch.empty_like(order)
+    places[order] = torch.arange(len(order), device=order.device)
+    counts = torch.bincount(chosen.flatten(), minlength=num_experts)
+    return Routing(
+        expert_ids=chosen.int(),
+        weights=weights.float().contiguous(),
+        starts=torch.nn.functional.pad(counts.cumsum(0), (1, 0)).int(),
+        rows=(order // chosen.shape[1]).int(),
+        places=places.view(chosen.shape).int(),
+    )
+
+
+def _activate(module: Any, inner: torch.Tensor) -> torch.Tensor:
+    activated: torch.Tensor = module._apply_gate(inner) if module.has_gate else module.act_fn(inner)
+    return activated
 
 
 def register() -> None:

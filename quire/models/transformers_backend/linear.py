@@ -105,7 +105,7 @@ class MatrixWeight(torch.Tensor):
         """[..., input_size] -> [..., output_size]."""
         output_size, input_size = self.shape
         layer = self.packed.get(x.dtype)
-        method = self.kernels.unquantized_method()
+        method = self.kernels.dense_method()
         if layer is None:
             layer = nn.Module()
             method.create_weights(layer, output_size, input_size, x.dtype, x.device)

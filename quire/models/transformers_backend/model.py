@@ -20,7 +20,7 @@ from quire.layers.weight_target import WeightTarget
 from quire.logger import get_logger
 from quire.models.interfaces import BuildContext
 from quire.models.transformers_backend.attention import LAYER, PagedLayer, StepInput
-from quire.models.transformers_backend.classes import find_class, refusal
+from quire.models.transformers_backend.classes import FAILURES, find_class, first_line, refusal
 from quire.models.transformers_backend.even_rows import EvenRows
 from quire.models.transformers_backend.head import logits_of, take_decoder
 from quire.models.transformers_backend.modules import BothTargets, replace_modules, targets
@@ -91,6 +91,8 @@ class TransformersForCausalLM(nn.Module):
                 own = OwnTokenLayer(layer.params, layer.backend, layer.index, layer.name, layer.step)
                 self.decoder.get_submodule(name).__dict__[LAYER] = own
             is_close, is_equal = compare_batches(self._decode)
+        except FAILURES as error:
+            raise refusal(self._architecture, f"its code fails on a step ({first_line(error)})") from error
         finally:
             for name, layer in paged.items():
                 self.decoder.get_submodule(name).__dict__[LAYER] = layer

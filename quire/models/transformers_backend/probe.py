@@ -12,7 +12,7 @@ from torch import nn
 
 from quire.attention.backend import AttentionParams
 from quire.models.transformers_backend.attention import NOTES, AttentionCall
-from quire.models.transformers_backend.classes import TransformersClass, refusal
+from quire.models.transformers_backend.classes import FAILURES, TransformersClass, first_line, refusal
 from quire.models.transformers_backend.even_rows import NoteUneven
 from quire.models.transformers_backend.head import logits_of, take_decoder
 
@@ -50,8 +50,9 @@ def run_probe(found: TransformersClass) -> Probe:
                 use_cache=False, return_dict=True,
             ).last_hidden_state  # fmt: skip
             logits = logits_of(model, hidden[0])
-        except (RuntimeError, NotImplementedError, TypeError, ValueError, KeyError, AttributeError) as error:
-            raise refusal(found.architecture, f"its code does not run on tokens without values ({error})") from error
+        except FAILURES as error:
+            problem = f"its code does not run on tokens without values ({first_line(error)})"
+            raise refusal(found.architecture, problem) from error
     if hidden.shape[:2] != ids.shape or logits.shape[0] != NUM_TOKENS:
         raise refusal(found.architecture, "it does not give one vector and one row of logits for each token")
     layers = {name: _params(found, notes) for name, notes in _noted(base)}
