@@ -73,6 +73,19 @@ void rms_norm(const Tier& tier, Pool& pool, void* out) {
 }
 
 template <class T, DType kDType>
+void layer_norm(const Tier& tier, Pool& pool, void* out) {
+  constexpr int64_t kRows = 3, kSize = 83;
+  T x[kRows * kSize], weight[kSize], bias[kSize];
+  Numbers numbers;
+  numbers.fill(x, kRows * kSize);
+  numbers.fill(weight, kSize);
+  numbers.fill(bias, kSize);
+  T* residual = static_cast<T*>(out) + kRows * kSize;
+  numbers.fill(residual, kRows * kSize);
+  tier.elementwise->layer_norm(pool, {x, kSize, residual, weight, bias, out, kRows, kSize, 1e-5f, kDType});
+}
+
+template <class T, DType kDType>
 void activations(const Tier& tier, Pool& pool, void* out) {
   constexpr int64_t kRows = 2, kSize = 45;
   T x[kRows * 2 * kSize];
@@ -465,6 +478,8 @@ const SelfTestCase self_test_cases[] = {
     {"products", 2 * 256 * 4, products},
     {"rms_norm bf16", 2 * 3 * 83 * 2, rms_norm<bf16, DType::bf16>},
     {"rms_norm f32", 2 * 3 * 83 * 4, rms_norm<float, DType::f32>},
+    {"layer_norm bf16", 2 * 3 * 83 * 2, layer_norm<bf16, DType::bf16>},
+    {"layer_norm f32", 2 * 3 * 83 * 4, layer_norm<float, DType::f32>},
     {"activations bf16", (12 * 90 + 2) * 2, activations<bf16, DType::bf16>},
     {"activations f32", (12 * 90 + 2) * 4, activations<float, DType::f32>},
     {"gates bf16", 5 * 90 * 2, gates<bf16, DType::bf16>},
@@ -492,6 +507,7 @@ const int num_self_test_cases = static_cast<int>(sizeof(self_test_cases) / sizeo
 // Each makes one kernel do nothing.
 const IdleKernel idle_kernels[] = {
     {"rms_norm", [](TierCopy& c) { c.elementwise.rms_norm = [](Pool&, const RmsNormArgs&) {}; }},
+    {"layer_norm", [](TierCopy& c) { c.elementwise.layer_norm = [](Pool&, const LayerNormArgs&) {}; }},
     {"gated_activation",
      [](TierCopy& c) { c.elementwise.gated_activation = [](Pool&, const GatedActivationArgs&) {}; }},
     {"multiply", [](TierCopy& c) { c.elementwise.multiply = [](Pool&, const MultiplyArgs&) {}; }},

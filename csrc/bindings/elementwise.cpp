@@ -11,6 +11,13 @@ void bind_elementwise(nb::module_& m) {
                                  static_cast<DType>(dtype)};
           run_noted(tier_at(tier).elementwise->rms_norm, pool, args);
         });
+  m.def("layer_norm",
+        [](int tier, Pool& pool, uintptr_t x, int64_t x_stride, uintptr_t residual, uintptr_t weight, uintptr_t bias,
+           uintptr_t out, int64_t num_rows, int64_t size, float eps, int dtype) {
+          const LayerNormArgs args{at<void>(x),   x_stride, at<void>(residual), at<void>(weight), at<void>(bias),
+                                   at<void>(out), num_rows, size,               eps,              static_cast<DType>(dtype)};
+          run_noted(tier_at(tier).elementwise->layer_norm, pool, args);
+        });
   m.def("gated_activation", [](int tier, Pool& pool, uintptr_t x, int64_t x_stride, uintptr_t out, int64_t num_rows,
                                int64_t size, int activation, int dtype, float limit, float alpha, float offset) {
     const GatedActivationArgs args{

@@ -52,6 +52,55 @@ void rms_norm(Pool& pool, const RmsNormArgs& args) {
   });
 }
 
+// With zeros in the lanes from n on.
+inline F16 first_lanes(F16 x, int64_t n) {
+  if (n == 16) return x;
+  float lanes[16];
+  store(lanes, x);
+  return load_n(lanes, n);
+}
+
+template <class T>
+void layer_norm_row(const LayerNormArgs& args, int64_t row) {
+  const T* x = static_cast<const T*>(args.x) + row * args.x_stride;
+  T* residual = args.residual ? static_cast<T*>(args.residual) + row * args.size : nullptr;
+  T* out = static_cast<T*>(args.out) + row * args.size;
+  const T* weight = static_cast<const T*>(args.weight);
+  const T* bias = static_cast<const T*>(args.bias);
+  F16 sums = zero();
+  for (int64_t i = 0; i < args.size; i += 16) {
+    sums = sums + row_values(x, residual, i, min_i64(16, args.size - i));
+  }
+  const T* source = residual ? residual : x;
+  const float mean = hsum(sums) / static_cast<float>(args.size);
+  F16 squares = zero();
+  for (int64_t i = 0; i < args.size; i += 16) {
+    const int64_t n = min_i64(16, args.size - i);
+    const F16 centered = first_lanes(load_some(source + i, n) - set1(mean), n);
+    squares = squares + centered * centered;
+  }
+  const F16 scale = set1(1.0f / __builtin_sqrtf(hsum(squares) / static_cast<float>(args.size) + args.eps));
+  for (int64_t i = 0; i < args.size; i += 16) {
+    const int64_t n = min_i64(16, args.size - i);
+    F16 normed = (load_some(source + i, n) - set1(mean)) * scale * load_some(weight + i, n);
+    if (bias != nullptr) normed = normed + load_some(bias + i, n);
+    store_some(out + i, n, normed);
+  }
+}
+
+void layer_norm(Pool& pool, const LayerNormArgs& args) {
+  parallel_for(pool, ceil_div(args.num_rows, kRowsPerTask), [&](int64_t task, int) {
+    const int64_t end = min_i64(args.num_rows, (task + 1) * kRowsPerTask);
+    for (int64_t row = task * kRowsPerTask; row < end; ++row) {
+      if (args.dtype == DType::bf16) {
+        layer_norm_row<bf16>(args, row);
+      } else {
+        layer_norm_row<float>(args, row);
+      }
+    }
+  });
+}
+
 inline F16 relu(F16 x) { return max(zero(), x); }  // in this order: NaN passes through
 inline F16 relu2(F16 x) { return relu(x) * relu(x); }
 
@@ -259,6 +308,6 @@ bool is_finite(Pool& pool, const IsFiniteArgs& args) {
 }  // namespace
 
 extern const ElementwiseKernels elementwise_kernels;
-const ElementwiseKernels elementwise_kernels = {rms_norm, gated_activation, transform, multiply, gated_rms_norm, is_finite};
+const ElementwiseKernels elementwise_kernels = {rms_norm, layer_norm, gated_activation, transform, multiply, gated_rms_norm, is_finite};
 
 }  // namespace quire::QUIRE_TIER

@@ -67,6 +67,13 @@ class LayerKernels(ABC):
         """Subtract the mean of each row of `x` [..., size] and normalize it."""
         return layer_norm(x, weight, bias, eps)
 
+    def add_layer_norm(
+        self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, eps: float
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """(`layer_norm` of the sum, sum) of x and residual, which may be overwritten."""
+        total = self.add(x, residual)
+        return self.layer_norm(total, weight, bias, eps), total
+
     def add(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
         """X + residual, which may be overwritten."""
         return residual.add_(x)

@@ -251,6 +251,16 @@ class NativeKernels(LayerKernels):
         """One pass; `residual` becomes the sum."""
         return elementwise.rms_norm(self._runtime, x, weight, eps, residual), residual
 
+    def layer_norm(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, eps: float) -> torch.Tensor:
+        """One pass over the rows."""
+        return elementwise.layer_norm(self._runtime, x, weight, bias, eps)
+
+    def add_layer_norm(
+        self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, eps: float
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """One pass; `residual` becomes the sum."""
+        return elementwise.layer_norm(self._runtime, x, weight, bias, eps, residual), residual
+
     def add(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
         """One pass."""
         return elementwise.transform(self._runtime, x, addend=residual)

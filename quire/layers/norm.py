@@ -45,8 +45,7 @@ class Norm(nn.Module):
         `residual` may be overwritten: the sum takes its place.
         """
         if self.is_centered:
-            total = self.kernels.add(x, residual)
-            return self.kernels.layer_norm(total, self.weight, self.bias, self.eps), total
+            return self.kernels.add_layer_norm(x, residual, self.weight, self.bias, self.eps)
         return self.kernels.add_rms_norm(x, residual, self.weight, self.eps)
 
     def targets(self, name: str) -> Iterator[tuple[str, WeightTarget]]:

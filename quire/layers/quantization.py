@@ -6,7 +6,8 @@ Derived from by packages (docs/how-to/plugins.md); `QuantizedKernels` puts one i
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
 
@@ -79,6 +80,19 @@ class QuantizedKernels(LayerKernels):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """As without quantization."""
         return self._kernels.add_rms_norm(x, residual, weight, eps)
+
+
+def _as_without_quantization(name: str) -> Callable[..., Any]:
+    def operation(self: QuantizedKernels, *args: Any, **options: Any) -> Any:
+        return getattr(self._kernels, name)(*args, **options)
+
+    return operation
+
+
+# Operations with a default of their own would hide those of the kernels within.
+for _name in vars(LayerKernels).keys() - vars(QuantizedKernels).keys():
+    if not _name.startswith("_"):
+        setattr(QuantizedKernels, _name, _as_without_quantization(_name))
 
 
 def with_quantization(kernels: LayerKernels, name: str | None, dtype: torch.dtype) -> LayerKernels:

@@ -20,6 +20,21 @@ struct RmsNormArgs {
   DType dtype;  // of all of them: bf16 or f32
 };
 
+// out[i] = (v - mean(v)) / deviation(v) * weight + bias, where v is x[i] (+ residual[i]); with a residual, residual[i]
+// becomes the sum. Float32 inside, rounded once.
+struct LayerNormArgs {
+  const void* x;
+  int64_t x_stride;  // elements
+  void* residual;  // null = none; contiguous rows
+  const void* weight;
+  const void* bias;  // null = none
+  void* out;  // contiguous rows; may be x
+  int64_t num_rows;
+  int64_t size;
+  float eps;
+  DType dtype;  // of all of them: bf16 or f32
+};
+
 enum class Activation : int32_t { silu = 0, gelu = 1, gelu_tanh = 2, clamped_silu = 3, relu = 4, relu2 = 5, none = 6 };
 
 // out[i, j] = activation(x[i, j]) * x[i, size + j]; the activation is rounded to the dtype before the product.
@@ -92,6 +107,7 @@ struct IsFiniteArgs {
 
 struct ElementwiseKernels {
   void (*rms_norm)(Pool&, const RmsNormArgs&);
+  void (*layer_norm)(Pool&, const LayerNormArgs&);
   void (*gated_activation)(Pool&, const GatedActivationArgs&);
   void (*transform)(Pool&, const TransformArgs&);
   void (*multiply)(Pool&, const MultiplyArgs&);

@@ -79,6 +79,53 @@ def rms_norm(
     return out
 
 
+def layer_norm(
+    runtime: NativeRuntime,
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    eps: float,
+    residual: torch.Tensor | None = None,
+    *,
+    out: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Subtract the mean of each row of `x`, or of x + residual, and normalise it; otherwise as `rms_norm`.
+
+    Computed in float32, rounded once.
+
+    Args:
+        x: [num_rows, size] bfloat16 or float32; rows may be strided.
+        weight, bias: [size]; without a bias None.
+        residual: [num_rows, size]; becomes the sum.
+        out: [num_rows, size]; where to put the result; may be `x` when that is contiguous.
+
+    Raises:
+        ShapeError: a size, dtype, device or stride differs from the above, or what is written overlaps another tensor.
+
+    Reference: kernels/reference/norm.py
+    """
+    check_rows("x", x)
+    num_rows, size = x.shape
+    check_tensor("weight", weight, (x.dtype,), (size,))
+    if bias is not None:
+        check_tensor("bias", bias, (x.dtype,), (size,))
+    if residual is not None:
+        check_tensor("residual", residual, (x.dtype,), (num_rows, size))
+        check_apart("residual", residual, x=x, weight=weight, bias=bias)
+    check_number("eps", eps)
+    if out is None:
+        out = runtime.empty(num_rows, size, dtype=x.dtype)
+    else:
+        check_tensor("out", out, (x.dtype,), (num_rows, size))
+        check_apart("out", out, x=None if _is_same(out, x) else x, weight=weight, bias=bias, residual=residual)
+    runtime.library.layer_norm(
+        runtime.tier_idx, runtime.pool, x.data_ptr(), x.stride(0), 0 if residual is None else residual.data_ptr(),
+        weight.data_ptr(), 0 if bias is None else bias.data_ptr(), out.data_ptr(), num_rows, size, eps,
+        DTYPE_CODES[x.dtype],
+    )  # fmt: skip
+    return out
+
+
 def silu_and_mul(runtime: NativeRuntime, x: torch.Tensor, *, out: torch.Tensor | None = None) -> torch.Tensor:
     """The first half of each row through SiLU, times the second half.
 

@@ -101,9 +101,10 @@ def same(a: Any, b: Any) -> bool:
 
 
 def is_in_place(call: Call, key: str) -> bool:
-    """`rms_norm` may write its result over its input."""
+    """Norms may write their result over their input, `transform` over what it adds, too."""
     out = call.args.get("out")
-    return key == "x" and isinstance(out, torch.Tensor) and out.data_ptr() == call.args["x"].data_ptr()
+    given = call.args.get(key) if key in ("x", "addend") else None
+    return isinstance(out, torch.Tensor) and isinstance(given, torch.Tensor) and out.data_ptr() == given.data_ptr()
 
 
 def spoil(call: Call, rng: random.Random) -> None:

@@ -35,6 +35,13 @@ def rms_norm(rng: random.Random) -> Call:
     return Call(elementwise.rms_norm, args, ("residual", "out"))
 
 
+def layer_norm(rng: random.Random) -> Call:
+    call = rms_norm(rng)
+    size = call.args["x"].shape[1]
+    bias = normal(rng, size, dtype=call.args["x"].dtype) if rng.random() < 0.5 else None
+    return Call(elementwise.layer_norm, {**call.args, "bias": bias}, ("residual", "out"))
+
+
 def gated(rng: random.Random) -> Call:
     rows, size, dtype = number(rng), number(rng), rng.choice(FLOATS)
     out = torch.zeros(rows, size, dtype=dtype) if rng.random() < 0.5 else None
@@ -379,9 +386,9 @@ def checksum(rng: random.Random) -> Call:
 CALLS: dict[str, Callable[[random.Random], Call]] = {
     maker.__name__: maker
     for maker in (
-        rms_norm, gated, activated, is_finite, product, gated_product, pack, unpack, gather, quant_pack, quant_product,
-        quant_gated_product, quant_gather, paged_attention, rope_and_cache, reshape_and_cache, copy_pages, argmax,
-        uniforms, sample, penalties, bitmask, logprobs, huge_zeros, checksum, latent_attention,
+        rms_norm, layer_norm, gated, activated, is_finite, product, gated_product, pack, unpack, gather, quant_pack,
+        quant_product, quant_gated_product, quant_gather, paged_attention, rope_and_cache, reshape_and_cache,
+        copy_pages, argmax, uniforms, sample, penalties, bitmask, logprobs, huge_zeros, checksum, latent_attention,
         write_latent_tokens, head_linear, *RECURRENT_MAKERS,
     )
 }  # fmt: skip

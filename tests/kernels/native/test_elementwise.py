@@ -11,6 +11,7 @@ from quire.kernels.native.elementwise import (
     gated_rms_norm,
     gelu_and_mul,
     is_finite,
+    layer_norm,
     multiply,
     rms_norm,
     silu_and_mul,
@@ -42,6 +43,36 @@ def test_rms_norm_equals_its_reference(
     actual = rms_norm(runtime, x, weight, 1e-6, given.tensor if given else None)
     assert_close(actual, reference.rms_norm(total, weight, 1e-6), atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype] / 4)
     assert same_bits(actual, rms_norm(portable, x, weight, 1e-6, residual.clone() if residual is not None else None))
+    if given is not None:
+        given.assert_bands()
+        assert same_bits(given.tensor, total)
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+@pytest.mark.parametrize("num_rows", ROWS, ids="{} rows".format)
+@pytest.mark.parametrize("size", SIZES, ids="size {}".format)
+@pytest.mark.parametrize("with_residual", [False, True], ids=["plain", "residual"])
+@pytest.mark.parametrize("with_bias", [False, True], ids=["no bias", "bias"])
+def test_layer_norm_equals_its_reference(
+    runtime: NativeRuntime,
+    portable: NativeRuntime,
+    size: int,
+    num_rows: int,
+    dtype: torch.dtype,
+    with_residual: bool,
+    with_bias: bool,
+):
+    x, weight = randn(num_rows, size, dtype=dtype), randn(size, dtype=dtype)
+    bias = randn(size, dtype=dtype, seed=2) if with_bias else None
+    residual = randn(num_rows, size, dtype=dtype, seed=1) + 3 if with_residual else None
+    total = x + residual if residual is not None else x
+    given, out = guarded(residual) if residual is not None else None, guarded(torch.zeros_like(x))
+    layer_norm(runtime, x, weight, bias, 1e-5, given.tensor if given else None, out=out.tensor)
+    out.assert_bands()
+    expected = reference.layer_norm(total, weight, bias, 1e-5)
+    assert_close(out.tensor, expected, atol=TOLERANCE[dtype] * 4, rtol=TOLERANCE[dtype] / 4)
+    kept = residual.clone() if residual is not None else None
+    assert same_bits(out.tensor, layer_norm(portable, x, weight, bias, 1e-5, kept))
     if given is not None:
         given.assert_bands()
         assert same_bits(given.tensor, total)
