@@ -124,7 +124,8 @@ class DecoderModel(nn.Module):
     def __init__(self, build: BuildContext) -> None:
         super().__init__()
         arch, options = build.arch, build.options
-        self.embedding = arch.embedding
+        # Rounded to the model's dtype, as the families that have such a factor do.
+        self.embedding_scale = torch.tensor(arch.embedding.scale, dtype=options.dtype).item()
         self.kernels = options.kernels
         self.embed_tokens = TokenTable(arch.vocab_size, arch.hidden_size, options=options)
         self.layers = nn.ModuleList(
@@ -137,8 +138,8 @@ class DecoderModel(nn.Module):
     def forward(self, input_ids: torch.Tensor, positions: torch.Tensor, context: ForwardContext) -> torch.Tensor:
         """[num_tokens] -> [num_tokens, hidden_size]."""
         x, residual = self.embed_tokens.lookup(input_ids), None
-        if self.embedding.scale != 1.0:
-            x = self.kernels.scale(x, self.embedding.scale)
+        if self.embedding_scale != 1.0:
+            x = self.kernels.scale(x, self.embedding_scale)
         for layer in self.layers:
             x, residual = layer(x, residual, positions, context)
         if residual is not None:
