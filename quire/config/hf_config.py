@@ -170,6 +170,25 @@ def read_layer_types(config: FieldReader, num_layers: int, known: Sequence[str])
     return layer_types
 
 
+def read_windows(
+    config: FieldReader, num_layers: int, period: int, default: int | None = 4096
+) -> tuple[int | None, ...]:
+    """`sliding_window` for the layers that `layer_types` names, or else for all but the last of every `period`.
+
+    Args:
+        default: the window where the field is absent; an explicit null means none.
+    """
+    window = config.optional_integer("sliding_window", 1, MAX_POSITIONS)
+    if window is None and "sliding_window" not in config.raw:
+        window = default
+    kinds = read_layer_types(config, num_layers, ("full_attention", "sliding_attention"))
+    if window is None:
+        return (None,) * num_layers
+    if kinds:
+        return tuple(window if kind == "sliding_attention" else None for kind in kinds)
+    return tuple(window if (layer + 1) % period else None for layer in range(num_layers))
+
+
 def check_windows(config: FieldReader, windows: Sequence[int | None]) -> None:
     """Raises ModelError unless `layer_types`, when given, says what `windows` say."""
     layer_types = read_layer_types(config, len(windows), ("full_attention", "sliding_attention"))

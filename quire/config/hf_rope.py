@@ -75,6 +75,20 @@ def parse_rope(
     return parsed, _longest_sequence(rope, rope_type, parameters, max_positions)
 
 
+def parse_rope_of_windows(
+    config: FieldReader, head_size: int, max_positions: int, theta: float
+) -> tuple[RopeConfig, int]:
+    """The rotary embedding of layers with windows, in families where only the other layers have scaling.
+
+    Args:
+        theta: without one in `rope_parameters`.
+    """
+    parameters = config.raw.get("rope_parameters")
+    kinds = parameters if isinstance(parameters, Mapping) and "sliding_attention" in parameters else None
+    own = FieldReader({**config.raw, "rope_theta": theta, "rope_scaling": None, "rope_parameters": kinds})
+    return parse_rope(own, head_size, max_positions, kind="sliding_attention")
+
+
 def _rope_object(config: FieldReader, kind: str | None) -> FieldReader:
     scaling, parameters = config.optional_object("rope_scaling"), config.optional_object("rope_parameters")
     if scaling is not None and parameters is not None and scaling.raw != parameters.raw:

@@ -1,0 +1,131 @@
+"""Dense families against transformers in float32, on torch and on native kernels, whole and one token at a time."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+
+from quire.config.families.registry import parse_config
+from quire.errors import ModelError
+from quire.kernels.native.runtime import NativeRuntime
+from quire.layers.kernels import TorchKernels
+from quire.layers.native import NativeKernels
+from quire.models.model_dir import read_model_dir
+from tests.models.checkpoints import COMMON
+from tests.models.dense import DENSE, make_dense, write_random
+from tests.models.stepping import Stepper
+from tests.models.test_families import assert_close, random_ids, reference_logprobs
+from tests.models.test_mixtures import load
+
+NUM_TOKENS = 130
+YARN_OF_OLMO = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 256, "rope_theta": 5000.0}
+VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
+    **{name: (name, {}) for name in DENSE},
+    "Granite with biases": ("Granite", {"attention_bias": True, "mlp_bias": True}),
+    "Olmo3 with yarn": ("Olmo3", {"rope_parameters": {"full_attention": YARN_OF_OLMO}}),
+    "SmolLM3 with windows": ("SmolLM3", {"use_sliding_window": True, "sliding_window": 20}),
+    "StableLm in parallel": ("StableLm", {"use_parallel_residual": True, "use_qkv_bias": False}),
+    "Starcoder2 without biases": ("Starcoder2", {"use_bias": False, "sliding_window": None}),
+}
+
+
+@pytest.fixture(scope="module")
+def runtime() -> NativeRuntime:
+    return NativeRuntime(num_threads=1)
+
+
+@pytest.mark.parametrize(("family", "fields"), VARIANTS.values(), ids=VARIANTS.keys())
+def test_logprobs_equal_those_of_transformers(
+    tmp_path: Path, runtime: NativeRuntime, family: str, fields: dict[str, Any]
+):
+    reference = make_dense(family, tmp_path, **fields)
+    long, short = random_ids(NUM_TOKENS, seed=1), random_ids(30, seed=2)
+    expected = reference_logprobs(reference, long), reference_logprobs(reference, short)
+    for kernels in (TorchKernels(), NativeKernels(runtime, torch.float32)):
+        stepper = Stepper(load(tmp_path, kernels))
+        whole = stepper.step([(stepper.add(ids), len(ids)) for ids in (long, short)])
+        for logits, logprobs in zip(whole, expected, strict=True):
+            assert_close(logits, logprobs)
+        sequence = stepper.add(long)
+        parts = [stepper.step([(sequence, count)])[0] for count in (100, 7, 1, 1, 1)]
+        assert_close(torch.cat(parts), expected[0][:110])
+
+
+VISION = {
+    "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "head_dim": 8,
+    "image_size": 28, "patch_size": 14,
+}  # fmt: skip
+# Class in transformers -> fields of its config, and the family of its text model.
+CONDITIONAL: dict[str, tuple[dict[str, Any], str]] = {
+    "Gemma3": ({"mm_tokens_per_image": 4, "image_token_index": 3}, "Gemma3"),
+    "Mistral3": ({"image_token_index": 3, "spatial_merge_size": 1}, "Ministral3"),
+}
+
+
+@pytest.mark.parametrize("name", CONDITIONAL)
+def test_text_models_within_vision_models_are_those_families(tmp_path: Path, name: str):
+    fields, text = CONDITIONAL[name]
+    text_name = "Gemma3Text" if text == "Gemma3" else text
+    text_config = getattr(transformers, f"{text_name}Config")(**{**COMMON, **DENSE[text]})
+    config = getattr(transformers, f"{name}Config")(
+        text_config=text_config.to_dict(), vision_config=VISION, tie_word_embeddings=text_config.tie_word_embeddings,
+        **fields,
+    )  # fmt: skip
+    reference = write_random(getattr(transformers, f"{name}ForConditionalGeneration")(config), tmp_path)
+    ids = random_ids(60, seed=1)
+    stepper = Stepper(load(tmp_path, TorchKernels()))
+    (logits,) = stepper.step([(stepper.add(ids), len(ids))])
+    assert_close(logits, reference_logprobs(reference, ids))
+
+
+def test_longrope_past_the_original_length_has_the_long_factors(tmp_path: Path):
+    reference = make_dense("Phi3", tmp_path, original_max_position_embeddings=64)
+    ids = random_ids(NUM_TOKENS, seed=1)
+    stepper = Stepper(load(tmp_path, TorchKernels()))
+    (logits,) = stepper.step([(stepper.add(ids), len(ids))])
+    assert_close(logits, reference_logprobs(reference, ids))
+
+
+def test_config_files_of_older_releases_mean_the_same(tmp_path: Path):
+    make_dense("Gemma3", tmp_path)
+    raw = read_model_dir(tmp_path).config
+    old = {key: value for key, value in raw.items() if key not in ("rope_parameters", "layer_types")}
+    old |= {"rope_theta": 1e6, "rope_local_base_freq": 1e4, "sliding_window_pattern": 3}
+    assert parse_config({**old, "rope_scaling": {"rope_type": "linear", "factor": 4.0}}) == parse_config(raw)
+    phi = {**COMMON, "architectures": ["Phi3ForCausalLM"], "original_max_position_embeddings": 1024}
+    factors = {"short_factor": [1.0] * 8, "long_factor": [2.0] * 8}
+    old_names = [
+        parse_config({**phi, "rope_scaling": {"type": name, **factors}}) for name in ("su", "yarn", "longrope")
+    ]
+    assert old_names[0] == old_names[1] == old_names[2]
+
+
+def test_a_text_config_that_leaves_out_defaults_is_complete():
+    text = {"hidden_size": 2560, "intermediate_size": 10240, "num_hidden_layers": 34, "sliding_window": 1024,
+            "rope_scaling": {"factor": 8.0, "rope_type": "linear"}, "model_type": "gemma3_text"}  # fmt: skip
+    arch = parse_config({"architectures": ["Gemma3ForConditionalGeneration"], "text_config": text, "vision_config": {}})
+    assert (arch.max_position_embeddings, arch.vocab_size, arch.tie_word_embeddings) == (131072, 262208, True)
+    local, wide = arch.layers[0].attention, arch.layers[5].attention
+    assert local is not None and wide is not None and local.rope is not None and wide.rope is not None
+    assert (local.window, local.rope.theta, local.rope.rope_type) == (1024, 1e4, "default")
+    assert (wide.window, wide.rope.theta, wide.rope.rope_type) == (None, 1e6, "linear")
+
+
+@pytest.mark.parametrize(
+    ("family", "fields"),
+    [
+        ("Gemma", {"use_bidirectional_attention": True}),
+        ("Cohere", {"use_qk_norm": True}),
+        ("StableLm", {"qk_layernorm": True}),
+        ("SmolLM3", {"no_rope_layers": [1]}),
+        ("Gemma2", {"layer_types": ["full_attention"]}),
+    ],
+)
+def test_what_a_family_does_not_compute_is_refused_by_its_field(family: str, fields: dict[str, Any]):
+    raw = {**COMMON, **DENSE[family], "architectures": [f"{family}ForCausalLM"], **fields}
+    with pytest.raises(ModelError, match=next(iter(fields))):
+        parse_config(raw)
