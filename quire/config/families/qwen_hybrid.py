@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import ClassVar
 
 from quire.config.families.qwen import Qwen3
+from quire.config.families.qwen_moe import read_qwen_moe, read_shared_expert, read_sparse_layers
 from quire.config.hf_config import (
     Heads,
     check_divides,
@@ -16,6 +17,7 @@ from quire.config.hf_config import (
     read_num_layers,
 )
 from quire.config.hf_fields import FieldReader
+from quire.config.hf_moe import MLP_MIXTURE_NAMES, with_experts
 from quire.config.model_arch import AttentionArch, GatedDeltaNetArch, ModelArch, NormArch
 
 LINEAR, FULL = "linear_attention", "full_attention"
@@ -37,11 +39,9 @@ class Qwen3_5(Qwen3):
     @classmethod
     def parse(cls, raw: Mapping[str, object]) -> ModelArch:
         """As `ModelFamily.parse`."""
-        config = FieldReader(raw)
-        if not config.has("partial_rotary_factor"):
-            raw = {**raw, "partial_rotary_factor": 0.25}
+        config = FieldReader(with_defaults(raw, partial_rotary_factor=0.25))
         layer_types = read_hybrid_layers(config)
-        arch = super().parse({**raw, "layer_types": None})
+        arch = super().parse({**config.raw, "layer_types": None})
         norm = NormArch(eps=read_norm_eps(config), gain_offset=1.0)
         delta_net = read_delta_net(config)
         layers = [
@@ -72,6 +72,38 @@ class Qwen3_5(Qwen3):
     def windows(cls, config: FieldReader, num_layers: int) -> tuple[None, ...]:
         """None."""
         return (None,) * num_layers
+
+
+class Qwen3_5Moe(Qwen3_5):
+    """A mixture with a gated shared expert in every layer; a tensor for each expert's projections."""
+
+    tensor_names = MLP_MIXTURE_NAMES
+
+    @classmethod
+    def parse(cls, raw: Mapping[str, object]) -> ModelArch:
+        """As `ModelFamily.parse`."""
+        config = FieldReader(with_defaults(raw, norm_topk_prob=True, intermediate_size=1))
+        moe = read_shared_expert(config, read_qwen_moe(config))
+        return with_experts(super().parse(config.raw), moe, read_sparse_layers(config))
+
+
+class Qwen3_5MoeVision(Qwen3_5Moe):
+    """The same as checkpoints that also see have it: one tensor for all experts."""
+
+    layouts: ClassVar[Mapping[str, str]] = {"moe.experts": "stacked"}
+
+
+class Qwen3Next(Qwen3_5Moe):
+    """Text alone. What a key head of Gated DeltaNet is projected to lies together; some layers may be dense."""
+
+    text_config = False
+    prefixes: ClassVar[tuple[str, ...]] = ("",)
+    layouts: ClassVar[Mapping[str, str]] = {"linear_attn.in_proj": "by_group"}
+
+
+def with_defaults(raw: Mapping[str, object], **defaults: object) -> dict[str, object]:
+    """Fields of a config.json, and others where they are absent or null."""
+    return {**raw, **{name: value for name, value in defaults.items() if raw.get(name) is None}}
 
 
 def read_hybrid_layers(config: FieldReader) -> tuple[str, ...]:

@@ -40,6 +40,9 @@ FAMILIES: Mapping[str, tuple[str, str]] = {
     "GptOssForCausalLM": ("gpt_oss", "gpt_oss:GptOss"),
     "Qwen3_5ForCausalLM": ("qwen3_5_text", "qwen_hybrid:Qwen3_5"),
     "Qwen3_5ForConditionalGeneration": ("qwen3_5", "qwen_hybrid:Qwen3_5"),
+    "Qwen3_5MoeForCausalLM": ("qwen3_5_moe_text", "qwen_hybrid:Qwen3_5Moe"),
+    "Qwen3_5MoeForConditionalGeneration": ("qwen3_5_moe", "qwen_hybrid:Qwen3_5MoeVision"),
+    "Qwen3NextForCausalLM": ("qwen3_next", "qwen_hybrid:Qwen3Next"),
     "Lfm2ForCausalLM": ("lfm2", "lfm2:Lfm2"),
     "GemmaForCausalLM": ("gemma", "gemma:Gemma"),
     "Gemma2ForCausalLM": ("gemma2", "gemma:Gemma2"),
@@ -60,6 +63,7 @@ FAMILIES: Mapping[str, tuple[str, str]] = {
     "Ministral3ForCausalLM": ("ministral3", "mistral:Ministral3"),
     "Mistral3ForConditionalGeneration": ("mistral3", "mistral:Mistral3"),
     "SeedOssForCausalLM": ("seed_oss", "llama:SeedOss"),
+    "Lfm2MoeForCausalLM": ("lfm2_moe", "lfm2:Lfm2Moe"),
 }
 
 

@@ -32,9 +32,9 @@ class GatedDeltaNetPart(Part):
         self.arch = arch
         self.layouts = build.family.layouts
         self.qkvz_proj = Linear(hidden_size, arch.conv_width + values, bias=False, options=options)
-        # A few rows that decide over whole states: stored as precisely as the table of tokens.
-        precise = options.kernels.table_method(2 * heads, hidden_size)
-        self.ba_proj = Linear(hidden_size, 2 * heads, bias=False, options=options, method=precise)
+        # A few rows that decide over whole states: never quantized.
+        dense = options.kernels.dense_method()
+        self.ba_proj = Linear(hidden_size, 2 * heads, bias=False, options=options, method=dense)
         self.out_proj = Linear(values, hidden_size, bias=False, options=options)
         self.mixer = GatedDeltaNet(arch, build.cache_layers.add(name, self), options=options)
 

@@ -73,3 +73,14 @@ def test_lfm2_has_attention_where_it_is_named_and_two_thirds_of_its_intermediate
 def test_bad_fields_are_refused_by_name(fields: dict[str, Any], named: str):
     with pytest.raises(ModelError, match=named):
         parse_qwen(**fields)
+
+
+def test_mixtures_have_experts_where_they_are_not_said_to_be_dense():
+    experts = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+    shared = {**QWEN["text_config"], **experts, "shared_expert_intermediate_size": 48}
+    arch = parse_config({"architectures": ["Qwen3NextForCausalLM"], **shared, "mlp_only_layers": [2]})
+    assert [layer.moe is None for layer in arch.layers] == [False, False, True] + [False] * 5
+    assert arch.layers[0].moe is not None and arch.layers[0].moe.shared_size == 48
+    assert arch.layers[0].moe.has_shared_gate and arch.layers[0].moe.router.is_normalized
+    arch = parse_config({**LFM, "architectures": ["Lfm2MoeForCausalLM"], "intermediate_size": 600, **experts})
+    assert [layer.moe is None for layer in arch.layers] == [True, True, False, False]
