@@ -48,7 +48,6 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "bert": ({}, "neither causal nor sliding windows"),
     "diffllama": (SIZES, "calls its attention 2 times"),
     "doge": ({}, "attention masks of its own"),
-    "minicpm3": ({}, "keys have 96 elements and its values 64"),
     "glm_moe_dsa": ({}, "called with indices"),
     "git": ({}, "made of several models"),
 }

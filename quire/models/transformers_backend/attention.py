@@ -55,13 +55,19 @@ class PagedLayer:
     def forward(
         self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, sinks: torch.Tensor | None
     ) -> torch.Tensor:
-        """[1, heads, num_tokens, head_size] each -> [1, num_tokens, num_heads, head_size]; sinks are [num_heads]."""
+        """[1, heads, num_tokens, size] each -> [1, num_tokens, num_heads, size of values]; sinks are [num_heads].
+
+        Shorter values than keys are padded: the cache holds as much of both.
+        """
         context = self.step.context
         assert context is not None, "attention runs within a step"
+        value_size, head_size = value.shape[-1], self.params.head_size
+        if value_size < head_size:
+            value = torch.nn.functional.pad(value, (0, head_size - value_size))
         q, k, v = (x[0].transpose(0, 1).contiguous() for x in (query, key, value))
         cache, metadata = context.kv_caches[self.index], context.metadata[self.index]
         assert isinstance(metadata, AttentionMetadata)
-        return self.backend.forward(self.params, q, k, v, cache, metadata, sinks).unsqueeze(0)
+        return self.backend.forward(self.params, q, k, v, cache, metadata, sinks)[None, :, :, :value_size]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -74,7 +74,7 @@ def _params(found: TransformersClass, notes: list[AttentionCall]) -> AttentionPa
     problems = [*call.problems]
     if len(notes) != 1:
         problems.append(f"a layer calls its attention {len(notes)} times")
-    if call.value_size != call.head_size:
+    if call.value_size > call.head_size:
         problems.append(f"its keys have {call.head_size} elements and its values {call.value_size}")
     if call.num_heads % call.num_kv_heads:
         problems.append(f"its {call.num_heads} query heads are not a multiple of its {call.num_kv_heads} key heads")

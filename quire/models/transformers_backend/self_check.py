@@ -27,7 +27,8 @@ class OwnTokenLayer(PagedLayer):
     ) -> torch.Tensor:
         """As `PagedLayer.forward`."""
         groups = query.shape[1] // key.shape[1]
-        mixed = value.repeat_interleave(groups, 1) + 0.5 * query + 0.25 * key.repeat_interleave(groups, 1)
+        keys, values = (x.repeat_interleave(groups, 1) for x in (key, value))
+        mixed = values + (0.5 * query + 0.25 * keys).sum(-1, keepdim=True)
         return mixed.transpose(1, 2).contiguous()
 
 
