@@ -65,7 +65,7 @@ def _group_pool(specs: Mapping[str, KVCacheSpec], max_model_len: int, *, frees_b
     if kinds.keys() == masked.keys():
         spec = one_group[0].spec
         if not spec.can_take_back:
-            return one_group, f"one group: {spec.describe()} for each request"
+            return one_group, f"one group: {spec.describe()} in each layer for each request"
         return one_group, "one group: no layer has a window shorter than max_model_len"
     if not frees_blocks:
         return (
