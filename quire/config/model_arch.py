@@ -398,6 +398,11 @@ class ModelArch:
         return tuple(layer.attention for layer in self.layers if layer.attention is not None)
 
     @property
+    def has_states(self) -> bool:
+        """Whether there are recurrent layers."""
+        return any(layer.delta_net or layer.short_conv or layer.mamba for layer in self.layers)
+
+    @property
     def max_head_size(self) -> int:
         """Elements of the largest head of softmax attention; 0 without such layers."""
         return max((attention.head_size for attention in self.attention_layers), default=0)

@@ -233,6 +233,15 @@ def resolve_max_num_seqs(config: QuireConfig, context: ResolveContext) -> tuple[
     return _choose(config, "scheduler", "max_num_seqs", value, reason)
 
 
+def resolve_num_state_checkpoints(config: QuireConfig, context: ResolveContext) -> tuple[QuireConfig, Decision | None]:
+    """As many as there may be requests at once, where there are states to be kept."""
+    if config.cache.num_state_checkpoints is not None or not _arch(config).has_states:
+        return config, None
+    if not config.cache.enable_prefix_caching:
+        return _choose(config, "cache", "num_state_checkpoints", 0, "prefix caching is off")
+    return _choose(config, "cache", "num_state_checkpoints", config.scheduler.max_num_seqs, "max_num_seqs")
+
+
 def resolve_max_num_batched_tokens(config: QuireConfig, context: ResolveContext) -> tuple[QuireConfig, Decision | None]:
     """By device and usage, within what max_num_seqs full requests could fill."""
     scheduler, max_model_len = config.scheduler, config.model.max_model_len or 1
@@ -274,6 +283,7 @@ RULES: tuple[Rule, ...] = (
     resolve_block_size,
     resolve_max_model_len,
     resolve_max_num_seqs,
+    resolve_num_state_checkpoints,
     resolve_max_num_batched_tokens,
     resolve_max_decode_slowdown,
 )

@@ -52,6 +52,8 @@ def needed_bytes(groups: Sequence[KVCacheGroupSpec], requests: PlannedRequests) 
 
 def num_state_blocks(cache: CacheConfig, max_num_seqs: int) -> int:
     """Blocks of a pool of states, as far as there is memory."""
+    if not cache.enable_prefix_caching:
+        return 1 + max_num_seqs
     num_checkpoints = cache.num_state_checkpoints
     return 1 + 2 * max_num_seqs + (max_num_seqs if num_checkpoints is None else num_checkpoints)
 

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -8,6 +10,7 @@ from quire.config import QuireConfig
 from quire.config.build import build_config
 from quire.config.families.registry import parse_config
 from quire.config.model_arch import ModelArch
+from quire.config.recurrent_arch import ShortConvArch
 from quire.config.resolve import GIB, Decision, UsageContext, resolve
 from quire.config.scheduler import SchedulerConfig
 from quire.errors import ConfigError, QuireClientError, UnsupportedError
@@ -129,6 +132,19 @@ def test_a_small_token_budget_lowers_the_number_of_requests() -> None:
 def test_many_requests_raise_the_token_budget() -> None:
     config, _ = resolve(build_config(max_num_seqs=5000), PLAIN_CPU, make_arch())
     assert config.scheduler.max_num_batched_tokens == 5000
+
+
+def test_states_are_kept_for_as_many_requests_as_run_where_there_are_recurrent_layers() -> None:
+    arch = make_arch()
+    layer = dataclasses.replace(arch.layers[0], short_conv=ShortConvArch(conv_size=3))
+    hybrid = dataclasses.replace(arch, layers=(layer,))
+    for given_settings, expected in (
+        ({}, 256),
+        ({"num_state_checkpoints": 4}, 4),
+        ({"enable_prefix_caching": False}, 0),
+    ):
+        config, _ = resolve(build_config(**given_settings), PLAIN_CPU, hybrid)
+        assert config.cache.num_state_checkpoints == expected
 
 
 def test_without_chunked_prefill_a_step_holds_the_longest_prompt() -> None:

@@ -129,6 +129,10 @@ def hybrid(num_full: int, num_states: int) -> dict[str, KVCacheSpec]:
 def test_states_have_two_blocks_for_each_request_and_those_for_checkpoints():
     for checkpoints, num_blocks in ((None, 1 + 3 * 5), (0, 1 + 2 * 5), (7, 1 + 2 * 5 + 7)):
         cache = CacheConfig(num_state_checkpoints=checkpoints)
+        assert (
+            plan_kv_cache(hybrid(0, 1), 10**7, CacheConfig(enable_prefix_caching=False), 640, max_num_seqs=5).num_blocks
+            == 6
+        )
         config = plan_kv_cache(hybrid(2, 6), 10**7, cache, 640, max_num_seqs=5)
         assert [group.pool for group in config.groups] == [0, 1] and len(config.groups[1].layer_names) == 6
         assert config.pools[1].num_blocks == num_blocks
