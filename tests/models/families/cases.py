@@ -1,0 +1,142 @@
+"""The families under test: a tiny random checkpoint of each, in the classes of `transformers`, and what is refused.
+
+An entry here runs every check of `checks` on the family and writes its row of docs/reference/models.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tests.models.checkpoints import VOCAB_SIZE, make_tokenizer
+from tests.models.mixtures import MIXTURES, YARN
+from tests.models.state_spaces import STATE_SPACES
+
+COMMON: Mapping[str, Any] = {
+    "vocab_size": VOCAB_SIZE, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 1024, "bos_token_id": 1,
+    "eos_token_id": 2, "pad_token_id": None, "tie_word_embeddings": False,
+}  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """One family.
+
+    Attributes:
+        title: as the page calls it.
+        prefix: of its classes in `transformers`: `prefix + "Config"`, `prefix + "ForCausalLM"`.
+        fields: of its config.
+        common: of its config, too; what most families have.
+        architectures: names in config.json that its file serves; the first is the checkpoint's.
+        std: of the random weights; large enough that logits are far from uniform.
+        settings: of the engine.
+        reasons: check -> why this family does not pass it; the page says so.
+    """
+
+    title: str
+    prefix: str
+    fields: Mapping[str, Any] = field(default_factory=dict)
+    common: Mapping[str, Any] = field(default_factory=lambda: COMMON)
+    architectures: tuple[str, ...] = ()
+    std: float = 0.1
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    reasons: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Of the architectures."""
+        return self.architectures or (f"{self.prefix}ForCausalLM",)
+
+    def write(self, directory: Path) -> Any:
+        """Write the checkpoint and its tokenizer; returns the float32 model that was written."""
+        import transformers
+
+        config = getattr(transformers, f"{self.prefix}Config")(**{**self.common, **self.fields})
+        config._attn_implementation = "eager"
+        torch.manual_seed(0)
+        model_class = getattr(transformers, self.names[0], None) or getattr(transformers, f"{self.prefix}ForCausalLM")
+        model = model_class(config).to(torch.float32).eval()
+        with torch.no_grad():
+            for name, parameter in model.named_parameters():
+                is_gain = parameter.dim() == 1 and name.endswith("weight")
+                parameter.normal_(1.0 if is_gain and float(parameter.mean()) > 0.5 else 0.0, self.std)
+            for name, buffer in model.named_buffers():
+                if name.endswith("e_score_correction_bias"):
+                    buffer.normal_(0.0, 0.3)
+        model.save_pretrained(directory)
+        make_tokenizer(VOCAB_SIZE).save_pretrained(directory)
+        return model
+
+
+# Fields of every family with a state; others have meanings of their own there.
+STATE_COMMON: Mapping[str, Any] = {
+    name: COMMON[name]
+    for name in ("vocab_size", "hidden_size", "num_hidden_layers", "bos_token_id", "eos_token_id", "pad_token_id")
+}
+NOT_CAPTURED = "decode steps are computed call by call: some operations are still plain torch, elementwise"
+
+STATES_ALONE = dict.fromkeys(
+    ("preempted", "swapped"), "a request holds the same number of states from its start, so none has to give way"
+)
+
+
+def mixture(title: str, prefix: str, *, fields: Mapping[str, Any] | None = None, **given: Any) -> Case:
+    """A case of `MIXTURES`, some of whose fields are others."""
+    return Case(title=title, prefix=prefix, fields={**MIXTURES[prefix], **(fields or {})}, **given)
+
+
+def state_space(title: str, name: str, **given: Any) -> Case:
+    """A case of `STATE_SPACES`."""
+    prefix, fields = STATE_SPACES[name]
+    given_fields = {key: value for key, value in fields.items() if value is not None}
+    common = {key: value for key, value in STATE_COMMON.items() if key not in fields}
+    return Case(title=title, prefix=prefix, fields=given_fields, common=common, **given)
+
+
+CASES: Mapping[str, Case] = {
+    "llama": Case(title="Llama 1, 2, 3", prefix="Llama"),
+    "mistral": Case(title="Mistral", prefix="Mistral", fields={"sliding_window": 40, "head_dim": 16}),
+    "qwen2": Case(title="Qwen2, Qwen2.5", prefix="Qwen2", fields={"tie_word_embeddings": True}),
+    "qwen3": Case(title="Qwen3", prefix="Qwen3", fields={"head_dim": 16, "tie_word_embeddings": True}),
+    "minicpm3": Case(
+        title="MiniCPM3",
+        prefix="MiniCPM3",
+        fields={
+            "num_key_value_heads": 4,
+            "kv_lora_rank": 32,
+            "q_lora_rank": 24,
+            "qk_nope_head_dim": 16,
+            "qk_rope_head_dim": 8,
+            "dim_model_base": 32,
+            "tie_word_embeddings": True,
+        },
+        reasons={"captured steps": NOT_CAPTURED},
+    ),
+    "mixtral": mixture("Mixtral", "Mixtral"),
+    "phimoe": mixture(
+        "Phi-3.5-MoE",
+        "Phimoe",
+        architectures=("PhimoeForCausalLM", "PhiMoEForCausalLM"),
+        reasons={"captured steps": NOT_CAPTURED},
+    ),
+    "qwen2_moe": mixture("Qwen2-MoE", "Qwen2Moe"),
+    "qwen3_moe": mixture("Qwen3-MoE", "Qwen3Moe"),
+    "olmoe": mixture("OLMoE", "Olmoe"),
+    "granitemoe": mixture("Granite-MoE", "GraniteMoe"),
+    "glm4_moe": mixture("GLM-4-MoE", "Glm4Moe"),
+    "gpt_oss": mixture(
+        "gpt-oss", "GptOss", fields={"rope_parameters": {**YARN, "original_max_position_embeddings": 128}}
+    ),
+    "mamba": state_space("Mamba", "mamba", reasons=STATES_ALONE),
+    "falcon_mamba": state_space("Falcon-Mamba", "falcon mamba", reasons=STATES_ALONE),
+    "mamba2": state_space("Mamba 2", "mamba2", reasons=STATES_ALONE),
+    "falcon_h1": state_space("Falcon-H1", "falcon h1"),
+    "granite_hybrid": state_space("Granite 4 (hybrid)", "granite hybrid"),
+    "jamba": state_space("Jamba", "jamba"),
+    "nemotron_h": state_space("Nemotron-H", "nemotron h"),
+}
