@@ -1,6 +1,8 @@
 // The inner products of attention by vdpbf16ps, for bfloat16: a step of both chains takes four numbers of a row and one
 // instruction each (simd/bf16_dot.h). Rows are kept as pairs: for every four numbers k .. k + 3 two words, (k + 2, k)
-// and (k + 3, k + 1). Where the instruction is missing nothing but the answer that it is.
+// and (k + 3, k + 1). Keys and values that many rows read are packed first, in steps of four k and sixteen columns: the
+// words of the even chain of every column, then those of the odd chain. Where the instruction is missing nothing but
+// the answer that it is.
 #pragma once
 
 #include "kernels/attention_cache.h"
@@ -17,10 +19,12 @@ constexpr bool kHasPairs = false;
 template <>
 constexpr bool kHasPairs<bf16> = true;
 
+// Bytes of eight numbers to those of the pairs of both chains.
+inline __m128i chain_order() { return _mm_setr_epi8(4, 5, 0, 1, 6, 7, 2, 3, 12, 13, 8, 9, 14, 15, 10, 11); }
+
 // Of 16 numbers, the pairs of both chains.
 inline void store_pairs(float* out, __m256i numbers) {
-  const __m256i order = _mm256_broadcastsi128_si256(
-      _mm_setr_epi8(4, 5, 0, 1, 6, 7, 2, 3, 12, 13, 8, 9, 14, 15, 10, 11));
+  const __m256i order = _mm256_broadcastsi128_si256(chain_order());
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(out), _mm256_shuffle_epi8(numbers, order));
 }
 
@@ -38,6 +42,16 @@ inline F16 store_weight_pairs(float* out, F16 weights) {
   const __m256i rounded = (__m256i)_mm512_cvtneps_pbh(weights.v);
   store_pairs(out, rounded);
   return {_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(rounded), 16))};
+}
+
+// Rounds the weights of 32 tokens to bfloat16 and stores their pairs, 16 floats; returns `sum` with those at odd places
+// and then those at even places added. None may be subnormal.
+inline F16 store_weight_pairs(float* out, F16 first, F16 second, F16 sum) {
+  const __m512i rounded = (__m512i)_mm512_cvtne2ps_pbh(second.v, first.v);
+  _mm512_storeu_si512(out, _mm512_shuffle_epi8(rounded, _mm512_broadcast_i32x4(chain_order())));
+  const __m512i ones = _mm512_set1_epi32(0x3f803f80);
+  add_chain_pairs_inplace(sum, {_mm512_castsi512_ps(rounded)}, {_mm512_castsi512_ps(ones)});
+  return sum;
 }
 
 // Two rows of a tile, k / 2 and k / 2 + 1, as the chains take them. With one row left the second is zeros.
@@ -89,6 +103,92 @@ inline void multiply_pairs(const float* a, int64_t a_stride, const bf16* b, int6
       add_chains<IsWhole, true>(a + i / 2, a_stride, rows, b_stride, num_lanes, even, odd);
     }
     if (i < end) add_chains<IsWhole, false>(a + i / 2, a_stride, b + i / 2 * b_stride, b_stride, num_lanes, even, odd);
+    for (int r = 0; r < Rows; ++r) {
+      for (int c = 0; c < Columns; ++c) {
+        float* const to = out + r * out_stride + 16 * c;
+        const F16 before = Adds || tile > 0 ? load(to) : zero();
+        store(to, before + (even[r][c] + odd[r][c]));
+      }
+    }
+  }
+}
+
+constexpr int64_t kStep = 32;  // floats of a packed step
+
+// Steps of one tile of right operands: k of them for each pair of sixteen columns, and a single one where they are odd.
+constexpr int64_t packed_tile_size(int64_t k, int64_t num_columns) {
+  return ceil_div(k, 4) * ceil_div(num_columns, 16) * kStep;
+}
+
+// Packs the first `num_lanes` of sixteen columns of b[k / 2][columns][2], with k even, the others as zeros. `b_stride`:
+// elements from pair to pair; `width`: columns / 16 that a step has.
+template <bool IsWhole>
+inline void pack_columns(const bf16* b, int64_t b_stride, int64_t k, int64_t num_lanes, int64_t width, float* out) {
+  int64_t i = 0;
+  F16 even, odd;
+  for (; i + 4 <= k; i += 4, out += width * kStep) {
+    load_chains<IsWhole, true>(b + i / 2 * b_stride, b_stride, num_lanes, even, odd);
+    store(out, even);
+    store(out + 16, odd);
+  }
+  if (i == k) return;
+  load_chains<IsWhole, false>(b + i / 2 * b_stride, b_stride, num_lanes, even, odd);
+  store(out, even);
+  store(out + 16, odd);
+}
+
+// Packs a tile of `num_columns`.
+inline void pack_tile(const bf16* b, int64_t b_stride, int64_t k, int64_t num_columns, float* out) {
+  const int64_t num_steps = ceil_div(k, 4);
+  for (int64_t column = 0; column < num_columns; column += 16) {
+    const int64_t width = column / 32 * 32 + 16 < num_columns ? 2 : 1, num_lanes = num_columns - column;
+    float* to = out + (column / 32 * 2 * num_steps + column / 16 % 2) * kStep;
+    if (num_lanes >= 16) {
+      pack_columns<true>(b + 2 * column, b_stride, k, 16, width, to);
+    } else {
+      pack_columns<false>(b + 2 * column, b_stride, k, num_lanes, width, to);
+    }
+  }
+}
+
+template <int Rows, int Columns>
+[[gnu::always_inline]] inline void add_packed_step(const float* a, int64_t a_stride, const float* b,
+                                                   F16 (&even)[Rows][Columns], F16 (&odd)[Rows][Columns]) {
+  F16 b_even[Columns], b_odd[Columns];
+  for (int c = 0; c < Columns; ++c) {
+    b_even[c] = load(b + c * kStep);
+    b_odd[c] = load(b + c * kStep + 16);
+  }
+  for (int r = 0; r < Rows; ++r) {
+    const F16 a_even = set1(a[r * a_stride]), a_odd = set1(a[r * a_stride + 1]);
+    for (int c = 0; c < Columns; ++c) {
+      add_chain_pairs_inplace(even[r][c], a_even, b_even[c]);
+      add_chain_pairs_inplace(odd[r][c], a_odd, b_odd[c]);
+    }
+  }
+}
+
+// out[r][0 .. 16 * Columns - 1] = (Adds ? out : 0) + a . b, of `num_steps` packed steps.
+template <bool Adds, int Rows, int Columns>
+inline void multiply_steps(const float* a, int64_t a_stride, const float* b, int64_t num_steps, float* out,
+                           int64_t out_stride) {
+  constexpr int kSteps = 8;  // of a tile of 32
+  for (int64_t tile = 0; tile < num_steps; tile += kSteps) {
+    F16 even[Rows][Columns], odd[Rows][Columns];
+    for (int r = 0; r < Rows; ++r) {
+      for (int c = 0; c < Columns; ++c) even[r][c] = odd[r][c] = zero();
+    }
+    const float *a_tile = a + 2 * tile, *b_tile = b + tile * Columns * kStep;
+    if (tile + kSteps <= num_steps) {
+#pragma GCC unroll 8
+      for (int i = 0; i < kSteps; ++i) {
+        add_packed_step(a_tile + 2 * i, a_stride, b_tile + i * Columns * kStep, even, odd);
+      }
+    } else {
+      for (int64_t i = 0; i < num_steps - tile; ++i) {
+        add_packed_step(a_tile + 2 * i, a_stride, b_tile + i * Columns * kStep, even, odd);
+      }
+    }
     for (int r = 0; r < Rows; ++r) {
       for (int c = 0; c < Columns; ++c) {
         float* const to = out + r * out_stride + 16 * c;

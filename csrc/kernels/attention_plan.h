@@ -14,6 +14,8 @@ namespace {
 constexpr int64_t kSplit = 256;
 // Rows of an item, unless the group alone has more.
 constexpr int64_t kItemRows = 64;
+// Where keys and values are packed first: enough for that to pay.
+constexpr int64_t kPackedItemRows = 240;
 
 struct Item {
   int64_t request;
@@ -45,7 +47,9 @@ struct Plan {
 };
 
 inline int64_t group_size(const PagedAttentionArgs& args) { return args.num_heads / args.cache.num_kv_heads; }
-inline int64_t item_tokens(const PagedAttentionArgs& args) { return max_i64(1, kItemRows / group_size(args)); }
+inline int64_t item_tokens(const PagedAttentionArgs& args, int64_t max_rows = kItemRows) {
+  return max_i64(1, max_rows / group_size(args));
+}
 inline int64_t padded_head(const PagedAttentionArgs& args) { return round_up(args.cache.head_size, 16); }
 
 // A row's partial result: its maximum, its sum, then its weighted values.
@@ -53,8 +57,8 @@ constexpr int64_t kPartialHead = 16;
 inline int64_t partial_stride(const PagedAttentionArgs& args) { return kPartialHead + padded_head(args); }
 
 template <class Fn>
-inline void for_each_item(const PagedAttentionArgs& args, const Fn& fn) {
-  const int64_t step = item_tokens(args);
+inline void for_each_item(const PagedAttentionArgs& args, int64_t max_rows, const Fn& fn) {
+  const int64_t step = item_tokens(args, max_rows);
   for (int64_t request = 0; request < args.num_reqs; ++request) {
     const int64_t start = args.query_start_loc[request], end = args.query_start_loc[request + 1];
     const int64_t first_position = args.seq_lens[request] - (end - start);
@@ -83,9 +87,9 @@ struct Shares {
   int64_t num_items;
 };
 
-inline Shares fair_shares(const PagedAttentionArgs& args, int64_t num_threads) {
+inline Shares fair_shares(const PagedAttentionArgs& args, int64_t max_rows, int64_t num_threads) {
   int64_t total = 0, highest = 0, num_items = 0;
-  for_each_item(args, [&](const Item& item) {
+  for_each_item(args, max_rows, [&](const Item& item) {
     const int64_t cost = cost_of(args, item);
     total += cost;
     highest = max_i64(highest, cost);
@@ -103,11 +107,11 @@ inline int64_t num_runs(const PagedAttentionArgs& args, const Item& item, int64_
 }
 
 // In the pool's shared scratch: the caller holds its lock until the plan is done with.
-inline Plan make_plan(Pool& pool, const PagedAttentionArgs& args) {
-  const Shares shares = fair_shares(args, pool.num_threads());
+inline Plan make_plan(Pool& pool, const PagedAttentionArgs& args, int64_t max_rows = kItemRows) {
+  const Shares shares = fair_shares(args, max_rows, pool.num_threads());
   const int64_t group = group_size(args), stride = partial_stride(args);
   int64_t starts[kNumClasses + 1] = {}, num_tasks = 0, num_cut = 0, partial_floats = 0;
-  for_each_item(args, [&](const Item& item) {
+  for_each_item(args, max_rows, [&](const Item& item) {
     const int64_t runs = num_runs(args, item, shares.limit);
     starts[cost_class(cost_of(args, item) / runs) + 1] += runs;
     num_tasks += runs;
@@ -120,7 +124,7 @@ inline Plan make_plan(Pool& pool, const PagedAttentionArgs& args) {
   char* memory = static_cast<char*>(pool.shared_scratch(task_bytes + partial_floats * 4));
   Plan plan{reinterpret_cast<Task*>(memory), num_tasks, reinterpret_cast<Task*>(memory) + num_tasks, 0};
   float* partials = reinterpret_cast<float*>(memory + task_bytes);
-  for_each_item(args, [&](const Item& item) {
+  for_each_item(args, max_rows, [&](const Item& item) {
     const int64_t runs = num_runs(args, item, shares.limit), first = item.first_split(), end = item.end_split();
     int64_t& next = starts[cost_class(cost_of(args, item) / runs)];
     if (runs == 1) {

@@ -19,8 +19,11 @@ template <>
 constexpr int64_t kBlockRows<bf16> = kTileRows;
 #elif defined(QUIRE_TIER_AVX512_BF16)
 template <>
-constexpr int64_t kBlockRows<bf16> = 2 * kRegisterRows<bf16>;
+constexpr int64_t kBlockRows<bf16> = 4 * kRegisterRows<bf16>;
 #endif
+
+template <class T>
+constexpr int64_t kMaxItemRows = kHasPairs<T> ? kPackedItemRows : kItemRows;
 
 // What a thread needs for one task.
 template <class T>
@@ -34,10 +37,13 @@ struct Scratch {
   float* block_maxima;  // of one block and split
   float* block_sums;
   float* block_outputs;
+  float* lane_sums;  // [kBlockRows][16]
   // Values of a tile without the tokens that are not seen. Of a cache of codes: keys and values as bfloat16, tile by
   // tile, of a split with several blocks of rows or of one tile.
   T* values;
   T* keys;
+  float* packed_keys;  // of a split with several blocks of rows, tile by tile
+  float* packed_values;
   AmxScratch amx;
 };
 
@@ -53,8 +59,8 @@ template <class T>
 int64_t lay_out(const PagedAttentionArgs& args, char* memory, Scratch<T>& scratch) {
   char* const start = memory;
   const int64_t padded = padded_head(args);
-  const int64_t num_rows = round_up(item_tokens(args) * group_size(args), kBlockRows<T>);
-  scratch.query_stride = padded + 16;
+  const int64_t num_rows = round_up(item_tokens(args, kMaxItemRows<T>) * group_size(args), kBlockRows<T>);
+  scratch.query_stride = (kHasPairs<T> ? padded / 2 : padded) + 16;
   scratch.query = take<float>(memory, num_rows * scratch.query_stride);
   scratch.maxima = take<float>(memory, num_rows);
   scratch.sums = take<float>(memory, num_rows);
@@ -63,9 +69,12 @@ int64_t lay_out(const PagedAttentionArgs& args, char* memory, Scratch<T>& scratc
   scratch.block_maxima = take<float>(memory, kBlockRows<T>);
   scratch.block_sums = take<float>(memory, kBlockRows<T>);
   scratch.block_outputs = take<float>(memory, kBlockRows<T> * padded);
+  scratch.lane_sums = take<float>(memory, kBlockRows<T> * 16);
   const bool has_codes = is_fp8(args.cache.dtype);
   scratch.values = take<T>(memory, (has_codes ? kSplit : kTile) * args.cache.head_size);
   scratch.keys = take<T>(memory, (has_codes ? kSplit : 0) * args.cache.head_size);
+  scratch.packed_keys = take<float>(memory, kHasPairs<T> ? kSplit * round_up(args.cache.head_size, 4) / 2 : 0);
+  scratch.packed_values = take<float>(memory, kHasPairs<T> ? kSplit * padded / 2 : 0);
   memory += lay_out_amx(memory, num_rows, args.cache.head_size, scratch.amx);
   return memory - start;
 }

@@ -29,28 +29,34 @@ struct Int {
   static constexpr int value = N;
 };
 
-// Calls fn(Int<n>, first row) for the fewest groups of at most kRegisterRows rows, of similar size.
+// Calls fn(Int<num>) for a group of at most kRegisterRows rows.
+template <class T, class Fn>
+inline void with_row_count(int64_t num, const Fn& fn) {
+  if (num == kRegisterRows<T>) return fn(Int<kRegisterRows<T>>{});
+  switch (num) {
+    case 1: fn(Int<1>{}); break;
+#if defined(QUIRE_SIMD_AVX512)
+    case 2: fn(Int<2>{}); break;
+    case 3: fn(Int<3>{}); break;
+    case 4: fn(Int<4>{}); break;
+    case 5: fn(Int<5>{}); break;
+    case 6: fn(Int<(kHasPairs<T> ? 1 : 6)>{}); break;
+    case 7: fn(Int<(kHasPairs<T> ? 1 : 7)>{}); break;
+#endif
+    default: break;
+  }
+}
+
+// Calls fn(Int<n>, first row) for groups of kRegisterRows rows; what is left over is two groups of similar size or one.
 template <class T, class Fn>
 inline void for_row_groups(int64_t num_rows, const Fn& fn) {
-  const int64_t num_groups = ceil_div(num_rows, kRegisterRows<T>);
-  for (int64_t group = 0; group < num_groups; ++group) {
-    const int64_t row = group * num_rows / num_groups, num = (group + 1) * num_rows / num_groups - row;
-    if (num == kRegisterRows<T>) {
-      fn(Int<kRegisterRows<T>>{}, row);
-      continue;
-    }
-    switch (num) {
-      case 1: fn(Int<1>{}, row); break;
-#if defined(QUIRE_SIMD_AVX512)
-      case 2: fn(Int<2>{}, row); break;
-      case 3: fn(Int<3>{}, row); break;
-      case 4: fn(Int<4>{}, row); break;
-      case 5: fn(Int<5>{}, row); break;
-      case 6: fn(Int<(kHasPairs<T> ? 1 : 6)>{}, row); break;
-      case 7: fn(Int<(kHasPairs<T> ? 1 : 7)>{}, row); break;
-#endif
-      default: break;
-    }
+  constexpr int64_t kRows = kRegisterRows<T>;
+  int64_t row = 0;
+  for (; num_rows - row >= 2 * kRows || num_rows - row == kRows; row += kRows) fn(Int<kRows>{}, row);
+  while (row < num_rows) {
+    const int64_t left = num_rows - row, num = left > kRows ? left - left / 2 : left;
+    with_row_count<T>(num, [&](auto rows) { fn(rows, row); });
+    row += num;
   }
 }
 
@@ -156,6 +162,28 @@ inline void multiply_rows(const float* a, int64_t a_stride, int64_t num_rows, co
     }
   });
 }
+
+#if defined(QUIRE_TIER_AVX512_BF16)
+// The same over packed columns; `a` holds pairs.
+template <bool Adds>
+inline void multiply_packed_rows(const float* a, int64_t a_stride, int64_t num_rows, const float* b, int64_t k,
+                                 int64_t num_columns, float* out, int64_t out_stride) {
+  const int64_t num_steps = ceil_div(k, 4);
+  for_row_groups<bf16>(num_rows, [&](auto rows, int64_t row) {
+    constexpr int num = decltype(rows)::value;
+    const float *a_row = a + row * a_stride, *columns = b;
+    float* out_row = out + row * out_stride;
+    for (int64_t column = 0; column < num_columns; column += 32) {
+      if (column + 16 < num_columns) {
+        multiply_steps<Adds, num, 2>(a_row, a_stride, columns, num_steps, out_row + column, out_stride);
+        columns += 2 * num_steps * kStep;
+      } else {
+        multiply_steps<Adds, num, 1>(a_row, a_stride, columns, num_steps, out_row + column, out_stride);
+      }
+    }
+  });
+}
+#endif
 
 }  // namespace
 }  // namespace quire::QUIRE_TIER

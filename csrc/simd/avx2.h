@@ -203,5 +203,18 @@ static inline __m256 add_to_exponent(__m256 x, __m256 shifted) {
 static inline F16 add_to_exponent(F16 x, F16 shifted) {
   return {add_to_exponent(x.lo, shifted.lo), add_to_exponent(x.hi, shifted.hi)};
 }
+// Zero where x < limit; elsewhere (NaN too) as `add_to_exponent`.
+static inline F16 add_to_exponent_or_zero(F16 y, F16 shifted, F16 x, F16 limit) {
+  return select_less(x, limit, zero(), add_to_exponent(y, shifted));
+}
+// Of the 32 numbers in a and then b, those at even places, and those at odd ones.
+static inline void split_pairs(F16 a, F16 b, F16& even, F16& odd) {
+  const auto pick = [](__m256 first, __m256 second, bool is_odd) {
+    const __m256 mixed = is_odd ? _mm256_shuffle_ps(first, second, 0xdd) : _mm256_shuffle_ps(first, second, 0x88);
+    return _mm256_castpd_ps(_mm256_permute4x64_pd(_mm256_castps_pd(mixed), 0xd8));
+  };
+  even = {pick(a.lo, a.hi, false), pick(b.lo, b.hi, false)};
+  odd = {pick(a.lo, a.hi, true), pick(b.lo, b.hi, true)};
+}
 
 }  // namespace quire::QUIRE_TIER

@@ -154,5 +154,17 @@ static inline F16 add_to_exponent(F16 x, F16 shifted) {
   const __m512i n = _mm512_slli_epi32(_mm512_castps_si512(shifted.v), 23);
   return {_mm512_castsi512_ps(_mm512_add_epi32(_mm512_castps_si512(x.v), n))};
 }
+// Zero where x < limit; elsewhere (NaN too) as `add_to_exponent`.
+static inline F16 add_to_exponent_or_zero(F16 y, F16 shifted, F16 x, F16 limit) {
+  const __m512i n = _mm512_slli_epi32(_mm512_castps_si512(shifted.v), 23);
+  const __mmask16 is_kept = _mm512_cmp_ps_mask(x.v, limit.v, _CMP_NLT_UQ);
+  return {_mm512_castsi512_ps(_mm512_maskz_add_epi32(is_kept, _mm512_castps_si512(y.v), n))};
+}
+// Of the 32 numbers in a and then b, those at even places, and those at odd ones.
+static inline void split_pairs(F16 a, F16 b, F16& even, F16& odd) {
+  const __m512i places = _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
+  even.v = _mm512_permutex2var_ps(a.v, places, b.v);
+  odd.v = _mm512_permutex2var_ps(a.v, _mm512_add_epi32(places, _mm512_set1_epi32(1)), b.v);
+}
 
 }  // namespace quire::QUIRE_TIER

@@ -32,8 +32,11 @@ static inline F16 add_chain_pairs(F16 a, F16 b, F16 sum) {
   return {_mm512_dpbf16_ps(sum.v, (__m512bh)a.v, (__m512bh)b.v)};
 }
 
-// The same with the pair at `a` in every lane. Not the intrinsic: GCC 12 copies the sum first, and runs out of
-// registers.
+// The same, in place. Not the intrinsic: GCC 12 copies the sum first, and runs out of registers.
+[[gnu::always_inline]] static inline void add_chain_pairs_inplace(F16& sum, F16 a, F16 b) {
+  asm("vdpbf16ps %2, %1, %0" : "+v"(sum.v) : "v"(a.v), "v"(b.v));
+}
+// The same with the pair at `a` in every lane.
 [[gnu::always_inline]] static inline void add_chain_pairs_of(__m512& sum, __m512 b, const float* a) {
   struct [[gnu::may_alias, gnu::packed]] Pair {
     uint32_t bits;

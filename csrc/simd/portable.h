@@ -195,5 +195,18 @@ static inline void store_fence() {}
 static inline F16 add_to_exponent(const F16& x, const F16& shifted) {
   return each_lane([&](int i) { return float_of(bits_of(x.v[i]) + (bits_of(shifted.v[i]) << 23)); });
 }
+// Zero where x < limit; elsewhere (NaN too) as `add_to_exponent`.
+static inline F16 add_to_exponent_or_zero(const F16& y, const F16& shifted, const F16& x, const F16& limit) {
+  return select_less(x, limit, zero(), add_to_exponent(y, shifted));
+}
+// Of the 32 numbers in a and then b, those at even places, and those at odd ones.
+static inline void split_pairs(const F16& a, const F16& b, F16& even, F16& odd) {
+  for (int i = 0; i < 8; ++i) {
+    even.v[i] = a.v[2 * i];
+    odd.v[i] = a.v[2 * i + 1];
+    even.v[i + 8] = b.v[2 * i];
+    odd.v[i + 8] = b.v[2 * i + 1];
+  }
+}
 
 }  // namespace quire::QUIRE_TIER
