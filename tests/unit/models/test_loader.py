@@ -57,7 +57,7 @@ def test_every_known_architecture_has_a_class():
         model_class("Qwen3ForCasualLM")
 
 
-@pytest.mark.parametrize("architecture", FAMILIES)
+@pytest.mark.parametrize("architecture", [f"{name}ForCausalLM" for name in ("Llama", "Mistral", "Qwen2", "Qwen3")])
 def test_dummy_weights_depend_on_seed_and_name_alone(architecture: str):
     small = tensors_of(load(make_arch(architecture)))
     deep = tensors_of(load(make_arch(architecture, num_hidden_layers=3)))
