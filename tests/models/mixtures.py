@@ -15,7 +15,7 @@ YARN = {
     "rope_type": "yarn", "factor": 4.0, "beta_fast": 32.0, "beta_slow": 1.0, "truncate": False,
     "original_max_position_embeddings": 64, "rope_theta": 10000.0,
 }  # fmt: skip
-# Name of the class without "ForCausalLM" -> fields of its config beside those that all have.
+# Name of the config class without "Config" -> fields of its config beside those that all have.
 MIXTURES: dict[str, dict[str, Any]] = {
     "Mixtral": {"num_local_experts": 6, "num_experts_per_tok": 2},
     "Qwen2Moe": {
@@ -39,6 +39,11 @@ MIXTURES: dict[str, dict[str, Any]] = {
         "n_routed_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 48, "n_group": 4, "topk_group": 2,
         "routed_scaling_factor": 1.7, "use_qk_norm": True, "attention_bias": True, "head_dim": 16,
     },
+    "Llama4Text": {
+        "num_local_experts": 6, "num_experts_per_tok": 2, "intermediate_size_mlp": 80, "moe_layers": [0, 2],
+        "head_dim": 16, "no_rope_layer_interval": 3, "attention_chunk_size": 32, "floor_scale": 16,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
+    },
     "GptOss": {
         "num_local_experts": 6, "num_experts_per_tok": 3, "head_dim": 16, "sliding_window": 20,
         "rope_parameters": YARN,
@@ -51,7 +56,7 @@ def make_mixture(family: str, directory: Path, *, seed: int = 0, **overrides: An
     fields = {**COMMON, **MIXTURES[family], **overrides}
     config = getattr(transformers, f"{family}Config")(**fields, attn_implementation="eager")
     torch.manual_seed(seed)
-    model: PreTrainedModel = getattr(transformers, f"{family}ForCausalLM")(config).float().eval()
+    model: PreTrainedModel = getattr(transformers, f"{family.removesuffix('Text')}ForCausalLM")(config).float().eval()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             parameter.normal_(1.0 if name.endswith("norm.weight") else 0.0, 0.1)
