@@ -226,6 +226,7 @@ class MoEArch:
         clamp: limit on gates and ups before they are combined, as gpt-oss does with `swiglu_alpha`; 0 = none.
         swiglu_alpha: gates become gate * sigmoid(alpha * gate), and ups have one added (gpt-oss); 0 = plain.
         latent_size: experts work on a projection of so many elements (Nemotron-H); 0 = on the hidden size.
+        is_mxfp4: checkpoints have the experts' weights in MXFP4 (gpt-oss); the model keeps them in its own format.
     """
 
     num_experts: int
@@ -240,6 +241,7 @@ class MoEArch:
     clamp: float = 0.0
     swiglu_alpha: float = 0.0
     latent_size: int = 0
+    is_mxfp4: bool = False
 
     def num_weights(self, hidden_size: int) -> int:
         """Of all experts, the shared one and the router."""
@@ -278,8 +280,7 @@ class LayerArch:
         norms_sum: norms come after the residual sum instead (`ffn_post_norm`, `mixer_post_norm` are on sums; OPT 350M).
         residual_scale: factor on outputs before they are added.
         output_scale: the layer's result is multiplied by a learned number (Gemma 4).
-        per_layer_input: elements of the second embedding that is added at the layer's end (Gemma 4 E); 0 = none. All
-            layers have the same number.
+        per_layer_input: elements of the second embedding that is added at the layer's end (Gemma 4 E); 0 = none.
     """
 
     attention: AttentionArch | None = None
@@ -316,7 +317,7 @@ class LayerArch:
     def num_weights(self, hidden_size: int) -> int:
         """Of all projections."""
         parts = [part for _, part in (*self.mixers(), *self.feed_forwards())]
-        return sum(part.num_weights(hidden_size) for part in parts) + 3 * hidden_size * self.per_layer_input
+        return sum(part.num_weights(hidden_size) for part in parts)
 
     def num_active_weights(self, hidden_size: int) -> int:
         """Of the projections that one token passes through."""
@@ -334,7 +335,6 @@ class EmbeddingArch:
         position_offset: row of position 0 in that table (OPT: 2).
         norm: on the sum.
         size: elements of a token's vector where it is projected to the hidden size (OPT 350M); 0 = as that.
-        per_layer_vocab_size: of the second embedding, where layers have an input of their own.
     """
 
     scale: float = 1.0
@@ -342,7 +342,6 @@ class EmbeddingArch:
     position_offset: int = 0
     norm: NormArch | None = None
     size: int = 0
-    per_layer_vocab_size: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -422,6 +421,5 @@ class ModelArch:
 
     @property
     def num_table_weights(self) -> int:
-        """Of the embeddings, and of the output projection where that is a matrix of its own."""
-        per_layer = self.embedding.per_layer_vocab_size * sum(layer.per_layer_input for layer in self.layers)
-        return self.vocab_size * self.hidden_size * (1 if self.tie_word_embeddings else 2) + per_layer
+        """Of the embedding, and of the output projection where that is a matrix of its own."""
+        return self.vocab_size * self.hidden_size * (1 if self.tie_word_embeddings else 2)

@@ -13,9 +13,11 @@ class WeightTarget(ABC):
 
     Attributes:
         shape: what the tensor must have.
+        dtype: likewise; None = any floating type.
     """
 
     shape: tuple[int, ...]
+    dtype: torch.dtype | None = None
 
     @abstractmethod
     def load(self, tensor: torch.Tensor) -> bool:
@@ -46,18 +48,6 @@ class TensorTarget(WeightTarget):
     def stored(self) -> torch.Tensor:
         """The checkpoint's values as they are kept."""
         return self.tensor - self.offset if self.offset else self.tensor
-
-
-class RepeatedTarget(TensorTarget):
-    """One number, once for every element."""
-
-    def __init__(self, tensor: torch.Tensor) -> None:
-        super().__init__(tensor)
-        self.shape = (1,)
-
-    def stored(self) -> torch.Tensor:
-        """The number."""
-        return self.tensor[:1]
 
 
 class ReorderedTarget(WeightTarget):

@@ -6,7 +6,8 @@ A family names the layout in `layouts["moe.experts"]`:
     stacked         `experts.gate_up_proj` [num_experts, gates then ups, hidden_size], and `experts.down_proj`
     interleaved     the same with gates and ups in turns (gpt-oss)
 
-with ", transposed" behind it where matrices are [input_size, output_size].
+with ", transposed" behind it where matrices are [input_size, output_size]. Where `MoEArch.is_mxfp4`, weights are two
+tensors, `..._blocks` and `..._scales`, whose matrices are [output_size, input_size].
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from quire.config.model_arch import MoEArch
 from quire.errors import ModelError
 from quire.layers.experts import ExpertLinear
 from quire.layers.weight_target import ReorderedTarget, TensorTarget, WeightTarget
+from quire.models.mxfp4 import BlocksTarget, ScalesTarget
 
 EACH, STACKED, INTERLEAVED = "each", "stacked", "interleaved"
 TRANSPOSED = "transposed"
@@ -60,8 +62,9 @@ def expert_targets(
     order = None
     if layout == INTERLEAVED:
         order = torch.arange(gate_up_proj.output_size).view(-1, 2).t().flatten()
-    yield from _stacked(gate_up_proj, f"{name}.{'gate_up_proj' if arch.is_gated else 'up_proj'}", order, bool(rest))
-    yield from _stacked(down_proj, f"{name}.down_proj", None, bool(rest))
+    merged = f"{name}.{'gate_up_proj' if arch.is_gated else 'up_proj'}"
+    for linear, full_name, own_order in ((gate_up_proj, merged, order), (down_proj, f"{name}.down_proj", None)):
+        yield from _stacked(linear, full_name, own_order, bool(rest), is_mxfp4=arch.is_mxfp4)
 
 
 def _of_expert(linear: ExpertLinear, name: str, expert: int, first_row: int, num_rows: int) -> Targets:
@@ -70,15 +73,22 @@ def _of_expert(linear: ExpertLinear, name: str, expert: int, first_row: int, num
         yield f"{name}.bias", TensorTarget(linear.bias.data[expert, first_row : first_row + num_rows])
 
 
-def _stacked(linear: ExpertLinear, name: str, order: torch.Tensor | None, is_transposed: bool) -> Targets:
-    """One tensor for all experts.
+def _stacked(
+    linear: ExpertLinear, name: str, order: torch.Tensor | None, is_transposed: bool, *, is_mxfp4: bool
+) -> Targets:
+    """One tensor for all experts, or two.
 
     Args:
         order: [output_size] the stored row of each output; None = in order.
     """
     numbers = range(linear.num_experts)
     targets = [linear.method.row_target(linear, expert, 0, linear.output_size) for expert in numbers]
-    yield name, StackedTarget([ReorderedTarget(target, order, is_transposed) for target in targets])
+    if is_mxfp4:
+        scales = ScalesTarget([ReorderedTarget(target, order) for target in targets])
+        yield f"{name}_scales", scales
+        yield f"{name}_blocks", BlocksTarget(scales)
+    else:
+        yield name, StackedTarget([ReorderedTarget(target, order, is_transposed) for target in targets])
     if linear.bias is not None:
         biases = [TensorTarget(linear.bias.data[expert]) for expert in numbers]
         yield f"{name}_bias", StackedTarget([ReorderedTarget(bias, order) for bias in biases])

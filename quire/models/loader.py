@@ -28,6 +28,8 @@ from quire.models.weights import find_weight_files, load_weights
 MIN_KEPT_BYTES = 64 << 20
 # Of numbers drawn for a dummy tensor: a prime, so that no two rows are the same.
 DUMMY_PERIOD = 1_048_573
+# Of weights in MXFP4, which are 0 and 6 then, times 2 ** -6.
+DUMMY_BYTE = 0x79
 
 
 def load_model(
@@ -131,6 +133,9 @@ def fill_dummy_weights(model: CausalLM, std: float, seed: int, dtype: torch.dtyp
     for name, target in model.checkpoint_targets().items():
         digest = hashlib.sha256(f"{seed}:{name}".encode()).digest()
         generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "little", signed=True))
+        if target.dtype is not None:  # of stored integers any will do, and these are not zeros
+            target.load(torch.full(target.shape, DUMMY_BYTE, dtype=target.dtype))
+            continue
         size = math.prod(target.shape)
         drawn = torch.empty(min(size, DUMMY_PERIOD)).normal_(0.0, std, generator=generator).to(dtype)
         target.load(drawn.repeat(-(-size // len(drawn)))[:size].view(target.shape))

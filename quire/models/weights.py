@@ -67,7 +67,7 @@ def load_weights(
             tensor = used[name].tensor(name)
             if not target.load(tensor):
                 raise _not_finite(used[name], name)
-            if reports_error:
+            if reports_error and tensor.is_floating_point():
                 logger.info("%s: relative error %.5f as stored", name, relative_error(tensor, target.stored()))
             used[name].release(name)
             num_bytes += sizes[name]
@@ -220,7 +220,13 @@ def _check_tensor(file: SafetensorsFile, entry: TensorEntry, target: WeightTarge
             hint="config.json and the weights do not belong together",
             field=entry.name,
         )
-    if entry.dtype not in MODEL_DTYPES:
+    if target.dtype is not None and entry.dtype != target.dtype:
+        raise WeightsError(
+            f"{file.path.name}: tensor {entry.name} is {entry.dtype}, config.json gives {target.dtype}",
+            hint="config.json and the weights do not belong together",
+            field=entry.name,
+        )
+    if target.dtype is None and entry.dtype not in MODEL_DTYPES:
         raise WeightsError(
             f"{file.path.name}: tensor {entry.name} is {entry.dtype}, a quantized or integer type",
             hint="use the model's unquantized checkpoint (float16, bfloat16 or float32)",

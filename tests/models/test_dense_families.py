@@ -16,7 +16,7 @@ from quire.layers.kernels import TorchKernels
 from quire.layers.native import NativeKernels
 from quire.models.model_dir import read_model_dir
 from tests.models.checkpoints import COMMON
-from tests.models.dense import DENSE, make_dense, text_config, write_random
+from tests.models.dense import DENSE, make_dense, write_random
 from tests.models.stepping import Stepper
 from tests.models.test_families import assert_close, random_ids, reference_logprobs
 from tests.models.test_mixtures import load
@@ -25,16 +25,6 @@ NUM_TOKENS = 130
 YARN_OF_OLMO = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 256, "rope_theta": 5000.0}
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     **{name: (name, {}) for name in DENSE},
-    "Gemma4 with keys that are values": (
-        "Gemma4",
-        {
-            "attention_k_eq_v": True,
-            "num_global_key_value_heads": 1,
-            "num_kv_shared_layers": 0,
-            "hidden_size_per_layer_input": 0,
-            "use_double_wide_mlp": False,
-        },
-    ),
     "Granite with biases": ("Granite", {"attention_bias": True, "mlp_bias": True}),
     "Olmo3 with yarn": ("Olmo3", {"rope_parameters": {"full_attention": YARN_OF_OLMO}}),
     "SmolLM3 with windows": ("SmolLM3", {"use_sliding_window": True, "sliding_window": 20}),
@@ -72,7 +62,6 @@ VISION = {
 # Class in transformers -> fields of its config, and the family of its text model.
 CONDITIONAL: dict[str, tuple[dict[str, Any], str]] = {
     "Gemma3": ({"mm_tokens_per_image": 4, "image_token_index": 3}, "Gemma3"),
-    "Gemma4": ({"audio_config": None}, "Gemma4"),
     "Mistral3": ({"image_token_index": 3, "spatial_merge_size": 1}, "Ministral3"),
 }
 
@@ -80,9 +69,10 @@ CONDITIONAL: dict[str, tuple[dict[str, Any], str]] = {
 @pytest.mark.parametrize("name", CONDITIONAL)
 def test_text_models_within_vision_models_are_those_families(tmp_path: Path, name: str):
     fields, text = CONDITIONAL[name]
-    inner = text_config(text, pad_token_id=0)
+    text_name = "Gemma3Text" if text == "Gemma3" else text
+    text_config = getattr(transformers, f"{text_name}Config")(**{**COMMON, **DENSE[text]})
     config = getattr(transformers, f"{name}Config")(
-        text_config=inner.to_dict(), vision_config=VISION, tie_word_embeddings=inner.tie_word_embeddings,
+        text_config=text_config.to_dict(), vision_config=VISION, tie_word_embeddings=text_config.tie_word_embeddings,
         **fields,
     )  # fmt: skip
     reference = write_random(getattr(transformers, f"{name}ForConditionalGeneration")(config), tmp_path)
@@ -133,8 +123,6 @@ def test_a_text_config_that_leaves_out_defaults_is_complete():
         ("StableLm", {"qk_layernorm": True}),
         ("SmolLM3", {"no_rope_layers": [1]}),
         ("Gemma2", {"layer_types": ["full_attention"]}),
-        ("Gemma4", {"enable_moe_block": True}),
-        ("Gemma4", {"num_kv_shared_layers": 3}),
     ],
 )
 def test_what_a_family_does_not_compute_is_refused_by_its_field(family: str, fields: dict[str, Any]):

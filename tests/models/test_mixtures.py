@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from quire import LLM, SamplingParams
 from quire.config.families.registry import parse_config
 from quire.config.model import LoadConfig
 from quire.config.model_arch import MoEArch
 from quire.distributed.parallel_context import ParallelContext
-from quire.errors import ModelError
+from quire.errors import ModelError, WeightsError
 from quire.kernels.native.runtime import NativeRuntime
 from quire.layers.kernels import LayerKernels, TorchKernels
 from quire.layers.native import NativeKernels
@@ -87,7 +89,7 @@ def test_layers_without_experts_are_those_of_the_config(tmp_path: Path):
         ("Phimoe", {"num_experts_per_tok": 3}, "num_experts_per_tok"),
         ("Glm4Moe", {"n_group": 3}, "n_group"),
         ("Glm4Moe", {"n_group": 8, "topk_group": 2}, "topk_group"),
-        ("GptOss", {"quantization_config": {"quant_method": "mxfp4"}}, "mxfp4"),
+        ("GptOss", {"quantization_config": {"quant_method": "awq"}}, "awq"),
     ],
     ids=str,
 )
@@ -95,3 +97,46 @@ def test_impossible_mixtures_are_refused(tmp_path: Path, family: str, fields: di
     make_mixture(family, tmp_path)
     with pytest.raises(ModelError, match=word):
         parse_config({**read_model_dir(tmp_path).config, **fields})
+
+
+def in_mxfp4(directory: Path) -> None:
+    """Round the experts of a checkpoint to numbers of MXFP4 and store them so; matrices of 64 and 96 inputs."""
+    weights = load_file(directory / "model.safetensors")
+    for name in [name for name in weights if name.endswith(("gate_up_proj", "down_proj"))]:
+        given = weights.pop(name).transpose(1, 2)  # [num_experts, output_size, input_size]
+        shape = (*given.shape[:2], given.shape[2] // 32, 16)
+        generator = torch.Generator().manual_seed(len(weights))
+        weights[f"{name}_blocks"] = torch.randint(0, 256, shape, generator=generator, dtype=torch.uint8)
+        weights[f"{name}_scales"] = torch.randint(120, 124, shape[:3], generator=generator, dtype=torch.uint8)
+    save_file(weights, directory / "model.safetensors", metadata={"format": "pt"})
+    config = json.loads((directory / "config.json").read_text())
+    config["quantization_config"] = {"quant_method": "mxfp4", "modules_to_not_convert": ["lm_head"]}
+    (directory / "config.json").write_text(json.dumps(config))
+
+
+def test_experts_in_mxfp4_are_the_numbers_that_they_stand_for(tmp_path: Path, runtime: NativeRuntime):
+    reference = make_mixture("GptOss", tmp_path)
+    in_mxfp4(tmp_path)
+    weights = load_file(tmp_path / "model.safetensors")
+    with torch.no_grad():
+        for name, parameter in reference.named_parameters():
+            if name.endswith(("gate_up_proj", "down_proj")):
+                blocks, scales = weights[f"{name}_blocks"], weights[f"{name}_scales"]
+                codes = torch.stack([blocks & 15, blocks >> 4], dim=-1).flatten(-2).long()
+                sizes = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6])[codes & 7]
+                numbers = torch.where(codes >= 8, -sizes, sizes) * 2.0 ** (scales[..., None].float() - 127)
+                parameter.copy_(numbers.flatten(-2).transpose(1, 2))
+    ids = random_ids(40)
+    stepper = Stepper(load(tmp_path, NativeKernels(runtime, F32)))
+    (logits,) = stepper.step([(stepper.add(ids), len(ids))])
+    assert_close(logits, reference_logprobs(reference, ids))
+
+
+def test_scales_of_another_type_are_refused(tmp_path: Path, runtime: NativeRuntime):
+    make_mixture("GptOss", tmp_path)
+    in_mxfp4(tmp_path)
+    weights = load_file(tmp_path / "model.safetensors")
+    name = "model.layers.0.mlp.experts.down_proj_scales"
+    save_file({**weights, name: weights[name].float()}, tmp_path / "model.safetensors")
+    with pytest.raises(WeightsError, match=r"down_proj_scales is torch.float32, config.json gives torch.uint8"):
+        load(tmp_path, NativeKernels(runtime, F32))

@@ -28,7 +28,11 @@ class GptOss(Llama):
 
     @classmethod
     def parse(cls, raw: Mapping[str, object]) -> ModelArch:
-        """As `ModelFamily.parse`."""
+        """As `ModelFamily.parse`; experts may be in MXFP4, as OpenAI publishes them."""
+        quantization = raw.get("quantization_config")
+        is_mxfp4 = isinstance(quantization, Mapping) and quantization.get("quant_method") == "mxfp4"
+        if is_mxfp4:
+            raw = {**raw, "quantization_config": None}
         config = FieldReader(raw)
         num_experts = read_num_experts(config)
         moe = MoEArch(
@@ -39,6 +43,7 @@ class GptOss(Llama):
             has_bias=True,
             clamp=config.number("swiglu_limit", 1e-6, 1e6, 7.0),
             swiglu_alpha=config.number("swiglu_alpha", 1e-6, 1e6, 1.702),
+            is_mxfp4=is_mxfp4,
         )
         has_rope = config.has("rope_parameters") or config.has("rope_scaling")
         defaults = {"rms_norm_eps": 1e-5} if has_rope else {"rms_norm_eps": 1e-5, "rope_scaling": DEFAULT_ROPE}
