@@ -121,13 +121,13 @@ class BlockPool:
         np.subtract.at(self._ref_counts, block_ids, 1)
         self._push(np.fromiter(dict.fromkeys(block_ids[self._ref_counts[block_ids] == 0].tolist()), dtype=np.int32))
 
-    def drop(self, block_id: int) -> None:
-        """Forget what is cached in a block: if it is not in use, it is given out before blocks that are cached."""
-        block_ids = np.array([block_id], dtype=np.int32)
-        if self._ref_counts[block_id] == 0:
-            for free, ids in self._by_pool(block_ids):
-                free.remove_cached(ids)
-                free.push_plain(ids)
+    def drop(self, block_ids: np.ndarray) -> None:
+        """Forget what is cached in these distinct blocks; those not in use are given out before cached ones."""
+        if not len(block_ids):
+            return
+        for free, ids in self._by_pool(block_ids[self._ref_counts[block_ids] == 0]):
+            free.remove_cached(ids)
+            free.push_plain(ids)
         self.prefix_index.forget(block_ids, is_evicted=False)
 
     def _push(self, unused: np.ndarray) -> None:

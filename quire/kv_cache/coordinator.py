@@ -201,16 +201,23 @@ class KVCacheCoordinator:
             borders: None = nothing is kept.
         """
         blocks = tuple(group.plan(rows, starts, ends) for group in self._states)
-        if borders is None:
-            return blocks
+        kept = [] if borders is None else self._at_borders(rows, ends, num_tokens, borders)
+        if kept:
+            for group in self._states:
+                group.keep(rows[kept], ends[kept], ends[kept] == num_tokens[kept])
+        return blocks
+
+    def _at_borders(
+        self, rows: np.ndarray, ends: np.ndarray, num_tokens: np.ndarray, borders: Checkpoints
+    ) -> list[int]:
+        """Which of these rows leave a state that is to be kept."""
+        kept = []
         for i in np.flatnonzero(ends % self._block_size == 0).tolist():
             row, end, num = int(rows[i]), int(ends[i]), int(num_tokens[i])
-            if not self._rows.publishes(row):
-                continue
-            if end == num or borders.is_border(self._rows.request_on(row), end, num):
-                for group in self._states:
-                    group.keep(row, end, is_decoding=end == num)
-        return blocks
+            is_due = end == num or borders.is_border(self._rows.request_on(row), end, num)
+            if is_due and self._rows.publishes(row):
+                kept.append(i)
+        return kept
 
     def has_states_of(self, row: int, num_tokens: int) -> bool:
         """Whether the newest states of a row are those after so many tokens."""

@@ -23,6 +23,7 @@ import numpy as np
 
 from quire.core.kv_spec import MambaSpec
 from quire.core.scheduler_output import NewBlocks, StateBlocks
+from quire.kv_cache.prefix_tree import ROOT
 from quire.kv_cache.row_prefixes import FilledBlocks
 from quire.kv_cache.single_type.row_blocks import NO_BLOCKS, NO_IDS, ManagerParts, RowBlocks
 
@@ -107,10 +108,11 @@ class StateManager(RowBlocks):
             return
         num_free = self._pool.free_counts()[self._pool_number]
         self._go_on(due[:num_free])
-        for row in due[num_free:].tolist():
-            self._pool.drop(int(self._own[row]))
+        in_place = due[num_free:]
+        self._pool.drop(self._own[in_place])
+        self._is_kept[in_place] = False
+        for row in in_place.tolist():
             self._due.pop(row, None)
-            self._is_kept[row] = False
 
     def plan(self, rows: np.ndarray, starts: np.ndarray, ends: np.ndarray) -> StateBlocks:
         """The blocks of a step in which rows ([num_reqs]) compute their tokens from `starts` to `ends`."""
@@ -122,15 +124,18 @@ class StateManager(RowBlocks):
         self._source[rows] = 0
         return StateBlocks(read, own)
 
-    def keep(self, row: int, num_tokens: int, *, is_decoding: bool) -> None:
-        """The state that the row's step leaves, which is that after `num_tokens` tokens, is to be kept."""
-        self._is_kept[row] = True
-        self._due.setdefault(row, []).append((num_tokens // self._block_size - 1, int(self._own[row]), is_decoding))
+    def keep(self, rows: np.ndarray, num_tokens: np.ndarray, is_decoding: np.ndarray) -> None:
+        """The states that a step of these rows leaves, which are those after `num_tokens` tokens, are to be kept."""
+        self._is_kept[rows] = True
+        numbers = num_tokens // self._block_size - 1
+        for row, *due in zip(*(one.tolist() for one in (rows, numbers, self._own[rows], is_decoding)), strict=True):
+            self._due.setdefault(row, []).append((due[0], due[1], due[2]))
 
     def publish(self, filled: FilledBlocks) -> None:
-        """Make kept states findable whose steps are done."""
+        """Make kept states findable whose steps are done, in place of those that rows have kept while they decoded."""
         if not self._due:
             return
+        nodes, block_ids, before = list[int](), list[int](), list[tuple[int, int]]()
         for row, number, node in zip(filled.rows.tolist(), filled.blocks.tolist(), filled.nodes, strict=True):
             due = self._due.get(row)
             if due is None or due[0][0] != number:
@@ -138,33 +143,29 @@ class StateManager(RowBlocks):
             _, block_id, is_decoding = due.pop(0)
             if not due:
                 del self._due[row]
-            self._publish_one(row, node, block_id, is_decoding=is_decoding)
-
-    def _publish_one(self, row: int, node: int, block_id: int, *, is_decoding: bool) -> None:
-        self._index.publish(self._group, [node], np.array([block_id], dtype=np.int32))
-        if not is_decoding:
-            return
-        before, before_id = self._newest.get(row, (0, 0))
-        if self._blocks.get(before) == before_id:
-            self._pool.drop(before_id)
-        if self._blocks.get(node) == block_id:
-            self._newest[row] = node, block_id
+            nodes.append(node)
+            block_ids.append(block_id)
+            if is_decoding:
+                before.append(self._newest.get(row, (ROOT, 0)))
+                self._newest[row] = node, block_id
+        self._index.publish(self._group, nodes, np.array(block_ids, dtype=np.int32))
+        self._pool.drop(np.array([one for node, one in before if self._blocks.get(node) == one], dtype=np.int32))
 
     def free_out_of_window(self, rows: np.ndarray, num_computed_tokens: np.ndarray) -> None:
         """Free the blocks that steps of these rows have read."""
         if not self._being_read:
             return
+        done: list[int] = []
         for row, num_tokens in zip(rows.tolist(), num_computed_tokens.tolist(), strict=True):
             entries = self._being_read.get(row)
-            if entries:
-                self._free_ids([block_id for end, block_id in entries if end <= num_tokens])
-                self._being_read[row] = [one for one in entries if one[0] > num_tokens]
-                if not self._being_read[row]:
-                    del self._being_read[row]
-
-    def _free_ids(self, block_ids: Sequence[int]) -> None:
-        if block_ids:
-            self._pool.free(np.array(block_ids, dtype=np.int32))
+            if entries is None:
+                continue
+            done += [block_id for end, block_id in entries if end <= num_tokens]
+            self._being_read[row] = [one for one in entries if one[0] > num_tokens]
+            if not self._being_read[row]:
+                del self._being_read[row]
+        if done:
+            self._pool.free_of_many(np.array(done, dtype=np.int32))
 
     def free_beyond(self, row: int, num_tokens: int) -> None:
         """As `RowBlocks`: the block stays; what it holds cannot be taken back to fewer tokens."""
@@ -183,7 +184,8 @@ class StateManager(RowBlocks):
     def free(self, row: int) -> None:
         """As `RowBlocks`."""
         block_ids = [block_id for _, block_id in self._being_read.pop(row, [])]
-        self._free_ids([*block_ids, *(int(one[row]) for one in (self._source, self._own) if one[row])])
+        block_ids += [int(one[row]) for one in (self._source, self._own) if one[row]]
+        self._pool.free(np.array(block_ids, dtype=np.int32))
         self._own[row] = self._source[row] = self._position[row] = 0
         self._is_kept[row] = False
         self._due.pop(row, None)
