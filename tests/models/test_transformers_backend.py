@@ -17,6 +17,7 @@ import torch
 from quire import LLM, RequestOutput, SamplingParams
 from quire.errors import ModelError, QuireError, UnsupportedError
 from quire.models.transformers_backend.classes import find_class
+from quire.models.transformers_backend.even_rows import EvenRows
 from quire.models.transformers_backend.probe import run_probe
 from quire.models.transformers_backend.self_check import compare_batches
 from tests.models.checkpoints import make_tokenizer
@@ -92,7 +93,7 @@ def test_structured_output_and_quantized_weights(tmp_path: Path):
 def test_a_class_that_cannot_be_served_is_refused_by_name_and_reason(model_type: str):
     fields, reason = REFUSED[model_type]
     with pytest.raises(UnsupportedError, match=reason) as caught:
-        run_probe(find_class(architecture_of(model_type), config_of(model_type, fields)))
+        run_probe(find_class(architecture_of(model_type), config_of(model_type, fields)), torch.float32)
     assert architecture_of(model_type) in caught.value.message
 
 
@@ -170,3 +171,13 @@ def test_a_class_whose_tokens_look_at_their_neighbours_is_found():
         return torch.stack([ids, positions], -1).float() * (1 + 1e-6 * len(ids))
 
     assert [compare_batches(one) for one in (mixes, counts, rounds)] == [(False, False), (False, False), (True, False)]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("func", [torch.nn.functional.silu, torch.sigmoid, torch.rsqrt, lambda x: torch.pow(x, -0.5)])
+def test_padded_rows_have_the_same_bits_beside_others(func, dtype: torch.dtype):
+    rows = torch.rand(33, 20, generator=torch.Generator().manual_seed(0)).to(dtype) + 0.1
+    with EvenRows():
+        together = func(rows)
+        assert all(torch.equal(func(rows[i : i + 1]), together[i : i + 1]) for i in range(33))
+    assert torch.allclose(together.float(), func(rows).float(), rtol=1e-2)

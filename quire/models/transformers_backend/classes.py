@@ -51,9 +51,9 @@ class TransformersClass:
         """Of the decoder."""
         return int(self.config.num_hidden_layers)
 
-    def build_noting(self) -> PreTrainedModel:
+    def build_noting(self, dtype: torch.dtype) -> PreTrainedModel:
         """A model whose attention notes what it is asked, on the default device."""
-        return self._build(attention.NOTE, self.config.dtype)
+        return self._build(attention.NOTE, dtype)
 
     def build(self, dtype: torch.dtype) -> PreTrainedModel:
         """A model whose attention computes, with its buffers filled and its parameters on the meta device."""
@@ -71,14 +71,14 @@ class TransformersClass:
         if model.get_input_embeddings() is None or model.get_output_embeddings() is None:
             raise refusal(self.architecture, "its token table or output projection is not a module of its own")
 
-    def _build(self, implementation: str, dtype: torch.dtype | None) -> PreTrainedModel:
+    def _build(self, implementation: str, dtype: torch.dtype) -> PreTrainedModel:
         attention.register()
         experts.register()
         config = copy.deepcopy(self.config)
         config._experts_implementation = experts.MIX
         try:
             model = AutoModelForCausalLM.from_config(
-                config, attn_implementation=implementation, dtype=dtype or torch.float32, trust_remote_code=False
+                config, attn_implementation=implementation, dtype=dtype, trust_remote_code=False
             )
         except FAILURES as error:
             raise refusal(self.architecture, f"it cannot be built: {first_line(error)}") from error

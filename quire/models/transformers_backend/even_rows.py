@@ -20,6 +20,9 @@ ACTIVATIONS = frozenset({
     functional.softplus, functional.sigmoid, torch.sigmoid, torch.Tensor.sigmoid, torch.exp2, torch.Tensor.exp2,
 })  # fmt: skip
 POWERS = frozenset({torch.pow, torch.Tensor.pow, torch.Tensor.__pow__})
+EVEN_EXPONENTS = (2, 3)
+ROOTS = frozenset({torch.rsqrt, torch.Tensor.rsqrt})
+"""Uneven in bfloat16 alone, which norms rarely take roots in."""
 
 
 def is_uneven(func: Any, args: tuple[Any, ...]) -> bool:
@@ -27,8 +30,8 @@ def is_uneven(func: Any, args: tuple[Any, ...]) -> bool:
     if not args or not isinstance(args[0], torch.Tensor) or not args[0].dim() or args[0].shape[-1] % ROW_UNIT == 0:
         return False
     if func in POWERS:
-        return isinstance(args[1], float) and not args[1].is_integer()
-    return func in ACTIVATIONS
+        return len(args) > 1 and isinstance(args[1], int | float) and args[1] not in EVEN_EXPONENTS
+    return func in ACTIVATIONS or (func in ROOTS and args[0].dtype is torch.bfloat16)
 
 
 class NoteUneven(TorchFunctionMode):

@@ -48,7 +48,7 @@ class TransformersForCausalLM(nn.Module):
         self._names = checkpoint_names(found.config.model_type)
         if self._names.unknown:
             raise refusal(arch.architecture, f"its checkpoints are converted ({'; '.join(self._names.unknown)})")
-        probe = run_probe(found)
+        probe = run_probe(found, options.dtype)
         model = found.build(options.dtype)
         head = model.get_output_embeddings()
         self.tied = dict(model.all_tied_weights_keys)

@@ -32,15 +32,15 @@ class Probe:
     is_uneven: bool
 
 
-def run_probe(found: TransformersClass) -> Probe:
-    """Run the class on tokens without values.
+def run_probe(found: TransformersClass, dtype: torch.dtype) -> Probe:
+    """Run the class, in the type of its activations, on tokens without values.
 
     Raises:
         UnsupportedError: it asks for what Quire's attention does not compute, or has other layers.
     """
     uneven = NoteUneven()
     with torch.device("meta"), torch.no_grad(), uneven:
-        model = found.build_noting()
+        model = found.build_noting(dtype)
         found.check_parts(model)
         base = take_decoder(model)
         ids = torch.zeros(1, NUM_TOKENS, dtype=torch.long)
