@@ -36,6 +36,7 @@ class Case:
         std: of the random weights; large enough that logits are far from uniform.
         settings: of the engine.
         reasons: check -> why this family does not pass it; the page says so.
+        is_brief: `make test` checks parity alone, `make test-full` everything.
     """
 
     title: str
@@ -46,6 +47,7 @@ class Case:
     std: float = 0.1
     settings: Mapping[str, Any] = field(default_factory=dict)
     reasons: Mapping[str, str] = field(default_factory=dict)
+    is_brief: bool = False
 
     @property
     def names(self) -> tuple[str, ...]:

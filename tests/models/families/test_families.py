@@ -7,14 +7,18 @@ from collections.abc import Iterator
 import pytest
 
 from quire.config.families.registry import FAMILIES
+from tests.effort import effort
 from tests.models.families.cases import CASES
 from tests.models.families.checks import CHECKS, Subject
-from tests.models.families.table import PAGE, render
+from tests.models.families.table import FOLDER, PAGES, render
+from tests.models.families.through_transformers import THROUGH_TRANSFORMERS
+
+SUBJECTS = {**CASES, **THROUGH_TRANSFORMERS}
 
 
-@pytest.fixture(scope="module", params=CASES)
+@pytest.fixture(scope="module", params=SUBJECTS)
 def subject(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Subject]:
-    case, path = CASES[request.param], tmp_path_factory.mktemp(request.param)
+    case, path = SUBJECTS[request.param], tmp_path_factory.mktemp(request.param)
     yield Subject(case, path, case.write(path))
 
 
@@ -23,12 +27,20 @@ def test_family(subject: Subject, check: str):
     reason = subject.case.reasons.get(check)
     if reason is not None:
         pytest.skip(reason)
+    if subject.case.is_brief and check != "parity" and not effort(False, True):
+        pytest.skip("part of make test-full")
     CHECKS[check](subject)
 
 
-def test_the_page_says_what_is_tested():
-    assert PAGE.read_text() == render(), "run python -m tests.models.families.table"
+@pytest.mark.parametrize("page", PAGES)
+def test_the_page_says_what_is_tested(page: str):
+    assert (FOLDER / page).read_text() == render(page), "run python -m tests.models.families.table"
 
 
 def test_every_case_is_of_a_known_architecture():
     assert {name for case in CASES.values() for name in case.names} <= set(FAMILIES)
+
+
+def test_classes_without_a_family_are_among_those_that_run_through_transformers():
+    names = {name for case in THROUGH_TRANSFORMERS.values() for name in case.names}
+    assert len(names - set(FAMILIES)) >= 6
