@@ -50,7 +50,7 @@ inline F16 store_weight_pairs(float* out, F16 first, F16 second, F16 sum) {
   const __m512i rounded = (__m512i)_mm512_cvtne2ps_pbh(second.v, first.v);
   _mm512_storeu_si512(out, _mm512_shuffle_epi8(rounded, _mm512_broadcast_i32x4(chain_order())));
   const __m512i ones = _mm512_set1_epi32(0x3f803f80);
-  add_chain_pairs_inplace(sum, {_mm512_castsi512_ps(rounded)}, {_mm512_castsi512_ps(ones)});
+  add_chain_pairs_inplace(sum.v, _mm512_castsi512_ps(rounded), _mm512_castsi512_ps(ones));
   return sum;
 }
 
@@ -162,8 +162,8 @@ template <int Rows, int Columns>
   for (int r = 0; r < Rows; ++r) {
     const F16 a_even = set1(a[r * a_stride]), a_odd = set1(a[r * a_stride + 1]);
     for (int c = 0; c < Columns; ++c) {
-      add_chain_pairs_inplace(even[r][c], a_even, b_even[c]);
-      add_chain_pairs_inplace(odd[r][c], a_odd, b_odd[c]);
+      add_chain_pairs_inplace(even[r][c].v, a_even.v, b_even[c].v);
+      add_chain_pairs_inplace(odd[r][c].v, a_odd.v, b_odd[c].v);
     }
   }
 }

@@ -33,15 +33,8 @@ static inline F16 add_chain_pairs(F16 a, F16 b, F16 sum) {
 }
 
 // The same, in place. Not the intrinsic: GCC 12 copies the sum first, and runs out of registers.
-[[gnu::always_inline]] static inline void add_chain_pairs_inplace(F16& sum, F16 a, F16 b) {
-  asm("vdpbf16ps %2, %1, %0" : "+v"(sum.v) : "v"(a.v), "v"(b.v));
-}
-// The same with the pair at `a` in every lane.
-[[gnu::always_inline]] static inline void add_chain_pairs_of(__m512& sum, __m512 b, const float* a) {
-  struct [[gnu::may_alias, gnu::packed]] Pair {
-    uint32_t bits;
-  };
-  asm("vdpbf16ps %2%{1to16%}, %1, %0" : "+v"(sum) : "v"(b), "m"(*reinterpret_cast<const Pair*>(a)));
+[[gnu::always_inline]] static inline void add_chain_pairs_inplace(__m512& sum, __m512 a, __m512 b) {
+  asm("vdpbf16ps %2, %1, %0" : "+v"(sum) : "v"(a), "v"(b));
 }
 // Of 32 inputs, the pairs of the even and of the odd chain in turns: (2, 0), (3, 1), (6, 4), (7, 5), ...
 static inline void store_chain_pairs(float* out, __m512i inputs) {
