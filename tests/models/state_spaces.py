@@ -39,6 +39,11 @@ STATE_SPACES: dict[str, tuple[str, dict[str, Any]]] = {
         {**HEADS, **FACTORS, "mamba_n_heads": 8, "mamba_d_state": 8, "layer_types": ["mamba", "attention", "mamba"],
          "num_local_experts": 0, "shared_intermediate_size": 96},
     ),
+    "granite 4 of attention alone": (
+        "GraniteMoeHybrid",
+        {**HEADS, **FACTORS, "mamba_n_heads": 8, "layer_types": ["attention"] * 3, "num_local_experts": 0,
+         "shared_intermediate_size": 96, "position_embedding_type": "rope"},
+    ),
     "granite hybrid with experts": (
         "GraniteMoeHybrid",
         {**HEADS, **FACTORS, "mamba_n_heads": 8, "mamba_d_state": 8, "layer_types": ["mamba", "attention", "mamba"],

@@ -12,6 +12,7 @@ import torch
 from quire import LLM, SamplingParams
 from quire.config.families.registry import parse_config
 from quire.errors import ModelError
+from quire.metrics.records import Counter
 from quire.models.model_dir import read_model_dir
 from tests.models.state_spaces import STATE_SPACES, make_state_space
 from tests.models.test_families import TOLERANCE, random_ids, reference_logprobs
@@ -72,15 +73,18 @@ def test_a_prefix_is_found_and_changes_no_bits(tmp_path: Path, case: str):
     assert request.num_cached_tokens == 64
 
 
+@pytest.mark.parametrize("mode", ["recompute", "swap"])
 @pytest.mark.parametrize("case", HYBRIDS)
-def test_preempted_requests_give_the_same_bits(tmp_path: Path, case: str):
+def test_preempted_requests_give_the_same_bits(tmp_path: Path, case: str, mode: str):
     make_state_space(case, tmp_path)
     prompts = [random_ids(30, seed=seed) for seed in range(5)]
     expected = answers(engine(tmp_path, enable_prefix_caching=False), prompts)
-    scarce = engine(tmp_path, num_gpu_blocks_override=9, disable_log_stats=False)
+    settings = {"preemption_mode": mode, "swap_space": 0.01 if mode == "swap" else 0.0}
+    scarce = engine(tmp_path, num_gpu_blocks_override=9, disable_log_stats=False, **settings)
     assert answers(scarce, prompts) == expected
-    (counted,) = [metric for metric in scarce.get_metrics() if metric.name == "vllm:num_preemptions"]
-    assert counted.value > 0
+    counts = {metric.labels["mode"]: metric for metric in scarce.get_metrics() if metric.name == "quire:preemptions"}
+    counted = counts[mode]
+    assert isinstance(counted, Counter) and counted.value > 0
 
 
 @pytest.mark.parametrize("quantization", [None, "int8", "int4"])

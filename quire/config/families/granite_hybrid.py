@@ -55,16 +55,16 @@ class GraniteHybrid(ModelFamily):
         config = FieldReader(raw)
         refuse_quantized(config)
         norm = NormArch(eps=read_norm_eps(config))
+        kinds = layer_kinds(
+            config, ("layer_types", "layers_block_type"), read_num_layers(config), ("mamba", "attention")
+        )
         attention, longest = _attention(config)
-        mamba = _mamba(config, norm)
+        mamba = _mamba(config, norm) if "mamba" in kinds else None
         mlp = MLPArch(
             intermediate_size=read_intermediate_size(config, "shared_intermediate_size"),
             activation=read_activation(config),
         )
         moe = _mixture(config)
-        kinds = layer_kinds(
-            config, ("layer_types", "layers_block_type"), read_num_layers(config), ("mamba", "attention")
-        )
         layers = [
             LayerArch(
                 attention=attention if kind == "attention" else None,

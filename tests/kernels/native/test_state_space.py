@@ -175,6 +175,20 @@ def test_time_steps_of_any_size_stay_accurate(runtime: NativeRuntime):
     assert bool(softplus_of(torch.full_like(steps, torch.nan)).isnan().all())
 
 
+def test_decays_of_any_size_stay_accurate(runtime: NativeRuntime):
+    """With a state, c of ones and x of zeros, a result is the decay itself: exp(a), where the time step is 1."""
+    decays = -torch.cat((torch.linspace(0, 120, 4001), torch.tensor([0.0, 1e-30, 87.29, 87.31, 1e30, torch.inf])))
+    size = len(decays)
+    a, states = in_lanes(decays.view(-1, 1)), torch.ones(1, *in_lanes(decays.view(-1, 1)).shape)
+    zeros, one = torch.zeros(1, size), torch.ones(1, 1)
+    step = torch.full((1, size), 1.0).expm1().log()  # softplus of it is 1
+    batch = batch_of([1], read=[0], write=[0])
+    actual = mamba_scan(runtime, zeros, step, one, one, None, a, zeros[0], states, batch)[0]
+    # The time step is 1 within an ulp, which the exponent multiplies.
+    assert_close(actual, decays.double().exp(), atol=1.25e-38, rtol=2e-5)
+    assert bool((actual[decays < -88] == 0).all()) and bool((actual >= 0).all())
+
+
 WRONG: dict[str, tuple[type, dict[str, Any]]] = {
     "another number of channels": (Mamba, {"time_step": randn(5, 41)}),
     "another number of tokens": (Mamba, {"c": randn(4, 9)}),

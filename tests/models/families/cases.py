@@ -140,7 +140,7 @@ CASES: Mapping[str, Case] = {
     "falcon_mamba": state_space("Falcon-Mamba", "falcon mamba", reasons=STATES_ALONE),
     "mamba2": state_space("Mamba 2", "mamba2", reasons=STATES_ALONE),
     "falcon_h1": state_space("Falcon-H1", "falcon h1"),
-    "granite_hybrid": state_space("Granite 4 (hybrid)", "granite hybrid"),
-    "jamba": state_space("Jamba", "jamba"),
-    "nemotron_h": state_space("Nemotron-H", "nemotron h"),
+    "granite_hybrid": state_space("Granite 4 (hybrid)", "granite hybrid with experts"),
+    "jamba": state_space("Jamba", "jamba with experts"),
+    "nemotron_h": state_space("Nemotron-H", "nemotron h with experts"),
 }
