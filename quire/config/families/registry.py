@@ -18,6 +18,9 @@ from quire.plugins import MODEL, import_object, load_plugin, plugin_names
 # Architecture -> (`model_type` that transformers writes beside it, "module:Class" of the family).
 FAMILIES: Mapping[str, tuple[str, str]] = {
     "LlamaForCausalLM": ("llama", "llama:Llama"),
+    "DeepseekV2ForCausalLM": ("deepseek_v2", "deepseek:DeepseekV2"),
+    "DeepseekV3ForCausalLM": ("deepseek_v3", "deepseek:DeepseekV3"),
+    "Glm4MoeLiteForCausalLM": ("glm4_moe_lite", "deepseek:Glm4MoeLite"),
     "MiniCPM3ForCausalLM": ("minicpm3", "minicpm3:MiniCPM3"),
     "MistralForCausalLM": ("mistral", "mistral:Mistral"),
     "Qwen2ForCausalLM": ("qwen2", "qwen:Qwen2"),

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from tests.models.checkpoints import VOCAB_SIZE, make_tokenizer
+from tests.models.latents import LATENTS
 from tests.models.mixtures import MIXTURES, YARN
 from tests.models.state_spaces import STATE_SPACES
 
@@ -100,25 +101,20 @@ def state_space(title: str, name: str, **given: Any) -> Case:
     return Case(title=title, prefix=prefix, fields=given_fields, common=common, **given)
 
 
+def latent(title: str, prefix: str, **given: Any) -> Case:
+    """A case of `LATENTS`."""
+    return Case(title=title, prefix=prefix, fields=LATENTS[prefix], **given)
+
+
 CASES: Mapping[str, Case] = {
     "llama": Case(title="Llama 1, 2, 3", prefix="Llama"),
     "mistral": Case(title="Mistral", prefix="Mistral", fields={"sliding_window": 40, "head_dim": 16}),
     "qwen2": Case(title="Qwen2, Qwen2.5", prefix="Qwen2", fields={"tie_word_embeddings": True}),
     "qwen3": Case(title="Qwen3", prefix="Qwen3", fields={"head_dim": 16, "tie_word_embeddings": True}),
-    "minicpm3": Case(
-        title="MiniCPM3",
-        prefix="MiniCPM3",
-        fields={
-            "num_key_value_heads": 4,
-            "kv_lora_rank": 32,
-            "q_lora_rank": 24,
-            "qk_nope_head_dim": 16,
-            "qk_rope_head_dim": 8,
-            "dim_model_base": 32,
-            "tie_word_embeddings": True,
-        },
-        reasons={"captured steps": NOT_CAPTURED},
-    ),
+    "minicpm3": latent("MiniCPM3", "MiniCPM3"),
+    "deepseek_v2": latent("DeepSeek V2, V2-Lite", "DeepseekV2"),
+    "deepseek_v3": latent("DeepSeek V3, R1, Kimi K2", "DeepseekV3"),
+    "glm4_moe_lite": latent("GLM-4.7-Flash", "Glm4MoeLite"),
     "mixtral": mixture("Mixtral", "Mixtral"),
     "phimoe": mixture(
         "Phi-3.5-MoE",
