@@ -87,13 +87,16 @@ def _sizes(pools: Sequence[Pool], budget_bytes: int, cache: CacheConfig, request
     """Blocks of each pool, where there are several, or one of states."""
     states = [pool for pool in pools if not _can_take_back(pool)]
     others = [pool for pool in pools if _can_take_back(pool)]
-    least_bytes = sum((requests.num_held(pool) + 1) * _page_bytes(pool) for pool in others)
-    share_bytes = (budget_bytes - least_bytes) * (STATE_SHARE if others else 1.0)
-    num_states = num_state_blocks(cache, requests.max_num_seqs)
     if cache.num_blocks is None:
-        num_states = min(num_states, int(share_bytes // sum(map(_page_bytes, states)))) if states else 0
+        least_bytes = sum((requests.num_held(pool) + 1) * _page_bytes(pool) for pool in others)
+        share_bytes = (budget_bytes - least_bytes) * (STATE_SHARE if others else 1.0)
+    else:
+        given = _sizes_of_attention(others, 0, cache, requests)
+        share_bytes = budget_bytes - sum(num * _page_bytes(pool) for num, pool in zip(given, others, strict=True))
+    state_bytes = sum(map(_page_bytes, states))
+    num_states = min(num_state_blocks(cache, requests.max_num_seqs), int(share_bytes // max(1, state_bytes)))
     num_states = max(num_states, 3)  # the null block, the state that is read, and the one that is written
-    left_bytes = budget_bytes - num_states * sum(map(_page_bytes, states))
+    left_bytes = budget_bytes - num_states * state_bytes
     sizes = iter(_sizes_of_attention(others, left_bytes, cache, requests))
     return [next(sizes) if _can_take_back(pool) else num_states for pool in pools]
 

@@ -138,7 +138,9 @@ def test_states_have_two_blocks_for_each_request_and_those_for_checkpoints():
         assert config.pools[1].num_blocks == num_blocks
         state_bytes = 44 * 64  # 2,800 bytes, aligned
         assert config.pools[0].num_blocks == (10**7 - num_blocks * 6 * state_bytes) // (2 * PAGE_BYTES)
-    assert plan_kv_cache(hybrid(2, 6), 0, CacheConfig(num_blocks=9), 640, max_num_seqs=5).pools[0].num_blocks == 9
+    for available, num_states in ((10**7, 16), (10**6, 16), (9 * 2 * PAGE_BYTES + 7 * 6 * state_bytes, 7), (0, 3)):
+        config = plan_kv_cache(hybrid(2, 6), available, CacheConfig(num_blocks=9), 640, max_num_seqs=5)
+        assert [pool.num_blocks for pool in config.pools] == [9, num_states]
 
 
 def test_states_take_at_most_half_of_the_memory_beside_attention_but_what_one_request_needs():

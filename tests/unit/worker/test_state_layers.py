@@ -97,7 +97,7 @@ class ToyEngine:
             num_state_checkpoints=checkpoints,
             **cache,  # type: ignore[arg-type]
         )
-        config = plan_kv_cache(model.kv_cache_specs(BLOCK_SIZE), 0, settings, max_model_len, 10, max_num_seqs=4)
+        config = plan_kv_cache(model.kv_cache_specs(BLOCK_SIZE), 10**6, settings, max_model_len, 10, max_num_seqs=4)
         self.model, self.config = model, config
         self.runner = make_runner(
             model, ToyBackend(), vocab_size=VOCAB_SIZE, max_num_seqs=4, max_model_len=max_model_len, config=config
