@@ -34,7 +34,8 @@ class ModelFamily:
         tensor_names: from this program's names to the checkpoint's.
         prefixes: what checkpoint names may begin with; the first is what `tensor_names` give. Files of the base model
             alone lack it.
-        layouts: module name within a layer -> how checkpoints store it, one of `models.tensor_layouts`.
+        layouts: module name within a layer -> how checkpoints store it, one of `models.tensor_layouts`, or for
+            "moe.experts" of `models.expert_layouts`.
         ignored_tensors: patterns of checkpoint names that are not needed.
         text_config: the model's fields are in `text_config` of config.json where there is such an object.
     """

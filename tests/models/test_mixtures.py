@@ -52,6 +52,16 @@ def test_logprobs_equal_those_of_transformers(tmp_path: Path, runtime: NativeRun
             assert_close(logits, logprobs)
 
 
+def test_the_scales_of_longrope_are_those_of_the_config(tmp_path: Path):
+    rope = {"rope_type": "longrope", "rope_theta": 10000.0, "short_mscale": 1.3, "long_mscale": 1.2}
+    rope |= {"short_factor": [1.1] * 8, "long_factor": [2.0] * 8, "original_max_position_embeddings": 2048}
+    fields = {"rope_parameters": rope, "max_position_embeddings": 4096, "original_max_position_embeddings": 2048}
+    reference, ids = make_mixture("Phimoe", tmp_path, **fields), random_ids(60)
+    stepper = Stepper(load(tmp_path, TorchKernels()))
+    (logits,) = stepper.step([(stepper.add(ids), len(ids))])
+    assert_close(logits, reference_logprobs(reference, ids))
+
+
 @pytest.mark.parametrize("quantization", [None, "int8", "int4"])
 @pytest.mark.parametrize("family", ["Qwen2Moe", "GptOss"])
 def test_decode_steps_are_recorded_and_tokens_do_not_depend_on_the_batch(

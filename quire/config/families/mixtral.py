@@ -68,6 +68,9 @@ class Mixtral(Llama):
 class PhiMoE(Mixtral):
     """LayerNorms, biases where config.json says so, and the sparse mixer.
 
+    Models served beyond the original length of their longrope get its long factors, as with the code that was published
+    with the weights; transformers 5 takes the short ones.
+
     Source: Liu et al. 2024 (GRIN: GRadient-INformed MoE), section 2.
     """
 
