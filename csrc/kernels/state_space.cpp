@@ -36,6 +36,13 @@ float* begin_state(const StateTensor& states, const RecurrentBatch& batch, int64
   return state;
 }
 
+// The bits of `exp` for x <= 0 and NaN, with fewer instructions: nothing can overflow, and one factor reaches.
+inline F16 exp_of_negative(F16 x) {
+  const F16 low = set1(-87.3f);
+  const ExpParts parts = exp_parts(max(low, x));  // operands in this order: NaN passes through
+  return select_less(x, low, zero(), parts.mantissa * pow2(parts.exponent));
+}
+
 // The last step of both: what the state gave, the skip connection and the gate.
 template <class T>
 inline void finish(F16 sum, F16 x, F16 skip, const T* gate, T* out, int64_t n) {
@@ -57,7 +64,7 @@ inline void step_channels(const MambaScanArgs& args, int64_t token, int64_t chan
   const float* a = args.a + channel * args.state_size;
   F16 sum = zero();
   for (int64_t i = 0; i < args.state_size; ++i, a += 16, h += 16) {
-    const F16 next = exp(dt * load(a)) * load(h) + input * set1(b[i]);
+    const F16 next = exp_of_negative(dt * load(a)) * load(h) + input * set1(b[i]);
     store(h, next);
     sum = sum + next * set1(c[i]);
   }
@@ -104,8 +111,9 @@ struct HeadPart {
 };
 constexpr int64_t kPartSize = 32;
 
-// One token. b and c are the columns of the head's group; `decay` and `dt` are the same in all lanes.
-template <int N, class T>
+// One token. b and c are the columns of the head's group; `decay` and `dt` are the same in all lanes. kIsWhole: the part
+// fills its N vectors.
+template <int N, bool kIsWhole, class T>
 inline void step_head(const Mamba2ScanArgs& args, const HeadPart& part, int64_t token, const float* b, const float* c,
                       F16 dt, F16 decay, float* state) {
   const int64_t column = part.head * args.head_size + part.first, row_size = args.num_heads * args.head_size;
@@ -118,8 +126,9 @@ inline void step_head(const Mamba2ScanArgs& args, const HeadPart& part, int64_t 
   for (int64_t n = 0; n < args.state_size; ++n, state += args.head_size) {
     const F16 b_n = set1(b[n]), c_n = set1(c[n]);
     for (int i = 0; i < N; ++i) {
-      const F16 next = decay * load_some(state + 16 * i, part.lanes(i)) + input[i] * b_n;
-      store_some(state + 16 * i, part.lanes(i), next);
+      const int64_t lanes = kIsWhole ? 16 : part.lanes(i);
+      const F16 next = decay * load_some(state + 16 * i, lanes) + input[i] * b_n;
+      store_some(state + 16 * i, lanes, next);
       sum[i] = sum[i] + next * c_n;
     }
   }
@@ -148,11 +157,13 @@ void scan_head(const Mamba2ScanArgs& args, int64_t req, const HeadPart& part) {
     float time_step;
     widen(row<T>(args.time_step, args.time_step_stride, token) + part.head, 1, &time_step);
     const F16 dt = min(high, max(low, softplus(set1(time_step) + bias)));  // in this order: NaN passes through
-    const F16 decay = exp(dt * a);
-    if (part.size > 16) {
-      step_head<2, T>(args, part, token, b, c, dt, decay, state);
+    const F16 decay = exp_of_negative(dt * a);
+    if (part.size == kPartSize) {
+      step_head<2, true, T>(args, part, token, b, c, dt, decay, state);
+    } else if (part.size > 16) {
+      step_head<2, false, T>(args, part, token, b, c, dt, decay, state);
     } else {
-      step_head<1, T>(args, part, token, b, c, dt, decay, state);
+      step_head<1, false, T>(args, part, token, b, c, dt, decay, state);
     }
   }
 }

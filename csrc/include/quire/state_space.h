@@ -25,7 +25,7 @@ struct MambaScanArgs {
   int64_t c_stride;
   const void* gate;  // [num_tokens][inner_size] or null
   int64_t gate_stride;
-  const float* a;     // lanes past inner_size hold anything finite
+  const float* a;     // not positive
   const float* skip;  // [inner_size]
   void* out;          // [num_tokens][inner_size], contiguous
   int64_t inner_size;
@@ -51,7 +51,7 @@ struct Mamba2ScanArgs {
   int64_t c_stride;
   const void* gate;  // [num_tokens][num_heads][head_size] or null
   int64_t gate_stride;
-  const float* a;               // [num_heads]
+  const float* a;               // [num_heads], not positive
   const float* skip;            // [num_heads]
   const float* time_step_bias;  // [num_heads]
   float min_time_step;

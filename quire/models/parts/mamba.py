@@ -53,7 +53,8 @@ class DecayTarget(WeightTarget):
 class MambaPart(Part):
     """What both versions have in common.
 
-    Attributes:
+    Args:
+        in_size: outputs of the input projection.
         conv_width: channels of the convolution.
         state_shape: of the recurrence's state of one request.
     """
