@@ -178,8 +178,8 @@ def _yarn_parameters(rope: FieldReader, original: int, max_positions: int) -> di
         "beta_slow": beta_slow or 1.0,
         "truncate": float(rope.flag("truncate", True)),
     }
-    if not parameters["beta_fast"] > parameters["beta_slow"]:
-        raise rope.error("beta_fast", f"is {beta_fast:g}", f"it must be above beta_slow, which is {beta_slow:g}")
+    if not parameters["beta_fast"] >= parameters["beta_slow"]:
+        raise rope.error("beta_fast", f"is {beta_fast:g}", f"it must be at least beta_slow, which is {beta_slow:g}")
     for name in ("attention_factor", "mscale", "mscale_all_dim"):
         value = rope.optional_number(name, 0.0, 1e4)
         if value is not None:

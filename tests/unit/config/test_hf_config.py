@@ -198,7 +198,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         {"rope_scaling": {"type": "llama3", "factor": 8.0, "low_freq_factor": 4.0, "high_freq_factor": 1.0}},
         "above low_freq_factor",
     ),
-    "yarn betas crossed": ({"rope_scaling": {"type": "yarn", "factor": 2.0, "beta_fast": 0.5}}, "above beta_slow"),
+    "yarn betas crossed": ({"rope_scaling": {"type": "yarn", "factor": 2.0, "beta_fast": 0.5}}, "at least beta_slow"),
     "rope per layer kind": ({"rope_parameters": {"full_attention": {"rope_type": "default"}}}, "per kind of layer"),
     "two ropes": (
         {"rope_scaling": {"type": "linear", "factor": 2.0}, "rope_parameters": {"rope_type": "default"}},

@@ -102,6 +102,13 @@ def test_deepseek_v3_chooses_experts_by_corrected_sigmoids_within_groups():
     assert (router.num_groups, router.num_chosen_groups, router.scale, router.is_normalized) == (8, 4, 2.5, True)
 
 
+def test_kimi_k2_is_read_as_a_deepseek_v3_whose_ramp_of_yarn_is_one_pair_wide():
+    yarn = {**YARN, "factor": 32, "beta_fast": 1.0, "beta_slow": 1.0, "mscale": 1.0, "mscale_all_dim": 1.0}
+    changes = {"model_type": "kimi_k2", "n_routed_experts": 384, "n_group": 1, "topk_group": 1, "rope_scaling": yarn}
+    arch = parse_config({**V3, **changes, "num_attention_heads": 64, "num_key_value_heads": 64})
+    assert arch.max_position_embeddings == 131072 and arch.layers[-1].moe is not None
+
+
 def test_groups_of_deepseek_v2_are_scored_by_their_best_expert():
     router = mixture_of({**V2_LITE, "topk_method": "group_limited_greedy", "n_group": 8, "topk_group": 3}).router
     assert (router.num_groups, router.num_chosen_groups, router.group_score) == (8, 3, "max")
