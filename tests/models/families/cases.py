@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from tests.models.checkpoints import VOCAB_SIZE, make_tokenizer
+from tests.models.hybrids import HYBRIDS
 from tests.models.latents import LATENTS
 from tests.models.mixtures import MIXTURES, YARN
 from tests.models.state_spaces import STATE_SPACES
@@ -106,6 +107,11 @@ def latent(title: str, prefix: str, **given: Any) -> Case:
     return Case(title=title, prefix=prefix, fields=LATENTS[prefix], **given)
 
 
+def hybrid(title: str, prefix: str, **given: Any) -> Case:
+    """A case of `HYBRIDS`."""
+    return Case(title=title, prefix=prefix, fields=HYBRIDS[prefix], **given)
+
+
 CASES: Mapping[str, Case] = {
     "llama": Case(title="Llama 1, 2, 3", prefix="Llama"),
     "mistral": Case(title="Mistral", prefix="Mistral", fields={"sliding_window": 40, "head_dim": 16}),
@@ -139,4 +145,17 @@ CASES: Mapping[str, Case] = {
     "granite_hybrid": state_space("Granite 4 (hybrid)", "granite hybrid with experts"),
     "jamba": state_space("Jamba", "jamba with experts"),
     "nemotron_h": state_space("Nemotron-H", "nemotron h with experts"),
+    "qwen3_5": hybrid(
+        "Qwen3.5, Qwen3.6",
+        "Qwen3_5Text",
+        architectures=("Qwen3_5ForCausalLM", "Qwen3_5ForConditionalGeneration"),
+    ),
+    "qwen3_5_moe": hybrid(
+        "Qwen3.5, Qwen3.6 (mixtures)",
+        "Qwen3_5MoeText",
+        architectures=("Qwen3_5MoeForCausalLM", "Qwen3_5MoeForConditionalGeneration"),
+    ),
+    "qwen3_next": hybrid("Qwen3-Next", "Qwen3Next"),
+    "lfm2": hybrid("LFM2", "Lfm2"),
+    "lfm2_moe": hybrid("LFM2 (mixtures)", "Lfm2Moe"),
 }
