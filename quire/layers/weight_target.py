@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 
@@ -26,6 +26,10 @@ class WeightTarget(ABC):
     @abstractmethod
     def stored(self) -> torch.Tensor:
         """The values as the model holds them, in any floating type: what quantization made of them."""
+
+    def in_parts(self, name: str) -> Mapping[str, WeightTarget]:
+        """What checkpoints may have in place of a tensor `name`: names of its parts -> their places; mostly none."""
+        return {}
 
 
 class TensorTarget(WeightTarget):

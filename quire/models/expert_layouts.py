@@ -3,7 +3,8 @@
 A family names the layout in `layouts["moe.experts"]`:
 
     each            tensors for each expert: `experts.3.gate_proj`, `up_proj`, `down_proj` (the default)
-    stacked         `experts.gate_up_proj` [num_experts, gates then ups, hidden_size], and `experts.down_proj`
+    stacked         `experts.gate_up_proj` [num_experts, gates then ups, hidden_size], and `experts.down_proj`; or
+                    `each`, where the checkpoint has that
     interleaved     the same with gates and ups in turns (gpt-oss)
 
 with ", transposed" behind it where matrices are [input_size, output_size]. Where `MoEArch.is_mxfp4`, weights are two
@@ -28,10 +29,15 @@ Targets = Iterator[tuple[str, WeightTarget]]
 
 
 class StackedTarget(WeightTarget):
-    """Places of equal shape for the parts of one tensor."""
+    """Places of equal shape for the parts of one tensor.
 
-    def __init__(self, targets: Sequence[WeightTarget]) -> None:
+    Args:
+        parts: end of a name -> place, of the tensors that checkpoints may have instead.
+    """
+
+    def __init__(self, targets: Sequence[WeightTarget], parts: Mapping[str, WeightTarget] | None = None) -> None:
         self.targets = targets
+        self.parts = parts or {}
         self.shape = (len(targets), *targets[0].shape)
 
     def load(self, tensor: torch.Tensor) -> bool:
@@ -43,6 +49,11 @@ class StackedTarget(WeightTarget):
         """One by one."""
         return torch.stack([target.stored() for target in self.targets])
 
+    def in_parts(self, name: str) -> Mapping[str, WeightTarget]:
+        """The tensors of each expert."""
+        stem = name.rpartition(".")[0]
+        return {f"{stem}.{end}": target for end, target in self.parts.items()}
+
 
 def expert_targets(
     gate_up_proj: ExpertLinear, down_proj: ExpertLinear, name: str, arch: MoEArch, layouts: Mapping[str, str]
@@ -51,35 +62,47 @@ def expert_targets(
     layout, _, rest = layouts.get("moe.experts", EACH).partition(", ")
     if layout not in (EACH, STACKED, INTERLEAVED) or rest not in ("", TRANSPOSED):
         raise ModelError(f"{layouts['moe.experts']!r} is not a known layout of experts", field="layouts")
+    shards = ("gate_proj", "up_proj") if arch.is_gated else ("up_proj",)
+    parts = [dict(_of_each(gate_up_proj, shards)), dict(_of_each(down_proj, ("down_proj",)))]
     if layout == EACH:
-        shards = ("gate_proj", "up_proj") if arch.is_gated else ("up_proj",)
-        for expert in range(arch.num_experts):
-            for number, shard in enumerate(shards):
-                first = number * arch.intermediate_size
-                yield from _of_expert(gate_up_proj, f"{name}.{expert}.{shard}", expert, first, arch.intermediate_size)
-            yield from _of_expert(down_proj, f"{name}.{expert}.down_proj", expert, 0, down_proj.output_size)
+        yield from ((f"{name}.{end}", target) for of_linear in parts for end, target in of_linear.items())
         return
+    if layout == INTERLEAVED or rest or arch.has_bias:
+        parts = [{}, {}]  # no checkpoints are known that have them apart
     order = None
     if layout == INTERLEAVED:
         order = torch.arange(gate_up_proj.output_size).view(-1, 2).t().flatten()
     merged = f"{name}.{'gate_up_proj' if arch.is_gated else 'up_proj'}"
-    for linear, full_name, own_order in ((gate_up_proj, merged, order), (down_proj, f"{name}.down_proj", None)):
-        yield from _stacked(linear, full_name, own_order, bool(rest), is_mxfp4=arch.is_mxfp4)
+    down = f"{name}.down_proj"
+    yield from _stacked(gate_up_proj, merged, order, bool(rest), is_mxfp4=arch.is_mxfp4, parts=parts[0])
+    yield from _stacked(down_proj, down, None, bool(rest), is_mxfp4=arch.is_mxfp4, parts=parts[1])
 
 
-def _of_expert(linear: ExpertLinear, name: str, expert: int, first_row: int, num_rows: int) -> Targets:
-    yield f"{name}.weight", linear.method.row_target(linear, expert, first_row, num_rows)
-    if linear.bias is not None:
-        yield f"{name}.bias", TensorTarget(linear.bias.data[expert, first_row : first_row + num_rows])
+def _of_each(linear: ExpertLinear, shards: Sequence[str]) -> Targets:
+    """End of the name and place of the tensors of each expert, whose outputs are those of the shards in order."""
+    num_rows = linear.output_size // len(shards)
+    for expert in range(linear.num_experts):
+        for number, shard in enumerate(shards):
+            first = number * num_rows
+            yield f"{expert}.{shard}.weight", linear.method.row_target(linear, expert, first, num_rows)
+            if linear.bias is not None:
+                yield f"{expert}.{shard}.bias", TensorTarget(linear.bias.data[expert, first : first + num_rows])
 
 
 def _stacked(
-    linear: ExpertLinear, name: str, order: torch.Tensor | None, is_transposed: bool, *, is_mxfp4: bool
+    linear: ExpertLinear,
+    name: str,
+    order: torch.Tensor | None,
+    is_transposed: bool,
+    *,
+    is_mxfp4: bool,
+    parts: Mapping[str, WeightTarget],
 ) -> Targets:
     """One tensor for all experts, or two.
 
     Args:
         order: [output_size] the stored row of each output; None = in order.
+        parts: the weights of each expert, which checkpoints may have instead.
     """
     numbers = range(linear.num_experts)
     targets = [linear.method.row_target(linear, expert, 0, linear.output_size) for expert in numbers]
@@ -88,7 +111,7 @@ def _stacked(
         yield f"{name}_scales", scales
         yield f"{name}_blocks", BlocksTarget(scales)
     else:
-        yield name, StackedTarget([ReorderedTarget(target, order, is_transposed) for target in targets])
+        yield name, StackedTarget([ReorderedTarget(target, order, is_transposed) for target in targets], parts)
     if linear.bias is not None:
         biases = [TensorTarget(linear.bias.data[expert]) for expert in numbers]
         yield f"{name}_bias", StackedTarget([ReorderedTarget(bias, order) for bias in biases])

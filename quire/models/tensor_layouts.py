@@ -5,7 +5,8 @@ Called by the parts of a model for their weight targets. Pure. A family names th
     shards          a tensor for each projection (the default)
     concatenated    one tensor, the projections' rows one after the other
     by_head         one tensor, [head][query, key, value][element] (BLOOM, GPT-NeoX)
-    by_group        one tensor, [key/value head][its queries, key, value][element] (Falcon)
+    by_group        one tensor, [key/value head][its queries, key, value][element] (Falcon); of Gated DeltaNet, with its
+                    values and gates behind a head's query and key (Qwen3-Next)
 
 with ", transposed" behind it where matrices are [input_size, output_size] (GPT-2).
 """

@@ -168,14 +168,21 @@ def _is_ignored(name: str, ignored: Collection[str]) -> bool:
 def _with_prefix(
     targets: dict[str, WeightTarget], prefixes: Sequence[str], found: Collection[str]
 ) -> dict[str, WeightTarget]:
-    """The targets under the names of the first prefix that all of those with the usual one are found with."""
-    usual = prefixes[0]
+    """The targets under the names of the first prefix that all of those with the usual one are found with.
+
+    Where a tensor is found in parts, its target is replaced by theirs.
+    """
+    usual, names = prefixes[0], set(found)
     for prefix in prefixes:
         renamed = {
             prefix + name[len(usual) :] if name.startswith(usual) else name: target for name, target in targets.items()
         }
-        if renamed.keys() <= set(found):
-            return renamed
+        as_stored: dict[str, WeightTarget] = {}
+        for name, target in renamed.items():
+            parts = {} if name in names else target.in_parts(name)
+            as_stored.update(parts if parts and parts.keys() <= names else {name: target})
+        if as_stored.keys() <= names:
+            return as_stored
     return targets
 
 

@@ -33,7 +33,7 @@ class Qwen3_5(Qwen3):
     """
 
     text_config = True
-    prefixes: ClassVar[tuple[str, ...]] = ("model.", "model.language_model.", "language_model.model.")
+    prefixes: ClassVar[tuple[str, ...]] = ("model.", "model.language_model.")
     ignored_tensors: ClassVar[tuple[str, ...]] = (r"(^|\.)mtp\.", r"(^|\.)visual\.")
 
     @classmethod
@@ -75,22 +75,17 @@ class Qwen3_5(Qwen3):
 
 
 class Qwen3_5Moe(Qwen3_5):
-    """A mixture with a gated shared expert in every layer; a tensor for each expert's projections."""
+    """A mixture with a gated shared expert in every layer."""
 
     tensor_names = MLP_MIXTURE_NAMES
+    layouts: ClassVar[Mapping[str, str]] = {"moe.experts": "stacked"}
 
     @classmethod
     def parse(cls, raw: Mapping[str, object]) -> ModelArch:
         """As `ModelFamily.parse`."""
-        config = FieldReader(with_defaults(raw, norm_topk_prob=True, intermediate_size=1))
+        config = FieldReader(with_defaults(raw, norm_topk_prob=True, intermediate_size=5632))
         moe = read_shared_expert(config, read_qwen_moe(config))
         return with_experts(super().parse(config.raw), moe, read_sparse_layers(config))
-
-
-class Qwen3_5MoeVision(Qwen3_5Moe):
-    """The same as checkpoints that also see have it: one tensor for all experts."""
-
-    layouts: ClassVar[Mapping[str, str]] = {"moe.experts": "stacked"}
 
 
 class Qwen3Next(Qwen3_5Moe):

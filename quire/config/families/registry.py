@@ -46,7 +46,7 @@ FAMILIES: Mapping[str, tuple[str, str]] = {
     "Qwen3_5ForCausalLM": ("qwen3_5_text", "qwen_hybrid:Qwen3_5"),
     "Qwen3_5ForConditionalGeneration": ("qwen3_5", "qwen_hybrid:Qwen3_5"),
     "Qwen3_5MoeForCausalLM": ("qwen3_5_moe_text", "qwen_hybrid:Qwen3_5Moe"),
-    "Qwen3_5MoeForConditionalGeneration": ("qwen3_5_moe", "qwen_hybrid:Qwen3_5MoeVision"),
+    "Qwen3_5MoeForConditionalGeneration": ("qwen3_5_moe", "qwen_hybrid:Qwen3_5Moe"),
     "Qwen3NextForCausalLM": ("qwen3_next", "qwen_hybrid:Qwen3Next"),
     "Lfm2ForCausalLM": ("lfm2", "lfm2:Lfm2"),
     "GemmaForCausalLM": ("gemma", "gemma:Gemma"),
