@@ -15,6 +15,7 @@ import torch
 from tests.models.checkpoints import VOCAB_SIZE, make_tokenizer
 from tests.models.hybrids import HYBRIDS
 from tests.models.latents import LATENTS
+from tests.models.dense import DENSE
 from tests.models.mixtures import MIXTURES, YARN
 from tests.models.state_spaces import STATE_SPACES
 
@@ -72,6 +73,8 @@ class Case:
             for name, buffer in model.named_buffers():
                 if name.endswith("e_score_correction_bias"):
                     buffer.normal_(0.0, 0.3)
+                elif name.endswith("layer_scalar"):
+                    buffer.normal_(1.0, self.std)
         model.save_pretrained(directory)
         make_tokenizer(VOCAB_SIZE).save_pretrained(directory)
         return model
@@ -92,6 +95,14 @@ STATES_ALONE = dict.fromkeys(
 def mixture(title: str, prefix: str, *, fields: Mapping[str, Any] | None = None, **given: Any) -> Case:
     """A case of `MIXTURES`, some of whose fields are others."""
     return Case(title=title, prefix=prefix, fields={**MIXTURES[prefix], **(fields or {})}, **given)
+
+
+def dense(title: str, prefix: str, *more_names: str) -> Case:
+    """A case of `DENSE`; `more_names` are other architectures of its file."""
+    config_prefix = f"{prefix}Text" if prefix in ("Gemma3", "Gemma4") else prefix
+    return Case(
+        title=title, prefix=config_prefix, fields=DENSE[prefix], architectures=(f"{prefix}ForCausalLM", *more_names)
+    )
 
 
 def state_space(title: str, name: str, **given: Any) -> Case:
@@ -121,6 +132,38 @@ CASES: Mapping[str, Case] = {
     "deepseek_v2": latent("DeepSeek V2, V2-Lite", "DeepseekV2"),
     "deepseek_v3": latent("DeepSeek V3, R1, Kimi K2", "DeepseekV3"),
     "glm4_moe_lite": latent("GLM-4.7-Flash", "Glm4MoeLite"),
+    "gemma": dense("Gemma", "Gemma"),
+    "gemma2": dense("Gemma 2", "Gemma2"),
+    "gemma3": dense("Gemma 3", "Gemma3", "Gemma3ForConditionalGeneration"),
+    "gemma4": dense("Gemma 4, dense", "Gemma4", "Gemma4ForConditionalGeneration"),
+    "phi3": dense("Phi-3, Phi-4", "Phi3"),
+    "granite": dense("Granite 3", "Granite"),
+    "olmo2": dense("OLMo 2", "Olmo2"),
+    "olmo3": dense("OLMo 3", "Olmo3"),
+    "smollm3": dense("SmolLM3", "SmolLM3"),
+    "glm": dense("GLM-4", "Glm"),
+    "glm4": dense("GLM-4-0414", "Glm4"),
+    "cohere": dense("Command R", "Cohere"),
+    "cohere2": dense("Command R7B, Command A", "Cohere2"),
+    "stablelm": dense("StableLM 2", "StableLm"),
+    "starcoder2": dense("StarCoder2", "Starcoder2"),
+    "ministral": dense("Ministral", "Ministral"),
+    "ministral3": dense("Ministral 3", "Ministral3", "Mistral3ForConditionalGeneration"),
+    "seed_oss": dense("Seed-OSS", "SeedOss"),
+    "minicpm3": Case(
+        title="MiniCPM3",
+        prefix="MiniCPM3",
+        fields={
+            "num_key_value_heads": 4,
+            "kv_lora_rank": 32,
+            "q_lora_rank": 24,
+            "qk_nope_head_dim": 16,
+            "qk_rope_head_dim": 8,
+            "dim_model_base": 32,
+            "tie_word_embeddings": True,
+        },
+        reasons={"captured steps": NOT_CAPTURED},
+    ),
     "mixtral": mixture("Mixtral", "Mixtral"),
     "phimoe": mixture(
         "Phi-3.5-MoE",
