@@ -49,6 +49,10 @@ DENSE: dict[str, dict[str, Any]] = {
         "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
     },
     "Ministral3": {"head_dim": 16, "rope_parameters": YARN},
+    "Ernie4_5": {"head_dim": 16, "use_bias": True, **TIED},
+    "Exaone4": {"sliding_window": 40, "sliding_window_pattern": 3},
+    "Arcee": {"mlp_bias": True},
+    "Nemotron": {"hidden_act": "relu2"},
     "SeedOss": {"head_dim": 16, "attention_out_bias": True},
 }  # fmt: skip
 

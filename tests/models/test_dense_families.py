@@ -25,6 +25,17 @@ NUM_TOKENS = 130
 YARN_OF_OLMO = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 256, "rope_theta": 5000.0}
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     **{name: (name, {}) for name in DENSE},
+    "Gemma4 with keys that are values": (
+        "Gemma4",
+        {
+            "attention_k_eq_v": True,
+            "num_global_key_value_heads": 1,
+            "num_kv_shared_layers": 0,
+            "hidden_size_per_layer_input": 0,
+            "use_double_wide_mlp": False,
+        },
+    ),
+    "Exaone4 without windows": ("Exaone4", {"sliding_window": None, "layer_types": ["full_attention"] * 3}),
     "Granite with biases": ("Granite", {"attention_bias": True, "mlp_bias": True}),
     "Olmo3 with yarn": ("Olmo3", {"rope_parameters": {"full_attention": YARN_OF_OLMO}}),
     "SmolLM3 with windows": ("SmolLM3", {"use_sliding_window": True, "sliding_window": 20}),

@@ -1,4 +1,4 @@
-"""GLM-4: half of each head is rotated, by pairs of neighbours; gates and ups are stored as one tensor."""
+"""Families that rotate pairs of neighbours: ERNIE 4.5; GLM-4, which rotates half of each head."""
 
 from __future__ import annotations
 
@@ -14,8 +14,32 @@ from quire.config.model_arch import AttentionArch, ModelArch
 from quire.config.model_family import LLAMA_NAMES
 
 
+class Ernie(Llama):
+    """A Llama whose rotated pairs are neighbours. Source: Baidu 2025 (ERNIE 4.5), section 2."""
+
+    defaults: ClassVar[Mapping[str, object]] = {"head_dim": 128, "rms_norm_eps": 1e-5, "rope_theta": 500000.0}
+    is_tied = True
+
+    @classmethod
+    def rope(cls, config: FieldReader, head_size: int, window: int | None) -> tuple[RopeConfig | None, int]:
+        """Pairs are neighbours."""
+        rope, longest = parse_rope(config, head_size, read_max_positions(config))
+        return dataclasses.replace(rope, is_interleaved=True), longest
+
+    @classmethod
+    def attention(cls, config: FieldReader, attention: AttentionArch) -> AttentionArch:
+        """One flag for all biases."""
+        has_bias = config.flag("use_bias", False)
+        return dataclasses.replace(attention, qkv_bias=has_bias, output_bias=has_bias)
+
+    @classmethod
+    def mlp_bias(cls, config: FieldReader) -> bool:
+        """As attention."""
+        return config.flag("use_bias", False)
+
+
 class Glm(Llama):
-    """Source: GLM Team 2024 (ChatGLM), section 2."""
+    """Gates and ups are stored as one tensor. Source: GLM Team 2024 (ChatGLM), section 2."""
 
     defaults: ClassVar[Mapping[str, object]] = {
         "head_dim": 128, "rms_norm_eps": 1.5625e-7, "partial_rotary_factor": 0.5, "attention_bias": True,

@@ -68,6 +68,10 @@ FAMILIES: Mapping[str, tuple[str, str]] = {
     "Ministral3ForCausalLM": ("ministral3", "mistral:Ministral3"),
     "Mistral3ForConditionalGeneration": ("mistral3", "mistral:Mistral3"),
     "SeedOssForCausalLM": ("seed_oss", "llama:SeedOss"),
+    "Ernie4_5ForCausalLM": ("ernie4_5", "glm:Ernie"),
+    "Exaone4ForCausalLM": ("exaone4", "exaone:Exaone4"),
+    "ArceeForCausalLM": ("arcee", "nemotron:Arcee"),
+    "NemotronForCausalLM": ("nemotron", "nemotron:Nemotron"),
     "Lfm2MoeForCausalLM": ("lfm2_moe", "lfm2:Lfm2Moe"),
 }
 

@@ -149,6 +149,10 @@ CASES: Mapping[str, Case] = {
     "starcoder2": dense("StarCoder2", "Starcoder2"),
     "ministral": dense("Ministral", "Ministral"),
     "ministral3": dense("Ministral 3", "Ministral3", "Mistral3ForConditionalGeneration"),
+    "ernie4_5": dense("ERNIE 4.5", "Ernie4_5"),
+    "exaone4": dense("EXAONE 4", "Exaone4"),
+    "arcee": dense("Arcee AFM", "Arcee"),
+    "nemotron": dense("Nemotron, Minitron", "Nemotron"),
     "seed_oss": dense("Seed-OSS", "SeedOss"),
     "minicpm3": Case(
         title="MiniCPM3",
