@@ -280,7 +280,8 @@ class LayerArch:
         norms_sum: norms come after the residual sum instead (`ffn_post_norm`, `mixer_post_norm` are on sums; OPT 350M).
         residual_scale: factor on outputs before they are added.
         output_scale: the layer's result is multiplied by a learned number (Gemma 4).
-        per_layer_input: elements of the second embedding that is added at the layer's end (Gemma 4 E); 0 = none.
+        per_layer_input: elements of the second embedding that is added at the layer's end (Gemma 4 E); 0 = none. All
+            layers have the same number.
     """
 
     attention: AttentionArch | None = None
@@ -317,7 +318,7 @@ class LayerArch:
     def num_weights(self, hidden_size: int) -> int:
         """Of all projections."""
         parts = [part for _, part in (*self.mixers(), *self.feed_forwards())]
-        return sum(part.num_weights(hidden_size) for part in parts)
+        return sum(part.num_weights(hidden_size) for part in parts) + 3 * hidden_size * self.per_layer_input
 
     def num_active_weights(self, hidden_size: int) -> int:
         """Of the projections that one token passes through."""
@@ -335,6 +336,7 @@ class EmbeddingArch:
         position_offset: row of position 0 in that table (OPT: 2).
         norm: on the sum.
         size: elements of a token's vector where it is projected to the hidden size (OPT 350M); 0 = as that.
+        per_layer_vocab_size: of the second embedding, where layers have an input of their own.
     """
 
     scale: float = 1.0
@@ -342,6 +344,7 @@ class EmbeddingArch:
     position_offset: int = 0
     norm: NormArch | None = None
     size: int = 0
+    per_layer_vocab_size: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -421,5 +424,6 @@ class ModelArch:
 
     @property
     def num_table_weights(self) -> int:
-        """Of the embedding, and of the output projection where that is a matrix of its own."""
-        return self.vocab_size * self.hidden_size * (1 if self.tie_word_embeddings else 2)
+        """Of the embeddings, and of the output projection where that is a matrix of its own."""
+        per_layer = self.embedding.per_layer_vocab_size * sum(layer.per_layer_input for layer in self.layers)
+        return self.vocab_size * self.hidden_size * (1 if self.tie_word_embeddings else 2) + per_layer

@@ -54,6 +54,18 @@ class TensorTarget(WeightTarget):
         return self.tensor - self.offset if self.offset else self.tensor
 
 
+class RepeatedTarget(TensorTarget):
+    """One number, once for every element."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        super().__init__(tensor)
+        self.shape = (1,)
+
+    def stored(self) -> torch.Tensor:
+        """The number."""
+        return self.tensor[:1]
+
+
 class ReorderedTarget(WeightTarget):
     """A place whose rows come in another order than the checkpoint's, or whose matrix the checkpoint has transposed.
 

@@ -22,6 +22,7 @@ from quire.layers.norm import Norm
 from quire.layers.weight_target import TensorTarget, WeightTarget
 from quire.models.interfaces import BuildContext
 from quire.models.parts.part import Part
+from quire.models.parts.per_layer_input import LayerEnd, PerLayerEmbedding
 from quire.models.parts.table import FEED_FORWARDS, MIXERS, PartTable
 from quire.models.tensor_layouts import linear_targets
 
@@ -43,6 +44,8 @@ class DecoderLayer(nn.Module):
         self.mixer_post_norm = _norm(build, layer.mixer_post_norm)
         self.ffn_norm = _norm(build, layer.ffn_norm)
         self.ffn_post_norm = _norm(build, layer.ffn_post_norm)
+        has_end = layer.output_scale or layer.per_layer_input
+        self.end = LayerEnd(build, layer) if has_end else None
         self.mixers = tuple(self._add(build, MIXERS, *part, layer_idx, name) for part in layer.mixers())
         self.feed_forwards = tuple(
             self._add(build, FEED_FORWARDS, *part, layer_idx, name) for part in layer.feed_forwards()
@@ -56,14 +59,27 @@ class DecoderLayer(nn.Module):
         return part
 
     def forward(
-        self, x: torch.Tensor, residual: torch.Tensor | None, positions: torch.Tensor, context: ForwardContext
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+        self,
+        x: torch.Tensor,
+        residual: torch.Tensor | None,
+        positions: torch.Tensor,
+        context: ForwardContext,
+        per_layer_input: torch.Tensor | None = None,
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Add the layer before (`x`) to the residual stream; return this layer's output and the stream.
 
-        The first layer has no stream yet (None): it begins with the embedding.
+        The first layer has no stream yet (None): it begins with the embedding. A layer that has done something with the
+        sum returns that, and no stream.
         """
-        if self.layer.is_parallel:
-            return self._parallel(x, residual, positions, context)
+        compute = self._parallel if self.layer.is_parallel else self._in_sequence
+        x, residual = compute(x, residual, positions, context)
+        if self.end is None:
+            return x, residual
+        return self.end(self.kernels.add(x, residual), per_layer_input), None
+
+    def _in_sequence(
+        self, x: torch.Tensor, residual: torch.Tensor | None, positions: torch.Tensor, context: ForwardContext
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         for parts, norm, post_norm in (
             (self.mixers, self.mixer_norm, self.mixer_post_norm),
             (self.feed_forwards, self.ffn_norm, self.ffn_post_norm),
@@ -116,6 +132,8 @@ class DecoderLayer(nn.Module):
         for part_name, part in self.named_children():
             if isinstance(part, Part):
                 yield from part.targets(f"{name}.{part_name}")
+        if self.end is not None:
+            yield from self.end.targets(name)
 
 
 class DecoderModel(nn.Module):
@@ -133,6 +151,11 @@ class DecoderModel(nn.Module):
             for layer_idx, layer in enumerate(arch.layers)
         )
         self.norm = _norm(build, arch.head.norm)
+        self.per_layer_size = max(layer.per_layer_input for layer in arch.layers)
+        self.per_layer_embedding: PerLayerEmbedding | None = None
+        if self.per_layer_size:
+            assert arch.head.norm is not None, "the projection has a norm like the model's"
+            self.per_layer_embedding = PerLayerEmbedding(build, self.per_layer_size, arch.head.norm)
         self.rotaries = nn.ModuleList(build.rotaries.values())
 
     def forward(self, input_ids: torch.Tensor, positions: torch.Tensor, context: ForwardContext) -> torch.Tensor:
@@ -140,8 +163,13 @@ class DecoderModel(nn.Module):
         x, residual = self.embed_tokens.lookup(input_ids), None
         if self.embedding_scale != 1.0:
             x = self.kernels.scale(x, self.embedding_scale)
-        for layer in self.layers:
-            x, residual = layer(x, residual, positions, context)
+        if self.per_layer_embedding is None:
+            for layer in self.layers:
+                x, residual = layer(x, residual, positions, context)
+        else:
+            inputs = self.per_layer_embedding(input_ids, x).split(self.per_layer_size, dim=1)
+            for layer, per_layer_input in zip(self.layers, inputs, strict=True):
+                x, residual = layer(x, residual, positions, context, per_layer_input)
         if residual is not None:
             return self.kernels.add(x, residual) if self.norm is None else self.norm.add_and_norm(x, residual)[0]
         return x if self.norm is None else self.norm(x)
@@ -149,6 +177,8 @@ class DecoderModel(nn.Module):
     def targets(self, name: str) -> Iterator[tuple[str, WeightTarget]]:
         """This program's name of each checkpoint tensor, and where it goes."""
         yield from self.embed_tokens.targets(f"{name}.embed_tokens")
+        if self.per_layer_embedding is not None:
+            yield from self.per_layer_embedding.targets(name)
         for layer_idx, layer in enumerate(self.layers):
             assert isinstance(layer, DecoderLayer)
             yield from layer.targets(f"{name}.layers.{layer_idx}")

@@ -31,6 +31,12 @@ DENSE: dict[str, dict[str, Any]] = {
         "head_dim": 16, "query_pre_attn_scalar": 24, "sliding_window": 40, "sliding_window_pattern": 3,
         "rope_scaling": {"rope_type": "linear", "factor": 4.0}, **TIED,
     },
+    "Gemma4": {
+        "head_dim": 16, "global_head_dim": 32, "num_kv_shared_layers": 2, "num_hidden_layers": 4, "sliding_window": 40,
+        "layer_types": ["sliding_attention", "full_attention"] * 2, "hidden_size_per_layer_input": 8,
+        "vocab_size_per_layer_input": COMMON["vocab_size"], "use_double_wide_mlp": True,
+        "final_logit_softcapping": 8.0, **TIED,
+    },
     "Phi3": {"rope_scaling": LONGROPE, "original_max_position_embeddings": 1024, "sliding_window": 70},
     "Granite": {
         "embedding_multiplier": 3.0, "logits_scaling": 2.0, "residual_multiplier": 0.5, "attention_multiplier": 0.2,
@@ -57,10 +63,15 @@ DENSE: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
+def text_config(prefix: str, **overrides: Any) -> Any:
+    """The config of a family's text model."""
+    name = f"{prefix}Text" if prefix in ("Gemma3", "Gemma4") else prefix
+    return getattr(transformers, f"{name}Config")(**{**COMMON, **DENSE[prefix], **overrides})
+
+
 def make_dense(prefix: str, directory: Path, *, std: float = 0.1, **overrides: Any) -> PreTrainedModel:
     """Write a checkpoint and its tokenizer to `directory`, and return the float32 model that was written."""
-    name = "Gemma3Text" if prefix == "Gemma3" else prefix
-    config = getattr(transformers, f"{name}Config")(**{**COMMON, **DENSE[prefix], **overrides})
+    config = text_config(prefix, **overrides)
     model: PreTrainedModel = getattr(transformers, f"{prefix}ForCausalLM")(config)
     return write_random(model, directory, std)
 
@@ -74,6 +85,9 @@ def write_random(model: PreTrainedModel, directory: Path, std: float = 0.1) -> P
         for parameter in model.parameters():
             is_gain = parameter.dim() == 1 and float(parameter.mean()) > 0.5
             parameter.normal_(1.0 if is_gain else 0.0, std)
+        for name, buffer in model.named_buffers():
+            if name.endswith("layer_scalar"):
+                buffer.normal_(1.0, std)
     model.generation_config.eos_token_id = 2
     model.save_pretrained(directory)
     make_tokenizer().save_pretrained(directory)

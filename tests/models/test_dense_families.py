@@ -16,7 +16,7 @@ from quire.layers.kernels import TorchKernels
 from quire.layers.native import NativeKernels
 from quire.models.model_dir import read_model_dir
 from tests.models.checkpoints import COMMON
-from tests.models.dense import DENSE, make_dense, write_random
+from tests.models.dense import DENSE, make_dense, text_config, write_random
 from tests.models.stepping import Stepper
 from tests.models.test_families import assert_close, random_ids, reference_logprobs
 from tests.models.test_mixtures import load
@@ -73,6 +73,7 @@ VISION = {
 # Class in transformers -> fields of its config, and the family of its text model.
 CONDITIONAL: dict[str, tuple[dict[str, Any], str]] = {
     "Gemma3": ({"mm_tokens_per_image": 4, "image_token_index": 3}, "Gemma3"),
+    "Gemma4": ({"audio_config": None}, "Gemma4"),
     "Mistral3": ({"image_token_index": 3, "spatial_merge_size": 1}, "Ministral3"),
 }
 
@@ -80,10 +81,9 @@ CONDITIONAL: dict[str, tuple[dict[str, Any], str]] = {
 @pytest.mark.parametrize("name", CONDITIONAL)
 def test_text_models_within_vision_models_are_those_families(tmp_path: Path, name: str):
     fields, text = CONDITIONAL[name]
-    text_name = "Gemma3Text" if text == "Gemma3" else text
-    text_config = getattr(transformers, f"{text_name}Config")(**{**COMMON, **DENSE[text]})
+    inner = text_config(text, pad_token_id=0)
     config = getattr(transformers, f"{name}Config")(
-        text_config=text_config.to_dict(), vision_config=VISION, tie_word_embeddings=text_config.tie_word_embeddings,
+        text_config=inner.to_dict(), vision_config=VISION, tie_word_embeddings=inner.tie_word_embeddings,
         **fields,
     )  # fmt: skip
     reference = write_random(getattr(transformers, f"{name}ForConditionalGeneration")(config), tmp_path)
@@ -134,6 +134,8 @@ def test_a_text_config_that_leaves_out_defaults_is_complete():
         ("StableLm", {"qk_layernorm": True}),
         ("SmolLM3", {"no_rope_layers": [1]}),
         ("Gemma2", {"layer_types": ["full_attention"]}),
+        ("Gemma4", {"enable_moe_block": True}),
+        ("Gemma4", {"num_kv_shared_layers": 3}),
     ],
 )
 def test_what_a_family_does_not_compute_is_refused_by_its_field(family: str, fields: dict[str, Any]):

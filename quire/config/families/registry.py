@@ -53,6 +53,8 @@ FAMILIES: Mapping[str, tuple[str, str]] = {
     "Gemma2ForCausalLM": ("gemma2", "gemma:Gemma2"),
     "Gemma3ForCausalLM": ("gemma3_text", "gemma:Gemma3"),
     "Gemma3ForConditionalGeneration": ("gemma3", "gemma:Gemma3Conditional"),
+    "Gemma4ForCausalLM": ("gemma4_text", "gemma4:Gemma4"),
+    "Gemma4ForConditionalGeneration": ("gemma4", "gemma4:Gemma4Conditional"),
     "Phi3ForCausalLM": ("phi3", "phi:Phi3"),
     "GraniteForCausalLM": ("granite", "granite:Granite"),
     "Olmo2ForCausalLM": ("olmo2", "olmo:Olmo2"),

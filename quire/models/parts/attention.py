@@ -62,11 +62,13 @@ class AttentionPart(Part):
             return None
         num_queries, num_keys = (arch.num_heads, arch.num_kv_heads) if arch.has_row_norm else (1, 1)
         self.q_norm = Norm(num_queries * arch.head_size, arch.head_norm, options=options)
-        self.k_norm = Norm(num_keys * arch.head_size, arch.head_norm, options=options)
-        value = torch.ones(arch.head_size, dtype=options.dtype, device=options.device) if arch.has_value_norm else None
-        return HeadNorms(
-            self.q_norm.weight, self.k_norm.weight, arch.head_norm.eps, value, after_rotation=arch.norm_after_rope
-        )
+        ones = torch.ones(arch.head_size, dtype=options.dtype, device=options.device)
+        key = ones.repeat(num_keys)
+        if arch.shares_cache_of is None:
+            self.k_norm = Norm(num_keys * arch.head_size, arch.head_norm, options=options)
+            key = self.k_norm.weight
+        value = ones if arch.has_value_norm else None
+        return HeadNorms(self.q_norm.weight, key, arch.head_norm.eps, value, after_rotation=arch.norm_after_rope)
 
     def forward(self, x: torch.Tensor, positions: torch.Tensor, context: ForwardContext) -> torch.Tensor:
         """As `Part`."""
@@ -86,7 +88,8 @@ class AttentionPart(Part):
         yield from linear_targets(self.o_proj, f"{name}.o_proj", is_transposed=is_transposed)
         if self.head_norms is not None:
             yield from self.q_norm.targets(f"{name}.q_norm")
-            yield from self.k_norm.targets(f"{name}.k_norm")
+            if self.arch.shares_cache_of is None:
+                yield from self.k_norm.targets(f"{name}.k_norm")
         if self.sinks is not None:
             yield f"{name}.sinks", TensorTarget(self.sinks.data)
 

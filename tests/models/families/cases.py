@@ -154,20 +154,6 @@ CASES: Mapping[str, Case] = {
     "arcee": dense("Arcee AFM", "Arcee"),
     "nemotron": dense("Nemotron, Minitron", "Nemotron"),
     "seed_oss": dense("Seed-OSS", "SeedOss"),
-    "minicpm3": Case(
-        title="MiniCPM3",
-        prefix="MiniCPM3",
-        fields={
-            "num_key_value_heads": 4,
-            "kv_lora_rank": 32,
-            "q_lora_rank": 24,
-            "qk_nope_head_dim": 16,
-            "qk_rope_head_dim": 8,
-            "dim_model_base": 32,
-            "tie_word_embeddings": True,
-        },
-        reasons={"captured steps": NOT_CAPTURED},
-    ),
     "mixtral": mixture("Mixtral", "Mixtral"),
     "phimoe": mixture(
         "Phi-3.5-MoE",
