@@ -13,9 +13,9 @@ from typing import Any
 import torch
 
 from tests.models.checkpoints import VOCAB_SIZE, make_tokenizer
+from tests.models.dense import DENSE
 from tests.models.hybrids import HYBRIDS
 from tests.models.latents import LATENTS
-from tests.models.dense import DENSE
 from tests.models.mixtures import MIXTURES, YARN
 from tests.models.state_spaces import STATE_SPACES
 
