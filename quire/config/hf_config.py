@@ -43,6 +43,7 @@ def make_arch(
     head: HeadArch,
     embedding: EmbeddingArch | None = None,
     is_tied: bool = False,
+    hidden_name: str = "hidden_size",
 ) -> ModelArch:
     """The model of these layers; sizes and special tokens come from the fields that all families have.
 
@@ -51,6 +52,7 @@ def make_arch(
     Args:
         longest_sequence: in tokens, rope scaling included.
         is_tied: what an absent `tie_word_embeddings` means to the family.
+        hidden_name: the family's field for the hidden size.
 
     Raises:
         ModelError: as `FieldReader`.
@@ -61,7 +63,7 @@ def make_arch(
         architecture="",
         model_type="",
         vocab_size=vocab_size,
-        hidden_size=read_hidden_size(config),
+        hidden_size=read_hidden_size(config, hidden_name),
         max_position_embeddings=longest_sequence,
         layers=tuple(layers),
         embedding=embedding or EmbeddingArch(),
@@ -143,12 +145,18 @@ def check_divides(config: FieldReader, name: str, value: int, of_name: str, of_v
         )
 
 
-def divided_head_size(config: FieldReader, hidden_size: int, num_heads: int) -> int:
-    """Elements per head where heads divide the hidden size."""
+def divided_head_size(
+    config: FieldReader,
+    hidden_size: int,
+    num_heads: int,
+    hidden_name: str = "hidden_size",
+    heads_name: str = "num_attention_heads",
+) -> int:
+    """Elements per head where heads divide the hidden size; the names are the family's."""
     if hidden_size % num_heads or hidden_size // num_heads > MAX_HEAD_SIZE:
         raise config.error(
-            "hidden_size",
-            f"is {hidden_size}, which num_attention_heads ({num_heads}) does not divide into heads of at most "
+            hidden_name,
+            f"is {hidden_size}, which {heads_name} ({num_heads}) does not divide into heads of at most "
             f"{MAX_HEAD_SIZE} elements",
             "correct one of the two, or add head_dim",
         )

@@ -48,6 +48,11 @@ class ModelFamily:
     text_config: ClassVar[bool] = False
 
     @classmethod
+    def names(cls, arch: ModelArch) -> TensorNames:
+        """`tensor_names`, of families in which they depend on the model's shape."""
+        return cls.tensor_names
+
+    @classmethod
     def parse(cls, raw: Mapping[str, object]) -> ModelArch:
         """The model's shape.
 

@@ -110,3 +110,21 @@ class SpreadTarget(WeightTarget):
     def stored(self) -> torch.Tensor:
         """As the first holds it."""
         return self.targets[0].stored()
+
+
+class LaterRows(WeightTarget):
+    """Rows of a table from the checkpoint's row `first` on; those before are not used."""
+
+    def __init__(self, target: WeightTarget, first: int) -> None:
+        self.target = target
+        self.first = first
+        self.shape = (target.shape[0] + first, *target.shape[1:])
+
+    def load(self, tensor: torch.Tensor) -> bool:
+        """Without the first rows."""
+        return self.target.load(tensor[self.first :])
+
+    def stored(self) -> torch.Tensor:
+        """With zeros in place of the first rows."""
+        stored = self.target.stored()
+        return torch.cat([stored.new_zeros(self.first, *stored.shape[1:]), stored])

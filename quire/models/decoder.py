@@ -19,7 +19,7 @@ from quire.config.model_arch import LayerArch, NormArch
 from quire.core.kv_spec import KVCacheSpec
 from quire.layers.embedding import TokenTable
 from quire.layers.norm import Norm
-from quire.layers.weight_target import TensorTarget, WeightTarget
+from quire.layers.weight_target import LaterRows, TensorTarget, WeightTarget
 from quire.models.interfaces import BuildContext
 from quire.models.parts.part import Part
 from quire.models.parts.per_layer_input import LayerEnd, PerLayerEmbedding
@@ -146,6 +146,11 @@ class DecoderModel(nn.Module):
         self.embedding_scale = torch.tensor(arch.embedding.scale, dtype=options.dtype).item()
         self.kernels = options.kernels
         self.embed_tokens = TokenTable(arch.vocab_size, arch.hidden_size, options=options)
+        self.position_offset = arch.embedding.position_offset
+        self.embed_positions: TokenTable | None = None
+        if arch.embedding.num_positions:
+            self.embed_positions = TokenTable(arch.embedding.num_positions, arch.hidden_size, options=options)
+        self.embedding_norm = _norm(build, arch.embedding.norm)
         self.layers = nn.ModuleList(
             DecoderLayer(build, layer, layer_idx, f"model.layers.{layer_idx}")
             for layer_idx, layer in enumerate(arch.layers)
@@ -163,6 +168,10 @@ class DecoderModel(nn.Module):
         x, residual = self.embed_tokens.lookup(input_ids), None
         if self.embedding_scale != 1.0:
             x = self.kernels.scale(x, self.embedding_scale)
+        if self.embed_positions is not None:
+            x = self.kernels.add(x, self.embed_positions.lookup(positions))
+        if self.embedding_norm is not None:
+            x = self.embedding_norm(x)
         if self.per_layer_embedding is None:
             for layer in self.layers:
                 x, residual = layer(x, residual, positions, context)
@@ -179,6 +188,11 @@ class DecoderModel(nn.Module):
         yield from self.embed_tokens.targets(f"{name}.embed_tokens")
         if self.per_layer_embedding is not None:
             yield from self.per_layer_embedding.targets(name)
+        if self.embed_positions is not None:
+            for full_name, target in self.embed_positions.targets(f"{name}.embed_positions"):
+                yield full_name, LaterRows(target, self.position_offset) if self.position_offset else target
+        if self.embedding_norm is not None:
+            yield from self.embedding_norm.targets(f"{name}.embedding_norm")
         for layer_idx, layer in enumerate(self.layers):
             assert isinstance(layer, DecoderLayer)
             yield from layer.targets(f"{name}.layers.{layer_idx}")
@@ -193,6 +207,7 @@ class DecoderForCausalLM(nn.Module):
         super().__init__()
         arch = build.arch
         self.family = build.family
+        self.names = build.family.names(arch)
         self.model = DecoderModel(build)
         self.lm_head = (
             self.model.embed_tokens
@@ -240,7 +255,7 @@ class DecoderForCausalLM(nn.Module):
         return (*self.family.ignored_tensors, *((TIED_HEAD,) if is_tied else ()))
 
     def _stored_name(self, name: str) -> str:
-        for pattern, replacement in self.family.tensor_names:
+        for pattern, replacement in self.names:
             name = re.sub(pattern, replacement, name)
         return name
 

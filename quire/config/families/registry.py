@@ -75,6 +75,13 @@ FAMILIES: Mapping[str, tuple[str, str]] = {
     "ArceeForCausalLM": ("arcee", "nemotron:Arcee"),
     "NemotronForCausalLM": ("nemotron", "nemotron:Nemotron"),
     "Lfm2MoeForCausalLM": ("lfm2_moe", "lfm2:Lfm2Moe"),
+    "FalconForCausalLM": ("falcon", "falcon:Falcon"),
+    "MptForCausalLM": ("mpt", "bloom:MPT"),
+    "BloomForCausalLM": ("bloom", "bloom:Bloom"),
+    "OPTForCausalLM": ("opt", "opt:OPT"),
+    "GPT2LMHeadModel": ("gpt2", "gpt2:GPT2"),
+    "GPTJForCausalLM": ("gptj", "gpt2:GPTJ"),
+    "GPTNeoXForCausalLM": ("gpt_neox", "gpt_neox:GPTNeoX"),
 }
 
 

@@ -11,7 +11,6 @@ from quire.attention.backend import AttentionParams, HeadNorms
 from quire.attention.context import ForwardContext
 from quire.config.model_arch import AttentionArch
 from quire.core.kv_spec import ChunkedLocalAttentionSpec, FullAttentionSpec, KVCacheSpec, SlidingWindowSpec
-from quire.errors import UnsupportedError
 from quire.layers.attention import Attention
 from quire.layers.linear import Linear
 from quire.layers.norm import Norm
@@ -31,10 +30,8 @@ class AttentionPart(Part):
 
     def __init__(self, build: BuildContext, arch: AttentionArch, layer_idx: int, name: str) -> None:
         super().__init__()
-        _refuse_unsupported(arch)
         options, hidden_size, head_size = build.options, build.arch.hidden_size, arch.head_size
         self.arch = arch
-        self.kernels = options.kernels
         self.layouts = build.family.layouts
         num_kv = 0 if arch.shares_cache_of is not None else 2 * arch.num_kv_heads
         self.gate_width = arch.num_heads * head_size if arch.has_output_gate else 0
@@ -74,6 +71,8 @@ class AttentionPart(Part):
         """As `Part`."""
         rotation = None if self.rotary is None else self.rotary(positions)
         projected = self.qkv_proj(x)
+        if self.arch.clip:
+            projected.clamp_(-self.arch.clip, self.arch.clip)
         qkv = projected[:, self.gate_width :] if self.gate_width else projected
         attended = self.attn(qkv, rotation, context, self.head_norms, self.sinks)
         if self.gate_width:
@@ -113,13 +112,3 @@ def attention_params(arch: AttentionArch) -> AttentionParams:
         sliding_window=arch.window, chunk=arch.chunk, soft_cap=arch.soft_cap, alibi_slopes=arch.alibi_slopes,
         shares_kv=arch.shares_cache_of is not None,
     )  # fmt: skip
-
-
-def _refuse_unsupported(arch: AttentionArch) -> None:
-    """Name what this block does not compute yet."""
-    unsupported = {
-        "clipped queries, keys and values": arch.clip > 0,
-    }
-    for what, is_needed in unsupported.items():
-        if is_needed:
-            raise UnsupportedError(f"the model has {what}, which is not supported yet", field="model")

@@ -85,6 +85,11 @@ STATE_COMMON: Mapping[str, Any] = {
     name: COMMON[name]
     for name in ("vocab_size", "hidden_size", "num_hidden_layers", "bos_token_id", "eos_token_id", "pad_token_id")
 }
+# Fields of the families that call sizes otherwise.
+TOKENS: Mapping[str, Any] = {
+    name: COMMON[name] for name in ("vocab_size", "bos_token_id", "eos_token_id", "pad_token_id")
+}
+GPT_SIZES: Mapping[str, Any] = {"n_embd": 64, "n_layer": 3, "n_head": 4, "n_positions": 512}
 NOT_CAPTURED = "decode steps are computed call by call: some operations are still plain torch, elementwise"
 
 STATES_ALONE = dict.fromkeys(
@@ -191,4 +196,36 @@ CASES: Mapping[str, Case] = {
     "qwen3_next": hybrid("Qwen3-Next", "Qwen3Next"),
     "lfm2": hybrid("LFM2", "Lfm2"),
     "lfm2_moe": hybrid("LFM2 (mixtures)", "Lfm2Moe"),
+    "granite_hybrid": state_space("Granite 4 (hybrid)", "granite hybrid"),
+    "jamba": state_space("Jamba", "jamba"),
+    "nemotron_h": state_space("Nemotron-H", "nemotron h"),
+    "falcon": Case(title="Falcon 7B", prefix="Falcon"),
+    "falcon_40b": Case(
+        title="Falcon 40B, 180B", prefix="Falcon", fields={"new_decoder_architecture": True, "num_kv_heads": 2}
+    ),
+    "falcon_rw": Case(
+        title="Falcon RW",
+        prefix="Falcon",
+        fields={"multi_query": False, "parallel_attn": False, "bias": True, "alibi": True},
+        reasons={
+            "parity": "transformers rounds slopes times positions to bfloat16 here: equal only while those are exact"
+        },
+    ),
+    "mpt": Case(
+        title="MPT",
+        prefix="Mpt",
+        common=TOKENS,
+        fields={"d_model": 64, "n_heads": 4, "n_layers": 3, "max_seq_len": 512},
+    ),
+    "bloom": Case(title="BLOOM", prefix="Bloom", common=TOKENS, fields={"hidden_size": 60, "n_head": 6, "n_layer": 3}),
+    "opt": Case(title="OPT", prefix="OPT", fields={"ffn_dim": 96, "word_embed_proj_dim": 64}),
+    "gpt2": Case(
+        title="GPT-2",
+        prefix="GPT2",
+        common=TOKENS,
+        architectures=("GPT2LMHeadModel",),
+        fields={**GPT_SIZES, "scale_attn_by_inverse_layer_idx": True},
+    ),
+    "gptj": Case(title="GPT-J", prefix="GPTJ", common=TOKENS, fields={**GPT_SIZES, "rotary_dim": 8}),
+    "gpt_neox": Case(title="GPT-NeoX, Pythia", prefix="GPTNeoX"),
 }
