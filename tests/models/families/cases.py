@@ -196,9 +196,6 @@ CASES: Mapping[str, Case] = {
     "qwen3_next": hybrid("Qwen3-Next", "Qwen3Next"),
     "lfm2": hybrid("LFM2", "Lfm2"),
     "lfm2_moe": hybrid("LFM2 (mixtures)", "Lfm2Moe"),
-    "granite_hybrid": state_space("Granite 4 (hybrid)", "granite hybrid"),
-    "jamba": state_space("Jamba", "jamba"),
-    "nemotron_h": state_space("Nemotron-H", "nemotron h"),
     "falcon": Case(title="Falcon 7B", prefix="Falcon"),
     "falcon_40b": Case(
         title="Falcon 40B, 180B", prefix="Falcon", fields={"new_decoder_architecture": True, "num_kv_heads": 2}
