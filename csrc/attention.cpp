@@ -2,6 +2,9 @@
 // and write as another: a wrong one is refused, not read.
 #include "quire/attention.h"
 
+#include <algorithm>
+#include <vector>
+
 #include "quire/spans.h"
 
 namespace quire {
@@ -99,6 +102,15 @@ const char* find_fault(const CopyPagesArgs& args) {
     const int64_t source = args.source_ids[i], target = args.target_ids[i];
     if (source < 0 || source >= args.cache.num_blocks || target < 0 || target >= args.cache.num_blocks) {
       return "src_ids or dst_ids names a page that the cache lacks";
+    }
+  }
+  // Threads copy pages in any order: one that is written twice, or written and read, would be either.
+  std::vector<int64_t> targets(args.target_ids, args.target_ids + args.num_pages);
+  std::sort(targets.begin(), targets.end());
+  if (std::adjacent_find(targets.begin(), targets.end()) != targets.end()) return "dst_ids names a page twice";
+  for (int64_t i = 0; i < args.num_pages; ++i) {
+    if (std::binary_search(targets.begin(), targets.end(), args.source_ids[i])) {
+      return "dst_ids names a page of src_ids";
     }
   }
   return nullptr;

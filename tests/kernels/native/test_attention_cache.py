@@ -184,6 +184,9 @@ def test_indices_out_of_the_cache_are_refused(runtime: NativeRuntime):
     for pages in ([3], [-1]):
         with pytest.raises(ShapeError, match="names a page"):
             copy_pages(runtime, cache, torch.tensor([0]), torch.tensor(pages))
+    for sources, targets in (([0, 0], [1, 1]), ([0, 1], [1, 2]), ([0], [0])):
+        with pytest.raises(ShapeError, match="dst_ids names a page"):
+            copy_pages(runtime, cache, torch.tensor(sources), torch.tensor(targets))
     assert bool((cache == 0).all()) and same_bits(key, before)
 
 
