@@ -92,7 +92,8 @@ def _sizes(pools: Sequence[Pool], budget_bytes: int, cache: CacheConfig, request
         share_bytes = (budget_bytes - least_bytes) * (STATE_SHARE if others else 1.0)
     else:
         given = _sizes_of_attention(others, 0, cache, requests)
-        share_bytes = budget_bytes - sum(num * _page_bytes(pool) for num, pool in zip(given, others, strict=True))
+        left_bytes = budget_bytes - sum(num * _page_bytes(pool) for num, pool in zip(given, others, strict=True))
+        share_bytes = max(left_bytes, STATE_SHARE * budget_bytes)  # the blocks may be more than the budget is for
     state_bytes = sum(map(_page_bytes, states))
     num_states = min(num_state_blocks(cache, requests.max_num_seqs), int(share_bytes // max(1, state_bytes)))
     num_states = max(num_states, 3)  # the null block, the state that is read, and the one that is written
