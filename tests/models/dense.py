@@ -42,7 +42,7 @@ DENSE: dict[str, dict[str, Any]] = {
         "embedding_multiplier": 3.0, "logits_scaling": 2.0, "residual_multiplier": 0.5, "attention_multiplier": 0.2,
     },
     "Olmo2": {},
-    "Olmo3": {"sliding_window": 40, "num_hidden_layers": 4},
+    "Olmo3": {"sliding_window": 40, "layer_types": ["sliding_attention", "full_attention", "sliding_attention"]},
     "SmolLM3": {"no_rope_layer_interval": 2, **TIED},
     "Glm": {"head_dim": 16, "attention_bias": True},
     "Glm4": {"head_dim": 16, "attention_bias": True},
