@@ -21,7 +21,7 @@ from quire.models.transformers_backend.self_check import compare_batches
 from tests.models.transformers_cases import REFUSED, SIZES, architecture_of, config_of, write_config
 
 SETTINGS = {"dtype": "float32", "num_threads": 1, "skip_tokenizer_init": True, "model_impl": "transformers"}
-ARCEE = config_of("arcee", SIZES)
+HELIUM = config_of("helium", {**SIZES, "head_dim": 16})
 
 
 @pytest.mark.parametrize("model_type", REFUSED)
@@ -34,9 +34,9 @@ def test_a_class_that_cannot_be_served_is_refused_by_name_and_reason(model_type:
 
 def test_a_rotation_that_depends_on_the_batch_is_refused():
     rope = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}
-    raw = {**ARCEE, "rope_parameters": rope}
+    raw = {**HELIUM, "rope_parameters": rope}
     with pytest.raises(UnsupportedError, match="longest sequence of a batch"):
-        find_class("ArceeForCausalLM", raw)
+        find_class("HeliumForCausalLM", raw)
 
 
 def test_refusals_come_before_weights_are_looked_for(tmp_path: Path):
@@ -55,22 +55,22 @@ def test_refusals_come_before_weights_are_looked_for(tmp_path: Path):
     ],
 )
 def test_what_config_json_shows_is_refused_without_loading_transformers(tmp_path: Path, fields, error, message):
-    write_config(tmp_path, {**ARCEE, **fields})
+    write_config(tmp_path, {**HELIUM, **fields})
     with pytest.raises(error, match=message):
         LLM(str(tmp_path), **SETTINGS)
 
 
 def test_without_the_extra_an_unknown_architecture_names_it(tmp_path: Path, monkeypatch):
-    write_config(tmp_path, ARCEE)
+    write_config(tmp_path, HELIUM)
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    for model_impl, words in (("auto", "ArceeForCausalLM"), ("transformers", "not installed")):
+    for model_impl, words in (("auto", "HeliumForCausalLM"), ("transformers", "not installed")):
         with pytest.raises(QuireError, match=words) as caught:
             LLM(str(tmp_path), **{**SETTINGS, "model_impl": model_impl})
         assert "quire[transformers]" in (caught.value.hint or "")
 
 
 def test_auto_takes_transformers_where_quire_has_no_family_and_the_front_end_does_not_load_it(tmp_path: Path):
-    write_config(tmp_path, ARCEE)
+    write_config(tmp_path, HELIUM)
     code = (
         "import sys; from quire.config.build import build_config; from quire.engine.config_lookup import look_up\n"
         f"config, _, _ = look_up(build_config(model={str(tmp_path)!r}))\n"
@@ -81,8 +81,8 @@ def test_auto_takes_transformers_where_quire_has_no_family_and_the_front_end_doe
 
 
 def test_the_setting_chooses(tmp_path: Path):
-    write_config(tmp_path, ARCEE)
-    with pytest.raises(ModelError, match="ArceeForCausalLM"):
+    write_config(tmp_path, HELIUM)
+    with pytest.raises(ModelError, match="HeliumForCausalLM"):
         LLM(str(tmp_path), **{**SETTINGS, "model_impl": "quire"})
     params, answers = SamplingParams(temperature=0, max_tokens=32, ignore_eos=True), []
     for model_impl in ("vllm", "transformers"):

@@ -34,12 +34,8 @@ MIXTURE = {
     "n_shared_experts": 1, "first_k_dense_replace": 1, "n_group": 1, "topk_group": 1,
 }  # fmt: skip
 THROUGH_TRANSFORMERS: Mapping[str, Case] = {
-    "arcee": through("Arcee: squared ReLU without gates", "Arcee"),
-    "ernie4_5": through(
-        "Ernie 4.5: interleaved rotation, tied embedding",
-        "Ernie4_5",
-        fields={"head_dim": 16, "tie_word_embeddings": True},
-    ),
+    "helium": through("Helium: interleaved rotation", "Helium", fields={"head_dim": 16}),
+    "apertus": through("Apertus: a learned activation, norms on heads", "Apertus"),
     "exaone4": through("EXAONE 4: windows in some layers", "Exaone4", fields=WINDOWS, is_brief=False),
     "gpt_bigcode": through("StarCoder: one key/value head, learned positions", "GPTBigCode", common=BIGCODE),
     "granite_swa": through("Granite SWA: windows and sinks", "GraniteSWA", fields={**WINDOWS, "head_dim": 16}),
