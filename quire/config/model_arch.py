@@ -277,7 +277,6 @@ class LayerArch:
     Attributes:
         mixer_norm, ffn_norm: on the inputs.
         mixer_post_norm, ffn_post_norm: on the outputs, before they are added to the residual stream.
-        norms_sum: norms come after the residual sum instead (`ffn_post_norm`, `mixer_post_norm` are on sums; OPT 350M).
         residual_scale: factor on outputs before they are added.
         output_scale: the layer's result is multiplied by a learned number (Gemma 4).
         per_layer_input: elements of the second embedding that is added at the layer's end (Gemma 4 E); 0 = none. All
@@ -295,7 +294,6 @@ class LayerArch:
     mixer_post_norm: NormArch | None = None
     ffn_norm: NormArch | None = None
     ffn_post_norm: NormArch | None = None
-    norms_sum: bool = False
     is_parallel: bool = False
     residual_scale: float = 1.0
     output_scale: bool = False
@@ -335,7 +333,6 @@ class EmbeddingArch:
         num_positions: of a learned table of positions; 0 = there is none.
         position_offset: row of position 0 in that table (OPT: 2).
         norm: on the sum.
-        size: elements of a token's vector where it is projected to the hidden size (OPT 350M); 0 = as that.
         per_layer_vocab_size: of the second embedding, where layers have an input of their own.
     """
 
@@ -343,7 +340,6 @@ class EmbeddingArch:
     num_positions: int = 0
     position_offset: int = 0
     norm: NormArch | None = None
-    size: int = 0
     per_layer_vocab_size: int = 0
 
 
@@ -352,7 +348,7 @@ class HeadArch:
     """From the last layer's output to logits.
 
     Attributes:
-        norm: before the projection; None = there is none (OPT 350M).
+        norm: before the projection; None = there is none.
         has_bias: on the projection.
         scale: factor on the logits.
         soft_cap: logits become cap * tanh(logit / cap); 0 = as they are.
