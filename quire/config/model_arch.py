@@ -75,7 +75,7 @@ class AttentionArch:
         has_sinks: one learned logit for each head joins the softmax, without a value (gpt-oss).
         alibi_slopes: by head: slope * (key position - query position) is added to the scores (`config.alibi`).
         has_output_gate: heads' outputs are multiplied by the sigmoid of a second query projection (Qwen3.5).
-        clip: queries, keys and values are limited to -clip .. clip; 0 = not (MPT, OLMo).
+        clip: queries, keys and values are limited to -clip .. clip, before any norm; 0 = not (MPT).
         keys_are_values: one projection serves as keys and, before norm and rotation, as values (Gemma 4).
         shares_cache_of: number of the layer whose keys and values are read; None = the layer has its own (Gemma 4).
         temperature: scale of queries grows with the position (Llama 4, Ministral 3); None = it does not.

@@ -171,7 +171,7 @@ class LayerKernels(ABC):
         num_groups: int,
         time_step_range: tuple[float, float],
     ) -> torch.Tensor:
-        """The recurrence of Mamba 2, gated if told: [num_tokens, num_heads * head_size] as `x`; moves the states."""
+        """The recurrence of Mamba 2 and its gate: [num_tokens, num_heads * head_size] as `x`; moves the states."""
         return state_space.mamba2_scan(
             x, time_step, b, c, gate, a, skip, time_step_bias, states, batch, num_groups=num_groups,
             time_step_range=time_step_range,

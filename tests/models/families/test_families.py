@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -35,6 +37,12 @@ def test_family(subject: Subject, check: str):
 @pytest.mark.parametrize("page", PAGES)
 def test_the_page_says_what_is_tested(page: str):
     assert (FOLDER / page).read_text() == render(page), "run python -m tests.models.families.table"
+
+
+def test_limits_on_queries_keys_and_values_equal_those_of_transformers(tmp_path: Path):
+    fields = {**CASES["mpt"].fields, "attn_config": {"clip_qkv": 0.3}}
+    case = dataclasses.replace(CASES["mpt"], fields=fields)
+    CHECKS["parity"](Subject(case, tmp_path, case.write(tmp_path)))
 
 
 def test_every_case_is_of_a_known_architecture():
