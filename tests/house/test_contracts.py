@@ -57,7 +57,8 @@ def test_generating_loads_neither_a_compiler_nor_transformers():
 def test_the_control_plane_runs_without_torch():
     code = (
         "import sys; sys.modules['torch'] = None\n"
-        "import quire.scheduler.scheduler, quire.kv_cache.manager, quire.config, quire.core.outputs"
+        "import quire.scheduler.scheduler, quire.kv_cache.manager, quire.config, quire.core.outputs\n"
+        "import quire.formats.block_formats"
     )
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
 
