@@ -11,7 +11,7 @@ def read_vocabulary(tokenizer_path: str, vocab_size: int, eos_token_id: int) -> 
     """The bytes of every id; special and unused ids have none, so that no grammar allows them.
 
     Args:
-        tokenizer_path: directory of the tokenizer's files.
+        tokenizer_path: directory of the tokenizer's files, or a GGUF file.
         vocab_size: width of the logits.
 
     Raises:

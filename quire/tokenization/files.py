@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from quire.errors import TokenizerError
+from quire.formats.gguf_file import is_gguf
 
 MIB = 1 << 20
 
@@ -63,11 +64,13 @@ def read_json_object(path: Path, max_bytes: int = 32 * MIB) -> dict[str, Any]:
 
 
 def check_tokenizer_files(directory: Path) -> None:
-    """See that a directory has a tokenizer, without reading it.
+    """See that a directory has a tokenizer, without reading it. A GGUF file is read where its tokenizer is loaded.
 
     Raises:
         TokenizerError: it has none.
     """
+    if is_gguf(directory) and not directory.is_dir():
+        return
     if not any((directory / name).exists() for name in ("tokenizer.json", "tokenizer.model")):
         raise no_tokenizer(directory)
 

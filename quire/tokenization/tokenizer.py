@@ -6,14 +6,16 @@ Made by the engine factory with `load_tokenizer`; used by the input processor, t
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from quire.errors import ValidationError
+from quire.errors import TokenizerError, ValidationError
+from quire.formats.gguf_file import GGUFFile, is_gguf
 from quire.tokenization.backend import TokenizerBackend
 from quire.tokenization.fast_backend import load_fast_backend
 from quire.tokenization.files import no_tokenizer, read_json_object
+from quire.tokenization.gguf_tokenizer import read_gguf_tokenizer
 from quire.tokenization.sentencepiece_model import load_sentencepiece_backend
 from quire.tokenization.token_bytes import NOTHING_HIDDEN, TokenTable, metaspace_bytes
 
@@ -27,7 +29,8 @@ class Tokenizer:
         backend: the loaded vocabulary.
         special_tokens: role ("eos_token") -> text.
         config: tokenizer_config.json as read.
-        directory: where it was loaded from.
+        directory: where it was loaded from; None = not from a directory.
+        turn_end_ids: ids that end an answer, where the vocabulary itself says so (GGUF).
     """
 
     def __init__(
@@ -36,8 +39,11 @@ class Tokenizer:
         special_tokens: dict[str, str],
         config: dict[str, Any] | None = None,
         directory: Path | None = None,
+        *,
+        turn_end_ids: Sequence[int] = (),
     ) -> None:
         self._backend = backend
+        self.turn_end_ids = tuple(turn_end_ids)
         self.special_tokens = dict(special_tokens)
         self.config = config or {}
         self.directory = directory
@@ -139,13 +145,16 @@ def _check_text(text: Any) -> None:
         ) from error
 
 
-def load_tokenizer(directory: str | Path) -> Tokenizer:
-    """The tokenizer in a model directory: tokenizer.json, else SentencePiece's tokenizer.model.
+def load_tokenizer(path: str | Path) -> Tokenizer:
+    """The tokenizer in a model directory (tokenizer.json, else SentencePiece's tokenizer.model) or a GGUF file.
 
     Raises:
         TokenizerError: there is none, or it is malformed; nothing in the directory is executed.
+        WeightsError: the GGUF file is malformed.
     """
-    root = Path(directory)
+    root = Path(path)
+    if is_gguf(root) and not root.is_dir():
+        return _from_file(root)
     config = read_json_object(root / "tokenizer_config.json")
     special_tokens = _special_tokens(read_json_object(root / "special_tokens_map.json"), config)
     if (root / "tokenizer.json").exists():
@@ -158,6 +167,24 @@ def load_tokenizer(directory: str | Path) -> Tokenizer:
     else:
         raise no_tokenizer(root)
     return Tokenizer(backend, special_tokens, config, root)
+
+
+def _from_file(path: Path) -> Tokenizer:
+    metadata = GGUFFile(path).metadata
+    try:
+        return tokenizer_from_metadata(metadata)
+    except TokenizerError as error:
+        raise TokenizerError(f"{path}: {error.message}", hint=error.hint, field=error.field) from error
+
+
+def tokenizer_from_metadata(metadata: Mapping[str, Any]) -> Tokenizer:
+    """The tokenizer in a GGUF file's metadata (key -> value).
+
+    Raises:
+        TokenizerError: there is none, or it is malformed or of a kind that Quire does not know.
+    """
+    found = read_gguf_tokenizer(metadata)
+    return Tokenizer(found.backend, found.special_tokens, found.config, turn_end_ids=found.turn_end_ids)
 
 
 def _special_tokens(*sources: dict[str, Any]) -> dict[str, str]:
