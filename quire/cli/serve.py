@@ -9,8 +9,7 @@ import argparse
 import dataclasses
 import gc
 import sys
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from quire import envs
 from quire.cli.common import print_resolved
@@ -24,12 +23,6 @@ from quire.logger import configure_logging, get_logger
 from quire.utils.checks import shown
 from quire.utils.heap import map_large_blocks
 from quire.utils.phases import PhaseTimer
-
-if TYPE_CHECKING:
-    from socket import socket
-
-    from quire.engine.async_llm import AsyncLLM
-    from quire.server.launcher import DrainingServer
 
 logger = get_logger(__name__)
 
@@ -45,13 +38,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_engine_arguments(parser, also=SERVER_SECTIONS)
 
 
-def configs_from_args(args: argparse.Namespace, **defaults: Any) -> tuple[QuireConfig, ServerConfig]:
-    """What the flags, over the config file, over `defaults`, make of engine and server.
+def configs_from_args(args: argparse.Namespace) -> tuple[QuireConfig, ServerConfig]:
+    """What the flags, over the config file, make of engine and server.
 
     Raises:
         ConfigError, UnsupportedError: the setting is named.
     """
-    values = {**defaults, **values_from_args(args, {**SERVER_SECTIONS, **SECTIONS})}
+    values = values_from_args(args, {**SERVER_SECTIONS, **SECTIONS})
     server_names = settings_by_name(SERVER_SECTIONS)
     server: dict[str, Any] = {name: value for name, value in values.items() if name in server_names}
     engine: dict[str, Any] = {name: value for name, value in values.items() if name not in server_names}
@@ -98,50 +91,6 @@ def run(args: argparse.Namespace) -> int:
     with timer.phase("settings"):
         config, server_config = configs_from_args(args)
         configure_logging(config.observability.log_level, config.observability.log_format)
-    return serve_until_signal(config, server_config, timer)
-
-
-def serve_until_signal(config: QuireConfig, server_config: ServerConfig, timer: PhaseTimer) -> int:
-    """Serve in the main thread; returns the exit status."""
-    started = start_server(config, server_config, timer)
-    try:
-        started.run(lambda address: logger.info("listening on %s; %s", address, timer))
-        return 1 if started.engine.errored else 0
-    finally:
-        started.engine.shutdown()
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class StartedServer:
-    """A server whose engine is ready, not listening yet."""
-
-    engine: AsyncLLM
-    server: DrainingServer
-    sockets: list[socket] | None
-    timer: PhaseTimer
-
-    def run(self, on_listening: Callable[[str], None]) -> None:
-        """Listen, call `on_listening` with the address, and serve until a signal or `begin_drain` ends it."""
-        import uvloop
-
-        def report(address: str) -> None:
-            self.timer.end_phase("listening")
-            self.server.show_start(self.timer.phases, self.engine.core_start)
-            on_listening(address)
-
-        self.server.on_started = report
-        sys.setswitchinterval(SWITCH_INTERVAL_S)
-        map_large_blocks()
-        gc.freeze()  # what the process has by now it keeps: to look through it would stop every stream
-        uvloop.run(self.server.serve(self.sockets))
-
-
-def start_server(config: QuireConfig, server_config: ServerConfig, timer: PhaseTimer) -> StartedServer:
-    """Check, claim the address, start an engine, and wait for it.
-
-    Raises:
-        QuireError: the settings, the model directory or the machine does not allow it; no process is left.
-    """
     # Late: `--help` and a wrong flag need neither the engine nor the framework. What is wrong with files, names or the
     # address is found first; then the core's process starts, and loads torch and the model meanwhile.
     with timer.phase("checks"):
@@ -157,7 +106,7 @@ def start_server(config: QuireConfig, server_config: ServerConfig, timer: PhaseT
         start = begin_start(config, usage=UsageContext.API_SERVER)
     try:
         with timer.phase("web framework"):
-            import uvloop  # noqa: F401  its first use is when the application is ready
+            import uvloop
 
             from quire.engine.async_llm import AsyncLLM
             from quire.server.launcher import make_server
@@ -167,7 +116,18 @@ def start_server(config: QuireConfig, server_config: ServerConfig, timer: PhaseT
     engine = AsyncLLM.from_start(start, timer)
     try:
         with timer.phase("application"):
-            return StartedServer(engine, make_server(engine, server_config), sockets, timer)
-    except BaseException:
+            server = make_server(engine, server_config)
+        sys.setswitchinterval(SWITCH_INTERVAL_S)
+        map_large_blocks()
+        gc.freeze()  # what the process has by now it keeps: to look through it would stop every stream
+
+        def report(address: str) -> None:
+            timer.end_phase("listening")
+            server.show_start(timer.phases, engine.core_start)
+            logger.info("listening on %s; %s", address, timer)
+
+        server.on_started = report
+        uvloop.run(server.serve(sockets))
+        return 1 if engine.errored else 0
+    finally:
         engine.shutdown()
-        raise

@@ -87,6 +87,7 @@ def _read_defaults(config: QuireConfig, model_dir: ModelDir, tokenizer: Tokenize
         None if tokenizer is None else tokenizer.eos_token_id,
         config.arch.eos_token_ids,
         config.arch.vocab_size,
+        () if tokenizer is None else tokenizer.turn_end_ids,
     )
 
 

@@ -39,6 +39,7 @@ def read_generation_defaults(
     tokenizer_eos: int | None,
     arch_eos: Sequence[int],
     vocab_size: int,
+    turn_ends: Sequence[int] = (),
 ) -> GenerationDefaults:
     """The defaults of a model.
 
@@ -47,11 +48,12 @@ def read_generation_defaults(
         tokenizer_eos: the tokenizer's end of text, which is the primary one.
         arch_eos: ends named by config.json, used when generation_config.json names none.
         vocab_size: ids are below this.
+        turn_ends: ends that the tokenizer knows beside its end of text; used as `arch_eos`.
 
     Raises:
         ModelError: a value is malformed or out of range.
     """
-    ids = _ids(generation_config.get("eos_token_id")) or list(arch_eos)
+    ids = _ids(generation_config.get("eos_token_id")) or [*turn_ends, *arch_eos]
     if tokenizer_eos is not None:
         ids.insert(0, tokenizer_eos)
     wrong = [token_id for token_id in ids if not 0 <= token_id < vocab_size]
