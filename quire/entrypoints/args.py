@@ -32,11 +32,11 @@ from quire.entrypoints.help import ALL, HelpAction
 from quire.errors import ConfigError, QuireError, unknown_name
 from quire.utils.checks import shown
 from quire.utils.other_names import FLAGS
+from quire.utils.sizes import parse_size
 
 __all__ = ["QuireParser", "add_engine_arguments", "build_config", "config_from_args", "describe_config"]
 
 SHORT_FLAG = re.compile("-[a-z]+", re.ASCII)
-SIZE_UNITS = {"k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 SWITCHES = ("enable_", "disable_", "allow_", "async_", "use_", "skip_")  # of settings that change nothing
 BOOLEANS = {"true": True, "1": True, "yes": True, "on": True, "false": False, "0": False, "no": False, "off": False}
 
@@ -171,19 +171,6 @@ def parse_text(info: SettingInfo, text: Any) -> Any:
         expected = {"int": "an integer", "float": "a number", "bool": "true or false"}[info.kind]
         hint = f"{info.name} takes {expected}" + (f": {info.allowed}" if info.allowed else "")
         raise ConfigError(f"{flag_of(info.name)} {shown(text)} is not {expected}", hint=hint, field=info.name) from None
-
-
-def parse_size(text: str) -> int:
-    """An integer with an optional unit: "16k" is 16,000; "16K", "16KiB" are 16,384; "1.5k" is 1,500."""
-    number = text.strip()
-    for suffix in ("iB", "ib", "B"):
-        number = number.removesuffix(suffix) if number[-len(suffix) - 1 : -len(suffix)] in SIZE_UNITS else number
-    if number and number[-1] in SIZE_UNITS:
-        scaled = float(number[:-1]) * SIZE_UNITS[number[-1]]
-        if not scaled.is_integer():
-            raise ValueError(f"{text} is not an integer")
-        return int(scaled)
-    return int(number)
 
 
 def describe_config(config: QuireConfig, decisions: Sequence[Decision]) -> str:

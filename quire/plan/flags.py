@@ -14,7 +14,6 @@ from quire.config.cache import CacheConfig
 from quire.config.families.registry import parse_config
 from quire.config.model_arch import ModelArch
 from quire.config.scheduler import SchedulerConfig
-from quire.entrypoints.args import parse_size
 from quire.errors import ConfigError, unknown_name
 from quire.flight_recorder.reader import read_recording
 from quire.flight_recorder.records import SUFFIX
@@ -30,6 +29,7 @@ from quire.simulator.results import Slo
 from quire.simulator.roofline import DTYPE_BYTES, Assumptions, Roofline
 from quire.simulator.workload import Lengths, SimRequest, SyntheticLoad, read_trace
 from quire.utils.checks import check_float, check_int
+from quire.utils.sizes import parse_size
 
 MAX_COUNT = 10_000_000
 BIG_GPU_BYTES = 70e9
