@@ -40,7 +40,7 @@ class OfflineMetrics:
 
     def read(self) -> list[Metric]:
         """The figures as of now."""
-        return read(self._metrics.registry.collect())
+        return read(self._metrics.all_series().collect())
 
     def _record_end(self, output: RequestOutput) -> None:
         params = self._params.pop(output.request_id, None)

@@ -127,7 +127,7 @@ def _metrics() -> str:
     lines = ["| metric | type | labels | meaning |", "| --- | --- | --- | --- |"]
     metrics = EngineMetrics(QuireConfig(), "model")
     metrics.show_start("server", [("settings", 0.0)])
-    for family in metrics.registry.collect():
+    for family in metrics.all_series().collect():
         if family.name.startswith(("vllm:", "quire:")):
             name = f"{family.name}_total" if family.type == "counter" else family.name
             labels = {f"`{label}`": None for sample in family.samples for label in sample.labels if label != "le"}

@@ -10,9 +10,7 @@ import dataclasses
 import time
 from collections.abc import Callable, Sequence
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
-from prometheus_client.gc_collector import GCCollector
-from prometheus_client.process_collector import ProcessCollector
+from prometheus_client import CollectorRegistry, Counter, Gauge
 
 from quire.config import QuireConfig
 from quire.config.cache import CacheConfig
@@ -23,31 +21,28 @@ from quire.core.stats import RequestStateStats, SchedulerStats
 from quire.metrics import buckets
 from quire.metrics.histogram import QuickHistogram
 from quire.metrics.http_metrics import HttpMetrics
+from quire.metrics.server_metrics import QUEUE_LIMITS, Merged, ServerMetrics, page
 from quire.utils.phases import Phases
 from quire.version import __version__
 
 FINISH_REASONS = ("stop", "length", "abort", "error", "repetition", "queue_timeout")
-QUEUE_LIMITS = ("max_num_queued_reqs", "max_num_queued_tokens")
-REFUSALS = (
-    *QUEUE_LIMITS, "queue_share", "requests_per_minute", "tokens_per_minute", "max_concurrent", "max_tokens",
-    "priority", "bad_request", "unauthorized", "forbidden", "not_found", "method_not_allowed", "body_timeout",
-    "body_too_large", "head_too_large", "draining", "paused", "engine_dead", "queue_timeout",
-)  # fmt: skip
 
 
 class EngineMetrics:
-    """Everything `/metrics` shows of an engine.
+    """Everything `/metrics` shows of an engine, and of the server around it.
 
     Args:
         config: resolved.
         model_name: label of every series.
+        server: what the server counts, which may have other engines; None = this is its only one.
+
+    Attributes:
+        registry: the engine's series.
     """
 
-    def __init__(self, config: QuireConfig, model_name: str) -> None:
+    def __init__(self, config: QuireConfig, model_name: str, server: ServerMetrics | None = None) -> None:
         self.registry = CollectorRegistry()
-        ProcessCollector(registry=self.registry)
-        GCCollector(registry=self.registry)
-        self.http = HttpMetrics(self.registry)
+        self.server = server or ServerMetrics()
         self._labels = {"model_name": model_name, "engine": "0"}
         self._max_len = config.model.max_model_len or 1
         self._make_step_metrics()
@@ -129,19 +124,14 @@ class EngineMetrics:
         self._success[reason].inc()
 
     def record_refusal(self, reason: str, tenant: str) -> None:
-        """A request was refused.
-
-        Args:
-            reason: one of `REFUSALS`.
-            tenant: whose it was, by the name in the key file; "" = unknown.
-        """
-        self._refusals.labels(reason=reason, tenant=tenant).inc()
+        """As `ServerMetrics.record_refusal`."""
+        self.server.record_refusal(reason, tenant)
         if reason in QUEUE_LIMITS:
             self._rejections.labels(model_name=self._labels["model_name"], reason=reason).inc()
 
-    def record_dropped_traces(self, count: int) -> None:
-        """Traces of `count` requests were not sent; may be called by any thread."""
-        self._dropped_traces.inc(count)
+    def note_unloaded(self) -> None:
+        """The engine has ended; what it counted stays."""
+        self._last_stats = SchedulerStats()
 
     def count_restarts(self, num_restarts: Callable[[], int], num_resumed: Callable[[], int]) -> None:
         """Show how often the engine core was replaced, and how many answers were continued on another one."""
@@ -153,9 +143,18 @@ class EngineMetrics:
         for name, seconds in phases:
             self._start.labels(process=process, phase=name).set(seconds)
 
+    def all_series(self) -> Merged:
+        """The series of the server and of the engine."""
+        return Merged([self.server.registry, self.registry])
+
     def render(self) -> bytes:
         """The page, in Prometheus' text format."""
-        return generate_latest(self.registry)
+        return page(self.all_series())
+
+    @property
+    def http(self) -> HttpMetrics:
+        """The server's."""
+        return self.server.http
 
     def _gauge(self, name: str, doc: str, read: Callable[[], float]) -> None:
         """A gauge that shows what `read` returns when it is looked at."""
@@ -261,15 +260,6 @@ class EngineMetrics:
         )  # fmt: skip
         for reason in QUEUE_LIMITS:
             self._rejections.labels(model_name=self._labels["model_name"], reason=reason)
-        self._refusals = Counter(
-            "quire:requests_refused", "Requests rejected, by reason and tenant.",
-            ["reason", "tenant"], registry=self.registry,
-        )  # fmt: skip
-        for reason in REFUSALS:
-            self._refusals.labels(reason=reason, tenant="")
-        self._dropped_traces = Counter(
-            "quire:traces_dropped", "Request traces that the collector did not accept.", registry=self.registry
-        )
         self._request_prompt = self._histogram("request_prompt_tokens", "Prompt tokens of a request.", sizes)
         self._request_generation = self._histogram("request_generation_tokens", "Generated tokens of a request.", sizes)
         self._request_max_generation = self._histogram(
