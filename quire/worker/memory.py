@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from quire.config.model_arch import ModelArch
 from quire.errors import NotEnoughMemoryError
 from quire.utils.memory import GIB, MIB, format_bytes
-from quire.worker.setup import StepLimits
+from quire.worker.step_limits import StepLimits
 
 # Thread stacks, libraries that load late, and freed memory that the allocator keeps (see `allocator`).
 RESERVED_BYTES = 256 * MIB

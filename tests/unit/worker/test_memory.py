@@ -15,7 +15,7 @@ from quire.worker.memory import (
     estimate_workspace_bytes,
     plan_memory,
 )
-from quire.worker.setup import StepLimits
+from quire.worker.step_limits import StepLimits
 from tests.unit.worker.tiny import TINY_ARCH, tiny_arch, tiny_config
 
 LIMITS = StepLimits(max_num_seqs=8, max_num_batched_tokens=512, max_model_len=128)
