@@ -24,6 +24,7 @@ from quire.core.wire import CoreFailed, CoreReady, CoreSetup
 from quire.engine.core_link import CoreLink
 from quire.engine.hang_detector import HangDetector, Sample
 from quire.engine.heartbeat import Heartbeat, HeartbeatField, Phase
+from quire.engine.spare_process import CORE_MODULE, SpareProcess
 from quire.errors import ConfigError, EngineDeadError, QuireError
 from quire.logger import get_logger
 from quire.utils.children import Child, describe_exit, start_module
@@ -43,6 +44,8 @@ class CoreProcess:
     Args:
         config: resolved.
         logits_processors: "module:Class" each.
+        spare: a process that has its libraries already; None = one is started. Not used for logits processors, whose
+            modules are looked for in other places.
 
     Attributes:
         link: where to talk to it, once it is ready.
@@ -52,8 +55,10 @@ class CoreProcess:
         self,
         config: QuireConfig,
         logits_processors: Sequence[str] = (),
+        spare: SpareProcess | None = None,
     ) -> None:
         self.link = CoreLink()
+        self._spare = spare
         self._config = config
         self._on_exit: Callable[[CoreProcess, str], None] | None = None
         self._exit_reason: str | None = None
@@ -148,26 +153,48 @@ class CoreProcess:
     def _keep(self) -> None:
         # The child inherits it: a Ctrl-C is for this process, and would be a traceback while the child imports.
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-        ready_fd, child_fd = os.pipe()
         try:
-            self._spawn(child_fd)
+            self._child, ready_fd = self._take_spare() or self._spawn()
         except OSError as error:
-            os.close(child_fd)
             self._give_answer(EngineDeadError(f"the engine core process cannot be started: {error}"))
-        else:
-            os.close(child_fd)
+            self.link.unlink()
+            return
+        try:
+            self._send_setup()
             self._greet()
             self._wait_for_answer(ready_fd)
             self._watch()
         finally:
             os.close(ready_fd)
             self.link.unlink()
+            if self._spare is not None:
+                self._spare.release()
 
-    def _spawn(self, child_fd: int) -> None:
-        self._child = start_module(
-            "quire.engine.core_proc", str(child_fd), stdin=subprocess.PIPE, pass_fds=(child_fd,),
-            uses_current_directory=bool(self._setup.logits_processors),
-        )  # fmt: skip
+    def _take_spare(self) -> tuple[Child, int] | None:
+        if self._spare is None:
+            return None
+        if self._setup.logits_processors:
+            self._spare.close()
+            return None
+        return self._spare.take()
+
+    def _spawn(self) -> tuple[Child, int]:
+        """A new child, and the descriptor on which it answers."""
+        ready_fd, child_fd = os.pipe()
+        try:
+            child = start_module(
+                CORE_MODULE, str(child_fd), stdin=subprocess.PIPE, pass_fds=(child_fd,),
+                uses_current_directory=bool(self._setup.logits_processors),
+            )  # fmt: skip
+        except OSError:
+            os.close(ready_fd)
+            raise
+        finally:
+            os.close(child_fd)
+        return child, ready_fd
+
+    def _send_setup(self) -> None:
+        assert self._child is not None
         if self._is_closing:
             self._child.kill()
         setup = msgspec.msgpack.encode(self._setup)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import importlib
 import os
 import shutil
 import signal
@@ -40,6 +41,7 @@ from quire.core.wire import (
 )
 from quire.engine.core import EngineCore
 from quire.engine.heartbeat import Heartbeat, Phase
+from quire.engine.spare_process import PRELOAD
 from quire.errors import EngineDeadError, MessageError, QuireError
 from quire.logger import configure_logging, get_logger
 from quire.utils.garbage import collector_paused
@@ -48,6 +50,8 @@ from quire.utils.phases import PhaseTimer
 HELLO = b"hello"
 PR_SET_PDEATHSIG = 1
 FILES_GONE_TIMEOUT_S = 30.0
+PRELOADED = ("quire.engine.core_factory", "quire.platforms.detect", "quire.executor.uniproc", "quire.worker.worker")
+"""What a core imports before it knows its model."""
 
 logger = get_logger(__name__)
 
@@ -165,12 +169,17 @@ class EngineCoreProc:
 def main() -> None:
     """Run the process: read the setup, build the core, say so on the descriptor that is the argument, serve.
 
+    A spare process, whose second argument says so, imports what a core needs before it reads the setup.
+
     Ends with its parent, however that ends: when its standard input closes, and on Linux by the kernel too.
     """
-    timer, ready_fd = PhaseTimer("python and imports"), int(sys.argv[1])
+    ready_fd = int(sys.argv[1])
     for number in (signal.SIGINT, signal.SIGTERM):  # sent to a whole group, they are for the parent, which may drain
         signal.signal(number, signal.SIG_IGN)
-    setup = msgspec.msgpack.decode(_read_block(0), type=CoreSetup)
+    begun = _read_setup(is_spare=PRELOAD in sys.argv[2:])
+    if begun is None:
+        return
+    setup, timer = begun
     directory = Path(setup.progress_path).parent
     threading.Thread(target=_end_with_parent, args=(directory,), name="parent watch", daemon=True).start()
     context = zmq.Context()
@@ -203,6 +212,22 @@ def main() -> None:
     except Exception:
         logger.exception("the engine core failed")
         os._exit(1)  # at once: nothing here is worth tidying up, and the parent waits for the end
+
+
+def _read_setup(*, is_spare: bool) -> tuple[CoreSetup, PhaseTimer] | None:
+    """The setup, and the timer of the start; None when a spare process was not needed."""
+    if not is_spare:
+        timer = PhaseTimer("python and imports")
+        return msgspec.msgpack.decode(_read_block(0), type=CoreSetup), timer
+    envs.prefer_sleeping_threads()
+    with collector_paused():
+        for module in PRELOADED:
+            importlib.import_module(module)
+    try:
+        block = _read_block(0)
+    except EngineDeadError:
+        return None
+    return msgspec.msgpack.decode(block, type=CoreSetup), PhaseTimer()
 
 
 def _build(setup: CoreSetup, progress: Heartbeat, timer: PhaseTimer) -> EngineCore:

@@ -17,6 +17,7 @@ from quire.config.resolve import UsageContext
 from quire.engine.config_lookup import resolve_config
 from quire.engine.core_launcher import CoreProcess, processor_names
 from quire.engine.named_plugins import note_plugins
+from quire.engine.spare_process import SpareProcess
 from quire.models.model_dir import ModelDir
 from quire.utils.phases import PhaseTimer
 
@@ -25,9 +26,11 @@ if TYPE_CHECKING:
     from quire.engine.parts import EngineParts, FrontEndParts
 
 
-def launch_core(config: QuireConfig, logits_processors: Sequence[str] = ()) -> CoreProcess:
-    """A core's process that has been started; `config` is resolved."""
-    core = CoreProcess(config, logits_processors)
+def launch_core(
+    config: QuireConfig, logits_processors: Sequence[str] = (), spare: SpareProcess | None = None
+) -> CoreProcess:
+    """A core's process that has been started, or made of `spare`; `config` is resolved."""
+    core = CoreProcess(config, logits_processors, spare)
     core.start()
     return core
 
@@ -47,11 +50,12 @@ class EngineStart:
     logits_processors: list[str]
     model_dir: ModelDir
 
-    def finish(self, timer: PhaseTimer | None = None) -> FrontEndParts:
+    def finish(self, timer: PhaseTimer | None = None, front: FrontEndParts | None = None) -> FrontEndParts:
         """Build the front-end, then wait for the core.
 
         Args:
             timer: gets the phases.
+            front: of an earlier engine with the same settings; None = it is built.
 
         Raises:
             QuireError: one of them cannot be built; no process is left.
@@ -61,7 +65,8 @@ class EngineStart:
             with timer.phase("tokenizer and chat template"):
                 from quire.engine.front_factory import build_front_end  # late: the core starts meanwhile
 
-                front = build_front_end(self.config, self.model_dir, _params_check(self.logits_processors))
+                if front is None:
+                    front = build_front_end(self.config, self.model_dir, _params_check(self.logits_processors))
             with timer.phase("waiting for the engine core"):
                 num_blocks = self.core.wait_ready().num_blocks
         except BaseException:
@@ -94,19 +99,26 @@ def begin_start(
     *,
     logits_processors: Sequence[str | type] = (),
     usage: UsageContext = UsageContext.LLM_CLASS,
+    spare: SpareProcess | None = None,
 ) -> EngineStart:
     """Resolve the configuration and start the core's process; returns without waiting for it.
 
     Args:
         usage: who runs the engine.
+        spare: a process that becomes the core's; None = one is started.
 
     Raises:
         QuireError: the configuration, the model directory or the machine does not allow it; no process is left.
     """
     names = [*config.model.logits_processors, *processor_names(logits_processors)]
-    config, model_dir = resolve_config(config, usage=usage)
+    try:
+        config, model_dir = resolve_config(config, usage=usage)
+    except BaseException:
+        if spare is not None:
+            spare.close()
+        raise
     note_plugins(config, names[len(config.model.logits_processors) :])
-    return EngineStart(config, launch_core(config, names), names, model_dir)
+    return EngineStart(config, launch_core(config, names, spare), names, model_dir)
 
 
 def build_multiprocess_engine(config: QuireConfig, *, logits_processors: Sequence[str | type] = ()) -> EngineParts:
