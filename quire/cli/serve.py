@@ -8,21 +8,26 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import gc
+import socket
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from quire import envs
 from quire.cli.common import print_resolved
+from quire.cli.serve_models import add_models_argument, make_models_server, read_models
 from quire.config import QuireConfig
 from quire.config.build import SECTIONS, SERVER_SECTIONS, build_config, build_server_config, settings_by_name
 from quire.config.resolve import UsageContext
 from quire.config.server import ServerConfig
-from quire.entrypoints.args import add_engine_arguments, flag_of, values_from_args
+from quire.entrypoints.args import add_engine_arguments, describe_settings, flag_of, values_from_args
 from quire.errors import ConfigError
 from quire.logger import configure_logging, get_logger
 from quire.utils.checks import shown
 from quire.utils.heap import map_large_blocks
-from quire.utils.phases import PhaseTimer
+from quire.utils.phases import Phases, PhaseTimer
+
+if TYPE_CHECKING:
+    from quire.server.launcher import DrainingServer
 
 logger = get_logger(__name__)
 
@@ -35,11 +40,12 @@ default it is 5 ms, at each of the loop's wake-ups."""
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add this command's flags."""
     parser.add_argument("model_argument", nargs="?", metavar="MODEL", help="As --model.")
+    add_models_argument(parser)
     add_engine_arguments(parser, also=SERVER_SECTIONS)
 
 
-def configs_from_args(args: argparse.Namespace) -> tuple[QuireConfig, ServerConfig]:
-    """What the flags, over the config file, make of engine and server.
+def settings_from_args(args: argparse.Namespace) -> tuple[dict[str, Any], ServerConfig]:
+    """What the flags, over the config file, give for the engine, by name, and make of the server.
 
     Raises:
         ConfigError, UnsupportedError: the setting is named.
@@ -48,10 +54,21 @@ def configs_from_args(args: argparse.Namespace) -> tuple[QuireConfig, ServerConf
     server_names = settings_by_name(SERVER_SECTIONS)
     server: dict[str, Any] = {name: value for name, value in values.items() if name in server_names}
     engine: dict[str, Any] = {name: value for name, value in values.items() if name not in server_names}
-    engine.update(chosen_model(args, engine.get("model")))
+    if args.models is None or args.model_argument is not None:
+        engine.update(chosen_model(args, engine.get("model")))
     if server.get("api_key_file") is not None:  # where there is one tenant, fcfs is the same order and cheaper
         engine.setdefault("scheduling_policy", "fair")
-    return build_config(**{**DEFAULTS, **engine}), build_server_config(**server)
+    return {**DEFAULTS, **engine}, build_server_config(**server)
+
+
+def configs_from_args(args: argparse.Namespace) -> tuple[QuireConfig, ServerConfig]:
+    """What the flags, over the config file, make of engine and server.
+
+    Raises:
+        ConfigError, UnsupportedError: the setting is named.
+    """
+    engine, server = settings_from_args(args)
+    return build_config(**engine), server
 
 
 def chosen_model(args: argparse.Namespace, named: Any) -> dict[str, Any]:
@@ -78,14 +95,23 @@ def chosen_model(args: argparse.Namespace, named: Any) -> dict[str, Any]:
 
 def print_config(args: argparse.Namespace) -> int:
     """Show the settings of engine and server; returns the exit status."""
-    config, server = configs_from_args(args)
+    engine, server = settings_from_args(args)
     keys = (*server.api.api_key, *envs.api_keys())
     server = dataclasses.replace(server, api=dataclasses.replace(server.api, api_key=keys))
-    return print_resolved(config, UsageContext.API_SERVER, server)
+    if args.models is None:
+        return print_resolved(build_config(**engine), UsageContext.API_SERVER, server)
+    for model in read_models(args.models, engine).models:
+        print(f"# {model.name}")
+        print_resolved(model.config, UsageContext.API_SERVER)
+        print()
+    print(describe_settings(server, SERVER_SECTIONS))
+    return 0
 
 
 def run(args: argparse.Namespace) -> int:
     """Serve until a signal ends it, or the engine has stopped for good; returns the exit status."""
+    if args.models is not None:
+        return run_models(args)
     configure_logging()
     timer = PhaseTimer("python and imports")
     with timer.phase("settings"):
@@ -106,7 +132,7 @@ def run(args: argparse.Namespace) -> int:
         start = begin_start(config, usage=UsageContext.API_SERVER)
     try:
         with timer.phase("web framework"):
-            import uvloop
+            import uvloop  # noqa: F401  (used by `serve_until_end`; its import is part of this phase)
 
             from quire.engine.async_llm import AsyncLLM
             from quire.server.launcher import make_server
@@ -117,17 +143,54 @@ def run(args: argparse.Namespace) -> int:
     try:
         with timer.phase("application"):
             server = make_server(engine, server_config)
-        sys.setswitchinterval(SWITCH_INTERVAL_S)
-        map_large_blocks()
-        gc.freeze()  # what the process has by now it keeps: to look through it would stop every stream
-
-        def report(address: str) -> None:
-            timer.end_phase("listening")
-            server.show_start(timer.phases, engine.core_start)
-            logger.info("listening on %s; %s", address, timer)
-
-        server.on_started = report
-        uvloop.run(server.serve(sockets))
+        serve_until_end(server, sockets, timer, engine.core_start)
         return 1 if engine.errored else 0
     finally:
         engine.shutdown()
+
+
+def run_models(args: argparse.Namespace) -> int:
+    """As `run`, for the models of a file."""
+    configure_logging()
+    timer = PhaseTimer("python and imports")
+    with timer.phase("settings"):
+        engine, server_config = settings_from_args(args)
+        file = read_models(args.models, engine)
+        observability, policy = file.models[0].config.observability, build_config(**engine).scheduler.scheduling_policy
+        configure_logging(observability.log_level, observability.log_format)
+    with timer.phase("checks"):
+        from quire.server.checks import check_files
+        from quire.server.http.listening import claim_address
+
+        check_files(server_config, policy)
+        sockets = claim_address(server_config.http)
+    pool, server = make_models_server(file, server_config, policy, timer)
+    try:
+        serve_until_end(server, sockets, timer, ())
+        return 0
+    finally:
+        pool.shutdown()
+
+
+def serve_until_end(
+    server: DrainingServer, sockets: list[socket.socket] | None, timer: PhaseTimer, core_start: Phases
+) -> None:
+    """Listen and serve until a signal ends it.
+
+    Args:
+        timer: of the start, for the log and /metrics.
+        core_start: phases of the engine core's start.
+    """
+    import uvloop  # late, as the rest of the framework
+
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
+    map_large_blocks()
+    gc.freeze()  # what the process has by now it keeps: to look through it would stop every stream
+
+    def report(address: str) -> None:
+        timer.end_phase("listening")
+        server.show_start(timer.phases, core_start)
+        logger.info("listening on %s; %s", address, timer)
+
+    server.on_started = report
+    uvloop.run(server.serve(sockets))

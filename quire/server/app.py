@@ -1,9 +1,12 @@
-"""The application: routes and middleware around one engine. Called by the launcher and by tests."""
+"""The application: routes and middleware around one engine, or around the models of a pool.
+
+Called by the launcher and by tests.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
 from starlette.applications import Starlette
@@ -17,22 +20,15 @@ from quire.config.server import ServerConfig
 from quire.engine.protocol import EngineClient
 from quire.server.absent import no_such_path
 from quire.server.api.anthropic.errors import MESSAGES_ERRORS
-from quire.server.api.anthropic.protocol import MessagesRequest
-from quire.server.api.anthropic.routes import MessagesRoutes
-from quire.server.api.openai.batch_chat import BatchChatRequest, BatchChatRoutes
 from quire.server.api.openai.info_routes import InfoRoutes
 from quire.server.api.openai.operator_routes import OperatorRoutes
-from quire.server.api.openai.protocol.completion import CompletionRequest
-from quire.server.api.openai.protocol.tokenize import DetokenizeRequest, TokenizeRequest
-from quire.server.api.openai.routes import GenerationRoutes
 from quire.server.api.responses.errors import RESPONSES_ERRORS
-from quire.server.api.responses.protocol import ResponsesRequest
-from quire.server.api.responses.routes import ResponsesRoutes
-from quire.server.chat.answered import Route, answered, refused
-from quire.server.chat.protocol.chat import ChatRequest
+from quire.server.api.responses.kept import KeptResponses
+from quire.server.api.responses.kept_routes import KeptRoutes
+from quire.server.chat.answered import RefusalRecord, Route, answered, refused
+from quire.server.chat.reading import BodyReader
 from quire.server.chat.running import cancelled
-from quire.server.chat.service import ChatService
-from quire.server.chat.state import ServerState, make_state
+from quire.server.chat.state import ServerParts, make_state
 from quire.server.docs_page import PAGE
 from quire.server.http.access import own_path
 from quire.server.http.errors import BAD_REQUEST, METHOD_NOT_ALLOWED, NOT_FOUND, ApiError
@@ -40,10 +36,13 @@ from quire.server.http.key_watch import KeyWatch
 from quire.server.http.keys import ApiKeys, read_checked_keys
 from quire.server.http.middleware import AuthMiddleware, ErrorMiddleware, RequestLog
 from quire.server.http.origins import OriginRules
+from quire.server.model_routes import MODEL_PATHS, model_routes
 from quire.server.openapi import ApiDescription
+from quire.server.switching.pool import ModelPool
+from quire.server.switching.pool_routes import ModelName, PoolRoutes
 
 EXPOSED_HEADERS = (
-    "x-request-id", "request-id", "retry-after", "retry-after-ms",
+    "x-request-id", "request-id", "retry-after", "retry-after-ms", "x-quire-model-wait",
     *(f"x-ratelimit-{what}-{kind}" for kind in ("requests", "tokens") for what in ("limit", "remaining", "reset")),
 )  # fmt: skip
 """Headers of answers that pages of `allowed_origins` may read."""
@@ -67,7 +66,7 @@ class Application(Starlette):
 
 
 def make_app(engine: EngineClient, config: ServerConfig) -> Application:
-    """The ASGI application; `app.state.server` is its `ServerState`.
+    """The ASGI application of one engine; `app.state.server` is its `ServerState`.
 
     Raises:
         ConfigError: the API keys cannot be read, or the file of responses cannot be used.
@@ -77,42 +76,114 @@ def make_app(engine: EngineClient, config: ServerConfig) -> Application:
         return read_checked_keys(config, engine.config.scheduler.scheduling_policy)
 
     state = make_state(engine, config, read_keys())
-    service = ChatService(state)
-    responses = ResponsesRoutes(state, service)
+    kept = KeptResponses(config.responses)
+    life = ServerLife(state.parts, read_keys, state.bodies, engine.check_health, kept.close)
+    routes = Routes(_application(life), state)
+    of_model = model_routes(state, kept)
+    for one in MODEL_PATHS:
+        routes.add(one.path, of_model[one.path], one.body)
+    routes.add_common(kept, state.parts)
+    info = InfoRoutes(state)
+    for path in ("/v1/models", "/v1/models/", "/models"):
+        routes.add(path, info.models)
+    routes.add("/v1/models/{model:path}", info.model)
+    routes.add_info(info.root, info.health, info.live, info.ready, info.version, info.load, info.metrics)
+    if state.tenants.needs_key:
+        routes.add("/reset_prefix_cache", OperatorRoutes(state).reset_prefix_cache, method="POST")
+        routes.add("/server_info", info.server_info)
+    routes.app.state.server = state
+    return routes.app
+
+
+def make_pool_app(pool: ModelPool, policy: str) -> Application:
+    """The ASGI application of several models; `app.state.server` is the pool.
+
+    Args:
+        policy: the scheduling_policy of its engines.
+
+    Raises:
+        ConfigError: the API keys cannot be read.
+    """
+
+    def read_keys() -> ApiKeys:
+        return read_checked_keys(pool.config, policy)
+
+    own = PoolRoutes(pool)
+    routes = Routes(_application(ServerLife(pool.parts, read_keys, own.bodies, pool.start, pool.close)), pool.parts)
+    for one in MODEL_PATHS:
+        routes.add(one.path, own.by_query(one) if one.body is None else own.by_body(one), one.body)
+    routes.add_common(pool.kept, pool.parts)
+    for path in ("/v1/models", "/v1/models/", "/models"):
+        routes.add(path, own.models)
+    routes.add("/v1/models/{model:path}", own.model)
+    routes.add("/models/load", own.load, ModelName)
+    routes.add("/models/unload", own.unload, ModelName)
+    routes.add_info(own.root, own.health, own.live, own.ready, own.version, own.server_load, own.metrics)
+    if pool.parts.tenants.needs_key:
+        routes.add("/reset_prefix_cache", own.reset_prefix_cache, method="POST")
+        routes.add("/server_info", own.server_info)
+    routes.app.state.server = pool
+    return routes.app
+
+
+class ServerLife:
+    """What begins and ends with the application.
+
+    Args:
+        parts: of the server.
+        read_keys: reads the keys again.
+        bodies: whose memory is given back.
+        begin, end: of the engine, or the pool.
+    """
+
+    def __init__(
+        self,
+        parts: ServerParts,
+        read_keys: Callable[[], ApiKeys],
+        bodies: BodyReader,
+        begin: Callable[[], Awaitable[None]],
+        end: Callable[[], Awaitable[None]],
+    ) -> None:
+        self.parts = parts
+        self._read_keys = read_keys
+        self._bodies = bodies
+        self._begin = begin
+        self._end = end
 
     @asynccontextmanager
-    async def lifespan(_: Application) -> AsyncIterator[None]:
-        await engine.check_health()
-        if state.tracing is not None:
-            state.tracing.start()
-        background = [asyncio.create_task(state.bodies.give_back_memory())]
-        if config.api.api_key_file is not None:
-            watch = KeyWatch(config.api.api_key_file, read_keys, state.tenants)
-            background.append(asyncio.create_task(watch.run()))
+    async def run(self, _: Starlette) -> AsyncIterator[None]:
+        """The application runs within."""
+        parts, key_file = self.parts, self.parts.config.api.api_key_file
+        await self._begin()
+        if parts.tracing is not None:
+            parts.tracing.start()
+        background = [asyncio.create_task(self._bodies.give_back_memory())]
+        if key_file is not None:
+            background.append(asyncio.create_task(KeyWatch(key_file, self._read_keys, parts.tenants).run()))
         yield
-        await responses.close()
+        await self._end()
         for task in background:
             await cancelled(task)
-        state.keep_alive.close()
-        state.workers.close()
-        if state.tracing is not None:
-            await asyncio.to_thread(state.tracing.close)
+        await parts.close()
 
-    app = Application(lifespan=lifespan, exception_handlers={HTTPException: _http_error})
+
+def _application(life: ServerLife) -> Application:
+    """An application without routes."""
+    parts, config = life.parts, life.parts.config
+    app = Application(lifespan=life.run, exception_handlers={HTTPException: _http_error})
     app.prefix = config.http.root_path
-    app.state.server = state
-    _add_routes(app, state, service, responses)
+    app.state.parts = parts
     app.add_middleware(ErrorMiddleware)
     app.add_middleware(
         AuthMiddleware,
-        tenants=state.tenants,
+        tenants=parts.tenants,
         limits=config.limits,
-        metrics=state.metrics,
+        metrics=parts.metrics,
         origins=OriginRules(config.http),
     )
     app.add_middleware(
-        RequestLog, is_logged=not config.http.disable_access_log, tracing=state.tracing, error_forms=ERROR_FORMS,
-        quiet_paths=frozenset(config.http.disable_access_log_for_endpoints), metrics=state.metrics.http,
+        RequestLog, is_logged=not config.http.disable_access_log, tracing=parts.tracing, error_forms=ERROR_FORMS,
+        quiet_paths=frozenset(config.http.disable_access_log_for_endpoints), metrics=parts.metrics.http,
     )  # fmt: skip
     if config.http.allowed_origins:
         app.add_middleware(
@@ -123,55 +194,53 @@ def make_app(engine: EngineClient, config: ServerConfig) -> Application:
     return app
 
 
-def _add_routes(app: Application, state: ServerState, service: ChatService, responses: ResponsesRoutes) -> None:
-    generation = GenerationRoutes(state, service)
-    info = InfoRoutes(state)
-    messages = MessagesRoutes(state, service)
+class Routes:
+    """Adds routes to an application, and describes them.
 
-    description = ApiDescription()
+    Args:
+        app: gets them.
+        refusals: counts what they refuse.
+    """
 
-    def add(path: str, route: Route, body: type | None = None, method: str = "GET") -> None:
+    def __init__(self, app: Application, refusals: RefusalRecord) -> None:
+        self.app = app
+        self._refusals = refusals
+        self._description = ApiDescription()
+
+    def add(self, path: str, route: Route, body: type | None = None, method: str = "GET") -> None:
+        """Answer a path; one with a body is a POST."""
         method = method if body is None else "POST"
-        description.add(path, method, route, body)
-        app.add_route(path, answered(route, state), methods=[method])
+        self._description.add(path, method, route, body)
+        self.app.add_route(path, answered(route, self._refusals), methods=[method])
 
-    async def openapi(_: Request) -> Response:
+    def add_common(self, kept: KeptResponses, parts: ServerParts) -> None:
+        """What is about responses that were made."""
+        responses = KeptRoutes(kept, parts.config)
+        self.add("/v1/responses/{response_id}", responses.retrieve)
+        self.add("/v1/responses/{response_id}", responses.delete, method="DELETE")
+        self.add("/v1/responses/{response_id}/cancel", responses.cancel, method="POST")
+        self.add("/v1/responses/{response_id}/input_items", responses.input_items)
+        if not parts.config.http.disable_fastapi_docs:
+            self.add("/openapi.json", self._openapi)
+            self.add("/docs", _docs)
+
+    def add_info(
+        self, root: Route, health: Route, live: Route, ready: Route, version: Route, load: Route, metrics: Route
+    ) -> None:
+        """How the server is."""
+        self.add("/", root)
+        self.add("/health", health)
+        self.add("/live", live)
+        self.add("/ready", ready)
+        self.add("/ping", health)
+        self.add("/ping", health, method="POST")
+        self.add("/version", version)
+        self.add("/load", load)
+        self.add("/metrics", metrics)
+
+    async def _openapi(self, _: Request) -> Response:
         """This description of the API."""
-        return JSONResponse(description.document)
-
-    add("/v1/completions", generation.completion, CompletionRequest)
-    add("/v1/chat/completions", generation.chat, ChatRequest)
-    add("/v1/chat/completions/batch", BatchChatRoutes(state, service).answer, BatchChatRequest)
-    add("/v1/responses", responses.create, ResponsesRequest)
-    add("/v1/responses/input_tokens", responses.input_tokens, ResponsesRequest)
-    add("/v1/responses/{response_id}", responses.retrieve)
-    add("/v1/responses/{response_id}", responses.delete, method="DELETE")
-    add("/v1/responses/{response_id}/cancel", responses.cancel, method="POST")
-    add("/v1/responses/{response_id}/input_items", responses.input_items)
-    add("/v1/messages", messages.answer, MessagesRequest)
-    add("/v1/messages/count_tokens", messages.count_tokens, MessagesRequest)
-    add("/invocations", generation.invocation, ChatRequest)
-    add("/v1/models", info.models)
-    add("/v1/models/", info.models)
-    add("/v1/models/{model:path}", info.model)
-    add("/tokenize", info.tokenize, TokenizeRequest)
-    add("/detokenize", info.detokenize, DetokenizeRequest)
-    add("/", info.root)
-    add("/health", info.health)
-    add("/live", info.live)
-    add("/ready", info.ready)
-    add("/ping", info.health)
-    add("/ping", info.health, method="POST")
-    add("/version", info.version)
-    add("/tokenizer_info", info.tokenizer_info)
-    add("/load", info.load)
-    add("/metrics", info.metrics)
-    if not state.config.http.disable_fastapi_docs:
-        add("/openapi.json", openapi)
-        add("/docs", _docs)
-    if state.tenants.needs_key:
-        add("/reset_prefix_cache", OperatorRoutes(state).reset_prefix_cache, method="POST")
-        add("/server_info", info.server_info)
+        return JSONResponse(self._description.document)
 
 
 async def _docs(request: Request) -> Response:
@@ -188,4 +257,4 @@ async def _http_error(request: Request, error: Exception) -> Response:
         refusal = ApiError(METHOD_NOT_ALLOWED, f"method {request.method} is not allowed here")
     else:
         refusal = ApiError(BAD_REQUEST, "the request is malformed")
-    return refused(request, refusal, request.app.state.server)
+    return refused(request, refusal, request.app.state.parts)

@@ -14,6 +14,7 @@ import socket
 import time
 from collections.abc import Callable, Iterator
 from types import FrameType
+from typing import Protocol
 
 import uvicorn
 
@@ -22,7 +23,6 @@ from quire.config.server import ServerConfig
 from quire.engine.protocol import EngineClient
 from quire.logger import get_logger
 from quire.server.app import Application, make_app
-from quire.server.chat.state import ServerState
 from quire.server.http.connection import protocol_factory
 from quire.server.http.connection_limits import ConnectionWatch
 from quire.server.http.listening import cannot_listen, claim_socket_path
@@ -40,16 +40,49 @@ NOTICE_S = 0.2
 DEAD_NOTICE_S = 3.0
 
 
+class Serving(Protocol):
+    """What a server must know of what it serves: one engine (`ServerState`), or several models (`ModelPool`)."""
+
+    @property
+    def config(self) -> ServerConfig:
+        """Of the server."""
+
+    @property
+    def errored(self) -> bool:
+        """True once it is of no further use."""
+
+    @property
+    def is_draining(self) -> bool:
+        """True when no new work is taken."""
+
+    @property
+    def num_answers(self) -> int:
+        """Answers that were admitted and have not ended."""
+
+    @property
+    def num_running(self) -> int:
+        """Requests in engines."""
+
+    def begin_drain(self) -> None:
+        """Take no new work; may be called by a signal handler."""
+
+    async def abort_running(self) -> None:
+        """Have every request in engines end with what it has."""
+
+    def show_start(self, server: Phases, core: Phases) -> None:
+        """Let /metrics show startup times."""
+
+
 class DrainingServer(uvicorn.Server):
     """A uvicorn server that ends by draining.
 
     Args:
         config: uvicorn's.
-        state: of the application.
+        state: what it serves.
         shutdown_timeout_s: seconds for running answers.
     """
 
-    def __init__(self, config: uvicorn.Config, state: ServerState, shutdown_timeout_s: float) -> None:
+    def __init__(self, config: uvicorn.Config, state: Serving, shutdown_timeout_s: float) -> None:
         super().__init__(config)
         self._state = state
         self._shutdown_timeout_s = shutdown_timeout_s
@@ -73,15 +106,15 @@ class DrainingServer(uvicorn.Server):
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """A signal came: drain, and when that is under way, end at once."""
-        if self._state.admission.is_draining:
+        if self._state.is_draining:
             logger.warning("second signal: exiting immediately")
             self.force_exit = self.should_exit = True
         else:
-            self._state.admission.is_draining = True  # the loop sees it at its next tick
+            self._state.begin_drain()  # the loop sees it at its next tick
 
     def begin_drain(self) -> None:
         """As the first signal; for a program that runs the server in a thread of its own."""
-        self._state.admission.is_draining = True
+        self._state.begin_drain()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Listen, then call `on_started` with the address.
@@ -101,8 +134,7 @@ class DrainingServer(uvicorn.Server):
 
     def show_start(self, server: Phases, core: Phases) -> None:
         """Let /metrics show startup times."""
-        self._state.metrics.show_start("server", server)
-        self._state.metrics.show_start("engine_core", core)
+        self._state.show_start(server, core)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Close what listens, end what runs: by final events, then by closing its connection."""
@@ -141,9 +173,9 @@ class DrainingServer(uvicorn.Server):
 
     async def on_tick(self, counter: int) -> bool:
         """Called ten times a second: starts draining once it was asked for, ends when the engine is of no more use."""
-        if self._state.engine.errored:
+        if self._state.errored:
             self._note_dead()
-        if self._state.admission.is_draining and self._draining is None:
+        if self._state.is_draining and self._draining is None:
             self._draining = asyncio.get_running_loop().create_task(self._drain())
         return await super().on_tick(counter)
 
@@ -159,7 +191,7 @@ class DrainingServer(uvicorn.Server):
         state = self._state
         logger.info(
             "draining: %d requests in flight, rejecting new ones, deadline %g s",
-            state.admission.num_answers, self._shutdown_timeout_s,
+            state.num_answers, self._shutdown_timeout_s,
         )  # fmt: skip
         deadline = time.monotonic() + self._shutdown_timeout_s
         await asyncio.sleep(NOTICE_S)  # a load balancer that asks /ready learns of it before the socket closes
@@ -169,10 +201,10 @@ class DrainingServer(uvicorn.Server):
 
     async def _end_running(self, why: str, timeout_s: float) -> None:
         """Give every running answer its final event, as far as the engine and the clients take part."""
-        running = list(self._state.running)
-        if running:
-            logger.warning("%s: aborting %d unfinished requests (finish_reason abort)", why, len(running))
-            await self._state.engine.abort(running)
+        num_running = self._state.num_running
+        if num_running:
+            logger.warning("%s: aborting %d unfinished requests (finish_reason abort)", why, num_running)
+            await self._state.abort_running()
             await self._wait(self._is_idle, timeout_s)
 
     async def _cut_the_rest(self) -> None:
@@ -191,7 +223,7 @@ class DrainingServer(uvicorn.Server):
             connection.transport.abort()
 
     def _is_idle(self) -> bool:
-        return not self._state.admission.num_answers
+        return not self._state.num_answers
 
     async def _wait(self, condition: Callable[[], bool], timeout_s: float) -> None:
         deadline = time.monotonic() + timeout_s
@@ -205,7 +237,15 @@ def make_server(engine: EngineClient, config: ServerConfig, app: Application | N
     Raises:
         ConfigError: keys or TLS files cannot be read.
     """
-    app = app or make_app(engine, config)
+    return server_of(app or make_app(engine, config), config)
+
+
+def server_of(app: Application, config: ServerConfig) -> DrainingServer:
+    """The server of an application whose `state.server` is what it serves.
+
+    Raises:
+        ConfigError: TLS files cannot be read.
+    """
     warn_of_open_address(config)
     options = uvicorn.Config(
         app,

@@ -37,9 +37,11 @@ class RunningServer:
         engine: as given.
     """
 
-    def __init__(self, engine: Any, *, is_given_socket: bool = True, **settings: Any) -> None:
+    def __init__(
+        self, engine: Any, *, is_given_socket: bool = True, server: DrainingServer | None = None, **settings: Any
+    ) -> None:
         self.engine = engine
-        self.server: DrainingServer = make_server(engine, server_config(**{"port": 0, **settings}))
+        self.server = server or make_server(engine, server_config(**{"port": 0, **settings}))
         self.server.show_start([("settings", 0.25)], [("model", 0.5)])
         self._is_given_socket = is_given_socket
         self.listener = socket.socket()

@@ -3,21 +3,41 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from typing import Protocol
 
 from starlette.requests import Request
 from starlette.responses import Response
 
 from quire.server.chat.reading import release
-from quire.server.chat.state import ServerState
 from quire.server.http.access import is_probe
 from quire.server.http.errors import ApiError, ClientGoneError, api_error_of
 from quire.server.http.request_scope import scope_of
+from quire.server.http.tenants import Tenants
 
 Route = Callable[[Request], Awaitable[Response]]
 NO_CLIENT = 499
 
 
-def answered(route: Route, state: ServerState) -> Route:
+class RefusalMetrics(Protocol):
+    """Counts refusals."""
+
+    def record_refusal(self, reason: str, tenant: str) -> None:
+        """As `ServerMetrics.record_refusal`."""
+
+
+class RefusalRecord(Protocol):
+    """Where refusals are counted: the state of a model, or the parts of a server."""
+
+    @property
+    def metrics(self) -> RefusalMetrics:
+        """Counts them."""
+
+    @property
+    def tenants(self) -> Tenants:
+        """Whose they may be."""
+
+
+def answered(route: Route, state: RefusalRecord) -> Route:
     """`route`, with every exception answered from the catalogue, and refusals counted."""
 
     async def answer(request: Request) -> Response:
@@ -34,7 +54,7 @@ def answered(route: Route, state: ServerState) -> Route:
     return answer
 
 
-def refused(request: Request, error: ApiError, state: ServerState) -> Response:
+def refused(request: Request, error: ApiError, state: RefusalRecord) -> Response:
     """The answer to a request that is refused, which is counted; a probe that learns how the server is, is not."""
     known = scope_of(request)
     if error.reason and not is_probe(request.scope):

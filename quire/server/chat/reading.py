@@ -45,7 +45,7 @@ class BodyReader:
         config: of the server.
         max_chars: says how many characters a prompt of the model can have; asked when that matters.
         workers: decode what is long.
-        has_several: whether there are several tenants.
+        budget: of all bodies.
     """
 
     def __init__(
@@ -53,13 +53,13 @@ class BodyReader:
         config: ServerConfig,
         max_chars: Callable[[], int],
         workers: PromptWorkers,
-        has_several: Callable[[], bool],
+        budget: BodyBudget,
     ) -> None:
         self._limits = config.limits
         self._is_strict = config.api.strict_requests
         self._max_chars = max_chars
         self._workers = workers
-        self.budget = BodyBudget(config.limits.max_bodies_bytes, has_several)
+        self.budget = budget
         ids = config.limits.max_id_entries
         self._max_lengths = {
             "stop": config.limits.max_stop_strings,

@@ -1,7 +1,11 @@
-"""ServerState: what the routes of one server share. Made by `server.app.make_app`."""
+"""ServerState: what the routes of one model share. ServerParts: what all models of one server share.
+
+Made by `server.app.make_app`, or for each load of a model by `server.switching`.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import itertools
 import time
@@ -10,6 +14,7 @@ from dataclasses import dataclass, field
 from quire.config.server import ServerConfig
 from quire.engine.protocol import EngineClient
 from quire.metrics.engine_metrics import EngineMetrics
+from quire.metrics.server_metrics import ServerMetrics
 from quire.server.chat.cache_view import CacheView
 from quire.server.chat.parsing import Parsing
 from quire.server.chat.prompts import PromptReader
@@ -17,6 +22,7 @@ from quire.server.chat.protocol.generation import REQUEST_ID
 from quire.server.chat.reading import BodyReader
 from quire.server.chat.shared_prefixes import SharedPrefixes, read_shared_prefixes
 from quire.server.http.admission import Admission
+from quire.server.http.body_budget import BodyBudget
 from quire.server.http.errors import NOT_FOUND, UNAVAILABLE, ApiError
 from quire.server.http.keep_alive import KeepAlive
 from quire.server.http.keys import ApiKeys
@@ -25,14 +31,45 @@ from quire.server.http.prompt_workers import PromptWorkers
 from quire.server.http.tenants import Tenants
 from quire.server.http.tracing import Tracing, make_tracing
 from quire.utils.checks import shown
+from quire.utils.phases import Phases
 from quire.version import __version__
+
+
+@dataclass(frozen=True, slots=True)
+class ServerParts:
+    """What does not depend on a model.
+
+    Attributes:
+        tracing: None = no traces.
+        workers: threads for prompts, shared by the tenants.
+        body_budget: of the bodies of all requests.
+        keep_alive: writes to silent streams.
+        created: Unix time of the start.
+    """
+
+    config: ServerConfig
+    metrics: ServerMetrics
+    tenants: Tenants
+    tracing: Tracing | None
+    workers: PromptWorkers
+    body_budget: BodyBudget
+    keep_alive: KeepAlive
+    created: int = field(default_factory=lambda: int(time.time()))
+
+    async def close(self) -> None:
+        """End their threads."""
+        self.keep_alive.close()
+        self.workers.close()
+        if self.tracing is not None:
+            await asyncio.to_thread(self.tracing.close)
 
 
 @dataclass(slots=True)
 class ServerState:
-    """Parts of a running server.
+    """Parts of a running server, for one model.
 
     Attributes:
+        parts: those that its other models have, too.
         model_names: the first is reported, each may be asked for.
         tracing: None = no traces.
         workers: threads for prompts, shared by the tenants.
@@ -40,9 +77,9 @@ class ServerState:
         parsing: how calls and thinking are read out of answers.
         keep_alive: writes to silent streams.
         running: engine's names of requests that run.
-        created: Unix time of the start.
     """
 
+    parts: ServerParts
     engine: EngineClient
     config: ServerConfig
     model_names: list[str]
@@ -59,13 +96,45 @@ class ServerState:
     parsing: Parsing
     keep_alive: KeepAlive
     running: set[str] = field(default_factory=set)
-    created: int = field(default_factory=lambda: int(time.time()))
     fingerprint: str = ""
     _serial: itertools.count[int] = field(default_factory=itertools.count)
 
     def engine_id(self, public_id: str) -> str:
         """A name for the engine: the client's, made unique."""
         return f"{public_id}-{next(self._serial)}"
+
+    @property
+    def errored(self) -> bool:
+        """True once the server is of no further use."""
+        return self.engine.errored
+
+    @property
+    def is_draining(self) -> bool:
+        """True when no new work is taken, as the server is about to end."""
+        return self.admission.is_draining
+
+    def begin_drain(self) -> None:
+        """Take no new work."""
+        self.admission.is_draining = True
+
+    @property
+    def num_answers(self) -> int:
+        """Answers that were admitted and have not ended."""
+        return self.admission.num_answers
+
+    @property
+    def num_running(self) -> int:
+        """Requests in the engine."""
+        return len(self.running)
+
+    async def abort_running(self) -> None:
+        """Have every request in the engine end with what it has."""
+        await self.engine.abort(list(self.running))
+
+    def show_start(self, server: Phases, core: Phases) -> None:
+        """Let /metrics show startup times."""
+        self.metrics.show_start("server", server)
+        self.metrics.show_start("engine_core", core)
 
     def refuse_new_work(self) -> None:
         """Raise `ApiError` when the server takes no new work."""
@@ -88,31 +157,56 @@ class ServerState:
         )
 
 
+def make_parts(config: ServerConfig, keys: ApiKeys) -> ServerParts:
+    """The parts of a server without a model, for the tenants of `keys`."""
+    tenants, metrics = Tenants(keys), ServerMetrics()
+    return ServerParts(
+        config=config,
+        metrics=metrics,
+        tenants=tenants,
+        tracing=make_tracing(config.tracing.otlp_traces_endpoint, metrics.record_dropped_traces),
+        workers=PromptWorkers(),
+        body_budget=BodyBudget(config.limits.max_bodies_bytes, lambda: tenants.has_several),
+        keep_alive=KeepAlive(config.api.sse_keep_alive_interval),
+    )
+
+
 def make_state(engine: EngineClient, config: ServerConfig, keys: ApiKeys) -> ServerState:
     """The parts of a server around `engine`, for the tenants of `keys`."""
-    model = engine.config.model
+    return make_model_state(engine, make_parts(config, keys))
+
+
+def make_model_state(
+    engine: EngineClient, parts: ServerParts, config: ServerConfig | None = None, metrics: EngineMetrics | None = None
+) -> ServerState:
+    """The parts that serve one model.
+
+    Args:
+        config: the server's, for this model; None = as `parts` have it.
+        metrics: of an earlier engine with this model; None = there was none.
+    """
+    config, model = config or parts.config, engine.config.model
     names = list(model.served_model_names) or [model.model]
-    tenants = Tenants(keys)
-    metrics = EngineMetrics(engine.config, names[0])
-    workers = PromptWorkers()
-    prompts = PromptReader(engine, config.api, workers)
+    metrics = metrics or EngineMetrics(engine.config, names[0], parts.metrics)
+    prompts = PromptReader(engine, config.api, parts.workers)
     max_num_seqs = engine.config.scheduler.max_num_seqs or 1
     state = ServerState(
+        parts=parts,
         engine=engine,
         config=config,
         model_names=names,
         metrics=metrics,
         admission=Admission(config.limits, max_num_seqs),
-        tenants=tenants,
-        cache_view=CacheView(tenants, config.api.isolate_tenants),
+        tenants=parts.tenants,
+        cache_view=CacheView(parts.tenants, config.api.isolate_tenants),
         shared_prefixes=read_shared_prefixes(config.api.shared_prefixes, engine, prompts),
-        workers=workers,
+        workers=parts.workers,
         places=Places(max_num_seqs),
         prompts=prompts,
-        bodies=BodyReader(config, lambda: prompts.max_chars, workers, lambda: tenants.has_several),
+        bodies=BodyReader(config, lambda: prompts.max_chars, parts.workers, parts.body_budget),
         parsing=Parsing(config.api, engine),
-        tracing=make_tracing(config.tracing.otlp_traces_endpoint, metrics.record_dropped_traces),
-        keep_alive=KeepAlive(config.api.sse_keep_alive_interval),
+        tracing=parts.tracing,
+        keep_alive=parts.keep_alive,
         fingerprint=fingerprint(engine),
     )
     metrics.count_restarts(lambda: engine.num_restarts, lambda: engine.num_resumed)

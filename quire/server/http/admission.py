@@ -37,6 +37,10 @@ class Admission:
         limits: of what may wait.
         max_num_seqs: answers that the engine computes at once.
         clock: seconds.
+
+    Attributes:
+        is_draining: no new work is taken.
+        on_idle: called when the last answer has ended; quick, raises nothing.
     """
 
     def __init__(self, limits: LimitsConfig, max_num_seqs: int, clock: Callable[[], float] = time.monotonic) -> None:
@@ -49,6 +53,7 @@ class Admission:
         self.num_answers = 0
         self.num_tokens = 0
         self.is_draining = False
+        self.on_idle: Callable[[], None] = lambda: None
 
     def note_step(self, stats: SchedulerStats) -> None:
         """Take in the state of the control plane."""
@@ -119,6 +124,8 @@ class Admission:
         self.num_tokens -= ticket.num_tokens
         if ticket.tenant is not None:
             ticket.tenant.leave(ticket.num_answers)
+        if not self.num_answers:
+            self.on_idle()
 
     def refuse_when_draining(self) -> None:
         """Raise when the server takes no new work."""

@@ -16,8 +16,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from quire.config.server import LimitsConfig
 from quire.core.stats import RequestStateStats
 from quire.logger import get_logger
-from quire.metrics.engine_metrics import EngineMetrics
 from quire.metrics.http_metrics import HttpMetrics
+from quire.metrics.server_metrics import ServerMetrics
 from quire.server.http.access import PROBE_PATHS, is_open
 from quire.server.http.error_forms import ErrorForm, form_of
 from quire.server.http.errors import (
@@ -39,6 +39,8 @@ access_logger = get_logger("quire.access")
 
 QUIET_PATHS = frozenset((*PROBE_PATHS, "/metrics", "/load"))
 MAX_LOGGED_CHARS = 200
+MODEL_WAIT = b"x-quire-model-wait"
+"""Header: seconds that a request waited for its model to be loaded."""
 REQUEST_ID = re.compile(rb"[\w.:+-]{1,128}", re.ASCII)
 
 
@@ -84,6 +86,8 @@ class RequestLog:
             if message["type"] == "http.response.start":
                 status = message["status"]
                 message["headers"] = [*message.get("headers", ()), *id_headers]
+                if known.model_wait_s:
+                    message["headers"].append((MODEL_WAIT, b"%.3f" % known.model_wait_s))
                 if known.is_metered:
                     message["headers"] += known.tenant.headers()
             await send(message)
@@ -146,7 +150,7 @@ class AuthMiddleware:
     """
 
     def __init__(
-        self, app: ASGIApp, *, tenants: Tenants, limits: LimitsConfig, metrics: EngineMetrics, origins: OriginRules
+        self, app: ASGIApp, *, tenants: Tenants, limits: LimitsConfig, metrics: ServerMetrics, origins: OriginRules
     ) -> None:
         self._app = app
         self._tenants = tenants

@@ -64,6 +64,7 @@ class RequestScope:
         is_metered: it counts against the limits of `tenant`: answers have its rate headers, and traces a span.
         body: bytes of its body that are held; None before it is received.
         answer: None until there is one.
+        model_wait_s: seconds that it waited for its model to be loaded.
     """
 
     request_id: str
@@ -74,6 +75,7 @@ class RequestScope:
     is_metered: bool = False
     body: BodyLease | None = None
     answer: AnswerRecord | None = None
+    model_wait_s: float = 0.0
 
     def error_response(self, error: ApiError) -> Response:
         """The answer to a request that is `error`."""

@@ -23,7 +23,23 @@ METRICS_TYPE = "text/plain; version=1.0.0; charset=utf-8"
 ROOT_TEXT = "Quire: OpenAI's API is under /v1, Anthropic's is /v1/messages; /health returns the server's state.\n"
 
 
-class InfoRoutes:
+class PlainRoutes:
+    """Routes that depend on nothing."""
+
+    async def root(self, request: Request) -> Response:
+        """What listens here; clients probe it to learn whether anything does."""
+        return Response(ROOT_TEXT, media_type="text/plain")
+
+    async def live(self, request: Request) -> Response:
+        """This process runs."""
+        return Response(status_code=200)
+
+    async def version(self, request: Request) -> Response:
+        """Quire's version."""
+        return _json({"version": __version__})
+
+
+class InfoRoutes(PlainRoutes):
     """The routes that generate nothing."""
 
     def __init__(self, state: ServerState) -> None:
@@ -75,14 +91,6 @@ class InfoRoutes:
         self._state.admission.begin(0, len(body.tokens), tenant)
         return _json({"prompt": await self._state.prompts.decode_long(body.tokens, tenant.name)})
 
-    async def root(self, request: Request) -> Response:
-        """What listens here; clients probe it to learn whether anything does."""
-        return Response(ROOT_TEXT, media_type="text/plain")
-
-    async def live(self, request: Request) -> Response:
-        """This process runs."""
-        return Response(status_code=200)
-
     async def health(self, request: Request) -> Response:
         """The engine can serve."""
         await require_alive(self._state)
@@ -93,10 +101,6 @@ class InfoRoutes:
         self._state.refuse_new_work()
         await require_alive(self._state)
         return Response(status_code=200)
-
-    async def version(self, request: Request) -> Response:
-        """Quire's version."""
-        return _json({"version": __version__})
 
     async def server_info(self, request: Request) -> Response:
         """The engine's settings; of several tenants, only an operator may read them."""
@@ -143,7 +147,7 @@ class InfoRoutes:
         return {
             "id": name,
             "object": "model",
-            "created": self._state.created,
+            "created": self._state.parts.created,
             "owned_by": "quire",
             "root": model.model,
             "parent": None,

@@ -81,7 +81,7 @@ class GenerationRoutes:
             is_completion = msgspec.json.decode(body, type=_HasPrompt).prompt is not msgspec.UNSET
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             is_completion = False  # what is wrong with it is found below
-        again = Request(request.scope, _replayed(body, request.receive))
+        again = Request(request.scope, replayed(body, request.receive))
         return await (self.completion(again) if is_completion else self.chat(again))
 
     async def _read_prompts(
@@ -111,8 +111,8 @@ class _HasPrompt(msgspec.Struct):
     prompt: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
 
 
-def _replayed(body: bytes, receive: Receive) -> Receive:
-    """`receive` of a request whose body was read."""
+def replayed(body: bytes, receive: Receive) -> Receive:
+    """`receive` of a request whose body was read, for a route that reads it again."""
     unread = [{"type": "http.request", "body": body, "more_body": False}]
 
     async def next_message() -> Message:

@@ -1,34 +1,31 @@
-"""Routes of /v1/responses: create, read, delete, cancel. Made by `server.app.make_app`; owns the store and what runs in
-the background.
+"""Routes of /v1/responses that need a model: create a response, count its tokens.
+
+Made with the state of a model; own nothing.
 """
 
 from __future__ import annotations
 
 import secrets
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
-from typing import Any
 
-import msgspec
 from starlette.requests import Request
-from starlette.responses import Response, StreamingResponse
+from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
 from quire.errors import ValidationError
-from quire.logger import get_logger
-from quire.server.api.responses.background import Background, Claim, LiveResponse
-from quire.server.api.responses.envelope import CUT_OFF, ENDED, FAILED, NOT_KEPT, ResponseEnvelope, with_status
-from quire.server.api.responses.event_log import EventLog
-from quire.server.api.responses.history import Turn, items_page, read_turn
-from quire.server.api.responses.keeping import open_store
+from quire.server.api.responses.background import Claim, LiveResponse
+from quire.server.api.responses.envelope import ResponseEnvelope
+from quire.server.api.responses.history import Turn, read_turn
+from quire.server.api.responses.kept import KeptResponses, store_failures
+from quire.server.api.responses.kept_routes import followed, json_response
 from quire.server.api.responses.protocol import (
     RESPONSES_FIELDS,
     ResponsesRequest,
     check_request,
     wants_logprobs,
 )
-from quire.server.api.responses.store import Key, ShelfError, StoredResponse
+from quire.server.api.responses.store import Key
 from quire.server.api.responses.tools import origins_of
 from quire.server.api.responses.translation import chat_request
 from quire.server.api.responses.writer import ResponseWriter
@@ -37,42 +34,25 @@ from quire.server.chat.prompts import Truncation
 from quire.server.chat.protocol.generation import REQUEST_ID
 from quire.server.chat.protocol.warnings import Warnings
 from quire.server.chat.running import Run
-from quire.server.chat.service import JSON, ChatService, PreparedChat
-from quire.server.chat.sse import HEADERS
+from quire.server.chat.service import ChatService, PreparedChat
 from quire.server.chat.state import ServerState
-from quire.server.http.errors import BAD_REQUEST, NOT_FOUND, STORE_FAILED, ApiError
 from quire.server.http.request_scope import scope_of
 from quire.utils.checks import shown
-
-logger = get_logger(__name__)
-
-STORE_MESSAGE = "the response store cannot be read or written; see the server's log"
-RETRY_AFTER_S = 5.0
-STREAM_HEADERS = {name.decode(): value.decode() for name, value in HEADERS}
 
 
 class ResponsesRoutes:
     """The routes of /v1/responses.
 
     Args:
-        state: of the server.
+        state: of the model.
         service: runs the chats that responses are.
-
-    Raises:
-        ConfigError: the file of the store cannot be used.
+        kept: the responses of the server.
     """
 
-    def __init__(self, state: ServerState, service: ChatService) -> None:
+    def __init__(self, state: ServerState, service: ChatService, kept: KeptResponses) -> None:
         self._state = state
         self._service = service
-        self._store = open_store(state.config.responses)
-        self._background = Background()
-
-    async def close(self) -> None:
-        """End what runs in the background, and the store."""
-        await self._background.close()
-        if self._store is not None:
-            await self._store.close()
+        self._kept = kept
 
     async def create(self, request: Request) -> Response:
         """Answer a turn of a conversation."""
@@ -80,13 +60,13 @@ class ResponsesRoutes:
         check_request(body, warnings)
         is_stored = self._check_storing(body, warnings)
         key = scope_of(request).tenant.name, _own_id(body) or f"resp_{secrets.token_hex(24)}"
-        if self._background.is_taken(key):
+        if self._kept.background.is_taken(key):
             raise _taken(body)
         if not is_stored:
             return await self._answer(request, body, key, warnings, claim=None)
-        claim = self._background.claim(key)
+        claim = self._kept.background.claim(key)
         try:
-            if body.request_id is not None and await self._stored(key) is not None:
+            if body.request_id is not None and await self._kept.stored(key) is not None:
                 raise _taken(body)
             return await self._answer(request, body, key, warnings, claim=claim)
         finally:
@@ -102,8 +82,8 @@ class ResponsesRoutes:
     ) -> Response:
         """The answer to a request; what is kept is claimed."""
         tenant, response_id = key
-        with _store_failures():
-            turn = await read_turn(body, self._store, self._background, tenant, self._max_turns, warnings)
+        with store_failures():
+            turn = await read_turn(body, self._kept.store, self._kept.background, tenant, self._max_turns, warnings)
         chat = chat_request(body, turn.conversation, self._template(body), warnings)
         chat.stream = bool(body.stream or body.background)
         prepared = await self._service.prepare_chat(request, chat, "resp_", warnings)
@@ -115,8 +95,8 @@ class ResponsesRoutes:
         if claim is None:
             return answer
         if body.stream:
-            return _SavedStream(answer, lambda: self._save(tenant, turn, writer.response), claim.hand_on())
-        await self._save(tenant, turn, writer.response)
+            return _SavedStream(answer, lambda: self._kept.save(tenant, turn, writer.response), claim.hand_on())
+        await self._kept.save(tenant, turn, writer.response)
         return answer
 
     async def input_tokens(self, request: Request) -> Response:
@@ -124,53 +104,16 @@ class ResponsesRoutes:
         body, warnings = await self._state.bodies.read_fields(request, RESPONSES_FIELDS)
         self._state.check_model(body.model)
         tenant, prompts = scope_of(request).tenant, self._state.prompts
-        with _store_failures():
-            turn = await read_turn(body, self._store, self._background, tenant.name, self._max_turns, warnings)
+        with store_failures():
+            turn = await read_turn(
+                body, self._kept.store, self._kept.background, tenant.name, self._max_turns, warnings
+            )
         chat = chat_request(body, turn.conversation, self._template(body), warnings)
         size = prompts.size_of(chat)
         charge = self._state.admission.begin(0, prompts.least_tokens_of(size), tenant)
         prompt = await prompts.read_chat(chat, Truncation(), tenant=tenant.name, size=size, warnings=warnings)
         charge.correct(len(prompt.prompt_token_ids))
-        return _json({"object": "response.input_tokens", "input_tokens": len(prompt.prompt_token_ids)})
-
-    async def retrieve(self, request: Request) -> Response:
-        """A response that was kept, or that runs; with stream=true the events of one that runs or ran a while ago."""
-        tenant, response_id = _path_key(request)
-        query = request.query_params
-        if query.get("stream", "false").lower() in ("true", "1"):
-            return await self._resume_stream(tenant, response_id, query.get("starting_after", "-1"))
-        if "starting_after" in query:
-            raise ValidationError("starting_after needs stream=true", hint="leave it out", field="starting_after")
-        return _json((await self._find(tenant, response_id)).response)
-
-    async def delete(self, request: Request) -> Response:
-        """Forget a response; one that runs is cancelled."""
-        key = tenant, response_id = _path_key(request)
-        await self._background.delete(key)
-        with _store_failures():
-            if self._store is None or not await self._store.delete(tenant, response_id):
-                raise _unknown(response_id)
-        return _json({"id": response_id, "object": "response", "deleted": True})
-
-    async def cancel(self, request: Request) -> Response:
-        """End a response that is made in the background; one that has ended stays as it is."""
-        key = tenant, response_id = _path_key(request)
-        live = self._background.get(key)
-        if live is not None:
-            return _json(await self._background.cancel(live))
-        response = (await self._find(tenant, response_id)).response
-        if not response.get("background"):
-            raise ApiError(
-                BAD_REQUEST, "this is not a background response; close its connection to cancel it",
-                param="response_id",
-            )  # fmt: skip
-        return _json(response)
-
-    async def input_items(self, request: Request) -> Response:
-        """The items of the request that a response answered."""
-        stored = await self._find(*_path_key(request))
-        query = request.query_params
-        return _json(items_page(stored.input, query.get("order"), query.get("limit"), query.get("after")))
+        return json_response({"object": "response.input_tokens", "input_tokens": len(prompt.prompt_token_ids)})
 
     @property
     def _max_turns(self) -> int:
@@ -188,9 +131,9 @@ class ResponsesRoutes:
         Raises:
             ValidationError: it has to be, and cannot.
         """
-        is_stored = self._store is not None and body.store is not False
+        is_stored = self._kept.store is not None and body.store is not False
         if body.background and not is_stored:
-            why = "store=false stores none" if self._store is not None else "this server does not store responses"
+            why = "store=false stores none" if self._kept.store is not None else "this server does not store responses"
             raise ValidationError(
                 f"background needs a stored response; {why}", hint="leave out background", field="background"
             )
@@ -222,74 +165,15 @@ class ResponsesRoutes:
         try:
             await run.start()
             live = LiveResponse(
-                (tenant, chat.work.public_id), run, writer, lambda response: self._put(tenant, turn, response),
+                (tenant, chat.work.public_id), run, writer, lambda response: self._kept.put(tenant, turn, response),
                 tells_events=bool(body.stream),
             )  # fmt: skip
-            with _store_failures():
-                await self._background.start(live)
+            with store_failures():
+                await self._kept.background.start(live)
         except BaseException:
             run.close()
             raise
-        return _json(live.response) if live.log is None else self._followed(live.log, -1)
-
-    async def _resume_stream(self, tenant: str, response_id: str, starting_after: str) -> Response:
-        """The events of a response after one that the client has."""
-        if not starting_after.removeprefix("-").isdecimal():
-            raise ValidationError(
-                f"starting_after={shown(starting_after)} is not a valid integer", field="starting_after"
-            )
-        log = self._background.log_of((tenant, response_id))
-        if log is not None:
-            return self._followed(log, max(-1, int(starting_after[:20])))
-        await self._find(tenant, response_id)
-        raise ApiError(
-            BAD_REQUEST,
-            "the events of this response are not stored: only responses with background=true and "
-                "stream=true keep theirs for a while; retry without stream", param="stream",
-        )  # fmt: skip
-
-    def _followed(self, log: EventLog, after: int) -> Response:
-        events = log.events(after, self._state.config.api.sse_keep_alive_interval)
-        return StreamingResponse(events, headers=STREAM_HEADERS)
-
-    async def _find(self, tenant: str, response_id: str) -> StoredResponse:
-        """A response of this tenant.
-
-        Raises:
-            ApiError: there is no such.
-        """
-        key = tenant, response_id
-        stored = await self._stored(key)
-        if stored is None:
-            raise _unknown(response_id)
-        live = self._background.get(key)
-        if live is not None:
-            stored.response = live.response
-        elif stored.response.get("status") not in ENDED and not self._background.is_taken(key):
-            why = CUT_OFF if self._background.could_be_kept(key) else NOT_KEPT  # or the process that made it is gone
-            stored.response = with_status(stored.response, FAILED, why)
-        return stored
-
-    async def _stored(self, key: Key) -> StoredResponse | None:
-        """What the store has.
-
-        Raises:
-            ApiError: it cannot be read.
-        """
-        with _store_failures():
-            return None if self._store is None else await self._store.get(*key)
-
-    async def _save(self, tenant: str, turn: Turn, response: dict[str, Any]) -> None:
-        """Keep a response; if that fails the client has its answer all the same, and the log says why."""
-        try:
-            await self._put(tenant, turn, response)
-        except ShelfError as error:
-            logger.error("response %s could not be stored: %s", response["id"], error)
-
-    async def _put(self, tenant: str, turn: Turn, response: dict[str, Any]) -> None:
-        """Keep a response; raises `ShelfError`."""
-        assert self._store is not None, "it is known to be kept"
-        await self._store.put(tenant, StoredResponse(response=response, input=turn.items))
+        return json_response(live.response) if live.log is None else followed(live.log, -1, self._state.config)
 
 
 class _SavedStream(Response):
@@ -332,26 +216,3 @@ def _taken(body: ResponsesRequest) -> ValidationError:
         f"request_id={shown(body.request_id)} is the id of an existing response",
         hint="use another id, or leave it out", field="request_id",
     )  # fmt: skip
-
-
-@contextmanager
-def _store_failures() -> Iterator[None]:
-    """Failures of the store are returned to the client, and their reasons logged."""
-    try:
-        yield
-    except ShelfError as error:
-        logger.error("the response store: %s", error)
-        raise ApiError(STORE_FAILED, STORE_MESSAGE, retry_after_s=RETRY_AFTER_S) from None
-
-
-def _path_key(request: Request) -> tuple[str, str]:
-    """(tenant, id) that a request is about."""
-    return scope_of(request).tenant.name, request.path_params["response_id"]
-
-
-def _unknown(response_id: str) -> ApiError:
-    return ApiError(NOT_FOUND, f"there is no response {shown(response_id)}", param="response_id")
-
-
-def _json(content: dict[str, Any]) -> Response:
-    return Response(msgspec.json.encode(content), media_type=JSON)
