@@ -60,8 +60,8 @@ const char* find_fault(const PagedAttentionArgs& args) {
 const char* find_fault(const RopeAndCacheArgs& args) {
   const int64_t bytes = bytes_of(args.cache.activation_dtype()), size = args.cache.head_size, tokens = args.num_tokens;
   const int64_t row = (args.num_heads + (args.has_kv ? 2 * args.cache.num_kv_heads : 0)) * size;
-  const int64_t num_norms = args.are_norms_whole ? args.num_heads : 1;
-  const int64_t num_kv_norms = args.are_norms_whole ? args.cache.num_kv_heads : 1;
+  const int64_t num_norms = has_gains_of_heads(args) ? args.num_heads : 1;
+  const int64_t num_kv_norms = has_gains_of_heads(args) ? args.cache.num_kv_heads : 1;
   const Span pages = span_of(args.cache), qkv = span_of(args.qkv, tokens, args.qkv_stride, row, bytes);
   const Span cos(args.cos, args.max_positions * args.half * 4), sin(args.sin, args.max_positions * args.half * 4);
   const bool has_positions = needs_positions(args);

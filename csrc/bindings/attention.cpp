@@ -36,7 +36,7 @@ void bind_attention(nb::module_& m) {
            uintptr_t cos, uintptr_t sin, int64_t max_positions, int64_t half, uintptr_t positions,
            bool are_positions_wide, uintptr_t slots, uintptr_t q_norm, uintptr_t k_norm, float eps,
            const KvCache& cache, uintptr_t v_norm, bool are_norms_last, bool are_norms_whole, bool has_kv,
-           uintptr_t query_scales) {
+           uintptr_t query_scales, bool are_norms_centered, float limit) {
           const RopeAndCacheArgs args{at<void>(qkv),
                                       qkv_stride,
                                       num_tokens,
@@ -56,7 +56,9 @@ void bind_attention(nb::module_& m) {
                                       are_norms_last,
                                       are_norms_whole,
                                       has_kv,
-                                      at<float>(query_scales)};
+                                      at<float>(query_scales),
+                                      are_norms_centered,
+                                      limit};
           return run_noted(tier_at(tier).attention->rope_and_cache, pool, args);
         });
   m.def("write_kv", [](int tier, Pool& pool, uintptr_t key, uintptr_t value, int64_t key_stride, int64_t value_stride,

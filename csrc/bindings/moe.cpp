@@ -58,7 +58,8 @@ void bind_moe(nb::module_& m) {
   m.def("route", [](int tier, Pool& pool, uintptr_t logits, uintptr_t correction, uintptr_t expert_ids,
                     uintptr_t weights, uintptr_t starts, uintptr_t rows, uintptr_t places, int64_t num_tokens,
                     int64_t num_experts, int64_t num_chosen, int64_t num_groups, int64_t num_chosen_groups,
-                    int scoring, bool sums_two, bool is_normalized, float scale, float jitter) {
+                    int scoring, bool sums_two, bool is_normalized, float scale, float jitter,
+                    uintptr_t expert_scales) {
     const RouteArgs args{at<float>(logits),
                          at<float>(correction),
                          at<int32_t>(expert_ids),
@@ -75,7 +76,8 @@ void bind_moe(nb::module_& m) {
                          sums_two,
                          is_normalized,
                          scale,
-                         jitter};
+                         jitter,
+                         at<float>(expert_scales)};
     run_noted(tier_at(tier).moe->route, pool, args);
   });
   m.def("combine_experts", [](int tier, Pool& pool, uintptr_t rows, uintptr_t places, uintptr_t weights,

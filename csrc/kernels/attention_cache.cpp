@@ -30,6 +30,33 @@ void normalise_head(const T* x, const T* weight, float factor, int64_t size, T* 
   }
 }
 
+// As `layer_norm` of elementwise.cpp, without a bias. `x` may be `out`.
+template <class T>
+void centre_head(const T* x, const T* weight, int64_t size, float eps, T* out) {
+  F16 sums = zero(), squares = zero();
+  for (int64_t i = 0; i < size; i += 16) sums = sums + load_some(x + i, size - i);
+  const F16 mean = set1(hsum(sums) / static_cast<float>(size));
+  for (int64_t i = 0; i < size; i += 16) {
+    float lanes[16];
+    store(lanes, load_some(x + i, size - i) - mean);
+    const F16 centered = load_some(lanes, size - i);  // with zeros in lanes past the end
+    squares = squares + centered * centered;
+  }
+  const F16 scale = set1(1.0f / __builtin_sqrtf(hsum(squares) / static_cast<float>(size) + eps));
+  for (int64_t i = 0; i < size; i += 16) {
+    store_some(out + i, size - i, (load_some(x + i, size - i) - mean) * scale * load_some(weight + i, size - i));
+  }
+}
+
+// Minimum and maximum take their arguments in such an order that NaN passes through. `x` may be `out`.
+template <class T>
+void limit_head(const T* x, float limit, int64_t size, T* out) {
+  const F16 most = set1(limit), least = set1(-limit);
+  for (int64_t i = 0; i < size; i += 16) {
+    store_some(out + i, size - i, max(least, min(most, load_some(x + i, size - i))));
+  }
+}
+
 // Element i and element i + half are a pair. `x` may be `out`.
 template <class T>
 void rotate_head(const T* x, const float* cos, const float* sin, int64_t half, int64_t size, T* out) {
@@ -89,13 +116,21 @@ inline int64_t position_of(const RopeAndCacheArgs& args, int64_t token) {
                                  : static_cast<const int32_t*>(args.positions)[token];
 }
 
-// A query or key head: normed and rotated. With a mean over all heads `of_all` is its factor. `x` may be `out`.
+// A query or key head: normed, cut and rotated. With a mean over all heads `of_all` is its factor. `x` may be `out`.
 template <class T>
 void prepare_head(const RopeAndCacheArgs& args, int64_t position, const T* x, const T* gains, float of_all, T* out) {
   const int64_t size = args.cache.head_size, half = args.half;
   T normed[kMaxHeadSize];
   if (gains != nullptr && !args.are_norms_last) {
-    normalise_head(x, gains, args.are_norms_whole ? of_all : norm_factor(x, size, args.eps), size, normed);
+    if (args.are_norms_centered) {
+      centre_head(x, gains, size, args.eps, normed);
+    } else {
+      normalise_head(x, gains, args.are_norms_whole ? of_all : norm_factor(x, size, args.eps), size, normed);
+    }
+    x = normed;
+  }
+  if (args.limit > 0.0f) {
+    limit_head(x, args.limit, size, normed);
     x = normed;
   }
   rotate_head(x, args.cos + position * half, args.sin + position * half, half, size, out);
@@ -108,8 +143,9 @@ void prepare_head(const RopeAndCacheArgs& args, int64_t position, const T* x, co
 template <class T>
 struct Norm {
   Norm(const RopeAndCacheArgs& args, const void* weight, const T* heads, int64_t num_heads)
-      : gains(static_cast<const T*>(weight)), step(args.are_norms_whole ? args.cache.head_size : 0) {
-    if (gains != nullptr && step > 0) of_all = norm_factor(heads, num_heads * args.cache.head_size, args.eps);
+      : gains(static_cast<const T*>(weight)), step(has_gains_of_heads(args) ? args.cache.head_size : 0) {
+    if (gains == nullptr || !args.are_norms_whole) return;
+    of_all = norm_factor(heads, num_heads * args.cache.head_size, args.eps);
   }
   const T* gains_of(int64_t head) const { return gains != nullptr ? gains + head * step : nullptr; }
 
@@ -139,6 +175,10 @@ void rope_token(const RopeAndCacheArgs& args, int64_t token) {
     prepare_head(args, position, keys + head * size, k_norm.gains_of(head), k_norm.of_all, key);
     if (v_norm != nullptr) {
       normalise_head(value, v_norm, norm_factor(value, size, args.eps), size, normed);
+      value = normed;
+    }
+    if (args.limit > 0.0f) {
+      limit_head(value, args.limit, size, normed);
       value = normed;
     }
     put_token(key, value, args.cache, slot, head);

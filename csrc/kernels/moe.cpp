@@ -72,6 +72,8 @@ class Router {
       weigh(ids, weights);
     }
     normalize(weights);
+    if (args_.expert_scales == nullptr) return;
+    for (int64_t j = 0; j < args_.num_chosen; ++j) weights[j] *= args_.expert_scales[ids[j]];
   }
 
  private:

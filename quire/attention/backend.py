@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from quire.attention.metadata import AttentionMetadata
-from quire.kernels.reference.norm import rms_norm
+from quire.kernels.reference.norm import layer_norm, rms_norm
 from quire.kernels.reference.rotary import rotary_embedding
 
 # Of tokens within their requests.
@@ -31,6 +31,7 @@ class AttentionParams:
         soft_cap: scores become soft_cap * tanh(score / soft_cap); 0 = as they are.
         alibi_slopes: by head; slope * (key position - query position) is added to the scores.
         shares_kv: the layer has queries alone and attends over the cache of another layer, which it does not write.
+        limit: queries, keys and values are cut at -limit and limit, between norms and rotation; 0 = not.
     """
 
     num_heads: int
@@ -42,6 +43,7 @@ class AttentionParams:
     soft_cap: float = 0.0
     alibi_slopes: tuple[float, ...] | None = None
     shares_kv: bool = False
+    limit: float = 0.0
 
     def oldest_seen(self, positions: Positions) -> Positions:
         """The first position that the query at each position sees; below 0 where a window begins there."""
@@ -84,13 +86,14 @@ class Rotation:
 
 @dataclass(frozen=True, slots=True)
 class HeadNorms:
-    """Root-mean-square norms of the heads of a layer.
+    """Norms of the heads of a layer.
 
     Attributes:
         query, key: gains of every head, [head_size], or of all heads of a token normed as one vector,
             [num_heads * head_size] and [num_kv_heads * head_size].
         value: gains of every value head, [head_size].
         after_rotation: queries and keys are rotated first; with gains of every head only.
+        is_centered: queries and keys have a LayerNorm of each head, with gains of all heads, in place of an RMSNorm.
     """
 
     query: torch.Tensor
@@ -98,9 +101,12 @@ class HeadNorms:
     eps: float
     value: torch.Tensor | None = None
     after_rotation: bool = False
+    is_centered: bool = False
 
     def norm(self, heads: torch.Tensor, gains: torch.Tensor) -> torch.Tensor:
         """`heads` [num_tokens, num_heads, head_size], each normed or all as one."""
+        if self.is_centered:
+            return layer_norm(heads, gains.view(heads.shape[1:]), None, self.eps)
         if gains.numel() == heads.shape[-1]:
             return rms_norm(heads, gains, self.eps)
         return rms_norm(heads.flatten(1), gains, self.eps).view_as(heads)
@@ -184,25 +190,34 @@ class AttentionBackend(ABC):
             [num_tokens, num_heads * head_size].
         """
         heads = qkv.view(len(qkv), qkv.shape[1] // params.head_size, params.head_size)
-        query = prepare_heads(heads[:, : params.num_heads], rotation, head_norms, is_query=True)
+        query = prepare_heads(heads[:, : params.num_heads], rotation, head_norms, is_query=True, limit=params.limit)
         key = value = None
         if not params.shares_kv:
             key, value = torch.split(heads[:, params.num_heads :], params.num_kv_heads, dim=1)
-            key = prepare_heads(key, rotation, head_norms, is_query=False)
+            key = prepare_heads(key, rotation, head_norms, is_query=False, limit=params.limit)
             if head_norms is not None and head_norms.value is not None:
-                value = head_norms.norm(value, head_norms.value)
+                value = rms_norm(value, head_norms.value, head_norms.eps)
+            if params.limit:
+                value = value.clamp(-params.limit, params.limit)
         return self.forward(params, query, key, value, kv_cache, metadata, sinks).flatten(1)
 
 
 def prepare_heads(
-    heads: torch.Tensor, rotation: Rotation | None, head_norms: HeadNorms | None, *, is_query: bool
+    heads: torch.Tensor,
+    rotation: Rotation | None,
+    head_norms: HeadNorms | None,
+    *,
+    is_query: bool,
+    limit: float = 0.0,
 ) -> torch.Tensor:
-    """Query or key heads [num_tokens, num_heads, head_size], normed and rotated, queries scaled too."""
+    """Query or key heads [num_tokens, num_heads, head_size], normed, cut and rotated, queries scaled too."""
     gains = None
     if head_norms is not None:
         gains = head_norms.query if is_query else head_norms.key
         if not head_norms.after_rotation:
             heads = head_norms.norm(heads, gains)
+    if limit:
+        heads = heads.clamp(-limit, limit)
     if rotation is not None:
         heads = rotation.rotate(heads)
     if head_norms is not None and gains is not None and head_norms.after_rotation:

@@ -138,7 +138,12 @@ class ExpertKernels:
     """The operations of mixtures of experts besides their products; a token's result depends on no other token."""
 
     def route(
-        self, logits: torch.Tensor, num_chosen: int, correction: torch.Tensor | None, router: RouterArch
+        self,
+        logits: torch.Tensor,
+        num_chosen: int,
+        correction: torch.Tensor | None,
+        router: RouterArch,
+        expert_scales: torch.Tensor | None = None,
     ) -> Routing:
         """Choose the experts of every token; of equal scores the lower expert comes first.
 
@@ -146,8 +151,9 @@ class ExpertKernels:
             logits: [num_tokens, num_experts] float32.
             num_chosen: experts of a token.
             correction: [num_experts] float32, added to the scores for the choice alone.
+            expert_scales: [num_experts] float32: factor on the weights of each expert.
         """
-        return reference.route(logits, num_chosen, correction, **route_options(router))
+        return reference.route(logits, num_chosen, correction, expert_scales=expert_scales, **route_options(router))
 
     def combine(
         self,

@@ -79,10 +79,17 @@ class NativeExpertKernels(ExpertKernels):
         self._runtime = runtime
 
     def route(
-        self, logits: torch.Tensor, num_chosen: int, correction: torch.Tensor | None, router: RouterArch
+        self,
+        logits: torch.Tensor,
+        num_chosen: int,
+        correction: torch.Tensor | None,
+        router: RouterArch,
+        expert_scales: torch.Tensor | None = None,
     ) -> Routing:
         """By the router's kernel."""
-        return experts.route(self._runtime, logits, num_chosen, correction, **route_options(router))
+        return experts.route(
+            self._runtime, logits, num_chosen, correction, expert_scales=expert_scales, **route_options(router)
+        )
 
     def combine(
         self,

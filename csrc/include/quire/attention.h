@@ -72,7 +72,14 @@ struct RopeAndCacheArgs {
   bool are_norms_whole = false;         // one mean over all query heads of a token, one over its key heads
   bool has_kv = true;                   // false: nothing is written
   const float* query_scales = nullptr;  // [max_positions] or null: factors on queries, at last
+  bool are_norms_centered = false;  // the mean of each head is subtracted first; q_norm is [num_heads][head_size]
+  float limit = 0.0f;  // queries, keys and values are cut at -limit and limit, between norms and rotation; 0 = not
 };
+
+// Whether every head has gains of its own.
+static inline bool has_gains_of_heads(const RopeAndCacheArgs& args) {
+  return args.are_norms_whole || args.are_norms_centered;
+}
 
 static inline bool needs_positions(const RopeAndCacheArgs& args) {
   return args.half > 0 || args.query_scales != nullptr;

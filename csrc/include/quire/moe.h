@@ -37,6 +37,7 @@ struct RouteArgs {
   bool is_normalized;  // weights are divided by their sum
   float scale;         // factor on the weights
   float jitter;        // sparse_mixer: logits count that are within twice this share of the largest
+  const float* expert_scales = nullptr;  // [num_experts]: factor on the weights of each expert, at last; null = none
 };
 
 // out[t] = sum of weights[t][j] * rows[places[t][j]] in the order of j, + shared[t] (* sigmoid(shared_gate[t])); in

@@ -120,14 +120,17 @@ class NativeCpuBackend(AttentionBackend, ServesLatents):
             (None, None, None, None) if rotation is None
             else (rotation.cos, rotation.sin, _first(rotation.positions, num_tokens), rotation.query_scales)
         )  # fmt: skip
-        q_norm, k_norm, v_norm, eps, norms_last = (
-            (None, None, None, 0.0, False) if head_norms is None
-            else (head_norms.query, head_norms.key, head_norms.value, head_norms.eps, head_norms.after_rotation)
+        q_norm, k_norm, v_norm, eps, norms_last, norms_centered = (
+            (None, None, None, 0.0, False, False) if head_norms is None
+            else (
+                head_norms.query, head_norms.key, head_norms.value, head_norms.eps, head_norms.after_rotation,
+                head_norms.is_centered,
+            )
         )  # fmt: skip
         rope_and_cache(
             self.runtime, tokens, num_heads, params.num_kv_heads, head_size, cos, sin, positions, slots, kv_cache,
             kv_cache.shape[-1] // head_size, q_norm, k_norm, eps, v_norm=v_norm, norms_last=norms_last,
-            query_scales=query_scales,
+            query_scales=query_scales, norms_centered=norms_centered, limit=params.limit,
         )  # fmt: skip
         query = qkv[:, : num_heads * head_size].view(-1, num_heads, head_size)
         return self._attend(params, query, kv_cache, metadata, sinks).flatten(1)

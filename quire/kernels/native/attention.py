@@ -131,6 +131,8 @@ def rope_and_cache(
     v_norm: torch.Tensor | None = None,
     norms_last: bool = False,
     query_scales: torch.Tensor | None = None,
+    norms_centered: bool = False,
+    limit: float = 0.0,
 ) -> None:
     """Normalise and rotate the queries of a step in place, and write its keys, treated alike, and values to pages.
 
@@ -148,6 +150,8 @@ def rope_and_cache(
         v_norm: [head_size]; likewise of each value head.
         norms_last: norms of queries and keys follow the rotation; of each head only.
         query_scales: [max_positions] float32; factor on the query of each position, after all else.
+        norms_centered: queries and keys have a LayerNorm of each head instead, with gains of all heads, and no bias.
+        limit: queries, keys and values are cut at -limit and limit, after the norms and before the rotation; 0 = not.
 
     Raises:
         ShapeError: a size, dtype, device or stride differs from the above, an index leads out of a tensor, or what is
@@ -160,7 +164,9 @@ def rope_and_cache(
         check_size(name, size, 1, MAX_HEADS)
     check_size("head_size", head_size, 2, MAX_HEAD_SIZE)
     check_size("norms_last", norms_last, 0, 1)
+    check_size("norms_centered", norms_centered, 0, 0 if norms_last else 1)
     check_number("eps", eps)
+    check_number("limit", limit)
     num_written = 0 if slot_mapping is None else 2 * num_kv_heads
     check_tensor("qkv", qkv, FLOATS, (-1, (num_heads + num_written) * head_size), strided_rows=True)
     dtype, num_tokens = qkv.dtype, qkv.shape[0]
@@ -168,12 +174,15 @@ def rope_and_cache(
     max_positions, half = _check_positions(cos, sin, positions, query_scales, num_tokens, head_size)
     if slot_mapping is not None:
         check_tensor("slot_mapping", slot_mapping, (torch.int64,), (num_tokens,))
-    is_whole = _check_norms(q_norm, k_norm, v_norm, dtype, (num_heads, num_kv_heads, head_size), norms_last)
+    has_own_gains = _check_norms(
+        q_norm, k_norm, v_norm, dtype, (num_heads, num_kv_heads, head_size), norms_last, norms_centered
+    )
     refuse(runtime.library.rope_and_cache(
         runtime.tier_idx, runtime.pool, qkv.data_ptr(), qkv.stride(0), num_tokens, num_heads, _address(cos),
         _address(sin), max_positions, half, _address(positions), positions is None or positions.dtype == torch.int64,
         _address(slot_mapping), _address(q_norm), _address(k_norm), eps, cache, _address(v_norm), bool(norms_last),
-        is_whole, slot_mapping is not None, _address(query_scales),
+        has_own_gains and not norms_centered, slot_mapping is not None, _address(query_scales), bool(norms_centered),
+        limit,
     ))  # fmt: skip
 
 
@@ -212,18 +221,19 @@ def _check_norms(
     dtype: torch.dtype,
     sizes: tuple[int, int, int],
     norms_last: bool,
+    norms_centered: bool,
 ) -> bool:
-    """Whether the norms of queries and keys run over all heads of a token; `sizes`: heads, key heads, head size."""
+    """Whether norms of queries and keys have gains for every head; `sizes`: heads, key heads, head size."""
     num_heads, num_kv_heads, head_size = sizes
     if v_norm is not None:
         check_tensor("v_norm", v_norm, (dtype,), (head_size,))
     norms = {"q_norm": (q_norm, num_heads), "k_norm": (k_norm, num_kv_heads)}
     has_more = any(isinstance(norm, torch.Tensor) and norm.numel() > head_size for norm, _ in norms.values())
-    is_whole = has_more and not norms_last
+    has_own_gains = (has_more and not norms_last) or norms_centered
     for name, (norm, heads) in norms.items():
         if norm is not None:
-            check_tensor(name, norm, (dtype,), (heads * head_size if is_whole else head_size,))
-    return is_whole
+            check_tensor(name, norm, (dtype,), (heads * head_size if has_own_gains else head_size,))
+    return has_own_gains
 
 
 def _address(tensor: torch.Tensor | None) -> int:

@@ -44,6 +44,7 @@ def route(
     num_chosen_groups: int = 1,
     group_score: str = "max",
     jitter: float = 0.0,
+    expert_scales: torch.Tensor | None = None,
 ) -> Routing:
     """Choose the experts of every token.
 
@@ -57,6 +58,7 @@ def route(
         num_groups, num_chosen_groups: experts outside the best groups are not chosen.
         group_score: "max", or "top2": the sum of a group's two best experts.
         jitter: greater than 0: the sparse mixer, with this jitter, in place of `scoring`.
+        expert_scales: [num_experts] float32: factor on the weights of each expert, at last.
 
     Returns:
         The routing. Of equal scores the lower expert comes first. A token's choice depends on no other token.
@@ -73,6 +75,8 @@ def route(
     check_size("num_tokens * num_chosen", num_tokens * num_chosen, 0, _MAX_ROWS)
     if correction is not None:
         check_tensor("correction", correction, (torch.float32,), (num_experts,))
+    if expert_scales is not None:
+        check_tensor("expert_scales", expert_scales, (torch.float32,), (num_experts,))
     _check_name("scoring", scoring, _SCORINGS)
     _check_name("group_score", group_score, _GROUP_SCORES)
     _check_flag("is_normalized", is_normalized)
@@ -91,7 +95,7 @@ def route(
         routing.expert_ids.data_ptr(), routing.weights.data_ptr(), routing.starts.data_ptr(), routing.rows.data_ptr(),
         routing.places.data_ptr(), num_tokens, num_experts, num_chosen, num_groups, num_chosen_groups,
         _SPARSE_MIXER if jitter > 0 else _SCORINGS[scoring], _GROUP_SCORES[group_score], is_normalized, scale,
-        jitter,
+        jitter, 0 if expert_scales is None else expert_scales.data_ptr(),
     )  # fmt: skip
     return routing
 

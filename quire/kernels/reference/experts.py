@@ -25,6 +25,7 @@ def route(
     num_chosen_groups: int = 1,
     group_score: str = "max",
     jitter: float = 0.0,
+    expert_scales: torch.Tensor | None = None,
 ) -> Routing:
     """Choose the experts of every token; of equal scores the lower expert comes first.
 
@@ -38,6 +39,7 @@ def route(
         num_groups, num_chosen_groups: experts outside the best groups are not chosen.
         group_score: "max", or "top2": the sum of a group's two best experts.
         jitter: greater than 0: the sparse mixer in place of `scoring`.
+        expert_scales: [num_experts]: factor on the weights of each expert, at last.
 
     Source: Shazeer et al. 2017 (sparsely gated mixtures), section 2.1; DeepSeek-AI 2024 (DeepSeek-V3), section 2.1.2.
     """
@@ -57,7 +59,10 @@ def route(
             weights = weights.softmax(dim=-1)
     if is_normalized:
         weights = weights / (weights.sum(dim=-1, keepdim=True) + LEAST_SUM)
-    return sort_by_expert(ids, weights * scale, logits.shape[1])
+    weights = weights * scale
+    if expert_scales is not None:
+        weights = weights * expert_scales.float()[ids]
+    return sort_by_expert(ids, weights, logits.shape[1])
 
 
 def sort_by_expert(expert_ids: torch.Tensor, weights: torch.Tensor, num_experts: int) -> Routing:

@@ -217,7 +217,9 @@ def rope_and_cache(rng: random.Random) -> Call:
     heads, kv_heads, head_size, block_size = rng.choice((1, 4)), rng.choice((1, 2)), rng.choice((2, 16, 34)), 16
     cache = cache_of(rng, 3, kv_heads, block_size, head_size)
     tokens, half = rng.randrange(9), rng.randrange(head_size // 2 + 1)
-    norms = [rng.choice((None, normal(rng, head_size, dtype=cache.dtype))) for _ in range(2)]
+    is_centered = rng.random() < 0.3
+    gains = (heads * head_size, kv_heads * head_size) if is_centered else (head_size, head_size)
+    norms = [rng.choice((None, normal(rng, size, dtype=cache.dtype))) for size in gains]
     args = {
         "qkv": normal(rng, tokens, (heads + 2 * kv_heads) * head_size, dtype=cache.dtype),
         "num_heads": heads,
@@ -233,8 +235,10 @@ def rope_and_cache(rng: random.Random) -> Call:
         "k_norm": norms[1],
         "eps": 1e-6,
         "v_norm": rng.choice((None, normal(rng, head_size, dtype=cache.dtype))),
-        "norms_last": rng.choice((False, True)),
+        "norms_last": not is_centered and rng.random() < 0.5,
         "query_scales": rng.choice((None, normal(rng, 11))),
+        "norms_centered": is_centered,
+        "limit": rng.choice((0.0, 0.5)),
     }
     return Call(attention.rope_and_cache, args, ("qkv", "kv_cache"))
 

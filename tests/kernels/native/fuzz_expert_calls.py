@@ -27,6 +27,7 @@ def route(rng: random.Random) -> Call:
         "num_chosen_groups": rng.randrange(groups) + 1,
         "group_score": rng.choice(("max", "top2")),
         "jitter": rng.choice((0.0, 0.1)),
+        "expert_scales": rng.choice((None, normal(rng, num_experts))),
     }
 
     def function(runtime: NativeRuntime, **args: Any) -> Any:

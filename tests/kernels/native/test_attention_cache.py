@@ -79,6 +79,10 @@ WAYS = {
     "factors on queries": {"has_scales": True},
     "factors on queries alone": {"rotates": False, "has_scales": True},
     "queries alone": {"has_kv": False, "norm": "heads"},
+    "layer norms with gains of every head": {"norm": "centered"},
+    "limits": {"limit": 0.7},
+    "limits after norms": {"norm": "whole", "has_value_norm": True, "limit": 0.7},
+    "limits without rotation": {"rotates": False, "limit": 0.7},
 }
 
 
@@ -108,6 +112,7 @@ def prepare(
     has_value_norm: bool = False,
     has_scales: bool = False,
     has_kv: bool = True,
+    limit: float = 0.0,
 ) -> list[torch.Tensor]:
     """Queries, and pages of keys and values, by the kernel or (without a runtime) by the interface's own torch code."""
     heads, kv_heads, tokens, block_size = 3, 2, 11, 16
@@ -117,18 +122,20 @@ def prepare(
     positions = torch.arange(tokens) * 3
     scales = randn(MAX_POSITIONS, seed=4) if has_scales else None
     rotation = Rotation(angles.cos(), angles.sin(), positions, scales) if rotates or has_scales else None
-    sizes = (heads * head_size, kv_heads * head_size) if norm == "whole" else (head_size, head_size)
+    has_own_gains = norm in ("whole", "centered")
+    sizes = (heads * head_size, kv_heads * head_size) if has_own_gains else (head_size, head_size)
     gains = [randn(size, dtype=dtype, seed=i) for i, size in enumerate(sizes)] if norm else [None, None]
     value_gains = randn(head_size, dtype=dtype, seed=3) if has_value_norm else None
     slots = torch.randperm(2 * block_size, generator=torch.Generator().manual_seed(0))[:tokens]
     caches = torch.zeros(2, 2, block_size, kv_heads, head_size, dtype=dtype)
     if runtime is None:
-        norms = HeadNorms(*gains, 1e-5, value_gains, norm == "last") if norm else None
+        norms = HeadNorms(*gains, 1e-5, value_gains, norm == "last", norm == "centered") if norm else None
         query, *new = qkv.unflatten(1, (num_all, head_size)).split((heads, kv_heads, kv_heads)[: 3 if has_kv else 1], 1)
-        query = prepare_heads(query, rotation, norms, is_query=True)
+        query = prepare_heads(query, rotation, norms, is_query=True, limit=limit)
         if has_kv:
-            key = prepare_heads(new[0], rotation, norms, is_query=False)
+            key = prepare_heads(new[0], rotation, norms, is_query=False, limit=limit)
             value = new[1] if norms is None or value_gains is None else norms.norm(new[1], value_gains)
+            value = value.clamp(-limit, limit) if limit else value
             reference.reshape_and_cache(key, value, *caches, slots)
         return [query.flatten(1), pack_kv_cache(*caches)]
     cache = guarded(pack_kv_cache(*caches))
@@ -136,6 +143,7 @@ def prepare(
     rope_and_cache(
         runtime, qkv, heads, kv_heads, head_size, cos, sin, positions if rotation else None, slots if has_kv else None,
         cache.tensor, block_size, *gains, 1e-5, v_norm=value_gains, norms_last=norm == "last", query_scales=scales,
+        norms_centered=norm == "centered", limit=limit,
     )  # fmt: skip
     cache.assert_bands()
     return [qkv[:, : heads * head_size], cache.tensor]
@@ -209,6 +217,8 @@ def test_indices_out_of_the_cache_are_refused(runtime: NativeRuntime):
         {"sin": None},
         {"slot_mapping": None},
         {"k_norm": randn(8, dtype=torch.bfloat16)},
+        {"norms_centered": True, "q_norm": randn(16)},
+        {"norms_centered": True, "norms_last": True},
     ],
     ids=lambda change: next(iter(change)),
 )

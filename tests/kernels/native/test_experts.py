@@ -27,6 +27,7 @@ ROUTERS: dict[str, dict[str, Any]] = {
         "scoring": "sigmoid", "num_groups": 6, "num_chosen_groups": 3, "group_score": "top2", "is_normalized": True,
     },
     "sparse mixer": {"jitter": 0.2},
+    "experts of different weight": {"is_normalized": True, "expert_scales": torch.linspace(0.2, 3.0, 18)},
 }  # fmt: skip
 # Rows of each expert: none, one, register blocks, a tile and more than a task.
 COUNTS = [0, 1, 0, 7, 40, 2, 16, 17, 270, 0]
@@ -227,3 +228,5 @@ def test_impossible_choices_are_refused(runtime: NativeRuntime):
         experts.route(runtime, logits.double(), 2)
     with pytest.raises(ShapeError):
         experts.route(runtime, logits, 2, randn(11))
+    with pytest.raises(ShapeError):
+        experts.route(runtime, logits, 2, expert_scales=randn(11))
