@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from quire.errors import ConfigError
+from quire.kv_cache.planning import describe_pools
 from quire.plan.flags import Plan, add_arguments, check, read_plan
 from quire.plan.report import picture, print_figures, print_trials
 from quire.simulator.fleet import simulate
@@ -96,7 +97,7 @@ def _print_basis(plan: Plan) -> None:
         f"{plan.fleet.num_replicas} replica(s), {plan.fleet.routing}; max_num_seqs={scheduler.max_num_seqs}, "
         f"max_num_batched_tokens={scheduler.max_num_batched_tokens}, "
         f"max_decode_slowdown={scheduler.max_decode_slowdown}, "
-        f"{setup.kv_cache.num_blocks} blocks of {setup.kv_cache.block_size} tokens each"
+        f"{describe_pools(setup.kv_cache)} each"
     )
 
 

@@ -181,18 +181,20 @@ def _analytic(args: argparse.Namespace) -> tuple[SchedulerSetup, Any, dict[str, 
     arch = parse_config(read_model_dir(resolve_model_path(args.model, None, None)).config)
     make_costs = partial(make_roofline, arch, args.hardware.lower(), args)
     roofline = make_costs()
-    kv_cache = roofline.kv_cache(args.block_size)
-    if args.num_gpu_blocks_override is not None:
-        kv_cache = kv_cache.with_num_blocks(args.num_gpu_blocks_override)
     is_big = HARDWARE[args.hardware.lower()].capacity >= BIG_GPU_BYTES
     defaults = {
         "max_num_batched_tokens": 8192 if is_big else 2048, "max_num_seqs": 1024 if is_big else 256,
         "max_decode_slowdown": 2.0,
     }  # fmt: skip
+    scheduler = SchedulerConfig(**{**defaults, **_scheduler_changes(args)})
+    cache = CacheConfig(
+        block_size=args.block_size, num_blocks=args.num_gpu_blocks_override,
+        num_state_checkpoints=scheduler.max_num_seqs if arch.has_states else None,
+    )  # fmt: skip
+    max_model_len = args.max_model_len or arch.max_position_embeddings
     setup = SchedulerSetup(
-        scheduler=SchedulerConfig(**{**defaults, **_scheduler_changes(args)}),
-        cache=CacheConfig(block_size=args.block_size), kv_cache=kv_cache,
-        max_model_len=args.max_model_len or arch.max_position_embeddings,
+        scheduler=scheduler, cache=cache, kv_cache=roofline.kv_cache(cache, scheduler, max_model_len),
+        max_model_len=max_model_len,
     )  # fmt: skip
     return setup, make_costs, {"kind": "analytic", "model": args.model, **roofline.facts()}
 

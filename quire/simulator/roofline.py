@@ -11,12 +11,17 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 
+from quire.config.cache import CacheConfig
 from quire.config.model_arch import ModelArch
-from quire.core.kv_spec import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
+from quire.config.scheduler import SchedulerConfig
+from quire.core.kv_spec import KVCacheConfig
 from quire.errors import ConfigError, NotEnoughMemoryError
+from quire.kv_cache.planning import plan_kv_cache
 from quire.simulator.costs import StepShape
 from quire.simulator.hardware import Hardware
+from quire.simulator.mixers import cache_specs, mixer_costs
 
+DEFAULT_BLOCK_SIZE = 16
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "fp8": 1}
 
 
@@ -78,27 +83,13 @@ class Roofline:
                 hint=f"use {', '.join(hardware.flops)}",
                 field="dtype",
             )
-        attention = arch.attention_layers
-        if not attention:
-            raise ConfigError(
-                f"{arch.architecture} does not have attention layers, whose cost is what the roofline computes",
-                hint="plan with --live, which measures the model", field="model",
-            )  # fmt: skip
-        num_heads = attention[0].num_heads
-        if num_heads % tensor_parallel:
-            raise ConfigError(
-                f"{num_heads} attention heads cannot be divided among {tensor_parallel} devices",
-                hint="use a tensor parallel degree that divides the heads",
-                field="tensor_parallel_size",
-            )
         self.assumptions = assumptions or Assumptions()
         self._arch, self._hardware = arch, hardware
         self._tp, self._pp = tensor_parallel, pipeline_parallel
         self._item = DTYPE_BYTES[dtype]
         self._layer_params, self._active_params = arch.num_layer_weights, arch.num_active_layer_weights
-        self._head_params = arch.vocab_size * arch.hidden_size
-        self._attention = attention
-        self._kv_heads = max(1, attention[0].num_kv_heads // tensor_parallel)
+        self._head_params = arch.vocab_size * arch.table_size
+        self._mixers = mixer_costs(arch, self._item, tensor_parallel)
         self._flops = hardware.flops[dtype]
         if self.num_free_bytes() <= 0:
             raise NotEnoughMemoryError(
@@ -123,15 +114,19 @@ class Roofline:
         used = self.weight_bytes / (self._tp * self._pp) + self.assumptions.workspace
         return self._hardware.capacity * self.assumptions.memory_use - used
 
-    def kv_cache(self, block_size: int, kv_item_bytes: int | None = None) -> KVCacheConfig:
-        """The blocks of one replica."""
-        item = self._item if kv_item_bytes is None else kv_item_bytes
-        spec = FullAttentionSpec(
-            block_size=block_size, num_kv_heads=self._kv_heads, head_size=self._attention[0].head_size, dtype_bytes=item
+    def kv_cache(self, cache: CacheConfig, scheduler: SchedulerConfig, max_model_len: int) -> KVCacheConfig:
+        """The cache of one replica: groups, pools and blocks, as the engine plans them.
+
+        Raises:
+            NotEnoughMemoryError: it does not hold one request of `max_model_len` tokens.
+        """
+        specs = cache_specs(
+            self._arch, cache.block_size or DEFAULT_BLOCK_SIZE, self._item, num_ranks=self._tp, num_stages=self._pp
         )
-        layers = -(-len(self._attention) // self._pp)
-        group = KVCacheGroupSpec(layer_names=tuple(f"layer {i}" for i in range(layers)), spec=spec)
-        return KVCacheConfig(num_blocks=max(2, int(self.num_free_bytes() // group.page_size_bytes)), groups=(group,))
+        return plan_kv_cache(
+            specs, int(self.num_free_bytes()), cache, max_model_len, scheduler.max_num_batched_tokens,
+            scheduler.max_num_seqs or 1,
+        )  # fmt: skip
 
     def step_seconds(self, shape: StepShape) -> float:
         """Products, attention and all-reduces, one after the other."""
@@ -150,11 +145,8 @@ class Roofline:
         return times + self._communication_seconds(shape) + guess.step_s
 
     def _attention_seconds(self, shape: StepShape, bandwidth: float) -> float:
-        num_kv = sum(max(1, layer.num_kv_heads // self._tp) * layer.head_size for layer in self._attention)
-        decode = shape.decode_context * 2 * num_kv * self._item / bandwidth
-        query_size = sum(layer.num_heads * layer.head_size for layer in self._attention)
-        flops = 4 * shape.prompt_pairs * query_size / self._tp
-        return decode + flops / (self._flops * self.assumptions.attention_share)
+        flops = self._flops * self.assumptions.attention_share
+        return sum(count * cost.seconds(shape, flops, bandwidth) for count, cost in self._mixers)
 
     def _communication_seconds(self, shape: StepShape) -> float:
         guess, num_bytes = self.assumptions, shape.num_tokens * self._arch.hidden_size * self._item

@@ -8,8 +8,11 @@ import numpy as np
 import pytest
 from scipy.optimize import nnls
 
+from quire.config.cache import CacheConfig
 from quire.config.families.registry import parse_config
 from quire.config.model_arch import ModelArch
+from quire.config.scheduler import SchedulerConfig
+from quire.core.kv_spec import KVCacheConfig
 from quire.errors import ConfigError, NotEnoughMemoryError, ValidationError
 from quire.simulator.calibration import (
     CalibratedCosts,
@@ -47,6 +50,10 @@ LAYER_PARAMS = 2 * (64 * 64 + 2 * 64 * 32 + 64 * 64 + 3 * 64 * 128)
 HEAD_PARAMS = 64 * 1000
 
 
+def cache_of(roofline: Roofline) -> KVCacheConfig:
+    return roofline.kv_cache(CacheConfig(block_size=16), SchedulerConfig(), 512)
+
+
 def decode(num_rows: int, context: int) -> StepShape:
     return StepShape(num_rows, 0, num_rows, context, 0.0, num_rows, 0)
 
@@ -75,14 +82,65 @@ def test_a_pipeline_adds_memory_and_no_speed():
     one = Roofline(arch(), DEVICE, assumptions=IDEAL)
     two = Roofline(arch(), DEVICE, pipeline_parallel=2, assumptions=IDEAL)
     assert two.step_seconds(decode(1, 0)) > one.step_seconds(decode(1, 0))
-    assert two.kv_cache(16).num_blocks > 1.9 * one.kv_cache(16).num_blocks
+    assert cache_of(two).num_blocks > 1.9 * cache_of(one).num_blocks
 
 
 def test_pages_fill_what_the_weights_leave():
     roofline = Roofline(arch(), DEVICE, assumptions=IDEAL)
     weights = 2 * (LAYER_PARAMS + 2 * HEAD_PARAMS)
     assert roofline.weight_bytes == weights
-    assert roofline.kv_cache(16).num_blocks == int((1e9 - weights) // (16 * 2 * 2 * 16 * 2 * 2))
+    assert cache_of(roofline).num_blocks == int((1e9 - weights) // (16 * 2 * 2 * 16 * 2 * 2))
+
+
+HEADS = {"vocab_size": 1000, "hidden_size": 64, "num_attention_heads": 4, "max_position_embeddings": 4096}
+WINDOWS = {
+    **HEADS, "architectures": ["Gemma3ForCausalLM"], "intermediate_size": 128, "num_hidden_layers": 6,
+    "num_key_value_heads": 2, "head_dim": 16, "sliding_window": 256, "sliding_window_pattern": 6,
+}  # fmt: skip
+HYBRID = {
+    **HEADS, "architectures": ["Qwen3_5ForCausalLM"], "intermediate_size": 128, "num_hidden_layers": 4,
+    "num_key_value_heads": 2, "head_dim": 16, "linear_num_key_heads": 2, "linear_num_value_heads": 4,
+    "linear_key_head_dim": 16, "linear_value_head_dim": 16, "linear_conv_kernel_dim": 4,
+}  # fmt: skip
+LATENT = {
+    **HEADS, "architectures": ["DeepseekV3ForCausalLM"], "intermediate_size": 128, "num_hidden_layers": 1,
+    "num_key_value_heads": 4, "q_lora_rank": 24, "kv_lora_rank": 32, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8,
+    "v_head_dim": 16, "moe_intermediate_size": 40, "n_routed_experts": 4, "num_experts_per_tok": 2, "n_group": 1,
+    "topk_group": 1, "n_shared_experts": 1, "first_k_dense_replace": 1, "routed_scaling_factor": 1.0,
+}  # fmt: skip
+
+
+def of_context(raw: dict[str, object], context: int) -> float:
+    """Seconds that a context of one request adds to a decode step."""
+    roofline = Roofline(parse_config(raw), DEVICE, assumptions=IDEAL)
+    return roofline.step_seconds(decode(1, context)) - roofline.step_seconds(decode(1, 0))
+
+
+def test_a_window_is_read_once_it_is_full_and_no_more():
+    of_token = 2 * 2 * 16 * 2 / 1e9  # keys and values of two heads in bfloat16
+    assert of_context(WINDOWS, 200) == pytest.approx(6 * 200 * of_token)
+    assert of_context(WINDOWS, 4000) == pytest.approx((5 * 256 + 4000) * of_token)
+
+
+def test_a_latent_is_read_once_for_all_heads():
+    assert of_context(LATENT, 1000) == pytest.approx(1000 * (32 + 8) * 2 / 1e9)
+
+
+def test_a_state_is_read_and_written_whatever_the_context():
+    assert of_context(HYBRID, 1000) == pytest.approx(1000 * 2 * 2 * 16 * 2 / 1e9)
+    roofline = Roofline(parse_config(HYBRID), DEVICE, assumptions=IDEAL)
+    state, conv = 4 * 16 * 16 * 4, 3 * (2 * 2 * 16 + 4 * 16) * 2
+    of_rows = roofline.step_seconds(decode(9, 0)) - roofline.step_seconds(decode(1, 0))
+    assert of_rows == pytest.approx(3 * 8 * (2 * (state + conv) / 1e9 + 6 * 4 * 16 * 16 / 1e12))
+
+
+def test_states_and_pages_share_the_memory_as_in_the_engine():
+    roofline = Roofline(parse_config(HYBRID), DEVICE, assumptions=IDEAL)
+    pages, states = roofline.kv_cache(CacheConfig(block_size=16), SchedulerConfig(max_num_seqs=8), 4096).pool_sizes()
+    assert states.num_blocks == 1 + 3 * 8 and pages.num_blocks > 1000
+    with pytest.raises(NotEnoughMemoryError, match="max_model_len"):
+        small = dataclasses.replace(DEVICE, capacity=roofline.weight_bytes + 20_000)
+        cache_of(Roofline(parse_config(HYBRID), small, assumptions=IDEAL))
 
 
 def test_what_does_not_fit_or_divide_is_refused():
