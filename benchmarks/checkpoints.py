@@ -32,7 +32,7 @@ CORPUS_BYTES = 12_000_000
 MAX_FILE_BYTES = 2_000_000_000
 ARCHITECTURES = {
     "qwen2": "Qwen2ForCausalLM", "llama": "LlamaForCausalLM", "qwen3_5_text": "Qwen3_5ForCausalLM",
-    "olmoe": "OlmoeForCausalLM",
+    "olmoe": "OlmoeForCausalLM", "gemma3_text": "Gemma3ForCausalLM",
 }  # fmt: skip
 BOS, EOS = "<s>", "</s>"
 ROLES = ("<|system|>", "<|user|>", "<|assistant|>")
@@ -148,6 +148,26 @@ class HybridShape(Shape):
 
 
 @dataclass(frozen=True, kw_only=True)
+class WindowShape(Shape):
+    """Gemma 3: windows on five of six layers, norms on heads, and before and after attention and MLP."""
+
+    sliding_window: int
+
+    def config(self) -> dict[str, object]:
+        """As `Shape`."""
+        own = {"hidden_activation": "gelu_pytorch_tanh", "sliding_window_pattern": 6, "rope_local_base_freq": 1e4}
+        return {**super().config(), **own, "query_pre_attn_scalar": self.head_dim}
+
+    def mixer_sizes(self, layer: int, prefix: str) -> Iterator[tuple[str, tuple[int, ...]]]:
+        """Those of a layer's attention, and of the norms around the MLP."""
+        yield from super().mixer_sizes(layer, prefix)
+        for name in ("q", "k"):
+            yield f"{prefix}.self_attn.{name}_norm.weight", (self.head_dim,)
+        for name in ("pre", "post"):
+            yield f"{prefix}.{name}_feedforward_layernorm.weight", (self.hidden_size,)
+
+
+@dataclass(frozen=True, kw_only=True)
 class MixtureShape(Shape):
     """OLMoE: MLPs are mixtures of experts, and all query heads and all key heads have a norm."""
 
@@ -195,6 +215,16 @@ SHAPES: dict[str, Shape] = {
         model_type="olmoe", vocab_size=50304, hidden_size=2048, intermediate_size=1024, num_hidden_layers=16,
         num_attention_heads=16, num_key_value_heads=16, head_dim=128, max_position_embeddings=4096, rope_theta=1e4,
         num_experts=64, num_experts_per_tok=8,
+    ),
+    "olmoe-small": MixtureShape(
+        model_type="olmoe", vocab_size=50304, hidden_size=1024, intermediate_size=512, num_hidden_layers=12,
+        num_attention_heads=16, num_key_value_heads=16, head_dim=64, max_position_embeddings=4096, rope_theta=1e4,
+        num_experts=64, num_experts_per_tok=8,
+    ),
+    "gemma3-1b": WindowShape(
+        model_type="gemma3_text", vocab_size=262144, hidden_size=1152, intermediate_size=6912, num_hidden_layers=26,
+        num_attention_heads=4, num_key_value_heads=1, head_dim=256, max_position_embeddings=8192, rope_theta=1e6,
+        sliding_window=512,
     ),
     "llama-tiny": Shape(
         model_type="llama", vocab_size=32000, hidden_size=256, intermediate_size=704, num_hidden_layers=4,
