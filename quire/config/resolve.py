@@ -218,7 +218,10 @@ def resolve_max_model_len(config: QuireConfig, context: ResolveContext) -> tuple
     if config.model.max_model_len is not None:
         return config, None
     limit = _arch(config).max_position_embeddings
-    return _choose(config, "model", "max_model_len", limit, "max_position_embeddings of the model")
+    reason, original = "max_position_embeddings of the model", _longrope_length(_arch(config))
+    if original is not None and limit > original:
+        reason += f", which is above {original}: every prompt has longrope's long factors"
+    return _choose(config, "model", "max_model_len", limit, reason)
 
 
 def resolve_max_num_seqs(config: QuireConfig, context: ResolveContext) -> tuple[QuireConfig, Decision | None]:
@@ -300,6 +303,15 @@ def _choose(config: QuireConfig, section: str, name: str, value: Any, reason: st
 def _arch(config: QuireConfig) -> ModelArch:
     assert config.arch is not None, "resolve() sets the architecture before the rules run"
     return config.arch
+
+
+def _longrope_length(arch: ModelArch) -> int | None:
+    """The longest sequence for which the model's longrope, if it has one, has its short factors."""
+    for layer in arch.layers:
+        mixer = layer.attention or layer.latent_attention
+        if mixer is not None and mixer.rope is not None and mixer.rope.rope_type == "longrope":
+            return int(dict(mixer.rope.parameters)["original_max_position_embeddings"])
+    return None
 
 
 def _native_problem(config: QuireConfig, context: ResolveContext) -> str | None:
