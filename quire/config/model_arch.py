@@ -67,7 +67,8 @@ class AttentionArch:
         window: tokens a query sees, itself included; None = all.
         chunk: a query sees only tokens of its own chunk of so many tokens (Llama 4); None = all.
         qkv_bias, output_bias: on the projections.
-        head_norm: on every query and key head, before they are rotated.
+        head_norm: on every query and key head, before they are rotated. A centered one has gains of its own for each
+            head (Command R+, StableLM 2 12B).
         norm_after_rope: `head_norm` comes after the rotation (Llama 4).
         has_row_norm: `head_norm` is on all query heads as one vector, and on all key heads as one (OLMo 2).
         has_value_norm: values have a norm without a gain, of the same eps (Gemma 4).
@@ -75,7 +76,8 @@ class AttentionArch:
         has_sinks: one learned logit for each head joins the softmax, without a value (gpt-oss).
         alibi_slopes: by head: slope * (key position - query position) is added to the scores (`config.alibi`).
         has_output_gate: heads' outputs are multiplied by the sigmoid of a second query projection (Qwen3.5).
-        clip: queries, keys and values are limited to -clip .. clip, before any norm; 0 = not (MPT).
+        clip: queries, keys and values are limited to -clip .. clip, after `head_norm` and before they are rotated;
+            0 = not (MPT, OLMoE).
         keys_are_values: one projection serves as keys and, before norm and rotation, as values (Gemma 4).
         shares_cache_of: number of the layer whose keys and values are read; None = the layer has its own (Gemma 4).
         temperature: scale of queries grows with the position (Llama 4, Ministral 3); None = it does not.
@@ -166,6 +168,7 @@ class MLPArch:
 
     Attributes:
         gate_scale, output_scale: factors on gates, before their activation, and on the output (Falcon-H1).
+        output_norm: on the output, before other networks' are added (Gemma 4).
     """
 
     intermediate_size: int
@@ -174,6 +177,7 @@ class MLPArch:
     has_bias: bool = False
     gate_scale: float = 1.0
     output_scale: float = 1.0
+    output_norm: NormArch | None = None
 
     def num_weights(self, hidden_size: int) -> int:
         """Of the projections."""
@@ -199,6 +203,9 @@ class RouterArch:
         has_bias: a learned vector is added to the logits (gpt-oss).
         weighs_input: the weight multiplies the expert's input, not its output (Llama 4).
         jitter: of the sparse mixer, which chooses two experts one after the other (Phi-MoE); 0 = another router.
+        norm: on the router's input (Gemma 4).
+        logit_scale: factor on the logits.
+        has_expert_scales: a learned factor of each expert is on its weights, at last (Gemma 4).
     """
 
     scoring: str = "softmax"
@@ -211,6 +218,9 @@ class RouterArch:
     has_bias: bool = False
     weighs_input: bool = False
     jitter: float = 0.0
+    norm: NormArch | None = None
+    logit_scale: float = 1.0
+    has_expert_scales: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -227,6 +237,8 @@ class MoEArch:
         swiglu_alpha: gates become gate * sigmoid(alpha * gate), and ups have one added (gpt-oss); 0 = plain.
         latent_size: experts work on a projection of so many elements (Nemotron-H); 0 = on the hidden size.
         is_mxfp4: checkpoints have the experts' weights in MXFP4 (gpt-oss); the model keeps them in its own format.
+        input_norm, output_norm: around the experts, which then take the residual stream in place of what the layer's
+            `ffn_norm` made of it; so does the router, without `input_norm` (Gemma 4).
     """
 
     num_experts: int
@@ -242,6 +254,8 @@ class MoEArch:
     swiglu_alpha: float = 0.0
     latent_size: int = 0
     is_mxfp4: bool = False
+    input_norm: NormArch | None = None
+    output_norm: NormArch | None = None
 
     def num_weights(self, hidden_size: int) -> int:
         """Of all experts, the shared one and the router."""
@@ -272,7 +286,8 @@ class LayerArch:
     """One layer: mixers whose outputs are added up, then feed-forward networks likewise.
 
     Where `is_parallel`, all of them take the layer's input and their outputs are added to it at once; `ffn_norm` is
-    then None if the feed-forward network shares the mixer's norm.
+    then None if the feed-forward network shares the mixer's norm. Where `is_post_norm`, `mixer_norm` and `ffn_norm` are
+    on the residual stream, each after an output was added to it.
 
     Attributes:
         mixer_norm, ffn_norm: on the inputs.
@@ -295,6 +310,7 @@ class LayerArch:
     ffn_norm: NormArch | None = None
     ffn_post_norm: NormArch | None = None
     is_parallel: bool = False
+    is_post_norm: bool = False
     residual_scale: float = 1.0
     output_scale: bool = False
     per_layer_input: int = 0
@@ -333,6 +349,8 @@ class EmbeddingArch:
         num_positions: of a learned table of positions; 0 = there is none.
         position_offset: row of position 0 in that table (OPT: 2).
         norm: on the sum.
+        table_size: elements of a vector in the table, which are projected to the hidden size, and back before the
+            output projection (OPT 350M); 0 = the hidden size.
         per_layer_vocab_size: of the second embedding, where layers have an input of their own.
     """
 
@@ -340,6 +358,7 @@ class EmbeddingArch:
     num_positions: int = 0
     position_offset: int = 0
     norm: NormArch | None = None
+    table_size: int = 0
     per_layer_vocab_size: int = 0
 
 
@@ -419,7 +438,13 @@ class ModelArch:
         return sum(layer.num_active_weights(self.hidden_size) for layer in self.layers)
 
     @property
+    def table_size(self) -> int:
+        """Elements of a token's vector in the embedding, and of a row of the output projection."""
+        return self.embedding.table_size or self.hidden_size
+
+    @property
     def num_table_weights(self) -> int:
         """Of the embeddings, and of the output projection where that is a matrix of its own."""
         per_layer = self.embedding.per_layer_vocab_size * sum(layer.per_layer_input for layer in self.layers)
-        return self.vocab_size * self.hidden_size * (1 if self.tie_word_embeddings else 2) + per_layer
+        projections = 2 * self.hidden_size * self.embedding.table_size
+        return self.vocab_size * self.table_size * (1 if self.tie_word_embeddings else 2) + projections + per_layer

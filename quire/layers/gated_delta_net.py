@@ -75,4 +75,4 @@ class GatedDeltaNet(nn.Module):
         yield from self.conv.targets(f"{name}.conv1d")
         yield f"{name}.A_log", TensorTarget(self.a_log.data)
         yield f"{name}.dt_bias", TensorTarget(self.step_bias.data)
-        yield f"{name}.norm.weight", TensorTarget(self.norm_weight.data)
+        yield f"{name}.norm.weight", TensorTarget(self.norm_weight.data, neutral=1.0)

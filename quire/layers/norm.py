@@ -51,6 +51,7 @@ class Norm(nn.Module):
     def targets(self, name: str) -> Iterator[tuple[str, WeightTarget]]:
         """The checkpoint's tensors, by this program's names."""
         if self.arch.has_gain:
-            yield f"{name}.weight", TensorTarget(self.weight.data, self.arch.gain_offset)
+            offset = self.arch.gain_offset
+            yield f"{name}.weight", TensorTarget(self.weight.data, offset, neutral=1.0 - offset)
         if self.bias is not None:
             yield f"{name}.bias", TensorTarget(self.bias.data)

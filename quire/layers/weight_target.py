@@ -14,10 +14,12 @@ class WeightTarget(ABC):
     Attributes:
         shape: what the tensor must have.
         dtype: likewise; None = any floating type.
+        neutral: the value with which factors change nothing, which dummy weights have; None = there is none.
     """
 
     shape: tuple[int, ...]
     dtype: torch.dtype | None = None
+    neutral: float | None = None
 
     @abstractmethod
     def load(self, tensor: torch.Tensor) -> bool:
@@ -37,10 +39,12 @@ class TensorTarget(WeightTarget):
 
     Args:
         offset: added to the checkpoint's values.
+        neutral: see `WeightTarget`.
     """
 
-    def __init__(self, tensor: torch.Tensor, offset: float = 0.0) -> None:
+    def __init__(self, tensor: torch.Tensor, offset: float = 0.0, *, neutral: float | None = None) -> None:
         self.tensor = tensor
+        self.neutral = neutral
         self.shape = tuple(tensor.shape)
         self.offset = offset
 
@@ -57,8 +61,8 @@ class TensorTarget(WeightTarget):
 class RepeatedTarget(TensorTarget):
     """One number, once for every element."""
 
-    def __init__(self, tensor: torch.Tensor) -> None:
-        super().__init__(tensor)
+    def __init__(self, tensor: torch.Tensor, *, neutral: float | None = None) -> None:
+        super().__init__(tensor, neutral=neutral)
         self.shape = (1,)
 
     def stored(self) -> torch.Tensor:
@@ -78,6 +82,7 @@ class ReorderedTarget(WeightTarget):
     def __init__(self, target: WeightTarget, rows: torch.Tensor | None, is_transposed: bool = False) -> None:
         self.target = target
         self.rows = rows
+        self.neutral = target.neutral
         self.is_transposed = is_transposed and len(target.shape) == 2
         self.shape = target.shape[::-1] if self.is_transposed else target.shape
 

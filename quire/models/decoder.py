@@ -18,6 +18,7 @@ from quire.attention.context import ForwardContext
 from quire.config.model_arch import LayerArch, NormArch
 from quire.core.kv_spec import KVCacheSpec
 from quire.layers.embedding import TokenTable
+from quire.layers.linear import Linear
 from quire.layers.norm import Norm
 from quire.layers.weight_target import LaterRows, TensorTarget, WeightTarget
 from quire.models.interfaces import BuildContext
@@ -71,6 +72,8 @@ class DecoderLayer(nn.Module):
         The first layer has no stream yet (None): it begins with the embedding. A layer that has done something with the
         sum returns that, and no stream.
         """
+        if self.layer.is_post_norm:
+            return self._post_norm(x if residual is None else self.kernels.add(x, residual), positions, context), None
         compute = self._parallel if self.layer.is_parallel else self._in_sequence
         x, residual = compute(x, residual, positions, context)
         if self.end is None:
@@ -86,7 +89,7 @@ class DecoderLayer(nn.Module):
         ):
             if parts:
                 entered, residual = self._enter(norm, x, residual)
-                x = self._finish(self._sum(parts, entered, positions, context), post_norm)
+                x = self._finish(self._sum(parts, entered, residual, positions, context), post_norm)
         assert residual is not None, "a layer has a part"
         return x, residual
 
@@ -95,9 +98,16 @@ class DecoderLayer(nn.Module):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         entered, residual = self._enter(self.mixer_norm, x, residual)
         ffn_input = entered if self.ffn_norm is None else self.ffn_norm(residual)
-        mixed = self._finish(self._sum(self.mixers, entered, positions, context), self.mixer_post_norm)
-        output = self._finish(self._sum(self.feed_forwards, ffn_input, positions, context), self.ffn_post_norm)
-        return self.kernels.add(output, mixed), residual
+        mixed = self._finish(self._sum(self.mixers, entered, residual, positions, context), self.mixer_post_norm)
+        output = self._sum(self.feed_forwards, ffn_input, residual, positions, context)
+        return self.kernels.add(self._finish(output, self.ffn_post_norm), mixed), residual
+
+    def _post_norm(self, x: torch.Tensor, positions: torch.Tensor, context: ForwardContext) -> torch.Tensor:
+        for parts, norm in ((self.mixers, self.mixer_norm), (self.feed_forwards, self.ffn_norm)):
+            if parts:
+                x = self.kernels.add(self._finish(self._sum(parts, x, x, positions, context), None), x)
+                x = x if norm is None else norm(x)
+        return x
 
     def _enter(
         self, norm: Norm | None, x: torch.Tensor, residual: torch.Tensor | None
@@ -111,9 +121,14 @@ class DecoderLayer(nn.Module):
         return norm.add_and_norm(x, residual)
 
     def _sum(
-        self, parts: Sequence[Part], x: torch.Tensor, positions: torch.Tensor, context: ForwardContext
+        self,
+        parts: Sequence[Part],
+        x: torch.Tensor,
+        stream: torch.Tensor,
+        positions: torch.Tensor,
+        context: ForwardContext,
     ) -> torch.Tensor:
-        outputs: list[torch.Tensor] = [part(x, positions, context) for part in parts]
+        outputs: list[torch.Tensor] = [part(stream if part.takes_stream else x, positions, context) for part in parts]
         return functools.reduce(self.kernels.add, outputs)
 
     def _finish(self, output: torch.Tensor, post_norm: Norm | None) -> torch.Tensor:
@@ -145,7 +160,12 @@ class DecoderModel(nn.Module):
         # Rounded to the model's dtype, as the families that have such a factor do.
         self.embedding_scale = torch.tensor(arch.embedding.scale, dtype=options.dtype).item()
         self.kernels = options.kernels
-        self.embed_tokens = TokenTable(arch.vocab_size, arch.hidden_size, options=options)
+        self.embed_tokens = TokenTable(arch.vocab_size, arch.table_size, options=options)
+        self.project_in: Linear | None = None
+        self.project_out: Linear | None = None
+        if arch.embedding.table_size:
+            self.project_in = Linear(arch.table_size, arch.hidden_size, bias=False, options=options)
+            self.project_out = Linear(arch.hidden_size, arch.table_size, bias=False, options=options)
         self.position_offset = arch.embedding.position_offset
         self.embed_positions: TokenTable | None = None
         if arch.embedding.num_positions:
@@ -168,6 +188,8 @@ class DecoderModel(nn.Module):
         x, residual = self.embed_tokens.lookup(input_ids), None
         if self.embedding_scale != 1.0:
             x = self.kernels.scale(x, self.embedding_scale)
+        if self.project_in is not None:
+            x = self.project_in(x)
         if self.embed_positions is not None:
             x = self.kernels.add(x, self.embed_positions.lookup(positions))
         if self.embedding_norm is not None:
@@ -186,6 +208,9 @@ class DecoderModel(nn.Module):
     def targets(self, name: str) -> Iterator[tuple[str, WeightTarget]]:
         """This program's name of each checkpoint tensor, and where it goes."""
         yield from self.embed_tokens.targets(f"{name}.embed_tokens")
+        if self.project_in is not None and self.project_out is not None:
+            yield from linear_targets(self.project_in, f"{name}.project_in")
+            yield from linear_targets(self.project_out, f"{name}.project_out")
         if self.per_layer_embedding is not None:
             yield from self.per_layer_embedding.targets(name)
         if self.embed_positions is not None:
@@ -212,7 +237,7 @@ class DecoderForCausalLM(nn.Module):
         self.lm_head = (
             self.model.embed_tokens
             if arch.tie_word_embeddings
-            else TokenTable(arch.vocab_size, arch.hidden_size, options=build.options)
+            else TokenTable(arch.vocab_size, arch.table_size, options=build.options)
         )
         self.lm_head_bias = build.options.parameter(arch.vocab_size) if arch.head.has_bias else None
         self.head = arch.head
@@ -226,6 +251,8 @@ class DecoderForCausalLM(nn.Module):
 
     def compute_logits(self, hidden_rows: torch.Tensor) -> torch.Tensor:
         """[num_logits, hidden_size] -> [num_logits, vocab_size] float32."""
+        if self.model.project_out is not None:
+            hidden_rows = self.model.project_out(hidden_rows)
         logits = self.lm_head.logits(hidden_rows)
         if self.lm_head_bias is not None:
             logits += self.lm_head_bias

@@ -16,7 +16,6 @@ from quire.config.model_arch import ModelArch
 from quire.distributed.parallel_context import ParallelContext
 from quire.errors import UnsupportedError
 from quire.layers.kernels import LayerKernels, TorchKernels
-from quire.layers.norm import Norm
 from quire.layers.options import LayerOptions
 from quire.models.interfaces import BuildContext, CausalLM
 from quire.models.packing_cache import PackingCache
@@ -136,10 +135,9 @@ def fill_dummy_weights(model: CausalLM, std: float, seed: int, dtype: torch.dtyp
         if target.dtype is not None:  # of stored integers any will do, and these are not zeros
             target.load(torch.full(target.shape, DUMMY_BYTE, dtype=target.dtype))
             continue
+        if target.neutral is not None:
+            target.load(torch.full(target.shape, target.neutral, dtype=dtype))
+            continue
         size = math.prod(target.shape)
         drawn = torch.empty(min(size, DUMMY_PERIOD)).normal_(0.0, std, generator=generator).to(dtype)
         target.load(drawn.repeat(-(-size // len(drawn)))[:size].view(target.shape))
-    assert isinstance(model, torch.nn.Module)
-    for module in model.modules():
-        if isinstance(module, Norm):
-            module.weight.data.fill_(1.0)

@@ -89,7 +89,7 @@ def qkv_targets(linear: Linear, name: str, arch: AttentionArch, layouts: Mapping
     """
     layout, is_transposed = layout_of(layouts, f"{name.rpartition('.')[2]}.qkv_proj")
     num_heads, num_kv_heads, size = arch.num_heads, arch.num_kv_heads, arch.head_size
-    inner = _rotated_rows(arch)
+    inner = rotated_rows(arch)
     if layout == SHARDS:
         num_stored = {"q_proj": num_heads, "k_proj": num_kv_heads, "v_proj": num_kv_heads}
         if arch.shares_cache_of is not None:
@@ -131,7 +131,7 @@ def _stored_heads(layout: str, num_heads: int, num_kv_heads: int) -> torch.Tenso
     return torch.cat([stored[:, :per_group].flatten(), stored[:, per_group], stored[:, per_group + 1]])
 
 
-def _rotated_rows(arch: AttentionArch) -> torch.Tensor | None:
+def rotated_rows(arch: AttentionArch) -> torch.Tensor | None:
     """[head_size] the stored row of each row of a head whose pairs are neighbours; None where they are not."""
     if arch.rope is None or not arch.rope.is_interleaved:
         return None

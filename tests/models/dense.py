@@ -20,6 +20,12 @@ YARN = {
     "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.1,
 }  # fmt: skip
 TIED = {"tie_word_embeddings": True}
+# Gemma 4 26B-A4B: experts beside every MLP, and none of what only the small models have.
+GEMMA4_EXPERTS = {
+    "enable_moe_block": True, "num_experts": 8, "top_k_experts": 3, "moe_intermediate_size": 40,
+    "attention_k_eq_v": True, "num_global_key_value_heads": 1, "num_kv_shared_layers": 0,
+    "hidden_size_per_layer_input": 0, "use_double_wide_mlp": False,
+}  # fmt: skip
 # Name of the class without "ForCausalLM" -> fields of its config beside those that all have.
 DENSE: dict[str, dict[str, Any]] = {
     "Gemma": {"head_dim": 24, **TIED},

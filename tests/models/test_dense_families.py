@@ -16,7 +16,7 @@ from quire.layers.kernels import TorchKernels
 from quire.layers.native import NativeKernels
 from quire.models.model_dir import read_model_dir
 from tests.models.checkpoints import COMMON
-from tests.models.dense import DENSE, make_dense, text_config, write_random
+from tests.models.dense import DENSE, GEMMA4_EXPERTS, make_dense, text_config, write_random
 from tests.models.stepping import Stepper
 from tests.models.test_families import assert_close, random_ids, reference_logprobs
 from tests.models.test_mixtures import load
@@ -35,6 +35,9 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
             "use_double_wide_mlp": False,
         },
     ),
+    "Gemma4 with experts": ("Gemma4", GEMMA4_EXPERTS),
+    "Cohere with norms of heads": ("Cohere", {"use_qk_norm": True}),
+    "StableLm with norms of heads": ("StableLm", {"qk_layernorm": True, "use_parallel_residual": True}),
     "Exaone4 without windows": ("Exaone4", {"sliding_window": None, "layer_types": ["full_attention"] * 3}),
     "Granite with biases": ("Granite", {"attention_bias": True, "mlp_bias": True}),
     "Olmo3 with yarn": ("Olmo3", {"rope_parameters": {"full_attention": YARN_OF_OLMO}}),
@@ -130,11 +133,10 @@ def test_a_text_config_that_leaves_out_defaults_is_complete():
     ("family", "fields"),
     [
         ("Gemma", {"use_bidirectional_attention": True}),
-        ("Cohere", {"use_qk_norm": True}),
-        ("StableLm", {"qk_layernorm": True}),
         ("SmolLM3", {"no_rope_layers": [1]}),
         ("Gemma2", {"layer_types": ["full_attention"]}),
-        ("Gemma4", {"enable_moe_block": True}),
+        ("Gemma4", {"top_k_experts": 9, **{key: GEMMA4_EXPERTS[key] for key in ("enable_moe_block", "num_experts")}}),
+        ("Gemma4", {"use_bidirectional_attention": "all"}),
         ("Gemma4", {"num_kv_shared_layers": 3}),
     ],
 )

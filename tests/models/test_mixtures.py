@@ -98,7 +98,7 @@ def test_layers_without_experts_are_those_of_the_config(tmp_path: Path):
         ("Mixtral", {"num_experts_per_tok": 7}, "num_experts_per_tok"),
         ("Phimoe", {"num_experts_per_tok": 3}, "num_experts_per_tok"),
         ("Glm4Moe", {"n_group": 3}, "n_group"),
-        ("Olmoe", {"clip_qkv": 8.0}, "clip_qkv"),
+        ("Olmoe", {"clip_qkv": -8.0}, "clip_qkv"),
         ("Glm4Moe", {"n_group": 8, "topk_group": 2}, "topk_group"),
         ("GptOss", {"quantization_config": {"quant_method": "awq"}}, "awq"),
     ],

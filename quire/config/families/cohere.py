@@ -10,7 +10,7 @@ from quire.config.families.llama import Llama, with_layers
 from quire.config.hf_config import read_max_positions, read_norm_eps, read_windows
 from quire.config.hf_fields import FieldReader
 from quire.config.hf_rope import RopeConfig, parse_rope
-from quire.config.model_arch import ModelArch, NormArch
+from quire.config.model_arch import AttentionArch, ModelArch, NormArch
 
 
 class Cohere(Llama):
@@ -23,8 +23,6 @@ class Cohere(Llama):
     def parse(cls, raw: Mapping[str, object]) -> ModelArch:
         """As `ModelFamily.parse`."""
         config = FieldReader(raw)
-        if config.flag("use_qk_norm", False):
-            raise config.error("use_qk_norm", "is set", "Quire has no LayerNorm on heads (Command R+)")
         arch = with_layers(
             super().parse(raw), lambda _, layer: dataclasses.replace(layer, is_parallel=True, ffn_norm=None)
         )
@@ -41,6 +39,12 @@ class Cohere(Llama):
         """Pairs are neighbours."""
         rope, longest = parse_rope(config, head_size, read_max_positions(config))
         return dataclasses.replace(rope, is_interleaved=True), longest
+
+    @classmethod
+    def attention(cls, config: FieldReader, attention: AttentionArch) -> AttentionArch:
+        """With norms of heads where config.json says so (Command R+)."""
+        head_norm = cls.norm(config) if config.flag("use_qk_norm", False) else None
+        return dataclasses.replace(super().attention(config, attention), head_norm=head_norm)
 
     @classmethod
     def mlp_bias(cls, config: FieldReader) -> bool:

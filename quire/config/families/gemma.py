@@ -20,7 +20,7 @@ from quire.config.hf_config import (
 from quire.config.hf_fields import FieldReader
 from quire.config.hf_rope import RopeConfig, parse_rope, parse_rope_of_windows
 from quire.config.model_arch import AttentionArch, EmbeddingArch, MLPArch, ModelArch, NormArch
-from quire.config.model_family import LLAMA_NAMES
+from quire.config.model_family import LLAMA_NAMES, TensorNames
 
 
 class Gemma(Llama):
@@ -54,7 +54,7 @@ class Gemma(Llama):
 class Gemma2(Gemma):
     """Norms on inputs and outputs, soft caps on scores and logits, windows on every other layer."""
 
-    tensor_names = (
+    tensor_names: ClassVar[TensorNames] = (
         (r"\.mixer_post_norm\.", ".post_attention_layernorm."),
         (r"\.ffn_norm\.", ".pre_feedforward_layernorm."),
         (r"\.ffn_post_norm\.", ".post_feedforward_layernorm."),

@@ -1,5 +1,7 @@
 """Gemma 4: two kinds of layers with heads of different size, shared caches, and inputs of their own for layers.
 
+In the mixture (26B-A4B) experts and a dense MLP are beside each other, and each has norms of its own.
+
 Source: Google 2026 (Gemma 4), as released.
 """
 
@@ -19,6 +21,8 @@ from quire.config.hf_config import (
     check_divides,
     make_arch,
     read_heads,
+    read_hidden_size,
+    read_intermediate_size,
     read_max_positions,
     read_norm_eps,
     read_num_layers,
@@ -26,6 +30,7 @@ from quire.config.hf_config import (
     refuse_quantized,
 )
 from quire.config.hf_fields import FieldReader
+from quire.config.hf_moe import MAX_CHOSEN, read_num_experts
 from quire.config.hf_rope import parse_rope
 from quire.config.model_arch import (
     AttentionArch,
@@ -33,7 +38,9 @@ from quire.config.model_arch import (
     HeadArch,
     LayerArch,
     ModelArch,
+    MoEArch,
     NormArch,
+    RouterArch,
 )
 
 ROPE: Mapping[str, Mapping[str, Any]] = {
@@ -45,6 +52,17 @@ ROPE: Mapping[str, Mapping[str, Any]] = {
 class Gemma4(Gemma2):
     """Gains are stored as they are; scores are not scaled, as queries and keys are normed."""
 
+    tensor_names = (
+        (r"\.mlp\.output_norm\.", ".post_feedforward_layernorm_1."),
+        (r"\.moe\.input_norm\.", ".pre_feedforward_layernorm_2."),
+        (r"\.moe\.output_norm\.", ".post_feedforward_layernorm_2."),
+        (r"\.moe\.router\.norm\.weight$", ".router.scale"),
+        (r"\.moe\.router\.expert_scales$", ".router.per_expert_scale"),
+        (r"\.moe\.router\.", ".router.proj."),
+        (r"\.moe\.experts\.", ".experts."),
+        *Gemma2.tensor_names,
+    )
+    layouts: ClassVar[Mapping[str, str]] = {"moe.experts": "stacked"}
     # Of layers that read another one's cache; some files have them nevertheless.
     ignored_tensors: ClassVar[tuple[str, ...]] = (r"\.self_attn\.[kv]_(proj|norm)\.",)
 
@@ -59,14 +77,18 @@ class Gemma4(Gemma2):
         """As `ModelFamily.parse`."""
         config = FieldReader({**cls.defaults, **raw})
         refuse_quantized(config)
-        for name in ("enable_moe_block", "use_bidirectional_attention"):
-            if config.raw.get(name) not in (None, False, "vision"):
-                raise config.error(name, f"is {config.raw[name]}", "only dense Gemma 4 models of text are supported")
+        if config.raw.get("use_bidirectional_attention") not in (None, False, "vision"):
+            raise config.error(
+                "use_bidirectional_attention", f"is {config.raw['use_bidirectional_attention']}",
+                "only models whose tokens see those before them are supported",
+            )  # fmt: skip
         norm, num_layers = cls.norm(config), read_num_layers(config)
         windows = cls.windows(config, num_layers)
         cache_of = _shared_caches(config, windows)
         per_layer_input = config.integer("hidden_size_per_layer_input", 0, MAX_HIDDEN_SIZE, 0)
-        mlp = cls.mlp(config)
+        mlp, moe = cls.mlp(config), _mixture(config, norm)
+        if moe is not None:
+            mlp = dataclasses.replace(mlp, output_norm=norm)
         wide = dataclasses.replace(mlp, intermediate_size=2 * mlp.intermediate_size)
         is_wide = config.flag("use_double_wide_mlp", False)
         layers = []
@@ -74,8 +96,9 @@ class Gemma4(Gemma2):
             attention = _attention(config, layer_idx, window, cache_of[layer_idx], norm)
             is_shared = cache_of[layer_idx] is not None
             layer = LayerArch(
-                attention=attention, mlp=wide if is_wide and is_shared else mlp, mixer_norm=norm, mixer_post_norm=norm,
-                ffn_norm=norm, ffn_post_norm=norm, output_scale=True, per_layer_input=per_layer_input,
+                attention=attention, mlp=wide if is_wide and is_shared else mlp, moe=moe, mixer_norm=norm,
+                mixer_post_norm=norm, ffn_norm=norm, ffn_post_norm=norm, output_scale=True,
+                per_layer_input=per_layer_input,
             )  # fmt: skip
             layers.append(layer)
         head = HeadArch(norm=norm, soft_cap=config.number("final_logit_softcapping", 0.0, 1e6, 0.0))
@@ -124,6 +147,19 @@ def _attention(
         num_heads=heads.num_heads, num_kv_heads=num_kv_heads, head_size=head_size, scale=1.0, rope=rope,
         window=window, qkv_bias=has_bias, output_bias=has_bias, head_norm=norm, has_value_norm=cache_of is None,
         keys_are_values=keys_are_values, shares_cache_of=cache_of,
+    )  # fmt: skip
+
+
+def _mixture(config: FieldReader, norm: NormArch) -> MoEArch | None:
+    """The experts beside the MLP of every layer."""
+    if not config.flag("enable_moe_block", False):
+        return None
+    num_experts = read_num_experts(config)
+    router = RouterArch(norm=norm, logit_scale=read_hidden_size(config) ** -0.5, has_expert_scales=True)
+    return MoEArch(
+        num_experts=num_experts, num_chosen=config.integer("top_k_experts", 1, min(num_experts, MAX_CHOSEN)),
+        intermediate_size=read_intermediate_size(config, "moe_intermediate_size"), router=router,
+        activation="gelu_tanh", input_norm=norm, output_norm=norm,
     )  # fmt: skip
 
 

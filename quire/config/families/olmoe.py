@@ -32,13 +32,12 @@ class Olmoe(Llama):
 
     @classmethod
     def attention(cls, config: FieldReader, attention: AttentionArch) -> AttentionArch:
-        """With norms; limits would come after them, which the decoder does not compute."""
-        if config.has("clip_qkv"):
-            raise config.error("clip_qkv", "is set", "only models without limits on queries, keys and values run")
+        """With norms over all heads, and limits where config.json has some."""
         return dataclasses.replace(
             super().attention(config, attention),
             head_norm=NormArch(eps=read_norm_eps(config, default=1e-5)),
             has_row_norm=True,
+            clip=config.number("clip_qkv", 0.0, 1e9, 0.0),
         )
 
     @classmethod

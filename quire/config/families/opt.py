@@ -1,10 +1,11 @@
-"""OPT: a table of positions whose first two rows are not used."""
+"""OPT: a table of positions whose first two rows are not used; the 350M model has its norms last."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
 from quire.config.hf_config import (
+    MAX_HIDDEN_SIZE,
     make_arch,
     read_activation,
     read_heads,
@@ -20,7 +21,7 @@ from quire.config.model_family import ModelFamily
 
 
 class OPT(ModelFamily):
-    """Source: Zhang et al. 2022 (OPT), section 2.1. The 350M model, whose norms come last, is refused."""
+    """Source: Zhang et al. 2022 (OPT), section 2.1, and the 350M model as released."""
 
     tensor_names = (
         (r"^model\.norm\.", "model.decoder.final_layer_norm."),
@@ -38,11 +39,9 @@ class OPT(ModelFamily):
         """As `ModelFamily.parse`."""
         config = FieldReader(raw)
         refuse_quantized(config)
-        if not config.flag("do_layer_norm_before", True):
-            raise config.error("do_layer_norm_before", "is false", "only models whose norms come first run")
+        is_post_norm = not config.flag("do_layer_norm_before", True)
         hidden_size = read_hidden_size(config)
-        if config.integer("word_embed_proj_dim", 1, 1 << 16, hidden_size) != hidden_size:
-            raise config.error("word_embed_proj_dim", "differs from hidden_size", "only models without projections run")
+        table_size = config.integer("word_embed_proj_dim", 1, MAX_HIDDEN_SIZE, hidden_size)
         heads, has_bias = read_heads(config), config.flag("enable_bias", True)
         is_affine = config.flag("layer_norm_elementwise_affine", True)
         norm = NormArch(eps=1e-5, is_centered=True, has_bias=is_affine, has_gain=is_affine)
@@ -55,11 +54,14 @@ class OPT(ModelFamily):
                 intermediate_size=read_intermediate_size(config, "ffn_dim"), is_gated=False, has_bias=has_bias,
                 activation=read_activation(config, "activation_function", "relu", ("relu", "gelu", "gelu_new")),
             ),
-            mixer_norm=norm, ffn_norm=norm,
+            mixer_norm=norm, ffn_norm=norm, is_post_norm=is_post_norm,
         )  # fmt: skip
         max_positions = read_max_positions(config)
-        last = None if config.flag("_remove_final_layer_norm", False) else norm
+        last = None if is_post_norm or config.flag("_remove_final_layer_norm", False) else norm
+        embedding = EmbeddingArch(
+            num_positions=max_positions, position_offset=2, table_size=0 if table_size == hidden_size else table_size
+        )
         return make_arch(
             config, [layer] * read_num_layers(config), max_positions, head=HeadArch(norm=last),
-            embedding=EmbeddingArch(num_positions=max_positions, position_offset=2), is_tied=True,
+            embedding=embedding, is_tied=True,
         )  # fmt: skip

@@ -10,19 +10,23 @@ from quire.config.families.llama import Llama, with_layers
 from quire.config.hf_config import read_norm_eps
 from quire.config.hf_fields import FieldReader
 from quire.config.model_arch import AttentionArch, ModelArch, NormArch
+from quire.config.model_family import LLAMA_NAMES
 
 
 class StableLM(Llama):
     """Source: Bellagente et al. 2024 (Stable LM 2 1.6B), section 2.2."""
 
+    tensor_names = (
+        *LLAMA_NAMES,
+        (r"\.self_attn\.([qk])_norm\.", r".self_attn.\1_layernorm."),
+    )
+    layouts: ClassVar[Mapping[str, str]] = {"self_attn.head_norms": "by_head"}
     defaults: ClassVar[Mapping[str, object]] = {"partial_rotary_factor": 0.25}
 
     @classmethod
     def parse(cls, raw: Mapping[str, object]) -> ModelArch:
         """As `ModelFamily.parse`."""
         config = FieldReader(raw)
-        if config.flag("qk_layernorm", False):
-            raise config.error("qk_layernorm", "is set", "Quire has no LayerNorm on heads (StableLM 2 12B)")
         arch = super().parse(raw)
         if not config.flag("use_parallel_residual", False):
             return arch
@@ -35,8 +39,11 @@ class StableLM(Llama):
 
     @classmethod
     def attention(cls, config: FieldReader, attention: AttentionArch) -> AttentionArch:
-        """With biases on queries, keys and values, if config.json says so."""
-        return dataclasses.replace(attention, qkv_bias=config.flag("use_qkv_bias", False))
+        """With biases on queries, keys and values, and norms of heads (StableLM 2 12B), if config.json says so."""
+        head_norm = None
+        if config.flag("qk_layernorm", False):
+            head_norm = dataclasses.replace(cls.norm(config), has_bias=False)
+        return dataclasses.replace(attention, qkv_bias=config.flag("use_qkv_bias", False), head_norm=head_norm)
 
     @classmethod
     def mlp_bias(cls, config: FieldReader) -> bool:

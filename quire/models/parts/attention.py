@@ -15,10 +15,10 @@ from quire.layers.attention import Attention
 from quire.layers.linear import Linear
 from quire.layers.norm import Norm
 from quire.layers.options import LayerOptions
-from quire.layers.weight_target import TensorTarget, WeightTarget
+from quire.layers.weight_target import ReorderedTarget, TensorTarget, WeightTarget
 from quire.models.interfaces import BuildContext
 from quire.models.parts.part import Part
-from quire.models.tensor_layouts import layout_of, linear_targets, qkv_targets
+from quire.models.tensor_layouts import BY_HEAD, layout_of, linear_targets, qkv_targets, rotated_rows
 
 
 class AttentionPart(Part):
@@ -57,7 +57,8 @@ class AttentionPart(Part):
         arch = self.arch
         if arch.head_norm is None:
             return None
-        num_queries, num_keys = (arch.num_heads, arch.num_kv_heads) if arch.has_row_norm else (1, 1)
+        has_own_gains = arch.has_row_norm or arch.head_norm.is_centered
+        num_queries, num_keys = (arch.num_heads, arch.num_kv_heads) if has_own_gains else (1, 1)
         self.q_norm = Norm(num_queries * arch.head_size, arch.head_norm, options=options)
         ones = torch.ones(arch.head_size, dtype=options.dtype, device=options.device)
         key = ones.repeat(num_keys)
@@ -65,14 +66,15 @@ class AttentionPart(Part):
             self.k_norm = Norm(num_keys * arch.head_size, arch.head_norm, options=options)
             key = self.k_norm.weight
         value = ones if arch.has_value_norm else None
-        return HeadNorms(self.q_norm.weight, key, arch.head_norm.eps, value, after_rotation=arch.norm_after_rope)
+        return HeadNorms(
+            self.q_norm.weight, key, arch.head_norm.eps, value, after_rotation=arch.norm_after_rope,
+            is_centered=arch.head_norm.is_centered,
+        )  # fmt: skip
 
     def forward(self, x: torch.Tensor, positions: torch.Tensor, context: ForwardContext) -> torch.Tensor:
         """As `Part`."""
         rotation = None if self.rotary is None else self.rotary(positions)
         projected = self.qkv_proj(x)
-        if self.arch.clip:
-            projected.clamp_(-self.arch.clip, self.arch.clip)
         qkv = projected[:, self.gate_width :] if self.gate_width else projected
         attended = self.attn(qkv, rotation, context, self.head_norms, self.sinks)
         if self.gate_width:
@@ -86,11 +88,23 @@ class AttentionPart(Part):
         _, is_transposed = layout_of(self.layouts, "self_attn.o_proj")
         yield from linear_targets(self.o_proj, f"{name}.o_proj", is_transposed=is_transposed)
         if self.head_norms is not None:
-            yield from self.q_norm.targets(f"{name}.q_norm")
+            yield from self._norm_targets(self.q_norm, f"{name}.q_norm", self.arch.num_heads)
             if self.arch.shares_cache_of is None:
-                yield from self.k_norm.targets(f"{name}.k_norm")
+                yield from self._norm_targets(self.k_norm, f"{name}.k_norm", self.arch.num_kv_heads)
         if self.sinks is not None:
             yield f"{name}.sinks", TensorTarget(self.sinks.data)
+
+    def _norm_targets(self, norm: Norm, name: str, num_heads: int) -> Iterator[tuple[str, WeightTarget]]:
+        """The gains; those of each head, in the order of the projection's rows, may be a tensor for each head."""
+        if not norm.is_centered:
+            yield from norm.targets(name)
+            return
+        gains, order = norm.weight.data.view(num_heads, -1), rotated_rows(self.arch)
+        if layout_of(self.layouts, "self_attn.head_norms")[0] == BY_HEAD:
+            for head, own in enumerate(gains):
+                yield f"{name}.norms.{head}.weight", ReorderedTarget(TensorTarget(own, neutral=1.0), order)
+        else:
+            yield f"{name}.weight", ReorderedTarget(TensorTarget(gains.t(), neutral=1.0), order, is_transposed=True)
 
     def kv_cache_spec(self, block_size: int, dtype_bytes: int) -> KVCacheSpec:
         """Keys and values of every token, of a window or of a chunk."""
@@ -110,5 +124,5 @@ def attention_params(arch: AttentionArch) -> AttentionParams:
     return AttentionParams(
         num_heads=arch.num_heads, num_kv_heads=arch.num_kv_heads, head_size=arch.head_size, scale=arch.scale,
         sliding_window=arch.window, chunk=arch.chunk, soft_cap=arch.soft_cap, alibi_slopes=arch.alibi_slopes,
-        shares_kv=arch.shares_cache_of is not None,
+        shares_kv=arch.shares_cache_of is not None, limit=arch.clip,
     )  # fmt: skip

@@ -9,6 +9,7 @@ import torch
 from quire.attention.context import ForwardContext
 from quire.config.model_arch import MLPArch
 from quire.layers.linear import Linear
+from quire.layers.norm import Norm
 from quire.layers.weight_target import WeightTarget
 from quire.models.interfaces import BuildContext
 from quire.models.parts.part import Part
@@ -31,6 +32,7 @@ class MLPPart(Part):
         self.layouts = build.family.layouts
         self.gate_up_proj = Linear(hidden_size, (2 if arch.is_gated else 1) * size, bias=arch.has_bias, options=options)
         self.down_proj = Linear(size, hidden_size, bias=arch.has_bias, options=options)
+        self.output_norm = None if arch.output_norm is None else Norm(hidden_size, arch.output_norm, options=options)
         self.factors: torch.Tensor | None = None
         if arch.gate_scale != 1.0:
             ones = torch.ones(2 * size, dtype=options.dtype, device=options.device)
@@ -39,6 +41,8 @@ class MLPPart(Part):
     def forward(self, x: torch.Tensor, positions: torch.Tensor, context: ForwardContext) -> torch.Tensor:
         """As `Part`."""
         output: torch.Tensor = self.down_proj(self._activated(x))
+        if self.output_norm is not None:
+            output = self.output_norm(output)
         return output if self.arch.output_scale == 1.0 else self.kernels.scale(output, self.arch.output_scale)
 
     def _activated(self, x: torch.Tensor) -> torch.Tensor:
@@ -61,3 +65,5 @@ class MLPPart(Part):
         else:
             yield from linear_targets(self.gate_up_proj, f"{name}.up_proj", is_transposed=is_transposed)
         yield from linear_targets(self.down_proj, f"{name}.down_proj", is_transposed=is_transposed)
+        if self.output_norm is not None:
+            yield from self.output_norm.targets(f"{name}.output_norm")

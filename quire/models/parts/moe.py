@@ -12,6 +12,7 @@ from quire.config.model_arch import MLPArch, MoEArch
 from quire.kernels.routing import Routing
 from quire.layers.experts import ExpertLinear
 from quire.layers.linear import Linear
+from quire.layers.norm import Norm
 from quire.layers.weight_target import TensorTarget, WeightTarget
 from quire.models.expert_layouts import expert_targets
 from quire.models.interfaces import BuildContext
@@ -25,32 +26,45 @@ class Router(nn.Module):
 
     Attributes:
         correction: added to the scores for the choice alone, in float32.
+        expert_scales: factors on the experts' weights, in float32.
     """
 
     def __init__(self, build: BuildContext, arch: MoEArch) -> None:
         super().__init__()
         options, router = build.options, arch.router
         self.arch = arch
+        self.kernels = options.kernels
         self.operations = options.kernels.experts()
+        self.norm = None if router.norm is None else Norm(build.arch.hidden_size, router.norm, options=options)
         self.gate = Linear(
             build.arch.hidden_size, arch.num_experts, bias=router.has_bias, options=options,
             method=options.kernels.dense_method(),
         )  # fmt: skip
         self.correction: nn.Parameter | None = None
+        self.expert_scales: nn.Parameter | None = None
         if router.has_correction:
-            values = torch.empty(arch.num_experts, dtype=torch.float32, device=options.device)
-            self.correction = nn.Parameter(values, requires_grad=False)
+            self.correction = _numbers(arch.num_experts, options.device)
+        if router.has_expert_scales:
+            self.expert_scales = _numbers(arch.num_experts, options.device)
 
     def forward(self, x: torch.Tensor) -> Routing:
         """[num_tokens, hidden_size] -> the experts of each token."""
-        logits = self.gate.method.apply(self.gate, x, self.gate.bias, torch.float32)
-        return self.operations.route(logits, self.arch.num_chosen, self.correction, self.arch.router)
+        router = self.arch.router
+        given = x if self.norm is None else self.norm(x)
+        logits = self.gate.method.apply(self.gate, given, self.gate.bias, torch.float32)
+        if router.logit_scale != 1.0:
+            logits = self.kernels.scale(logits, router.logit_scale)
+        return self.operations.route(logits, self.arch.num_chosen, self.correction, router, self.expert_scales)
 
     def targets(self, name: str) -> Iterator[tuple[str, WeightTarget]]:
         """The checkpoint's name of each tensor, and where it goes."""
         yield from linear_targets(self.gate, name)
         if self.correction is not None:
             yield f"{name}.correction", TensorTarget(self.correction.data)
+        if self.expert_scales is not None:
+            yield f"{name}.expert_scales", TensorTarget(self.expert_scales.data, neutral=1.0)
+        if self.norm is not None:
+            yield from self.norm.targets(f"{name}.norm")
 
 
 class Experts(nn.Module):
@@ -126,10 +140,21 @@ class MoEPart(Part):
         if arch.latent_size:
             self.latent_in = Linear(hidden_size, arch.latent_size, bias=False, options=options)
             self.latent_out = Linear(arch.latent_size, hidden_size, bias=False, options=options)
+        self.takes_stream = arch.input_norm is not None
+        self.input_norm = None if arch.input_norm is None else Norm(hidden_size, arch.input_norm, options=options)
+        self.output_norm = None if arch.output_norm is None else Norm(hidden_size, arch.output_norm, options=options)
 
     def forward(self, x: torch.Tensor, positions: torch.Tensor, context: ForwardContext) -> torch.Tensor:
         """As `Part`."""
         routing = self.router(x)
+        if self.input_norm is not None:
+            x = self.input_norm(x)
+        output = self._mixed(x, routing, positions, context)
+        return output if self.output_norm is None else self.output_norm(output)
+
+    def _mixed(
+        self, x: torch.Tensor, routing: Routing, positions: torch.Tensor, context: ForwardContext
+    ) -> torch.Tensor:
         weights = None if self.arch.router.weighs_input else routing.weights
         shared = None if self.shared_expert is None else self.shared_expert(x, positions, context)
         gate = None
@@ -149,7 +174,15 @@ class MoEPart(Part):
         )
         if self.shared_expert is not None:
             yield from self.shared_expert.targets(f"{name}.shared_expert")
+        for norm_name, norm in (("input_norm", self.input_norm), ("output_norm", self.output_norm)):
+            if norm is not None:
+                yield from norm.targets(f"{name}.{norm_name}")
         for part_name in ("shared_gate", "latent_in", "latent_out"):
             projection = getattr(self, part_name)
             if projection is not None:
                 yield from linear_targets(projection, f"{name}.{part_name}")
+
+
+def _numbers(count: int, device: torch.device) -> nn.Parameter:
+    """Numbers of experts: float32 in models of any type, as the scores are."""
+    return nn.Parameter(torch.empty(count, dtype=torch.float32, device=device), requires_grad=False)

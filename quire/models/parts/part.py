@@ -18,7 +18,12 @@ class Part(nn.Module, ABC):
     A part is made as `PartClass(build, arch, layer_idx, name)`: the `BuildContext`, its own data, the layer's number
     and its own name, as in "model.layers.0.self_attn". One that keeps something in the KV cache takes its place there
     from `build.cache_layers`.
+
+    Attributes:
+        takes_stream: it is given the residual stream, not what the layer's norm made of it.
     """
+
+    takes_stream: bool = False
 
     @abstractmethod
     def forward(self, x: torch.Tensor, positions: torch.Tensor, context: ForwardContext) -> torch.Tensor:

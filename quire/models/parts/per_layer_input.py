@@ -88,4 +88,4 @@ class LayerEnd(nn.Module):
             yield from linear_targets(self.projection, f"{name}.per_layer_projection")
             yield from self.post_norm.targets(f"{name}.post_per_layer_input_norm")
         if self.scalar is not None:
-            yield f"{name}.layer_scalar", RepeatedTarget(self.scalar.data)
+            yield f"{name}.layer_scalar", RepeatedTarget(self.scalar.data, neutral=1.0)

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from tests.models.checkpoints import VOCAB_SIZE, make_tokenizer
-from tests.models.dense import DENSE
+from tests.models.dense import DENSE, GEMMA4_EXPERTS
 from tests.models.hybrids import HYBRIDS
 from tests.models.latents import LATENTS
 from tests.models.mixtures import MIXTURES, YARN
@@ -68,7 +68,7 @@ class Case:
         model = model_class(config).to(torch.float32).eval()
         with torch.no_grad():
             for name, parameter in model.named_parameters():
-                is_gain = parameter.dim() == 1 and name.endswith("weight")
+                is_gain = parameter.dim() == 1 and name.endswith(("weight", "scale"))
                 parameter.normal_(1.0 if is_gain and float(parameter.mean()) > 0.5 else 0.0, self.std)
             for name, buffer in model.named_buffers():
                 if name.endswith("e_score_correction_bias"):
@@ -102,12 +102,13 @@ def mixture(title: str, prefix: str, *, fields: Mapping[str, Any] | None = None,
     return Case(title=title, prefix=prefix, fields={**MIXTURES[prefix], **(fields or {})}, **given)
 
 
-def dense(title: str, prefix: str, *more_names: str) -> Case:
-    """A case of `DENSE`; `more_names` are other architectures of its file."""
+def dense(title: str, prefix: str, *more_names: str, fields: Mapping[str, Any] | None = None, **given: Any) -> Case:
+    """A case of `DENSE`, some of whose fields are others; `more_names` are other architectures of its file."""
     config_prefix = f"{prefix}Text" if prefix in ("Gemma3", "Gemma4") else prefix
     return Case(
-        title=title, prefix=config_prefix, fields=DENSE[prefix], architectures=(f"{prefix}ForCausalLM", *more_names)
-    )
+        title=title, prefix=config_prefix, fields={**DENSE[prefix], **(fields or {})},
+        architectures=(f"{prefix}ForCausalLM", *more_names), **given,
+    )  # fmt: skip
 
 
 def state_space(title: str, name: str, **given: Any) -> Case:
@@ -141,6 +142,9 @@ CASES: Mapping[str, Case] = {
     "gemma2": dense("Gemma 2", "Gemma2"),
     "gemma3": dense("Gemma 3", "Gemma3", "Gemma3ForConditionalGeneration"),
     "gemma4": dense("Gemma 4, dense", "Gemma4", "Gemma4ForConditionalGeneration"),
+    "gemma4_moe": dense(
+        "Gemma 4, mixture (26B-A4B)", "Gemma4", "Gemma4ForConditionalGeneration", fields=GEMMA4_EXPERTS
+    ),
     "phi3": dense("Phi-3, Phi-4", "Phi3"),
     "granite": dense("Granite 3", "Granite"),
     "olmo2": dense("OLMo 2", "Olmo2"),
@@ -149,8 +153,10 @@ CASES: Mapping[str, Case] = {
     "glm": dense("GLM-4", "Glm"),
     "glm4": dense("GLM-4-0414", "Glm4"),
     "cohere": dense("Command R", "Cohere"),
+    "cohere_plus": dense("Command R+", "Cohere", fields={"use_qk_norm": True}, is_brief=True),
     "cohere2": dense("Command R7B, Command A", "Cohere2"),
     "stablelm": dense("StableLM 2", "StableLm"),
+    "stablelm_12b": dense("StableLM 2 12B", "StableLm", fields={"qk_layernorm": True}, is_brief=True),
     "starcoder2": dense("StarCoder2", "Starcoder2"),
     "ministral": dense("Ministral", "Ministral"),
     "ministral3": dense("Ministral 3", "Ministral3", "Mistral3ForConditionalGeneration"),
@@ -216,6 +222,12 @@ CASES: Mapping[str, Case] = {
     ),
     "bloom": Case(title="BLOOM", prefix="Bloom", common=TOKENS, fields={"hidden_size": 60, "n_head": 6, "n_layer": 3}),
     "opt": Case(title="OPT", prefix="OPT", fields={"ffn_dim": 96, "word_embed_proj_dim": 64}),
+    "opt_350m": Case(
+        title="OPT 350M",
+        prefix="OPT",
+        fields={"ffn_dim": 96, "word_embed_proj_dim": 32, "do_layer_norm_before": False},
+        is_brief=True,
+    ),
     "gpt2": Case(
         title="GPT-2",
         prefix="GPT2",

@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
-from quire.config.families.registry import FAMILIES
+from quire.config.families.registry import FAMILIES, parse_config
+from quire.config.model import LoadConfig
+from quire.distributed.parallel_context import ParallelContext
+from quire.models.loader import load_model
+from quire.models.model_dir import read_model_dir
+from quire.simulator.mixers import cache_specs
 from tests.effort import effort
 from tests.models.families.cases import CASES
 from tests.models.families.checks import CHECKS, Subject
@@ -34,19 +41,36 @@ def test_family(subject: Subject, check: str):
     CHECKS[check](subject)
 
 
+def test_the_planner_knows_what_the_layers_keep(subject: Subject):
+    if subject.case.title in {case.title for case in THROUGH_TRANSFORMERS.values()}:
+        pytest.skip("the layers of transformers' classes are not described")
+    arch = parse_config(read_model_dir(subject.path).config)
+    device, parallel = torch.device("cpu"), ParallelContext()
+    model = load_model(arch, "", LoadConfig(load_format="dummy"), torch.bfloat16, device, parallel, None, 64, 0)
+    assert list(cache_specs(arch, 16, 2).values()) == list(model.kv_cache_specs(16).values())
+
+
 @pytest.mark.parametrize("page", PAGES)
 def test_the_page_says_what_is_tested(page: str):
     assert (FOLDER / page).read_text() == render(page), "run python -m tests.models.families.table"
 
 
-def test_limits_on_queries_keys_and_values_equal_those_of_transformers(tmp_path: Path):
-    fields = {**CASES["mpt"].fields, "attn_config": {"clip_qkv": 0.3}}
-    case = dataclasses.replace(CASES["mpt"], fields=fields)
-    CHECKS["parity"](Subject(case, tmp_path, case.write(tmp_path)))
+@pytest.mark.parametrize(
+    ("name", "limits"),
+    [("mpt", {"attn_config": {"clip_qkv": 0.3}}), ("olmoe", {"clip_qkv": 0.8})],
+    ids=["mpt", "olmoe"],
+)
+def test_limits_on_queries_keys_and_values_equal_those_of_transformers(
+    tmp_path: Path, name: str, limits: Mapping[str, Any]
+):
+    case = dataclasses.replace(CASES[name], fields={**CASES[name].fields, **limits})
+    subject = Subject(case, tmp_path, case.write(tmp_path))
+    CHECKS["parity"](subject)
+    CHECKS["captured steps"](subject)
 
 
-def test_every_case_is_of_a_known_architecture():
-    assert {name for case in CASES.values() for name in case.names} <= set(FAMILIES)
+def test_every_architecture_has_a_case():
+    assert {name for case in CASES.values() for name in case.names} == set(FAMILIES)
 
 
 def test_classes_without_a_family_are_among_those_that_run_through_transformers():

@@ -71,6 +71,20 @@ def test_dummy_weights_depend_on_seed_and_name_alone(architecture: str):
     assert bool((small["model.norm.weight"] == 1).all())
 
 
+def test_dummy_factors_are_those_that_change_nothing():
+    fields = {
+        "hidden_size_per_layer_input": 0, "enable_moe_block": True, "num_experts": 4, "top_k_experts": 2,
+        "moe_intermediate_size": 16, "sliding_window": 16,
+    }  # fmt: skip
+    model = load(make_arch("Gemma4ForCausalLM", **fields))
+    factors = {name: target for name, target in model.checkpoint_targets().items() if "norm" in name or "scal" in name}
+    assert {name.rpartition("layers.0.")[2] for name in factors} >= {
+        "layer_scalar", "router.scale", "router.per_expert_scale", "post_feedforward_layernorm_1.weight",
+    }  # fmt: skip
+    for name, target in factors.items():
+        assert bool((target.stored() == 1).all()), name
+
+
 def test_checkpoint_targets_cover_every_parameter_once():
     model = load(make_arch("Qwen2ForCausalLM"))
     tensors = tensors_of(model)
