@@ -35,6 +35,12 @@ ROLE_KEYS: Mapping[str, str] = {
 }  # fmt: skip
 UNUSED_PARTS = ("sep", "pad", "cls", "mask")
 """No text is encoded with these by the models that Quire runs."""
+# Where the metadata does not say, and these are control tokens: the ids that vocabularies of the kind have.
+USUAL_IDS: Mapping[str, Mapping[str, int]] = {
+    "llama": {"bos": 1, "eos": 2, "unk": 0},
+    "bert": {"bos": 101, "unk": 100, "sep": 102, "pad": 0, "mask": 103},
+    "t5": {"eos": 1, "unk": 2, "pad": 0},
+}
 FLAGS = ("add_bos_token", "add_eos_token", "add_sep_token", "add_space_prefix", "remove_extra_whitespaces",
          "normalizer.lowercase", "normalizer.strip_accents")  # fmt: skip
 
@@ -110,7 +116,7 @@ def read_fields(metadata: Mapping[str, Any]) -> GGUFVocabulary:
         types=types,
         scores=_scores(metadata, len(tokens)),
         merges=_merges(_texts(metadata, merges, MAX_MERGES)) if merges in metadata else None,
-        ids=_ids(metadata, len(tokens)),
+        ids={**_usual_ids(model, types), **_ids(metadata, len(tokens))},
         flags=_flags(metadata),
         charsmap=_charsmap(metadata),
         templates=read_templates(metadata),
@@ -268,6 +274,12 @@ def _ids(metadata: Mapping[str, Any], count: int) -> dict[str, int]:
             raise _wrong(PREFIX + name, f"is {value}, the vocabulary has ids 0 to {count - 1}")
         found[part] = int(value)
     return found
+
+
+def _usual_ids(model: str, types: list[int]) -> dict[str, int]:
+    usual = USUAL_IDS.get(model, {}).items()
+    control = (TokenType.CONTROL, TokenType.UNKNOWN)
+    return {part: token_id for part, token_id in usual if token_id < len(types) and types[token_id] in control}
 
 
 def _flags(metadata: Mapping[str, Any]) -> dict[str, bool]:

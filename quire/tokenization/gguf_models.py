@@ -106,7 +106,7 @@ def _unigram(vocabulary: GGUFVocabulary, size: int) -> tokenizers.Tokenizer:
         )
     pieces = list(zip(vocabulary.tokens[:size], vocabulary.scores[:size].tolist(), strict=True))
     has_bytes = TokenType.BYTE in vocabulary.types
-    library = tokenizers.Tokenizer(models.Unigram(pieces, _unknown_id(vocabulary), has_bytes))
+    library = tokenizers.Tokenizer(models.Unigram(pieces, _needed_unknown_id(vocabulary), has_bytes))
     if vocabulary.charsmap:
         library.normalizer = normalizers.Precompiled(vocabulary.charsmap)
     scheme = "always" if vocabulary.flags.get("add_space_prefix", True) else "never"
@@ -121,9 +121,8 @@ def _unigram(vocabulary: GGUFVocabulary, size: int) -> tokenizers.Tokenizer:
 
 def _wordpiece(vocabulary: GGUFVocabulary, size: int) -> tokenizers.Tokenizer:
     """BERT's kind: the longest entry first, within words."""
-    unknown = _unknown_id(vocabulary)
-    name = "[UNK]" if unknown is None else vocabulary.tokens[unknown]
-    library = tokenizers.Tokenizer(models.WordPiece(_entries(vocabulary, size), unk_token=name))
+    unknown = vocabulary.tokens[_needed_unknown_id(vocabulary)]
+    library = tokenizers.Tokenizer(models.WordPiece(_entries(vocabulary, size), unk_token=unknown))
     library.normalizer = normalizers.BertNormalizer(
         lowercase=vocabulary.flags.get("normalizer.lowercase", True),
         strip_accents=vocabulary.flags.get("normalizer.strip_accents"),
@@ -143,7 +142,7 @@ def _entries(vocabulary: GGUFVocabulary, size: int) -> dict[str, int]:
 
 
 def _character_merges(vocabulary: GGUFVocabulary, size: int, merges: list[tuple[str, str]]) -> tokenizers.Tokenizer:
-    unknown = _unknown_id(vocabulary)
+    unknown = unknown_id(vocabulary)
     name = None if unknown is None else vocabulary.tokens[unknown]
     entries = _entries(vocabulary, size)
     return tokenizers.Tokenizer(models.BPE(entries, merges, unk_token=name, fuse_unk=True, byte_fallback=True))
@@ -198,11 +197,21 @@ def _merge_scores(vocabulary: GGUFVocabulary, size: int) -> list[float]:
     return [-float(i + last * is_spaces(token)) for i, token in enumerate(vocabulary.tokens[:size])]
 
 
-def _unknown_id(vocabulary: GGUFVocabulary) -> int | None:
+def unknown_id(vocabulary: GGUFVocabulary) -> int | None:
     """The entry for what no other entry stands for."""
     found = vocabulary.ids.get("unk")
     if found is None:
         found = next(iter(vocabulary.ids_of(TokenType.UNKNOWN)), None)
+    return found
+
+
+def _needed_unknown_id(vocabulary: GGUFVocabulary) -> int:
+    found = unknown_id(vocabulary)
+    if found is None:
+        raise TokenizerError(
+            f"{PREFIX}unknown_token_id is missing from the file's metadata", hint=CONVERT_AGAIN,
+            field=PREFIX + "unknown_token_id",
+        )  # fmt: skip
     return found
 
 

@@ -25,7 +25,7 @@ from quire.tokenization.gguf_fields import (
     is_spaces,
     read_fields,
 )
-from quire.tokenization.gguf_models import build_model, kind_of
+from quire.tokenization.gguf_models import build_model, kind_of, unknown_id
 from quire.tokenization.gguf_pre_tokenizers import pre_tokenization
 
 # What fills a vocabulary up to the rows of the embedding: no text gives it and it has no text.
@@ -45,12 +45,6 @@ TURN_ENDS = frozenset((
 ))  # fmt: skip
 # Where a message ends with <|end|> and a turn with these, <|end|> ends none.
 MESSAGE_END, TURN_ENDS_BESIDE_IT = "<|end|>", ({"<|return|>", "<|call|>"}, {"<|calls|>", "<|flush|>"})
-# Where the metadata does not say: the ids that every vocabulary of the kind has.
-USUAL_IDS: Mapping[str, Mapping[str, int]] = {
-    "llama": {"bos": 1, "eos": 2, "unk": 0},
-    "bert": {"bos": 101, "unk": 100, "sep": 102, "pad": 0, "mask": 103},
-    "t5": {"eos": 1, "unk": 2, "pad": 0},
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,21 +72,16 @@ def read_gguf_tokenizer(metadata: Mapping[str, Any]) -> GGUFTokenizer:
     fields = read_fields(metadata)
     size = _model_size(fields)
     library = build_model(fields, size)
-    parts = {**_usual(fields), **fields.ids}
-    special = _special_ids(fields, parts)
+    special = _special_ids(fields)
     _add_tokens(library, fields, size, special)
-    _set_ends(library, fields, parts)
+    _set_ends(library, fields)
     tokens = fields.tokens
-    roles = {f"{part}_token": tokens[i] for part, i in parts.items() if part not in ("eot", "eom") and i in special}
+    roles = {
+        f"{part}_token": tokens[i] for part, i in fields.ids.items() if part not in ("eot", "eom") and i in special
+    }
     templates = [{"name": name, "template": source} for name, source in fields.templates.items()]
     config = {"chat_template": templates} if templates else {}
-    return GGUFTokenizer(FastBackend(library), roles, config, _turn_ends(fields, parts, special))
-
-
-def _usual(fields: GGUFVocabulary) -> dict[str, int]:
-    usual = USUAL_IDS.get(fields.model, {})
-    special = (TokenType.CONTROL, TokenType.UNKNOWN)
-    return {part: i for part, i in usual.items() if i < len(fields.types) and fields.types[i] in special}
+    return GGUFTokenizer(FastBackend(library), roles, config, _turn_ends(fields, special))
 
 
 def _model_size(fields: GGUFVocabulary) -> int:
@@ -102,7 +91,8 @@ def _model_size(fields: GGUFVocabulary) -> int:
         end -= 1
     while end and _is_added(fields, end - 1) and not is_spaces(fields.tokens[end - 1]):
         end -= 1
-    return end
+    unknown = unknown_id(fields)
+    return end if unknown is None or kind_of(fields) == "gpt2" else max(end, unknown + 1)
 
 
 def _is_filler(fields: GGUFVocabulary, token_id: int) -> bool:
@@ -114,7 +104,7 @@ def _is_added(fields: GGUFVocabulary, token_id: int) -> bool:
     return fields.types[token_id] in (TokenType.CONTROL, TokenType.UNKNOWN, TokenType.USER_DEFINED)
 
 
-def _special_ids(fields: GGUFVocabulary, parts: Mapping[str, int]) -> frozenset[int]:
+def _special_ids(fields: GGUFVocabulary) -> frozenset[int]:
     """Ids that a user's text never becomes, and that have no text in an answer."""
     control = fields.ids_of(TokenType.CONTROL, TokenType.UNKNOWN)
     found = {token_id for token_id in control if not RESERVED.fullmatch(fields.tokens[token_id])}
@@ -122,7 +112,7 @@ def _special_ids(fields: GGUFVocabulary, parts: Mapping[str, int]) -> frozenset[
         found |= {i for i in fields.ids_of(TokenType.USER_DEFINED) if fields.tokens[i] in GEMMA_4_CONTROL}
     # Old files call every entry normal, and some name an ordinary one, such as "!", as padding or beginning.
     found |= {
-        i for part, i in parts.items() if part in ("eos", "eot", "eom") or fields.tokens[i].startswith(("<", "["))
+        i for part, i in fields.ids.items() if part in ("eos", "eot", "eom") or fields.tokens[i].startswith(("<", "["))
     }
     return frozenset(found)
 
@@ -168,12 +158,12 @@ def _added_by_gemma(fields: GGUFVocabulary, size: int) -> set[int]:
     }
 
 
-def _set_ends(library: tokenizers.Tokenizer, fields: GGUFVocabulary, parts: Mapping[str, int]) -> None:
+def _set_ends(library: tokenizers.Tokenizer, fields: GGUFVocabulary) -> None:
     """What is written around a text that is encoded with special tokens."""
-    first = _end(fields, parts, "add_bos_token", ("bos", "cls"), _adds_bos(fields))
-    last = _end(fields, parts, "add_eos_token", ("eos",), fields.model == "t5")
+    first = _end(fields, "add_bos_token", ("bos", "cls"), _adds_bos(fields))
+    last = _end(fields, "add_eos_token", ("eos",), fields.model == "t5")
     if fields.model == "bert":
-        last = _end(fields, parts, "add_sep_token", ("sep", "eos"), True)
+        last = _end(fields, "add_sep_token", ("sep", "eos"), True)
     ends = {name: token_id for name, token_id in (("first", first), ("last", last)) if token_id is not None}
     if not ends:
         return
@@ -189,13 +179,11 @@ def _adds_bos(fields: GGUFVocabulary) -> bool:
     return fields.model != "t5"
 
 
-def _end(
-    fields: GGUFVocabulary, parts: Mapping[str, int], flag: str, names: tuple[str, ...], default: bool
-) -> int | None:
+def _end(fields: GGUFVocabulary, flag: str, names: tuple[str, ...], default: bool) -> int | None:
     """The id that is written at one end of a text; None = none is."""
     if not fields.flags.get(flag, default):
         return None
-    found = next((parts[name] for name in names if name in parts), None)
+    found = next((fields.ids[name] for name in names if name in fields.ids), None)
     if found is None and flag in fields.flags:
         raise TokenizerError(
             f"{PREFIX}{flag} is set, but {PREFIX}{names[0]}_token_id is missing", hint=CONVERT_AGAIN,
@@ -204,9 +192,9 @@ def _end(
     return found
 
 
-def _turn_ends(fields: GGUFVocabulary, parts: Mapping[str, int], special: frozenset[int]) -> tuple[int, ...]:
+def _turn_ends(fields: GGUFVocabulary, special: frozenset[int]) -> tuple[int, ...]:
     """Ids that end an answer, the end of text first: those that the file names, and those whose name says so."""
-    named = [parts[part] for part in ("eos", "eot", "eom") if part in parts]
+    named = [fields.ids[part] for part in ("eos", "eot", "eom") if part in fields.ids]
     by_name = [token_id for token_id in sorted(special) if fields.tokens[token_id] in TURN_ENDS]
     texts = {fields.tokens[token_id] for token_id in by_name}
     if any(ends <= texts for ends in TURN_ENDS_BESIDE_IT):

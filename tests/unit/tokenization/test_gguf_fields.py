@@ -259,6 +259,19 @@ def test_broken_metadata_is_refused_with_field_and_fix(case):
     assert refused.value.hint
 
 
+def test_any_other_value_of_any_field_is_read_or_refused_by_name():
+    values = (None, -1, 7, 1.5, True, "", "x", [], ["a"], ["a b"], [1], [None], [[1]], {}, b"x", np.array([1.5]))
+    good = bare("<s>", "<unk>", scores=[0.0] * 14, eos_token_id=12, unknown_token_id=13, add_eos_token=True)
+    for model in ("gpt2", "llama", "gemma4", "t5", "bert"):
+        for key in (*good, "tokenizer.chat_template", KEY + "precompiled_charsmap", "general.architecture"):
+            for value in values:
+                fields = good | {KEY + "model": model, key: value}
+                try:
+                    tokenizer_from_metadata(fields).encode("ab <s> \u2581\u2603")
+                except TokenizerError as refused:
+                    assert refused.field and refused.hint, (model, key, value)
+
+
 def test_a_template_that_is_no_text_is_refused():
     with pytest.raises(TokenizerError) as refused:
         tokenizer_from_metadata(metadata() | {"tokenizer.chat_template": 5})
