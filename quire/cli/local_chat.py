@@ -105,7 +105,7 @@ class _Written:
 
 def _parser_of(engine: LLMEngine) -> type[ToolCallParser]:
     assert engine.chat_template is not None, "checked before"
-    name = parser_of_template(engine.chat_template.source)
+    name = parser_of_template(engine.chat_template.with_tools.source)
     if name is None:
         raise ConfigError(
             "--tools: the tool call format cannot be detected from the chat template",

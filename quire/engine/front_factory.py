@@ -68,12 +68,13 @@ def _load_tokenizer(config: QuireConfig, model_path: Path) -> Tokenizer | None:
 
 
 def _load_template(model: ModelConfig, tokenizer: Tokenizer | None) -> ChatTemplate | None:
-    """The chat template, tried out once."""
+    """The chat template, tried out once. So is the one for tools."""
     if tokenizer is None:
         return None
     template = load_chat_template(tokenizer, model.chat_template)
     if template is not None:
-        template.probe()
+        for one in {template, template.with_tools}:
+            one.probe()
     return template
 
 

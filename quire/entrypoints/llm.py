@@ -355,16 +355,15 @@ class LLM(EngineControls):
 
     def _template(self, chat_template: str | None, *, with_tools: bool) -> ChatTemplate:
         template = self.llm_engine.chat_template
-        chosen = chat_template or self.llm_engine.config.model.chat_template
-        if chat_template is not None or (with_tools and chosen is None):
-            template = load_chat_template(self._tokenizer(), chat_template, with_tools=with_tools)
+        if chat_template is not None:
+            template = load_chat_template(self._tokenizer(), chat_template)
         if template is None:
             raise ChatTemplateError(
                 "this model has no chat template",
                 hint="pass one (chat_template=...), or use generate() with a formatted prompt",
                 field="chat_template",
             )
-        return template
+        return template.with_tools if with_tools else template
 
 
 def _configure_logging_once(config: QuireConfig | None = None) -> None:

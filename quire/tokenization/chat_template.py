@@ -47,6 +47,7 @@ class ChatTemplate:
 
     Attributes:
         id: the same for the same source, and not 0.
+        with_tools: the template for conversations with tools, where the model has one of its own; else this one.
     """
 
     def __init__(
@@ -59,6 +60,7 @@ class ChatTemplate:
         self._lock = threading.Lock()
         self._environment = TemplateEnvironment(Budget(self._limits, TEMPLATE_NAME))
         self._template, self._loops_over_content = self._compile(source)
+        self.with_tools: ChatTemplate = self
 
     def render(
         self,
@@ -194,21 +196,30 @@ class ChatTemplate:
 
 
 def load_chat_template(
-    tokenizer: Tokenizer, template: str | None = None, *, with_tools: bool = False, limits: TemplateLimits | None = None
+    tokenizer: Tokenizer, template: str | None = None, *, limits: TemplateLimits | None = None
 ) -> ChatTemplate | None:
     """The chat template to use; None when there is none.
 
     Args:
         tokenizer: its directory's chat_template.jinja, then the `chat_template` of its tokenizer_config.json.
         template: the user's choice, which goes first: a path, or Jinja itself.
-        with_tools: prefer a template named "tool_use" over "default" when the model has several.
         limits: of each rendering.
 
     Raises:
         ChatTemplateError: the path does not exist, or the template is malformed.
     """
-    source = read_template_argument(template) if template is not None else find_template(tokenizer, with_tools)
-    return None if source is None else ChatTemplate(source, tokenizer.special_tokens, limits)
+    special_tokens = tokenizer.special_tokens
+    if template is not None:
+        return ChatTemplate(read_template_argument(template), special_tokens, limits)
+    source, tool_source = find_template(tokenizer), find_template(tokenizer, with_tools=True)
+    if tool_source is None:
+        return None
+    with_tools = ChatTemplate(tool_source, special_tokens, limits)
+    if source is None or source == tool_source:
+        return with_tools
+    found = ChatTemplate(source, special_tokens, limits)
+    found.with_tools = with_tools
+    return found
 
 
 def read_template_argument(template: str) -> str:
@@ -226,7 +237,11 @@ def read_template_argument(template: str) -> str:
 
 
 def find_template(tokenizer: Tokenizer, with_tools: bool = False) -> str | None:
-    """The source of the template that comes with `tokenizer`; None when there is none."""
+    """The source of the template that comes with `tokenizer`; None when there is none.
+
+    Args:
+        with_tools: prefer a template named "tool_use" over "default" when the model has several.
+    """
     if tokenizer.directory is not None and (tokenizer.directory / "chat_template.jinja").exists():
         return read_text(tokenizer.directory / "chat_template.jinja", TemplateLimits().max_source_chars * 4)
     entry = tokenizer.config.get("chat_template")

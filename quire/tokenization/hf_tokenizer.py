@@ -194,13 +194,13 @@ class HFTokenizer:
 
     def _chosen(self, chat_template: str | None, *, with_tools: bool) -> ChatTemplate:
         template = self._template
-        if chat_template is not None or (with_tools and template is not None):
-            template = load_chat_template(self._tokenizer, chat_template, with_tools=with_tools) or template
+        if chat_template is not None:
+            template = load_chat_template(self._tokenizer, chat_template)
         if template is None:
             raise ChatTemplateError(
                 "this model has no chat template", hint="pass one: chat_template=...", field="chat_template"
             )
-        return template
+        return template.with_tools if with_tools else template
 
 
 def _encoding(ids: list[Any], with_mask: bool) -> Encoding:

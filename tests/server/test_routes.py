@@ -8,6 +8,7 @@ import httpx
 import openai
 import pytest
 
+from quire.tokenization.chat_template import ChatTemplate
 from tests.server.engines import ScriptedEngine
 from tests.server.servers import RunningServer
 
@@ -133,3 +134,15 @@ def test_a_batch_that_cannot_be_answered_is_refused_by_name(server, fields, para
     answer = httpx.post(server.url + "/v1/chat/completions/batch", json=body)
     assert answer.status_code == 400 and answer.json()["error"]["param"].startswith(param)
     assert server.state.admission.num_answers == 0
+
+
+def test_a_conversation_with_tools_is_written_by_the_template_for_tools():
+    engine = ScriptedEngine()
+    engine.chat_template = ChatTemplate("plain")
+    engine.chat_template.with_tools = ChatTemplate("for {{ tools[0].function.name }} <tool_call>")
+    tools = [{"type": "function", "function": {"name": "search", "parameters": {"type": "object"}}}]
+    with RunningServer(engine) as server:
+        for given, expected in ((None, "plain"), (tools, "for search <tool_call>")):
+            body = {"messages": [{"role": "user", "content": "Hi"}], "tools": given}
+            tokens = httpx.post(server.url + "/tokenize", json=body).json()["tokens"]
+            assert engine.tokenizer.decode(tokens) == expected

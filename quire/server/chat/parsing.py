@@ -72,7 +72,7 @@ class Parsing:
         self._is_harmony = config.reasoning_parser == HARMONY_REASONING
         self._make_tools = named_tool_parser(config)
         if config.tool_call_parser == AUTO and engine.chat_template is not None:
-            name = parser_of_template(engine.chat_template.source)
+            name = parser_of_template(engine.chat_template.with_tools.source)
             if name is not None:
                 self._make_tools = tool_call_parser(name)
                 logger.info("tool call parser: %s (detected from the chat template)", name)

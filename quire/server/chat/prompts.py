@@ -325,7 +325,8 @@ class PromptReader:
                 hint="use /v1/completions, or start the server with --chat-template",
                 field="messages",
             )
-        return self._engine.chat_template
+        template = self._engine.chat_template
+        return template.with_tools if request.tools and not self._hides_tools(request) else template
 
     async def _run(self, tenant: str, num_chars: int, work: Callable[[], T]) -> T:
         if num_chars <= INLINE_CHARS:

@@ -228,7 +228,7 @@ class TestFinding:
         named = [{"name": "default", "template": "A"}, {"name": "tool_use", "template": "T"}]
         tokenizer = self.directory(tmp_path, named)
         assert load_chat_template(tokenizer).source == "A"
-        assert load_chat_template(tokenizer, with_tools=True).source == "T"
+        assert load_chat_template(tokenizer).with_tools.source == "T"
 
     def test_special_tokens_are_visible(self, tmp_path):
         template = load_chat_template(self.directory(tmp_path, "{{ bos_token }}|{{ eos_token }}"))
