@@ -261,14 +261,13 @@ class AsyncLLM(EngineClient):
 
     def shutdown(self) -> None:
         """End the engine core; harmless when repeated."""
-        if self._dead is None:
-            self.on_dead(EngineDeadError("the engine was shut down", hint="make a new one"))
-        if self._stat_timer is not None:
-            self._stat_timer.cancel()
-        self._preparing.close()
-        self._forms.close()
-        self._plugin_loggers.close()
+        self._end()
         self._supervisor.close()
+
+    async def stop(self) -> None:
+        """As `shutdown`, on the engine's event loop, which goes on while the core ends."""
+        self._end()
+        await self._supervisor.stop()
 
     # --- what the supervisor tells ---
 
@@ -312,6 +311,16 @@ class AsyncLLM(EngineClient):
         return state.token_ids
 
     # --- within ---
+
+    def _end(self) -> None:
+        """End everything but the core."""
+        if self._dead is None:
+            self.on_dead(EngineDeadError("the engine was shut down", hint="make a new one"))
+        if self._stat_timer is not None:
+            self._stat_timer.cancel()
+        self._preparing.close()
+        self._forms.close()
+        self._plugin_loggers.close()
 
     def _log_stats(self, stat_logger: StatLogger) -> None:
         """Log what came since the last line; the next step starts the timer anew."""

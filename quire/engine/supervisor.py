@@ -200,10 +200,20 @@ class Supervisor:
         await self.call("pause" if is_paused else "resume")
 
     def close(self) -> None:
-        """End the core; harmless when repeated."""
+        """End the core, when the event loop has ended or is the caller's; harmless when repeated."""
         self._is_closed = True
         self._disconnect()
         self._core.close()
+
+    async def stop(self) -> None:
+        """End the core while the event loop goes on; harmless when repeated."""
+        self._is_closed = True
+        self._disconnect()
+        restarting = self._restarting
+        if restarting is not None:
+            self._core.kill()  # one that starts need not become ready
+            await asyncio.wait([restarting])
+        await asyncio.to_thread(self._core.close)
 
     def _send(self, live: _Live) -> None:
         if self._client is None or not self._bisector.may_run(live.message.handle):

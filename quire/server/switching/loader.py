@@ -1,6 +1,6 @@
 """CoreLoader: one model's way into memory and out of it: its size, its engine core, its front-end.
 
-Made for each model by `pool`; every method runs in a thread of its own and may wait. Owns the front-end, which stays
+Made for each model by `pool`; `measure` and `load` run in threads and may wait. Owns the front-end, which stays
 when the core ends (so a tokenizer is read once), and the start that is under way.
 """
 
@@ -37,8 +37,8 @@ class ModelLoader(Protocol):
     def held_bytes(self, engine: EngineClient) -> int:
         """Memory that the engine of a loaded model takes now; 0 = not known."""
 
-    def unload(self, engine: EngineClient) -> None:
-        """End an engine; returns when its memory is free."""
+    async def unload(self, engine: EngineClient) -> None:
+        """End an engine; returns when its memory is free. Called on the event loop."""
 
     def cancel(self) -> None:
         """End a load that is under way; called from another thread."""
@@ -92,9 +92,10 @@ class CoreLoader:
         pid = engine.core_pid if isinstance(engine, AsyncLLM) else None
         return 0 if pid is None else resident_bytes(pid)
 
-    def unload(self, engine: EngineClient) -> None:
+    async def unload(self, engine: EngineClient) -> None:
         """As `ModelLoader.unload`."""
-        engine.shutdown()
+        assert isinstance(engine, AsyncLLM), "it was loaded here"
+        await engine.stop()
 
     def cancel(self) -> None:
         """As `ModelLoader.cancel`."""

@@ -233,10 +233,14 @@ class ModelPool:
             model.loader.cancel()
         if self._tasks:
             await asyncio.wait(list(self._tasks))
-        await asyncio.to_thread(self.shutdown)
+        await asyncio.gather(
+            *(model.loader.unload(model.state.engine) for model in self.models.values() if model.state is not None)
+        )
+        if self._spares is not None:
+            await asyncio.to_thread(self._spares.close)
 
     def shutdown(self) -> None:
-        """End every engine; harmless when repeated."""
+        """End every engine when there is no event loop, or no more; harmless when repeated."""
         if self._spares is not None:
             self._spares.close()
         for model in self.models.values():
@@ -367,14 +371,14 @@ class ModelPool:
         try:
             self._note_loaded(model, engine, start_s)
         except Exception as error:
-            await asyncio.to_thread(model.loader.unload, engine)
+            await model.loader.unload(engine)
             self._note_failure(model, error)
 
     async def _unload(self, model: ServedModel) -> None:
         engine = None if model.state is None else model.state.engine
         model.close()
         if engine is not None:
-            await asyncio.to_thread(model.loader.unload, engine)
+            await model.loader.unload(engine)
         self.model_metrics.record_unload(model.name)
         self.schedule.unloaded(model.name)
         logger.info("unloaded model %s: %s", model.name, self._describe_memory())
