@@ -118,6 +118,10 @@ soak: $(VENV)/.test                ## requests of mixed sizes at saturation: no 
 soak-kill: $(VENV)/.test           ## streams over HTTP while the engine core is killed and stopped; ROUNDS=20 by default
 	$(BIN)/python -m tests.robustness.survive --rounds $(or $(ROUNDS),20)
 
+.PHONY: switching
+switching: $(VENV)/.test           ## three models with room for two, while engine cores are killed; REQUESTS=200 by default
+	$(BIN)/python -m tests.robustness.switching --requests $(or $(REQUESTS),200)
+
 rolling: $(VENV)/.test             ## two servers behind a TCP proxy, restarted in turn under load; RESTARTS=6 by default
 	$(BIN)/python -m tests.robustness.rolling --restarts $(or $(RESTARTS),6)
 

@@ -21,22 +21,24 @@ LISTENING = re.compile(r"listening on http://127\.0\.0\.1:(\d+); ready in")
 
 
 class ServerProcess:
-    """A server with the embedded model on a free port; ready when this returns.
+    """A server on a free port; ready when this returns.
 
     Args:
         flags: of `quire serve`.
+        model: None = `flags` name the models.
 
     Attributes:
         pid: of the front-end.
         port: where it listens.
     """
 
-    def __init__(self, *flags: str) -> None:
+    def __init__(self, *flags: str, model: str | None = "leaf") -> None:
         self._directory = tempfile.TemporaryDirectory(prefix="q")
         root = Path(self._directory.name)
         self._log_path, self._temporary = root / "log", root / "t"
         self._temporary.mkdir()
-        command = [sys.executable, "-m", "quire", "serve", "leaf", "--port", "0", "--num-threads", "1", *flags]
+        named = [] if model is None else [model]
+        command = [sys.executable, "-m", "quire", "serve", *named, "--port", "0", "--num-threads", "1", *flags]
         with self._log_path.open("w") as log:
             self._process = subprocess.Popen(
                 command, cwd=ROOT, stdin=subprocess.DEVNULL, stderr=log,

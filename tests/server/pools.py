@@ -64,7 +64,7 @@ class ScriptedLoader:
     def held_bytes(self, engine: EngineClient) -> int:
         return 0
 
-    def unload(self, engine: EngineClient) -> None:
+    async def unload(self, engine: EngineClient) -> None:
         engine.shutdown()
 
     def cancel(self) -> None:
