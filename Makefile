@@ -79,6 +79,10 @@ bench-engine: $(VENV)/.test        ## prefix caching and continuous batching on 
 bench-neighbours: $(VENV)/.test    ## what one tenant's attacks do to another's tokens, alone on a machine; 7 minutes
 	$(BIN)/python -m benchmarks.server.bench_neighbours
 
+.PHONY: bench-switch
+bench-switch: $(VENV)/.test        ## how long a model of 1 GB takes to come back for another, alone on a machine; 2 minutes
+	$(BIN)/python -m benchmarks.server.bench_switch
+
 .PHONY: bench-plan
 bench-plan: $(VENV)/.test          ## predictions of quire plan against ten real loads, leaf and a 0.5B checkpoint; 25 minutes
 	$(BIN)/python -m benchmarks.server.bench_plan

@@ -15,6 +15,7 @@ from quire.config import QuireConfig
 from quire.config.base import SettingInfo, info_of, settings_of
 from quire.config.build import SECTIONS, SERVER_SECTIONS, all_settings, section_doc
 from quire.config.not_yet import NOT_YET
+from quire.config.switching import SwitchingConfig
 from quire.config.tenants import TenantLimits
 from quire.core import sampling_params
 from quire.core.sampling_params import SamplingParams
@@ -76,10 +77,19 @@ tenants:
 """
 
 
+SWITCHING_HEAD = """## Several models
+
+Top-level keys of the file that `--models` names, in addition to `models`
+([many-models.md](../how-to/many-models.md)).
+"""
+
+
 METRICS_HEAD = """## Metrics
 
 Metrics of `/metrics`, in addition to `process_*` and `python_gc_*` of the server's own process. A histogram has
 `_bucket`, `_sum` and `_count`; what Prometheus' library adds is a `_created` time for each counter and histogram.
+`quire:model_*` and `quire:models_*` are those of a server of several models, in which every metric of an engine has the
+label `model_name`.
 """
 
 
@@ -109,7 +119,9 @@ def render_server_reference() -> str:
         parts.append(f"## {section}\n\n{section_doc(section)}\n")
         parts.append(_table([setting.info for setting in all_settings({section: config})]))
     limits = [info_of(field) for field in settings_of(TenantLimits)]
-    return "\n".join([*parts, TENANTS_HEAD, _table(limits), METRICS_HEAD, _metrics()])
+    switching = [info_of(field) for field in settings_of(SwitchingConfig)]
+    tables = (TENANTS_HEAD, _table(limits), SWITCHING_HEAD, _table(switching), METRICS_HEAD, _metrics())
+    return "\n".join([*parts, *tables])
 
 
 def render_sampling_reference() -> str:
@@ -122,12 +134,16 @@ def render_sampling_reference() -> str:
 
 
 def _metrics() -> str:
-    from quire.metrics.engine_metrics import EngineMetrics  # late: `--help` does not need it
+    from quire.metrics.engine_metrics import EngineMetrics  # late: `--help` does not need them
+    from quire.metrics.model_metrics import ModelMetrics
+    from quire.metrics.server_metrics import Merged
 
     lines = ["| metric | type | labels | meaning |", "| --- | --- | --- | --- |"]
     metrics = EngineMetrics(QuireConfig(), "model")
     metrics.show_start("server", [("settings", 0.0)])
-    for family in metrics.all_series().collect():
+    of_models = ModelMetrics()
+    of_models.show_model("model", ["ready"], state=str, memory_bytes=float, num_waiting=float, predicted_wait_s=float)
+    for family in Merged([metrics.all_series(), of_models.registry]).collect():
         if family.name.startswith(("vllm:", "quire:")):
             name = f"{family.name}_total" if family.type == "counter" else family.name
             labels = {f"`{label}`": None for sample in family.samples for label in sample.labels if label != "le"}
