@@ -15,6 +15,7 @@ from quire.server.chat.state import make_parts
 from quire.server.http.keys import read_checked_keys
 from quire.server.launcher import server_of
 from quire.server.switching.pool import ModelPool
+from quire.utils.phases import Phases
 from tests.server.engines import ScriptedEngine, rule, scripted_config
 from tests.server.servers import RunningServer, server_config
 
@@ -63,6 +64,9 @@ class ScriptedLoader:
 
     def held_bytes(self, engine: EngineClient) -> int:
         return 0
+
+    def start_phases(self, engine: EngineClient) -> Phases:
+        return [("model", 0.5)]
 
     async def unload(self, engine: EngineClient) -> None:
         engine.shutdown()

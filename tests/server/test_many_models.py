@@ -276,3 +276,5 @@ def test_metrics_have_the_name_of_the_model_as_a_label():
     ready = [one for one in families["quire:model_state"].samples if one.value and one.labels["state"] == "ready"]
     assert {one.labels["model_name"] for one in ready} == {"b", "c"}
     assert families["quire:models_memory_budget_bytes"].samples[0].value == 2 << 30
+    starts = {one.labels.get("model_name") for one in families["quire:startup_seconds"].samples}
+    assert starts == {None, "a", "b", "c"}  # the server's own has no model

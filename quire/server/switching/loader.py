@@ -20,7 +20,7 @@ from quire.engine.protocol import EngineClient
 from quire.engine.spare_process import SpareProcesses
 from quire.executor.footprint import Footprint, footprint_of, with_kv_cache_bytes
 from quire.logger import get_logger
-from quire.utils.phases import PhaseTimer, describe_phases
+from quire.utils.phases import Phases, PhaseTimer, describe_phases
 
 logger = get_logger(__name__)
 
@@ -36,6 +36,9 @@ class ModelLoader(Protocol):
 
     def held_bytes(self, engine: EngineClient) -> int:
         """Memory that the engine of a loaded model takes now; 0 = not known."""
+
+    def start_phases(self, engine: EngineClient) -> Phases:
+        """What the start of its engine core took."""
 
     async def unload(self, engine: EngineClient) -> None:
         """End an engine; returns when its memory is free. Called on the event loop."""
@@ -91,6 +94,10 @@ class CoreLoader:
         """As `ModelLoader.held_bytes`."""
         pid = engine.core_pid if isinstance(engine, AsyncLLM) else None
         return 0 if pid is None else resident_bytes(pid)
+
+    def start_phases(self, engine: EngineClient) -> Phases:
+        """As `ModelLoader.start_phases`."""
+        return engine.core_start if isinstance(engine, AsyncLLM) else ()
 
     async def unload(self, engine: EngineClient) -> None:
         """As `ModelLoader.unload`."""

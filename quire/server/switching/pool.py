@@ -302,10 +302,11 @@ class ModelPool:
         ticket.on_change = lambda: None if changed.done() else changed.set_result(None)
         self._poll()
         slot = self.schedule.slots[ticket.model]
-        logger.info(
-            "a request waits for model %s (%s): predicted %.1f s", slot.name, slot.state.value,
-            self.schedule.predicted_wait_s(slot.name),
-        )  # fmt: skip
+        if len(slot.waiting) == 1:  # the others wait as long
+            logger.info(
+                "a request waits for model %s (%s): predicted %.1f s", slot.name, slot.state.value,
+                self.schedule.predicted_wait_s(slot.name),
+            )  # fmt: skip
         try:
             await asyncio.wait_for(changed, timeout_s)
         except (TimeoutError, asyncio.TimeoutError):

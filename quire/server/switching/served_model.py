@@ -66,6 +66,7 @@ class ServedModel:
         state.admission.is_draining = is_draining
         state.admission.on_idle = lambda: self._leave_held(leave)
         self._routes = {path: answered(route, state) for path, route in model_routes(state, self._kept).items()}
+        state.metrics.show_start("engine_core", self.loader.start_phases(engine))
         self.state, self.metrics, self.max_model_len = state, state.metrics, engine.config.model.max_model_len
 
     def close(self) -> None:
