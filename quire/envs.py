@@ -98,6 +98,42 @@ def openai_api_key() -> str | None:
     return os.environ.get("OPENAI_API_KEY") or None
 
 
+def hub_cache() -> Path:
+    """HF_HUB_CACHE, else `hub` in HF_HOME: where models of the hub are kept, for all programs that use it."""
+    named = os.environ.get("HF_HUB_CACHE") or os.environ.get("HUGGINGFACE_HUB_CACHE")
+    return Path(os.path.expandvars(named)).expanduser() if named else hub_home() / "hub"
+
+
+def hub_home() -> Path:
+    """HF_HOME, else `huggingface` in the user's cache directory."""
+    home = os.environ.get("HF_HOME") or os.path.join(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "huggingface")
+    return Path(os.path.expandvars(home)).expanduser()
+
+
+def hub_endpoint() -> str:
+    """HF_ENDPOINT: address of the hub, without a slash at its end."""
+    return (os.environ.get("HF_ENDPOINT") or "https://huggingface.co").rstrip("/")
+
+
+def hub_is_offline() -> bool:
+    """HF_HUB_OFFLINE, or TRANSFORMERS_OFFLINE: the hub is not to be asked for anything."""
+    value = os.environ.get("HF_HUB_OFFLINE") or os.environ.get("TRANSFORMERS_OFFLINE") or ""
+    return value.upper() in ("1", "ON", "YES", "TRUE")
+
+
+def hub_token() -> str | None:
+    """HF_TOKEN, or the one that `hf auth login` keeps in a file: shown to the hub; None = there is none."""
+    token = os.environ.get("HF_TOKEN") or os.environ.get("HUGGING_FACE_HUB_TOKEN")
+    if not token:
+        named = os.environ.get("HF_TOKEN_PATH")
+        path = Path(os.path.expandvars(named)).expanduser() if named else hub_home() / "token"
+        try:
+            token = path.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError):
+            return None
+    return token.replace("\r", "").replace("\n", "").strip() or None
+
+
 def prefer_sleeping_threads() -> None:
     """Let idle compute threads sleep early (GOMP_SPINCOUNT=10000), unless the user set a policy of their own.
 

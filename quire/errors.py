@@ -83,6 +83,10 @@ class WeightsError(ModelError):
     """A weight file is malformed, or its tensors are not those the model needs."""
 
 
+class HubUnreachableError(ModelError):
+    """The hub cannot be reached, or does not answer; the same call may succeed later."""
+
+
 class TokenizerError(ModelError):
     """The tokenizer is missing or unusable."""
 
@@ -101,6 +105,10 @@ class QuireServerError(QuireError, RuntimeError):
 
 class NotEnoughMemoryError(QuireServerError):
     """The memory that is left does not hold what the settings ask for."""
+
+
+class NotEnoughDiskError(QuireServerError):
+    """The disk has too little room for a download."""
 
 
 class NativeLibraryError(QuireServerError):

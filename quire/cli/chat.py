@@ -14,7 +14,7 @@ from quire import envs
 from quire.cli import common
 from quire.cli.chat_commands import ChatCommands
 from quire.cli.chat_input import ChatInput, history_file
-from quire.cli.conversation import Conversation
+from quire.cli.conversation import ChatModel, Conversation
 from quire.cli.demo_tools import demo_tools
 from quire.cli.local_chat import LocalModel
 from quire.cli.remote_chat import RemoteModel, remote_parameters
@@ -22,6 +22,7 @@ from quire.cli.sampling import add_model_arguments, add_sampling_arguments, samp
 from quire.cli.serve import chosen_model
 from quire.errors import QuireClientError, ValidationError
 
+EXIT_FAILED = 1
 DIM, PLAIN = "\x1b[2m", "\x1b[0m"
 TOOLS = {"demo": demo_tools}
 HELP = (
@@ -35,19 +36,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_sampling_arguments(parser)
     add_model_arguments(parser)
     parser.conflict_handler = "resolve"  # here -q asks a question; --quantization keeps its long name
-    group = parser.add_argument_group("conversation")
+    group = add_conversation_arguments(parser)
     group.add_argument("--quick", "-q", metavar="MESSAGE", help="Answer one message and exit.")
-    group.add_argument("--system-prompt", metavar="TEXT", help="System prompt.")
     group.add_argument(
         "--url", metavar="URL", help="Talk to a server, such as http://127.0.0.1:8000/v1, instead of loading a model."
     )
     group.add_argument(
         "--api-key", metavar="KEY", help="API key for --url; default: the environment variable QUIRE_API_KEY."
     )
+
+
+def add_conversation_arguments(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
+    """Add the flags of a conversation wherever the model is; returns their group."""
+    group = parser.add_argument_group("conversation")
+    group.add_argument("--system-prompt", metavar="TEXT", help="System prompt.")
     group.add_argument(
         "--tools", choices=tuple(TOOLS), help="Tools that the model may call. demo: a calculator and a clock, run here."
     )
     group.add_argument("--no-stats", action="store_true", help="Do not show speed and TTFT after each reply.")
+    return group
 
 
 def print_config(args: argparse.Namespace) -> int:
@@ -61,19 +68,31 @@ def run(args: argparse.Namespace) -> int:
     _take_model(args)
     if args.quick is not None and not args.quick.strip():
         raise ValidationError("--quick is empty", hint='pass a message: quire chat -q "Hello"', field="quick")
-    tools = TOOLS[args.tools]() if args.tools else None
     if args.url is not None:
         remote = RemoteModel(args.url, args.api_key or envs.api_key(), remote_parameters(args))
-        Chat(Conversation(remote, args.system_prompt, tools), remote.name, args).hold()
-        return 0
+        return hold_chat(remote, remote.name, args, args.quick)
     engine = start_engine(args)
     try:
         params = sampling_from_args(args, engine, max_tokens=None)
-        model = LocalModel(engine, params, uses_tools=tools is not None)
-        Chat(Conversation(model, args.system_prompt, tools), engine.config.model.served_model_name or "", args).hold()
-        return 0
+        model = LocalModel(engine, params, uses_tools=bool(args.tools))
+        return hold_chat(model, engine.config.model.served_model_name or "", args, args.quick)
     finally:
         engine.shutdown()
+
+
+def hold_chat(model: ChatModel, name: str, args: argparse.Namespace, message: str | None) -> int:
+    """Answer `message`, or all that are typed; returns the exit status.
+
+    Args:
+        name: of the model.
+        args: of the conversation's flags.
+    """
+    tools = TOOLS[args.tools]() if args.tools else None
+    chat = Chat(Conversation(model, args.system_prompt, tools), name, shows_stats=not args.no_stats)
+    if message is not None:
+        return 0 if chat.answer(message) else EXIT_FAILED
+    chat.hold()
+    return 0
 
 
 def _take_model(args: argparse.Namespace) -> None:
@@ -87,39 +106,36 @@ class Chat:
     Args:
         conversation: with the model.
         name: of the model.
-        args: of the command.
+        shows_stats: speed and TTFT after each reply.
     """
 
-    def __init__(self, conversation: Conversation, name: str, args: argparse.Namespace) -> None:
+    def __init__(self, conversation: Conversation, name: str, *, shows_stats: bool) -> None:
         self._conversation = conversation
         self._name = name
-        self._message: str | None = args.quick
-        self._shows_stats = not args.no_stats
-        self._commands = ChatCommands(conversation, self._answer)
+        self._shows_stats = shows_stats
+        self._commands = ChatCommands(conversation, self.answer)
 
     def hold(self) -> None:
-        """Answer the one message that was given, or all that are typed."""
-        if self._message is not None:
-            self._answer(self._message)
-            return
+        """Answer all messages that are typed."""
         with ChatInput(history_file()) as typed:
             if typed.is_terminal:
                 _tell(f"{self._name}: {HELP}")
             for message in typed.messages():
                 if not message.startswith("/"):
-                    self._answer(message)
+                    self.answer(message)
                 elif not self._commands.run(message):
                     return
 
-    def _answer(self, message: str | None) -> None:
-        """Answer one message; a conversation that grew too long is reported, not fatal."""
+    def answer(self, message: str | None) -> bool:
+        """Answer one message; False = it was refused, as when the conversation has grown too long, and reported."""
         try:
             times = self._conversation.answer(message)
         except QuireClientError as error:
             print(f"error: {error.message}\nhint: /clear forgets the conversation", file=sys.stderr)
-            return
+            return False
         if self._shows_stats:
             _tell(f"[{times}{' (stopped)' if times.finish_reason == 'abort' else ''}]")
+        return True
 
 
 def _tell(text: str) -> None:

@@ -23,7 +23,7 @@ class ChatCommands:
         answer: answers a message, or the last one again (None).
     """
 
-    def __init__(self, conversation: Conversation, answer: Callable[[str | None], None]) -> None:
+    def __init__(self, conversation: Conversation, answer: Callable[[str | None], object]) -> None:
         self._conversation = conversation
         self._answer = answer
         self._commands: dict[str, tuple[str, str, Command]] = {

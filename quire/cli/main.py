@@ -17,10 +17,14 @@ from quire.version import __version__
 
 COMMANDS: dict[str, tuple[str, str]] = {
     "demo": ("quire.cli.demo", "run eight prompts at once with the embedded model"),
+    "run": ("quire.cli.run", "serve a model and talk to it, in one command"),
     "serve": ("quire.cli.serve", "an OpenAI-compatible HTTP server"),
     "generate": ("quire.cli.generate", "generate from prompts on the command line, in a file or on stdin"),
     "run-batch": ("quire.cli.run_batch", "run a file of requests (resumable)"),
     "chat": ("quire.cli.chat", "talk to the model"),
+    "pull": ("quire.cli.pull", "download a model from the hub"),
+    "list": ("quire.cli.list", "list the downloaded models"),
+    "rm": ("quire.cli.rm", "remove downloaded models"),
     "bench latency": ("quire.cli.bench_latency", "time one batch from prompt to last token"),
     "bench throughput": ("quire.cli.bench_throughput", "tokens per second over many requests"),
     "bench serve": ("quire.cli.bench_serve", "throughput and latencies of a running server under load"),

@@ -10,6 +10,7 @@ import dataclasses
 import gc
 import socket
 import sys
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from quire import envs
@@ -27,7 +28,9 @@ from quire.utils.heap import map_large_blocks
 from quire.utils.phases import Phases, PhaseTimer
 
 if TYPE_CHECKING:
+    from quire.engine.async_llm import AsyncLLM
     from quire.server.launcher import DrainingServer
+    from quire.server.switching.pool import ModelPool
 
 logger = get_logger(__name__)
 
@@ -44,13 +47,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_engine_arguments(parser, also=SERVER_SECTIONS)
 
 
-def settings_from_args(args: argparse.Namespace) -> tuple[dict[str, Any], ServerConfig]:
-    """What the flags, over the config file, give for the engine, by name, and make of the server.
+def settings_from_args(args: argparse.Namespace, **defaults: Any) -> tuple[dict[str, Any], ServerConfig]:
+    """What the flags, over the config file, over `defaults`, give for the engine, by name, and make of the server.
 
     Raises:
         ConfigError, UnsupportedError: the setting is named.
     """
-    values = values_from_args(args, {**SERVER_SECTIONS, **SECTIONS})
+    values = {**defaults, **values_from_args(args, {**SERVER_SECTIONS, **SECTIONS})}
     server_names = settings_by_name(SERVER_SECTIONS)
     server: dict[str, Any] = {name: value for name, value in values.items() if name in server_names}
     engine: dict[str, Any] = {name: value for name, value in values.items() if name not in server_names}
@@ -110,21 +113,83 @@ def print_config(args: argparse.Namespace) -> int:
 
 def run(args: argparse.Namespace) -> int:
     """Serve until a signal ends it, or the engine has stopped for good; returns the exit status."""
-    if args.models is not None:
-        return run_models(args)
     configure_logging()
-    timer = PhaseTimer("python and imports")
+    return serve_until_signal(start_from_args(args, PhaseTimer("python and imports")))
+
+
+def serve_until_signal(started: StartedServer) -> int:
+    """Serve in the main thread; returns the exit status."""
+    try:
+        started.run(lambda address: logger.info("listening on %s; %s", address, started.timer))
+        return 1 if started.engine.errored else 0
+    finally:
+        started.engine.shutdown()
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class StartedServer:
+    """A server whose engine is ready, not listening yet; `engine.shutdown()` follows.
+
+    Attributes:
+        engine: or the engines of several models.
+        timer: of the start, for the log and /metrics.
+    """
+
+    engine: AsyncLLM | ModelPool
+    server: DrainingServer
+    config: ServerConfig
+    sockets: list[socket.socket] | None
+    timer: PhaseTimer
+
+    def run(self, on_listening: Callable[[str], None]) -> None:
+        """Listen, call `on_listening` with the address, and serve until a signal or `begin_drain` ends it."""
+        import uvloop  # late, as the rest of the framework
+
+        core_start: Phases = getattr(self.engine, "core_start", ())
+
+        def report(address: str) -> None:
+            self.timer.end_phase("listening")
+            self.server.show_start(self.timer.phases, core_start)
+            on_listening(address)
+
+        self.server.on_started = report
+        sys.setswitchinterval(SWITCH_INTERVAL_S)
+        map_large_blocks()
+        gc.freeze()  # what the process has by now it keeps: to look through it would stop every stream
+        uvloop.run(self.server.serve(self.sockets))
+
+
+def start_from_args(args: argparse.Namespace, timer: PhaseTimer, **defaults: Any) -> StartedServer:
+    """The server that the flags, over the config file, over `defaults`, describe, with its engine or engines ready.
+
+    Raises:
+        QuireError: the settings, a model or the machine does not allow it; no process is left.
+    """
     with timer.phase("settings"):
-        config, server_config = configs_from_args(args)
-        configure_logging(config.observability.log_level, config.observability.log_format)
+        engine, server_config = settings_from_args(args, **defaults)
+        file = None if args.models is None else read_models(args.models, engine)
+        config = build_config(**engine)
+        observability = config.observability if file is None else file.models[0].config.observability
+        configure_logging(observability.log_level, observability.log_format)
+        policy = config.scheduler.scheduling_policy
     # Late: `--help` and a wrong flag need neither the engine nor the framework. What is wrong with files, names or the
     # address is found first; then the core's process starts, and loads torch and the model meanwhile.
     with timer.phase("checks"):
         from quire.server.checks import check_files
         from quire.server.http.listening import claim_address
 
-        check_files(server_config, config.scheduler.scheduling_policy)
+        check_files(server_config, policy)
         sockets = claim_address(server_config.http)
+    if file is not None:
+        pool, server = make_models_server(file, server_config, policy, timer)
+        return StartedServer(pool, server, server_config, sockets, timer)
+    return _start_one(config, server_config, sockets, timer)
+
+
+def _start_one(
+    config: QuireConfig, server_config: ServerConfig, sockets: list[socket.socket] | None, timer: PhaseTimer
+) -> StartedServer:
+    """A server of one model."""
     with timer.phase("start of the engine core"):
         from quire.engine.mp_factory import begin_start
 
@@ -132,7 +197,7 @@ def run(args: argparse.Namespace) -> int:
         start = begin_start(config, usage=UsageContext.API_SERVER)
     try:
         with timer.phase("web framework"):
-            import uvloop  # noqa: F401  (used by `serve_until_end`; its import is part of this phase)
+            import uvloop  # noqa: F401  (used by `StartedServer.run`; its import is part of this phase)
 
             from quire.engine.async_llm import AsyncLLM
             from quire.server.launcher import make_server
@@ -142,55 +207,7 @@ def run(args: argparse.Namespace) -> int:
     engine = AsyncLLM.from_start(start, timer)
     try:
         with timer.phase("application"):
-            server = make_server(engine, server_config)
-        serve_until_end(server, sockets, timer, engine.core_start)
-        return 1 if engine.errored else 0
-    finally:
+            return StartedServer(engine, make_server(engine, server_config), server_config, sockets, timer)
+    except BaseException:
         engine.shutdown()
-
-
-def run_models(args: argparse.Namespace) -> int:
-    """As `run`, for the models of a file."""
-    configure_logging()
-    timer = PhaseTimer("python and imports")
-    with timer.phase("settings"):
-        engine, server_config = settings_from_args(args)
-        file = read_models(args.models, engine)
-        observability, policy = file.models[0].config.observability, build_config(**engine).scheduler.scheduling_policy
-        configure_logging(observability.log_level, observability.log_format)
-    with timer.phase("checks"):
-        from quire.server.checks import check_files
-        from quire.server.http.listening import claim_address
-
-        check_files(server_config, policy)
-        sockets = claim_address(server_config.http)
-    pool, server = make_models_server(file, server_config, policy, timer)
-    try:
-        serve_until_end(server, sockets, timer, ())
-        return 0
-    finally:
-        pool.shutdown()
-
-
-def serve_until_end(
-    server: DrainingServer, sockets: list[socket.socket] | None, timer: PhaseTimer, core_start: Phases
-) -> None:
-    """Listen and serve until a signal ends it.
-
-    Args:
-        timer: of the start, for the log and /metrics.
-        core_start: phases of the engine core's start.
-    """
-    import uvloop  # late, as the rest of the framework
-
-    sys.setswitchinterval(SWITCH_INTERVAL_S)
-    map_large_blocks()
-    gc.freeze()  # what the process has by now it keeps: to look through it would stop every stream
-
-    def report(address: str) -> None:
-        timer.end_phase("listening")
-        server.show_start(timer.phases, core_start)
-        logger.info("listening on %s; %s", address, timer)
-
-    server.on_started = report
-    uvloop.run(server.serve(sockets))
+        raise

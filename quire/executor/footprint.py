@@ -12,8 +12,7 @@ from pathlib import Path
 
 from quire.config import QuireConfig
 from quire.config.model_arch import AttentionArch
-from quire.worker.memory import estimate_weights_bytes, estimate_workspace_bytes
-from quire.worker.step_limits import StepLimits
+from quire.core.memory_budget import StepLimits, estimate_weights_bytes, estimate_workspace_bytes
 
 WEIGHT_SUFFIXES = (".safetensors", ".gguf")
 BYTES_OF = {"float32": 4, "bfloat16": 2, "float16": 2, "fp8_e4m3": 1, "fp8_e5m2": 1}

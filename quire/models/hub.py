@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
-from quire.errors import ModelError
+from quire import envs
+from quire.errors import HubUnreachableError, ModelError
+from quire.logger import get_logger
+from quire.models.repo_files import checked_name
+from quire.utils.progress_line import ProgressLine
+
+logger = get_logger(__name__)
 
 EMBEDDED_MODEL = "leaf"
-HUB_ID = re.compile(r"[A-Za-z0-9][\w.\-]{0,95}(/[A-Za-z0-9_][\w.\-]{0,95})?")
-# Descriptions, safetensors weights, tokenizers and chat templates: nothing that could run code.
-ALLOWED_FILES = ["*.json", "*.safetensors", "*.jinja", "tokenizer*", "*.model", "merges.txt", "vocab.txt"]
-IGNORED_FILES = ["*.py", "original/*", "consolidated*", "onnx/*"]
-
 NO_GGUF = "use the original model (safetensors), as a directory or hub id; --quantization int8 or int4 quantizes it"
 
 
@@ -33,12 +33,14 @@ def resolve_model_path(model: str, revision: str | None, download_dir: str | Non
         raise ModelError(
             f"model {model!r} is a file", hint="pass the directory that contains config.json", field="model"
         )
-    if not HUB_ID.fullmatch(model) or ".." in model:
+    try:
+        checked_name(model)
+    except ModelError as cause:
         raise ModelError(
             f"model {model!r} is neither an existing directory nor a hub id",
             hint="use 'leaf', a directory, or an id like 'Qwen/Qwen3-0.6B'",
             field="model",
-        )
+        ) from cause
     return _download(model, revision, download_dir)
 
 
@@ -54,29 +56,22 @@ def _embedded_model() -> Path:
 
 
 def _download(model: str, revision: str | None, download_dir: str | None) -> Path:
-    # Late: the hub client takes 0.3 s to import, and most starts need no download.
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+    """The model's files, which are downloaded as far as they are missing; without the hub, what there is of them."""
+    # Late: HTTP takes a while to import, and most starts need none.
+    from quire.models.pull import cached_model, pull_model
 
+    line = ProgressLine(f"downloading {model}")
     try:
-        found = snapshot_download(
-            model,
-            revision=revision,
-            cache_dir=download_dir,
-            allow_patterns=ALLOWED_FILES,
-            ignore_patterns=IGNORED_FILES,
-        )
-    except LocalEntryNotFoundError as cause:
-        raise ModelError(
-            f"model {model!r} is not in the local cache and the hub cannot be reached",
-            hint="go online once, or use a local directory",
-            field="model",
-        ) from cause
-    except (HfHubHTTPError, HFValidationError, OSError) as cause:
-        first_line = str(cause).strip().partition("\n")[0]
-        raise ModelError(
-            f"model {model!r} cannot be downloaded: {first_line}",
-            hint="check the id, the revision, and HF_TOKEN for a gated model; or use a local directory",
-            field="model",
-        ) from cause
-    return Path(found)
+        return pull_model(model, revision, download_dir, progress=line.show).path
+    except HubUnreachableError as error:
+        path = cached_model(model, revision, download_dir)
+        if path is None:
+            raise ModelError(
+                f"model {model!r} is not in the local cache, and {error.message}",
+                hint="go online once (quire pull MODEL), or use a local directory", field="model",
+            ) from error  # fmt: skip
+        if not envs.hub_is_offline():
+            logger.warning("%s; using what is in the cache: %s", error.message, path)
+        return path
+    finally:
+        line.end()

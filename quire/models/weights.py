@@ -16,7 +16,8 @@ from quire.errors import WeightsError
 from quire.layers.weight_target import WeightTarget
 from quire.logger import get_logger
 from quire.models.json_file import read_json_object
-from quire.models.safetensors_file import DOWNLOAD_AGAIN, SafetensorsFile, TensorEntry
+from quire.models.safetensors_file import SafetensorsFile, TensorEntry
+from quire.models.safetensors_header import DOWNLOAD_AGAIN
 from quire.utils.progress_line import ProgressLine
 
 logger = get_logger(__name__)

@@ -16,7 +16,7 @@ _PARALLEL = "use --max-num-seqs"
 _CACHE_DTYPE = "use --kv-cache-dtype"
 _OVERRIDES = "use --hf-overrides with rope_parameters"
 _GRAMMARS = "use --structured-outputs-backend"
-_CACHED_MODELS = "a model is a directory, or is in the hub's cache, which `hf cache` shows and empties"
+_LIST = "quire list shows the downloaded models"
 _SERVERS = "a server runs in the foreground: see GET /health and /v1/models; stop it with Ctrl-C or SIGTERM"
 
 FLAGS: dict[str, str] = {
@@ -76,10 +76,11 @@ FLAGS: dict[str, str] = {
 }  # fmt: skip
 
 COMMANDS: dict[str, str] = {
-    "run": "to talk to a model: quire chat MODEL; to run a file of requests: quire run-batch",
-    "pull": "no separate download is needed: quire serve ORG/MODEL downloads what it needs from the hub",
+    "download": "quire pull MODEL", "get": "quire pull MODEL", "fetch": "quire pull MODEL",
+    "install": "quire pull MODEL", "remove": "quire rm MODEL", "delete": "quire rm MODEL",
+    "uninstall": "quire rm MODEL", "models": _LIST, "cache": _LIST,
     "push": "Quire does not publish models", "create": "name a model directory: quire serve DIRECTORY",
-    "cp": _CACHED_MODELS, "rm": _CACHED_MODELS, "list": _CACHED_MODELS, "ls": _CACHED_MODELS,
+    "cp": "copy the model's directory; quire list --json shows where it is", "ls": _LIST,
     "show": "quire serve MODEL --print-config shows what a model would run with",
     "ps": _SERVERS, "stop": _SERVERS, "start": "quire serve MODEL", "launch": "quire serve MODEL",
     "server": "quire serve MODEL", "api": "quire serve MODEL", "openai": "quire serve MODEL",

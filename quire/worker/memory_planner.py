@@ -1,21 +1,21 @@
-"""MemoryPlanner: the figures of `memory`, for this model on this device. Made and called by the worker; no tensors."""
+"""MemoryPlanner: the figures of `core.memory_budget`, for this model on this device. Made by the worker; no tensors."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
 from quire.core.kv_spec import KVCacheConfig, KVCacheSpec
-from quire.kv_cache.pool_sizes import useful_bytes
-from quire.logger import get_logger
-from quire.utils.memory import GIB, read_memory
-from quire.worker.device.ops import DeviceOps
-from quire.worker.memory import (
+from quire.core.memory_budget import (
     check_allocation,
     check_swap_space,
     estimate_weights_bytes,
     estimate_workspace_bytes,
     plan_memory,
 )
+from quire.kv_cache.pool_sizes import useful_bytes
+from quire.logger import get_logger
+from quire.utils.memory import GIB, read_memory
+from quire.worker.device.ops import DeviceOps
 from quire.worker.setup import WorkerSetup
 
 logger = get_logger(__name__)

@@ -8,8 +8,8 @@ import torch
 
 from quire.config.engine import QuireConfig
 from quire.config.model_arch import ModelArch
+from quire.core.memory_budget import StepLimits
 from quire.platforms.interface import Platform
-from quire.worker.step_limits import StepLimits
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 KV_CACHE_DTYPES = {**DTYPES, "fp8_e4m3": torch.float8_e4m3fn, "fp8_e5m2": torch.float8_e5m2}

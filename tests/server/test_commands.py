@@ -136,7 +136,7 @@ def test_chat_talks_to_a_server(capsys, monkeypatch):
         assert shown.out.strip() and "5 tokens" in shown.err
         monkeypatch.delenv("QUIRE_API_KEY", raising=False)
         assert main(arguments) == 2 and "API key" in capsys.readouterr().err
-        assert main([*arguments, "--api-key", "a-key-of-ours", "--top-p", "9"]) == 0
+        assert main([*arguments, "--api-key", "a-key-of-ours", "--top-p", "9"]) == 1
         assert "top_p" in capsys.readouterr().err
     assert main(["chat", "--url", "http://127.0.0.1:1", "--quick", "Hello"]) == 2
     assert "quire serve" in capsys.readouterr().err

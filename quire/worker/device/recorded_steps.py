@@ -16,6 +16,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from quire.attention.metadata import AttentionMetadata, StateMetadata
+from quire.core.memory_budget import RECORDED_STEPS_BYTES
 from quire.core.scheduler_output import StateBlocks
 from quire.errors import ShapeError
 from quire.kernels.native.runtime import NativeRuntime
@@ -31,7 +32,7 @@ logger = get_logger(__name__)
 
 # Larger steps spend little of their time between kernels.
 MAX_REQUESTS = 64
-ARENA_BYTES = 64 << 20
+ARENA_BYTES = RECORDED_STEPS_BYTES
 
 
 # Operations of torch whose results no kernel reads: checks of ids.

@@ -52,11 +52,9 @@ SERVE, GENERATE, CHAT = "serve leaf", "generate hello", "chat leaf"
 # Command line -> (words of the error, words of the hint).
 WRONG: dict[str, tuple[str, str]] = {
     # Commands.
-    "pull": ("unknown command 'pull'", "quire serve ORG/MODEL downloads"),
-    "run leaf": ("unknown command 'run'", "quire chat MODEL"),
-    "list": ("unknown command 'list'", "hub's cache"),
-    "ls": ("unknown command 'ls'", "hub's cache"),
-    "rm leaf": ("unknown command 'rm'", "hub's cache"),
+    "ls": ("unknown command 'ls'", "quire list"),
+    "download org/model": ("unknown command 'download'", "quire pull"),
+    "remove org/model": ("unknown command 'remove'", "quire rm"),
     "ps": ("unknown command 'ps'", "/health"),
     "show leaf": ("unknown command 'show'", "--print-config"),
     "stop leaf": ("unknown command 'stop'", "SIGTERM"),
@@ -81,6 +79,17 @@ WRONG: dict[str, tuple[str, str]] = {
     "bench startup": ("unknown bench command 'startup'", "quire serve logs"),
     "bench sweep": ("unknown bench command 'sweep'", "quire plan --sweep"),
     "bench xyzzy": ("unknown bench command 'xyzzy'", "valid: latency"),
+    "plul org/model": ("unknown command 'plul'", "did you mean 'pull'?"),
+    "pull": ("the following arguments are required: MODEL", "quire pull --help"),
+    "pull org/model": ("HF_HUB_OFFLINE is set", "unset it"),
+    "pull ./directory": ("not the name of a model on the hub", "ORG/REPO"),
+    "pull org/model:": ("not the name of a model on the hub", "ORG/REPO"),
+    "rm leaf": ("part of this installation", "leave it"),
+    "rm org/not-there": ("is not in", "quire list"),
+    "run {missing} hello": ("neither an existing directory nor a hub id", "use 'leaf'"),
+    "run leaf hello --tools foo": ("--tools", "quire run --help"),
+    "run leaf hello --uds /tmp/x": ("does not chat over uds", "quire serve"),
+    "run leaf hello --port 70000": ("port", "0 to 65535"),
     # Slips in flags.
     f"{SERVE} --prot 1": ("unknown flag '--prot'", "did you mean '--port'?"),
     f"{SERVE} --hots x": ("unknown flag '--hots'", "did you mean '--host'?"),

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import sys
-import types
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -88,49 +85,3 @@ def test_a_file_is_not_a_model(tmp_path: Path):
     (tmp_path / "model.gguf").write_bytes(b"GGUF")
     with pytest.raises(ModelError, match="is a GGUF file, which Quire does not support"):
         resolve_model_path(str(tmp_path / "model.gguf"), None, None)
-
-
-@pytest.fixture
-def hub_client(monkeypatch: pytest.MonkeyPatch) -> types.ModuleType:
-    """Stands in for huggingface_hub; its snapshot_download is set by each test."""
-    client, errors = types.ModuleType("huggingface_hub"), types.ModuleType("huggingface_hub.errors")
-    for name, base in (
-        ("HfHubHTTPError", OSError),
-        ("HFValidationError", ValueError),
-        ("LocalEntryNotFoundError", OSError),
-    ):
-        setattr(errors, name, type(name, (base,), {}))
-    monkeypatch.setitem(sys.modules, "huggingface_hub", client)
-    monkeypatch.setitem(sys.modules, "huggingface_hub.errors", errors)
-    client.errors = errors  # type: ignore[attr-defined]
-    return client
-
-
-def test_a_hub_id_is_downloaded_without_anything_that_could_run(hub_client: Any):
-    calls = []
-    hub_client.snapshot_download = lambda *args, **kwargs: calls.append((args, kwargs)) or "/cache/snapshot"
-    assert resolve_model_path("org/name-1.5", "main", "/data") == Path("/cache/snapshot")
-    (args, kwargs), *rest = calls
-    assert not rest and args == ("org/name-1.5",)
-    assert kwargs["revision"] == "main" and kwargs["cache_dir"] == "/data"
-    assert not any(
-        pattern.endswith((".py", ".bin", ".pt", "*")) for pattern in kwargs["allow_patterns"] if pattern != "tokenizer*"
-    )
-
-
-@pytest.mark.parametrize(
-    ("error", "said"),
-    [
-        ("LocalEntryNotFoundError", "cannot be reached"),
-        ("HfHubHTTPError", "404 on the hub"),
-        ("HFValidationError", "404"),
-    ],
-)
-def test_a_failed_download_says_why_and_what_to_do(hub_client: Any, error: str, said: str):
-    def fail(*args: object, **kwargs: object) -> str:
-        raise getattr(hub_client.errors, error)("404 on the hub\nwith details")
-
-    hub_client.snapshot_download = fail
-    with pytest.raises(ModelError, match=said) as caught:
-        resolve_model_path("org/gone", None, None)
-    assert "local directory" in str(caught.value.hint) and "details" not in str(caught.value)

@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 
 from quire.errors import WeightsError
-from quire.models.safetensors_file import MAX_HEADER_BYTES, SafetensorsFile
+from quire.models.safetensors_file import SafetensorsFile
+from quire.models.safetensors_header import MAX_HEADER_BYTES
 
 ENTRY = {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}
 

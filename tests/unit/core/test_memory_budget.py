@@ -6,16 +6,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quire.errors import NotEnoughMemoryError
-from quire.utils.memory import GIB, MIB
-from quire.worker.memory import (
+from quire.core.memory_budget import (
+    StepLimits,
     check_allocation,
     check_swap_space,
     estimate_weights_bytes,
     estimate_workspace_bytes,
     plan_memory,
 )
-from quire.worker.step_limits import StepLimits
+from quire.errors import NotEnoughMemoryError
+from quire.utils.memory import GIB, MIB
 from tests.unit.worker.tiny import TINY_ARCH, tiny_arch, tiny_config
 
 LIMITS = StepLimits(max_num_seqs=8, max_num_batched_tokens=512, max_model_len=128)

@@ -1,7 +1,8 @@
 """How many bytes the KV cache may take: what is free, less weights and the workspace of the largest step.
 
-Called by the memory planner before and after the model is loaded. Pure functions; the numbers come in as arguments. The
-workspace is computed, not measured: a trial run of the largest step would take minutes on a CPU.
+Called by the worker's memory planner before and after the model is loaded, and by `quire inspect`. Pure functions; the
+numbers come in as arguments. The workspace is computed, not measured: a trial run of the largest step would take
+minutes on a CPU.
 """
 
 from __future__ import annotations
@@ -12,7 +13,6 @@ from dataclasses import dataclass
 from quire.config.model_arch import ModelArch
 from quire.errors import NotEnoughMemoryError
 from quire.utils.memory import GIB, MIB, format_bytes
-from quire.worker.step_limits import StepLimits
 
 # Thread stacks, libraries that load late, and freed memory that the allocator keeps (see `allocator`).
 RESERVED_BYTES = 256 * MIB
@@ -20,8 +20,19 @@ RESERVED_BYTES = 256 * MIB
 ATTENTION_BYTES = 96 * MIB
 # Float32 logits, their copy, float64 running sums, sort keys of log-probabilities: bytes per logit at the worst moment.
 SAMPLING_BYTES_PER_LOGIT = 32
+# Buffers of recorded steps, which the native kernels replay.
+RECORDED_STEPS_BYTES = 64 * MIB
 # Bytes per weight of projections and of token tables, scales included, by quantization.
 WEIGHT_BYTES: Mapping[str | None, tuple[float, float]] = {"int8": (1.01, 1.01), "int4": (0.54, 1.01)}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepLimits:
+    """The largest step: requests, tokens, and tokens of one request."""
+
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    max_model_len: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
