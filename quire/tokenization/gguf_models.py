@@ -6,9 +6,7 @@ pre-tokenizer, model and decoder. No state.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterator, Mapping
-from itertools import groupby
+from collections.abc import Callable, Mapping, Set
 
 import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers
@@ -75,7 +73,7 @@ def _byte_level(vocabulary: GGUFVocabulary, size: int) -> tokenizers.Tokenizer:
 
 def _sentencepiece(vocabulary: GGUFVocabulary, size: int) -> tokenizers.Tokenizer:
     """Llama's kind: merges of characters, the pair with the best score first; bytes for unknown ones."""
-    merges = vocabulary.merges or list(_merges_by_score(vocabulary, size))
+    merges = vocabulary.merges or _merges_by_score(vocabulary, size)
     library = _character_merges(vocabulary, size, merges)
     spaces = normalizers.Replace(" ", METASPACE)
     decoder = [decoders.Replace(METASPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
@@ -148,38 +146,40 @@ def _character_merges(vocabulary: GGUFVocabulary, size: int, merges: list[tuple[
     return tokenizers.Tokenizer(models.BPE(entries, merges, unk_token=name, fuse_unk=True, byte_fallback=True))
 
 
-def _merges_by_score(vocabulary: GGUFVocabulary, size: int) -> Iterator[tuple[str, str]]:
+def _merges_by_score(vocabulary: GGUFVocabulary, size: int) -> list[tuple[str, str]]:
     """Every way to put an entry together from two others, the best entry first.
 
     That is the order in which SentencePiece merges; among equals, as transformers sorts them when it converts a
     vocabulary: the longer left part first. Runs of spaces go before everything else.
     """
-    scores = _merge_scores(vocabulary, size)
-    ordered: list[tuple[float, str]] = []
-    for token, kind, score in zip(vocabulary.tokens[:size], vocabulary.types[:size], scores, strict=True):
-        if kind == TokenType.NORMAL:
-            ordered.append((-score, token))
-        elif kind == TokenType.USER_DEFINED and is_spaces(token):
-            ordered.append((-math.inf, token))
-    parts = {token for _, token in ordered}
+    entries = list(zip(vocabulary.tokens[:size], vocabulary.types[:size], strict=True))
+    ranks = {
+        token: -score
+        for (token, kind), score in zip(entries, _merge_scores(vocabulary, size), strict=True)
+        if kind == TokenType.NORMAL
+    }
+    runs = [token for token, kind in entries if kind == TokenType.USER_DEFINED and is_spaces(token)]
+    parts = ranks.keys() | runs
     num_chars = sum(map(len, parts))
     if num_chars > MAX_PIECE_CHARS:
         raise TokenizerError(
             f"{PREFIX}tokens has {num_chars} characters in all, at most {MAX_PIECE_CHARS} are read",
             hint=CONVERT_AGAIN, field=PREFIX + "tokens",
         )  # fmt: skip
-    ordered.sort(key=lambda entry: entry[0])
-    for _, group in groupby(ordered, key=lambda entry: entry[0]):
-        equals = [token for _, token in group]
-        found = [
-            (token[:cut], token[cut:])
-            for token in equals
-            for cut in range(len(token) - 1, 0, -1)
-            if token[:cut] in parts and token[cut:] in parts
-        ]
-        if len(equals) > 1:
-            found.sort(key=lambda pair: (-len(pair[0]), -len(pair[1])))
-        yield from found
+    merges = _splits(sorted(ranks, key=ranks.__getitem__), parts)
+    if len(set(ranks.values())) < len(ranks):
+        merges.sort(key=lambda pair: (ranks[pair[0] + pair[1]], -len(pair[0]), -len(pair[1])))
+    return sorted(_splits(runs, parts), key=lambda pair: (-len(pair[0]), -len(pair[1]))) + merges
+
+
+def _splits(tokens: list[str], parts: Set[str]) -> list[tuple[str, str]]:
+    """Every way to cut each of `tokens` in two parts, the longer left part first."""
+    return [
+        (left, right)
+        for token in tokens
+        for cut in range(len(token) - 1, 0, -1)
+        if (left := token[:cut]) in parts and (right := token[cut:]) in parts
+    ]
 
 
 def _merge_scores(vocabulary: GGUFVocabulary, size: int) -> list[float]:
@@ -193,8 +193,10 @@ def _merge_scores(vocabulary: GGUFVocabulary, size: int) -> list[float]:
         scores: list[float] = vocabulary.scores[:size].tolist()
         if len({score for score, kind in zip(scores, types, strict=True) if kind == TokenType.NORMAL}) > 1:
             return scores
-    last = 0 if is_gemma else size
-    return [-float(i + last * is_spaces(token)) for i, token in enumerate(vocabulary.tokens[:size])]
+    in_order = [-float(token_id) for token_id in range(size)]
+    if not is_gemma:
+        in_order = [score - size * is_spaces(token) for score, token in zip(in_order, vocabulary.tokens, strict=False)]
+    return in_order
 
 
 def unknown_id(vocabulary: GGUFVocabulary) -> int | None:

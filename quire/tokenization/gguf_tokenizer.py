@@ -28,6 +28,7 @@ from quire.tokenization.gguf_fields import (
 from quire.tokenization.gguf_models import build_model, kind_of, unknown_id
 from quire.tokenization.gguf_pre_tokenizers import pre_tokenization
 
+ADDED = (TokenType.CONTROL, TokenType.UNKNOWN, TokenType.USER_DEFINED)
 # What fills a vocabulary up to the rows of the embedding: no text gives it and it has no text.
 FILLER = re.compile(r"\[PAD\d+\]")
 # Converters call these control tokens; Hugging Face does not.
@@ -101,7 +102,7 @@ def _is_filler(fields: GGUFVocabulary, token_id: int) -> bool:
 
 def _is_added(fields: GGUFVocabulary, token_id: int) -> bool:
     """True for an entry that is found in a text before the text is split."""
-    return fields.types[token_id] in (TokenType.CONTROL, TokenType.UNKNOWN, TokenType.USER_DEFINED)
+    return fields.types[token_id] in ADDED
 
 
 def _special_ids(fields: GGUFVocabulary) -> frozenset[int]:
@@ -120,9 +121,9 @@ def _special_ids(fields: GGUFVocabulary) -> frozenset[int]:
 def _add_tokens(library: tokenizers.Tokenizer, fields: GGUFVocabulary, size: int, special: frozenset[int]) -> None:
     """The tokens that are found in a text before it is split: special ones, and those that users' text may hold."""
     tokens = fields.tokens
-    ids = {token_id for token_id in range(len(tokens)) if _is_added(fields, token_id)} | special
+    ids = special.union(fields.ids_of(*ADDED))
     if kind_of(fields) == "gemma4":
-        ids |= _added_by_gemma(fields, size)
+        ids = ids.union(_added_by_gemma(fields, size))
     if len(ids) > MAX_ADDED_TOKENS:
         raise TokenizerError(
             f"{PREFIX}token_type has {len(ids)} control and user-defined tokens, at most {MAX_ADDED_TOKENS} are read",
