@@ -123,7 +123,7 @@ const checks = {
 
   async errors() {
     const refused = (fields) => chat(fields).then(() => assert.fail("it was answered"), (error) => error);
-    const bad = await refused({ temperature: 3 });
+    const bad = await refused({ temperature: -1 });
     assert.ok(bad instanceof OpenAI.BadRequestError);
     assert.deepEqual([bad.status, bad.param, bad.type], [400, "temperature", "BadRequestError"]);
     assert.ok(bad.requestID);
