@@ -133,7 +133,7 @@ MISSING: tuple[Missing, ...] = (
         },
     ),
     Missing(
-        "no supported model has experts", "leave expert parallelism out",
+        "all experts are computed on one device, by kernels of Quire's own", "leave it out",
         {
             "enable_expert_parallel": _OFF, "all2all_backend": _NONE, "enable_eplb": _OFF, "eplb_config": _EMPTY,
             "enable_dbo": _OFF, "dbo_decode_token_threshold": _NONE, "dbo_prefill_token_threshold": _NONE,
@@ -142,7 +142,8 @@ MISSING: tuple[Missing, ...] = (
         },
     ),
     Missing(
-        "no supported model has state-space layers", "leave it out",
+        "recurrent layers are computed by kernels of Quire's own, whose states are float32",
+        "leave it out; --num-state-checkpoints says how many states are kept",
         {
             "mamba_backend": _NONE, "mamba_block_size": _NONE, "mamba_cache_dtype": _AUTO, "mamba_cache_mode": _NONE,
             "mamba_cache_philox_rounds": _NONE, "mamba_ssm_cache_dtype": _AUTO, "mamba_ssu_algorithm": _NONE,

@@ -7,7 +7,6 @@ import json
 import signal
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -47,15 +46,22 @@ class Beside:
 
 
 def make_beside(
-    name: str, path: Path, leaf: str, workplace: Path, environment: Mapping[str, str], others: contextlib.ExitStack
+    name: str,
+    path: Path,
+    leaf: str,
+    workplace: Path,
+    environment: Mapping[str, str],
+    others: contextlib.ExitStack,
+    python: str,
 ) -> Beside:
     """What runs beside example `name`; it ends with `others`.
 
     Args:
         leaf: "host:port" of the server that most examples ask.
+        python: that has the packages which examples import.
     """
     if name in SERVED_BY:
-        host, port = _program(path.parent / Path(SERVED_BY[name]).name, workplace, environment, others)
+        host, port = _program(path.parent / Path(SERVED_BY[name]).name, workplace, environment, others, python)
         return Beside(leaf, ["--host", host, "--port", str(port)])
     if name in SCRIPTS:
         engine = WritingEngine()
@@ -105,13 +111,13 @@ def _free_port() -> int:
 
 
 def _program(
-    path: Path, workplace: Path, environment: Mapping[str, str], others: contextlib.ExitStack
+    path: Path, workplace: Path, environment: Mapping[str, str], others: contextlib.ExitStack, python: str
 ) -> tuple[str, int]:
     address = ("127.0.0.1", _free_port())
     program = workplace / f"server_{path.name}"
     program.write_text(rewrite(str(path), path.read_text(), f"{address[0]}:{address[1]}"))
     process = subprocess.Popen(
-        [sys.executable, str(program), "--host", address[0], "--port", str(address[1])],
+        [python, str(program), "--host", address[0], "--port", str(address[1])],
         cwd=workplace, env=dict(environment), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
     )  # fmt: skip
     others.callback(process.wait, 60)

@@ -7,7 +7,9 @@ import sys
 import sysconfig
 from pathlib import Path
 
-PACKAGES = ("pybase64", "pillow", "websockets", "opentelemetry-sdk", "opentelemetry-exporter-otlp-proto-grpc")
+PACKAGES = (
+    "fastapi", "pybase64", "pillow", "websockets", "opentelemetry-sdk", "opentelemetry-exporter-otlp-proto-grpc",
+)  # fmt: skip
 
 
 def python_with_packages(folder: Path) -> str:

@@ -11,6 +11,7 @@ import argparse
 import contextlib
 import os
 import re
+import signal
 import subprocess
 import sys
 import tempfile
@@ -38,7 +39,7 @@ NOT_RUN = {
     "no transfer of KV caches between engines",
     r"flexkv|lmcache": "needs a KV cache of another program; Quire has no KV connectors",
     r"^ray_serving/(batch|ray)": "Ray loads vLLM by itself; Quire has no backend for Ray's LLM library",
-    r"^ray_serving/elastic": "changes the number of experts' ranks on GPUs; no supported model has experts",
+    r"^ray_serving/elastic": "changes the number of experts' ranks on GPUs; Quire has no expert parallelism",
     r"^rl/.*(http|rdt|ray|m2n|fsdp|async_new|nccl)": "needs GPUs; Quire cannot take other weights while it runs",
     r"microphone": "needs a microphone; Quire has no audio inputs",
     r"prithvi": "for a pooling model with a plugin of its own; Quire has none",
@@ -96,7 +97,7 @@ def run(path: Path, name: str, server: str, workplace: Path, python: str) -> Out
         "TMPDIR": str(workplace),
     }  # fmt: skip
     with contextlib.ExitStack() as others:
-        beside = make_beside(name, path, server, workplace, environment, others)
+        beside = make_beside(name, path, server, workplace, environment, others, python)
         program = workplace / name.replace("/", "__")
         text = path.read_text()
         for old, new in beside.addresses.items():
@@ -169,6 +170,8 @@ def main() -> int:
     parser.add_argument("--only", default="")
     parser.add_argument("--keep", type=Path, default=None, help="where programs and their output stay")
     options = parser.parse_args()
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # in a shell's background; some programs end by it alone
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     examples: Path = options.examples or fetch()
     paths = [path for path in sorted(examples.rglob("*.py")) if path.name != "__init__.py"]
     python = python_with_packages(ROOT / "build/vllm-examples")

@@ -18,7 +18,7 @@ RUNNER_V2 = "logits processors of vLLM's second model runner (port them to updat
 FLAT_LOGPROBS = "flat log-probabilities (flat_logprobs)"
 REPETITION = "repetition_detection"
 WATERMARK = "watermarking"
-INTERNALS = "counterpart of this internal module of vLLM"
+INTERNALS = "this internal module of vLLM"
 SHARDED = "sharded checkpoint formats (sharded_state, tensorizer)"
 TENSORS = "tensors in requests or responses (embeddings)"
 
