@@ -189,18 +189,18 @@ void quantised(const Tier& tier, Pool& pool, void* out) {
   quant.pack_int4(pool, {weight, kInputs, packed4, scales4, 0, kOutputs, kInputs, kGroup, kDType});
   T* result = static_cast<T*>(out);
   for (const int64_t rows : kNumRows) {
-    quant.linear_int8(pool, {x, kInputs, packed8, scales8, bias, result, rows, kOutputs, kInputs, 0, kDType, DType::f32,
+    quant.linear_int8(pool, {x, kInputs, packed8, scales8, bias, result, kOutputs, rows, kOutputs, kInputs, 0, kDType, DType::f32,
                              kDType, false, nullptr});
     result += rows * kOutputs;
-    quant.linear_int4(pool, {x, kInputs, packed4, scales4, nullptr, result, rows, kOutputs, kInputs, kGroup, kDType,
+    quant.linear_int4(pool, {x, kInputs, packed4, scales4, nullptr, result, kOutputs, rows, kOutputs, kInputs, kGroup, kDType,
                              kDType, kDType, false, nullptr});
     result += rows * kOutputs;
   }
-  quant.grouped_int8(pool, {{x, kInputs, packed8, scales8, nullptr, result, kRoutedRows, kPanelSize, kInputs, 0, kDType,
+  quant.grouped_int8(pool, {{x, kInputs, packed8, scales8, nullptr, result, kPanelSize, kRoutedRows, kPanelSize, kInputs, 0, kDType,
                              kDType, kDType, false, kRouted},
                             kRoutedStarts, 3, 37});
   result += kRoutedRows * kPanelSize;
-  quant.grouped_int4(pool, {{x, kInputs, packed4, scales4, nullptr, result, kRoutedRows, kPanelSize, kInputs, kGroup,
+  quant.grouped_int4(pool, {{x, kInputs, packed4, scales4, nullptr, result, kPanelSize, kRoutedRows, kPanelSize, kInputs, kGroup,
                              kDType, kDType, kDType, false, kRouted},
                             kRoutedStarts, 3, 37});
   result += kRoutedRows * kPanelSize;
@@ -488,6 +488,7 @@ const SelfTestCase self_test_cases[] = {
     {"linear f32", kLinearBytes<float>, linear<float, DType::f32>},
     {"quantised bf16", kQuantisedBytes<bf16>, quantised<bf16, DType::bf16>},
     {"quantised f32", kQuantisedBytes<float>, quantised<float, DType::f32>},
+    {"blocks", kBlockProductsBytes, block_products},
     {"mixture bf16", sizeof(Mixed<bf16>), mixture<bf16, DType::bf16>},
     {"mixture f32", sizeof(Mixed<float>), mixture<float, DType::f32>},
     {"attention bf16", kAttentionBytes<bf16>, attention<bf16, DType::bf16>},
@@ -526,6 +527,22 @@ const IdleKernel idle_kernels[] = {
     {"pack_int4", [](TierCopy& c) { c.quant.pack_int4 = [](Pool&, const QuantPackArgs&) { return true; }; }},
     {"gather_int8", [](TierCopy& c) { c.quant.gather_int8 = [](Pool&, const QuantGatherArgs&) {}; }},
     {"gather_int4", [](TierCopy& c) { c.quant.gather_int4 = [](Pool&, const QuantGatherArgs&) {}; }},
+    {"block_linear",
+     [](TierCopy& c) {
+       for (auto& kernels : c.block.of) kernels.block_linear = [](Pool&, const QuantLinearArgs&) {};
+     }},
+    {"block_grouped",
+     [](TierCopy& c) {
+       for (auto& kernels : c.block.of) kernels.block_grouped = [](Pool&, const Grouped<QuantLinearArgs>&) {};
+     }},
+    {"block_pack",
+     [](TierCopy& c) {
+       for (auto& kernels : c.block.of) kernels.block_pack = [](Pool&, const BlockPackArgs&) { return true; };
+     }},
+    {"block_gather",
+     [](TierCopy& c) {
+       for (auto& kernels : c.block.of) kernels.block_gather = [](Pool&, const BlockGatherArgs&) {};
+     }},
     {"route", [](TierCopy& c) { c.moe.route = [](Pool&, const RouteArgs&) {}; }},
     {"combine", [](TierCopy& c) { c.moe.combine = [](Pool&, const CombineArgs&) {}; }},
     {"spread", [](TierCopy& c) { c.moe.spread = [](Pool&, const SpreadArgs&) {}; }},
@@ -550,13 +567,14 @@ const IdleKernel idle_kernels[] = {
 const int num_idle_kernels = static_cast<int>(sizeof(idle_kernels) / sizeof(idle_kernels[0]));
 
 TierCopy::TierCopy(const Tier& original)
-    : elementwise(*original.elementwise), gemm(*original.gemm), quant(*original.quant), moe(*original.moe),
+    : elementwise(*original.elementwise), gemm(*original.gemm), quant(*original.quant), block(*original.block), moe(*original.moe),
       attention(*original.attention), latent(*original.latent), sampling(*original.sampling),
       causal_conv(*original.causal_conv), state_space(*original.state_space), delta_net(*original.delta_net),
       tier(original) {
   tier.elementwise = &elementwise;
   tier.gemm = &gemm;
   tier.quant = &quant;
+  tier.block = &block;
   tier.moe = &moe;
   tier.attention = &attention;
   tier.latent = &latent;

@@ -13,6 +13,10 @@ struct SelfTestCase {
 extern const SelfTestCase self_test_cases[];
 extern const int num_self_test_cases;
 
+// Cases in files of their own.
+void block_products(const Tier& tier, Pool& pool, void* out);
+extern const int64_t kBlockProductsBytes;
+
 // A tier whose kernels can be exchanged one by one.
 struct TierCopy {
   explicit TierCopy(const Tier& original);
@@ -22,6 +26,7 @@ struct TierCopy {
   ElementwiseKernels elementwise;
   GemmKernels gemm;
   QuantKernels quant;
+  BlockKernels block;
   MoeKernels moe;
   AttentionKernels attention;
   LatentKernels latent;

@@ -15,6 +15,7 @@ namespace quire {
   extern const ElementwiseKernels elementwise_kernels; \
   extern const GemmKernels gemm_kernels;               \
   extern const QuantKernels quant_kernels;             \
+  extern const BlockKernels block_kernels;             \
   extern const MoeKernels moe_kernels;                 \
   extern const AttentionKernels attention_kernels;     \
   extern const LatentKernels latent_kernels;           \
@@ -27,8 +28,8 @@ namespace quire {
 #define QUIRE_TIER_ENTRY(tier, is_supported)                                            \
   {                                                                                     \
 #tier, is_supported, &tier::elementwise_kernels, &tier::gemm_kernels,                   \
-        &tier::quant_kernels, &tier::moe_kernels, &tier::attention_kernels,             \
-        &tier::latent_kernels,                                                          \
+        &tier::quant_kernels, &tier::block_kernels, &tier::moe_kernels,                 \
+        &tier::attention_kernels, &tier::latent_kernels,                                \
         &tier::sampling_kernels, &tier::causal_conv_kernels, &tier::state_space_kernels, \
         &tier::delta_net_kernels, &tier::self_test_kernels                              \
   }

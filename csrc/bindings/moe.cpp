@@ -15,6 +15,7 @@ void bind_grouped(nb::module_& m, const char* name, Kernel QuantKernels::*kernel
                                  at<void>(scales),
                                  at<void>(bias),
                                  at<void>(out),
+                                 output_size,
                                  num_rows,
                                  output_size,
                                  input_size,

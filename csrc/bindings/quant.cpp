@@ -6,7 +6,7 @@ namespace {
 template <class Kernel>
 void bind_linear(nb::module_& m, const char* name, Kernel QuantKernels::*kernel) {
   m.def(name, [kernel](int tier, Pool& pool, uintptr_t x, int64_t x_stride, uintptr_t packed, uintptr_t scales,
-                       uintptr_t bias, uintptr_t out, int64_t num_rows, int64_t output_size, int64_t input_size,
+                       uintptr_t bias, uintptr_t out, int64_t out_stride, int64_t num_rows, int64_t output_size, int64_t input_size,
                        int64_t group_size, int x_dtype, int bias_dtype, int out_dtype, bool is_gated) {
     const QuantLinearArgs args{at<void>(x),
                                x_stride,
@@ -14,6 +14,7 @@ void bind_linear(nb::module_& m, const char* name, Kernel QuantKernels::*kernel)
                                at<void>(scales),
                                at<void>(bias),
                                at<void>(out),
+                               out_stride,
                                num_rows,
                                output_size,
                                input_size,

@@ -4,6 +4,7 @@
 //   DotScope(rows, tile_quads)   lives around the blocks of a task, each with that many rows and whole tiles of k
 //   dot_block(block)             sums of bytes
 //   dot_group(group)             one group of int4 weights, scaled into float32 totals
+//   dot_codes<kMaxCode, kQuads>  as dot_block, of kQuads quads of weights <= kMaxCode
 #pragma once
 
 #include "quire/quant.h"
@@ -97,4 +98,15 @@ static inline void dot_unpacked_group(const GroupBlock& group, const Dot& dot) {
 #include "kernels/quant_dot_avx2.h"
 #else
 #include "kernels/quant_dot_portable.h"
+#endif
+
+#if !defined(QUIRE_TIER_AVX2)
+namespace quire::QUIRE_TIER {
+
+template <int, int64_t>
+static inline void dot_codes(const DotBlock& block) {
+  dot_block(block);
+}
+
+}  // namespace quire::QUIRE_TIER
 #endif

@@ -46,16 +46,16 @@ static inline void dot_bytes(const int8_t* q, int64_t q_stride, const uint8_t* w
   }
 }
 
-// R rows of one panel of nibbles: eight quads are summed in 16 bits.
-template <int R>
-static inline void dot_nibbles(const int8_t* q, int64_t q_stride, const uint8_t* w, int64_t quads, int32_t* out) {
+// R rows of one panel of codes so small that kQuads quads can be summed in 16 bits.
+template <int kQuads, int R>
+static inline void dot_narrow(const int8_t* q, int64_t q_stride, const uint8_t* w, int64_t quads, int32_t* out) {
   const __m256i ones = _mm256_set1_epi16(1);
   __m256i sums[R][2];
   for (int r = 0; r < R; ++r) sums[r][0] = sums[r][1] = _mm256_setzero_si256();
-  for (int64_t k = 0; k < quads; k += 8) {
+  for (int64_t k = 0; k < quads; k += kQuads) {
     __m256i pairs[R][2];
     for (int r = 0; r < R; ++r) pairs[r][0] = pairs[r][1] = _mm256_setzero_si256();
-    for (int i = 0; i < 8; ++i, q += 4, w += 64) {
+    for (int i = 0; i < kQuads; ++i, q += 4, w += 64) {
       const __m256i low = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(w));
       const __m256i high = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(w + 32));
       for (int r = 0; r < R; ++r) {
@@ -75,20 +75,21 @@ static inline void dot_nibbles(const int8_t* q, int64_t q_stride, const uint8_t*
   }
 }
 
-template <bool kNibbles, int R>
+// kQuads: as above; 0 = bytes of any size.
+template <int kQuads, int R>
 static inline void dot_rows(const DotBlock& block, int64_t m, int64_t p) {
   const int8_t* q = block.q + m * block.q_stride;
   const uint8_t* w = block.w + block.w_offsets.at(p);
   int32_t* out = block.sums + m * kDotCols + p * kPanelSize;
-  if (kNibbles) {
-    dot_nibbles<R>(q, block.q_stride, w, block.quads, out);
+  if constexpr (kQuads > 0) {
+    dot_narrow<kQuads, R>(q, block.q_stride, w, block.quads, out);
   } else {
     dot_bytes<R>(q, block.q_stride, w, block.quads, out);
   }
 }
 
-// Quads are a multiple of 8.
-template <bool kNibbles>
+// Quads are a multiple of kQuads.
+template <int kQuads>
 static inline void dot_panels(const DotBlock& block) {
   if (block.next != nullptr) {
     for (int64_t p = 0; p < block.panels; ++p) {
@@ -97,14 +98,21 @@ static inline void dot_panels(const DotBlock& block) {
   }
   for (int64_t p = 0; p < block.panels; ++p) {
     int64_t m = 0;
-    for (; m + 2 <= block.rows; m += 2) dot_rows<kNibbles, 2>(block, m, p);
-    if (m < block.rows) dot_rows<kNibbles, 1>(block, m, p);
+    for (; m + 2 <= block.rows; m += 2) dot_rows<kQuads, 2>(block, m, p);
+    if (m < block.rows) dot_rows<kQuads, 1>(block, m, p);
   }
 }
 
-static inline void dot_block(const DotBlock& block) { dot_panels<false>(block); }
+static inline void dot_block(const DotBlock& block) { dot_panels<0>(block); }
 static inline void dot_group(const GroupBlock& group) {
-  dot_unpacked_group(group, [](const DotBlock& block) { dot_panels<true>(block); });
+  dot_unpacked_group(group, [](const DotBlock& block) { dot_panels<8>(block); });
+}
+
+// Sums of two products are below 2 * 127 * code, those of twice kQuads such sums below 2 ** 15.
+template <int kMaxCode, int64_t kQuads>
+static inline void dot_codes(const DotBlock& block) {
+  constexpr int kFitting = kMaxCode <= 15 ? 8 : kMaxCode <= 31 ? 4 : kMaxCode <= 63 ? 2 : 0;
+  dot_panels<min_i64(kFitting, kQuads)>(block);
 }
 
 }  // namespace quire::QUIRE_TIER

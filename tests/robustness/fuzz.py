@@ -23,6 +23,7 @@ BATCH = 5000
 def run_batch(tier: str, first: int, count: int, place: Path) -> None:
     """In a child: the seeds first .. first + count - 1; `place` always holds the one that runs."""
     from tests.kernels.native.fuzz import Boundary, run
+    from tests.kernels.native.fuzz_blocks import BLOCK_CALLS
     from tests.kernels.native.fuzz_calls import CALLS
     from tests.kernels.native.fuzz_expert_calls import EXPERT_CALLS
 
@@ -32,7 +33,7 @@ def run_batch(tier: str, first: int, count: int, place: Path) -> None:
             yield seed
 
     file = os.open(place, os.O_RDWR | os.O_CREAT)
-    counts = run(Boundary(tier, {**CALLS, **EXPERT_CALLS}), seeds())
+    counts = run(Boundary(tier, {**CALLS, **EXPERT_CALLS, **BLOCK_CALLS}), seeds())
     print(json.dumps([sum(pair[i] for pair in counts.values()) for i in (0, 1)]))
 
 

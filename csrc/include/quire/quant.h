@@ -36,7 +36,8 @@ struct QuantLinearArgs {
   const uint8_t* packed;
   const void* scales;  // f32 (int8) or bf16 (int4)
   const void* bias;    // null = none
-  void* out;           // contiguous rows
+  void* out;
+  int64_t out_stride;
   int64_t num_rows;
   int64_t output_size;
   int64_t input_size;

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "quire/attention.h"
+#include "quire/block_quant.h"
 #include "quire/causal_conv.h"
 #include "quire/delta_net.h"
 #include "quire/elementwise.h"
@@ -21,6 +22,7 @@ struct Tier {
   const ElementwiseKernels* elementwise;
   const GemmKernels* gemm;
   const QuantKernels* quant;
+  const BlockKernels* block;
   const MoeKernels* moe;
   const AttentionKernels* attention;
   const LatentKernels* latent;

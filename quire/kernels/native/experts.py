@@ -6,10 +6,13 @@ recorded.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from quire.errors import ShapeError
 from quire.kernels.native import linear, quant
+from quire.kernels.native.block_quant import BlockKernel
 from quire.kernels.native.checks import (
     DTYPE_CODES,
     FLOATS,
@@ -115,7 +118,7 @@ def grouped_linear(
     bias: torch.Tensor | None = None,
     *,
     scales: torch.Tensor | None = None,
-    format: quant.QuantFormat | None = None,
+    format: quant.QuantFormat | BlockKernel | None = None,
     is_gated: bool = False,
 ) -> torch.Tensor:
     """Every expert's product with its own rows, in one call: row i is x[rows[i]] W_e^T + bias_e, starts[e] <= i.
@@ -126,7 +129,7 @@ def grouped_linear(
         starts: [num_experts + 1] int32, from 0 to num_rows, rising.
         packed: one weight for all experts, each of which has `outputs_of_expert` outputs; dtype of `x` or of `format`.
         bias: [num_experts, output_size], dtype of `x` or float32.
-        scales: of quantized weights.
+        scales: of int8 and int4 weights.
         format: of quantized weights; None = they have the dtype of `x`.
         is_gated: each expert has 2 * output_size outputs (and biases), gates then ups, and silu(gate) * up results;
             output_size is a multiple of 16.
@@ -166,14 +169,12 @@ def grouped_linear(
         check_tensor("bias", bias, (x.dtype, torch.float32), (num_experts, num_weights))
         bias_dtype = bias.dtype
     out = runtime.empty(num_rows, output_size, dtype=x.dtype)
-    name = "linear" if format is None else format.name
-    of_scales = [] if scales is None else [scales.data_ptr()]
-    of_format = [] if format is None else [format.group_size(input_size)]
-    fault = getattr(runtime.library, f"grouped_{name}")(
-        runtime.tier_idx, runtime.pool, x.data_ptr(), x.stride(0), 0 if rows is None else rows.data_ptr(), num_x_rows,
-        starts.data_ptr(), num_experts, packed.data_ptr(), *of_scales, 0 if bias is None else bias.data_ptr(),
-        out.data_ptr(), num_rows, output_size, input_size, *of_format, DTYPE_CODES[x.dtype], DTYPE_CODES[bias_dtype],
-        DTYPE_CODES[x.dtype], is_gated,
+    kernel, of_kernel, of_weight, of_groups = _kernel_of(runtime, format, scales, input_size)
+    fault = kernel(
+        runtime.tier_idx, runtime.pool, *of_kernel, x.data_ptr(), x.stride(0), 0 if rows is None else rows.data_ptr(),
+        num_x_rows, starts.data_ptr(), num_experts, packed.data_ptr(), *of_weight,
+        0 if bias is None else bias.data_ptr(), out.data_ptr(), num_rows, output_size, input_size, *of_groups,
+        DTYPE_CODES[x.dtype], DTYPE_CODES[bias_dtype], DTYPE_CODES[x.dtype], is_gated,
     )  # fmt: skip
     _refuse(fault)
     return out
@@ -281,11 +282,27 @@ def _check_places(places: torch.Tensor) -> tuple[int, int]:
     return num_tokens, num_chosen
 
 
+def _kernel_of(
+    runtime: NativeRuntime,
+    format: quant.QuantFormat | BlockKernel | None,
+    scales: torch.Tensor | None,
+    input_size: int,
+) -> tuple[Any, list[int], list[int], list[int]]:
+    """The library's function, and its arguments of the format: first, behind the weight, and the group size."""
+    if format is None:
+        return runtime.library.grouped_linear, [], [], []
+    if isinstance(format, BlockKernel):
+        return runtime.library.block_grouped, [format.number], [], []
+    assert scales is not None
+    kernel = getattr(runtime.library, f"grouped_{format.name}")
+    return kernel, [], [scales.data_ptr()], [format.group_size(input_size)]
+
+
 def _check_weight(
     x_dtype: torch.dtype,
     packed: torch.Tensor,
     scales: torch.Tensor | None,
-    format: quant.QuantFormat | None,
+    format: quant.QuantFormat | BlockKernel | None,
     num_outputs: int,
     input_size: int,
 ) -> None:
@@ -294,8 +311,13 @@ def _check_weight(
             raise ShapeError("scales are given without their format", field="scales")
         check_tensor("packed", packed, (x_dtype,), linear.packed_shape(num_outputs, input_size, x_dtype))
         return
+    if isinstance(format, BlockKernel):
+        if scales is not None:
+            raise ShapeError(f"scales are given for {format.name}, whose packed weight holds them", field="scales")
+        check_tensor("packed", packed, (torch.uint8,), format.packed_shape(num_outputs, input_size))
+        return
     if not isinstance(format, quant.QuantFormat):
-        raise ShapeError(f"format is {format!r}, expected INT8 or INT4", field="format")
+        raise ShapeError(f"format is {format!r}, expected INT8, INT4 or a block format", field="format")
     check_size("input_size", input_size, 1, quant.MAX_INPUT_SIZE)
     check_is_tensor("scales", scales)
     assert scales is not None

@@ -156,6 +156,7 @@ class QuantFormat(ABC):
         bias: torch.Tensor | None = None,
         *,
         out_dtype: torch.dtype | None = None,
+        out: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Compute x W^T + bias, with rows of `x` quantised to int8 by their largest magnitude.
 
@@ -167,6 +168,7 @@ class QuantFormat(ABC):
             packed, scales: as `pack_rows` wrote them.
             bias: [output_size] float32 or the dtype of `x`.
             out_dtype: float32 or the dtype of `x`; None = the latter.
+            out: [num_tokens, output_size] `out_dtype`, written; rows may be strided. None = a new tensor.
 
         Returns:
             [num_tokens, output_size]. A row depends on no other row, nor on the tier or the number of threads.
@@ -177,7 +179,7 @@ class QuantFormat(ABC):
         Cost: reads the packed weight once: bandwidth bound up to about 8 tokens (int8) or 4 (int4).
         Reference: kernels/reference/quant.py
         """
-        return self._product(runtime, x, packed, scales, output_size, bias, out_dtype, is_gated=False)
+        return self._product(runtime, x, packed, scales, output_size, bias, out_dtype, out, is_gated=False)
 
     def gated_linear(
         self,
@@ -187,6 +189,8 @@ class QuantFormat(ABC):
         scales: torch.Tensor,
         intermediate_size: int,
         bias: torch.Tensor | None = None,
+        *,
+        out: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """silu(x G^T) * (x U^T) in one pass, with the bits of `linear`, then `elementwise.silu_and_mul`.
 
@@ -195,6 +199,7 @@ class QuantFormat(ABC):
             packed, scales: intermediate_size gate outputs, then as many up outputs, as `pack_rows` wrote them.
             intermediate_size: a multiple of 16.
             bias: [2 * intermediate_size] float32 or the dtype of `x`.
+            out: [num_tokens, intermediate_size], dtype of `x`, written; rows may be strided. None = a new tensor.
 
         Returns:
             [num_tokens, intermediate_size], dtype of `x`.
@@ -212,11 +217,11 @@ class QuantFormat(ABC):
                 hint="use linear, then the activation",
                 field="intermediate_size",
             )
-        return self._product(runtime, x, packed, scales, intermediate_size, bias, None, is_gated=True)
+        return self._product(runtime, x, packed, scales, intermediate_size, bias, None, out, is_gated=True)
 
     def _product(
         self, runtime: NativeRuntime, x: torch.Tensor, packed: torch.Tensor, scales: torch.Tensor, output_size: int,
-        bias: torch.Tensor | None, out_dtype: torch.dtype | None, *, is_gated: bool,
+        bias: torch.Tensor | None, out_dtype: torch.dtype | None, out: torch.Tensor | None, *, is_gated: bool,
     ) -> torch.Tensor:  # fmt: skip
         check_rows("x", x)
         num_tokens, input_size = x.shape
@@ -233,12 +238,17 @@ class QuantFormat(ABC):
         out_dtype = x_dtype if out_dtype is None else out_dtype
         if out_dtype is not x_dtype and out_dtype is not torch.float32:
             raise ShapeError(f"out_dtype is {out_dtype}, expected {x_dtype} or torch.float32", field="out_dtype")
-        out = runtime.empty(num_tokens, output_size, dtype=out_dtype)
+        if out is None:
+            out = runtime.empty(num_tokens, output_size, dtype=out_dtype)
+        else:
+            check_tensor("out", out, (out_dtype,), (num_tokens, output_size), strided_rows=True)
+            check_apart("out", out, x=x, packed=packed, scales=scales, bias=bias)
         if num_tokens and output_size:
             getattr(runtime.library, f"linear_{self.name}")(
                 runtime.tier_idx, runtime.pool, x.data_ptr(), x.stride(0), packed.data_ptr(), scales.data_ptr(),
-                bias_ptr, out.data_ptr(), num_tokens, output_size, input_size, self.group_size(input_size),
-                DTYPE_CODES[x_dtype], DTYPE_CODES[bias_dtype], DTYPE_CODES[out_dtype], is_gated,
+                bias_ptr, out.data_ptr(), out.stride(0), num_tokens, output_size, input_size,
+                self.group_size(input_size), DTYPE_CODES[x_dtype], DTYPE_CODES[bias_dtype], DTYPE_CODES[out_dtype],
+                is_gated,
             )  # fmt: skip
         return out
 

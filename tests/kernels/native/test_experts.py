@@ -9,11 +9,13 @@ import torch
 
 from quire.errors import ShapeError
 from quire.kernels.native import experts, linear, quant
+from quire.kernels.native.block_quant import BLOCK_KERNELS, BlockKernel
 from quire.kernels.native.elementwise import clamped_silu_and_mul
 from quire.kernels.native.runtime import NativeRuntime
 from quire.kernels.reference import activation as reference_activation
 from quire.kernels.reference import experts as reference
 from quire.kernels.routing import Routing
+from tests.kernels.native.blocks import random_blocks
 from tests.kernels.native.guards import assert_close, randn, same_bits
 
 BF16, F32 = torch.bfloat16, torch.float32
@@ -31,6 +33,13 @@ ROUTERS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 # Rows of each expert: none, one, register blocks, a tile and more than a task.
 COUNTS = [0, 1, 0, 7, 40, 2, 16, 17, 270, 0]
+
+Format = quant.QuantFormat | BlockKernel | None
+formats = pytest.mark.parametrize(
+    "format",
+    [None, quant.INT8, quant.INT4, BLOCK_KERNELS["Q4_K"], BLOCK_KERNELS["MXFP4"]],
+    ids=lambda format: format.name if format else "dense",
+)
 
 
 @pytest.mark.parametrize("name", ROUTERS)
@@ -86,12 +95,15 @@ class Weights:
 
     def __init__(
         self, runtime: NativeRuntime, num_experts: int, outputs: int, inputs: int, dtype: torch.dtype,
-        format: quant.QuantFormat | None,
+        format: Format,
     ) -> None:  # fmt: skip
         self.format, self.outputs = format, outputs
         padded = experts.outputs_of_expert(outputs)
         if format is None:
             self.packed = torch.zeros(linear.packed_shape(num_experts * padded, inputs, dtype), dtype=dtype)
+            self.scales = None
+        elif isinstance(format, BlockKernel):
+            self.packed = torch.zeros(format.packed_shape(num_experts * padded, inputs), dtype=torch.uint8)
             self.scales = None
         else:
             self.packed = torch.zeros(format.packed_shape(num_experts * padded, inputs), dtype=torch.int8)
@@ -100,6 +112,9 @@ class Weights:
             rows = randn(outputs, inputs, dtype=dtype, seed=expert)
             if format is None:
                 linear.pack_rows(runtime, rows, self.packed, expert * padded)
+            elif isinstance(format, BlockKernel):
+                blocks = random_blocks(format, outputs, inputs, seed=expert)
+                format.pack_rows(runtime, blocks, self.packed, expert * padded)
             else:
                 assert self.scales is not None
                 format.pack_rows(runtime, rows, self.packed, self.scales, expert * padded)
@@ -120,6 +135,10 @@ class Weights:
             if is_gated:
                 return linear.gated_linear(runtime, x, packed, self.outputs // 2, bias)
             return linear.linear(runtime, x, packed, self.outputs, bias)
+        if isinstance(self.format, BlockKernel):
+            if is_gated:
+                return self.format.gated_linear(runtime, x, packed, self.outputs // 2, bias)
+            return self.format.linear(runtime, x, packed, self.outputs, bias)
         assert self.scales is not None
         scales = self.scales.chunk(self.num_experts)[expert]
         if is_gated:
@@ -127,14 +146,15 @@ class Weights:
         return self.format.linear(runtime, x, packed, scales, self.outputs, bias)
 
 
-@pytest.mark.parametrize("format", [None, quant.INT8, quant.INT4], ids=["dense", "int8", "int4"])
+@formats
 @pytest.mark.parametrize("dtype", [BF16, F32], ids=str)
 @pytest.mark.parametrize("is_gated, outputs", [(True, 96), (False, 77)], ids=["gated", "plain"])
 def test_rows_have_the_bits_of_their_experts_own_product(
-    runtime: NativeRuntime, format: quant.QuantFormat | None, dtype: torch.dtype, is_gated: bool, outputs: int
+    runtime: NativeRuntime, format: Format, dtype: torch.dtype, is_gated: bool, outputs: int
 ):
-    weights = Weights(runtime, len(COUNTS), outputs, 70, dtype, format)
-    x = randn(50, 90, dtype=dtype)[:, 3:73]
+    inputs = 256 if isinstance(format, BlockKernel) else 70
+    weights = Weights(runtime, len(COUNTS), outputs, inputs, dtype, format)
+    x = randn(50, inputs + 20, dtype=dtype)[:, 3 : inputs + 3]
     bias = randn(len(COUNTS), outputs, dtype=dtype, seed=9)
     rows, starts = routing_of(COUNTS, len(x))
     for given_bias in (None, bias):
@@ -148,10 +168,11 @@ def test_rows_have_the_bits_of_their_experts_own_product(
     assert same_bits(weights.grouped(runtime, x[rows.long()], None, starts, bias, is_gated=is_gated), actual)
 
 
-@pytest.mark.parametrize("format", [None, quant.INT8, quant.INT4], ids=["dense", "int8", "int4"])
-def test_one_token_and_nothing_are_computed(runtime: NativeRuntime, format: quant.QuantFormat | None):
-    weights = Weights(runtime, 6, 96, 300, BF16, format)
-    x = randn(1, 300, dtype=BF16)
+@formats
+def test_one_token_and_nothing_are_computed(runtime: NativeRuntime, format: Format):
+    inputs = 512 if isinstance(format, BlockKernel) else 300
+    weights = Weights(runtime, 6, 96, inputs, BF16, format)
+    x = randn(1, inputs, dtype=BF16)
     starts = torch.tensor([0, 1, 1, 1, 2, 2, 3]).int()
     actual = weights.grouped(runtime, x, torch.zeros(3, dtype=torch.int32), starts, is_gated=True)
     for row, expert in enumerate((0, 3, 5)):

@@ -163,6 +163,20 @@ def test_gated_products_have_the_bits_of_the_product_then_the_activation(
 
 
 @formats
+def test_results_go_into_columns_of_a_larger_one(runtime: NativeRuntime, format: quant.QuantFormat):
+    weight, gated = pack(runtime, format, randn(45, 96)), pack(runtime, format, randn(64, 96))
+    for num_rows in (1, 21):
+        x, out = randn(num_rows, 96), torch.full((num_rows, 60), 7.0)
+        format.linear(runtime, x, weight.packed, weight.scales, 45, out=out[:, 5:50])
+        assert same_bits(out[:, 5:50], weight.linear(runtime, x))
+        assert bool((out[:, :5] == 7.0).all()) and bool((out[:, 50:] == 7.0).all())
+        format.gated_linear(runtime, x, gated.packed, gated.scales, 32, out=out[:, 9:41])
+        assert same_bits(out[:, 9:41], format.gated_linear(runtime, x, gated.packed, gated.scales, 32))
+    with pytest.raises(ShapeError, match="out"):
+        format.linear(runtime, x, weight.packed, weight.scales, 45, out=out)
+
+
+@formats
 def test_gated_products_refuse_sizes_between_panels(runtime: NativeRuntime, format: quant.QuantFormat):
     weight = pack(runtime, format, randn(48, 64))
     with pytest.raises(ShapeError, match="intermediate_size is 24"):
@@ -268,7 +282,7 @@ def test_nothing_is_written_outside_the_result(runtime: NativeRuntime, format: q
         x, out = guarded(randn(num_rows, 130)), Guarded(num_rows, 37)
         kernel(
             runtime.tier_idx, runtime.pool, x.tensor.data_ptr(), 130, weight.packed.data_ptr(),
-            weight.scales.data_ptr(), 0, out.tensor.data_ptr(), num_rows, 37, 130, weight.group_size,
+            weight.scales.data_ptr(), 0, out.tensor.data_ptr(), 37, num_rows, 37, 130, weight.group_size,
             DTYPE_CODES[F32], DTYPE_CODES[F32], DTYPE_CODES[F32], False,
         )  # fmt: skip
         out.assert_bands()

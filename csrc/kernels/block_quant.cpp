@@ -1,0 +1,209 @@
+// Linear layers on weights in block formats. Two phases: rows of x are quantised once, then tasks of columns take them.
+#include "quire/block_quant.h"
+
+#include "kernels/block_dot.h"
+#include "kernels/block_pack.h"
+#include "kernels/block_rows.h"
+#include "kernels/products.h"
+#include "kernels/quant_tasks.h"
+
+namespace quire::QUIRE_TIER {
+namespace {
+
+template <class F>
+int64_t num_records(int64_t input_size) {
+  return ceil_div(input_size, kRecordInputs<F>);
+}
+template <class F>
+int64_t panel_bytes(int64_t input_size) {
+  return num_records<F>(input_size) * kRecordBytes<F>;
+}
+template <class F>
+constexpr int64_t kRecordGroups = kRecordInputs<F> / kGroupInputs;
+template <class F>
+constexpr int64_t kChunkRecords = kChunkGroups / kRecordGroups<F>;
+// Codes that are bytes in the file are multiplied where they lie.
+template <class F>
+constexpr bool kIsUnpacked = F::kPlanes * kPlaneBytes < F::kBlockInputs * kPanelSize;
+
+// Memory of a task.
+struct Scratch {
+  float* totals;      // [rows][kDotCols]
+  int32_t* sums;      // [2][kBlockRows][kDotCols]
+  uint8_t* codes;     // [kDotPanels][kPanelCodes]
+  float *a, *b;       // [kDotPanels][kPanelFactors]
+
+  static constexpr int64_t kSumsBytes = 2 * kBlockRows * kDotCols * 4, kCodesBytes = kDotPanels * kPanelCodes;
+  static constexpr int64_t kFactorsBytes = kDotPanels * kPanelFactors * 4;
+
+  static int64_t bytes(int64_t rows) { return sums_bytes(rows) + kSumsBytes + kCodesBytes + 2 * kFactorsBytes; }
+  Scratch(void* memory, int64_t rows) {
+    char* at = static_cast<char*>(memory);
+    const auto take = [&](int64_t bytes) {
+      char* part = at;
+      at += bytes;
+      return part;
+    };
+    totals = reinterpret_cast<float*>(take(sums_bytes(rows)));
+    sums = reinterpret_cast<int32_t*>(take(kSumsBytes));
+    codes = reinterpret_cast<uint8_t*>(take(kCodesBytes));
+    a = reinterpret_cast<float*>(take(kFactorsBytes));
+    b = reinterpret_cast<float*>(take(kFactorsBytes));
+  }
+};
+
+// See products.h.
+template <class F>
+class BlockProduct {
+ public:
+  static constexpr int64_t kSerialInputs = kQuantizedPerTask;
+
+  static int64_t memory_bytes(const QuantLinearArgs& args) {
+    return q_bytes(args) + scales_bytes(args) + args.num_rows * num_groups(args) * F::kParts * 4;
+  }
+
+  BlockProduct(const QuantLinearArgs& args, char* memory, int num_threads)
+      : args_(args), tasks_(args, panel_bytes<F>(args.input_size), num_threads),
+        rows_per_arranging_(max_i64(1, kQuantizedPerTask / args.input_size)) {
+    rows_.q = reinterpret_cast<int8_t*>(memory);
+    rows_.stride = q_stride(args);
+    rows_.scales = reinterpret_cast<float*>(memory + q_bytes(args));
+    rows_.sums = memory + q_bytes(args) + scales_bytes(args);
+    rows_.groups = num_groups(args);
+    rows_.parts = F::kParts;
+  }
+
+  int64_t num_arranging() const { return ceil_div(args_.num_rows, rows_per_arranging_); }
+  void arrange(int64_t task) const {
+    const int64_t end = min_i64(args_.num_rows, (task + 1) * rows_per_arranging_);
+    for (int64_t m = task * rows_per_arranging_; m < end; ++m) {
+      const int64_t place = x_row(args_, m) * args_.x_stride;
+      if (args_.x_dtype == DType::bf16) {
+        quantize_groups<F>(static_cast<const bf16*>(args_.x) + place, args_.input_size, rows_, m);
+      } else {
+        quantize_groups<F>(static_cast<const float*>(args_.x) + place, args_.input_size, rows_, m);
+      }
+    }
+  }
+
+  int64_t num_tasks() const { return tasks_.count(); }
+  void run(Pool& pool, int64_t task, int thread) const {
+    Part part{};
+    part.first_row = task / tasks_.column_tasks * tasks_.rows_per_task;
+    part.rows = min_i64(tasks_.rows_per_task, args_.num_rows - part.first_row);
+    const Scratch scratch(pool.scratch(thread, Scratch::bytes(part.rows)), part.rows);
+    const DotScope scope(part.rows, kGroupQuads / F::kParts);
+    const int64_t num_panels = num_work_panels(args_), first = task % tasks_.column_tasks * tasks_.groups_per_task;
+    const int64_t end = min_i64(tasks_.num_groups, first + tasks_.groups_per_task);
+    for (int64_t group = first; group < end; ++group) {
+      part.first_panel = group * kDotPanels;
+      part.panels = min_i64(kDotPanels, num_panels - part.first_panel);
+      run_part(part, scratch);
+    }
+  }
+
+ private:
+  static int64_t num_groups(const QuantLinearArgs& args) { return num_records<F>(args.input_size) * kRecordGroups<F>; }
+  // Rows an odd number of cache lines apart, so that they fall into different sets of the cache.
+  static int64_t q_stride(const QuantLinearArgs& args) {
+    return (ceil_div(num_groups(args) * kGroupInputs, kCacheLine) | 1) * kCacheLine;
+  }
+  static int64_t q_bytes(const QuantLinearArgs& args) { return round_up(args.num_rows, kRowsPadding) * q_stride(args); }
+  static int64_t scales_bytes(const QuantLinearArgs& args) {
+    return round_up(args.num_rows * num_groups(args) * 4, kCacheLine);
+  }
+
+  // All inputs of four panels.
+  void run_part(const Part& part, const Scratch& scratch) const {
+    __builtin_memset(scratch.totals, 0, static_cast<uint64_t>(part.rows * kDotCols * 4));
+    const int64_t records = num_records<F>(args_.input_size);
+    for (int64_t record = 0; record < records; record += kChunkRecords<F>) {
+      run_chunk(part, scratch, record, min_i64(kChunkRecords<F>, records - record));
+    }
+    write_part(args_, part, [&](int64_t m, int64_t p) { return load(scratch.totals + m * kDotCols + p * kPanelSize); });
+  }
+
+  void run_chunk(const Part& part, const Scratch& scratch, int64_t record, int64_t records) const {
+    const Place place(args_, part, panel_bytes<F>(args_.input_size));
+    const uint8_t* packed = args_.packed + place.first + record * kRecordBytes<F>;
+    unpack_chunk(part, scratch, packed, place.offsets, record, records);
+    const int64_t group = record * kRecordGroups<F>;
+    BlockChunk chunk{};
+    chunk.q = rows_.q + part.first_row * rows_.stride + group * kGroupInputs;
+    chunk.q_stride = rows_.stride;
+    chunk.rows = part.rows;
+    chunk.x_scales = rows_.scales_of(part.first_row) + group;
+    chunk.x_scales_stride = rows_.groups;
+    chunk.x_sums = rows_.sums_of(part.first_row) + group * F::kParts * 4;
+    chunk.x_sums_stride = rows_.groups * F::kParts * 4;
+    chunk.groups = records * kRecordGroups<F>;
+    for (int64_t g = 0; g < chunk.groups; ++g) {
+      chunk.codes[g] = kIsUnpacked<F>
+                           ? scratch.codes + g * kGroupBytes
+                           : packed + g / kRecordGroups<F> * kRecordBytes<F> + g % kRecordGroups<F> * kGroupBytes;
+    }
+    chunk.codes_offsets = kIsUnpacked<F> ? consecutive(kPanelCodes) : place.offsets;
+    chunk.panels = part.panels;
+    chunk.a = scratch.a;
+    chunk.b = scratch.b;
+    chunk.totals = scratch.totals;
+    chunk.sums = scratch.sums;
+    dot_chunk<F>(chunk);
+  }
+
+  // Codes and factors of the chunk to `scratch`, while what comes kFetchAhead bytes later in each panel is fetched: after
+  // its end, in the panels of the next column group.
+  void unpack_chunk(const Part& part, const Scratch& scratch, const uint8_t* packed, const PanelOffsets& offsets,
+                    int64_t record, int64_t records) const {
+    const int64_t size = panel_bytes<F>(args_.input_size);
+    for (int64_t i = 0; i < records; ++i) {
+      int64_t ahead = (record + i) * kRecordBytes<F> + kFetchAhead;
+      ahead = (ahead < size ? kFetchAhead : kFetchAhead - size + offsets.next_block()) + i * kRecordBytes<F>;
+      for (int64_t p = 0; p < part.panels; ++p) {
+        const uint8_t* from = packed + offsets.at(p) + i * kRecordBytes<F>;
+        const uint8_t* next = packed + offsets.at(p) + ahead;
+        for (int64_t line = 0; line < kRecordBytes<F>; line += kCacheLine) prefetch_l2(next + line);
+        const int64_t group = i * kRecordGroups<F>, factor = p * kPanelFactors + group * F::kParts * kPanelSize;
+        if constexpr (kIsUnpacked<F>) F::unpack(from, scratch.codes + p * kPanelCodes + group * kGroupBytes);
+        F::factors(from, scratch.a + factor, scratch.b + factor);
+      }
+    }
+  }
+
+  QuantLinearArgs args_;
+  BlockRows rows_;
+  Tasks tasks_;
+  int64_t rows_per_arranging_;
+};
+
+template <class F>
+void linear(Pool& pool, const QuantLinearArgs& args) {
+  run_one<BlockProduct<F>>(pool, args);
+}
+
+template <class F>
+void grouped_linear(Pool& pool, const Grouped<QuantLinearArgs>& grouped) {
+  run_groups<BlockProduct<F>>(pool, grouped, [&](int64_t group) {
+    const QuantLinearArgs& all = grouped.linear;
+    QuantLinearArgs args = rows_of_group(grouped, group, all.x_stride * bytes_of(all.x_dtype),
+                                         all.out_stride * bytes_of(all.out_dtype));
+    args.packed = all.packed + group * packed_panels(all) * panel_bytes<F>(all.input_size);
+    return args;
+  });
+}
+
+template <class F>
+constexpr BlockFormatKernels kernels_of() {
+  return {{F::kBlockInputs, F::kBlockBytes, kRecordInputs<F>, kRecordBytes<F>},
+          linear<F>, grouped_linear<F>, pack_blocks<F>, gather_blocks<F>};
+}
+
+}  // namespace
+
+extern const BlockKernels block_kernels;
+const BlockKernels block_kernels = {{kernels_of<Q8_0>(), kernels_of<Q4_0>(), kernels_of<Q4_1>(), kernels_of<Q5_0>(),
+                                     kernels_of<Q5_1>(), kernels_of<Q2_K>(), kernels_of<Q3_K>(), kernels_of<Q4_K>(),
+                                     kernels_of<Q5_K>(), kernels_of<Q6_K>(), kernels_of<IQ4_NL>(),
+                                     kernels_of<IQ4_XS>(), kernels_of<MXFP4>()}};
+
+}  // namespace quire::QUIRE_TIER
