@@ -32,8 +32,11 @@ struct BlockChunk {
   int64_t groups;
   const float* a;  // [panels][kPanelFactors]: of every group and part 16 scales
   const float* b;  // the same for minima
-  float* totals;   // [rows][kDotCols]
-  int32_t* sums;   // room for [2][kBlockRows][kDotCols]
+  const uint8_t* next;  // fetched meanwhile: next_lines of each panel for every group
+  PanelOffsets next_offsets;
+  int64_t next_lines;
+  float* totals;  // [rows][kDotCols]
+  int32_t* sums;  // room for [2][kBlockRows][kDotCols]
 };
 
 constexpr int64_t kBlockRows = 32;  // whose sums stay in level 1, where they go through memory
@@ -74,6 +77,15 @@ static inline void add_group(const BlockChunk& chunk, int64_t m, int64_t rows, i
   }
 }
 
+template <int P>
+[[gnu::always_inline]] static inline void fetch_next(const BlockChunk& chunk, int64_t p0, int64_t g) {
+  const uint8_t* next = chunk.next + chunk.next_offsets.at(p0) + g * chunk.next_lines * kCacheLine;
+  for (int64_t i = 0; i < chunk.next_lines; ++i, next += kCacheLine) {
+#pragma GCC unroll 8
+    for (int p = 0; p < P; ++p) prefetch_l2(next + chunk.next_offsets.at(p));
+  }
+}
+
 // By way of sums in memory: where a tier has no kernel of its own.
 template <class F>
 static inline void dot_chunk_by_blocks(const BlockChunk& chunk) {
@@ -82,6 +94,7 @@ static inline void dot_chunk_by_blocks(const BlockChunk& chunk) {
   for (int64_t m = 0; m < chunk.rows; m += kBlockRows) {
     const int64_t rows = min_i64(kBlockRows, chunk.rows - m);
     for (int64_t g = 0; g < chunk.groups; ++g) {
+      if (m == 0) fetch_next<kDotPanels>(chunk, 0, g);
       for (int64_t j = 0; j < kParts; ++j) {
         int32_t* sums = chunk.sums + j * kBlockRows * kDotCols;
         fill_starts<kParts, F::kHasMins>(chunk, m, rows, g * kParts + j, sums);

@@ -46,7 +46,9 @@ struct ChunkDot {
     const float *a = chunk.a + p0 * kPanelFactors, *b = chunk.b + p0 * kPanelFactors;
     float* totals = chunk.totals + m * kDotCols + p0 * kPanelSize;
     for (int64_t g = 0; g < groups; ++g) {
+      if (m == 0) fetch_next<P>(chunk, p0, g);
       const uint8_t* codes = chunk.codes[g] + first_panel;
+      asm("" : "+r"(totals), "+r"(a), "+r"(b));  // or the addresses of all totals are kept, on the stack
       __m512i sums[R][P];
       F16 first[R][P];
       if constexpr (kParts == 2) {

@@ -14,7 +14,7 @@
 //   kHasPowerScales              scales are powers of two, possibly too small for a normal float32 number
 //   word(w, t)                   word t of a block's codes as it is packed
 //   put_scales(block, n, b, s)   packs the scales of block b of output n; false when one is not finite
-//   unpack(record, codes)        codes [32 inputs][8 quads][16 outputs][4]
+//   quad<g, h>(record, t)        codes of quad 4 h + t (t < 4) of the record's group g of 32 inputs: [16 outputs][4]
 //   factors(record, a, b)        scales and minima [parts][16]
 #pragma once
 
@@ -49,11 +49,18 @@ template <int N, int I = 0, class Fn>
 }
 
 static inline B64 plane(const uint8_t* planes, int64_t i) { return load_bytes(planes + i * kPlaneBytes); }
-static inline void put_quad(uint8_t* codes, int64_t group, int64_t quad, B64 bytes) {
-  store_bytes(codes + group * kGroupBytes + quad * kPlaneBytes, bytes);
+
+// A record's codes as bytes: [groups][8 quads][16 outputs][4].
+template <class F>
+static inline void unpack(const uint8_t* record, uint8_t* codes) {
+  each<kRecordInputs<F> / kGroupInputs>([&](auto g) {
+    each<2>([&](auto h) {
+      for (int64_t t = 0; t < 4; ++t, codes += kPlaneBytes) {
+        store_bytes(codes, F::template quad<g.value, h.value>(record, t));
+      }
+    });
+  });
 }
-static inline B64 low(B64 x) { return bits<0, 0, 4>(x); }
-static inline B64 high(B64 x) { return bits<4, 0, 4>(x); }
 
 static inline void put_half(const uint8_t* from, int64_t n, uint8_t* to) { __builtin_memcpy(to + 2 * n, from, 2); }
 
@@ -96,22 +103,11 @@ static inline void small_mins(const uint8_t* record, float* b) {
   small_scales<F>(record + F::kBlocks * kHalves, b);
 }
 
-// Four words of nibbles: the low ones are inputs 0 .. 15, the high ones 16 .. 31.
-template <class Map>
-static inline void unpack_nibbles(const uint8_t* planes, uint8_t* codes, const Map& map) {
-  for (int64_t t = 0; t < 4; ++t) {
-    const B64 pairs = plane(planes, t);
-    put_quad(codes, 0, t, map(low(pairs)));
-    put_quad(codes, 0, t + 4, map(high(pairs)));
-  }
+// Nibbles of a group of 32 inputs in four words: the low ones are quads 0 .. 3, the high ones 4 .. 7.
+template <int kHalf>
+static inline B64 nibbles(const uint8_t* planes, int64_t t) {
+  return bits<4 * kHalf, 0, 4>(plane(planes, t));
 }
-template <class F, class Map>
-static inline void unpack_nibble_groups(const uint8_t* record, uint8_t* codes, const Map& map) {
-  for (int64_t g = 0; g < kRecordInputs<F> / kGroupInputs; ++g) {
-    unpack_nibbles(record + g * 4 * kPlaneBytes, codes + g * kGroupBytes, map);
-  }
-}
-constexpr auto kAsTheyAre = [](const B64& x) { return x; };
 
 // Bytes with the sign bit flipped: code + 128.
 struct Q8_0 : SmallBlocks {
@@ -119,21 +115,30 @@ struct Q8_0 : SmallBlocks {
   static constexpr int32_t kOffset = 128, kMaxCode = 255;
   static constexpr bool kChangesWords = true;
   static uint32_t word(uint32_t w, int64_t) { return w ^ 0x80808080u; }
-  static void unpack(const uint8_t* record, uint8_t* codes) { __builtin_memcpy(codes, record, kBlocks * kGroupBytes); }
+  template <int g, int h>
+  static B64 quad(const uint8_t* record, int64_t t) {
+    return plane(record, g * 8 + h * 4 + t);
+  }
   static void factors(const uint8_t* record, float* a, float*) { small_scales<Q8_0>(record, a); }
 };
 
 struct Q4_0 : SmallBlocks {
   static constexpr int64_t kBlockBytes = 18, kPlanes = 4;
   static constexpr int32_t kOffset = 8, kMaxCode = 15;
-  static void unpack(const uint8_t* record, uint8_t* codes) { unpack_nibble_groups<Q4_0>(record, codes, kAsTheyAre); }
+  template <int g, int h>
+  static B64 quad(const uint8_t* record, int64_t t) {
+    return nibbles<h>(record, g * 4 + t);
+  }
   static void factors(const uint8_t* record, float* a, float*) { small_scales<Q4_0>(record, a); }
 };
 
 struct Q4_1 : SmallBlocksWithMins {
   static constexpr int64_t kBlockBytes = 20, kPlanes = 4;
   static constexpr int32_t kMaxCode = 15;
-  static void unpack(const uint8_t* record, uint8_t* codes) { unpack_nibble_groups<Q4_1>(record, codes, kAsTheyAre); }
+  template <int g, int h>
+  static B64 quad(const uint8_t* record, int64_t t) {
+    return nibbles<h>(record, g * 4 + t);
+  }
   static void factors(const uint8_t* record, float* a, float* b) {
     small_scales<Q4_1>(record, a);
     small_mins<Q4_1>(record, b);
@@ -153,17 +158,11 @@ static inline uint32_t bits_by_quad(uint32_t w) {
   return out;
 }
 
-// A word of fifth bits, then four of nibbles.
-template <class F>
-static inline void unpack_five_bits(const uint8_t* record, uint8_t* codes) {
-  for (int64_t g = 0; g < F::kBlocks; ++g, record += 5 * kPlaneBytes) {
-    const B64 fifth = plane(record, 0);
-    each<4>([&](auto t) {
-      const B64 pairs = plane(record, 1 + t.value);
-      put_quad(codes, g, t.value, low(pairs) | bits<t.value, 4, 1>(fifth));
-      put_quad(codes, g, t.value + 4, high(pairs) | bits<t.value + 4, 4, 1>(fifth));
-    });
-  }
+// A word of fifth bits, bit q of a byte that of quad q, then four of nibbles.
+template <int g, int h>
+static inline B64 five_bits(const uint8_t* record, int64_t t) {
+  const uint8_t* block = record + g * 5 * kPlaneBytes;
+  return nibbles<h>(block, 1 + t) | bit_at(plane(block, 0), 4 * h + t, 4);
 }
 
 struct Q5_0 : SmallBlocks {
@@ -171,7 +170,10 @@ struct Q5_0 : SmallBlocks {
   static constexpr int32_t kOffset = 16, kMaxCode = 31;
   static constexpr bool kChangesWords = true;
   static uint32_t word(uint32_t w, int64_t t) { return t == 0 ? bits_by_quad(w) : w; }
-  static void unpack(const uint8_t* record, uint8_t* codes) { unpack_five_bits<Q5_0>(record, codes); }
+  template <int g, int h>
+  static B64 quad(const uint8_t* record, int64_t t) {
+    return five_bits<g, h>(record, t);
+  }
   static void factors(const uint8_t* record, float* a, float*) { small_scales<Q5_0>(record, a); }
 };
 
@@ -180,7 +182,10 @@ struct Q5_1 : SmallBlocksWithMins {
   static constexpr int32_t kMaxCode = 31;
   static constexpr bool kChangesWords = true;
   static uint32_t word(uint32_t w, int64_t t) { return t == 0 ? bits_by_quad(w) : w; }
-  static void unpack(const uint8_t* record, uint8_t* codes) { unpack_five_bits<Q5_1>(record, codes); }
+  template <int g, int h>
+  static B64 quad(const uint8_t* record, int64_t t) {
+    return five_bits<g, h>(record, t);
+  }
   static void factors(const uint8_t* record, float* a, float* b) {
     small_scales<Q5_1>(record, a);
     small_mins<Q5_1>(record, b);
@@ -189,12 +194,14 @@ struct Q5_1 : SmallBlocksWithMins {
 
 // The values of IQ4_NL and IQ4_XS, plus 128.
 constexpr Table16 kNonLinear = {{1, 24, 45, 63, 79, 93, 106, 118, 129, 141, 153, 166, 181, 197, 217, 241}};
-static inline B64 non_linear(const B64& x) { return lookup(kNonLinear, x); }
 
 struct IQ4_NL : SmallBlocks {
   static constexpr int64_t kBlockBytes = 18, kPlanes = 4;
   static constexpr int32_t kOffset = 128, kMaxCode = 255;
-  static void unpack(const uint8_t* record, uint8_t* codes) { unpack_nibble_groups<IQ4_NL>(record, codes, non_linear); }
+  template <int g, int h>
+  static B64 quad(const uint8_t* record, int64_t t) {
+    return lookup(kNonLinear, nibbles<h>(record, g * 4 + t));
+  }
   static void factors(const uint8_t* record, float* a, float*) { small_scales<IQ4_NL>(record, a); }
 };
 
@@ -216,8 +223,9 @@ struct MXFP4 : PlainWords {
     s[b * kPanelSize + n] = block[0];
     return block[0] < 253;
   }
-  static void unpack(const uint8_t* record, uint8_t* codes) {
-    unpack_nibble_groups<MXFP4>(record, codes, [](const B64& x) { return lookup(kFloat4, x); });
+  template <int g, int h>
+  static B64 quad(const uint8_t* record, int64_t t) {
+    return lookup(kFloat4, nibbles<h>(record, g * 4 + t));
   }
   // Scales below 2 ** -126 count as zero.
   static void factors(const uint8_t* record, float* a, float*) {
@@ -244,12 +252,9 @@ static inline void signed_factors(const uint8_t* record, float* a) {
 }
 
 // Halves of 128 inputs: 32 bytes with two bits of four groups of 32 inputs each.
-template <class Put>
-static inline void unpack_two_bits(const uint8_t* planes, const Put& put) {
-  each<8>([&](auto group) {
-    constexpr int kShift = group.value % 4 * 2;
-    for (int64_t t = 0; t < 8; ++t) put(group, t, bits<kShift, 0, 2>(plane(planes, group.value / 4 * 8 + t)));
-  });
+template <int g, int h>
+static inline B64 two_bits(const uint8_t* planes, int64_t t) {
+  return bits<g % 4 * 2, 0, 2>(plane(planes, g / 4 * 8 + h * 4 + t));
 }
 
 struct Q2_K : SuperBlocks {
@@ -264,8 +269,9 @@ struct Q2_K : SuperBlocks {
     for (int64_t i = 0; i < 16; ++i) s[2 * kHalves + i * kPanelSize + n] = block[i];
     return is_finite_half(block + 80) && is_finite_half(block + 82);
   }
-  static void unpack(const uint8_t* record, uint8_t* codes) {
-    unpack_two_bits(record, [&](auto group, int64_t t, const B64& x) { put_quad(codes, group.value, t, x); });
+  template <int g, int h>
+  static B64 quad(const uint8_t* record, int64_t t) {
+    return two_bits<g, h>(record, t);
   }
   // Bytes of a scale and a minimum, four bits each.
   static void factors(const uint8_t* record, float* a, float* b) {
@@ -275,8 +281,8 @@ struct Q2_K : SuperBlocks {
     for (int64_t i = 0; i < 16; i += 4) {
       uint8_t scales[64], mins[64];
       const B64 both = load_bytes(s + i * kPanelSize);
-      store_bytes(scales, low(both));
-      store_bytes(mins, high(both));
+      store_bytes(scales, bits<0, 0, 4>(both));
+      store_bytes(mins, bits<4, 0, 4>(both));
       for (int64_t j = 0; j < 4; ++j) {
         store(a + (i + j) * kPanelSize, d * load_unsigned(scales + j * kPanelSize));
         store(b + (i + j) * kPanelSize, least * load_unsigned(mins + j * kPanelSize));
@@ -303,10 +309,9 @@ struct Q3_K : SuperBlocks {
     }
     return is_finite_half(block + 108);
   }
-  static void unpack(const uint8_t* record, uint8_t* codes) {
-    unpack_two_bits(record + 8 * kPlaneBytes, [&](auto group, int64_t t, const B64& x) {
-      put_quad(codes, group.value, t, x | bits<group.value, 2, 1>(plane(record, t)));
-    });
+  template <int g, int h>
+  static B64 quad(const uint8_t* record, int64_t t) {
+    return two_bits<g, h>(record + 8 * kPlaneBytes, t) | bits<g, 2, 1>(plane(record, h * 4 + t));
   }
   static void factors(const uint8_t* record, float* a, float*) { signed_factors<Q3_K, 16>(record, a); }
 };
@@ -348,14 +353,9 @@ static inline void six_bit_factors(const uint8_t* record, float* a, float* b) {
 struct Q4_K : SixBitScales {
   static constexpr int64_t kBlockBytes = 144, kCodesAt = 16, kPlanes = 32;
   static constexpr int32_t kMaxCode = 15;
-  static void unpack(const uint8_t* record, uint8_t* codes) {
-    for (int64_t pair = 0; pair < 4; ++pair) {
-      for (int64_t t = 0; t < 8; ++t) {
-        const B64 both = plane(record, pair * 8 + t);
-        put_quad(codes, 2 * pair, t, low(both));
-        put_quad(codes, 2 * pair + 1, t, high(both));
-      }
-    }
+  template <int g, int h>
+  static B64 quad(const uint8_t* record, int64_t t) {
+    return bits<g % 2 * 4, 0, 4>(plane(record, g / 2 * 8 + h * 4 + t));
   }
   static void factors(const uint8_t* record, float* a, float* b) { six_bit_factors<Q4_K>(record, a, b); }
 };
@@ -364,15 +364,10 @@ struct Q4_K : SixBitScales {
 struct Q5_K : SixBitScales {
   static constexpr int64_t kBlockBytes = 176, kCodesAt = 16, kPlanes = 40;
   static constexpr int32_t kMaxCode = 31;
-  static void unpack(const uint8_t* record, uint8_t* codes) {
-    each<4>([&](auto pair) {
-      constexpr int kFirst = 2 * pair.value;
-      for (int64_t t = 0; t < 8; ++t) {
-        const B64 both = plane(record, 8 + pair.value * 8 + t), fifth = plane(record, t);
-        put_quad(codes, kFirst, t, low(both) | bits<kFirst, 4, 1>(fifth));
-        put_quad(codes, kFirst + 1, t, high(both) | bits<kFirst + 1, 4, 1>(fifth));
-      }
-    });
+  template <int g, int h>
+  static B64 quad(const uint8_t* record, int64_t t) {
+    const int64_t place = h * 4 + t;
+    return bits<g % 2 * 4, 0, 4>(plane(record, 8 + g / 2 * 8 + place)) | bits<g, 4, 1>(plane(record, place));
   }
   static void factors(const uint8_t* record, float* a, float* b) { six_bit_factors<Q5_K>(record, a, b); }
 };
@@ -391,17 +386,11 @@ struct Q6_K : SuperBlocks {
     for (int64_t i = 0; i < 16; ++i) s[kHalves + i * kPanelSize + n] = block[192 + i];
     return is_finite_half(block + 208);
   }
-  static void unpack(const uint8_t* record, uint8_t* codes) {
-    for (int64_t half = 0; half < 2; ++half, record += 16 * kPlaneBytes, codes += 4 * kGroupBytes) {
-      const uint8_t* upper_bits = record + (32 - half * 8) * kPlaneBytes;
-      for (int64_t t = 0; t < 8; ++t) {
-        const B64 first = plane(record, t), second = plane(record, 8 + t), upper = plane(upper_bits, t);
-        put_quad(codes, 0, t, low(first) | bits<0, 4, 2>(upper));
-        put_quad(codes, 1, t, low(second) | bits<2, 4, 2>(upper));
-        put_quad(codes, 2, t, high(first) | bits<4, 4, 2>(upper));
-        put_quad(codes, 3, t, high(second) | bits<6, 4, 2>(upper));
-      }
-    }
+  template <int g, int h>
+  static B64 quad(const uint8_t* record, int64_t t) {
+    const int64_t place = h * 4 + t, half = g / 4;
+    const B64 lower = bits<g % 4 / 2 * 4, 0, 4>(plane(record, half * 16 + g % 2 * 8 + place));
+    return lower | bits<g % 4 * 2, 4, 2>(plane(record, 32 + half * 8 + place));
   }
   static void factors(const uint8_t* record, float* a, float*) { signed_factors<Q6_K, 16>(record, a); }
 };
@@ -422,7 +411,10 @@ struct IQ4_XS : SuperBlocks {
     }
     return is_finite_half(block);
   }
-  static void unpack(const uint8_t* record, uint8_t* codes) { unpack_nibble_groups<IQ4_XS>(record, codes, non_linear); }
+  template <int g, int h>
+  static B64 quad(const uint8_t* record, int64_t t) {
+    return lookup(kNonLinear, nibbles<h>(record, g * 4 + t));
+  }
   static void factors(const uint8_t* record, float* a, float*) { signed_factors<IQ4_XS, 8>(record, a); }
 };
 

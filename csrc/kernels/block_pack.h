@@ -96,7 +96,7 @@ struct UnpackedRecord {
   alignas(64) float a[kGroups * F::kParts * kPanelSize], b[kGroups * F::kParts * kPanelSize];
 
   explicit UnpackedRecord(const uint8_t* from) : record(from) {
-    F::unpack(from, codes);
+    unpack<F>(from, codes);
     F::factors(from, a, b);
   }
 

@@ -26,6 +26,11 @@ constexpr int64_t kChunkRecords = kChunkGroups / kRecordGroups<F>;
 template <class F>
 constexpr bool kIsUnpacked = F::kPlanes * kPlaneBytes < F::kBlockInputs * kPanelSize;
 
+template <class F>
+constexpr int64_t kRecordLines = kRecordBytes<F> / kCacheLine;
+template <class F>
+constexpr int64_t kUnpackLines = kRecordLines<F> / 2;  // fetched while a record is unpacked
+
 // Memory of a task.
 struct Scratch {
   float* totals;      // [rows][kDotCols]
@@ -143,6 +148,9 @@ class BlockProduct {
                            : packed + g / kRecordGroups<F> * kRecordBytes<F> + g % kRecordGroups<F> * kGroupBytes;
     }
     chunk.codes_offsets = kIsUnpacked<F> ? consecutive(kPanelCodes) : place.offsets;
+    chunk.next = next_of(packed, place.offsets, record) + records * kUnpackLines<F> * kCacheLine;
+    chunk.next_offsets = place.offsets;
+    chunk.next_lines = ceil_div(records * (kRecordLines<F> - kUnpackLines<F>), chunk.groups);
     chunk.panels = part.panels;
     chunk.a = scratch.a;
     chunk.b = scratch.b;
@@ -151,20 +159,23 @@ class BlockProduct {
     dot_chunk<F>(chunk);
   }
 
-  // Codes and factors of the chunk to `scratch`, while what comes kFetchAhead bytes later in each panel is fetched: after
-  // its end, in the panels of the next column group.
+  // What is wanted kFetchAhead bytes after `record`, or after the end of its panel in the next column group.
+  const uint8_t* next_of(const uint8_t* packed, const PanelOffsets& offsets, int64_t record) const {
+    const int64_t size = panel_bytes<F>(args_.input_size), ahead = record * kRecordBytes<F> + kFetchAhead;
+    return packed + (ahead < size ? kFetchAhead : kFetchAhead - size + offsets.next_block());
+  }
+
+  // Codes and factors of the chunk to `scratch`, while a part of what is wanted next is fetched; dot_chunk fetches the
+  // rest. All of it at once would fill the queue of reads, and the core would wait for it.
   void unpack_chunk(const Part& part, const Scratch& scratch, const uint8_t* packed, const PanelOffsets& offsets,
                     int64_t record, int64_t records) const {
-    const int64_t size = panel_bytes<F>(args_.input_size);
-    for (int64_t i = 0; i < records; ++i) {
-      int64_t ahead = (record + i) * kRecordBytes<F> + kFetchAhead;
-      ahead = (ahead < size ? kFetchAhead : kFetchAhead - size + offsets.next_block()) + i * kRecordBytes<F>;
+    const uint8_t* next = next_of(packed, offsets, record);
+    for (int64_t i = 0; i < records; ++i, next += kUnpackLines<F> * kCacheLine) {
       for (int64_t p = 0; p < part.panels; ++p) {
         const uint8_t* from = packed + offsets.at(p) + i * kRecordBytes<F>;
-        const uint8_t* next = packed + offsets.at(p) + ahead;
-        for (int64_t line = 0; line < kRecordBytes<F>; line += kCacheLine) prefetch_l2(next + line);
+        for (int64_t line = 0; line < kUnpackLines<F>; ++line) prefetch_l2(next + offsets.at(p) + line * kCacheLine);
         const int64_t group = i * kRecordGroups<F>, factor = p * kPanelFactors + group * F::kParts * kPanelSize;
-        if constexpr (kIsUnpacked<F>) F::unpack(from, scratch.codes + p * kPanelCodes + group * kGroupBytes);
+        if constexpr (kIsUnpacked<F>) unpack<F>(from, scratch.codes + p * kPanelCodes + group * kGroupBytes);
         F::factors(from, scratch.a + factor, scratch.b + factor);
       }
     }

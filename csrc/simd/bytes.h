@@ -41,6 +41,11 @@ static inline B64 bits(B64 x) {
   if constexpr (kFrom < kTo) return {_mm512_and_si512(_mm512_slli_epi16(x.v, kTo - kFrom), mask)};
   return {_mm512_and_si512(x.v, mask)};
 }
+// Of every byte bit `from`, moved to bit `to`.
+static inline B64 bit_at(B64 x, int64_t from, int to) {
+  const __m512i bit = _mm512_and_si512(_mm512_srl_epi16(x.v, _mm_cvtsi64_si128(from)), _mm512_set1_epi8(1));
+  return {_mm512_slli_epi16(bit, static_cast<unsigned>(to))};
+}
 // table[x] of every byte x below 16.
 static inline B64 lookup(const Table16& table, B64 x) {
   const __m128i entries = _mm_load_si128(reinterpret_cast<const __m128i*>(table.v));
@@ -79,6 +84,13 @@ static inline B64 bits(B64 x) {
     if constexpr (kFrom > kTo) v = _mm256_srli_epi16(v, kFrom - kTo);
     if constexpr (kFrom < kTo) v = _mm256_slli_epi16(v, kTo - kFrom);
     return _mm256_and_si256(v, mask);
+  };
+  return {half(x.lo), half(x.hi)};
+}
+static inline B64 bit_at(B64 x, int64_t from, int to) {
+  const auto half = [&](__m256i v) {
+    v = _mm256_and_si256(_mm256_srl_epi16(v, _mm_cvtsi64_si128(from)), _mm256_set1_epi8(1));
+    return _mm256_slli_epi16(v, to);
   };
   return {half(x.lo), half(x.hi)};
 }
@@ -124,6 +136,9 @@ static inline B64 operator|(const B64& a, const B64& b) {
 template <int kFrom, int kTo, int kCount>
 static inline B64 bits(const B64& x) {
   return each_byte([&](int i) { return (x.v[i] >> kFrom & ((1 << kCount) - 1)) << kTo; });
+}
+static inline B64 bit_at(const B64& x, int64_t from, int to) {
+  return each_byte([&](int i) { return (x.v[i] >> from & 1) << to; });
 }
 static inline B64 lookup(const Table16& table, const B64& x) {
   return each_byte([&](int i) { return table.v[x.v[i]]; });
