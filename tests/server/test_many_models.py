@@ -158,6 +158,18 @@ def test_a_request_with_a_queue_timeout_is_told_when_to_come_again():
         server.wait_until(lambda: server.state_of("c") == "ready")  # for the next one
 
 
+def test_no_more_requests_wait_for_a_model_than_may_wait():
+    with RunningPool(max_num_queued_reqs=1) as server:
+        server.loaders["c"].gate.clear()
+        with concurrent.futures.ThreadPoolExecutor(1) as threads:
+            waiting = threads.submit(complete, server, "c")
+            server.wait_until(lambda: len(server.pool.schedule.slots["c"].waiting) == 1)
+            refused = post(server, "/v1/completions", model="c", prompt="x")
+            assert refused.status_code == 429 and int(refused.headers["retry-after"]) >= 1
+            server.loaders["c"].gate.set()
+            assert waiting.result()
+
+
 def test_a_load_that_fails_is_told_to_those_that_wait_for_it_and_to_nobody_else():
     with RunningPool() as server:
         server.loaders["b"].error = ModelError("the weights are not there", hint="put them in place")
@@ -259,6 +271,8 @@ def test_keys_protect_the_models_and_only_operators_load_and_unload(tmp_path: Pa
         assert httpx.get(f"{server.url}/server_info", headers=blue).status_code == 403
         assert set(httpx.get(f"{server.url}/server_info", headers=red).json()["models"]) == {"a", "b", "c"}
         assert httpx.post(f"{server.url}/reset_prefix_cache", headers=red).json() == {"success": True}
+        external = httpx.post(f"{server.url}/reset_prefix_cache?reset_external=true", headers=red)
+        assert external.status_code == 400 and external.json()["error"]["param"] == "reset_external"
 
 
 def test_metrics_have_the_name_of_the_model_as_a_label():

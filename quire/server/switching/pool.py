@@ -25,6 +25,7 @@ from quire.server.chat.state import ServerParts, ServerState, make_parts
 from quire.server.http.errors import (
     BAD_REQUEST,
     NOT_FOUND,
+    OVERLOADED,
     QUEUE_TIMEOUT,
     UNAVAILABLE,
     WAITED_TOO_LONG,
@@ -125,9 +126,11 @@ class ModelPool:
             timeout_s: after which the request waits no longer; None = it waits as long as it takes.
 
         Raises:
-            ApiError: the server is ending, the model cannot be loaded, or the time is over.
+            ApiError: the server is ending, too many requests wait for the model, it cannot be loaded, or the time is
+                over.
         """
         self.refuse_when_draining()
+        self._refuse_too_many(model)
         ticket, waited_s = self.schedule.enter(model.name), 0.0
         if ticket.stay is None and ticket.error is None:
             await self._wait(ticket, timeout_s)
@@ -318,6 +321,15 @@ class ModelPool:
             self.leave(ticket)
             raise
 
+    def _refuse_too_many(self, model: ServedModel) -> None:
+        """Raise when as many requests wait for a model as may wait."""
+        most = self.config.limits.max_num_queued_reqs
+        if most is not None and len(self.slot(model).waiting) >= max(1, most):
+            raise ApiError(
+                OVERLOADED, f"the queue for model {model.name} is full (max_num_queued_reqs)",
+                retry_after_s=self.schedule.predicted_wait_s(model.name), reason="max_num_queued_reqs",
+            )  # fmt: skip
+
     def _load_failed(self, model: str, error: Exception) -> ApiError:
         if isinstance(error, ApiError):
             return error
@@ -379,7 +391,10 @@ class ModelPool:
         engine = None if model.state is None else model.state.engine
         model.close()
         if engine is not None:
-            await model.loader.unload(engine)
+            try:
+                await model.loader.unload(engine)
+            except Exception:  # its memory is counted as free all the same: nothing else would ever free it
+                logger.exception("the engine of model %s did not end well", model.name)
         self.model_metrics.record_unload(model.name)
         self.schedule.unloaded(model.name)
         logger.info("unloaded model %s: %s", model.name, self._describe_memory())

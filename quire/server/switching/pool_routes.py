@@ -16,6 +16,7 @@ from starlette.types import Receive, Scope, Send
 
 from quire.errors import ValidationError
 from quire.server.api.openai.info_routes import METRICS_TYPE, PlainRoutes
+from quire.server.api.openai.operator_routes import resets_running
 from quire.server.api.openai.routes import replayed
 from quire.server.chat.answered import Route
 from quire.server.chat.reading import MOST_MAX_BYTES, BodyReader, release
@@ -156,10 +157,10 @@ class PoolRoutes(PlainRoutes):
     async def reset_prefix_cache(self, request: Request) -> Response:
         """Forget the cached blocks of the model that the query names, by default of all that are loaded."""
         self._require_operator(request, "the caches are those of all tenants")
-        name = request.query_params.get("model")
+        name, of_running = request.query_params.get("model"), resets_running(request)
         models = list(self._pool.models.values()) if name is None else [self._pool.find(name)]
         states = [model.state for model in models if model.state is not None]
-        done = [await state.engine.reset_prefix_cache(False) for state in states]
+        done = [await state.engine.reset_prefix_cache(of_running) for state in states]
         return _json({"success": all(done)})
 
     # --- within ---

@@ -28,12 +28,7 @@ class OperatorRoutes:
     async def reset_prefix_cache(self, request: Request) -> Response:
         """Forget all cached pages; `success` is false, and nothing done, while any page is in use."""
         self._require_operator(request)
-        if _flag(request, "reset_external"):
-            raise UnsupportedError(
-                "reset_external is not supported: there is no cache outside of the engine",
-                hint="leave it out", field="reset_external",
-            )  # fmt: skip
-        is_done = await self._state.engine.reset_prefix_cache(_flag(request, "reset_running_requests"))
+        is_done = await self._state.engine.reset_prefix_cache(resets_running(request))
         logger.info("prefix cache: %s", "reset" if is_done else "not reset: KV blocks are in use")
         answer = {"success": is_done} if is_done else {"success": False, "message": IN_USE}
         return Response(msgspec.json.encode(answer), media_type="application/json")
@@ -41,6 +36,20 @@ class OperatorRoutes:
     def _require_operator(self, request: Request) -> None:
         if not scope_of(request).tenant.is_operator:
             raise ApiError(FORBIDDEN, "this API key lacks operator rights (operator: true in the key file)")
+
+
+def resets_running(request: Request) -> bool:
+    """Whether a request to forget cached blocks means those of running requests, too.
+
+    Raises:
+        UnsupportedError, ValidationError: it asks for something else.
+    """
+    if _flag(request, "reset_external"):
+        raise UnsupportedError(
+            "reset_external is not supported: there is no cache outside of the engine",
+            hint="leave it out", field="reset_external",
+        )  # fmt: skip
+    return _flag(request, "reset_running_requests")
 
 
 def _flag(request: Request, name: str) -> bool:
