@@ -7,6 +7,8 @@ these are stored in a form that is kept as it is; workspace as the worker plans 
 from __future__ import annotations
 
 import dataclasses
+import glob
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,6 +17,7 @@ from quire.config.model_arch import AttentionArch
 from quire.core.memory_budget import StepLimits, estimate_weights_bytes, estimate_workspace_bytes
 
 WEIGHT_SUFFIXES = (".safetensors", ".gguf")
+GGUF_PART = re.compile(r"(.+)-\d{5}-of-(\d{5})\.gguf")
 BYTES_OF = {"float32": 4, "bfloat16": 2, "float16": 2, "fp8_e4m3": 1, "fp8_e5m2": 1}
 KV_SHARE = 8
 """A model without a setting for its KV cache gets this part of the memory budget, an eighth, or what one request of the
@@ -60,8 +63,12 @@ def footprint_of(config: QuireConfig, kv_share_bytes: int, *, is_stored: bool = 
 
 
 def weight_file_bytes(path: Path) -> int:
-    """Size of the weights in a directory, or of a file with all parts of its name."""
-    files = [path] if path.is_file() else list(path.iterdir()) if path.is_dir() else []
+    """Size of the weights in a directory, or of a file; of one part of a split GGUF file, that of all parts."""
+    part = GGUF_PART.fullmatch(path.name)
+    if part is not None:
+        files = list(path.parent.glob(f"{glob.escape(part[1])}-?????-of-{part[2]}.gguf"))
+    else:
+        files = [path] if path.is_file() else list(path.iterdir()) if path.is_dir() else []
     return sum(file.stat().st_size for file in files if file.suffix in WEIGHT_SUFFIXES)
 
 

@@ -48,3 +48,10 @@ def test_weights_that_are_stored_quantized_take_what_their_files_do(tmp_path: Pa
     config = dataclasses.replace(resolved(), model_path=str(tmp_path))
     stored, plain = footprint_of(config, 0, is_stored=True), footprint_of(config, 0)
     assert stored.file_bytes == 1000 and stored.num_bytes < plain.num_bytes
+
+
+def test_all_parts_of_a_split_file_count(tmp_path: Path):
+    for name in ("m[1]-00001-of-00002.gguf", "m[1]-00002-of-00002.gguf", "m[1]-00001-of-00003.gguf", "other.gguf"):
+        (tmp_path / name).write_bytes(b"0" * 10)
+    assert weight_file_bytes(tmp_path / "m[1]-00001-of-00002.gguf") == 20
+    assert weight_file_bytes(tmp_path / "other.gguf") == 10 and weight_file_bytes(tmp_path / "none.gguf") == 0
