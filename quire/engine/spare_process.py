@@ -17,7 +17,6 @@ from quire.utils.children import Child, start_module
 
 CORE_MODULE = "quire.engine.core_proc"
 PRELOAD = "preload"
-CLOSE_TIMEOUT_S = 5.0
 
 logger = get_logger(__name__)
 
@@ -51,17 +50,13 @@ class SpareProcess:
         self._is_over.set()
 
     def close(self) -> None:
-        """End a child that was not taken."""
+        """End a child that was not taken; it has nothing to tidy up."""
         self._is_started.wait()
         child = self._child
         if child is not None and child.stdin is not None:
-            with contextlib.suppress(OSError):
-                child.stdin.close()
-            try:
-                child.wait(CLOSE_TIMEOUT_S)
-            except subprocess.TimeoutExpired:
-                child.kill()
-                child.wait()
+            child.kill()
+            child.wait()
+            child.stdin.close()
         with contextlib.suppress(OSError):
             os.close(self._ready_fd)
         self.release()
