@@ -203,7 +203,7 @@ def test_a_model_whose_engine_has_stopped_is_loaded_again_and_the_others_go_on()
 
 
 def test_a_model_with_a_stream_or_a_background_response_is_not_unloaded_before_their_end():
-    with RunningPool(switching={"busy_turn_s": 0.0}) as server:
+    with RunningPool(switching={"busy_turn_s": 0.0}, sse_keep_alive_interval=1) as server:
         complete(server, "a")
         complete(server, "b")
         for name in "ab":
