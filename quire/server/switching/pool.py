@@ -116,6 +116,7 @@ class ModelPool:
         self._show_models()
         self._tasks: set[asyncio.Task[None]] = set()
         self._watching: asyncio.Task[None] | None = None
+        self._is_closed = False
 
     # --- for requests ---
 
@@ -227,7 +228,7 @@ class ModelPool:
 
     async def close(self) -> None:
         """Serve no longer: end the engines, and what runs in the background."""
-        self.is_draining = True
+        self.is_draining = self._is_closed = True
         self._refuse_waiting()
         if self._watching is not None:
             self._watching.cancel()
@@ -338,8 +339,8 @@ class ModelPool:
         return ApiError(LOAD_FAILED, sanitised(f"model {model} cannot be loaded: {text}"), retry_after_s=wait_s)
 
     def _poll(self) -> None:
-        """Begin what the schedule orders."""
-        for order in self.schedule.poll():
+        """Begin what the schedule orders, until the server ends."""
+        for order in () if self._is_closed else self.schedule.poll():
             task = asyncio.get_running_loop().create_task(self._carry_out(order))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
