@@ -44,7 +44,7 @@ MISSING: tuple[Missing, ...] = (
         {"enable_prompt_embeds": _OFF},
     ),
     Missing(
-        "tokenizers are read from tokenizer.json or tokenizer.model", "pass a directory that has one with --tokenizer",
+        "tokenizers are read from tokenizer.json, tokenizer.model or a GGUF file", "pass one with --tokenizer",
         {"tokenizer_mode": (None, "auto", "hf")},
     ),
     Missing(

@@ -104,7 +104,12 @@ def read_fields(metadata: Mapping[str, Any]) -> GGUFVocabulary:
     Raises:
         TokenizerError: there is none, or a field is missing, of the wrong type or length, or out of range; names it.
     """
-    model = _text(metadata, PREFIX + "model") or _missing(PREFIX + "model")
+    model = _text(metadata, PREFIX + "model")
+    if not model:
+        raise _wrong(
+            PREFIX + "model", "is missing: the file has no tokenizer",
+            "give the directory of the original model as --tokenizer, or use token ids only: skip_tokenizer_init",
+        )  # fmt: skip
     tokens = _tokens(metadata)
     types = _types(metadata, len(tokens))
     merges = PREFIX + "merges"
@@ -144,10 +149,6 @@ def _wrong(field: str, problem: str, hint: str = CONVERT_AGAIN) -> TokenizerErro
     return TokenizerError(f"{field} {problem}", hint=hint, field=field)
 
 
-def _missing(field: str) -> Any:
-    raise _wrong(field, "is missing from the file's metadata")
-
-
 def _text(metadata: Mapping[str, Any], key: str) -> str | None:
     value = metadata.get(key)
     if value is not None and not isinstance(value, str):
@@ -158,7 +159,7 @@ def _text(metadata: Mapping[str, Any], key: str) -> str | None:
 def _texts(metadata: Mapping[str, Any], key: str, most: int) -> list[str]:
     value = metadata.get(key)
     if value is None:
-        _missing(key)
+        raise _wrong(key, "is missing from the file's metadata")
     if isinstance(value, (str, bytes)) or not isinstance(value, Sequence):
         raise _wrong(key, f"is a {type(value).__name__}, an array of strings is needed")
     if len(value) > most:

@@ -9,6 +9,7 @@ of the models named there.
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -76,9 +77,12 @@ def pre_tokenization(name: str) -> PreTokenization:
     """
     found = _BY_NAME.get(name)
     if found is None:
+        near = ", ".join(difflib.get_close_matches(name[:80], _BY_NAME, n=3))
         raise TokenizerError(
-            f"tokenizer.ggml.pre is {name[:80]!r}, a pre-tokenizer that Quire does not know",
-            hint="give the directory of the original model as --tokenizer; known are: " + ", ".join(sorted(_BY_NAME)),
+            f"tokenizer.ggml.pre is {name[:80]!r}, a pre-tokenizer that Quire does not know"
+            + (f"; it knows {near}" if near else ""),
+            hint="give the directory of the original model as --tokenizer; "
+            "docs/reference/gguf-tokenizers.md lists the names that are known",
             field="tokenizer.ggml.pre",
         )
     return found

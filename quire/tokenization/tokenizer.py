@@ -154,7 +154,7 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
     """
     root = Path(path)
     if is_gguf(root) and not root.is_dir():
-        return _from_file(root)
+        return tokenizer_of_file(GGUFFile(root))
     config = read_json_object(root / "tokenizer_config.json")
     special_tokens = _special_tokens(read_json_object(root / "special_tokens_map.json"), config)
     if (root / "tokenizer.json").exists():
@@ -169,12 +169,12 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
     return Tokenizer(backend, special_tokens, config, root)
 
 
-def _from_file(path: Path) -> Tokenizer:
-    metadata = GGUFFile(path).metadata
+def tokenizer_of_file(file: GGUFFile) -> Tokenizer:
+    """The tokenizer in an open GGUF file; raises as `tokenizer_from_metadata`, with the file's name."""
     try:
-        return tokenizer_from_metadata(metadata)
+        return tokenizer_from_metadata(file.metadata)
     except TokenizerError as error:
-        raise TokenizerError(f"{path}: {error.message}", hint=error.hint, field=error.field) from error
+        raise TokenizerError(f"{file.path}: {error.message}", hint=error.hint, field=error.field) from error
 
 
 def tokenizer_from_metadata(metadata: Mapping[str, Any]) -> Tokenizer:

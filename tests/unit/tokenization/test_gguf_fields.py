@@ -107,9 +107,9 @@ def test_a_file_has_the_tokenizer_of_its_metadata(tmp_path):
     assert (ours.config, ours.special_tokens) == (expected.config, expected.special_tokens)
 
 
-def test_errors_name_the_file(tmp_path):
-    path = write_file(tmp_path / "model.gguf", metadata() | {KEY + "pre": "martian-bpe"})
-    with pytest.raises(TokenizerError, match=r"model\.gguf: tokenizer\.ggml\.pre is 'martian-bpe'"):
+def test_errors_name_the_file_and_what_was_probably_meant(tmp_path):
+    path = write_file(tmp_path / "model.gguf", metadata() | {KEY + "pre": "qwen_2"})
+    with pytest.raises(TokenizerError, match=r"model\.gguf: tokenizer\.ggml\.pre is 'qwen_2'.* knows qwen2"):
         load_tokenizer(path)
 
 
