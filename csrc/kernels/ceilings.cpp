@@ -10,7 +10,6 @@ namespace quire::QUIRE_TIER {
 namespace {
 
 constexpr int64_t kChunkBytes = 1 << 20;
-constexpr int kNumStreams = 4;
 constexpr int64_t kStepBytes = 1024;
 constexpr int64_t kAheadOfStep = 4096;
 
@@ -20,14 +19,14 @@ inline void keep(const T& value) {
   asm volatile("" ::"m"(value) : "memory");
 }
 
-// Four streams of 1 KB in turns through 1 MB, fetched 4 KB ahead: the pattern of products with few rows.
-void read_chunk(const char* chunk) {
-  constexpr int64_t kStreamBytes = kChunkBytes / kNumStreams;
+// That many streams, 1 KB of each in turn, through 1 MB, fetched 4 KB ahead. One stream reads the chunk from end to end.
+void read_chunk(const char* chunk, int64_t num_streams) {
+  const int64_t stream_bytes = kChunkBytes / num_streams;
   Lanes sums[8];
   for (Lanes& sum : sums) sum = lanes_of(0.0f);
-  for (int64_t at = 0; at < kStreamBytes; at += kStepBytes) {
-    for (int stream = 0; stream < kNumStreams; ++stream) {
-      const char* from = chunk + stream * kStreamBytes + at;
+  for (int64_t at = 0; at < stream_bytes; at += kStepBytes) {
+    for (int64_t stream = 0; stream < num_streams; ++stream) {
+      const char* from = chunk + stream * stream_bytes + at;
       for (int64_t i = 0; i < kStepBytes; i += 64) prefetch_l2(from + kAheadOfStep + i);
       const float* values = reinterpret_cast<const float*>(from);
       for (int64_t i = 0; i < kStepBytes / 4; i += 8 * kLanes) {
@@ -163,7 +162,7 @@ double run_ceiling(Pool& pool, Ceiling ceiling, const void* data, int64_t bytes,
   if (ceiling == Ceiling::read) {
     const int64_t num_chunks = bytes / kChunkBytes;
     parallel_for(pool, num_chunks, [&](int64_t task, int) {
-      read_chunk(static_cast<const char*>(data) + task * kChunkBytes);
+      read_chunk(static_cast<const char*>(data) + task * kChunkBytes, steps);
     });
     return static_cast<double>(num_chunks * kChunkBytes);
   }

@@ -67,7 +67,7 @@ LinearArgs product_of_head(const HeadLinearArgs& args, int64_t head) {
 template <class T>
 void head_linear_vector(Pool& pool, const HeadLinearArgs& args) {
   const LinearArgs first = product_of_head(args, 0);
-  const Division d = divide(first, 1, kVectorRows, args.num_rows <= kStreamRows ? kStreams : kVectorPanels);
+  const Division d = divide(first, 1, kVectorRows, args.num_rows <= kStreamRows ? kStreamPanels : kVectorPanels);
   parallel_for(pool, args.num_heads * d.num_tasks(), [&](int64_t task, int thread) {
     const LinearArgs product = product_of_head(args, task / d.num_tasks());
     VectorTask<T>(pool, product, d, task % d.num_tasks(), thread).run();

@@ -274,7 +274,7 @@ class PairProduct {
   PairProduct(const LinearArgs& args, char* memory, int num_threads)
       : args_(args),
         rows_{reinterpret_cast<float*>(memory), args.num_rows, ceil_div(args.input_size, kTileDepth)},
-        division_(is_few(args) ? divide(args, num_threads, kVectorRows, kStreams)
+        division_(is_few(args) ? divide(args, num_threads, kVectorRows, kStreamPanels)
                                : divide(args, num_threads, kPairTaskRows, kPairTaskPanels)) {
     if (is_few(args)) return;
     division_.panels_per_task = round_up(division_.panels_per_task, 2);

@@ -6,7 +6,8 @@
 // Where the processor multiplies pairs of bfloat16 numbers (avx512_bf16), a step of both chains takes four inputs and
 // one instruction each: see simd/bf16_dot.h. Activations are then kept as pairs, 16 words for a tile. More rows than are
 // bound by memory are gemm_pairs.h's.
-// Few rows (one register block): four panels in turns, a tile of each, are four streams from memory, fetched ahead.
+// Few rows (one register block): panels one after the other, from end to end: one stream from memory, fetched ahead. Each
+// panel follows the one before, so a task's weights are read in the order in which they lie.
 // More rows: blocks of 8 tiles; the weights of a block (8 KB) stay in level 1 while all register blocks pass.
 #pragma once
 
@@ -21,9 +22,9 @@ constexpr int64_t kBlockTiles = 8;
 constexpr int64_t kBlockDepth = kBlockTiles * kTileDepth;
 constexpr int64_t kVectorRows = 256;   // of a task: their widened block is 256 KB of level 2 cache
 constexpr int64_t kVectorPanels = 16;  // of a task
-constexpr int64_t kStreams = 4;
+constexpr int64_t kStreamPanels = 4;   // of a task with few rows
 constexpr int64_t kStreamRows = kMaxRows < 8 ? kMaxRows : 8;  // more are bound by arithmetic
-constexpr int64_t kAheadBytes = 4096;  // of each stream
+constexpr int64_t kAheadBytes = 4096;
 
 // Floats that hold a tile's inputs of one row: widened, or as pairs of bfloat16.
 #if defined(QUIRE_TIER_AVX512_BF16)
@@ -69,37 +70,88 @@ static inline void chains_of_pairs(const float* x, int64_t x_stride, const bf16*
 
 #endif
 
+template <class T, int R>
+[[gnu::always_inline]] static inline void both_chains(const float* x, int64_t x_stride, const T* weights, int first,
+                                                      Lanes* even, Lanes* odd) {
+#if defined(QUIRE_TIER_AVX512_BF16)
+  if constexpr (sizeof(T) == 2) {
+    chains_of_pairs<R>(x, x_stride, weights, even, odd);
+    return;
+  }
+#endif
+  chains<T, R>(x, x_stride, weights, first, even, odd);
+}
+
 // totals[r][16] += x[r] . weights over num_tiles tiles. Row r of x is at x + r * kBlockTiles * kInputFloats.
 // Meanwhile `lines` cache lines for each tile are fetched, from `ahead` on.
 template <class T, int R>
 static void dot_tiles(const float* x, const T* weights, int64_t num_tiles, float* totals, const char* ahead,
                       int64_t lines) {
-  // One or two rows in wide registers take weights as fast as they come: fetching every line ourselves then crowds out
-  // the processor's own prefetching (1.2 times slower at one row on Zen 4: bench_linear.py --rows 1 --threads 1).
-  constexpr int64_t kEvery = R <= 2 && kLanes == 16 ? 2 : 1;
   constexpr int64_t kStride = kBlockTiles * kInputFloats<T>;
   for (int64_t tile = 0; tile < num_tiles; ++tile, x += kInputFloats<T>, weights += kTileSize) {
-    for (int64_t line = 0; line < lines; line += kEvery) prefetch_l2(ahead + line * kCacheLine);
+    for (int64_t line = 0; line < lines; ++line) prefetch_l2(ahead + line * kCacheLine);
     ahead += lines * kCacheLine;
     for (int first = 0; first < kPanelSize; first += kLanes) {
       Lanes even[R], odd[R];
 #pragma GCC unroll 16
       for (int r = 0; r < R; ++r) even[r] = odd[r] = lanes_of(0.0f);
-#if defined(QUIRE_TIER_AVX512_BF16)
-      if constexpr (sizeof(T) == 2) {
-        chains_of_pairs<R>(x, kStride, weights, even, odd);
-      } else {
-        chains<T, R>(x, kStride, weights, first, even, odd);
-      }
-#else
-      chains<T, R>(x, kStride, weights, first, even, odd);
-#endif
+      both_chains<T, R>(x, kStride, weights, first, even, odd);
 #pragma GCC unroll 16
       for (int r = 0; r < R; ++r) {
         float* total = totals + r * kPanelSize + first;
         lanes_store(total, lanes_add(lanes_load(total), lanes_add(even[r], odd[r])));
       }
     }
+  }
+}
+
+// totals[r][16] = x[r] . weights over a whole panel, whose tiles follow each other. Of every tile x has the inputs of R
+// rows. Weights are fetched kAheadBytes ahead; past the end of the panel, those at `next`.
+template <class T, int R>
+static void dot_panel(const float* x, const T* weights, int64_t num_tiles, float* totals, const T* next) {
+  constexpr int64_t kAheadTiles = kAheadBytes / (kTileSize * sizeof(T));
+  for (int first = 0; first < kPanelSize; first += kLanes) {
+    const float* inputs = x;
+    const T* tiles = weights;
+    Lanes sums[R];
+#pragma GCC unroll 16
+    for (int r = 0; r < R; ++r) sums[r] = lanes_of(0.0f);
+    for (int64_t tile = 0; tile < num_tiles; ++tile, inputs += R * kInputFloats<T>, tiles += kTileSize) {
+      if (first == 0) {
+        const int64_t left = num_tiles - tile;
+        const T* ahead = left > kAheadTiles ? tiles + kAheadTiles * kTileSize : next + (kAheadTiles - left) * kTileSize;
+        for (int64_t i = 0; i < kTileSize; i += kCacheLine / sizeof(T)) prefetch_l1(ahead + i);
+      }
+      Lanes even[R], odd[R];
+#pragma GCC unroll 16
+      for (int r = 0; r < R; ++r) even[r] = odd[r] = lanes_of(0.0f);
+      both_chains<T, R>(inputs, kInputFloats<T>, tiles, first, even, odd);
+#pragma GCC unroll 16
+      for (int r = 0; r < R; ++r) sums[r] = lanes_add(sums[r], lanes_add(even[r], odd[r]));
+    }
+#pragma GCC unroll 16
+    for (int r = 0; r < R; ++r) lanes_store(totals + r * kPanelSize + first, sums[r]);
+  }
+}
+
+template <class T>
+using DotPanel = void (*)(const float*, const T*, int64_t, float*, const T*);
+
+template <class T>
+static DotPanel<T> dot_panel_of(int64_t num_rows) {
+  switch (num_rows) {
+    case 1: return dot_panel<T, 1>;
+    case 2: return dot_panel<T, 2>;
+    case 3: return dot_panel<T, 3>;
+    case 4: return dot_panel<T, 4>;
+    case 5: return dot_panel<T, 5>;
+#if defined(QUIRE_SIMD_AVX512)
+    case 6: return dot_panel<T, 6>;
+    case 7: return dot_panel<T, 7>;
+    default: return dot_panel<T, 8>;
+#else
+    default: return dot_panel<T, 6>;
+#endif
   }
 }
 
@@ -168,22 +220,22 @@ class VectorTask {
     first_row_ = task % d.num_row_blocks * d.rows_per_task;
     num_rows_ = min_i64(d.rows_per_task, args.num_rows - first_row_);
     next_panel_ = min_i64(panel_ + num_panels_ * pool.num_threads(), num_work_panels(args) - 1);
-    const int64_t wide_size = d.rows_per_task * kBlockDepth;
+    is_stream_ = num_rows_ <= kStreamRows;
+    const int64_t wide_size = d.rows_per_task * (is_stream_ ? num_tiles_ * kTileDepth : kBlockDepth);
     const int64_t totals_size = d.panels_per_task * d.rows_per_task * kPanelSize;
     wide_ = static_cast<float*>(pool.scratch(thread, (wide_size + totals_size) * 4));
     totals_ = wide_ + wide_size;
   }
 
   void run() {
-    __builtin_memset(totals_, 0, num_panels_ * num_rows_ * kPanelSize * 4);
-    for (int64_t tile = 0; tile < num_tiles_; tile += kBlockTiles) {
-      const int64_t first = tile * kTileDepth;
-      widen_block<T>(args_, first_row_, num_rows_, first, min_i64(kBlockDepth, args_.input_size - first), wide_);
-      const int64_t tiles = min_i64(kBlockTiles, num_tiles_ - tile);
-      if (num_rows_ <= kStreamRows) {
-        stream(tile, tiles);
-      } else {
-        block(tile, tiles);
+    if (is_stream_) {
+      stream();
+    } else {
+      __builtin_memset(totals_, 0, num_panels_ * num_rows_ * kPanelSize * 4);
+      for (int64_t tile = 0; tile < num_tiles_; tile += kBlockTiles) {
+        const int64_t first = tile * kTileDepth;
+        widen_block<T>(args_, first_row_, num_rows_, first, min_i64(kBlockDepth, args_.input_size - first), wide_);
+        block(tile, min_i64(kBlockTiles, num_tiles_ - tile));
       }
     }
     finish(args_, totals_, num_rows_ * kPanelSize, kPanelSize, panel_, num_panels_, first_row_, num_rows_);
@@ -194,20 +246,27 @@ class VectorTask {
     return static_cast<const T*>(args_.weight) + (packed_panel(args_, panel) * num_tiles_ + tile) * kTileSize;
   }
 
-  // The tile that its stream reads kAheadBytes after this one; past its end, the one of the task after the next ones.
-  const char* ahead_of(int64_t panel, int64_t tile) const {
-    constexpr int64_t kAhead = kAheadBytes / (kTileSize * sizeof(T));
-    if (tile + kAhead < num_tiles_) return reinterpret_cast<const char*>(tile_at(panel, tile + kAhead));
-    const int64_t next = min_i64(next_panel_ + panel - panel_, num_work_panels(args_) - 1);
-    return reinterpret_cast<const char*>(tile_at(next, max_i64(0, tile + kAhead - num_tiles_) % num_tiles_));
+  void stream() {
+    widen_tiles();
+    const DotPanel<T> dot = dot_panel_of<T>(num_rows_);
+    // Gates and ups are panels in turns, but lie apart: those of one kind first.
+    const int64_t step = args_.is_gated ? 2 : 1;
+    for (int64_t kind = 0; kind < step; ++kind) {
+      for (int64_t p = kind; p < num_panels_; p += step) {
+        const bool is_last = p + step >= num_panels_;
+        const int64_t after = !is_last ? panel_ + p + step : kind + 1 < step ? panel_ + kind + 1 : next_panel_;
+        dot(wide_, tile_at(panel_ + p, 0), num_tiles_, totals_ + p * num_rows_ * kPanelSize, tile_at(after, 0));
+      }
+    }
   }
 
-  void stream(int64_t first_tile, int64_t num_tiles) {
-    const DotTiles<T> dot = dot_tiles_of<T>(num_rows_);
-    for (int64_t tile = 0; tile < num_tiles; ++tile) {
-      for (int64_t p = 0; p < num_panels_; ++p) {
-        dot(wide_ + tile * kInputFloats<T>, tile_at(panel_ + p, first_tile + tile), 1, totals_ + p * num_rows_ * kPanelSize,
-            ahead_of(panel_ + p, first_tile + tile), kTileSize * sizeof(T) / kCacheLine);
+  // wide_[tile][row][kInputFloats]
+  void widen_tiles() {
+    for (int64_t row = 0; row < num_rows_; ++row) {
+      const T* x = static_cast<const T*>(args_.x) + x_row(args_, first_row_ + row) * args_.x_stride;
+      float* out = wide_ + row * kInputFloats<T>;
+      for (int64_t i = 0; i < args_.input_size; i += kTileDepth, out += num_rows_ * kInputFloats<T>) {
+        store_inputs(x + i, min_i64(kTileDepth, args_.input_size - i), out);
       }
     }
   }
@@ -233,6 +292,7 @@ class VectorTask {
 
   const LinearArgs& args_;
   int64_t num_tiles_, panel_, num_panels_, first_row_, num_rows_, next_panel_;
+  bool is_stream_;
   float *wide_, *totals_;
 };
 
@@ -245,7 +305,7 @@ class VectorProduct {
 
   VectorProduct(const LinearArgs& args, char*, int num_threads) : args_(args) {
     const bool is_stream = args.num_rows <= kStreamRows;
-    division_ = divide(args, num_threads, kVectorRows, is_stream ? kStreams : kVectorPanels);
+    division_ = divide(args, num_threads, kVectorRows, is_stream ? kStreamPanels : kVectorPanels);
   }
 
   int64_t num_arranging() const { return 0; }

@@ -70,7 +70,8 @@ struct GemmKernels {
   void (*grouped_linear)(Pool&, const Grouped<LinearArgs>&);
   bool (*pack_rows)(Pool&, const PackArgs&);  // false: a NaN or an infinity was packed
   void (*read_rows)(Pool&, const ReadRowsArgs&);
-  // Every thread of the pool reads its part of `bytes` at `data` once, or does `steps` rounds of products.
+  // Every thread of the pool reads its part of `bytes` at `data` once, by `steps` streams (a power of two up to 1024),
+  // or does `steps` rounds of products.
   // Returns the bytes read, or the multiplications and additions done; 0 when the tier has no such unit.
   double (*run_ceiling)(Pool&, Ceiling, const void* data, int64_t bytes, int64_t steps);
 };
