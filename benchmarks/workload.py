@@ -58,9 +58,16 @@ CASES = {
         Case("prefill1024", 1, 1024, 1, rounds=3),
     )
 }
+LONG_CASES = {
+    case.name: case for case in (Case("prefill7000", 1, 7000, 1, rounds=3), Case("prefill8x3000", 8, 3000, 1, rounds=3))
+}
+"""Run where they are named."""
 WARM_UP = Case("warm-up", 2, 32, 8)
-LONGEST_SEQUENCE = 2048
-"""Tokens per request that an engine must allow for the cases."""
+
+
+def longest_sequence(cases: Iterable[Case]) -> int:
+    """Tokens per request that an engine must allow for the cases."""
+    return max(2048, *(case.prompt_len + case.output_len + 64 for case in cases))
 
 
 def random_prompts(rng: random.Random, num_reqs: int, prompt_len: int) -> Prompts:
@@ -74,16 +81,17 @@ def load_average() -> float:
 
 
 def pick_cases(names: str) -> list[Case]:
-    """Cases by name, separated by commas, or "all".
+    """Cases by name, separated by commas, or "all", without the long ones.
 
     Raises:
         SystemExit: a name is unknown.
     """
+    known = {**CASES, **LONG_CASES}
     wanted = list(CASES) if names == "all" else names.split(",")
-    unknown = [name for name in wanted if name not in CASES]
+    unknown = [name for name in wanted if name not in known]
     if unknown:
-        raise SystemExit(f"unknown case {', '.join(unknown)}; there are {', '.join(CASES)}")
-    return [CASES[name] for name in wanted]
+        raise SystemExit(f"unknown case {', '.join(unknown)}; there are {', '.join(known)}")
+    return [known[name] for name in wanted]
 
 
 def time_case(case: Case, generate: Generate, rng: random.Random) -> dict[str, float]:

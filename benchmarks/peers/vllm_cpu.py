@@ -18,7 +18,7 @@ import argparse
 import sys
 import time
 
-from benchmarks.workload import LONGEST_SEQUENCE, Prompts, pick_cases, print_json, run_cases
+from benchmarks.workload import Prompts, longest_sequence, pick_cases, print_json, run_cases
 
 
 def main() -> int:
@@ -35,7 +35,7 @@ def main() -> int:
     llm = LLM(
         model=args.model,
         dtype="bfloat16",
-        max_model_len=LONGEST_SEQUENCE,
+        max_model_len=longest_sequence(cases),
         max_num_batched_tokens=args.max_num_batched_tokens,
         max_num_seqs=256,
         enable_prefix_caching=False,

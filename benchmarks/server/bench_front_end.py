@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import importlib
 import json
 import os
 import statistics
@@ -71,7 +72,8 @@ class Server:
 
     def __init__(self, tree: Path) -> None:
         own = Path(__file__).resolve()
-        command = [sys.executable, str(own), "--serve", str(tree)]
+        its_python = tree / ".venv" / "bin" / "python"  # an editable install of one checkout hides the other
+        command = [str(its_python if its_python.exists() else sys.executable), str(own), "--serve", str(tree)]
         self._process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=tree)
         assert self._process.stdout is not None
         self._port = int(self._process.stdout.readline())
@@ -105,13 +107,23 @@ def serve(tree: Path) -> None:
     from quire.core.outputs import CompletionOutput, RequestOutput
     from quire.core.stats import RequestStateStats
     from quire.engine.output_stream import OutputStream
-    from quire.server.launcher import make_server
     from tests.server.engines import ScriptedEngine
     from tests.server.servers import server_config
 
+    try:
+        from quire.server import launcher
+    except ImportError:  # as it lay before the server had a package of its own
+        launcher = importlib.import_module("quire.entrypoints.server.launcher")
+
     class Instant(ScriptedEngine):
-        async def open_stream(self, prompt: Any, params: Any, request_id: str, **options: Any) -> OutputStream:
-            prepared = self._inputs.prepare(prompt, params, add_special_tokens=options.get("add_special_tokens", True))
+        async def open_stream(
+            self, prompt: Any, params: Any, request_id: str, options: Any = None, **older: Any
+        ) -> OutputStream:
+            prepare = self._inputs.prepare  # which has taken the options since there are some
+            if options is None:
+                prepared = prepare(prompt, params, add_special_tokens=older.get("add_special_tokens", True))
+            else:
+                prepared = prepare(prompt, params, options)
             now = time.monotonic()
             stats = RequestStateStats(
                 arrival_time=time.time(), queued_ts=now, scheduled_ts=now, first_token_ts=now, last_token_ts=now
@@ -124,7 +136,7 @@ def serve(tree: Path) -> None:
             stream.put(output)
             return stream
 
-    server = make_server(Instant(), server_config(port=0, disable_access_log=True))
+    server = launcher.make_server(Instant(), server_config(port=0, disable_access_log=True))
     listener = socket.socket()
     listener.bind(("127.0.0.1", 0))
     print(listener.getsockname()[1], flush=True)
