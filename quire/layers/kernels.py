@@ -29,6 +29,10 @@ class LayerKernels(ABC):
         """What stored weights depend on besides the checkpoint; None = they are the checkpoint's own tensors."""
         return None
 
+    def as_stored(self) -> LayerKernels:
+        """Those for a quantized checkpoint: with weights in its formats, or these, which take the numbers they mean."""
+        return self
+
     @abstractmethod
     def linear_method(self, output_size: int, input_size: int) -> LinearMethod:
         """How a projection's weight is stored and multiplied."""

@@ -33,6 +33,10 @@ class LinearMethod(ABC):
     ) -> torch.Tensor:
         """Multiply and add the bias: [num_tokens, input_size] -> [num_tokens, output_size]."""
 
+    def apply_into(self, layer: nn.Module, x: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor) -> None:
+        """`apply` into `out` [num_tokens, output_size], whose rows may be strided."""
+        out.copy_(self.apply(layer, x, bias, out.dtype))
+
     def apply_gated(self, layer: nn.Module, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         """silu(gates) * ups, of a layer whose outputs are gates, then as many ups; the bits of `apply`, then the gate.
 

@@ -20,8 +20,10 @@ from quire.layers.experts import ExpertKernels, ExpertsMethod
 from quire.layers.head_linear import HeadLinearMethod
 from quire.layers.kernels import LayerKernels
 from quire.layers.linear_method import LinearMethod
+from quire.layers.native_as_stored import AsStoredExperts, AsStoredMethod
 from quire.layers.native_experts import NativeExpertKernels, PackedExperts
 from quire.layers.native_heads import PackedHeads
+from quire.layers.stored_weight import WeightFormat
 from quire.layers.weight_target import WeightTarget
 
 # To be raised with every change of a packed layout: packed weights on disk are then made anew.
@@ -124,6 +126,11 @@ class PackedLinearMethod(NativeLinearMethod):
         weight = packed_weight(layer)
         return linear.linear(self.runtime, x, weight.packed, weight.output_size, bias, out_dtype=out_dtype)
 
+    def apply_into(self, layer: nn.Module, x: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor) -> None:
+        """Multiply."""
+        weight = packed_weight(layer)
+        linear.linear(self.runtime, x, weight.packed, weight.output_size, bias, out_dtype=out.dtype, out=out)
+
     def apply_gated(self, layer: nn.Module, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         """Gates and ups meet before they are written, where both fill whole panels."""
         weight = packed_weight(layer)
@@ -198,16 +205,33 @@ class NativeKernels(LayerKernels):
         runtime: tier and threads.
         dtype: of activations: bfloat16 or float32.
         quantization: of the weights: None, "int8" or "int4".
+        is_as_stored: weights stay in the formats of a quantized checkpoint.
     """
 
-    def __init__(self, runtime: NativeRuntime, dtype: torch.dtype, quantization: str | None = None) -> None:
+    def __init__(
+        self,
+        runtime: NativeRuntime,
+        dtype: torch.dtype,
+        quantization: str | None = None,
+        *,
+        is_as_stored: bool = False,
+    ) -> None:
         self._runtime = runtime
         self._dtype = dtype
         self._quantization = quantization
+        self._is_as_stored = is_as_stored
         self._arena = HugeArena()
 
-    def packing(self) -> Mapping[str, str | int]:
-        """All tiers share a layout."""
+    def as_stored(self) -> LayerKernels:
+        """The same, unless weights are to be quantized otherwise."""
+        if self._quantization is not None:
+            return self
+        return NativeKernels(self._runtime, self._dtype, is_as_stored=True)
+
+    def packing(self) -> Mapping[str, str | int] | None:
+        """All tiers share a layout. What stays as stored is packed about as fast as it is read."""
+        if self._is_as_stored:
+            return None
         return {"layout": PACKING_VERSION, "dtype": str(self._dtype), "quantization": self._quantization or "none"}
 
     def linear_method(self, output_size: int, input_size: int) -> LinearMethod:
@@ -220,6 +244,12 @@ class NativeKernels(LayerKernels):
         """As projections, but no less than 8 bits: every token passes through it twice."""
         if self._quantization is not None:
             return QuantizedLinearMethod(self._runtime, self._arena, quant.INT8, self._dtype)
+        if self._is_as_stored:
+            return AsStoredMethod(self._runtime, self._format_method)
+        return self._format_method(None)
+
+    def _format_method(self, weight_format: WeightFormat | None) -> LinearMethod:
+        """How rows of a checkpoint's format are stored and multiplied."""
         return PackedLinearMethod(self._runtime, self._arena)
 
     def dense_method(self) -> LinearMethod:
@@ -229,6 +259,11 @@ class NativeKernels(LayerKernels):
     def experts_method(self, output_size: int, input_size: int) -> ExpertsMethod:
         """One packed weight for all experts, stored as a projection's."""
         method = self.linear_method(output_size, input_size)
+        if isinstance(method, AsStoredMethod):
+            return AsStoredExperts(self._format_method, self._packed_experts, method)
+        return self._packed_experts(method)
+
+    def _packed_experts(self, method: LinearMethod) -> ExpertsMethod:
         return PackedExperts(
             self._runtime, method, method.format if isinstance(method, QuantizedLinearMethod) else None
         )

@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
+from quire.layers.stored_weight import StoredWeight, WeightFormat
+
 
 class WeightTarget(ABC):
     """The place of one checkpoint tensor in a model.
@@ -24,6 +26,14 @@ class WeightTarget(ABC):
     @abstractmethod
     def load(self, tensor: torch.Tensor) -> bool:
         """Take the values, converting the dtype; False when some are NaN or infinite, as given or as converted."""
+
+    def expect(self, weight_format: WeightFormat | None) -> None:
+        """Called on every target before the first is loaded: how the checkpoint stores it; None = as plain numbers."""
+        return None
+
+    def load_stored(self, weight: StoredWeight) -> bool:
+        """`load`, of a quantized matrix; here, the numbers that it means."""
+        return self.load(weight.dequantize().view(self.shape))
 
     @abstractmethod
     def stored(self) -> torch.Tensor:
@@ -92,6 +102,16 @@ class ReorderedTarget(WeightTarget):
             tensor = tensor.t()
         return self.target.load(tensor if self.rows is None else tensor[self.rows])
 
+    def expect(self, weight_format: WeightFormat | None) -> None:
+        """As plain numbers where the matrix is transposed."""
+        self.target.expect(None if self.is_transposed else weight_format)
+
+    def load_stored(self, weight: StoredWeight) -> bool:
+        """Rows stay as they are stored."""
+        if self.is_transposed:
+            return self.load(weight.dequantize())
+        return self.target.load_stored(weight if self.rows is None else weight.rows(self.rows))
+
     def stored(self) -> torch.Tensor:
         """In the checkpoint's order."""
         stored = self.target.stored()
@@ -112,6 +132,16 @@ class SpreadTarget(WeightTarget):
         are_finite = [target.load(tensor) for target in self.targets]
         return all(are_finite)
 
+    def expect(self, weight_format: WeightFormat | None) -> None:
+        """Each of them."""
+        for target in self.targets:
+            target.expect(weight_format)
+
+    def load_stored(self, weight: StoredWeight) -> bool:
+        """Into each of them."""
+        are_finite = [target.load_stored(weight) for target in self.targets]
+        return all(are_finite)
+
     def stored(self) -> torch.Tensor:
         """As the first holds it."""
         return self.targets[0].stored()
@@ -128,6 +158,14 @@ class LaterRows(WeightTarget):
     def load(self, tensor: torch.Tensor) -> bool:
         """Without the first rows."""
         return self.target.load(tensor[self.first :])
+
+    def expect(self, weight_format: WeightFormat | None) -> None:
+        """The same."""
+        self.target.expect(weight_format)
+
+    def load_stored(self, weight: StoredWeight) -> bool:
+        """Without the first rows."""
+        return self.target.load_stored(weight.rows(slice(self.first, None)))
 
     def stored(self) -> torch.Tensor:
         """With zeros in place of the first rows."""

@@ -20,6 +20,7 @@ import torch
 from quire.config.model_arch import MoEArch
 from quire.errors import ModelError
 from quire.layers.experts import ExpertLinear
+from quire.layers.stored_weight import StoredWeight, WeightFormat
 from quire.layers.weight_target import ReorderedTarget, TensorTarget, WeightTarget
 from quire.models.mxfp4 import BlocksTarget, ScalesTarget
 
@@ -43,6 +44,20 @@ class StackedTarget(WeightTarget):
     def load(self, tensor: torch.Tensor) -> bool:
         """One by one."""
         are_finite = [target.load(part) for target, part in zip(self.targets, tensor, strict=True)]
+        return all(are_finite)
+
+    def expect(self, weight_format: WeightFormat | None) -> None:
+        """One by one."""
+        for target in self.targets:
+            target.expect(weight_format)
+
+    def load_stored(self, weight: StoredWeight) -> bool:
+        """One by one."""
+        num_rows = weight.shape[0] // len(self.targets)
+        are_finite = [
+            target.load_stored(weight.rows(slice(i * num_rows, (i + 1) * num_rows)))
+            for i, target in enumerate(self.targets)
+        ]
         return all(are_finite)
 
     def stored(self) -> torch.Tensor:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -17,12 +18,13 @@ from quire.distributed.parallel_context import ParallelContext
 from quire.errors import UnsupportedError
 from quire.layers.kernels import LayerKernels, TorchKernels
 from quire.layers.options import LayerOptions
+from quire.models.checkpoint import Checkpoint
 from quire.models.interfaces import BuildContext, CausalLM
 from quire.models.packing_cache import PackingCache
 from quire.models.packing_key import packing_key
 from quire.models.parts.attention import attention_params
 from quire.models.registry import build_model, model_family, origin_of
-from quire.models.weights import find_weight_files, load_weights
+from quire.models.weights import SafetensorsCheckpoint, find_weight_files, load_weights
 
 MIN_KEPT_BYTES = 64 << 20
 # Of numbers drawn for a dummy tensor: a prime, so that no two rows are the same.
@@ -69,31 +71,41 @@ def load_model(
             field="tensor_parallel_size",
         )
     family = model_family(arch)
+    layers = kernels or TorchKernels()
+    checkpoint = None if load.load_format == "dummy" else open_checkpoint(Path(model_path))
+    if checkpoint is not None and checkpoint.is_quantized:
+        layers = layers.as_stored()
     build = BuildContext(
         arch=arch,
         family=family,
-        options=LayerOptions(dtype, device, kernels or TorchKernels()),
+        options=LayerOptions(dtype, device, layers),
         parallel=parallel,
         backend=backend or select_backend("auto", attention_params_of(arch), dtype, device),
         max_model_len=max_model_len,
     )
     with torch.no_grad():
         model = build_model(build)
-        if load.load_format == "dummy":
+        if checkpoint is None:
             fill_dummy_weights(model, arch.initializer_range, seed, dtype)
         else:
-
-            def read_checkpoint() -> None:
-                load_weights(
-                    Path(model_path), model.checkpoint_targets(), ignored=model.ignored_tensors(),
-                    prefixes=family.prefixes, reports_error=reports_error,
-                )  # fmt: skip
-
-            packing = build.options.kernels.packing()
+            read_checkpoint = partial(
+                load_weights, checkpoint, Path(model_path), model.checkpoint_targets(), ignored=model.ignored_tensors(),
+                prefixes=family.prefixes, reports_error=reports_error,
+            )  # fmt: skip
+            packing = None if checkpoint.is_quantized else layers.packing()
             if packing is not None:
                 packing = {**packing, **origin_of(arch)}
             load_through_cache(packing_cache, Path(model_path), packing, model, read_checkpoint)
     return model
+
+
+def open_checkpoint(path: Path) -> Checkpoint:
+    """The weights at a path, with every header checked.
+
+    Raises:
+        WeightsError: no weights that can be read, or malformed ones.
+    """
+    return SafetensorsCheckpoint(path)
 
 
 def load_through_cache(

@@ -1,4 +1,4 @@
-"""Finds the weight files of a model directory and copies their tensors into a model. No state.
+"""Safetensors files of a model directory, and how the tensors of any checkpoint get into a model. No state.
 
 Called by `loader`. Only safetensors files are read: other formats can run code when they are opened.
 """
@@ -13,8 +13,10 @@ from typing import Any
 import torch
 
 from quire.errors import WeightsError
+from quire.layers.stored_weight import StoredWeight
 from quire.layers.weight_target import WeightTarget
 from quire.logger import get_logger
+from quire.models.checkpoint import Checkpoint, CheckpointEntry
 from quire.models.json_file import read_json_object
 from quire.models.safetensors_file import SafetensorsFile, TensorEntry
 from quire.models.safetensors_header import DOWNLOAD_AGAIN
@@ -30,50 +32,79 @@ MODEL_DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 COMPUTED_TENSORS = re.compile(r"(^|\.)rotary_emb\.(inv_freq|cos_cached|sin_cached)$")
 
 
+class SafetensorsCheckpoint(Checkpoint):
+    """The safetensors files of a directory.
+
+    Raises:
+        WeightsError: a malformed file or index, or no file.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        expected_files, paths = find_weight_files(directory)
+        self._owners = _owners(SafetensorsFile(path) for path in paths)
+        _check_index(expected_files, self._owners)
+        self.entries = {name: _described(file, file.entries[name]) for name, file in self._owners.items()}
+
+    def read(self, name: str) -> torch.Tensor:
+        """Points into the file."""
+        return self._owners[name].tensor(name)
+
+    def release(self, name: str) -> None:
+        """Of the file's map."""
+        self._owners[name].release(name)
+
+
 def load_weights(
-    directory: Path,
+    checkpoint: Checkpoint,
+    origin: Path,
     targets: dict[str, WeightTarget],
     *,
     ignored: Collection[str] = (),
     prefixes: Sequence[str] = ("",),
     reports_error: bool = False,
 ) -> None:
-    """Give every tensor of the directory's safetensors files to its target, which converts the dtype.
+    """Give every tensor of the checkpoint to its target, which converts the dtype.
 
-    Every header is checked, and the names and shapes of all tensors compared, before any data is read.
+    The names and shapes of all tensors are compared before any data is read.
 
     Args:
+        origin: directory or file of the checkpoint, for messages.
         targets: checkpoint name -> where it goes.
         ignored: patterns of names that the checkpoint may have and the model does not need.
         prefixes: what names may begin with; those of `targets` begin with the first.
         reports_error: log the relative error of each tensor as stored.
 
     Raises:
-        WeightsError: a malformed file, a missing or unexpected tensor, one of a wrong shape or dtype, or one with NaN
-            or infinite values.
+        WeightsError: a missing or unexpected tensor, one of a wrong shape or dtype, or one with NaN or infinite values.
     """
-    expected_files, paths = find_weight_files(directory)
-    owners = _owners(SafetensorsFile(path) for path in paths)
-    _check_index(expected_files, owners)
-    targets = _with_prefix(targets, prefixes, owners)
-    used = {name: file for name, file in owners.items() if name in targets or not _is_ignored(name, ignored)}
-    _check_names(directory, used, targets)
+    targets = _with_prefix(targets, prefixes, checkpoint.entries)
+    used = {name for name in checkpoint.entries if name in targets or not _is_ignored(name, ignored)}
+    _check_names(origin, used, targets)
     for name, target in targets.items():
-        _check_tensor(used[name], used[name].entries[name], target)
-    sizes = {name: used[name].entries[name].end - used[name].entries[name].begin for name in targets}
-    progress, num_bytes, total = ProgressLine("loading weights"), 0, sum(sizes.values())
+        _check_tensor(checkpoint.entries[name], target)
+    for name, target in targets.items():
+        target.expect(checkpoint.entries[name].format)
+    progress, num_bytes = ProgressLine("loading weights"), 0
+    total = sum(checkpoint.entries[name].num_bytes for name in targets)
     try:
         for name, target in targets.items():
             progress.show(num_bytes, total)
-            tensor = used[name].tensor(name)
-            if not target.load(tensor):
-                raise _not_finite(used[name], name)
-            if reports_error and tensor.is_floating_point():
-                logger.info("%s: relative error %.5f as stored", name, relative_error(tensor, target.stored()))
-            used[name].release(name)
-            num_bytes += sizes[name]
+            tensor = checkpoint.read(name)
+            is_finite = target.load(tensor) if isinstance(tensor, torch.Tensor) else target.load_stored(tensor)
+            if not is_finite:
+                raise _not_finite(checkpoint, name)
+            if reports_error:
+                _report_error(name, tensor, target)
+            checkpoint.release(name)
+            num_bytes += checkpoint.entries[name].num_bytes
     finally:
         progress.end()
+
+
+def _report_error(name: str, tensor: torch.Tensor | StoredWeight, target: WeightTarget) -> None:
+    given = tensor if isinstance(tensor, torch.Tensor) else tensor.dequantize().view(target.shape)
+    if given.is_floating_point():  # stored integers are parts of numbers
+        logger.info("%s: relative error %.5f as stored", name, relative_error(given, target.stored()))
 
 
 def relative_error(given: torch.Tensor, stored: torch.Tensor) -> float:
@@ -210,33 +241,38 @@ def _some(names: set[str]) -> str:
     return f"{len(names)} tensors: {shown}{', ...' if len(names) > 5 else ''}"
 
 
-def _not_finite(file: SafetensorsFile, name: str) -> WeightsError:
-    count = int((~file.tensor(name).float().isfinite()).sum())
+def _not_finite(checkpoint: Checkpoint, name: str) -> WeightsError:
+    tensor = checkpoint.read(name)
+    values = tensor.float() if isinstance(tensor, torch.Tensor) else tensor.dequantize()
+    count = int((~values.isfinite()).sum())
     problem = f"has {count} values that are NaN or infinite" if count else "has values too large for the model's dtype"
     return WeightsError(
-        f"{file.path.name}: tensor {name} {problem}",
+        f"{checkpoint.entries[name].file}: tensor {name} {problem}",
         hint="the checkpoint is damaged: download it again" if count else "use dtype bfloat16 or float32",
         field=name,
     )
 
 
-def _check_tensor(file: SafetensorsFile, entry: TensorEntry, target: WeightTarget) -> None:
+def _described(file: SafetensorsFile, entry: TensorEntry) -> CheckpointEntry:
+    return CheckpointEntry(entry.name, entry.shape, entry.dtype, None, entry.end - entry.begin, file.path.name)
+
+
+def _check_tensor(entry: CheckpointEntry, target: WeightTarget) -> None:
     if entry.shape != target.shape:
         raise WeightsError(
-            f"{file.path.name}: tensor {entry.name} has shape {list(entry.shape)}, config.json gives "
-            f"{list(target.shape)}",
+            f"{entry.file}: tensor {entry.name} has shape {list(entry.shape)}, config.json gives {list(target.shape)}",
             hint="config.json and the weights do not belong together",
             field=entry.name,
         )
     if target.dtype is not None and entry.dtype != target.dtype:
         raise WeightsError(
-            f"{file.path.name}: tensor {entry.name} is {entry.dtype}, config.json gives {target.dtype}",
+            f"{entry.file}: tensor {entry.name} is {entry.dtype}, config.json gives {target.dtype}",
             hint="config.json and the weights do not belong together",
             field=entry.name,
         )
-    if target.dtype is None and entry.dtype not in MODEL_DTYPES:
+    if target.dtype is None and entry.format is None and entry.dtype not in MODEL_DTYPES:
         raise WeightsError(
-            f"{file.path.name}: tensor {entry.name} is {entry.dtype}, a quantized or integer type",
+            f"{entry.file}: tensor {entry.name} is {entry.dtype}, a quantized or integer type",
             hint="use the model's unquantized checkpoint (float16, bfloat16 or float32)",
             field=entry.name,
         )

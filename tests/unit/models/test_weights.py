@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 
 from quire.errors import WeightsError
 from quire.layers.weight_target import TensorTarget
-from quire.models.weights import INDEX_NAME, load_weights, relative_error
+from quire.models.weights import INDEX_NAME, SafetensorsCheckpoint, load_weights, relative_error
 
 NAMES = ("a.weight", "b.weight", "c.bias")
 
@@ -26,7 +26,8 @@ def targets(dtype: torch.dtype = torch.float32) -> dict[str, torch.Tensor]:
 
 
 def load(directory: Path, filled: dict[str, torch.Tensor], *, ignored: tuple[str, ...] = ()) -> None:
-    load_weights(directory, {name: TensorTarget(tensor) for name, tensor in filled.items()}, ignored=ignored)
+    places = {name: TensorTarget(tensor) for name, tensor in filled.items()}
+    load_weights(SafetensorsCheckpoint(directory), directory, places, ignored=ignored)
 
 
 def tensors(dtype: torch.dtype = torch.float32) -> dict[str, torch.Tensor]:
