@@ -32,8 +32,8 @@ def read_bandwidth(num_threads: int) -> tuple[float, str]:
 def weight_bytes(checkpoint: Path, quantization: str | None) -> int:
     """Bytes of weights that one token's step reads: every matrix once, in bfloat16 or as `quantization` stores it.
 
-    Of a GGUF file they count as the file stores them. The token table counts when it is the output layer too; otherwise a step reads but a row of it. Of a layer's experts
-    count as many as a token has. Routers are not quantized.
+    Of a GGUF file they count as the file stores them. The token table counts when it is the output layer too; otherwise
+    a step reads but a row of it. Of a layer's experts count as many as a token has. Routers are not quantized.
     """
     if checkpoint.suffix == ".gguf":
         return _gguf_bytes(checkpoint)

@@ -5,7 +5,6 @@ Made by the worker with its runtime. Weights live on huge pages, in the order in
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
@@ -14,6 +13,7 @@ from torch import nn
 
 from quire.kernels.native import causal_conv, delta_net, elementwise, linear, quant, state_space
 from quire.kernels.native.arena import HugeArena
+from quire.kernels.native.block_quant import BLOCK_KERNELS
 from quire.kernels.native.runtime import NativeRuntime
 from quire.kernels.recurrent import RecurrentBatch
 from quire.layers.experts import ExpertKernels, ExpertsMethod
@@ -21,29 +21,15 @@ from quire.layers.head_linear import HeadLinearMethod
 from quire.layers.kernels import LayerKernels
 from quire.layers.linear_method import LinearMethod
 from quire.layers.native_as_stored import AsStoredExperts, AsStoredMethod
+from quire.layers.native_blocks import BlockLinearMethod
 from quire.layers.native_experts import NativeExpertKernels, PackedExperts
 from quire.layers.native_heads import PackedHeads
+from quire.layers.native_weight import NativeLinearMethod, PackedWeight, packed_weight
 from quire.layers.stored_weight import WeightFormat
 from quire.layers.weight_target import WeightTarget
 
 # To be raised with every change of a packed layout: packed weights on disk are then made anew.
 PACKING_VERSION = 2
-
-
-@dataclass(frozen=True, slots=True)
-class PackedWeight:
-    """A layer's weight as the kernels take it, kept whole: to look a layer's buffers up takes as long as a kernel.
-
-    Attributes:
-        packed: a buffer of the layer, filled in place and never replaced.
-        scales: likewise; empty unless quantized.
-        output_size, input_size: of the matrix, without the padding of `packed`.
-    """
-
-    packed: torch.Tensor
-    scales: torch.Tensor
-    output_size: int
-    input_size: int
 
 
 class PackedRows(WeightTarget):
@@ -68,37 +54,6 @@ class PackedRows(WeightTarget):
     def stored(self) -> torch.Tensor:
         """Unpack."""
         return self._unpack()
-
-
-@dataclass(frozen=True)
-class NativeLinearMethod(LinearMethod):
-    """What the methods below share.
-
-    Attributes:
-        runtime: tier and threads.
-        arena: where weights live.
-    """
-
-    runtime: NativeRuntime
-    arena: HugeArena
-
-    @abstractmethod
-    def allocate(self, output_size: int, input_size: int, dtype: torch.dtype) -> PackedWeight:
-        """A weight of zeros."""
-
-    def create_weights(
-        self, layer: nn.Module, output_size: int, input_size: int, dtype: torch.dtype, device: torch.device
-    ) -> None:
-        """Register `packed`, and `scales` where there are some."""
-        weight = self.allocate(output_size, input_size, dtype)
-        layer.register_buffer("packed", weight.packed)
-        if weight.scales.numel():
-            layer.register_buffer("scales", weight.scales)
-        layer.__dict__["packed_weight"] = weight
-
-    def apply_gated(self, layer: nn.Module, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-        """The product, then one pass over it."""
-        return elementwise.silu_and_mul(self.runtime, self.apply(layer, x, bias, x.dtype))
 
 
 @dataclass(frozen=True)
@@ -182,6 +137,13 @@ class QuantizedLinearMethod(NativeLinearMethod):
             self.runtime, x, weight.packed, weight.scales, weight.output_size, bias, out_dtype=out_dtype
         )
 
+    def apply_into(self, layer: nn.Module, x: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor) -> None:
+        """Quantize the activations and multiply."""
+        weight = packed_weight(layer)
+        self.format.linear(
+            self.runtime, x, weight.packed, weight.scales, weight.output_size, bias, out_dtype=out.dtype, out=out
+        )
+
     def apply_gated(self, layer: nn.Module, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         """Gates and ups meet before they are written, where both fill whole panels."""
         weight = packed_weight(layer)
@@ -250,7 +212,9 @@ class NativeKernels(LayerKernels):
 
     def _format_method(self, weight_format: WeightFormat | None) -> LinearMethod:
         """How rows of a checkpoint's format are stored and multiplied."""
-        return PackedLinearMethod(self._runtime, self._arena)
+        if weight_format is None:
+            return PackedLinearMethod(self._runtime, self._arena)
+        return BlockLinearMethod(self._runtime, self._arena, BLOCK_KERNELS[weight_format.name], self._dtype)
 
     def dense_method(self) -> LinearMethod:
         """Packed, in the model's type."""
@@ -264,6 +228,8 @@ class NativeKernels(LayerKernels):
         return self._packed_experts(method)
 
     def _packed_experts(self, method: LinearMethod) -> ExpertsMethod:
+        if isinstance(method, BlockLinearMethod):
+            return PackedExperts(self._runtime, method, method.kernel)
         return PackedExperts(
             self._runtime, method, method.format if isinstance(method, QuantizedLinearMethod) else None
         )
@@ -402,10 +368,3 @@ class NativeKernels(LayerKernels):
             self._runtime, x, time_step, b, c, gate, a, skip, time_step_bias, states, batch, num_groups=num_groups,
             time_step_range=time_step_range,
         )  # fmt: skip
-
-
-def packed_weight(layer: nn.Module) -> PackedWeight:
-    """What `create_weights` made for a layer."""
-    weight = layer.__dict__["packed_weight"]
-    assert isinstance(weight, PackedWeight)
-    return weight

@@ -8,6 +8,7 @@ import torch
 
 from quire.config.model_arch import RouterArch
 from quire.kernels.native import elementwise, experts, linear, quant
+from quire.kernels.native.block_quant import BlockKernel
 from quire.kernels.native.runtime import NativeRuntime
 from quire.kernels.routing import Routing
 from quire.layers.experts import ExpertKernels, ExpertLinear, ExpertsMethod, route_options
@@ -27,7 +28,7 @@ class PackedExperts(ExpertsMethod):
 
     runtime: NativeRuntime
     method: LinearMethod
-    format: quant.QuantFormat | None
+    format: quant.QuantFormat | BlockKernel | None
 
     def create_weights(self, layer: ExpertLinear, dtype: torch.dtype, device: torch.device) -> None:
         """Register `packed`, and `scales` where there are some."""
