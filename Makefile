@@ -143,6 +143,10 @@ test-forced-tools: $(VENV)/.test   ## forced calls in many formats, leaf and ran
 fuzz-server: $(VENV)/.fuzz         ## hostile requests beside streams that must not notice; REQUESTS=100000, SEED=...
 	nice -n 5 $(BIN)/python -m tests.robustness.fuzz_server --requests $(or $(REQUESTS),100000) $(if $(SEED),--seed $(SEED)) --schema
 
+.PHONY: fuzz-gguf
+fuzz-gguf: $(VENV)/.test           ## damaged GGUF files, read as files, vocabularies and models; CASES=100000, SEED=1
+	$(BIN)/python -m tests.robustness.fuzz_gguf --cases $(or $(CASES),100000) --seed $(or $(SEED),1)
+
 test-tiers: $(VENV)/.test          ## kernel tests and tests with a model, on every tier of this machine in turn
 	$(BIN)/python -m tests.robustness.tiers
 

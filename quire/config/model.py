@@ -11,6 +11,8 @@ from quire.errors import UnsupportedError
 from quire.plugins import QUANTIZATION, find_plugin
 
 OWN_QUANTIZATIONS = ("int8", "int4")
+# They say what the checkpoint is, and change nothing.
+STORED_QUANTIZATIONS = ("gguf",)
 """Formats of the native kernels."""
 DTYPES = ("auto", "half", "float16", "bfloat16", "float", "float32")
 
@@ -54,8 +56,9 @@ class ModelConfig:
     quantization: str | None = setting(
         None,
         "Quantize the weights while loading, for the native CPU kernels: int8 (a scale per output) or int4 "
-        "(a scale per output and group; the token table stays int8). Activations are quantized per token.",
-        choices=OWN_QUANTIZATIONS, plugins=QUANTIZATION, short="-q",
+        "(a scale per output and group; the token table stays int8). Activations are quantized per token. gguf says "
+        "that the model is a GGUF file, whose weights stay as they are stored without this setting, too.",
+        choices=(*OWN_QUANTIZATIONS, *STORED_QUANTIZATIONS), plugins=QUANTIZATION, short="-q",
     )  # fmt: skip
     quantization_report: bool = setting(False, "Log the quantization error of each tensor.")
     max_model_len: int | None = setting(
@@ -113,8 +116,9 @@ class LoadConfig:
 
     load_format: str = setting(
         "auto",
-        "'auto' and 'safetensors' read safetensors files; 'dummy' uses seeded random weights.",
-        choices=("auto", "safetensors", "dummy"),
+        "'auto' reads what the model consists of, 'safetensors' or 'gguf' that alone; 'dummy' uses seeded random "
+        "weights.",
+        choices=("auto", "safetensors", "gguf", "dummy"),
     )
     packing_cache: bool = setting(
         True, "Cache the packed weights of the native kernels on disk (QUIRE_CACHE_DIR), for faster startup."

@@ -389,6 +389,8 @@ class ModelArch:
         tie_word_embeddings: the output projection is the embedding table.
         eos_token_ids: ends of a turn; the first is the primary.
         torch_dtype: dtype named by the checkpoint, "" when it names none.
+        gguf_architecture: `general.architecture` of the GGUF file that the model is read from, by which its tensors are
+            named and stored; "" = as the architecture's own checkpoints.
         config_json: of a model that a class of transformers computes: its config.json; the layers are then a guess.
     """
 
@@ -405,6 +407,7 @@ class ModelArch:
     eos_token_ids: tuple[int, ...] = ()
     torch_dtype: str = ""
     initializer_range: float = 0.02
+    gguf_architecture: str = ""
     config_json: str = ""
 
     @property

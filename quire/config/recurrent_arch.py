@@ -16,6 +16,8 @@ class GatedDeltaNetArch:
         key_size, value_size: elements of a head; the state of a value head is [key_size, value_size] float32.
         conv_size: tokens of the causal convolution over queries, keys and values.
         norm: gated, on every value head.
+        values_are_tiled: checkpoints have the first value heads of all key heads, then the second ones (GGUF files);
+            elsewhere those of a key head lie together.
     """
 
     num_key_heads: int
@@ -24,6 +26,7 @@ class GatedDeltaNetArch:
     value_size: int
     conv_size: int
     norm: NormArch = field(default_factory=NormArch)
+    values_are_tiled: bool = False
 
     @property
     def conv_width(self) -> int:

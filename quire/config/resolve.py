@@ -14,6 +14,7 @@ from typing import Any
 
 from quire.config.cross_checks import check_against_model, check_batch, check_device, check_supported
 from quire.config.engine import QuireConfig
+from quire.config.model import STORED_QUANTIZATIONS
 from quire.config.model_arch import ModelArch
 from quire.errors import ConfigError
 from quire.platforms.interface import Platform
@@ -170,10 +171,38 @@ def resolve_names(config: QuireConfig, context: ResolveContext) -> tuple[QuireCo
 
 
 def resolve_load_format(config: QuireConfig, context: ResolveContext) -> tuple[QuireConfig, Decision | None]:
-    """Safetensors: the only format that cannot run code."""
-    if config.load.load_format != "auto":
+    """What the model consists of: formats that cannot run code.
+
+    Raises:
+        ConfigError: the other one is asked for.
+    """
+    found = "gguf" if _arch(config).gguf_architecture else "safetensors"
+    asked = config.load.load_format
+    if asked in ("gguf", "safetensors") and asked != found:
+        raise ConfigError(
+            f"load_format={asked!r}, but the model's weights are in {found}",
+            hint="leave out load_format, or name the file", field="load_format",
+        )  # fmt: skip
+    if asked != "auto":
         return config, None
-    return _choose(config, "load", "load_format", "safetensors", "the only weight format that cannot run code")
+    return _choose(config, "load", "load_format", found, "what the model's weights are in; it cannot run code")
+
+
+def resolve_stored_quantization(config: QuireConfig, context: ResolveContext) -> tuple[QuireConfig, Decision | None]:
+    """A quantization that the checkpoint has is not done again.
+
+    Raises:
+        ConfigError: the checkpoint is of another kind.
+    """
+    name = config.model.quantization
+    if name not in STORED_QUANTIZATIONS:
+        return config, None
+    if not _arch(config).gguf_architecture:
+        raise ConfigError(
+            f"quantization={name!r}, but the model is not a GGUF file",
+            hint="leave out quantization, or give a .gguf file as the model", field="quantization",
+        )  # fmt: skip
+    return _replace(config, "model", quantization=None), Decision("quantization", "none", "weights stay as stored")
 
 
 def resolve_model_impl(config: QuireConfig, context: ResolveContext) -> tuple[QuireConfig, Decision | None]:
@@ -278,6 +307,7 @@ RULES: tuple[Rule, ...] = (
     resolve_executor,
     resolve_names,
     resolve_load_format,
+    resolve_stored_quantization,
     resolve_model_impl,
     resolve_dtype,
     resolve_attention_backend,

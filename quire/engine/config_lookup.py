@@ -9,8 +9,7 @@ from __future__ import annotations
 import dataclasses
 
 from quire.config import QuireConfig
-from quire.config.families.choice import choose_arch
-from quire.config.overrides import NO_HF_FIELDS, overridden, parse_object
+from quire.config.overrides import NO_HF_FIELDS, parse_object
 from quire.config.resolve import Decision, UsageContext, resolve
 from quire.engine.named_plugins import block_sizes
 from quire.engine.vllm_environment import warn_of_vllm_environment, with_vllm_environment
@@ -65,7 +64,7 @@ def look_up(
     unused = [
         Decision(f"hf_overrides.{name}", "unused", NO_HF_FIELDS[name]) for name in overrides if name in NO_HF_FIELDS
     ]
-    arch = choose_arch(overridden(model_dir.config, overrides), config.model.model_impl)
+    arch = model_dir.arch(overrides, config.model.model_impl)
     kernel_tiers = tier_problems() if platform.is_cpu else {}
     sizes = block_sizes(config.device.attention_backend)
     config, decisions = resolve(config, platform, arch, usage=usage, block_sizes=sizes, kernel_tiers=kernel_tiers)

@@ -12,7 +12,7 @@ from quire.attention.block_sizes import PREFERRED_BLOCK_SIZES
 from quire.config import QuireConfig
 from quire.config.device import OWN_EXECUTORS
 from quire.config.families.registry import FAMILIES
-from quire.config.model import OWN_QUANTIZATIONS
+from quire.config.model import OWN_QUANTIZATIONS, STORED_QUANTIZATIONS
 from quire.config.scheduler import OWN_POLICIES
 from quire.config.structured_outputs import BACKENDS
 from quire.logger import get_logger
@@ -104,7 +104,7 @@ def built_in_names() -> Mapping[PluginKind, Sequence[str]]:
         TOOL_PARSER: ("auto", "none", PATTERN, *TOOL_CALL_PARSERS),
         REASONING_PARSER: ("none", HARMONY_REASONING, *REASONING_PARSERS),
         GRAMMAR_BACKEND: ("auto", *BACKENDS),
-        QUANTIZATION: OWN_QUANTIZATIONS,
+        QUANTIZATION: (*OWN_QUANTIZATIONS, *STORED_QUANTIZATIONS),
     }
 
 

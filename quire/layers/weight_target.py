@@ -120,6 +120,27 @@ class ReorderedTarget(WeightTarget):
         return stored.t() if self.is_transposed else stored
 
 
+class ReorderedColumns(WeightTarget):
+    """A matrix whose inputs come in another order than the checkpoint's.
+
+    Args:
+        columns: [input_size] the checkpoint's column of each of ours.
+    """
+
+    def __init__(self, target: WeightTarget, columns: torch.Tensor) -> None:
+        self.target = target
+        self.columns = columns
+        self.shape = target.shape
+
+    def load(self, tensor: torch.Tensor) -> bool:
+        """Bring the columns into order."""
+        return self.target.load(tensor[:, self.columns])
+
+    def stored(self) -> torch.Tensor:
+        """In the checkpoint's order."""
+        return self.target.stored()[:, torch.argsort(self.columns)]
+
+
 class SpreadTarget(WeightTarget):
     """Several places of one tensor, as where keys serve as values, too."""
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from quire import envs
 from quire.errors import HubUnreachableError, ModelError
+from quire.formats.gguf_file import find_gguf, is_gguf
 from quire.logger import get_logger
 from quire.models.repo_files import checked_name
 from quire.utils.progress_line import ProgressLine
@@ -13,35 +14,43 @@ from quire.utils.progress_line import ProgressLine
 logger = get_logger(__name__)
 
 EMBEDDED_MODEL = "leaf"
-NO_GGUF = "use the original model (safetensors), as a directory or hub id; --quantization int8 or int4 quantizes it"
 
 
 def resolve_model_path(model: str, revision: str | None, download_dir: str | None) -> Path:
-    """The directory of `model`: "leaf" (embedded in the package), a local directory, or a hub id to download.
+    """The directory or GGUF file of `model`: "leaf" (embedded in the package), a local one, or a hub id to download.
+
+    A directory of GGUF files without safetensors stands for the one model in it; of a split one any part will do.
 
     Raises:
-        ModelError: none of the three, or the download failed.
+        ModelError: none of these, several GGUF models in a directory, or the download failed.
     """
     if model == EMBEDDED_MODEL:
         return _embedded_model()
     path = Path(model).expanduser()
     if model and path.is_dir():
-        return path.resolve()
-    if path.is_file() and path.suffix.lower() == ".gguf":
-        raise ModelError(f"model {model!r} is a GGUF file, which Quire does not support", hint=NO_GGUF, field="model")
+        directory = path.resolve()
+        return _gguf_in(directory) or directory
+    if path.is_file() and is_gguf(path):
+        return path.absolute()  # links are kept: in the hub's cache the names of parts are theirs
     if path.is_file():
         raise ModelError(
-            f"model {model!r} is a file", hint="pass the directory that contains config.json", field="model"
-        )
+            f"model {model!r} is a file", hint="pass a .gguf file, or the directory that contains config.json",
+            field="model",
+        )  # fmt: skip
     try:
         checked_name(model)
     except ModelError as cause:
         raise ModelError(
             f"model {model!r} is neither an existing directory nor a hub id",
-            hint="use 'leaf', a directory, or an id like 'Qwen/Qwen3-0.6B'",
+            hint="use 'leaf', a directory, a .gguf file, or an id like 'Qwen/Qwen3-0.6B'",
             field="model",
         ) from cause
     return _download(model, revision, download_dir)
+
+
+def _gguf_in(directory: Path) -> Path | None:
+    """The GGUF file of a directory without other weights; None when there is none."""
+    return None if list(directory.glob("*.safetensors")) else find_gguf(directory)
 
 
 def _embedded_model() -> Path:

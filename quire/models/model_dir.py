@@ -1,12 +1,17 @@
-"""Reads the descriptions in a model directory; `config.families` read their fields. No state."""
+"""Reads the descriptions in a model directory or a GGUF file; `config.families` read their fields. No state."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from quire.config.families.choice import choose_arch
+from quire.config.model_arch import ModelArch
+from quire.config.overrides import overridden
 from quire.errors import ModelError
-from quire.models.hub import NO_GGUF
+from quire.formats.gguf_file import GGUFFile, is_gguf
+from quire.models.gguf.registry import read_arch, read_config, read_generation
 from quire.models.json_file import read_json_object
 
 MAX_CONFIG_BYTES = 4 << 20
@@ -14,25 +19,44 @@ MAX_CONFIG_BYTES = 4 << 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelDir:
-    """What a model directory says about itself.
+    """What a model directory or a GGUF file says about itself.
 
     Attributes:
-        config: the object in config.json.
+        path: the directory, or the file.
+        config: the object in config.json; of a GGUF file, what its metadata says.
         generation_config: the object in generation_config.json; empty when there is none.
+        gguf: the file; None of a directory.
     """
 
     path: Path
     config: dict[str, object]
     generation_config: dict[str, object]
+    gguf: GGUFFile | None = None
+
+    def arch(self, overrides: Mapping[str, object] | None = None, model_impl: str = "auto") -> ModelArch:
+        """The model's shape.
+
+        Args:
+            overrides: fields in the place of those of config.json.
+            model_impl: the setting.
+
+        Raises:
+            ModelError, UnsupportedError: as `choose_arch`.
+        """
+        config = overridden(self.config, overrides or {})
+        return choose_arch(config, model_impl) if self.gguf is None else read_arch(self.gguf, config, model_impl)
 
 
 def read_model_dir(path: str | Path) -> ModelDir:
-    """The descriptions in directory `path`. Nothing in it is executed.
+    """The descriptions in directory `path`, or in the GGUF file `path`. Nothing in them is executed.
 
     Raises:
-        ModelError: no such directory, no config.json, or a file that is no JSON object of sane size.
+        ModelError: no such directory, no config.json, or a file that is no JSON object of sane size, or no GGUF file.
     """
     directory = Path(path)
+    if is_gguf(directory):
+        file = GGUFFile(directory)
+        return ModelDir(path=directory, config=read_config(file), generation_config=read_generation(file), gguf=file)
     if not directory.is_dir():
         raise ModelError(f"{directory} is not a directory", hint="pass the directory that contains config.json")
     config_path, generation_path = directory / "config.json", directory / "generation_config.json"
@@ -50,6 +74,4 @@ def _missing_config_hint(directory: Path) -> str:
         return "this is a LoRA adapter; pass the directory of its base model"
     if (directory / "params.json").exists():
         return "these are Meta's or Mistral's original files; download the Hugging Face ones"
-    if next(directory.glob("*.gguf"), None) is not None:
-        return f"these are GGUF files, which Quire does not support; {NO_GGUF}"
     return "pass a directory in Hugging Face format, or download its config.json too"

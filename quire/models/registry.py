@@ -10,17 +10,20 @@ from quire.config.model_arch import ModelArch
 from quire.config.model_family import ModelFamily
 from quire.errors import ConfigError, ModelError
 from quire.models.decoder import DecoderForCausalLM
+from quire.models.gguf.registry import gguf_family
 from quire.models.interfaces import BuildContext, CausalLM
 from quire.plugins import MODEL, find_plugin, import_object
 
 
 def model_family(arch: ModelArch) -> type[ModelFamily]:
-    """The family of a model; `TransformersFamily` where a class of transformers is to compute it.
+    """The family that names a model's tensors: `TransformersFamily` where a class of transformers is to compute it.
 
     Raises:
         ModelError: neither Quire nor a plugin has it.
         ConfigError: the plugin that has it cannot be used.
     """
+    if arch.gguf_architecture:
+        return gguf_family(arch.gguf_architecture)
     return TransformersFamily if arch.config_json else own_family(arch.architecture)
 
 

@@ -158,6 +158,10 @@ def _shard_path(index_path: Path, tensor: str, name: Any) -> Path:
 
 
 def _no_weights(directory: Path) -> WeightsError:
+    if directory.is_file():
+        return WeightsError(
+            f"{directory}: the weights of GGUF files are not read yet", hint="use safetensors", field="model"
+        )
     refused = sorted(path.name for path in directory.iterdir() if path.suffix in REFUSED_SUFFIXES)
     if not refused:
         return WeightsError(f"{directory} has no .safetensors file", hint="download the weights too", field="weights")

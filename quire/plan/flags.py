@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from quire.config.cache import CacheConfig
-from quire.config.families.registry import parse_config
 from quire.config.model_arch import ModelArch
 from quire.config.scheduler import SchedulerConfig
 from quire.errors import ConfigError, unknown_name
@@ -178,7 +177,7 @@ def _analytic(args: argparse.Namespace) -> tuple[SchedulerSetup, Any, dict[str, 
         raise ConfigError("--hardware needs a model", hint="add --model DIR", field="model")
     if args.hardware.lower() not in HARDWARE:
         raise unknown_name("hardware", args.hardware, [one.name for one in HARDWARE.values()])
-    arch = parse_config(read_model_dir(resolve_model_path(args.model, None, None)).config)
+    arch = read_model_dir(resolve_model_path(args.model, None, None)).arch()
     make_costs = partial(make_roofline, arch, args.hardware.lower(), args)
     roofline = make_costs()
     is_big = HARDWARE[args.hardware.lower()].capacity >= BIG_GPU_BYTES

@@ -11,7 +11,7 @@ from quire.config.recurrent_arch import GatedDeltaNetArch
 from quire.core.kv_spec import KVCacheSpec
 from quire.layers.gated_delta_net import GatedDeltaNet
 from quire.layers.linear import Linear
-from quire.layers.weight_target import WeightTarget
+from quire.layers.weight_target import ReorderedColumns, ReorderedTarget, WeightTarget
 from quire.models.interfaces import BuildContext
 from quire.models.parts.part import Part
 from quire.models.tensor_layouts import BY_GROUP, layout_of, linear_targets
@@ -53,17 +53,38 @@ class GatedDeltaNetPart(Part):
     def targets(self, name: str) -> Iterator[tuple[str, WeightTarget]]:
         """As `Part`."""
         width, heads = self.arch.conv_width, self.arch.num_value_heads
-        layout, _ = layout_of(self.layouts, "linear_attn.in_proj")
-        if layout == BY_GROUP:
+        head_rows, value_rows, conv_rows = stored_value_rows(self.arch)
+        if layout_of(self.layouts, "linear_attn.in_proj")[0] == BY_GROUP:
             yield from linear_targets(self.qkvz_proj, f"{name}.in_proj_qkvz", stored_qkvz_rows(self.arch))
+        else:
+            yield from linear_targets(self.qkvz_proj, f"{name}.in_proj_qkv", conv_rows, num_rows=width)
+            yield from linear_targets(self.qkvz_proj, f"{name}.in_proj_z", value_rows, first_row=width)
+        if BY_GROUP in (layout_of(self.layouts, f"linear_attn.{one}")[0] for one in ("in_proj", "in_proj_ba")):
             yield from linear_targets(self.ba_proj, f"{name}.in_proj_ba", stored_ba_rows(self.arch))
         else:
-            yield from linear_targets(self.qkvz_proj, f"{name}.in_proj_qkv", num_rows=width)
-            yield from linear_targets(self.qkvz_proj, f"{name}.in_proj_z", first_row=width)
-            yield from linear_targets(self.ba_proj, f"{name}.in_proj_b", num_rows=heads)
-            yield from linear_targets(self.ba_proj, f"{name}.in_proj_a", first_row=heads)
-        yield from linear_targets(self.out_proj, f"{name}.out_proj")
-        yield from self.mixer.targets(name)
+            yield from linear_targets(self.ba_proj, f"{name}.in_proj_b", head_rows, num_rows=heads)
+            yield from linear_targets(self.ba_proj, f"{name}.in_proj_a", head_rows, first_row=heads)
+        for target_name, target in linear_targets(self.out_proj, f"{name}.out_proj"):
+            yield target_name, target if value_rows is None else ReorderedColumns(target, value_rows)
+        of_heads = {f"{name}.A_log": head_rows, f"{name}.dt_bias": head_rows, f"{name}.conv1d.weight": conv_rows}
+        for target_name, target in self.mixer.targets(name):
+            rows = of_heads.get(target_name)
+            yield target_name, target if rows is None else ReorderedTarget(target, rows)
+
+
+def stored_value_rows(
+    arch: GatedDeltaNetArch,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor] | tuple[None, None, None]:
+    """The stored place of each value head, of each row of values, and of each row of queries, keys and values.
+
+    None where they are in order.
+    """
+    if not arch.values_are_tiled or arch.num_key_heads == arch.num_value_heads:
+        return None, None, None
+    heads = torch.arange(arch.num_value_heads).view(-1, arch.num_key_heads).t().flatten()
+    values = (heads[:, None] * arch.value_size + torch.arange(arch.value_size)).flatten()
+    first = arch.conv_width - len(values)
+    return heads, values, torch.cat([torch.arange(first), first + values])
 
 
 def stored_qkvz_rows(arch: GatedDeltaNetArch) -> torch.Tensor:

@@ -279,3 +279,17 @@ def test_with_a_swap_space_each_victim_s_way_is_chosen_by_cost_unless_one_is_nam
     config, _ = resolve(build_config(model="m", swap_space=0.5), make_platform(), make_arch())
     assert (config.scheduler.preemption_mode, config.cache.swap_space) == ("auto", 0.5)
     resolve(build_config(model="m", swap_space=1, preemption_mode="swap"), make_platform(), make_arch())
+
+
+def test_settings_that_say_that_a_model_is_a_gguf_file_are_checked() -> None:
+    plain, stored = make_arch(), dataclasses.replace(make_arch(), gguf_architecture="llama")
+    for given_settings in ({}, {"load_format": "gguf"}, {"quantization": "gguf"}):
+        config, decisions = resolve(build_config(**given_settings), BF16_CPU, stored)
+        assert (config.load.load_format, config.model.quantization, config.model.dtype) == ("gguf", None, "bfloat16")
+    assert decided(decisions)["quantization"] == "none"
+    for given_settings, arch in (
+        ({"load_format": "safetensors"}, stored), ({"load_format": "gguf"}, plain), ({"quantization": "gguf"}, plain),
+    ):  # fmt: skip
+        with pytest.raises(ConfigError) as caught:
+            resolve(build_config(**given_settings), BF16_CPU, arch)
+        assert caught.value.field in given_settings

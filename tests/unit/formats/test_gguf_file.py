@@ -1,4 +1,4 @@
-"""GGUF files on disk: tensors' bytes, split files, and the one model of a directory."""
+"""GGUF files on disk: tensors' bytes, split files, the one model of a directory, and damage at random."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import pytest
 
 from quire.errors import ModelError, WeightsError
 from quire.formats.gguf_file import GGUFFile, find_gguf
+from tests.robustness.fuzz_gguf import run, undamaged
 from tests.unit.formats.gguf_bytes import ARCHITECTURE, INT32, UINT32, Parts, pair, tensor, u32
 
 
@@ -112,3 +113,9 @@ def test_the_one_model_of_a_directory_is_found(tmp_path: Path):
     with pytest.raises(ModelError, match="2 GGUF models") as caught:
         find_gguf(tmp_path)
     assert "name one of them" in str(caught.value.hint)
+
+
+def test_random_damage_is_refused_or_harmless():
+    """`make fuzz-gguf` runs 100,000 cases."""
+    undamaged()
+    assert run(1500, seed=20261123) == 0

@@ -81,7 +81,21 @@ def test_what_is_no_directory_and_no_hub_id_is_refused_without_the_network(name:
     assert "model" in str(caught.value) and caught.value.hint
 
 
-def test_a_file_is_not_a_model(tmp_path: Path):
-    (tmp_path / "model.gguf").write_bytes(b"GGUF")
-    with pytest.raises(ModelError, match="is a GGUF file, which Quire does not support"):
-        resolve_model_path(str(tmp_path / "model.gguf"), None, None)
+def test_a_gguf_file_is_a_model_and_another_file_is_not(tmp_path: Path):
+    for name in ("model.gguf", "model.bin"):
+        (tmp_path / name).write_bytes(b"GGUF")
+    assert resolve_model_path(str(tmp_path / "model.gguf"), None, None) == tmp_path / "model.gguf"
+    with pytest.raises(ModelError, match="is a file") as caught:
+        resolve_model_path(str(tmp_path / "model.bin"), None, None)
+    assert "pass a .gguf file" in str(caught.value.hint)
+
+
+def test_a_directory_of_gguf_files_alone_is_the_one_model_in_it(tmp_path: Path):
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "model-Q8_0.gguf").write_bytes(b"GGUF")
+    assert resolve_model_path(str(tmp_path), None, None) == tmp_path / "model-Q8_0.gguf"
+    (tmp_path / "model-Q4_0.gguf").write_bytes(b"GGUF")
+    with pytest.raises(ModelError, match=r"2 GGUF models: model-Q4_0\.gguf, model-Q8_0\.gguf"):
+        resolve_model_path(str(tmp_path), None, None)
+    (tmp_path / "model.safetensors").write_bytes(b"")
+    assert resolve_model_path(str(tmp_path), None, None) == tmp_path
