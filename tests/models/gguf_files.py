@@ -33,11 +33,13 @@ class Arch:
         name: `general.architecture`.
         pairs_rotary: rows of queries and keys are in the order of interleaved pairs.
         norm_offset: added to the gains of norms.
+        has_window: writes the length of sliding windows.
     """
 
     name: str
     pairs_rotary: bool = False
     norm_offset: float = 0.0
+    has_window: bool = False
 
 
 ARCHS: Mapping[str, Arch] = {
@@ -49,8 +51,8 @@ ARCHS: Mapping[str, Arch] = {
     "qwen3": Arch("qwen3"),
     "qwen3_moe": Arch("qwen3moe"),
     "gemma": Arch("gemma", norm_offset=1.0),
-    "gemma2": Arch("gemma2", norm_offset=1.0),
-    "gemma3_text": Arch("gemma3", norm_offset=1.0),
+    "gemma2": Arch("gemma2", norm_offset=1.0, has_window=True),
+    "gemma3_text": Arch("gemma3", norm_offset=1.0, has_window=True),
 }
 """By `model_type` of config.json."""
 
@@ -111,7 +113,7 @@ def make_gguf(
     config = json.loads((checkpoint / "config.json").read_text())
     arch = ARCHS[config["model_type"]]
     writer = gguf.GGUFWriter(path, arch.name, split_max_tensors=tensors_per_file)
-    _add_config(writer, config)
+    _add_config(writer, config, arch)
     (add_tokenizer or add_byte_level_bpe)(writer, checkpoint)
     _add_metadata(writer, metadata or {})
     by_pattern = MIXES.get(types, {"": types}) if isinstance(types, str) else types
@@ -239,7 +241,7 @@ def _rope_factors(config: dict[str, Any]) -> Floats | None:
     return np.array(factors, np.float32)
 
 
-def _add_config(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
+def _add_config(writer: gguf.GGUFWriter, config: dict[str, Any], arch: Arch) -> None:
     writer.add_name("tiny")
     writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
     writer.add_vocab_size(config["vocab_size"])
@@ -254,6 +256,8 @@ def _add_config(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
     if config.get("head_dim"):
         writer.add_key_length(config["head_dim"])
         writer.add_value_length(config["head_dim"])
+    if arch.has_window:
+        writer.add_sliding_window(config["sliding_window"])
     rope = _rope(config)
     writer.add_rope_freq_base(rope["rope_theta"])
     if rope.get("rope_type") in ("linear", "yarn"):
