@@ -87,6 +87,10 @@ bench-switch: $(VENV)/.test        ## how long a model of 1 GB takes to come bac
 bench-plan: $(VENV)/.test          ## predictions of quire plan against ten real loads, leaf and a 0.5B checkpoint; 25 minutes
 	$(BIN)/python -m benchmarks.server.bench_plan
 
+.PHONY: test-llama-cpp
+test-llama-cpp: $(VENV)/.test      ## logits of GGUF files against llama.cpp's; TOOLS=its build/bin with llama-results; MODEL=FILE.gguf, else leaf
+	$(BIN)/python -m benchmarks.peers.llama_cpp_logits --tools $(TOOLS) $(MODEL)
+
 docs: $(VENV)/.dev                 ## regenerate the reference pages
 	$(BIN)/python -m quire.entrypoints.args --write-docs
 

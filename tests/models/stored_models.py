@@ -48,12 +48,11 @@ def make_tiny(kind: str, directory: Path) -> tuple[Path, Path]:
 
 
 def make_leaf(kind: str, directory: Path) -> Path:
-    """The embedded model as one file with the mix that most people have, or as an AWQ checkpoint."""
+    """The embedded model as a GGUF file of a type or mix, or as an AWQ checkpoint ("awq")."""
     leaf = Path(resolve_model_path("leaf", None, None))
+    path = directory / (f"leaf-{kind}" if kind == "awq" else f"leaf-{kind}.gguf")
     if kind == "awq":
-        make_awq(leaf, directory / "leaf-awq")
-        return directory / "leaf-awq"
-    path = directory / "leaf-Q4_K_M.gguf"
-    # Its words are cut as GPT-2's are, and every digit is one.
-    make_gguf(leaf, path, "Q4_K_M", add_tokenizer=partial(add_byte_level_bpe, pre="starcoder"))
+        make_awq(leaf, path)
+    else:  # its words are cut as GPT-2's are, and every digit is one
+        make_gguf(leaf, path, kind, add_tokenizer=partial(add_byte_level_bpe, pre="starcoder"))
     return path
