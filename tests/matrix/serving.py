@@ -31,7 +31,7 @@ CHATS = "/v1/chat/completions"
 PLAIN = "plain"
 SUPERVISED = "supervised"
 COMMON: dict[str, Any] = {
-    "model": "leaf", "max_model_len": 512, "max_num_seqs": 64, "block_size": 16, "num_gpu_blocks_override": 512,
+    "max_model_len": 512, "max_num_seqs": 64, "block_size": 16, "num_gpu_blocks_override": 512,
 }  # fmt: skip
 SMALL_POOL = {"num_gpu_blocks_override": 48, "enable_prefix_caching": False, "scheduler_reserve_full_isl": False}
 URGENT = {"scheduling_policy": "priority", "max_num_seqs": len(FEATURES)}
@@ -131,9 +131,14 @@ class Crowd:
 
 
 class Servers:
-    """Engines and servers by the names of their settings."""
+    """Engines and servers by the names of their settings.
 
-    def __init__(self) -> None:
+    Args:
+        model: what they serve, under the name of the embedded one.
+    """
+
+    def __init__(self, model: str = "leaf") -> None:
+        self._model = {"model": model, "served_model_names": ("leaf",)}
         self._loop = OneLoop()
         self._engines: dict[str, Any] = {}
         self._counts: dict[str, Counted] = {}
@@ -211,7 +216,7 @@ class Servers:
 
     def _engine(self, name: str) -> Any:
         if name not in self._engines:
-            config = build_config(**{**COMMON, **ENGINES[name]})
+            config = build_config(**{**COMMON, **self._model, **ENGINES[name]})
             if name == SUPERVISED:
                 self._engines[name] = AsyncLLM.from_config(config, logits_processors=["tests.matrix.script:Script"])
             else:
