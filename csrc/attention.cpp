@@ -65,7 +65,8 @@ const char* find_fault(const RopeAndCacheArgs& args) {
   const Span pages = span_of(args.cache), qkv = span_of(args.qkv, tokens, args.qkv_stride, row, bytes);
   const Span cos(args.cos, args.max_positions * args.half * 4), sin(args.sin, args.max_positions * args.half * 4);
   const bool has_positions = needs_positions(args);
-  const Span positions(args.positions, has_positions ? tokens * (args.are_positions_wide ? 8 : 4) : 0);
+  const int64_t position_bytes = args.are_positions_wide ? 8 : 4;
+  const Span positions(args.positions, args.positions != nullptr ? tokens * position_bytes : 0);
   const Span slots(args.slots, args.has_kv ? tokens * 8 : 0);
   const Span q_norm(args.q_norm, args.q_norm != nullptr ? num_norms * size * bytes : 0);
   const Span k_norm(args.k_norm, args.k_norm != nullptr ? num_kv_norms * size * bytes : 0);

@@ -189,6 +189,12 @@ def test_indices_out_of_the_cache_are_refused(runtime: NativeRuntime):
                 runtime, key.repeat(1, 3, 1).flatten(1), 1, 1, 8, table, table, torch.tensor(positions),
                 torch.tensor(slots), cache, 16,
             )  # fmt: skip
+    shared = torch.zeros(2, 24)
+    with pytest.raises(ShapeError, match="overlap"):  # also where nothing is rotated, so that no position is read
+        rope_and_cache(
+            runtime, shared, 1, 1, 8, table[:, :0], table[:, :0], shared[0, :4].view(torch.int64),
+            torch.tensor([0, 1]), cache, 16, limit=1.0,
+        )  # fmt: skip
     for pages in ([3], [-1]):
         with pytest.raises(ShapeError, match="names a page"):
             copy_pages(runtime, cache, torch.tensor([0]), torch.tensor(pages))
