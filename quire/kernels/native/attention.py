@@ -229,7 +229,7 @@ def _check_norms(
         check_tensor("v_norm", v_norm, (dtype,), (head_size,))
     norms = {"q_norm": (q_norm, num_heads), "k_norm": (k_norm, num_kv_heads)}
     has_more = any(isinstance(norm, torch.Tensor) and norm.numel() > head_size for norm, _ in norms.values())
-    has_own_gains = (has_more and not norms_last) or norms_centered
+    has_own_gains = (has_more and not norms_last) or bool(norms_centered)
     for name, (norm, heads) in norms.items():
         if norm is not None:
             check_tensor(name, norm, (dtype,), (heads * head_size if has_own_gains else head_size,))

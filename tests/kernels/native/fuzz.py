@@ -211,7 +211,7 @@ def with_special_values(tensor: torch.Tensor, rng: random.Random) -> torch.Tenso
 
 
 def spoilt_array(array: np.ndarray, rng: random.Random) -> Any:
-    if array.ndim == 0:
+    if array.ndim == 0 or array.dtype == object:  # spoilt before
         return None
     kinds: list[Callable[[], Any]] = [
         lambda: None,
@@ -243,7 +243,7 @@ def array_with_extremes(array: np.ndarray, rng: random.Random) -> np.ndarray:
         else:
             limits = np.iinfo(changed.dtype)
             near = (limits.min, limits.max, limits.max - 9, limits.min + 9, 0, 1, 3, 1000)
-            changed.reshape(-1)[at] = rng.choice(near)
+            changed.reshape(-1)[at] = min(rng.choice(near), limits.max)
     return changed
 
 
