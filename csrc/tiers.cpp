@@ -16,6 +16,7 @@ namespace quire {
   extern const GemmKernels gemm_kernels;               \
   extern const QuantKernels quant_kernels;             \
   extern const BlockKernels block_kernels;             \
+  extern const CodedKernels coded_kernels;             \
   extern const MoeKernels moe_kernels;                 \
   extern const AttentionKernels attention_kernels;     \
   extern const LatentKernels latent_kernels;           \
@@ -28,7 +29,7 @@ namespace quire {
 #define QUIRE_TIER_ENTRY(tier, is_supported)                                            \
   {                                                                                     \
 #tier, is_supported, &tier::elementwise_kernels, &tier::gemm_kernels,                   \
-        &tier::quant_kernels, &tier::block_kernels, &tier::moe_kernels,                 \
+        &tier::quant_kernels, &tier::block_kernels, &tier::coded_kernels, &tier::moe_kernels, \
         &tier::attention_kernels, &tier::latent_kernels,                                \
         &tier::sampling_kernels, &tier::causal_conv_kernels, &tier::state_space_kernels, \
         &tier::delta_net_kernels, &tier::self_test_kernels                              \

@@ -22,6 +22,7 @@ void bind_elementwise(nb::module_& m);
 void bind_gemm(nb::module_& m);
 void bind_quant(nb::module_& m);
 void bind_block_quant(nb::module_& m);
+void bind_coded(nb::module_& m);
 void bind_moe(nb::module_& m);
 void bind_attention(nb::module_& m);
 void bind_latent(nb::module_& m);

@@ -6,6 +6,7 @@ NB_MODULE(_quire_native, m) {
   quire::bind_gemm(m);
   quire::bind_quant(m);
   quire::bind_block_quant(m);
+  quire::bind_coded(m);
   quire::bind_moe(m);
   quire::bind_attention(m);
   quire::bind_latent(m);

@@ -25,6 +25,7 @@ def run_batch(tier: str, first: int, count: int, place: Path) -> None:
     from tests.kernels.native.fuzz import Boundary, run
     from tests.kernels.native.fuzz_blocks import BLOCK_CALLS
     from tests.kernels.native.fuzz_calls import CALLS
+    from tests.kernels.native.fuzz_coded import CODED_CALLS
     from tests.kernels.native.fuzz_expert_calls import EXPERT_CALLS
 
     def seeds() -> Iterator[int]:
@@ -33,7 +34,7 @@ def run_batch(tier: str, first: int, count: int, place: Path) -> None:
             yield seed
 
     file = os.open(place, os.O_RDWR | os.O_CREAT)
-    counts = run(Boundary(tier, {**CALLS, **EXPERT_CALLS, **BLOCK_CALLS}), seeds())
+    counts = run(Boundary(tier, {**CALLS, **EXPERT_CALLS, **BLOCK_CALLS, **CODED_CALLS}), seeds())
     print(json.dumps([sum(pair[i] for pair in counts.values()) for i in (0, 1)]))
 
 

@@ -4,6 +4,7 @@
 #include "quire/attention.h"
 #include "quire/block_quant.h"
 #include "quire/causal_conv.h"
+#include "quire/coded.h"
 #include "quire/delta_net.h"
 #include "quire/elementwise.h"
 #include "quire/gemm.h"
@@ -23,6 +24,7 @@ struct Tier {
   const GemmKernels* gemm;
   const QuantKernels* quant;
   const BlockKernels* block;
+  const CodedKernels* coded;
   const MoeKernels* moe;
   const AttentionKernels* attention;
   const LatentKernels* latent;

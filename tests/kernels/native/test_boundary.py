@@ -13,6 +13,7 @@ from quire.errors import ShapeError
 from quire.kernels.native import (
     attention,
     causal_conv,
+    coded,
     delta_net,
     elementwise,
     experts,
@@ -27,13 +28,15 @@ from quire.kernels.native.runtime import NativeRuntime
 from tests.kernels.native.fuzz import Boundary, Call, run
 from tests.kernels.native.fuzz_blocks import BLOCK_CALLS
 from tests.kernels.native.fuzz_calls import CALLS as PLAIN_CALLS
+from tests.kernels.native.fuzz_coded import CODED_CALLS
 from tests.kernels.native.fuzz_expert_calls import EXPERT_CALLS
 from tests.kernels.native.guards import randn
 
-CALLS = {**PLAIN_CALLS, **EXPERT_CALLS, **BLOCK_CALLS}
+CALLS = {**PLAIN_CALLS, **EXPERT_CALLS, **BLOCK_CALLS, **CODED_CALLS}
 NUM_CALLS = 1500
 MODULES = (
-    attention, causal_conv, delta_net, elementwise, experts, latent, linear, memory, quant, sampling, state_space,
+    attention, causal_conv, coded, delta_net, elementwise, experts, latent, linear, memory, quant, sampling,
+    state_space,
 )  # fmt: skip
 
 

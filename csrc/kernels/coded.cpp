@@ -1,0 +1,168 @@
+// Products with weights kept as codes: see quire/coded.h. Every output is one chain of sums over K, tile after tile and
+// group after group, whatever the number of rows and threads.
+#include "quire/coded.h"
+
+#include "kernels/coded_parts.h"
+#include "kernels/coded_tiles.h"
+#include "kernels/gemm_vector.h"
+
+namespace quire::QUIRE_TIER {
+namespace {
+
+constexpr int64_t kCodesAhead = 4096;  // bytes of a panel
+constexpr int64_t kFewRowsPanels = 4;  // of a task with few rows
+
+// The rows of some panels. A block of up to 8 tiles of one group is widened for a panel, and serves all rows.
+template <class Codes>
+class CodedTask {
+ public:
+  CodedTask(Pool& pool, const CodedLinearArgs& args, const Division& d, int64_t task, int thread) : args_(args) {
+    num_tiles_ = ceil_div(args.input_size, kTileDepth);
+    group_tiles_ = args.group_size == 0 ? num_tiles_ : args.group_size / kTileDepth;
+    num_groups_ = ceil_div(num_tiles_, group_tiles_);
+    panel_ = task / d.num_row_blocks * d.panels_per_task;
+    num_panels_ = min_i64(d.panels_per_task, num_work_panels(args) - panel_);
+    first_row_ = task % d.num_row_blocks * d.rows_per_task;
+    num_rows_ = min_i64(d.rows_per_task, args.num_rows - first_row_);
+    const int64_t wide_size = d.rows_per_task * kBlockDepth, sums_size = d.panels_per_task * d.rows_per_task * kPanelSize;
+    wide_ = static_cast<float*>(pool.scratch(thread, (wide_size + 2 * sums_size) * 4 + kBlockTiles * kTileSize * 2));
+    totals_ = wide_ + wide_size;
+    sums_ = totals_ + sums_size;
+    tiles_ = reinterpret_cast<bf16*>(sums_ + sums_size);
+  }
+
+  void run() {
+    __builtin_memset(totals_, 0, sums_bytes());
+    for (int64_t group = 0; group < num_groups_; ++group) {
+      const int64_t end = min_i64(num_tiles_, (group + 1) * group_tiles_);
+      __builtin_memset(sums_, 0, sums_bytes());
+      for (int64_t tile = group * group_tiles_; tile < end; tile += kBlockTiles) {
+        add_block(group, tile, min_i64(kBlockTiles, end - tile));
+      }
+      add_group(group);
+    }
+    finish(args_, totals_, num_rows_ * kPanelSize, kPanelSize, panel_, num_panels_, first_row_, num_rows_);
+  }
+
+ private:
+  uint64_t sums_bytes() const { return static_cast<uint64_t>(num_panels_ * num_rows_ * kPanelSize * 4); }
+
+  // Where the scales of a panel of work lie, in an array that has some for each panel and group.
+  int64_t of_group(int64_t p, int64_t group) const {
+    return (packed_panel(args_, panel_ + p) * num_groups_ + group) * kPanelSize;
+  }
+
+  void add_block(int64_t group, int64_t tile, int64_t num_tiles) {
+    constexpr int64_t kTileBytes = coded_tile_bytes(Codes::kCode);
+    const int64_t first = tile * kTileDepth;
+    const int64_t depth = min_i64(num_tiles * kTileDepth, args_.input_size - first);
+    widen_block<bf16>(args_, first_row_, num_rows_, first, depth, wide_);
+    for (int64_t p = 0; p < num_panels_; ++p) {
+      const int64_t at = packed_panel(args_, panel_ + p) * num_tiles_ + tile;
+      const uint8_t* codes = static_cast<const uint8_t*>(args_.weight) + at * kTileBytes;
+      const uint8_t* zeros = args_.zeros == nullptr ? nullptr : args_.zeros + of_group(p, group);
+      for (int64_t i = 0; i < num_tiles; ++i, codes += kTileBytes) {
+        for (int64_t line = 0; line < kTileBytes; line += kCacheLine) prefetch_l2(codes + kCodesAhead + line);
+        codes_.tile(codes, zeros, tiles_ + i * kTileSize);
+      }
+      for (int64_t row = 0; row < num_rows_; row += kMaxRows) {
+        dot_tiles_of<bf16>(min_i64(kMaxRows, num_rows_ - row))(wide_ + row * kBlockTiles * kInputFloats<bf16>, tiles_,
+                                                               num_tiles, sums_ + (p * num_rows_ + row) * kPanelSize,
+                                                               nullptr, 0);
+      }
+    }
+  }
+
+  void add_group(int64_t group) {
+    for (int64_t p = 0; p < num_panels_; ++p) {
+      const F16 scale = load(args_.scales + of_group(p, group));
+      for (int64_t row = 0; row < num_rows_; ++row) {
+        float* total = totals_ + (p * num_rows_ + row) * kPanelSize;
+        store(total, load(total) + load(sums_ + (p * num_rows_ + row) * kPanelSize) * scale);
+      }
+    }
+  }
+
+  const CodedLinearArgs& args_;
+  const Codes codes_{};
+  int64_t num_tiles_, group_tiles_, num_groups_, panel_, num_panels_, first_row_, num_rows_;
+  float *wide_, *totals_, *sums_;
+  bf16* tiles_;
+};
+
+// See products.h. Inputs are arranged where the weight has them in another order.
+template <class Codes>
+class CodedProduct {
+ public:
+  static constexpr int64_t kSerialInputs = 32768;
+  static int64_t memory_bytes(const CodedLinearArgs& args) {
+    return args.order == nullptr ? 0 : args.num_rows * args.input_size * 2;
+  }
+
+  CodedProduct(const CodedLinearArgs& args, char* memory, int num_threads)
+      : args_(args), given_(args), ordered_(reinterpret_cast<bf16*>(memory)) {
+    if (args.order != nullptr) {
+      args_.x = memory;
+      args_.x_stride = args.input_size;
+      args_.x_rows = nullptr;
+    }
+    division_ = divide(args, num_threads, kVectorRows, args.num_rows <= kStreamRows ? kFewRowsPanels : kVectorPanels);
+  }
+
+  int64_t num_arranging() const { return given_.order == nullptr ? 0 : given_.num_rows; }
+  void arrange(int64_t row) const {
+    const bf16* x = static_cast<const bf16*>(given_.x) + x_row(given_, row) * given_.x_stride;
+    bf16* out = ordered_ + row * given_.input_size;
+    for (int64_t i = 0; i < given_.input_size; ++i) out[i] = x[given_.order[i]];
+  }
+  int64_t num_tasks() const { return division_.num_tasks(); }
+  void run(Pool& pool, int64_t task, int thread) const {
+    CodedTask<Codes>(pool, args_, division_, task, thread).run();
+  }
+
+ private:
+  CodedLinearArgs args_, given_;
+  bf16* ordered_;
+  Division division_;
+};
+
+void linear(Pool& pool, const CodedLinearArgs& args) {
+  if (args.num_rows == 0 || args.output_size == 0) return;
+  switch (args.code) {
+    case Code::e4m3: return run_one<CodedProduct<E4m3Codes>>(pool, args);
+    case Code::int8: return run_one<CodedProduct<Int8Codes>>(pool, args);
+    case Code::int4: return run_one<CodedProduct<Int4Codes>>(pool, args);
+    case Code::nf4: return run_one<CodedProduct<Nf4Codes>>(pool, args);
+  }
+}
+
+CodedLinearArgs args_of_group(const Grouped<CodedLinearArgs>& grouped, int64_t group) {
+  const CodedLinearArgs& all = grouped.linear;
+  const int64_t num_panels = packed_panels(all), num_tiles = ceil_div(all.input_size, kTileDepth);
+  const int64_t num_groups = all.group_size == 0 ? 1 : ceil_div(all.input_size, all.group_size);
+  CodedLinearArgs args = rows_of_group(grouped, group, all.x_stride * 2, all.out_stride * bytes_of(all.out_dtype));
+  args.weight = static_cast<const char*>(all.weight) + group * num_panels * num_tiles * coded_tile_bytes(all.code);
+  const int64_t skipped = group * num_panels * num_groups * kPanelSize;
+  args.scales += skipped;
+  if (args.zeros != nullptr) args.zeros += skipped;
+  if (args.order != nullptr) args.order += group * all.input_size;
+  return args;
+}
+
+void grouped_linear(Pool& pool, const Grouped<CodedLinearArgs>& grouped) {
+  if (grouped.linear.output_size == 0) return;
+  const auto args_of = [&](int64_t group) { return args_of_group(grouped, group); };
+  switch (grouped.linear.code) {
+    case Code::e4m3: return run_groups<CodedProduct<E4m3Codes>>(pool, grouped, args_of);
+    case Code::int8: return run_groups<CodedProduct<Int8Codes>>(pool, grouped, args_of);
+    case Code::int4: return run_groups<CodedProduct<Int4Codes>>(pool, grouped, args_of);
+    case Code::nf4: return run_groups<CodedProduct<Nf4Codes>>(pool, grouped, args_of);
+  }
+}
+
+}  // namespace
+
+extern const CodedKernels coded_kernels;
+const CodedKernels coded_kernels = {linear, grouped_linear, pack_codes, gather_codes};
+
+}  // namespace quire::QUIRE_TIER
