@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from quire.config.cache import FP8_KV_CACHE_DTYPES
 from quire.config.engine import QuireConfig
-from quire.config.model import OWN_QUANTIZATIONS
+from quire.config.model import ONLINE_QUANTIZATIONS
+from quire.config.quantized_checkpoint import checkpoint_format
 from quire.errors import ConfigError, UnsupportedError
 from quire.platforms.interface import Platform
 
@@ -64,19 +65,46 @@ def check_against_model(config: QuireConfig) -> None:
             field="max_model_len",
         )
     _check_kv_cache_dtype(config)
-    if config.model.quantization in OWN_QUANTIZATIONS and config.device.attention_backend != "native_cpu":
-        raise UnsupportedError(
-            f"quantization={config.model.quantization!r} needs the native CPU kernels, but "
-            f"attention_backend is {config.device.attention_backend}",
-            hint="use device='cpu' with attention_backend='native_cpu', or leave out quantization",
-            field="quantization",
-        )
+    _check_quantization(config)
     threshold = config.scheduler.long_prefill_token_threshold
     if threshold > asked:
         raise ConfigError(
             f"long_prefill_token_threshold={threshold} is larger than max_model_len={asked}",
             hint=f"use long_prefill_token_threshold <= {asked}",
             field="long_prefill_token_threshold",
+        )
+
+
+def _check_quantization(config: QuireConfig) -> None:
+    assert config.arch is not None, "checked after the rules have run"
+    asked, stored = config.model.quantization, config.arch.quantization
+    if asked is None:
+        return
+    method = checkpoint_format(asked)
+    if stored is not None and method != stored.method and (method is not None or asked in ONLINE_QUANTIZATIONS):
+        raise ConfigError(
+            f"quantization={asked!r} does not match the checkpoint, whose weights are in {stored.method}",
+            hint=f"leave out quantization, or use {stored.method}: they are computed as they are stored",
+            field="quantization",
+        )
+    if stored is None and method is not None and asked not in ONLINE_QUANTIZATIONS:
+        raise ConfigError(
+            f"quantization={asked!r} needs a checkpoint in that format; the config.json of this one has no "
+            "quantization_config",
+            hint=f"leave it out, or quantize while loading: {', '.join(ONLINE_QUANTIZATIONS)}",
+            field="quantization",
+        )
+    if stored is None and method is not None and config.model.dtype != "bfloat16":
+        raise UnsupportedError(
+            f"quantization={asked!r} needs dtype='bfloat16', but dtype is {config.model.dtype!r}",
+            hint="use dtype='bfloat16', or quantization='int8'", field="quantization",
+        )  # fmt: skip
+    if stored is None and asked in ONLINE_QUANTIZATIONS and config.device.attention_backend != "native_cpu":
+        raise UnsupportedError(
+            f"quantization={asked!r} needs the native CPU kernels, but attention_backend is "
+            f"{config.device.attention_backend}",
+            hint="use device='cpu' with attention_backend='native_cpu', or leave out quantization",
+            field="quantization",
         )
 
 

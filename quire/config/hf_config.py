@@ -210,20 +210,6 @@ def check_windows(config: FieldReader, windows: Sequence[int | None]) -> None:
             )
 
 
-def refuse_quantized(config: FieldReader) -> None:
-    """Raises ModelError for a checkpoint whose weights are quantized."""
-    for name in ("quantization_config", "compression_config"):
-        quantization = config.raw.get(name)
-        if quantization is None:
-            continue
-        method = quantization.get("quant_method") if isinstance(quantization, Mapping) else None
-        raise config.error(
-            name,
-            f"says the weights are quantized ({str(method)[:40]}), which Quire does not support",
-            "use the model's unquantized checkpoint (float16, bfloat16 or float32)",
-        )
-
-
 def _dtype(config: FieldReader) -> str:
     name = "dtype" if config.has("dtype") else "torch_dtype"
     value = config.raw.get(name)

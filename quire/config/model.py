@@ -7,13 +7,16 @@ from dataclasses import dataclass
 from quire.config.base import check_settings, setting
 from quire.config.not_yet import QUANTIZATIONS_NOT_YET
 from quire.config.overrides import GENERATION_FIELDS, HF_FIELDS, parse_object
+from quire.config.quantized_checkpoint import CHECKPOINT_FORMATS
 from quire.errors import UnsupportedError
 from quire.plugins import QUANTIZATION, find_plugin
 
-OWN_QUANTIZATIONS = ("int8", "int4")
-# They say what the checkpoint is, and change nothing.
+ONLINE_QUANTIZATIONS = ("int8", "int4", "fp8", "bitsandbytes")
+"""Formats that plain weights are brought into while they are loaded, for the native kernels."""
+OWN_QUANTIZATIONS = ("int8", "int4", *CHECKPOINT_FORMATS)
+"""Those, and formats that only checkpoints have."""
 STORED_QUANTIZATIONS = ("gguf",)
-"""Formats of the native kernels."""
+"""They say what the checkpoint is, and change nothing."""
 DTYPES = ("auto", "half", "float16", "bfloat16", "float", "float32")
 
 
@@ -55,9 +58,10 @@ class ModelConfig:
     )
     quantization: str | None = setting(
         None,
-        "Quantize the weights while loading, for the native CPU kernels: int8 (a scale per output) or int4 "
-        "(a scale per output and group; the token table stays int8). Activations are quantized per token. gguf says "
-        "that the model is a GGUF file, whose weights stay as they are stored without this setting, too.",
+        "Quantize the weights while loading, for the native CPU kernels: int8 (a scale per output), int4 (a scale per "
+        "output and group; the token table stays int8), fp8 (a scale per output) or bitsandbytes (nf4). Of a quantized "
+        "checkpoint its own format, which is found in config.json: gptq, awq, compressed-tensors, fp8, mxfp4, "
+        "bitsandbytes, or a name that vLLM has for one of these; gguf of a GGUF file.",
         choices=(*OWN_QUANTIZATIONS, *STORED_QUANTIZATIONS), plugins=QUANTIZATION, short="-q",
     )  # fmt: skip
     quantization_report: bool = setting(False, "Log the quantization error of each tensor.")
@@ -97,7 +101,8 @@ class ModelConfig:
         if isinstance(name, str) and name in QUANTIZATIONS_NOT_YET and find_plugin(QUANTIZATION, name) is None:
             raise UnsupportedError(
                 f"quantization={self.quantization!r} is a vLLM option that Quire does not implement yet",
-                hint="use int8 or int4 with an unquantized checkpoint: its weights are quantized while loading",
+                hint=f"use {', '.join(ONLINE_QUANTIZATIONS)} with an unquantized checkpoint: its weights are quantized "
+                "while loading; or a checkpoint in GPTQ, AWQ, compressed-tensors, FP8, NF4 or MXFP4, and leave it out",
                 field="quantization",
             )
         check_settings(self)

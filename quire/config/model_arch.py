@@ -20,6 +20,7 @@ from dataclasses import dataclass, field, replace
 
 from quire.config.hf_rope import RopeConfig
 from quire.config.norm_arch import NormArch
+from quire.config.quantized_checkpoint import CheckpointQuantization
 from quire.config.recurrent_arch import GatedDeltaNetArch, MambaArch, ShortConvArch
 
 __all__ = [
@@ -236,7 +237,7 @@ class MoEArch:
         clamp: limit on gates and ups before they are combined, as gpt-oss does with `swiglu_alpha`; 0 = none.
         swiglu_alpha: gates become gate * sigmoid(alpha * gate), and ups have one added (gpt-oss); 0 = plain.
         latent_size: experts work on a projection of so many elements (Nemotron-H); 0 = on the hidden size.
-        is_mxfp4: checkpoints have the experts' weights in MXFP4 (gpt-oss); the model keeps them in its own format.
+        is_mxfp4: checkpoints have the experts' weights in MXFP4 (gpt-oss).
         input_norm, output_norm: around the experts, which then take the residual stream in place of what the layer's
             `ffn_norm` made of it; so does the router, without `input_norm` (Gemma 4).
     """
@@ -392,6 +393,7 @@ class ModelArch:
         gguf_architecture: `general.architecture` of the GGUF file that the model is read from, by which its tensors are
             named and stored; "" = as the architecture's own checkpoints.
         config_json: of a model that a class of transformers computes: its config.json; the layers are then a guess.
+        quantization: how the checkpoint stores its weights; None = as plain numbers.
     """
 
     architecture: str
@@ -409,6 +411,7 @@ class ModelArch:
     initializer_range: float = 0.02
     gguf_architecture: str = ""
     config_json: str = ""
+    quantization: CheckpointQuantization | None = None
 
     @property
     def num_layers(self) -> int:

@@ -60,7 +60,7 @@ MISSING: tuple[Missing, ...] = (
         },
     ),
     Missing(
-        "only unquantized checkpoints are read", "quantize while loading: --quantization int8 or int4",
+        "a checkpoint's quantization is read from its config.json", "quantize while loading: --quantization int8",
         {"quantization_config": _EMPTY},
     ),
     Missing(

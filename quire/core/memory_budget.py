@@ -23,7 +23,10 @@ SAMPLING_BYTES_PER_LOGIT = 32
 # Buffers of recorded steps, which the native kernels replay.
 RECORDED_STEPS_BYTES = 64 * MIB
 # Bytes per weight of projections and of token tables, scales included, by quantization.
-WEIGHT_BYTES: Mapping[str | None, tuple[float, float]] = {"int8": (1.01, 1.01), "int4": (0.54, 1.01)}
+# None: as without quantization.
+WEIGHT_BYTES: Mapping[str | None, tuple[float, float | None]] = {
+    "int8": (1.01, 1.01), "int4": (0.54, 1.01), "fp8": (1.01, None), "bitsandbytes": (0.57, None),
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,10 +75,18 @@ def estimate_weights_bytes(
     """Bytes of a model's parameters and rotary tables, before it is built."""
     rotary_sizes = {layer.rope: layer.head_size for layer in arch.attention_layers if layer.rope is not None}
     rotary_bytes = 4 * max_model_len * sum(rotary_sizes.values())
-    layer_bytes, table_bytes = WEIGHT_BYTES.get(quantization, (dtype_bytes, dtype_bytes))
+    layer_bytes, table_bytes = _bytes_per_weight(arch, dtype_bytes, quantization)
     norms = 2 * arch.num_layers * arch.hidden_size * dtype_bytes
     tables = arch.num_table_weights + arch.embedding.num_positions * arch.hidden_size
     return int(arch.num_layer_weights * layer_bytes + tables * table_bytes) + norms + rotary_bytes
+
+
+def _bytes_per_weight(arch: ModelArch, dtype_bytes: int, quantization: str | None) -> tuple[float, float]:
+    """Of projections and of token tables."""
+    if arch.quantization is not None:  # without kernels of that format, float32 among them, it is as plain numbers
+        return arch.quantization.bytes_per_weight if dtype_bytes == 2 else dtype_bytes, dtype_bytes
+    layer_bytes, table_bytes = WEIGHT_BYTES.get(quantization, (dtype_bytes, None))
+    return layer_bytes, dtype_bytes if table_bytes is None else table_bytes
 
 
 def estimate_workspace_bytes(arch: ModelArch, limits: StepLimits, dtype_bytes: int) -> int:

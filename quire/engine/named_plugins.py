@@ -133,7 +133,7 @@ def _names(config: QuireConfig) -> Iterator[tuple[PluginKind, str]]:
         yield SCHEDULING_POLICY, config.scheduler.scheduling_policy
     if config.scheduler.scheduler_cls is not None:
         yield SCHEDULER, config.scheduler.scheduler_cls
-    if config.model.quantization not in (None, *OWN_QUANTIZATIONS):
+    if config.model.quantization is not None and config.model.quantization not in OWN_QUANTIZATIONS:
         yield QUANTIZATION, config.model.quantization
     if config.structured_outputs.backend not in ("auto", *BACKENDS):
         yield GRAMMAR_BACKEND, config.structured_outputs.backend

@@ -14,6 +14,8 @@ from torch import nn
 from quire.kernels.native import causal_conv, delta_net, elementwise, linear, quant, state_space
 from quire.kernels.native.arena import HugeArena
 from quire.kernels.native.block_quant import BLOCK_KERNELS
+from quire.kernels.native.coded import CODES
+from quire.kernels.native.int8_codes import pack_codes
 from quire.kernels.native.runtime import NativeRuntime
 from quire.kernels.recurrent import RecurrentBatch
 from quire.layers.experts import ExpertKernels, ExpertsMethod
@@ -22,14 +24,17 @@ from quire.layers.kernels import LayerKernels
 from quire.layers.linear_method import LinearMethod
 from quire.layers.native_as_stored import AsStoredExperts, AsStoredMethod
 from quire.layers.native_blocks import BlockLinearMethod
+from quire.layers.native_coded import ONLINE_FORMATS, CodedExperts, CodedLinearMethod
 from quire.layers.native_experts import NativeExpertKernels, PackedExperts
 from quire.layers.native_heads import PackedHeads
 from quire.layers.native_weight import NativeLinearMethod, PackedWeight, packed_weight
-from quire.layers.stored_weight import WeightFormat
+from quire.layers.stored_weight import StoredWeight, WeightFormat
 from quire.layers.weight_target import WeightTarget
 
 # To be raised with every change of a packed layout: packed weights on disk are then made anew.
 PACKING_VERSION = 2
+# What checkpoints have that the format of `quant.INT8` can hold.
+INT8_ROWS = WeightFormat("int8")
 
 
 class PackedRows(WeightTarget):
@@ -38,18 +43,30 @@ class PackedRows(WeightTarget):
     Args:
         pack: writes them and says whether they are finite.
         unpack: reads them back.
+        pack_codes: writes those of a checkpoint in eight bits, with a scale for each row, as they are.
     """
 
     def __init__(
-        self, shape: tuple[int, int], pack: Callable[[torch.Tensor], bool], unpack: Callable[[], torch.Tensor]
+        self,
+        shape: tuple[int, int],
+        pack: Callable[[torch.Tensor], bool],
+        unpack: Callable[[], torch.Tensor],
+        pack_codes: Callable[[Mapping[str, torch.Tensor]], bool] | None = None,
     ) -> None:
         self.shape = shape
         self._pack = pack
         self._unpack = unpack
+        self._pack_codes = pack_codes
 
     def load(self, tensor: torch.Tensor) -> bool:
         """Pack; a matrix that the checkpoint has transposed is copied."""
         return self._pack(tensor if tensor.stride(-1) == 1 else tensor.contiguous())
+
+    def load_stored(self, weight: StoredWeight) -> bool:
+        """Pack the codes, or the numbers that they mean."""
+        if self._pack_codes is not None and weight.format == INT8_ROWS:
+            return self._pack_codes(weight.parts)
+        return super().load_stored(weight)
 
     def stored(self) -> torch.Tensor:
         """Unpack."""
@@ -126,6 +143,9 @@ class QuantizedLinearMethod(NativeLinearMethod):
             (num_rows, input_size),
             lambda rows: self.format.pack_rows(self.runtime, rows, packed, scales, first_row),
             lambda: self.format.unpack_rows(self.runtime, packed, scales, input_size, first_row, num_rows),
+            (lambda parts: pack_codes(parts["codes"], parts["scales"][:, 0].contiguous(), packed, scales, first_row))
+            if self.format is quant.INT8
+            else None,
         )
 
     def apply(
@@ -166,7 +186,7 @@ class NativeKernels(LayerKernels):
     Args:
         runtime: tier and threads.
         dtype: of activations: bfloat16 or float32.
-        quantization: of the weights: None, "int8" or "int4".
+        quantization: of the weights: None, "int8", "int4", or one of `coded.ONLINE_FORMATS`.
         is_as_stored: weights stay in the formats of a quantized checkpoint.
     """
 
@@ -200,21 +220,27 @@ class NativeKernels(LayerKernels):
         """Packed, in the model's type or quantized."""
         if self._quantization == "int4":
             return QuantizedLinearMethod(self._runtime, self._arena, quant.INT4, self._dtype)
+        if self._quantization is not None and self._quantization in ONLINE_FORMATS:
+            return CodedLinearMethod(self._runtime, self._arena, *ONLINE_FORMATS[self._quantization])
         return self.table_method(output_size, input_size)
 
     def table_method(self, vocab_size: int, hidden_size: int) -> LinearMethod:
-        """As projections, but no less than 8 bits: every token passes through it twice."""
-        if self._quantization is not None:
+        """As projections, but no less than 8 bits, of integers: every token passes through it twice."""
+        if self._quantization in ("int8", "int4"):
             return QuantizedLinearMethod(self._runtime, self._arena, quant.INT8, self._dtype)
         if self._is_as_stored:
             return AsStoredMethod(self._runtime, self._format_method)
         return self._format_method(None)
 
     def _format_method(self, weight_format: WeightFormat | None) -> LinearMethod:
-        """How rows of a checkpoint's format are stored and multiplied."""
-        if weight_format is None:
-            return PackedLinearMethod(self._runtime, self._arena)
-        return BlockLinearMethod(self._runtime, self._arena, BLOCK_KERNELS[weight_format.name], self._dtype)
+        """How rows of a checkpoint's format are stored and multiplied; those without kernels as plain numbers."""
+        if weight_format == INT8_ROWS:
+            return QuantizedLinearMethod(self._runtime, self._arena, quant.INT8, self._dtype)
+        if weight_format is not None and weight_format.name in BLOCK_KERNELS:
+            return BlockLinearMethod(self._runtime, self._arena, BLOCK_KERNELS[weight_format.name], self._dtype)
+        if weight_format is not None and weight_format.name in CODES and self._dtype == torch.bfloat16:
+            return CodedLinearMethod(self._runtime, self._arena, weight_format)
+        return PackedLinearMethod(self._runtime, self._arena)
 
     def dense_method(self) -> LinearMethod:
         """Packed, in the model's type."""
@@ -230,6 +256,8 @@ class NativeKernels(LayerKernels):
     def _packed_experts(self, method: LinearMethod) -> ExpertsMethod:
         if isinstance(method, BlockLinearMethod):
             return PackedExperts(self._runtime, method, method.kernel)
+        if isinstance(method, CodedLinearMethod):
+            return CodedExperts(method)
         return PackedExperts(
             self._runtime, method, method.format if isinstance(method, QuantizedLinearMethod) else None
         )

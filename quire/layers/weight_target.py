@@ -15,12 +15,10 @@ class WeightTarget(ABC):
 
     Attributes:
         shape: what the tensor must have.
-        dtype: likewise; None = any floating type.
         neutral: the value with which factors change nothing, which dummy weights have; None = there is none.
     """
 
     shape: tuple[int, ...]
-    dtype: torch.dtype | None = None
     neutral: float | None = None
 
     @abstractmethod

@@ -48,6 +48,10 @@ class Checkpoint(ABC):
         """Whether some matrices are not stored as plain numbers."""
         return any(entry.format is not None for entry in self.entries.values())
 
+    def may_be_left_out(self, name: str) -> bool:
+        """Of a tensor that the model does not have: whether it changes nothing."""
+        return False
+
     @abstractmethod
     def read(self, name: str) -> torch.Tensor | StoredWeight:
         """A tensor, as its entry says: the second where it has a format. May point into the files."""

@@ -7,8 +7,7 @@ A family names the layout in `layouts["moe.experts"]`:
                     `each`, where the checkpoint has that
     interleaved     the same with gates and ups in turns (gpt-oss)
 
-with ", transposed" behind it where matrices are [input_size, output_size]. Where `MoEArch.is_mxfp4`, weights are two
-tensors, `..._blocks` and `..._scales`, whose matrices are [output_size, input_size].
+with ", transposed" behind it where matrices are [input_size, output_size], which those in MXFP4 never are.
 """
 
 from __future__ import annotations
@@ -22,7 +21,6 @@ from quire.errors import ModelError
 from quire.layers.experts import ExpertLinear
 from quire.layers.stored_weight import StoredWeight, WeightFormat
 from quire.layers.weight_target import ReorderedTarget, TensorTarget, WeightTarget
-from quire.models.mxfp4 import BlocksTarget, ScalesTarget
 
 EACH, STACKED, INTERLEAVED = "each", "stacked", "interleaved"
 TRANSPOSED = "transposed"
@@ -89,8 +87,9 @@ def expert_targets(
         order = torch.arange(gate_up_proj.output_size).view(-1, 2).t().flatten()
     merged = f"{name}.{'gate_up_proj' if arch.is_gated else 'up_proj'}"
     down = f"{name}.down_proj"
-    yield from _stacked(gate_up_proj, merged, order, bool(rest), is_mxfp4=arch.is_mxfp4, parts=parts[0])
-    yield from _stacked(down_proj, down, None, bool(rest), is_mxfp4=arch.is_mxfp4, parts=parts[1])
+    is_transposed = bool(rest) and not arch.is_mxfp4
+    yield from _stacked(gate_up_proj, merged, order, is_transposed, parts=parts[0])
+    yield from _stacked(down_proj, down, None, is_transposed, parts=parts[1])
 
 
 def _of_each(linear: ExpertLinear, shards: Sequence[str]) -> Targets:
@@ -110,10 +109,9 @@ def _stacked(
     order: torch.Tensor | None,
     is_transposed: bool,
     *,
-    is_mxfp4: bool,
     parts: Mapping[str, WeightTarget],
 ) -> Targets:
-    """One tensor for all experts, or two.
+    """One tensor for all experts.
 
     Args:
         order: [output_size] the stored row of each output; None = in order.
@@ -121,12 +119,7 @@ def _stacked(
     """
     numbers = range(linear.num_experts)
     targets = [linear.method.row_target(linear, expert, 0, linear.output_size) for expert in numbers]
-    if is_mxfp4:
-        scales = ScalesTarget([ReorderedTarget(target, order) for target in targets])
-        yield f"{name}_scales", scales
-        yield f"{name}_blocks", BlocksTarget(scales)
-    else:
-        yield name, StackedTarget([ReorderedTarget(target, order, is_transposed) for target in targets], parts)
+    yield name, StackedTarget([ReorderedTarget(target, order, is_transposed) for target in targets], parts)
     if linear.bias is not None:
         biases = [TensorTarget(linear.bias.data[expert]) for expert in numbers]
         yield f"{name}_bias", StackedTarget([ReorderedTarget(bias, order) for bias in biases])

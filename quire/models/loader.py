@@ -14,6 +14,7 @@ from quire.attention.backend import AttentionBackend, AttentionParams
 from quire.attention.selector import select_backend
 from quire.config.model import LoadConfig
 from quire.config.model_arch import ModelArch
+from quire.config.quantized_checkpoint import CheckpointQuantization
 from quire.distributed.parallel_context import ParallelContext
 from quire.errors import UnsupportedError
 from quire.layers.kernels import LayerKernels, TorchKernels
@@ -23,14 +24,13 @@ from quire.models.interfaces import BuildContext, CausalLM
 from quire.models.packing_cache import PackingCache
 from quire.models.packing_key import packing_key
 from quire.models.parts.attention import attention_params
+from quire.models.quantized_checkpoint import QuantizedCheckpoint
 from quire.models.registry import build_model, model_family, origin_of
-from quire.models.weights import SafetensorsCheckpoint, find_weight_files, load_weights
+from quire.models.weights import SafetensorsCheckpoint, find_weight_files, load_weights, open_safetensors
 
 MIN_KEPT_BYTES = 64 << 20
 # Of numbers drawn for a dummy tensor: a prime, so that no two rows are the same.
 DUMMY_PERIOD = 1_048_573
-# Of weights in MXFP4, which are 0 and 6 then, times 2 ** -6.
-DUMMY_BYTE = 0x79
 
 
 def load_model(
@@ -72,7 +72,7 @@ def load_model(
         )
     family = model_family(arch)
     layers = kernels or TorchKernels()
-    checkpoint = None if load.load_format == "dummy" else open_checkpoint(Path(model_path))
+    checkpoint = None if load.load_format == "dummy" else open_checkpoint(Path(model_path), arch.quantization)
     if checkpoint is not None and checkpoint.is_quantized:
         layers = layers.as_stored()
     build = BuildContext(
@@ -99,12 +99,17 @@ def load_model(
     return model
 
 
-def open_checkpoint(path: Path) -> Checkpoint:
+def open_checkpoint(path: Path, quantization: CheckpointQuantization | None = None) -> Checkpoint:
     """The weights at a path, with every header checked.
+
+    Args:
+        quantization: what config.json says about them.
 
     Raises:
         WeightsError: no weights that can be read, or malformed ones.
     """
+    if quantization is not None:
+        return QuantizedCheckpoint(open_safetensors(path), quantization)
     return SafetensorsCheckpoint(path)
 
 
@@ -144,9 +149,6 @@ def fill_dummy_weights(model: CausalLM, std: float, seed: int, dtype: torch.dtyp
     for name, target in model.checkpoint_targets().items():
         digest = hashlib.sha256(f"{seed}:{name}".encode()).digest()
         generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "little", signed=True))
-        if target.dtype is not None:  # of stored integers any will do, and these are not zeros
-            target.load(torch.full(target.shape, DUMMY_BYTE, dtype=target.dtype))
-            continue
         if target.neutral is not None:
             target.load(torch.full(target.shape, target.neutral, dtype=dtype))
             continue

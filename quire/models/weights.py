@@ -40,9 +40,7 @@ class SafetensorsCheckpoint(Checkpoint):
     """
 
     def __init__(self, directory: Path) -> None:
-        expected_files, paths = find_weight_files(directory)
-        self._owners = _owners(SafetensorsFile(path) for path in paths)
-        _check_index(expected_files, self._owners)
+        self._owners = open_safetensors(directory)
         self.entries = {name: _described(file, file.entries[name]) for name, file in self._owners.items()}
 
     def read(self, name: str) -> torch.Tensor:
@@ -52,6 +50,18 @@ class SafetensorsCheckpoint(Checkpoint):
     def release(self, name: str) -> None:
         """Of the file's map."""
         self._owners[name].release(name)
+
+
+def open_safetensors(directory: Path) -> dict[str, SafetensorsFile]:
+    """The tensors of a directory, each with the checked file that holds it.
+
+    Raises:
+        WeightsError: as `SafetensorsCheckpoint`.
+    """
+    expected_files, paths = find_weight_files(directory)
+    owners = _owners(SafetensorsFile(path) for path in paths)
+    _check_index(expected_files, owners)
+    return owners
 
 
 def load_weights(
@@ -78,7 +88,11 @@ def load_weights(
         WeightsError: a missing or unexpected tensor, one of a wrong shape or dtype, or one with NaN or infinite values.
     """
     targets = _with_prefix(targets, prefixes, checkpoint.entries)
-    used = {name for name in checkpoint.entries if name in targets or not _is_ignored(name, ignored)}
+    used = {
+        name
+        for name in checkpoint.entries
+        if name in targets or not (_is_ignored(name, ignored) or checkpoint.may_be_left_out(name))
+    }
     _check_names(origin, used, targets)
     for name, target in targets.items():
         _check_tensor(checkpoint.entries[name], target)
@@ -268,13 +282,7 @@ def _check_tensor(entry: CheckpointEntry, target: WeightTarget) -> None:
             hint="config.json and the weights do not belong together",
             field=entry.name,
         )
-    if target.dtype is not None and entry.dtype != target.dtype:
-        raise WeightsError(
-            f"{entry.file}: tensor {entry.name} is {entry.dtype}, config.json gives {target.dtype}",
-            hint="config.json and the weights do not belong together",
-            field=entry.name,
-        )
-    if target.dtype is None and entry.format is None and entry.dtype not in MODEL_DTYPES:
+    if entry.format is None and entry.dtype not in MODEL_DTYPES:
         raise WeightsError(
             f"{entry.file}: tensor {entry.name} is {entry.dtype}, a quantized or integer type",
             hint="use the model's unquantized checkpoint (float16, bfloat16 or float32)",

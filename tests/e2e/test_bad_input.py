@@ -89,8 +89,12 @@ BAD_SETTINGS: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     "unknown dtype": ({"dtype": "fp8"}, ("dtype", "bfloat16")),
     "unknown quantization": ({"quantization": "int3"}, ("quantization", "int8")),
     "quantization that is not supported yet": (
-        {"quantization": "awq"},
+        {"quantization": "modelopt"},
         ("quantization", "does not implement", "int8"),
+    ),
+    "format that the checkpoint does not have": (
+        {"quantization": "awq"},
+        ("quantization", "quantization_config", "int8"),
     ),
     "quantization without its kernels": (
         {"quantization": "int8", "attention_backend": "torch_reference"},

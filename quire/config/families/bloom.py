@@ -14,7 +14,6 @@ from quire.config.hf_config import (
     read_max_positions,
     read_norm_eps,
     read_num_layers,
-    refuse_quantized,
 )
 from quire.config.hf_fields import FieldReader
 from quire.config.hf_rope import MAX_POSITIONS
@@ -46,7 +45,6 @@ class Bloom(ModelFamily):
         # Its first configurations call two sizes otherwise.
         older = {"hidden_size": raw.get("n_embed"), "n_head": raw.get("num_attention_heads")}
         config = FieldReader({**{name: value for name, value in older.items() if value is not None}, **raw})
-        refuse_quantized(config)
         if config.flag("apply_residual_connection_post_layernorm", False):
             raise config.error(
                 "apply_residual_connection_post_layernorm", "is true", "only models that add the layer's input run"
@@ -89,7 +87,6 @@ class MPT(ModelFamily):
     def parse(cls, raw: Mapping[str, object]) -> ModelArch:
         """As `ModelFamily.parse`."""
         config = FieldReader(raw)
-        refuse_quantized(config)
         attention = config.optional_object("attn_config") or FieldReader({}, config.source)
         _refuse_variants(config, attention)
         hidden_size, num_heads = read_hidden_size(config, "d_model"), config.integer("n_heads", 1, MAX_HEADS)

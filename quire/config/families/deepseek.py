@@ -16,7 +16,6 @@ from quire.config.hf_config import (
     read_intermediate_size,
     read_norm_eps,
     read_num_layers,
-    refuse_quantized,
 )
 from quire.config.hf_fields import FieldReader
 from quire.config.hf_latent import read_latent_attention
@@ -41,7 +40,6 @@ class DeepseekV2(ModelFamily):
     def parse(cls, raw: Mapping[str, object]) -> ModelArch:
         """As `ModelFamily.parse`."""
         config = FieldReader({**cls.defaults, **raw})
-        refuse_quantized(config)
         attention, longest = read_latent_attention(config, is_interleaved=cls.is_interleaved(config))
         norm = NormArch(eps=read_norm_eps(config))
         dense = MLPArch(intermediate_size=read_intermediate_size(config), activation=read_activation(config))

@@ -17,7 +17,6 @@ from quire.config.hf_config import (
     read_max_positions,
     read_norm_eps,
     read_num_layers,
-    refuse_quantized,
 )
 from quire.config.hf_fields import FieldReader
 from quire.config.hf_rope import parse_rope
@@ -52,7 +51,6 @@ class Falcon(ModelFamily):
     def parse(cls, raw: Mapping[str, object]) -> ModelArch:
         """As `ModelFamily.parse`."""
         config = FieldReader(raw)
-        refuse_quantized(config)
         is_new = config.flag("new_decoder_architecture", False)
         is_parallel = is_new or config.flag("parallel_attn", True)
         has_two = is_new and config.integer("num_ln_in_parallel_attn", 1, 2, 2) == 2

@@ -13,7 +13,6 @@ from quire.config.hf_config import (
     read_max_positions,
     read_norm_eps,
     read_num_layers,
-    refuse_quantized,
 )
 from quire.config.hf_fields import FieldReader
 from quire.config.hf_mamba import make_mamba2, read_factors, read_inner_size, read_time_step_range
@@ -47,7 +46,6 @@ class FalconH1(ModelFamily):
     def parse(cls, raw: Mapping[str, object]) -> ModelArch:
         """As `ModelFamily.parse`."""
         config = FieldReader(raw)
-        refuse_quantized(config)
         norm = NormArch(eps=read_norm_eps(config, default=1e-5))
         attention, longest = _attention(config)
         gate_scale, down_scale = read_factors(config, "mlp_multipliers", 2)

@@ -27,7 +27,6 @@ from quire.config.hf_config import (
     read_norm_eps,
     read_num_layers,
     read_windows,
-    refuse_quantized,
 )
 from quire.config.hf_fields import FieldReader
 from quire.config.hf_moe import MAX_CHOSEN, read_num_experts
@@ -76,7 +75,6 @@ class Gemma4(Gemma2):
     def parse(cls, raw: Mapping[str, object]) -> ModelArch:
         """As `ModelFamily.parse`."""
         config = FieldReader({**cls.defaults, **raw})
-        refuse_quantized(config)
         if config.raw.get("use_bidirectional_attention") not in (None, False, "vision"):
             raise config.error(
                 "use_bidirectional_attention", f"is {config.raw['use_bidirectional_attention']}",

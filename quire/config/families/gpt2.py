@@ -15,7 +15,6 @@ from quire.config.hf_config import (
     read_max_positions,
     read_norm_eps,
     read_num_layers,
-    refuse_quantized,
 )
 from quire.config.hf_fields import FieldReader
 from quire.config.hf_rope import RopeConfig
@@ -63,7 +62,6 @@ class GPT2(ModelFamily):
     def parse(cls, raw: Mapping[str, object]) -> ModelArch:
         """As `ModelFamily.parse`."""
         config = FieldReader(raw)
-        refuse_quantized(config)
         hidden_size, num_layers = read_hidden_size(config, "n_embd"), read_num_layers(config, "n_layer")
         num_heads = config.integer("n_head", 1, MAX_HEADS)
         head_size = divided_head_size(config, hidden_size, num_heads, "n_embd", "n_head")
@@ -107,7 +105,6 @@ class GPTJ(ModelFamily):
     def parse(cls, raw: Mapping[str, object]) -> ModelArch:
         """As `ModelFamily.parse`."""
         config = FieldReader(raw)
-        refuse_quantized(config)
         hidden_size = read_hidden_size(config, "n_embd")
         num_heads = config.integer("n_head", 1, MAX_HEADS)
         head_size = divided_head_size(config, hidden_size, num_heads, "n_embd", "n_head")

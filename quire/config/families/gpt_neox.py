@@ -13,7 +13,6 @@ from quire.config.hf_config import (
     read_max_positions,
     read_norm_eps,
     read_num_layers,
-    refuse_quantized,
 )
 from quire.config.hf_fields import FieldReader
 from quire.config.hf_rope import parse_rope
@@ -46,7 +45,6 @@ class GPTNeoX(ModelFamily):
         """As `ModelFamily.parse`."""
         share = raw.get("rotary_pct")
         config = FieldReader({**raw, "partial_rotary_factor": 0.25 if share is None else share})
-        refuse_quantized(config)
         heads = read_heads(config)
         rope, longest = parse_rope(config, heads.head_size, read_max_positions(config))
         has_bias = config.flag("attention_bias", True)

@@ -13,6 +13,7 @@ from quire.config.hf_moe import read_num_chosen, read_num_experts, with_experts
 from quire.config.hf_rope import MAX_POSITIONS
 from quire.config.model_arch import AttentionArch, ModelArch, MoEArch, RouterArch
 from quire.config.model_family import LLAMA_NAMES
+from quire.config.quantized_checkpoint import read_quantization
 
 DEFAULT_ROPE = {
     "rope_type": "yarn", "factor": 32.0, "beta_fast": 32.0, "beta_slow": 1.0, "truncate": False,
@@ -29,10 +30,8 @@ class GptOss(Llama):
     @classmethod
     def parse(cls, raw: Mapping[str, object]) -> ModelArch:
         """As `ModelFamily.parse`; experts may be in MXFP4, as OpenAI publishes them."""
-        quantization = raw.get("quantization_config")
-        is_mxfp4 = isinstance(quantization, Mapping) and quantization.get("quant_method") == "mxfp4"
-        if is_mxfp4:
-            raw = {**raw, "quantization_config": None}
+        quantization = read_quantization(raw)
+        is_mxfp4 = quantization is not None and quantization.method == "mxfp4"
         config = FieldReader(raw)
         num_experts = read_num_experts(config)
         moe = MoEArch(

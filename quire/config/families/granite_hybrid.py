@@ -13,7 +13,6 @@ from quire.config.hf_config import (
     read_max_positions,
     read_norm_eps,
     read_num_layers,
-    refuse_quantized,
 )
 from quire.config.hf_fields import FieldReader
 from quire.config.hf_mamba import layer_kinds, make_mamba2, read_inner_size, read_time_step_range
@@ -53,7 +52,6 @@ class GraniteHybrid(ModelFamily):
     def parse(cls, raw: Mapping[str, object]) -> ModelArch:
         """As `ModelFamily.parse`."""
         config = FieldReader(raw)
-        refuse_quantized(config)
         norm = NormArch(eps=read_norm_eps(config))
         kinds = layer_kinds(
             config, ("layer_types", "layers_block_type"), read_num_layers(config), ("mamba", "attention")

@@ -13,7 +13,6 @@ from quire.config.hf_config import (
     read_max_positions,
     read_norm_eps,
     read_num_layers,
-    refuse_quantized,
 )
 from quire.config.hf_fields import FieldReader
 from quire.config.hf_mamba import read_conv_size, read_inner_size, read_state_size, read_time_step_rank
@@ -46,7 +45,6 @@ class Jamba(ModelFamily):
     def parse(cls, raw: Mapping[str, object]) -> ModelArch:
         """As `ModelFamily.parse`."""
         config = FieldReader(raw)
-        refuse_quantized(config)
         norm = NormArch(eps=read_norm_eps(config))
         attention, mamba = _attention(config), _mamba(config, norm)
         size, activation = read_intermediate_size(config), read_activation(config)

@@ -16,7 +16,6 @@ from quire.config.hf_config import (
     read_max_positions,
     read_norm_eps,
     read_num_layers,
-    refuse_quantized,
 )
 from quire.config.hf_fields import FieldReader
 from quire.config.hf_rope import RopeConfig, parse_rope
@@ -39,7 +38,6 @@ class Llama(ModelFamily):
     def parse(cls, raw: Mapping[str, object]) -> ModelArch:
         """As `ModelFamily.parse`."""
         config = FieldReader({**cls.defaults, **raw})
-        refuse_quantized(config)
         heads = cls.heads(config)
         norm, mlp = cls.norm(config), cls.mlp(config)
         windows = cls.windows(config, read_num_layers(config))

@@ -9,7 +9,6 @@ from quire.config.hf_config import (
     read_intermediate_size,
     read_norm_eps,
     read_num_layers,
-    refuse_quantized,
 )
 from quire.config.hf_fields import FieldReader
 from quire.config.hf_mamba import (
@@ -43,7 +42,6 @@ class Mamba(ModelFamily):
     def parse(cls, raw: Mapping[str, object]) -> ModelArch:
         """As `ModelFamily.parse`."""
         config = FieldReader(raw)
-        refuse_quantized(config)
         config.text("hidden_act", ("silu", "swish"), "silu")
         norm = NormArch(eps=read_norm_eps(config, "layer_norm_epsilon", 1e-5))
         layer = LayerArch(mamba=cls.mixer(config), mixer_norm=norm)

@@ -17,7 +17,6 @@ from quire.config.hf_config import (
     read_intermediate_size,
     read_norm_eps,
     read_num_layers,
-    refuse_quantized,
 )
 from quire.config.hf_fields import FieldReader
 from quire.config.hf_latent import read_latent_attention
@@ -32,7 +31,6 @@ class MiniCPM3(ModelFamily):
     def parse(cls, raw: Mapping[str, object]) -> ModelArch:
         """As `ModelFamily.parse`."""
         config = FieldReader(raw)
-        refuse_quantized(config)
         hidden_size, num_layers = read_hidden_size(config), read_num_layers(config)
         value_size = None
         if config.optional_integer("v_head_dim", 1, MAX_HIDDEN_SIZE) is None:

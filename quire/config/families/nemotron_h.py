@@ -15,7 +15,6 @@ from quire.config.hf_config import (
     read_intermediate_size,
     read_max_positions,
     read_norm_eps,
-    refuse_quantized,
 )
 from quire.config.hf_fields import FieldReader
 from quire.config.hf_mamba import layer_kinds, make_mamba2
@@ -54,7 +53,6 @@ class NemotronH(ModelFamily):
     def parse(cls, raw: Mapping[str, object]) -> ModelArch:
         """As `ModelFamily.parse`."""
         config = FieldReader(raw)
-        refuse_quantized(config)
         norm = NormArch(eps=read_norm_eps(config, "layer_norm_epsilon", 1e-5))
         layers = [_layer(config, kind, norm) for kind in _kinds(config)]
         return make_arch(config, layers, read_max_positions(config), head=HeadArch(norm=norm))

@@ -13,7 +13,6 @@ from quire.config.hf_config import (
     read_intermediate_size,
     read_max_positions,
     read_num_layers,
-    refuse_quantized,
 )
 from quire.config.hf_fields import FieldReader
 from quire.config.model_arch import AttentionArch, EmbeddingArch, HeadArch, LayerArch, MLPArch, ModelArch, NormArch
@@ -38,7 +37,6 @@ class OPT(ModelFamily):
     def parse(cls, raw: Mapping[str, object]) -> ModelArch:
         """As `ModelFamily.parse`."""
         config = FieldReader(raw)
-        refuse_quantized(config)
         is_post_norm = not config.flag("do_layer_norm_before", True)
         hidden_size = read_hidden_size(config)
         table_size = config.integer("word_embed_proj_dim", 1, MAX_HIDDEN_SIZE, hidden_size)

@@ -12,6 +12,7 @@ from typing import Any
 from quire.config.hf_fields import FieldReader
 from quire.config.model_arch import ModelArch
 from quire.config.model_family import ModelFamily
+from quire.config.quantized_checkpoint import read_quantization
 from quire.errors import ConfigError, ModelError, QuireError
 from quire.plugins import MODEL, import_object, load_plugin, plugin_names
 
@@ -116,7 +117,7 @@ def parse_config(raw: Mapping[str, object]) -> ModelArch:
     which are required. Fields of no known meaning are ignored, as transformers does.
 
     Raises:
-        ModelError: an unknown architecture, a quantized checkpoint, or a field that is missing, of the wrong type,
+        ModelError: an unknown architecture, an unknown quantization, or a field that is missing, of the wrong type,
             out of range, or at odds with another; names the field and the fix.
         ConfigError: a plugin cannot be used.
     """
@@ -149,8 +150,10 @@ def _of_model_type(config: FieldReader) -> str:
 def _parsed(family: type[ModelFamily], name: str, raw: Mapping[str, object]) -> ModelArch:
     place = f"{family.__module__}:{family.__qualname__}.parse"
     model_type = FAMILIES[name][0] if name in FAMILIES else str(raw.get("model_type") or "")
+    fields = _text_config(raw) if family.text_config else raw
+    quantization = read_quantization(fields)
     try:
-        arch = family.parse(_text_config(raw) if family.text_config else raw)
+        arch = family.parse(fields)
     except QuireError:
         raise
     except Exception as error:  # a foreign method may raise anything
@@ -160,7 +163,7 @@ def _parsed(family: type[ModelFamily], name: str, raw: Mapping[str, object]) -> 
         ) from error  # fmt: skip
     if not isinstance(arch, ModelArch):
         raise ConfigError(f"{place} returned {type(arch).__name__}", hint="return a ModelArch", field=MODEL.setting)
-    return dataclasses.replace(arch, architecture=name, model_type=model_type)
+    return dataclasses.replace(arch, architecture=name, model_type=model_type, quantization=quantization)
 
 
 def _text_config(raw: Mapping[str, object]) -> Mapping[str, object]:

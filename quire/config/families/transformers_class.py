@@ -10,10 +10,11 @@ import dataclasses
 import json
 from collections.abc import Mapping
 
-from quire.config.hf_config import make_arch, read_heads, read_max_positions, read_num_layers, refuse_quantized
+from quire.config.hf_config import make_arch, read_heads, read_max_positions, read_num_layers
 from quire.config.hf_fields import FieldReader
 from quire.config.model_arch import AttentionArch, HeadArch, LayerArch, MLPArch, ModelArch, MoEArch
 from quire.config.model_family import ModelFamily
+from quire.config.quantized_checkpoint import read_quantization
 from quire.errors import UnsupportedError
 
 OTHER_NAMES: Mapping[str, tuple[str, ...]] = {
@@ -40,13 +41,12 @@ def parse_transformers(raw: Mapping[str, object]) -> ModelArch:
     """The shape that a `config.json` object seems to describe; the object itself is in `config_json`.
 
     Raises:
-        ModelError: a size is missing or out of range, or the checkpoint is quantized.
+        ModelError: a size is missing or out of range, or the checkpoint has an unknown quantization.
         UnsupportedError: the model is not made for text alone, or has an encoder.
     """
     config = FieldReader(_with_usual_names(raw))
     name = _architecture(config)
     _refuse_kinds(config, name)
-    refuse_quantized(config)
     num_layers = read_num_layers(config)
     windows = _windows(config, num_layers)
     heads = read_heads(config)
@@ -59,8 +59,9 @@ def parse_transformers(raw: Mapping[str, object]) -> ModelArch:
         layers.append(_with_ffn(config, LayerArch(attention=attention)))
     arch = make_arch(config, layers, read_max_positions(config), head=HeadArch())
     return dataclasses.replace(
-        arch, architecture=name, model_type=str(raw.get("model_type") or ""), config_json=json.dumps(dict(raw))
-    )
+        arch, architecture=name, model_type=str(raw.get("model_type") or ""), config_json=json.dumps(dict(raw)),
+        quantization=read_quantization(raw),
+    )  # fmt: skip
 
 
 def _with_usual_names(raw: Mapping[str, object]) -> dict[str, object]:

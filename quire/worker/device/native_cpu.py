@@ -9,7 +9,7 @@ import torch
 from quire.attention.backends.native_cpu import NativeCpuBackend
 from quire.attention.selector import select_backend
 from quire.config.engine import QuireConfig
-from quire.config.model import OWN_QUANTIZATIONS
+from quire.config.model import ONLINE_QUANTIZATIONS
 from quire.kernels.native.runtime import DEFAULT_SPIN_US, NativeRuntime
 from quire.kernels.native.sampling import MAX_VOCAB_SIZE
 from quire.layers.native import NativeKernels
@@ -44,7 +44,8 @@ def native_cpu(setup: WorkerSetup) -> DeviceOps:
     runtime = make_runtime(setup)
     torch.set_num_threads(1)  # one pool of threads: two at once would fight for the cores
     quantization = config.model.quantization
-    kernels = NativeKernels(runtime, setup.dtype, quantization if quantization in OWN_QUANTIZATIONS else None)
+    is_online = quantization in ONLINE_QUANTIZATIONS and setup.arch.quantization is None
+    kernels = NativeKernels(runtime, setup.dtype, quantization if is_online else None)
     is_recording = not config.model.enforce_eager and config.model.model_impl != "transformers"
     return DeviceOps(
         device=device,

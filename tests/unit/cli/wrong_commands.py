@@ -31,8 +31,8 @@ def make_files(root: Path) -> dict[str, str]:
         (root / name).mkdir()
     return {
         "missing": str(root / "is" / "missing"), "empty": str(root / "empty"),
-        "tiny": model("tiny"), "gptq": model("gptq", quantization_config={"quant_method": "gptq"}),
-        "fp8": model("fp8", quantization_config={"quant_method": "fp8"}),
+        "tiny": model("tiny"), "gptq": model("gptq", quantization_config={"quant_method": "gptq", "bits": 3}),
+        "quip": model("quip", quantization_config={"quant_method": "quip"}),
         "gemma": model("gemma", architectures=["GemmaNextForCausalLM"]),
         "phi": model("phi", architectures=["PhiNextForCausalLM"]), "heads": model("heads", num_attention_heads=3),
         "gguf": text("model.gguf", "GGUF"), "gguf_dir": str(Path(text("ggufs/model-q4.gguf", "GGUF")).parent),
@@ -164,7 +164,7 @@ WRONG: dict[str, tuple[str, str]] = {
     f"{SERVE} -tp 2": ("tensor_parallel_size=2 is not supported yet", "use tensor_parallel_size=1"),
     f"{SERVE} -dp=2": ("data_parallel_size=2 is not supported yet", "use data_parallel_size=1"),
     f"{SERVE} --trust-remote-code": ("never runs code", "leave out trust_remote_code"),
-    f"{SERVE} --quantization awq": ("quantization='awq'", "use int8 or int4"),
+    f"{SERVE} --quantization awq": ("quantization='awq' needs a checkpoint", "int8, int4"),
     f"{SERVE} --log-config-file x": (NOT_YET, "--log-level"),
     # Values.
     f"{SERVE} --port 70000": ("port", "0 to 65535"),
@@ -211,8 +211,8 @@ WRONG: dict[str, tuple[str, str]] = {
     "serve {meta}": ("has no config.json", "original files"),
     "serve {broken}": ("config.json", ""),
     "serve {file}": ("is a file", "pass a .gguf file, or the directory"),
-    "serve {gptq}": ("weights are quantized (gptq)", "unquantized checkpoint"),
-    "generate hi --model {fp8}": ("weights are quantized (fp8)", "unquantized checkpoint"),
+    "serve {gptq}": ("bits is 3", "unquantized checkpoint"),
+    "generate hi --model {quip}": ("quant_method is 'quip'", "unquantized checkpoint"),
     "serve {gemma}": ("architecture 'GemmaNextForCausalLM' is not implemented", "Quire has Llama"),
     "generate hi --model {phi}": ("architecture 'PhiNextForCausalLM' is not implemented", "Quire has Llama"),
     "serve {heads}": ("does not divide", ""),

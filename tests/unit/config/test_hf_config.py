@@ -161,7 +161,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "unlike any architecture": ({"architectures": ["XyzzyNet"]}, "Quire has LlamaForCausalLM, "),
     "no architecture": ({"architectures": ..., "model_type": ...}, "architectures is missing"),
     "architectures no list": ({"architectures": "LlamaForCausalLM"}, "list of strings"),
-    "quantized": ({"quantization_config": {"quant_method": "gptq"}}, "quantized (gptq)"),
+    "quantized otherwise": ({"quantization_config": {"quant_method": "quip"}}, "quant_method is 'quip'"),
     "no vocab_size": ({"vocab_size": ...}, "vocab_size is missing"),
     "negative vocab_size": ({"vocab_size": -5}, "vocab_size is -5"),
     "huge vocab_size": ({"vocab_size": 2**40}, "from 1 to"),

@@ -59,7 +59,7 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "an odd latent": ({"kv_lora_rank": 511}, "kv_lora_rank"),
     "no latent": ({"kv_lora_rank": None}, "kv_lora_rank"),
     "an odd rotated part": ({"qk_rope_head_dim": 63}, "qk_rope_head_dim"),
-    "weights of eight bits": ({"quantization_config": {"quant_method": "fp8"}}, "quantization_config"),
+    "weights of six bits": ({"quantization_config": {"quant_method": "fp6"}}, "quant_method"),
 }
 
 
