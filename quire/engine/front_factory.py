@@ -6,7 +6,6 @@ Called by `engine.factory` for an engine in one process, and by `AsyncLLM` besid
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 
 from quire.config import ModelConfig, QuireConfig
 from quire.config.overrides import generation_values, parse_object
@@ -18,7 +17,7 @@ from quire.errors import TokenizerError
 from quire.models.hub import resolve_model_path
 from quire.models.model_dir import ModelDir
 from quire.tokenization.chat_template import ChatTemplate, load_chat_template
-from quire.tokenization.tokenizer import Tokenizer, load_tokenizer
+from quire.tokenization.tokenizer import Tokenizer, load_tokenizer, tokenizer_of_file
 
 
 def build_front_end(
@@ -33,7 +32,7 @@ def build_front_end(
     Raises:
         QuireError: the tokenizer, the chat template or generation_config.json is unusable.
     """
-    tokenizer = _load_tokenizer(config, model_dir.path)
+    tokenizer = _load_tokenizer(config, model_dir)
     chat_template = _load_template(config.model, tokenizer)
     defaults = _read_defaults(config, model_dir, tokenizer)
     return FrontEndParts(
@@ -47,16 +46,20 @@ def build_front_end(
     )
 
 
-def _load_tokenizer(config: QuireConfig, model_path: Path) -> Tokenizer | None:
+def _load_tokenizer(config: QuireConfig, model_dir: ModelDir) -> Tokenizer | None:
     model = config.model
     if model.skip_tokenizer_init:
         return None
-    path = model_path
     is_own = model.tokenizer is None or model.tokenizer == model.model
     if not is_own or model.tokenizer_revision is not None:
         revision = model.tokenizer_revision or (model.revision if is_own else None)
-        path = resolve_model_path(model.tokenizer or model.model, revision, config.load.download_dir)
-    tokenizer = load_tokenizer(path)
+        tokenizer = load_tokenizer(
+            resolve_model_path(model.tokenizer or model.model, revision, config.load.download_dir)
+        )
+    elif model_dir.gguf is not None:
+        tokenizer = tokenizer_of_file(model_dir.gguf)  # its header is read already
+    else:
+        tokenizer = load_tokenizer(model_dir.path)
     vocab_size = _vocab_size(config)
     if tokenizer.vocab_size > vocab_size:
         raise TokenizerError(

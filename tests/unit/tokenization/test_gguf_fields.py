@@ -12,6 +12,7 @@ import pytest
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers
 
+from quire.compat.vllm.tokenizers import get_tokenizer
 from quire.engine.generation_defaults import read_generation_defaults
 from quire.errors import TokenizerError
 from quire.tokenization.chat_template import load_chat_template
@@ -105,6 +106,8 @@ def test_a_file_has_the_tokenizer_of_its_metadata(tmp_path):
     assert ours.vocabulary() == expected.vocabulary()
     assert ours.encode("The fox </s>\n<tool> 🙂") == expected.encode("The fox </s>\n<tool> 🙂")
     assert (ours.config, ours.special_tokens) == (expected.config, expected.special_tokens)
+    compatible = get_tokenizer(path)
+    assert compatible.apply_chat_template(CHAT, tokenize=False).startswith("<s><|im_start|>system")
 
 
 def test_errors_name_the_file_and_what_was_probably_meant(tmp_path):
