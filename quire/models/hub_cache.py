@@ -106,6 +106,8 @@ class HubCache:
     def link(self, repo: str, commit: str, name: str, digest: str) -> None:
         """Let file `name` of a commit show the contents `digest`; where links cannot be made, a copy."""
         path, blob = self.snapshot(repo, commit) / name, self.blob(repo, digest)
+        if path.exists() and path.resolve() == blob.resolve():
+            return  # others may be reading it
         path.parent.mkdir(parents=True, exist_ok=True)
         path.unlink(missing_ok=True)
         try:
@@ -115,7 +117,7 @@ class HubCache:
 
     def set_ref(self, repo: str, revision: str, commit: str) -> None:
         """Note that `revision` is at `commit`."""
-        if revision != commit:
+        if revision != commit and self.commit(repo, revision) != commit:
             path = self._ref(repo, revision)
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(commit)

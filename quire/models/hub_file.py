@@ -19,6 +19,7 @@ from quire.models.hub_cache import PARTIAL, HubCache
 from quire.models.hub_client import NETWORK_ERRORS, HubClient, HubFile
 
 CHUNK_BYTES = 1 << 20
+LOCK_POLL_S = 0.2
 # Of one request: content networks refuse larger ones, and a signed address may end before they do.
 REQUEST_BYTES = 8 << 30
 RETRY_WAITS_S = (0.5, 1.0, 2.0, 4.0, 8.0)  # between attempts in which nothing came; there is one attempt more
@@ -57,27 +58,30 @@ class FileTransfer:
     def run(self) -> None:
         """Fetch what is missing.
 
+        Waits for another process that fetches it.
+
         Raises:
-            ModelError: the hub refuses, the contents are not what they should be, or another process fetches them.
+            ModelError: the hub refuses, or the contents are not what they should be.
             HubUnreachableError: the hub does not answer; what has come is kept.
             NotEnoughDiskError: the disk does not take it.
         """
         self._blob.parent.mkdir(parents=True, exist_ok=True)
         with self._partial.open("a+b") as out:
-            self._lock(out)
+            is_locked = self._lock(out)
             if self._blob.exists():  # another process has fetched it meanwhile
                 self._partial.unlink(missing_ok=True)
-            else:
+            elif is_locked:
                 self._continue(out)
 
-    def _lock(self, out: IO[bytes]) -> None:
-        try:
-            fcntl.flock(out.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            raise ModelError(
-                f"another process downloads {self._file.name} of {self._repo}", hint="wait for it, or end it",
-                field="model",
-            ) from error  # fmt: skip
+    def _lock(self, out: IO[bytes]) -> bool:
+        """Wait until no other process writes to the file; False = this one is to stop before that."""
+        while not self._should_stop():
+            try:
+                fcntl.flock(out.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return True
+            except BlockingIOError:
+                time.sleep(LOCK_POLL_S)
+        return False
 
     def _continue(self, out: IO[bytes]) -> None:
         self.num_bytes = self._digest.read(out)
@@ -134,7 +138,7 @@ class FileTransfer:
     def _finish(self, out: IO[bytes]) -> None:
         """Verify, and put the contents in their place."""
         if not self._digest.is_right():
-            self._partial.unlink()
+            self._partial.unlink(missing_ok=True)
             raise ModelError(
                 f"{self._file.name} of {self._repo} is not what the hub lists: its checksum is wrong; it was removed",
                 hint="download it again; if that does not help, something between here and the hub changes it",

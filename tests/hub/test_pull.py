@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -114,6 +115,30 @@ def iter_until(condition):
     while not (value := condition()):
         pass
     return value
+
+
+def test_of_two_downloads_at_once_one_fetches_and_the_other_waits(hub: Hub):
+    hub.repo("org/tiny", SAFETENSORS)
+    hub.stalls["model.safetensors"] = 100_000
+    found: list[Path] = []
+    threads = [threading.Thread(target=lambda: found.append(pull_model("org/tiny").path)) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    assert hub.is_stalled.wait(60)
+    iter_until(lambda: len([one for one in hub.requests if "/tree/" in one.path]) == 2)
+    hub.go.set()
+    for thread in threads:
+        thread.join()
+    assert found[0] == found[1] and (found[0] / "model.safetensors").read_bytes() == SAFETENSORS["model.safetensors"]
+    assert sum(one.num_bytes for one in hub.sent("model.safetensors")) == 300_000
+
+
+def test_a_cache_that_cannot_be_written_to_serves_what_it_has(hub: Hub, cache: Path):
+    hub.repo("org/tiny", SAFETENSORS)
+    path = pull_model("org/tiny").path
+    before = {one: one.lstat().st_mtime_ns for one in cache.rglob("*")}
+    assert pull_model("org/tiny").path == path
+    assert before == {one: one.lstat().st_mtime_ns for one in cache.rglob("*")}, "nothing was written"
 
 
 def test_a_connection_that_breaks_again_and_again_is_resumed_each_time(hub: Hub):
