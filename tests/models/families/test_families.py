@@ -10,11 +10,13 @@ from typing import Any
 import pytest
 import torch
 
+from quire.config.families.choice import choose_arch
 from quire.config.families.registry import FAMILIES, parse_config
 from quire.config.model import LoadConfig
 from quire.distributed.parallel_context import ParallelContext
 from quire.models.loader import load_model
 from quire.models.model_dir import read_model_dir
+from quire.models.stored_weights import check_weights, read_weights
 from quire.simulator.mixers import cache_specs
 from tests.effort import effort
 from tests.models.families.cases import CASES
@@ -48,6 +50,14 @@ def test_the_planner_knows_what_the_layers_keep(subject: Subject):
     device, parallel = torch.device("cpu"), ParallelContext()
     model = load_model(arch, "", LoadConfig(load_format="dummy"), torch.bfloat16, device, parallel, None, 64, 0)
     assert list(cache_specs(arch, 16, 2).values()) == list(model.kv_cache_specs(16).values())
+
+
+def test_headers_and_shape_alone_say_that_the_weights_are_the_models(subject: Subject):
+    arch = choose_arch(read_model_dir(subject.path).config, "auto")
+    stored = read_weights(subject.path)
+    check_weights(stored, arch)
+    learned = {tensor.data_ptr(): tensor.numel() for tensor in subject.reference.state_dict().values()}
+    assert stored.num_parameters == sum(learned.values())
 
 
 @pytest.mark.parametrize("page", PAGES)
