@@ -134,6 +134,10 @@ class ReorderedColumns(WeightTarget):
         """Bring the columns into order."""
         return self.target.load(tensor[:, self.columns])
 
+    def expect(self, weight_format: WeightFormat | None) -> None:
+        """Plain numbers: columns cannot change places within blocks."""
+        self.target.expect(None)
+
     def stored(self) -> torch.Tensor:
         """In the checkpoint's order."""
         return self.target.stored()[:, torch.argsort(self.columns)]

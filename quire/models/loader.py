@@ -17,9 +17,11 @@ from quire.config.model_arch import ModelArch
 from quire.config.quantized_checkpoint import CheckpointQuantization
 from quire.distributed.parallel_context import ParallelContext
 from quire.errors import UnsupportedError
+from quire.formats.gguf_file import is_gguf
 from quire.layers.kernels import LayerKernels, TorchKernels
 from quire.layers.options import LayerOptions
 from quire.models.checkpoint import Checkpoint
+from quire.models.gguf_checkpoint import GGUFCheckpoint
 from quire.models.interfaces import BuildContext, CausalLM
 from quire.models.packing_cache import PackingCache
 from quire.models.packing_key import packing_key
@@ -108,6 +110,8 @@ def open_checkpoint(path: Path, quantization: CheckpointQuantization | None = No
     Raises:
         WeightsError: no weights that can be read, or malformed ones.
     """
+    if is_gguf(path):
+        return GGUFCheckpoint(path)
     if quantization is not None:
         return QuantizedCheckpoint(open_safetensors(path), quantization)
     return SafetensorsCheckpoint(path)

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from quire.errors import WeightsError
+from quire.formats.gguf_file import is_gguf, part_paths
 from quire.layers.stored_weight import StoredWeight
 from quire.layers.weight_target import WeightTarget
 from quire.logger import get_logger
@@ -129,11 +130,13 @@ def relative_error(given: torch.Tensor, stored: torch.Tensor) -> float:
 
 
 def find_weight_files(directory: Path) -> tuple[dict[str, Path], list[Path]]:
-    """Tensor name -> file as the index says (empty without an index), and the files to read.
+    """Tensor name -> file as the index says (empty without an index), and the files to read; of a GGUF file, its parts.
 
     Raises:
         WeightsError: no safetensors file, or an index that is malformed or names files that are not there.
     """
+    if is_gguf(directory):
+        return {}, part_paths(directory)
     index_path = directory / INDEX_NAME
     if index_path.exists():
         expected_files = _read_index(index_path)
@@ -172,10 +175,6 @@ def _shard_path(index_path: Path, tensor: str, name: Any) -> Path:
 
 
 def _no_weights(directory: Path) -> WeightsError:
-    if directory.is_file():
-        return WeightsError(
-            f"{directory}: the weights of GGUF files are not read yet", hint="use safetensors", field="model"
-        )
     refused = sorted(path.name for path in directory.iterdir() if path.suffix in REFUSED_SUFFIXES)
     if not refused:
         return WeightsError(f"{directory} has no .safetensors file", hint="download the weights too", field="weights")
