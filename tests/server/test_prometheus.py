@@ -126,5 +126,7 @@ def test_a_stock_prometheus_has_every_documented_series_with_our_values(tmp_path
     assert scraped["quire:requests_refused_total", refused] == 1
     names = {name for name, _ in scraped}
     for name, (kind, _) in documented().items():
+        if name.startswith(("quire:model_", "quire:models_")):
+            continue  # of servers of several models
         parts = [f"{name}_{part}" for part in ("bucket", "sum", "count")] if kind == "histogram" else [name]
         assert names.issuperset(parts), name
