@@ -132,7 +132,7 @@ def _computed(settings: dict[str, Any]) -> str:
     if settings["attention_backend"] == "native_cpu":
         parts.append(f"native kernels, tier {settings['kernel_tier']}")
     if settings["quantization"] is not None:
-        parts.append(f"weights quantized to {settings['quantization']}")
+        parts.append(f"weights in {settings['quantization']}")
     if settings["model_impl"] == "transformers":
         parts.append("by its class in transformers, which a start tries out first")
     return ", ".join(parts)

@@ -70,15 +70,24 @@ class MemoryBudget:
 
 
 def estimate_weights_bytes(
-    arch: ModelArch, max_model_len: int, dtype_bytes: int, quantization: str | None = None
+    arch: ModelArch,
+    max_model_len: int,
+    dtype_bytes: int,
+    quantization: str | None = None,
+    stored_bytes: int | None = None,
 ) -> int:
-    """Bytes of a model's parameters and rotary tables, before it is built."""
+    """Bytes of a model's parameters and rotary tables, before it is built.
+
+    Args:
+        stored_bytes: of the files, where matrices stay in the checkpoint's own formats; None = they do not.
+    """
     rotary_sizes = {layer.rope: layer.head_size for layer in arch.attention_layers if layer.rope is not None}
     rotary_bytes = 4 * max_model_len * sum(rotary_sizes.values())
     layer_bytes, table_bytes = _bytes_per_weight(arch, dtype_bytes, quantization)
     norms = 2 * arch.num_layers * arch.hidden_size * dtype_bytes
     tables = arch.num_table_weights + arch.embedding.num_positions * arch.hidden_size
-    return int(arch.num_layer_weights * layer_bytes + tables * table_bytes) + norms + rotary_bytes
+    matrices = int(arch.num_layer_weights * layer_bytes + tables * table_bytes)
+    return (matrices if stored_bytes is None else min(matrices, stored_bytes)) + norms + rotary_bytes
 
 
 def _bytes_per_weight(arch: ModelArch, dtype_bytes: int, quantization: str | None) -> tuple[float, float]:

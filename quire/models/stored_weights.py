@@ -18,6 +18,7 @@ from quire.config.model_arch import ModelArch
 from quire.config.model_family import ModelFamily
 from quire.errors import WeightsError
 from quire.formats.gguf_file import GGUFFile, is_gguf
+from quire.models.gguf.registry import gguf_family
 from quire.models.safetensors_header import SafetensorsHeader
 from quire.models.weight_files import check_index, find_weight_files, owners
 
@@ -112,6 +113,8 @@ def check_weights(stored: StoredWeights, arch: ModelArch) -> None:
 
 def _family(arch: ModelArch) -> type[ModelFamily] | None:
     """What names the tensors; None of a class of transformers."""
+    if arch.gguf_architecture:
+        return gguf_family(arch.gguf_architecture)
     return None if arch.config_json else family_of(arch.architecture)
 
 

@@ -1,6 +1,6 @@
 """Which safetensors files of a directory are read, and which of them holds a tensor. Loads no torch. No state.
 
-Called by `weights`, for a start, and by `stored_weights`, for `quire inspect`.
+Called by `weights` and the memory planner, for a start, and for `quire inspect`.
 """
 
 from __future__ import annotations
@@ -10,8 +10,11 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
+from quire.config.engine import QuireConfig
+from quire.core.memory_budget import WEIGHT_BYTES
 from quire.errors import WeightsError
-from quire.models.json_file import read_json_object
+from quire.formats.gguf_file import is_gguf, part_paths
+from quire.models.json_file import read_json_object, regular_file_size
 from quire.models.safetensors_header import DOWNLOAD_AGAIN
 
 MAX_INDEX_BYTES = 64 << 20
@@ -32,12 +35,33 @@ class WeightFile(Protocol):
 AnyFile = TypeVar("AnyFile", bound=WeightFile)
 
 
+def kept_bytes(config: QuireConfig) -> int | None:
+    """Bytes of the weight files of a model whose matrices stay in the formats of these files; None = they do not.
+
+    Args:
+        config: resolved.
+
+    Raises:
+        WeightsError: as `find_weight_files`.
+    """
+    arch = config.arch
+    is_native = config.device.attention_backend == "native_cpu" and config.model.dtype == "bfloat16"
+    is_stored = arch is not None and (arch.gguf_architecture != "" or arch.quantization is not None)
+    if not is_stored or not is_native or config.load.load_format == "dummy":
+        return None
+    if config.model.quantization in WEIGHT_BYTES:
+        return None  # they are quantized anew
+    return sum(regular_file_size(path, WeightsError) for path in find_weight_files(Path(config.model_path))[1])
+
+
 def find_weight_files(directory: Path) -> tuple[dict[str, Path], list[Path]]:
-    """Tensor name -> file as the index says (empty without an index), and the files to read.
+    """Tensor name -> file as the index says (empty without an index), and the files to read; of a GGUF file, its parts.
 
     Raises:
         WeightsError: no safetensors file, or an index that is malformed or names files that are not there.
     """
+    if is_gguf(directory):
+        return {}, part_paths(directory)
     index_path = directory / INDEX_NAME
     if index_path.exists():
         expected_files = _read_index(index_path)

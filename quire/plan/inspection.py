@@ -31,6 +31,7 @@ from quire.kv_cache.planning import concurrency, plan_kv_cache
 from quire.kv_cache.pool_sizes import PlannedRequests, needed_bytes, useful_bytes
 from quire.models.model_dir import read_model_dir
 from quire.models.stored_weights import StoredWeights, check_weights, read_weights
+from quire.models.weight_files import kept_bytes
 from quire.platforms.detect import detect_platform
 from quire.platforms.interface import Platform
 from quire.simulator.mixers import cache_specs
@@ -174,7 +175,7 @@ def memory_need(config: QuireConfig, platform: Platform, num_requests: int, num_
     )  # fmt: skip
     item, kv_item = DTYPE_BYTES[config.model.dtype], DTYPE_BYTES[cache.kv_cache_dtype]
     specs = _specs(arch, cache.block_size, item, kv_item)
-    weights = estimate_weights_bytes(arch, max_len, item, config.model.quantization)
+    weights = estimate_weights_bytes(arch, max_len, item, config.model.quantization, kept_bytes(config))
     workspace = estimate_workspace_bytes(arch, limits, item) + _graph_bytes(config)
     budget = plan_memory(
         free_bytes=platform.memory_bytes, utilization=cache.memory_utilization, weights_bytes=weights,
@@ -225,8 +226,10 @@ def _describe(found: Inspection, config: QuireConfig, arch: ModelArch) -> None:
     found.num_parameters = stored or num_all
     found.num_active_parameters = found.num_parameters - arch.num_layer_weights + arch.num_active_layer_weights
     found.context_length = arch.max_position_embeddings
+    stored_as = "gguf" if arch.gguf_architecture else arch.quantization.method if arch.quantization else None
     found.settings = {
-        "device": config.device.device, "dtype": config.model.dtype, "quantization": config.model.quantization,
+        "device": config.device.device, "dtype": config.model.dtype,
+        "quantization": config.model.quantization or stored_as,
         "attention_backend": config.device.attention_backend, "kernel_tier": config.device.kernel_tier,
         "model_impl": config.model.model_impl, "max_model_len": config.max_model_len,
         "max_num_seqs": config.scheduler.max_num_seqs, "kv_cache_dtype": config.cache.kv_cache_dtype,

@@ -14,6 +14,7 @@ from quire.core.memory_budget import (
 )
 from quire.kv_cache.pool_sizes import useful_bytes
 from quire.logger import get_logger
+from quire.models.weight_files import kept_bytes
 from quire.utils.memory import GIB, read_memory
 from quire.worker.device.ops import DeviceOps
 from quire.worker.setup import WorkerSetup
@@ -46,7 +47,11 @@ class MemoryPlanner:
             free_bytes=self._free_bytes,
             utilization=self._utilization,
             weights_bytes=estimate_weights_bytes(
-                setup.arch, setup.limits.max_model_len, setup.dtype.itemsize, setup.config.model.quantization
+                setup.arch,
+                setup.limits.max_model_len,
+                setup.dtype.itemsize,
+                setup.config.model.quantization,
+                kept_bytes(setup.config),
             ),
             workspace_bytes=self._workspace_bytes,
             useful_bytes=None,

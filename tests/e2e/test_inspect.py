@@ -12,9 +12,12 @@ import pytest
 from quire import LLM, SamplingParams
 from quire.cli.main import main
 from quire.errors import QuireError
+from tests.models.awq_files import make_awq
 from tests.models.checkpoints import make_checkpoint
 from tests.models.families.cases import CASES
 from tests.models.families.through_transformers import THROUGH_TRANSFORMERS
+from tests.models.gguf_files import make_gguf
+from tests.models.stored_models import SIZES
 
 ROOT = Path(__file__).parents[2]
 SETTINGS = {"num_threads": 1, "max_model_len": 256, "max_num_seqs": 4, "max_num_batched_tokens": 256}
@@ -68,6 +71,27 @@ def of_another_model(path: Path) -> None:
     config.write_text(config.read_text().replace('"num_hidden_layers": 1', '"num_hidden_layers": 2'))
 
 
+def awq(path: Path) -> None:
+    make_checkpoint("llama3", path / "checkpoint", **SIZES)
+    make_awq(path / "checkpoint", path)
+
+
+def gguf(path: Path) -> None:
+    make_checkpoint("llama3", path / "checkpoint", **SIZES)
+    make_gguf(path / "checkpoint", path / "model-Q4_K_M.gguf", "Q4_K_M")
+
+
+def broken_gguf(path: Path) -> None:
+    gguf(path)
+    file = path / "model-Q4_K_M.gguf"
+    file.write_bytes(file.read_bytes()[:-1000])
+
+
+def incomplete_gguf(path: Path) -> None:
+    gguf(path)
+    (path / "model-Q4_K_M.gguf").rename(path / "model-Q4_K_M-00001-of-00002.gguf")
+
+
 HUGE = {
     "hidden_size": 8192, "intermediate_size": 57344, "num_hidden_layers": 900, "num_attention_heads": 64,
     "num_key_value_heads": 8,
@@ -81,6 +105,9 @@ MODELS: Mapping[str, tuple[Make, str | None]] = {
     "linear attention": (CASES["qwen3_next"].write, None),
     "state space": (CASES["mamba"].write, None),
     "latent": (CASES["deepseek_v3"].write, None),
+    "AWQ": (awq, None),
+    "GGUF cut off": (broken_gguf, "model-Q4_K_M.gguf"),
+    "GGUF without a part": (incomplete_gguf, "model-Q4_K_M"),
     "class of transformers": (next(iter(THROUGH_TRANSFORMERS.values())).write, None),
     "broken config": (with_file("config.json", b'{"architectures": ['), "invalid JSON"),
     "unknown architecture": (edited("config.json", architectures=["NewModelForCausalLM"]), "NewModelForCausalLM"),

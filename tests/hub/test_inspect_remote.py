@@ -11,9 +11,13 @@ from typing import Any
 import pytest
 
 from quire.cli.main import main
+from quire.formats.gguf_file import GGUFFile
+from quire.models import skeleton
 from quire.models.pull import pull_model
 from tests.hub.server import Hub
 from tests.models.checkpoints import make_checkpoint
+from tests.models.gguf_files import make_gguf
+from tests.models.stored_models import SIZES
 
 ROOT = Path(__file__).parents[2]
 
@@ -64,6 +68,22 @@ def test_what_would_fail_after_the_download_is_found_before(
     assert inspected(capsys, "org/new")[0] == 1
     assert main(["inspect", "org/gone"]) == 2
     assert "is not on the hub" in capsys.readouterr().err
+
+
+def test_of_a_gguf_file_the_header_is_fetched(
+    hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    make_checkpoint("llama3", tmp_path / "checkpoint", **SIZES)
+    path = tmp_path / "tiny-Q4_K_M.gguf"
+    make_gguf(tmp_path / "checkpoint", path, "Q4_K_M")
+    data_begin = min(tensor.offset for tensor in GGUFFile(path).tensors.values())
+    monkeypatch.setattr(skeleton, "GGUF_BYTES", data_begin)
+    hub.repo("org/quants", {path.name: path.read_bytes(), "README.md": b""})
+    status, found = inspected(capsys, "org/quants")
+    assert status == 0 and found["weights"]["format"] == "gguf" and "Q4_K" in found["weights"]["dtypes"]
+    fetched = sum(one.num_bytes for one in hub.requests if one.is_content)
+    assert data_begin < fetched < data_begin + 1000, "with the factors of the rotary embedding"
+    assert found["weights"] == inspected(capsys, str(path))[1]["weights"]
 
 
 def test_no_torch_is_imported_for_it(hub: Hub, files: dict[str, bytes]):
