@@ -82,7 +82,6 @@ def test_native_products_are_within_the_stated_error(stored: tuple[Path, Scores]
     assert torch.cat(margins).max() <= STATED_ERROR, "another token where the margin is larger"
 
 
-@pytest.mark.skipif("gguf" not in KINDS, reason="needs the reader of GGUF files")
 @pytest.mark.parametrize(("quantization", "least", "most"), [(None, 0.0, 0.0), ("int8", 0.002, 0.03)])
 def test_the_report_says_what_is_lost_on_the_fly_and_that_nothing_is_as_stored(
     quantization: str | None, least: float, most: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

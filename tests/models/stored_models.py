@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import partial
-from importlib.util import find_spec
 from pathlib import Path
 
 from quire.models.hub import resolve_model_path
@@ -33,15 +32,14 @@ def _gptq(checkpoint: Path, directory: Path) -> tuple[Path, Numbers]:
     return directory, make_gptq(checkpoint, directory, group_size=64, has_act_order=True)
 
 
-READS_GGUF = find_spec("quire.models.gguf_checkpoint") is not None
-READS_CODES = find_spec("quire.models.quantized_checkpoint") is not None
 KINDS: Mapping[str, Callable[[Path, Path], tuple[Path, Numbers]]] = {
-    **({"gguf": partial(_gguf, "every type")} if READS_GGUF else {}),
-    **({"awq": _awq, "gptq": _gptq} if READS_CODES else {}),
+    "gguf": partial(_gguf, "every type"),
+    "awq": _awq,
+    "gptq": _gptq,
 }
 """Kind of file -> what makes one: (checkpoint, directory) -> what is served, and the numbers that it means."""
 
-LEAF_KINDS = (*(("Q4_K_M",) if READS_GGUF else ()), *(("awq",) if READS_CODES else ()))
+LEAF_KINDS = ("Q4_K_M", "awq")
 """What `make_leaf` makes for suites with a model that writes sentences."""
 
 
