@@ -28,7 +28,8 @@ from quire.models.packing_key import packing_key
 from quire.models.parts.attention import attention_params
 from quire.models.quantized_checkpoint import QuantizedCheckpoint
 from quire.models.registry import build_model, model_family, origin_of
-from quire.models.weights import SafetensorsCheckpoint, find_weight_files, load_weights, open_safetensors
+from quire.models.weight_files import find_weight_files
+from quire.models.weights import SafetensorsCheckpoint, load_weights, open_safetensors
 
 MIN_KEPT_BYTES = 64 << 20
 # Of numbers drawn for a dummy tensor: a prime, so that no two rows are the same.

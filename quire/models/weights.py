@@ -6,28 +6,22 @@ Called by `loader`. Only safetensors files are read: other formats can run code 
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from quire.errors import WeightsError
-from quire.formats.gguf_file import is_gguf, part_paths
 from quire.layers.stored_weight import StoredWeight
 from quire.layers.weight_target import WeightTarget
 from quire.logger import get_logger
 from quire.models.checkpoint import Checkpoint, CheckpointEntry
-from quire.models.json_file import read_json_object
 from quire.models.safetensors_file import SafetensorsFile, TensorEntry
-from quire.models.safetensors_header import DOWNLOAD_AGAIN
+from quire.models.weight_files import check_index, find_weight_files, owners
 from quire.utils.progress_line import ProgressLine
 
 logger = get_logger(__name__)
 
-MAX_INDEX_BYTES = 64 << 20
-INDEX_NAME = "model.safetensors.index.json"
-REFUSED_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt", ".gguf", ".h5", ".msgpack")
 MODEL_DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 # Values that old checkpoints carry and models compute themselves.
 COMPUTED_TENSORS = re.compile(r"(^|\.)rotary_emb\.(inv_freq|cos_cached|sin_cached)$")
@@ -60,9 +54,9 @@ def open_safetensors(directory: Path) -> dict[str, SafetensorsFile]:
         WeightsError: as `SafetensorsCheckpoint`.
     """
     expected_files, paths = find_weight_files(directory)
-    owners = _owners(SafetensorsFile(path) for path in paths)
-    _check_index(expected_files, owners)
-    return owners
+    files = owners(SafetensorsFile(path) for path in paths)
+    check_index(expected_files, {name: file.path for name, file in files.items()})
+    return files
 
 
 def load_weights(
@@ -127,87 +121,6 @@ def relative_error(given: torch.Tensor, stored: torch.Tensor) -> float:
     wide = given.float()
     norm = float(wide.norm())
     return float((stored.float() - wide).norm()) / norm if norm else 0.0
-
-
-def find_weight_files(directory: Path) -> tuple[dict[str, Path], list[Path]]:
-    """Tensor name -> file as the index says (empty without an index), and the files to read; of a GGUF file, its parts.
-
-    Raises:
-        WeightsError: no safetensors file, or an index that is malformed or names files that are not there.
-    """
-    if is_gguf(directory):
-        return {}, part_paths(directory)
-    index_path = directory / INDEX_NAME
-    if index_path.exists():
-        expected_files = _read_index(index_path)
-        return expected_files, sorted(set(expected_files.values()))
-    single = directory / "model.safetensors"
-    if single.exists():
-        return {}, [single]
-    paths = sorted(path for path in directory.glob("*.safetensors") if not path.name.startswith("consolidated"))
-    if not paths:
-        raise _no_weights(directory)
-    return {}, paths
-
-
-def _read_index(index_path: Path) -> dict[str, Path]:
-    weight_map = read_json_object(index_path, MAX_INDEX_BYTES, WeightsError).get("weight_map")
-    if not isinstance(weight_map, dict) or not weight_map:
-        raise WeightsError(f"{index_path} has no weight_map", hint=DOWNLOAD_AGAIN, field=INDEX_NAME)
-    files: dict[str, Path] = {}
-    for tensor, name in weight_map.items():
-        if not isinstance(name, str) or name not in files:
-            files[name] = _shard_path(index_path, tensor, name)
-    return {tensor: files[name] for tensor, name in weight_map.items()}
-
-
-def _shard_path(index_path: Path, tensor: str, name: Any) -> Path:
-    if not isinstance(name, str) or not re.fullmatch(r"[\w][\w.\-]*\.safetensors", name):
-        raise WeightsError(
-            f"{index_path} puts tensor {tensor[:200]!r} in {str(name)[:200]!r}",
-            hint="it must be the plain name of a .safetensors file in the same directory",
-            field="weight_map",
-        )
-    path = index_path.parent / name
-    if not path.exists():
-        raise WeightsError(f"{index_path} names {name}, which is missing", hint="download that file too", field=name)
-    return path
-
-
-def _no_weights(directory: Path) -> WeightsError:
-    refused = sorted(path.name for path in directory.iterdir() if path.suffix in REFUSED_SUFFIXES)
-    if not refused:
-        return WeightsError(f"{directory} has no .safetensors file", hint="download the weights too", field="weights")
-    return WeightsError(
-        f"{directory} has no .safetensors file, only {', '.join(refused[:3])}, which Quire does not open",
-        hint="convert it where you trust it: transformers' model.save_pretrained(directory) writes safetensors",
-        field=refused[0],
-    )
-
-
-def _owners(files: Iterable[SafetensorsFile]) -> dict[str, SafetensorsFile]:
-    """Tensor name -> the file that holds it."""
-    owners: dict[str, SafetensorsFile] = {}
-    for file in files:
-        for name in file.entries:
-            if name in owners:
-                raise WeightsError(
-                    f"tensor {name[:200]!r} is in {owners[name].path.name} and in {file.path.name}",
-                    hint="remove one of the files, or add the index that belongs to them",
-                    field=name,
-                )
-            owners[name] = file
-    return owners
-
-
-def _check_index(expected_files: dict[str, Path], owners: dict[str, SafetensorsFile]) -> None:
-    for name, path in expected_files.items():
-        if name not in owners or owners[name].path != path:
-            raise WeightsError(
-                f"{INDEX_NAME} says that tensor {name[:200]!r} is in {path.name}, but it is not",
-                hint="index and files belong to different versions: download them again",
-                field=name,
-            )
 
 
 def _is_ignored(name: str, ignored: Collection[str]) -> bool:

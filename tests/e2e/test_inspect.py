@@ -106,6 +106,7 @@ MODELS: Mapping[str, tuple[Make, str | None]] = {
     "state space": (CASES["mamba"].write, None),
     "latent": (CASES["deepseek_v3"].write, None),
     "AWQ": (awq, None),
+    "GGUF": (gguf, None),
     "GGUF cut off": (broken_gguf, "model-Q4_K_M.gguf"),
     "GGUF without a part": (incomplete_gguf, "model-Q4_K_M"),
     "class of transformers": (next(iter(THROUGH_TRANSFORMERS.values())).write, None),

@@ -19,7 +19,7 @@ from quire.models.gguf.registry import ARCHITECTURES
 from quire.models.loader import load_model
 from quire.models.model_dir import read_model_dir
 from quire.models.packing_key import packing_key
-from quire.models.weights import find_weight_files
+from quire.models.weight_files import find_weight_files
 from tests.effort import effort
 from tests.models.families import checks
 from tests.models.families.cases import CASES

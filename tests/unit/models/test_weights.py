@@ -12,7 +12,8 @@ from safetensors.torch import save_file
 
 from quire.errors import WeightsError
 from quire.layers.weight_target import TensorTarget
-from quire.models.weights import INDEX_NAME, SafetensorsCheckpoint, load_weights, relative_error
+from quire.models.weight_files import INDEX_NAME
+from quire.models.weights import SafetensorsCheckpoint, load_weights, relative_error
 
 NAMES = ("a.weight", "b.weight", "c.bias")
 
