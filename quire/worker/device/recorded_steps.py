@@ -52,9 +52,18 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if not func.is_view and func.name() not in _CHECKS:
+        result = func(*args, **(kwargs or {}))
+        # `reshape` counts as a view, and copies where it cannot be one.
+        is_view = func.is_view and _memory_of(result) in [_memory_of(arg) for arg in args]
+        if not is_view and func.name() not in _CHECKS:
             self.names.add(func.name())
-        return func(*args, **(kwargs or {}))
+        return result
+
+
+def _memory_of(value: Any) -> int | None:
+    """Where the memory of a tensor, or of the first of several, begins."""
+    first = value[0] if isinstance(value, (list, tuple)) and value else value
+    return first.untyped_storage().data_ptr() if isinstance(first, torch.Tensor) else None
 
 
 @dataclass(slots=True)
@@ -160,9 +169,9 @@ class RecordedSteps(StepGraphs):
 
     def _prove(self, size: int, recorded: _Recorded) -> torch.Tensor:
         put_back = self._attention.remember_states([_first(states, size) for states in self._states])
-        expected = self._run(size)
-        put_back()  # what a step has read is read again
         recorded.graph.replay()
+        put_back()  # what a step has read is read again
+        expected = self._run(size)  # last, so that the cache holds what it wrote, whatever the replay did
         recorded.is_proven = torch.equal(expected.view(torch.uint8), recorded.hidden.view(torch.uint8))
         if not recorded.is_proven:
             logger.warning("steps of %d requests are not captured: a replay gave different bits", size)

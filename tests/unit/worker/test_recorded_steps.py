@@ -65,6 +65,8 @@ class Model:
         x = linear.gather_rows(self.runtime, input_ids, self.table, SIZE)
         if self.beside == "between":
             x = x * (1 + positions[:, None])
+        if self.beside == "a copy":
+            x = x.view(len(x), 2, -1).transpose(1, 2).reshape(len(x), -1)
         x = elementwise.rms_norm(self.runtime, x, self.weight, 1e-5)
         return x * 2 if self.beside == "at the end" else x
 
@@ -111,7 +113,7 @@ def test_each_number_of_requests_has_a_graph_of_its_own():
     assert model.num_calls == 6
 
 
-@pytest.mark.parametrize("beside", ["between", "at the end"])
+@pytest.mark.parametrize("beside", ["between", "a copy", "at the end"])
 def test_a_model_that_computes_beside_its_kernels_stays_call_by_call(beside: str):
     model = Model(NativeRuntime(), beside)
     graphs = graphs_of(model)
@@ -130,6 +132,18 @@ def test_a_replay_with_other_bits_is_given_up():
     x = linear.gather_rows(model.runtime, torch.tensor(STEPS[1]), model.table, SIZE)
     assert second is not None and torch.equal(second, elementwise.rms_norm(model.runtime, x, model.weight, 1e-5))
     assert graphs.forward(batch(STEPS[2])) is None
+
+
+def test_what_the_model_writes_is_written_after_a_replay_that_is_compared_with_it(monkeypatch: pytest.MonkeyPatch):
+    model, events = Model(NativeRuntime()), list[str]()
+    graphs = graphs_of(model)
+    graphs.forward(batch(STEPS[0]))
+    forward, replay = model.forward, StepGraph.replay
+    monkeypatch.setattr(model, "forward", lambda *args: events.append("model") or forward(*args))
+    monkeypatch.setattr(StepGraph, "replay", lambda graph: events.append("replay") or replay(graph))
+    monkeypatch.setattr(graphs._attention, "remember_states", lambda states: lambda: events.append("put back"))
+    graphs.forward(batch(STEPS[1]))
+    assert events == ["replay", "put back", "model"]
 
 
 def test_steps_with_prompts_and_steps_of_too_many_requests_are_left_alone():
