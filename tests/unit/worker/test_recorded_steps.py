@@ -114,6 +114,7 @@ def test_each_number_of_requests_has_a_graph_of_its_own():
 
 
 @pytest.mark.parametrize("beside", ["between", "a copy", "at the end"])
+@torch.inference_mode()  # as the worker does: elsewhere torch takes a `reshape` apart
 def test_a_model_that_computes_beside_its_kernels_stays_call_by_call(beside: str):
     model = Model(NativeRuntime(), beside)
     graphs = graphs_of(model)
