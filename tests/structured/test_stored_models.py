@@ -18,7 +18,8 @@ pytestmark = needs_libraries
 def llm(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
     """The embedded model on a small pool of blocks: many requests at once do not fit it."""
     path = make_leaf(request.param, tmp_path_factory.mktemp(request.param))
-    llm = LLM(str(path), num_gpu_blocks_override=60, block_size=8, max_num_seqs=16, max_model_len=256)
+    settings = {"attention_backend": "native_cpu", "block_size": 16, "num_gpu_blocks_override": 40}
+    llm = LLM(str(path), max_num_seqs=16, max_model_len=256, **settings)
     yield llm
     llm.llm_engine.shutdown()
 
