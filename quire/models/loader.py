@@ -75,8 +75,10 @@ def load_model(
         )
     family = model_family(arch)
     layers = kernels or TorchKernels()
-    checkpoint = None if load.load_format == "dummy" else open_checkpoint(Path(model_path), arch.quantization)
-    if checkpoint is not None and checkpoint.is_quantized:
+    is_dummy, checkpoint = load.load_format == "dummy", None
+    if not is_dummy and not arch.config_json:  # of transformers' classes some are refused while they are built
+        checkpoint = open_checkpoint(Path(model_path), arch.quantization)
+    if checkpoint.is_quantized if checkpoint is not None else arch.quantization is not None and not is_dummy:
         layers = layers.as_stored()
     build = BuildContext(
         arch=arch,
@@ -88,6 +90,8 @@ def load_model(
     )
     with torch.no_grad():
         model = build_model(build)
+        if checkpoint is None and not is_dummy:
+            checkpoint = open_checkpoint(Path(model_path), arch.quantization)
         if checkpoint is None:
             fill_dummy_weights(model, arch.initializer_range, seed, dtype)
         else:

@@ -50,7 +50,7 @@ def test_refusals_come_before_weights_are_looked_for(tmp_path: Path):
     [
         ({"vision_config": {}}, UnsupportedError, "it takes more than text"),
         ({"is_encoder_decoder": True}, UnsupportedError, "encoder with a decoder"),
-        ({"quantization_config": {"quant_method": "fp8"}}, ModelError, "quantized"),
+        ({"quantization_config": {"quant_method": "quark"}}, ModelError, "quark"),
         ({"num_attention_heads": 0}, ModelError, "num_attention_heads"),
     ],
 )
