@@ -13,7 +13,7 @@ import torch
 import transformers
 
 from quire import LLM, SamplingParams
-from quire.errors import ModelError, UnsupportedError
+from quire.errors import UnsupportedError
 from tests.models.checkpoints import COMMON, make_tokenizer
 from tests.models.latents import LATENTS, YARN
 
@@ -73,9 +73,3 @@ def test_an_eight_bit_cache_is_refused_by_name(tmp_path: Path):
     write("MiniCPM3", tmp_path)
     with pytest.raises(UnsupportedError, match="kv_cache_dtype='fp8_e4m3' is not supported for latent attention"):
         LLM(str(tmp_path), dtype="bfloat16", kv_cache_dtype="fp8")
-
-
-def test_weights_of_eight_bits_are_refused_by_name(tmp_path: Path):
-    write("DeepseekV3", tmp_path, quantization_config={"quant_method": "fp8", "weight_block_size": [128, 128]})
-    with pytest.raises(ModelError, match=r"quantization_config says the weights are quantized \(fp8\)"):
-        LLM(str(tmp_path))

@@ -53,7 +53,7 @@ def test_without_the_flag_no_tools_are_offered(server, capsys):
 
 def test_a_server_that_reads_no_calls_says_what_to_do(capsys):
     with RunningServer(WritingEngine(), tool_call_parser="none") as server:
-        assert main(["chat", "--url", server.url, "--tools", "demo", "-q", "Hello"]) == 0
+        assert main(["chat", "--url", server.url, "--tools", "demo", "-q", "Hello"]) == 1
     assert "--tool-call-parser" in capsys.readouterr().err
 
 
