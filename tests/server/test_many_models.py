@@ -16,6 +16,8 @@ from quire.errors import ModelError
 from tests.server.engines import scripted_config
 from tests.server.pools import NumberedEngine, RunningPool
 from tests.server.servers import RunningServer
+from tests.server.test_metrics import documented
+from tests.server.test_metrics import families as families_of
 
 HELLO = [{"role": "user", "content": "hello"}]
 
@@ -283,6 +285,9 @@ def test_metrics_have_the_name_of_the_model_as_a_label():
     families = {family.name: family for family in text_string_to_metric_families(text)}
     names = [line.split()[2] for line in text.splitlines() if line.startswith("# TYPE")]
     assert len(names) == len(set(names))
+    of_models = {name for name in documented() if name.startswith(("quire:model_", "quire:models_"))}
+    shown = {name for name, _, _ in families_of(text) if name.startswith(("quire:model_", "quire:models_"))}
+    assert len(of_models) > 5 and shown == of_models
     success = [one for one in families["vllm:request_success"].samples if one.name.endswith("_total") and one.value]
     assert {one.labels["model_name"] for one in success} == {"a", "b", "c"}
     loads = {one.labels["model_name"]: one.value for one in families["quire:model_loads"].samples if one.value == 1}
