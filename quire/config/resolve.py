@@ -121,13 +121,24 @@ def resolve_num_threads(config: QuireConfig, context: ResolveContext) -> tuple[Q
 
 
 def resolve_attention_backend(config: QuireConfig, context: ResolveContext) -> tuple[QuireConfig, Decision | None]:
-    """The native kernels where they can be used."""
+    """The native kernels where they can be used.
+
+    A block size that they lack is refused, not served by other attention, whose results may depend on the batch.
+    """
     problem = _native_problem(config, context)
-    if config.device.attention_backend == "native_cpu" and problem is not None:
+    bad_size = _block_size_problem(config)
+    if config.device.attention_backend == "native_cpu" and (problem or bad_size):
         raise ConfigError(
-            f"attention_backend='native_cpu' cannot be used: {problem}",
+            f"attention_backend='native_cpu' cannot be used: {problem or bad_size}",
             hint="change that, or use attention_backend='auto'",
             field="attention_backend",
+        )
+    if config.device.attention_backend == "auto" and problem is None and bad_size is not None:
+        raise ConfigError(
+            bad_size,
+            hint="leave block_size out, or name attention_backend='torch_reference', with which a result may depend "
+            "on what else is in the batch",
+            field="block_size",
         )
     if config.device.attention_backend != "auto":
         return config, None
@@ -352,14 +363,19 @@ def _native_problem(config: QuireConfig, context: ResolveContext) -> str | None:
         return "the native kernels are not built (quire collect-env says why)"
     if config.model.dtype == "float16":
         return "the native kernels compute in bfloat16 and float32"
-    block_size = config.cache.block_size
-    if block_size is not None and block_size % NATIVE_BLOCK_UNIT:
-        return f"the native kernels need a block_size that is a multiple of {NATIVE_BLOCK_UNIT}, got {block_size}"
     for head_size in sorted({attention.head_size for attention in _arch(config).attention_layers}):
         if head_size % 2 or head_size > NATIVE_MAX_HEAD_SIZE:
             most = NATIVE_MAX_HEAD_SIZE
             return f"the native kernels need an even head_size of at most {most}, this model has {head_size}"
     return None
+
+
+def _block_size_problem(config: QuireConfig) -> str | None:
+    """Why the native CPU kernels cannot use the blocks that were asked for."""
+    block_size = config.cache.block_size
+    if block_size is None or block_size % NATIVE_BLOCK_UNIT == 0:
+        return None
+    return f"the native kernels need a block_size that is a multiple of {NATIVE_BLOCK_UNIT}, got {block_size}"
 
 
 def _dtype_for(checkpoint: str, platform: Platform, is_native: bool) -> tuple[str, str]:

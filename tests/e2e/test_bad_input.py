@@ -104,6 +104,7 @@ BAD_SETTINGS: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
         {"block_size": 8, "attention_backend": "native_cpu"},
         ("native_cpu", "block_size", "multiple of 16"),
     ),
+    "pages that no kernel has": ({"block_size": 8}, ("block_size", "multiple of 16", "torch_reference")),
     "half precision for the native kernels": (
         {"dtype": "float16", "attention_backend": "native_cpu"},
         ("native_cpu", "float32"),

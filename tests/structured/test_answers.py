@@ -58,7 +58,7 @@ def params(form: dict[str, Any] | None, **fields: Any) -> SamplingParams:
 @pytest.fixture(scope="module")
 def llm() -> Iterator[LLM]:
     """`leaf` on a small pool of pages: many requests at once do not fit it."""
-    llm = LLM(num_gpu_blocks_override=60, block_size=8, max_num_seqs=16, max_model_len=256)
+    llm = LLM(num_gpu_blocks_override=30, block_size=16, max_num_seqs=16, max_model_len=256)
     yield llm
     llm.llm_engine.shutdown()
 

@@ -231,6 +231,15 @@ def test_a_kernel_tier_that_was_asked_for_is_kept_or_refused_with_the_reason() -
         resolve(build_config(kernel_tier="avx2"), PLAIN_CPU, make_arch(), kernel_tiers=TIERS)
 
 
+def test_pages_that_the_native_kernels_lack_are_refused_unless_the_other_attention_is_named() -> None:
+    with pytest.raises(ConfigError, match="block_size that is a multiple of 16, got 8") as caught:
+        resolve(build_config(block_size=8), PLAIN_CPU, make_arch(), kernel_tiers=TIERS)
+    assert caught.value.field == "block_size" and "torch_reference" in str(caught.value.hint)
+    named = build_config(block_size=8, attention_backend="torch_reference")
+    config, _ = resolve(named, PLAIN_CPU, make_arch(), kernel_tiers=TIERS)
+    assert config.cache.block_size == 8
+
+
 def test_without_native_kernels_no_tier_is_decided() -> None:
     config, decisions = resolve(QuireConfig(), PLAIN_CPU, make_arch())
     assert config.device.kernel_tier == "auto" and "kernel_tier" not in decided(decisions)
