@@ -11,7 +11,8 @@
 namespace quire {
 namespace {
 
-// Whether a block that a request writes is another request's too: tasks of one step run in any order.
+// Whether a block that a request writes is another request's too: tasks of one step run in any order. A block for the
+// state after a token is nobody else's, not even its own request's: it is written while others are read.
 bool shares_written_block(const RecurrentBatch& batch, int64_t num_blocks) {
   thread_local std::vector<int32_t> writers;  // by block: the request that writes it, plus 1
   if (static_cast<int64_t>(writers.size()) < num_blocks) writers.resize(num_blocks, 0);
@@ -22,6 +23,13 @@ bool shares_written_block(const RecurrentBatch& batch, int64_t num_blocks) {
     is_shared |= writer != 0;
     writer = static_cast<int32_t>(i + 1);
   }
+  constexpr int32_t kToken = -1;
+  for (int64_t row = 0; batch.token_blocks != nullptr && row < batch.num_tokens; ++row) {
+    if (batch.token_block(row) < 0) continue;
+    int32_t& writer = writers[batch.token_block(row)];
+    is_shared |= writer != 0;
+    writer = kToken;
+  }
   for (int64_t i = 0; i < batch.num_reqs; ++i) {
     if (batch.num_rows(i) == 0 || batch.is_new(i)) continue;
     const int32_t writer = writers[batch.read_blocks[i]];
@@ -29,6 +37,9 @@ bool shares_written_block(const RecurrentBatch& batch, int64_t num_blocks) {
   }
   for (int64_t i = 0; i < batch.num_reqs; ++i) {
     if (batch.num_rows(i) != 0) writers[batch.write_blocks[i]] = 0;
+  }
+  for (int64_t row = 0; batch.token_blocks != nullptr && row < batch.num_tokens; ++row) {
+    if (batch.token_block(row) >= 0) writers[batch.token_block(row)] = 0;
   }
   return is_shared;
 }
@@ -38,7 +49,8 @@ bool shares_written_block(const RecurrentBatch& batch, int64_t num_blocks) {
 bool overlaps_batch(const Span& written, const RecurrentBatch& batch) {
   const int64_t bytes = batch.num_reqs * 4;
   return overlaps_any(written, Span(batch.query_start_loc, bytes + 4), Span(batch.read_blocks, bytes),
-                      Span(batch.write_blocks, bytes));
+                      Span(batch.write_blocks, bytes),
+                      Span(batch.token_blocks, batch.token_blocks == nullptr ? 0 : batch.num_tokens * 4));
 }
 
 const char* find_batch_fault(const RecurrentBatch& batch, int64_t num_blocks) {
@@ -52,6 +64,13 @@ const char* find_batch_fault(const RecurrentBatch& batch, int64_t num_blocks) {
     const int64_t read = batch.read_blocks[i], written = batch.write_blocks[i];
     if (read < -1 || read >= num_blocks) return "read_blocks names a block that the cache lacks";
     if (written < 0 || written >= num_blocks) return "write_blocks names a block that the cache lacks";
+    if (batch.token_block(starts[i + 1] - 1) >= 0) return "token_blocks has a block for the last token of a request";
+  }
+  if (batch.token_blocks != nullptr) {
+    for (int64_t row = 0; row < batch.num_tokens; ++row) {
+      const int64_t block = batch.token_blocks[row];
+      if (block < -1 || block >= num_blocks) return "token_blocks names a block that the cache lacks";
+    }
   }
   if (starts[batch.num_reqs] != batch.num_tokens) return "query_start_loc does not end at the end of the step's rows";
   if (shares_written_block(batch, num_blocks)) return "a request writes a block that another one reads or writes";

@@ -11,9 +11,9 @@ void bind_recurrent(nb::module_& m) {
       });
   nb::class_<RecurrentBatch>(m, "RecurrentBatch")
       .def("__init__", [](RecurrentBatch* self, uintptr_t query_start_loc, uintptr_t read_blocks,
-                          uintptr_t write_blocks, int64_t num_reqs, int64_t num_tokens) {
+                          uintptr_t write_blocks, int64_t num_reqs, int64_t num_tokens, uintptr_t token_blocks) {
         new (self) RecurrentBatch{at<int32_t>(query_start_loc), at<int32_t>(read_blocks), at<int32_t>(write_blocks),
-                                  num_reqs, num_tokens};
+                                  num_reqs, num_tokens, at<int32_t>(token_blocks)};
       });
   m.def("causal_conv", [](int tier, Pool& pool, uintptr_t x, int64_t x_stride, uintptr_t weight, uintptr_t bias,
                           uintptr_t out, const StateTensor& states, const RecurrentBatch& batch, int64_t channels,

@@ -58,11 +58,19 @@ void convolve(const CausalConvArgs& args, int64_t req, int64_t first, int64_t si
       store_some(out + c, n, args.has_silu ? silu(sum) : sum);
     }
   }
-  // The newest inputs. From the oldest on: a block that is read too is never read behind where it was written.
-  T* state = static_cast<T*>(args.states.data) + args.batch.write_blocks[req] * args.states.block_stride + first;
-  for (int64_t i = 0; i < taps - 1; ++i) {
-    __builtin_memmove(state + i * args.channels, inputs.at(num_rows + i), size * sizeof(T));
+  // The newest inputs. From the oldest on: a block that is read too is never read behind where it was written. No block
+  // for the state after a token is read.
+  const auto leave = [&](int64_t row, int64_t block) {
+    T* state = static_cast<T*>(args.states.data) + block * args.states.block_stride + first;
+    for (int64_t i = 1; i < taps; ++i, state += args.channels) {
+      __builtin_memmove(state, inputs.at(row + i), size * sizeof(T));
+    }
+  };
+  for (int64_t row = 0; args.batch.token_blocks != nullptr && row + 1 < num_rows; ++row) {
+    const int64_t block = args.batch.token_block(args.batch.first_row(req) + row);
+    if (block >= 0) leave(row, block);
   }
+  leave(num_rows - 1, args.batch.write_blocks[req]);
 }
 
 void causal_conv(Pool& pool, const CausalConvArgs& args) {

@@ -117,7 +117,7 @@ void advance_columns(const HeadStep& step, StateRows from, StateRows to, const T
 }
 
 // All tokens of a request through some columns of a head. The state comes from its block at the first token, goes to
-// its block at the last, and lies in `scratch` in between.
+// its block at the last, and lies in `scratch` in between, or in the block that keeps it.
 template <class T>
 void run_head(const GatedDeltaRuleArgs& args, int64_t req, int64_t head, int64_t column, float* scratch) {
   const RecurrentBatch& batch = args.batch;
@@ -127,13 +127,15 @@ void run_head(const GatedDeltaRuleArgs& args, int64_t req, int64_t head, int64_t
   const StateRows held{scratch + 2 * padded, kColumnsPerTask};
   const int64_t offset = head * size * args.value_size + column;
   float* states = static_cast<float*>(args.states.data) + offset;
+  const auto in_block = [&](int64_t block) {
+    return StateRows{states + block * args.states.block_stride, args.value_size};
+  };
   StateRows from = held;
   if (batch.is_new(req)) {
     __builtin_memset(held.data, 0, size * kColumnsPerTask * sizeof(float));
   } else {
-    from = {states + batch.read_blocks[req] * args.states.block_stride, args.value_size};
+    from = in_block(batch.read_blocks[req]);
   }
-  const StateRows final{states + batch.write_blocks[req] * args.states.block_stride, args.value_size};
   const int64_t first = batch.first_row(req), num_rows = batch.num_rows(req);
   const int64_t keys = args.num_key_heads * size;
   for (int64_t row = first; row < first + num_rows; ++row) {
@@ -143,7 +145,9 @@ void run_head(const GatedDeltaRuleArgs& args, int64_t req, int64_t head, int64_t
     normalize(qkv + keys + key_head * size, size, 1.0f, key);
     const int64_t gate = row * args.num_value_heads + head;
     const HeadStep step{query, key, size, dot(query, key, padded), args.decay[gate], args.beta[gate]};
-    const StateRows to = row + 1 == first + num_rows ? final : held;
+    const bool is_last = row + 1 == first + num_rows;
+    const int64_t block = is_last ? batch.write_blocks[req] : batch.token_block(row);
+    const StateRows to = block < 0 ? held : in_block(block);
     advance_columns(step, from, to, qkv + 2 * keys + head * args.value_size + column, out, columns);
     from = to;
   }

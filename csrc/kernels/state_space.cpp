@@ -36,6 +36,17 @@ float* begin_state(const StateTensor& states, const RecurrentBatch& batch, int64
   return state;
 }
 
+// Copies a part of a state, as `begin_state` has it, to the block that keeps what it is after a token.
+void keep_state(const StateTensor& states, const RecurrentBatch& batch, int64_t token, const float* state,
+                int64_t offset, int64_t num_rows, int64_t row_stride, int64_t size) {
+  const int64_t block = batch.token_block(token);
+  if (block < 0) return;
+  float* const to = static_cast<float*>(states.data) + offset + block * states.block_stride;
+  for (int64_t i = 0; i < num_rows; ++i) {
+    __builtin_memcpy(to + i * row_stride, state + i * row_stride, static_cast<uint64_t>(size) * sizeof(float));
+  }
+}
+
 // The bits of `exp` for x <= 0 and NaN, with fewer instructions: nothing can overflow, and one factor reaches.
 inline F16 exp_of_negative(F16 x) {
   const F16 low = set1(-87.3f);
@@ -85,6 +96,7 @@ void scan_channels(const MambaScanArgs& args, int64_t req, int64_t first_block, 
     for (int64_t i = first_block; i < end_block; ++i) {
       step_channels<T>(args, token, i * 16, b, c, state + (i - first_block) * size);
     }
+    keep_state(args.states, args.batch, token, state, first_block * size, end_block - first_block, size, size);
   }
 }
 
@@ -165,6 +177,7 @@ void scan_head(const Mamba2ScanArgs& args, int64_t req, const HeadPart& part) {
     } else {
       step_head<1, false, T>(args, part, token, b, c, dt, decay, state);
     }
+    keep_state(args.states, args.batch, token, state, offset, args.state_size, args.head_size, part.size);
   }
 }
 

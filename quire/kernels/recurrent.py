@@ -19,8 +19,12 @@ class RecurrentBatch:
         read_blocks: [num_reqs] int32; the block of the state before the step; -1 = that state is zero.
         write_blocks: [num_reqs] int32; the block of the state after the step, which may be the same. No block that one
             request writes is read or written by another.
+        token_blocks: [num_tokens] int32; a block where the state after each token is left, too, so that the request can
+            be taken back to it; -1 = nowhere, as after a request's last token. Distinct, and none of the blocks above.
+            None = nowhere.
     """
 
     query_start_loc: torch.Tensor
     read_blocks: torch.Tensor
     write_blocks: torch.Tensor
+    token_blocks: torch.Tensor | None = None

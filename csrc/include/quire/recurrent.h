@@ -21,10 +21,14 @@ struct RecurrentBatch {
   const int32_t* write_blocks;  // where the state after the step goes; untouched where a request has no rows
   int64_t num_reqs;
   int64_t num_tokens;
+  // [num_tokens] where the state after a token is left, beside all else; -1 = nowhere, as after a request's last token.
+  // Null = nowhere.
+  const int32_t* token_blocks = nullptr;
 
   int64_t first_row(int64_t req) const { return query_start_loc[req]; }
   int64_t num_rows(int64_t req) const { return query_start_loc[req + 1] - query_start_loc[req]; }
   bool is_new(int64_t req) const { return read_blocks[req] < 0; }
+  int64_t token_block(int64_t row) const { return token_blocks == nullptr ? -1 : token_blocks[row]; }
 };
 
 // What is wrong with the indices of a batch over states of `num_blocks` blocks, or null.

@@ -26,9 +26,11 @@ def native_batch(runtime: NativeRuntime, batch: RecurrentBatch, num_tokens: int)
     num_reqs = len(batch.write_blocks)
     check_tensor("query_start_loc", batch.query_start_loc, _INDEX, (num_reqs + 1,))
     check_tensor("read_blocks", batch.read_blocks, _INDEX, (num_reqs,))
+    if batch.token_blocks is not None:
+        check_tensor("token_blocks", batch.token_blocks, _INDEX, (num_tokens,))
     return runtime.library.RecurrentBatch(
         batch.query_start_loc.data_ptr(), batch.read_blocks.data_ptr(), batch.write_blocks.data_ptr(), num_reqs,
-        num_tokens,
+        num_tokens, 0 if batch.token_blocks is None else batch.token_blocks.data_ptr(),
     )  # fmt: skip
 
 

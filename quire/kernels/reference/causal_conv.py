@@ -32,13 +32,14 @@ def causal_conv(
     Source: Gu and Dao 2023 (Mamba), section 3.4.
     """
     out = torch.empty_like(x, memory_format=torch.contiguous_format)
-    for rows, before, after in each_request(batch, states):
-        inputs = torch.cat((before, x[rows]))
-        num_rows = rows.stop - rows.start
+    for request in each_request(batch, states):
+        rows = request.rows
+        inputs = torch.cat((request.before, x[rows]))
         windows = inputs.float().unfold(0, len(weight), 1)  # [num_rows, channels, conv_size]
         total = (windows * weight.float().T).sum(dim=-1)
         if bias is not None:
             total = total + bias.float()
         out[rows] = (torch.nn.functional.silu(total) if has_silu else total).to(x.dtype)
-        after.copy_(inputs[num_rows:])
+        for i in range(rows.stop - rows.start):
+            request.leave(rows.start + i, inputs[i + 1 : i + len(weight)])
     return out

@@ -59,13 +59,14 @@ def gated_delta_rule(
     )
     value = value.reshape(-1, num_value_heads, value_size)
     out = torch.empty_like(value)
-    for rows, state, after in each_request(batch, states):
-        for t in range(rows.start, rows.stop):
+    for request in each_request(batch, states):
+        state = request.before
+        for t in range(request.rows.start, request.rows.stop):
             state *= decay[t].view(-1, 1, 1)
             change = beta[t].unsqueeze(1) * (value[t] - (state * key[t].unsqueeze(2)).sum(dim=1))
             state += key[t].unsqueeze(2) * change.unsqueeze(1)
             out[t] = (state * query[t].unsqueeze(2)).sum(dim=1) * scale
-        after.copy_(state)
+            request.leave(t, state)
     return out.to(qkv.dtype).flatten(1)
 
 

@@ -42,11 +42,12 @@ def mamba_scan(
     dt, inputs = (pad(rows, padding).view(-1, len(a), 1, LANES) for rows in (dt, inputs))
     columns_b, columns_c = b.float().unsqueeze(2), c.float().unsqueeze(2)
     out = torch.empty_like(x, dtype=torch.float32, memory_format=torch.contiguous_format)
-    for rows, state, after in each_request(batch, states):
-        for t in range(rows.start, rows.stop):
+    for request in each_request(batch, states):
+        state = request.before
+        for t in range(request.rows.start, request.rows.stop):
             state = torch.exp(dt[t] * a) * state + inputs[t] * columns_b[t]
             out[t] = (state * columns_c[t]).sum(dim=1).flatten()[:inner_size]
-        after.copy_(state)
+            request.leave(t, state)
     return _finished(out + wide_x * skip, gate, x.dtype)
 
 
@@ -85,13 +86,14 @@ def mamba2_scan(
     grouped = (rows.float().reshape(num_tokens, num_groups, -1) for rows in (b, c))
     wide_b, wide_c = (rows.repeat_interleave(num_heads // num_groups, dim=1) for rows in grouped)
     out = torch.empty_like(per_head)
-    for rows, state, after in each_request(batch, states):
-        for t in range(rows.start, rows.stop):
+    for request in each_request(batch, states):
+        state = request.before
+        for t in range(request.rows.start, request.rows.stop):
             decay = torch.exp(dt[t] * a).view(num_heads, 1, 1)
             inputs = (dt[t].unsqueeze(1) * per_head[t]).unsqueeze(1)  # [num_heads, 1, head_size]
             state = decay * state + wide_b[t].unsqueeze(2) * inputs
             out[t] = (state * wide_c[t].unsqueeze(2)).sum(dim=1)
-        after.copy_(state)
+            request.leave(t, state)
     skipped = out + per_head * skip.unsqueeze(1)
     return _finished(skipped.view(num_tokens, -1), gate, x.dtype)
 

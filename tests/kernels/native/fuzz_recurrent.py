@@ -18,20 +18,27 @@ from tests.kernels.native.fuzz_inputs import FLOATS, normal, number
 
 
 def recurrent_batch(rng: random.Random, num_blocks: int) -> dict[str, torch.Tensor]:
-    """Up to three requests, new ones and others; each state stays in its block or moves to one that is free."""
+    """Up to three requests, new ones and others; each state stays in its block or moves to one that is free.
+
+    Where a block is left, the state after a token is kept in it.
+    """
     counts = [rng.choice((1, 1, 2, 5)) for _ in range(rng.randrange(4))]
-    blocks = rng.sample(range(num_blocks), 2 * len(counts))
+    *blocks, spare = rng.sample(range(num_blocks), 2 * len(counts) + 1)
+    kept = [-1] * sum(counts)
+    if counts and counts[-1] > 1:
+        kept[-2] = spare
     columns = {
         "query_start_loc": [0, *np.cumsum(counts).tolist()],
         "read_blocks": [rng.choice((-1, block)) for block in blocks[: len(counts)]],
         "write_blocks": blocks[rng.choice((0, len(counts))) :][: len(counts)],
+        "token_blocks": kept,
     }
     return {name: torch.tensor(column, dtype=torch.int32) for name, column in columns.items()}
 
 
 def recurrent(function: Callable[..., Any], args: dict[str, Any], written: tuple[str, ...]) -> Call:
     """A call whose batch is spoilt part by part."""
-    names = ("query_start_loc", "read_blocks", "write_blocks")
+    names = ("query_start_loc", "read_blocks", "write_blocks", "token_blocks")
 
     def call(runtime: NativeRuntime, **given: Any) -> Any:
         batch = RecurrentBatch(**{name: given.pop(name) for name in names})
