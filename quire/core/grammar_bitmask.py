@@ -19,10 +19,13 @@ class GrammarBitmask:
     Attributes:
         lines: [n] int32, distinct; which of the step's rows of logits, of which a row with drafts has several.
         bitmask: [n, ceil(vocab_size / 32)] int32.
+        closed: [m] int32, distinct; rows of logits behind drafts that a grammar does not take, or cannot be taken
+            through: nothing is sampled there. None = there are none.
     """
 
     lines: np.ndarray
     bitmask: np.ndarray
+    closed: np.ndarray | None = None
 
 
 def pack_mask(is_allowed: np.ndarray) -> np.ndarray:

@@ -6,7 +6,7 @@ One step, as `EngineCore.step` runs it:
 
     step = scheduler.schedule()                          # which rows compute which tokens, as a frozen message
     computed = executor.execute_model(step.output)       # the model's hidden states, on the device
-    masks = grammars.begin_masks(handles)                # meanwhile, on a thread: which tokens are allowed
+    masks = grammars.begin_masks(handles, drafts)        # meanwhile, on a thread: which tokens are allowed
     sampled = executor.sample_tokens(computed, masks)    # one token id for each row that samples
     scheduler.update_from_output(step, sampled)          # lengths, stops, full blocks into the prefix cache
     outputs = take_outputs()                             # new tokens and finished requests, for the front end
@@ -96,7 +96,7 @@ class EngineCore:
             self._on_step(step.output.total_num_scheduled_tokens)
         start = self._clock()
         try:
-            masks = self._grammars.begin_masks(step.sampling_handles)
+            masks = self._grammars.begin_masks(step.sampling_handles, step.sampling_drafts())
             computed = self._executor.execute_model(step.output)
             sampled = self._executor.sample_tokens(computed, None if masks is None else masks.result())
         except EngineDeadError:

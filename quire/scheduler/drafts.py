@@ -12,8 +12,10 @@ from quire.core.draft_proposer import DraftProposer
 from quire.core.scheduler_output import SchedulerOutput
 from quire.errors import UnsupportedError
 from quire.kv_cache.manager import KVCacheManager
-from quire.scheduler.request_table import NEEDS_TOKEN, RequestTable
+from quire.scheduler.request_table import RequestTable, RowFlag
 from quire.scheduler.step_plan import StepPlan
+
+_IS_BEAM = int(RowFlag.BEAM)
 
 
 class Drafts:
@@ -37,11 +39,11 @@ class Drafts:
         self._kv = kv
 
     def add(self, plan: StepPlan, rows: np.ndarray) -> None:
-        """Draft for those of the running `rows` that decode in this step; of beams and grammars for none."""
+        """Draft for those of the running `rows` that decode in this step; of beams for none."""
         if self._propose is None or not plan.budget.num_left:
             return
         table = self._table
-        may_draft = (plan.num_tokens(rows) > 0) & ~table.is_prefill(rows) & ((table.flags[rows] & NEEDS_TOKEN) == 0)
+        may_draft = (plan.num_tokens(rows) > 0) & ~table.is_prefill(rows) & ((table.flags[rows] & _IS_BEAM) == 0)
         may_draft &= table.num_pending[rows] == 0  # the token before a draft is known
         may_draft &= ~np.array([plan.is_new(row) for row in rows.tolist()], dtype=np.bool_)
         for row in rows[may_draft].tolist():

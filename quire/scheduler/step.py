@@ -5,7 +5,7 @@ scheduler nor the worker keeps it, so several may be in flight. No state: what i
 
     step = scheduler.schedule()                                  # None: nothing can compute
     computed = executor.execute_model(step.output)
-    masks = grammars.begin_masks(step.sampling_handles)
+    masks = grammars.begin_masks(step.sampling_handles, step.sampling_drafts())
     output = executor.sample_tokens(computed, masks)
     outputs = scheduler.update_from_output(step, output)         # or scheduler.abandon_step(step)
 """
@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from quire.core.scheduler_output import SchedulerOutput
+from quire.core.scheduler_output import DraftTokens, SchedulerOutput
 from quire.scheduler.step_plan import StepPlan
 
 
@@ -52,9 +52,14 @@ class Step:
         return self.plan.preempting is not None
 
     def sampling_handles(self) -> np.ndarray:
-        """[num_logits] int64; the request of each row of logits, in the order of the batch."""
+        """[num_sampling] int64; the requests that get a token, in the order of the batch."""
         handles: np.ndarray = self.handles[self.output.is_sampling]
-        return handles if self.output.drafts is None else np.repeat(handles, self.output.num_logits())
+        return handles
+
+    def sampling_drafts(self) -> DraftTokens | None:
+        """The drafts, with counts of the requests that get a token: [num_sampling]."""
+        drafts = self.output.drafts
+        return None if drafts is None else DraftTokens(drafts.counts[self.output.is_sampling], drafts.token_ids)
 
     def counts(self, num_bytes: Callable[[np.ndarray], int]) -> dict[str, int]:
         """What the step adds to `SchedulerStats`.

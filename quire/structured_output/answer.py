@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from quire.core.engine_messages import EngineCoreRequest
+from quire.structured_output.answer_steps import Trial
 from quire.structured_output.compile.pool import CompileOutcome
 from quire.structured_output.followers import Follower
 from quire.structured_output.interface import Matcher
@@ -62,6 +65,21 @@ class Answer:
             return
         assert self.grammar is not None, "only requests whose grammar is made run"
         self.grammar.fill_bitmask(bitmask, row)
+
+    @contextmanager
+    def trying(self) -> Iterator[Callable[[int], bool]]:
+        """What takes the grammar through a draft, False where that is not possible; behind this it is where it was.
+
+        One that a process follows is not taken through any.
+        """
+        if self.grammar is None:
+            yield lambda token_id: False
+            return
+        trial = Trial(self.grammar, self.message.eos_token_id, self.end_ids)
+        try:
+            yield trial.advance
+        finally:
+            trial.take_back()
 
     def is_expensive(self, advance_s: float) -> bool:
         """Whether tokens take too long for a step, the newest one `advance_s` and its mask."""

@@ -17,6 +17,9 @@ import numpy as np
 
 from quire.structured_output.capabilities import Capabilities
 
+MAX_ROLLBACK = 32
+"""Tokens that every `Matcher` can be taken back by, at least."""
+
 
 class GrammarSpec(msgspec.Struct, frozen=True, kw_only=True):
     """A grammar to be made; equal specs are the same grammar.
@@ -81,7 +84,7 @@ class Matcher(ABC):
 
     @abstractmethod
     def rollback(self, num_tokens: int) -> None:
-        """Take back the last tokens that were accepted."""
+        """Take back the last tokens that were accepted, at most `MAX_ROLLBACK`: as if they had not come."""
 
     @abstractmethod
     def fill_bitmask(self, bitmask: np.ndarray, row: int) -> None:

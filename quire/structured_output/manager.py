@@ -31,6 +31,7 @@ import numpy as np
 
 from quire.core.engine_messages import EngineCoreOutputs, EngineCoreRequest
 from quire.core.grammar_bitmask import GrammarBitmask
+from quire.core.scheduler_output import DraftTokens
 from quire.errors import EngineGenerateError, QuireError, UnsupportedError
 from quire.structured_output.answer import Answer
 from quire.structured_output.answer_steps import advance, begin
@@ -40,7 +41,7 @@ from quire.structured_output.crew import Crew
 from quire.structured_output.follow_messages import FollowReply, FollowStart
 from quire.structured_output.followers import Followers
 from quire.structured_output.interface import GrammarError
-from quire.structured_output.mask_filler import MaskFiller, too_complex
+from quire.structured_output.mask_filler import MaskFiller, Span, too_complex
 from quire.structured_output.reasoning_state import ReasoningMasks
 from quire.structured_output.restrictions import Restrictions
 from quire.structured_output.spec import spec_of
@@ -182,7 +183,7 @@ class GrammarManager:
         if answer.output:
             self._advance([(answer, answer.output.copy())])
         elif answer.restrictions is not None and not answer.is_free:
-            self._filler.fill([(0, answer)])  # fails the request when no first token is left
+            self._filler.fill([Span(0, answer)])  # fails the request when no first token is left
 
     # --- through tokens ---
 
@@ -242,22 +243,36 @@ class GrammarManager:
 
     # --- steps ---
 
-    def begin_masks(self, sampling_handles: Callable[[], np.ndarray]) -> Future[GrammarBitmask] | None:
+    def begin_masks(
+        self, sampling_handles: Callable[[], np.ndarray], drafts: DraftTokens | None = None
+    ) -> Future[GrammarBitmask] | None:
         """Fill the masks of a step on a thread of their own; None when no request of the step has a grammar.
 
         Args:
-            sampling_handles: gives [num_sampled] int64, the requests that get a token in this step.
+            sampling_handles: gives [num_sampling] int64, the requests that get a token in this step.
+            drafts: tokens that they may get, with counts per request; None = no request has any.
         """
         if not self._answers:
             return None
         handles = sampling_handles()
         positions = np.flatnonzero(np.isin(handles, list(self._answers))).tolist()
-        answers = [(position, self._answers[int(handles[position])]) for position in positions]
-        lines = [(position, answer) for position, answer in answers if not answer.is_free]
-        if not lines:
+        if drafts is None:
+            spans = [Span(position, self._answers[int(handles[position])]) for position in positions]
+        else:
+            ends = np.cumsum(drafts.counts)
+            spans = [
+                Span(
+                    position + int(ends[position] - drafts.counts[position]),
+                    self._answers[int(handles[position])],
+                    drafts.token_ids[ends[position] - drafts.counts[position] : ends[position]].tolist(),
+                )
+                for position in positions
+            ]
+        spans = [span for span in spans if span.drafts or not span.answer.is_free]
+        if not spans:
             return None
         assert self._filler is not None, "only requests whose grammar is made run"
-        return self._filler.submit(lines)
+        return self._filler.submit(spans)
 
     def note(self, outputs: EngineCoreOutputs) -> None:
         """Take in a step: tokens advance their grammars, ended requests leave."""

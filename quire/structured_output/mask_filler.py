@@ -1,7 +1,8 @@
 """MaskFiller: writes the masks of a step's structured requests, on a thread beside the model.
 
 Called and owned by the grammar manager. A request that has no token left, or whose library gives up, is reported, and
-the others of the step are not held up by it.
+the others of the step are not held up by it. For a request with drafts the grammar is taken through them, one mask
+behind each, and back; behind a draft that it does not take nothing will be sampled, so there is no mask.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from typing import NamedTuple
 
 import numpy as np
 
@@ -21,8 +23,18 @@ from quire.structured_output.restrictions import empty_mask_error
 
 logger = get_logger(__name__)
 
-Lines = Sequence[tuple[int, Answer]]
-"""(position among the rows that sample in the step, what is sampled there); a request may have several lines."""
+
+class Span(NamedTuple):
+    """What a request samples in a step.
+
+    Attributes:
+        line: its first row of logits.
+        drafts: one more row follows for each of these tokens.
+    """
+
+    line: int
+    answer: Answer
+    drafts: Sequence[int] = ()
 
 
 class MaskFiller:
@@ -40,38 +52,70 @@ class MaskFiller:
         self._report_failure = report_failure
         self._thread = ThreadPoolExecutor(1, "grammar masks")
 
-    def submit(self, lines: Lines) -> Future[GrammarBitmask]:
+    def submit(self, spans: Sequence[Span]) -> Future[GrammarBitmask]:
         """Have `fill` called on the thread."""
-        return self._thread.submit(self.fill, lines)
+        return self._thread.submit(self.fill, spans)
 
-    def fill(self, lines: Lines) -> GrammarBitmask:
-        """The tokens that each line allows."""
-        bitmask = np.empty((len(lines), self._bitmask_size), dtype=np.int32)
-        for row, (_, answer) in enumerate(lines):
-            self._fill_row(answer, bitmask, row)
-        return GrammarBitmask(np.array([line for line, _ in lines], dtype=np.int32), bitmask)
+    def fill(self, spans: Sequence[Span]) -> GrammarBitmask:
+        """The tokens that each row of logits allows."""
+        bitmask = np.empty((sum(1 + len(span.drafts) for span in spans), self._bitmask_size), dtype=np.int32)
+        lines, closed = list[int](), list[int]()
+        for span in spans:
+            if not span.answer.is_free:
+                error = self._fill_row(span.answer, span.answer.output, bitmask, len(lines))
+                lines.append(span.line)
+                if error is not None:
+                    self._report_failure(span.answer, error)
+                    closed += range(span.line + 1, span.line + 1 + len(span.drafts))
+                    continue
+            if span.drafts:
+                self._fill_behind_drafts(span, bitmask, lines, closed)
+        made = np.array(lines, dtype=np.int32)
+        return GrammarBitmask(made, bitmask[: len(lines)], np.array(closed, dtype=np.int32) if closed else None)
+
+    def _fill_behind_drafts(self, span: Span, bitmask: np.ndarray, lines: list[int], closed: list[int]) -> None:
+        """Go on to as many rows as there are right drafts; what is wrong there is reported when it is reached."""
+        answer, end = span.answer, span.line + 1 + len(span.drafts)
+        try:
+            with answer.trying() as advance:
+                for i, token_id in enumerate(span.drafts, start=1):
+                    if not advance(token_id):
+                        closed += range(span.line + i, end)
+                        break
+                    if answer.is_free:
+                        continue
+                    output = [*answer.output, *span.drafts[:i]]
+                    if self._fill_row(answer, output, bitmask, len(lines)) is not None:
+                        closed += range(span.line + i, end)
+                        break
+                    lines.append(span.line + i)
+        except Exception as error:  # a library's limits show themselves in many classes; the step must go on
+            self._report_failure(answer, too_complex(answer, error))
+            closed += range(span.line + 1, end)
 
     def close(self) -> None:
         """End the thread; harmless when repeated."""
         self._thread.shutdown(wait=True)
 
-    def _fill_row(self, answer: Answer, bitmask: np.ndarray, row: int) -> None:
+    def _fill_row(self, answer: Answer, output: list[int], bitmask: np.ndarray, row: int) -> QuireError | None:
+        """What may come behind `output`; what is wrong where nothing may, or where the library gives up."""
         line = bitmask[row]
         if answer.is_terminated:  # only with ignore_eos: it ends again and again
             allow_only(line, self._eos_token_id)
-        elif not self._try_fill(answer, bitmask, row):
-            return
+        elif (error := self._try_fill(answer, bitmask, row)) is not None:
+            return error
         if answer.end_ids and allows(line, self._eos_token_id):
             allow(line, answer.end_ids)
         if answer.restrictions is None:
-            return
-        blamed = answer.restrictions.conflict(line, answer.output)
-        if blamed is not None:
-            line[:] = -1  # the token of this step is not taken
-            self._report_failure(answer, empty_mask_error(blamed, len(answer.output)))
+            return None
+        blamed = answer.restrictions.conflict(line, output)
+        if blamed is None:
+            return None
+        line[:] = -1  # the token of this step is not taken
+        return empty_mask_error(blamed, len(output))
 
-    def _try_fill(self, answer: Answer, bitmask: np.ndarray, row: int) -> bool:
-        """What the grammar allows; False, with nothing allowed and the request reported, when the library gives up."""
+    def _try_fill(self, answer: Answer, bitmask: np.ndarray, row: int) -> QuireError | None:
+        """What the grammar allows; an error, with nothing allowed, when the library gives up."""
         try:
             start_s = time.thread_time()
             answer.fill(bitmask, row)
@@ -82,9 +126,8 @@ class MaskFiller:
         except Exception as error:  # a library's limits show themselves in many classes; the step must go on
             logger.warning("request %s: %s: %s", answer.message.request_id, type(error).__name__, str(error)[:200])
             bitmask[row] = 0
-            self._report_failure(answer, too_complex(answer, error))
-            return False
-        return True
+            return too_complex(answer, error)
+        return None
 
 
 def too_complex(answer: Answer, error: Exception) -> QuireError:

@@ -14,10 +14,9 @@ from typing import Any
 import numpy as np
 
 from quire.core.grammar_bitmask import pack_mask
-from quire.structured_output.interface import CompiledGrammar, GrammarSpec, Matcher, Vocabulary
+from quire.structured_output.interface import MAX_ROLLBACK, CompiledGrammar, GrammarSpec, Matcher, Vocabulary
 from quire.structured_output.structural_tags import grammar_of_text, schemas_of
 
-MAX_ROLLBACK = 64
 _OUTSIDE, _BACKSLASH, _U, _U0, _U00, _U000, _U001 = range(7)
 _HEX = b"0123456789abcdef"
 # Of the control characters: those that have a short escape, \b \t \n \f \r, are written by it.

@@ -6,14 +6,24 @@ reasons, the grammar itself does not advance.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 
 from quire.core.grammar_bitmask import allow, allow_only
 from quire.core.reasoning import ReasoningPosition
-from quire.structured_output.interface import CompiledGrammar, Matcher
+from quire.structured_output.interface import MAX_ROLLBACK, CompiledGrammar, GrammarError, Matcher
 from quire.structured_output.reasoning_state import ReasoningMasks, ReasoningState
+
+
+class _Place(NamedTuple):
+    """Where an answer stood before a token, and whether its grammar took the token."""
+
+    state: ReasoningState
+    grammar: Matcher | None
+    has_advanced: bool
 
 
 class FreeText(CompiledGrammar):
@@ -63,9 +73,8 @@ class ReasoningGatedMatcher(Matcher):
         self._masks = masks
         self._end_ids = end_ids
         self._is_free = isinstance(compiled, FreeText)
-        self._tokens: list[int] = []  # up to the end of the reasoning
-        self._num_after = 0
         self._grammar: Matcher | None = compiled.start()  # None where only the reasoning can go on
+        self._places: deque[_Place] = deque(maxlen=MAX_ROLLBACK)  # before each of the newest tokens
 
     @property
     def is_free(self) -> bool:
@@ -74,37 +83,36 @@ class ReasoningGatedMatcher(Matcher):
 
     def accept(self, token_id: int) -> bool:
         """As `Matcher.accept`."""
-        state = self._state
-        before = state.place
-        if before is ReasoningPosition.AFTER:
-            is_accepted = self._grammar is not None and self._grammar.accept(token_id)
-            self._num_after += is_accepted
-            return is_accepted
+        before, grammar = self._state, self._grammar
+        if before.place is ReasoningPosition.AFTER:
+            if grammar is None or not grammar.accept(token_id):
+                return False
+            self._places.append(_Place(before, grammar, has_advanced=True))
+            return True
+        state, has_advanced = before.copied(), False
         state.push(token_id)
-        self._tokens.append(token_id)
         if state.place is ReasoningPosition.INSIDE:
             self._grammar = None
-            return True
-        if state.has_begun:
+        elif state.has_begun:
             self._grammar = self._compiled.start()
-            return True
-        if self._grammar is not None and not self._grammar.accept(token_id):
-            self._grammar = None
-        return self._grammar is not None or state.place is ReasoningPosition.BEFORE
+        else:
+            has_advanced = grammar is not None and grammar.accept(token_id)
+            if not has_advanced and state.place is not ReasoningPosition.BEFORE:
+                return False
+            self._grammar = grammar if has_advanced else None
+        self._state = state
+        self._places.append(_Place(before, grammar, has_advanced))
+        return True
 
     def rollback(self, num_tokens: int) -> None:
         """As `Matcher.rollback`."""
-        if num_tokens <= self._num_after:
-            self._num_after -= num_tokens
-            if self._grammar is not None:
-                self._grammar.rollback(num_tokens)
-            return
-        kept = self._tokens[: len(self._tokens) + self._num_after - num_tokens]
-        self._state = self._state.restarted()
-        self._tokens, self._num_after = [], 0
-        self._grammar = self._compiled.start()
-        for token_id in kept:
-            self.accept(token_id)
+        if num_tokens > len(self._places):
+            raise GrammarError(f"{num_tokens} tokens are more than can be taken back")
+        for _ in range(num_tokens):
+            place = self._places.pop()
+            self._state, self._grammar = place.state, place.grammar
+            if place.has_advanced and place.grammar is not None:
+                place.grammar.rollback(1)
 
     def fill_bitmask(self, bitmask: np.ndarray, row: int) -> None:
         """As `Matcher.fill_bitmask`."""

@@ -6,6 +6,7 @@ Owned by the grammar manager, one for each answer with a grammar or a budget. Wh
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 
 import numpy as np
@@ -29,7 +30,6 @@ class ReasoningState:
         self, delimiters: ReasoningDelimiters, vocabulary: Vocabulary, *, shows_special: bool, budget: int | None = None
     ) -> None:
         self._delimiters = delimiters
-        self._shows_special = shows_special
         self._vocabulary = vocabulary
         named = {text.encode() for text in (*delimiters.starts, *delimiters.ends)}
         special = vocabulary.special_pieces.items()
@@ -80,11 +80,11 @@ class ReasoningState:
                 self._tracker.end()
         self._note_budget()
 
-    def restarted(self) -> ReasoningState:
-        """The same answer at its beginning."""
-        return ReasoningState(
-            self._delimiters, self._vocabulary, shows_special=self._shows_special, budget=self._budget
-        )
+    def copied(self) -> ReasoningState:
+        """The same place in the same answer; what is pushed to one changes the other no more."""
+        other = copy.copy(self)
+        other._tracker = copy.copy(self._tracker)
+        return other
 
     def start_ids(self) -> set[int]:
         """Tokens that go on with a delimiter that begins the reasoning, where it may begin."""

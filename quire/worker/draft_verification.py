@@ -41,12 +41,15 @@ def verify_drafts(
     batch: InputBatch,
     drafts: np.ndarray,
     sample: Callable[[np.ndarray, np.ndarray, np.ndarray], SamplerOutput],
+    closed: np.ndarray | None = None,
 ) -> Verified:
     """Sample the rows of `batch` up to the first draft that is wrong, that position included.
 
     Args:
         drafts: [num_logits] int32; the draft in the place of the token that each row of logits gives.
         sample: chooses and takes in a token for some rows of logits: their numbers, rows and positions, each [n].
+        closed: rows of logits that no row of the batch goes on to, even if the draft before is right; none is a row's
+            first.
     """
     assert batch.logits_start_loc is not None, "called where some row has drafts"
     starts, num_logits = batch.logits_start_loc[:-1], np.diff(batch.logits_start_loc)
@@ -62,6 +65,8 @@ def verify_drafts(
         turn += 1
         is_right = (num_logits[entries] > turn) & (sampled.token_ids == drafts[lines]) & ~sampled.is_invalid
         entries = entries[is_right]
+        if closed is not None:
+            entries = entries[~np.isin(starts[entries] + turn, closed)]
     flat_entries = np.concatenate([part for part, _ in parts])
     order = np.argsort(flat_entries, kind="stable")  # by row, then by turn
     start_loc = np.zeros(len(starts) + 1, dtype=np.int32)

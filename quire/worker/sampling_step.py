@@ -88,7 +88,8 @@ class SamplingStep:
             self._sampling.append(rows, sampled.token_ids)
             return sampled
 
-        verified = verify_drafts(batch, self._drafts_of(batch), sample)
+        closed = None if grammar is None else grammar.closed
+        verified = verify_drafts(batch, self._drafts_of(batch), sample, closed)
         return ModelRunnerOutput(
             rows=batch.sampling_rows,
             sampled_token_ids=verified.token_ids,

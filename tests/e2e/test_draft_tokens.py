@@ -80,3 +80,80 @@ def test_the_last_three_tokens_drafted_again_change_no_byte(model: str, monkeypa
     assert found == expected
     assert proposer.num_drafted > 100
     assert num_steps_with_drafts < num_steps
+
+
+class Recorded:
+    """Drafts from recorded answers; notes which of their tokens were a bonus or a correction.
+
+    Args:
+        answers: prompt -> tokens, and for each place the likeliest token.
+        drafts_likeliest: the second draft is the likeliest token, where another was sampled.
+    """
+
+    def __init__(self, answers: dict[tuple[int, ...], tuple[list[int], list[int]]], drafts_likeliest: bool) -> None:
+        self._answers = answers
+        self._drafts_likeliest = drafts_likeliest
+        self._last: tuple[tuple[int, ...], int, int] = ((), 0, 0)
+        self.unlikely: dict[str, int] = {"bonus": 0, "correction": 0}
+
+    def propose(self, token_ids: np.ndarray, max_tokens: int) -> np.ndarray:
+        prompt = next(one for one in self._answers if one == tuple(token_ids[: len(one)].tolist()))
+        tokens, likeliest = self._answers[prompt]
+        done = len(token_ids) - len(prompt)
+        of, before, num_drafts = self._last
+        if of == prompt and tokens[done - 1] != likeliest[done - 1]:
+            self.unlikely["bonus" if done - before > num_drafts else "correction"] += 1
+        drafts = tokens[done : done + 3]
+        if self._drafts_likeliest:
+            drafts = [*tokens[done : done + 1], *likeliest[done + 1 : done + 2]]
+        self._last = prompt, done, len(drafts)
+        return np.array(drafts[:max_tokens], dtype=np.int32)
+
+
+@pytest.fixture(scope="module")
+def sampled() -> tuple[list[Any], list[Any]]:
+    """Requests at temperature 1, and their answers without drafts."""
+    prompts = [{"prompt_token_ids": [5, 6, 7, 300 + i]} for i in range(6)]
+    params = [SamplingParams(temperature=1.0, seed=i, max_tokens=24, ignore_eos=True, logprobs=1) for i in range(6)]
+    with LLM("leaf", **SETTINGS) as llm:
+        outputs = llm.generate(prompts, params, use_tqdm=False)
+    answers = {
+        tuple(output.prompt_token_ids): (
+            list(output.outputs[0].token_ids),
+            [next(token for token, one in line.items() if one.rank == 1) for line in output.outputs[0].logprobs],
+        )
+        for output in outputs
+    }
+    return [prompts, params], [outputs, answers]
+
+
+def check_with(proposer: Recorded, sampled: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    (prompts, params), (expected, _) = sampled
+
+    def make_drafting(setup: SchedulerSetup, **options: Any) -> Any:
+        return make_scheduler(dataclasses.replace(setup, has_proposer=True), proposer=proposer, **options)
+
+    monkeypatch.setattr(core_factory, "make_scheduler", make_drafting)
+    with LLM("leaf", **{**SETTINGS, "max_num_seqs": 1}) as llm:
+        outputs = llm.generate(prompts, params, use_tqdm=False)
+    for output, want in zip(outputs, expected, strict=True):
+        assert output.outputs[0].token_ids == want.outputs[0].token_ids
+        assert repr(output.outputs[0].logprobs) == repr(want.outputs[0].logprobs)
+
+
+def test_the_first_token_behind_a_prompt_is_sampled(sampled, monkeypatch):
+    answers = sampled[1][1]
+    assert any(tokens[0] != likeliest[0] for tokens, likeliest in answers.values()), "not each is the likeliest"
+    check_with(Recorded(answers, drafts_likeliest=False), sampled, monkeypatch)
+
+
+def test_the_token_behind_drafts_that_are_all_right_is_sampled(sampled, monkeypatch):
+    proposer = Recorded(sampled[1][1], drafts_likeliest=False)
+    check_with(proposer, sampled, monkeypatch)
+    assert proposer.unlikely["bonus"] > 3 and not proposer.unlikely["correction"]
+
+
+def test_the_token_in_place_of_a_wrong_draft_is_sampled(sampled, monkeypatch):
+    proposer = Recorded(sampled[1][1], drafts_likeliest=True)
+    check_with(proposer, sampled, monkeypatch)
+    assert proposer.unlikely["correction"] > 3

@@ -9,8 +9,13 @@ import numpy as np
 import pytest
 
 from quire.config.structured_outputs import BACKENDS
-from quire.structured_output.interface import GrammarError, GrammarSpec, Matcher
-from tests.structured.libraries import EOS, accepts, backend, compiled, needs_libraries
+from quire.core.reasoning import ReasoningDelimiters
+from quire.structured_output.answer_steps import Trial
+from quire.structured_output.interface import MAX_ROLLBACK, CompiledGrammar, GrammarError, GrammarSpec, Matcher
+from quire.structured_output.one_spelling import Spellings
+from quire.structured_output.reasoning_gate import ReasoningGatedMatcher
+from quire.structured_output.reasoning_state import ReasoningMasks, ReasoningState
+from tests.structured.libraries import BYTES, EOS, accepts, backend, compiled, needs_libraries
 
 pytestmark = needs_libraries
 SCHEMA = {
@@ -54,6 +59,43 @@ def test_exactly_what_the_mask_allows_is_accepted_and_taken_back(library: str, f
                 masks.append(allowed(state))
                 assert not state.is_terminated()
                 assert state.accept(min(masks[-1]))
+
+
+def wrapped(grammar: CompiledGrammar, how: str) -> Matcher:
+    """An answer's matcher as the engine makes it, with what lies around a library's."""
+    if how == "one spelling":
+        return Spellings(BYTES).guarded(grammar).start()
+    if how == "reasoning":
+        delimiters = ReasoningDelimiters(
+            starts=("<t>",), ends=("</t>",), is_open=False, start_ids=(tuple(b"<t>"),), end_ids=tuple(b"</t>")
+        )
+        state = ReasoningState(delimiters, BYTES, shows_special=False, budget=4)
+        return ReasoningGatedMatcher(grammar, state, ReasoningMasks(BYTES), [EOS])
+    return grammar.start()
+
+
+@pytest.mark.parametrize("library", BACKENDS)
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("how", ["alone", "one spelling", "reasoning"])
+def test_tokens_that_are_tried_and_taken_back_leave_no_trace(library: str, form: str, how: str):
+    """As drafts are: up to 32 tokens ahead, through the end and what is refused, again and again, from everywhere."""
+    rng, grammar = random.Random(form + how), compiled(library, *FORMS[form])
+    state, plain = wrapped(grammar, how), wrapped(grammar, how)
+    for _ in range(12):
+        for num_ahead in (1, 3, MAX_ROLLBACK):
+            trial = Trial(state, EOS, ())
+            for _ in range(num_ahead):
+                possible = sorted(allowed(state)) if not state.is_terminated() else [EOS]
+                assert trial.advance(rng.choice(possible)) or state.is_terminated()
+            if how != "reasoning":  # within which a token that its mask excludes is followed all the same
+                refused = sorted(set(range(EOS)) - (set() if state.is_terminated() else allowed(state)))
+                assert not any(map(trial.advance, rng.sample(refused, 3)))
+            trial.take_back()
+            assert allowed(state) == allowed(plain) and state.is_terminated() == plain.is_terminated()
+        token_id = rng.choice(sorted(allowed(plain) - {EOS} or {EOS}))
+        assert state.accept(token_id) and plain.accept(token_id)
+        if token_id == EOS:
+            return
 
 
 @pytest.mark.parametrize("library", BACKENDS)

@@ -21,6 +21,7 @@ from quire.structured_output.capabilities import BASIC_KEYWORDS, Capabilities
 from quire.structured_output.eos_tracking import EosTrackingMatcher
 from quire.structured_output.foreign import import_lm_format_enforcer
 from quire.structured_output.interface import (
+    MAX_ROLLBACK,
     CompiledGrammar,
     GrammarError,
     GrammarSpec,
@@ -33,7 +34,6 @@ from quire.structured_output.schema.lm_format_enforcer import MAX_VALUES, check_
 from quire.structured_output.schema.regex import without_anchors
 from quire.structured_output.token_trie import TokenTrie
 
-MAX_ROLLBACK = 32
 MAX_CACHED_MASKS = 256
 MAX_WHITESPACE = 12
 """Whitespace characters in a row."""

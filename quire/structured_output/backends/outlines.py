@@ -15,6 +15,7 @@ import numpy as np
 from quire.structured_output.capabilities import BASIC_KEYWORDS, Capabilities
 from quire.structured_output.eos_tracking import EosTrackingMatcher
 from quire.structured_output.interface import (
+    MAX_ROLLBACK,
     CompiledGrammar,
     GrammarError,
     GrammarSpec,
@@ -25,7 +26,6 @@ from quire.structured_output.interface import (
 from quire.structured_output.schema.regex_normal import classes_of
 
 ANY_WHITESPACE = r"[ \n\t]*"
-MAX_ROLLBACK = 32
 
 
 def _check_pattern(pattern: str, found: frozenset[str]) -> str | None:

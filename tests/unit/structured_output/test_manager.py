@@ -5,12 +5,14 @@ from __future__ import annotations
 import dataclasses
 import threading
 from concurrent.futures import Future
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 
 from quire.core.engine_messages import EngineCoreOutputs, EngineCoreRequest, FinishedRequest, FinishReason
 from quire.core.sampling_params import SamplingParams
+from quire.core.scheduler_output import DraftTokens
 from quire.core.stats import SchedulerStats
 from quire.errors import ValidationError
 from quire.structured_output.compile.errors import BudgetError
@@ -38,6 +40,7 @@ class Counting(CompiledGrammar, Matcher):
 
     def rollback(self, num_tokens: int) -> None:
         self.next_id -= num_tokens
+        self.has_ended = self.has_ended and not num_tokens
 
     def fill_bitmask(self, bitmask: np.ndarray, row: int) -> None:
         bitmask[row] = 0
@@ -76,10 +79,11 @@ def make(count: int, **fields: Any) -> tuple[GrammarManager, Pool]:
 
 def add(
     manager: GrammarManager, handle: int, output: list[int] | None = None, regex: str = "a", salt: str | None = None,
-    tenant: str = "",
+    tenant: str = "", bad_words: list[list[int]] | None = None,
 ) -> None:  # fmt: skip
     form = {"regex": regex}
     params = SamplingParams(structured_outputs=form, stop_token_ids=[END_TOO, 7])  # type: ignore[arg-type]
+    params.bad_words_token_ids = bad_words
     manager.add(
         EngineCoreRequest(
             handle=handle, request_id=str(handle), prompt_token_ids=np.array([1], np.int32), sampling_params=params,
@@ -150,6 +154,54 @@ def test_several_tokens_of_a_step_advance_a_grammar_in_their_order():
     several = {"handles": np.array([0, 1, 0, 0], np.int64), "new_token_ids": np.array([0, 0, 1, 2], np.int32)}
     manager.note(dataclasses.replace(outputs({}), **several))
     assert allowed(manager, [1, 0]) == {0: [1], 1: [3, EOS, END_TOO]}
+
+
+def masks_with_drafts(manager: GrammarManager, drafts: dict[int, list[int]]) -> tuple[dict[int, list[int]], list[int]]:
+    """Row of logits -> ids that may be sampled, and the closed rows, of handles with these drafts."""
+    settle(manager)
+    counts = np.array([len(ids) for ids in drafts.values()], np.int32)
+    token_ids = np.array([one for ids in drafts.values() for one in ids], np.int32)
+    masks = manager.begin_masks(lambda: np.array(list(drafts), np.int64), DraftTokens(counts, token_ids))
+    assert masks is not None
+    found = masks.result()
+    bits = np.unpackbits(found.bitmask.view(np.uint8), axis=1, bitorder="little")
+    lines = {line: np.flatnonzero(row).tolist() for line, row in zip(found.lines.tolist(), bits, strict=True)}
+    return lines, [] if found.closed is None else found.closed.tolist()
+
+
+def test_behind_each_draft_is_what_the_grammar_allows_there_and_nothing_behind_a_refused_one():
+    manager, pool = make(2)
+    pool.futures[0].set_result((Counting(), 10))
+    assert manager.is_ready(0) and manager.is_ready(1)
+    for _ in range(2):  # nothing of the drafts is left
+        lines, closed = masks_with_drafts(manager, {50: [1, 2], 0: [0, 1, 5, 2], 1: []})
+        assert lines == {3: [0], 4: [1], 5: [2], 8: [0]} and closed == [6, 7]
+    manager.note(outputs({0: 0}))
+    lines, closed = masks_with_drafts(manager, {0: [1, 2, END_TOO], 50: [4]})
+    assert lines == {0: [1], 1: [2], 2: [3, EOS, END_TOO], 3: [EOS, END_TOO]} and closed == []
+    assert allowed(manager, [0]) == {0: [1]}
+
+
+def test_what_a_request_forbids_behind_a_draft_ends_it_only_when_it_is_reached():
+    manager, pool = make(0)
+    add(manager, 0, bad_words=[[1, 2]])
+    pool.futures[0].set_result((Counting(), 10))
+    assert manager.is_ready(0)
+    lines, closed = masks_with_drafts(manager, {0: [0, 1, 2]})
+    assert lines == {0: [0], 1: [1]} and closed == [2, 3] and not manager.take_failures()
+    for token_id in (0, 1):
+        manager.note(outputs({0: token_id}))
+    masks_with_drafts(manager, {0: [2]})
+    assert manager.take_failures()[0].field == "bad_words"
+
+
+def test_a_grammar_that_a_process_follows_is_not_taken_through_drafts():
+    manager, pool = make(1)
+    pool.futures[0].set_result((Counting(), 10))
+    assert manager.is_ready(0)
+    answer = manager._answers[0]
+    answer.follower, answer.grammar = SimpleNamespace(line=np.array([1, 0], np.int32), is_terminated=False), None
+    assert masks_with_drafts(manager, {0: [0, 1]}) == ({0: [0]}, [1, 2])
 
 
 def test_masks_are_for_structured_rows_alone_and_follow_what_was_sampled():
