@@ -12,7 +12,7 @@ from functools import partial
 
 import numpy as np
 
-from quire.core.draft_proposer import DraftProposer
+from quire.core.drafts import DraftController, DraftProposer
 from quire.core.engine_messages import EngineCoreOutputs, EngineCoreRequest, FinishReason
 from quire.core.logprobs import LogprobsArrays
 from quire.core.runner_output import ModelRunnerOutput
@@ -48,25 +48,6 @@ class RecordingClock:
         return readings
 
 
-class NotedProposer:
-    """A proposer whose drafts are kept until they are taken."""
-
-    def __init__(self, proposer: DraftProposer) -> None:
-        self._proposer = proposer
-        self._proposals: list[list[int]] = []
-
-    def propose(self, token_ids: np.ndarray, max_tokens: int) -> np.ndarray:
-        """What the other one proposes."""
-        drafts = self._proposer.propose(token_ids, max_tokens)
-        self._proposals.append(drafts.tolist())
-        return drafts
-
-    def take(self) -> list[list[int]]:
-        """The drafts since the last call."""
-        proposals, self._proposals = self._proposals, []
-        return proposals
-
-
 class RecordedScheduler(SchedulerInterface):
     """A scheduler and its recorder.
 
@@ -76,6 +57,7 @@ class RecordedScheduler(SchedulerInterface):
         gates: further reasons for which a waiting request must wait.
         clock: seconds.
         proposer: of draft tokens; None = there are none.
+        controller: says how many of them to verify; None = all.
     """
 
     def __init__(
@@ -85,13 +67,13 @@ class RecordedScheduler(SchedulerInterface):
         gates: Sequence[AdmissionGate] = (),
         clock: Callable[[], float] = time.monotonic,
         proposer: DraftProposer | None = None,
+        controller: DraftController | None = None,
     ) -> None:
         self._clock = RecordingClock(clock)
         self._verdicts: list[str] = []
         self._num_in_flight = 0
-        self._proposer = None if proposer is None else NotedProposer(proposer)
         noted_gates = [self._noted(gate) for gate in gates]
-        self._scheduler = make_scheduler(setup, self._clock, noted_gates, self._proposer)
+        self._scheduler = make_scheduler(setup, self._clock, noted_gates, proposer, controller=controller)
         self._writer = make_writer(clock)
 
     def add_request(self, request: EngineCoreRequest) -> None:
@@ -122,9 +104,8 @@ class RecordedScheduler(SchedulerInterface):
         step = self._scheduler.schedule()
         self._num_in_flight += step is not None
         verdicts, self._verdicts = self._verdicts, []
-        proposals = [] if self._proposer is None else self._proposer.take()
         scheduled = None if step is None else step.output
-        self._writer.put(partial(_schedule, scheduled, verdicts, self._clock.take(), proposals))
+        self._writer.put(partial(_schedule, scheduled, verdicts, self._clock.take()))
         return step
 
     def update_from_output(
@@ -205,16 +186,14 @@ def _add(request: EngineCoreRequest, is_refused: bool, clock: list[float]) -> re
     return records.Add(as_recorded(request), is_refused, clock)
 
 
-def _schedule(
-    scheduled: SchedulerOutput | None, verdicts: list[str], clock: list[float], proposals: list[list[int]]
-) -> records.Record:
+def _schedule(scheduled: SchedulerOutput | None, verdicts: list[str], clock: list[float]) -> records.Record:
     if all(one == GateDecision.GO.name for one in verdicts):
         verdicts = []
     if scheduled is None:
-        return records.Schedule(False, None, None, 0, verdicts, clock, proposals)
+        return records.Schedule(False, None, None, 0, verdicts, clock)
     digest = records.digest_of_schedule(scheduled)
     num_tokens = scheduled.num_scheduled_tokens
-    return records.Schedule(True, scheduled.rows, num_tokens, digest, verdicts, clock, proposals)
+    return records.Schedule(True, scheduled.rows, num_tokens, digest, verdicts, clock, records.drafts_by_row(scheduled))
 
 
 def _update(

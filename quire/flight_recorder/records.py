@@ -88,7 +88,7 @@ class Schedule(msgspec.Struct, frozen=True, array_like=True, tag="schedule"):
         num_tokens: per row; None = one each.
         digest: of the whole decision, blocks included.
         verdicts: what gates outside the scheduler said, in order; empty = "go" each time.
-        proposals: draft tokens that were proposed, in order.
+        drafts: draft tokens of each row of the step; empty = no row has any.
     """
 
     is_step: bool
@@ -97,7 +97,7 @@ class Schedule(msgspec.Struct, frozen=True, array_like=True, tag="schedule"):
     digest: int
     verdicts: list[str]
     clock: list[float]
-    proposals: list[list[int]] = []
+    drafts: list[list[int]] = []
 
 
 class Update(msgspec.Struct, frozen=True, array_like=True, tag="update"):
@@ -200,6 +200,14 @@ def digest_of_outputs(outputs: EngineCoreOutputs | None) -> int:
     if outputs.finished or outputs.events:
         crc = zlib.crc32(_encoder.encode((outputs.finished, outputs.events)), crc)
     return crc
+
+
+def drafts_by_row(scheduled: SchedulerOutput) -> list[list[int]]:
+    """The draft tokens of each row of a step; empty when no row has any."""
+    if scheduled.drafts is None:
+        return []
+    ends = np.cumsum(scheduled.drafts.counts)
+    return [ids.tolist() for ids in np.split(scheduled.drafts.token_ids, ends[:-1])]
 
 
 def rest_of(output: ModelRunnerOutput) -> ModelRunnerOutput | None:

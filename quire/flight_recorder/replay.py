@@ -17,6 +17,7 @@ from quire.core.scheduler_output import SchedulerOutput
 from quire.errors import MessageError, QuireError
 from quire.flight_recorder import records
 from quire.flight_recorder.reader import Recording
+from quire.flight_recorder.recorded_drafts import RecordedDrafts
 from quire.flight_recorder.records import Abandon, Add, Call, Finish, Hold, Schedule, Take, Update
 from quire.flight_recorder.restoring import restore
 from quire.flight_recorder.waits import WaitWatch
@@ -67,8 +68,8 @@ class Replay:
         self._on_step = on_step
         self._readings: Iterator[float] = iter(())
         self._verdicts: Iterator[str] | None = None
-        self._proposals: Iterator[list[int]] = iter(())
-        proposer = self if recording.head.setup.has_proposer else None
+        self._drafts = RecordedDrafts()
+        proposer = self._drafts if recording.head.setup.has_proposer else None
         self._scheduler = make_scheduler(recording.head.setup, self._read_clock, (self._gate,), proposer)
         if recording.head.state is not None:
             restore(self._scheduler, recording.head.state)
@@ -86,13 +87,6 @@ class Replay:
                 self._watch.knows(message)
         except Exception as error:  # the parts of a foreign state need not fit together
             raise MessageError(f"the recorded state is inconsistent: {type(error).__name__}: {error}") from None
-
-    def propose(self, token_ids: np.ndarray, max_tokens: int) -> np.ndarray:
-        """The draft tokens that were recorded, as a `DraftProposer`."""
-        drafts = next(self._proposals, None)
-        if drafts is None:
-            raise Difference("drafts were asked for more often than recorded")
-        return np.array(drafts, dtype=np.int32)
 
     def run(self) -> ReplayResult:
         """Run all of it, or up to the first difference."""
@@ -162,7 +156,7 @@ class Replay:
 
     def _schedule(self, call: Schedule) -> None:
         self._verdicts = iter(call.verdicts) if call.verdicts else None
-        self._proposals = iter(call.proposals)
+        self._drafts.expect(self._last_rows if call.rows is None else call.rows, call.drafts)
         step = self._scheduler.schedule()
         self._compare_plan(call, None if step is None else step.output)
         self._cause = "not enough KV blocks for requests of higher rank"

@@ -23,7 +23,7 @@ import numpy as np
 
 from quire.config.cache import CacheConfig
 from quire.config.scheduler import SchedulerConfig
-from quire.core.draft_proposer import DraftProposer
+from quire.core.drafts import DraftController, DraftProposer
 from quire.core.engine_messages import EngineCoreOutputs, EngineCoreRequest, FinishedRequest, FinishReason
 from quire.core.kv_spec import KVCacheConfig
 from quire.core.request import STATUS_AT_END, Request
@@ -71,6 +71,7 @@ class Scheduler:
         clock: seconds, for events.
         gates: further reasons for which a waiting request must wait.
         proposer: of draft tokens; None = there are none.
+        controller: says how many of them are verified; None = all that find room.
         tier: where keys and values are kept beside the cache and the swap space; None = nowhere.
         max_steps_in_flight: steps that may be scheduled before the first of them is taken in.
 
@@ -87,6 +88,7 @@ class Scheduler:
         clock: Callable[[], float] = time.monotonic,
         gates: Sequence[AdmissionGate] = (),
         proposer: DraftProposer | None = None,
+        controller: DraftController | None = None,
         tier: KVTier | None = None,
         max_steps_in_flight: int = 1,
     ) -> None:
@@ -105,7 +107,7 @@ class Scheduler:
             self._limits = dataclasses.replace(self._limits, caps=(cap_at_checkpoints(self._kv), *self._limits.caps))
         self._table = RequestTable(self._limits.max_num_seqs, max_model_len)
         self._running = RunningRows(self._table)
-        self._drafts = Drafts(proposer, self._table, self._kv)
+        self._drafts = Drafts(proposer, controller, self._table, self._kv)
         self._order = make_scheduling_policy(scheduler_config.scheduling_policy, self._table, self._kv)
         self._requests = UnfinishedRequests(clock)
         self._outbox = Outbox(clock)
@@ -145,6 +147,7 @@ class Scheduler:
         self._requests.add(queued)
         self._order.queue.add(queued)
         self._groups.on_arrive(queued)
+        self._drafts.begin(request)
         self._outbox.note_event(request.handle, EventKind.QUEUED)
 
     def finish_requests(
@@ -169,6 +172,8 @@ class Scheduler:
         """Answer a request; its row, if it has one, is its own until `_release_rows`."""
         request.status = STATUS_AT_END[finished.finish_reason]
         num_tokens = len(request.token_ids) if request.row < 0 else int(self._table.num_tokens[request.row])
+        token_ids = request.token_ids if request.row < 0 else self._table.token_ids[request.row, :num_tokens]
+        self._drafts.end(request.handle, token_ids, request.num_prompt_tokens)
         is_complete = finished.finish_reason in _COMPLETE
         self._order.note_ended(request, num_tokens - request.num_prompt_tokens, is_complete=is_complete)
         self._requests.remove(request)
@@ -205,7 +210,7 @@ class Scheduler:
             self._admission.note_preemption(plan)
         if plan.is_empty and len(self._running) and not self._in_flight:
             self._free_stuck(plan)
-        self._drafts.add(plan, self._running.rows)
+        self._drafts.add(plan, self._running.rows, self._in_flight.num_steps)
         self._end_overdue()
         return self._freeze(plan)
 
@@ -333,6 +338,7 @@ class Scheduler:
         scheduled, rows = step.output, step.rows
         if self._costs is not None:
             self._costs.record_step(scheduled, seconds)
+        self._drafts.take_in(scheduled, output, seconds)
         failed = self._tiers.update_from_output(scheduled, output, seconds)
         if failed:
             alive = rows[self._in_flight.is_alive(step)]
@@ -387,6 +393,7 @@ class Scheduler:
             Handles of the requests that the step held.
         """
         self._in_flight.end(step)
+        self._drafts.abandon(step.output)
         self._suspend(self._running.rows.tolist())
         self._in_flight.free_again(step)
         self._admission.forget_kept(step.swapped_out)

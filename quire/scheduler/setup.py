@@ -12,7 +12,7 @@ from typing import Any
 
 from quire.config.cache import CacheConfig
 from quire.config.scheduler import SchedulerConfig
-from quire.core.draft_proposer import DraftProposer
+from quire.core.drafts import DraftController, DraftProposer
 from quire.core.kv_spec import KVCacheConfig
 from quire.plugins import SCHEDULER, load_plugin, unknown_choice
 from quire.scheduler.admission import AdmissionGate
@@ -48,6 +48,7 @@ def make_scheduler(
     gates: Sequence[AdmissionGate] = (),
     proposer: DraftProposer | None = None,
     tier: KVTier | None = None,
+    controller: DraftController | None = None,
 ) -> Scheduler:
     """A scheduler that has seen nothing yet.
 
@@ -56,6 +57,7 @@ def make_scheduler(
         gates: further reasons for which a waiting request must wait.
         proposer: of draft tokens; there is one if the setup says so.
         tier: where keys and values are kept beside the cache and the swap space; None = nowhere.
+        controller: says how many drafts are verified; None = all that find room, as in a replay.
 
     Raises:
         ConfigError: a limit is missing, or the limits contradict each other.
@@ -63,7 +65,10 @@ def make_scheduler(
     make: Any = Scheduler if setup.scheduler.scheduler_cls is None else scheduler_class(setup.scheduler.scheduler_cls)
     assert setup.has_proposer == (proposer is not None), "a replay needs to know whether drafts were proposed"
     depth = setup.max_steps_in_flight
-    more = {"proposer": proposer, "tier": tier, "max_steps_in_flight": depth if depth > 1 else None}
+    more = {
+        "proposer": proposer, "controller": controller, "tier": tier,
+        "max_steps_in_flight": depth if depth > 1 else None,
+    }  # fmt: skip
     more = {name: value for name, value in more.items() if value is not None}  # a plugin need not know of the others
     scheduler: Scheduler = make(
         setup.scheduler, setup.cache, setup.kv_cache, setup.max_model_len, clock=clock, gates=gates, **more

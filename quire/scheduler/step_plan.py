@@ -68,7 +68,12 @@ class StepPlan:
     @property
     def is_empty(self) -> bool:
         """True while nothing is planned."""
-        return self.budget.num_left == self._num_tokens_at_most
+        return self.total_num_tokens == 0
+
+    @property
+    def total_num_tokens(self) -> int:
+        """Tokens planned so far, of all rows."""
+        return self._num_tokens_at_most - self.budget.num_left
 
     def num_tokens(self, rows: np.ndarray) -> np.ndarray:
         """[num_rows] tokens planned for these rows."""
@@ -156,7 +161,7 @@ class StepPlan:
             num_computed_tokens=num_computed_tokens,
             is_prefill=num_left > 1,
             is_sampling=num_scheduled_tokens >= num_left,
-            total_num_scheduled_tokens=self._num_tokens_at_most - self.budget.num_left,
+            total_num_scheduled_tokens=self.total_num_tokens,
             block_copies=block_copies,
             swap_outs=swap_outs,
             swap_ins=swap_ins,

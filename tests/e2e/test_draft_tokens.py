@@ -13,6 +13,7 @@ from quire import LLM, SamplingParams
 from quire.engine import core_factory
 from quire.scheduler.setup import SchedulerSetup, make_scheduler
 from tests.e2e.tiny_model import write_tiny_model
+from tests.row_proposer import RowProposer
 
 SETTINGS: dict[str, Any] = {"max_model_len": 128, "num_threads": 1, "max_num_seqs": 8, "block_size": 16}
 KINDS: dict[str, dict[str, Any]] = {
@@ -30,13 +31,14 @@ KINDS: dict[str, dict[str, Any]] = {
 }
 
 
-class Again:
+class Again(RowProposer):
     """Drafts the last three tokens again; notes how many it has drafted."""
 
     def __init__(self) -> None:
+        super().__init__(self._again)
         self.num_drafted = 0
 
-    def propose(self, token_ids: np.ndarray, max_tokens: int) -> np.ndarray:
+    def _again(self, token_ids: np.ndarray, max_tokens: int) -> np.ndarray:
         drafts = np.array(token_ids[-3:][:max_tokens])
         self.num_drafted += len(drafts)
         return drafts
@@ -82,7 +84,7 @@ def test_the_last_three_tokens_drafted_again_change_no_byte(model: str, monkeypa
     assert num_steps_with_drafts < num_steps
 
 
-class Recorded:
+class Recorded(RowProposer):
     """Drafts from recorded answers; notes which of their tokens were a bonus or a correction.
 
     Args:
@@ -91,12 +93,13 @@ class Recorded:
     """
 
     def __init__(self, answers: dict[tuple[int, ...], tuple[list[int], list[int]]], drafts_likeliest: bool) -> None:
+        super().__init__(self._of_answer)
         self._answers = answers
         self._drafts_likeliest = drafts_likeliest
         self._last: tuple[tuple[int, ...], int, int] = ((), 0, 0)
         self.unlikely: dict[str, int] = {"bonus": 0, "correction": 0}
 
-    def propose(self, token_ids: np.ndarray, max_tokens: int) -> np.ndarray:
+    def _of_answer(self, token_ids: np.ndarray, max_tokens: int) -> np.ndarray:
         prompt = next(one for one in self._answers if one == tuple(token_ids[: len(one)].tolist()))
         tokens, likeliest = self._answers[prompt]
         done = len(token_ids) - len(prompt)

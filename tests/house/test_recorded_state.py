@@ -18,7 +18,7 @@ NOT_STATE = {
     "Advanced", "Blocked", "Candidate", "Continuation", "ExternalHit", "FilledBlocks", "KVTier",
     "LocalAttentionManager", "ManagerParts", "BlockDemand", "PlannedRequests",
     "RequestGroup", "RowBlocks", "Sampled", "SchedulerSetup",
-    "Step", "StepBudget", "StepPlan", "Stop", "SwapCopies", "WantedTokens", "_MissingBlock",
+    "Step", "StepBudget", "StepPlan", "Stop", "SwapCopies", "WantedTokens", "_Drafted", "_MissingBlock",
 }  # fmt: skip
 """What lives within one step, abstract bases, and what a scheduler is made from."""
 

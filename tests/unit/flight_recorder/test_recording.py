@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quire.cli.main import main
-from quire.core.draft_proposer import DraftProposer
+from quire.core.drafts import DraftProposer
 from quire.core.engine_messages import EngineCoreOutputs, EngineCoreRequest, FinishReason
 from quire.core.scheduler_output import ForcedTokens, SchedulerOutput
 from quire.core.stats import SchedulerStats

@@ -21,7 +21,7 @@ import numpy as np
 from quire.config.cache import CacheConfig
 from quire.config.scheduler import SchedulerConfig
 from quire.core.beam_search import BeamSpec, num_top_tokens
-from quire.core.draft_proposer import DraftProposer
+from quire.core.drafts import DraftController, DraftProposer
 from quire.core.engine_messages import EngineCoreOutputs, EngineCoreRequest, FinishedRequest, FinishReason
 from quire.core.kv_spec import PoolSize
 from quire.core.logprobs import LogprobsArrays
@@ -78,12 +78,17 @@ def make_setup(
 
 
 def make_scheduler(
-    *, gates: Sequence[Any] = (), proposer: DraftProposer | None = None, tier: KVTier | None = None, **settings: Any
+    *,
+    gates: Sequence[Any] = (),
+    proposer: DraftProposer | None = None,
+    tier: KVTier | None = None,
+    controller: DraftController | None = None,
+    **settings: Any,
 ) -> Scheduler:
     """A scheduler of the setup that `settings` describe, whose clock counts its readings."""
     ticks = itertools.count()
     made_from = dataclasses.replace(make_setup(**settings), has_proposer=proposer is not None)
-    return setup.make_scheduler(made_from, lambda: float(next(ticks)), gates, proposer, tier)
+    return setup.make_scheduler(made_from, lambda: float(next(ticks)), gates, proposer, tier, controller)
 
 
 def make_request(

@@ -7,6 +7,7 @@ import zlib
 import numpy as np
 
 from quire.core.engine_messages import EngineCoreRequest, FinishedRequest, FinishReason
+from tests.row_proposer import RowProposer
 
 VOCAB_SIZE = 50
 
@@ -71,16 +72,17 @@ def expected_answer(request: EngineCoreRequest, max_model_len: int) -> tuple[lis
             return answer, FinishedRequest(request.handle, FinishReason.LENGTH)
 
 
-class Guesses:
+class Guesses(RowProposer):
     """Proposes `num_drafts` tokens of which the first `num_right` are those that the pretended model samples.
 
     None = both numbers follow no law, but are the same for the same tokens.
     """
 
     def __init__(self, num_drafts: int | None = None, num_right: int | None = None) -> None:
+        super().__init__(self._guess)
         self._numbers = num_drafts, num_right
 
-    def propose(self, token_ids: np.ndarray, max_tokens: int) -> np.ndarray:
+    def _guess(self, token_ids: np.ndarray, max_tokens: int) -> np.ndarray:
         crc = zlib.crc32(token_ids.tobytes())
         num_drafts, num_right = (crc // k % 5 if n is None else n for n, k in zip(self._numbers, (1, 5), strict=True))
         drafts: list[int] = []

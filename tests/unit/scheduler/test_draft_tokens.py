@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quire.core.engine_messages import FinishReason
+from quire.core.drafts import Proposals, SpeculatedStep, StepLoad
+from quire.core.engine_messages import EngineCoreRequest, FinishReason
 from quire.core.runner_output import ModelRunnerOutput
 from tests.unit.scheduler.harness import Engine, expected_answer, make_beams, make_request, make_scheduler
 from tests.unit.scheduler.pretended_model import Guesses
@@ -130,6 +131,67 @@ def test_a_row_may_get_no_token_and_computes_its_newest_one_again():
     step = scheduler.schedule()
     assert step.output.num_computed_tokens.tolist() == [6, 5]
     assert step.output.num_scheduled_tokens.tolist() == [1, 1]
+
+
+class Two:
+    """A controller that asks for five drafts a row and verifies two of them."""
+
+    def __init__(self) -> None:
+        self.steps: list[SpeculatedStep] = []
+
+    def most_tokens(self, num_rows: int, num_other_tokens: int, max_seq_len: int) -> int:
+        return 5
+
+    def choose(self, load: StepLoad, proposals: Proposals) -> np.ndarray:
+        return np.minimum(proposals.counts, 2)
+
+    def record(self, step: SpeculatedStep) -> None:
+        self.steps.append(step)
+
+
+def test_a_controller_says_how_many_drafts_are_verified_and_is_given_what_became_of_them():
+    controller = Two()
+    engine = Engine(make_scheduler(proposer=Guesses(num_drafts=4, num_right=1), controller=controller))
+    request = make_request(0, 5, max_tokens=8)
+    engine.add(request)
+    engine.run()
+    assert engine.tokens[0] == expected_answer(request, 100)[0]
+    assert all(step.drafts.counts.tolist() == [2] for step in engine.scheduled[1:-1])
+    assert controller.steps == []  # durations were not measured
+    engine.duration = lambda scheduled: 0.25
+    engine.add(make_request(1, 6, max_tokens=8))
+    engine.step()
+    engine.step()
+    (taken,) = controller.steps  # the step of the prompt has no decoding row
+    assert taken.seconds == 0.25 and taken.proposals.counts.tolist() == [4]
+    assert (taken.kept.tolist(), taken.accepted.tolist()) == ([2], [1])
+    assert (taken.load.num_decoding, taken.load.num_other_tokens, taken.load.max_seq_len) == (1, 0, 7)
+
+
+class Noting(Guesses):
+    """Notes which requests begin and end."""
+
+    def __init__(self) -> None:
+        super().__init__(2, 1)
+        self.begun: list[int] = []
+        self.ended: dict[int, list[int]] = {}
+
+    def begin(self, request: EngineCoreRequest) -> None:
+        self.begun.append(request.handle)
+
+    def end(self, handle: int, token_ids: np.ndarray, num_prompt_tokens: int) -> None:
+        self.ended[handle] = token_ids[num_prompt_tokens:].tolist()
+
+
+def test_a_proposer_is_told_of_every_request_that_begins_and_ends():
+    proposer = Noting()
+    engine = Engine(make_scheduler(proposer=proposer))
+    requests = [make_request(handle, 5, max_tokens=4) for handle in range(3)]
+    engine.add(*requests)
+    engine.scheduler.finish_requests([1], FinishReason.ABORT)
+    engine.run()
+    assert proposer.begun == [0, 1, 2]
+    assert proposer.ended == {1: [], 0: engine.tokens[0], 2: engine.tokens[2]}
 
 
 def test_beams_and_requests_with_a_grammar_draft_nothing():
