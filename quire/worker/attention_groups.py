@@ -5,7 +5,7 @@ Called by the model runner once per step. Owns the order of the layers; the tens
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import torch
@@ -27,6 +27,9 @@ class AttentionGroups:
         layer_names: every layer with a cache, in the model's order.
         kv_caches: the cache tensor of each layer, in the same order.
         pools: the blocks.
+
+    Attributes:
+        groups: numbers of the groups that these layers are in; of others nothing is looked at.
     """
 
     def __init__(
@@ -38,9 +41,14 @@ class AttentionGroups:
     ) -> None:
         group_of = {name: i for i, group in enumerate(kv_cache_config.groups) for name in group.layer_names}
         self._group_of_layer = [group_of[name] for name in layer_names]
+        self.groups = frozenset(self._group_of_layer)
         self._kv_caches = tuple(kv_caches)
         self._pools = tuple(pools)
-        self._state_pools = [pools[group.pool] for group in kv_cache_config.groups if isinstance(group.spec, MambaSpec)]
+        self._state_pools = [
+            pools[group.pool]
+            for number, group in enumerate(kv_cache_config.groups)
+            if isinstance(group.spec, MambaSpec) and number in self.groups
+        ]
 
     def copy_pages(self, copies: BlockCopies) -> None:
         """Copy blocks onto others, in every layer."""
@@ -67,14 +75,17 @@ class AttentionGroups:
         """The context of a step of at least one request."""
         states = iter(batch.states)
         return self.context_of(
-            [
-                self._state_metadata(batch, next(states)) if has_state else self._metadata(group, batch, block_tables)
+            {
+                group: self._state_metadata(batch, next(states))
+                if has_state
+                else self._metadata(group, batch, block_tables)
                 for group, has_state in enumerate(block_tables.has_state)
-            ]
+                if group in self.groups
+            }
         )
 
-    def context_of(self, per_group: Sequence[AttentionMetadata | StateMetadata]) -> ForwardContext:
-        """The context of a step, from the metadata of each group."""
+    def context_of(self, per_group: Mapping[int, AttentionMetadata | StateMetadata]) -> ForwardContext:
+        """The context of a step, from the metadata of each of `groups`."""
         return ForwardContext(tuple(per_group[group] for group in self._group_of_layer), self._kv_caches)
 
     @staticmethod

@@ -110,8 +110,8 @@ class RecordedSteps(StepGraphs):
         self._num_computed_tokens = np.zeros(size, dtype=np.int32)
         self._states = [
             StateBlocks(np.zeros(size, dtype=np.int32), np.zeros(size, dtype=np.int32))
-            for has_state in block_tables.has_state
-            if has_state
+            for group, has_state in enumerate(block_tables.has_state)
+            if has_state and group in attention.groups
         ]
 
     def forward(self, batch: InputBatch) -> torch.Tensor | None:
@@ -147,7 +147,7 @@ class RecordedSteps(StepGraphs):
             fixed.read_block_ids[:size] = states.read_block_ids
             fixed.write_block_ids[:size] = states.write_block_ids
         for group, (table, slots) in enumerate(zip(self._tables, self._slots, strict=True)):
-            if self._block_tables.has_state[group]:
+            if self._block_tables.has_state[group] or group not in self._attention.groups:
                 continue
             blocks = self._block_tables.gather(group, batch.rows, max_seq_len)
             table[:size, : blocks.shape[1]] = blocks
@@ -182,10 +182,11 @@ class RecordedSteps(StepGraphs):
     def _run(self, size: int, watch: _Watch | None = None) -> torch.Tensor:
         """The model, call by call, on the inputs of the graphs."""
         states = iter(self._states)
-        metadata = [
-            self._state_metadata(size, next(states)) if has_state else self._metadata(size, group)
+        metadata = {
+            group: self._state_metadata(size, next(states)) if has_state else self._metadata(size, group)
             for group, has_state in enumerate(self._block_tables.has_state)
-        ]
+            if group in self._attention.groups
+        }
         input_ids, positions = torch.from_numpy(self._input_ids[:size]), torch.from_numpy(self._positions[:size])
         context = self._attention.context_of(metadata)
         with watch or nullcontext():
