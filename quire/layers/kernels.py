@@ -82,6 +82,10 @@ class LayerKernels(ABC):
         """X + residual, which may be overwritten."""
         return residual.add_(x)
 
+    def sum(self, x: torch.Tensor, residual: torch.Tensor | None) -> torch.Tensor:
+        """X + residual, or a copy of `x`, as a new tensor; neither is changed."""
+        return x.clone() if residual is None else x + residual
+
     def scale(self, x: torch.Tensor, factor: float) -> torch.Tensor:
         """X * factor; `x` may be overwritten."""
         return x.mul_(factor)

@@ -294,6 +294,10 @@ class NativeKernels(LayerKernels):
         """One pass."""
         return elementwise.transform(self._runtime, x, addend=residual)
 
+    def sum(self, x: torch.Tensor, residual: torch.Tensor | None) -> torch.Tensor:
+        """One pass."""
+        return elementwise.transform(self._runtime, x, addend=residual)
+
     def scale(self, x: torch.Tensor, factor: float) -> torch.Tensor:
         """One pass."""
         return elementwise.transform(self._runtime, x, factor=factor)

@@ -21,6 +21,7 @@ from quire.layers.embedding import TokenTable
 from quire.layers.linear import Linear
 from quire.layers.norm import Norm
 from quire.layers.weight_target import LaterRows, TensorTarget, WeightTarget
+from quire.models.aux_states import AuxStates
 from quire.models.interfaces import BuildContext
 from quire.models.parts.part import Part
 from quire.models.parts.per_layer_input import LayerEnd, PerLayerEmbedding
@@ -182,20 +183,28 @@ class DecoderModel(nn.Module):
             assert arch.head.norm is not None, "the projection has a norm like the model's"
             self.per_layer_embedding = PerLayerEmbedding(build, self.per_layer_size, arch.head.norm)
         self.rotaries = nn.ModuleList(build.rotaries.values())
+        self.aux_states: AuxStates | None = None
+
+    def embed(self, input_ids: torch.Tensor) -> torch.Tensor:
+        """[num_tokens] -> [num_tokens, hidden_size], without positions."""
+        x = self.embed_tokens.lookup(input_ids)
+        if self.embedding_scale != 1.0:
+            x = self.kernels.scale(x, self.embedding_scale)
+        return x if self.project_in is None else self.project_in(x)
 
     def forward(self, input_ids: torch.Tensor, positions: torch.Tensor, context: ForwardContext) -> torch.Tensor:
         """[num_tokens] -> [num_tokens, hidden_size]."""
-        x, residual = self.embed_tokens.lookup(input_ids), None
-        if self.embedding_scale != 1.0:
-            x = self.kernels.scale(x, self.embedding_scale)
-        if self.project_in is not None:
-            x = self.project_in(x)
+        x, residual = self.embed(input_ids), None
         if self.embed_positions is not None:
             x = self.kernels.add(x, self.embed_positions.lookup(positions))
         if self.embedding_norm is not None:
             x = self.embedding_norm(x)
         if self.per_layer_embedding is None:
-            for layer in self.layers:
+            if self.aux_states is not None:
+                self.aux_states.begin()
+            for layer_idx, layer in enumerate(self.layers):
+                if self.aux_states is not None and layer_idx in self.aux_states.layers:
+                    self.aux_states.take(self.kernels.sum(x, residual))
                 x, residual = layer(x, residual, positions, context)
         else:
             inputs = self.per_layer_embedding(input_ids, x).split(self.per_layer_size, dim=1)
