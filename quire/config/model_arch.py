@@ -83,6 +83,7 @@ class AttentionArch:
         shares_cache_of: number of the layer whose keys and values are read; None = the layer has its own (Gemma 4).
         temperature: scale of queries grows with the position (Llama 4, Ministral 3); None = it does not.
         output_scale: factor on the output (Falcon-H1).
+        input_size: elements of the layer's input; 0 = the hidden size (EAGLE-3: twice that).
     """
 
     num_heads: int
@@ -107,6 +108,7 @@ class AttentionArch:
     shares_cache_of: int | None = None
     temperature: AttentionTemperature | None = None
     output_scale: float = 1.0
+    input_size: int = 0
 
     def num_weights(self, hidden_size: int) -> int:
         """Of the projections."""
@@ -114,7 +116,7 @@ class AttentionArch:
         key = self.num_kv_heads * self.head_size
         gate = query if self.has_output_gate else 0
         num_kv = 0 if self.shares_cache_of is not None else 1 if self.keys_are_values else 2
-        return hidden_size * (2 * query + gate + num_kv * key)
+        return (self.input_size or hidden_size) * (query + gate + num_kv * key) + hidden_size * query
 
     @property
     def width(self) -> int:

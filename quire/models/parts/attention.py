@@ -37,7 +37,7 @@ class AttentionPart(Part):
         self.gate_width = arch.num_heads * head_size if arch.has_output_gate else 0
         width = self.gate_width + (arch.num_heads + num_kv) * head_size
         self.kernels = options.kernels
-        self.qkv_proj = Linear(hidden_size, width, bias=arch.qkv_bias, options=options)
+        self.qkv_proj = Linear(arch.input_size or hidden_size, width, bias=arch.qkv_bias, options=options)
         self.o_proj = Linear(arch.num_heads * head_size, hidden_size, bias=arch.output_bias, options=options)
         self.head_norms = self._head_norms(options)
         depends_on_position = arch.rope is not None or arch.temperature is not None
