@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from quire.config.model_arch import ModelArch
 from quire.core.kv_spec import KVCacheConfig, KVCacheSpec
 from quire.core.memory_budget import (
     check_allocation,
@@ -23,14 +24,25 @@ logger = get_logger(__name__)
 
 
 class MemoryPlanner:
-    """Divides what was free when it was made, which is before the weights are read."""
+    """Divides what was free when it was made, which is before the weights are read.
 
-    def __init__(self, setup: WorkerSetup, ops: DeviceOps) -> None:
+    Args:
+        draft_arch: of a model that drafts beside the target; None = there is none.
+    """
+
+    def __init__(self, setup: WorkerSetup, ops: DeviceOps, draft_arch: ModelArch | None = None) -> None:
         self._setup = setup
         self._memory = ops.memory
         self._free_bytes = ops.memory.free_bytes()
         self._utilization = setup.config.cache.memory_utilization
         workspace_bytes = estimate_workspace_bytes(setup.arch, setup.limits, setup.dtype.itemsize)
+        self._draft_weights_bytes = 0
+        if draft_arch is not None:  # it works when the target does not
+            draft_bytes = estimate_workspace_bytes(draft_arch, setup.limits, setup.dtype.itemsize)
+            workspace_bytes = max(workspace_bytes, draft_bytes) + ops.graph_bytes
+            self._draft_weights_bytes = estimate_weights_bytes(
+                draft_arch, setup.limits.max_model_len, setup.dtype.itemsize, setup.config.model.quantization
+            )
         self._workspace_bytes = workspace_bytes + ops.graph_bytes
         swap_bytes = int(setup.config.cache.swap_space * GIB)
         # The swap space is always the host's memory, which may be the device's.
@@ -52,7 +64,8 @@ class MemoryPlanner:
                 setup.dtype.itemsize,
                 setup.config.model.quantization,
                 kept_bytes(setup.config),
-            ),
+            )
+            + self._draft_weights_bytes,
             workspace_bytes=self._workspace_bytes,
             useful_bytes=None,
             swap_bytes=self._swap_bytes,

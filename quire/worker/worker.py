@@ -16,6 +16,7 @@ from quire.core.kv_spec import KVCacheConfig, KVCacheSpec
 from quire.core.runner_output import ModelRunnerOutput
 from quire.core.scheduler_output import SchedulerOutput
 from quire.distributed.parallel_context import ParallelContext
+from quire.models.decoder import DecoderForCausalLM
 from quire.models.loader import load_model
 from quire.platforms.interface import Platform
 from quire.sample.logits_processor import ProcessorKind
@@ -23,7 +24,10 @@ from quire.sample.states import SamplingStates
 from quire.worker.allocator import keep_freed_memory
 from quire.worker.attention_groups import AttentionGroups
 from quire.worker.block_tables import BlockTables
+from quire.worker.device.aux_graphs import GraphsWithAux
 from quire.worker.device.registry import make_device_ops
+from quire.worker.drafting.inputs import DraftModel
+from quire.worker.drafting.loading import DrafterCache, find_drafter, load_drafter
 from quire.worker.kv_cache_tensors import stored_spec
 from quire.worker.kv_tier import CacheBlocks, KVTierWorker
 from quire.worker.memory_planner import MemoryPlanner
@@ -44,6 +48,9 @@ class Worker:
     Raises:
         ModelError: the model directory or its weights are unusable.
         NotEnoughMemoryError: weights and workspace do not fit.
+
+    Attributes:
+        draft_model: drafts for the model's rows; None = none is configured, or there is no KV cache yet.
     """
 
     def __init__(
@@ -53,7 +60,8 @@ class Worker:
         self._setup = setup = make_setup(config, platform)
         self._custom_processors = tuple(custom_processors)
         self._ops = ops = make_device_ops(setup)
-        self._memory = MemoryPlanner(setup, ops)
+        drafter_files = find_drafter(setup)
+        self._memory = MemoryPlanner(setup, ops, None if drafter_files is None else drafter_files.arch)
         self._memory.check_weights_fit()
         self._model = load_model(
             setup.arch,
@@ -69,6 +77,11 @@ class Worker:
             packing_cache=ops.packing_cache,
             reports_error=config.model.quantization_report,
         )
+        self._drafter = load_drafter(drafter_files, setup, ops, self._model)
+        if self._drafter is not None and self._drafter.aux is not None:
+            assert isinstance(self._model, DecoderForCausalLM), "heads need a decoder"
+            self._model.model.aux_states = self._drafter.aux
+        self.draft_model: DraftModel | None = None
         self._runner: ModelRunner | None = None
         self._blocks: CacheBlocks | None = None
 
@@ -79,12 +92,14 @@ class Worker:
         return self._model
 
     def kv_cache_specs(self) -> dict[str, KVCacheSpec]:
-        """Layer name -> what it needs from the KV cache, in layer order.
+        """Layer name -> what it needs from the KV cache, in layer order; behind them those of a drafting model.
 
         Raises:
             UnsupportedError: a layer is of a kind that this worker cannot store.
         """
         specs = self._model.kv_cache_specs(self._setup.block_size)
+        if self._drafter is not None:
+            specs = {**specs, **self._drafter.kv_cache_specs(self._setup.block_size)}
         dtype_bytes = self._setup.kv_cache_dtype.itemsize
         return {name: stored_spec(name, spec, dtype_bytes) for name, spec in specs.items()}
 
@@ -94,7 +109,9 @@ class Worker:
         On a CPU no more than `max_num_seqs` requests of `max_model_len` tokens could fill: memory that the engine
         does not need belongs to others.
         """
-        tensors = self._model.stored_tensors().values()
+        tensors = list(self._model.stored_tensors().values())
+        if self._drafter is not None:
+            tensors += self._drafter.stored_tensors().values()
         weights_bytes = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
         return self._memory.available_kv_cache_bytes(weights_bytes, self.kv_cache_specs())
 
@@ -109,11 +126,16 @@ class Worker:
         max_num_seqs, max_model_len = setup.limits.max_num_seqs, setup.limits.max_model_len
         layer_names = list(self.kv_cache_specs())
         kv_caches = ops.memory.allocate_kv_caches(kv_cache_config, layer_names, ops.attention, setup.kv_cache_dtype)
-        attention = AttentionGroups(kv_cache_config, layer_names, kv_caches.by_layer, kv_caches.pools)
+        num_own = len(self._model.kv_cache_specs(setup.block_size))
+        own_caches = kv_caches.by_layer[:num_own]
+        attention = AttentionGroups(kv_cache_config, layer_names[:num_own], own_caches, kv_caches.pools)
         block_tables = BlockTables(kv_cache_config, max_num_seqs, max_model_len)
         sampling = SamplingStates(
             max_num_seqs, vocab_size, ops.device, self._custom_processors, ops.sampling.apply_penalties_inplace
         )
+        graphs = ops.make_graphs(self._model, attention, block_tables)
+        if self._drafter is not None and self._drafter.aux is not None:
+            graphs = GraphsWithAux(graphs, self._drafter.aux)
         self._runner = ModelRunner(
             self._model,
             RequestStates(max_num_seqs, max_model_len, vocab_size),
@@ -122,7 +144,7 @@ class Worker:
             attention,
             ops.device,
             ops.sampling,
-            ops.make_graphs(self._model, attention, block_tables),
+            graphs,
             setup.config.model.logprobs_mode,
             kv_caches.transfers,
         )
@@ -130,6 +152,12 @@ class Worker:
         self._blocks = CacheBlocks([part.narrow(pool.dim, 0, pool.num_blocks) for part in pool.tensors], pool.dim)
         num_tokens = min(setup.block_size, max_model_len, setup.limits.max_num_batched_tokens)
         warm_up(self._model, attention, block_tables, num_tokens, ops.device)
+        if self._drafter is not None:
+            by_layer = dict(zip(layer_names, kv_caches.by_layer, strict=True))
+            cache = DrafterCache(
+                config=kv_cache_config, by_layer=by_layer, pools=kv_caches.pools, block_tables=block_tables
+            )
+            self.draft_model = self._drafter.start(cache)
 
     def register_kv_tier(self, tier: KVTierWorker) -> None:
         """Give a tier's half the cache, which must be allocated, and call it with every step."""

@@ -1,0 +1,64 @@
+"""Chains of drafts of several rows while they grow, and which missing tokens are computed first. Arrays of numpy."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from quire.worker.drafting.inputs import ModelDrafts
+
+
+class Chains:
+    """Drafts of n rows, one behind the other.
+
+    Args:
+        most: [n] int; most drafts of each row; 0 = none are wanted.
+
+    Attributes:
+        counts: [n] int32; drafts of each row so far.
+        token_ids: [n, largest of most] int32; those behind a row's last draft mean nothing.
+    """
+
+    def __init__(self, most: np.ndarray) -> None:
+        width = max(1, int(most.max(initial=0)))
+        self._most = most
+        self.counts = np.zeros(len(most), dtype=np.int32)
+        self.token_ids = np.zeros((len(most), width), dtype=np.int32)
+        self._scores = np.zeros((len(most), width), dtype=np.float32)
+
+    def extend(self, entries: np.ndarray, token_ids: np.ndarray, scores: np.ndarray) -> np.ndarray:
+        """Put a draft behind the chains `entries` ([m]); those that want another one. An id of -1 ends its chain."""
+        is_token = token_ids >= 0
+        entries, token_ids, scores = entries[is_token], token_ids[is_token], scores[is_token]
+        places = self.counts[entries]
+        self.token_ids[entries, places] = token_ids
+        self._scores[entries, places] = scores
+        self.counts[entries] = places + 1
+        goes_on: np.ndarray = entries[places + 1 < self._most[entries]]
+        return goes_on
+
+    def newest(self, entries: np.ndarray) -> np.ndarray:
+        """[m] int32; the last draft of each of these chains."""
+        newest: np.ndarray = self.token_ids[entries, self.counts[entries] - 1]
+        return newest
+
+    def drafts(self) -> ModelDrafts:
+        """The drafts of all rows."""
+        is_draft = np.arange(self.token_ids.shape[1]) < self.counts[:, None]
+        return ModelDrafts(self.counts, self.token_ids[is_draft], self._scores[is_draft])
+
+
+def share_budget(missing: np.ndarray, budget: int) -> np.ndarray:
+    """[n] how many of its `missing` ([n], at least 1) tokens each row computes now: those with the fewest first."""
+    order = np.argsort(missing, kind="stable")
+    before = np.cumsum(missing[order]) - missing[order]
+    counts = np.zeros_like(missing)
+    counts[order] = np.clip(budget - before, 0, missing[order])
+    return counts
+
+
+def ragged_tokens(token_ids: np.ndarray, rows: np.ndarray, starts: np.ndarray, counts: np.ndarray) -> np.ndarray:
+    """[sum of counts] int32; `counts` tokens of each row from position `starts` on, out of [max_num_seqs, .] ids."""
+    shifts = starts - (np.cumsum(counts) - counts)
+    positions = np.arange(int(counts.sum())) + np.repeat(shifts, counts)
+    found: np.ndarray = token_ids[np.repeat(rows, counts), positions]
+    return found

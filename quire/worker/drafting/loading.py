@@ -1,0 +1,309 @@
+"""Makes the model that drafts, if one is configured: reads its files, checks that it fits the target, loads it.
+
+Called by the worker when it starts: `find_drafter` before any weight is read, `load_drafter` after the target's are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import torch
+
+from quire.config.engine import QuireConfig
+from quire.config.model_arch import ModelArch
+from quire.core.kv_spec import KVCacheConfig, KVCacheSpec
+from quire.distributed.parallel_context import ParallelContext
+from quire.errors import ConfigError
+from quire.layers.options import LayerOptions
+from quire.models.aux_states import AuxStates
+from quire.models.decoder import DecoderForCausalLM
+from quire.models.heads.feature_head import FeatureHead
+from quire.models.heads.loading import HeadBuild, load_eagle, load_medusa, load_mtp
+from quire.models.heads.medusa import MedusaHeads
+from quire.models.hub import resolve_model_path
+from quire.models.interfaces import CausalLM
+from quire.models.loader import attention_params_of, load_model
+from quire.models.model_dir import read_model_dir
+from quire.worker.attention_groups import AttentionGroups
+from quire.worker.block_tables import BlockTables
+from quire.worker.device.ops import DeviceOps
+from quire.worker.drafting.features import FeatureDrafts
+from quire.worker.drafting.inputs import DraftModel
+from quire.worker.drafting.language_model import DraftLanguageModel
+from quire.worker.drafting.medusa import MedusaDrafts
+from quire.worker.drafting.pages import DraftPages
+from quire.worker.drafting.passes import DraftPasses
+from quire.worker.kv_cache_tensors import CachePool
+from quire.worker.setup import WorkerSetup
+from quire.worker.warmup import warm_up
+
+PREFIX = "draft."
+"""Of the names of a drafting model's layers among all layers with a cache."""
+
+MAX_FILL_TOKENS = 1024
+"""Most missing tokens that are computed beside one step: as long as a step of the target may take."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DrafterSettings:
+    """What is configured.
+
+    Attributes:
+        method: "draft_model", "eagle", "eagle3", "medusa" or "mtp".
+        model, revision: directory, file or hub id; None = the target's own checkpoint.
+        max_model_len: longest sequence that is drafted for; None = the model's own.
+        num_tokens: most drafts of a row at once.
+    """
+
+    method: str
+    num_tokens: int
+    model: str | None = None
+    revision: str | None = None
+    max_model_len: int | None = None
+
+
+def drafter_settings(config: QuireConfig) -> DrafterSettings | None:
+    """The drafting model that the configuration names; None = there is none."""
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class DrafterFiles:
+    """A drafting model before its weights are read.
+
+    Attributes:
+        method: one of `config.speculative.MODEL_METHODS`.
+        path: directory or file; of heads that ship with the target, the target's.
+        arch: of a language model; None = heads.
+        max_model_len: its longest sequence, in tokens.
+        num_tokens: most drafts of a row at once.
+    """
+
+    method: str
+    path: Path
+    arch: ModelArch | None
+    max_model_len: int
+    num_tokens: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DrafterCache:
+    """What a drafting model is given of the allocated KV cache.
+
+    Attributes:
+        by_layer: every layer's cache, by its name among all.
+    """
+
+    config: KVCacheConfig
+    by_layer: Mapping[str, torch.Tensor]
+    pools: Sequence[CachePool]
+    block_tables: BlockTables
+
+    def attention(self, layer_names: Sequence[str]) -> AttentionGroups:
+        """What computes steps of these layers alone."""
+        return AttentionGroups(self.config, layer_names, [self.by_layer[name] for name in layer_names], self.pools)
+
+
+class Drafter(Protocol):
+    """A loaded model that drafts once there is a KV cache.
+
+    Attributes:
+        aux: where the target is to leave states of some layers; None = nowhere.
+    """
+
+    aux: AuxStates | None
+
+    def kv_cache_specs(self, block_size: int) -> dict[str, KVCacheSpec]:
+        """Name among all layers with a cache -> what it needs; names begin with `PREFIX`."""
+        ...
+
+    def stored_tensors(self) -> dict[str, torch.Tensor]:
+        """Every tensor that holds weights."""
+        ...
+
+    def start(self, cache: DrafterCache) -> DraftModel:
+        """What drafts, warmed up."""
+        ...
+
+
+def find_drafter(setup: WorkerSetup) -> DrafterFiles | None:
+    """The files of the configured drafting model; None = no method needs one.
+
+    Raises:
+        ConfigError: it cannot draft for the target.
+        ModelError: it is no model directory, or of an unknown architecture.
+    """
+    config = drafter_settings(setup.config)
+    if config is None:
+        return None
+    method, longest = config.method, setup.limits.max_model_len
+    if config.model is None:  # the configuration requires it where it is needed
+        return DrafterFiles(method, Path(setup.config.model_path), None, longest, config.num_tokens)
+    path = Path(resolve_model_path(config.model, config.revision, setup.config.load.download_dir))
+    if method != "draft_model":
+        return DrafterFiles(method, path, None, longest, config.num_tokens)
+    arch = read_model_dir(path).arch()
+    _check_draft_model(arch, setup)
+    longest = min(arch.max_position_embeddings, longest)
+    return DrafterFiles(method, path, arch, min(config.max_model_len or longest, longest), config.num_tokens)
+
+
+def _check_draft_model(arch: ModelArch, setup: WorkerSetup) -> None:
+    problem = ""
+    if arch.vocab_size != setup.arch.vocab_size:
+        problem = f"has a vocabulary of {arch.vocab_size} tokens, the target one of {setup.arch.vocab_size}"
+    elif arch.has_states:
+        problem = "has recurrent layers, which cannot take back a draft"
+    elif arch.config_json:
+        problem = f"is computed by a class of transformers ({arch.architecture})"
+    if problem:
+        raise _error(f"the draft model {problem}", "use a smaller model of the target's own series")
+
+
+def _error(message: str, hint: str) -> ConfigError:
+    return ConfigError(f"speculative_config: {message}", hint=hint, field="speculative_config")
+
+
+def load_drafter(files: DrafterFiles | None, setup: WorkerSetup, ops: DeviceOps, target: CausalLM) -> Drafter | None:
+    """The drafting model with its weights; None where there is none.
+
+    Raises:
+        ConfigError: the attention backend cannot serve it.
+        ModelError: as `load_model`, or heads that are malformed.
+    """
+    if files is None:
+        return None
+    if files.arch is not None:
+        return LanguageModelDrafter(_load_language_model(files, files.arch, setup, ops), files, setup, ops)
+    if not isinstance(target, DecoderForCausalLM) or setup.arch.gguf_architecture:
+        raise _error(f"method {files.method} needs a target that Quire computes itself", "use method draft_model")
+    options = LayerOptions(setup.dtype, ops.device, ops.layers)
+    build = HeadBuild(
+        target=target, arch=setup.arch, model_path=Path(setup.config.model_path), options=options,
+        backend=ops.attention, max_model_len=setup.limits.max_model_len,
+    )  # fmt: skip
+    if files.method == "medusa":
+        return MedusaDrafter(load_medusa(files.path, build), target, ops)
+    if files.method == "mtp":
+        head = load_mtp(build)
+    else:
+        head = load_eagle(files.path, build, is_eagle3=files.method == "eagle3")
+    return FeatureDrafter(head, files, setup, ops)
+
+
+def _load_language_model(files: DrafterFiles, arch: ModelArch, setup: WorkerSetup, ops: DeviceOps) -> CausalLM:
+    for params in attention_params_of(arch):
+        reasons = ops.attention.unsupported_reasons(params, setup.dtype, ops.device)
+        if reasons:
+            raise _error(
+                f"the attention backend cannot serve the draft model: {'; '.join(reasons)}", "use another draft model"
+            )
+    return load_model(
+        arch,
+        str(files.path),
+        setup.config.load,
+        setup.dtype,
+        ops.device,
+        ParallelContext(),
+        ops.attention,
+        files.max_model_len,
+        setup.config.model.seed,
+        ops.layers,
+        packing_cache=ops.packing_cache,
+    )
+
+
+class LanguageModelDrafter:
+    """A draft model: implements `Drafter`."""
+
+    aux: AuxStates | None = None
+
+    def __init__(self, model: CausalLM, files: DrafterFiles, setup: WorkerSetup, ops: DeviceOps) -> None:
+        self._model = model
+        self._files = files
+        self._setup = setup
+        self._ops = ops
+
+    def kv_cache_specs(self, block_size: int) -> dict[str, KVCacheSpec]:
+        """As `Drafter`. No block is freed behind a window: what is missing there may yet be filled."""
+        return _prefixed(self._model.kv_cache_specs(block_size))
+
+    def stored_tensors(self) -> dict[str, torch.Tensor]:
+        """As `Drafter`."""
+        return self._model.stored_tensors()
+
+    def start(self, cache: DrafterCache) -> DraftModel:
+        """As `Drafter`."""
+        setup, ops, longest = self._setup, self._ops, self._files.max_model_len
+        attention = cache.attention(list(self.kv_cache_specs(setup.block_size)))
+        graphs = ops.make_graphs(self._model, attention, cache.block_tables)
+        warm_up(self._model, attention, cache.block_tables, min(setup.block_size, longest), ops.device)
+        passes = DraftPasses(self._model, attention, cache.block_tables, graphs, ops.device)
+        limits = setup.limits
+        most_fill = max(min(MAX_FILL_TOKENS, limits.max_num_batched_tokens), limits.max_num_seqs)
+        pages = _pages(cache, attention, self._files)
+        return DraftLanguageModel(passes, pages, ops.sampling, ops.device, longest, most_fill)
+
+
+class FeatureDrafter:
+    """An EAGLE head, or one that ships with the target: implements `Drafter`."""
+
+    def __init__(self, head: FeatureHead, files: DrafterFiles, setup: WorkerSetup, ops: DeviceOps) -> None:
+        self._head = head
+        self._files = files
+        self._setup = setup
+        self._ops = ops
+        self.aux = AuxStates(head.aux_layers) if head.aux_layers else None
+
+    def kv_cache_specs(self, block_size: int) -> dict[str, KVCacheSpec]:
+        """As `Drafter`."""
+        return _prefixed(self._head.kv_cache_specs(block_size))
+
+    def stored_tensors(self) -> dict[str, torch.Tensor]:
+        """As `Drafter`."""
+        return self._head.stored_tensors()
+
+    def start(self, cache: DrafterCache) -> DraftModel:
+        """As `Drafter`."""
+        setup, ops = self._setup, self._ops
+        attention = cache.attention(list(self.kv_cache_specs(setup.block_size)))
+        pages, longest = _pages(cache, attention, self._files), setup.limits.max_model_len
+        return FeatureDrafts(
+            self._head, attention, cache.block_tables, pages, ops.sampling, ops.device, longest, self.aux
+        )
+
+
+class MedusaDrafter:
+    """Medusa heads: implements `Drafter`."""
+
+    aux: AuxStates | None = None
+
+    def __init__(self, heads: MedusaHeads, target: CausalLM, ops: DeviceOps) -> None:
+        self._heads = heads
+        self._target = target
+        self._ops = ops
+
+    def kv_cache_specs(self, block_size: int) -> dict[str, KVCacheSpec]:
+        """As `Drafter`: they keep nothing."""
+        return {}
+
+    def stored_tensors(self) -> dict[str, torch.Tensor]:
+        """As `Drafter`."""
+        packed = dict(self._heads.named_buffers())
+        return {name: tensor.detach() for name, tensor in {**dict(self._heads.named_parameters()), **packed}.items()}
+
+    def start(self, cache: DrafterCache) -> DraftModel:
+        """As `Drafter`."""
+        return MedusaDrafts(self._heads, self._target.compute_logits, self._ops.sampling)
+
+
+def _prefixed(specs: Mapping[str, KVCacheSpec]) -> dict[str, KVCacheSpec]:
+    """Specs under their names among all layers; whole sequences are kept."""
+    return {PREFIX + name: spec.unwindowed() for name, spec in specs.items()}
+
+
+def _pages(cache: DrafterCache, attention: AttentionGroups, files: DrafterFiles) -> DraftPages:
+    return DraftPages(cache.config, sorted(attention.groups), cache.block_tables, files.num_tokens)

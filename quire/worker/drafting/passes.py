@@ -1,0 +1,98 @@
+"""Passes of a drafting model over tokens of some rows: inputs, attention metadata, hidden states, likeliest tokens.
+
+Called by the models that draft. Owns nothing but references; the keys and values go to the rows' own blocks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from quire.models.interfaces import CausalLM
+from quire.sample.ops.interface import SamplingOps
+from quire.worker.attention_groups import AttentionGroups
+from quire.worker.block_tables import BlockTables
+from quire.worker.device.graphs import StepGraphs
+from quire.worker.input_batch import InputBatch
+
+
+class Likeliest(NamedTuple):
+    """The likeliest token of each line and its probability: [n] int32, -1 = none, and [n] float32."""
+
+    token_ids: np.ndarray
+    probabilities: np.ndarray
+
+
+class DraftPasses:
+    """Runs a language model on tokens of rows, beside the steps of the target.
+
+    Args:
+        attention: of the drafting model's layers alone.
+        graphs: of the drafting model.
+    """
+
+    def __init__(
+        self,
+        model: CausalLM,
+        attention: AttentionGroups,
+        block_tables: BlockTables,
+        graphs: StepGraphs,
+        device: torch.device,
+    ) -> None:
+        self._model = model
+        self._attention = attention
+        self._block_tables = block_tables
+        self._graphs = graphs
+        self._device = device
+
+    def forward(self, batch: InputBatch) -> torch.Tensor:
+        """[num_tokens, hidden_size]; valid until the next pass."""
+        hidden = self._graphs.forward(batch)
+        if hidden is None:
+            context = self._attention.forward_context(batch, self._block_tables)
+            hidden = self._model.forward(batch.input_ids, batch.positions, context)
+        return hidden
+
+    def compute_logits(self, hidden_rows: torch.Tensor) -> torch.Tensor:
+        """As `CausalLM.compute_logits`."""
+        return self._model.compute_logits(hidden_rows)
+
+
+def make_batch(
+    rows: np.ndarray, starts: np.ndarray, counts: np.ndarray, token_ids: np.ndarray, device: torch.device
+) -> InputBatch:
+    """A batch of `counts` tokens of each row from position `starts` on; all are [n], `token_ids` [sum of counts]."""
+    query_start_loc = np.zeros(len(rows) + 1, dtype=np.int32)
+    np.cumsum(counts, out=query_start_loc[1:])
+    positions = np.arange(len(token_ids), dtype=np.int64) + np.repeat(starts - query_start_loc[:-1], counts)
+    seq_lens = (starts + counts).astype(np.int32)
+    return InputBatch(
+        rows=rows,
+        num_computed_tokens=starts.astype(np.int32),
+        query_start_loc=query_start_loc,
+        seq_lens=seq_lens,
+        input_ids=torch.from_numpy(token_ids).to(device),
+        positions=torch.from_numpy(positions).to(device),
+        token_rows=np.repeat(rows, counts),
+        token_positions=positions,
+        sampling_rows=rows,
+        sampling_positions=seq_lens,
+        logits_indices=query_start_loc[1:].astype(np.int64) - 1,
+    )
+
+
+def likeliest(
+    ops: SamplingOps, compute_logits: Callable[[torch.Tensor], torch.Tensor], hidden_rows: torch.Tensor
+) -> Likeliest:
+    """The likeliest token after each of these hidden states, [n, hidden_size]."""
+    logits = ops.compute_logits(compute_logits, hidden_rows)
+    n = len(hidden_rows)
+    none, one = np.zeros(n, dtype=np.int32), np.ones(n, dtype=np.int32)
+    lines = ops.gather_logprobs(logits, none, one, np.arange(n, dtype=np.int32), "raw_logprobs")
+    token_ids, logprobs = lines.token_ids[:, 1].astype(np.int32), lines.logprobs[:, 1]
+    is_number = np.isfinite(logprobs) & (token_ids >= 0)
+    probabilities = np.exp(np.where(is_number, logprobs, 0.0)).astype(np.float32)
+    return Likeliest(np.where(is_number, token_ids, -1).astype(np.int32), np.minimum(probabilities, 1.0))
