@@ -1,0 +1,242 @@
+"""CostTable: what a step lasts on this machine, by its tokens and contexts; learned from the steps that it runs.
+
+Called by the draft controller. Owns the measurements. Nothing is measured at start: the first real steps are the first
+measurements, and what was not seen lies between what was. A plain step of n decoding rows and o prompt tokens lasts
+plain(n) + o * prompt_token; b drafts make it longer by a share of plain(n) that is learned for each load, with what
+drafts cost beside their tokens (several rounds of sampling, longer messages). No curve falls with its tokens.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+
+import numpy as np
+
+from quire.spec_decode.load import LoadBucket
+
+# Powers of two and the numbers behind them: where costs have steps (graphs of fixed sizes), these are at the former.
+KNOTS = (
+    1, 2, 3, 4, 5, 6, 8, 9, 12, 16, 17, 24, 32, 33, 48, 64, 65, 96, 128, 129, 192, 256, 257, 384, 512, 513, 768, 1024,
+    1025, 2048, 4096, 8192,
+)  # fmt: skip
+KNOTS_APART = 8
+# What each further token adds to the step of one, until steps of more were measured: about that of bfloat16 on a CPU.
+PRIOR_SLOPE = 0.05
+# Weight of the newest of many measurements, and of one that several knots share at most.
+NEWEST_SHARE = 1 / 16
+MIN_HAT = 0.25
+# One measurement moves a curve by no more than these factors: a machine may be away for a while.
+LEAST_RATIO, MOST_RATIO = 0.5, 2.0
+
+
+class LearnedCurve:
+    """A curve that is positive: a shape times a factor at each of its knots, linear between them.
+
+    Args:
+        knots: [num_knots] float64, rising, from 1.
+        shape: [num_knots] float64, positive: the curve as long as nothing was measured.
+    """
+
+    def __init__(self, knots: np.ndarray, shape: np.ndarray) -> None:
+        self._knots, self._shape = knots, shape
+        self._numbers = np.arange(len(knots), dtype=np.float64)
+        self._factors = np.ones(len(knots))
+        self._counts = np.zeros(len(knots), dtype=np.int64)
+        self._values = shape.copy()
+
+    @property
+    def is_measured(self) -> bool:
+        """Whether anything was."""
+        return bool(self._counts.any())
+
+    def at(self, places: np.ndarray | float) -> np.ndarray:
+        """The curve there; beyond the last knot it goes on in proportion."""
+        found: np.ndarray = np.interp(places, self._knots, self._values)
+        last = self._knots[-1]
+        return np.where(places > last, self._values[-1] * np.asarray(places) / last, found)
+
+    def value(self, place: float) -> float:
+        """`at` of one place."""
+        return float(self.at(place))
+
+    def observe(self, place: float, measured: float) -> None:
+        """Take in a measurement: an exponential mean at the knots that are near."""
+        ratio = measured / self.value(place)
+        bounded = min(max(ratio, LEAST_RATIO), MOST_RATIO)
+        high = min(max(1, bisect_right(self._knots, place)), len(self._knots) - 1)
+        low = high - 1
+        share = min(1.0, max(0.0, (place - self._knots[low]) / (self._knots[high] - self._knots[low])))
+        for knot, hat in ((low, 1.0 - share), (high, share)):
+            if hat < MIN_HAT:
+                continue
+            count = int(self._counts[knot])
+            rate = hat * max(1 / (count + 1), NEWEST_SHARE) if count else 1.0
+            self._factors[knot] *= 1.0 + rate * ((bounded if count else ratio) - 1.0)
+            self._counts[knot] = count + 1
+        self._fill()
+
+    def _fill(self) -> None:
+        """Knots that were not measured get what lies between their neighbours."""
+        is_seen = self._counts > 0
+        self._factors = np.interp(self._numbers, self._numbers[is_seen], self._factors[is_seen])
+        self._values = np.maximum.accumulate(self._shape * self._factors)
+
+    def successor(self) -> LearnedCurve:
+        """A curve for a similar load, which starts from this one and soon is what is measured there."""
+        curve = LearnedCurve(self._knots, self._shape)
+        curve._factors, curve._values = self._factors.copy(), self._values.copy()
+        curve._counts = np.minimum(self._counts, 1)
+        return curve
+
+
+class DraftsCurve:
+    """How much longer drafts make a step, as a share of the plain one; between numbers that were measured, on a line.
+
+    Beyond the largest measured one the line from nothing to that goes on.
+    """
+
+    def __init__(self) -> None:
+        self._measured: dict[int, float] = {}
+        self._counts: dict[int, int] = {}
+        self._numbers, self._shares = np.zeros(1), np.zeros(1)
+
+    @property
+    def most_measured(self) -> int:
+        """Largest number of drafts that was measured; 0 = none."""
+        return int(self._numbers[-1])
+
+    def is_measured(self, num_drafts: int) -> bool:
+        """Whether this number was, or one that is near."""
+        return _knot_below(num_drafts) in self._measured
+
+    def at(self, most_drafts: int, prior_share: float) -> np.ndarray:
+        """[most_drafts + 1] shares for 0, 1, ... drafts; `prior_share` for each while nothing was measured."""
+        drafts = np.arange(most_drafts + 1, dtype=np.float64)
+        last = self._numbers[-1]
+        if not last:
+            return prior_share * drafts
+        shares: np.ndarray = np.interp(drafts, self._numbers, self._shares)
+        if most_drafts > last:
+            shares[int(last) + 1 :] = self._shares[-1] / last * drafts[int(last) + 1 :]
+        return shares
+
+    def observe(self, num_drafts: int, share: float) -> None:
+        """Take in a measurement: an exponential mean of those of the same number, or one that is near."""
+        knot = _knot_below(num_drafts)
+        share *= knot / num_drafts
+        count = self._counts.get(knot, 0)
+        known = self._measured.get(knot, share)
+        bounded = min(share, MOST_RATIO * (1.0 + known) - 1.0)
+        self._measured[knot] = known + max(1 / (count + 1), NEWEST_SHARE) * (bounded - known)
+        self._counts[knot] = count + 1
+        numbers = sorted(self._measured)
+        self._numbers = np.array([0, *numbers], dtype=np.float64)
+        self._shares = np.maximum.accumulate([0.0, *(self._measured[number] for number in numbers)])
+
+    def successor(self) -> DraftsCurve:
+        """A curve for a similar load, which starts from this one and soon is what is measured there."""
+        curve = DraftsCurve()
+        curve._measured, curve._counts = dict(self._measured), dict.fromkeys(self._counts, 1)
+        curve._numbers, curve._shares = self._numbers, self._shares
+        return curve
+
+
+def _knot_below(num_drafts: int) -> int:
+    """The number of drafts whose measurements it is counted with: small ones are apart."""
+    return num_drafts if num_drafts <= KNOTS_APART else KNOTS[bisect_right(KNOTS, num_drafts) - 1]
+
+
+class CostTable:
+    """Durations of steps, in seconds.
+
+    Attributes:
+        prediction_ratio: measured over predicted seconds of the steps of late, an exponential mean.
+    """
+
+    def __init__(self) -> None:
+        self._knots = np.array(KNOTS, dtype=np.float64)
+        self._plain: dict[int, LearnedCurve] = {}
+        self._drafted: dict[LoadBucket, DraftsCurve] = {}
+        self._newest_drafted: DraftsCurve | None = None
+        self._prompt_token_s = 0.0
+        self._num_prompts = 0
+        self.prediction_ratio = 1.0
+
+    def is_measured(self, bucket: LoadBucket) -> bool:
+        """Whether a plain step of about these contexts was measured; False = what is predicted is in no unit."""
+        curve = self._plain.get(bucket.context_class)
+        return curve is not None and curve.is_measured
+
+    def plain_seconds(self, bucket: LoadBucket, num_decoding: int, num_other_tokens: int) -> float:
+        """Predicted seconds of a step without drafts."""
+        return self._plain_curve(bucket).value(num_decoding) + num_other_tokens * self._prompt_token_s
+
+    def token_seconds(self, bucket: LoadBucket, num_decoding: int) -> float:
+        """Seconds that plain decoding takes for one token of `num_decoding` rows, prompts aside."""
+        return self._plain_curve(bucket).value(num_decoding) / num_decoding
+
+    def decode_seconds(self, bucket: LoadBucket, num_decoding: int, most_drafts: int) -> np.ndarray:
+        """[most_drafts + 1] predicted seconds of a step with 0, 1, ... drafts, never falling, without its prompts."""
+        plain, drafted = self._plain_curve(bucket), self._drafted_curve(bucket)
+        plain_s = plain.value(num_decoding)
+        prior_share = (plain.value(num_decoding + 1) - plain_s) / plain_s
+        return plain_s * (1.0 + drafted.at(most_drafts, prior_share))
+
+    def most_tried(self, bucket: LoadBucket) -> int:
+        """Drafts up to which a step of this load was measured, or one that is like it; 0 = none was."""
+        return self._drafted_curve(bucket).most_measured
+
+    def is_tried(self, bucket: LoadBucket, num_drafts: int) -> bool:
+        """Whether a step of about so many drafts was measured."""
+        return self._drafted_curve(bucket).is_measured(num_drafts)
+
+    def record(
+        self, bucket: LoadBucket, num_decoding: int, num_other_tokens: int, num_drafts: int, seconds: float
+    ) -> None:
+        """Take in a step that was measured, without the proposer's time."""
+        plain = self._plain_curve(bucket)
+        prompts_s = num_other_tokens * self._prompt_token_s
+        if plain.is_measured:
+            self._note_prediction(bucket, num_decoding, num_drafts, prompts_s, seconds)
+        if num_drafts and plain.is_measured:
+            share = (seconds - prompts_s) / plain.value(num_decoding) - 1.0
+            self._drafted_curve(bucket).observe(num_drafts, share)
+        elif num_drafts:
+            return
+        elif num_other_tokens and plain.is_measured:
+            self._record_prompts(max(0.0, seconds - plain.value(num_decoding)) / num_other_tokens)
+        else:  # until one without prompts was measured, their tokens cost what others do
+            plain.observe(num_decoding + num_other_tokens, seconds)
+
+    def _note_prediction(
+        self, bucket: LoadBucket, num_decoding: int, num_drafts: int, prompts_s: float, seconds: float
+    ) -> None:
+        predicted_s = prompts_s + float(self.decode_seconds(bucket, num_decoding, num_drafts)[-1])
+        ratio = min(max(seconds / predicted_s, LEAST_RATIO), MOST_RATIO)
+        self.prediction_ratio += NEWEST_SHARE * (ratio - self.prediction_ratio)
+
+    def _record_prompts(self, token_s: float) -> None:
+        self._num_prompts += 1
+        self._prompt_token_s += max(1 / self._num_prompts, NEWEST_SHARE) * (token_s - self._prompt_token_s)
+
+    def _plain_curve(self, bucket: LoadBucket) -> LearnedCurve:
+        curve = self._plain.get(bucket.context_class)
+        if curve is None:
+            curve = self._make_plain(bucket.context_class)
+            self._plain[bucket.context_class] = curve
+        return curve
+
+    def _make_plain(self, context_class: int) -> LearnedCurve:
+        """The curve of contexts that were not seen yet begins as that of the nearest ones."""
+        if self._plain:
+            return self._plain[min(self._plain, key=lambda known: abs(known - context_class))].successor()
+        return LearnedCurve(self._knots, 1.0 + PRIOR_SLOPE * (self._knots - 1.0))
+
+    def _drafted_curve(self, bucket: LoadBucket) -> DraftsCurve:
+        curve = self._drafted.get(bucket)
+        if curve is None:
+            newest = self._newest_drafted
+            curve = DraftsCurve() if newest is None else newest.successor()
+            self._drafted[bucket] = curve
+        self._newest_drafted = curve
+        return curve

@@ -1,0 +1,198 @@
+"""DraftGuard: keeps steps with drafts from being slower than steps without, whatever proposers and estimates say.
+
+Called by the draft controller. Owns, for each class of load, the measured progress of both kinds of steps. One step in
+CONTROL_INTERVAL of a class is plain; where speculation is slower than those, the class is closed, for 1, 2, 4, ...
+seconds, and then tried again. Trials that are lost are paid for: their loss is a debt, of which each second of steps
+pays PAID_SHARE, and while there is one nothing is tried, in any class. So whatever happens, at most that share of the
+time, a first trial and a step in CONTROL_INTERVAL of what is gained are lost.
+
+Time is that of the steps themselves: seconds in which nothing runs do not count. So what is decided follows from what
+was measured alone. Progress is counted in the seconds that plain steps would have needed for the same tokens, so
+steps of a few rows more or less compare.
+
+Source: Wu, Shariff, Lattimore, Szepesvari 2016, Conservative Bandits (a budget for exploration beside a baseline).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import IntEnum
+
+from quire.spec_decode.load import LoadBucket
+
+CONTROL_INTERVAL = 64
+# Of a class that is new: plain steps before the first trial; the control arm comes more often until there are some.
+FIRST_PLAIN_STEPS = 2
+FIRST_INTERVAL, NUM_EARLY_CONTROLS = 8, 4
+# What closes a class: this many steps, or a loss of as many plain steps, whichever comes first.
+MIN_STEPS, MIN_LOST_STEPS = 16, 1.0
+# Steps after which a class that is still open counts as proven: the next closing is a short one again.
+PROVEN_STEPS = 128
+# Steps of each kind that estimates remember; a step counts for no more than so many times what is usual.
+SPECULATED_KEPT, PLAIN_KEPT = 1 - 1 / 64, 1 - 1 / 16
+MOST_TIMES_USUAL = 3.0
+MAX_CLOSED_S = 8.0
+PAID_SHARE = 0.005
+# Of so many steps of a closed class one is measured: plain steps are to cost nothing.
+CLOSED_INTERVAL = 16
+
+
+class Arm(IntEnum):
+    """What a step is, as far as the guard is concerned."""
+
+    CLOSED = 0
+    CONTROL = 1
+    OPEN = 2
+
+
+class Progress:
+    """How fast steps of one kind are: predicted plain seconds of what they did, over the seconds that they took."""
+
+    def __init__(self, kept_share: float) -> None:
+        self._kept_share = kept_share
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget what was measured."""
+        self._plain_s = 0.0
+        self._seconds = 0.0
+        self.num_steps = 0
+
+    def record(self, plain_s: float, seconds: float) -> None:
+        """Take in a step: predicted seconds of plain steps that do the same, and its own."""
+        if self.num_steps:
+            seconds = min(seconds, MOST_TIMES_USUAL * plain_s / self.speed)
+        self._plain_s = self._kept_share * self._plain_s + plain_s
+        self._seconds = self._kept_share * self._seconds + seconds
+        self.num_steps += 1
+
+    @property
+    def speed(self) -> float:
+        """1 = as predicted for plain steps; also where nothing was measured."""
+        return self._plain_s / self._seconds if self._seconds else 1.0
+
+
+@dataclass(slots=True)
+class GuardedBucket:
+    """One class of load.
+
+    Attributes:
+        is_closed: nothing is proposed before `closed_until_s`, on the guard's clock, and until a trial is afforded.
+        num_closings: since it was last proven; each is twice as long as the one before.
+        until_control: steps until the next plain one.
+        lost_s: seconds lost since it was opened; negative = gained.
+    """
+
+    plain: Progress = field(default_factory=lambda: Progress(PLAIN_KEPT))
+    speculated: Progress = field(default_factory=lambda: Progress(SPECULATED_KEPT))
+    is_closed: bool = True
+    closed_until_s: float = 0.0
+    num_closings: int = 0
+    until_control: int = 0
+    lost_s: float = 0.0
+
+    @property
+    def ratio(self) -> float:
+        """Tokens per second with drafts over those without; 1.0 where nothing was measured."""
+        return self.speculated.speed / self.plain.speed if self.speculated.num_steps else 1.0
+
+
+class DraftGuard:
+    """Which steps may have drafts.
+
+    Attributes:
+        busy_s: seconds of all steps so far.
+        debt_s: seconds that trials lost and that are not paid for yet.
+        num_closings: of all classes, in total.
+        buckets: by class.
+    """
+
+    def __init__(self) -> None:
+        self.busy_s = 0.0
+        self.debt_s = 0.0
+        self.num_closings = 0
+        self.buckets: dict[LoadBucket, GuardedBucket] = {}
+        self._newest: GuardedBucket | None = None
+        self._num_passed = 0
+
+    def next_arm(self, bucket: LoadBucket) -> Arm:
+        """What the next step of this class is to be."""
+        guarded = self.buckets.get(bucket) or self._enter(bucket)
+        self._newest = guarded
+        if guarded.is_closed:
+            if guarded.closed_until_s > self.busy_s or self.debt_s > 0.0:
+                return Arm.CLOSED
+            if guarded.plain.num_steps < FIRST_PLAIN_STEPS:
+                return Arm.CONTROL
+            self._open(guarded)
+        if guarded.until_control > 0:
+            return Arm.OPEN
+        is_new = guarded.plain.num_steps < FIRST_PLAIN_STEPS + NUM_EARLY_CONTROLS
+        guarded.until_control = FIRST_INTERVAL if is_new else CONTROL_INTERVAL - 1
+        return Arm.CONTROL
+
+    def may_spend(self) -> bool:
+        """Whether a step may be tried that is expected to lose."""
+        return self.debt_s <= 0.0
+
+    def passes(self, bucket: LoadBucket) -> bool:
+        """Whether a plain step of this class need not be measured: it is closed, and its plain steps are known."""
+        guarded = self.buckets[bucket]
+        self._num_passed += 1
+        return guarded.is_closed and guarded.plain.num_steps > MIN_STEPS and bool(self._num_passed % CLOSED_INTERVAL)
+
+    def record_passed(self, seconds: float) -> None:
+        """Take in a step that `passes`."""
+        self.busy_s += seconds
+        self.debt_s = max(0.0, self.debt_s - PAID_SHARE * seconds)
+
+    def record(self, bucket: LoadBucket, is_open: bool, plain_s: float, seconds: float, is_probe: bool) -> None:
+        """Take in a step.
+
+        Args:
+            is_open: drafts were asked for, whether or not there were any.
+            plain_s: predicted seconds of plain steps that do what it did.
+            seconds: that it took, the proposer's included.
+            is_probe: it was expected to lose.
+        """
+        self.record_passed(seconds)
+        guarded = self.buckets[bucket]
+        if not is_open:
+            guarded.plain.record(plain_s, seconds)
+            return
+        guarded.until_control -= 1
+        guarded.speculated.record(plain_s, seconds)
+        lost_s = seconds - plain_s / guarded.plain.speed
+        guarded.lost_s += lost_s
+        if is_probe:
+            self.debt_s += max(0.0, lost_s)
+        self._judge(guarded, plain_s)
+
+    def _judge(self, guarded: GuardedBucket, plain_s: float) -> None:
+        num_steps = guarded.speculated.num_steps
+        has_evidence = num_steps >= MIN_STEPS or guarded.lost_s > MIN_LOST_STEPS * plain_s
+        if has_evidence and guarded.ratio < 1.0:
+            self._close(guarded)
+        elif num_steps == PROVEN_STEPS:
+            guarded.num_closings = 0
+
+    def _open(self, guarded: GuardedBucket) -> None:
+        guarded.is_closed = False
+        guarded.lost_s = 0.0
+        guarded.speculated.reset()
+        guarded.until_control = FIRST_INTERVAL
+
+    def _close(self, guarded: GuardedBucket) -> None:
+        guarded.is_closed = True
+        guarded.closed_until_s = self.busy_s + min(2.0**guarded.num_closings, MAX_CLOSED_S)
+        guarded.num_closings += 1
+        self.num_closings += 1
+        self.debt_s += max(0.0, guarded.lost_s)
+
+    def _enter(self, bucket: LoadBucket) -> GuardedBucket:
+        """A class that is new takes over from the last one whether it is closed, and for how long."""
+        guarded = GuardedBucket()
+        if self._newest is not None and self._newest.is_closed:
+            guarded.closed_until_s, guarded.num_closings = self._newest.closed_until_s, self._newest.num_closings
+        self.buckets[bucket] = guarded
+        return guarded

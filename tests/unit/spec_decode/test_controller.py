@@ -1,0 +1,104 @@
+"""The controller on a simulated machine: never slower than plain decoding, and near the best where drafts are good."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from quire.core.drafts import SpeculatedStep, StepLoad
+from quire.core.speculation_stats import Reason
+from quire.spec_decode.controller import SpeculationController
+from tests.unit.spec_decode.simulated_machine import COSTS, NO_DRAFTS, Drafter, FixedBudget, linear, play, staircase
+
+ROWS: dict[str, Callable[[int], int]] = {
+    "1": lambda step: 1,
+    "256": lambda step: 256,
+    "changing": lambda step: 1 + (37 * (step // 50)) % 256,
+}
+
+
+def right_then_wrong(step: int) -> float:
+    return 0.95 if step < 300 else 0.0
+
+
+def in_turns(step: int) -> float:
+    return 0.9 if step // 40 % 2 else 0.0
+
+
+ADVERSARIES = {
+    "all wrong": Drafter(lambda step: 0.0, score=1.0),
+    "all wrong and expensive": Drafter(lambda step: 0.0, score=1.0, seconds=0.02),
+    "right, then wrong": Drafter(right_then_wrong, score=1.0, seconds=0.0005),
+    "right in turns": Drafter(in_turns, score=1.0),
+    "few, wrong, expensive": Drafter(lambda step: 0.1, score=0.9, share=0.1, seconds=0.003),
+    "right and too expensive": Drafter(lambda step: 0.9, seconds=0.03),
+    "never any": Drafter(lambda step: 0.5, share=0.0, seconds=0.0004),
+}
+
+
+@pytest.mark.parametrize("cost", COSTS)
+@pytest.mark.parametrize("adversary", ADVERSARIES)
+def test_no_proposer_makes_it_slower(adversary: str, cost: str):
+    for rows in ROWS.values():
+        played = play(
+            SpeculationController(), ADVERSARIES[adversary], COSTS[cost], num_rows=rows, num_steps=1000, noise=0.05
+        )
+        assert played.ratio >= 0.98
+
+
+@pytest.mark.parametrize("num_rows", [1, 16, 256])
+@pytest.mark.parametrize(("cost", "chance"), [("flat", 0.6), ("linear", 0.9), ("steep", 0.9), ("convex", 0.6)])
+def test_good_proposers_come_near_the_best_fixed_budget(cost: str, chance: float, num_rows: int):
+    drafter = Drafter(lambda step: chance, length=16)
+    load = {"num_rows": lambda step: num_rows, "num_steps": 1000}
+    best = max(play(FixedBudget(number), drafter, COSTS[cost], **load).ratio for number in (0, 1, 2, 4, 8, 16))
+    found = play(SpeculationController(), drafter, COSTS[cost], noise=0.05, **load).ratio
+    assert found >= 0.8 * best
+
+
+def test_costs_with_steps_are_found_out():
+    drafter = Drafter(lambda step: 0.95, length=16)
+    best = max(play(FixedBudget(number), drafter, staircase, num_steps=1000).ratio for number in (1, 2, 3, 4, 8))
+    assert play(SpeculationController(), drafter, staircase, num_steps=1000, noise=0.05).ratio >= 0.9 * best
+
+
+def test_drafts_that_become_good_are_found_to_be():
+    drafter = Drafter(lambda step: 0.0 if step < 1000 else 0.9, score=0.9)
+    played = play(SpeculationController(), drafter, linear, num_steps=4000, noise=0.05)
+    assert played.ratio > 2.0
+
+
+def test_the_same_measurements_give_the_same_decisions():
+    one, other = SpeculationController(), SpeculationController()
+    for controller in (one, other):
+        play(controller, ADVERSARIES["right in turns"], linear, noise=0.05)
+    assert one.stats() == other.stats()
+
+
+def test_every_step_has_a_reason():
+    controller = SpeculationController()
+    played = play(controller, Drafter(lambda step: 0.5, share=0.5), linear, num_rows=lambda step: 2)
+    reasons = controller.stats().reasons
+    assert sum(reasons.values()) == played.num_steps
+    assert reasons[Reason.DRAFTED] + reasons[Reason.PROBE] == played.num_drafted > 1000
+    assert 20 <= reasons[Reason.CONTROL] <= 60 and reasons[Reason.NO_PROPOSALS] > 300
+
+
+def test_no_row_gets_more_drafts_than_asked_for_nor_the_step_more_than_fit():
+    controller, rng = SpeculationController(most_drafts=3), np.random.default_rng(0)
+    drafter = Drafter(lambda step: 0.99)
+    load = StepLoad(num_decoding=4, num_other_tokens=0, sum_seq_lens=400, max_seq_len=100, num_left=5)
+    for step in range(200):
+        most = controller.most_tokens(4, 0, 100)
+        assert most <= 3
+        proposals, kept = None, NO_DRAFTS
+        if most:
+            proposals = drafter.propose(step, 4, most, rng)
+            kept = controller.choose(load, proposals)
+            assert kept.sum() <= 5 and (kept <= proposals.counts).all()
+        controller.record(
+            SpeculatedStep(load=load, proposals=proposals, kept=kept, accepted=kept, seconds=0.01, proposing_s=0.0)
+        )
+    assert controller.stats().buckets[0].ratio > 1.5

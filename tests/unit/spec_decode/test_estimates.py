@@ -1,0 +1,132 @@
+"""Costs, chances and budgets: what is learned of them, and what is chosen from them."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from quire.core.drafts import Proposals
+from quire.spec_decode.cost_table import CostTable
+from quire.spec_decode.draft_budget import best_budget, counts_of, rank_drafts
+from quire.spec_decode.load import bucket_of
+from quire.spec_decode.survival import Survival
+
+
+def make_proposals(counts: list[int], score: float = 0.5, match_length: int = 4, source: int = 0) -> Proposals:
+    num_drafts, num_rows = sum(counts), len(counts)
+    return Proposals(
+        counts=np.array(counts, dtype=np.int32),
+        token_ids=np.zeros(num_drafts, dtype=np.int32),
+        scores=np.full(num_drafts, score, dtype=np.float32),
+        sources=np.full(num_rows, source, dtype=np.int32),
+        match_lengths=np.full(num_rows, match_length, dtype=np.int32),
+    )
+
+
+# --- costs ---
+
+
+def test_measured_steps_are_predicted():
+    costs, bucket = CostTable(), bucket_of(4, 0, 100)
+    for _ in range(20):
+        costs.record(bucket, 4, 0, 0, 0.020)
+        costs.record(bucket, 4, 0, 8, 0.030)
+    assert costs.plain_seconds(bucket, 4, 0) == pytest.approx(0.020, rel=0.01)
+    assert costs.decode_seconds(bucket, 4, 8)[8] == pytest.approx(0.030, rel=0.05)
+
+
+def test_no_step_is_predicted_to_be_shorter_for_more_tokens():
+    costs, bucket = CostTable(), bucket_of(2, 0, 100)
+    rng = np.random.default_rng(0)
+    for _ in range(300):
+        num_drafts = int(rng.integers(0, 30))
+        costs.record(bucket, 2, 0, num_drafts, float(rng.uniform(0.001, 0.1)))
+        assert (np.diff(costs.decode_seconds(bucket, 2, 40)) >= 0).all()
+
+
+def test_prompt_tokens_have_a_price_of_their_own():
+    costs, quiet, mixed = CostTable(), bucket_of(2, 0, 100), bucket_of(2, 100, 100)
+    for _ in range(50):
+        costs.record(quiet, 2, 0, 0, 0.010)
+        costs.record(mixed, 2, 100, 0, 0.110)
+    assert costs.plain_seconds(mixed, 2, 200) == pytest.approx(0.210, rel=0.02)
+    assert costs.decode_seconds(mixed, 2, 0)[0] == pytest.approx(0.010, rel=0.02)
+
+
+def test_longer_contexts_begin_with_what_shorter_ones_cost():
+    costs = CostTable()
+    costs.record(bucket_of(1, 0, 100), 1, 0, 0, 0.010)
+    longer = bucket_of(1, 0, 3000)
+    assert costs.plain_seconds(longer, 1, 0) == pytest.approx(0.010)
+    for _ in range(40):
+        costs.record(longer, 1, 0, 0, 0.030)
+    assert costs.plain_seconds(longer, 1, 0) == pytest.approx(0.030, rel=0.05)
+    assert costs.plain_seconds(bucket_of(1, 0, 100), 1, 0) == pytest.approx(0.010)
+
+
+# --- chances ---
+
+
+def test_at_first_the_proposers_scores_are_believed():
+    chances = Survival().chances(make_proposals([2, 0, 3], score=0.5))
+    assert chances.tolist() == pytest.approx([0.5, 0.25, 0.5, 0.25, 0.125])
+
+
+def test_chances_become_what_is_observed():
+    survival, proposals = Survival(), make_proposals([3] * 50, score=0.99)
+    for _ in range(100):
+        survival.record(proposals, proposals.counts, np.array([3, 1, 0, 0, 0] * 10))
+    assert survival.chances(make_proposals([3], score=0.99)).tolist() == pytest.approx([0.4, 0.2, 0.2], abs=0.02)
+
+
+def test_what_follows_a_wrong_draft_counts_neither_for_nor_against():
+    survival, proposals = Survival(), make_proposals([3], score=0.5)
+    for _ in range(100):
+        survival.record(proposals, np.array([3]), np.array([1]))
+    first, second, third = survival.chances(proposals).tolist()
+    assert first > 0.95 and second < 0.05
+    assert third == pytest.approx(0.5 * second)
+
+
+def test_drafts_that_were_not_verified_were_not_observed():
+    survival, proposals = Survival(), make_proposals([3], score=0.5)
+    survival.record(proposals, np.array([0]), np.array([0]))
+    survival.record(proposals, np.array([1]), np.array([1]))
+    assert survival.chances(proposals)[1] == pytest.approx(survival.chances(proposals)[0] * 0.5)
+
+
+@pytest.mark.parametrize("other", [{"source": 1}, {"match_length": 40}, {"score": 0.1}])
+def test_other_sources_matches_and_scores_are_others(other: dict[str, float]):
+    survival, proposals = Survival(), make_proposals([1], score=0.5)
+    expected = survival.chances(make_proposals([1], **{"score": 0.5, **other}))
+    survival.record(proposals, np.array([1]), np.array([0]))
+    assert survival.chances(make_proposals([1], **{"score": 0.5, **other})) == pytest.approx(expected)
+
+
+# --- budgets ---
+
+
+def test_the_likeliest_drafts_of_all_rows_are_chosen():
+    chances, counts = np.array([0.9, 0.8, 0.1, 0.3, 0.95]), np.array([3, 1, 1])
+    ranked = rank_drafts(chances)
+    best = best_budget(chances[ranked], 3, np.array([1.0, 1.1, 1.2, 1.3, 1.9, 2.6]))
+    assert best.num_drafts == 3 and best.gain == pytest.approx((3 + 0.95 + 0.9 + 0.8) / 1.3 / 3)
+    assert counts_of(ranked[:3], counts).tolist() == [2, 0, 1]
+
+
+def test_a_gain_below_three_percent_is_not_taken():
+    assert best_budget(np.array([0.029]), 1, np.ones(2)).num_drafts == 0
+    assert best_budget(np.array([0.031]), 1, np.ones(2)).num_drafts == 1
+    assert best_budget(np.empty(0), 1, np.ones(1)).num_drafts == 0
+
+
+def test_chosen_drafts_are_the_first_ones_of_their_rows():
+    rng = np.random.default_rng(0)
+    counts = np.array([4, 0, 3, 8])
+    for _ in range(100):
+        chances = np.concatenate([np.cumprod(rng.choice([0.5, 1.0], count)) for count in counts])
+        kept = counts_of(rank_drafts(chances)[:6], counts)
+        assert kept.sum() == 6
+        starts = np.cumsum(counts) - counts
+        taken = np.concatenate([chances[start : start + count] for start, count in zip(starts, kept, strict=True)])
+        assert sorted(taken) == sorted(chances)[-6:]

@@ -1,0 +1,61 @@
+"""The guard: plain steps for comparison, closing what is slower, and trials that are paid for."""
+
+from __future__ import annotations
+
+from quire.spec_decode.guard import CONTROL_INTERVAL, MAX_CLOSED_S, Arm, DraftGuard
+from quire.spec_decode.load import LoadBucket, bucket_of
+
+ONE = bucket_of(1, 0, 100)
+
+
+def run(guard: DraftGuard, num_steps: int, speed: float, bucket: LoadBucket = ONE, step_s: float = 0.01) -> list[Arm]:
+    """Steps of which those with drafts are `speed` times as fast as plain ones."""
+    arms = []
+    for _ in range(num_steps):
+        arm = guard.next_arm(bucket)
+        is_open = arm is Arm.OPEN
+        guard.record(bucket, is_open, step_s, step_s / speed if is_open else step_s, is_probe=False)
+        arms.append(arm)
+    return arms
+
+
+def test_a_gaining_class_stays_open_with_one_plain_step_in_64():
+    guard = DraftGuard()
+    run(guard, 200, 2.0)
+    arms = run(guard, 20 * CONTROL_INTERVAL, 2.0)
+    assert arms.count(Arm.CONTROL) == 20 and arms.count(Arm.OPEN) == 20 * (CONTROL_INTERVAL - 1)
+    assert not guard.num_closings
+
+
+def test_a_losing_class_is_closed_for_longer_and_longer():
+    guard = DraftGuard()
+    arms = run(guard, 5000, 0.5)
+    openings = [at for at in range(1, len(arms)) if arms[at] is Arm.OPEN and arms[at - 1] is Arm.CLOSED]
+    pauses = [later - earlier for earlier, later in zip(openings, openings[1:], strict=False)]
+    assert pauses[0] >= 100 and pauses[-1] >= 1.9 * pauses[0]
+    assert arms.count(Arm.OPEN) < 50
+
+
+def test_no_closing_is_longer_than_the_bound_once_the_debt_is_paid():
+    guard = DraftGuard()
+    run(guard, 200_000, 0.9, step_s=0.001)
+    bucket = guard.buckets[ONE]
+    assert bucket.num_closings > 5
+    assert bucket.closed_until_s <= guard.busy_s + MAX_CLOSED_S
+
+
+def test_while_a_loss_is_not_paid_no_other_class_is_tried():
+    guard = DraftGuard()
+    while not guard.num_closings:
+        run(guard, 1, 0.1)
+    assert guard.debt_s > 0.05
+    assert set(run(guard, 100, 0.1, bucket_of(64, 0, 5000))) == {Arm.CLOSED}
+
+
+def test_a_class_that_becomes_good_is_found_open_again():
+    guard = DraftGuard()
+    run(guard, 300, 0.9)
+    assert guard.num_closings
+    run(guard, 3000, 2.0)
+    assert not guard.buckets[ONE].is_closed and guard.buckets[ONE].ratio > 1.9
+    assert guard.buckets[ONE].num_closings == 0
