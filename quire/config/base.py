@@ -33,7 +33,7 @@ class SettingInfo:
         minimum, maximum: allowed range, both included; `below` excludes its own value.
         is_secret: not to be shown.
         splits: a list's text is cut at commas, too.
-        is_json: a text that holds a JSON object; a mapping is taken, too, and becomes that text.
+        is_json: a text that holds a JSON object; a mapping or a config object is taken, too, and becomes that text.
         is_size: the command line also takes "16k" (thousands) and "16K", "2GiB" (powers of 1024).
     """
 
@@ -166,6 +166,10 @@ def _check_bool(info: SettingInfo, value: Any) -> bool:
 
 
 def _check_str(info: SettingInfo, value: Any) -> str:
+    if info.is_json and value is False:
+        value = "off"  # which YAML reads as false
+    if info.is_json and dataclasses.is_dataclass(value) and not isinstance(value, type):
+        value = dataclasses.asdict(value)
     if info.is_json and isinstance(value, Mapping):
         try:
             value = json.dumps(dict(value))

@@ -20,6 +20,7 @@ from quire.config.model import LoadConfig, ModelConfig
 from quire.config.not_yet import NO_EFFECT, NOT_YET, is_neutral, not_yet_error
 from quire.config.scheduler import SchedulerConfig
 from quire.config.server import ApiConfig, HttpConfig, LimitsConfig, ResponsesConfig, ServerConfig, TracingConfig
+from quire.config.speculative_forms import SpeculationSettings, parse_speculation
 from quire.config.structured_outputs import StructuredOutputsConfig
 from quire.errors import ConfigError, UnsupportedError, nearest, unknown_name
 from quire.logger import get_logger
@@ -37,6 +38,7 @@ SECTIONS: dict[str, type] = {
     "observability": ObservabilityConfig,
     "supervision": SupervisionConfig,
     "structured_outputs": StructuredOutputsConfig,
+    "speculation": SpeculationSettings,
 }
 # Settings that are objects: their keys, with this in front, are settings of their own.
 NESTED: dict[str, str] = {"structured_outputs_config": "structured_outputs_"}
@@ -95,6 +97,8 @@ def build_config(**values: Any) -> QuireConfig:
             _drop_neutral(name, value, known)
     config = QuireConfig(**{section: SECTIONS[section](**fields) for section, fields in sections.items()})
     check_supported(config)
+    for note in parse_speculation(config.speculation)[1]:
+        logger.warning("%s", note)
     return config
 
 

@@ -33,6 +33,11 @@ def check_supported(config: QuireConfig) -> None:
             "flight_recorder records Quire's own scheduler only, and a scheduler plugin is configured",
             hint="leave out flight_recorder or the plugin", field="flight_recorder",
         )  # fmt: skip
+    if config.speculative is not None and not config.speculative.is_off and config.scheduler.scheduler_cls is not None:
+        raise UnsupportedError(
+            "speculative_config is of Quire's own scheduler, and a scheduler plugin is configured",
+            hint="leave out speculative_config or scheduler_cls", field="speculative_config",
+        )  # fmt: skip
     for name in PARALLEL_SIZES:
         size = getattr(config.parallel, name)
         if size != 1:

@@ -11,6 +11,8 @@ from quire.config.kv_events import KVEventsConfig, parse_kv_events_config
 from quire.config.model import LoadConfig, ModelConfig
 from quire.config.model_arch import ModelArch
 from quire.config.scheduler import SchedulerConfig
+from quire.config.speculative import SpeculativeConfig
+from quire.config.speculative_forms import SpeculationSettings, parse_speculation
 from quire.config.structured_outputs import StructuredOutputsConfig
 
 LOG_LEVELS = ("debug", "info", "warning", "error")
@@ -96,8 +98,14 @@ class QuireConfig:
     observability: ObservabilityConfig = field(default_factory=ObservabilityConfig)
     supervision: SupervisionConfig = field(default_factory=SupervisionConfig)
     structured_outputs: StructuredOutputsConfig = field(default_factory=StructuredOutputsConfig)
+    speculation: SpeculationSettings = field(default_factory=SpeculationSettings)
     arch: ModelArch | None = None
     model_path: str = ""
+
+    @property
+    def speculative(self) -> SpeculativeConfig | None:
+        """How tokens are guessed ahead; None = nothing was said of it."""
+        return parse_speculation(self.speculation)[0]
 
     @property
     def max_model_len(self) -> int:

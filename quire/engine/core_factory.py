@@ -55,6 +55,7 @@ def build_core(
         QuireError: the model or the machine does not allow it.
     """
     check_plugins(config)
+    _check_speculation(config)
     with timer.phase("model"):
         make_executor: Any = executor_class(config.parallel.distributed_executor_backend)
         executor: Executor = make_executor(config, platform, logits_processors)
@@ -78,6 +79,15 @@ def build_core(
         executor, recorded, recovery, num_blocks, on_step, grammars=grammars, on_shutdown=recorded.close,
         kv_events=kv_events,
     )  # fmt: skip
+
+
+def _check_speculation(config: QuireConfig) -> None:
+    """Refuse drafts as long as nothing proposes them."""
+    if config.speculative is not None and not config.speculative.is_off:
+        raise UnsupportedError(
+            f"speculative_config: method {', '.join(config.speculative.method)} is not available yet",
+            hint="leave out speculative_config: outputs are the same without drafts", field="speculative_config",
+        )  # fmt: skip
 
 
 def _plan_memory(config: QuireConfig, executor: Executor) -> SchedulerSetup:

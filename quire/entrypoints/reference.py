@@ -15,6 +15,9 @@ from quire.config import QuireConfig
 from quire.config.base import SettingInfo, info_of, settings_of
 from quire.config.build import SECTIONS, SERVER_SECTIONS, all_settings, section_doc
 from quire.config.not_yet import NOT_YET
+from quire.config.speculative import SpeculativeConfig
+from quire.config.speculative_forms import NO_EFFECT as DRAFTS_NO_EFFECT
+from quire.config.speculative_forms import REFUSED as DRAFTS_REFUSED
 from quire.config.switching import SwitchingConfig
 from quire.config.tenants import TenantLimits
 from quire.core import sampling_params
@@ -32,6 +35,11 @@ Each setting has one name everywhere: a keyword of `LLM(...)`, a key of the JSON
 a flag with dashes (`max_model_len` is `--max-model-len`; a true-or-false setting also has a `--no-` twin). A flag wins
 over the file. `auto`, and a default of none, mean that a rule chooses: `--print-config` shows what was chosen and why.
 An unknown name is an error that names the nearest valid one.
+"""
+
+SPECULATIVE_HEAD = """### Keys of `speculative_config`
+
+Also `--speculative-config.KEY VALUE`. See [speculative decoding](../how-to/speculative-decoding.md).
 """
 
 SAMPLING_HEAD = """# Sampling parameters
@@ -109,6 +117,8 @@ def render_reference() -> str:
     for section in SECTIONS:
         parts.append(f"## {section}\n\n{section_doc(section)}\n")
         parts.append(_table([setting.info for setting in all_settings() if setting.section == section]))
+        if section == "speculation":
+            parts.append(_speculative_keys())
     return "\n".join([*parts, NOT_YET_HEAD, _not_yet(NOT_YET)])
 
 
@@ -150,6 +160,14 @@ def _metrics() -> str:
             shown = "its settings" if len(labels) > MANY_LABELS else ", ".join(labels)
             lines.append(f"| `{name}` | {family.type} | {shown} | {family.documentation} |")
     return "\n".join(lines) + "\n"
+
+
+def _speculative_keys() -> str:
+    keys = _table([info_of(field) for field in settings_of(SpeculativeConfig)])
+    refused = _not_yet({name: neutral for name, (neutral, _, _) in DRAFTS_REFUSED.items()})
+    unused = "".join(f"- `{name}`: {why}\n" for name, why in sorted(DRAFTS_NO_EFFECT.items()))
+    tables = ("Keys of vLLM that change nothing:\n", unused, "Keys of vLLM that are refused:\n", refused)
+    return "\n".join([SPECULATIVE_HEAD, keys, *tables])
 
 
 def _table(infos: list[SettingInfo]) -> str:

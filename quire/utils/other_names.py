@@ -16,6 +16,9 @@ _PARALLEL = "use --max-num-seqs"
 _CACHE_DTYPE = "use --kv-cache-dtype"
 _OVERRIDES = "use --hf-overrides with rope_parameters"
 _GRAMMARS = "use --structured-outputs-backend"
+_DRAFT = "use --spec-model MODEL, or --spec-method suffix, which needs none"
+_LOOKUP = "use --speculative-config with prompt_lookup_max and prompt_lookup_min"
+_ACCEPTANCE = "use --speculative-config with acceptance"
 _LIST = "quire list shows the downloaded models"
 _SERVERS = "a server runs in the foreground: see GET /health and /v1/models; stop it with Ctrl-C or SIGTERM"
 
@@ -69,10 +72,14 @@ FLAGS: dict[str, str] = {
     "--use-v2-block-manager": _NO_EFFECT, "--worker-use-ray": _NO_EFFECT, "--engine-use-ray": _NO_EFFECT,
     "--num-lookahead-slots": _NO_EFFECT, "--disable-async-output-proc": _NO_EFFECT, "--cuda-graph-sizes": _NO_EFFECT,
     "--tokenizer-pool-size": _NO_EFFECT, "--disable-frontend-multiprocessing": _NO_EFFECT,
-    "--multi-step-stream-outputs": _NO_EFFECT, "--num-speculative-tokens": "speculative decoding is not supported",
-    "--speculative-model": "speculative decoding is not supported",
-    "--model-draft": "speculative decoding is not supported",
-    "-md": "speculative decoding is not supported",
+    "--multi-step-stream-outputs": _NO_EFFECT,
+    # Speculative decoding.
+    "--num-speculative-tokens": "use --spec-tokens", "--speculative-model": "use --spec-model",
+    "--model-draft": _DRAFT, "-md": _DRAFT, "--draft-max": "use --spec-tokens", "--draft": "use --spec-tokens",
+    "--speculative-algorithm": "use --spec-method", "--speculative-draft-model-path": "use --spec-model",
+    "--speculative-num-draft-tokens": "use --spec-tokens", "--ngram-prompt-lookup-max": _LOOKUP,
+    "--ngram-prompt-lookup-min": _LOOKUP, "--spec-decoding-acceptance-method": _ACCEPTANCE,
+    "--no-speculation": "use --speculative-config off", "--disable-speculation": "use --speculative-config off",
 }  # fmt: skip
 
 COMMANDS: dict[str, str] = {

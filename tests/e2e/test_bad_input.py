@@ -113,7 +113,11 @@ BAD_SETTINGS: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     "two processes": ({"tensor_parallel_size": 2}, ("tensor_parallel_size", "tensor_parallel_size=1")),
     "remote code": ({"trust_remote_code": True}, ("trust_remote_code", "never runs code")),
     "adapters": ({"enable_lora": True}, ("enable_lora", "leave out")),
-    "draft model": ({"speculative_config": {"method": "ngram"}}, ("speculative_config", "leave out")),
+    "draft model without a model": ({"speculative_config": {"method": "draft_model"}}, ("speculative_config", "model")),
+    "unknown key of drafts": (
+        {"speculative_config": {"method": "ngram", "prompt_lookup": 3}},
+        ("speculative_config", "prompt_lookup_m"),
+    ),
     "device that is not there": ({"device": "tpu"}, ("device", "cpu")),
     "unknown attention backend": ({"attention_backend": "FLASH_ATTN"}, ("attention_backend", "torch_reference")),
     "unknown policy": ({"scheduling_policy": "lottery"}, ("scheduling_policy", "fcfs")),

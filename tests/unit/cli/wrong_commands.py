@@ -148,7 +148,10 @@ WRONG: dict[str, tuple[str, str]] = {
     # Known, not supported yet.
     f"{SERVE} --enable-lora": (NOT_YET, "merge the adapter"),
     f"{SERVE} --lora-modules a=b": (NOT_YET, "merge the adapter"),
-    f"{SERVE} --speculative-config {{}}x": (NOT_YET, "outputs are the same without"),
+    f"{SERVE} --speculative-config {{}}x": ("is not a JSON object", "or off"),
+    f"{SERVE} --spec-method ngrm": ("method 'ngrm'", "did you mean 'ngram'"),
+    f"{SERVE} --num-speculative-tokens 3": ("unknown flag", "use --spec-tokens"),
+    f"{SERVE} --draft-max 3": ("unknown flag", "use --spec-tokens"),
     f"{SERVE} --api-server-count 4": (NOT_YET, "several servers"),
     f"{SERVE} -asc 4": ("api_server_count=4", "several servers"),
     f"{SERVE} --headless": (NOT_YET, "several servers"),

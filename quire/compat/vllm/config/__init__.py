@@ -11,10 +11,10 @@ from quire.compat.vllm.features import (
     LORA,
     POOLING,
     PROFILER,
-    SPECULATION,
     WEIGHT_TRANSFER,
 )
 from quire.config import QuireConfig as VllmConfig
+from quire.config.speculative import SpeculativeConfig
 
 __all__ = [
     "CompilationConfig",
@@ -58,5 +58,4 @@ ProfilerConfig = absent_class("ProfilerConfig", PROFILER)
 PoolerConfig = absent_class("PoolerConfig", POOLING)
 WeightTransferConfig = absent_class("WeightTransferConfig", WEIGHT_TRANSFER)
 CompilationConfig = absent_class("CompilationConfig", COMPILATION)
-SpeculativeConfig = absent_class("SpeculativeConfig", SPECULATION)
 LoRAConfig = absent_class("LoRAConfig", LORA)
