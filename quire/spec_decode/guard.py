@@ -1,10 +1,11 @@
 """DraftGuard: keeps steps with drafts from being slower than steps without, whatever proposers and estimates say.
 
 Called by the draft controller. Owns, for each class of load, the measured progress of both kinds of steps. One step in
-CONTROL_INTERVAL of a class is plain; where speculation is slower than those, the class is closed, for 1, 2, 4, ...
-seconds, and then tried again. Trials that are lost are paid for: their loss is a debt, of which each second of steps
-pays PAID_SHARE, and while there is one nothing is tried, in any class. So whatever happens, at most that share of the
-time, a first trial and a step in CONTROL_INTERVAL of what is gained are lost.
+CONTROL_INTERVAL of a class is plain; where speculation is slower than those, or has lost MOST_DRAWDOWN_STEPS since it
+last gained, the class is closed, for 1, 2, 4, ... seconds, and then tried again. Trials that are lost are paid for:
+their loss is a debt, of which each second of steps pays PAID_SHARE, and while there is one nothing is tried, in any
+class. So whatever happens, at most that share of the time, a first trial and a step in CONTROL_INTERVAL of what is
+gained are lost.
 
 Time is that of the steps themselves: seconds in which nothing runs do not count. So what is decided follows from what
 was measured alone. Progress is counted in the seconds that plain steps would have needed for the same tokens, so
@@ -26,6 +27,8 @@ FIRST_PLAIN_STEPS = 2
 FIRST_INTERVAL, NUM_EARLY_CONTROLS = 8, 4
 # What closes a class: this many steps, or a loss of as many plain steps, whichever comes first.
 MIN_STEPS, MIN_LOST_STEPS = 16, 1.0
+# Plain steps lost since drafts last gained that close a class too, however much they gained before.
+MOST_DRAWDOWN_STEPS = 8.0
 # Steps after which a class that is still open counts as proven: the next closing is a short one again.
 PROVEN_STEPS = 128
 # Steps of each kind that estimates remember; a step counts for no more than so many times what is usual.
@@ -81,6 +84,7 @@ class GuardedBucket:
         num_closings: since it was last proven; each is twice as long as the one before.
         until_control: steps until the next plain one.
         lost_s: seconds lost since it was opened; negative = gained.
+        drawdown_s: seconds lost since the time when least was.
     """
 
     plain: Progress = field(default_factory=lambda: Progress(PLAIN_KEPT))
@@ -90,6 +94,7 @@ class GuardedBucket:
     num_closings: int = 0
     until_control: int = 0
     lost_s: float = 0.0
+    drawdown_s: float = 0.0
 
     @property
     def ratio(self) -> float:
@@ -164,6 +169,7 @@ class DraftGuard:
         guarded.speculated.record(plain_s, seconds)
         lost_s = seconds - plain_s / guarded.plain.speed
         guarded.lost_s += lost_s
+        guarded.drawdown_s = max(0.0, guarded.drawdown_s + lost_s)
         if is_probe:
             self.debt_s += max(0.0, lost_s)
         self._judge(guarded, plain_s)
@@ -171,14 +177,14 @@ class DraftGuard:
     def _judge(self, guarded: GuardedBucket, plain_s: float) -> None:
         num_steps = guarded.speculated.num_steps
         has_evidence = num_steps >= MIN_STEPS or guarded.lost_s > MIN_LOST_STEPS * plain_s
-        if has_evidence and guarded.ratio < 1.0:
+        if (has_evidence and guarded.ratio < 1.0) or guarded.drawdown_s > MOST_DRAWDOWN_STEPS * plain_s:
             self._close(guarded)
         elif num_steps == PROVEN_STEPS:
             guarded.num_closings = 0
 
     def _open(self, guarded: GuardedBucket) -> None:
         guarded.is_closed = False
-        guarded.lost_s = 0.0
+        guarded.lost_s = guarded.drawdown_s = 0.0
         guarded.speculated.reset()
         guarded.until_control = FIRST_INTERVAL
 
