@@ -8,6 +8,7 @@ import numpy as np
 
 from quire.core.kv_transfer import KVTransferResults
 from quire.core.logprobs import LogprobsArrays
+from quire.core.model_drafts import RowDrafts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,6 +29,7 @@ class ModelRunnerOutput:
             token was possible): the token is not to be used and the request ends with an error.
         swap_out_s, swap_in_s: seconds that the step's swaps took; None = it had none, or they were not measured.
         kv_transfers: blocks that were loaded or saved since the last report; None = there is no tier to do so.
+        proposals: drafts of a model for the rows that the step asked for; None = it asked for none.
     """
 
     rows: np.ndarray
@@ -39,3 +41,4 @@ class ModelRunnerOutput:
     swap_out_s: float | None = None
     swap_in_s: float | None = None
     kv_transfers: KVTransferResults | None = None
+    proposals: RowDrafts | None = None

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from quire.core.kv_transfer import KVTransferMeta
+from quire.core.model_drafts import DraftRequest
 from quire.core.sampling_params import SamplingParams
 
 
@@ -171,6 +172,7 @@ class SchedulerOutput:
         drafts: draft tokens; None = no row has any.
         kv_transfers: blocks loaded from tiers behind the cache, and saved to them, after `swap_ins`; None = none are.
         states: for each KV cache group of recurrent layers, in the order of the groups; empty = there are none.
+        draft_request: rows for which a model drafts behind what the step samples; None = for none.
     """
 
     step: int
@@ -190,6 +192,7 @@ class SchedulerOutput:
     drafts: DraftTokens | None = None
     kv_transfers: KVTransferMeta | None = None
     states: tuple[StateBlocks, ...] = ()
+    draft_request: DraftRequest | None = None
 
     def is_chunk(self) -> np.ndarray:
         """[num_reqs] bool; rows that compute several tokens they were given: a single one costs what decoding does."""

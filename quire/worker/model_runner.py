@@ -22,6 +22,7 @@ import torch
 
 from quire.core.computed_step import ComputedStep
 from quire.core.grammar_bitmask import GrammarBitmask
+from quire.core.model_drafts import DraftRequest
 from quire.core.runner_output import ModelRunnerOutput
 from quire.core.scheduler_output import SchedulerOutput
 from quire.models.interfaces import CausalLM
@@ -31,6 +32,8 @@ from quire.worker.attention_groups import AttentionGroups
 from quire.worker.block_tables import BlockTables
 from quire.worker.block_transfers import BlockTransfers, CopyTimes, no_copies
 from quire.worker.device.graphs import StepGraphs
+from quire.worker.drafting.draft_step import DraftStep
+from quire.worker.drafting.inputs import DraftModel
 from quire.worker.input_batch import InputBatch
 from quire.worker.kv_tier import KVTierWorker
 from quire.worker.prepare_inputs import prepare_inputs
@@ -48,6 +51,7 @@ class _ComputedBatch(ComputedStep):
     batch: InputBatch
     hidden: torch.Tensor
     copy_times: CopyTimes
+    draft_request: DraftRequest | None
 
 
 class ModelRunner:
@@ -83,6 +87,11 @@ class ModelRunner:
         self._step_graphs = step_graphs
         self._transfers = transfers
         self._kv_tier: KVTierWorker | None = None
+        self._draft_step: DraftStep | None = None
+
+    def register_draft_model(self, model: DraftModel, block_size: int) -> None:
+        """From now on draft behind steps that ask for it."""
+        self._draft_step = DraftStep(model, self._requests, block_size)
 
     def register_kv_tier(self, tier: KVTierWorker) -> None:
         """From now on carry out the transfers of steps."""
@@ -95,19 +104,24 @@ class ModelRunner:
         if self._kv_tier is not None and scheduled.kv_transfers is not None:
             self._kv_tier.start_transfers(scheduled.kv_transfers)
         self._apply(scheduled)
+        if self._draft_step is not None:
+            self._draft_step.apply(scheduled)
         states = self._block_tables.states(scheduled.states)
         batch = prepare_inputs(scheduled, self._requests, self._device, states)
         if not batch.num_reqs:
             hidden = torch.empty(0, device=self._device)
         else:
             hidden = self._forward(batch)
-        return _ComputedBatch(batch, hidden, copy_times)
+        return _ComputedBatch(batch, hidden, copy_times, scheduled.draft_request)
 
     @torch.inference_mode()
     def sample_tokens(self, computed: ComputedStep, grammar: GrammarBitmask | None = None) -> ModelRunnerOutput:
         """Choose the tokens of a step that was computed; a step is sampled once."""
         assert isinstance(computed, _ComputedBatch), "a step is sampled by the runner that computed it"
         output = self._sampling_step.run(computed.batch, computed.hidden, grammar)
+        if self._draft_step is not None and computed.draft_request is not None:
+            drafts = self._draft_step.run(computed.batch, computed.hidden, output, computed.draft_request)
+            output = dataclasses.replace(output, proposals=drafts)
         if self._kv_tier is not None:
             output = dataclasses.replace(output, kv_transfers=self._kv_tier.get_finished())
         if computed.copy_times is no_copies:

@@ -26,7 +26,6 @@ from quire.worker.attention_groups import AttentionGroups
 from quire.worker.block_tables import BlockTables
 from quire.worker.device.aux_graphs import GraphsWithAux
 from quire.worker.device.registry import make_device_ops
-from quire.worker.drafting.inputs import DraftModel
 from quire.worker.drafting.loading import DrafterCache, find_drafter, load_drafter
 from quire.worker.kv_cache_tensors import stored_spec
 from quire.worker.kv_tier import CacheBlocks, KVTierWorker
@@ -48,9 +47,6 @@ class Worker:
     Raises:
         ModelError: the model directory or its weights are unusable.
         NotEnoughMemoryError: weights and workspace do not fit.
-
-    Attributes:
-        draft_model: drafts for the model's rows; None = none is configured, or there is no KV cache yet.
     """
 
     def __init__(
@@ -81,7 +77,6 @@ class Worker:
         if self._drafter is not None and self._drafter.aux is not None:
             assert isinstance(self._model, DecoderForCausalLM), "heads need a decoder"
             self._model.model.aux_states = self._drafter.aux
-        self.draft_model: DraftModel | None = None
         self._runner: ModelRunner | None = None
         self._blocks: CacheBlocks | None = None
 
@@ -157,7 +152,7 @@ class Worker:
             cache = DrafterCache(
                 config=kv_cache_config, by_layer=by_layer, pools=kv_caches.pools, block_tables=block_tables
             )
-            self.draft_model = self._drafter.start(cache)
+            self._runner.register_draft_model(self._drafter.start(cache), setup.block_size)
 
     def register_kv_tier(self, tier: KVTierWorker) -> None:
         """Give a tier's half the cache, which must be allocated, and call it with every step."""

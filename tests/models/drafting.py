@@ -9,18 +9,17 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 from quire import LLM, RequestOutput, SamplingParams
-from quire.core.runner_output import ModelRunnerOutput
+from quire.core.model_drafts import DraftRequest, RowDrafts
 from quire.core.scheduler_output import SchedulerOutput
 from quire.engine import core_factory
+from quire.executor.drafting import DraftingExecutor, ModelProposer
+from quire.executor.uniproc import UniProcExecutor
 from quire.scheduler.setup import SchedulerSetup, make_scheduler
 from quire.worker.drafting import loading
-from quire.worker.drafting.inputs import DraftInputs, ModelDrafts, gather_inputs
+from quire.worker.drafting.draft_step import DraftStep
 from quire.worker.drafting.loading import DrafterSettings
-from quire.worker.worker import Worker
-from tests.row_proposer import RowProposer
 
 SETTINGS: dict[str, Any] = {
     "max_model_len": 256, "num_threads": 1, "max_num_seqs": 8, "block_size": 16, "num_gpu_blocks_override": 96,
@@ -92,63 +91,48 @@ def run(
     return Run(outputs, drafted, num_steps)
 
 
-KNOWN: dict[tuple[int, ...], np.ndarray] = {}
-
-
-def reply(token_ids: np.ndarray, max_tokens: int) -> np.ndarray:
-    """The scheduler's half: what the worker has drafted behind these very tokens."""
-    return KNOWN.get(tuple(token_ids.tolist()), np.empty(0, np.int32))[:max_tokens]
-
-
 def ask_always(monkeypatch: Any, asked: dict[str, Any], drafted: list[Drafted], *, verifies: bool) -> None:
-    """Load the drafting model, and ask it in every step for all rows that sample: what the scheduler is to do."""
-    KNOWN.clear()
-    num_tokens = asked["num_speculative_tokens"]
+    """Load the drafting model, and let its drafts be verified; no controller says how many."""
     settings = DrafterSettings(
-        method=asked["method"], num_tokens=num_tokens, model=asked["model"], max_model_len=asked.get("max_model_len")
-    )
+        method=asked["method"], num_tokens=asked["num_speculative_tokens"], model=asked["model"],
+        max_model_len=asked.get("max_model_len"),
+    )  # fmt: skip
     monkeypatch.setattr(loading, "drafter_settings", lambda config: settings)
-    execute, sample = Worker.execute_model, Worker.sample_tokens
+    proposer = ModelProposer(settings.method, settings.num_tokens)
+    original = DraftStep.run
 
-    def executing(self: Worker, scheduled: SchedulerOutput) -> Any:
-        assert self.draft_model is not None, "it was loaded"
-        computed = execute(self, scheduled)
-        self.draft_model.apply(scheduled)
-        return computed
+    def noting(self: DraftStep, *args: Any) -> RowDrafts:
+        drafts = original(self, *args)
+        note(drafted, self._requests.token_ids, drafts)
+        return drafts
 
-    def sampling(self: Worker, computed: Any, grammar: Any = None) -> ModelRunnerOutput:
-        output = sample(self, computed, grammar)
-        runner = self._ready_runner()
-        rows = output.rows
-        if len(rows) and self.draft_model is not None:
-            with torch.inference_mode():
-                most = np.full(len(rows), num_tokens, dtype=np.int32)
-                inputs = gather_inputs(computed.batch, computed.hidden, output, runner._requests, rows, most, 16)
-                note(drafted, inputs, self.draft_model.propose(inputs))
-        return output
-
-    monkeypatch.setattr(Worker, "execute_model", executing)
-    monkeypatch.setattr(Worker, "sample_tokens", sampling)
+    def make_executor(*args: Any) -> DraftingExecutor:
+        return DraftingExecutor(UniProcExecutor(*args), proposer)
 
     def make(setup: SchedulerSetup, **options: Any) -> Any:
-        return make_scheduler(dataclasses.replace(setup, has_proposer=True), proposer=RowProposer(reply), **options)
+        return make_scheduler(dataclasses.replace(setup, has_proposer=True), proposer=proposer, **options)
 
+    monkeypatch.setattr(DraftStep, "run", noting)
+    monkeypatch.setattr(core_factory, "executor_class", lambda name: make_executor)
     if verifies:
         monkeypatch.setattr(core_factory, "make_scheduler", make)
+    else:
+        monkeypatch.setattr(proposer, "request", lambda scheduled: all_rows(scheduled, settings.num_tokens))
 
 
-def note(drafted: list[Drafted], inputs: DraftInputs, drafts: ModelDrafts) -> None:
-    """Keep what was drafted, for the comparison and for the next step."""
+def all_rows(scheduled: SchedulerOutput, num_tokens: int) -> DraftRequest:
+    """Drafts for whatever samples."""
+    rows = scheduled.rows[scheduled.is_sampling]
+    return DraftRequest(rows, np.full(len(rows), num_tokens, dtype=np.int32))
+
+
+def note(drafted: list[Drafted], token_ids: np.ndarray, drafts: RowDrafts) -> None:
+    """Keep what was drafted."""
     first = 0
     for row, length, count in zip(
-        inputs.rows.tolist(), inputs.num_tokens.tolist(), drafts.counts.tolist(), strict=True
+        drafts.rows.tolist(), drafts.num_tokens.tolist(), drafts.counts.tolist(), strict=True
     ):
         end = first + count
-        one = Drafted(
-            tuple(inputs.token_ids[row, :length].tolist()),
-            tuple(drafts.token_ids[first:end].tolist()),
-            tuple(drafts.scores[first:end].tolist()),
-        )
-        KNOWN[one.tokens] = np.array(one.drafts, dtype=np.int32)
-        drafted.append(one)
+        tokens, ids, scores = token_ids[row, :length], drafts.token_ids[first:end], drafts.scores[first:end]
+        drafted.append(Drafted(tuple(tokens.tolist()), tuple(ids.tolist()), tuple(scores.tolist())))
         first = end

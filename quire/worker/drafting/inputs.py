@@ -1,6 +1,6 @@
 """What a drafting model is given after a step was sampled, and what it gives: `DraftModel` and its values.
 
-`gather_inputs` makes them from a step's batch and output. No state.
+Made by `draft_step`. No state.
 """
 
 from __future__ import annotations
@@ -11,10 +11,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 import torch
 
-from quire.core.runner_output import ModelRunnerOutput
 from quire.core.scheduler_output import SchedulerOutput
-from quire.worker.input_batch import InputBatch
-from quire.worker.request_states import RequestStates
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,39 +57,3 @@ class DraftModel(Protocol):
     def propose(self, inputs: DraftInputs) -> ModelDrafts:
         """Guesses for these rows; called after a step was sampled, not in every step."""
         ...
-
-
-def gather_inputs(
-    batch: InputBatch,
-    hidden: torch.Tensor,
-    output: ModelRunnerOutput,
-    requests: RequestStates,
-    rows: np.ndarray,
-    max_tokens: np.ndarray,
-    block_size: int,
-) -> DraftInputs:
-    """The inputs for those of `rows` ([m]) that got a token in the step, in the order of the batch.
-
-    Args:
-        hidden: of the step.
-        max_tokens: [m] int32; most drafts of each of `rows`.
-        block_size: tokens per block: so far as they are filled up, the step's blocks have room for drafts.
-    """
-    counts = np.ones(len(output.rows), dtype=np.int32)
-    if output.sampled_start_loc is not None:
-        counts = np.diff(output.sampled_start_loc)
-    num_logits = np.ones_like(counts) if batch.logits_start_loc is None else np.diff(batch.logits_start_loc)
-    is_asked = np.isin(output.rows, rows) & ~np.isin(output.rows, list(output.errors)) & (counts > 0)
-    at = np.flatnonzero(np.isin(batch.rows, output.rows))[is_asked]  # rows that sample keep the batch's order
-    num_dropped, sampled = (num_logits - counts)[is_asked], output.rows[is_asked].astype(np.intp)
-    order = np.argsort(rows)
-    return DraftInputs(
-        rows=sampled,
-        num_tokens=(batch.sampling_positions + counts)[is_asked].astype(np.int32),
-        max_tokens=max_tokens[order[np.searchsorted(rows[order], sampled)]],
-        num_slots=-(-batch.seq_lens[at] // block_size) * block_size,
-        token_ids=requests.token_ids,
-        hidden=hidden,
-        hidden_ends=(batch.query_start_loc[1:][at] - num_dropped).astype(np.int64),
-        hidden_counts=(np.diff(batch.query_start_loc)[at] - num_dropped).astype(np.int32),
-    )

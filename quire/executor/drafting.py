@@ -1,0 +1,124 @@
+"""Drafts of a model on the worker's side: an executor that asks for them with steps, and the proposer that has them.
+
+Made by the engine core's factory where such a model is configured. The worker drafts behind what a step samples, and
+the scheduler asks its proposer when it plans the next one: `ModelProposer` keeps what came back between the two.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from quire.core.computed_step import ComputedStep
+from quire.core.drafts import DraftRows, Proposals, make_proposals
+from quire.core.engine_messages import EngineCoreRequest
+from quire.core.grammar_bitmask import GrammarBitmask
+from quire.core.kv_spec import KVCacheConfig, KVCacheSpec
+from quire.core.model_drafts import DraftRequest, RowDrafts
+from quire.core.runner_output import ModelRunnerOutput
+from quire.core.scheduler_output import SchedulerOutput
+from quire.executor.base import Executor
+
+_NO_DRAFTS = np.empty(0, dtype=np.int32)
+
+
+class ModelProposer:
+    """Implements `DraftProposer` with what the worker has drafted.
+
+    The worker is asked with a step if the proposer was in its planning, or if no row decoded: a controller that plans
+    steps without drafts stops the model, too.
+
+    Args:
+        name: the method.
+        num_tokens: most drafts of a row.
+    """
+
+    def __init__(self, name: str, num_tokens: int) -> None:
+        self.name = name
+        self._num_tokens = num_tokens
+        self._kept: dict[int, tuple[int, np.ndarray, np.ndarray]] = {}
+        self._is_wanted = False
+
+    def begin(self, request: EngineCoreRequest) -> None:
+        """As `DraftProposer`: nothing is kept of requests."""
+
+    def end(self, handle: int, token_ids: np.ndarray, num_prompt_tokens: int) -> None:
+        """As `DraftProposer`."""
+
+    def propose(self, rows: DraftRows) -> Proposals:
+        """As `DraftProposer`: what the worker drafted behind the tokens that these rows have."""
+        self._is_wanted = True
+        drafts, scores = list[np.ndarray](), list[np.ndarray]()
+        lengths, limits = rows.num_tokens.tolist(), rows.max_tokens.tolist()
+        for row, length, most in zip(rows.rows.tolist(), lengths, limits, strict=True):
+            num_tokens, ids, probabilities = self._kept.get(row, (length, _NO_DRAFTS, _NO_DRAFTS))
+            ids, probabilities = (ids, probabilities) if num_tokens == length else (_NO_DRAFTS, _NO_DRAFTS)
+            drafts.append(ids[:most])
+            scores.append(probabilities[:most])
+        proposals = make_proposals(drafts)
+        return dataclasses.replace(proposals, scores=np.concatenate([*scores, _NO_DRAFTS]).astype(np.float32))
+
+    def request(self, scheduled: SchedulerOutput) -> DraftRequest | None:
+        """What to ask with a step, which makes older drafts of its rows worthless; None = nothing."""
+        for row in (*scheduled.freed_rows.tolist(), *scheduled.rows.tolist()):
+            self._kept.pop(row, None)
+        is_decoding = scheduled.is_sampling & ~scheduled.is_prefill
+        is_wanted, self._is_wanted = self._is_wanted or not is_decoding.any(), False
+        rows = scheduled.rows[scheduled.is_sampling]
+        if not is_wanted or not len(rows):
+            return None
+        return DraftRequest(rows, np.full(len(rows), self._num_tokens, dtype=np.int32))
+
+    def take_in(self, drafts: RowDrafts) -> None:
+        """Keep what the worker drafted until these rows are planned next."""
+        ends = np.cumsum(drafts.counts)
+        for row, length, start, end in zip(
+            drafts.rows.tolist(), drafts.num_tokens.tolist(), (ends - drafts.counts).tolist(), ends.tolist(),
+            strict=True,
+        ):  # fmt: skip
+            self._kept[row] = length, drafts.token_ids[start:end], drafts.scores[start:end]
+
+
+class DraftingExecutor(Executor):
+    """Another executor, asked for drafts with the steps that `proposer` wants them for."""
+
+    def __init__(self, executor: Executor, proposer: ModelProposer) -> None:
+        self._executor = executor
+        self._proposer = proposer
+
+    def kv_cache_specs(self) -> dict[str, KVCacheSpec]:
+        """As `Executor`."""
+        return self._executor.kv_cache_specs()
+
+    def available_kv_cache_bytes(self) -> int:
+        """As `Executor`."""
+        return self._executor.available_kv_cache_bytes()
+
+    def initialize_kv_cache(self, kv_cache_config: KVCacheConfig) -> None:
+        """As `Executor`."""
+        self._executor.initialize_kv_cache(kv_cache_config)
+
+    def execute_model(self, scheduler_output: SchedulerOutput) -> ComputedStep:
+        """As `Executor`, with a request for drafts."""
+        request = self._proposer.request(scheduler_output)
+        if request is not None:
+            scheduler_output = dataclasses.replace(scheduler_output, draft_request=request)
+        return self._executor.execute_model(scheduler_output)
+
+    def sample_tokens(self, computed: ComputedStep, grammar: GrammarBitmask | None = None) -> ModelRunnerOutput:
+        """As `Executor`; drafts that come with the output are kept."""
+        output = self._executor.sample_tokens(computed, grammar)
+        if output.proposals is not None:
+            self._proposer.take_in(output.proposals)
+        return output
+
+    def call_worker(self, method: str | Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """As `Executor`."""
+        return self._executor.call_worker(method, *args, **kwargs)
+
+    def shutdown(self) -> None:
+        """As `Executor`."""
+        self._executor.shutdown()

@@ -1,0 +1,79 @@
+"""DraftStep: the third part of a step, where a model drafts behind the tokens that were sampled.
+
+Called by the model runner after sampling, where the step asks for it. Holds references; what a drafting model keeps is
+its own.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from quire.core.model_drafts import DraftRequest, RowDrafts
+from quire.core.runner_output import ModelRunnerOutput
+from quire.core.scheduler_output import SchedulerOutput
+from quire.worker.drafting.inputs import DraftInputs, DraftModel
+from quire.worker.input_batch import InputBatch
+from quire.worker.request_states import RequestStates
+
+
+class DraftStep:
+    """Asks a drafting model.
+
+    Args:
+        block_size: tokens per block.
+    """
+
+    def __init__(self, model: DraftModel, requests: RequestStates, block_size: int) -> None:
+        self._model = model
+        self._requests = requests
+        self._block_size = block_size
+
+    def apply(self, scheduled: SchedulerOutput) -> None:
+        """As `DraftModel.apply`."""
+        self._model.apply(scheduled)
+
+    def run(
+        self, batch: InputBatch, hidden: torch.Tensor, output: ModelRunnerOutput, request: DraftRequest
+    ) -> RowDrafts:
+        """Drafts behind the tokens that `output` has for the rows asked for."""
+        inputs = gather_inputs(batch, hidden, output, self._requests, request, self._block_size)
+        drafts = self._model.propose(inputs)
+        return RowDrafts(
+            inputs.rows.astype(np.int32), inputs.num_tokens, drafts.counts, drafts.token_ids, drafts.scores
+        )
+
+
+def gather_inputs(
+    batch: InputBatch,
+    hidden: torch.Tensor,
+    output: ModelRunnerOutput,
+    requests: RequestStates,
+    request: DraftRequest,
+    block_size: int,
+) -> DraftInputs:
+    """The inputs for those of the rows asked for that got a token in the step, in the order of the batch.
+
+    Args:
+        hidden: of the step.
+        block_size: tokens per block: so far as they are filled up, the step's blocks have room for drafts.
+    """
+    rows, max_tokens = request.rows, request.max_tokens
+    counts = np.ones(len(output.rows), dtype=np.int32)
+    if output.sampled_start_loc is not None:
+        counts = np.diff(output.sampled_start_loc)
+    num_logits = np.ones_like(counts) if batch.logits_start_loc is None else np.diff(batch.logits_start_loc)
+    is_asked = np.isin(output.rows, rows) & ~np.isin(output.rows, list(output.errors)) & (counts > 0)
+    at = np.flatnonzero(np.isin(batch.rows, output.rows))[is_asked]  # rows that sample keep the batch's order
+    num_dropped, sampled = (num_logits - counts)[is_asked], output.rows[is_asked].astype(np.intp)
+    order = np.argsort(rows)
+    return DraftInputs(
+        rows=sampled,
+        num_tokens=(batch.sampling_positions + counts)[is_asked].astype(np.int32),
+        max_tokens=max_tokens[order[np.searchsorted(rows[order], sampled)]],
+        num_slots=-(-batch.seq_lens[at] // block_size) * block_size,
+        token_ids=requests.token_ids,
+        hidden=hidden,
+        hidden_ends=(batch.query_start_loc[1:][at] - num_dropped).astype(np.int64),
+        hidden_counts=(np.diff(batch.query_start_loc)[at] - num_dropped).astype(np.int32),
+    )
