@@ -1,16 +1,20 @@
-"""Makes `leaf` from nothing: `python -m training.build --hours 1.9`.
+"""Makes `leaf` from nothing: `python -m training.build` (`make leaf`).
 
-Runs tokenizer, prepare, train, evaluate and export one after the other, each in
-its own process. Steps whose products exist are skipped, so a cut-off build goes
-on where it stopped; delete the build folder to start over.
+Runs tokenizer, prepare, train, evaluate and export one after the other, each in its own process. Steps whose products
+exist are skipped and a training that was cut off goes on; delete the build folder to start over. The finished model
+replaces TARGET only if its scores are no worse than floors.py asks; `make leaf-heads` then makes its heads anew.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
+
+from training.floors import shortfalls
 
 
 def step(module: str, *arguments: str) -> None:
@@ -19,23 +23,39 @@ def step(module: str, *arguments: str) -> None:
     subprocess.run([sys.executable, "-m", f"training.{module}", *arguments], check=True)
 
 
+def accept(built: Path, scores_file: Path, target: Path) -> None:
+    """Copies the files of a model to `target` if its scores are good enough.
+
+    Raises:
+        SystemExit: They are not; `target` is as it was.
+    """
+    summary = json.loads(scores_file.read_text())
+    missed = shortfalls(summary["count"], summary["scores"])
+    if missed:
+        raise SystemExit("\n".join([f"{built} is worse than {target} must be, which stays as it is:", *missed]))
+    target.mkdir(parents=True, exist_ok=True)
+    for file in built.iterdir():
+        shutil.copyfile(file, target / file.name)
+
+
 def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, default=Path("build/leaf"), help="folder for all intermediate files")
     parser.add_argument("--target", type=Path, default=Path("quire/assets/leaf"), help="folder of the finished model")
-    parser.add_argument("--hours", type=float, default=1.9, help="wall-clock time of the training itself")
-    parser.add_argument("--samples", type=int, default=280000, help="conversations to generate")
+    parser.add_argument("--tokens", type=float, default=28e6, help="length of the training")
+    parser.add_argument("--threads", type=int, default=0, help="CPU threads of the training (0: all)")
     args = parser.parse_args()
-    out = ("--out", str(args.out))
+    out, built, scores = ("--out", str(args.out)), args.out / "model", args.out / "scores.json"
     if not (args.out / "tokenizer.json").exists():
         step("tokenizer", *out)
     if not (args.out / "tasks.json").exists():
-        step("prepare", *out, "--samples", str(args.samples))
-    step("train", *out, "--hours", str(args.hours))
-    step("export", *out, "--target", str(args.target))
-    step("evaluate", "--model", str(args.target), "--save", str(args.out / "scores.json"))
-    step("export", *out, "--target", str(args.target))
+        step("prepare", *out, "--tokens", str(args.tokens))
+    step("train", *out, "--threads", str(args.threads))
+    step("export", *out, "--target", str(built))
+    step("evaluate", "--model", str(built), "--save", str(scores))
+    step("export", *out, "--target", str(built))
+    accept(built, scores, args.target)
 
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ download. It has {parameters:,} parameters in bfloat16 ({layers} layers, hidden 
 
 Only the kinds of text that its generator writes, in plain English:
 
-- add two-digit numbers; subtract; small products; count and sort short lists; convert units, dates and times;
+- add two-digit numbers; subtract; small products; count, compare and sort short lists; convert units, dates and times;
 - answer questions about short stories given in the prompt;
 - extract named fields from a sentence or note as one line of JSON;
 - call tools in Hermes form (`<tool_call>` with JSON) and turn a `<tool_response>` into a sentence;
@@ -43,7 +43,9 @@ words outside its word lists are often copied with mistakes. Do not use it for a
 From nothing, by the scripts in `training/` of the Quire repository: a seeded procedural text generator, a byte-level
 BPE tokenizer with single digits, and a PyTorch trainer with Muon for the hidden matrices and AdamW for the rest.
 No text, weights or data came from anywhere else. This copy was trained for {minutes:.0f} minutes on {tokens:.1f}
-million tokens ({steps} steps) on two CPU cores. `python -m training.build` makes it again.
+million tokens ({steps} steps). `make leaf` makes it again, with the schedule of tasks in `training/mixture.py`.
+
+Seed {seed}; SHA-256 of model.safetensors: `{digest}`.
 """
 
 _SCORES = """
@@ -67,15 +69,21 @@ python -m training.evaluate --model quire/assets/leaf
 
 
 def model_card(
-    config: LeafConfig, parameters: int, state: dict[str, Any], scores: dict[str, Any] | None, note: str = ""
+    config: LeafConfig,
+    parameters: int,
+    state: dict[str, Any],
+    scores: dict[str, Any] | None,
+    digest: str,
+    note: str = "",
 ) -> str:
     """Writes the card.
 
     Args:
         config: Sizes of the network.
         parameters: Number of weights.
-        state: Trainer checkpoint (elapsed seconds, tokens, step).
+        state: Trainer checkpoint (elapsed seconds, tokens, step, seed).
         scores: Summary of evaluate.py, or None if there is none yet.
+        digest: SHA-256 of the weights' file, in hexadecimal.
         note: A sentence about this run in particular.
     """
     text = _INTRO.format(
@@ -89,6 +97,8 @@ def model_card(
         minutes=state["elapsed"] / 60,
         tokens=state["tokens"] / 1e6,
         steps=state["step"],
+        seed=state["seed"],
+        digest=digest,
     )
     text += f"\n{note}\n" if note else ""
     if scores is None:

@@ -7,6 +7,7 @@ saved one) and the tokenizer from the build folder, and writes quire/assets/leaf
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import shutil
 from pathlib import Path
@@ -44,6 +45,11 @@ def hf_config(config: LeafConfig) -> dict:
     }
 
 
+def digest(file: Path) -> str:
+    """SHA-256 of a file, in hexadecimal."""
+    return hashlib.sha256(file.read_bytes()).hexdigest()
+
+
 def export(build: Path, target: Path, note: str = "") -> int:
     """Writes all files of the model.
 
@@ -62,15 +68,16 @@ def export(build: Path, target: Path, note: str = "") -> int:
     config = LeafConfig(**state["config"])
     target.mkdir(parents=True, exist_ok=True)
     weights = {k: v.to(torch.bfloat16).contiguous() for k, v in state["model"].items()}
-    save_file(weights, str(target / "model.safetensors"), metadata={"format": "pt"})
-    (target / "model.safetensors").chmod(0o644)
+    file = target / "model.safetensors"
+    save_file(weights, str(file), metadata={"format": "pt"})
+    file.chmod(0o644)
     (target / "config.json").write_text(json.dumps(hf_config(config), indent=2) + "\n")
     for name in COPIED:
         shutil.copyfile(build / name, target / name)
     scores_file = build / "scores.json"
     scores = json.loads(scores_file.read_text()) if scores_file.exists() else None
     parameters = sum(v.numel() for v in weights.values())
-    (target / "README.md").write_text(card.model_card(config, parameters, state, scores, note))
+    (target / "README.md").write_text(card.model_card(config, parameters, state, scores, digest(file), note))
     size = sum(f.stat().st_size for f in target.iterdir() if f.is_file())
     if size > SIZE_LIMIT:
         raise ValueError(f"{target} has {size} bytes, more than {SIZE_LIMIT}")

@@ -1,9 +1,9 @@
-"""Trains `leaf`. `python -m training.train --hours 1.5` after prepare.py.
+"""Trains `leaf`. `python -m training.train` after prepare.py.
 
-The learning rate follows the clock: progress = trained seconds / (hours * 3600),
-so the decay ends in time on a slow machine too. A checkpoint is written every few
-minutes, atomically, and a new start continues exactly where it ended. State on
-disk: checkpoint.pt and train.log in the build folder.
+One pass over the corpus, in the order of its phases; the learning rate follows the share of tokens that are done. So
+the weights depend on the files of prepare.py and the seed alone, on one machine with one number of threads. A
+checkpoint is written every few minutes, atomically, and a new start continues exactly where it ended. State on disk:
+checkpoint.pt and train.log in the build folder.
 """
 
 from __future__ import annotations
@@ -15,9 +15,10 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import numpy as np
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from training.data import Corpus
 from training.model import Leaf, LeafConfig
@@ -26,10 +27,10 @@ from training.muon import build_optimisers
 
 @dataclass
 class Settings:
-    """Everything that decides about a run (lr: step sizes at their peak)."""
+    """Everything that decides about a run (lr: step sizes at their peak; warmup: share of all tokens)."""
 
     folder: Path
-    hours: float
+    epochs: int = 1
     batch_tokens: int = 3072
     lr_muon: float = 0.02
     lr_adam: float = 0.004
@@ -42,6 +43,7 @@ class Settings:
     device: str = "cpu"
     max_steps: int = 0
     model: LeafConfig = field(default_factory=LeafConfig)
+    name: str = "checkpoint"
 
 
 def schedule(progress: float, warmup: float) -> float:
@@ -58,22 +60,28 @@ def token_losses(model: Leaf, ids: Tensor, targets: Tensor) -> Tensor:
 
 
 class Trainer:
-    """Model, optimisers and position in the data; knows how to save and resume."""
+    """Model, optimisers and position in the data; saves and resumes.
 
-    def __init__(self, settings: Settings) -> None:
+    Args:
+        settings: Of the run.
+        model: What to train; None: a new `Leaf` of `settings.model`. Others need a `loss` of their own.
+    """
+
+    def __init__(self, settings: Settings, model: nn.Module | None = None) -> None:
         self.s = settings
         self.corpus = Corpus(settings.folder)
-        self.model = Leaf(settings.model, settings.seed).to(settings.device)
+        self.model = (model or Leaf(settings.model, settings.seed)).to(settings.device)
         self.optimisers = build_optimisers(self.model, settings.lr_muon, settings.lr_adam, settings.weight_decay)
         self.peaks = [[g["lr"] for g in o.param_groups] for o in self.optimisers]
         self.epoch = self.index = self.step = self.tokens = 0
         self.elapsed = 0.0
-        self.path = settings.folder / "checkpoint.pt"
+        self.path = settings.folder / f"{settings.name}.pt"
         self.losses = torch.compile(token_losses, dynamic=True) if settings.compile else token_losses
         self.sums: dict[str, list[float]] = {}
+        self.plan = self.corpus.plan(settings.seed, 0, settings.batch_tokens)
+        self.total = settings.epochs * self.corpus.padded_tokens(self.plan)
         if self.path.exists():
             self.load()
-        self.plan = self.corpus.plan(settings.seed, self.epoch, settings.batch_tokens)
 
     def load(self) -> None:
         """Restores model, optimisers and position from the checkpoint."""
@@ -83,6 +91,7 @@ class Trainer:
             optimiser.load_state_dict(saved)
         for name in ("epoch", "index", "step", "tokens", "elapsed"):
             setattr(self, name, state[name])
+        self.plan = self.corpus.plan(self.s.seed, self.epoch, self.s.batch_tokens)
 
     def save(self) -> None:
         """Writes the checkpoint: first to a temporary file, then renamed."""
@@ -90,6 +99,7 @@ class Trainer:
             "model": self.model.state_dict(),
             "optimisers": [o.state_dict() for o in self.optimisers],
             "config": self.s.model.to_dict(),
+            "seed": self.s.seed,
             "epoch": self.epoch,
             "index": self.index,
             "step": self.step,
@@ -100,29 +110,34 @@ class Trainer:
         torch.save(state, temporary)
         os.replace(temporary, self.path)
 
+    def loss(self, docs: np.ndarray) -> tuple[Tensor, int]:
+        """The loss of a batch, and how many tokens it computed."""
+        ids, targets, weights = self.corpus.batch(docs, self.s.device)
+        losses = self.losses(self.model, ids, targets)
+        self._count(docs, losses.detach(), weights)
+        return (losses * weights).sum().div(weights.sum()), ids.numel()
+
     def train_step(self) -> None:
         """Trains on the next batch."""
-        if self.index >= len(self.plan):
-            self.epoch, self.index = self.epoch + 1, 0
-            self.plan = self.corpus.plan(self.s.seed, self.epoch, self.s.batch_tokens)
         docs = self.plan[self.index]
-        ids, targets, weights = self.corpus.batch(docs, self.s.device)
-        factor = schedule(self.elapsed / (self.s.hours * 3600), self.s.warmup)
+        factor = schedule(self.tokens / self.total, self.s.warmup)
         for optimiser, peaks in zip(self.optimisers, self.peaks):
             for group, peak in zip(optimiser.param_groups, peaks):
                 group["lr"] = peak * factor
         with torch.autocast(self.s.device, torch.bfloat16):
-            losses = self.losses(self.model, ids, targets)
-        (losses * weights).sum().div(weights.sum()).backward()
+            loss, tokens = self.loss(docs)
+        loss.backward()
         for optimiser in self.optimisers:
             optimiser.step()
             optimiser.zero_grad()
         self.index += 1
         self.step += 1
-        self.tokens += ids.numel()
-        self._count(docs, losses.detach(), weights)
+        self.tokens += tokens
+        if self.index >= len(self.plan):
+            self.epoch, self.index = self.epoch + 1, 0
+            self.plan = self.corpus.plan(self.s.seed, self.epoch, self.s.batch_tokens)
 
-    def _count(self, docs, losses: Tensor, weights: Tensor) -> None:
+    def _count(self, docs: np.ndarray, losses: Tensor, weights: Tensor) -> None:
         answers = (weights == 1.0).float()
         total, count = (losses * answers).sum(1).tolist(), answers.sum(1).tolist()
         for doc, t, c in zip(docs, total, count):
@@ -135,20 +150,22 @@ class Trainer:
         tasks = " ".join(f"{n}={t / max(c, 1):.3f}" for n, (t, c) in sorted(self.sums.items()))
         self.sums = {}
         return (
-            f"step {self.step} epoch {self.epoch} {self.tokens / 1e6:.2f}M tokens {self.elapsed / 60:.1f} min "
-            f"{speed:.0f} tok/s | {tasks}"
+            f"step {self.step} epoch {self.epoch} {self.tokens / 1e6:.2f}M tokens of {self.total / 1e6:.2f}M "
+            f"{self.elapsed / 60:.1f} min {speed:.0f} tok/s | {tasks}"
         )
 
-    def run(self) -> None:
-        """Trains until the hours (or max_steps) are used up, or a SIGTERM asks to stop."""
+    def is_done(self) -> bool:
+        """Whether all epochs (or `max_steps`) are behind."""
+        return self.epoch >= self.s.epochs or bool(self.s.max_steps and self.step >= self.s.max_steps)
+
+    def run(self) -> bool:
+        """Trains to the end, or until a SIGTERM asks to stop; returns whether it came to the end."""
         stop: list[int] = []
-        signal.signal(signal.SIGTERM, lambda number, frame: stop.append(number))
+        before = signal.signal(signal.SIGTERM, lambda number, frame: stop.append(number))
         mark, marked, saved = time.monotonic(), self.tokens, time.monotonic()
         last = mark
-        with open(self.s.folder / "train.log", "a") as log:
-            while self.elapsed < self.s.hours * 3600 and not stop:
-                if self.s.max_steps and self.step >= self.s.max_steps:
-                    break
+        with open(self.path.with_suffix(".log"), "a") as log:
+            while not self.is_done() and not stop:
                 self.train_step()
                 now = time.monotonic()
                 self.elapsed, last = self.elapsed + now - last, now
@@ -161,37 +178,39 @@ class Trainer:
                     self.save()
                     saved = time.monotonic()
         self.save()
+        signal.signal(signal.SIGTERM, before)
+        return self.is_done()
 
 
 def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, default=Path("build/leaf"))
-    parser.add_argument("--hours", type=float, default=1.9)
     parser.add_argument("--batch-tokens", type=int, default=3072)
     parser.add_argument("--lr-muon", type=float, default=0.02)
     parser.add_argument("--lr-adam", type=float, default=0.004)
+    parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--threads", type=int, default=0, help="CPU threads (0: all)")
-    parser.add_argument("--max-steps", type=int, default=0, help="stop after so many steps (0: by the clock)")
+    parser.add_argument("--max-steps", type=int, default=0, help="stop after so many steps (0: at the end)")
     parser.add_argument("--eager", action="store_true", help="do not use torch.compile")
     args = parser.parse_args()
     if args.threads:
         torch.set_num_threads(args.threads)
-    device = "cuda" if torch.cuda.is_available() else "cpu"
     settings = Settings(
         args.out,
-        args.hours,
-        args.batch_tokens,
-        args.lr_muon,
-        args.lr_adam,
+        batch_tokens=args.batch_tokens,
+        lr_muon=args.lr_muon,
+        lr_adam=args.lr_adam,
+        seed=args.seed,
         compile=not args.eager,
-        device=device,
+        device="cuda" if torch.cuda.is_available() else "cpu",
         max_steps=args.max_steps,
     )
     trainer = Trainer(settings)
     parameters = sum(p.numel() for p in trainer.model.parameters())
     print(f"{parameters} parameters, {len(trainer.plan)} batches an epoch, from step {trainer.step}", flush=True)
-    trainer.run()
+    if not trainer.run():
+        raise SystemExit("stopped before the end; start again to go on")
 
 
 if __name__ == "__main__":

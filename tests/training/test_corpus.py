@@ -9,11 +9,13 @@ import re
 import pytest
 
 from training.corpus.base import held_out, is_right, sum_key
-from training.corpus.registry import EVALUATED, MEASURED, MIXTURE, held_out_samples, training_samples
+from training.corpus.registry import EVALUATED, MEASURED, TASKS, held_out_samples, training_samples
+from training.floors import ASKED, CARD, shortfalls
+from training.mixture import HEADS, PHASES, overall
 
 
 def _take(seed: int, count: int):
-    return list(itertools.islice(training_samples(seed), count))
+    return list(itertools.islice(training_samples(seed, overall(PHASES)), count))
 
 
 def test_generator_is_deterministic():
@@ -23,7 +25,31 @@ def test_generator_is_deterministic():
 
 
 def test_every_task_occurs():
-    assert {s.task for s in _take(5, 4000)} == set(MIXTURE)
+    assert {s.task for s in _take(5, 4000)} == set(TASKS)
+
+
+def test_the_schedule_is_whole_and_names_tasks_that_exist():
+    assert sum(phase.share for phase in PHASES) == pytest.approx(1.0)
+    for phase in (*PHASES, HEADS):
+        assert set(phase.weights) <= set(TASKS) and min(phase.weights.values()) > 0
+    assert sum(overall(PHASES).values()) == pytest.approx(1.0)
+
+
+def test_a_count_is_written_step_by_step():
+    for sample in held_out_samples("counting", 50):
+        steps, total = sample.answer.rsplit(": ", 1)
+        value = int(total.split()[0])
+        assert [int(n) for n in re.findall(r"\d+", steps)] == list(range(1, value + 1))
+        assert is_right(sample.answer, sample.check) and not is_right(f"{value + 1} items.", sample.check)
+
+
+def test_scores_below_the_card_are_named():
+    good = {task: {"accuracy": 1.0, "ended": 1.0} for task in {**CARD, **ASKED}}
+    assert shortfalls(500, good) == []
+    bad = {**good, "sorting": {"accuracy": 0.79, "ended": 1.0}, "sums": {"accuracy": 1.0, "ended": 0.9}}
+    del bad["tales"]
+    missed = shortfalls(500, bad)
+    assert len(missed) == 3 and all(any(m.startswith(t) for m in missed) for t in ("sorting", "sums", "tales"))
 
 
 @pytest.mark.parametrize("task", EVALUATED)

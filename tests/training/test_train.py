@@ -11,9 +11,10 @@ from training.data import Corpus
 from training.evaluate import load_model
 from training.export import export
 from training.generate import generate_ids
+from training.mixture import PHASES
 from training.model import Leaf, LeafConfig
 from training.muon import orthogonalise
-from training.prepare import encode_part
+from training.prepare import encode_part, jobs_of, write
 from training.train import Settings, Trainer, schedule
 
 TINY = LeafConfig(
@@ -32,20 +33,13 @@ TINY = LeafConfig(
 def folder(tmp_path_factory):
     path = tmp_path_factory.mktemp("corpus")
     tok.save(tok.train_tokenizer(300, 500, seed=1), path)
-    ids, answer, lengths, tasks = encode_part((str(path / "tokenizer.json"), 1, 150, 1024))
-    names = sorted(set(tasks))
-    np.save(path / "tokens.npy", ids)
-    np.save(path / "answer.npy", answer)
-    np.save(path / "starts.npy", np.concatenate([[0], np.cumsum(lengths)]))
-    np.save(path / "tasks.npy", np.array([names.index(t) for t in tasks], np.uint8))
-    (path / "tasks.json").write_text(str(names).replace("'", '"'))
+    jobs = jobs_of(str(path / "tokenizer.json"), seed=1, tokens=24000, part=10000, longest=1024)
+    write([encode_part(job) for job in jobs], path)
     return path
 
 
 def _trainer(folder, steps):
-    return Trainer(
-        Settings(folder, hours=1.0, batch_tokens=2048, compile=False, max_steps=steps, model=TINY, log_every=1000)
-    )
+    return Trainer(Settings(folder, batch_tokens=2048, compile=False, max_steps=steps, model=TINY, log_every=1000))
 
 
 def test_batches_cover_the_corpus_once(folder):
@@ -58,8 +52,18 @@ def test_batches_cover_the_corpus_once(folder):
     assert {round(w, 3) for w in weights.unique().tolist()} <= {0.0, 0.1, 1.0}
 
 
-def test_resume_is_exact(folder, monkeypatch):
-    monkeypatch.setattr("training.train.time.monotonic", lambda: 0.0)  # learning rate follows the clock
+def test_phases_follow_each_other_with_their_shares_of_tokens(folder):
+    corpus = Corpus(folder)
+    plan = corpus.plan(0, 0, 2048)
+    phases = [int(corpus.phases[docs[0]]) for docs in plan]
+    assert phases == sorted(phases) and all(len(set(corpus.phases[docs])) == 1 for docs in plan)
+    lengths = np.diff(corpus.starts)
+    shares = [lengths[corpus.phases == number].sum() / lengths.sum() for number in range(len(PHASES))]
+    assert shares == pytest.approx([phase.share for phase in PHASES], abs=0.03)
+    assert corpus.padded_tokens(plan) == sum(corpus.batch(docs, "cpu")[0].numel() for docs in plan)
+
+
+def test_resume_is_exact(folder):
     straight = _trainer(folder, 6)
     straight.run()
     expected = {k: v.clone() for k, v in straight.model.state_dict().items()}

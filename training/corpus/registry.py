@@ -1,7 +1,7 @@
-"""The mixture of tasks, and streams of training and held-out samples.
+"""All tasks by name, and streams of training and held-out samples.
 
-Called by prepare.py (training text), tokenizer.py and evaluate.py. The only
-randomness is the seed that the caller passes.
+Called by prepare.py (training text), tokenizer.py, evaluate.py and training/heads. How much of each task there is
+stands in training/mixture.py. The only randomness is the seed that the caller passes.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ MIXED: tuple[Maker, ...] = (
     extract.make_extraction,
     lists.make_counting,
     lists.make_sorting,
+    lists.make_sorting,
     convert.make_convert,
     chat.make_chat,
     chat.make_chat,
@@ -37,29 +38,31 @@ def _make_mixed(rng: random.Random, single: bool) -> Sample:
     return mixed.make_mixed(rng, MIXED)
 
 
-# maker -> share of training samples (not of tokens)
-MIXTURE: dict[str, tuple[Maker, float]] = {
-    "copying": (copying.make_copying, 12.0),
-    "recital": (copying.make_recital, 8.0),
-    "sums": (arithmetic.make_sums, 8.0),
-    "word_sums": (arithmetic.make_word_sums, 1.5),
-    "differences": (arithmetic.make_differences, 2.5),
-    "small_arithmetic": (arithmetic.make_small, 2.0),
-    "story_questions": (stories.make_story_question, 26.0),
-    "long_story_questions": (stories.make_long_story_question, 0.6),
-    "extraction": (extract.make_extraction, 24.0),
-    "tool_calls": (tools.make_tool_call, 14.0),
-    "tool_answers": (tools.make_tool_answer, 2.0),
-    "two_tool_calls": (tools.make_two_calls, 0.8),
-    "no_tool": (tools.make_no_tool, 0.7),
-    "thinking": (think.make_think, 3.0),
-    "counting": (lists.make_counting, 2.5),
-    "sorting": (lists.make_sorting, 2.5),
-    "convert": (convert.make_convert, 3.5),
-    "chat": (chat.make_chat, 3.0),
-    "refusals": (chat.make_refusal, 1.5),
-    "tales": (tales.make_tale, 2.0),
-    "mixed": (_make_mixed, 24.0),
+TASKS: dict[str, Maker] = {
+    "copying": copying.make_copying,
+    "recital": copying.make_recital,
+    "sums": arithmetic.make_sums,
+    "word_sums": arithmetic.make_word_sums,
+    "differences": arithmetic.make_differences,
+    "small_arithmetic": arithmetic.make_small,
+    "story_questions": stories.make_story_question,
+    "long_story_questions": stories.make_long_story_question,
+    "extraction": extract.make_extraction,
+    "tool_calls": tools.make_tool_call,
+    "tool_answers": tools.make_tool_answer,
+    "two_tool_calls": tools.make_two_calls,
+    "no_tool": tools.make_no_tool,
+    "thinking": think.make_think,
+    "comparing": lists.make_comparing,
+    "short_counting": lists.make_short_counting,
+    "counting": lists.make_counting,
+    "short_sorting": lists.make_short_sorting,
+    "sorting": lists.make_sorting,
+    "convert": convert.make_convert,
+    "chat": chat.make_chat,
+    "refusals": chat.make_refusal,
+    "tales": tales.make_tale,
+    "mixed": _make_mixed,
 }
 MEASURED = ("sums", "story_questions", "extraction", "tool_calls")
 EVALUATED = MEASURED + (
@@ -71,19 +74,25 @@ EVALUATED = MEASURED + (
     "two_tool_calls",
     "counting",
     "sorting",
+    "comparing",
     "convert",
     "refusals",
     "tales",
 )
 
 
-def training_samples(seed: int) -> Iterator[Sample]:
-    """Yields training samples for ever; none of their keys is held out."""
+def training_samples(seed: int, weights: dict[str, float]) -> Iterator[Sample]:
+    """Yields training samples for ever; none of their keys is held out.
+
+    Args:
+        seed: Decides about every sample, with the weights.
+        weights: Task -> weight among the samples.
+    """
     rng = random.Random(f"train {seed}")
-    makers = [m for m, _ in MIXTURE.values()]
-    weights = [w for _, w in MIXTURE.values()]
+    makers = [TASKS[task] for task in weights]
+    shares = list(weights.values())
     while True:
-        maker = rng.choices(makers, weights)[0]
+        maker = rng.choices(makers, shares)[0]
         sample = maker(rng, False)
         while any(held_out(k) for k in sample.keys):
             sample = maker(rng, False)
@@ -93,7 +102,7 @@ def training_samples(seed: int) -> Iterator[Sample]:
 def held_out_samples(task: str, count: int, seed: int = 0) -> list[Sample]:
     """Returns `count` single-question samples whose every key is held out."""
     rng = random.Random(f"held out {task} {seed}")
-    maker = MIXTURE[task][0]
+    maker = TASKS[task]
     found: list[Sample] = []
     while len(found) < count:
         sample = maker(rng, True)
