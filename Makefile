@@ -94,8 +94,12 @@ test-llama-cpp: $(VENV)/.test      ## logits of GGUF files against llama.cpp's; 
 docs: $(VENV)/.dev                 ## regenerate the reference pages
 	$(BIN)/python -m quire.entrypoints.args --write-docs
 
-leaf: $(VENV)/.dev                 ## make the embedded model anew (hours on two cores)
-	$(BIN)/python -m training.build --hours 2
+leaf: $(VENV)/.dev                 ## make the embedded model anew (hours on two cores); kept only if its scores are no worse
+	$(BIN)/python -m training.build
+
+.PHONY: leaf-heads
+leaf-heads: $(VENV)/.dev           ## make its draft model, EAGLE head and Medusa heads anew from its own answers; THREADS=2
+	$(BIN)/python -m training.heads.build --threads $(or $(THREADS),2)
 
 eval-leaf: $(VENV)/.test           ## score the embedded model on held-out prompts, through the engine
 	$(BIN)/python -m training.evaluate --engine quire --measured --count 500 $(EVAL_FLAGS)
