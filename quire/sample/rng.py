@@ -10,7 +10,12 @@ from __future__ import annotations
 
 import numpy as np
 
-STREAM_SAMPLE = 0  # the token itself; other uses of (seed, position) take other streams
+# Uses of (seed, position), each with numbers of its own.
+STREAM_SAMPLE = 0  # the token itself
+STREAM_DRAFT = 1  # a draft, by the proposer that draws it
+STREAM_ACCEPT = 2  # whether a draft stands
+STREAM_RESIDUAL = 3  # the token in the place of a draft that does not
+_NUM_STREAMS = 4
 
 _ROUNDS = 10
 _WORD = np.uint64(0xFFFFFFFF)
@@ -40,13 +45,23 @@ def philox4x32(key: np.ndarray, counter: np.ndarray) -> np.ndarray:
     return np.stack((even[0], odd[0], even[1], odd[1]))
 
 
-def uniform(seeds: np.ndarray, positions: np.ndarray, stream: int = STREAM_SAMPLE) -> np.ndarray:
+def attempt(stream: int, num_before: np.ndarray) -> np.ndarray:
+    """[n] streams of drafts that have `num_before` ([n] integers) drafts before them in their step.
+
+    A position may be drafted in several steps, each time behind fewer drafts. Block verification looks at the numbers
+    of drafts that it then drops, so the next step must not see these again.
+    """
+    streams: np.ndarray = stream + _NUM_STREAMS * num_before
+    return streams
+
+
+def uniform(seeds: np.ndarray, positions: np.ndarray, stream: int | np.ndarray = STREAM_SAMPLE) -> np.ndarray:
     """One uniform number per (seed, position).
 
     Args:
         seeds: [n] uint64; keys of the requests.
         positions: [n] integers >= 0; index in its sequence of the token to be drawn.
-        stream: which of the independent numbers of (seed, position), in [0, 2**32).
+        stream: which of the independent numbers of (seed, position), in [0, 2**32); one for all, or [n].
 
     Returns:
         [n] float64 in [0, 1), of 53 random bits.
@@ -54,7 +69,7 @@ def uniform(seeds: np.ndarray, positions: np.ndarray, stream: int = STREAM_SAMPL
     seed, position = seeds.astype(np.uint64, copy=False), positions.astype(np.uint64)
     key = np.stack((seed & _WORD, seed >> _BITS_32))
     zeros = np.zeros_like(position)
-    counter = np.stack((position & _WORD, position >> _BITS_32, zeros + np.uint64(stream), zeros))
+    counter = np.stack((position & _WORD, position >> _BITS_32, zeros + np.asarray(stream, dtype=np.uint64), zeros))
     words = philox4x32(key, counter)
     mantissa = (words[0] << np.uint64(21)) | (words[1] >> np.uint64(11))
     uniforms: np.ndarray = mantissa.astype(np.float64) * 2.0**-53

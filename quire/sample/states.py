@@ -75,6 +75,8 @@ class SamplingStates:
         self.num_logprobs = np.zeros(max_num_seqs, dtype=np.int64)
         self.seeds = np.zeros(max_num_seqs, dtype=np.uint64)
         self.logprob_token_ids: dict[int, np.ndarray] = {}
+        # Of rows with processors: parameters, prompt length, end of sequence.
+        self._placed: dict[int, tuple[SamplingParams, int, int]] = {}
         custom = [processor.create(vocab_size, max_num_seqs, device) for processor in custom_processors]
         early = [kind(vocab_size, max_num_seqs, device) for kind in (AllowedTokenIds, BadWords, MinTokens, LogitBias)]
         late = [Penalties(vocab_size, max_num_seqs, device, apply_penalties)]
@@ -103,28 +105,42 @@ class SamplingStates:
         Raises:
             EngineGenerateError: a custom processor raised; the row stays free.
         """
-        request = RowRequest(
-            params=params,
-            prompt_token_ids=token_ids[:num_prompt_tokens],
-            output_token_ids=token_ids[num_prompt_tokens:],
-            eos_token_id=eos_token_id,
-        )
         self.flags[row] = 0
         self._write_columns(row, params, seed)
-        flags = self._flags_of(params)
-        for bit, processor in self._numbered(0):
-            if self._guarded(processor, "add_row", lambda p=processor: p.add_row(row, request)):  # type: ignore[misc]
-                flags |= bit
+        flags = self._flags_of(params) | self._add_to_processors(
+            row, params, token_ids, num_prompt_tokens, eos_token_id
+        )
         self.flags[row] = flags
+        if self.has_processor(flags):
+            self._placed[row] = params, num_prompt_tokens, eos_token_id
 
     def remove_row(self, row: int) -> None:
         """The request on `row` is gone; a free row is left as it is."""
         flags = int(self.flags[row])
         self.flags[row] = 0
         self.logprob_token_ids.pop(row, None)
+        self._placed.pop(row, None)
         for bit, processor in self._numbered(0):
             if flags & bit:
                 processor.remove_row(row)
+
+    def follows_tokens(self, rows: np.ndarray) -> np.ndarray:
+        """Which of [n] rows have processors, which know the row's tokens; [n] bool."""
+        found: np.ndarray = self.flags[rows] >> _FIRST_PROCESSOR_BIT != 0
+        return found
+
+    def rewind(self, row: int, token_ids: np.ndarray) -> None:
+        """The tokens of `row`, which follows them, are `token_ids` [num_tokens]: fewer than it was given.
+
+        Cost: that of placing the request anew.
+        """
+        params, num_prompt_tokens, eos_token_id = self._placed[row]
+        for bit, processor in self._numbered(0):
+            if int(self.flags[row]) & bit:
+                processor.remove_row(row)
+        plain = int(self.flags[row]) & ((1 << _FIRST_PROCESSOR_BIT) - 1)
+        self.flags[row] = plain
+        self.flags[row] = plain | self._add_to_processors(row, params, token_ids, num_prompt_tokens, eos_token_id)
 
     def append(self, rows: np.ndarray, token_ids: np.ndarray) -> None:
         """Tokens were sampled: [n] int32 distinct rows and their ids. Costs nothing for rows without processors."""
@@ -179,6 +195,22 @@ class SamplingStates:
         if params.min_p > 0.0:
             flags |= FeatureFlag.MIN_P
         return flags
+
+    def _add_to_processors(
+        self, row: int, params: SamplingParams, token_ids: np.ndarray, num_prompt_tokens: int, eos_token_id: int
+    ) -> int:
+        """The bits of the processors that act on the request."""
+        request = RowRequest(
+            params=params,
+            prompt_token_ids=token_ids[:num_prompt_tokens],
+            output_token_ids=token_ids[num_prompt_tokens:],
+            eos_token_id=eos_token_id,
+        )
+        bits = 0
+        for bit, processor in self._numbered(0):
+            if self._guarded(processor, "add_row", lambda p=processor: p.add_row(row, request)):  # type: ignore[misc]
+                bits |= bit
+        return bits
 
     def _numbered(self, start: int, stop: int | None = None) -> Iterator[tuple[int, LogitsProcessor]]:
         """(flag bit, processor) of a range of processors, to the last when `stop` is None."""

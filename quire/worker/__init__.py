@@ -6,6 +6,6 @@ Read `model_runner` first. Modules by topic:
                  prompt_logprobs, draft_verification
     rows         request_states, block_tables
     memory       memory_planner, kv_cache_tensors, block_transfers, kv_tier
-    drafts       drafting
+    drafts       drafting, draft_acceptance, block_verification
     the worker   worker, setup, device, warmup, allocator
 """

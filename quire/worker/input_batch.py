@@ -27,6 +27,7 @@ class InputBatch:
         logits_indices: [num_logits] int64; the step's tokens whose hidden states predict tokens.
         logits_start_loc: [num_sampled + 1] int32; where each row's rows of logits begin: it has one, and one for each
             draft. None = one each.
+        is_own_draft: [num_sampled] bool; rows whose drafts, if any, are the worker's own proposer's. None = not known.
         states: blocks of recurrent layers, for each KV cache group that has such, numbered within their pools.
     """
 
@@ -42,6 +43,7 @@ class InputBatch:
     sampling_positions: np.ndarray
     logits_indices: np.ndarray
     logits_start_loc: np.ndarray | None = None
+    is_own_draft: np.ndarray | None = None
     states: tuple[StateBlocks, ...] = ()
 
     @property

@@ -32,6 +32,7 @@ from quire.worker.attention_groups import AttentionGroups
 from quire.worker.block_tables import BlockTables
 from quire.worker.block_transfers import BlockTransfers, CopyTimes, no_copies
 from quire.worker.device.graphs import StepGraphs
+from quire.worker.draft_acceptance import DraftAcceptance
 from quire.worker.drafting.draft_step import DraftStep
 from quire.worker.drafting.inputs import DraftModel
 from quire.worker.input_batch import InputBatch
@@ -62,6 +63,7 @@ class ModelRunner:
         sampling_ops, step_graphs: of that device.
         logprobs_mode: what log-probability fields hold.
         transfers: swaps blocks; None = there is no swap space.
+        acceptance: a rule by which drafts stand; None = as they are sampled.
     """
 
     def __init__(
@@ -76,6 +78,7 @@ class ModelRunner:
         step_graphs: StepGraphs,
         logprobs_mode: str = "raw_logprobs",
         transfers: BlockTransfers | None = None,
+        acceptance: DraftAcceptance | None = None,
     ) -> None:
         self._model = model
         self._requests = requests
@@ -83,7 +86,8 @@ class ModelRunner:
         self._sampling = sampling
         self._attention = attention
         self._device = device
-        self._sampling_step = SamplingStep(model, requests, sampling, sampling_ops, logprobs_mode)
+        self._acceptance = acceptance
+        self._sampling_step = SamplingStep(model, requests, sampling, sampling_ops, logprobs_mode, acceptance)
         self._step_graphs = step_graphs
         self._transfers = transfers
         self._kv_tier: KVTierWorker | None = None
@@ -144,6 +148,8 @@ class ModelRunner:
                 self._block_tables.set_row(fork.row, fork.block_ids)
         for row in scheduled.freed_rows.tolist():
             self._sampling.remove_row(row)
+        if self._acceptance is not None:
+            self._acceptance.forget(scheduled.freed_rows)
         for request in scheduled.new_reqs:
             self._requests.add_row(request)
             self._block_tables.set_row(request.row, request.block_ids)

@@ -5,6 +5,8 @@ Called by the model runner. Holds references; the state is in `RequestStates` an
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import torch
 
@@ -17,6 +19,7 @@ from quire.sample.ops.interface import SamplingOps
 from quire.sample.ragged import take_lines
 from quire.sample.sampler import Sampler, SamplerOutput
 from quire.sample.states import SamplingStates
+from quire.worker.draft_acceptance import DraftAcceptance
 from quire.worker.draft_verification import verify_drafts
 from quire.worker.input_batch import InputBatch
 from quire.worker.prompt_logprobs import compute_prompt_logprobs
@@ -31,6 +34,7 @@ class SamplingStep:
     Args:
         ops: of the device that the model is on.
         logprobs_mode: what log-probability fields hold.
+        acceptance: a rule by which drafts stand; None = a draft stands when it is the token that is sampled.
     """
 
     def __init__(
@@ -40,6 +44,7 @@ class SamplingStep:
         sampling: SamplingStates,
         ops: SamplingOps,
         logprobs_mode: str,
+        acceptance: DraftAcceptance | None = None,
     ) -> None:
         self._model = model
         self._requests = requests
@@ -47,6 +52,7 @@ class SamplingStep:
         self._ops = ops
         self._sampler = Sampler(sampling, ops, logprobs_mode)
         self._logprobs_mode = logprobs_mode
+        self._acceptance = acceptance
 
     def run(self, batch: InputBatch, hidden: torch.Tensor, grammar: GrammarBitmask | None = None) -> ModelRunnerOutput:
         """Sample the step whose hidden states are `hidden` [num_tokens, hidden_size]."""
@@ -60,7 +66,7 @@ class SamplingStep:
             self._ops,
         )
         rows, positions = batch.sampling_rows, batch.sampling_positions
-        if batch.logits_start_loc is not None:
+        if batch.logits_start_loc is not None or (self._acceptance is not None and self._acceptance.concerns(batch)):
             return self._run_with_drafts(batch, hidden, grammar, prompt_logprobs)
         sampled = self._sample(batch, hidden, rows, positions, grammar)
         self._requests.append(rows, positions, sampled.token_ids)
@@ -81,6 +87,9 @@ class SamplingStep:
         prompt_logprobs: dict[int, LogprobsArrays],
     ) -> ModelRunnerOutput:
         logits = self._logits(batch, hidden, grammar)
+        if batch.logits_start_loc is None:
+            batch = dataclasses.replace(batch, logits_start_loc=np.arange(len(logits) + 1, dtype=np.int32))
+        drafts = self._drafts_of(batch)
 
         def sample(lines: np.ndarray, rows: np.ndarray, positions: np.ndarray) -> SamplerOutput:
             sampled = self._sampler.sample(take_lines(logits, lines), rows, positions)
@@ -89,7 +98,10 @@ class SamplingStep:
             return sampled
 
         closed = None if grammar is None else grammar.closed
-        verified = verify_drafts(batch, self._drafts_of(batch), sample, closed)
+        if self._acceptance is None:
+            verified = verify_drafts(batch, drafts, sample, closed)
+        else:
+            verified = self._acceptance.verify(batch, logits, drafts, closed)
         return ModelRunnerOutput(
             rows=batch.sampling_rows,
             sampled_token_ids=verified.token_ids,

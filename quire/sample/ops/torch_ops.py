@@ -163,8 +163,13 @@ def draw(logits: torch.Tensor, uniforms: np.ndarray) -> np.ndarray:
 
     Cost: one softmax, and one float64 running sum per line; a single random number per line.
     """
-    cumulative = torch.softmax(logits, dim=-1).cumsum(dim=-1, dtype=torch.float64)
+    return draw_by_weight(torch.softmax(logits, dim=-1), uniforms)
+
+
+def draw_by_weight(weights: torch.Tensor, uniforms: np.ndarray) -> np.ndarray:
+    """As `draw`, from [n, vocab_size] weights >= 0 that need not sum to 1; an id of weight 0 is never drawn."""
+    cumulative = weights.cumsum(dim=-1, dtype=torch.float64)
     total = cumulative[:, -1]
-    target = torch.minimum(total * to_device(uniforms, logits.device), torch.nextafter(total, torch.zeros_like(total)))
+    target = torch.minimum(total * to_device(uniforms, weights.device), torch.nextafter(total, torch.zeros_like(total)))
     ids = torch.searchsorted(cumulative, target[:, None], right=True)[:, 0]
-    return ids.clamp_(max=logits.shape[1] - 1).cpu().numpy().astype(np.int32)
+    return ids.clamp_(max=weights.shape[1] - 1).cpu().numpy().astype(np.int32)
