@@ -59,6 +59,8 @@ class StateMetadata:
             reads is that after so many tokens.
         read_block: [num_reqs] int32; -1 = the request begins anew, at position 0, with a state of zeros.
         write_block: [num_reqs] int32, distinct.
+        token_block: [num_tokens] int32; where the state after each token is left, too; -1 = nowhere. Distinct blocks,
+            which no request reads or has in `write_block`. None = nowhere, as in steps without drafts.
         query_start_loc_np, num_computed_tokens_np, read_block_np, write_block_np: the same values on the host.
         max_query_len: in tokens; 1 = every request computes one token.
     """
@@ -74,3 +76,4 @@ class StateMetadata:
     read_block_np: np.ndarray
     write_block_np: np.ndarray
     max_query_len: int
+    token_block: torch.Tensor | None = None

@@ -129,10 +129,13 @@ class DraftTokens:
     Attributes:
         counts: [num_reqs] int32; how many of the row's scheduled tokens, the last ones, are drafts; 0 = none.
         token_ids: [sum of counts] int32; in the order of the batch.
+        state_block_ids: for each KV cache group of recurrent layers: [sum of counts] int32; blocks for the state before
+            each draft, from which the row goes on if that draft is wrong.
     """
 
     counts: np.ndarray
     token_ids: np.ndarray
+    state_block_ids: tuple[np.ndarray, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -212,12 +212,25 @@ class KVCacheCoordinator:
     ) -> list[int]:
         """Which of these rows leave a state that is to be kept."""
         kept = []
-        for i in np.flatnonzero(ends % self._block_size == 0).tolist():
+        for i in np.flatnonzero((ends % self._block_size == 0) & (ends <= num_tokens)).tolist():  # drafts may be wrong
             row, end, num = int(rows[i]), int(ends[i]), int(num_tokens[i])
             is_due = end == num or borders.is_border(self._rows.request_on(row), end, num)
             if is_due and self._rows.publishes(row):
                 kept.append(i)
         return kept
+
+    def num_draft_tokens(self, most: int) -> int:
+        """At most `most` drafts of a row for whose states there are free blocks."""
+        return min([most, *(group.num_free for group in self._states)])
+
+    def add_draft_states(self, row: int, num_drafts: int) -> tuple[np.ndarray, ...]:
+        """Blocks for the states before each draft of a row, for each group that has states."""
+        return tuple(group.add_drafts(row, num_drafts) for group in self._states)
+
+    def end_drafts(self, row: int, num_tokens: int, is_caching: bool) -> None:
+        """A step with drafts is done: of the tokens that it has computed the row's first `num_tokens` stand."""
+        for group in self._states:
+            group.end_drafts(row, num_tokens, is_caching and self._rows.publishes(row))
 
     def has_states_of(self, row: int, num_tokens: int) -> bool:
         """Whether the newest states of a row are those after so many tokens."""

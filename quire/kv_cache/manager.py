@@ -85,6 +85,7 @@ class KVCacheManager:
         self.can_take_back = self._coordinator.can_take_back
         self._is_caching = enable_prefix_caching
         keeps_states = enable_prefix_caching and not self.can_take_back
+        self._has_state = np.array(has_state, dtype=np.int32)
         self._state_bytes = {
             number: group.page_size_bytes for number, group in enumerate(kv_cache_config.groups) if has_state[number]
         }
@@ -310,6 +311,22 @@ class KVCacheManager:
             starts, ends, num_tokens: [num_reqs] tokens before the step, after it, and all that a row has.
         """
         return self._coordinator.plan_states(rows, starts, ends, num_tokens, self._borders)
+
+    def num_draft_tokens(self, most: int) -> int:
+        """At most `most` drafts of a row, as many as there are free blocks for states before them."""
+        return self._coordinator.num_draft_tokens(most)
+
+    def has_room_for_drafts(self, num_missing: np.ndarray, num_drafts: np.ndarray) -> bool:
+        """Whether so many blocks are free ([num_groups, num_rows]), and those for states before drafts ([num_rows])."""
+        return not self.is_short(num_missing + self._has_state[:, None] * num_drafts)
+
+    def add_draft_states(self, row: int, num_drafts: int) -> tuple[np.ndarray, ...]:
+        """Blocks for the states before each draft of a row, [num_drafts] int32 for each group that has states."""
+        return self._coordinator.add_draft_states(row, num_drafts)
+
+    def end_drafts(self, row: int, num_tokens: int) -> None:
+        """A step with drafts is done: of the tokens that it has computed the row's first `num_tokens` stand."""
+        self._coordinator.end_drafts(row, num_tokens, self._borders is not None)
 
     def may_swap(self, row: int, num_tokens: int) -> bool:
         """Whether the row's blocks are those of its first `num_tokens` tokens; not of a state that is ahead of them."""

@@ -29,6 +29,7 @@ def plan_kv_cache(
     max_model_len: int,
     max_chunk_tokens: int | None = None,
     max_num_seqs: int = 1,
+    num_drafts: int = 0,
 ) -> KVCacheConfig:
     """Divide the KV cache into blocks.
 
@@ -43,13 +44,15 @@ def plan_kv_cache(
         max_model_len: longest request, in tokens.
         max_chunk_tokens: most tokens of one request that a step computes; None = `max_model_len`.
         max_num_seqs: most requests at once, each of which has recurrent states of its own.
+        num_drafts: most drafts of a request in a step, each of which has one more; 0 = there are none.
 
     Raises:
         NotEnoughMemoryError: it does not fit; names the numbers and the longest `max_model_len` that does.
         UnsupportedError: as `group_layers`.
     """
     budget_bytes = max(0, available_bytes if cache.kv_cache_memory_bytes is None else cache.kv_cache_memory_bytes)
-    requests = PlannedRequests(max_model_len, min(max_chunk_tokens or max_model_len, max_model_len), max_num_seqs)
+    max_chunk_tokens = min(max_chunk_tokens or max_model_len, max_model_len)
+    requests = PlannedRequests(max_model_len, max_chunk_tokens, max_num_seqs, num_drafts)
     frees_blocks = not cache.disable_hybrid_kv_cache_manager
     groups, reason = group_layers(specs, max_model_len, frees_blocks=frees_blocks)
     if cache.num_blocks is None and needed_bytes(groups, requests) > budget_bytes:

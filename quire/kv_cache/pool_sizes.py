@@ -1,8 +1,9 @@
 """How many blocks each pool of the KV cache gets. Called by planning and by the worker. Pure functions.
 
-Pools of states have a block for each request that runs and one for its newest checkpoint, and those for checkpoints of
-requests that have ended; together at most half of the memory, where there is attention, too. What is left is divided
-among pools of attention so that requests of a middling length run out of all of them at once.
+Pools of states have a block for each request that runs and one for its newest checkpoint, those for checkpoints of
+requests that have ended, and some for states before drafts; together at most half of the memory, where there is
+attention, too. What is left is divided among pools of attention so that requests of a middling length run out of all of
+them at once.
 """
 
 from __future__ import annotations
@@ -20,6 +21,9 @@ from quire.utils.memory import GIB, format_bytes
 STATE_SHARE = 0.5
 """Most of the memory that states take beside attention, unless one request needs more."""
 
+DRAFTS_PER_REQUEST = 2
+"""States before drafts that there are blocks for, per request that may run: fewer run where drafts are long."""
+
 MIDDLING = 4
 """Requests of `max_model_len` divided by this are those that pools of attention are divided for."""
 
@@ -28,11 +32,14 @@ Pool = Sequence[KVCacheGroupSpec]
 
 @dataclass(frozen=True, slots=True)
 class PlannedRequests:
-    """What the cache is planned for: tokens of the longest request and of a step of it, and requests at once."""
+    """What the cache is planned for: tokens of the longest request and of a step of it, requests at once, and most
+    drafts of one of them in a step.
+    """
 
     max_model_len: int
     max_chunk_tokens: int
     max_num_seqs: int = 1
+    num_drafts: int = 0
 
     def of_length(self, num_tokens: int) -> PlannedRequests:
         """The same of other lengths."""
@@ -50,20 +57,25 @@ def needed_bytes(groups: Sequence[KVCacheGroupSpec], requests: PlannedRequests) 
     return sum((requests.num_held(pool) + 1) * _page_bytes(pool) for pool in _pools(groups))
 
 
-def num_state_blocks(cache: CacheConfig, max_num_seqs: int) -> int:
-    """Blocks of a pool of states, as far as there is memory."""
+def num_state_blocks(cache: CacheConfig, max_num_seqs: int, num_drafts: int = 0) -> int:
+    """Blocks of a pool of states, as far as there is memory; `num_drafts` as in `PlannedRequests`."""
+    num_for_drafts = max(num_drafts, DRAFTS_PER_REQUEST * max_num_seqs) if num_drafts else 0
     if not cache.enable_prefix_caching:
-        return 1 + max_num_seqs
+        return 1 + max_num_seqs + num_for_drafts
     num_checkpoints = cache.num_state_checkpoints
-    return 1 + 2 * max_num_seqs + (max_num_seqs if num_checkpoints is None else num_checkpoints)
+    return 1 + 2 * max_num_seqs + (max_num_seqs if num_checkpoints is None else num_checkpoints) + num_for_drafts
 
 
-def useful_bytes(specs: Mapping[str, KVCacheSpec], cache: CacheConfig, max_model_len: int, max_num_seqs: int) -> int:
+def useful_bytes(
+    specs: Mapping[str, KVCacheSpec], cache: CacheConfig, max_model_len: int, max_num_seqs: int, num_drafts: int = 0
+) -> int:
     """Bytes of blocks for `max_num_seqs` requests of the longest, and of null blocks: more would never be used."""
     total = 0
     for spec in specs.values():
         num_blocks = max_num_seqs * -(-max_model_len // spec.block_size) + 1
-        total += spec.page_size_bytes * (num_blocks if spec.can_take_back else num_state_blocks(cache, max_num_seqs))
+        if not spec.can_take_back:
+            num_blocks = num_state_blocks(cache, max_num_seqs, num_drafts)
+        total += spec.page_size_bytes * num_blocks
     return total
 
 
@@ -95,7 +107,8 @@ def _sizes(pools: Sequence[Pool], budget_bytes: int, cache: CacheConfig, request
         left_bytes = budget_bytes - sum(num * _page_bytes(pool) for num, pool in zip(given, others, strict=True))
         share_bytes = max(left_bytes, STATE_SHARE * budget_bytes)  # the blocks may be more than the budget is for
     state_bytes = sum(map(_page_bytes, states))
-    num_states = min(num_state_blocks(cache, requests.max_num_seqs), int(share_bytes // max(1, state_bytes)))
+    wanted = num_state_blocks(cache, requests.max_num_seqs, requests.num_drafts)
+    num_states = min(wanted, int(share_bytes // max(1, state_bytes)))
     num_states = max(num_states, 3)  # the null block, the state that is read, and the one that is written
     left_bytes = budget_bytes - num_states * state_bytes
     sizes = iter(_sizes_of_attention(others, left_bytes, cache, requests))

@@ -7,6 +7,7 @@ does this with the metadata of its group (`attention.metadata.StateMetadata`):
     conv, ssm = state_tensors(kv_cache, spec.shapes, (torch.bfloat16, torch.float32))
     for request i: begin with ssm[metadata.read_block[i]], or with zeros where that is -1 (nothing of the block counts),
                    and leave the state after its last token of the step in ssm[metadata.write_block[i]]
+    for token j: where metadata.token_block is not None and token_block[j] >= 0, leave the state after it there, too
 
 The block that is read may be another than the one that is written: it is then a checkpoint, which others find, and
 must stay as it is. `tests/unit/worker/test_state_layers.py` has a model that does this and nothing else.
@@ -26,7 +27,7 @@ from quire.kernels.recurrent import RecurrentBatch
 
 def recurrent_batch(metadata: StateMetadata) -> RecurrentBatch:
     """The requests of a step, as recurrent kernels take them."""
-    return RecurrentBatch(metadata.query_start_loc, metadata.read_block, metadata.write_block)
+    return RecurrentBatch(metadata.query_start_loc, metadata.read_block, metadata.write_block, metadata.token_block)
 
 
 def state_tensors(

@@ -17,7 +17,6 @@ from quire.core.drafts import DraftController, DraftProposer, DraftRows, Proposa
 from quire.core.engine_messages import EngineCoreRequest
 from quire.core.runner_output import ModelRunnerOutput
 from quire.core.scheduler_output import SchedulerOutput
-from quire.errors import UnsupportedError
 from quire.kv_cache.manager import KVCacheManager
 from quire.scheduler.request_table import RequestTable, RowFlag
 from quire.scheduler.step_plan import StepPlan
@@ -47,9 +46,6 @@ class Drafts:
         proposer: None = there are never any.
         controller: says how many are verified; None = all that are proposed and find room.
         clock: seconds, for what proposing takes; not the scheduler's, whose readings are recorded.
-
-    Raises:
-        UnsupportedError: the model keeps states that cannot be taken back to before a draft.
     """
 
     def __init__(
@@ -60,11 +56,6 @@ class Drafts:
         kv: KVCacheManager,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        if proposer is not None and not kv.can_take_back:
-            raise UnsupportedError(
-                "draft tokens need a model whose cache can be taken back; this one has recurrent layers",
-                hint="leave out the proposer",
-            )
         # Methods, not objects: a recording of the scheduler's state leaves functions out.
         self._begin = None if proposer is None else proposer.begin
         self._propose = None if proposer is None else proposer.propose
@@ -139,13 +130,23 @@ class Drafts:
         starts = np.cumsum(proposals.counts) - proposals.counts
         for entry in np.flatnonzero(counts).tolist():
             row, start = int(drafted.rows[entry]), int(starts[entry])
-            drafts = proposals.token_ids[start : start + min(int(counts[entry]), plan.budget.num_left)]
+            most = self._kv.num_draft_tokens(plan.budget.num_left)
+            drafts = proposals.token_ids[start : start + min(int(counts[entry]), most)]
             if not len(drafts):
                 return
             at = np.array([row], dtype=np.intp)
             missing = self._kv.num_missing_blocks(at, self._table.num_tokens[at] + len(drafts))
-            if not self._kv.is_short(missing):
-                plan.add_drafts(row, drafts, self._kv.allocate(at, missing))
+            if self._kv.has_room_for_drafts(missing, np.array([len(drafts)])):
+                states = self._kv.add_draft_states(row, len(drafts))
+                plan.add_drafts(row, drafts, self._kv.allocate(at, missing), states)
+
+    def take_back_states(self, scheduled: SchedulerOutput, rows: np.ndarray) -> None:
+        """Go on from the states behind the last drafts that were accepted, of those of `rows` that had drafts."""
+        if scheduled.drafts is None or self._kv.can_take_back:
+            return
+        drafting = rows[np.isin(rows, scheduled.rows[scheduled.drafts.counts > 0])]
+        for row, num_tokens in zip(drafting.tolist(), self._table.num_computed_tokens[drafting].tolist(), strict=True):
+            self._kv.end_drafts(row, num_tokens)
 
     def take_in(self, scheduled: SchedulerOutput, output: ModelRunnerOutput, seconds: float | None) -> None:
         """A step was computed in so many seconds (None = not measured): say what became of its drafts."""

@@ -355,6 +355,7 @@ class Scheduler:
             self._note_prompts(rows)
         sampled, split = self._groups.split_beams(sampled)
         sampled, stops = take_in_turns(sampled, self._table, self._append_tokens)
+        self._drafts.take_back_states(scheduled, rows)
         self._kv.cache_full_blocks(rows, self._table.num_computed_tokens[rows], self._table.token_ids)
         handles = self._table.handle[sampled.rows]
         prompt_logprobs = take_prompt_logprobs(output, rows, self._table)

@@ -29,7 +29,6 @@ from quire.scheduler.waiting import Blocked
 
 NO_ROWS = np.empty(0, dtype=np.intp)
 PlanStates = Callable[[np.ndarray, np.ndarray, np.ndarray, np.ndarray], tuple[StateBlocks, ...]]
-_NO_TOKENS = np.empty(0, dtype=np.int32)
 
 
 class StepPlan:
@@ -63,7 +62,7 @@ class StepPlan:
         self._running_rows = NO_ROWS
         self._new_blocks: tuple[NewBlocks, ...] = ()
         self._new_reqs: dict[int, NewRequestData] = {}
-        self._drafts: dict[int, np.ndarray] = {}
+        self._drafts: dict[int, tuple[np.ndarray, ...]] = {}
 
     @property
     def is_empty(self) -> bool:
@@ -94,11 +93,21 @@ class StepPlan:
         self._new_blocks = new_blocks
         self.num_promised = None
 
-    def add_drafts(self, row: int, token_ids: np.ndarray, new_blocks: tuple[NewBlocks, ...]) -> None:
-        """Plan draft tokens behind the token that a running row computes, and the blocks they were given."""
+    def add_drafts(
+        self,
+        row: int,
+        token_ids: np.ndarray,
+        new_blocks: tuple[NewBlocks, ...],
+        states: tuple[np.ndarray, ...] = (),
+    ) -> None:
+        """Plan draft tokens behind the token that a running row computes, and the blocks they were given.
+
+        Args:
+            states: blocks for the states before each draft, [num_drafts] int32 for each group that has states.
+        """
         self.budget.take(len(token_ids))
         self._num_tokens[row] += len(token_ids)
-        self._drafts[row] = token_ids
+        self._drafts[row] = (token_ids, *states)
         self._new_blocks = tuple(
             before.followed_by(ahead) for before, ahead in zip(self._new_blocks, new_blocks, strict=True)
         )
@@ -172,8 +181,10 @@ class StepPlan:
         )
 
     def _drafts_of(self, rows: np.ndarray) -> DraftTokens:
-        per_row = [self._drafts.get(row, _NO_TOKENS) for row in rows.tolist()]
-        return DraftTokens(np.array([len(ids) for ids in per_row], dtype=np.int32), np.concatenate(per_row))
+        per_row = [self._drafts[row] for row in rows.tolist() if row in self._drafts]
+        counts = [len(self._drafts[row][0]) if row in self._drafts else 0 for row in rows.tolist()]
+        token_ids, *states = (np.concatenate(parts) for parts in zip(*per_row, strict=True))
+        return DraftTokens(np.array(counts, dtype=np.int32), token_ids, tuple(states))
 
     def num_first_tokens(self, output: SchedulerOutput, table: RequestTable) -> int:
         """How many of the tokens that the frozen plan samples end a prompt."""

@@ -5,6 +5,7 @@ Called by the model runner once per step. Owns the order of the layers; the tens
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
@@ -73,10 +74,10 @@ class AttentionGroups:
 
     def forward_context(self, batch: InputBatch, block_tables: BlockTables) -> ForwardContext:
         """The context of a step of at least one request."""
-        states = iter(batch.states)
+        states = zip(batch.states, batch.token_state_blocks or [None] * len(batch.states), strict=True)
         return self.context_of(
             {
-                group: self._state_metadata(batch, next(states))
+                group: self._state_metadata(batch, *next(states))
                 if has_state
                 else self._metadata(group, batch, block_tables)
                 for group, has_state in enumerate(block_tables.has_state)
@@ -108,9 +109,12 @@ class AttentionGroups:
         )
 
     @staticmethod
-    def _state_metadata(batch: InputBatch, blocks: StateBlocks) -> StateMetadata:
+    def _state_metadata(batch: InputBatch, blocks: StateBlocks, token_blocks: np.ndarray | None) -> StateMetadata:
         device = batch.input_ids.device
-        return make_state_metadata(batch.query_start_loc, batch.num_computed_tokens, blocks, device)
+        metadata = make_state_metadata(batch.query_start_loc, batch.num_computed_tokens, blocks, device)
+        if token_blocks is None:
+            return metadata
+        return dataclasses.replace(metadata, token_block=torch.from_numpy(token_blocks).to(device))
 
 
 def make_state_metadata(

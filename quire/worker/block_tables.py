@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from quire.core.kv_spec import KVCacheConfig, MambaSpec
-from quire.core.scheduler_output import NewBlocks, StateBlocks
+from quire.core.scheduler_output import DraftTokens, NewBlocks, StateBlocks
 
 
 class BlockTables:
@@ -50,11 +50,22 @@ class BlockTables:
 
     def states(self, states: Sequence[StateBlocks]) -> tuple[StateBlocks, ...]:
         """A step's blocks of recurrent layers, for each group that has such."""
-        first_ids = [first_id for first_id, has_state in zip(self._first_ids, self.has_state, strict=True) if has_state]
         return tuple(
             StateBlocks(np.where(one.read_block_ids < 0, -1, one.read_block_ids - first), one.write_block_ids - first)
-            for one, first in zip(states, map(np.int32, first_ids), strict=True)
+            for one, first in zip(states, self._state_first_ids(), strict=True)
         )
+
+    def draft_states(self, drafts: DraftTokens | None) -> tuple[np.ndarray, ...]:
+        """The blocks of `DraftTokens.state_block_ids`."""
+        if drafts is None or not drafts.state_block_ids:
+            return ()
+        return tuple(ids - first for ids, first in zip(drafts.state_block_ids, self._state_first_ids(), strict=True))
+
+    def _state_first_ids(self) -> list[np.int32]:
+        """The first block id of each group that has states."""
+        return [
+            np.int32(first_id) for first_id, has_state in zip(self._first_ids, self.has_state, strict=True) if has_state
+        ]
 
     def gather(self, group: int, rows: np.ndarray, max_seq_len: int) -> np.ndarray:
         """[num_reqs, num_blocks] int32; the blocks of `rows`, as many columns as `max_seq_len` tokens need."""

@@ -29,6 +29,8 @@ class InputBatch:
             draft. None = one each.
         is_own_draft: [num_sampled] bool; rows whose drafts, if any, are the worker's own proposer's. None = not known.
         states: blocks of recurrent layers, for each KV cache group that has such, numbered within their pools.
+        token_state_blocks: for each such group [num_tokens] int32; a block for the state after each token of the step
+            that stands before a draft; -1 = none. Empty = no row has drafts.
     """
 
     rows: np.ndarray
@@ -45,6 +47,7 @@ class InputBatch:
     logits_start_loc: np.ndarray | None = None
     is_own_draft: np.ndarray | None = None
     states: tuple[StateBlocks, ...] = ()
+    token_state_blocks: tuple[np.ndarray, ...] = ()
 
     @property
     def num_reqs(self) -> int:

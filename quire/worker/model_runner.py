@@ -111,7 +111,8 @@ class ModelRunner:
         if self._draft_step is not None:
             self._draft_step.apply(scheduled)
         states = self._block_tables.states(scheduled.states)
-        batch = prepare_inputs(scheduled, self._requests, self._device, states)
+        draft_states = self._block_tables.draft_states(scheduled.drafts)
+        batch = prepare_inputs(scheduled, self._requests, self._device, states, draft_states)
         if not batch.num_reqs:
             hidden = torch.empty(0, device=self._device)
         else:

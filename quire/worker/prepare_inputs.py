@@ -5,18 +5,23 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from quire.core.scheduler_output import SchedulerOutput, StateBlocks
+from quire.core.scheduler_output import DraftTokens, SchedulerOutput, StateBlocks
 from quire.worker.input_batch import InputBatch
 from quire.worker.request_states import RequestStates
 
 
 def prepare_inputs(
-    scheduled: SchedulerOutput, requests: RequestStates, device: torch.device, states: tuple[StateBlocks, ...] = ()
+    scheduled: SchedulerOutput,
+    requests: RequestStates,
+    device: torch.device,
+    states: tuple[StateBlocks, ...] = (),
+    draft_states: tuple[np.ndarray, ...] = (),
 ) -> InputBatch:
     """Gather the tokens that `scheduled` wants computed; its rows, frees and additions are applied already.
 
     Args:
         states: as in `InputBatch`.
+        draft_states: blocks for the states before each draft, [num_drafts] int32 per group.
     """
     counts = scheduled.num_scheduled_tokens
     if scheduled.total_num_scheduled_tokens == len(counts):  # a token each
@@ -33,6 +38,7 @@ def prepare_inputs(
     sampling = scheduled.is_sampling
     sampling_positions, logits_indices = seq_lens[sampling], query_start_loc[1:][sampling].astype(np.int64) - 1
     logits_start_loc = None
+    token_state_blocks: tuple[np.ndarray, ...] = ()
     if scheduled.drafts is not None:
         requests.write_drafts(scheduled.rows, seq_lens, scheduled.drafts)
         num_drafts = scheduled.drafts.counts[sampling]
@@ -41,6 +47,7 @@ def prepare_inputs(
         np.cumsum(1 + num_drafts, out=logits_start_loc[1:])
         shifts = logits_indices - num_drafts - logits_start_loc[:-1]
         logits_indices = np.arange(logits_start_loc[-1]) + np.repeat(shifts, 1 + num_drafts)
+        token_state_blocks = _before_drafts(scheduled.drafts, query_start_loc, draft_states)
     input_ids = requests.token_ids[token_rows, token_positions]
     return InputBatch(
         rows=scheduled.rows,
@@ -56,4 +63,21 @@ def prepare_inputs(
         logits_indices=logits_indices,
         logits_start_loc=logits_start_loc,
         states=states,
+        token_state_blocks=token_state_blocks,
     )
+
+
+def _before_drafts(
+    drafts: DraftTokens, query_start_loc: np.ndarray, draft_states: tuple[np.ndarray, ...]
+) -> tuple[np.ndarray, ...]:
+    """`InputBatch.token_state_blocks`: each draft's block is that of the token before it."""
+    if not draft_states:
+        return ()
+    ends = np.cumsum(drafts.counts)
+    # A request's drafts are its last tokens.
+    shifts = query_start_loc[1:] - 1 - ends
+    tokens = np.arange(len(drafts.token_ids)) + np.repeat(shifts, drafts.counts)
+    blocks = np.full((len(draft_states), query_start_loc[-1]), -1, dtype=np.int32)
+    for line, ids in zip(blocks, draft_states, strict=True):
+        line[tokens] = ids
+    return tuple(blocks)

@@ -13,6 +13,12 @@ Example, blocks of 16 tokens, a prompt of 40 tokens:
     token 48:             reads 6, writes 7
 
 A request that begins with the same 32 tokens reads block 5, and writes a block of its own.
+
+A step with drafts has a block more for each: for the state before it. When it is known which drafts stand, one of these
+states is the row's, and the other blocks are free again:
+
+    token 41, drafts 42, 43: reads 6, writes 8 (after 41), 9 (after 42), 6 (after 43)
+    draft 42 stands:         the row goes on from 9; 6 and 8 are free
 """
 
 from __future__ import annotations
@@ -48,6 +54,7 @@ class StateManager(RowBlocks):
         self._due: dict[int, list[tuple[int, int, bool]]] = {}  # by row: block of tokens, block, is it of decoding
         self._being_read: dict[int, list[tuple[int, int]]] = {}  # by row: tokens when the step is done, block
         self._newest: dict[int, tuple[int, int]] = {}  # by row: prefix and block of its newest checkpoint of decoding
+        self._before_drafts: dict[int, np.ndarray] = {}  # by row: blocks of the states before each of its drafts
 
     def block_ids(self, row: int) -> np.ndarray:
         """The block with the row's newest computed state, [1] int32; empty = it has none."""
@@ -124,6 +131,39 @@ class StateManager(RowBlocks):
         self._source[rows] = 0
         return StateBlocks(read, own)
 
+    @property
+    def num_free(self) -> int:
+        """Blocks that hold no state, or a checkpoint that is not in use."""
+        return self._pool.free_counts()[self._pool_number]
+
+    def add_drafts(self, row: int, num_drafts: int) -> np.ndarray:
+        """[num_drafts] int32; free blocks for the states before the drafts of a row."""
+        blocks = self._pool.take(num_drafts, self._pool_number)
+        self._before_drafts[row] = blocks
+        return blocks
+
+    def end_drafts(self, row: int, num_tokens: int, is_kept: bool) -> None:
+        """A step with drafts is done: the row has computed `num_tokens` tokens, the newest before the drafts included.
+
+        Args:
+            is_kept: the state at its newest full block is to be kept, if the step has come to one.
+        """
+        blocks, border = self._before_drafts.pop(row), num_tokens // self._block_size * self._block_size
+        first = int(self._position[row]) - len(blocks)  # tokens after which the state of the first block is
+        assert num_tokens >= first, "the newest token before the drafts is computed"
+        states = [*blocks.tolist(), int(self._own[row])]
+        own = states.pop(num_tokens - first)
+        self._own[row], self._position[row] = own, num_tokens
+        if row in self._being_read:  # until the step is done, which it is
+            self._being_read[row] = [(min(end, num_tokens), block_id) for end, block_id in self._being_read[row]]
+        if is_kept and border == num_tokens:
+            self.keep(*(np.array([one]) for one in (row, border, True)))
+        elif is_kept and border >= first:
+            kept = states.pop(border - first)
+            self._due.setdefault(row, []).append((border // self._block_size - 1, kept, True))
+            self._being_read.setdefault(row, []).append((num_tokens, kept))  # until it is published
+        self._pool.free(np.array(states, dtype=np.int32))
+
     def keep(self, rows: np.ndarray, num_tokens: np.ndarray, is_decoding: np.ndarray) -> None:
         """The states that a step of these rows leaves, which are those after `num_tokens` tokens, are to be kept."""
         self._is_kept[rows] = True
@@ -185,6 +225,7 @@ class StateManager(RowBlocks):
         """As `RowBlocks`."""
         block_ids = [block_id for _, block_id in self._being_read.pop(row, [])]
         block_ids += [int(one[row]) for one in (self._source, self._own) if one[row]]
+        block_ids += self._before_drafts.pop(row, NO_IDS).tolist()
         self._pool.free(np.array(block_ids, dtype=np.int32))
         self._own[row] = self._source[row] = self._position[row] = 0
         self._is_kept[row] = False

@@ -44,7 +44,6 @@ from tests.unit.scheduler.test_properties import (
     Step,
     any_duration,
     any_swap_durations,
-    proposer_of,
     scheduler_settings,
     scripts,
 )  # fmt: skip
@@ -142,7 +141,7 @@ def test_any_recording_replays_to_the_same_schedule_from_any_of_its_files(
     tmp_path_factory, config, script, places, proposer
 ):
     directory = tmp_path_factory.mktemp("recording")
-    recorded = Recorded(directory, config, proposer=proposer_of(config, proposer))
+    recorded = Recorded(directory, config, proposer=proposer)
     for number, action in enumerate(script):
         if number in places:
             recorded.begin_file()

@@ -194,6 +194,8 @@ class FakeWorker:
             self.slots[blocks] = -2
         for states in scheduled.states:
             self.slots[states.write_block_ids] = -2
+        for block_ids in () if scheduled.drafts is None else scheduled.drafts.state_block_ids:
+            self.slots[block_ids] = -2
         self._unsure_rows.update(scheduled.freed_rows.tolist(), (new.row for new in scheduled.new_reqs))
 
     def _new_pages(self, scheduled: SchedulerOutput) -> list[np.ndarray]:
@@ -254,25 +256,29 @@ class FakeWorker:
         """Every request goes on from a state of exactly its tokens; nobody writes what another reads."""
         state_groups = [group for group, (kind, _) in enumerate(self.groups) if kind == "state"]
         ends = scheduled.num_computed_tokens + scheduled.num_scheduled_tokens
-        for group, states in zip(state_groups, scheduled.states, strict=True):
+        drafts = drafts_by_row(scheduled)
+        for number, (group, states) in enumerate(zip(state_groups, scheduled.states, strict=True)):
             reads, writes = states.read_block_ids.tolist(), states.write_block_ids.tolist()
             assert len(set(writes)) == len(writes) == len(scheduled.rows), "two requests write one state"
             assert all(block not in writes or block == writes[i] for i, block in enumerate(reads)), "a race for a state"
             assert 0 not in writes and 0 not in reads, "the null page as a state"
+            before_drafts = draft_states_by_row(scheduled, number)
+            spare = [block for blocks in before_drafts for block in blocks]
+            used = {0, *reads, *writes}
+            assert len({*spare, *used}) == len(used) + len(spare), "drafts overwrite a state that is used"
             left = []
             for i, row in enumerate(scheduled.rows.tolist()):
-                start, fingerprints = (
-                    int(scheduled.num_computed_tokens[i]),
-                    self._fingerprints(row, int(ends[i]), group),
-                )
+                start = int(scheduled.num_computed_tokens[i])
+                token_ids = np.concatenate([self.rows[row].token_ids, drafts[i]])
+                fingerprints = running_fingerprints(token_ids[: int(ends[i])], group)
                 assert (reads[i] == -1) == (start == 0), "a request begins anew, or does not"
                 assert start == 0 or self.slots[reads[i], 0] == fingerprints[start - 1], "a state of other tokens"
                 left.append(fingerprints[-1])
+                assert len(before_drafts[i]) == len(drafts[i]), "a draft without a state before it"
+                self.slots[before_drafts[i]] = -3
+                self.slots[before_drafts[i], 0] = fingerprints[-1 - len(drafts[i]) : -1]
             self.slots[writes] = -3
             self.slots[writes, 0] = left
-
-    def _fingerprints(self, row: int, num_tokens: int, group: int) -> list[int]:
-        return running_fingerprints(self.rows[row].token_ids[:num_tokens], group)
 
     def _write(self, scheduled: SchedulerOutput) -> None:
         written: set[tuple[int, int]] = set()
@@ -345,8 +351,9 @@ class FakeWorker:
     def _give_back_pages(self, state: _Row) -> None:
         """Blocks for drafts that were not accepted belong to the row no longer; its newest token is not computed."""
         num_blocks = -(-(len(state.token_ids) - 1) // self.block_size)
-        for block_ids in state.block_ids:
-            del block_ids[num_blocks:]
+        for (kind, _), block_ids in zip(self.groups, state.block_ids, strict=True):
+            if kind != "state":
+                del block_ids[num_blocks:]
 
     def _logprobs(self, rows: np.ndarray, tokens: np.ndarray) -> LogprobsArrays | None:
         wanting = [i for i, row in enumerate(rows.tolist()) if self.rows[row].num_logprobs is not None]
@@ -368,6 +375,14 @@ def drafts_by_row(scheduled: SchedulerOutput) -> list[np.ndarray]:
     if scheduled.drafts is None:
         return [np.empty(0, dtype=np.int32)] * len(scheduled.rows)
     return np.split(scheduled.drafts.token_ids, np.cumsum(scheduled.drafts.counts)[:-1])
+
+
+def draft_states_by_row(scheduled: SchedulerOutput, number: int) -> list[list[int]]:
+    """The blocks for states before drafts of each row of a step, in one of the groups that have states."""
+    if scheduled.drafts is None:
+        return [[]] * len(scheduled.rows)
+    blocks = scheduled.drafts.state_block_ids[number]
+    return [ids.tolist() for ids in np.split(blocks, np.cumsum(scheduled.drafts.counts)[:-1])]
 
 
 @dataclass

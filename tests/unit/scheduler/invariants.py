@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from quire.kv_cache.single_type.row_blocks import NO_IDS
 from quire.scheduler.scheduler import Scheduler
 from quire.scheduler.scheduling_policy import RankOrder
 from quire.scheduler.swapping import Swapping
@@ -32,6 +33,7 @@ def check_invariants(scheduler: Scheduler, groups: Sequence[Group] = (FULL,)) ->
         for manager in kv._coordinator._states:
             being_read = [block_id for _, block_id in manager._being_read.get(row, [])]
             held += [*being_read, *(int(one[row]) for one in (manager._own, manager._source) if one[row])]
+            held += manager._before_drafts.get(row, NO_IDS).tolist()
         assert len(set(held)) == len(held), "a request holds a page twice"
         owners[held] += 1
     np.add.at(owners, kv._copies.source_ids(), 1)

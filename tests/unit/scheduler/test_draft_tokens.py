@@ -11,15 +11,15 @@ from hypothesis import strategies as st
 
 from quire.core.drafts import Proposals, SpeculatedStep, StepLoad
 from quire.core.engine_messages import EngineCoreRequest, FinishReason
+from quire.core.kv_spec import PoolSize
 from quire.core.runner_output import ModelRunnerOutput
-from tests.unit.scheduler.harness import Engine, expected_answer, make_beams, make_request, make_scheduler
+from tests.unit.scheduler.harness import FULL, Engine, expected_answer, make_beams, make_request, make_scheduler
 from tests.unit.scheduler.pretended_model import Guesses
 from tests.unit.scheduler.test_properties import (
     EXAMPLES,
     BeamSpec,
     check_answers,
     play,
-    proposer_of,
     scheduler_settings,
     scripts,
 )
@@ -194,17 +194,67 @@ def test_a_proposer_is_told_of_every_request_that_begins_and_ends():
     assert proposer.ended == {1: [], 0: engine.tokens[0], 2: engine.tokens[2]}
 
 
-def test_beams_and_requests_with_a_grammar_draft_nothing():
+def test_beams_draft_nothing():
     engine = make_engine()
     engine.add(*make_beams((0, 1), [5, 6, 7], BeamSpec(num_beams=2), max_tokens=6))
     engine.run()
     assert all(step.drafts is None for step in engine.scheduled)
 
 
+HYBRID = (FULL, ("state", 2))
+
+
+def make_hybrid(num_right: int, num_states: int = 12, **options: Any) -> Engine:
+    more = {"groups": HYBRID, "more_pools": [PoolSize(num_blocks=num_states)], **options}
+    return Engine(make_scheduler(proposer=Guesses(3, num_right), **more), groups=HYBRID)
+
+
+@pytest.mark.parametrize("num_right", [0, 1, 2, 3])
+def test_a_row_goes_on_from_the_state_behind_the_last_draft_that_stands(num_right):
+    """The worker of these tests holds the tokens of each state against those of its row."""
+    engine = make_hybrid(num_right)
+    request = make_request(0, max_tokens=14)
+    engine.add(request)
+    engine.step()
+    free = engine.scheduler._kv.free_counts()[1]
+    step = engine.step()
+    (spare,) = step.drafts.state_block_ids
+    assert len(set(spare.tolist())) == 3 and step.states[0].write_block_ids[0] not in spare
+    assert engine.scheduler._kv.free_counts()[1] == free, "the others are free again"
+    engine.run()
+    assert engine.tokens[0] == expected_answer(request, 100)[0]
+
+
+@pytest.mark.parametrize("num_right", [0, 1, 2, 3])
+def test_states_are_kept_at_full_blocks_that_drafts_have_reached_and_none_behind_wrong_ones(num_right):
+    engine = make_hybrid(num_right, num_states=20)
+    first = make_request(0, 4, max_tokens=23)
+    engine.add(first)
+    engine.run()
+    tokens = [*first.prompt_token_ids.tolist(), *engine.tokens[0]]
+    second = make_request(1, [*tokens, 7], max_tokens=4)
+    engine.add(second)
+    engine.run()
+    assert engine.tokens[1] == expected_answer(second, 100)[0]
+    assert engine.stats[-2].prefix_cache_hits == 24 or any(stats.prefix_cache_hits == 24 for stats in engine.stats)
+
+
+def test_drafts_take_no_state_that_a_request_uses_and_are_fewer_where_blocks_are_short():
+    engine = make_hybrid(3, num_states=5, prefix_caching=False)
+    requests = [make_request(handle, max_tokens=max_tokens) for handle, max_tokens in enumerate((6, 9, 24))]
+    engine.add(*requests)
+    engine.run()
+    assert engine.num_preemptions == 0
+    drafting = [step for step in engine.scheduled if step.drafts is not None]
+    assert all(step.drafts.counts.sum() + len(step.rows) <= 4 for step in drafting), "the null block is one of five"
+    assert {int(step.drafts.counts.sum()) for step in drafting} == {1, 2, 3}, "more, as others end"
+    assert all(engine.tokens[one.handle] == expected_answer(one, 100)[0] for one in requests)
+
+
 @settings(max_examples=EXAMPLES // 2, deadline=None)
 @given(scheduler_settings(), scripts(), st.sampled_from(["fcfs", "priority", "fair", "shortest"]))
 def test_whatever_is_drafted_every_request_ends_with_its_own_answer_and_no_page_is_misused(config, script, policy):
-    engine, accepted = play({**config, "scheduling_policy": policy, "proposer": proposer_of(config, Guesses())}, script)
+    engine, accepted = play({**config, "scheduling_policy": policy, "proposer": Guesses()}, script)
     check_answers(engine, accepted)
     assert engine.scheduler._kv.usage == 0.0
     assert engine.scheduler.reset_prefix_cache()

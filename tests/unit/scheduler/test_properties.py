@@ -34,7 +34,7 @@ from tests.unit.scheduler.harness import (
     same_message,
 )
 from tests.unit.scheduler.kv_event_consumer import KVEventConsumer
-from tests.unit.scheduler.pretended_model import Guesses, expected_beams
+from tests.unit.scheduler.pretended_model import expected_beams
 
 EXAMPLES = int(os.environ.get("QUIRE_EXAMPLES", "60"))
 MAX_MODEL_LEN = 40
@@ -104,11 +104,6 @@ def group_lists(draw: st.DrawFn) -> tuple[Group, ...]:
     local = st.tuples(st.sampled_from(["window", "chunk"]), st.integers(1, 12))
     full = draw(st.sampled_from([(FULL,), (FULL,), ()]))
     return (*full, *draw(st.lists(local, min_size=0 if full else 1, max_size=2)))
-
-
-def proposer_of(config: dict[str, Any], proposer: Guesses | None) -> Guesses | None:
-    """None where recurrent layers refuse one."""
-    return None if any(kind == "state" for kind, _ in config["groups"]) else proposer
 
 
 @st.composite

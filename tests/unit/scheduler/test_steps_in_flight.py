@@ -29,7 +29,6 @@ from tests.unit.scheduler.test_properties import (
     BeamSpec,
     check_answers,
     play,
-    proposer_of,
     scheduler_settings,
     scripts,
 )
@@ -159,7 +158,6 @@ def test_beams_wait_for_their_tokens_and_others_do_not():
     st.sampled_from([2, 3]),
 )
 def test_however_late_results_are_every_request_ends_with_its_own_answer(config, script, policy, proposer, depth):
-    proposer = proposer_of(config, proposer)
     config = {**config, "scheduling_policy": policy, "proposer": proposer, "max_steps_in_flight": depth}
     engine, accepted = play(config, script, lambda scheduler, **options: LateEngine(scheduler, depth=depth, **options))
     check_answers(engine, accepted)

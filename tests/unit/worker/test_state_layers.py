@@ -53,6 +53,8 @@ class StateModel(ToyModel):
             for token in range(start, end):
                 state = next_state(state, int(input_ids[token]))
                 hidden[token] = hidden[token].roll(sum(state))
+                if metadata.token_block is not None and (block := int(metadata.token_block[token])) >= 0:
+                    states[block], counts[block] = torch.tensor(state), int(positions[token]) + 1
             states[write], counts[write] = torch.tensor(state), int(positions[end - 1]) + 1
         return hidden
 
