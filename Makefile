@@ -114,6 +114,10 @@ test-replay: $(VENV)/.test         ## real serving over HTTP, recorded and repla
 test-same-bits: $(VENV)/.test      ## 200 mixed requests give the same bytes as in another tree (with a .venv); OTHER=DIR
 	$(BIN)/python -m tests.robustness.same_bits --other $(OTHER)
 
+.PHONY: test-speculation
+test-speculation: $(VENV)/.test    ## the same bytes with drafts: every method, kind of request, tier and format; COUNT=500, SEED=0
+	$(BIN)/python -m tests.robustness.speculation --count $(or $(COUNT),500) --seed $(or $(SEED),0)
+
 test-prometheus: $(VENV)/.test     ## a stock Prometheus (apt-get install prometheus) scrapes the server
 	@command -v prometheus >/dev/null || { echo "no prometheus: apt-get install --no-install-recommends prometheus"; exit 1; }
 	$(BIN)/python -m pytest tests/server/test_prometheus.py
