@@ -94,7 +94,7 @@ static inline void dot_chunk_by_blocks(const BlockChunk& chunk) {
   for (int64_t m = 0; m < chunk.rows; m += kBlockRows) {
     const int64_t rows = min_i64(kBlockRows, chunk.rows - m);
     for (int64_t g = 0; g < chunk.groups; ++g) {
-      if (m == 0) fetch_next<kDotPanels>(chunk, 0, g);
+      for (int64_t p = 0; p < chunk.panels && m == 0; ++p) fetch_next<1>(chunk, p, g);
       for (int64_t j = 0; j < kParts; ++j) {
         int32_t* sums = chunk.sums + j * kBlockRows * kDotCols;
         fill_starts<kParts, F::kHasMins>(chunk, m, rows, g * kParts + j, sums);

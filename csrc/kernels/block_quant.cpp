@@ -1,9 +1,8 @@
 // Linear layers on weights in block formats. Two phases: rows of x are quantised once, then tasks of columns take them.
 #include "quire/block_quant.h"
 
-#include "kernels/block_dot.h"
+#include "kernels/block_few.h"
 #include "kernels/block_pack.h"
-#include "kernels/block_rows.h"
 #include "kernels/products.h"
 #include "kernels/quant_tasks.h"
 
@@ -30,10 +29,13 @@ template <class F>
 constexpr int64_t kRecordLines = kRecordBytes<F> / kCacheLine;
 template <class F>
 constexpr int64_t kUnpackLines = kRecordLines<F> / 2;  // fetched while a record is unpacked
+// Super-blocks take so many instructions that three rows and more are not faster for one stream from memory.
+template <class F>
+constexpr int64_t kFewBlockRows = F::kBlockInputs == 256 ? min_i64(kFewRows, 2) : kFewRows;
 
 // Memory of a task.
 struct Scratch {
-  float* totals;      // [rows][kDotCols]
+  float* totals;      // [groups of kDotPanels panels][rows][kDotCols]
   int32_t* sums;      // [2][kBlockRows][kDotCols]
   uint8_t* codes;     // [kDotPanels][kPanelCodes]
   float *a, *b;       // [kDotPanels][kPanelFactors]
@@ -41,15 +43,15 @@ struct Scratch {
   static constexpr int64_t kSumsBytes = 2 * kBlockRows * kDotCols * 4, kCodesBytes = kDotPanels * kPanelCodes;
   static constexpr int64_t kFactorsBytes = kDotPanels * kPanelFactors * 4;
 
-  static int64_t bytes(int64_t rows) { return sums_bytes(rows) + kSumsBytes + kCodesBytes + 2 * kFactorsBytes; }
-  Scratch(void* memory, int64_t rows) {
+  static int64_t bytes(int64_t totals_bytes) { return totals_bytes + kSumsBytes + kCodesBytes + 2 * kFactorsBytes; }
+  Scratch(void* memory, int64_t totals_bytes) {
     char* at = static_cast<char*>(memory);
     const auto take = [&](int64_t bytes) {
       char* part = at;
       at += bytes;
       return part;
     };
-    totals = reinterpret_cast<float*>(take(sums_bytes(rows)));
+    totals = reinterpret_cast<float*>(take(totals_bytes));
     sums = reinterpret_cast<int32_t*>(take(kSumsBytes));
     codes = reinterpret_cast<uint8_t*>(take(kCodesBytes));
     a = reinterpret_cast<float*>(take(kFactorsBytes));
@@ -96,14 +98,21 @@ class BlockProduct {
     Part part{};
     part.first_row = task / tasks_.column_tasks * tasks_.rows_per_task;
     part.rows = min_i64(tasks_.rows_per_task, args_.num_rows - part.first_row);
-    const Scratch scratch(pool.scratch(thread, Scratch::bytes(part.rows)), part.rows);
+    part.first_panel = task % tasks_.column_tasks * tasks_.groups_per_task * kDotPanels;
+    part.panels = min_i64(tasks_.groups_per_task * kDotPanels, num_work_panels(args_) - part.first_panel);
+    const bool is_few = part.rows <= kFewBlockRows<F>;
+    const int64_t totals_bytes = PartSums<float>::bytes(part.rows, is_few ? part.panels : kDotPanels);
+    const Scratch scratch(pool.scratch(thread, Scratch::bytes(totals_bytes)), totals_bytes);
     const DotScope scope(part.rows, kGroupQuads / F::kParts);
-    const int64_t num_panels = num_work_panels(args_), first = task % tasks_.column_tasks * tasks_.groups_per_task;
-    const int64_t end = min_i64(tasks_.num_groups, first + tasks_.groups_per_task);
-    for (int64_t group = first; group < end; ++group) {
-      part.first_panel = group * kDotPanels;
-      part.panels = min_i64(kDotPanels, num_panels - part.first_panel);
-      run_part(part, scratch);
+    const PartSums<float> totals(scratch.totals, part.rows);
+    if (is_few) {
+      each_panel(args_, part, [&](int64_t p, const Panels& panel) { run_few(part, panel, scratch, totals.of(0, p)); });
+      return write(part, totals);
+    }
+    for (const int64_t end = part.first_panel + part.panels; part.first_panel < end; part.first_panel += kDotPanels) {
+      part.panels = min_i64(kDotPanels, end - part.first_panel);
+      run_chunks(part, panels_of(args_, part), scratch, totals.of(0, 0));
+      write(part, totals);
     }
   }
 
@@ -118,20 +127,38 @@ class BlockProduct {
     return round_up(args.num_rows * num_groups(args) * 4, kCacheLine);
   }
 
-  // All inputs of four panels.
-  void run_part(const Part& part, const Scratch& scratch) const {
-    __builtin_memset(scratch.totals, 0, static_cast<uint64_t>(part.rows * kDotCols * 4));
-    const int64_t records = num_records<F>(args_.input_size);
-    for (int64_t record = 0; record < records; record += kChunkRecords<F>) {
-      run_chunk(part, scratch, record, min_i64(kChunkRecords<F>, records - record));
-    }
-    write_part(args_, part, [&](int64_t m, int64_t p) { return load(scratch.totals + m * kDotCols + p * kPanelSize); });
+  void write(const Part& part, const PartSums<float>& totals) const {
+    write_part(args_, part, [&](int64_t m, int64_t p) { return load(totals.of(m, p)); });
   }
 
-  void run_chunk(const Part& part, const Scratch& scratch, int64_t record, int64_t records) const {
-    const Place place(args_, part, panel_bytes<F>(args_.input_size));
-    const uint8_t* packed = args_.packed + place.first + record * kRecordBytes<F>;
-    unpack_chunk(part, scratch, packed, place.offsets, record, records);
+  const uint8_t* panel_at(int64_t panel) const { return args_.packed + panel * panel_bytes<F>(args_.input_size); }
+
+  // totals[rows][kDotCols] = the products of a few rows with one panel.
+  void run_few(const Part& part, const Panels& panel, const Scratch& scratch, float* totals) const {
+#if defined(QUIRE_SIMD_AVX512) && !defined(QUIRE_TIER_AMX)
+    const BlockPanel blocks{panel_at(panel.first), num_records<F>(args_.input_size), panel_at(panel.next)};
+    multiply_panel_of<F>(part.rows)(rows_, part.first_row, blocks, totals);
+#else
+    run_chunks(part, panel, scratch, totals);
+#endif
+  }
+
+  // totals[rows][kDotCols] = the products of the rows with all inputs of the panels.
+  void run_chunks(const Part& part, const Panels& panels, const Scratch& scratch, float* totals) const {
+    for (int64_t m = 0; m < part.rows; ++m) {
+      __builtin_memset(totals + m * kDotCols, 0, static_cast<uint64_t>(panels.count * kPanelSize * 4));
+    }
+    const int64_t records = num_records<F>(args_.input_size);
+    for (int64_t record = 0; record < records; record += kChunkRecords<F>) {
+      run_chunk(part, panels, scratch, totals, record, min_i64(kChunkRecords<F>, records - record));
+    }
+  }
+
+  void run_chunk(const Part& part, const Panels& panels, const Scratch& scratch, float* totals, int64_t record,
+                 int64_t records) const {
+    const PanelOffsets offsets = panels.offsets(panel_bytes<F>(args_.input_size));
+    const uint8_t* packed = panel_at(panels.first) + record * kRecordBytes<F>;
+    unpack_chunk(packed, offsets, panels.count, wanted_after(panels, record), records, scratch);
     const int64_t group = record * kRecordGroups<F>;
     BlockChunk chunk{};
     chunk.q = rows_.q + part.first_row * rows_.stride + group * kGroupInputs;
@@ -147,31 +174,30 @@ class BlockProduct {
                            ? scratch.codes + g * kGroupBytes
                            : packed + g / kRecordGroups<F> * kRecordBytes<F> + g % kRecordGroups<F> * kGroupBytes;
     }
-    chunk.codes_offsets = kIsUnpacked<F> ? consecutive(kPanelCodes) : place.offsets;
-    chunk.next = next_of(packed, place.offsets, record) + records * kUnpackLines<F> * kCacheLine;
-    chunk.next_offsets = place.offsets;
+    chunk.codes_offsets = kIsUnpacked<F> ? consecutive(kPanelCodes) : offsets;
+    chunk.next = wanted_after(panels, record) + records * kUnpackLines<F> * kCacheLine;
+    chunk.next_offsets = offsets;
     chunk.next_lines = ceil_div(records * (kRecordLines<F> - kUnpackLines<F>), chunk.groups);
-    chunk.panels = part.panels;
+    chunk.panels = panels.count;
     chunk.a = scratch.a;
     chunk.b = scratch.b;
-    chunk.totals = scratch.totals;
+    chunk.totals = totals;
     chunk.sums = scratch.sums;
     dot_chunk<F>(chunk);
   }
 
-  // What is wanted kFetchAhead bytes after `record`, or after the end of its panel in the next column group.
-  const uint8_t* next_of(const uint8_t* packed, const PanelOffsets& offsets, int64_t record) const {
+  // What is wanted kFetchAhead bytes after `record` of the first panel, or after the end of that panel.
+  const uint8_t* wanted_after(const Panels& panels, int64_t record) const {
     const int64_t size = panel_bytes<F>(args_.input_size), ahead = record * kRecordBytes<F> + kFetchAhead;
-    return packed + (ahead < size ? kFetchAhead : kFetchAhead - size + offsets.next_block());
+    return ahead < size ? panel_at(panels.first) + ahead : panel_at(panels.next) + (ahead - size);
   }
 
-  // Codes and factors of the chunk to `scratch`, while a part of what is wanted next is fetched; dot_chunk fetches the
-  // rest. All of it at once would fill the queue of reads, and the core would wait for it.
-  void unpack_chunk(const Part& part, const Scratch& scratch, const uint8_t* packed, const PanelOffsets& offsets,
-                    int64_t record, int64_t records) const {
-    const uint8_t* next = next_of(packed, offsets, record);
+  // Codes and factors of the records at `packed` to `scratch`, while a part of what is wanted next is fetched; dot_chunk
+  // fetches the rest. All of it at once would fill the queue of reads, and the core would wait for it.
+  void unpack_chunk(const uint8_t* packed, const PanelOffsets& offsets, int64_t num_panels, const uint8_t* next,
+                    int64_t records, const Scratch& scratch) const {
     for (int64_t i = 0; i < records; ++i, next += kUnpackLines<F> * kCacheLine) {
-      for (int64_t p = 0; p < part.panels; ++p) {
+      for (int64_t p = 0; p < num_panels; ++p) {
         const uint8_t* from = packed + offsets.at(p) + i * kRecordBytes<F>;
         for (int64_t line = 0; line < kUnpackLines<F>; ++line) prefetch_l2(next + offsets.at(p) + line * kCacheLine);
         const int64_t group = i * kRecordGroups<F>, factor = p * kPanelFactors + group * F::kParts * kPanelSize;

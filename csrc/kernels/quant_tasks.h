@@ -29,7 +29,7 @@ struct Tasks {
   int64_t count() const { return column_tasks * row_tasks; }
 };
 
-// One column group of one task. Of gated weights, panels are the gates of 16 outputs and their ups in turns.
+// Some rows and panels of work of one task. Of gated weights, panels are the gates of 16 outputs and their ups in turns.
 struct Part {
   int64_t first_row, rows, first_panel, panels;
 };
@@ -42,8 +42,60 @@ struct Place {
   Place(const QuantLinearArgs& args, const Part& part, int64_t size)
       : first((args.is_gated ? part.first_panel / 2 : part.first_panel) * size), offsets(consecutive(size)) {
     if (args.is_gated) offsets = {args.output_size / kPanelSize * size, size};
-  }
+ // Panels that are read together, by their places in the packed weight.
+struct Panels {
+  int64_t first;
+  PanelOffsets others;  // from the first
+  int64_t count;
+  int64_t next;  // read after the first one
+
+  // In something of `size` for each panel.
+  PanelOffsets offsets(int64_t size) const { return {others.odd * size, others.pair * size}; }
 };
+
+// All panels of a part, side by side; what follows are the next kDotPanels.
+static inline Panels panels_of(const QuantLinearArgs& args, const Part& part) {
+  const int64_t first = args.is_gated ? part.first_panel / 2 : part.first_panel;
+  const PanelOffsets others = args.is_gated ? PanelOffsets{args.output_size / kPanelSize, 1} : consecutive(1);
+  return {first, others, part.panels, first + others.next_block()};
+}
+
+// fn(p, panels): one panel after the other in the order in which they lie, hence of gated ones the gates, then the ups.
+template <class Fn>
+static inline void each_panel(const QuantLinearArgs& args, const Part& part, const Fn& fn) {
+  const Panels all = panels_of(args, part);
+  const int64_t kinds = args.is_gated ? 2 : 1;
+  for (int64_t kind = 0; kind < kinds; ++kind) {
+    for (int64_t p = kind; p < part.panels; p += kinds) {
+      const bool is_last_gate = kind + 1 < kinds && p + kinds >= part.panels;
+      const int64_t next = is_last_gate ? 1 : p + kinds;
+      fn(p, Panels{all.first + all.others.at(p), {}, 1, all.first + all.others.at(next)});
+    }
+  }
+}
+
+// What a part computes before it writes its outputs: groups of kDotPanels panels, in each [rows][kDotCols].
+template <class T>
+class PartSums {
+ public:
+  PartSums(T* sums, int64_t rows) : sums_(sums), group_(round_up(rows, kRowsPadding) * kDotCols) {}
+  static int64_t bytes(int64_t rows, int64_t panels) { return ceil_div(panels, kDotPanels) * sums_bytes(rows); }
+  T* of(int64_t m, int64_t p) const {
+    return sums_ + p / kDotPanels * group_ + m * kDotCols + p % kDotPanels * kPanelSize;
+  }
+
+ private:
+  T* sums_;
+  int64_t group_;
+};
+
+// Rows that read one panel after the other. With a tile unit the panels of a few rows are read in turns, too: measured
+// best there. Without VNNI the products are slower than memory.
+#if defined(QUIRE_SIMD_AVX512) && !defined(QUIRE_TIER_AMX)
+constexpr int64_t kFewRows = 4;
+#else
+constexpr int64_t kFewRows = 0;
+#endif
 
 // out = value(m, panel) + bias for the columns of the part, or silu(gate) * up; value gives F16 of 16 columns.
 template <class T, bool kIsGated, class Value>
