@@ -489,6 +489,7 @@ const SelfTestCase self_test_cases[] = {
     {"quantised bf16", kQuantisedBytes<bf16>, quantised<bf16, DType::bf16>},
     {"quantised f32", kQuantisedBytes<float>, quantised<float, DType::f32>},
     {"blocks", kBlockProductsBytes, block_products},
+    {"codes", kCodedProductsBytes, coded_products},
     {"mixture bf16", sizeof(Mixed<bf16>), mixture<bf16, DType::bf16>},
     {"mixture f32", sizeof(Mixed<float>), mixture<float, DType::f32>},
     {"attention bf16", kAttentionBytes<bf16>, attention<bf16, DType::bf16>},
@@ -543,6 +544,10 @@ const IdleKernel idle_kernels[] = {
      [](TierCopy& c) {
        for (auto& kernels : c.block.of) kernels.block_gather = [](Pool&, const BlockGatherArgs&) {};
      }},
+    {"coded_linear", [](TierCopy& c) { c.coded.coded_linear = [](Pool&, const CodedLinearArgs&) {}; }},
+    {"coded_grouped", [](TierCopy& c) { c.coded.coded_grouped = [](Pool&, const Grouped<CodedLinearArgs>&) {}; }},
+    {"coded_pack", [](TierCopy& c) { c.coded.coded_pack = [](Pool&, const CodedPackArgs&) { return true; }; }},
+    {"coded_gather", [](TierCopy& c) { c.coded.coded_gather = [](Pool&, const CodedGatherArgs&) {}; }},
     {"route", [](TierCopy& c) { c.moe.route = [](Pool&, const RouteArgs&) {}; }},
     {"combine", [](TierCopy& c) { c.moe.combine = [](Pool&, const CombineArgs&) {}; }},
     {"spread", [](TierCopy& c) { c.moe.spread = [](Pool&, const SpreadArgs&) {}; }},
@@ -567,14 +572,15 @@ const IdleKernel idle_kernels[] = {
 const int num_idle_kernels = static_cast<int>(sizeof(idle_kernels) / sizeof(idle_kernels[0]));
 
 TierCopy::TierCopy(const Tier& original)
-    : elementwise(*original.elementwise), gemm(*original.gemm), quant(*original.quant), block(*original.block), moe(*original.moe),
-      attention(*original.attention), latent(*original.latent), sampling(*original.sampling),
+    : elementwise(*original.elementwise), gemm(*original.gemm), quant(*original.quant), block(*original.block),
+      coded(*original.coded), moe(*original.moe), attention(*original.attention), latent(*original.latent), sampling(*original.sampling),
       causal_conv(*original.causal_conv), state_space(*original.state_space), delta_net(*original.delta_net),
       tier(original) {
   tier.elementwise = &elementwise;
   tier.gemm = &gemm;
   tier.quant = &quant;
   tier.block = &block;
+  tier.coded = &coded;
   tier.moe = &moe;
   tier.attention = &attention;
   tier.latent = &latent;

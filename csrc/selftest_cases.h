@@ -16,6 +16,8 @@ extern const int num_self_test_cases;
 // Cases in files of their own.
 void block_products(const Tier& tier, Pool& pool, void* out);
 extern const int64_t kBlockProductsBytes;
+void coded_products(const Tier& tier, Pool& pool, void* out);
+extern const int64_t kCodedProductsBytes;
 
 // A tier whose kernels can be exchanged one by one.
 struct TierCopy {
@@ -27,6 +29,7 @@ struct TierCopy {
   GemmKernels gemm;
   QuantKernels quant;
   BlockKernels block;
+  CodedKernels coded;
   MoeKernels moe;
   AttentionKernels attention;
   LatentKernels latent;

@@ -40,7 +40,7 @@ void bind_coded(nb::module_& m) {
     const CodedLinearArgs args =
         make_args(x, x_stride, 0, packed, scales, zeros, order, bias, out, out_stride, num_rows, output_size,
                   input_size, group_size, code, bias_dtype, out_dtype, is_gated);
-    return run_noted(tier_at(tier).coded->linear, pool, args);
+    return run_noted(tier_at(tier).coded->coded_linear, pool, args);
   });
   m.def("grouped_coded",
         [](int tier, Pool& pool, uintptr_t x, int64_t x_stride, uintptr_t x_rows, int64_t num_x_rows, uintptr_t starts,
@@ -51,7 +51,7 @@ void bind_coded(nb::module_& m) {
               make_args(x, x_stride, x_rows, packed, scales, zeros, order, bias, out, output_size, num_rows,
                         output_size, input_size, group_size, code, bias_dtype, out_dtype, is_gated);
           const Grouped<CodedLinearArgs> args{linear, at<int32_t>(starts), num_groups, num_x_rows};
-          return run_noted(tier_at(tier).coded->grouped, pool, args);
+          return run_noted(tier_at(tier).coded->coded_grouped, pool, args);
         });
   m.def("pack_codes", [](int tier, Pool& pool, uintptr_t codes, int64_t row_stride, uintptr_t scales, uintptr_t zeros,
                          uintptr_t packed, uintptr_t packed_scales, uintptr_t packed_zeros, int64_t first_row,
@@ -61,7 +61,7 @@ void bind_coded(nb::module_& m) {
                              at<uint8_t>(packed_zeros), first_row,     num_rows,
                              input_size,          num_groups,          static_cast<Code>(code)};
     nb::gil_scoped_release release;
-    return tier_at(tier).coded->pack(pool, args);
+    return tier_at(tier).coded->coded_pack(pool, args);
   });
   m.def("gather_codes", [](int tier, Pool& pool, uintptr_t ids, uintptr_t packed, uintptr_t scales, uintptr_t zeros,
                            uintptr_t out, int64_t num_rows, int64_t input_size, int64_t group_size, int dtype,
@@ -69,7 +69,7 @@ void bind_coded(nb::module_& m) {
     const CodedGatherArgs args{at<int64_t>(ids), at<uint8_t>(packed), at<float>(scales), at<uint8_t>(zeros),
                                at<void>(out),    num_rows,            input_size,        group_size,
                                static_cast<DType>(dtype), static_cast<Code>(code)};
-    run_noted(tier_at(tier).coded->gather, pool, args);
+    run_noted(tier_at(tier).coded->coded_gather, pool, args);
   });
 }
 

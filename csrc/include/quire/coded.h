@@ -67,10 +67,10 @@ struct CodedGatherArgs {
 };
 
 struct CodedKernels {
-  void (*linear)(Pool&, const CodedLinearArgs&);
-  void (*grouped)(Pool&, const Grouped<CodedLinearArgs>&);
-  bool (*pack)(Pool&, const CodedPackArgs&);  // false: a scale or a code is NaN or infinite
-  void (*gather)(Pool&, const CodedGatherArgs&);
+  void (*coded_linear)(Pool&, const CodedLinearArgs&);
+  void (*coded_grouped)(Pool&, const Grouped<CodedLinearArgs>&);
+  bool (*coded_pack)(Pool&, const CodedPackArgs&);  // false: a scale or a code is NaN or infinite
+  void (*coded_gather)(Pool&, const CodedGatherArgs&);
 };
 
 }  // namespace quire
