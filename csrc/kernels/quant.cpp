@@ -4,6 +4,7 @@
 
 #include "kernels/products.h"
 #include "kernels/quant_dot.h"
+#include "kernels/quant_few.h"
 #include "kernels/quant_pack.h"
 #include "kernels/quant_rows.h"
 #include "kernels/quant_tasks.h"
@@ -46,95 +47,127 @@ void quantize_one(const QuantLinearArgs& args, const QuantizedRows& rows, int64_
                rows.starts + m * rows.num_groups);
 }
 
-// sums[m][columns] = the start of row m.
-void fill_sums(int32_t* sums, const Part& part, const QuantizedRows& rows) {
-  for (int64_t m = 0; m < part.rows; ++m) {
-    const int32_t start = rows.starts[part.first_row + m];
-    for (int64_t n = 0; n < kDotCols; ++n) sums[m * kDotCols + n] = start;
-  }
-}
+// What the panels of a part have in common.
+struct PartProduct {
+  const QuantLinearArgs& args;
+  const QuantizedRows& rows;
+  const Part& part;
 
-void int8_part(const QuantLinearArgs& args, const QuantizedRows& rows, const Part& part, int32_t* sums) {
-  const int64_t panel_bytes = int8_panel_bytes(args.input_size);
-  const int64_t quads = ceil_div(args.input_size, kInt8TileK) * (kInt8TileK / 4);
-  fill_sums(sums, part, rows);
-  DotBlock block{};
-  block.q_stride = rows.stride;
-  block.rows = part.rows;
-  const Place place(args, part, panel_bytes), of_scales(args, part, kPanelSize);
-  block.w_offsets = place.offsets;
-  block.panels = part.panels;
-  block.sums = sums;
-  const uint8_t* w = args.packed + place.first;
-  for (int64_t k = 0; k < quads; k += kBlockQuads) {
-    block.q = rows.q + part.first_row * rows.stride + k * 4;
-    block.w = w + k * 64;
-    block.quads = min_i64(kBlockQuads, quads - k);
-    const bool is_last = k + kBlockQuads >= quads;
-    block.next = is_last ? w + place.offsets.next_block() : block.w + kBlockQuads * 64;
-    dot_block(block);
-  }
-  const float* scales = static_cast<const float*>(args.scales) + of_scales.first;
-  write_part(args, part, [&](int64_t m, int64_t p) {
-    const F16 scale = set1(rows.scales[part.first_row + m]) * load(scales + of_scales.offsets.at(p));
-    return load_int32(sums + m * kDotCols + p * kPanelSize) * scale;
-  });
-}
+  const int8_t* q() const { return rows.q + part.first_row * rows.stride; }
+  const int32_t* starts() const { return rows.starts + part.first_row * rows.num_groups; }
+  F16 x_scale(int64_t m) const { return set1(rows.scales[part.first_row + m]); }
+};
 
-void int4_part(const QuantLinearArgs& args, const QuantizedRows& rows, const Part& part, int32_t* sums) {
-  const int64_t panel_bytes = int4_panel_bytes(args.input_size);
-  const int64_t units = args.group_size / kInt4UnitK, group_bytes = units * kInt4UnitBytes;
-  float* totals = reinterpret_cast<float*>(sums) + sums_bytes(part.rows) / 4;
-  __builtin_memset(totals, 0, static_cast<uint64_t>(part.rows * kDotCols * 4));
-  const Place place(args, part, panel_bytes), of_scales(args, part, rows.num_groups * kPanelSize);
-  const uint8_t* packed = args.packed + place.first;
-  const bf16* scales = static_cast<const bf16*>(args.scales) + of_scales.first;
-  GroupBlock block{};
-  block.q_stride = rows.stride;
-  block.rows = part.rows;
-  block.packed_offsets = place.offsets;
-  block.panels = part.panels;
-  block.units = units;
-  block.starts_stride = rows.num_groups;
-  block.scales_offsets = of_scales.offsets;
-  block.totals = totals;
-  block.sums = sums;
-  block.unpacked = reinterpret_cast<uint8_t*>(totals) + sums_bytes(part.rows);
-  for (int64_t g = 0; g < rows.num_groups; ++g) {
-    block.q = rows.q + part.first_row * rows.stride + g * args.group_size;
-    block.packed = packed + g * group_bytes;
-    block.starts = rows.starts + part.first_row * rows.num_groups + g;
-    block.scales = scales + g * kPanelSize;
-    // What comes kFetchAhead bytes later in each panel, and after its end in the panels of the next column group.
-    const int64_t ahead = g * group_bytes + kFetchAhead;
-    block.next = packed + (ahead < panel_bytes ? ahead : ahead - panel_bytes + place.offsets.next_block());
-    dot_group(block);
-  }
-  write_part(args, part, [&](int64_t m, int64_t p) {
-    return load(totals + m * kDotCols + p * kPanelSize) * set1(rows.scales[part.first_row + m]);
-  });
-}
+// Formats. Of each, run(product, panels, memory, sums): what is summed of the rows and the panels, [rows][kDotCols];
+// run_few: of a few rows and one panel; value: an output of it.
 
 struct Int8 {
   static constexpr int32_t kFactor = -128;
   static constexpr int64_t kScaleBytes = 4;
+  using Sum = int32_t;
   static int64_t panel_bytes(const QuantLinearArgs& args) { return int8_panel_bytes(args.input_size); }
   static int64_t group_size(const QuantLinearArgs& args) { return args.input_size; }
   static int64_t num_groups(const QuantLinearArgs&) { return 1; }
-  static int64_t scratch_bytes(const QuantLinearArgs&) { return 0; }
+  static int64_t scratch_bytes(const QuantLinearArgs&, int64_t) { return 0; }
   static int64_t tile_quads(const QuantLinearArgs&) { return kInt8TileK / 4; }
-  static constexpr auto run_part = int8_part;
+
+  static void run(const PartProduct& of, const Panels& panels, char*, int32_t* sums) {
+    const int64_t size = panel_bytes(of.args), quads = size / (4 * kPanelSize);
+    for (int64_t m = 0; m < of.part.rows; ++m) {
+      for (int64_t n = 0; n < panels.count * kPanelSize; ++n) sums[m * kDotCols + n] = of.starts()[m];
+    }
+    DotBlock block{};
+    block.q_stride = of.rows.stride;
+    block.rows = of.part.rows;
+    block.w_offsets = panels.offsets(size);
+    block.panels = panels.count;
+    block.sums = sums;
+    const uint8_t *w = of.args.packed + panels.first * size, *next = of.args.packed + panels.next * size;
+    for (int64_t k = 0; k < quads; k += kBlockQuads) {
+      block.q = of.q() + k * 4;
+      block.w = w + k * 64;
+      block.quads = min_i64(kBlockQuads, quads - k);
+      block.next = k + kBlockQuads >= quads ? next : block.w + kBlockQuads * 64;
+      dot_block(block);
+    }
+  }
+
+  static F16 value(const PartProduct& of, const Panels& panels, const int32_t* sums, int64_t m, int64_t p) {
+    const float* scales = static_cast<const float*>(of.args.scales) + (panels.first + panels.others.at(p)) * kPanelSize;
+    return load_int32(sums) * (of.x_scale(m) * load(scales));
+  }
+
+#if defined(QUIRE_SIMD_AVX512) && !defined(QUIRE_TIER_AMX)
+  static void run_few(const PartProduct& of, const Panels& panel, char*, int32_t* sums) {
+    const int64_t size = panel_bytes(of.args);
+    const WeightPanel weights{of.args.packed + panel.first * size, size, of.args.packed + panel.next * size};
+    with_rows<DotBytesOfPanel>(of.part.rows, of.q(), of.rows.stride, weights, of.starts(), sums);
+  }
+#else
+  static constexpr auto run_few = run;
+#endif
 };
 
 struct Int4 {
   static constexpr int32_t kFactor = -8;
   static constexpr int64_t kScaleBytes = 2;
+  using Sum = float;
   static int64_t panel_bytes(const QuantLinearArgs& args) { return int4_panel_bytes(args.input_size); }
   static int64_t group_size(const QuantLinearArgs& args) { return args.group_size; }
   static int64_t num_groups(const QuantLinearArgs& args) { return ceil_div(args.input_size, args.group_size); }
-  static int64_t scratch_bytes(const QuantLinearArgs& args) { return kDotCols * args.group_size; }
+  static int64_t scratch_bytes(const QuantLinearArgs& args, int64_t rows) {
+    return sums_bytes(rows) + kDotCols * args.group_size;
+  }
   static int64_t tile_quads(const QuantLinearArgs& args) { return min_i64(16, args.group_size / 4); }
-  static constexpr auto run_part = int4_part;
+
+  static const bf16* scales_of(const PartProduct& of, int64_t panel) {
+    return static_cast<const bf16*>(of.args.scales) + panel * of.rows.num_groups * kPanelSize;
+  }
+
+  static void run(const PartProduct& of, const Panels& panels, char* memory, float* totals) {
+    const int64_t size = panel_bytes(of.args), units = of.args.group_size / kInt4UnitK;
+    const int64_t group_bytes = units * kInt4UnitBytes;
+    for (int64_t m = 0; m < of.part.rows; ++m) {
+      __builtin_memset(totals + m * kDotCols, 0, static_cast<uint64_t>(panels.count * kPanelSize * 4));
+    }
+    const uint8_t *packed = of.args.packed + panels.first * size, *next = of.args.packed + panels.next * size;
+    GroupBlock block{};
+    block.q_stride = of.rows.stride;
+    block.rows = of.part.rows;
+    block.packed_offsets = panels.offsets(size);
+    block.panels = panels.count;
+    block.units = units;
+    block.starts_stride = of.rows.num_groups;
+    block.scales_offsets = panels.offsets(of.rows.num_groups * kPanelSize);
+    block.totals = totals;
+    block.sums = reinterpret_cast<int32_t*>(memory);
+    block.unpacked = reinterpret_cast<uint8_t*>(memory + sums_bytes(of.part.rows));
+    for (int64_t g = 0; g < of.rows.num_groups; ++g) {
+      block.q = of.q() + g * of.args.group_size;
+      block.packed = packed + g * group_bytes;
+      block.starts = of.starts() + g;
+      block.scales = scales_of(of, panels.first) + g * kPanelSize;
+      // What comes kFetchAhead bytes later in each panel, and after its end in the panels that are read next.
+      const int64_t ahead = g * group_bytes + kFetchAhead;
+      block.next = ahead < size ? packed + ahead : next + (ahead - size);
+      dot_group(block);
+    }
+  }
+
+  static F16 value(const PartProduct& of, const Panels&, const float* totals, int64_t m, int64_t) {
+    return load(totals) * of.x_scale(m);
+  }
+
+#if defined(QUIRE_SIMD_AVX512) && !defined(QUIRE_TIER_AMX)
+  static void run_few(const PartProduct& of, const Panels& panel, char*, float* totals) {
+    const int64_t size = panel_bytes(of.args);
+    const WeightPanel weights{of.args.packed + panel.first * size, size, of.args.packed + panel.next * size};
+    const GroupScales groups{of.args.group_size / kInt4UnitK, scales_of(of, panel.first), of.starts(), of.rows.num_groups};
+    with_rows<DotNibblesOfPanel>(of.part.rows, of.q(), of.rows.stride, weights, groups, totals);
+  }
+#else
+  static constexpr auto run_few = run;
+#endif
 };
 
 // See products.h.
@@ -168,19 +201,39 @@ class QuantProduct {
     Part part{};
     part.first_row = task / tasks_.column_tasks * tasks_.rows_per_task;
     part.rows = min_i64(tasks_.rows_per_task, args_.num_rows - part.first_row);
-    const int64_t scratch_bytes = 2 * sums_bytes(part.rows) + Format::scratch_bytes(args_);
-    int32_t* sums = static_cast<int32_t*>(pool.scratch(thread, scratch_bytes));
+    part.first_panel = task % tasks_.column_tasks * tasks_.groups_per_task * kDotPanels;
+    part.panels = min_i64(tasks_.groups_per_task * kDotPanels, num_work_panels(args_) - part.first_panel);
+    const bool is_few = part.rows <= kFewRows;
+    const int64_t sums_size = PartSums<Sum>::bytes(part.rows, is_few ? part.panels : kDotPanels);
+    const int64_t scratch_bytes = sums_size + Format::scratch_bytes(args_, part.rows);
+    char* memory = static_cast<char*>(pool.scratch(thread, scratch_bytes));
+    const PartSums<Sum> sums(reinterpret_cast<Sum*>(memory), part.rows);
+    memory += sums_size;
     const DotScope scope(part.rows, Format::tile_quads(args_));
-    const int64_t num_panels = num_work_panels(args_), first = task % tasks_.column_tasks * tasks_.groups_per_task;
-    const int64_t end = min_i64(tasks_.num_groups, first + tasks_.groups_per_task);
-    for (int64_t group = first; group < end; ++group) {
-      part.first_panel = group * kDotPanels;
-      part.panels = min_i64(kDotPanels, num_panels - part.first_panel);
-      Format::run_part(args_, rows_, part, sums);
+    const PartProduct product{args_, rows_, part};
+    if (is_few) {
+      each_panel(args_, part, [&](int64_t p, const Panels& panel) {
+        Format::run_few(product, panel, memory, sums.of(0, p));
+      });
+      return write(product, sums);
+    }
+    for (const int64_t end = part.first_panel + part.panels; part.first_panel < end; part.first_panel += kDotPanels) {
+      part.panels = min_i64(kDotPanels, end - part.first_panel);
+      Format::run(product, panels_of(args_, part), memory, sums.of(0, 0));
+      write(product, sums);
     }
   }
 
  private:
+  using Sum = typename Format::Sum;
+
+  void write(const PartProduct& product, const PartSums<Sum>& sums) const {
+    const Panels panels = panels_of(args_, product.part);
+    write_part(args_, product.part, [&](int64_t m, int64_t p) {
+      return Format::value(product, panels, sums.of(m, p), m, p);
+    });
+  }
+
   QuantLinearArgs args_;
   QuantizedRows rows_;
   Tasks tasks_;

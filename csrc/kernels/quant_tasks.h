@@ -34,15 +34,7 @@ struct Part {
   int64_t first_row, rows, first_panel, panels;
 };
 
-// Where the panels of a part lie, in something of `size` for each panel.
-struct Place {
-  int64_t first;
-  PanelOffsets offsets;
-
-  Place(const QuantLinearArgs& args, const Part& part, int64_t size)
-      : first((args.is_gated ? part.first_panel / 2 : part.first_panel) * size), offsets(consecutive(size)) {
-    if (args.is_gated) offsets = {args.output_size / kPanelSize * size, size};
- // Panels that are read together, by their places in the packed weight.
+// Panels that are read together, by their places in the packed weight.
 struct Panels {
   int64_t first;
   PanelOffsets others;  // from the first
