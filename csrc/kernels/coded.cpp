@@ -12,6 +12,63 @@ namespace {
 constexpr int64_t kCodesAhead = 4096;  // bytes of a panel
 constexpr int64_t kFewRowsPanels = 4;  // of a task with few rows
 
+// The codes of one panel of 16 outputs, group after group of inputs, and what is wanted after their end.
+struct CodedPanel {
+  const uint8_t* codes;
+  const uint8_t* zeros;  // null = none
+  const float* scales;
+  int64_t num_tiles, group_tiles;
+  const uint8_t* next;
+};
+
+// totals[R][16] = x . the panel, read from end to end: one stream from memory. Of every tile x has the inputs of R rows.
+template <class Codes, int R>
+void multiply_panel(const Codes& widener, const float* x, const CodedPanel& panel, float* totals) {
+  constexpr int64_t kTileBytes = coded_tile_bytes(Codes::kCode);
+  alignas(64) bf16 numbers[kTileSize];
+  alignas(64) float sums[R * kPanelSize];
+  const int64_t size = panel.num_tiles * kTileBytes;
+  __builtin_memset(totals, 0, sizeof(sums));
+  for (int64_t tile = 0, group = 0; tile < panel.num_tiles; ++group) {
+    const int64_t end = min_i64(panel.num_tiles, tile + panel.group_tiles), place = group * kPanelSize;
+    __builtin_memset(sums, 0, sizeof(sums));
+    for (; tile < end; ++tile, x += R * kInputFloats<bf16>) {
+      const int64_t at = tile * kTileBytes, ahead = at + kCodesAhead;
+      const uint8_t* wanted = ahead < size ? panel.codes + ahead : panel.next + (ahead - size);
+      for (int64_t line = 0; line < kTileBytes; line += kCacheLine) prefetch_l1(wanted + line);
+      widener.tile(panel.codes + at, panel.zeros == nullptr ? nullptr : panel.zeros + place, numbers);
+      for (int first = 0; first < kPanelSize; first += kLanes) {
+        Lanes even[R], odd[R];
+#pragma GCC unroll 16
+        for (int r = 0; r < R; ++r) even[r] = odd[r] = lanes_of(0.0f);
+        both_chains<bf16, R>(x, kInputFloats<bf16>, numbers, first, even, odd);
+#pragma GCC unroll 16
+        for (int r = 0; r < R; ++r) {
+          float* sum = sums + r * kPanelSize + first;
+          lanes_store(sum, lanes_add(lanes_load(sum), lanes_add(even[r], odd[r])));
+        }
+      }
+    }
+    const F16 scale = load(panel.scales + place);
+    for (int64_t i = 0; i < R * kPanelSize; i += kPanelSize) store(totals + i, load(totals + i) + load(sums + i) * scale);
+  }
+}
+
+template <class Codes>
+using MultiplyPanel = void (*)(const Codes&, const float*, const CodedPanel&, float*);
+
+template <class Codes>
+MultiplyPanel<Codes> multiply_panel_of(int64_t num_rows) {
+  switch (num_rows) {
+    case 1: return multiply_panel<Codes, 1>;
+    case 2: return multiply_panel<Codes, 2>;
+    case 3: return multiply_panel<Codes, 3>;
+    default: return multiply_panel<Codes, 4>;
+  }
+}
+
+constexpr int64_t kFewCodedRows = 4;
+
 // The rows of some panels. A block of up to 8 tiles of one group is widened for a panel, and serves all rows.
 template <class Codes>
 class CodedTask {
@@ -24,7 +81,10 @@ class CodedTask {
     num_panels_ = min_i64(d.panels_per_task, num_work_panels(args) - panel_);
     first_row_ = task % d.num_row_blocks * d.rows_per_task;
     num_rows_ = min_i64(d.rows_per_task, args.num_rows - first_row_);
-    const int64_t wide_size = d.rows_per_task * kBlockDepth, sums_size = d.panels_per_task * d.rows_per_task * kPanelSize;
+    next_panel_ = min_i64(panel_ + num_panels_ * pool.num_threads(), num_work_panels(args) - 1);
+    is_few_ = num_rows_ <= kFewCodedRows;
+    const int64_t wide_size = is_few_ ? num_rows_ * num_tiles_ * kInputFloats<bf16> : d.rows_per_task * kBlockDepth;
+    const int64_t sums_size = d.panels_per_task * d.rows_per_task * kPanelSize;
     wide_ = static_cast<float*>(pool.scratch(thread, (wide_size + 2 * sums_size) * 4 + kBlockTiles * kTileSize * 2));
     totals_ = wide_ + wide_size;
     sums_ = totals_ + sums_size;
@@ -32,6 +92,35 @@ class CodedTask {
   }
 
   void run() {
+    is_few_ ? run_panels() : run_groups();
+    finish(args_, totals_, num_rows_ * kPanelSize, kPanelSize, panel_, num_panels_, first_row_, num_rows_);
+  }
+
+ private:
+  // Of few rows: panels in the order in which they lie, of gated ones the gates, then the ups.
+  void run_panels() {
+    for (int64_t row = 0; row < num_rows_; ++row) {
+      const bf16* x = static_cast<const bf16*>(args_.x) + x_row(args_, first_row_ + row) * args_.x_stride;
+      float* out = wide_ + row * kInputFloats<bf16>;
+      for (int64_t i = 0; i < args_.input_size; i += kTileDepth, out += num_rows_ * kInputFloats<bf16>) {
+        store_inputs(x + i, min_i64(kTileDepth, args_.input_size - i), out);
+      }
+    }
+    const MultiplyPanel<Codes> multiply = multiply_panel_of<Codes>(num_rows_);
+    const int64_t kinds = args_.is_gated ? 2 : 1;
+    for (int64_t kind = 0; kind < kinds; ++kind) {
+      for (int64_t p = kind; p < num_panels_; p += kinds) {
+        const bool is_last = p + kinds >= num_panels_;
+        const int64_t next = !is_last ? panel_ + p + kinds : kind + 1 < kinds ? panel_ + kind + 1 : next_panel_;
+        const uint8_t* zeros = args_.zeros == nullptr ? nullptr : args_.zeros + of_group(p, 0);
+        const CodedPanel panel{codes_at(panel_ + p, 0), zeros, args_.scales + of_group(p, 0), num_tiles_, group_tiles_,
+                               codes_at(next, 0)};
+        multiply(codes_, wide_, panel, totals_ + p * num_rows_ * kPanelSize);
+      }
+    }
+  }
+
+  void run_groups() {
     __builtin_memset(totals_, 0, sums_bytes());
     for (int64_t group = 0; group < num_groups_; ++group) {
       const int64_t end = min_i64(num_tiles_, (group + 1) * group_tiles_);
@@ -41,10 +130,12 @@ class CodedTask {
       }
       add_group(group);
     }
-    finish(args_, totals_, num_rows_ * kPanelSize, kPanelSize, panel_, num_panels_, first_row_, num_rows_);
   }
 
- private:
+  const uint8_t* codes_at(int64_t panel, int64_t tile) const {
+    const int64_t at = packed_panel(args_, panel) * num_tiles_ + tile;
+    return static_cast<const uint8_t*>(args_.weight) + at * coded_tile_bytes(Codes::kCode);
+  }
   uint64_t sums_bytes() const { return static_cast<uint64_t>(num_panels_ * num_rows_ * kPanelSize * 4); }
 
   // Where the scales of a panel of work lie, in an array that has some for each panel and group.
@@ -58,8 +149,7 @@ class CodedTask {
     const int64_t depth = min_i64(num_tiles * kTileDepth, args_.input_size - first);
     widen_block<bf16>(args_, first_row_, num_rows_, first, depth, wide_);
     for (int64_t p = 0; p < num_panels_; ++p) {
-      const int64_t at = packed_panel(args_, panel_ + p) * num_tiles_ + tile;
-      const uint8_t* codes = static_cast<const uint8_t*>(args_.weight) + at * kTileBytes;
+      const uint8_t* codes = codes_at(panel_ + p, tile);
       const uint8_t* zeros = args_.zeros == nullptr ? nullptr : args_.zeros + of_group(p, group);
       for (int64_t i = 0; i < num_tiles; ++i, codes += kTileBytes) {
         for (int64_t line = 0; line < kTileBytes; line += kCacheLine) prefetch_l2(codes + kCodesAhead + line);
@@ -85,7 +175,8 @@ class CodedTask {
 
   const CodedLinearArgs& args_;
   const Codes codes_{};
-  int64_t num_tiles_, group_tiles_, num_groups_, panel_, num_panels_, first_row_, num_rows_;
+  int64_t num_tiles_, group_tiles_, num_groups_, panel_, num_panels_, first_row_, num_rows_, next_panel_;
+  bool is_few_;
   float *wide_, *totals_, *sums_;
   bf16* tiles_;
 };
