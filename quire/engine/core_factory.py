@@ -5,11 +5,14 @@ Called by `engine.factory` for an engine in one process, and by the process that
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from quire.config import QuireConfig
+from quire.config.speculative import SpeculativeConfig
+from quire.core.drafts import DraftController, DraftProposer
 from quire.engine.core import EngineCore
 from quire.engine.grammar_gate import grammar_gate, make_grammars
 from quire.engine.kv_event_publisher import start_kv_events
@@ -17,6 +20,7 @@ from quire.engine.named_plugins import check_plugins
 from quire.engine.step_recovery import StepRecovery
 from quire.errors import UnsupportedError
 from quire.executor.base import Executor
+from quire.executor.drafting import DraftingExecutor, ModelProposer
 from quire.executor.registry import executor_class
 from quire.kv_cache.planning import concurrency, describe_pools, plan_kv_cache
 from quire.logger import get_logger
@@ -25,6 +29,7 @@ from quire.sample.logits_processor import ProcessorSource
 from quire.scheduler.interface import SchedulerInterface
 from quire.scheduler.kv_tier import KVTier
 from quire.scheduler.setup import SchedulerSetup, make_scheduler
+from quire.spec_decode.registry import make_controller, make_proposer
 from quire.utils.phases import PhaseTimer
 
 if TYPE_CHECKING:
@@ -55,25 +60,27 @@ def build_core(
         QuireError: the model or the machine does not allow it.
     """
     check_plugins(config)
-    _check_speculation(config)
     with timer.phase("model"):
         make_executor: Any = executor_class(config.parallel.distributed_executor_backend)
         executor: Executor = make_executor(config, platform, logits_processors)
+    proposer, controller, executor = _make_speculation(config.speculative, executor)
     with timer.phase("KV cache"):
         recovery = StepRecovery()
-        setup = _plan_memory(config, executor)
+        setup = dataclasses.replace(_plan_memory(config, executor), has_proposer=proposer is not None)
     grammars = make_grammars(config)
     gates = (grammar_gate(grammars, recovery.gate),)
     num_blocks = setup.kv_cache.pool_sizes()[0].num_blocks
     if config.observability.flight_recorder is None:
-        scheduler: SchedulerInterface = make_scheduler(setup, gates=gates, tier=kv_tier)
+        scheduler: SchedulerInterface = make_scheduler(
+            setup, gates=gates, proposer=proposer, tier=kv_tier, controller=controller
+        )
         kv_events = start_kv_events(config.observability.kv_events, setup.kv_cache, scheduler.watch_blocks)
         return EngineCore(executor, scheduler, recovery, num_blocks, on_step, grammars=grammars, kv_events=kv_events)
     if kv_tier is not None:
         raise UnsupportedError("a recording does not hold what a KV tier decides", hint="leave out --flight-recorder")
     from quire.flight_recorder.recorded_scheduler import RecordedScheduler  # late: few engines record
 
-    recorded = RecordedScheduler(setup, _make_writer(config, setup), gates)
+    recorded = RecordedScheduler(setup, _make_writer(config, setup), gates, proposer=proposer, controller=controller)
     kv_events = start_kv_events(config.observability.kv_events, setup.kv_cache, recorded.watch_blocks)
     return EngineCore(
         executor, recorded, recovery, num_blocks, on_step, grammars=grammars, on_shutdown=recorded.close,
@@ -81,13 +88,17 @@ def build_core(
     )  # fmt: skip
 
 
-def _check_speculation(config: QuireConfig) -> None:
-    """Refuse drafts as long as nothing proposes them."""
-    if config.speculative is not None and not config.speculative.is_off:
-        raise UnsupportedError(
-            f"speculative_config: method {', '.join(config.speculative.method)} is not available yet",
-            hint="leave out speculative_config: outputs are the same without drafts", field="speculative_config",
-        )  # fmt: skip
+def _make_speculation(
+    speculative: SpeculativeConfig | None, executor: Executor
+) -> tuple[DraftProposer | None, DraftController | None, Executor]:
+    """The proposer of drafts and its controller, None where nothing is drafted; and the executor, asked for drafts."""
+    if speculative is None or speculative.is_off:
+        return None, None, executor
+    of_model = None
+    if speculative.model_method is not None:
+        of_model = ModelProposer(speculative.model_method, speculative.num_tokens)
+        executor = DraftingExecutor(executor, of_model)
+    return make_proposer(speculative, of_model), make_controller(speculative), executor
 
 
 def _plan_memory(config: QuireConfig, executor: Executor) -> SchedulerSetup:

@@ -113,6 +113,7 @@ class DraftingExecutor(Executor):
         output = self._executor.sample_tokens(computed, grammar)
         if output.proposals is not None:
             self._proposer.take_in(output.proposals)
+            output = dataclasses.replace(output, proposals=None)  # taken: they are no part of a recording
         return output
 
     def call_worker(self, method: str | Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

@@ -55,7 +55,7 @@ def test_a_proposer_that_becomes_bad_is_closed(monkeypatch: pytest.MonkeyPatch):
 
     def make_drafting(setup: SchedulerSetup, **options: Any) -> Any:
         drafting = dataclasses.replace(setup, has_proposer=True)
-        return make_scheduler(drafting, proposer=proposer, controller=controller, **options)
+        return make_scheduler(drafting, **{**options, "proposer": proposer, "controller": controller})
 
     monkeypatch.setattr(core_factory, "make_scheduler", make_drafting)
     with LLM("leaf", **settings) as llm:

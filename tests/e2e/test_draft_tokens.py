@@ -75,7 +75,7 @@ def test_the_last_three_tokens_drafted_again_change_no_byte(model: str, monkeypa
     proposer = Again()
 
     def make_drafting(setup: SchedulerSetup, **options: Any) -> Any:
-        return make_scheduler(dataclasses.replace(setup, has_proposer=True), proposer=proposer, **options)
+        return make_scheduler(dataclasses.replace(setup, has_proposer=True), **{**options, "proposer": proposer})
 
     monkeypatch.setattr(core_factory, "make_scheduler", make_drafting)
     found, num_steps_with_drafts = answers(model)
@@ -134,7 +134,7 @@ def check_with(proposer: Recorded, sampled: Any, monkeypatch: pytest.MonkeyPatch
     (prompts, params), (expected, _) = sampled
 
     def make_drafting(setup: SchedulerSetup, **options: Any) -> Any:
-        return make_scheduler(dataclasses.replace(setup, has_proposer=True), proposer=proposer, **options)
+        return make_scheduler(dataclasses.replace(setup, has_proposer=True), **{**options, "proposer": proposer})
 
     monkeypatch.setattr(core_factory, "make_scheduler", make_drafting)
     with LLM("leaf", **{**SETTINGS, "max_num_seqs": 1}) as llm:

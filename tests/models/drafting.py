@@ -110,7 +110,7 @@ def ask_always(monkeypatch: Any, asked: dict[str, Any], drafted: list[Drafted], 
         return DraftingExecutor(UniProcExecutor(*args), proposer)
 
     def make(setup: SchedulerSetup, **options: Any) -> Any:
-        return make_scheduler(dataclasses.replace(setup, has_proposer=True), proposer=proposer, **options)
+        return make_scheduler(dataclasses.replace(setup, has_proposer=True), **{**options, "proposer": proposer})
 
     monkeypatch.setattr(DraftStep, "run", noting)
     monkeypatch.setattr(core_factory, "executor_class", lambda name: make_executor)

@@ -66,8 +66,20 @@ class DrafterSettings:
 
 
 def drafter_settings(config: QuireConfig) -> DrafterSettings | None:
-    """The drafting model that the configuration names; None = there is none."""
-    return None
+    """The drafting model that the configuration names; None = there is none.
+
+    Raises:
+        ConfigError: it is to be quantized.
+    """
+    found = config.speculative
+    if found is None or found.model_method is None:
+        return None
+    if found.quantization is not None:
+        raise _error("the drafting model is stored as the target is", "leave out quantization")
+    return DrafterSettings(
+        method=found.model_method, num_tokens=found.num_tokens, model=found.model, revision=found.revision,
+        max_model_len=found.max_model_len,
+    )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)

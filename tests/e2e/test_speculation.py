@@ -1,0 +1,65 @@
+"""Speculation as users switch it on: the bytes of plain decoding, in fewer steps where a text repeats itself."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from quire import LLM, SamplingParams
+from quire.errors import UnsupportedError
+from tests.e2e.test_draft_tokens import KINDS, SETTINGS
+
+PROMPTS = [
+    "The cat sat on the mat. The cat sat on the mat. The cat",
+    "Count: 1, 2, 3, 4, 5, 6, 7, 8,",
+    "Once upon a time",
+]
+SPECULATIONS: dict[str, Any] = {
+    "itself as the draft model": {"method": "draft_model", "model": "leaf", "num_speculative_tokens": 3},
+}
+
+
+def answers(speculative_config: Any) -> tuple[list[Any], int]:
+    """What every kind of request gets for every prompt, and how many steps that took."""
+    params = [SamplingParams(**{"max_tokens": 32, "seed": i, **kind}) for i, kind in enumerate(KINDS.values())]
+    with LLM("leaf", **{**SETTINGS, "speculative_config": speculative_config}) as llm:
+        asked = [(prompt, one) for prompt in PROMPTS for one in params] * 2  # what was answered is drafted from
+        outputs = llm.generate([prompt for prompt, _ in asked], [one for _, one in asked], use_tqdm=False)
+        num_steps = llm.llm_engine.last_stats.step
+    found = [(one.text, tuple(one.token_ids), one.finish_reason, repr(one.logprobs)) for one in
+             (output.outputs[0] for output in outputs)]  # fmt: skip
+    return found, num_steps
+
+
+@pytest.fixture(scope="module")
+def plain() -> tuple[list[Any], int]:
+    return answers(None)
+
+
+@pytest.mark.parametrize("name", SPECULATIONS)
+def test_drafts_change_no_byte_and_save_steps(name: str, plain: tuple[list[Any], int]):
+    found, num_steps = answers({**SPECULATIONS[name], "enable_adaptive_verification": False})
+    assert found == plain[0]
+    assert num_steps < plain[1]
+
+
+def test_the_controller_changes_no_byte(plain: tuple[list[Any], int]):
+    assert answers(SPECULATIONS["itself as the draft model"])[0] == plain[0]
+
+
+def test_off_is_plain_decoding(plain: tuple[list[Any], int]):
+    assert answers("off") == plain
+
+
+@pytest.mark.parametrize(
+    ("speculative_config", "named"),
+    [
+        ({"method": "ngram"}, "ngram"),
+        ({"method": "draft_model", "model": "leaf", "acceptance": "rejection"}, "rejection"),
+    ],
+)
+def test_what_is_not_there_is_refused_by_name(speculative_config: Any, named: str):
+    with pytest.raises(UnsupportedError, match=named) as raised:
+        LLM("leaf", **SETTINGS, speculative_config=speculative_config)
+    assert raised.value.hint and raised.value.field == "speculative_config"
