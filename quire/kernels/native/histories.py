@@ -30,7 +30,8 @@ class NativeHistories:
         NativeLibraryError: the library cannot be loaded.
         ShapeError: limits outside of their ranges; in calls, arrays that are not what `HistoryRows` says.
 
-    Cost: of a token that is indexed, about 5 states; of a draft, one state. Memory: 60 to 150 bytes a token.
+    Cost: of a token that is indexed, 5 edges and links where nothing repeats, and `max_context` + 5 where all does; of
+    a draft, one state. Memory: 33 to 116 bytes a token in texts of one token, of two, and of none twice.
     """
 
     def __init__(self, limits: HistoryLimits) -> None:
