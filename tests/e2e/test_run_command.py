@@ -49,6 +49,11 @@ class Typed:
         os.close(self._terminal)
 
 
+def is_asleep(pid: int) -> bool:
+    """Whether the main thread of a process waits in the kernel."""
+    return Path(f"/proc/{pid}/task/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "S"
+
+
 @contextmanager
 def typed(*flags: str) -> Iterator[Typed]:
     one = Typed(*flags)
@@ -87,6 +92,7 @@ def test_ctrl_c_at_the_prompt_ends_chat_and_server():
     with typed() as chat:
         chat.see("> ")
         children = children_of(chat.process.pid)
+        wait_until(lambda: is_asleep(chat.process.pid), "it waits for input: what comes before cannot interrupt a read")
         os.killpg(chat.process.pid, signal.SIGINT)
         assert chat.process.wait(60) == 0
         wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in children), "no process is left")
