@@ -49,6 +49,10 @@ class ObservabilityConfig:
         is_size=True,
     )
 
+    per_request_spec_decode_metrics: str = setting(
+        "none", "What responses say of a request's drafts, in metrics.speculative_decoding: summary = counts and how "
+        "many were accepted; detailed = of each step, too.", choices=("none", "summary", "detailed"),
+    )  # fmt: skip
     kv_events_config: str | None = setting(
         None, "JSON object: KV-cache event publisher (blocks stored in and removed from the prefix cache). Keys as "
         "in vLLM: enable_kv_cache_events, publisher, endpoint, replay_endpoint, buffer_steps, hwm, "

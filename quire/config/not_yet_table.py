@@ -210,10 +210,6 @@ MISSING: tuple[Missing, ...] = (
         },
     ),
     Missing(
-        "drafts are not in responses", "leave it out",
-        {"per_request_spec_decode_metrics": (None, "none")},
-    ),
-    Missing(
         "KV-cache blocks are not transferred between engines", "run prefill and decode in one engine",
         {"kv_transfer_config": _EMPTY, "tokens_only": _OFF},
     ),

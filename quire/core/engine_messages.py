@@ -11,6 +11,7 @@ from enum import IntEnum
 
 import numpy as np
 
+from quire.core.draft_stats import DraftOutcomes
 from quire.core.logprobs import LogprobsArrays
 from quire.core.sampling_params import SamplingParams
 from quire.core.stats import RequestEvent, SchedulerStats
@@ -127,6 +128,7 @@ class EngineCoreOutputs:
         events: lifecycle events since the last message.
         stats: the control plane after this step.
         timestamp: seconds, monotonic clock.
+        drafts: what its drafts came to; None = it had none.
     """
 
     handles: np.ndarray
@@ -137,3 +139,4 @@ class EngineCoreOutputs:
     events: tuple[RequestEvent, ...]
     stats: SchedulerStats
     timestamp: float
+    drafts: DraftOutcomes | None = None

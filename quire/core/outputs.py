@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import msgspec
 
 from quire.core.cache_info import PrefixCacheInfo
+from quire.core.draft_stats import DraftStats
 from quire.core.stats import RequestStateStats
 
 
@@ -30,6 +31,7 @@ class CompletionOutput(msgspec.Struct):
         finish_reason: "stop", "length", "abort", "error", "repetition", "queue_timeout"; None while it runs.
         stop_reason: the stop string or stop id that matched; None for EOS.
         error: what went wrong, where finish_reason is "error" or "queue_timeout".
+        spec_decode_metrics: what its drafts came to so far; None = it had none.
     """
 
     index: int
@@ -40,6 +42,7 @@ class CompletionOutput(msgspec.Struct):
     finish_reason: str | None = None
     stop_reason: int | str | None = None
     error: str | None = None
+    spec_decode_metrics: DraftStats | None = None
 
     def finished(self) -> bool:
         """True once the answer has ended."""

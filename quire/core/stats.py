@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 
 from quire.core.cache_info import CacheMiss
+from quire.core.draft_stats import DraftStats, merged_drafts
 
 
 class EventKind(IntEnum):
@@ -74,6 +75,7 @@ class RequestStateStats:
     Attributes:
         num_restarts: engine cores that it outlived.
         output_ts: when its final output was made.
+        drafts: what its drafts came to; None = it had none.
     """
 
     num_generation_tokens: int = 0
@@ -86,6 +88,7 @@ class RequestStateStats:
     last_token_ts: float = 0.0
     output_ts: float = 0.0
     first_token_latency: float = 0.0
+    drafts: DraftStats | None = None
     events: list[RequestEvent] = field(default_factory=list)
 
 
@@ -104,6 +107,7 @@ def merged_stats(parts: Sequence[RequestStateStats]) -> RequestStateStats:
         last_token_ts=max((part.last_token_ts for part in parts), default=0.0),
         output_ts=max((part.output_ts for part in parts), default=0.0),
         first_token_latency=_earliest(part.first_token_latency for part in parts),
+        drafts=merged_drafts(part.drafts for part in parts),
         events=[event for part in parts for event in part.events],
     )
 

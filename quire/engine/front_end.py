@@ -67,7 +67,8 @@ class FrontEnd:
         self.config = parts.config
         self._tokenizer = parts.tokenizer
         self._inputs = parts.input_processor
-        self._outputs = OutputProcessor()
+        keeps_draft_steps = self.config.observability.per_request_spec_decode_metrics == "detailed"
+        self._outputs = OutputProcessor(keeps_draft_steps=keeps_draft_steps)
         self._handles = itertools.count()
 
     def __len__(self) -> int:

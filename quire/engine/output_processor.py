@@ -35,9 +35,14 @@ class ProcessedStep:
 
 
 class OutputProcessor:
-    """Keeps what is unfinished, and turns steps into outputs."""
+    """Keeps what is unfinished, and turns steps into outputs.
 
-    def __init__(self) -> None:
+    Args:
+        keeps_draft_steps: keep what the drafts of each single step came to.
+    """
+
+    def __init__(self, *, keeps_draft_steps: bool = False) -> None:
+        self._keeps_draft_steps = keeps_draft_steps
         self._groups: dict[str, RequestGroup] = {}
         self._by_handle: dict[int, tuple[RequestGroup, RequestState]] = {}
 
@@ -91,6 +96,7 @@ class OutputProcessor:
         processed = ProcessedStep()
         self._note_events(step)
         self._add_prompt_logprobs(step)
+        self._note_drafts(step)
         finished = {one.handle: one for one in step.finished}
         lines = _lines_by_handle(step)
         changed: dict[str, tuple[RequestGroup, list[RequestState]]] = {}
@@ -132,6 +138,12 @@ class OutputProcessor:
         for event in step.events:
             if event.handle in self._by_handle:
                 self._by_handle[event.handle][1].note_event(event)
+
+    def _note_drafts(self, step: EngineCoreOutputs) -> None:
+        for handle, num_drafted, num_accepted in () if step.drafts is None else step.drafts.items():
+            if handle in self._by_handle:
+                state = self._by_handle[handle][1]
+                state.note_drafts(num_drafted, num_accepted, keeps_steps=self._keeps_draft_steps)
 
     def _add_prompt_logprobs(self, step: EngineCoreOutputs) -> None:
         for handle, arrays in step.prompt_logprobs:

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from quire.core.cache_info import MissReason, PrefixCacheInfo
+from quire.core.draft_stats import DraftStats
 from quire.core.engine_messages import FinishedRequest, FinishReason
 from quire.core.logprobs import LogprobsArrays
 from quire.core.outputs import CompletionOutput, PromptProgress, RequestOutput
@@ -107,6 +108,8 @@ class RequestState:
                 if line is not None:
                     self.logprobs.add_output(logprobs, line)
         self.stats.num_generation_tokens = len(self.token_ids)
+        if self.stats.drafts is not None and len(new_token_ids) > 1:
+            self.stats.drafts.num_steps_saved += len(new_token_ids) - 1
         is_stopped_here = self.finish_reason is not None
         if finished is not None and not is_stopped_here:
             self.end(finished.finish_reason, finished.stop_reason)
@@ -138,6 +141,12 @@ class RequestState:
         elif event.cache_miss is not None and event.cache_miss.reason is MissReason.PREEMPTED and self.prefix_cache:
             self.prefix_cache = PrefixCacheInfo(self.prefix_cache.cached_tokens, event.cache_miss)
 
+    def note_drafts(self, num_drafted: int, num_accepted: int, *, keeps_steps: bool) -> None:
+        """A step verified drafts of it; its tokens come afterwards."""
+        if self.stats.drafts is None:
+            self.stats.drafts = DraftStats(steps=[] if keeps_steps else None)
+        self.stats.drafts.add(num_drafted, num_accepted)
+
     def restart(self) -> None:
         """The engine core lost the request and will be sent it again: what came before its first token comes again."""
         self.stats.num_restarts += 1
@@ -164,6 +173,7 @@ class RequestState:
             finish_reason=self.finish_reason,
             stop_reason=self.stop_reason,
             error=self._error,
+            spec_decode_metrics=self.stats.drafts,
         )
 
     def take_progress(self, num_prompt_tokens: int) -> PromptProgress | None:

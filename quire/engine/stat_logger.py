@@ -9,6 +9,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
+import numpy as np
+
+from quire.core.draft_stats import DraftOutcomes, accepted_by_position
 from quire.core.engine_messages import EngineCoreOutputs
 from quire.core.stats import SchedulerStats
 from quire.logger import get_logger
@@ -34,6 +37,7 @@ class StatLogger:
         self._start = 0.0
         self._num_steps = self._num_computed = self._num_generated = 0
         self._num_preemptions = self._num_queries = self._num_hits = 0
+        self._drafts: list[DraftOutcomes] = []
 
     def record(self, step: EngineCoreOutputs) -> None:
         """Take in one step; log when the window is full."""
@@ -46,6 +50,8 @@ class StatLogger:
         self._num_preemptions += stats.num_preemptions
         self._num_queries += stats.prefix_cache_queries
         self._num_hits += stats.prefix_cache_hits
+        if step.drafts is not None:
+            self._drafts.append(step.drafts)
         if self._clock() - self._start >= self._interval_s:
             self.flush()
 
@@ -69,8 +75,23 @@ class StatLogger:
             if stats.num_state_checkpoints
             else "",
         )
+        if self._drafts:
+            _log_drafts(self._drafts, seconds)
         self._clear()
 
     def _clear(self) -> None:
         self._num_steps = self._num_computed = self._num_generated = 0
         self._num_preemptions = self._num_queries = self._num_hits = 0
+        self._drafts = []
+
+
+def _log_drafts(steps: list[DraftOutcomes], seconds: float) -> None:
+    """Log what the drafts of a window came to."""
+    accepted = np.concatenate([step.num_accepted for step in steps])
+    num_drafted, num_accepted = sum(int(step.num_drafted.sum()) for step in steps), int(accepted.sum())
+    logger.info(
+        "drafts: mean acceptance length %.2f, %.0f tokens/s drafted, %.0f tokens/s accepted (%.1f%%), by position %s",
+        1 + num_accepted / len(accepted), num_drafted / seconds, num_accepted / seconds,
+        100 * num_accepted / num_drafted,
+        ", ".join(f"{count / len(accepted):.2f}" for count in accepted_by_position(accepted)) or "none",
+    )  # fmt: skip

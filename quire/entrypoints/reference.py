@@ -18,6 +18,7 @@ from quire.config.not_yet import NOT_YET
 from quire.config.speculative import SpeculativeConfig
 from quire.config.speculative_forms import NO_EFFECT as DRAFTS_NO_EFFECT
 from quire.config.speculative_forms import REFUSED as DRAFTS_REFUSED
+from quire.config.speculative_forms import SpeculationSettings
 from quire.config.switching import SwitchingConfig
 from quire.config.tenants import TenantLimits
 from quire.core import sampling_params
@@ -97,7 +98,7 @@ METRICS_HEAD = """## Metrics
 Metrics of `/metrics`, in addition to `process_*` and `python_gc_*` of the server's own process. A histogram has
 `_bucket`, `_sum` and `_count`; what Prometheus' library adds is a `_created` time for each counter and histogram.
 `quire:model_*` and `quire:models_*` are those of a server of several models, in which every metric of an engine has the
-label `model_name`.
+label `model_name`. `vllm:spec_decode_*` are there where speculative decoding is configured.
 """
 
 
@@ -149,7 +150,8 @@ def _metrics() -> str:
     from quire.metrics.server_metrics import Merged
 
     lines = ["| metric | type | labels | meaning |", "| --- | --- | --- | --- |"]
-    metrics = EngineMetrics(QuireConfig(), "model")
+    speculating = SpeculationSettings(spec_method="suffix", spec_tokens=1)
+    metrics = EngineMetrics(QuireConfig(speculation=speculating), "model")
     metrics.show_start("server", [("settings", 0.0)])
     of_models = ModelMetrics()
     of_models.show_model("model", ["ready"], state=str, memory_bytes=float, num_waiting=float, predicted_wait_s=float)

@@ -19,6 +19,7 @@ from quire.core.engine_messages import EngineCoreOutputs
 from quire.core.sampling_params import SamplingParams
 from quire.core.stats import RequestStateStats, SchedulerStats
 from quire.metrics import buckets
+from quire.metrics.draft_metrics import DraftMetrics
 from quire.metrics.histogram import QuickHistogram
 from quire.metrics.http_metrics import HttpMetrics
 from quire.metrics.server_metrics import QUEUE_LIMITS, Merged, ServerMetrics, page
@@ -46,6 +47,9 @@ class EngineMetrics:
         self._labels = {"model_name": model_name, "engine": "0"}
         self._max_len = config.model.max_model_len or 1
         self._make_step_metrics()
+        self._drafts: DraftMetrics | None = None
+        if config.speculative is not None and not config.speculative.is_off:
+            self._drafts = DraftMetrics(self._labels, config.speculative.num_tokens, self.registry)
         self._make_request_metrics()
         self._make_info(config)
 
@@ -70,6 +74,8 @@ class EngineMetrics:
             self._kv_batches_dropped.inc(stats.kv_event_batches_dropped)
         if stats.num_scheduled_tokens:
             self._step_tokens.observe(stats.num_scheduled_tokens + stats.num_first_tokens)
+        if step.drafts is not None and self._drafts is not None:
+            self._drafts.record(step.drafts)
         if len(step.handles):
             self._generation_tokens.inc(len(step.handles))
 

@@ -33,7 +33,7 @@ class Counter(Metric):
 
 @dataclass(frozen=True, slots=True)
 class Vector(Metric):
-    """Counters by position. Quire has none yet."""
+    """Counters by position."""
 
     values: list[int] = field(default_factory=list)
 
@@ -60,6 +60,7 @@ class Histogram(Metric):
 
 
 OWN = re.compile("(vllm|quire):")
+POSITION = "position"
 
 
 def read(families: Iterable[Any]) -> list[Metric]:
@@ -71,12 +72,25 @@ def read(families: Iterable[Any]) -> list[Metric]:
         if family.type == "histogram":
             found.extend(_histograms(family))
             continue
+        if any(POSITION in sample.labels for sample in family.samples):
+            found.extend(_vectors(family))
+            continue
         for sample in family.samples:
             if family.type == "gauge":
                 found.append(Gauge(family.name, dict(sample.labels), sample.value))
             elif family.type == "counter" and sample.name.endswith("_total"):
                 found.append(Counter(family.name, dict(sample.labels), int(sample.value)))
     return found
+
+
+def _vectors(family: Any) -> list[Vector]:
+    """One for each set of labels beside the position."""
+    parts: dict[tuple[tuple[str, str], ...], dict[int, int]] = {}
+    for sample in family.samples:
+        if sample.name.endswith("_total"):
+            labels = {key: value for key, value in sample.labels.items() if key != POSITION}
+            parts.setdefault(tuple(sorted(labels.items())), {})[int(sample.labels[POSITION])] = int(sample.value)
+    return [Vector(family.name, dict(labels), [at[i] for i in sorted(at)]) for labels, at in parts.items()]
 
 
 def _histograms(family: Any) -> list[Histogram]:

@@ -10,6 +10,7 @@ from collections.abc import Callable
 import numpy as np
 
 from quire.core.cache_info import CacheMiss
+from quire.core.draft_stats import DraftOutcomes
 from quire.core.engine_messages import EngineCoreOutputs, FinishedRequest
 from quire.core.logprobs import LogprobsArrays
 from quire.core.stats import EventKind, RequestEvent, SchedulerStats
@@ -43,6 +44,7 @@ class Outbox:
         stats: SchedulerStats,
         logprobs: LogprobsArrays | None = None,
         prompt_logprobs: tuple[tuple[int, LogprobsArrays], ...] = (),
+        drafts: DraftOutcomes | None = None,
     ) -> EngineCoreOutputs:
         """A message with these tokens and everything noted since the last one, in order."""
         finished, events = tuple(self._finished), tuple(self._events)
@@ -56,4 +58,5 @@ class Outbox:
             events=events,
             stats=stats,
             timestamp=self._clock(),
+            drafts=drafts,
         )

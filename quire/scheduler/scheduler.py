@@ -366,7 +366,9 @@ class Scheduler:
             advanced = self._advance(group, samples)
             handles = np.concatenate([handles, advanced.handles])
             token_ids = np.concatenate([token_ids, advanced.token_ids])
-        return self._outbox.make_outputs(handles, token_ids, self._make_stats(step), sampled.logprobs, prompt_logprobs)
+        return self._outbox.make_outputs(
+            handles, token_ids, self._make_stats(step), sampled.logprobs, prompt_logprobs, step.draft_outcomes(output)
+        )
 
     def _note_prompts(self, rows: np.ndarray) -> None:
         """Say how far prompts are computed, for requests that ask."""

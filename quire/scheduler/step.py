@@ -17,6 +17,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from quire.core.draft_stats import DraftOutcomes
+from quire.core.runner_output import ModelRunnerOutput
 from quire.core.scheduler_output import DraftTokens, SchedulerOutput
 from quire.scheduler.step_plan import StepPlan
 
@@ -60,6 +62,16 @@ class Step:
         """The drafts, with counts of the requests that get a token: [num_sampling]."""
         drafts = self.output.drafts
         return None if drafts is None else DraftTokens(drafts.counts[self.output.is_sampling], drafts.token_ids)
+
+    def draft_outcomes(self, output: ModelRunnerOutput) -> DraftOutcomes | None:
+        """What the worker found of the step's drafts; None = it had none."""
+        if self.output.drafts is None:
+            return None
+        counts = self.output.drafts.counts[self.output.is_sampling]
+        starts, at = output.sampled_start_loc, np.flatnonzero(counts)
+        num_accepted = np.zeros_like(counts) if starts is None else np.maximum(np.diff(starts) - 1, 0)
+        handles = self.handles[self.output.is_sampling][at]
+        return DraftOutcomes(handles, counts[at], num_accepted[at].astype(counts.dtype))
 
     def counts(self, num_bytes: Callable[[np.ndarray], int]) -> dict[str, int]:
         """What the step adds to `SchedulerStats`.

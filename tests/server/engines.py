@@ -15,6 +15,7 @@ import numpy as np
 from quire.config import QuireConfig
 from quire.config.build import build_config
 from quire.core.cache_info import CacheMiss
+from quire.core.draft_stats import DraftOutcomes, DraftStats
 from quire.core.engine_messages import EngineCoreOutputs
 from quire.core.outputs import CompletionOutput, Logprob, RequestOutput
 from quire.core.request_options import DEFAULT_OPTIONS, RequestOptions
@@ -82,6 +83,7 @@ class ScriptedEngine(Pumped):
         live: requests that run, by id; `peak` the most there were at once.
         fails_after: tokens after which every request fails; `dies_after` the same for the engine.
         holds: while set, nothing is emitted.
+        drafts: what is said of every request's drafts.
     """
 
     config: QuireConfig = field(default_factory=scripted_config)
@@ -89,6 +91,7 @@ class ScriptedEngine(Pumped):
     fails_after: int | None = None
     dies_after: int | None = None
     holds: bool = False
+    drafts: DraftStats | None = None
     is_paused: bool = False
     errored: bool = False
     num_restarts: int = 0
@@ -131,6 +134,7 @@ class ScriptedEngine(Pumped):
         self.live[request_id] = sampling_params
         self.peak = max(self.peak, len(self.live))
         stats = RequestStateStats(arrival_time=time.time(), queued_ts=time.monotonic(), scheduled_ts=time.monotonic())
+        stats.drafts = self.drafts
         answers = [_Answer(self, ids, prepared.params, index) for index in range(prepared.params.n)]
         start = time.monotonic()
         try:
@@ -164,13 +168,19 @@ class ScriptedEngine(Pumped):
         """The token at `position` of the answer; None = it has ended."""
         return rule(prompt, seed, position)
 
-    def step(self, num_new_tokens: int = 0, misses: Sequence[CacheMiss] = (), **stats: Any) -> None:
-        """Tell the listeners of a step with so many new tokens, these cache misses and these statistics."""
+    def step(
+        self,
+        num_new_tokens: int = 0,
+        misses: Sequence[CacheMiss] = (),
+        drafts: DraftOutcomes | None = None,
+        **stats: Any,
+    ) -> None:
+        """Tell the listeners of a step with so many new tokens, these cache misses, drafts and statistics."""
         events = tuple(RequestEvent(0, EventKind.SCHEDULED, 0.0, 0, miss) for miss in misses)
         tokens = np.zeros(num_new_tokens, dtype=np.int64)
         record = EngineCoreOutputs(
             handles=tokens, new_token_ids=tokens, logprobs=None, prompt_logprobs=(), finished=(), events=events,
-            stats=SchedulerStats(**stats), timestamp=time.monotonic(),
+            stats=SchedulerStats(**stats), timestamp=time.monotonic(), drafts=drafts,
         )  # fmt: skip
         for listener in self.step_listeners:
             listener(record)

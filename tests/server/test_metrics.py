@@ -7,10 +7,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
+import numpy as np
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from quire.core.cache_info import CacheMiss, MissReason
+from quire.core.draft_stats import DraftOutcomes
 from quire.metrics.buckets import decades
 from quire.server.http.timing_breakdown import PHASES
 from tests.server.engines import ScriptedEngine, rule, scripted_config
@@ -115,8 +117,9 @@ def documented() -> dict[str, tuple[str, set[str] | None]]:
 
 def test_the_page_and_the_reference_have_the_same_metrics(replayed):
     shown = {name: (kind, labels) for name, kind, labels in families(replayed[2])}
-    # Those of a server of several models: tests/server/test_many_models.py
-    known = {name: of for name, of in documented().items() if not name.startswith(("quire:model_", "quire:models_"))}
+    # Those of a server of several models: tests/server/test_many_models.py; of drafts: below
+    others = ("quire:model_", "quire:models_", "vllm:spec_decode_")
+    known = {name: of for name, of in documented().items() if not name.startswith(others)}
     assert len(known) > 30 and shown.keys() == known.keys()
     for name, (kind, labels) in known.items():
         assert shown[name][0] == kind
@@ -227,3 +230,28 @@ def test_the_receipt_of_a_request_adds_up_to_its_wall_time():
         phases = [receipt[f"{phase}_ms"] for phase in PHASES]
         assert min(phases) >= 0 and round(sum(phases), 3) == receipt["total_ms"]
         assert receipt["tokens_per_second"] > 0 and receipt["time_to_first_token_ms"] > 0
+
+
+def test_drafts_are_counted_under_the_names_of_vllm_where_they_are_configured():
+    config = scripted_config(speculative_config={"method": "ngram", "num_speculative_tokens": 3})
+    with RunningServer(ScriptedEngine(config)) as server:
+        outcomes = DraftOutcomes(np.arange(3), np.array([3, 3, 2], np.int32), np.array([3, 1, 0], np.int32))
+        server.engine.step(drafts=outcomes)
+        server.engine.step(drafts=outcomes)
+        server.engine.step()
+        page = httpx.get(server.url + "/metrics").text
+    found = dict(
+        re.findall(r"^vllm:spec_decode_(\w+?)_total\{.*engine=\"0\".*?(?:position=\"\d\")?\} (\S+)", page, re.M)
+    )
+    assert {name: float(found[name]) for name in ("num_drafts", "num_draft_tokens", "num_accepted_tokens")} == {
+        "num_drafts": 6.0, "num_draft_tokens": 16.0, "num_accepted_tokens": 8.0,
+    }  # fmt: skip
+    known = {name: of for name, of in documented().items() if "spec_decode" in name}
+    assert len(known) == 4
+    assert {name: (kind, labels) for name, kind, labels in families(page) if "spec_decode" in name} == known
+    by_position = re.findall(r"accepted_tokens_per_pos_total\{.*position=\"(\d)\"\} (\S+)", page)
+    assert by_position == [("0", "4.0"), ("1", "2.0"), ("2", "2.0")]
+
+
+def test_without_speculation_there_are_no_such_metrics(replayed):
+    assert "spec_decode" not in replayed[2]

@@ -6,9 +6,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from quire.core.draft_stats import DraftStats
 from quire.core.stats import RequestStateStats, merged_stats
 from quire.server.http.timing_breakdown import PHASES, make_receipt
-from tests.server.engines import ScriptedEngine
+from tests.server.engines import ScriptedEngine, scripted_config
 from tests.server.servers import RunningServer
 from tests.server.test_protocol import CHAT, HELLO, events, post
 
@@ -66,3 +67,40 @@ def test_without_the_flag_there_is_none():
     with RunningServer(ScriptedEngine()) as server:
         assert "metrics" not in post(server, CHAT, HELLO).json()
         assert not any("metrics" in event for event in events(post(server, CHAT, {**HELLO, "stream": True})))
+
+
+DRAFTS = DraftStats()
+DRAFTS.add(3, 2)
+DRAFTS.add(2, 0)
+DRAFTS.num_steps_saved = 2
+
+
+def drafting(level: str, **settings: bool) -> RunningServer:
+    config = scripted_config(spec_method="suffix", spec_tokens=3, per_request_spec_decode_metrics=level)
+    return RunningServer(ScriptedEngine(config, drafts=DRAFTS), **settings)
+
+
+def test_a_receipt_says_what_drafts_saved_where_there_may_be_some():
+    with drafting("none", enable_per_request_metrics=True) as server:
+        receipt = post(server, CHAT, HELLO).json()["metrics"]
+    assert (receipt["drafted_tokens"], receipt["accepted_tokens"], receipt["steps_saved"]) == (5, 2, 2)
+    assert "speculative_decoding" not in receipt
+    with RunningServer(ScriptedEngine(), enable_per_request_metrics=True) as server:
+        assert "steps_saved" not in post(server, CHAT, HELLO).json()["metrics"]
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
+def test_acceptance_of_one_sequence_is_told_in_the_form_of_vllm(stream):
+    with drafting("summary") as server:
+        answer = post(server, CHAT, {**HELLO, "stream": stream})
+        metrics = events(answer)[-1]["metrics"] if stream else answer.json()["metrics"]
+        several = post(server, CHAT, {**HELLO, "n": 2}).json()["metrics"]
+    assert metrics == {"speculative_decoding": DRAFTS.content(3)}
+    assert metrics["speculative_decoding"]["acceptance_histogram"] == [1, 0, 1, 0]
+    assert several == {"speculative_decoding": None}
+
+
+def test_the_level_alone_shows_nothing_without_speculation():
+    config = scripted_config(speculative_config="off", per_request_spec_decode_metrics="summary")
+    with RunningServer(ScriptedEngine(config)) as server:
+        assert "metrics" not in post(server, CHAT, HELLO).json()

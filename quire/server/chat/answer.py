@@ -83,16 +83,14 @@ class AnswerEnvelope(AnswerCounts):
         extra: dict[str, Any] = {}
         if self.shows_usage_at_end:
             extra["usage"] = usage_content(self.usage)
-        if self.shows_metrics:
-            extra["metrics"] = self.receipt().content()
+        extra.update(self.metrics())
         extra.update(self.prefix_cache())
         return self.event([], extra) if extra else b""
 
     def whole(self, choices: list[dict[str, Any]], extra: dict[str, Any]) -> bytes:
         """A response that is not a stream."""
         content: dict[str, Any] = {**self.head, "choices": choices, "usage": usage_content(self.usage), **extra}
-        if self.shows_metrics:
-            content["metrics"] = self.receipt().content()
+        content.update(self.metrics())
         content.update(self.prefix_cache())
         return encode({**content, **self.first_extra()})
 

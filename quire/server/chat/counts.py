@@ -9,6 +9,7 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
+from quire.core.draft_stats import DraftStats
 from quire.core.outputs import RequestOutput
 from quire.core.sampling_params import SamplingParams
 from quire.core.stats import RequestStateStats, merged_stats
@@ -51,9 +52,13 @@ class AnswerCounts:
         self.work = work
         self.model = model
         self.usage = Usage(sum(len(prompt.prompt_token_ids) for prompt in work.prompts))
-        self.shows_metrics = state.config.api.enable_per_request_metrics
+        self._shows_receipt = state.config.api.enable_per_request_metrics
+        speculative = state.engine.config.speculative
+        self._num_spec_tokens = 0 if speculative is None else speculative.num_tokens
+        level = state.engine.config.observability.per_request_spec_decode_metrics
+        self._shows_drafts = level != "none" and self._num_spec_tokens > 0
         self._cache_reports: dict[int, dict[str, Any]] | None = None
-        if reports_cache or self.shows_metrics:
+        if reports_cache or self._shows_receipt:
             self._cache_reports = {}
         self._cache_view = state.cache_view
         self._stats: dict[int, RequestStateStats] = {}
@@ -101,6 +106,20 @@ class AnswerCounts:
             return {}
         reports = [self._cache_reports.get(index) for index in range(len(self.work.prompts))]
         return {"prefix_cache": reports[0] if len(reports) == 1 else reports}
+
+    def metrics(self) -> dict[str, Any]:
+        """What a response says of its making: {"metrics": ...}; {} unless the server shows it."""
+        if not self._shows_receipt and not self._shows_drafts:
+            return {}
+        receipt = self.receipt()
+        drafts, content = receipt.stats.drafts or DraftStats(), receipt.content() if self._shows_receipt else {}
+        if self._shows_receipt and self._num_spec_tokens:
+            content["drafted_tokens"], content["accepted_tokens"] = drafts.num_drafted, drafts.num_accepted
+            content["steps_saved"] = drafts.num_steps_saved
+        if self._shows_drafts:  # of one sequence, as in vLLM
+            is_single = len(self.work.prompts) == 1 and self.work.params.n == 1
+            content["speculative_decoding"] = drafts.content(self._num_spec_tokens) if is_single else None
+        return {"metrics": content}
 
     def receipt(self, now_s: float | None = None) -> TimingBreakdown:
         """Where the request's time went until `now_s`, by default now."""

@@ -1,9 +1,11 @@
 from __future__ import annotations
 
+import dataclasses
 import logging
 
 import numpy as np
 
+from quire.core.draft_stats import DraftOutcomes
 from quire.core.engine_messages import EngineCoreOutputs
 from quire.core.stats import SchedulerStats
 from quire.engine.stat_logger import StatLogger
@@ -52,3 +54,21 @@ def test_the_last_steps_before_a_pause_get_a_line_and_idle_time_thins_out_no_rat
         now[0] = 2000.0
         stats.record(step(1, num_scheduled_tokens=1))
     assert [message.split(",")[0] for message in caplog.messages] == ["4 tokens/s computed"]
+
+
+def test_drafts_have_a_line_of_their_own(caplog):
+    now = [0.0]
+    stats = StatLogger(clock=lambda: now[0], interval_s=10.0)
+    outcomes = DraftOutcomes(np.arange(2), np.array([3, 3], np.int32), np.array([3, 1], np.int32))
+    with caplog.at_level(logging.INFO):
+        stats.record(dataclasses.replace(step(6), drafts=outcomes))
+        now[0] = 2.0
+        stats.record(dataclasses.replace(step(2), drafts=outcomes))
+        stats.flush()
+        assert caplog.messages[1:] == [
+            "drafts: mean acceptance length 3.00, 6 tokens/s drafted, 4 tokens/s accepted (66.7%), "
+            "by position 1.00, 0.50, 0.50"
+        ]
+        stats.record(step(1))
+        stats.flush()
+    assert len(caplog.messages) == 3, "the next window has no drafts"

@@ -50,6 +50,22 @@ def test_a_message_says_which_of_a_rows_tokens_are_drafts():
     assert step.is_prefill.tolist() == [False, True] and step.is_sampling.all()
 
 
+@pytest.mark.parametrize("num_right", [0, 2, 3])
+def test_the_front_end_is_told_what_became_of_each_rows_drafts(num_right, monkeypatch):
+    engine = make_engine(num_right=num_right)
+    told = []
+    take_in = engine.scheduler.update_from_output
+    monkeypatch.setattr(engine.scheduler, "update_from_output", lambda *given: told.append(take_in(*given)) or told[-1])
+    engine.add(make_request(0, 5, max_tokens=30))
+    engine.step()
+    engine.add(make_request(7, 6, max_tokens=30))
+    engine.step()
+    engine.step()
+    assert told[0].drafts is None
+    assert list(told[1].drafts.items()) == [(0, 3, num_right)], "a prompt has no drafts"
+    assert list(told[2].drafts.items()) == [(0, 3, num_right), (7, 3, num_right)]
+
+
 def test_a_stop_among_accepted_tokens_leaves_out_those_behind_it():
     engine = make_engine(num_drafts=6, num_right=6, block_size=2)
     answer, _ = expected_answer(make_request(0, max_tokens=10), 100)

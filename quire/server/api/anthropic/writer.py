@@ -156,8 +156,7 @@ class MessageWriter:
 
     def _extra(self) -> dict[str, Any]:
         """What a message says at its end where it was asked for."""
-        metrics = {"metrics": self.counts.receipt().content()} if self.counts.shows_metrics else {}
-        return {**metrics, **self.counts.prefix_cache()}
+        return {**self.counts.metrics(), **self.counts.prefix_cache()}
 
 
 def event(name: str, **content: Any) -> bytes:

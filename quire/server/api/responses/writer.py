@@ -182,9 +182,7 @@ class ResponseWriter:
             response = self._form.content(INCOMPLETE, items, usage=usage, reason="max_output_tokens")
         else:
             response = self._form.content(FAILED, items, usage=usage, error=CUT_OFF)
-        if self._counts.shows_metrics:
-            response["metrics"] = self._counts.receipt().content()
-        self._ended = {**response, **self._counts.prefix_cache()}
+        self._ended = {**response, **self._counts.metrics(), **self._counts.prefix_cache()}
         return self._ended
 
     def _written(self, events: Iterable[StreamEvent]) -> bytes:
