@@ -64,6 +64,7 @@ struct PartProduct {
 struct Int8 {
   static constexpr int32_t kFactor = -128;
   static constexpr int64_t kScaleBytes = 4;
+  static constexpr int64_t kFewRows = QUIRE_TIER::kFewRows;
   using Sum = int32_t;
   static int64_t panel_bytes(const QuantLinearArgs& args) { return int8_panel_bytes(args.input_size); }
   static int64_t group_size(const QuantLinearArgs& args) { return args.input_size; }
@@ -111,6 +112,7 @@ struct Int8 {
 struct Int4 {
   static constexpr int32_t kFactor = -8;
   static constexpr int64_t kScaleBytes = 2;
+  static constexpr int64_t kFewRows = min_i64(QUIRE_TIER::kFewRows, 2);  // more are slower: instructions decide
   using Sum = float;
   static int64_t panel_bytes(const QuantLinearArgs& args) { return int4_panel_bytes(args.input_size); }
   static int64_t group_size(const QuantLinearArgs& args) { return args.group_size; }
@@ -203,7 +205,7 @@ class QuantProduct {
     part.rows = min_i64(tasks_.rows_per_task, args_.num_rows - part.first_row);
     part.first_panel = task % tasks_.column_tasks * tasks_.groups_per_task * kDotPanels;
     part.panels = min_i64(tasks_.groups_per_task * kDotPanels, num_work_panels(args_) - part.first_panel);
-    const bool is_few = part.rows <= kFewRows;
+    const bool is_few = part.rows <= Format::kFewRows;
     const int64_t sums_size = PartSums<Sum>::bytes(part.rows, is_few ? part.panels : kDotPanels);
     const int64_t scratch_bytes = sums_size + Format::scratch_bytes(args_, part.rows);
     char* memory = static_cast<char*>(pool.scratch(thread, scratch_bytes));
