@@ -170,6 +170,30 @@ class SpreadTarget(WeightTarget):
         return self.targets[0].stored()
 
 
+class SideBySide(WeightTarget):
+    """Several places of one matrix: each takes the columns behind those of the one before."""
+
+    def __init__(self, targets: Sequence[WeightTarget]) -> None:
+        self.targets = targets
+        self.sizes = [target.shape[1] for target in targets]
+        self.shape = targets[0].shape[0], sum(self.sizes)
+
+    def load(self, tensor: torch.Tensor) -> bool:
+        """Each its columns."""
+        parts = torch.split(tensor, self.sizes, 1)
+        are_finite = [target.load(part) for target, part in zip(self.targets, parts, strict=True)]
+        return all(are_finite)
+
+    def expect(self, weight_format: WeightFormat | None) -> None:
+        """Plain numbers: blocks may reach over the borders."""
+        for target in self.targets:
+            target.expect(None)
+
+    def stored(self) -> torch.Tensor:
+        """All columns."""
+        return torch.cat([target.stored() for target in self.targets], 1)
+
+
 class LaterRows(WeightTarget):
     """Rows of a table from the checkpoint's row `first` on; those before are not used."""
 

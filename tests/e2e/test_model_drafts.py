@@ -13,6 +13,7 @@ from transformers import PreTrainedModel
 from quire import SamplingParams
 from quire.config.families.deepseek import DeepseekV3
 from quire.errors import ConfigError
+from quire.models.heads.feature_head import FusedHead
 from tests.models.checkpoints import VOCAB_SIZE, make_checkpoint
 from tests.models.drafting import Run, run
 from tests.models.heads import Reference, make_eagle, make_eagle3, make_medusa
@@ -193,3 +194,24 @@ def test_the_head_that_ships_with_qwen3_next_drafts(tmp_path: Path, monkeypatch:
         tmp_path, PROMPTS, GREEDY, monkeypatch, verifies=False, enable_prefix_caching=False, **with_model("mtp", None)
     )
     check_drafts(drafting, head.drafts)
+
+
+def test_small_passes_of_a_head_are_captured(target: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls, forward = [], FusedHead.forward
+
+    def noting(head: FusedHead, token_ids: Any, *args: Any) -> Any:
+        calls.append(len(token_ids))
+        return forward(head, token_ids, *args)
+
+    def drafts(**settings: Any) -> list[tuple[int, ...]]:
+        calls.clear()
+        with monkeypatch.context() as patch:
+            patch.setattr(FusedHead, "forward", noting)
+            found = run(target[0], PROMPTS, GREEDY, patch, **with_model("eagle", head), **settings)
+        return [one.drafts for one in found.drafted]
+
+    head = make_eagle(tmp_path)
+    captured, num_captured = drafts(), len(calls)
+    eager, num_eager = drafts(enforce_eager=True), len(calls)
+    assert captured == eager
+    assert num_captured < num_eager / 2

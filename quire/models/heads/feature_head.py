@@ -29,7 +29,7 @@ from quire.core.kv_spec import KVCacheSpec
 from quire.layers.embedding import TokenTable
 from quire.layers.linear import Linear
 from quire.layers.norm import Norm
-from quire.layers.weight_target import WeightTarget
+from quire.layers.weight_target import SideBySide, TensorTarget, WeightTarget
 from quire.models.decoder import DecoderForCausalLM, DecoderLayer
 from quire.models.interfaces import BuildContext
 from quire.models.parts.attention import AttentionPart
@@ -43,9 +43,11 @@ class FeatureHead(nn.Module, ABC):
     Attributes:
         aux_layers: the features are made from the residual stream before these layers of the target; empty = from its
             final hidden states.
+        is_native: `forward` computes nothing beside the kernels of `LayerKernels`, so that it can be captured.
     """
 
     aux_layers: tuple[int, ...] = ()
+    is_native = False
 
     def __init__(self, build: BuildContext, target: DecoderForCausalLM) -> None:
         super().__init__()
@@ -128,12 +130,16 @@ class FusedNames:
 class FusedHead(FeatureHead):
     """EAGLE-1 and the heads that ship with models: one projection of embedding and feature, then a decoder layer.
 
+    Checkpoints hold the projection as one matrix. Here its halves are multiplied apart: nothing is put side by side.
+
     Args:
         layer: of the target's kind.
         norm: of those that `names` name.
         has_bias: of the projection.
         feeds_normed: what is fed back has gone through the output norm (Qwen3-Next), not only the logits.
     """
+
+    is_native = True
 
     def __init__(
         self,
@@ -149,7 +155,8 @@ class FusedHead(FeatureHead):
         super().__init__(build, target)
         size, options = build.arch.hidden_size, build.options
         self.names, self.feeds_normed = names, feeds_normed
-        self.projection = Linear(2 * size, size, bias=has_bias, options=options)
+        self.embedding_projection = Linear(size, size, bias=has_bias, options=options)
+        self.feature_projection = Linear(size, size, bias=False, options=options)
         self.embedding_norm = None if names.embedding_norm is None else Norm(size, norm, options=options)
         self.feature_norm = None if names.feature_norm is None else Norm(size, norm, options=options)
         self.output_norm = None if names.output_norm is None else Norm(size, norm, options=options)
@@ -165,7 +172,8 @@ class FusedHead(FeatureHead):
             embedded = self.embedding_norm(embedded)
         if self.feature_norm is not None:
             features = self.feature_norm(features)
-        x, residual = self.layer(self.projection(torch.cat((embedded, features), 1)), None, positions, context)
+        projected = self.kernels.add(self.embedding_projection(embedded), self.feature_projection(features))
+        x, residual = self.layer(projected, None, positions, context)
         if residual is not None:
             x = self.kernels.add(x, residual)
         if self.feeds_normed and self.output_norm is not None:
@@ -180,7 +188,11 @@ class FusedHead(FeatureHead):
         return super().compute_logits(features)
 
     def _targets(self) -> Iterator[tuple[str, WeightTarget]]:
-        yield from linear_targets(self.projection, self.names.projection)
+        halves = self.embedding_projection, self.feature_projection
+        weights = [half.method.row_target(half, 0, half.output_size) for half in halves]
+        yield f"{self.names.projection}.weight", SideBySide(weights)
+        if halves[0].bias is not None:
+            yield f"{self.names.projection}.bias", TensorTarget(halves[0].bias.data)
         for norm, name in (
             (self.embedding_norm, self.names.embedding_norm),
             (self.feature_norm, self.names.feature_norm),

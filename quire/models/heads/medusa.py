@@ -22,6 +22,7 @@ from quire.layers.linear import Linear
 from quire.layers.options import LayerOptions
 from quire.layers.weight_target import WeightTarget
 from quire.models.heads.files import check_sizes, read_count, read_head_config
+from quire.models.tensor_layouts import linear_targets
 
 PREFIXES = ("medusa_head.", "")
 MAX_HEADS = 64
@@ -56,7 +57,7 @@ def read_medusa(path: Path, target: ModelArch) -> MedusaArch:
 
 
 class MedusaHeads(nn.Module):
-    """The heads of a target with these sizes.
+    """The heads of a target with these sizes. The first block of all heads is one product, as they share its input.
 
     Attributes:
         projections: of each head; empty = the target's.
@@ -65,42 +66,66 @@ class MedusaHeads(nn.Module):
     def __init__(self, arch: MedusaArch, hidden_size: int, vocab_size: int, options: LayerOptions) -> None:
         super().__init__()
         self.arch = arch
+        self.hidden_size = hidden_size
         self.kernels = options.kernels
-        self.blocks = nn.ModuleList(
-            nn.ModuleList(Linear(hidden_size, hidden_size, bias=True, options=options) for _ in range(arch.num_blocks))
-            for _ in range(arch.num_heads)
+        self.first = Linear(hidden_size, arch.num_heads * hidden_size, bias=True, options=options)
+        self.later = nn.ModuleList(
+            nn.ModuleList(Linear(hidden_size, hidden_size, bias=True, options=options) for _ in range(arch.num_heads))
+            for _ in range(arch.num_blocks - 1)
         )
         num_projections = 0 if arch.shares_projection else arch.num_heads
         self.projections = nn.ModuleList(
             TokenTable(vocab_size, hidden_size, options=options) for _ in range(num_projections)
         )
 
-    def states(self, head: int, hidden_rows: torch.Tensor) -> torch.Tensor:
-        """[n, hidden_size] of the target -> [n, hidden_size] before the head's projection."""
-        x = hidden_rows
-        blocks = self.blocks[head]
-        assert isinstance(blocks, nn.ModuleList)
-        for block in blocks:
-            x = self.kernels.add(x, self.kernels.activate(block(x), "silu"))
+    def states(self, hidden_rows: torch.Tensor) -> torch.Tensor:
+        """[n, hidden_size] of the target -> [n, num_heads, hidden_size] before the projections."""
+        num_heads, size = self.arch.num_heads, self.hidden_size
+        x = self.kernels.add(hidden_rows.repeat(1, num_heads), self.kernels.activate(self.first(hidden_rows), "silu"))
+        x = x.view(-1, num_heads, size)
+        for blocks in self.later:
+            assert isinstance(blocks, nn.ModuleList)
+            rows = [x[:, head].contiguous() for head in range(num_heads)]
+            x = torch.stack(
+                [
+                    self.kernels.add(row, self.kernels.activate(block(row), "silu"))
+                    for row, block in zip(rows, blocks, strict=True)
+                ],
+                1,
+            )
         return x
 
-    def logits(self, head: int, states: torch.Tensor, compute_logits: ComputeLogits) -> torch.Tensor:
-        """[n, vocab_size] float32 of a head's states; `compute_logits` is the target's."""
+    def logits(self, states: torch.Tensor, compute_logits: ComputeLogits) -> torch.Tensor:
+        """Logits of the first heads, one product for all of them where they have the target's projection.
+
+        Args:
+            states: [n, num_heads or fewer, hidden_size] of `states`.
+            compute_logits: the target's.
+
+        Returns:
+            [n * heads, vocab_size] float32; of one row's heads, then of the next row's.
+        """
         if self.arch.shares_projection:
-            return compute_logits(states)
-        projection = self.projections[head]
-        assert isinstance(projection, TokenTable)
-        return projection.logits(states)
+            return compute_logits(states.reshape(-1, self.hidden_size))
+        found = []
+        for head in range(states.shape[1]):
+            projection = self.projections[head]
+            assert isinstance(projection, TokenTable)
+            found.append(projection.logits(states[:, head].contiguous()))
+        return torch.stack(found, 1).flatten(0, 1)
 
     def checkpoint_targets(self) -> dict[str, WeightTarget]:
         """The checkpoint's name of each tensor -> where it goes."""
         return dict(self._targets())
 
     def _targets(self) -> Iterator[tuple[str, WeightTarget]]:
-        for head, blocks in enumerate(self.blocks):
+        size = self.hidden_size
+        for head in range(self.arch.num_heads):
             name = f"{PREFIXES[0]}{head}"
-            assert isinstance(blocks, nn.ModuleList)
-            for i, block in enumerate(blocks):
+            yield from linear_targets(self.first, f"{name}.0.linear", first_row=head * size, num_rows=size)
+            for i, blocks in enumerate(self.later, start=1):
+                assert isinstance(blocks, nn.ModuleList)
+                block = blocks[head]
                 assert isinstance(block, Linear)
                 yield from block.targets(f"{name}.{i}.linear")
             if not self.arch.shares_projection:

@@ -8,13 +8,22 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from typing import Protocol
 
 import torch
 
-from quire.models.interfaces import CausalLM
+from quire.attention.context import ForwardContext
 from quire.worker.attention_groups import AttentionGroups
 from quire.worker.block_tables import BlockTables
 from quire.worker.input_batch import InputBatch
+
+
+class StepModel(Protocol):
+    """What is captured: a model's layers."""
+
+    def forward(self, input_ids: torch.Tensor, positions: torch.Tensor, context: ForwardContext) -> torch.Tensor:
+        """As `CausalLM`."""
+        ...
 
 
 class StepGraphs(ABC):
@@ -37,10 +46,10 @@ class NoGraphs(StepGraphs):
         return None
 
 
-MakeStepGraphs = Callable[[CausalLM, AttentionGroups, BlockTables], StepGraphs]
+MakeStepGraphs = Callable[[StepModel, AttentionGroups, BlockTables], StepGraphs]
 """Called once, when the KV cache is allocated."""
 
 
-def no_graphs(model: CausalLM, attention: AttentionGroups, block_tables: BlockTables) -> StepGraphs:
+def no_graphs(model: StepModel, attention: AttentionGroups, block_tables: BlockTables) -> StepGraphs:
     """For devices without graphs, and engines with `enforce_eager`."""
     return NoGraphs()

@@ -22,10 +22,9 @@ from quire.errors import ShapeError
 from quire.kernels.native.runtime import NativeRuntime
 from quire.kernels.native.step_graph import GraphArena, StepGraph
 from quire.logger import get_logger
-from quire.models.interfaces import CausalLM
 from quire.worker.attention_groups import AttentionGroups, make_state_metadata
 from quire.worker.block_tables import BlockTables
-from quire.worker.device.graphs import StepGraphs
+from quire.worker.device.graphs import StepGraphs, StepModel
 from quire.worker.input_batch import InputBatch
 
 logger = get_logger(__name__)
@@ -86,7 +85,7 @@ class RecordedSteps(StepGraphs):
     def __init__(
         self,
         runtime: NativeRuntime,
-        model: CausalLM,
+        model: StepModel,
         attention: AttentionGroups,
         block_tables: BlockTables,
         vocab_size: int,

@@ -58,22 +58,38 @@ def gather_inputs(
         hidden: of the step.
         block_size: tokens per block: so far as they are filled up, the step's blocks have room for drafts.
     """
-    rows, max_tokens = request.rows, request.max_tokens
-    counts = np.ones(len(output.rows), dtype=np.int32)
+    num_sampling = len(output.rows)
+    counts = np.ones(num_sampling, dtype=np.int32)
     if output.sampled_start_loc is not None:
-        counts = np.diff(output.sampled_start_loc)
-    num_logits = np.ones_like(counts) if batch.logits_start_loc is None else np.diff(batch.logits_start_loc)
-    is_asked = np.isin(output.rows, rows) & ~np.isin(output.rows, list(output.errors)) & (counts > 0)
-    at = np.flatnonzero(np.isin(batch.rows, output.rows))[is_asked]  # rows that sample keep the batch's order
-    num_dropped, sampled = (num_logits - counts)[is_asked], output.rows[is_asked].astype(np.intp)
-    order = np.argsort(rows)
+        counts = output.sampled_start_loc[1:] - output.sampled_start_loc[:-1]
+    num_dropped = 1 - counts
+    if batch.logits_start_loc is not None:
+        num_dropped = batch.logits_start_loc[1:] - batch.logits_start_loc[:-1] - counts
+    asked, max_tokens = _asked(output, counts, request)
+    rows = output.rows[asked]
+    at = asked  # rows that sample keep the batch's order
+    if num_sampling < batch.num_reqs:
+        at = np.flatnonzero(np.isin(batch.rows, output.rows))[asked]
+    counts, num_dropped, ends = counts[asked], num_dropped[asked], batch.query_start_loc[at + 1]
     return DraftInputs(
-        rows=sampled,
-        num_tokens=(batch.sampling_positions + counts)[is_asked].astype(np.int32),
-        max_tokens=max_tokens[order[np.searchsorted(rows[order], sampled)]],
+        rows=rows.astype(np.intp),
+        num_tokens=(batch.sampling_positions[asked] + counts).astype(np.int32),
+        max_tokens=max_tokens,
         num_slots=-(-batch.seq_lens[at] // block_size) * block_size,
         token_ids=requests.token_ids,
         hidden=hidden,
-        hidden_ends=(batch.query_start_loc[1:][at] - num_dropped).astype(np.int64),
-        hidden_counts=(np.diff(batch.query_start_loc)[at] - num_dropped).astype(np.int32),
+        hidden_ends=(ends - num_dropped).astype(np.int64),
+        hidden_counts=(ends - batch.query_start_loc[at] - num_dropped).astype(np.int32),
     )
+
+
+def _asked(output: ModelRunnerOutput, counts: np.ndarray, request: DraftRequest) -> tuple[np.ndarray, np.ndarray]:
+    """Which entries of `output.rows` are asked for and got a token ([n] intp), and most drafts of each ([n] int32)."""
+    is_asked = counts > 0
+    if output.errors:
+        is_asked &= ~np.isin(output.rows, list(output.errors))
+    if np.array_equal(output.rows, request.rows):  # as a step asks that has no prompt unfinished
+        return np.flatnonzero(is_asked), request.max_tokens[is_asked]
+    asked = np.flatnonzero(is_asked & np.isin(output.rows, request.rows))
+    order = np.argsort(request.rows)
+    return asked, request.max_tokens[order[np.searchsorted(request.rows[order], output.rows[asked])]]

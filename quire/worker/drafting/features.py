@@ -25,6 +25,7 @@ from quire.sample.ops.interface import SamplingOps
 from quire.worker.attention_groups import AttentionGroups
 from quire.worker.block_tables import BlockTables
 from quire.worker.drafting.chain import Chains, ragged_tokens
+from quire.worker.drafting.head_graphs import HeadGraphs
 from quire.worker.drafting.inputs import DraftInputs, ModelDrafts
 from quire.worker.drafting.pages import DraftPages
 from quire.worker.drafting.passes import likeliest, make_batch
@@ -35,8 +36,9 @@ class FeatureDrafts:
 
     Args:
         attention: of the head's layer alone.
-        aux: where the target leaves the states that features are made from; None = they are its hidden states.
         max_model_len: positions that the head has, in tokens.
+        aux: where the target leaves the states that features are made from; None = they are its hidden states.
+        graphs: of the head; None = it runs call by call.
     """
 
     def __init__(
@@ -49,6 +51,7 @@ class FeatureDrafts:
         device: torch.device,
         max_model_len: int,
         aux: AuxStates | None = None,
+        graphs: HeadGraphs | None = None,
     ) -> None:
         self._head = head
         self._attention = attention
@@ -58,6 +61,7 @@ class FeatureDrafts:
         self._device = device
         self._max_model_len = max_model_len
         self._aux = aux
+        self._graphs = graphs
         max_num_seqs = len(block_tables.tables[0])
         self._block_size = block_tables.block_sizes[min(attention.groups)]
         self._first_slots = np.zeros(max_num_seqs, dtype=np.int32)
@@ -125,9 +129,13 @@ class FeatureDrafts:
     def _forward(
         self, rows: np.ndarray, starts: np.ndarray, counts: np.ndarray, token_ids: np.ndarray, features: torch.Tensor
     ) -> torch.Tensor:
-        """The head on `counts` pairs of each row from position `starts` on."""
+        """The head on `counts` pairs of each row from position `starts` on; valid until the next pass."""
         batch = make_batch(rows, starts, counts, token_ids, self._device)
         shifts, first_slots = self._shifts[rows], self._first_slots[rows]
+        if self._graphs is not None and not first_slots.any() and not shifts.any():
+            captured = self._graphs.run(batch, features)
+            if captured is not None:
+                return captured
         seq_lens = (batch.seq_lens - shifts - first_slots).astype(np.int32)
         slots = batch.token_positions - np.repeat(shifts, counts)
         metadata = {}

@@ -31,6 +31,7 @@ from quire.worker.attention_groups import AttentionGroups
 from quire.worker.block_tables import BlockTables
 from quire.worker.device.ops import DeviceOps
 from quire.worker.drafting.features import FeatureDrafts
+from quire.worker.drafting.head_graphs import HeadGraphs
 from quire.worker.drafting.inputs import DraftModel
 from quire.worker.drafting.language_model import DraftLanguageModel
 from quire.worker.drafting.medusa import MedusaDrafts
@@ -283,8 +284,11 @@ class FeatureDrafter:
         setup, ops = self._setup, self._ops
         attention = cache.attention(list(self.kv_cache_specs(setup.block_size)))
         pages, longest = _pages(cache, attention, self._files), setup.limits.max_model_len
+        graphs = None
+        if self._head.is_native:
+            graphs = HeadGraphs(self._head, ops.make_graphs, attention, cache.block_tables, ops.device)
         return FeatureDrafts(
-            self._head, attention, cache.block_tables, pages, ops.sampling, ops.device, longest, self.aux
+            self._head, attention, cache.block_tables, pages, ops.sampling, ops.device, longest, self.aux, graphs
         )
 
 

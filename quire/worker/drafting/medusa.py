@@ -12,9 +12,11 @@ import torch
 from quire.core.scheduler_output import SchedulerOutput
 from quire.models.heads.medusa import ComputeLogits, MedusaHeads
 from quire.sample.ops.interface import SamplingOps
-from quire.worker.drafting.chain import Chains
 from quire.worker.drafting.inputs import DraftInputs, ModelDrafts
-from quire.worker.drafting.passes import likeliest
+from quire.worker.drafting.passes import Likeliest, likeliest
+
+MAX_LINES = 256
+"""Most rows of logits at once, which bounds their memory."""
 
 
 class MedusaDrafts:
@@ -34,17 +36,20 @@ class MedusaDrafts:
 
     def propose(self, inputs: DraftInputs) -> ModelDrafts:
         """As `DraftModel`."""
-        chains = Chains(np.minimum(inputs.max_tokens, self._heads.arch.num_heads))
-        hidden = inputs.hidden.index_select(0, torch.from_numpy(inputs.hidden_ends - 1).to(inputs.hidden.device))
-        active, head = np.arange(len(inputs.rows)), 0
-        while len(active):
-            index = torch.from_numpy(active).to(hidden.device)
-            states = self._heads.states(head, hidden if len(active) == len(hidden) else hidden.index_select(0, index))
+        if not len(inputs.rows):
+            return ModelDrafts(*(np.empty(0, dtype=dtype) for dtype in (np.int32, np.int32, np.float32)))
+        num_heads = min(self._heads.arch.num_heads, int(inputs.max_tokens.max()))
+        index = torch.from_numpy(inputs.hidden_ends - 1).to(inputs.hidden.device)
+        hidden = inputs.hidden.index_select(0, index)
+        parts = [self._guess(rows, num_heads) for rows in torch.split(hidden, max(1, MAX_LINES // num_heads))]
+        shape = len(inputs.rows), num_heads
+        token_ids = np.concatenate([part.token_ids for part in parts]).reshape(shape)
+        probabilities = np.concatenate([part.probabilities for part in parts]).reshape(shape)
+        is_draft = np.logical_and.accumulate(token_ids >= 0, axis=1)
+        is_draft &= np.arange(num_heads) < inputs.max_tokens[:, None]
+        return ModelDrafts(is_draft.sum(axis=1, dtype=np.int32), token_ids[is_draft], probabilities[is_draft])
 
-            def logits_of(rows: torch.Tensor, head: int = head) -> torch.Tensor:
-                return self._heads.logits(head, rows, self._compute_logits)
-
-            best = likeliest(self._ops, logits_of, states)
-            active = chains.extend(active, best.token_ids, best.probabilities)
-            head += 1
-        return chains.drafts()
+    def _guess(self, hidden: torch.Tensor, num_heads: int) -> Likeliest:
+        """The likeliest tokens of the first heads: one row's, then the next one's."""
+        states = self._heads.states(hidden)[:, :num_heads]
+        return likeliest(self._ops, lambda rows: self._heads.logits(rows, self._compute_logits), states)

@@ -87,9 +87,9 @@ def make_batch(
 def likeliest(
     ops: SamplingOps, compute_logits: Callable[[torch.Tensor], torch.Tensor], hidden_rows: torch.Tensor
 ) -> Likeliest:
-    """The likeliest token after each of these hidden states, [n, hidden_size]."""
+    """The likeliest token of each of the `n` lines of logits that hidden states give."""
     logits = ops.compute_logits(compute_logits, hidden_rows)
-    n = len(hidden_rows)
+    n = len(logits)
     none, one = np.zeros(n, dtype=np.int32), np.ones(n, dtype=np.int32)
     lines = ops.gather_logprobs(logits, none, one, np.arange(n, dtype=np.int32), "raw_logprobs")
     token_ids, logprobs = lines.token_ids[:, 1].astype(np.int32), lines.logprobs[:, 1]

@@ -19,7 +19,7 @@ from quire.layers.native_as_stored import AsStoredExperts, AsStoredMethod, Expec
 from quire.layers.native_experts import PackedExperts
 from quire.layers.options import LayerOptions
 from quire.layers.stored_weight import StoredWeight, WeightFormat
-from quire.layers.weight_target import LaterRows, ReorderedTarget, SpreadTarget, WeightTarget
+from quire.layers.weight_target import LaterRows, ReorderedTarget, SideBySide, SpreadTarget, WeightTarget
 from quire.models.expert_layouts import StackedTarget
 
 INPUTS = 70
@@ -201,3 +201,12 @@ def test_columns_of_another_order_are_put_back():
     order = torch.randperm(64, generator=torch.Generator().manual_seed(1))
     moved = StoredWeight(Q8, weight.shape, weight.parts, order)
     assert torch.equal(moved.dequantize()[:, order], weight.dequantize())
+
+
+def test_a_matrix_is_split_by_columns_as_numbers():
+    left, right = Kept(6, 24), Kept(6, 40)
+    target = SideBySide((left, right))
+    assert target.shape == (6, 64)
+    target.expect(Q8)
+    assert target.load_stored(stored(6)) and left.formats == right.formats == [None]
+    assert torch.equal(torch.cat([left.given[0], right.given[0]], 1), stored(6).dequantize())
