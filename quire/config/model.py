@@ -89,7 +89,8 @@ class ModelConfig:
     )  # fmt: skip
     enforce_eager: bool = setting(
         False,
-        "Run every step kernel by kernel; otherwise decode steps are captured once and replayed where that is faster.",
+        "Run every step kernel by kernel; otherwise steps of few tokens are captured once and replayed where that is "
+        "faster.",
     )
     chat_template: str | None = setting(None, "Chat template: inline Jinja or a path; default: the tokenizer's.")
     logits_processors: tuple[str, ...] = setting(

@@ -27,7 +27,7 @@ class GraphsWithAux(StepGraphs):
         if hidden is None:
             return None
         # The first step of a size is captured while it runs; a later one that runs, too, is compared with its replay.
-        captured = self._captured.setdefault(batch.num_reqs, self._aux.tensors)
+        captured = self._captured.setdefault(batch.num_tokens, self._aux.tensors)
         if not self._aux.tensors:
             self._aux.tensors = captured
         return hidden

@@ -1,8 +1,14 @@
-"""RecordedSteps: decode steps as recorded kernel calls, one graph for each number of requests.
+"""RecordedSteps: steps of few tokens as recorded kernel calls, one graph for each number of tokens.
 
 Called by the model runner. Owns the graphs, their inputs at fixed addresses and the arena of their results. The first
 step of a size is recorded while it runs, the second runs both ways and is compared bit for bit, later ones are
 replayed. A model that computes anything beside the recorded kernels stays call by call.
+
+A graph of n tokens has n requests, so that it serves decodes, drafts and short chunks of prompts alike: requests that
+the step does not have are without tokens, which attention passes over. Two drafts of one request beside a decode:
+
+    query_start_loc  0 3 4 | 4 4
+    seq_lens         9 6   | 0 0
 """
 
 from __future__ import annotations
@@ -30,7 +36,7 @@ from quire.worker.input_batch import InputBatch
 logger = get_logger(__name__)
 
 # Larger steps spend little of their time between kernels.
-MAX_REQUESTS = 64
+MAX_TOKENS = 64
 ARENA_BYTES = RECORDED_STEPS_BYTES
 
 
@@ -75,7 +81,7 @@ class _Recorded:
 
 
 class RecordedSteps(StepGraphs):
-    """Runs the model on decode steps by native kernels on a CPU.
+    """Runs the model on steps of few tokens by native kernels on a CPU.
 
     Args:
         runtime: of the model's layers and its attention.
@@ -98,8 +104,7 @@ class RecordedSteps(StepGraphs):
         self._arena = GraphArena(ARENA_BYTES)
         self._recorded: dict[int, _Recorded] = {}
         self._refused: set[int] = set()
-        self._max_requests = min(MAX_REQUESTS, len(block_tables.tables[0]))
-        size = self._max_requests
+        self._max_tokens = size = MAX_TOKENS
         self._input_ids = np.zeros(size, dtype=np.int64)
         self._positions = np.zeros(size, dtype=np.int64)
         self._query_start_loc = np.arange(size + 1, dtype=np.int32)
@@ -114,15 +119,15 @@ class RecordedSteps(StepGraphs):
         ]
 
     def forward(self, batch: InputBatch) -> torch.Tensor | None:
-        """Hidden states [num_tokens, hidden_size] of a decode step, valid until the next step; None = not one of these.
+        """Hidden states [num_tokens, hidden_size] of a small step, valid until the next step; None = not one of these.
 
         Writes the step's keys and values, as the model does.
         """
-        size = batch.num_reqs
-        if size != batch.num_tokens or size > self._max_requests or size in self._refused:
+        size = batch.num_tokens
+        if size > self._max_tokens or size in self._refused:
             return None
-        if batch.states and not batch.num_computed_tokens.all():
-            return None  # prompts of one token, which begin anew
+        if batch.states and not (size == batch.num_reqs and batch.num_computed_tokens.all()):
+            return None  # recurrent layers are recorded one token on from a state
         self._load(batch)
         recorded = self._recorded.get(size)
         if recorded is None:
@@ -134,14 +139,18 @@ class RecordedSteps(StepGraphs):
 
     def _load(self, batch: InputBatch) -> None:
         """Put the step's inputs where graphs read them."""
-        size, input_ids = batch.num_reqs, batch.input_ids.numpy()
+        size, num_reqs, input_ids = batch.num_tokens, batch.num_reqs, batch.input_ids.numpy()
         if int(input_ids.min()) < 0 or int(input_ids.max()) >= self._vocab_size:
             raise ShapeError(f"a token id is outside the vocabulary of {self._vocab_size}", field="input_ids")
         self._input_ids[:size] = input_ids
         self._positions[:size] = batch.token_positions
-        self._seq_lens[:size] = batch.seq_lens
+        self._query_start_loc[: num_reqs + 1] = batch.query_start_loc
+        self._seq_lens[:num_reqs] = batch.seq_lens
+        if num_reqs < size:
+            self._query_start_loc[num_reqs + 1 : size + 1] = size
+            self._seq_lens[num_reqs:size] = 0
         max_seq_len = int(batch.seq_lens.max())
-        self._num_computed_tokens[:size] = batch.num_computed_tokens
+        self._num_computed_tokens[:num_reqs] = batch.num_computed_tokens
         for fixed, states in zip(self._states, batch.states, strict=True):
             fixed.read_block_ids[:size] = states.read_block_ids
             fixed.write_block_ids[:size] = states.write_block_ids
@@ -149,7 +158,7 @@ class RecordedSteps(StepGraphs):
             if self._block_tables.has_state[group] or group not in self._attention.groups:
                 continue
             blocks = self._block_tables.gather(group, batch.rows, max_seq_len)
-            table[:size, : blocks.shape[1]] = blocks
+            table[:num_reqs, : blocks.shape[1]] = blocks
             slots[:size] = self._block_tables.slots(group, batch.token_rows, batch.token_positions)
 
     def _record(self, size: int) -> torch.Tensor:
@@ -160,8 +169,8 @@ class RecordedSteps(StepGraphs):
             self._refused.add(size)
         elif watch.names or not self._arena.holds(hidden):
             names = ", ".join(sorted(watch.names)) or "its result elsewhere"
-            logger.warning("decode steps are not captured: besides its kernels the model computes %s", names)
-            self._max_requests = 0
+            logger.warning("steps are not captured: besides its kernels the model computes %s", names)
+            self._max_tokens = 0
         else:
             self._recorded[size] = _Recorded(graph, hidden)
         return hidden
@@ -173,7 +182,7 @@ class RecordedSteps(StepGraphs):
         expected = self._run(size)  # last, so that the cache holds what it wrote, whatever the replay did
         recorded.is_proven = torch.equal(expected.view(torch.uint8), recorded.hidden.view(torch.uint8))
         if not recorded.is_proven:
-            logger.warning("steps of %d requests are not captured: a replay gave different bits", size)
+            logger.warning("steps of %d tokens are not captured: a replay gave different bits", size)
             del self._recorded[size]
             self._refused.add(size)
         return expected
@@ -202,7 +211,7 @@ class RecordedSteps(StepGraphs):
             slot_mapping=torch.from_numpy(self._slots[group][:size]),
             query_start_loc_np=query_start_loc,
             seq_lens_np=seq_lens,
-            max_query_len=1,
+            max_query_len=int(np.diff(query_start_loc).max()),
             max_seq_len=int(seq_lens.max()),
         )
 

@@ -21,7 +21,7 @@ random checkpoint ([tests]({TESTS})):
 - all others: tokens and log-probabilities are the same bits as together: after a prefix hit, with prompts in chunks of
   1, 7 and 64 tokens, preempted, swapped, alone, on two threads and on the portable kernels, with int8 and int4 weights;
 - structured: answers within a pattern;
-- captured steps: decode steps are recorded native calls.
+- captured steps: steps of few tokens are recorded native calls.
 
 Models of several modalities are served as their text part. Other architectures run
 [through transformers](transformers-models.md) where it has them, or are refused before a weight is read.

@@ -1,4 +1,4 @@
-"""Recorded decode steps: replayed with other inputs, proven before they are trusted, refused where they cannot be."""
+"""Recorded steps: replayed with other inputs, proven before they are trusted, refused where they cannot be."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from quire.attention.context import ForwardContext
+from quire.attention.metadata import AttentionMetadata
 from quire.core.kv_spec import KVCacheConfig, KVCacheGroupSpec, MambaSpec
 from quire.core.scheduler_output import StateBlocks
 from quire.errors import ShapeError
@@ -31,23 +32,26 @@ VOCAB, SIZE = 48, 32
 
 
 class Tables:
-    """Block tables of one group that nobody reads."""
+    """Block tables of one group: of row r block r + 1."""
 
     tables = (np.zeros((8, 4), dtype=np.int32),)
     has_state = (False,)
 
     def gather(self, group: int, rows: np.ndarray, max_seq_len: int) -> np.ndarray:
-        return np.zeros((len(rows), 1), dtype=np.int32)
+        return rows[:, None] + 1
 
     def slots(self, group: int, rows: np.ndarray, positions: np.ndarray) -> np.ndarray:
         return np.zeros(len(rows), dtype=np.int64)
 
 
 class Attention:
+    """Keeps what it was given last."""
+
     groups = frozenset({0})
+    metadata: AttentionMetadata
 
     def context_of(self, per_group: Any) -> None:
-        return None
+        self.metadata = per_group[0]
 
     def remember_states(self, states: Any) -> Callable[[], None]:
         return lambda: None
@@ -73,15 +77,18 @@ class Model:
         return x * 2 if self.beside == "at the end" else x
 
 
-def batch(token_ids: list[int], num_reqs: int | None = None) -> InputBatch:
+def batch(token_ids: list[int], spans: list[int] | None = None) -> InputBatch:
+    """Requests that compute a token each, or so many as `spans` says."""
     count = len(token_ids)
-    rows = np.arange(num_reqs or count, dtype=np.int32)
+    sizes = np.array(spans or [1] * count, dtype=np.int32)
+    rows = np.arange(len(sizes), dtype=np.int32)
+    start_loc = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int32)
     positions = np.arange(count, dtype=np.int64) + sum(token_ids)
     return InputBatch(
-        rows=rows, num_computed_tokens=rows, query_start_loc=np.arange(len(rows) + 1, dtype=np.int32),
-        seq_lens=rows + 1, input_ids=torch.tensor(token_ids, dtype=torch.int32), positions=torch.from_numpy(positions),
-        token_rows=np.zeros(count, dtype=np.int32), token_positions=positions, sampling_rows=rows,
-        sampling_positions=rows, logits_indices=rows,
+        rows=rows, num_computed_tokens=rows, query_start_loc=start_loc,
+        seq_lens=rows + sizes, input_ids=torch.tensor(token_ids, dtype=torch.int32),
+        positions=torch.from_numpy(positions), token_rows=np.repeat(rows, sizes), token_positions=positions,
+        sampling_rows=rows, sampling_positions=rows, logits_indices=start_loc[1:] - 1,
     )  # fmt: skip
 
 
@@ -149,11 +156,28 @@ def test_what_the_model_writes_is_written_after_a_replay_that_is_compared_with_i
     assert events == ["replay", "put back", "model"]
 
 
-def test_steps_with_prompts_and_steps_of_too_many_requests_are_left_alone():
+def test_drafts_and_short_prompts_are_replayed_by_the_graph_of_as_many_decodes():
     model = Model(NativeRuntime())
     graphs = graphs_of(model)
-    assert graphs.forward(batch([1, 2, 3], num_reqs=2)) is None
-    assert graphs.forward(batch([1] * (len(Tables.tables[0]) + 1))) is None
+    attention: Any = graphs._attention
+    steps = [([1, 2, 3, 4], None), ([5, 6, 7, 8], [3, 1]), ([9, 1, 2, 3], [1, 2, 1]), ([4, 5, 6, 7], [4])]
+    for i, (token_ids, spans) in enumerate(steps):
+        step = batch(token_ids, spans)
+        hidden = graphs.forward(step)
+        assert hidden is not None and torch.equal(hidden, expected(model, token_ids))
+        missing = 4 - step.num_reqs
+        # Replays read the same memory, so it holds for them, too.
+        assert attention.metadata.query_start_loc.tolist() == [*step.query_start_loc.tolist(), *[4] * missing]
+        assert attention.metadata.seq_lens.tolist() == [*step.seq_lens.tolist(), *[0] * missing]
+        assert attention.metadata.block_table[: step.num_reqs, 0].tolist() == list(range(1, step.num_reqs + 1))
+        assert model.num_calls == min(i + 1, 2)
+
+
+def test_steps_of_too_many_tokens_are_left_alone():
+    model = Model(NativeRuntime())
+    graphs = graphs_of(model)
+    assert graphs.forward(batch([1] * (recorded_steps.MAX_TOKENS + 1))) is None
+    assert graphs.forward(batch([1] * (recorded_steps.MAX_TOKENS + 1), [recorded_steps.MAX_TOKENS + 1])) is None
     assert model.num_calls == 0
 
 
@@ -239,3 +263,11 @@ def test_a_step_that_advances_states_is_proven_on_the_states_that_it_read():
         assert hidden is None or torch.equal(hidden, by_call)
         assert torch.equal(*caches)
     assert model.num_calls == 11 + 1 + 2, "recorded, proven, then replayed"
+
+
+def test_recurrent_layers_with_several_tokens_of_a_request_are_left_alone():
+    model = RecurrentModel(NativeRuntime())
+    graphs = graphs_of(model)
+    one = StateBlocks(np.array([1], dtype=np.int32), np.array([1], dtype=np.int32))
+    step = dataclasses.replace(batch([3, 7], [2]), num_computed_tokens=np.full(1, 4, dtype=np.int32), states=(one,))
+    assert graphs.forward(step) is None
