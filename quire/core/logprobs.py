@@ -24,3 +24,11 @@ class LogprobsArrays:
     token_ids: np.ndarray
     logprobs: np.ndarray
     ranks: np.ndarray
+
+    def select(self, is_kept: np.ndarray) -> LogprobsArrays:
+        """The lines of some of the step's entries, [num_entries] bool, which are numbered anew."""
+        lines = is_kept[self.index]
+        new_index = (np.cumsum(is_kept) - 1).astype(np.int32)
+        return LogprobsArrays(
+            new_index[self.index[lines]], self.token_ids[lines], self.logprobs[lines], self.ranks[lines]
+        )

@@ -90,7 +90,7 @@ class Sampler:
 
         Args:
             logits: [n, vocab_size]; overwritten.
-            rows: [n] int32, distinct.
+            rows: [n] int32; those that have processors are distinct.
             positions: [n] integers; index in its sequence of the token to be chosen.
             drafted: on which the sampler's rule decides, for random rows; None = there is no rule.
 

@@ -106,20 +106,8 @@ def select_sampled(sampled: Sampled, is_kept: np.ndarray) -> Sampled:
     return Sampled(
         sampled.rows[is_kept],
         sampled.token_ids[is_kept],
-        None if sampled.logprobs is None else _keep_logprobs(sampled.logprobs, is_kept),
+        None if sampled.logprobs is None else sampled.logprobs.select(is_kept),
         None if sampled.turns is None else sampled.turns[is_kept],
-    )
-
-
-def _keep_logprobs(logprobs: LogprobsArrays, is_kept: np.ndarray) -> LogprobsArrays:
-    """Lines of kept entries, renumbered to where those entries are now."""
-    lines = is_kept[logprobs.index]
-    new_index = (np.cumsum(is_kept) - 1).astype(np.int32)
-    return LogprobsArrays(
-        index=new_index[logprobs.index[lines]],
-        token_ids=logprobs.token_ids[lines],
-        logprobs=logprobs.logprobs[lines],
-        ranks=logprobs.ranks[lines],
     )
 
 

@@ -99,13 +99,14 @@ class DraftAcceptance:
             rows = DraftedRows(start_loc, batch.sampling_rows, batch.sampling_positions, drafted)
             return self._blocks.verify(logits, rows)
 
-        def sample(lines: np.ndarray, rows: np.ndarray, positions: np.ndarray) -> SamplerOutput:
-            sampled = self._sampler.sample(take_lines(logits, lines), rows, positions, drafted.take(lines))
-            self._requests.append(rows, positions, sampled.token_ids)
-            self._states.append(rows, sampled.token_ids)
-            return sampled
+        def choose(lines: np.ndarray, rows: np.ndarray, positions: np.ndarray) -> SamplerOutput:
+            return self._sampler.sample(take_lines(logits, lines), rows, positions, drafted.take(lines))
 
-        return verify_drafts(batch, drafts, sample, closed)
+        def take_in(rows: np.ndarray, positions: np.ndarray, token_ids: np.ndarray) -> None:
+            self._requests.append(rows, positions, token_ids)
+            self._states.append(rows, token_ids)
+
+        return verify_drafts(batch, drafts, choose, take_in, closed)
 
     def _drafted(self, batch: InputBatch, drafts: np.ndarray) -> DraftedLines:
         """Where drafts come from; behind those of a row none, or the first that was drawn and left out."""

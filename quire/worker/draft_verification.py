@@ -1,15 +1,17 @@
-"""Which drafts stand: rows with several rows of logits are sampled position by position while a draft was right.
+"""Which drafts stand: those that are the token that is sampled in their place, up to the first that is not.
 
-Called by the sampling step when some row has drafts. No state. A draft stands when it is the token that is sampled in
-its place, with everything before it taken in: penalties, bad words, processors see what they see without drafts, and
-draws depend on (seed, position). So a row's tokens are the same bytes whatever is drafted.
+Called by the sampling step when some row has drafts. No state. What is before a draft is taken in before the token in
+its place is sampled: penalties, bad words, processors see what they see without drafts, and draws depend on (seed,
+position). So a row's tokens are the same bytes whatever is drafted.
 
     drafts 5 8 3, sampled 5 -> right; sampled 8 -> right; sampled 6 -> the draft 3 was wrong: the row gets 5 8 6
+
+Nearly always nothing follows a row's tokens: its line of logits, seed and position say which token is sampled. Then all
+its lines are sampled at once. Other rows are sampled position by position while a draft was right.
 """
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -18,6 +20,11 @@ import numpy as np
 from quire.core.logprobs import LogprobsArrays
 from quire.sample.sampler import SamplerOutput
 from quire.worker.input_batch import InputBatch
+
+Choose = Callable[[np.ndarray, np.ndarray, np.ndarray], SamplerOutput]
+"""Samples a token from each of some rows of logits: their numbers, rows and positions, each [n]."""
+TakeIn = Callable[[np.ndarray, np.ndarray, np.ndarray], None]
+"""Appends tokens: rows, positions and token ids, each [n]."""
 
 
 class Verified(NamedTuple):
@@ -37,49 +44,129 @@ class Verified(NamedTuple):
     positions: np.ndarray
 
 
+class _Part(NamedTuple):
+    """Tokens that were sampled together; `entries` [n] are the places of their rows in the batch."""
+
+    entries: np.ndarray
+    sampled: SamplerOutput
+    rows: np.ndarray
+    positions: np.ndarray
+
+
 def verify_drafts(
     batch: InputBatch,
     drafts: np.ndarray,
-    sample: Callable[[np.ndarray, np.ndarray, np.ndarray], SamplerOutput],
+    choose: Choose,
+    take_in: TakeIn,
     closed: np.ndarray | None = None,
+    follows: np.ndarray | None = None,
 ) -> Verified:
     """Sample the rows of `batch` up to the first draft that is wrong, that position included.
 
     Args:
         drafts: [num_logits] int32; the draft in the place of the token that each row of logits gives.
-        sample: chooses and takes in a token for some rows of logits: their numbers, rows and positions, each [n].
         closed: rows of logits that no row of the batch goes on to, even if the draft before is right; none is a row's
             first.
+        follows: [num_sampling] bool; rows whose tokens depend on what was taken in before. None = all.
     """
+    if follows is None:
+        parts = _in_turns(batch, drafts, choose, take_in, closed, np.arange(len(batch.sampling_rows)))
+    elif not follows.any():
+        parts = [_at_once(batch, drafts, choose, take_in, closed, np.arange(len(follows)))]
+    else:
+        parts = _in_turns(batch, drafts, choose, take_in, closed, np.flatnonzero(follows))
+        if not follows.all():
+            parts.append(_at_once(batch, drafts, choose, take_in, closed, np.flatnonzero(~follows)))
+    return _merged(parts, len(batch.sampling_rows))
+
+
+def _at_once(
+    batch: InputBatch,
+    drafts: np.ndarray,
+    choose: Choose,
+    take_in: TakeIn,
+    closed: np.ndarray | None,
+    entries: np.ndarray,
+) -> _Part:
+    """All rows of logits of these entries are sampled; what is behind a wrong draft is dropped."""
+    assert batch.logits_start_loc is not None, "called where some row has drafts"
+    starts, counts = batch.logits_start_loc[entries], np.diff(batch.logits_start_loc)[entries]
+    ends = np.cumsum(counts)
+    firsts = ends - counts  # of each entry among the lines of all
+    turns = np.arange(ends[-1]) - np.repeat(firsts, counts)
+    lines, flat = turns + np.repeat(starts, counts), np.repeat(entries, counts)
+    rows, positions = batch.sampling_rows[flat], batch.sampling_positions[flat] + turns
+    sampled = choose(lines, rows, positions)
+    is_last = (sampled.token_ids != drafts[lines]) | sampled.is_invalid
+    is_last[ends - 1] = True
+    if closed is not None and len(closed):
+        is_last |= np.isin(lines + 1, closed)
+    last = np.flatnonzero(is_last)
+    is_kept = turns <= np.repeat(turns[last[np.searchsorted(last, firsts)]], counts)
+    if not is_kept.all():
+        rows, positions, flat, sampled = rows[is_kept], positions[is_kept], flat[is_kept], _select(sampled, is_kept)
+    take_in(rows, positions, sampled.token_ids)
+    return _Part(flat, sampled, rows, positions)
+
+
+def _select(sampled: SamplerOutput, is_kept: np.ndarray) -> SamplerOutput:
+    logprobs = None if sampled.logprobs is None else sampled.logprobs.select(is_kept)
+    return SamplerOutput(sampled.token_ids[is_kept], logprobs, sampled.is_invalid[is_kept])
+
+
+def _in_turns(
+    batch: InputBatch,
+    drafts: np.ndarray,
+    choose: Choose,
+    take_in: TakeIn,
+    closed: np.ndarray | None,
+    entries: np.ndarray,
+) -> list[_Part]:
+    """The first row of logits of each of these entries, then the second of those whose draft was right, ..."""
     assert batch.logits_start_loc is not None, "called where some row has drafts"
     starts, num_logits = batch.logits_start_loc[:-1], np.diff(batch.logits_start_loc)
-    entries, turn = np.arange(len(starts)), 0
-    parts: list[tuple[np.ndarray, SamplerOutput]] = []
-    invalid: list[tuple[np.ndarray, np.ndarray]] = []
+    parts, turn = list[_Part](), 0
     while len(entries):
         lines = starts[entries] + turn
         rows, positions = batch.sampling_rows[entries], batch.sampling_positions[entries] + turn
-        sampled = copy.deepcopy(sample(lines, rows, positions))  # the next turn may write there again
-        parts.append((entries, sampled))
-        invalid.append((rows[sampled.is_invalid], positions[sampled.is_invalid]))
+        sampled = choose(lines, rows, positions)
+        take_in(rows, positions, sampled.token_ids)
+        parts.append(_Part(entries, sampled, rows, positions))
         turn += 1
         is_right = (num_logits[entries] > turn) & (sampled.token_ids == drafts[lines]) & ~sampled.is_invalid
         entries = entries[is_right]
         if closed is not None:
             entries = entries[~np.isin(starts[entries] + turn, closed)]
-    flat_entries = np.concatenate([part for part, _ in parts])
-    order = np.argsort(flat_entries, kind="stable")  # by row, then by turn
-    start_loc = np.zeros(len(starts) + 1, dtype=np.int32)
-    np.cumsum(np.bincount(flat_entries, minlength=len(starts)), out=start_loc[1:])
-    token_ids = np.concatenate([sampled.token_ids for _, sampled in parts])[order]
+    return parts
+
+
+def _merged(parts: list[_Part], num_entries: int) -> Verified:
+    """The tokens of all parts, in the order of the batch."""
+    joined = _joined(parts) if len(parts) > 1 else parts[0]
+    start_loc = np.zeros(num_entries + 1, dtype=np.int32)
+    np.cumsum(np.bincount(joined.entries, minlength=num_entries), out=start_loc[1:])
+    sampled, bad = joined.sampled, joined.sampled.is_invalid
+    return Verified(sampled.token_ids, start_loc, sampled.logprobs, joined.rows[bad], joined.positions[bad])
+
+
+def _joined(parts: list[_Part]) -> _Part:
+    """One part: row by row, of each row the tokens in the order of the parts."""
+    entries, rows, positions, token_ids, is_invalid = (
+        np.concatenate(arrays)
+        for arrays in zip(
+            *((p.entries, p.rows, p.positions, p.sampled.token_ids, p.sampled.is_invalid) for p in parts), strict=True
+        )
+    )
+    order = np.argsort(entries, kind="stable")
     places = np.empty(len(order), dtype=np.int32)
     places[order] = np.arange(len(order), dtype=np.int32)
-    bad_rows, bad_positions = (np.concatenate(arrays) for arrays in zip(*invalid, strict=True))
-    return Verified(token_ids, start_loc, _merged([one for _, one in parts], places), bad_rows, bad_positions)
+    logprobs = _joined_logprobs([part.sampled for part in parts], places)
+    sampled = SamplerOutput(token_ids[order], logprobs, is_invalid[order])
+    return _Part(entries[order], sampled, rows[order], positions[order])
 
 
-def _merged(parts: list[SamplerOutput], places: np.ndarray) -> LogprobsArrays | None:
-    """The lines of all turns; entry i of them, turn after turn, is entry places[i] of the result."""
+def _joined_logprobs(parts: list[SamplerOutput], places: np.ndarray) -> LogprobsArrays | None:
+    """The lines of all parts; entry i of them, part after part, is entry places[i] of the result."""
     found, first = [], 0
     for part in parts:
         if part.logprobs is not None:

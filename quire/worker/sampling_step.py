@@ -69,8 +69,7 @@ class SamplingStep:
         if batch.logits_start_loc is not None or (self._acceptance is not None and self._acceptance.concerns(batch)):
             return self._run_with_drafts(batch, hidden, grammar, prompt_logprobs)
         sampled = self._sample(batch, hidden, rows, positions, grammar)
-        self._requests.append(rows, positions, sampled.token_ids)
-        self._sampling.append(rows, sampled.token_ids)
+        self._take_in(rows, positions, sampled.token_ids)
         return ModelRunnerOutput(
             rows=rows,
             sampled_token_ids=sampled.token_ids,
@@ -91,15 +90,14 @@ class SamplingStep:
             batch = dataclasses.replace(batch, logits_start_loc=np.arange(len(logits) + 1, dtype=np.int32))
         drafts = self._drafts_of(batch)
 
-        def sample(lines: np.ndarray, rows: np.ndarray, positions: np.ndarray) -> SamplerOutput:
-            sampled = self._sampler.sample(take_lines(logits, lines), rows, positions)
-            self._requests.append(rows, positions, sampled.token_ids)
-            self._sampling.append(rows, sampled.token_ids)
-            return sampled
+        def choose(lines: np.ndarray, rows: np.ndarray, positions: np.ndarray) -> SamplerOutput:
+            chosen = logits if len(lines) == len(logits) else take_lines(logits, lines)
+            return self._sampler.sample(chosen, rows, positions)
 
         closed = None if grammar is None else grammar.closed
         if self._acceptance is None:
-            verified = verify_drafts(batch, drafts, sample, closed)
+            follows = self._sampling.follows_tokens(batch.sampling_rows)
+            verified = verify_drafts(batch, drafts, choose, self._take_in, closed, follows)
         else:
             verified = self._acceptance.verify(batch, logits, drafts, closed)
         return ModelRunnerOutput(
@@ -110,6 +108,11 @@ class SamplingStep:
             prompt_logprobs=prompt_logprobs,
             errors=self._errors(verified.rows, verified.positions),
         )
+
+    def _take_in(self, rows: np.ndarray, positions: np.ndarray, token_ids: np.ndarray) -> None:
+        """Tokens were sampled; several of a row only where nothing follows its tokens."""
+        self._requests.append(rows, positions, token_ids)
+        self._sampling.append(rows, token_ids)
 
     def _drafts_of(self, batch: InputBatch) -> np.ndarray:
         """[num_logits] int32: what stands where each row of logits gives a token; behind the last draft anything."""

@@ -34,7 +34,7 @@ class TokenSampler(Protocol):
         Args:
             logits: [n, vocab_size] float32, columns adjacent; may be changed. The `shown` lines of random rows
                 become the scores that were drawn from, with -inf for dropped tokens; those of greedy rows stay.
-            rows: [n] int32, distinct.
+            rows: [n] int32; those that have processors are distinct.
             positions: [n] integers; index in its sequence of the token to be chosen.
             flags: [n] int64; `FeatureFlag` bits of the rows.
             shown: [num_shown] line numbers, rising.
