@@ -143,6 +143,12 @@ class DraftController(Protocol):
             max_seq_len: tokens of the longest of those rows.
         """
 
+    def num_skipped(self) -> int:
+        """Steps behind the one just asked about that are plain, too; not asked about if they have as many tokens."""
+
+    def record_skipped(self, num_steps: int, seconds: float) -> None:
+        """Steps that were not asked about took so long."""
+
     def choose(self, load: StepLoad, proposals: Proposals) -> np.ndarray:
         """[num_rows] int32; how many of each row's drafts are verified, the first ones; `load.num_left` at most."""
 

@@ -220,12 +220,13 @@ class KVCacheCoordinator:
         return kept
 
     def num_draft_tokens(self, most: int) -> int:
-        """At most `most` drafts of a row for whose states there are free blocks."""
+        """At most `most` drafts for whose states there are free blocks."""
         return min([most, *(group.num_free for group in self._states)])
 
-    def add_draft_states(self, row: int, num_drafts: int) -> tuple[np.ndarray, ...]:
-        """Blocks for the states before each draft of a row, for each group that has states."""
-        return tuple(group.add_drafts(row, num_drafts) for group in self._states)
+    def add_draft_states(self, rows: np.ndarray, num_drafts: np.ndarray) -> tuple[np.ndarray, ...]:
+        """Blocks for the states before each draft of these rows, for each group that has states."""
+        counts = list(zip(rows.tolist(), num_drafts.tolist(), strict=True))
+        return tuple(np.concatenate([group.add_drafts(*one) for one in counts]) for group in self._states)
 
     def end_drafts(self, row: int, num_tokens: int, is_caching: bool) -> None:
         """A step with drafts is done: of the tokens that it has computed the row's first `num_tokens` stand."""
@@ -240,10 +241,10 @@ class KVCacheCoordinator:
         """Whether a row is about to fill and publish block number `block`, of this content, after a prefix."""
         return self._rows.is_computing(node, block, tokens, extra_keys)
 
-    def free_beyond(self, row: int, num_tokens: int) -> None:
-        """Give up the row's blocks that hold none of its first `num_tokens` tokens."""
+    def free_beyond(self, rows: np.ndarray, num_tokens: np.ndarray) -> None:
+        """Give up the rows' blocks that hold none of their first `num_tokens` tokens."""
         for group in self._groups:
-            group.free_beyond(row, num_tokens)
+            group.free_beyond(rows, num_tokens)
 
     def free(self, row: int) -> None:
         """Give up the row's blocks."""

@@ -313,16 +313,16 @@ class KVCacheManager:
         return self._coordinator.plan_states(rows, starts, ends, num_tokens, self._borders)
 
     def num_draft_tokens(self, most: int) -> int:
-        """At most `most` drafts of a row, as many as there are free blocks for states before them."""
+        """At most `most` drafts, as many as there are free blocks for states before them."""
         return self._coordinator.num_draft_tokens(most)
 
     def has_room_for_drafts(self, num_missing: np.ndarray, num_drafts: np.ndarray) -> bool:
         """Whether so many blocks are free ([num_groups, num_rows]), and those for states before drafts ([num_rows])."""
         return not self.is_short(num_missing + self._has_state[:, None] * num_drafts)
 
-    def add_draft_states(self, row: int, num_drafts: int) -> tuple[np.ndarray, ...]:
-        """Blocks for the states before each draft of a row, [num_drafts] int32 for each group that has states."""
-        return self._coordinator.add_draft_states(row, num_drafts)
+    def add_draft_states(self, rows: np.ndarray, num_drafts: np.ndarray) -> tuple[np.ndarray, ...]:
+        """Blocks for the states before each draft of these rows, [sum of drafts] int32 per group that has states."""
+        return () if self.can_take_back else self._coordinator.add_draft_states(rows, num_drafts)
 
     def end_drafts(self, row: int, num_tokens: int) -> None:
         """A step with drafts is done: of the tokens that it has computed the row's first `num_tokens` stand."""
@@ -363,9 +363,9 @@ class KVCacheManager:
             self._coordinator.publish(rows, num_computed_tokens, token_ids)
         self._coordinator.free_out_of_window(rows, num_computed_tokens)
 
-    def free_beyond(self, row: int, num_tokens: int) -> None:
-        """Give up the row's blocks that hold none of its first `num_tokens` tokens; none of them was published."""
-        self._coordinator.free_beyond(row, num_tokens)
+    def free_beyond(self, rows: np.ndarray, num_tokens: np.ndarray) -> None:
+        """Give up the rows' blocks that hold none of their first `num_tokens` tokens; none of them was published."""
+        self._coordinator.free_beyond(rows, num_tokens)
 
     def free(self, row: int) -> None:
         """Give up the row's blocks; cached ones stay findable until they are taken."""

@@ -16,7 +16,7 @@ import numpy as np
 from quire.core.drafts import DraftController, DraftProposer, DraftRows, Proposals, SpeculatedStep, StepLoad
 from quire.core.engine_messages import EngineCoreRequest
 from quire.core.runner_output import ModelRunnerOutput
-from quire.core.scheduler_output import SchedulerOutput
+from quire.core.scheduler_output import DraftTokens, SchedulerOutput
 from quire.kv_cache.manager import KVCacheManager
 from quire.scheduler.request_table import RequestTable, RowFlag
 from quire.scheduler.step_plan import StepPlan
@@ -63,10 +63,14 @@ class Drafts:
         self._most_tokens = None if controller is None else controller.most_tokens
         self._choose = None if controller is None else controller.choose
         self._record = None if controller is None else controller.record
+        self._num_skipped = None if controller is None else controller.num_skipped
+        self._record_skipped = None if controller is None else controller.record_skipped
         self._table = table
         self._kv = kv
         self._clock = clock
-        self._drafted: dict[int, _Drafted] = {}
+        self._drafted: dict[int, _Drafted | None] = {}  # None = the controller was not asked
+        self._num_to_skip = self._num_tokens_skipped = 0
+        self._num_taken, self._taken_s = 0, 0.0
 
     def begin(self, request: EngineCoreRequest) -> None:
         """A request arrived."""
@@ -82,6 +86,10 @@ class Drafts:
         """Draft for those of the running `rows` that decode in step `number`; of beams for none."""
         if self._propose is None:
             return
+        if self._num_to_skip and plan.total_num_tokens == self._num_tokens_skipped:
+            self._num_to_skip -= 1
+            self._drafted[number] = None
+            return
         decoding = self._decoding(plan, rows)
         if not len(decoding):
             return
@@ -94,10 +102,19 @@ class Drafts:
         drafted = self._drafted[number] = _Drafted(load, _NO_ROWS)
         most = load.num_left
         if self._most_tokens is not None and most:
-            most = min(most, self._most_tokens(load.num_decoding, load.num_other_tokens, load.max_seq_len))
+            most = min(most, self._ask_controller(self._most_tokens, load))
         if most > 0:
             self._ask(self._propose, drafted, decoding, most)
             self._reserve(plan, drafted)
+
+    def _ask_controller(self, most_tokens: Callable[[int, int, int], int], load: StepLoad) -> int:
+        assert self._num_skipped is not None and self._record_skipped is not None, "there is a controller"
+        if self._num_taken:
+            self._record_skipped(self._num_taken, self._taken_s)
+            self._num_taken, self._taken_s = 0, 0.0
+        most = most_tokens(load.num_decoding, load.num_other_tokens, load.max_seq_len)
+        self._num_to_skip, self._num_tokens_skipped = self._num_skipped(), load.num_decoding + load.num_other_tokens
+        return most
 
     def _decoding(self, plan: StepPlan, rows: np.ndarray) -> np.ndarray:
         """Rows that decode, and whose newest token is known."""
@@ -127,31 +144,49 @@ class Drafts:
         if proposals is None or not len(proposals.token_ids):
             return
         counts = proposals.counts if self._choose is None else self._choose(drafted.load, proposals)
-        starts = np.cumsum(proposals.counts) - proposals.counts
-        for entry in np.flatnonzero(counts).tolist():
-            row, start = int(drafted.rows[entry]), int(starts[entry])
-            most = self._kv.num_draft_tokens(plan.budget.num_left)
-            drafts = proposals.token_ids[start : start + min(int(counts[entry]), most)]
-            if not len(drafts):
-                return
-            at = np.array([row], dtype=np.intp)
-            missing = self._kv.num_missing_blocks(at, self._table.num_tokens[at] + len(drafts))
-            if self._kv.has_room_for_drafts(missing, np.array([len(drafts)])):
-                states = self._kv.add_draft_states(row, len(drafts))
-                plan.add_drafts(row, drafts, self._kv.allocate(at, missing), states)
+        chosen = np.flatnonzero(counts)
+        if not len(chosen):
+            return
+        rows, counts = drafted.rows[chosen], counts[chosen]
+        starts = (np.cumsum(proposals.counts) - proposals.counts)[chosen]
+        ends = np.cumsum(counts)
+        token_ids = proposals.token_ids[np.arange(ends[-1]) + np.repeat(starts - ends + counts, counts)]
+        missing = self._kv.num_missing_blocks(rows, self._table.num_tokens[rows] + counts)
+        has_room = ends[-1] <= self._kv.num_draft_tokens(plan.budget.num_left)
+        if has_room and self._kv.has_room_for_drafts(missing, counts):
+            states = self._kv.add_draft_states(rows, counts)
+            plan.add_drafts(rows, counts, token_ids, self._kv.allocate(rows, missing), states)
+            return
+        for at, end in enumerate(ends.tolist()):
+            self._reserve_some(plan, rows[at : at + 1], token_ids[end - counts[at] : end])
+
+    def _reserve_some(self, plan: StepPlan, row: np.ndarray, token_ids: np.ndarray) -> None:
+        """Plan as many drafts of one row as there are tokens and blocks for the states before them."""
+        token_ids = token_ids[: self._kv.num_draft_tokens(plan.budget.num_left)]
+        count = np.array([len(token_ids)])
+        missing = self._kv.num_missing_blocks(row, self._table.num_tokens[row] + count)
+        if len(token_ids) and self._kv.has_room_for_drafts(missing, count):
+            states = self._kv.add_draft_states(row, count)
+            plan.add_drafts(row, count, token_ids, self._kv.allocate(row, missing), states)
 
     def take_back_states(self, scheduled: SchedulerOutput, rows: np.ndarray) -> None:
         """Go on from the states behind the last drafts that were accepted, of those of `rows` that had drafts."""
         if scheduled.drafts is None or self._kv.can_take_back:
             return
-        drafting = rows[np.isin(rows, scheduled.rows[scheduled.drafts.counts > 0])]
+        drafting = rows[self._has_drafts(scheduled.rows, scheduled.drafts)[rows]]
         for row, num_tokens in zip(drafting.tolist(), self._table.num_computed_tokens[drafting].tolist(), strict=True):
             self._kv.end_drafts(row, num_tokens)
 
     def take_in(self, scheduled: SchedulerOutput, output: ModelRunnerOutput, seconds: float | None) -> None:
         """A step was computed in so many seconds (None = not measured): say what became of its drafts."""
-        drafted = self._drafted.pop(scheduled.step, None)
-        if drafted is None or self._record is None or seconds is None:
+        if scheduled.step not in self._drafted:
+            return
+        drafted = self._drafted.pop(scheduled.step)
+        if self._record is None or seconds is None:
+            return
+        if drafted is None:
+            self._num_taken += 1
+            self._taken_s += seconds
             return
         kept = accepted = np.zeros(len(drafted.rows), dtype=np.int32)
         if scheduled.drafts is not None:
@@ -183,6 +218,11 @@ class Drafts:
         """Free what was reserved for drafts that were not accepted, of those of `rows` that still run."""
         if scheduled.drafts is None:
             return
-        drafting = rows[np.isin(rows, scheduled.rows[scheduled.drafts.counts > 0]) & (self._table.handle[rows] >= 0)]
-        for row, num_tokens in zip(drafting.tolist(), self._table.num_computed_tokens[drafting].tolist(), strict=True):
-            self._kv.free_beyond(row, num_tokens)
+        drafting = rows[self._has_drafts(scheduled.rows, scheduled.drafts)[rows] & (self._table.handle[rows] >= 0)]
+        self._kv.free_beyond(drafting, self._table.num_computed_tokens[drafting])
+
+    def _has_drafts(self, rows: np.ndarray, drafts: DraftTokens) -> np.ndarray:
+        """[max_num_seqs] bool: of the rows of a step those that have drafts."""
+        has_drafts = np.zeros(len(self._table.num_tokens), dtype=np.bool_)
+        has_drafts[rows] = drafts.counts > 0
+        return has_drafts

@@ -128,9 +128,14 @@ class RequestTable:
         """[num_rows] bool; several tokens are left to compute. Else a row decodes: its newest token alone is left."""
         return self.num_left(rows) > 1
 
-    def append_tokens(self, rows: np.ndarray, token_ids: np.ndarray) -> None:
-        """Add one token to each of these distinct rows; both are [num_rows]."""
-        num_tokens = self.num_tokens[rows]
+    def append_tokens(self, rows: np.ndarray, token_ids: np.ndarray, turns: np.ndarray | None = None) -> None:
+        """Add tokens to rows.
+
+        Args:
+            rows, token_ids: [num_tokens].
+            turns: [num_tokens] how many tokens of its row come before each, rising; None = the rows are distinct.
+        """
+        num_tokens = self.num_tokens[rows] if turns is None else self.num_tokens[rows] + turns
         self.token_ids[rows, num_tokens] = token_ids
         self.num_tokens[rows] = num_tokens + 1
 

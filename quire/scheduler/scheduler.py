@@ -419,8 +419,8 @@ class Scheduler:
             if self._table.handle[row] >= 0:  # else a beam that ended with its siblings
                 self.finish_requests([int(self._table.handle[row])], FinishReason.ERROR, errors[row])
 
-    def _append_tokens(self, rows: np.ndarray, token_ids: np.ndarray) -> None:
-        self._table.append_tokens(rows, token_ids)
+    def _append_tokens(self, rows: np.ndarray, token_ids: np.ndarray, turns: np.ndarray | None) -> None:
+        self._table.append_tokens(rows, token_ids, turns)
         self._order.note_sampled(rows)
 
     def _end_stopped(self, stops: list[Stop]) -> None:

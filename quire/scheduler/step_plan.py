@@ -62,7 +62,7 @@ class StepPlan:
         self._running_rows = NO_ROWS
         self._new_blocks: tuple[NewBlocks, ...] = ()
         self._new_reqs: dict[int, NewRequestData] = {}
-        self._drafts: dict[int, tuple[np.ndarray, ...]] = {}
+        self._drafts: list[tuple[np.ndarray, ...]] = []  # row, token and states of each draft
 
     @property
     def is_empty(self) -> bool:
@@ -95,19 +95,22 @@ class StepPlan:
 
     def add_drafts(
         self,
-        row: int,
+        rows: np.ndarray,
+        counts: np.ndarray,
         token_ids: np.ndarray,
         new_blocks: tuple[NewBlocks, ...],
         states: tuple[np.ndarray, ...] = (),
     ) -> None:
-        """Plan draft tokens behind the token that a running row computes, and the blocks they were given.
+        """Plan draft tokens behind the token that running rows compute, and the blocks they were given.
 
         Args:
-            states: blocks for the states before each draft, [num_drafts] int32 for each group that has states.
+            rows, counts: [num_rows] distinct rows, and how many drafts each has, at least 1.
+            token_ids: [sum of counts] int32.
+            states: blocks for the states before each draft, [sum of counts] int32 for each group that has states.
         """
         self.budget.take(len(token_ids))
-        self._num_tokens[row] += len(token_ids)
-        self._drafts[row] = (token_ids, *states)
+        self._num_tokens[rows] += counts.astype(np.int32)
+        self._drafts.append((np.repeat(rows, counts), token_ids, *states))
         self._new_blocks = tuple(
             before.followed_by(ahead) for before, ahead in zip(self._new_blocks, new_blocks, strict=True)
         )
@@ -181,10 +184,18 @@ class StepPlan:
         )
 
     def _drafts_of(self, rows: np.ndarray) -> DraftTokens:
-        per_row = [self._drafts[row] for row in rows.tolist() if row in self._drafts]
-        counts = [len(self._drafts[row][0]) if row in self._drafts else 0 for row in rows.tolist()]
-        token_ids, *states = (np.concatenate(parts) for parts in zip(*per_row, strict=True))
-        return DraftTokens(np.array(counts, dtype=np.int32), token_ids, tuple(states))
+        """The planned drafts in the order of the message's rows."""
+        drafts = self._drafts[0]
+        if len(self._drafts) > 1:
+            drafts = tuple(np.concatenate(parts) for parts in zip(*self._drafts, strict=True))
+        places = np.empty(len(self._num_tokens), dtype=np.intp)
+        places[rows] = np.arange(len(rows))
+        of_drafts = places[drafts[0]]
+        counts = np.bincount(of_drafts, minlength=len(rows)).astype(np.int32)
+        if (of_drafts[1:] < of_drafts[:-1]).any():
+            order = np.argsort(of_drafts, kind="stable")
+            drafts = tuple(part[order] for part in drafts)
+        return DraftTokens(counts, drafts[1], tuple(drafts[2:]))
 
     def num_first_tokens(self, output: SchedulerOutput, table: RequestTable) -> int:
         """How many of the tokens that the frozen plan samples end a prompt."""

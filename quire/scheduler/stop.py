@@ -52,6 +52,18 @@ def find_stops(table: RequestTable, rows: np.ndarray, token_ids: np.ndarray) -> 
     return stops
 
 
+def may_stop(table: RequestTable, rows: np.ndarray, token_ids: np.ndarray, turns: np.ndarray) -> bool:
+    """Whether some of these tokens, which are not appended yet, ends its request.
+
+    Args:
+        rows, token_ids: [num_sampled] several tokens of each row.
+        turns: [num_sampled] how many of its row come before each.
+    """
+    is_eos = token_ids == table.eos_token_id[rows]
+    is_full = table.num_tokens[rows] + turns >= table.max_total_tokens[rows] - 1
+    return bool((is_eos | is_full | _is_own_stop_id(table, rows, token_ids)).any())
+
+
 def _is_own_stop_id(table: RequestTable, rows: np.ndarray, token_ids: np.ndarray) -> np.ndarray:
     """[num_sampled] bool; the slow path of rows flagged HAS_STOP_IDS."""
     matches = np.zeros(len(rows), dtype=np.bool_)

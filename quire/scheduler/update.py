@@ -2,7 +2,8 @@
 
 Called by the scheduler's update. Functions without state. Nearly always each row that samples gets one token. Where
 some get none or several, the tokens are taken in by turns: the first of every row, then the second, ...; so each turn
-is such a step, and a row that ends in one takes no part in those after it.
+is such a step, and a row that ends in one takes no part in those after it. Where no token ends a request, all are taken
+in at once.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from quire.core.request import Request
 from quire.core.runner_output import ModelRunnerOutput
 from quire.core.scheduler_output import SchedulerOutput
 from quire.scheduler.request_table import RequestTable
-from quire.scheduler.stop import Stop, find_stops
+from quire.scheduler.stop import Stop, find_stops, may_stop
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,23 +75,26 @@ def num_kept_tokens(scheduled: SchedulerOutput, output: ModelRunnerOutput) -> np
 
 
 def take_in_turns(
-    sampled: Sampled, table: RequestTable, append: Callable[[np.ndarray, np.ndarray], None]
+    sampled: Sampled, table: RequestTable, append: Callable[[np.ndarray, np.ndarray, np.ndarray | None], None]
 ) -> tuple[Sampled, list[Stop]]:
     """Append the tokens, each row's up to the one with which its request ends.
 
     Args:
-        append: takes in one token of each of some rows.
+        append: takes in tokens of some rows, as `RequestTable.append_tokens`.
 
     Returns:
         The tokens that were appended, and the ends among them. Of rows that end no more tokens count as computed.
     """
     if sampled.turns is None:
-        append(sampled.rows, sampled.token_ids)
+        append(sampled.rows, sampled.token_ids, None)
         return sampled, find_stops(table, sampled.rows, sampled.token_ids)
+    if not may_stop(table, sampled.rows, sampled.token_ids, sampled.turns):
+        append(sampled.rows, sampled.token_ids, sampled.turns)
+        return sampled, []
     is_kept, stops = np.ones(len(sampled.rows), dtype=np.bool_), list[Stop]()
     for turn in range(int(sampled.turns.max(initial=-1)) + 1):
         at = np.flatnonzero(is_kept & (sampled.turns == turn))
-        append(sampled.rows[at], sampled.token_ids[at])
+        append(sampled.rows[at], sampled.token_ids[at], None)
         for stop in find_stops(table, sampled.rows[at], sampled.token_ids[at]):
             is_late = (sampled.rows == stop.row) & (sampled.turns > turn)
             table.num_computed_tokens[stop.row] -= np.count_nonzero(is_late)

@@ -30,6 +30,8 @@ PROBE_INTERVAL = 32
 PROBED_SHARE = 8
 # Of so many steps with drafts one may have a draft less or more than is best, to learn what that costs.
 VARY_INTERVAL = 16
+# Of a class that is closed, one step of so many is asked about.
+CLOSED_INTERVAL = 16
 # Weight of the newest of a proposer's durations.
 PROPOSING_SHARE = 1 / 16
 
@@ -51,18 +53,28 @@ class SpeculationController:
         self._asked = 0
         self._num_gainless = 0
         self._num_drafted = 0
-        self._is_probe = False
+        self._is_probe = self._is_closed = False
         self._reasons = dict.fromkeys(Reason, 0)
 
     def most_tokens(self, num_rows: int, num_other_tokens: int, max_seq_len: int) -> int:
         """Most drafts of a row that are worth proposing for the step that is planned; 0 = it is to be plain."""
         bucket = bucket_of(num_rows, num_other_tokens, max_seq_len)
         arm = self._guard.next_arm(bucket)
+        self._is_closed = arm is Arm.CLOSED
         if arm is Arm.OPEN:
             self._asked = self._depths.get(bucket, min(FIRST_DEPTH, self._most_drafts))
             return self._asked
         self._reasons[Reason.CLOSED if arm is Arm.CLOSED else Reason.CONTROL] += 1
         return 0
+
+    def num_skipped(self) -> int:
+        """Of a class that is closed, all steps but one in CLOSED_INTERVAL: plain steps are to cost nothing."""
+        return CLOSED_INTERVAL - 1 if self._is_closed else 0
+
+    def record_skipped(self, num_steps: int, seconds: float) -> None:
+        """As `DraftController`."""
+        self._reasons[Reason.CLOSED] += num_steps
+        self._guard.pass_time(seconds)
 
     def choose(self, load: StepLoad, proposals: Proposals) -> np.ndarray:
         """[n] int32; how many of each row's drafts are verified, the first ones."""
@@ -112,9 +124,6 @@ class SpeculationController:
         load, num_drafts = step.load, int(step.kept.sum())
         bucket = bucket_of(load.num_decoding, load.num_other_tokens, load.max_seq_len)
         seconds, is_open = step.seconds + step.proposing_s, step.proposals is not None
-        if not is_open and self._guard.passes(bucket):
-            self._guard.record_passed(seconds)
-            return
         self._costs.record(bucket, load.num_decoding, load.num_other_tokens, num_drafts, step.seconds)
         plain_s = self._costs.plain_seconds(bucket, load.num_decoding, load.num_other_tokens)
         plain_s += int(step.accepted.sum()) * self._costs.token_seconds(bucket, load.num_decoding)

@@ -38,26 +38,26 @@ class LearnedCurve:
     """
 
     def __init__(self, knots: np.ndarray, shape: np.ndarray) -> None:
-        self._knots, self._shape = knots, shape
+        self._knots: list[float] = knots.tolist()
+        self._shape = shape
         self._numbers = np.arange(len(knots), dtype=np.float64)
         self._factors = np.ones(len(knots))
         self._counts = np.zeros(len(knots), dtype=np.int64)
-        self._values = shape.copy()
+        self._values: list[float] = shape.tolist()
 
     @property
     def is_measured(self) -> bool:
         """Whether anything was."""
         return bool(self._counts.any())
 
-    def at(self, places: np.ndarray | float) -> np.ndarray:
-        """The curve there; beyond the last knot it goes on in proportion."""
-        found: np.ndarray = np.interp(places, self._knots, self._values)
-        last = self._knots[-1]
-        return np.where(places > last, self._values[-1] * np.asarray(places) / last, found)
-
     def value(self, place: float) -> float:
-        """`at` of one place."""
-        return float(self.at(place))
+        """The curve there; beyond the last knot it goes on in proportion."""
+        knots, values = self._knots, self._values  # lists: an array costs several times as much for one place
+        if place >= knots[-1]:
+            return values[-1] * place / knots[-1]
+        high = max(1, bisect_right(knots, place))
+        share = max(0.0, (place - knots[high - 1]) / (knots[high] - knots[high - 1]))
+        return values[high - 1] + share * (values[high] - values[high - 1])
 
     def observe(self, place: float, measured: float) -> None:
         """Take in a measurement: an exponential mean at the knots that are near."""
@@ -79,12 +79,12 @@ class LearnedCurve:
         """Knots that were not measured get what lies between their neighbours."""
         is_seen = self._counts > 0
         self._factors = np.interp(self._numbers, self._numbers[is_seen], self._factors[is_seen])
-        self._values = np.maximum.accumulate(self._shape * self._factors)
+        self._values = np.maximum.accumulate(self._shape * self._factors).tolist()
 
     def successor(self) -> LearnedCurve:
         """A curve for a similar load, which starts from this one and soon is what is measured there."""
-        curve = LearnedCurve(self._knots, self._shape)
-        curve._factors, curve._values = self._factors.copy(), self._values.copy()
+        curve = LearnedCurve(np.array(self._knots), self._shape)
+        curve._factors, curve._values = self._factors.copy(), self._values
         curve._counts = np.minimum(self._counts, 1)
         return curve
 
@@ -119,6 +119,15 @@ class DraftsCurve:
         if most_drafts > last:
             shares[int(last) + 1 :] = self._shares[-1] / last * drafts[int(last) + 1 :]
         return shares
+
+    def value(self, num_drafts: int, prior_share: float) -> float:
+        """`at` for one number of drafts, at least 1."""
+        last = float(self._numbers[-1])
+        if not last:
+            return prior_share * num_drafts
+        if num_drafts > last:
+            return float(self._shares[-1]) / last * num_drafts
+        return float(np.interp(num_drafts, self._numbers, self._shares))
 
     def observe(self, num_drafts: int, share: float) -> None:
         """Take in a measurement: an exponential mean of those of the same number, or one that is near."""
@@ -177,10 +186,14 @@ class CostTable:
 
     def decode_seconds(self, bucket: LoadBucket, num_decoding: int, most_drafts: int) -> np.ndarray:
         """[most_drafts + 1] predicted seconds of a step with 0, 1, ... drafts, never falling, without its prompts."""
-        plain, drafted = self._plain_curve(bucket), self._drafted_curve(bucket)
+        plain_s, prior_share = self._plain_and_prior(bucket, num_decoding)
+        return plain_s * (1.0 + self._drafted_curve(bucket).at(most_drafts, prior_share))
+
+    def _plain_and_prior(self, bucket: LoadBucket, num_decoding: int) -> tuple[float, float]:
+        """Seconds of a plain step, and the share of them that a draft costs while none was measured."""
+        plain = self._plain_curve(bucket)
         plain_s = plain.value(num_decoding)
-        prior_share = (plain.value(num_decoding + 1) - plain_s) / plain_s
-        return plain_s * (1.0 + drafted.at(most_drafts, prior_share))
+        return plain_s, (plain.value(num_decoding + 1) - plain_s) / plain_s
 
     def most_tried(self, bucket: LoadBucket) -> int:
         """Drafts up to which a step of this load was measured, or one that is like it; 0 = none was."""
@@ -211,7 +224,9 @@ class CostTable:
     def _note_prediction(
         self, bucket: LoadBucket, num_decoding: int, num_drafts: int, prompts_s: float, seconds: float
     ) -> None:
-        predicted_s = prompts_s + float(self.decode_seconds(bucket, num_decoding, num_drafts)[-1])
+        plain_s, prior_share = self._plain_and_prior(bucket, num_decoding)
+        share = self._drafted_curve(bucket).value(num_drafts, prior_share) if num_drafts else 0.0
+        predicted_s = prompts_s + plain_s * (1.0 + share)
         ratio = min(max(seconds / predicted_s, LEAST_RATIO), MOST_RATIO)
         self.prediction_ratio += NEWEST_SHARE * (ratio - self.prediction_ratio)
 

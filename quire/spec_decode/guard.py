@@ -36,8 +36,6 @@ SPECULATED_KEPT, PLAIN_KEPT = 1 - 1 / 64, 1 - 1 / 16
 MOST_TIMES_USUAL = 3.0
 MAX_CLOSED_S = 8.0
 PAID_SHARE = 0.005
-# Of so many steps of a closed class one is measured: plain steps are to cost nothing.
-CLOSED_INTERVAL = 16
 
 
 class Arm(IntEnum):
@@ -118,7 +116,6 @@ class DraftGuard:
         self.num_closings = 0
         self.buckets: dict[LoadBucket, GuardedBucket] = {}
         self._newest: GuardedBucket | None = None
-        self._num_passed = 0
 
     def next_arm(self, bucket: LoadBucket) -> Arm:
         """What the next step of this class is to be."""
@@ -140,14 +137,8 @@ class DraftGuard:
         """Whether a step may be tried that is expected to lose."""
         return self.debt_s <= 0.0
 
-    def passes(self, bucket: LoadBucket) -> bool:
-        """Whether a plain step of this class need not be measured: it is closed, and its plain steps are known."""
-        guarded = self.buckets[bucket]
-        self._num_passed += 1
-        return guarded.is_closed and guarded.plain.num_steps > MIN_STEPS and bool(self._num_passed % CLOSED_INTERVAL)
-
-    def record_passed(self, seconds: float) -> None:
-        """Take in a step that `passes`."""
+    def pass_time(self, seconds: float) -> None:
+        """Steps took so long; closed classes come nearer to their next trial."""
         self.busy_s += seconds
         self.debt_s = max(0.0, self.debt_s - PAID_SHARE * seconds)
 
@@ -160,7 +151,7 @@ class DraftGuard:
             seconds: that it took, the proposer's included.
             is_probe: it was expected to lose.
         """
-        self.record_passed(seconds)
+        self.pass_time(seconds)
         guarded = self.buckets[bucket]
         if not is_open:
             guarded.plain.record(plain_s, seconds)

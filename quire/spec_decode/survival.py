@@ -8,6 +8,8 @@ observed and is not counted, neither for nor against.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 
 from quire.core.drafts import Proposals
@@ -24,6 +26,14 @@ KEPT_SHARE = 1.0 - 1 / 32
 LEAST_SCORE, MOST_SCORE = 0.02, 0.995
 
 
+class _Located(NamedTuple):
+    """[num_drafts] position of each draft within its row, and its cell."""
+
+    proposals: Proposals
+    positions: np.ndarray
+    cells: np.ndarray
+
+
 class Survival:
     """Observed acceptance of drafts."""
 
@@ -31,13 +41,14 @@ class Survival:
         num_cells = MAX_SOURCES * (len(MATCH_ENDS) + 1) * (len(POSITION_ENDS) + 1) * (len(SCORE_ENDS) + 1)
         self._observed = np.zeros(num_cells)
         self._accepted = np.zeros(num_cells)
+        self._located: _Located | None = None
 
     def chances(self, proposals: Proposals) -> np.ndarray:
         """[num_drafts] float64: the chance that the draft stands together with all before it in its row."""
         counts = proposals.counts
         if not len(proposals.scores):
             return np.empty(0)
-        cells, scores = self._cells(proposals, positions_of(counts)), self._bounded(proposals.scores)
+        cells, scores = self._locate(proposals).cells, self._bounded(proposals.scores)
         each = (self._accepted[cells] + PRIOR_WEIGHT * scores) / (self._observed[cells] + PRIOR_WEIGHT)
         logs = np.cumsum(np.log(each))
         ends = np.cumsum(counts)
@@ -52,16 +63,23 @@ class Survival:
             kept: [n] drafts of each row that were verified, the first ones; at most `proposals.counts`.
             accepted: [n] those of them that stood, at most `kept`.
         """
-        positions = positions_of(proposals.counts)
-        num_kept, num_accepted = np.repeat(kept, proposals.counts), np.repeat(accepted, proposals.counts)
-        is_observed = (positions <= num_accepted) & (positions < num_kept)
-        if not is_observed.any():
-            return
-        cells = self._cells(proposals, positions)[is_observed]
-        stood = (positions < num_accepted)[is_observed]
-        touched, places = np.unique(cells, return_inverse=True)
-        self._observed[touched] = KEPT_SHARE * self._observed[touched] + np.bincount(places)
-        self._accepted[touched] = KEPT_SHARE * self._accepted[touched] + np.bincount(places, weights=stood)
+        _, positions, cells = self._locate(proposals)
+        # The first draft that did not stand was observed, too.
+        num_observed = np.repeat(np.minimum(kept, accepted + 1), proposals.counts)
+        observed = cells[positions < num_observed]
+        stood = cells[positions < np.repeat(accepted, proposals.counts)]
+        num_cells = len(self._observed)
+        counts, num_stood = np.bincount(observed, minlength=num_cells), np.bincount(stood, minlength=num_cells)
+        touched = np.flatnonzero(counts)
+        self._observed[touched] = KEPT_SHARE * self._observed[touched] + counts[touched]
+        self._accepted[touched] = KEPT_SHARE * self._accepted[touched] + num_stood[touched]
+
+    def _locate(self, proposals: Proposals) -> _Located:
+        """Positions and cells of the drafts; those of the newest proposals are asked for twice."""
+        if self._located is None or self._located.proposals is not proposals:
+            positions = positions_of(proposals.counts)
+            self._located = _Located(proposals, positions, self._cells(proposals, positions))
+        return self._located
 
     def _cells(self, proposals: Proposals, positions: np.ndarray) -> np.ndarray:
         """[num_drafts] the cell of each draft."""

@@ -108,12 +108,13 @@ class RowBlocks(ABC):
             self._num_blocks[row] = num_blocks
         return np.array(self.block_ids(row))
 
-    def free_beyond(self, row: int, num_tokens: int) -> None:
-        """Give up the row's blocks that hold none of its first `num_tokens` tokens; none of them was published."""
-        held, num_blocks = int(self._num_blocks[row]), -(-num_tokens // self._block_size)
-        if num_blocks < held:
-            self._pool.free(self._block_table[row, num_blocks:held])
-            self._num_blocks[row] = num_blocks
+    def free_beyond(self, rows: np.ndarray, num_tokens: np.ndarray) -> None:
+        """Give up the rows' blocks that hold none of their first `num_tokens` tokens; none of them was published."""
+        num_blocks = -(-num_tokens // self._block_size)
+        for at in np.flatnonzero(num_blocks < self._num_blocks[rows]).tolist():
+            row, first = int(rows[at]), int(num_blocks[at])
+            self._pool.free(self._block_table[row, first : self._num_blocks[row]])
+            self._num_blocks[row] = first
 
     def publish(self, filled: FilledBlocks) -> None:
         """Make blocks findable that are full and computed; those that were freed before that are left out."""

@@ -207,8 +207,8 @@ class StateManager(RowBlocks):
         if done:
             self._pool.free_of_many(np.array(done, dtype=np.int32))
 
-    def free_beyond(self, row: int, num_tokens: int) -> None:
-        """As `RowBlocks`: the block stays; what it holds cannot be taken back to fewer tokens."""
+    def free_beyond(self, rows: np.ndarray, num_tokens: np.ndarray) -> None:
+        """As `RowBlocks`: blocks stay; what they hold cannot be taken back to fewer tokens."""
 
     def longest_hit(self, nodes: Sequence[int], max_blocks: int) -> int:
         """As `RowBlocks`: up to the last checkpoint."""

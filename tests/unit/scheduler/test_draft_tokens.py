@@ -152,11 +152,19 @@ def test_a_row_may_get_no_token_and_computes_its_newest_one_again():
 class Two:
     """A controller that asks for five drafts a row and verifies two of them."""
 
-    def __init__(self) -> None:
+    def __init__(self, most: int = 5, skips: int = 0) -> None:
+        self.most, self.skips = most, skips
         self.steps: list[SpeculatedStep] = []
+        self.skipped: list[tuple[int, float]] = []
 
     def most_tokens(self, num_rows: int, num_other_tokens: int, max_seq_len: int) -> int:
-        return 5
+        return self.most
+
+    def num_skipped(self) -> int:
+        return self.skips
+
+    def record_skipped(self, num_steps: int, seconds: float) -> None:
+        self.skipped.append((num_steps, seconds))
 
     def choose(self, load: StepLoad, proposals: Proposals) -> np.ndarray:
         return np.minimum(proposals.counts, 2)
@@ -182,6 +190,22 @@ def test_a_controller_says_how_many_drafts_are_verified_and_is_given_what_became
     assert taken.seconds == 0.25 and taken.proposals.counts.tolist() == [4]
     assert (taken.kept.tolist(), taken.accepted.tolist()) == ([2], [1])
     assert (taken.load.num_decoding, taken.load.num_other_tokens, taken.load.max_seq_len) == (1, 0, 7)
+
+
+def test_a_controller_that_has_closed_a_load_is_asked_again_after_some_steps_or_when_the_load_changes():
+    controller = Two(most=0, skips=3)
+    engine = Engine(make_scheduler(proposer=Guesses(num_drafts=4, num_right=1), controller=controller))
+    engine.duration = lambda scheduled: 0.25
+    engine.add(make_request(0, 5, max_tokens=30))
+    engine.step()
+    for _ in range(8):
+        engine.step()
+    assert len(controller.steps) == 2 and controller.skipped == [(3, 0.75)]
+    engine.add(make_request(1, 6, max_tokens=30))  # three are skipped by now, and were not told of yet
+    engine.step()
+    assert len(controller.steps) == 3 and controller.skipped == [(3, 0.75), (3, 0.75)]
+    engine.step()
+    assert len(controller.steps) == 4, "as many rows, but other tokens"
 
 
 class Noting(Guesses):

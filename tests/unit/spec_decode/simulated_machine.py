@@ -102,6 +102,12 @@ class FixedBudget:
     def most_tokens(self, num_rows: int, num_other_tokens: int, max_seq_len: int) -> int:
         return self._num_drafts
 
+    def num_skipped(self) -> int:
+        return 0
+
+    def record_skipped(self, num_steps: int, seconds: float) -> None:
+        pass
+
     def choose(self, load: StepLoad, proposals: Proposals) -> np.ndarray:
         return np.minimum(proposals.counts, self._num_drafts)
 
@@ -127,11 +133,22 @@ def play(
     """
     rng = np.random.default_rng(seed)
     seconds = plain_s = 0.0
-    num_drafted = 0
+    num_drafted = num_to_skip = 0
+    rows = 0
     for step in range(num_steps):
+        if num_rows(step) != rows:
+            num_to_skip = 0
         rows = num_rows(step)
+        if num_to_skip:
+            num_to_skip -= 1
+            step_s = cost(rows) * float(np.exp(noise * rng.standard_normal()))
+            controller.record_skipped(1, step_s)
+            seconds += step_s
+            plain_s += cost(rows)
+            continue
         load = StepLoad(num_decoding=rows, num_other_tokens=0, sum_seq_lens=100 * rows, max_seq_len=100, num_left=4096)
         most = controller.most_tokens(rows, 0, 100)
+        num_to_skip = controller.num_skipped()
         proposals, kept, accepted, proposing_s = None, NO_DRAFTS, NO_DRAFTS, 0.0
         if most:
             proposals, proposing_s = drafter.propose(step, rows, most, rng), drafter.seconds
