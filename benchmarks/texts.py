@@ -21,6 +21,23 @@ FIRST_NAMES = ("Ada", "Alan", "Barbara", "Edsger", "Frances", "Grace", "Hedy", "
 LAST_NAMES = ("Allen", "Backus", "Dijkstra", "Hamilton", "Hopper", "Johnson", "Lamarr", "Liskov", "Lovelace", "Turing")
 CITIES = ("Amsterdam", "Boston", "Cambridge", "Delft", "Edinburgh", "Geneva", "Helsinki", "London", "Oslo", "Vienna")
 JOBS = ("analyst", "chemist", "editor", "engineer", "librarian", "pilot", "surveyor", "teacher", "translator")
+ANIMALS = (
+    "bear",
+    "bird",
+    "cat",
+    "crow",
+    "dog",
+    "duck",
+    "fox",
+    "frog",
+    "goat",
+    "hen",
+    "horse",
+    "mouse",
+    "owl",
+    "rabbit",
+)
+PLACES = ("by the sea", "in a garden", "in a small town", "in the forest", "in the snow", "near the river", "on a farm")
 TOOLS = [
     {"name": "find_trains", "parameters": {"origin": "string", "destination": "string", "date": "string"}},
     {"name": "get_weather", "parameters": {"city": "string", "date": "string"}},
@@ -56,6 +73,12 @@ def prose(rng: random.Random, size: int) -> Pair:
     texts = [all_of_them[(first + i) % len(all_of_them)] for i in range(2 + size // 100)]
     text = "\n\n".join(texts)
     return text[: size // 2], text[size // 2 :]
+
+
+def story_prompt(rng: random.Random) -> str:
+    """A wish for a story."""
+    who, where = rng.choice(ANIMALS), rng.choice(PLACES)
+    return f"Tell me a short story about {rng.choice(FIRST_NAMES)} and a {who} {where}."
 
 
 def code_edit(rng: random.Random, size: int) -> Pair:
