@@ -45,11 +45,10 @@ class AttentionGroups:
         self.groups = frozenset(self._group_of_layer)
         self._kv_caches = tuple(kv_caches)
         self._pools = tuple(pools)
-        self._state_pools = [
-            pools[group.pool]
-            for number, group in enumerate(kv_cache_config.groups)
-            if isinstance(group.spec, MambaSpec) and number in self.groups
-        ]
+        with_state = [i for i, group in enumerate(kv_cache_config.groups) if isinstance(group.spec, MambaSpec)]
+        # Of each group with states that these layers are in: its number among all that have states.
+        self._state_numbers = {group: number for number, group in enumerate(with_state) if group in self.groups}
+        self._state_pools = [pools[kv_cache_config.groups[group].pool] for group in self._state_numbers]
 
     def copy_pages(self, copies: BlockCopies) -> None:
         """Copy blocks onto others, in every layer."""
@@ -59,7 +58,11 @@ class AttentionGroups:
                 pool.copy(copies.source_ids[is_here] - pool.first_id, copies.target_ids[is_here] - pool.first_id)
 
     def remember_states(self, states: Sequence[StateBlocks]) -> Callable[[], None]:
-        """Copy the states that a step reads and overwrites; what is returned puts them back."""
+        """Copy the states that a step reads and overwrites; what is returned puts them back.
+
+        Args:
+            states: of those groups of these layers that have such.
+        """
         saved: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = []
         for pool, blocks in zip(self._state_pools, states, strict=True):
             ids = blocks.write_block_ids[blocks.write_block_ids == blocks.read_block_ids]
@@ -74,14 +77,12 @@ class AttentionGroups:
 
     def forward_context(self, batch: InputBatch, block_tables: BlockTables) -> ForwardContext:
         """The context of a step of at least one request."""
-        states = zip(batch.states, batch.token_state_blocks or [None] * len(batch.states), strict=True)
         return self.context_of(
             {
-                group: self._state_metadata(batch, *next(states))
-                if has_state
+                group: self._state_metadata(batch, self._state_numbers[group])
+                if group in self._state_numbers
                 else self._metadata(group, batch, block_tables)
-                for group, has_state in enumerate(block_tables.has_state)
-                if group in self.groups
+                for group in self.groups
             }
         )
 
@@ -109,12 +110,12 @@ class AttentionGroups:
         )
 
     @staticmethod
-    def _state_metadata(batch: InputBatch, blocks: StateBlocks, token_blocks: np.ndarray | None) -> StateMetadata:
-        device = batch.input_ids.device
+    def _state_metadata(batch: InputBatch, number: int) -> StateMetadata:
+        device, blocks = batch.input_ids.device, batch.states[number]
         metadata = make_state_metadata(batch.query_start_loc, batch.num_computed_tokens, blocks, device)
-        if token_blocks is None:
+        if not batch.token_state_blocks:
             return metadata
-        return dataclasses.replace(metadata, token_block=torch.from_numpy(token_blocks).to(device))
+        return dataclasses.replace(metadata, token_block=torch.from_numpy(batch.token_state_blocks[number]).to(device))
 
 
 def make_state_metadata(

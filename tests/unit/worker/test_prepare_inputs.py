@@ -1,14 +1,19 @@
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from quire.attention.metadata import AttentionMetadata, StateMetadata
 from quire.core.kv_spec import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec, PoolSize
 from quire.core.scheduler_output import NewBlocks, SchedulerOutput, StateBlocks
 from quire.worker.attention_groups import AttentionGroups
 from quire.worker.block_tables import BlockTables
+from quire.worker.kv_cache_tensors import CachePool
 from quire.worker.prepare_inputs import prepare_inputs
 from quire.worker.request_states import RequestStates
 from tests.unit.scheduler.cache_groups import make_spec
@@ -113,3 +118,32 @@ def test_tables_number_blocks_within_their_pools_and_states_come_with_the_step()
     assert [table[2].tolist() for table in tables.tables] == [[3, 0, 5, 0], [1, 0, 9, 2], []]
     (states,) = tables.states((StateBlocks(np.array([-1, 31], np.int32), np.array([33, 31], np.int32)),))
     assert (states.read_block_ids.tolist(), states.write_block_ids.tolist()) == ([-1, 1], [3, 1])
+
+
+@pytest.mark.parametrize("with_drafts", [False, True])
+def test_layers_of_some_groups_are_given_the_states_of_their_own(with_drafts: bool) -> None:
+    kinds = ("state", "full", "state", "state")
+    groups = tuple(
+        KVCacheGroupSpec(layer_names=(f"layer{i}",), spec=make_spec(kind, 8, 4)) for i, kind in enumerate(kinds)
+    )
+    config = KVCacheConfig(num_blocks=40, groups=groups)
+    tables = BlockTables(config, NUM_ROWS, MAX_MODEL_LEN)
+    requests = RequestStates(NUM_ROWS, MAX_MODEL_LEN, 1000)
+    batch = prepare_inputs(scheduled_step([2], [4], [2], [True]), requests, torch.device("cpu"))
+    blocks = [
+        np.array([number], np.int32) for number in (7, 8, 9)
+    ]  # of the first, the second and the third with states
+    token_blocks = tuple(np.array([-1, 10 * int(block[0])], np.int32) for block in blocks) if with_drafts else ()
+    states = tuple(StateBlocks(block, block) for block in blocks)
+    batch = dataclasses.replace(batch, states=states, token_state_blocks=token_blocks)
+    cache = torch.empty(0)
+    for chosen, numbers in (((0, 1, 2, 3), (7, None, 8, 9)), ((1, 3), (None, 9)), ((3, 2), (9, 8)), ((1,), (None,))):
+        names, caches, pools = [f"layer{i}" for i in chosen], [cache] * len(chosen), [CachePool((cache,), 0, 40)]
+        context = AttentionGroups(config, names, caches, pools).forward_context(batch, tables)
+        for metadata, number in zip(context.metadata, numbers, strict=True):
+            if number is None:
+                assert isinstance(metadata, AttentionMetadata)
+                continue
+            assert isinstance(metadata, StateMetadata) and metadata.write_block.tolist() == [number]
+            assert (metadata.token_block is None) is (not with_drafts)
+            assert metadata.token_block is None or metadata.token_block.tolist() == [-1, 10 * number]
