@@ -76,13 +76,16 @@ class MaskFiller:
     def _fill_behind_drafts(self, span: Span, bitmask: np.ndarray, lines: list[int], closed: list[int]) -> None:
         """Go on to as many rows as there are right drafts; what is wrong there is reported when it is reached."""
         answer, end = span.answer, span.line + 1 + len(span.drafts)
+        mask = None if answer.is_free else bitmask[len(lines) - 1]
         try:
             with answer.trying() as advance:
                 for i, token_id in enumerate(span.drafts, start=1):
-                    if not advance(token_id):
+                    # The mask is asked first: some libraries write a warning about every token that they refuse.
+                    if (mask is not None and not allows(mask, token_id)) or not advance(token_id):
                         closed += range(span.line + i, end)
                         break
-                    if answer.is_free:
+                    mask = None if answer.is_free else bitmask[len(lines)]
+                    if mask is None:
                         continue
                     output = [*answer.output, *span.drafts[:i]]
                     if self._fill_row(answer, output, bitmask, len(lines)) is not None:

@@ -182,6 +182,26 @@ def test_behind_each_draft_is_what_the_grammar_allows_there_and_nothing_behind_a
     assert allowed(manager, [0]) == {0: [1]}
 
 
+class Loud(Counting):
+    """Complains of tokens that it does not allow."""
+
+    def start(self) -> Matcher:
+        return Loud()
+
+    def accept(self, token_id: int) -> bool:
+        assert super().accept(token_id), f"{token_id} was shown to it, and its mask excludes it"
+        return True
+
+
+def test_a_library_is_shown_no_draft_that_its_mask_excludes():
+    manager, pool = make(1)
+    pool.futures[0].set_result((Loud(), 10))
+    assert manager.is_ready(0)
+    assert masks_with_drafts(manager, {0: [5, 1]}) == ({0: [0]}, [1, 2])
+    assert masks_with_drafts(manager, {0: [0, 1, 7]}) == ({0: [0], 1: [1], 2: [2]}, [3])
+    assert not manager.take_failures()
+
+
 def test_what_a_request_forbids_behind_a_draft_ends_it_only_when_it_is_reached():
     manager, pool = make(0)
     add(manager, 0, bad_words=[[1, 2]])
