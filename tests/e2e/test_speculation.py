@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 
 from quire import LLM, SamplingParams
-from quire.errors import UnsupportedError
+from quire.errors import ConfigError, UnsupportedError
 from tests.e2e.test_draft_tokens import KINDS, SETTINGS
+from tests.models.stored_models import make_tiny
 
 PROMPTS = [
     "The cat sat on the mat. The cat sat on the mat. The cat",
@@ -24,10 +25,10 @@ SPECULATIONS: dict[str, Any] = {
 }
 
 
-def answers(speculative_config: Any) -> tuple[list[Any], int]:
+def answers(speculative_config: Any, model: str = "leaf") -> tuple[list[Any], int]:
     """What every kind of request gets for every prompt, and how many steps that took."""
     params = [SamplingParams(**{"max_tokens": 32, "seed": i, **kind}) for i, kind in enumerate(KINDS.values())]
-    with LLM("leaf", **{**SETTINGS, "speculative_config": speculative_config}) as llm:
+    with LLM(model, **{**SETTINGS, "speculative_config": speculative_config}) as llm:
         asked = [(prompt, one) for prompt in PROMPTS for one in params] * 2  # what was answered is drafted from
         outputs = llm.generate([prompt for prompt, _ in asked], [one for _, one in asked], use_tqdm=False)
         num_steps = llm.llm_engine.last_stats.step
@@ -60,3 +61,20 @@ def test_acceptance_that_no_setting_reaches_is_refused_by_name():
     with pytest.raises(UnsupportedError, match="acceptance rejection") as raised:
         LLM("leaf", **SETTINGS, speculative_config={"method": "ngram", "acceptance": "rejection"})
     assert raised.value.hint and raised.value.field == "speculative_config"
+
+
+@pytest.fixture(scope="module")
+def gguf(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(make_tiny("gguf", tmp_path_factory.mktemp("gguf"))[0])
+
+
+def test_drafts_change_no_byte_of_a_gguf_file(gguf: str):
+    expected, num_steps = answers(None, gguf)
+    for method in ({"method": "suffix"}, {"method": "draft_model", "model": gguf, "num_speculative_tokens": 3}):
+        found, num_steps_with_drafts = answers({**method, "enable_adaptive_verification": False}, gguf)
+        assert found == expected and num_steps_with_drafts < num_steps
+
+
+def test_heads_for_a_gguf_file_are_refused_by_name(gguf: str):
+    with pytest.raises(ConfigError, match="method eagle needs a target that Quire computes itself"):
+        LLM(gguf, **SETTINGS, speculative_config={"method": "eagle", "model": "leaf"})
