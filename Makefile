@@ -131,8 +131,8 @@ fuzz-kernels: $(VENV)/.test        ## random right and wrong calls of the native
 soak: $(VENV)/.test                ## requests of mixed sizes at saturation: no false alarm, nothing grows; REQUESTS=20000 or SECONDS
 	$(BIN)/python -m tests.robustness.soak $(if $(SECONDS),--seconds $(SECONDS),--requests $(or $(REQUESTS),20000))
 
-soak-kill: $(VENV)/.test           ## streams over HTTP while the engine core is killed and stopped; ROUNDS=20 by default
-	$(BIN)/python -m tests.robustness.survive --rounds $(or $(ROUNDS),20)
+soak-kill: $(VENV)/.test           ## streams over HTTP while the engine core is killed and stopped; ROUNDS=20 by default, SPEC='{"method": "suffix"}'
+	$(BIN)/python -m tests.robustness.survive --rounds $(or $(ROUNDS),20) --speculative-config '$(or $(SPEC),off)'
 
 .PHONY: switching
 switching: $(VENV)/.test           ## three models with room for two, while engine cores are killed; REQUESTS=200 by default

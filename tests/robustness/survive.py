@@ -296,9 +296,10 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--streams", type=int, default=32)
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(1 << 30))
+    parser.add_argument("--speculative-config", default="off", help="of the server")
     arguments = parser.parse_args()
     print(f"seed {arguments.seed}", flush=True)
-    with ServerProcess(*FLAGS) as server:
+    with ServerProcess(*FLAGS, "--speculative-config", arguments.speculative_config) as server:
         tally = asyncio.run(run_rounds(server, arguments.rounds, arguments.streams, random.Random(arguments.seed)))
         lines = [line for line in server.log.splitlines() if line.startswith("Traceback")]
     silences = [one for found in tally.rounds[: arguments.rounds] for one in found.silences]
