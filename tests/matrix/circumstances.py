@@ -10,7 +10,7 @@ from typing import Any
 from tests.matrix.answers import Answer, Response, response_of
 from tests.matrix.apis import MESSAGES, RESPONSES, Api, Said
 from tests.matrix.features import FEATURES
-from tests.matrix.serving import CHATS, PLAIN, USAGE, Servers
+from tests.matrix.serving import CHATS, DRAFTING, PLAIN, USAGE, Servers
 
 
 class Cell:
@@ -201,6 +201,16 @@ def preempted(engine: str, *, is_swapped: bool) -> Callable[[Cell], None]:
     return run
 
 
+def with_drafts(engine: str) -> Callable[[Cell], None]:
+    """As `in_a_crowd`, and tokens are guessed ahead."""
+
+    def run(cell: Cell) -> None:
+        assert cell.servers.crowd(engine).has_drafted
+        in_a_crowd(engine)(cell)
+
+    return run
+
+
 def eight_bit_cache(cell: Cell) -> None:
     alone = cell.servers.ask(cell.feature, cell.feature.body(), engine="fp8")
     check_reason(alone.answer)
@@ -281,4 +291,5 @@ CIRCUMSTANCES: dict[str, Circumstance] = {
     "responses": Circumstance("`/v1/responses`", through(RESPONSES)),
     "messages": Circumstance("`/v1/messages`", through(MESSAGES)),
     "killed": Circumstance("engine core killed mid-stream", killed),
+    **{engine: Circumstance(f"drafts of {method}", with_drafts(engine)) for engine, method in DRAFTING.items()},
 }

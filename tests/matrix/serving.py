@@ -6,10 +6,13 @@ import asyncio
 import itertools
 import os
 import signal
+import tempfile
 import threading
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 from quire.config.build import build_config
@@ -17,12 +20,14 @@ from quire.core.sampling_params import SamplingParams
 from quire.engine import grammar_gate
 from quire.engine.async_llm import AsyncLLM
 from quire.engine.llm_engine import LLMEngine
+from quire.models.hub import resolve_model_path
 from quire.structured_output.compile.fast_budget import FastBudget
 from quire.structured_output.compile.messages import WorkerSetup
 from quire.structured_output.compile.pool import CompilePool
 from tests.matrix.answers import Response, response_of
 from tests.matrix.features import FEATURES, PARSERS, Feature
 from tests.matrix.script import Script
+from tests.robustness.drafting_methods import METHODS, ORACLE, Drafters, Target, leaf_texts, shipping_heads
 from tests.robustness.http_streams import Exchange, ask
 from tests.server.engines import SteppedEngine
 from tests.server.servers import RunningServer
@@ -45,6 +50,8 @@ ENGINES: dict[str, dict[str, Any]] = {
     "fp8": {"kv_cache_dtype": "fp8_e4m3"},
     SUPERVISED: {},
 }
+DRAFTING = {f"drafts_{name.replace(', else ', '_else_')}": name for name in METHODS if name != ORACLE}
+"""Engine -> the method by which it drafts, as often as it may."""
 NUM_COPIES = {"pool": 2, "fair": 2}
 MAX_KILLS = MAX_TRIES = 8
 RUN_S, LOOK_S = 0.004, 0.02
@@ -123,11 +130,13 @@ class Crowd:
     Attributes:
         responses: of each feature, those of its copies.
         num_preemptions, num_swaps: while they ran.
+        has_drafted: some drafts stood, and some did not.
     """
 
     responses: dict[str, list[Response]]
     num_preemptions: int
     num_swaps: int
+    has_drafted: bool
 
 
 class Servers:
@@ -140,6 +149,7 @@ class Servers:
     def __init__(self, model: str = "leaf") -> None:
         self._model = {"model": model, "served_model_names": ("leaf",)}
         self._loop = OneLoop()
+        self._directory = tempfile.TemporaryDirectory()  # models that draft
         self._engines: dict[str, Any] = {}
         self._counts: dict[str, Counted] = {}
         self._servers: dict[tuple[str, str], LoopServer] = {}
@@ -156,6 +166,7 @@ class Servers:
         for engine in self._engines.values():
             engine.shutdown()
         self._loop.close()
+        self._directory.cleanup()
         grammar_gate.CompilePool = self._make_pool  # type: ignore[misc]
 
     def port(self, parsers: str, engine: str = PLAIN) -> int:
@@ -186,7 +197,7 @@ class Servers:
         if engine not in self._crowds:
             asyncio.run(self._ask_all(engine, FEATURES, max_tokens=1))  # now their grammars are there
             counts = self._counts[engine]
-            is_urgent = ENGINES[engine].keys() >= URGENT.keys()
+            is_urgent = engine not in DRAFTING and ENGINES[engine].keys() >= URGENT.keys()
             names = [*FEATURES] * NUM_COPIES.get(engine, 1)
             for _ in range(MAX_TRIES):
                 counts.gathers = len(names)
@@ -195,9 +206,12 @@ class Servers:
                 responses: dict[str, list[Response]] = {name: [] for name in FEATURES}
                 for name, exchange in zip(names, exchanges, strict=True):
                     responses[name].append(response_of(exchange))
-                if not is_urgent or all(one.metrics["preemptions"] for (one,) in responses.values()):
+                has_drafted = engine in DRAFTING and _has_drafted(responses)
+                if is_urgent and not all(one.metrics["preemptions"] for (one,) in responses.values()):
+                    continue
+                if has_drafted or engine not in DRAFTING:  # some draft from answers before
                     break
-            self._crowds[engine] = Crowd(responses, counts.num_preemptions, counts.num_swaps)
+            self._crowds[engine] = Crowd(responses, counts.num_preemptions, counts.num_swaps, has_drafted)
         return self._crowds[engine]
 
     def resumed(self, name: str) -> Response:
@@ -214,13 +228,20 @@ class Servers:
             self._pools[str(setup)] = self._make_pool(setup, fast_budget)
         return self._pools[str(setup)]
 
+    @cached_property
+    def _drafters(self) -> Drafters:
+        target = Target(Path(resolve_model_path("leaf", None, None)), {"model": "leaf"})
+        return Drafters(target, Path(self._directory.name), leaf_texts())
+
     def _engine(self, name: str) -> Any:
         if name not in self._engines:
-            config = build_config(**{**COMMON, **self._model, **ENGINES[name]})
+            more = self._drafters.settings(DRAFTING[name]) if name in DRAFTING else ENGINES[name]
+            config = build_config(**{**COMMON, **self._model, **more})
             if name == SUPERVISED:
                 self._engines[name] = AsyncLLM.from_config(config, logits_processors=["tests.matrix.script:Script"])
             else:
-                engine = LLMEngine.from_config(config, logits_processors=[Script])
+                with shipping_heads():
+                    engine = LLMEngine.from_config(config, logits_processors=[Script])
                 self._counts[name] = Counted(engine)
                 self._engines[name] = SteppedEngine(engine)
         return self._engines[name]
@@ -256,3 +277,9 @@ class Servers:
             response = response_of(exchanges[name])
             if response.metrics["restarts"]:
                 self._resumed[name] = response
+
+
+def _has_drafted(responses: dict[str, list[Response]]) -> bool:
+    """Whether some drafts stood, and some did not."""
+    metrics = [one.metrics for copies in responses.values() for one in copies]
+    return 0 < sum(one["accepted_tokens"] for one in metrics) < sum(one["drafted_tokens"] for one in metrics)
