@@ -59,5 +59,14 @@ class CacheConfig:
         "tokens; 0 = none. On a CPU it is taken from the same memory as the KV cache.", minimum=0.0, maximum=2.0**20,
     )  # fmt: skip
 
+    kv_disk: str | None = setting(
+        None, "Directory that keeps the KV-cache blocks of ended requests across restarts, for all servers of the same "
+        "model that name it; they are loaded where that is faster than computing. Must belong to this user.",
+    )  # fmt: skip
+    kv_disk_size: int = setting(
+        20 << 30, "Most bytes in the kv_disk directory; what was not used for longest goes.", minimum=1 << 20,
+        is_size=True,
+    )  # fmt: skip
+
     def __post_init__(self) -> None:
         check_settings(self)

@@ -28,6 +28,8 @@ def check_supported(config: QuireConfig) -> None:
             "kv_events_config needs enable_prefix_caching", hint="enable prefix caching, or leave out kv_events_config",
             field="kv_events_config",
         )  # fmt: skip
+    if config.cache.kv_disk is not None:
+        _check_kv_disk(config)
     if config.observability.flight_recorder is not None and config.scheduler.has_plugin:
         raise UnsupportedError(
             "flight_recorder records Quire's own scheduler only, and a scheduler plugin is configured",
@@ -46,6 +48,21 @@ def check_supported(config: QuireConfig) -> None:
                 hint=f"use {name}=1",
                 field=name,
             )
+
+
+def _check_kv_disk(config: QuireConfig) -> None:
+    if not config.cache.enable_prefix_caching:
+        raise ConfigError(
+            "kv_disk needs enable_prefix_caching", hint="enable prefix caching, or leave out kv_disk", field="kv_disk"
+        )
+    others = {
+        "flight_recorder": config.observability.flight_recorder is not None,
+        "scheduler_cls": config.scheduler.scheduler_cls is not None,
+    }
+    for name, is_set in others.items():
+        if is_set:
+            hint = f"leave out kv_disk or {name}"
+            raise UnsupportedError(f"kv_disk is not supported together with {name}", hint=hint, field="kv_disk")
 
 
 def check_device(config: QuireConfig, platform: Platform) -> None:

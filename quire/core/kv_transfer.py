@@ -19,6 +19,7 @@ class BlockTransfer:
         transfer_id: by which it is reported; unique within an engine core.
         keys: the tier's name of each block.
         block_ids: [num_pages] int32; the blocks of the cache. They belong to the transfer until it is reported.
+        time_limit_s: seconds after which a load is to fail; None = there is no limit.
         is_async: no row reads or writes the blocks before it is reported; False = the step that carries it needs them.
     """
 
@@ -26,6 +27,7 @@ class BlockTransfer:
     keys: tuple[bytes, ...]
     block_ids: np.ndarray
     is_async: bool = True
+    time_limit_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

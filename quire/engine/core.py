@@ -28,6 +28,15 @@ from quire.scheduler.interface import SchedulerInterface
 from quire.structured_output.manager import GrammarManager, no_pool
 
 
+def nothing() -> None:
+    """What an engine core without further parts calls when it ends."""
+
+
+def never() -> bool:
+    """Whether blocks are under way, where there is no tier."""
+    return False
+
+
 class EngineCore:
     """One engine: a scheduler and the executor that runs what it decides.
 
@@ -39,6 +48,7 @@ class EngineCore:
         grammars: of structured requests; None = requests have none.
         on_shutdown: called when the core ends.
         kv_events: flushed after each step, and closed when the core ends.
+        has_transfers: whether blocks are under way between the cache and a tier behind it.
     """
 
     def __init__(
@@ -50,8 +60,9 @@ class EngineCore:
         on_step: Callable[[int], None] | None = None,
         clock: Callable[[], float] = time.perf_counter,
         grammars: GrammarManager | None = None,
-        on_shutdown: Callable[[], None] = lambda: None,
+        on_shutdown: Callable[[], None] = nothing,
         kv_events: KVEventFlusher = NO_KV_EVENTS,
+        has_transfers: Callable[[], bool] = never,
     ) -> None:
         self._executor = executor
         self._scheduler = scheduler
@@ -61,6 +72,7 @@ class EngineCore:
         self._grammars = grammars or GrammarManager(no_pool)
         self._on_shutdown = on_shutdown
         self._kv_events = kv_events
+        self._has_transfers = has_transfers
         self._held: frozenset[int] = frozenset()
         self.num_blocks = num_blocks
 
@@ -123,8 +135,23 @@ class EngineCore:
         """True while any request waits or runs."""
         return self._scheduler.has_unfinished_requests()
 
+    def has_work(self) -> bool:
+        """True while a step has something to do: for a request, or for blocks on their way to a tier."""
+        return self._scheduler.has_unfinished_requests() or self._has_transfers()
+
+    def send_transfers(self) -> None:
+        """Where no step is run without requests: begin what ended requests leave to be stored."""
+        if self._has_transfers() and not self._scheduler.has_unfinished_requests():
+            self.step()
+
+    def _end_transfers(self) -> None:
+        """Blocks under way are in use: run steps until there are none."""
+        while self._has_transfers() and not self._scheduler.has_unfinished_requests():
+            self.step()
+
     def reset_prefix_cache(self, reset_running_requests: bool = False) -> bool:
         """Forget all cached blocks, those of running requests if asked; False while any block is in use."""
+        self._end_transfers()
         is_done = self._scheduler.reset_prefix_cache(reset_running_requests)
         self._kv_events.flush()
         return is_done

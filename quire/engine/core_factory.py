@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Any
 from quire.config import QuireConfig
 from quire.config.speculative import SpeculativeConfig
 from quire.core.drafts import DraftController, DraftProposer
-from quire.engine.core import EngineCore
+from quire.engine.core import EngineCore, never, nothing
 from quire.engine.grammar_gate import grammar_gate, make_grammars
 from quire.engine.kv_event_publisher import start_kv_events
+from quire.engine.kv_offload_factory import start_offload
 from quire.engine.named_plugins import check_plugins
 from quire.engine.step_recovery import StepRecovery
 from quire.errors import UnsupportedError
@@ -26,7 +27,6 @@ from quire.kv_cache.planning import concurrency, describe_pools, plan_kv_cache
 from quire.logger import get_logger
 from quire.platforms.interface import Platform
 from quire.sample.logits_processor import ProcessorSource
-from quire.scheduler.interface import SchedulerInterface
 from quire.scheduler.kv_tier import KVTier
 from quire.scheduler.setup import SchedulerSetup, make_scheduler
 from quire.spec_decode.registry import make_controller, make_proposer
@@ -71,11 +71,15 @@ def build_core(
     gates = (grammar_gate(grammars, recovery.gate),)
     num_blocks = setup.kv_cache.pool_sizes()[0].num_blocks
     if config.observability.flight_recorder is None:
-        scheduler: SchedulerInterface = make_scheduler(
-            setup, gates=gates, proposer=proposer, tier=kv_tier, controller=controller
-        )
+        offload = None if kv_tier is not None else start_offload(config, executor, setup.kv_cache)
+        tier = kv_tier if offload is None else offload.tier
+        scheduler = make_scheduler(setup, gates=gates, proposer=proposer, tier=tier, controller=controller)
         kv_events = start_kv_events(config.observability.kv_events, setup.kv_cache, scheduler.watch_blocks)
-        return EngineCore(executor, scheduler, recovery, num_blocks, on_step, grammars=grammars, kv_events=kv_events)
+        return EngineCore(
+            executor, scheduler, recovery, num_blocks, on_step, grammars=grammars, kv_events=kv_events,
+            on_shutdown=nothing if offload is None else offload.close,
+            has_transfers=never if tier is None else lambda: scheduler.has_transfers,
+        )  # fmt: skip
     if kv_tier is not None:
         raise UnsupportedError("a recording does not hold what a KV tier decides", hint="leave out --flight-recorder")
     from quire.flight_recorder.recorded_scheduler import RecordedScheduler  # late: few engines record

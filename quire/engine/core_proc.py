@@ -113,7 +113,7 @@ class EngineCoreProc:
         return outputs
 
     def _take_in(self) -> None:
-        if self._is_paused or not self._core.has_unfinished_requests():
+        if self._is_paused or not self._core.has_work():
             self._progress.enter(Phase.IDLE)
             self._inputs.poll()
             self._progress.enter(Phase.BUSY)

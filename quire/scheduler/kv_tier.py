@@ -34,11 +34,13 @@ class ExternalHit:
         is_async: the request waits, and holds up no other, until its blocks are loaded; False = they are loaded in the
             step that places it, before that computes.
         swapped: which blocks these are of a request that was swapped.
+        time_limit_s: seconds after which the load is given up; None = there is no limit.
     """
 
     num_tokens: int
     is_async: bool = False
     swapped: SwappedBlocks | None = None
+    time_limit_s: float | None = None
 
 
 class SwapCopies(NamedTuple):
@@ -83,6 +85,9 @@ class KVTier:
 
     def transfer_ended(self, keys: Sequence[bytes], *, is_save: bool, is_done: bool) -> None:
         """A transfer of these blocks was reported, be it by a failure."""
+
+    def release_blocks(self) -> None:
+        """Free blocks are short: saves under way should be reported with the next step, done or not."""
 
     # --- requests that are preempted ---
 

@@ -127,7 +127,8 @@ class KVTiers(RequestGroup):
         assert hit is not None, "only what a tier has is loaded"
         first, end = (num // self._kv.block_size for num in (candidate.prefix.num_tokens, hit.num_tokens))
         keys = tuple(candidate.request.block_hashes[first:end])
-        transfer = BlockTransfer(self._num_transfers, keys, np.array(block_ids[first:end]), hit.is_async)
+        block_ids = np.array(block_ids[first:end])
+        transfer = BlockTransfer(self._num_transfers, keys, block_ids, hit.is_async, hit.time_limit_s)
         self._loads.append(transfer)
         self._add(_InFlight(transfer, candidate.request, blocks))
         return transfer.transfer_id
@@ -187,6 +188,8 @@ class KVTiers(RequestGroup):
         for transfer in self._saves:
             self._end(transfer.transfer_id, is_done=False)
         self._saves = []
+        if self._tier is not None and self._in_flight:
+            self._tier.release_blocks()
         return bool(handles or num_saves)
 
     def pinned(self) -> list[CachedPrefix]:
@@ -214,6 +217,8 @@ class KVTiers(RequestGroup):
             Handles of requests that were placed on blocks whose load failed: what they computed means nothing.
         """
         self.swapping.update_from_output(scheduled, output, seconds)
+        if self._tier is not None:
+            self._tier.update_from_output(scheduled, output, seconds)
         if not self._in_flight:
             return []
         meta, results = scheduled.kv_transfers, output.kv_transfers

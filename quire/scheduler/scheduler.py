@@ -453,6 +453,11 @@ class Scheduler:
         """True while any request waits or runs."""
         return len(self._requests) > 0
 
+    @property
+    def has_transfers(self) -> bool:
+        """Whether blocks are under way between the cache and a tier: steps without requests report them."""
+        return self._tiers.is_waiting
+
     def get_request_counts(self) -> tuple[int, int]:
         """(running, waiting)."""
         return len(self._running), len(self._order.queue)

@@ -6,8 +6,9 @@ vLLM's `KVConnectorBase_V1`; the scheduler's half is `scheduler.kv_tier`.
 
 from __future__ import annotations
 
+import itertools
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import torch
@@ -21,10 +22,35 @@ class CacheBlocks:
     Args:
         kv_caches: distinct tensors.
         dim: the dimension of the tensors that counts blocks.
+
+    Attributes:
+        num_block_bytes: of one block in all tensors.
     """
 
     def __init__(self, kv_caches: Sequence[torch.Tensor], dim: int) -> None:
         self._parts = [cache.view(torch.uint8).movedim(dim, 0) for cache in kv_caches]
+        self._ends = list(itertools.accumulate(part[0].numel() for part in self._parts))
+        self.num_block_bytes = self._ends[-1]
+
+    def describe(self) -> list[list[int]]:
+        """Per tensor: sizes and strides, in bytes, of one block as it lies in memory."""
+        return [[*part.shape[1:], *part.stride()[1:]] for part in self._parts]
+
+    def read_into(self, block_id: int, payload: np.ndarray) -> None:
+        """Copy a block to `payload` ([num_block_bytes] uint8 on the host), tensor after tensor; from any thread."""
+        for part, piece in self._pieces(block_id, payload):
+            piece.copy_(part)
+
+    def write_from(self, block_id: int, payload: np.ndarray) -> None:
+        """Put what `read_into` gave into a block; from any thread."""
+        for part, piece in self._pieces(block_id, payload):
+            part.copy_(piece)
+
+    def _pieces(self, block_id: int, payload: np.ndarray) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """A block in each tensor, and the part of `payload` that is its."""
+        whole = torch.from_numpy(payload)
+        for part, start, end in zip(self._parts, [0, *self._ends[:-1]], self._ends, strict=True):
+            yield part[block_id], whole[start:end].view(part.shape[1:])
 
     def read(self, block_ids: np.ndarray) -> list[torch.Tensor]:
         """Per tensor: [num_pages, ...] uint8 on the host, a copy of blocks `block_ids` ([num_pages] int32)."""
@@ -59,3 +85,6 @@ class KVTierWorker(ABC):
 
         A failure of a load that is not asynchronous is reported after its own step.
         """
+
+    def wait(self, seconds: float) -> None:  # noqa: B027
+        """Nothing computes until a transfer ends: return when one does, after `seconds` at the latest."""

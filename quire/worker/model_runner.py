@@ -41,6 +41,9 @@ from quire.worker.prepare_inputs import prepare_inputs
 from quire.worker.request_states import RequestStates
 from quire.worker.sampling_step import SamplingStep
 
+TRANSFER_WAIT_S = 0.002
+"""For how long a step in which nothing computes waits for transfers; requests that arrive wait as long."""
+
 
 @dataclass(frozen=True, slots=True)
 class _ComputedBatch(ComputedStep):
@@ -128,6 +131,8 @@ class ModelRunner:
             drafts = self._draft_step.run(computed.batch, computed.hidden, output, computed.draft_request)
             output = dataclasses.replace(output, proposals=drafts)
         if self._kv_tier is not None:
+            if not computed.batch.num_reqs:
+                self._kv_tier.wait(TRANSFER_WAIT_S)
             output = dataclasses.replace(output, kv_transfers=self._kv_tier.get_finished())
         if computed.copy_times is no_copies:
             return output

@@ -6,6 +6,7 @@ Made and called by an executor. Owns the model and the KV cache for the life of 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
@@ -16,6 +17,7 @@ from quire.core.kv_spec import KVCacheConfig, KVCacheSpec
 from quire.core.runner_output import ModelRunnerOutput
 from quire.core.scheduler_output import SchedulerOutput
 from quire.distributed.parallel_context import ParallelContext
+from quire.kv_offload.store import BlockStore
 from quire.models.decoder import DecoderForCausalLM
 from quire.models.loader import load_model
 from quire.platforms.interface import Platform
@@ -25,12 +27,14 @@ from quire.worker.allocator import keep_freed_memory
 from quire.worker.attention_groups import AttentionGroups
 from quire.worker.block_tables import BlockTables
 from quire.worker.device.aux_graphs import GraphsWithAux
+from quire.worker.device.cache_identity import cache_identity
 from quire.worker.device.registry import make_device_ops
 from quire.worker.drafting.loading import DrafterCache, find_drafter, load_drafter
 from quire.worker.kv_cache_tensors import stored_spec
 from quire.worker.kv_tier import CacheBlocks, KVTierWorker
 from quire.worker.memory_planner import MemoryPlanner
 from quire.worker.model_runner import ModelRunner
+from quire.worker.offloading import OffloadingWorker
 from quire.worker.request_states import RequestStates
 from quire.worker.setup import make_setup
 from quire.worker.warmup import warm_up
@@ -79,6 +83,7 @@ class Worker:
             self._model.model.aux_states = self._drafter.aux
         self._runner: ModelRunner | None = None
         self._blocks: CacheBlocks | None = None
+        self._kv_cache_config: KVCacheConfig | None = None
 
     @property
     def model(self) -> torch.nn.Module:
@@ -117,6 +122,7 @@ class Worker:
             NotEnoughMemoryError: the cache is larger than what is free.
         """
         self._memory.check_allocation(kv_cache_config)
+        self._kv_cache_config = kv_cache_config
         setup, ops, vocab_size = self._setup, self._ops, self._setup.arch.vocab_size
         max_num_seqs, max_model_len = setup.limits.max_num_seqs, setup.limits.max_model_len
         layer_names = list(self.kv_cache_specs())
@@ -154,11 +160,20 @@ class Worker:
             )
             self._runner.register_draft_model(self._drafter.start(cache), setup.block_size)
 
+    def kv_cache_identity(self) -> dict[str, Any]:
+        """What decides which bytes a block of the cache, which must be allocated, has for given tokens."""
+        assert self._blocks is not None and self._kv_cache_config is not None, "initialize_kv_cache comes before tiers"
+        return cache_identity(self._setup, self._kv_cache_config, self._blocks)
+
     def register_kv_tier(self, tier: KVTierWorker) -> None:
         """Give a tier's half the cache, which must be allocated, and call it with every step."""
         assert self._blocks is not None, "initialize_kv_cache comes before tiers"
         tier.register_kv_caches(self._blocks)
         self._ready_runner().register_kv_tier(tier)
+
+    def register_block_store(self, store: BlockStore) -> None:
+        """As `register_kv_tier`, for the tier that keeps blocks in a store of ours."""
+        self.register_kv_tier(OffloadingWorker(store))
 
     def execute_model(self, scheduled: SchedulerOutput) -> ComputedStep:
         """Compute a step's tokens."""

@@ -16,7 +16,7 @@ from quire.flight_recorder.state_classes import ENUM_BY_NAME, OBJECT_BY_NAME, ST
 
 NOT_STATE = {
     "Advanced", "Blocked", "Candidate", "Continuation", "ExternalHit", "FilledBlocks", "KVTier",
-    "LocalAttentionManager", "ManagerParts", "BlockDemand", "PlannedRequests",
+    "LocalAttentionManager", "ManagerParts", "BlockDemand", "Offloading", "PlannedRequests",
     "RequestGroup", "RowBlocks", "Sampled", "SchedulerSetup",
     "Step", "StepBudget", "StepPlan", "Stop", "SwapCopies", "WantedTokens", "_Drafted", "_MissingBlock",
 }  # fmt: skip

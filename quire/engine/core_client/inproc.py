@@ -26,7 +26,9 @@ class InprocClient(EngineCoreClient):
 
     def get_output(self) -> EngineCoreOutputs | None:
         """Run one step."""
-        return self._core.step()
+        outputs = self._core.step()
+        self._core.send_transfers()
+        return outputs
 
     def reset_prefix_cache(self, reset_running_requests: bool = False) -> bool:
         """Forget all cached blocks, those of running requests if asked; False while any block is in use."""

@@ -1,0 +1,61 @@
+"""DiskIndex: which blocks the directory holds, in memory, and which go when its bytes are used up.
+
+Read by the thread that runs the steps, written by the threads of the store; the lock is never held while a disk works.
+A name is the namespace's part of a path and the key: all namespaces of a directory share its bytes.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Sequence
+
+from quire.kv_offload.policies.base import EvictionPolicy
+
+
+class DiskIndex:
+    """Names of files, with their sizes."""
+
+    def __init__(self, policy: EvictionPolicy) -> None:
+        self._policy = policy
+        self._lock = threading.Lock()
+
+    def __len__(self) -> int:
+        return len(self._policy)
+
+    def __contains__(self, name: bytes) -> bool:
+        with self._lock:
+            return name in self._policy
+
+    @property
+    def num_bytes(self) -> int:
+        """Of all files."""
+        return self._policy.num_bytes
+
+    def num_leading(self, prefix: bytes, keys: Sequence[bytes], first: int) -> int:
+        """How many names `prefix + key`, of `keys[first:]` from their beginning on, are here."""
+        policy, end = self._policy, first
+        with self._lock:
+            while end < len(keys) and prefix + keys[end] in policy:
+                end += 1
+        return end - first
+
+    def touch(self, names: Iterable[bytes]) -> None:
+        """Files were used, the last name last."""
+        with self._lock:
+            for name in names:
+                if name in self._policy:
+                    self._policy.touch(name)
+
+    def fits(self, size: int) -> bool:
+        """Whether a file of so many bytes may be kept at all."""
+        return size <= self._policy.budget
+
+    def add(self, name: bytes, size: int) -> list[bytes]:
+        """A file is there; the names of those that go for it."""
+        with self._lock:
+            return [] if name in self._policy else self._policy.insert(name, max(1, size))
+
+    def remove(self, name: bytes) -> None:
+        """A file is gone, or worth nothing."""
+        with self._lock:
+            self._policy.remove(name)

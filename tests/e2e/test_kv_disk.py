@@ -1,0 +1,126 @@
+"""The cache on a disk, with a real model: loaded blocks give the same bits, and nothing else is ever loaded."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from quire import LLM, SamplingParams
+from quire.config.build import build_config
+from quire.core.engine_messages import EngineCoreOutputs
+from quire.engine.config_lookup import resolve_config
+from quire.engine.core import EngineCore
+from quire.engine.core_factory import build_core
+from quire.errors import QuireError
+from quire.platforms.detect import detect_platform
+from quire.utils.phases import PhaseTimer
+from tests.unit.scheduler.harness import make_request
+
+BLOCK_SIZE, NUM_PROMPT_TOKENS, NUM_OUTPUT_TOKENS = 16, 70, 20
+PROMPT = [(i * 37) % 900 + 5 for i in range(NUM_PROMPT_TOKENS)]
+NUM_COMPUTED = NUM_PROMPT_TOKENS + NUM_OUTPUT_TOKENS - 1
+NUM_FULL = NUM_PROMPT_TOKENS // BLOCK_SIZE * BLOCK_SIZE
+
+
+class Core:
+    """An engine core over a directory; counts the tokens it computes."""
+
+    def __init__(self, path: Path, **settings: Any) -> None:
+        self.num_computed = 0
+        platform = detect_platform("cpu")
+        given = {"max_model_len": 256, **settings}
+        config = build_config(
+            model="leaf", block_size=BLOCK_SIZE, num_gpu_blocks_override=40, kv_disk=str(path), **given
+        )  # fmt: skip
+        config, _ = resolve_config(config, platform)
+        self.core: EngineCore = build_core(config, platform, PhaseTimer(), on_step=self._count)
+
+    def _count(self, num_tokens: int) -> None:
+        self.num_computed += num_tokens
+
+    def answer(self, handle: int, salt: str | None = None) -> tuple[list[int], list[bytes], int]:
+        """Tokens of `PROMPT`'s answer, their log-probabilities, and how many tokens were computed for it."""
+        before = self.num_computed
+        request = make_request(handle, PROMPT, max_tokens=NUM_OUTPUT_TOKENS, temperature=1.0, logprobs=3)
+        self.core.add_request(dataclasses.replace(request, seed=7, cache_salt=salt))
+        outputs: list[EngineCoreOutputs] = []
+        while self.core.has_unfinished_requests():
+            outputs += [one for one in [self.core.step()] if one is not None]
+        assert self.core.reset_prefix_cache(), "a block is lost"
+        logprobs = [one.logprobs.logprobs.tobytes() for one in outputs if one.logprobs is not None]
+        return [token for one in outputs for token in one.new_token_ids], logprobs, self.num_computed - before
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Callable[..., Core]]:
+    started: list[Core] = []
+
+    def make(**settings: Any) -> Core:
+        started.append(Core(tmp_path / "kv", **settings))
+        return started[-1]
+
+    yield make
+    for one in started:
+        one.core.shutdown()
+
+
+@pytest.mark.parametrize("backend", ["native_cpu", "torch_reference"])
+def test_after_a_restart_and_in_a_second_process_the_prefix_is_loaded_and_gives_the_same_bits(start, backend):
+    first = start(attention_backend=backend)
+    tokens, logprobs, num_computed = first.answer(0)
+    assert num_computed == NUM_COMPUTED
+    for core in (first, start(attention_backend=backend)):
+        assert core.answer(1) == (tokens, logprobs, NUM_COMPUTED - NUM_FULL)
+
+
+def test_other_weights_layouts_and_salts_are_never_read(start):
+    computed = NUM_COMPUTED
+    first = start()
+    assert first.answer(0, salt="a")[2] == computed
+    assert first.answer(1, salt="a")[2] == computed - NUM_FULL
+    assert first.answer(2, salt="b")[2] == computed and first.answer(3)[2] == computed
+    for settings in (
+        {"quantization": "int8"},
+        {"kv_cache_dtype": "fp8"},
+        {"max_model_len": 200},
+        {"load_format": "dummy"},
+    ):
+        other = start(**settings)
+        assert other.answer(0)[2] == computed, settings
+        assert other.answer(1)[2] == computed - NUM_FULL, settings
+
+
+def test_whatever_happened_to_the_files_the_answer_is_the_same(start, tmp_path):
+    tokens, logprobs, _ = start().answer(0)
+    files = sorted((tmp_path / "kv").rglob("*.kv"))
+    rng = np.random.default_rng(5)
+    for number, path in enumerate(files):
+        data = bytearray(path.read_bytes())
+        data[int(rng.integers(len(data)))] ^= 1 << int(rng.integers(8))
+        path.write_bytes(data if number % 2 else data[: len(data) // 2])
+    again = start()
+    assert again.answer(0) == (tokens, logprobs, NUM_COMPUTED)
+    assert again.answer(1) == (tokens, logprobs, NUM_COMPUTED - NUM_FULL), "what was damaged is stored anew"
+
+
+def test_what_an_offline_engine_answers_is_there_for_the_next_one(tmp_path):
+    params = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True)
+    for num_cached in (0, 64):
+        llm = LLM("leaf", block_size=16, max_model_len=256, num_gpu_blocks_override=40, kv_disk=str(tmp_path / "kv"))
+        output = llm.generate({"prompt_token_ids": PROMPT}, params)[0]
+        assert output.num_cached_tokens == num_cached
+        llm.shutdown()
+
+
+@pytest.mark.parametrize(
+    "settings", [{"enable_prefix_caching": False}, {"flight_recorder": "/nowhere"}, {"kv_disk_size": 5}]
+)
+def test_settings_that_do_not_go_together_are_refused_by_name(start, settings):
+    with pytest.raises(QuireError) as error:
+        start(**settings)
+    assert error.value.field in ("kv_disk", "kv_disk_size") and error.value.hint

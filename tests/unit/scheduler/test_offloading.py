@@ -1,0 +1,145 @@
+"""What the scheduler's half of a disk decides: what is loaded, what is stored, and when neither is worth it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+
+from quire.core.request import Request
+from quire.core.runner_output import ModelRunnerOutput
+from quire.kv_offload.counts import OffloadCounts, OffloadTotals
+from quire.kv_offload.store import BlockMemory, BlockStore, FinishedJobs
+from quire.scheduler.offloading import LIMIT_UNKNOWN_S, MIN_LIMIT_S, RETRY_S, Offloading
+from tests.unit.scheduler.harness import Engine, make_request, make_scheduler
+
+BLOCK_SIZE = 4
+NAMES = [bytes([number]) * 32 for number in range(20)]
+
+
+class PretendedStore(BlockStore):
+    """Says what it is told to."""
+
+    def __init__(self, num_here: int = 0) -> None:
+        self.num_here = num_here
+        self.num_waiting = 0
+        self.times: list[tuple[int, float]] = []
+        self.given_up = 0
+        self.counts = OffloadCounts()
+
+    def start(self, memory: BlockMemory) -> None: ...
+
+    def lookup(self, keys: Sequence[bytes], first: int = 0) -> int:
+        return max(0, min(self.num_here, len(keys)) - first)
+
+    def touch(self, keys: Sequence[bytes]) -> None: ...
+
+    def submit_store(self, job_id: int, keys: Sequence[bytes], block_ids: Sequence[int]) -> None: ...
+
+    def submit_load(self, *args: object) -> None: ...
+
+    def get_finished(self) -> FinishedJobs:
+        return FinishedJobs()
+
+    def give_up_stores(self) -> None:
+        self.given_up += 1
+
+    @property
+    def num_storing(self) -> int:
+        return self.num_waiting
+
+    def count_dropped(self, num_blocks: int) -> None:
+        self.counts.add(num_dropped=num_blocks)
+
+    def count_lookup(self, num_queries: int, num_hits: int) -> None: ...
+
+    def count_kept_out(self) -> None:
+        self.counts.add(num_kept_out=1)
+
+    def take_load_times(self) -> list[tuple[int, float]]:
+        times, self.times = self.times, []
+        return times
+
+    def totals(self) -> OffloadTotals:
+        return self.counts.totals()
+
+    def wait(self, seconds: float) -> None: ...
+
+    def close(self, seconds: float = 0.0) -> None: ...
+
+
+@pytest.fixture
+def store() -> PretendedStore:
+    return PretendedStore(num_here=8)
+
+
+@pytest.fixture
+def now() -> list[float]:
+    return [1000.0]
+
+
+@pytest.fixture
+def tier(store, now) -> Offloading:
+    return Offloading(store, BLOCK_SIZE, num_blocks=40, clock=lambda: now[0])
+
+
+def make_waiting(num_tokens: int = 40) -> Request:
+    request = Request.from_message(make_request(1, num_tokens))
+    request.block_hashes = NAMES[: num_tokens // BLOCK_SIZE]
+    return request
+
+
+def measure(tier: Offloading, store: PretendedStore, *, prompt_token_s: float = 0.0, load_s: float = 0.0) -> None:
+    """A step with a prompt of 40 tokens, and a load of 8 blocks that ended in it."""
+    engine = Engine(make_scheduler(block_size=BLOCK_SIZE))
+    engine.add(make_request(7, 40))
+    engine.step()
+    if load_s:
+        store.times.append((8, load_s))
+    nothing = ModelRunnerOutput(rows=np.empty(0, np.int32), sampled_token_ids=np.empty(0, np.int32))
+    tier.update_from_output(engine.scheduled[0], nothing, 40 * prompt_token_s)
+
+
+def test_what_is_there_beyond_the_cache_is_loaded_before_the_request_runs(tier):
+    hit = tier.get_num_new_matched_tokens(make_waiting(), 8)
+    assert hit is not None and hit.num_tokens == 32 and hit.is_async and hit.time_limit_s == LIMIT_UNKNOWN_S
+    assert tier.get_num_new_matched_tokens(make_waiting(), 32) is None
+
+
+def test_a_load_that_takes_longer_than_computing_is_left_out_and_tried_again_later(tier, store, now):
+    measure(tier, store, prompt_token_s=0.01, load_s=10.0)
+    assert tier.get_num_new_matched_tokens(make_waiting(), 0) is None and store.totals().num_kept_out == 1
+    now[0] += RETRY_S
+    hit = tier.get_num_new_matched_tokens(make_waiting(), 0)
+    assert hit is not None and hit.time_limit_s == MIN_LIMIT_S
+
+
+def test_a_load_is_given_up_after_twice_the_time_of_computing(tier, store):
+    measure(tier, store, prompt_token_s=1.0, load_s=0.1)
+    hit = tier.get_num_new_matched_tokens(make_waiting(), 0)
+    assert hit is not None and hit.time_limit_s == pytest.approx(2 * 32 * 1.0)
+
+
+def test_what_is_not_there_is_stored_unless_too_much_waits(tier, store):
+    request = make_waiting()
+    assert tier.request_finished(request, NAMES[:10]) == NAMES[8:10]
+    assert tier.request_finished(request, NAMES[:8]) == []
+    store.num_here = 0
+    assert len(tier.request_finished(request, NAMES)) == 20  # nothing waits
+    store.num_waiting = 1
+    assert len(tier.request_finished(request, NAMES[:9])) == 9
+    assert len(tier.request_finished(request, NAMES[:10])) == 0
+    assert store.totals().num_dropped == 10
+
+
+def test_stores_are_given_up_where_blocks_are_short():
+    store = PretendedStore()
+    engine = Engine(make_scheduler(tier=Offloading(store, BLOCK_SIZE, 12), block_size=BLOCK_SIZE, num_blocks=12))
+    engine.worker.may_be_empty = True
+    engine.add(make_request(0, 30, max_tokens=2))
+    engine.run()
+    engine.add(make_request(1, 30, max_tokens=2))
+    engine.step()
+    engine.step()
+    assert store.given_up
