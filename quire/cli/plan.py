@@ -92,7 +92,12 @@ def _print_basis(plan: Plan) -> None:
     else:
         devices = basis["tensor_parallel"] * basis["pipeline_parallel"]
         print(f"costs computed for {devices} x {basis['hardware']['name']} each, not measured; assumptions: see JSON")
-    scheduler = setup.scheduler
+    scheduler, speculation = setup.scheduler, plan.fleet.speculation
+    if speculation is not None:
+        print(
+            f"{speculation.num_tokens} drafts per request and step, each accepted with a probability of "
+            f"{speculation.acceptance_rate:g} if those before it are: assumed; what proposing costs is left out"
+        )
     print(
         f"{plan.fleet.num_replicas} replica(s), {plan.fleet.routing}; max_num_seqs={scheduler.max_num_seqs}, "
         f"max_num_batched_tokens={scheduler.max_num_batched_tokens}, "

@@ -13,6 +13,7 @@ from typing import Any
 from quire.config.cache import CacheConfig
 from quire.config.model_arch import ModelArch
 from quire.config.scheduler import SchedulerConfig
+from quire.config.speculative import MAX_TOKENS
 from quire.errors import ConfigError, unknown_name
 from quire.flight_recorder.reader import read_recording
 from quire.flight_recorder.records import SUFFIX
@@ -21,6 +22,7 @@ from quire.models.model_dir import read_model_dir
 from quire.scheduler.setup import SchedulerSetup
 from quire.simulator.calibration import CalibratedCosts, load_calibration
 from quire.simulator.costs import CostModel
+from quire.simulator.drafts import Speculation
 from quire.simulator.fleet import ROUTERS, FleetSetup
 from quire.simulator.hardware import HARDWARE
 from quire.simulator.observed import requests_of
@@ -64,6 +66,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     what.add_argument("--scheduling-policy", default=None, help="as for the server")
     what.add_argument("--num-gpu-blocks-override", type=int, default=None, help="KV-cache blocks of each replica")
     what.add_argument("--block-size", type=int, default=16, help="tokens per block, with --hardware")
+    what.add_argument("--speculative-tokens", type=int, default=0, help="draft tokens per decoding request and step")
+    what.add_argument(
+        "--acceptance-rate", type=float, default=None,
+        help="with --speculative-tokens: assumed probability that a draft token is accepted if those before it are",
+    )  # fmt: skip
     for one in dataclasses.fields(Assumptions):
         flag = "--assume-" + one.name.replace("_", "-")
         what.add_argument(flag, type=float, default=one.default, help="assumption of --hardware (docs)")
@@ -118,6 +125,14 @@ def check(args: argparse.Namespace) -> None:
     for name in ("slo_ttft", "slo_itl", "slo_e2e"):
         if not getattr(args, name) > 0:
             raise ConfigError(f"--{name.replace('_', '-')} must be above 0", hint="milliseconds", field=name)
+    check_int("speculative_tokens", args.speculative_tokens, 0, MAX_TOKENS)
+    if (args.acceptance_rate is None) != (args.speculative_tokens == 0):
+        raise ConfigError(
+            "--speculative-tokens and --acceptance-rate need each other", hint="give both, or neither",
+            field="acceptance_rate",
+        )  # fmt: skip
+    if args.acceptance_rate is not None:
+        check_float("acceptance_rate", args.acceptance_rate, 0.0, 1.0)
     if args.routing not in ROUTERS:
         raise unknown_name("routing", args.routing, ROUTERS)
     if args.calibrate is not None and args.model is None:
@@ -143,9 +158,13 @@ def read_plan(args: argparse.Namespace) -> Plan:
     # Prompts that share nothing cannot be found in the cache: the schedule is the same without it, and is made faster.
     shares = args.turns > 1 or args.prefix_tokens or args.trace is not None
     cache = dataclasses.replace(setup.cache, enable_prefix_caching=bool(shares) and setup.cache.enable_prefix_caching)
+    speculation = None
+    if args.speculative_tokens:
+        speculation = Speculation(args.speculative_tokens, args.acceptance_rate)
+        basis["speculation"] = {**dataclasses.asdict(speculation), "source": "assumed"}
     fleet = FleetSetup(
         scheduler=dataclasses.replace(setup, cache=cache), costs=make_costs, num_replicas=args.replicas or 1,
-        routing=args.routing, num_processes=args.processes,
+        routing=args.routing, num_processes=args.processes, speculation=speculation,
     )  # fmt: skip
     return Plan(fleet, requests, Slo(args.slo_ttft / 1e3, args.slo_itl / 1e3, args.slo_e2e / 1e3), basis)
 

@@ -17,7 +17,7 @@ class StepShape:
     Attributes:
         num_tokens: computed, of decoding requests and prompts.
         num_prompt_tokens: of prompts.
-        num_sampling: rows that get a token.
+        num_sampling: rows of logits: of requests that get a token, and of drafts.
         decode_context: tokens that decoding rows attend to, summed.
         prompt_pairs: (query, key) pairs of prompts' attention.
         prompt_context: tokens before the prompts' parts that are computed, summed: cached ones, and earlier parts.
@@ -44,9 +44,8 @@ def shape_of(scheduled: SchedulerOutput) -> StepShape:
     is_prompt = scheduled.is_chunk()
     lengths, starts = num_tokens[is_prompt].astype(np.float64), context[is_prompt]
     num_prompt = int(lengths.sum())
-    num_decoding = num_rows - len(lengths)
     return StepShape(
-        total, num_prompt, int(scheduled.is_sampling.sum()), int(context[~is_prompt].sum()) + num_decoding,
+        total, num_prompt, int(scheduled.num_logits().sum()), int(context[~is_prompt].sum()) + total - num_prompt,
         float((lengths * (starts + (lengths + 1) / 2)).sum()), num_rows, num_new, int(starts.sum()),
     )  # fmt: skip
 

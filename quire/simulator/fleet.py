@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from quire.errors import unknown_name
 from quire.scheduler.setup import SchedulerSetup
 from quire.simulator.costs import CostModel
+from quire.simulator.drafts import Speculation
 from quire.simulator.replica import Replica
 from quire.simulator.results import Results
 from quire.simulator.workload import SimRequest
@@ -34,6 +35,7 @@ class FleetSetup:
         costs: makes a cost model for each replica; a plain function, as it may cross to another process.
         routing: a name of `ROUTERS`.
         num_processes: most to use.
+        speculation: what is assumed of drafts; None = there are none.
     """
 
     scheduler: SchedulerSetup
@@ -41,6 +43,7 @@ class FleetSetup:
     num_replicas: int = 1
     routing: str = "round-robin"
     num_processes: int = 1
+    speculation: Speculation | None = None
 
 
 def simulate(setup: FleetSetup, requests: Sequence[SimRequest]) -> Results:
@@ -54,7 +57,9 @@ def simulate(setup: FleetSetup, requests: Sequence[SimRequest]) -> Results:
     if setup.routing == "round-robin" and min(setup.num_processes, setup.num_replicas) > 1:
         return _in_processes(setup, requests)
     router = ROUTERS[setup.routing]()
-    replicas = [Replica(setup.scheduler, setup.costs(), len(requests)) for _ in range(setup.num_replicas)]
+    replicas = [
+        Replica(setup.scheduler, setup.costs(), len(requests), setup.speculation) for _ in range(setup.num_replicas)
+    ]
     for number, request in enumerate(requests):
         if len(replicas) == 1:
             replicas[0].submit(number, request)
@@ -80,7 +85,7 @@ def _in_processes(setup: FleetSetup, requests: Sequence[SimRequest]) -> Results:
 
 
 def _run_part(setup: FleetSetup, part: Sequence[tuple[int, SimRequest]]) -> Results:
-    replica = Replica(setup.scheduler, setup.costs(), len(part))
+    replica = Replica(setup.scheduler, setup.costs(), len(part), setup.speculation)
     for number, (_, request) in enumerate(part):
         replica.submit(number, request)
     replica.finish()

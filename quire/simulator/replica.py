@@ -6,6 +6,7 @@ engine runs them: nothing is skipped, so whatever the scheduler does with a load
 
 from __future__ import annotations
 
+import dataclasses
 from collections import deque
 
 import numpy as np
@@ -17,6 +18,7 @@ from quire.core.scheduler_output import SchedulerOutput
 from quire.errors import ValidationError
 from quire.scheduler.setup import SchedulerSetup, make_scheduler
 from quire.simulator.costs import CostModel, shape_of
+from quire.simulator.drafts import AssumedDrafts, Speculation, num_right, places_in_rows
 from quire.simulator.results import Results
 from quire.simulator.workload import SimRequest, stream_tokens
 
@@ -24,17 +26,24 @@ from quire.simulator.workload import SimRequest, stream_tokens
 class Replica:
     """An engine that serves requests given in the order of their arrival.
 
+    Args:
+        speculation: what is assumed of drafts; None = there are none.
+
     Attributes:
         now_s: the virtual clock.
         results: what became of the requests, by their numbers.
     """
 
-    def __init__(self, setup: SchedulerSetup, costs: CostModel, capacity: int) -> None:
+    def __init__(
+        self, setup: SchedulerSetup, costs: CostModel, capacity: int, speculation: Speculation | None = None
+    ) -> None:
         self.now_s = 0.0
         self.results = Results(capacity)
         self._costs = costs
         self._has_cache = setup.cache.enable_prefix_caching  # without it tokens are not read
-        self._scheduler = make_scheduler(setup, lambda: self.now_s)
+        proposer = None if speculation is None else AssumedDrafts(speculation, self._tokens_of)
+        setup = dataclasses.replace(setup, has_proposer=proposer is not None)
+        self._scheduler = make_scheduler(setup, lambda: self.now_s, proposer=proposer)
         self._arrivals: deque[tuple[float, int, SimRequest]] = deque()
         self._streams = np.zeros(capacity, dtype=np.int64)
         self._row_streams = np.zeros(setup.scheduler.max_num_seqs or 1, dtype=np.int64)
@@ -87,18 +96,40 @@ class Replica:
         return True
 
     def _sample(self, scheduled: SchedulerOutput) -> ModelRunnerOutput:
-        """The next token of each stream."""
+        """The next token of each stream, and one more after each draft that is right."""
         rows = scheduled.rows[scheduled.is_sampling]
-        if not self._has_cache:
-            return ModelRunnerOutput(rows=rows, sampled_token_ids=np.ones(len(rows), dtype=np.int32))
-        for new in scheduled.new_reqs:
+        for new in scheduled.new_reqs if self._has_cache else ():
             self._row_streams[new.row] = self._streams[int(new.request_id)]
         positions = (scheduled.num_computed_tokens + scheduled.num_scheduled_tokens)[scheduled.is_sampling]
-        return ModelRunnerOutput(rows=rows, sampled_token_ids=stream_tokens(self._row_streams[rows], positions))
+        streams, drafts = self._row_streams[rows], scheduled.drafts
+        if drafts is None:
+            return ModelRunnerOutput(rows=rows, sampled_token_ids=self._tokens(streams, positions))
+        counts = drafts.counts[scheduled.is_sampling]
+        positions = positions - counts
+        num_sampled = 1 + num_right(self._runs(streams, positions, counts) == drafts.token_ids, counts)
+        starts = np.concatenate([[0], np.cumsum(num_sampled)]).astype(np.int32)
+        token_ids = self._runs(streams, positions, num_sampled)
+        return ModelRunnerOutput(rows=rows, sampled_token_ids=token_ids, sampled_start_loc=starts)
+
+    def _runs(self, streams: np.ndarray, positions: np.ndarray, counts: np.ndarray) -> np.ndarray:
+        """[sum of counts] so many tokens of each stream from its position on."""
+        return self._tokens(np.repeat(streams, counts), np.repeat(positions, counts) + places_in_rows(counts))
+
+    def _tokens(self, streams: np.ndarray, positions: np.ndarray) -> np.ndarray:
+        if not self._has_cache:
+            return np.ones(len(streams), dtype=np.int32)
+        return stream_tokens(streams, positions)
+
+    def _tokens_of(self, handles: np.ndarray, positions: np.ndarray) -> np.ndarray:
+        return self._tokens(self._streams[handles], positions)
 
     def _note(self, outputs: EngineCoreOutputs, num_tokens: int) -> None:
         told_s = self.now_s + self._costs.delivery_seconds(len(outputs.handles))
-        self.results.delivered(outputs.handles, told_s)
+        if outputs.drafts is None:
+            self.results.delivered(outputs.handles, told_s)
+        else:
+            handles, counts = np.unique(outputs.handles, return_counts=True)
+            self.results.delivered(handles, told_s, counts)
         for end in outputs.finished:
             self.results.finished(end.handle, told_s)
         self.num_unfinished -= len(outputs.finished)

@@ -95,8 +95,8 @@ class Results:
         """The scheduler did not take it."""
         self.refusals[number] = reason
 
-    def delivered(self, numbers: np.ndarray, time_s: float) -> None:
-        """A token of each of these distinct requests came."""
+    def delivered(self, numbers: np.ndarray, time_s: float, num_tokens: np.ndarray | int = 1) -> None:
+        """So many tokens of each of these distinct requests came, together: one gap between what a client sees."""
         if not len(numbers):
             return
         last = self.last_s[numbers]
@@ -106,7 +106,7 @@ class Results:
             last = last[~is_first]
         self.gaps.add(time_s - last)
         self.last_s[numbers] = time_s
-        self.num_tokens[numbers] += 1
+        self.num_tokens[numbers] += num_tokens
 
     def finished(self, number: int, time_s: float) -> None:
         """A request ended."""

@@ -52,6 +52,18 @@ def test_a_slower_device_is_slower(capsys, model):
     assert 5 < found["L4"] / found["H100"] < 15
 
 
+def test_assumed_drafts_shorten_answers_and_need_a_rate(capsys, model):
+    hardware = ["--model", model, "--hardware", "H100", *LOAD]
+    plain, drafting = (
+        plan(capsys, *hardware, *more) for more in ([], ["--speculative-tokens", "4", "--acceptance-rate", "0.8"])
+    )
+    assert drafting["figures"]["p50_tpot_ms"] < 0.7 * plain["figures"]["p50_tpot_ms"]
+    assert drafting["basis"]["speculation"] == {"num_tokens": 4, "acceptance_rate": 0.8, "source": "assumed"}
+    assert "speculation" not in plain["basis"]
+    assert main(["plan", *hardware, "--speculative-tokens", "4"]) == 2
+    assert "need each other" in capsys.readouterr().err
+
+
 def test_settings_and_routing_are_compared(capsys, model):
     load = [*LOAD, "--prefix-tokens", "64", "--shared-prefixes", "5", "--replicas", "3"]
     answer = plan(capsys, "--model", model, "--hardware", "A100", *load, "--sweep", "--compare-routing")
