@@ -112,6 +112,12 @@ class QuireConfig:
         return parse_speculation(self.speculation)[0]
 
     @property
+    def num_draft_tokens(self) -> int:
+        """Most draft tokens of a request in a step; 0 = nothing is drafted."""
+        speculative = self.speculative
+        return 0 if speculative is None else speculative.num_tokens
+
+    @property
     def max_model_len(self) -> int:
         """Most tokens of one request, prompt and output; of a resolved configuration."""
         assert self.model.max_model_len is not None, "resolve() sets max_model_len"

@@ -24,7 +24,16 @@ from typing import Protocol
 
 import numpy as np
 
+from quire.config.speculative import MAX_TOKENS
 from quire.core.engine_messages import EngineCoreRequest
+
+DRAFTS_PER_REQUEST = 2
+"""Drafts that a step has room for, per request that may run: where many run, long drafts are for few of them."""
+
+
+def most_drafts(max_num_seqs: int) -> int:
+    """Drafts that a step has room for, at least those of one request: memory for their logits is planned by this."""
+    return max(MAX_TOKENS, DRAFTS_PER_REQUEST * max_num_seqs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +109,7 @@ class StepLoad:
         num_decoding: rows that compute one token and get one.
         num_other_tokens: of prompts.
         sum_seq_lens, max_seq_len: tokens of the decoding rows.
-        num_left: tokens that the step has room for.
+        num_left: drafts that the step has room for.
     """
 
     num_decoding: int
@@ -120,7 +129,7 @@ class SpeculatedStep:
         kept: [num_rows] int32; drafts of each row of `proposals` that were verified.
         accepted: [num_rows] int32; those of them that stood.
         seconds: that the step took to compute and sample.
-        proposing_s: that the proposer took.
+        proposing_s: that proposers took, in planning and on the worker: for this step there, for the next one here.
     """
 
     load: StepLoad

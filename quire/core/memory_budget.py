@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from quire.config.model_arch import ModelArch
+from quire.core.drafts import most_drafts
 from quire.errors import NotEnoughMemoryError
 from quire.utils.memory import GIB, MIB, format_bytes
 
@@ -31,11 +32,18 @@ WEIGHT_BYTES: Mapping[str | None, tuple[float, float | None]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepLimits:
-    """The largest step: requests, tokens, and tokens of one request."""
+    """The largest step: requests, tokens, tokens of one request, and drafts among these; 0 = there are none."""
 
     max_num_seqs: int
     max_num_batched_tokens: int
     max_model_len: int
+    num_drafts: int = 0
+
+    @property
+    def max_num_logits(self) -> int:
+        """Most rows of logits of a step."""
+        num_drafts = min(self.max_num_seqs * self.num_drafts, most_drafts(self.max_num_seqs))
+        return min(self.max_num_seqs + num_drafts, self.max_num_batched_tokens)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,8 +119,7 @@ def estimate_workspace_bytes(arch: ModelArch, limits: StepLimits, dtype_bytes: i
     activations = limits.max_num_batched_tokens * (elements * dtype_bytes + float32_elements * 4)
     # Keys and values of one long request, gathered from their blocks and repeated per query head.
     gathered = 2 * limits.max_model_len * (kv_size + heads_size) * dtype_bytes
-    num_logits = min(limits.max_num_seqs, limits.max_num_batched_tokens)
-    sampling = num_logits * arch.vocab_size * SAMPLING_BYTES_PER_LOGIT
+    sampling = limits.max_num_logits * arch.vocab_size * SAMPLING_BYTES_PER_LOGIT
     return RESERVED_BYTES + ATTENTION_BYTES + max(activations + gathered, sampling)
 
 

@@ -30,6 +30,7 @@ class ModelRunnerOutput:
         swap_out_s, swap_in_s: seconds that the step's swaps took; None = it had none, or they were not measured.
         kv_transfers: blocks that were loaded or saved since the last report; None = there is no tier to do so.
         proposals: drafts of a model for the rows that the step asked for; None = it asked for none.
+        drafting_s: seconds of the step that this model took.
     """
 
     rows: np.ndarray
@@ -42,3 +43,4 @@ class ModelRunnerOutput:
     swap_in_s: float | None = None
     kv_transfers: KVTransferResults | None = None
     proposals: RowDrafts | None = None
+    drafting_s: float = 0.0

@@ -111,8 +111,9 @@ def _plan_memory(config: QuireConfig, executor: Executor) -> SchedulerSetup:
     specs, available_bytes = executor.kv_cache_specs(), executor.available_kv_cache_bytes()
     max_chunk = min(config.scheduler.max_num_batched_tokens or max_len, max_len)
     kv_cache_config = plan_kv_cache(
-        specs, available_bytes, config.cache, max_len, max_chunk, config.scheduler.max_num_seqs or 1
-    )
+        specs, available_bytes, config.cache, max_len, max_chunk, config.scheduler.max_num_seqs or 1,
+        config.num_draft_tokens,
+    )  # fmt: skip
     executor.initialize_kv_cache(kv_cache_config)
     num_requests = concurrency(kv_cache_config, max_len, max_chunk)
     logger.info(

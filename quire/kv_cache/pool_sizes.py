@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from quire.config.cache import CacheConfig
+from quire.core.drafts import DRAFTS_PER_REQUEST
 from quire.core.kv_spec import KVCacheConfig, KVCacheGroupSpec, KVCacheSpec, PoolSize
 from quire.errors import NotEnoughMemoryError
 from quire.kv_cache.block_counts import num_blocks_held
@@ -20,9 +21,6 @@ from quire.utils.memory import GIB, format_bytes
 
 STATE_SHARE = 0.5
 """Most of the memory that states take beside attention, unless one request needs more."""
-
-DRAFTS_PER_REQUEST = 2
-"""States before drafts that there are blocks for, per request that may run: fewer run where drafts are long."""
 
 MIDDLING = 4
 """Requests of `max_model_len` divided by this are those that pools of attention are divided for."""

@@ -210,10 +210,8 @@ def _analytic(args: argparse.Namespace) -> tuple[SchedulerSetup, Any, dict[str, 
         num_state_checkpoints=scheduler.max_num_seqs if arch.has_states else None,
     )  # fmt: skip
     max_model_len = args.max_model_len or arch.max_position_embeddings
-    setup = SchedulerSetup(
-        scheduler=scheduler, cache=cache, kv_cache=roofline.kv_cache(cache, scheduler, max_model_len),
-        max_model_len=max_model_len,
-    )  # fmt: skip
+    kv_cache = roofline.kv_cache(cache, scheduler, max_model_len, args.speculative_tokens)
+    setup = SchedulerSetup(scheduler=scheduler, cache=cache, kv_cache=kv_cache, max_model_len=max_model_len)
     return setup, make_costs, {"kind": "analytic", "model": args.model, **roofline.facts()}
 
 

@@ -171,19 +171,24 @@ def memory_need(config: QuireConfig, platform: Platform, num_requests: int, num_
     scheduler = config.scheduler
     limits = StepLimits(
         max_num_seqs=scheduler.max_num_seqs or 1, max_num_batched_tokens=scheduler.max_num_batched_tokens or 1,
-        max_model_len=max_len,
+        max_model_len=max_len, num_drafts=config.num_draft_tokens,
     )  # fmt: skip
     item, kv_item = DTYPE_BYTES[config.model.dtype], DTYPE_BYTES[cache.kv_cache_dtype]
     specs = _specs(arch, cache.block_size, item, kv_item)
     weights = estimate_weights_bytes(arch, max_len, item, config.model.quantization, kept_bytes(config))
     workspace = estimate_workspace_bytes(arch, limits, item) + _graph_bytes(config)
     budget = plan_memory(
-        free_bytes=platform.memory_bytes, utilization=cache.memory_utilization, weights_bytes=weights,
-        workspace_bytes=workspace, swap_bytes=int(cache.swap_space * GIB) if platform.is_cpu else 0,
-        useful_bytes=useful_bytes(specs, cache, max_len, limits.max_num_seqs) if platform.is_cpu else None,
-    )  # fmt: skip
+        free_bytes=platform.memory_bytes,
+        utilization=cache.memory_utilization,
+        weights_bytes=weights,
+        workspace_bytes=workspace,
+        swap_bytes=int(cache.swap_space * GIB) if platform.is_cpu else 0,
+        useful_bytes=useful_bytes(specs, cache, max_len, limits.max_num_seqs, limits.num_drafts)
+        if platform.is_cpu
+        else None,
+    )
     chunk = min(limits.max_num_batched_tokens, max_len)
-    plan = plan_kv_cache(specs, budget.kv_cache_bytes, cache, max_len, chunk, limits.max_num_seqs)
+    plan = plan_kv_cache(specs, budget.kv_cache_bytes, cache, max_len, chunk, limits.max_num_seqs, limits.num_drafts)
     length = max_len if num_tokens is None else num_tokens
     load = PlannedRequests(length, min(chunk, length))
     return MemoryNeed(

@@ -13,7 +13,15 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from quire.core.drafts import DraftController, DraftProposer, DraftRows, Proposals, SpeculatedStep, StepLoad
+from quire.core.drafts import (
+    DraftController,
+    DraftProposer,
+    DraftRows,
+    Proposals,
+    SpeculatedStep,
+    StepLoad,
+    most_drafts,
+)
 from quire.core.engine_messages import EngineCoreRequest
 from quire.core.runner_output import ModelRunnerOutput
 from quire.core.scheduler_output import DraftTokens, SchedulerOutput
@@ -68,6 +76,7 @@ class Drafts:
         self._table = table
         self._kv = kv
         self._clock = clock
+        self._most_drafts = most_drafts(len(table.num_tokens))
         self._drafted: dict[int, _Drafted | None] = {}  # None = the controller was not asked
         self._num_to_skip = self._num_tokens_skipped = 0
         self._num_taken, self._taken_s = 0, 0.0
@@ -97,7 +106,8 @@ class Drafts:
         num_tokens = table.num_tokens[decoding]
         load = StepLoad(
             num_decoding=len(decoding), num_other_tokens=plan.total_num_tokens - len(decoding),
-            sum_seq_lens=int(num_tokens.sum()), max_seq_len=int(num_tokens.max()), num_left=plan.budget.num_left,
+            sum_seq_lens=int(num_tokens.sum()), max_seq_len=int(num_tokens.max()),
+            num_left=min(plan.budget.num_left, self._most_drafts),
         )  # fmt: skip
         drafted = self._drafted[number] = _Drafted(load, _NO_ROWS)
         most = load.num_left
@@ -144,6 +154,8 @@ class Drafts:
         if proposals is None or not len(proposals.token_ids):
             return
         counts = proposals.counts if self._choose is None else self._choose(drafted.load, proposals)
+        if int(counts.sum()) > drafted.load.num_left:
+            counts = np.clip(drafted.load.num_left - (np.cumsum(counts) - counts), 0, counts)
         chosen = np.flatnonzero(counts)
         if not len(chosen):
             return
@@ -193,8 +205,8 @@ class Drafts:
             kept, accepted = self._outcomes(scheduled, output, drafted.rows)
         self._record(
             SpeculatedStep(
-                load=drafted.load, proposals=drafted.proposals, kept=kept, accepted=accepted, seconds=seconds,
-                proposing_s=drafted.proposing_s,
+                load=drafted.load, proposals=drafted.proposals, kept=kept, accepted=accepted,
+                seconds=seconds - output.drafting_s, proposing_s=drafted.proposing_s + output.drafting_s,
             )
         )  # fmt: skip
 

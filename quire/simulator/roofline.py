@@ -114,8 +114,13 @@ class Roofline:
         used = self.weight_bytes / (self._tp * self._pp) + self.assumptions.workspace
         return self._hardware.capacity * self.assumptions.memory_use - used
 
-    def kv_cache(self, cache: CacheConfig, scheduler: SchedulerConfig, max_model_len: int) -> KVCacheConfig:
+    def kv_cache(
+        self, cache: CacheConfig, scheduler: SchedulerConfig, max_model_len: int, num_drafts: int = 0
+    ) -> KVCacheConfig:
         """The cache of one replica: groups, pools and blocks, as the engine plans them.
+
+        Args:
+            num_drafts: most drafts of a request in a step.
 
         Raises:
             NotEnoughMemoryError: it does not hold one request of `max_model_len` tokens.
@@ -125,7 +130,7 @@ class Roofline:
         )
         return plan_kv_cache(
             specs, int(self.num_free_bytes()), cache, max_model_len, scheduler.max_num_batched_tokens,
-            scheduler.max_num_seqs or 1,
+            scheduler.max_num_seqs or 1, num_drafts,
         )  # fmt: skip
 
     def step_seconds(self, shape: StepShape) -> float:

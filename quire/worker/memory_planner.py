@@ -103,4 +103,6 @@ class MemoryPlanner:
     def _useful_bytes(self, specs: Mapping[str, KVCacheSpec]) -> int:
         """Blocks for every row at its longest, and null blocks."""
         limits = self._setup.limits
-        return useful_bytes(specs, self._setup.config.cache, limits.max_model_len, limits.max_num_seqs)
+        return useful_bytes(
+            specs, self._setup.config.cache, limits.max_model_len, limits.max_num_seqs, limits.num_drafts
+        )

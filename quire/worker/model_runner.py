@@ -16,6 +16,7 @@ A step in which row 0 decodes and row 1 computes the last 3 tokens of its prompt
 from __future__ import annotations
 
 import dataclasses
+import time
 from dataclasses import dataclass
 
 import torch
@@ -128,8 +129,9 @@ class ModelRunner:
         assert isinstance(computed, _ComputedBatch), "a step is sampled by the runner that computed it"
         output = self._sampling_step.run(computed.batch, computed.hidden, grammar)
         if self._draft_step is not None and computed.draft_request is not None:
+            start = time.perf_counter()
             drafts = self._draft_step.run(computed.batch, computed.hidden, output, computed.draft_request)
-            output = dataclasses.replace(output, proposals=drafts)
+            output = dataclasses.replace(output, proposals=drafts, drafting_s=time.perf_counter() - start)
         if self._kv_tier is not None:
             if not computed.batch.num_reqs:
                 self._kv_tier.wait(TRANSFER_WAIT_S)

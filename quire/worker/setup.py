@@ -52,6 +52,7 @@ def make_setup(config: QuireConfig, platform: Platform) -> WorkerSetup:
         max_num_seqs=config.scheduler.max_num_seqs,
         max_num_batched_tokens=config.scheduler.max_num_batched_tokens,
         max_model_len=config.model.max_model_len,
+        num_drafts=config.num_draft_tokens,
     )
     return WorkerSetup(
         config=config,

@@ -120,6 +120,19 @@ def test_the_workspace_grows_with_every_limit() -> None:
     assert estimate_workspace_bytes(arch, tokens, 4) > base
 
 
+def test_drafts_have_rows_of_logits_of_their_own_as_far_as_a_step_verifies_them() -> None:
+    limits = StepLimits(max_num_seqs=100, max_num_batched_tokens=2048, max_model_len=128)
+    assert limits.max_num_logits == 100
+    assert dataclasses.replace(limits, num_drafts=1).max_num_logits == 200
+    assert dataclasses.replace(limits, num_drafts=5).max_num_logits == 300
+    assert dataclasses.replace(limits, max_num_seqs=1, num_drafts=20).max_num_logits == 21
+    assert dataclasses.replace(limits, max_num_batched_tokens=128, num_drafts=5).max_num_logits == 128
+    arch = tiny_arch(vocab_size=50_000)
+    assert estimate_workspace_bytes(arch, dataclasses.replace(LIMITS, num_drafts=4), 4) > estimate_workspace_bytes(
+        arch, LIMITS, 4
+    )
+
+
 def test_swap_space_in_the_same_memory_is_taken_off_the_cache() -> None:
     budget = plan_memory(
         free_bytes=10 * GIB, utilization=0.9, weights_bytes=2 * GIB, workspace_bytes=GIB, useful_bytes=None,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import numpy as np
@@ -9,10 +10,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quire.core.drafts import Proposals, SpeculatedStep, StepLoad
-from quire.core.engine_messages import EngineCoreRequest, FinishReason
+from quire.config.cache import CacheConfig
+from quire.core.drafts import DRAFTS_PER_REQUEST, Proposals, SpeculatedStep, StepLoad, most_drafts
+from quire.core.engine_messages import EngineCoreOutputs, EngineCoreRequest, FinishReason
 from quire.core.kv_spec import PoolSize
 from quire.core.runner_output import ModelRunnerOutput
+from quire.kv_cache.planning import plan_kv_cache
+from quire.kv_cache.pool_sizes import useful_bytes
+from quire.scheduler.step import Step
+from tests.unit.scheduler.cache_groups import make_spec
 from tests.unit.scheduler.harness import FULL, Engine, expected_answer, make_beams, make_request, make_scheduler
 from tests.unit.scheduler.pretended_model import Guesses
 from tests.unit.scheduler.test_properties import (
@@ -173,6 +179,17 @@ class Two:
         self.steps.append(step)
 
 
+class All(Two):
+    """Verifies what there is room for."""
+
+    def most_tokens(self, num_rows: int, num_other_tokens: int, max_seq_len: int) -> int:
+        return 1000
+
+    def choose(self, load: StepLoad, proposals: Proposals) -> np.ndarray:
+        before = np.cumsum(proposals.counts) - proposals.counts
+        return np.clip(load.num_left - before, 0, proposals.counts).astype(np.int32)
+
+
 def test_a_controller_says_how_many_drafts_are_verified_and_is_given_what_became_of_them():
     controller = Two()
     engine = Engine(make_scheduler(proposer=Guesses(num_drafts=4, num_right=1), controller=controller))
@@ -206,6 +223,33 @@ def test_a_controller_that_has_closed_a_load_is_asked_again_after_some_steps_or_
     assert len(controller.steps) == 3 and controller.skipped == [(3, 0.75), (3, 0.75)]
     engine.step()
     assert len(controller.steps) == 4, "as many rows, but other tokens"
+
+
+def test_what_a_model_took_to_draft_in_a_step_is_the_proposers_time_and_not_the_steps(monkeypatch):
+    controller = Two()
+    engine = Engine(make_scheduler(proposer=Guesses(4, 1), controller=controller))
+    engine.duration = lambda scheduled: 0.25
+    take_in = engine.scheduler.update_from_output
+
+    def with_time(step: Step, output: ModelRunnerOutput, seconds: float) -> EngineCoreOutputs:
+        return take_in(step, dataclasses.replace(output, drafting_s=0.0625), seconds)
+
+    monkeypatch.setattr(engine.scheduler, "update_from_output", with_time)
+    engine.add(make_request(0, 5, max_tokens=8))
+    engine.step()
+    engine.step()
+    (taken,) = controller.steps
+    assert taken.seconds == 0.1875 and 0.0625 < taken.proposing_s < 0.25
+
+
+@pytest.mark.parametrize("adaptive", [False, True])
+def test_a_step_has_no_more_drafts_than_memory_for_their_logits_is_planned(adaptive):
+    controller = All() if adaptive else None
+    more = {"max_num_seqs": 4, "budget": 1000, "max_model_len": 200, "num_blocks": 300, "controller": controller}
+    engine = Engine(make_scheduler(proposer=Guesses(50, 50), **more))
+    engine.add(*(make_request(handle, max_tokens=150) for handle in range(4)))
+    engine.run()
+    assert max(int(step.drafts.counts.sum()) for step in engine.scheduled if step.drafts is not None) == most_drafts(4)
 
 
 class Noting(Guesses):
@@ -289,6 +333,26 @@ def test_drafts_take_no_state_that_a_request_uses_and_are_fewer_where_blocks_are
     assert all(step.drafts.counts.sum() + len(step.rows) <= 4 for step in drafting), "the null block is one of five"
     assert {int(step.drafts.counts.sum()) for step in drafting} == {1, 2, 3}, "more, as others end"
     assert all(engine.tokens[one.handle] == expected_answer(one, 100)[0] for one in requests)
+
+
+@pytest.mark.parametrize("prefix_caching", [False, True])
+def test_where_a_plan_has_counted_drafts_every_request_that_may_run_has_blocks_for_some(prefix_caching):
+    """In no more memory than what the plan says is of use."""
+    max_num_seqs, block_size, max_len = 6, 4, 100
+    cache = CacheConfig(block_size=block_size, enable_prefix_caching=prefix_caching, num_state_checkpoints=0)
+    specs = {f"layer{i}": make_spec(*group, block_size) for i, group in enumerate(HYBRID)}
+    num_bytes = useful_bytes(specs, cache, max_len, max_num_seqs, num_drafts=3)
+    attention, states = plan_kv_cache(specs, num_bytes, cache, max_len, None, max_num_seqs, 3).pool_sizes()
+    engine = make_hybrid(
+        3, states.num_blocks, num_blocks=attention.num_blocks, max_num_seqs=max_num_seqs, block_size=block_size,
+        max_model_len=max_len, prefix_caching=prefix_caching,
+    )  # fmt: skip
+    engine.add(*(make_request(handle, max_tokens=90) for handle in range(max_num_seqs)))
+    engine.run()
+    assert engine.num_preemptions == 0
+    decoding = [step for step in engine.scheduled if len(step.rows) == max_num_seqs and not step.is_prefill.any()]
+    numbers = [0 if step.drafts is None else int(step.drafts.counts.sum()) for step in decoding]
+    assert min(numbers[:-1]) >= DRAFTS_PER_REQUEST * max_num_seqs, "but for the one that ends the answers"
 
 
 @settings(max_examples=EXAMPLES // 2, deadline=None)
