@@ -14,6 +14,7 @@ import numpy as np
 from quire.core.draft_stats import DraftOutcomes
 from quire.core.logprobs import LogprobsArrays
 from quire.core.sampling_params import SamplingParams
+from quire.core.speculation_stats import SpeculationStats
 from quire.core.stats import RequestEvent, SchedulerStats
 
 MAX_PRIORITY = 1 << 22
@@ -129,6 +130,7 @@ class EngineCoreOutputs:
         stats: the control plane after this step.
         timestamp: seconds, monotonic clock.
         drafts: what its drafts came to; None = it had none.
+        speculation: what was decided about drafts so far; None = as it was said last.
     """
 
     handles: np.ndarray
@@ -140,3 +142,4 @@ class EngineCoreOutputs:
     stats: SchedulerStats
     timestamp: float
     drafts: DraftOutcomes | None = None
+    speculation: SpeculationStats | None = None

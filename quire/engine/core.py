@@ -21,6 +21,7 @@ from typing import Any
 
 from quire.core.engine_messages import EngineCoreOutputs, EngineCoreRequest, FinishReason
 from quire.engine.kv_event_publisher import NO_KV_EVENTS, KVEventFlusher
+from quire.engine.speculation_reports import SpeculationReports
 from quire.engine.step_recovery import StepRecovery
 from quire.errors import EngineDeadError, QuireClientError
 from quire.executor.base import Executor
@@ -49,6 +50,7 @@ class EngineCore:
         on_shutdown: called when the core ends.
         kv_events: flushed after each step, and closed when the core ends.
         has_transfers: whether blocks are under way between the cache and a tier behind it.
+        speculation: adds to outputs what was decided about drafts; None = nothing is drafted.
     """
 
     def __init__(
@@ -63,6 +65,7 @@ class EngineCore:
         on_shutdown: Callable[[], None] = nothing,
         kv_events: KVEventFlusher = NO_KV_EVENTS,
         has_transfers: Callable[[], bool] = never,
+        speculation: SpeculationReports | None = None,
     ) -> None:
         self._executor = executor
         self._scheduler = scheduler
@@ -73,6 +76,7 @@ class EngineCore:
         self._on_shutdown = on_shutdown
         self._kv_events = kv_events
         self._has_transfers = has_transfers
+        self._speculation = speculation
         self._held: frozenset[int] = frozenset()
         self.num_blocks = num_blocks
 
@@ -95,6 +99,8 @@ class EngineCore:
         if outputs is not None and (num_dropped := self._kv_events.take_num_dropped()):
             stats = dataclasses.replace(outputs.stats, kv_event_batches_dropped=num_dropped)
             outputs = dataclasses.replace(outputs, stats=stats)
+        if self._speculation is not None and outputs is not None:
+            outputs = self._speculation.add(outputs, is_last=not self._scheduler.has_unfinished_requests())
         return outputs
 
     def _step(self) -> EngineCoreOutputs | None:

@@ -18,6 +18,7 @@ from quire.engine.grammar_gate import grammar_gate, make_grammars
 from quire.engine.kv_event_publisher import start_kv_events
 from quire.engine.kv_offload_factory import start_offload
 from quire.engine.named_plugins import check_plugins
+from quire.engine.speculation_reports import SpeculationReports
 from quire.engine.step_recovery import StepRecovery
 from quire.errors import UnsupportedError
 from quire.executor.base import Executor
@@ -29,7 +30,7 @@ from quire.platforms.interface import Platform
 from quire.sample.logits_processor import ProcessorSource
 from quire.scheduler.kv_tier import KVTier
 from quire.scheduler.setup import SchedulerSetup, make_scheduler
-from quire.spec_decode.registry import make_controller, make_proposer
+from quire.spec_decode.registry import describe, make_controller, make_proposer, stats_reader
 from quire.utils.phases import PhaseTimer
 
 if TYPE_CHECKING:
@@ -63,7 +64,7 @@ def build_core(
     with timer.phase("model"):
         make_executor: Any = executor_class(config.parallel.distributed_executor_backend)
         executor: Executor = make_executor(config, platform, logits_processors)
-    proposer, controller, executor = _make_speculation(config.speculative, executor)
+    proposer, controller, reports, executor = _make_speculation(config.speculative, executor)
     with timer.phase("KV cache"):
         recovery = StepRecovery()
         setup = dataclasses.replace(_plan_memory(config, executor), has_proposer=proposer is not None)
@@ -79,6 +80,7 @@ def build_core(
             executor, scheduler, recovery, num_blocks, on_step, grammars=grammars, kv_events=kv_events,
             on_shutdown=nothing if offload is None else offload.close,
             has_transfers=never if tier is None else lambda: scheduler.has_transfers,
+            speculation=reports,
         )  # fmt: skip
     if kv_tier is not None:
         raise UnsupportedError("a recording does not hold what a KV tier decides", hint="leave out --flight-recorder")
@@ -88,21 +90,25 @@ def build_core(
     kv_events = start_kv_events(config.observability.kv_events, setup.kv_cache, recorded.watch_blocks)
     return EngineCore(
         executor, recorded, recovery, num_blocks, on_step, grammars=grammars, on_shutdown=recorded.close,
-        kv_events=kv_events,
+        kv_events=kv_events, speculation=reports,
     )  # fmt: skip
 
 
 def _make_speculation(
     speculative: SpeculativeConfig | None, executor: Executor
-) -> tuple[DraftProposer | None, DraftController | None, Executor]:
-    """The proposer of drafts and its controller, None where nothing is drafted; and the executor, asked for drafts."""
+) -> tuple[DraftProposer | None, DraftController | None, SpeculationReports | None, Executor]:
+    """The proposer of drafts, its controller and what tells of them, None where nothing is drafted; and the executor,
+    asked for drafts.
+    """
     if speculative is None or speculative.is_off:
-        return None, None, executor
+        return None, None, None, executor
+    logger.info("speculative decoding: %s", describe(speculative))
     of_model = None
     if speculative.model_method is not None:
         of_model = ModelProposer(speculative.model_method, speculative.num_tokens)
         executor = DraftingExecutor(executor, of_model)
-    return make_proposer(speculative, of_model), make_controller(speculative), executor
+    proposer, controller = make_proposer(speculative, of_model), make_controller(speculative)
+    return proposer, controller, SpeculationReports(stats_reader(proposer, controller)), executor
 
 
 def _plan_memory(config: QuireConfig, executor: Executor) -> SchedulerSetup:

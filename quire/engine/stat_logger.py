@@ -13,6 +13,7 @@ import numpy as np
 
 from quire.core.draft_stats import DraftOutcomes, accepted_by_position
 from quire.core.engine_messages import EngineCoreOutputs
+from quire.core.speculation_stats import ControllerStats
 from quire.core.stats import SchedulerStats
 from quire.logger import get_logger
 from quire.utils.memory import format_bytes
@@ -38,6 +39,8 @@ class StatLogger:
         self._num_steps = self._num_computed = self._num_generated = 0
         self._num_preemptions = self._num_queries = self._num_hits = 0
         self._drafts: list[DraftOutcomes] = []
+        self._decided: ControllerStats | None = None
+        self._decided_before: ControllerStats | None = None
 
     def record(self, step: EngineCoreOutputs) -> None:
         """Take in one step; log when the window is full."""
@@ -52,6 +55,8 @@ class StatLogger:
         self._num_hits += stats.prefix_cache_hits
         if step.drafts is not None:
             self._drafts.append(step.drafts)
+        if step.speculation is not None:
+            self._decided = step.speculation.controller
         if self._clock() - self._start >= self._interval_s:
             self.flush()
 
@@ -77,6 +82,9 @@ class StatLogger:
         )
         if self._drafts:
             _log_drafts(self._drafts, seconds)
+        if self._decided is not None:
+            _log_decisions(self._decided.since(self._decided_before))
+            self._decided_before = self._decided
         self._clear()
 
     def _clear(self) -> None:
@@ -94,4 +102,16 @@ def _log_drafts(steps: list[DraftOutcomes], seconds: float) -> None:
         1 + num_accepted / len(accepted), num_drafted / seconds, num_accepted / seconds,
         100 * num_accepted / num_drafted,
         ", ".join(f"{count / len(accepted):.2f}" for count in accepted_by_position(accepted)) or "none",
+    )  # fmt: skip
+
+
+def _log_decisions(decided: ControllerStats) -> None:
+    """Log what was decided about drafts in a window, if anything was."""
+    steps = ", ".join(f"{count} {reason.value}" for reason, count in decided.reasons.items() if count)
+    if not steps:
+        return
+    closed = [bucket.name for bucket in decided.buckets if bucket.is_closed]
+    logger.info(
+        "drafts: steps %s; %d tokens proposed in %.0f ms; closed to drafts: %s",
+        steps, decided.num_proposed, 1e3 * decided.proposing_s, "; ".join(closed) or "no load",
     )  # fmt: skip

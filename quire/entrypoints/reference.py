@@ -23,6 +23,7 @@ from quire.config.switching import SwitchingConfig
 from quire.config.tenants import TenantLimits
 from quire.core import sampling_params
 from quire.core.sampling_params import SamplingParams
+from quire.core.speculation_stats import BucketStats, ControllerStats, SpeculationStats
 from quire.entrypoints.structured_reference import render_structured_reference
 
 MANY_LABELS = 5
@@ -98,7 +99,7 @@ METRICS_HEAD = """## Metrics
 Metrics of `/metrics`, in addition to `process_*` and `python_gc_*` of the server's own process. A histogram has
 `_bucket`, `_sum` and `_count`; what Prometheus' library adds is a `_created` time for each counter and histogram.
 `quire:model_*` and `quire:models_*` are those of a server of several models, in which every metric of an engine has the
-label `model_name`. `vllm:spec_decode_*` are there where speculative decoding is configured.
+label `model_name`. `vllm:spec_decode_*` and `quire:spec_decode_*` are there where speculative decoding is configured.
 """
 
 
@@ -152,6 +153,9 @@ def _metrics() -> str:
     lines = ["| metric | type | labels | meaning |", "| --- | --- | --- | --- |"]
     speculating = SpeculationSettings(spec_method="suffix", spec_tokens=1)
     metrics = EngineMetrics(QuireConfig(speculation=speculating), "model")
+    assert metrics.drafts is not None, "speculation is configured"
+    decided = ControllerStats(buckets=(BucketStats("load", 1.0, is_closed=False, num_closings=0),))
+    metrics.drafts.show(SpeculationStats(controller=decided))
     metrics.show_start("server", [("settings", 0.0)])
     of_models = ModelMetrics()
     of_models.show_model("model", ["ready"], state=str, memory_bytes=float, num_waiting=float, predicted_wait_s=float)

@@ -39,6 +39,7 @@ class EngineMetrics:
 
     Attributes:
         registry: the engine's series.
+        drafts: what drafts come to; None = nothing is drafted.
     """
 
     def __init__(self, config: QuireConfig, model_name: str, server: ServerMetrics | None = None) -> None:
@@ -47,9 +48,9 @@ class EngineMetrics:
         self._labels = {"model_name": model_name, "engine": "0"}
         self._max_len = config.model.max_model_len or 1
         self._make_step_metrics()
-        self._drafts: DraftMetrics | None = None
-        if config.speculative is not None and not config.speculative.is_off:
-            self._drafts = DraftMetrics(self._labels, config.speculative.num_tokens, self.registry)
+        self.drafts: DraftMetrics | None = None
+        if config.num_draft_tokens:
+            self.drafts = DraftMetrics(self._labels, config.num_draft_tokens, self.registry)
         self._make_request_metrics()
         self._make_info(config)
 
@@ -74,8 +75,11 @@ class EngineMetrics:
             self._kv_batches_dropped.inc(stats.kv_event_batches_dropped)
         if stats.num_scheduled_tokens:
             self._step_tokens.observe(stats.num_scheduled_tokens + stats.num_first_tokens)
-        if step.drafts is not None and self._drafts is not None:
-            self._drafts.record(step.drafts)
+        if self.drafts is not None:
+            if step.drafts is not None:
+                self.drafts.record(step.drafts)
+            if step.speculation is not None:
+                self.drafts.show(step.speculation)
         if len(step.handles):
             self._generation_tokens.inc(len(step.handles))
 

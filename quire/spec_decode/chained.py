@@ -22,6 +22,11 @@ class ChainedProposer:
         self._first, self._second = first, second
         self._num_first = num_first
 
+    @property
+    def parts(self) -> tuple[DraftProposer, DraftProposer]:
+        """The two, in turn."""
+        return self._first, self._second
+
     def begin(self, request: EngineCoreRequest) -> None:
         """Both may need it."""
         self._first.begin(request)

@@ -53,6 +53,8 @@ class SpeculationController:
         self._asked = 0
         self._num_gainless = 0
         self._num_drafted = 0
+        self._num_proposed = 0
+        self._total_proposing_s = 0.0
         self._is_probe = self._is_closed = False
         self._reasons = dict.fromkeys(Reason, 0)
 
@@ -122,6 +124,8 @@ class SpeculationController:
     def record(self, step: SpeculatedStep) -> None:
         """Learn from a step that was taken in."""
         load, num_drafts = step.load, int(step.kept.sum())
+        self._num_proposed += 0 if step.proposals is None else len(step.proposals.token_ids)
+        self._total_proposing_s += step.proposing_s
         bucket = bucket_of(load.num_decoding, load.num_other_tokens, load.max_seq_len)
         seconds, is_open = step.seconds + step.proposing_s, step.proposals is not None
         self._costs.record(bucket, load.num_decoding, load.num_other_tokens, num_drafts, step.seconds)
@@ -144,5 +148,6 @@ class SpeculationController:
             for bucket, guarded in self._guard.buckets.items()
         )
         return ControllerStats(
-            dict(self._reasons), self._costs.prediction_ratio, self._guard.debt_s, self._guard.num_closings, buckets
-        )
+            dict(self._reasons), self._costs.prediction_ratio, self._guard.debt_s, self._guard.num_closings,
+            self._num_proposed, self._total_proposing_s, buckets,
+        )  # fmt: skip

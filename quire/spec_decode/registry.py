@@ -5,8 +5,11 @@ Called by the engine core's factory, once.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from quire.config.speculative import SpeculativeConfig
-from quire.core.drafts import DraftController, DraftProposer
+from quire.core.drafts import DraftProposer
+from quire.core.speculation_stats import SpeculationStats
 from quire.errors import UnsupportedError
 from quire.spec_decode.chained import ChainedProposer
 from quire.spec_decode.controller import SpeculationController
@@ -60,6 +63,34 @@ def _suffix(config: SpeculativeConfig) -> SuffixProposer:
     )
 
 
-def make_controller(config: SpeculativeConfig) -> DraftController | None:
+def make_controller(config: SpeculativeConfig) -> SpeculationController | None:
     """What decides how many drafts a step verifies; None = all that are proposed, as asked for."""
     return SpeculationController(config.num_tokens) if config.enable_adaptive_verification else None
+
+
+def stats_reader(proposer: DraftProposer, controller: SpeculationController | None) -> Callable[[], SpeculationStats]:
+    """A function that says what was decided so far, and what past texts take."""
+    parts = proposer.parts if isinstance(proposer, ChainedProposer) else (proposer,)
+    # Of two that draft from history the first has the index, or an own one that is the larger by far.
+    histories = next((part for part in parts if isinstance(part, SuffixProposer | NgramProposer)), None)
+
+    def read() -> SpeculationStats:
+        decided = None if controller is None else controller.stats()
+        if histories is None:
+            return SpeculationStats(controller=decided)
+        held = histories.stats()
+        return SpeculationStats(
+            controller=decided, history_bytes=held.num_request_bytes, store_bytes=held.num_store_bytes,
+            num_stored=held.num_store_answers,
+        )  # fmt: skip
+
+    return read
+
+
+def describe(config: SpeculativeConfig) -> str:
+    """What drafts, for the log: "suffix, else draft_model (leaf); at most 4 draft tokens per request and step"."""
+    names = [f"{name} ({config.model or 'its own heads'})" if name == config.model_method else name for name in
+             config.method]  # fmt: skip
+    all_of_them = "" if config.enable_adaptive_verification else ", all of which are verified"
+    by = "" if config.acceptance == "sampled" else f"; acceptance {config.acceptance}"
+    return f"{', else '.join(names)}; at most {config.num_tokens} draft tokens per request and step{all_of_them}{by}"

@@ -20,6 +20,7 @@ from quire.core.engine_messages import EngineCoreOutputs
 from quire.core.outputs import CompletionOutput, Logprob, RequestOutput
 from quire.core.request_options import DEFAULT_OPTIONS, RequestOptions
 from quire.core.sampling_params import RequestOutputKind, SamplingParams
+from quire.core.speculation_stats import SpeculationStats
 from quire.core.stats import EventKind, RequestEvent, RequestStateStats, SchedulerStats
 from quire.core.tenancy import TenantShare
 from quire.engine.generation_defaults import GenerationDefaults
@@ -173,6 +174,7 @@ class ScriptedEngine(Pumped):
         num_new_tokens: int = 0,
         misses: Sequence[CacheMiss] = (),
         drafts: DraftOutcomes | None = None,
+        speculation: SpeculationStats | None = None,
         **stats: Any,
     ) -> None:
         """Tell the listeners of a step with so many new tokens, these cache misses, drafts and statistics."""
@@ -180,7 +182,7 @@ class ScriptedEngine(Pumped):
         tokens = np.zeros(num_new_tokens, dtype=np.int64)
         record = EngineCoreOutputs(
             handles=tokens, new_token_ids=tokens, logprobs=None, prompt_logprobs=(), finished=(), events=events,
-            stats=SchedulerStats(**stats), timestamp=time.monotonic(), drafts=drafts,
+            stats=SchedulerStats(**stats), timestamp=time.monotonic(), drafts=drafts, speculation=speculation,
         )  # fmt: skip
         for listener in self.step_listeners:
             listener(record)

@@ -13,6 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from quire.core.cache_info import CacheMiss, MissReason
 from quire.core.draft_stats import DraftOutcomes
+from quire.core.speculation_stats import BucketStats, ControllerStats, Reason, SpeculationStats
 from quire.metrics.buckets import decades
 from quire.server.http.timing_breakdown import PHASES
 from tests.server.engines import ScriptedEngine, rule, scripted_config
@@ -118,7 +119,7 @@ def documented() -> dict[str, tuple[str, set[str] | None]]:
 def test_the_page_and_the_reference_have_the_same_metrics(replayed):
     shown = {name: (kind, labels) for name, kind, labels in families(replayed[2])}
     # Those of a server of several models: tests/server/test_many_models.py; of drafts: below
-    others = ("quire:model_", "quire:models_", "vllm:spec_decode_")
+    others = ("quire:model_", "quire:models_", "vllm:spec_decode_", "quire:spec_decode_")
     known = {name: of for name, of in documented().items() if not name.startswith(others)}
     assert len(known) > 30 and shown.keys() == known.keys()
     for name, (kind, labels) in known.items():
@@ -246,11 +247,49 @@ def test_drafts_are_counted_under_the_names_of_vllm_where_they_are_configured():
     assert {name: float(found[name]) for name in ("num_drafts", "num_draft_tokens", "num_accepted_tokens")} == {
         "num_drafts": 6.0, "num_draft_tokens": 16.0, "num_accepted_tokens": 8.0,
     }  # fmt: skip
-    known = {name: of for name, of in documented().items() if "spec_decode" in name}
+    known = {name: of for name, of in documented().items() if name.startswith("vllm:spec_decode")}
     assert len(known) == 4
-    assert {name: (kind, labels) for name, kind, labels in families(page) if "spec_decode" in name} == known
+    assert {name: (kind, labels) for name, kind, labels in families(page) if name.startswith("vllm:spec_d")} == known
     by_position = re.findall(r"accepted_tokens_per_pos_total\{.*position=\"(\d)\"\} (\S+)", page)
     assert by_position == [("0", "4.0"), ("1", "2.0"), ("2", "2.0")]
+
+
+def decided(num_drafted: int, ratio: float) -> SpeculationStats:
+    buckets = (BucketStats("rows<=1 length>=0", ratio, is_closed=ratio < 1, num_closings=1),)
+    reasons = {Reason.DRAFTED: num_drafted, Reason.NO_GAIN: 2}
+    return SpeculationStats(
+        controller=ControllerStats(reasons, 1.0, 0.0, 1, 10 * num_drafted, 0.25 * num_drafted, buckets),
+        history_bytes=30, store_bytes=50, num_stored=2,
+    )  # fmt: skip
+
+
+def test_decisions_about_drafts_are_shown_with_their_reasons_across_restarts_of_the_core():
+    config = scripted_config(spec_method="suffix")
+    key = {"authorization": "Bearer a-key-of-12-chars"}
+    with RunningServer(ScriptedEngine(config), api_key="a-key-of-12-chars") as server:
+        for told in (decided(4, 1.5), decided(6, 0.75), decided(1, 1.25)):
+            server.engine.step(speculation=told)  # the last one is of another core
+        page = httpx.get(server.url + "/metrics", headers=key).text
+        info = httpx.get(server.url + "/server_info", headers=key).json()["speculative_decoding"]
+    found = {
+        (one.name.removeprefix("quire:spec_decode_"), one.labels.get("reason") or one.labels.get("load", "")): one.value
+        for family in text_string_to_metric_families(page)
+        for one in family.samples
+        if one.name.startswith("quire:spec_decode_") and not one.name.endswith("_created")
+    }
+    load = "rows<=1 length>=0"
+    assert found == {
+        ("closed", load): 0.0, ("closings_total", ""): 2.0, ("history_bytes", ""): 30.0,
+        ("num_proposed_tokens_total", ""): 70.0, ("proposing_seconds_total", ""): 1.75, ("speed_ratio", load): 1.25,
+        ("steps_total", "closed"): 0.0, ("steps_total", "control"): 0.0, ("steps_total", "drafted"): 7.0,
+        ("steps_total", "no_gain"): 4.0, ("steps_total", "no_proposals"): 0.0, ("steps_total", "probe"): 0.0,
+        ("store_answers", ""): 2.0, ("store_bytes", ""): 50.0,
+    }  # fmt: skip
+    known = {name: of for name, of in documented().items() if name.startswith("quire:spec_decode")}
+    assert {name: (kind, labels) for name, kind, labels in families(page) if name.startswith("quire:spec_d")} == known
+    assert info["method"] == ["suffix"] and info["num_speculative_tokens"] == 24 and info["store_bytes"] == 50
+    assert info["controller"]["reasons"] == {"drafted": 1, "no_gain": 2}
+    assert info["controller"]["buckets"][0]["name"] == load
 
 
 def test_without_speculation_there_are_no_such_metrics(replayed):

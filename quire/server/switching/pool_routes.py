@@ -15,7 +15,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from quire.errors import ValidationError
-from quire.server.api.openai.info_routes import METRICS_TYPE, PlainRoutes
+from quire.server.api.openai.info_routes import METRICS_TYPE, PlainRoutes, speculation_info
 from quire.server.api.openai.operator_routes import resets_running
 from quire.server.api.openai.routes import replayed
 from quire.server.chat.answered import Route
@@ -152,7 +152,11 @@ class PoolRoutes(PlainRoutes):
             model.name: dataclasses.asdict(model.entry.config if model.state is None else model.state.engine.config)
             for model in self._pool.models.values()
         }
-        return _json({"version": __version__, "models": configs})
+        speculation = {
+            model.name: speculation_info(model.state.engine.config, model.state.metrics.drafts)
+            for model in self._pool.models.values() if model.state is not None
+        }  # fmt: skip
+        return _json({"version": __version__, "models": configs, "speculative_decoding": speculation})
 
     async def reset_prefix_cache(self, request: Request) -> Response:
         """Forget the cached blocks of the model that the query names, by default of all that are loaded."""

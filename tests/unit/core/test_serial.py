@@ -10,10 +10,12 @@ from hypothesis import strategies as st
 
 from quire.config import QuireConfig
 from quire.config.build import build_config
+from quire.core.draft_stats import DraftOutcomes
 from quire.core.engine_messages import EngineCoreOutputs, EngineCoreRequest, FinishedRequest, FinishReason
 from quire.core.logprobs import LogprobsArrays
 from quire.core.sampling_params import SamplingParams
 from quire.core.serial import INLINE_BYTES, MessageDecoder, MessageEncoder
+from quire.core.speculation_stats import BucketStats, ControllerStats, Reason, SpeculationStats
 from quire.core.stats import EventKind, RequestEvent, SchedulerStats
 from quire.core.wire import AbortRequests, AddRequest, ErrorInfo, FromCore, RequestRefused, StepOutputs, ToCore
 from quire.errors import EngineDeadError, MessageError, ValidationError
@@ -69,6 +71,9 @@ LOGPROBS = st.integers(0, 300).map(
         np.ones((n, 3), dtype=np.int32),
     )
 )
+DECIDED = ControllerStats(
+    {Reason.DRAFTED: 4, Reason.CLOSED: 2}, 1.25, 0.5, 3, 40, 0.01, (BucketStats("rows<=1", 0.9, True, 2),)
+)
 OUTPUTS = st.builds(
     EngineCoreOutputs,
     handles=arrays(np.int64),
@@ -82,6 +87,8 @@ OUTPUTS = st.builds(
     events=st.just((RequestEvent(1, EventKind.QUEUED, 1.5),)),
     stats=st.just(SchedulerStats(step=3, kv_cache_usage=0.5)),
     timestamp=st.floats(0, 1e9),
+    drafts=st.none() | st.just(DraftOutcomes(np.arange(2), np.array([3, 1], np.int32), np.array([0, 1], np.int32))),
+    speculation=st.sampled_from((None, SpeculationStats(store_bytes=5), SpeculationStats(controller=DECIDED))),
 )
 
 

@@ -7,6 +7,7 @@ import numpy as np
 
 from quire.core.draft_stats import DraftOutcomes
 from quire.core.engine_messages import EngineCoreOutputs
+from quire.core.speculation_stats import BucketStats, ControllerStats, Reason, SpeculationStats
 from quire.core.stats import SchedulerStats
 from quire.engine.stat_logger import StatLogger
 
@@ -72,3 +73,27 @@ def test_drafts_have_a_line_of_their_own(caplog):
         stats.record(step(1))
         stats.flush()
     assert len(caplog.messages) == 3, "the next window has no drafts"
+
+
+def decided(num_drafted: int, num_closed: int, *closed: str) -> SpeculationStats:
+    reasons = {Reason.DRAFTED: num_drafted, Reason.CLOSED: num_closed, Reason.PROBE: 0}
+    buckets = tuple(BucketStats(name, 0.9, is_closed=True, num_closings=1) for name in closed)
+    return SpeculationStats(
+        controller=ControllerStats(
+            reasons, num_proposed=10 * num_drafted, proposing_s=num_drafted / 1000, buckets=buckets
+        )
+    )
+
+
+def test_what_was_decided_about_drafts_has_a_line_also_where_none_were_made(caplog):
+    stats = StatLogger(clock=lambda: 0.0)
+    with caplog.at_level(logging.INFO):
+        for told in (decided(4, 1), decided(4, 9, "rows<=8 length>=0")):
+            stats.record(dataclasses.replace(step(6), speculation=told))
+            stats.flush()
+        stats.record(step(1))
+        stats.flush()
+    assert [line for line in caplog.messages if line.startswith("drafts")] == [
+        "drafts: steps 4 drafted, 1 closed; 40 tokens proposed in 4 ms; closed to drafts: no load",
+        "drafts: steps 8 closed; 0 tokens proposed in 0 ms; closed to drafts: rows<=8 length>=0",
+    ]

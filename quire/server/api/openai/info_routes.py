@@ -9,7 +9,9 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
+from quire.config import QuireConfig
 from quire.errors import EngineDeadError, ValidationError
+from quire.metrics.draft_metrics import DraftMetrics
 from quire.server.api.openai.protocol.tokenize import DETOKENIZE_FIELDS, TOKENIZE_FIELDS
 from quire.server.chat.prompts import Truncation
 from quire.server.chat.protocol.reading import RequestFields
@@ -109,7 +111,11 @@ class InfoRoutes(PlainRoutes):
                 FORBIDDEN,
                 "server settings need operator rights, which this API key lacks (operator: true in the key file)",
             )
-        return _json({"version": __version__, "config": dataclasses.asdict(self._state.engine.config)})
+        config = self._state.engine.config
+        speculation = speculation_info(config, self._state.metrics.drafts)
+        return _json(
+            {"version": __version__, "config": dataclasses.asdict(config), "speculative_decoding": speculation}
+        )
 
     async def tokenizer_info(self, request: Request) -> Response:
         """What the tokenizer's own settings say, with the chat template."""
@@ -154,6 +160,16 @@ class InfoRoutes(PlainRoutes):
             "max_model_len": model.max_model_len,
             "permission": [],
         }
+
+
+def speculation_info(config: QuireConfig, drafts: DraftMetrics | None) -> dict[str, Any] | None:
+    """Its settings as they were resolved, and what was decided since the engine core started; None = it is off."""
+    if config.speculative is None or drafts is None:
+        return None
+    stats = dataclasses.asdict(drafts.told)
+    if stats["controller"] is not None:
+        stats["controller"]["reasons"] = {reason.value: n for reason, n in stats["controller"]["reasons"].items()}
+    return {**dataclasses.asdict(config.speculative), **stats}
 
 
 def _json(content: Any) -> Response:
