@@ -23,7 +23,6 @@ from typing import Any
 from quire import envs
 from quire.cli.serve import chosen_model
 from quire.config.build import SECTIONS, build_config
-from quire.config.engine import QuireConfig
 from quire.entrypoints.args import add_engine_arguments, values_from_args
 from quire.errors import ModelError
 from quire.logger import configure_logging
@@ -57,16 +56,24 @@ def run(args: argparse.Namespace) -> int:
         check_int("tokens", args.tokens, 1, MAX_COUNT)
     values = values_from_args(args, SECTIONS)
     config = build_config(**{**values, **chosen_model(args, values.get("model"))})
-    with model_on_disk(config) as path:
-        found = inspect_model(config, path, args.requests, args.tokens)
+    speculative, directory = config.speculative, config.load.download_dir
+    with contextlib.ExitStack() as stack:
+        path = stack.enter_context(model_on_disk(config.model.model, config.model.revision, directory))
+        drafter = None
+        if speculative is not None and speculative.model is not None:
+            drafter = stack.enter_context(model_on_disk(speculative.model, speculative.revision, directory))
+        found = inspect_model(config, path, args.requests, args.tokens, drafter)
     print(json.dumps(as_record(found), indent=1) if args.json else as_text(found))
     return 0 if found.runs_here else EXIT_DOES_NOT_RUN
 
 
 @contextlib.contextmanager
-def model_on_disk(config: QuireConfig) -> Iterator[Path]:
-    """The model's directory or file; of one that is only on the hub, one without the weights' data."""
-    model, revision, directory = config.model.model, config.model.revision, config.load.download_dir
+def model_on_disk(model: str, revision: str | None, directory: str | None) -> Iterator[Path]:
+    """The model's directory or file; of one that is only on the hub, one without the weights' data.
+
+    Args:
+        directory: of downloaded models; None = the default one.
+    """
     if model == EMBEDDED_MODEL or Path(model).expanduser().exists() or not _is_hub_name(model):
         yield resolve_model_path(model, revision, directory)
         return
@@ -142,8 +149,12 @@ def _memory_rows(need: MemoryNeed) -> list[tuple[str, str]]:
     load = f"{need.num_requests} request{'s' if need.num_requests > 1 else ''} of {need.num_tokens} tokens"
     sizes = " + ".join(
         f"{format_bytes(size)} {what}"
-        for size, what in ((need.weights, "weights"), (need.workspace, "workspace"), (need.kv_cache, "KV cache"))
-    )
+        for size, what in (
+            (need.weights, "weights"), (need.drafting_weights, "drafting model"), (need.workspace, "workspace"),
+            (need.kv_cache, "KV cache"),
+        )
+        if size
+    )  # fmt: skip
     token = f"; {format_bytes(need.kv_cache_token)} for each further token" if need.kv_cache_token else ""
     return [
         ("memory", f"{format_bytes(need.total)} for {load}: {sizes}{token}"),

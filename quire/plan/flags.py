@@ -71,6 +71,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--acceptance-rate", type=float, default=None,
         help="with --speculative-tokens: assumed probability that a draft token is accepted if those before it are",
     )  # fmt: skip
+    what.add_argument(
+        "--speculative-model", default=None,
+        help="with --hardware and --speculative-tokens: draft model, whose weights and pages are counted",
+    )  # fmt: skip
     for one in dataclasses.fields(Assumptions):
         flag = "--assume-" + one.name.replace("_", "-")
         what.add_argument(flag, type=float, default=one.default, help="assumption of --hardware (docs)")
@@ -130,6 +134,11 @@ def check(args: argparse.Namespace) -> None:
         raise ConfigError(
             "--speculative-tokens and --acceptance-rate need each other", hint="give both, or neither",
             field="acceptance_rate",
+        )  # fmt: skip
+    if args.speculative_model is not None and (args.hardware is None or not args.speculative_tokens):
+        raise ConfigError(
+            "--speculative-model needs --hardware and --speculative-tokens", hint="add them, or leave it out",
+            field="speculative_model",
         )  # fmt: skip
     if args.acceptance_rate is not None:
         check_float("acceptance_rate", args.acceptance_rate, 0.0, 1.0)
@@ -197,7 +206,10 @@ def _analytic(args: argparse.Namespace) -> tuple[SchedulerSetup, Any, dict[str, 
     if args.hardware.lower() not in HARDWARE:
         raise unknown_name("hardware", args.hardware, [one.name for one in HARDWARE.values()])
     arch = read_model_dir(resolve_model_path(args.model, None, None)).arch()
-    make_costs = partial(make_roofline, arch, args.hardware.lower(), args)
+    draft_arch = None
+    if args.speculative_model is not None:
+        draft_arch = read_model_dir(resolve_model_path(args.speculative_model, None, None)).arch()
+    make_costs = partial(make_roofline, arch, args.hardware.lower(), args, draft_arch)
     roofline = make_costs()
     is_big = HARDWARE[args.hardware.lower()].capacity >= BIG_GPU_BYTES
     defaults = {
@@ -212,16 +224,20 @@ def _analytic(args: argparse.Namespace) -> tuple[SchedulerSetup, Any, dict[str, 
     max_model_len = args.max_model_len or arch.max_position_embeddings
     kv_cache = roofline.kv_cache(cache, scheduler, max_model_len, args.speculative_tokens)
     setup = SchedulerSetup(scheduler=scheduler, cache=cache, kv_cache=kv_cache, max_model_len=max_model_len)
-    return setup, make_costs, {"kind": "analytic", "model": args.model, **roofline.facts()}
+    basis = {"kind": "analytic", "model": args.model, "draft_model": args.speculative_model, **roofline.facts()}
+    return setup, make_costs, basis
 
 
-def make_roofline(arch: ModelArch, hardware: str, args: argparse.Namespace) -> Roofline:
+def make_roofline(
+    arch: ModelArch, hardware: str, args: argparse.Namespace, draft_arch: ModelArch | None = None
+) -> Roofline:
     """The analytic costs of one replica."""
     names = [one.name for one in dataclasses.fields(Assumptions)]
     return Roofline(
         arch, HARDWARE[hardware], tensor_parallel=args.tensor_parallel_size,
         pipeline_parallel=args.pipeline_parallel_size, dtype=args.dtype,
         assumptions=Assumptions(**{name: getattr(args, f"assume_{name}") for name in names}),
+        draft_arch=draft_arch,
     )  # fmt: skip
 
 

@@ -8,6 +8,7 @@ division of the memory. Loads no torch. No state.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,7 @@ from quire.kv_cache.pool_sizes import PlannedRequests, needed_bytes, useful_byte
 from quire.models.model_dir import read_model_dir
 from quire.models.stored_weights import StoredWeights, check_weights, read_weights
 from quire.models.weight_files import kept_bytes
+from quire.plan.drafting_need import drafting_need
 from quire.platforms.detect import detect_platform
 from quire.platforms.interface import Platform
 from quire.simulator.mixers import cache_specs
@@ -60,6 +62,7 @@ class MemoryNeed:
 
     Attributes:
         weights, workspace: of the model and of its largest step.
+        drafting_weights: of a model or heads that draft.
         kv_cache: of `num_requests` requests of `num_tokens` tokens.
         kv_cache_token: of one more token of a long request; windows and states make it less than the mean.
         available, usable: what is free, and the share of it that the engine may take.
@@ -69,6 +72,7 @@ class MemoryNeed:
     num_requests: int
     num_tokens: int
     weights: int
+    drafting_weights: int
     workspace: int
     kv_cache: int
     kv_cache_token: int
@@ -79,7 +83,7 @@ class MemoryNeed:
     @property
     def total(self) -> int:
         """Of weights, workspace and KV cache."""
-        return self.weights + self.workspace + self.kv_cache
+        return self.weights + self.drafting_weights + self.workspace + self.kv_cache
 
 
 @dataclass(slots=True, kw_only=True)
@@ -114,13 +118,16 @@ class Inspection:
         return not self.problems
 
 
-def inspect_model(config: QuireConfig, path: Path, num_requests: int, num_tokens: int | None) -> Inspection:
+def inspect_model(
+    config: QuireConfig, path: Path, num_requests: int, num_tokens: int | None, drafter: Path | None = None
+) -> Inspection:
     """Look at a model.
 
     Args:
         config: the settings of a start.
         path: the model's directory or file.
         num_requests, num_tokens: load whose memory is asked for; None = `max_model_len` tokens.
+        drafter: directory or file of the configured model that drafts; None = it is the model's own, or there is none.
     """
     found = Inspection(model=config.model.model, path=str(path))
     config = dataclasses.replace(config, model=dataclasses.replace(config.model, model=str(path)))
@@ -141,7 +148,7 @@ def inspect_model(config: QuireConfig, path: Path, num_requests: int, num_tokens
     found.problems = []
 
     def set_memory() -> None:
-        found.memory = memory_need(config, platform, num_requests, num_tokens)
+        found.memory = memory_need(config, platform, num_requests, num_tokens, drafter)
 
     def check_stored() -> None:
         if found.weights is not None:
@@ -156,11 +163,14 @@ def inspect_model(config: QuireConfig, path: Path, num_requests: int, num_tokens
     return found
 
 
-def memory_need(config: QuireConfig, platform: Platform, num_requests: int, num_tokens: int | None) -> MemoryNeed:
+def memory_need(
+    config: QuireConfig, platform: Platform, num_requests: int, num_tokens: int | None, drafter: Path | None
+) -> MemoryNeed:
     """What a start takes, and a load.
 
     Args:
         config: resolved.
+        drafter: as in `inspect_model`.
 
     Raises:
         ConfigError: requests of so many tokens are longer than `max_model_len`.
@@ -174,13 +184,16 @@ def memory_need(config: QuireConfig, platform: Platform, num_requests: int, num_
         max_model_len=max_len, num_drafts=config.num_draft_tokens,
     )  # fmt: skip
     item, kv_item = DTYPE_BYTES[config.model.dtype], DTYPE_BYTES[cache.kv_cache_dtype]
-    specs = _specs(arch, cache.block_size, item, kv_item)
-    weights = estimate_weights_bytes(arch, max_len, item, config.model.quantization, kept_bytes(config))
-    workspace = estimate_workspace_bytes(arch, limits, item) + _graph_bytes(config)
+    quantization = config.model.quantization
+    drafting = drafting_need(config.speculative, drafter, arch, limits, cache.block_size, item, quantization)
+    specs = _stored({**cache_specs(arch, cache.block_size, item), **drafting.specs}, kv_item)
+    weights = estimate_weights_bytes(arch, max_len, item, quantization, kept_bytes(config))
+    workspace = max(estimate_workspace_bytes(arch, limits, item), drafting.workspace)
+    workspace += _graph_bytes(config) * (2 if drafting.workspace else 1)
     budget = plan_memory(
         free_bytes=platform.memory_bytes,
         utilization=cache.memory_utilization,
-        weights_bytes=weights,
+        weights_bytes=weights + drafting.weights,
         workspace_bytes=workspace,
         swap_bytes=int(cache.swap_space * GIB) if platform.is_cpu else 0,
         useful_bytes=useful_bytes(specs, cache, max_len, limits.max_num_seqs, limits.num_drafts)
@@ -192,7 +205,8 @@ def memory_need(config: QuireConfig, platform: Platform, num_requests: int, num_
     length = max_len if num_tokens is None else num_tokens
     load = PlannedRequests(length, min(chunk, length))
     return MemoryNeed(
-        num_requests=num_requests, num_tokens=length, weights=weights, workspace=workspace,
+        num_requests=num_requests, num_tokens=length, weights=weights,
+        drafting_weights=drafting.weights, workspace=workspace,
         kv_cache=_load_bytes(specs, cache.disable_hybrid_kv_cache_manager, load, num_requests),
         kv_cache_token=sum(spec.page_size_bytes for spec in specs.values() if spec.keeps_sequence) // cache.block_size,
         available=platform.memory_bytes, usable=int(platform.memory_bytes * cache.memory_utilization),
@@ -207,9 +221,8 @@ def _load_bytes(specs: dict[str, KVCacheSpec], keeps_windows: bool, load: Planne
     return num_requests * (needed_bytes(groups, load) - null_bytes) + null_bytes
 
 
-def _specs(arch: ModelArch, block_size: int, item_bytes: int, kv_item_bytes: int) -> dict[str, KVCacheSpec]:
+def _stored(specs: Mapping[str, Any], kv_item_bytes: int) -> dict[str, KVCacheSpec]:
     """What layers keep: states with numbers of their own types, all else in that of the cache."""
-    specs: dict[str, Any] = dict(cache_specs(arch, block_size, item_bytes))
     return {
         name: spec if isinstance(spec, MambaSpec) else dataclasses.replace(spec, dtype_bytes=kv_item_bytes)
         for name, spec in specs.items()

@@ -53,6 +53,11 @@ def cache_specs(
     return specs
 
 
+def of_drafts(specs: dict[str, KVCacheSpec]) -> dict[str, KVCacheSpec]:
+    """Those of a drafting model, by other names; whole sequences are kept, as what is missing may yet be filled."""
+    return {f"draft {name}": spec.unwindowed() for name, spec in specs.items()}
+
+
 def _spec(arch: ModelArch, mixer: Mixer, block_size: int, item_bytes: int, num_ranks: int) -> KVCacheSpec:
     if isinstance(mixer, LatentAttentionArch):
         width = mixer.latent_size + mixer.rope_size

@@ -19,7 +19,7 @@ from quire.errors import ConfigError, NotEnoughMemoryError
 from quire.kv_cache.planning import plan_kv_cache
 from quire.simulator.costs import StepShape
 from quire.simulator.hardware import Hardware
-from quire.simulator.mixers import cache_specs, mixer_costs
+from quire.simulator.mixers import cache_specs, mixer_costs, of_drafts
 
 DEFAULT_BLOCK_SIZE = 16
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "fp8": 1}
@@ -62,6 +62,10 @@ class Roofline:
 
     The engine plans one batch at a time, so a pipeline's stages work one after the other: they add memory, not speed.
 
+    Args:
+        draft_arch: of a model that drafts, divided among the devices as the other one is; its weights and pages are
+            counted, and not what its steps take.
+
     Raises:
         ConfigError: the device does not compute in this dtype, or heads cannot be divided.
         NotEnoughMemoryError: the weights do not fit.
@@ -76,6 +80,7 @@ class Roofline:
         pipeline_parallel: int = 1,
         dtype: str = "bfloat16",
         assumptions: Assumptions | None = None,
+        draft_arch: ModelArch | None = None,
     ) -> None:
         if dtype not in hardware.flops:
             raise ConfigError(
@@ -84,7 +89,7 @@ class Roofline:
                 field="dtype",
             )
         self.assumptions = assumptions or Assumptions()
-        self._arch, self._hardware = arch, hardware
+        self._arch, self._hardware, self._draft_arch = arch, hardware, draft_arch
         self._tp, self._pp = tensor_parallel, pipeline_parallel
         self._item = DTYPE_BYTES[dtype]
         self._layer_params, self._active_params = arch.num_layer_weights, arch.num_active_layer_weights
@@ -101,8 +106,10 @@ class Roofline:
 
     @property
     def weight_bytes(self) -> float:
-        """Of the whole model."""
-        return (self._layer_params + self._arch.num_table_weights) * self._item
+        """Of the whole model, and of one that drafts."""
+        draft = self._draft_arch
+        num_draft = 0 if draft is None else draft.num_layer_weights + draft.num_table_weights
+        return (self._layer_params + self._arch.num_table_weights + num_draft) * self._item
 
     @property
     def request_s(self) -> float:
@@ -125,9 +132,11 @@ class Roofline:
         Raises:
             NotEnoughMemoryError: it does not hold one request of `max_model_len` tokens.
         """
-        specs = cache_specs(
-            self._arch, cache.block_size or DEFAULT_BLOCK_SIZE, self._item, num_ranks=self._tp, num_stages=self._pp
-        )
+        size = {"num_ranks": self._tp, "num_stages": self._pp}
+        block_size = cache.block_size or DEFAULT_BLOCK_SIZE
+        specs = cache_specs(self._arch, block_size, self._item, **size)
+        if self._draft_arch is not None:
+            specs |= of_drafts(cache_specs(self._draft_arch, block_size, self._item, **size))
         return plan_kv_cache(
             specs, int(self.num_free_bytes()), cache, max_model_len, scheduler.max_num_batched_tokens,
             scheduler.max_num_seqs or 1, num_drafts,

@@ -17,6 +17,7 @@ from tests.models.checkpoints import make_checkpoint
 from tests.models.families.cases import CASES
 from tests.models.families.through_transformers import THROUGH_TRANSFORMERS
 from tests.models.gguf_files import make_gguf
+from tests.models.heads import make_eagle
 from tests.models.stored_models import SIZES
 
 ROOT = Path(__file__).parents[2]
@@ -156,6 +157,20 @@ def test_what_is_said_before_loading_is_what_a_start_does(
     assert (reason is None) == (problem is None)
     if problem is not None and reason is not None:
         assert reason in said[0]["message"] and said[0]["hint"]
+
+
+def test_a_drafting_model_is_counted_with_its_weights_and_pages(capsys: pytest.CaptureFixture[str], tmp_path: Path):
+    plain = inspected(capsys, "leaf")[1]["memory"]
+    drafting = inspected(capsys, "leaf", "--spec-method", "draft_model", "--spec-model", "leaf")[1]["memory"]
+    assert plain["drafting_weights"] == 0 and drafting["drafting_weights"] == drafting["weights"] == plain["weights"]
+    assert drafting["kv_cache_token"] == 2 * plain["kv_cache_token"] and drafting["kv_cache"] == 2 * plain["kv_cache"]
+    assert drafting["workspace"] > plain["workspace"], "graphs of both, and logits of drafts"
+    heads = inspected(capsys, "leaf", "--spec-method", "eagle", "--spec-model", str(make_eagle(tmp_path)))[1]["memory"]
+    assert heads["drafting_weights"] > 0
+    assert plain["kv_cache_token"] < heads["kv_cache_token"] < drafting["kv_cache_token"]
+    assert heads["total"] == heads["weights"] + heads["drafting_weights"] + heads["workspace"] + heads["kv_cache"]
+    assert main(["inspect", "leaf", "--spec-method", "draft_model", "--spec-model", "leaf"]) == 0
+    assert "MiB drafting model" in capsys.readouterr().out
 
 
 def test_the_report_names_sizes_and_what_a_load_takes(capsys: pytest.CaptureFixture[str]):

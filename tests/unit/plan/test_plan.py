@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -60,6 +61,14 @@ def test_assumed_drafts_shorten_answers_and_need_a_rate(capsys, model):
     assert drafting["figures"]["p50_tpot_ms"] < 0.7 * plain["figures"]["p50_tpot_ms"]
     assert drafting["basis"]["speculation"] == {"num_tokens": 4, "acceptance_rate": 0.8, "source": "assumed"}
     assert "speculation" not in plain["basis"]
+    model_flags = ["--speculative-tokens", "4", "--acceptance-rate", "0.8", "--speculative-model", model]
+    num_blocks = []
+    for flags in ([], model_flags):
+        assert main(["plan", *hardware, *flags]) == 0
+        num_blocks.append(int(re.search(r"(\d+) blocks of", capsys.readouterr().out)[1]))
+    assert num_blocks[1] < 0.4 * num_blocks[0], "weights are twice as many, and pages twice as large"
+    assert main(["plan", *hardware, "--speculative-model", model]) == 2
+    assert "--speculative-model needs" in capsys.readouterr().err
     assert main(["plan", *hardware, "--speculative-tokens", "4"]) == 2
     assert "need each other" in capsys.readouterr().err
 
