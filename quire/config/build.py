@@ -16,6 +16,7 @@ from quire.config.cache import CacheConfig
 from quire.config.cross_checks import check_supported
 from quire.config.device import DeviceConfig, ParallelConfig
 from quire.config.engine import ObservabilityConfig, QuireConfig, SupervisionConfig
+from quire.config.kv_transfer import KVTransferSettings
 from quire.config.model import LoadConfig, ModelConfig
 from quire.config.not_yet import NO_EFFECT, NOT_YET, is_neutral, not_yet_error
 from quire.config.scheduler import SchedulerConfig
@@ -39,6 +40,7 @@ SECTIONS: dict[str, type] = {
     "supervision": SupervisionConfig,
     "structured_outputs": StructuredOutputsConfig,
     "speculation": SpeculationSettings,
+    "transfer": KVTransferSettings,
 }
 # Settings that are objects: their keys, with this in front, are settings of their own.
 NESTED: dict[str, str] = {"structured_outputs_config": "structured_outputs_"}

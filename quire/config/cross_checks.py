@@ -30,6 +30,8 @@ def check_supported(config: QuireConfig) -> None:
         )  # fmt: skip
     if config.cache.kv_disk is not None:
         _check_kv_disk(config)
+    if config.kv_transfer is not None:
+        _check_connector(config)
     if config.observability.flight_recorder is not None and config.scheduler.has_plugin:
         raise UnsupportedError(
             "flight_recorder records Quire's own scheduler only, and a scheduler plugin is configured",
@@ -63,6 +65,28 @@ def _check_kv_disk(config: QuireConfig) -> None:
         if is_set:
             hint = f"leave out kv_disk or {name}"
             raise UnsupportedError(f"kv_disk is not supported together with {name}", hint=hint, field="kv_disk")
+
+
+def _check_connector(config: QuireConfig) -> None:
+    """What a KV connector cannot be combined with."""
+    others = {
+        "kv_disk": (config.cache.kv_disk is not None, "one place behind the KV cache is supported"),
+        "flight_recorder": (
+            config.observability.flight_recorder is not None,
+            "recordings do not hold what it does",
+        ),
+        "scheduler_cls": (config.scheduler.scheduler_cls is not None, "it is called by Quire's own scheduler"),
+    }
+    for name, (is_set, why) in others.items():
+        if is_set:
+            raise UnsupportedError(
+                f"kv_transfer_config cannot be combined with {name}: {why}", hint=f"leave out {name} or it", field=name
+            )
+    if not config.cache.enable_prefix_caching:
+        raise ConfigError(
+            "kv_transfer_config needs enable_prefix_caching, which names the blocks",
+            hint="enable prefix caching, or leave out kv_transfer_config", field="kv_transfer_config",
+        )  # fmt: skip
 
 
 def check_device(config: QuireConfig, platform: Platform) -> None:

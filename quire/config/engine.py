@@ -8,6 +8,7 @@ from quire.config.base import check_settings, setting
 from quire.config.cache import CacheConfig
 from quire.config.device import DeviceConfig, ParallelConfig
 from quire.config.kv_events import KVEventsConfig, parse_kv_events_config
+from quire.config.kv_transfer import KVTransferConfig, KVTransferSettings
 from quire.config.model import LoadConfig, ModelConfig
 from quire.config.model_arch import ModelArch
 from quire.config.scheduler import SchedulerConfig
@@ -103,6 +104,7 @@ class QuireConfig:
     supervision: SupervisionConfig = field(default_factory=SupervisionConfig)
     structured_outputs: StructuredOutputsConfig = field(default_factory=StructuredOutputsConfig)
     speculation: SpeculationSettings = field(default_factory=SpeculationSettings)
+    transfer: KVTransferSettings = field(default_factory=KVTransferSettings)
     arch: ModelArch | None = None
     model_path: str = ""
 
@@ -116,6 +118,11 @@ class QuireConfig:
         """Most draft tokens of a request in a step; 0 = nothing is drafted."""
         speculative = self.speculative
         return 0 if speculative is None else speculative.num_tokens
+
+    @property
+    def kv_transfer(self) -> KVTransferConfig | None:
+        """The KV connector; None = there is none."""
+        return self.transfer.connector
 
     @property
     def max_model_len(self) -> int:

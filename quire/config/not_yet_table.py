@@ -210,8 +210,8 @@ MISSING: tuple[Missing, ...] = (
         },
     ),
     Missing(
-        "KV-cache blocks are not transferred between engines", "run prefill and decode in one engine",
-        {"kv_transfer_config": _EMPTY, "tokens_only": _OFF},
+        "a prefill engine is asked over /v1 like any other", "send max_tokens=1 and kv_transfer_params",
+        {"tokens_only": _OFF},
     ),
     Missing(
         "the API is HTTP", "use /v1 over HTTP",

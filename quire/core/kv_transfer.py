@@ -6,7 +6,9 @@ host blocks the scheduler numbers itself, has `BlockCopies` of its own.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -21,6 +23,8 @@ class BlockTransfer:
         block_ids: [num_pages] int32; the blocks of the cache. They belong to the transfer until it is reported.
         time_limit_s: seconds after which a load is to fail; None = there is no limit.
         is_async: no row reads or writes the blocks before it is reported; False = the step that carries it needs them.
+        request_id: of the request that they are of (`Request.unique_id`).
+        is_repeated: an earlier step that carried it failed; the worker may have begun it.
     """
 
     transfer_id: int
@@ -28,22 +32,68 @@ class BlockTransfer:
     block_ids: np.ndarray
     is_async: bool = True
     time_limit_s: float | None = None
+    request_id: str = ""
+    is_repeated: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectorMessage:
+    """What the scheduler's half of a connector sends to the worker's half with one step.
+
+    Attributes:
+        metadata: the connector's own value, from `build_connector_meta`; None = it has nothing to say.
+        finished_req_ids: requests that have ended since the last message.
+        has_failed: the connector could not make its metadata; transfers that come with it never begin.
+    """
+
+    metadata: Any = None
+    finished_req_ids: frozenset[str] = frozenset()
+    has_failed: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KVConnectorOutput:
+    """What the worker's half of a connector reports after one step.
+
+    Attributes:
+        finished_sending: requests whose blocks were saved, as `request_finished` had announced.
+        finished_recving: requests whose blocks were loaded.
+        invalid_block_ids: blocks that could not be loaded.
+        worker_meta: the connector's own value.
+        stats: counts since the last report, by name.
+    """
+
+    finished_sending: frozenset[str] = frozenset()
+    finished_recving: frozenset[str] = frozenset()
+    invalid_block_ids: frozenset[int] = frozenset()
+    worker_meta: Any = None
+    stats: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class KVTransferMeta:
-    """Transfers that begin with a step, before it computes."""
+    """Transfers that begin with a step, before it computes.
+
+    Attributes:
+        connector: of a tier that is a connector, which reads the transfers out of it.
+    """
 
     loads: tuple[BlockTransfer, ...] = ()
     saves: tuple[BlockTransfer, ...] = ()
+    connector: ConnectorMessage | None = None
 
     def __bool__(self) -> bool:
-        return bool(self.loads or self.saves)
+        return bool(self.loads or self.saves or self.connector)
 
 
 @dataclass(frozen=True, slots=True)
 class KVTransferResults:
-    """Ids of transfers that have ended since the last report; blocks of a failed load hold anything."""
+    """Ids of transfers that have ended since the last report; blocks of a failed load hold anything.
+
+    Attributes:
+        connector: of a tier that is a connector: its own report.
+    """
 
     done: tuple[int, ...] = ()
     failed: tuple[int, ...] = ()
+    connector: KVConnectorOutput | None = None

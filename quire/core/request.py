@@ -106,6 +106,11 @@ class Request:
         return self.message.request_id
 
     @property
+    def unique_id(self) -> str:
+        """A name for other programs: that of the user, and what no other request of this engine has."""
+        return f"{self.message.request_id}-{self.message.handle}"
+
+    @property
     def has_started(self) -> bool:
         """True once it has run, be it on another engine core."""
         return self.num_cached_tokens >= 0 or self.message.output_token_ids is not None

@@ -28,6 +28,10 @@ from quire.executor.base import Executor
 from quire.scheduler.interface import SchedulerInterface
 from quire.structured_output.manager import GrammarManager, no_pool
 
+MIN_IDLE_S, MAX_IDLE_S = 0.0001, 0.005
+MAX_TRANSFERS_S = 10.0
+"""For which a reset of the prefix cache waits for blocks under way."""
+
 
 def nothing() -> None:
     """What an engine core without further parts calls when it ends."""
@@ -78,6 +82,7 @@ class EngineCore:
         self._has_transfers = has_transfers
         self._speculation = speculation
         self._held: frozenset[int] = frozenset()
+        self._idle_s = 0.0
         self.num_blocks = num_blocks
 
     def add_request(self, request: EngineCoreRequest) -> None:
@@ -125,9 +130,18 @@ class EngineCore:
         if masks is not None:
             self._end_failed_grammars()
         outputs = self._scheduler.update_from_output(step, sampled, self._clock() - start)
+        if not step.output.total_num_scheduled_tokens:
+            self._pause_idle()
+        elif self._idle_s:
+            self._idle_s = 0.0
         self._recovery.note(outputs)
         self._grammars.note(outputs)
         return outputs
+
+    def _pause_idle(self) -> None:
+        """Nothing computes and blocks are in flight: ask for them less and less often."""
+        time.sleep(self._idle_s)
+        self._idle_s = min(MAX_IDLE_S, 2 * self._idle_s + MIN_IDLE_S)
 
     def take_outputs(self) -> EngineCoreOutputs | None:
         """Ends and events that happened outside a step; None when there are none."""
@@ -151,8 +165,9 @@ class EngineCore:
             self.step()
 
     def _end_transfers(self) -> None:
-        """Blocks under way are in use: run steps until there are none."""
-        while self._has_transfers() and not self._scheduler.has_unfinished_requests():
+        """Blocks under way are in use: run steps until there are none, or as long as is bearable."""
+        deadline = time.monotonic() + MAX_TRANSFERS_S
+        while self._has_transfers() and not self._scheduler.has_unfinished_requests() and time.monotonic() < deadline:
             self.step()
 
     def reset_prefix_cache(self, reset_running_requests: bool = False) -> bool:

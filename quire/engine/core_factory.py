@@ -16,10 +16,10 @@ from quire.core.drafts import DraftController, DraftProposer
 from quire.engine.core import EngineCore, never, nothing
 from quire.engine.grammar_gate import grammar_gate, make_grammars
 from quire.engine.kv_event_publisher import start_kv_events
-from quire.engine.kv_offload_factory import start_offload
 from quire.engine.named_plugins import check_plugins
 from quire.engine.speculation_reports import SpeculationReports
 from quire.engine.step_recovery import StepRecovery
+from quire.engine.tier_factory import start_tier
 from quire.errors import UnsupportedError
 from quire.executor.base import Executor
 from quire.executor.drafting import DraftingExecutor, ModelProposer
@@ -72,7 +72,7 @@ def build_core(
     gates = (grammar_gate(grammars, recovery.gate),)
     num_blocks = setup.kv_cache.pool_sizes()[0].num_blocks
     if config.observability.flight_recorder is None:
-        offload = None if kv_tier is not None else start_offload(config, executor, setup.kv_cache)
+        offload = None if kv_tier is not None else start_tier(config, executor, setup.kv_cache)
         tier = kv_tier if offload is None else offload.tier
         scheduler = make_scheduler(setup, gates=gates, proposer=proposer, tier=tier, controller=controller)
         kv_events = start_kv_events(config.observability.kv_events, setup.kv_cache, scheduler.watch_blocks)

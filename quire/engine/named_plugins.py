@@ -21,6 +21,7 @@ from quire.plugins import (
     EXECUTOR,
     GRAMMAR_BACKEND,
     KINDS,
+    KV_CONNECTOR,
     LOGITS_PROCESSOR,
     MODEL,
     QUANTIZATION,
@@ -93,6 +94,7 @@ def _load(config: QuireConfig, loaders: Loaders) -> None:
 
 def built_in_names() -> Mapping[PluginKind, Sequence[str]]:
     """The names of each kind that Quire has itself, which go before those of plugins."""
+    from quire.kv_transfer.registry import BUILT_IN
     from quire.parsers.registry import HARMONY_REASONING, PATTERN, REASONING_PARSERS, TOOL_CALL_PARSERS
 
     names: dict[PluginKind, Sequence[str]] = dict.fromkeys(KINDS, ("auto", "none"))
@@ -104,6 +106,7 @@ def built_in_names() -> Mapping[PluginKind, Sequence[str]]:
         TOOL_PARSER: ("auto", "none", PATTERN, *TOOL_CALL_PARSERS),
         REASONING_PARSER: ("none", HARMONY_REASONING, *REASONING_PARSERS),
         GRAMMAR_BACKEND: ("auto", *BACKENDS),
+        KV_CONNECTOR: tuple(BUILT_IN),
         QUANTIZATION: (*OWN_QUANTIZATIONS, *STORED_QUANTIZATIONS),
     }
 
@@ -143,5 +146,11 @@ def _names(config: QuireConfig) -> Iterator[tuple[PluginKind, str]]:
 
         if reasoning not in REASONING_PARSERS:
             yield REASONING_PARSER, reasoning
+    transfer = config.kv_transfer
+    if transfer is not None and transfer.kv_connector_module_path is None:
+        from quire.kv_transfer.registry import BUILT_IN
+
+        if transfer.kv_connector not in BUILT_IN:
+            yield KV_CONNECTOR, transfer.kv_connector
     for name in config.observability.stat_loggers:
         yield STAT_LOGGER, name

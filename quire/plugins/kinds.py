@@ -73,7 +73,8 @@ STAT_LOGGER = PluginKind(
     base="quire.engine.stat_loggers:StatLoggerBase",
 )  # fmt: skip
 KV_CONNECTOR = PluginKind(
-    name="KV connector", group="quire.kv_connectors", setting="kv_transfer_config", base="",
+    name="KV connector", group="quire.kv_connectors", setting="kv_transfer_config",
+    base="quire.kv_transfer.connector:KVConnector",
 )  # fmt: skip
 KINDS = (
     MODEL, ATTENTION_BACKEND, EXECUTOR, SCHEDULER, SCHEDULING_POLICY, LOGITS_PROCESSOR, TOOL_PARSER,

@@ -6,7 +6,8 @@ Read `scheduler` first, then `step_plan`, `admission` and `request_table`. Modul
     requests          request_table, request_queue, unfinished, validation, deadlines, limits
     admission         admission, candidate, waiting
     order of service  scheduling_policy, policy, fair_order, virtual_counters, tenant_turns
-    preemption        preemption, swapping, swap_costs, kv_tier, kv_tiers, offloading
+    preemption        preemption, swapping, swap_costs
+    other memory      kv_tier, kv_tiers, offloading, connector_tier
     request groups    request_group, forks, beam_groups, beam_search
     from outside      interface, setup
 """

@@ -168,6 +168,8 @@ class Admission:
             if blocked is not None:
                 return blocked
         candidate = self.make_candidate(request, plan)
+        if candidate.external is not None and candidate.external.is_pending:
+            return Blocked(request.handle, WaitReason.WAITING_FOR_REMOTE_KVS, is_passed_over=True)
         blocked = self._check_gates(candidate, plan)
         if blocked is None and is_returning:
             blocked = self._check_stricter(request, plan)

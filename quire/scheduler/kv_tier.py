@@ -11,12 +11,13 @@ The swap space (`swapping`) is the first; a disk or another machine implements t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 
+from quire.core.kv_transfer import ConnectorMessage
 from quire.core.request import Request
 from quire.core.runner_output import ModelRunnerOutput
 from quire.core.scheduler_output import NO_BLOCK_COPIES, BlockCopies, SchedulerOutput
@@ -35,12 +36,14 @@ class ExternalHit:
             step that places it, before that computes.
         swapped: which blocks these are of a request that was swapped.
         time_limit_s: seconds after which the load is given up; None = there is no limit.
+        is_pending: the tier does not know yet; the request waits and is asked for again.
     """
 
     num_tokens: int
     is_async: bool = False
     swapped: SwappedBlocks | None = None
     time_limit_s: float | None = None
+    is_pending: bool = False
 
 
 class SwapCopies(NamedTuple):
@@ -52,9 +55,20 @@ class SwapCopies(NamedTuple):
 
 
 class KVTier:
-    """One tier; a subclass overrides what it needs."""
+    """One tier; a subclass overrides what it needs.
+
+    Attributes:
+        sends_messages: `build_message` is called for every step.
+        fails_requests: a request whose load failed ends with an error, and is not computed instead.
+    """
+
+    sends_messages = False
+    fails_requests = False
 
     # --- at admission ---
+
+    def request_arrived(self, request: Request) -> None:
+        """A request was queued."""
 
     def get_num_new_matched_tokens(self, request: Request, num_computed_tokens: int) -> ExternalHit | None:
         """What is here of a request without a row, of which the cache has `num_computed_tokens`; None = no more.
@@ -66,22 +80,32 @@ class KVTier:
     def update_state_after_alloc(
         self, request: Request, prefix: CachedPrefix, hit: ExternalHit | None, block_ids: tuple[np.ndarray, ...]
     ) -> None:
-        """A request of which blocks are here was placed on these blocks of the cache, per KV cache group.
+        """A request of which blocks are here was given these blocks of the cache, per KV cache group.
 
         Args:
             prefix: what the cache had of it.
             hit: what is to be copied behind that; None = the cache had as much.
         """
 
+    def is_overdue(self, request: Request) -> bool:
+        """Whether a request should wait for its load no longer; the blocks stay until that is reported."""
+        return False
+
     # --- at the end ---
 
-    def request_finished(self, request: Request, keys: Sequence[bytes]) -> Sequence[bytes]:
+    def request_finished(self, request: Request, keys: Sequence[bytes], block_ids: np.ndarray) -> Sequence[bytes]:
         """A request ends; which of its full blocks, by their names in order, are to be saved here.
+
+        Args:
+            block_ids: [len(keys)] int32.
 
         Returns:
             A run of `keys`; empty = none. The blocks stay in the cache until the worker has saved them.
         """
         return ()
+
+    def request_left(self, request: Request) -> None:
+        """A request ends of which nothing may be kept, or which has no row."""
 
     def transfer_ended(self, keys: Sequence[bytes], *, is_save: bool, is_done: bool) -> None:
         """A transfer of these blocks was reported, be it by a failure."""
@@ -103,6 +127,16 @@ class KVTier:
         """Forget a preempted request's blocks, if there are any: it ends, or they may hold anything."""
 
     # --- messages ---
+
+    def build_message(
+        self, output: SchedulerOutput, request_on: Callable[[int], Request], block_ids_on: Callable[[int], np.ndarray]
+    ) -> ConnectorMessage | None:
+        """What goes to the worker's half with a step, where `sends_messages`; None = nothing.
+
+        Args:
+            request_on, block_ids_on: request and blocks of a row.
+        """
+        return None
 
     def take_copies(self) -> SwapCopies:
         """The copies since the last message; called once for each message that is sent."""

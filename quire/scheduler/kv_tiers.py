@@ -54,6 +54,8 @@ class KVTiers(RequestGroup):
 
     Attributes:
         swapping: the swap space.
+        lost: handles of requests that end because their blocks could not be loaded; emptied by the scheduler.
+        sends_messages: `attach_message` is to be called.
     """
 
     def __init__(self, kv: KVCacheManager, table: RequestTable, swapping: Swapping, tier: KVTier | None) -> None:
@@ -68,16 +70,31 @@ class KVTiers(RequestGroup):
         self._loads: list[BlockTransfer] = []  # of the next message
         self._saves: list[BlockTransfer] = []
         self._num_transfers = 0
+        self._is_pending = False
+        self.lost: list[int] = []
+        self.sends_messages = self._tier is not None and self._tier.sends_messages
 
     @property
     def is_waiting(self) -> bool:
         """Whether the worker needs a message even where nothing computes."""
-        return bool(self._in_flight)
+        return bool(self._in_flight) or self._is_pending
 
     # --- at admission ---
 
+    def on_arrive(self, request: Request) -> None:
+        """The tier may look for its blocks."""
+        if self._tier is not None:
+            self._tier.request_arrived(request)
+
     def check(self, request: Request, plan: StepPlan) -> Blocked | None:
         """It waits while its blocks are being loaded, or those of a sibling that has a row: such a load may fail."""
+        if request.handle in self._loading and self._tier is not None and self._tier.is_overdue(request):
+            del self._loading[request.handle]
+            self._refused.add(request.handle)
+            if self._tier.fails_requests:
+                self.lost.append(request.handle)
+        if request.handle in self.lost:
+            return Blocked(request.handle, WaitReason.WAITING_FOR_REMOTE_KVS, is_passed_over=True)
         group = request.message.fork_group
         loads = () if group is None else (one.request for one in self._in_flight.values() if one.fills_row)
         if request.handle not in self._loading and all(one.message.fork_group != group for one in loads):
@@ -101,6 +118,9 @@ class KVTiers(RequestGroup):
         hit = self._tier.get_num_new_matched_tokens(request, prefix.num_tokens)
         if hit is None:
             return None
+        if hit.is_pending:
+            self._is_pending = True
+            return hit
         num_blocks = min(hit.num_tokens, len(request.token_ids) - 1) // self._kv.block_size  # one token is computed
         num_tokens = num_blocks * self._kv.block_size
         return dataclasses.replace(hit, num_tokens=num_tokens) if num_tokens > prefix.num_tokens else None
@@ -110,6 +130,8 @@ class KVTiers(RequestGroup):
         request, hit = candidate.request, candidate.external
         assert hit is not None, "only what a tier has is loaded"
         blocks = self._kv.reserve(candidate.prefix, hit.num_tokens)
+        assert self._tier is not None, "loads are those of a tier"
+        self._tier.update_state_after_alloc(request, candidate.prefix, hit, blocks.block_ids)
         self._loading[request.handle] = self._begin_load(candidate, blocks.block_ids[0], blocks)
         return Blocked(request.handle, WaitReason.WAITING_FOR_REMOTE_KVS, is_passed_over=True)
 
@@ -127,8 +149,10 @@ class KVTiers(RequestGroup):
         assert hit is not None, "only what a tier has is loaded"
         first, end = (num // self._kv.block_size for num in (candidate.prefix.num_tokens, hit.num_tokens))
         keys = tuple(candidate.request.block_hashes[first:end])
-        block_ids = np.array(block_ids[first:end])
-        transfer = BlockTransfer(self._num_transfers, keys, block_ids, hit.is_async, hit.time_limit_s)
+        ids, name = np.array(block_ids[first:end]), candidate.request.unique_id
+        transfer = BlockTransfer(
+            self._num_transfers, keys, ids, hit.is_async, time_limit_s=hit.time_limit_s, request_id=name
+        )
         self._loads.append(transfer)
         self._add(_InFlight(transfer, candidate.request, blocks))
         return transfer.transfer_id
@@ -156,18 +180,21 @@ class KVTiers(RequestGroup):
         may_keep = request.status is not RequestStatus.FINISHED_ERROR and not request.message.sampling_params.no_store
         if self._tier is not None and request.row >= 0 and may_keep:
             self._save(request, self._tier)
+        elif self._tier is not None:
+            self._tier.request_left(request)
 
     def _save(self, request: Request, tier: KVTier) -> None:
         num_computed = int(self._table.num_computed_tokens[request.row])
         names = self._kv.name_blocks(request, self._table.token_ids[request.row, :num_computed])
-        keys = tuple(tier.request_finished(request, names))
+        block_ids = self._kv.get_block_ids(request.row)[0]
+        keys = tuple(tier.request_finished(request, names, block_ids[: len(names)]))
         if not keys:
             return
         first = names.index(keys[0])
-        block_ids = np.array(self._kv.get_block_ids(request.row)[0][first : first + len(keys)])
+        block_ids = np.array(block_ids[first : first + len(keys)])
         blocks = CachedPrefix((block_ids,), len(keys) * self._kv.block_size)
         self._kv.pin(blocks)
-        transfer = BlockTransfer(self._num_transfers, keys, block_ids)
+        transfer = BlockTransfer(self._num_transfers, keys, block_ids, request_id=request.unique_id)
         self._saves.append(transfer)
         self._add(_InFlight(transfer, request, blocks, is_save=True))
 
@@ -202,11 +229,24 @@ class KVTiers(RequestGroup):
     def take_messages(self) -> tuple[SwapCopies, KVTransferMeta | None]:
         """What begins with the next message; given out once. None = no transfers."""
         copies = self.swapping.take_copies()
+        self._is_pending = False
         if not self._loads and not self._saves:
             return copies, None
         meta = KVTransferMeta(tuple(self._loads), tuple(self._saves))
         self._loads, self._saves = [], []
         return copies, meta
+
+    def attach_message(self, output: SchedulerOutput) -> SchedulerOutput:
+        """A step with what the tier's other half has to know of it."""
+        assert self._tier is not None, "asked only where the tier sends messages"
+        message = self._tier.build_message(output, self._table.request_on, self._blocks_of_row)
+        if message is None:
+            return output
+        transfers = dataclasses.replace(output.kv_transfers or KVTransferMeta(), connector=message)
+        return dataclasses.replace(output, kv_transfers=transfers)
+
+    def _blocks_of_row(self, row: int) -> np.ndarray:
+        return self._kv.get_block_ids(row)[0]
 
     def update_from_output(
         self, scheduled: SchedulerOutput, output: ModelRunnerOutput, seconds: float | None
@@ -242,6 +282,8 @@ class KVTiers(RequestGroup):
             del self._loading[ended.handle]
         if not is_done and not ended.is_save:
             self._refused.add(ended.handle)
+            if self._tier.fails_requests and (is_awaited or ended.fills_row):
+                self.lost.append(ended.handle)
         if is_awaited and is_done and ended.blocks is not None:
             self._loaded[ended.handle] = ended.blocks
         elif ended.blocks is not None:
@@ -259,5 +301,7 @@ class KVTiers(RequestGroup):
         for transfer in meta.loads:
             if not transfer.is_async:
                 self._in_flight.pop(transfer.transfer_id, None)
-        self._loads = [*(one for one in meta.loads if one.transfer_id in self._in_flight), *self._loads]
-        self._saves = [*(one for one in meta.saves if one.transfer_id in self._in_flight), *self._saves]
+        again = [dataclasses.replace(one, is_repeated=True) for one in meta.loads if one.transfer_id in self._in_flight]
+        self._loads = [*again, *self._loads]
+        again = [dataclasses.replace(one, is_repeated=True) for one in meta.saves if one.transfer_id in self._in_flight]
+        self._saves = [*again, *self._saves]

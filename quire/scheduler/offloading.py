@@ -9,6 +9,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 
+import numpy as np
+
 from quire.core.request import Request
 from quire.core.runner_output import ModelRunnerOutput
 from quire.core.scheduler_output import SchedulerOutput
@@ -73,7 +75,7 @@ class Offloading(KVTier):
 
     # --- at the end ---
 
-    def request_finished(self, request: Request, keys: Sequence[bytes]) -> Sequence[bytes]:
+    def request_finished(self, request: Request, keys: Sequence[bytes], block_ids: np.ndarray) -> Sequence[bytes]:
         """The blocks from the first on that is not stored; none while many wait to be."""
         self._store.touch(keys)
         missing = keys[self._store.lookup(keys) :]

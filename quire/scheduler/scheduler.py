@@ -320,6 +320,8 @@ class Scheduler:
         number, freed_rows = self._in_flight.begin()
         plan_states = None if self._kv.can_take_back else self._kv.plan_states
         output = plan.freeze(number, freed_rows, self._table, *copies, plan_states)
+        if self._tiers.sends_messages:
+            output = self._tiers.attach_message(output)
         num_first_tokens = plan.num_first_tokens(output, self._table)
         placements = self._in_flight.note_message(output, plan.rows)
         return Step(output, plan, self._table.handle[plan.rows], swaps.handles, num_first_tokens, placements)
@@ -343,6 +345,9 @@ class Scheduler:
         if failed:
             alive = rows[self._in_flight.is_alive(step)]
             self._suspend(alive[np.isin(self._table.handle[alive], failed)].tolist())
+        if self._tiers.lost:
+            lost, self._tiers.lost = self._tiers.lost, []
+            self.finish_requests(lost, FinishReason.ERROR, "its KV blocks could not be loaded")
         if output.errors:
             self._end_failed(rows[self._in_flight.is_alive(step)], output.errors)
         is_alive = self._in_flight.is_alive(step)

@@ -52,17 +52,17 @@ class CacheBlocks:
         for part, start, end in zip(self._parts, [0, *self._ends[:-1]], self._ends, strict=True):
             yield part[block_id], whole[start:end].view(part.shape[1:])
 
-    def read(self, block_ids: np.ndarray) -> list[torch.Tensor]:
-        """Per tensor: [num_pages, ...] uint8 on the host, a copy of blocks `block_ids` ([num_pages] int32)."""
+    def read(self, block_ids: np.ndarray | Sequence[int]) -> list[torch.Tensor]:
+        """Per tensor: [num_pages, ...] uint8 on the host, a copy of blocks `block_ids` ([num_pages])."""
         return [part.index_select(0, self._index(block_ids)).cpu() for part in self._parts]
 
-    def write(self, block_ids: np.ndarray, blocks: Sequence[torch.Tensor]) -> None:
-        """Put what `read` returned into blocks `block_ids` ([num_pages] int32, distinct)."""
+    def write(self, block_ids: np.ndarray | Sequence[int], blocks: Sequence[torch.Tensor]) -> None:
+        """Put what `read` returned into blocks `block_ids` ([num_pages], distinct)."""
         for part, block in zip(self._parts, blocks, strict=True):
             part.index_copy_(0, self._index(block_ids), block.to(part.device))
 
-    def _index(self, block_ids: np.ndarray) -> torch.Tensor:
-        return torch.from_numpy(block_ids.astype(np.int64)).to(self._parts[0].device)
+    def _index(self, block_ids: np.ndarray | Sequence[int]) -> torch.Tensor:
+        return torch.from_numpy(np.array(block_ids, dtype=np.int64)).to(self._parts[0].device)
 
 
 class KVTierWorker(ABC):
@@ -78,6 +78,12 @@ class KVTierWorker(ABC):
 
         A transfer may come a second time, under its id, when the step that carried it failed.
         """
+
+    def finish_forward(self) -> None:  # noqa: B027 - most tiers have nothing to do
+        """The step has computed its tokens, and does not sample yet."""
+
+    def shutdown(self) -> None:  # noqa: B027 - as above
+        """The engine ends; harmless when repeated."""
 
     @abstractmethod
     def get_finished(self) -> KVTransferResults:

@@ -105,6 +105,11 @@ class ModelRunner:
         """From now on carry out the transfers of steps."""
         self._kv_tier = tier
 
+    def shutdown_kv_tier(self) -> None:
+        """The engine ends."""
+        if self._kv_tier is not None:
+            self._kv_tier.shutdown()
+
     @torch.inference_mode()
     def execute_model(self, scheduled: SchedulerOutput) -> ComputedStep:
         """Compute a step's tokens; what sampling needs is in the result."""
@@ -121,6 +126,8 @@ class ModelRunner:
             hidden = torch.empty(0, device=self._device)
         else:
             hidden = self._forward(batch)
+        if self._kv_tier is not None:
+            self._kv_tier.finish_forward()
         return _ComputedBatch(batch, hidden, copy_times, scheduled.draft_request)
 
     @torch.inference_mode()

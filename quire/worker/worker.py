@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from quire.config.engine import QuireConfig
+from quire.config.kv_transfer import KVTransferConfig
 from quire.core.computed_step import ComputedStep
 from quire.core.grammar_bitmask import GrammarBitmask
 from quire.core.kv_spec import KVCacheConfig, KVCacheSpec
@@ -18,6 +19,9 @@ from quire.core.runner_output import ModelRunnerOutput
 from quire.core.scheduler_output import SchedulerOutput
 from quire.distributed.parallel_context import ParallelContext
 from quire.kv_offload.store import BlockStore
+from quire.kv_transfer.connector import KVConnectorRole
+from quire.kv_transfer.layout import KVCacheLayout
+from quire.kv_transfer.registry import connector_class, make_connector
 from quire.models.decoder import DecoderForCausalLM
 from quire.models.loader import load_model
 from quire.platforms.interface import Platform
@@ -26,11 +30,13 @@ from quire.sample.states import SamplingStates
 from quire.worker.allocator import keep_freed_memory
 from quire.worker.attention_groups import AttentionGroups
 from quire.worker.block_tables import BlockTables
+from quire.worker.connector_worker import ConnectorWorker
 from quire.worker.device.aux_graphs import GraphsWithAux
 from quire.worker.device.cache_identity import cache_identity
 from quire.worker.device.registry import make_device_ops
 from quire.worker.drafting.loading import DrafterCache, find_drafter, load_drafter
 from quire.worker.kv_cache_tensors import stored_spec
+from quire.worker.kv_layout import ConnectorCaches, describe_layout
 from quire.worker.kv_tier import CacheBlocks, KVTierWorker
 from quire.worker.memory_planner import MemoryPlanner
 from quire.worker.model_runner import ModelRunner
@@ -84,6 +90,7 @@ class Worker:
         self._runner: ModelRunner | None = None
         self._blocks: CacheBlocks | None = None
         self._kv_cache_config: KVCacheConfig | None = None
+        self._connector_caches: ConnectorCaches | None = None
 
     @property
     def model(self) -> torch.nn.Module:
@@ -151,10 +158,11 @@ class Worker:
         )
         pool = kv_caches.pools[0]  # where there are several, the scheduler uses no tier
         self._blocks = CacheBlocks([part.narrow(pool.dim, 0, pool.num_blocks) for part in pool.tensors], pool.dim)
+        by_layer = dict(zip(layer_names, kv_caches.by_layer, strict=True))
+        self._connector_caches = ConnectorCaches(kv_cache_config, by_layer, pool)
         num_tokens = min(setup.block_size, max_model_len, setup.limits.max_num_batched_tokens)
         warm_up(self._model, attention, block_tables, num_tokens, ops.device)
         if self._drafter is not None:
-            by_layer = dict(zip(layer_names, kv_caches.by_layer, strict=True))
             cache = DrafterCache(
                 config=kv_cache_config, by_layer=by_layer, pools=kv_caches.pools, block_tables=block_tables
             )
@@ -174,6 +182,23 @@ class Worker:
     def register_block_store(self, store: BlockStore) -> None:
         """As `register_kv_tier`, for the tier that keeps blocks in a store of ours."""
         self.register_kv_tier(OffloadingWorker(store))
+
+    def register_kv_connector(self, config: KVTransferConfig) -> KVCacheLayout:
+        """Make the worker's half of a connector, as `register_kv_tier`; returns the layout of the cache.
+
+        Raises:
+            ConfigError: the connector refuses the settings or the layout.
+        """
+        assert self._connector_caches is not None, "initialize_kv_cache comes before connectors"
+        caches = self._connector_caches
+        layout = describe_layout(self._setup, caches, self.kv_cache_identity()["kernels"])
+        half = make_connector(connector_class(config), config, KVConnectorRole.WORKER, layout)
+        self.register_kv_tier(ConnectorWorker(half, caches.by_layer))
+        return layout
+
+    def shutdown_kv_tier(self) -> None:
+        """The engine ends: let the worker's half of a tier finish."""
+        self._ready_runner().shutdown_kv_tier()
 
     def execute_model(self, scheduled: SchedulerOutput) -> ComputedStep:
         """Compute a step's tokens."""

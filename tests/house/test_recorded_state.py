@@ -15,12 +15,12 @@ from quire.flight_recorder import state_classes
 from quire.flight_recorder.state_classes import ENUM_BY_NAME, OBJECT_BY_NAME, STRUCT_BY_NAME, name_of
 
 NOT_STATE = {
-    "Advanced", "Blocked", "Candidate", "Continuation", "ExternalHit", "FilledBlocks", "KVTier",
+    "Advanced", "Blocked", "Candidate", "ConnectorTier", "Continuation", "ExternalHit", "FilledBlocks", "KVTier",
     "LocalAttentionManager", "ManagerParts", "BlockDemand", "Offloading", "PlannedRequests",
     "RequestGroup", "RowBlocks", "Sampled", "SchedulerSetup",
     "Step", "StepBudget", "StepPlan", "Stop", "SwapCopies", "WantedTokens", "_Drafted", "_MissingBlock",
 }  # fmt: skip
-"""What lives within one step, abstract bases, and what a scheduler is made from."""
+"""What lives within one step, abstract bases, what a scheduler is made from, and tiers, which are never recorded."""
 
 
 def classes_of(package: ModuleType) -> Iterator[Any]:

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+import numpy as np
+
 from quire.core.request import Request
 from quire.scheduler.kv_tier import ExternalHit, KVTier
 
@@ -33,7 +35,7 @@ class DictionaryTier(KVTier):
             return None
         return ExternalHit(num_tokens, self._is_async(request.handle))
 
-    def request_finished(self, request: Request, keys: Sequence[bytes]) -> Sequence[bytes]:
+    def request_finished(self, request: Request, keys: Sequence[bytes], block_ids: np.ndarray) -> Sequence[bytes]:
         return [] if not keys or keys[-1] in self.keys else keys
 
     def transfer_ended(self, keys: Sequence[bytes], *, is_save: bool, is_done: bool) -> None:

@@ -13,7 +13,6 @@ import pytest
 from quire.errors import ConfigError
 from quire.plugins import (
     KINDS,
-    KV_CONNECTOR,
     SCHEDULING_POLICY,
     TOOL_PARSER,
     PluginKind,
@@ -171,9 +170,10 @@ def test_a_name_that_nobody_has_is_refused_with_built_in_names_and_plugins(insta
 
 def test_a_plugin_behind_a_built_in_name_or_of_a_kind_without_an_interface_is_listed_as_useless(install: Install):
     install("acme", "plain = acme_lenses:Good")
-    install("wires", "nixl = wires_lenses:Good", group=KV_CONNECTOR.group)
+    bare = PluginKind(name="wire", group="quire.wires", setting="wire", base="")
+    install("wires", "thin = wires_lenses:Good", group=bare.group)
     assert "never used: a built-in lens has this name" in next(iter(problems_of(KIND, ["plain"]).values()))
-    assert "not have an interface for KV connectors yet" in next(iter(problems_of(KV_CONNECTOR, []).values()))
+    assert "not have an interface for wires yet" in next(iter(problems_of(bare, []).values()))
 
 
 def test_a_package_in_the_current_directory_alone_is_not_found(install: Install, tmp_path: Path):

@@ -15,6 +15,7 @@ from quire.scheduler.offloading import LIMIT_UNKNOWN_S, MIN_LIMIT_S, RETRY_S, Of
 from tests.unit.scheduler.harness import Engine, make_request, make_scheduler
 
 BLOCK_SIZE = 4
+NO_IDS = np.empty(0, dtype=np.int32)  # the tier does not look at them
 NAMES = [bytes([number]) * 32 for number in range(20)]
 
 
@@ -123,13 +124,13 @@ def test_a_load_is_given_up_after_twice_the_time_of_computing(tier, store):
 
 def test_what_is_not_there_is_stored_unless_too_much_waits(tier, store):
     request = make_waiting()
-    assert tier.request_finished(request, NAMES[:10]) == NAMES[8:10]
-    assert tier.request_finished(request, NAMES[:8]) == []
+    assert tier.request_finished(request, NAMES[:10], NO_IDS) == NAMES[8:10]
+    assert tier.request_finished(request, NAMES[:8], NO_IDS) == []
     store.num_here = 0
-    assert len(tier.request_finished(request, NAMES)) == 20  # nothing waits
+    assert len(tier.request_finished(request, NAMES, NO_IDS)) == 20  # nothing waits
     store.num_waiting = 1
-    assert len(tier.request_finished(request, NAMES[:9])) == 9
-    assert len(tier.request_finished(request, NAMES[:10])) == 0
+    assert len(tier.request_finished(request, NAMES[:9], NO_IDS)) == 9
+    assert len(tier.request_finished(request, NAMES[:10], NO_IDS)) == 0
     assert store.totals().num_dropped == 10
 
 

@@ -3,6 +3,6 @@
 from __future__ import annotations
 
 from quire.compat.absent import absent
-from quire.compat.vllm.features import KV_TRANSFER
+from quire.compat.vllm.features import EC_TRANSFER
 
-raise absent("vllm.distributed.ec_transfer", KV_TRANSFER)
+raise absent("vllm.distributed.ec_transfer", EC_TRANSFER)

@@ -1,0 +1,53 @@
+"""The tier behind the KV cache that the configuration asks for: a connector, a disk, or none.
+
+Called by `core_factory`; no state.
+"""
+
+from __future__ import annotations
+
+import functools
+
+from quire.config import QuireConfig
+from quire.core.kv_spec import KVCacheConfig
+from quire.engine.kv_offload_factory import Offload, start_offload
+from quire.errors import UnsupportedError
+from quire.executor.base import Executor
+from quire.kv_transfer.connector import KVConnectorRole
+from quire.kv_transfer.layout import KVCacheLayout
+from quire.kv_transfer.registry import connector_class, make_connector
+from quire.logger import get_logger
+from quire.scheduler.connector_tier import ConnectorTier
+
+logger = get_logger(__name__)
+
+
+def start_tier(config: QuireConfig, executor: Executor, kv_cache_config: KVCacheConfig) -> Offload | None:
+    """The configured tier, its worker's half registered; None where there is none. The cache must be allocated.
+
+    Raises:
+        ConfigError: it refuses its settings.
+        UnsupportedError: the model's layers free blocks, so that a sequence is not what its blocks hold.
+    """
+    return start_offload(config, executor, kv_cache_config) or _start_connector(config, executor, kv_cache_config)
+
+
+def _start_connector(config: QuireConfig, executor: Executor, kv_cache_config: KVCacheConfig) -> Offload | None:
+    transfer = config.kv_transfer
+    if transfer is None:
+        return None
+    if [group.spec.keeps_sequence for group in kv_cache_config.groups] != [True]:
+        kinds = ", ".join(sorted({group.spec.describe() for group in kv_cache_config.groups}))
+        raise UnsupportedError(
+            f"KV connectors are not supported for sliding windows or recurrent layers; this model has {kinds}",
+            hint="leave out kv_transfer_config", field="kv_transfer_config",
+        )  # fmt: skip
+    layout: KVCacheLayout = executor.call_worker("register_kv_connector", transfer)
+    half = make_connector(connector_class(transfer), transfer, KVConnectorRole.SCHEDULER, layout)
+    logger.info("KV connector: %s, %s, layout %.16s", transfer.kv_connector, transfer.kv_role, layout.digest)
+
+    @functools.cache
+    def close() -> None:
+        executor.call_worker("shutdown_kv_tier")
+        half.shutdown()
+
+    return Offload(ConnectorTier(half), close)
