@@ -241,6 +241,7 @@ def plan(tiers: Sequence[str], count: int) -> Iterator[Part]:
             if (tier, quantization) != (tiers[0], None):
                 yield Part(tier, LEAF, quantization, tenth, every, (PLAIN,))
                 yield Part(tier, LEAF, quantization, tenth, (ORACLE,), (ALONE, PREEMPTED, SWAPPED))
+            if (tier == tiers[0]) != (quantization is None):
                 yield Part(tier, RANDOM, quantization, few, (ORACLE, "eagle"), (PLAIN,))
 
 
@@ -323,7 +324,7 @@ def main() -> int:
     failed = 0
     command = [sys.executable, "-m", "tests.robustness.speculation", *sys.argv[1:], "--part"]
     for number, part in enumerate(parts):
-        environment = {**os.environ, "QUIRE_KERNEL_TIER": part.tier, "QUIRE_LOGGING_LEVEL": "WARNING"}
+        environment = {**os.environ, "QUIRE_KERNEL_TIER": part.tier, "QUIRE_LOG_LEVEL": "WARNING"}
         failed += subprocess.run([*command, str(number)], cwd=ROOT, env=environment, check=False).returncode != 0
     return report(parts, Results(args.directory / "results.jsonl").read(), failed)
 
