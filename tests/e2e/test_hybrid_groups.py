@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +12,14 @@ import pytest
 import torch
 
 from quire import LLM, SamplingParams
+from quire.core.draft_stats import merged_drafts
 from quire.engine.core import EngineCore
 from quire.scheduler.scheduler import Scheduler
 from quire.worker.model_runner import ModelRunner
 from tests.e2e.same_bits import Answer, answers
 from tests.e2e.test_parity_with_transformers import MAX_TOKENS, Reference, random_prompts
 from tests.models.checkpoints import make_checkpoint
+from tests.robustness.oracle import Oracle, drafting
 
 WINDOW = 24
 QWEN = {"use_sliding_window": True, "sliding_window": WINDOW}
@@ -151,6 +154,29 @@ def test_neither_pages_that_left_a_window_nor_the_null_page_are_ever_read(model,
 
         outputs, num_poisoned = run_watched(llm, prompts, 16, poison)
         assert answers(outputs) == clean and min(num_poisoned) > 0
+
+
+@pytest.mark.parametrize("drafter", ["oracle", "itself"])
+def test_drafts_change_no_bit_where_pages_leave_windows(model, kept, drafter):
+    path, reference, num_groups = model
+    prompts = prompts_of(reference)
+    settings: dict[str, Any] = {"scheduler_reserve_full_isl": False}
+    with ExitStack() as stack:
+        if drafter == "itself":  # its own layers free no pages
+            settings["speculative_config"] = {
+                "method": "draft_model", "model": str(path), "enable_adaptive_verification": False
+            }  # fmt: skip
+        else:
+            settings["num_gpu_blocks_override"] = 12 if num_groups == 1 else 50
+            known = [(prompt, answer[0]) for prompt, answer in zip(prompts, kept, strict=True)]
+            stack.enter_context(drafting(Oracle(known, reference.model.config.vocab_size)))
+        llm = stack.enter_context(LLM(str(path), **SETTINGS, **settings))
+        outputs = run(llm, prompts)
+        assert answers(outputs) == kept
+        drafts = merged_drafts(one.outputs[0].spec_decode_metrics for one in outputs)
+        assert drafts is not None and 0 < drafts.num_accepted < drafts.num_drafted
+        assert drafter == "itself" or sum(output.metrics.num_preemptions for output in outputs) > 0
+        assert scheduler_of(llm)._kv.usage == 0.0
 
 
 def num_used_pages(llm: LLM) -> int:
