@@ -3,10 +3,10 @@
 Requests of all kinds in turn (`speculated_requests`) are answered without drafts, then by each method of
 `drafting_methods.METHODS` in each of `CIRCUMSTANCES`; tokens, texts, ends and the bits of log-probabilities must be
 equal. On the best tier of the machine `leaf` answers COUNT requests by every method in every circumstance, and random
-weights of the shape of a 0.5B model a tenth; on the other tiers, and with weights in int8 and int4, every method is
-tried with a tenth of that. Drafts of every method must have been verified, some right, some wrong; where there are
-enough requests, for every kind. What is done is kept in DIRECTORY/results.jsonl and not done again
-while the engine is the same.
+weights of the shape of a 0.5B model a tenth, preempted. On the other tiers in bfloat16, and on the best one in int8 and
+int4, every method is tried with a tenth, on every pair of a tier and a format a few of them. Drafts of every method
+must have been verified, some right, some wrong; where there are enough requests, for every kind. What is done is kept
+in DIRECTORY/results.jsonl and not done again while the engine is the same.
 
 The last line is the number of answers that differ.
 """
@@ -54,6 +54,8 @@ CIRCUMSTANCES: dict[str, tuple[dict[str, Any], int]] = {
     KILLED: ({"max_num_seqs": 96}, 1),
 }
 FORMATS = (None, "int8", "int4")
+SAMPLE = (ORACLE, "draft_model", "suffix, else eagle")
+"""Methods that are tried with every pair of a tier and a format."""
 MANY = 20
 """Requests of a kind that are enough for some draft to stand, and some not, whatever drafts."""
 
@@ -235,11 +237,12 @@ def plan(tiers: Sequence[str], count: int) -> Iterator[Part]:
     here = tuple(name for name in CIRCUMSTANCES if name not in (CONTROLLED, KILLED))
     yield Part(tiers[0], LEAF, None, count, every, here)
     yield Part(tiers[0], LEAF, None, count, others, (CONTROLLED, KILLED))
-    yield Part(tiers[0], RANDOM, None, tenth, every, (PLAIN, PREEMPTED))
+    yield Part(tiers[0], RANDOM, None, tenth, every, (PREEMPTED,))
     for tier in tiers:
         for quantization in FORMATS:
             if (tier, quantization) != (tiers[0], None):
-                yield Part(tier, LEAF, quantization, tenth, every, (PLAIN,))
+                methods = every if tier == tiers[0] or quantization is None else SAMPLE
+                yield Part(tier, LEAF, quantization, tenth, methods, (PLAIN,))
                 yield Part(tier, LEAF, quantization, tenth, (ORACLE,), (ALONE, PREEMPTED, SWAPPED))
             if (tier == tiers[0]) != (quantization is None):
                 yield Part(tier, RANDOM, quantization, few, (ORACLE, "eagle"), (PLAIN,))
