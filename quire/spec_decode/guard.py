@@ -152,7 +152,7 @@ class DraftGuard:
             is_probe: it was expected to lose.
         """
         self.pass_time(seconds)
-        guarded = self.buckets[bucket]
+        guarded = self.buckets.get(bucket) or self._enter(bucket)  # a step without room is plain, and not asked about
         if not is_open:
             guarded.plain.record(plain_s, seconds)
             return

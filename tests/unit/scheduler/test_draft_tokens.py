@@ -18,6 +18,7 @@ from quire.core.runner_output import ModelRunnerOutput
 from quire.kv_cache.planning import plan_kv_cache
 from quire.kv_cache.pool_sizes import useful_bytes
 from quire.scheduler.step import Step
+from quire.spec_decode.controller import SpeculationController
 from tests.unit.scheduler.cache_groups import make_spec
 from tests.unit.scheduler.harness import FULL, Engine, expected_answer, make_beams, make_request, make_scheduler
 from tests.unit.scheduler.pretended_model import Guesses
@@ -250,6 +251,19 @@ def test_a_step_has_no_more_drafts_than_memory_for_their_logits_is_planned(adapt
     engine.add(*(make_request(handle, max_tokens=150) for handle in range(4)))
     engine.run()
     assert max(int(step.drafts.counts.sum()) for step in engine.scheduled if step.drafts is not None) == most_drafts(4)
+
+
+def test_a_step_that_a_prompt_fills_is_plain_for_the_controller():
+    controller = SpeculationController(3)
+    engine = Engine(make_scheduler(proposer=Guesses(num_drafts=3, num_right=3), controller=controller, budget=8))
+    engine.duration = lambda scheduled: 0.25
+    engine.add(make_request(0, 4, max_tokens=30))
+    engine.step()
+    engine.add(make_request(1, 20, max_tokens=2))
+    step = engine.step()
+    assert step.num_scheduled_tokens.tolist() == [1, 7] and step.drafts is None
+    engine.run()
+    assert any(bucket.has_prompts for bucket in controller._guard.buckets)
 
 
 class Noting(Guesses):

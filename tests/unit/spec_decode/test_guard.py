@@ -27,6 +27,12 @@ def test_a_gaining_class_stays_open_with_one_plain_step_in_64():
     assert not guard.num_closings
 
 
+def test_a_step_that_was_not_asked_about_is_a_plain_one():
+    guard = DraftGuard()
+    guard.record(ONE, False, 0.01, 0.01, is_probe=False)
+    assert guard.buckets[ONE].plain.num_steps == 1 and guard.busy_s == 0.01
+
+
 def test_a_losing_class_is_closed_for_longer_and_longer():
     guard = DraftGuard()
     arms = run(guard, 5000, 0.5)
