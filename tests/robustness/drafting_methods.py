@@ -38,11 +38,13 @@ class Target:
         directory: of its config.json; its weights may be missing.
         settings: what chooses it.
         num_medusa_heads: fewer where words are many.
+        longest_prompt: of requests that are plain texts, in tokens.
     """
 
     directory: Path
     settings: Mapping[str, Any]
     num_medusa_heads: int = NUM_OF_MODEL
+    longest_prompt: int | None = None
 
     @cached_property
     def config(self) -> dict[str, Any]:

@@ -56,11 +56,12 @@ class Asked:
     params: SamplingParams
 
 
-def make_requests(engine: Any, count: int, seed: int = 0) -> list[Asked]:
+def make_requests(engine: Any, count: int, seed: int = 0, longest: int | None = None) -> list[Asked]:
     """`count` requests of all kinds in turn; every third begins like others.
 
     Args:
         engine: has a tokenizer and, for forced tools, a template.
+        longest: prompts that are plain texts are cut to so many tokens.
     """
     rng, forcing = random.Random(seed), Forcing(engine, ("hermes", "mistral", "qwen3_coder"))
     starts = [_words(rng, 60) for _ in range(3)]
@@ -82,7 +83,7 @@ def make_requests(engine: Any, count: int, seed: int = 0) -> list[Asked]:
         max_tokens = (48, 8, 30, 1)[i // len(kinds) % 4]
         common = {"max_tokens": max_tokens, "seed": i, "ignore_eos": kind != "structured"}
         params = SamplingParams(**{**common, **fields})
-        requests.append(Asked(kind, engine.tokenizer.encode(text, add_special_tokens=False), params))
+        requests.append(Asked(kind, engine.tokenizer.encode(text, add_special_tokens=False)[:longest], params))
     return requests
 
 

@@ -124,7 +124,7 @@ class Bench:
         self._seed = seed
         self._settings = {**SETTINGS, **target.settings, "quantization": quantization}
         with LLM(**self._settings) as llm:
-            self.requests = make_requests(llm.llm_engine, count, seed)
+            self.requests = make_requests(llm.llm_engine, count, seed, target.longest_prompt)
             self._expected = [answer_of(one) for one in generate(llm, self.requests)]
         self._sequences = sequences(self.requests, self._expected)
         self._drafters = Drafters(target, directory, [[*prompt, *output] for prompt, output in self._sequences])
@@ -258,7 +258,8 @@ def make_target(model: str, directory: Path) -> Target:
         importlib.import_module("benchmarks.engine.bench_structured").write_model(path)
         words = json.loads((path / "tokenizer_config.json").read_text())
         (path / "tokenizer_config.json").write_text(json.dumps({**words, "chat_template": CHAT_TEMPLATE}))
-    return Target(path, {"model": str(path), "load_format": "dummy"}, num_medusa_heads=2)
+    settings = {"model": str(path), "load_format": "dummy", "max_model_len": 1024}
+    return Target(path, settings, num_medusa_heads=2, longest_prompt=48)
 
 
 class Results:
