@@ -30,11 +30,16 @@ class DrawnDrafts:
         states: per-row parameters.
         max_num_drafts: drafts of a row in a step.
         device: where the drafter's logits are.
+        is_block: they are judged together. A draft that does not stand was looked at then, so its position is drafted
+            by another number in the next step; else it is by the same, and the same draft comes in the same place.
     """
 
-    def __init__(self, states: SamplingStates, max_num_drafts: int, device: torch.device) -> None:
+    def __init__(
+        self, states: SamplingStates, max_num_drafts: int, device: torch.device, *, is_block: bool = False
+    ) -> None:
         max_num_seqs = len(states.flags)
         self._states = states
+        self._is_block = is_block
         # Position of each row's first draft; _NONE = there are none.
         self._first = np.full(max_num_seqs, _NONE, dtype=np.int64)
         self._counts = np.zeros(max_num_seqs, dtype=np.int64)
@@ -65,7 +70,7 @@ class DrawnDrafts:
         is_random = (self._states.flags[rows] & int(FeatureFlag.RANDOM)) != 0
         temperature = np.where(is_random, self._states.temperature[rows], 1.0).astype(np.float32)
         probs = torch.softmax(logits.float() / to_device(temperature, logits.device)[:, None], dim=1)
-        streams = attempt(STREAM_DRAFT, num_before)
+        streams = attempt(STREAM_DRAFT, num_before if self._is_block else 0 * num_before)
         uniforms = uniform(self._states.seeds[rows], self._first[rows] + num_before, streams)
         likeliest = logits.argmax(dim=1).cpu().numpy()
         token_ids = np.where(is_random, draw_by_weight(probs, uniforms), likeliest).astype(np.int32)

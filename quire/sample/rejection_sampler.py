@@ -23,7 +23,7 @@ import torch
 
 from quire.sample.ops.torch_ops import draw_by_weight
 from quire.sample.ragged import take_lines, to_device
-from quire.sample.rng import STREAM_ACCEPT, STREAM_RESIDUAL, attempt, uniform
+from quire.sample.rng import STREAM_ACCEPT, STREAM_RESIDUAL, uniform
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,8 +85,8 @@ class RejectionSampler:
         seeds: np.ndarray,
         positions: np.ndarray,
     ) -> np.ndarray:
-        """As `AcceptanceRule`. One look at a draft, so its rejection tells nothing of those behind it."""
-        chances = uniform(seeds, positions, attempt(STREAM_ACCEPT, drafted.num_before))
+        """As `AcceptanceRule`, by numbers of the position alone: what is behind a rejected draft was not looked at."""
+        chances = uniform(seeds, positions, STREAM_ACCEPT)
         stands = chances * _of_drafts(drafted) < _at(probs, drafted.token_ids)
         rejected = np.flatnonzero(~stands)
         chosen: np.ndarray = drafted.token_ids.copy()

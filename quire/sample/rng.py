@@ -48,8 +48,8 @@ def philox4x32(key: np.ndarray, counter: np.ndarray) -> np.ndarray:
 def attempt(stream: int, num_before: np.ndarray) -> np.ndarray:
     """[n] streams of drafts that have `num_before` ([n] integers) drafts before them in their step.
 
-    A position may be drafted in several steps, each time behind fewer drafts. Block verification looks at the numbers
-    of drafts that it then drops, so the next step must not see these again.
+    Of block verification alone. A position may be drafted in several steps, each time behind fewer drafts. Block
+    verification looks at the numbers of drafts that it then drops, so the next step must not see these again.
     """
     streams: np.ndarray = stream + _NUM_STREAMS * num_before
     return streams

@@ -10,7 +10,6 @@ from collections.abc import Callable
 from quire.config.speculative import SpeculativeConfig
 from quire.core.drafts import DraftProposer
 from quire.core.speculation_stats import SpeculationStats
-from quire.errors import UnsupportedError
 from quire.spec_decode.chained import ChainedProposer
 from quire.spec_decode.controller import SpeculationController
 from quire.spec_decode.ngram import NgramProposer
@@ -22,16 +21,7 @@ def make_proposer(config: SpeculativeConfig, of_model: DraftProposer | None) -> 
 
     Args:
         of_model: that of `config.model_method`; None = no model drafts.
-
-    Raises:
-        UnsupportedError: there is no such acceptance.
     """
-    if config.acceptance != "sampled":
-        raise UnsupportedError(
-            f"speculative_config: acceptance {config.acceptance} is not available yet",
-            hint="leave it out: answers are then the same bytes as those without drafts",
-            field="speculative_config",
-        )
     made: dict[str, DraftProposer] = {}
     if "suffix" in config.method:
         made["suffix"] = suffix = _suffix(config)

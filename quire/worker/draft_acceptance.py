@@ -11,10 +11,12 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from quire.config.speculative import SpeculativeConfig
+from quire.errors import UnsupportedError
 from quire.sample.drawn_drafts import DrawnDrafts
 from quire.sample.ops.interface import SamplingOps
 from quire.sample.ragged import take_lines
-from quire.sample.rejection_sampler import AcceptanceRule, DraftedLines, RejectionSampler
+from quire.sample.rejection_sampler import AcceptanceRule, DraftedLines, RejectionSampler, TypicalAcceptance
 from quire.sample.sampler import Sampler, SamplerOutput
 from quire.sample.states import SamplingStates
 from quire.worker.block_verification import BlockVerification, DraftedRows
@@ -41,6 +43,24 @@ class AcceptanceOptions:
         assert not self.is_block or isinstance(self.rule, RejectionSampler), "blocks are a way of rejection sampling"
 
 
+def acceptance_options(config: SpeculativeConfig | None) -> AcceptanceOptions | None:
+    """What is configured; None = a draft stands when it is the token that is sampled.
+
+    Raises:
+        UnsupportedError: drafts shall be drawn.
+    """
+    if config is None or config.is_off or config.acceptance == "sampled":
+        return None
+    if config.draft_sample_method == "probabilistic":
+        raise UnsupportedError(
+            "speculative_config: draft_sample_method probabilistic is not available yet",
+            hint="leave it out: drafts are then the likeliest tokens", field="speculative_config",
+        )  # fmt: skip
+    if config.acceptance == "typical":
+        return AcceptanceOptions(TypicalAcceptance(config.posterior_threshold, config.posterior_alpha))
+    return AcceptanceOptions(RejectionSampler(), is_block=config.rejection_sample_method == "block")
+
+
 class DraftAcceptance:
     """Verifies the drafts of steps.
 
@@ -64,7 +84,9 @@ class DraftAcceptance:
         self._states = states
         self._sampler = Sampler(states, ops, logprobs_mode, options.rule)
         self._blocks = BlockVerification(self._sampler, states, requests) if options.is_block else None
-        self.drawn = DrawnDrafts(states, options.num_drawn_drafts, device) if options.num_drawn_drafts else None
+        self.drawn = None
+        if options.num_drawn_drafts:
+            self.drawn = DrawnDrafts(states, options.num_drawn_drafts, device, is_block=options.is_block)
 
     def forget(self, rows: np.ndarray) -> None:
         """The requests on these rows are gone."""

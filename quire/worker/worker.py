@@ -34,6 +34,7 @@ from quire.worker.connector_worker import ConnectorWorker
 from quire.worker.device.aux_graphs import GraphsWithAux
 from quire.worker.device.cache_identity import cache_identity
 from quire.worker.device.registry import make_device_ops
+from quire.worker.draft_acceptance import DraftAcceptance, acceptance_options
 from quire.worker.drafting.loading import DrafterCache, find_drafter, load_drafter
 from quire.worker.kv_cache_tensors import stored_spec
 from quire.worker.kv_layout import ConnectorCaches, describe_layout
@@ -57,6 +58,7 @@ class Worker:
     Raises:
         ModelError: the model directory or its weights are unusable.
         NotEnoughMemoryError: weights and workspace do not fit.
+        UnsupportedError: drafts shall be accepted in a way that there is not yet.
     """
 
     def __init__(
@@ -65,6 +67,7 @@ class Worker:
         keep_freed_memory()
         self._setup = setup = make_setup(config, platform)
         self._custom_processors = tuple(custom_processors)
+        self._acceptance = acceptance_options(config.speculative)
         self._ops = ops = make_device_ops(setup)
         drafter_files = find_drafter(setup)
         self._memory = MemoryPlanner(setup, ops, None if drafter_files is None else drafter_files.arch)
@@ -144,17 +147,23 @@ class Worker:
         graphs = ops.make_graphs(self._model, attention, block_tables)
         if self._drafter is not None and self._drafter.aux is not None:
             graphs = GraphsWithAux(graphs, self._drafter.aux)
+        requests = RequestStates(max_num_seqs, max_model_len, vocab_size)
+        logprobs_mode = setup.config.model.logprobs_mode
+        acceptance = None
+        if self._acceptance is not None:
+            acceptance = DraftAcceptance(self._acceptance, requests, sampling, ops.sampling, logprobs_mode, ops.device)
         self._runner = ModelRunner(
             self._model,
-            RequestStates(max_num_seqs, max_model_len, vocab_size),
+            requests,
             block_tables,
             sampling,
             attention,
             ops.device,
             ops.sampling,
             graphs,
-            setup.config.model.logprobs_mode,
+            logprobs_mode,
             kv_caches.transfers,
+            acceptance,
         )
         pool = kv_caches.pools[0]  # where there are several, the scheduler uses no tier
         self._blocks = CacheBlocks([part.narrow(pool.dim, 0, pool.num_blocks) for part in pool.tensors], pool.dim)

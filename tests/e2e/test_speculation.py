@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from quire import LLM, SamplingParams
-from quire.errors import ConfigError, UnsupportedError
+from quire.errors import ConfigError
 from tests.e2e.test_draft_tokens import KINDS, SETTINGS
 from tests.models.stored_models import make_tiny
 
@@ -55,12 +55,6 @@ def test_the_controller_changes_no_byte(plain: tuple[list[Any], int]):
 
 def test_off_is_plain_decoding(plain: tuple[list[Any], int]):
     assert answers("off")[0] == plain[0]
-
-
-def test_acceptance_that_no_setting_reaches_is_refused_by_name():
-    with pytest.raises(UnsupportedError, match="acceptance rejection") as raised:
-        LLM("leaf", **SETTINGS, speculative_config={"method": "ngram", "acceptance": "rejection"})
-    assert raised.value.hint and raised.value.field == "speculative_config"
 
 
 @pytest.fixture(scope="module")

@@ -82,6 +82,11 @@ def up_to_an_odd_one(tokens: np.ndarray, drafts: np.ndarray) -> np.ndarray:
     return np.cumprod(drafts % 2 == 0, axis=1).sum(axis=1)
 
 
+def all_or_none(tokens: np.ndarray, drafts: np.ndarray) -> np.ndarray:
+    """All if the last one is even, else none: what is left out depends on drafts behind."""
+    return np.where(drafts[:, -1] % 2 == 0, drafts.shape[1], 0)
+
+
 LENGTHS = {"all": all_of_them, "by context": by_the_context, "cut by the drafts": up_to_an_odd_one}
 
 
@@ -92,6 +97,8 @@ def ways() -> Iterator[tuple[str, Way]]:
     ):
         name = f"{'block' if is_block else 'standard'}, {'drawn' if is_drawn else 'one-hot'}, {kind}, {length}"
         yield name, Way(is_block, is_drawn, params, num_drafts)
+    for kind, params in PARAMS.items():
+        yield f"standard, drawn, {kind}, by the last draft", Way(params=params, num_drafts=all_or_none)
     for is_block, is_drawn in itertools.product((False, True), (False, True)):
         name = f"{'block' if is_block else 'standard'}, {'drawn' if is_drawn else 'one-hot'}, penalties, closed"
         yield name, Way(is_block, is_drawn, PARAMS["top-p and penalties"], by_the_context, is_closed=True)
@@ -161,7 +168,11 @@ class Continuations:
         if self._way.is_closed and output.sampled_start_loc is not None:
             is_last = np.isin(np.arange(len(output.sampled_token_ids)), output.sampled_start_loc[1:] - 1)
             assert not (output.sampled_token_ids[~is_last] == 2).any()
-        return np.ones(len(rows)) if output.sampled_start_loc is None else np.diff(output.sampled_start_loc)
+        return (
+            np.ones(len(rows), dtype=np.int64)
+            if output.sampled_start_loc is None
+            else np.diff(output.sampled_start_loc)
+        )
 
     def _draft(self, rows: np.ndarray, positions: np.ndarray) -> np.ndarray:
         """[n, MAX_DRAFTS] tokens: drawn, or the drafter's likeliest ones."""

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from quire.kernels.native.runtime import NativeRuntime
-from quire.sample import drawn_drafts, rejection_sampler
+from quire.sample import drawn_drafts
 from quire.sample.ops.native import NativeSamplingOps
 from quire.sample.ops.torch_ops import TorchSamplingOps
 from quire.sample.rejection_sampler import TypicalAcceptance
@@ -53,7 +53,7 @@ def test_drafts_drawn_with_the_numbers_that_judge_them_would_not(method: str, mo
 def test_block_verification_would_not_if_a_position_had_the_same_numbers_in_every_step(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    for module in (drawn_drafts, rejection_sampler, block_verification):
+    for module in (drawn_drafts, block_verification):
         monkeypatch.setattr(module, "attempt", lambda stream, num_before: stream + 0 * num_before)
     p, _ = try_out(DRAWN["block"], OPS, max(10 * COUNT, 40_000))
     assert p < 1e-4

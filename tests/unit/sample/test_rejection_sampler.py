@@ -46,7 +46,7 @@ def test_a_draft_stands_with_the_ratio_of_its_probabilities_and_else_the_residua
     num_before = np.arange(NUM_LINES) % 3
     drafted = drafted_lines(q, num_before)
     found = RejectionSampler().choose(p, np.zeros(NUM_LINES, dtype=np.int32), drafted, SEEDS, POSITIONS)
-    numbers = uniform(SEEDS, POSITIONS, attempt(STREAM_ACCEPT, num_before)), uniform(SEEDS, POSITIONS, STREAM_RESIDUAL)
+    numbers = uniform(SEEDS, POSITIONS, STREAM_ACCEPT), uniform(SEEDS, POSITIONS, STREAM_RESIDUAL)
     full = dense(q, drafted)
     for line in range(NUM_LINES):
         draws: Iterator[float] = iter([numbers[0][line], numbers[1][line]])
@@ -111,18 +111,20 @@ def test_typical_acceptance_goes_by_threshold_and_entropy():
     assert 0.1 < np.mean(wanted) < 0.9
 
 
-def test_drafts_are_drawn_by_numbers_of_their_own_and_remembered_until_their_place_is_sampled():
+@pytest.mark.parametrize("is_block", [False, True])
+def test_drafts_are_drawn_by_numbers_of_their_own_and_remembered_until_their_place_is_sampled(is_block: bool):
     states = SamplingStates(4, VOCAB_SIZE, torch.device("cpu"))
     for row, temperature in ((1, 0.7), (3, 0.0)):
         states.add_row(row, SamplingParams(temperature=temperature), np.array([1], dtype=np.int32), 1, seed=row)
-    drawn, rows, logits = DrawnDrafts(states, 2, torch.device("cpu")), np.array([1, 3]), random_probs(3, 2)
+    drawn = DrawnDrafts(states, 2, torch.device("cpu"), is_block=is_block)
+    rows, logits = np.array([1, 3]), random_probs(3, 2)
     drawn.begin(rows, np.array([7, 9]))
     first = drawn.draw(logits, rows)
     second = drawn.draw(logits[:1], rows[:1])
     probs = torch.softmax(logits[0] / 0.7, 0)
     cumulative = probs.double().cumsum(0).numpy()
     for i, token in enumerate((first[0], second[0])):
-        number = uniform(np.array([1], np.uint64), np.array([7 + i]), attempt(STREAM_DRAFT, np.array([i])))
+        number = uniform(np.array([1], np.uint64), np.array([7 + i]), attempt(STREAM_DRAFT, np.array([i * is_block])))
         assert token == np.searchsorted(cumulative, number[0] * cumulative[-1], side="right")
     assert first[1] == int(logits[1].argmax())
     assert drawn.is_waiting(rows, np.array([7, 9])).tolist() == [True, True]
