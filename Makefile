@@ -146,7 +146,7 @@ test-structured: $(VENV)/.test     ## random schemas, patterns and grammars, jud
 
 .PHONY: test-rejection
 test-rejection: $(VENV)/.test      ## drafts judged by ratios of probabilities keep the exact distribution; COUNT=100000 continuations of each kind
-	$(BIN)/python -m tests.statistics.speculated --count $(or $(COUNT),100000)
+	$(BIN)/python -m tests.statistics.rejection --count $(or $(COUNT),100000)
 
 .PHONY: test-json-schema
 test-json-schema: $(VENV)/.test    ## the official JSON-Schema-Test-Suite (fetched with pip) in both directions; LIBRARIES=auto

@@ -72,9 +72,10 @@ class SpeculativeConfig:
         "standard", "Of acceptance rejection: standard = token by token; block = all drafts of a request together, "
         "which accepts more.", choices=("standard", "block"),
     )  # fmt: skip
-    draft_sample_method: str = setting(
-        "greedy", "greedy = a draft is the likeliest token; probabilistic = it is drawn, and accepted by the ratio of "
-        "both probabilities (acceptance rejection, with a model).", choices=("greedy", "probabilistic"),
+    draft_sample_method: str | None = setting(
+        None, "greedy = a model's draft is its likeliest token; probabilistic = it is drawn, and accepted by the ratio "
+        "of both probabilities. Default: probabilistic with acceptance rejection and a model, else greedy.",
+        choices=("greedy", "probabilistic"),
     )  # fmt: skip
     posterior_threshold: float = setting(
         POSTERIOR[0], "Of acceptance typical: a draft of at least this probability stands.", minimum=0.0, maximum=1.0
@@ -138,6 +139,11 @@ class SpeculativeConfig:
         return self.num_speculative_tokens or 0 if self.method else 0
 
     @property
+    def draws_drafts(self) -> bool:
+        """Whether a model's drafts are drawn from its distribution."""
+        return bool(self.method) and self.draft_sample_method == "probabilistic"
+
+    @property
     def history_methods(self) -> tuple[str, ...]:
         """Those of `method` that guess from tokens alone, in order."""
         return tuple(name for name in self.method if name in HISTORY_METHODS)
@@ -157,6 +163,9 @@ class SpeculativeConfig:
         if self.acceptance is None:
             is_ratio = self.rejection_sample_method == "block" or self.draft_sample_method == "probabilistic"
             self._set("acceptance", "rejection" if is_ratio else "sampled")
+        if self.draft_sample_method is None:
+            is_drawn = self.acceptance == "rejection" and self.model_method is not None
+            self._set("draft_sample_method", "probabilistic" if is_drawn else "greedy")
         if "ngram" in self.method:
             low, high = self.prompt_lookup_min, self.prompt_lookup_max
             self._set("prompt_lookup_min", low or high or DEFAULT_LOOKUP)

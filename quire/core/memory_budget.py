@@ -123,6 +123,15 @@ def estimate_workspace_bytes(arch: ModelArch, limits: StepLimits, dtype_bytes: i
     return RESERVED_BYTES + ATTENTION_BYTES + max(activations + gathered, sampling)
 
 
+def drawn_drafts_bytes(max_num_seqs: int, num_drafts: int, vocab_size: int) -> int:
+    """Bytes of the float32 distributions that drafts were drawn from, where `SpeculativeConfig.draws_drafts`.
+
+    Args:
+        num_drafts: of a row at once: `SpeculativeConfig.num_tokens`.
+    """
+    return max_num_seqs * num_drafts * vocab_size * 4
+
+
 def plan_memory(
     *,
     free_bytes: int,

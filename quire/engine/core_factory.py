@@ -105,7 +105,8 @@ def _make_speculation(
     logger.info("speculative decoding: %s", describe(speculative))
     of_model = None
     if speculative.model_method is not None:
-        of_model = ModelProposer(speculative.model_method, speculative.num_tokens)
+        marks_rows = speculative.draws_drafts and len(speculative.method) > 1
+        of_model = ModelProposer(speculative.model_method, speculative.num_tokens, marks_rows=marks_rows)
         executor = DraftingExecutor(executor, of_model)
     proposer, controller = make_proposer(speculative, of_model), make_controller(speculative)
     return proposer, controller, SpeculationReports(stats_reader(proposer, controller)), executor

@@ -34,13 +34,17 @@ class ModelProposer:
     Args:
         name: the method.
         num_tokens: most drafts of a row.
+        marks_rows: others draft, too, and messages to the worker say which rows have drafts of the model: these are
+            judged by what they were drawn from.
     """
 
-    def __init__(self, name: str, num_tokens: int) -> None:
+    def __init__(self, name: str, num_tokens: int, *, marks_rows: bool = False) -> None:
         self.name = name
         self._num_tokens = num_tokens
         self._kept: dict[int, tuple[int, np.ndarray, np.ndarray]] = {}
         self._is_wanted = False
+        self._marks_rows = marks_rows
+        self._given: list[int] = []
 
     def begin(self, request: EngineCoreRequest) -> None:
         """As `DraftProposer`: nothing is kept of requests."""
@@ -57,9 +61,18 @@ class ModelProposer:
             num_tokens, ids, probabilities = self._kept.get(row, (length, _NO_DRAFTS, _NO_DRAFTS))
             ids, probabilities = (ids, probabilities) if num_tokens == length else (_NO_DRAFTS, _NO_DRAFTS)
             drafts.append(ids[:most])
+            self._given += [row] if len(ids) else []
             scores.append(probabilities[:most])
         proposals = make_proposals(drafts)
         return dataclasses.replace(proposals, scores=np.concatenate([*scores, _NO_DRAFTS]).astype(np.float32))
+
+    def mark(self, scheduled: SchedulerOutput) -> SchedulerOutput:
+        """The message of the step that was planned last, which says of which rows the drafts are the model's."""
+        given, self._given = self._given, []
+        if not self._marks_rows or scheduled.drafts is None:
+            return scheduled
+        drafts = dataclasses.replace(scheduled.drafts, is_of_model=np.isin(scheduled.rows, given))
+        return dataclasses.replace(scheduled, drafts=drafts)
 
     def request(self, scheduled: SchedulerOutput) -> DraftRequest | None:
         """What to ask with a step, which makes older drafts of its rows worthless; None = nothing."""
@@ -103,6 +116,7 @@ class DraftingExecutor(Executor):
 
     def execute_model(self, scheduler_output: SchedulerOutput) -> ComputedStep:
         """As `Executor`, with a request for drafts."""
+        scheduler_output = self._proposer.mark(scheduler_output)
         request = self._proposer.request(scheduler_output)
         if request is not None:
             scheduler_output = dataclasses.replace(scheduler_output, draft_request=request)

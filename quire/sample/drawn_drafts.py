@@ -7,9 +7,14 @@ pass through the scheduler. Owns one dense tensor, of which memory is taken wher
 The scheduler may verify fewer drafts than were drawn. It then still matters what was drawn next: where that draft was
 left out for what it is (a low score, a grammar), a token drawn in its place as if there had been none would make such
 drafts too rare. So the first one that is left out is tested, too, which needs no further logits.
+
+A model's own distribution is narrowed to what the request allows nowhere: what masks, penalties and filters drop has
+p = 0, so such a draft does not stand.
 """
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -21,6 +26,13 @@ from quire.sample.rng import STREAM_DRAFT, attempt, uniform
 from quire.sample.states import FeatureFlag, SamplingStates
 
 _NONE = -1
+
+
+class Drawn(NamedTuple):
+    """Drafts of n rows: ids [n] int32, -1 = there can be none, and how sure the drafter is, [n] float32, 0 to 1."""
+
+    token_ids: np.ndarray
+    scores: np.ndarray
 
 
 class DrawnDrafts:
@@ -44,6 +56,8 @@ class DrawnDrafts:
         self._first = np.full(max_num_seqs, _NONE, dtype=np.int64)
         self._counts = np.zeros(max_num_seqs, dtype=np.int64)
         self._token_ids = np.zeros((max_num_seqs, max_num_drafts), dtype=np.int32)
+        # Probability of the likeliest token in each row's first place.
+        self._first_best = np.zeros(max_num_seqs, dtype=np.float32)
         self._probs = torch.empty(max_num_seqs * max_num_drafts, states.vocab_size, device=device)
 
     @property
@@ -56,28 +70,36 @@ class DrawnDrafts:
         self._first[rows] = positions
         self._counts[rows] = 0
 
-    def draw(self, logits: torch.Tensor, rows: np.ndarray) -> np.ndarray:
+    def draw(self, logits: torch.Tensor, rows: np.ndarray, ids: np.ndarray | None = None) -> Drawn:
         """The next draft of each row, at its request's temperature; the likeliest token for greedy requests.
 
         Args:
-            logits: [n, vocab_size]; the drafter's.
+            logits: [n, draft vocabulary]; the drafter's.
             rows: [n] distinct rows that `begin` named, with fewer than `max_num_drafts` drafts each.
+            ids: [draft vocabulary] int32; the target's ids of its tokens; None = the vocabulary is the target's.
 
         Returns:
-            [n] int32.
+            drafts; the scores of a random request depend on nothing that was drawn.
         """
         num_before = self._counts[rows]
         is_random = (self._states.flags[rows] & int(FeatureFlag.RANDOM)) != 0
         temperature = np.where(is_random, self._states.temperature[rows], 1.0).astype(np.float32)
         probs = torch.softmax(logits.float() / to_device(temperature, logits.device)[:, None], dim=1)
+        best, at = (of.cpu().numpy() for of in probs.max(dim=1))
+        is_number = np.isfinite(best)
         streams = attempt(STREAM_DRAFT, num_before if self._is_block else 0 * num_before)
         uniforms = uniform(self._states.seeds[rows], self._first[rows] + num_before, streams)
-        likeliest = logits.argmax(dim=1).cpu().numpy()
-        token_ids = np.where(is_random, draw_by_weight(probs, uniforms), likeliest).astype(np.int32)
+        token_ids = np.where(is_random, draw_by_weight(torch.nan_to_num(probs), uniforms), at)
+        if ids is not None:
+            columns = to_device(ids.astype(np.int64), probs.device)
+            probs = probs.new_zeros(len(rows), self._probs.shape[1]).index_add_(1, columns, probs)
+            token_ids = ids[token_ids]
+        token_ids = np.where(is_number, token_ids, _NONE).astype(np.int32)
         self._probs[to_device(self._lines(rows, num_before), self._probs.device)] = probs
         self._token_ids[rows, num_before] = token_ids
-        self._counts[rows] += 1
-        return token_ids
+        self._counts[rows] += is_number
+        self._first_best[rows] = np.where(num_before == 0, best, self._first_best[rows])
+        return Drawn(token_ids, np.where(is_random, self._first_best[rows], best).astype(np.float32))
 
     def forget(self, rows: np.ndarray) -> None:
         """The requests on these rows are gone."""

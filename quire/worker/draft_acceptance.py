@@ -12,7 +12,6 @@ import numpy as np
 import torch
 
 from quire.config.speculative import SpeculativeConfig
-from quire.errors import UnsupportedError
 from quire.sample.drawn_drafts import DrawnDrafts
 from quire.sample.ops.interface import SamplingOps
 from quire.sample.ragged import take_lines
@@ -44,21 +43,13 @@ class AcceptanceOptions:
 
 
 def acceptance_options(config: SpeculativeConfig | None) -> AcceptanceOptions | None:
-    """What is configured; None = a draft stands when it is the token that is sampled.
-
-    Raises:
-        UnsupportedError: drafts shall be drawn.
-    """
+    """What is configured; None = a draft stands when it is the token that is sampled."""
     if config is None or config.is_off or config.acceptance == "sampled":
         return None
-    if config.draft_sample_method == "probabilistic":
-        raise UnsupportedError(
-            "speculative_config: draft_sample_method probabilistic is not available yet",
-            hint="leave it out: drafts are then the likeliest tokens", field="speculative_config",
-        )  # fmt: skip
     if config.acceptance == "typical":
         return AcceptanceOptions(TypicalAcceptance(config.posterior_threshold, config.posterior_alpha))
-    return AcceptanceOptions(RejectionSampler(), is_block=config.rejection_sample_method == "block")
+    num_drawn = config.num_tokens if config.draws_drafts else 0
+    return AcceptanceOptions(RejectionSampler(), config.rejection_sample_method == "block", num_drawn)
 
 
 class DraftAcceptance:

@@ -27,7 +27,8 @@ class InputBatch:
         logits_indices: [num_logits] int64; the step's tokens whose hidden states predict tokens.
         logits_start_loc: [num_sampled + 1] int32; where each row's rows of logits begin: it has one, and one for each
             draft. None = one each.
-        is_own_draft: [num_sampled] bool; rows whose drafts, if any, are the worker's own proposer's. None = not known.
+        is_own_draft: [num_sampled] bool; rows whose drafts, if any, are those of the worker's own model. None = all,
+            or not known.
         states: blocks of recurrent layers, for each KV cache group that has such, numbered within their pools.
         token_state_blocks: for each such group [num_tokens] int32; a block for the state after each token of the step
             that stands before a draft; -1 = none. Empty = no row has drafts.

@@ -9,6 +9,7 @@ from quire.core.kv_spec import KVCacheConfig, KVCacheSpec
 from quire.core.memory_budget import (
     check_allocation,
     check_swap_space,
+    drawn_drafts_bytes,
     estimate_weights_bytes,
     estimate_workspace_bytes,
     plan_memory,
@@ -43,6 +44,10 @@ class MemoryPlanner:
             self._draft_weights_bytes = estimate_weights_bytes(
                 draft_arch, setup.limits.max_model_len, setup.dtype.itemsize, setup.config.model.quantization
             )
+        speculative = setup.config.speculative
+        if speculative is not None and speculative.draws_drafts:
+            max_num_seqs = setup.limits.max_num_seqs
+            workspace_bytes += drawn_drafts_bytes(max_num_seqs, speculative.num_tokens, setup.arch.vocab_size)
         self._workspace_bytes = workspace_bytes + ops.graph_bytes
         swap_bytes = int(setup.config.cache.swap_space * GIB)
         # The swap space is always the host's memory, which may be the device's.

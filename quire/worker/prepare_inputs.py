@@ -37,7 +37,7 @@ def prepare_inputs(
     seq_lens = (scheduled.num_computed_tokens + counts).astype(np.int32)
     sampling = scheduled.is_sampling
     sampling_positions, logits_indices = seq_lens[sampling], query_start_loc[1:][sampling].astype(np.int64) - 1
-    logits_start_loc = None
+    logits_start_loc = is_own_draft = None
     token_state_blocks: tuple[np.ndarray, ...] = ()
     if scheduled.drafts is not None:
         requests.write_drafts(scheduled.rows, seq_lens, scheduled.drafts)
@@ -47,6 +47,8 @@ def prepare_inputs(
         np.cumsum(1 + num_drafts, out=logits_start_loc[1:])
         shifts = logits_indices - num_drafts - logits_start_loc[:-1]
         logits_indices = np.arange(logits_start_loc[-1]) + np.repeat(shifts, 1 + num_drafts)
+        if scheduled.drafts.is_of_model is not None:
+            is_own_draft = scheduled.drafts.is_of_model[sampling] | (num_drafts == 0)
         token_state_blocks = _before_drafts(scheduled.drafts, query_start_loc, draft_states)
     input_ids = requests.token_ids[token_rows, token_positions]
     return InputBatch(
@@ -62,6 +64,7 @@ def prepare_inputs(
         sampling_positions=sampling_positions,
         logits_indices=logits_indices,
         logits_start_loc=logits_start_loc,
+        is_own_draft=is_own_draft,
         states=states,
         token_state_blocks=token_state_blocks,
     )

@@ -35,6 +35,7 @@ from quire.worker.device.aux_graphs import GraphsWithAux
 from quire.worker.device.cache_identity import cache_identity
 from quire.worker.device.registry import make_device_ops
 from quire.worker.draft_acceptance import DraftAcceptance, acceptance_options
+from quire.worker.drafting.choice import DraftChoice, DrawnTokens, LikeliestTokens
 from quire.worker.drafting.loading import DrafterCache, find_drafter, load_drafter
 from quire.worker.kv_cache_tensors import stored_spec
 from quire.worker.kv_layout import ConnectorCaches, describe_layout
@@ -58,7 +59,6 @@ class Worker:
     Raises:
         ModelError: the model directory or its weights are unusable.
         NotEnoughMemoryError: weights and workspace do not fit.
-        UnsupportedError: drafts shall be accepted in a way that there is not yet.
     """
 
     def __init__(
@@ -175,7 +175,10 @@ class Worker:
             cache = DrafterCache(
                 config=kv_cache_config, by_layer=by_layer, pools=kv_caches.pools, block_tables=block_tables
             )
-            self._runner.register_draft_model(self._drafter.start(cache), setup.block_size)
+            choice: DraftChoice = LikeliestTokens(ops.sampling)
+            if acceptance is not None and acceptance.drawn is not None:
+                choice = DrawnTokens(ops.sampling, acceptance.drawn)
+            self._runner.register_draft_model(self._drafter.start(cache, choice), setup.block_size)
 
     def kv_cache_identity(self) -> dict[str, Any]:
         """What decides which bytes a block of the cache, which must be allocated, has for given tokens."""

@@ -1,14 +1,7 @@
-"""Continuations of a tiny model with drafts, by the engine's own sampling step, against their exact distribution.
-
-    python -m tests.statistics.speculated --count 100000
-
-prints a line for each way in which drafts are made and verified, and the smallest p of all at last, corrected for
-their number.
-"""
+"""Continuations of a tiny model with drafts, by the engine's own sampling step, against their exact distribution."""
 
 from __future__ import annotations
 
-import argparse
 import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -21,10 +14,7 @@ from scipy.stats import chisquare
 from quire.core.grammar_bitmask import GrammarBitmask
 from quire.core.sampling_params import SamplingParams
 from quire.core.scheduler_output import NewRequestData
-from quire.kernels.native.runtime import NativeRuntime
 from quire.sample.ops.interface import SamplingOps
-from quire.sample.ops.native import NativeSamplingOps
-from quire.sample.ops.torch_ops import TorchSamplingOps
 from quire.sample.rejection_sampler import AcceptanceRule, RejectionSampler
 from quire.sample.states import SamplingStates
 from quire.worker.draft_acceptance import AcceptanceOptions, DraftAcceptance
@@ -181,7 +171,7 @@ class Continuations:
             self._drawn.begin(rows, positions)
         for i in range(MAX_DRAFTS):
             logits = logits_of(DRAFTER, tokens, rows, positions + i)
-            drafts.append(logits.argmax(1).numpy() if self._drawn is None else self._drawn.draw(logits, rows))
+            drafts.append(logits.argmax(1).numpy() if self._drawn is None else self._drawn.draw(logits, rows).token_ids)
             tokens[rows, positions + i] = drafts[-1]
         return np.stack(drafts, 1)
 
@@ -208,14 +198,20 @@ def batch_of(rows: np.ndarray, positions: np.ndarray, start_loc: np.ndarray, at:
     )  # fmt: skip
 
 
-def exact_probs(params: SamplingParams) -> np.ndarray:
+def of_table(context: list[int]) -> np.ndarray:
+    """[VOCAB_SIZE] logits of the target."""
+    found: np.ndarray = TARGET[context[-2], context[-1]]
+    return found
+
+
+def exact_probs(params: SamplingParams, logits_of: Callable[[list[int]], np.ndarray] = of_table) -> np.ndarray:
     """[VOCAB_SIZE ** LENGTH] float64; of every continuation, the first token counting most."""
     probs = {(): 1.0}
     for _ in range(LENGTH):
         grown = {}
         for output, prob in probs.items():
-            context = [*PROMPT, *output]
-            logits = reference.constrained_logits(TARGET[context[-2], context[-1]], params, PROMPT, list(output))
+            logits = logits_of([*PROMPT, *output])
+            logits = reference.constrained_logits(logits, params, PROMPT, list(output))
             for token, chance in enumerate(reference.distribution(logits, params)):
                 grown[(*output, token)] = prob * chance
         probs = grown
@@ -242,22 +238,3 @@ def try_out(way: Way, ops: SamplingOps, count: int, num_rows: int = 1000) -> tup
     drawn = Continuations(way, ops, min(num_rows, count))
     tokens = np.concatenate([drawn.draw(seed) for seed in range(0, count, min(num_rows, count))])
     return p_value(tokens, exact_probs(SamplingParams(**way.params))), tokens.size / drawn.num_steps
-
-
-def main() -> None:
-    """Try every way on both implementations of sampling."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--count", type=int, default=100_000)
-    count = parser.parse_args().count
-    found = []
-    for ops in (NativeSamplingOps(NativeRuntime(num_threads=1)), TorchSamplingOps()):
-        for name, way in ways():
-            p, tokens_per_step = try_out(way, ops, count)
-            found.append(p)
-            print(f"{type(ops).__name__}, {name}: p = {p:.4f}, {tokens_per_step:.2f} tokens a step", flush=True)
-    corrected = min(1.0, min(found) * len(found))
-    print(f"{count} continuations each; smallest p of {len(found)}, times {len(found)}: {corrected:.4f}")
-
-
-if __name__ == "__main__":
-    main()

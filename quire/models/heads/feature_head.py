@@ -82,6 +82,11 @@ class FeatureHead(nn.Module, ABC):
         target: DecoderForCausalLM = self.__dict__["target"]
         return target.compute_logits(features)
 
+    @property
+    def has_own_vocabulary(self) -> bool:
+        """Whether its tokens have ids of their own."""
+        return False
+
     def target_ids(self, token_ids: np.ndarray) -> np.ndarray:
         """The target's ids of tokens of the draft vocabulary; -1 stays."""
         return token_ids
@@ -258,6 +263,11 @@ class Eagle3Head(FeatureHead):
         """As `FeatureHead`."""
         normed = self.output_norm(features)
         return super().compute_logits(normed) if self.lm_head is None else self.lm_head.logits(normed)
+
+    @property
+    def has_own_vocabulary(self) -> bool:
+        """As `FeatureHead`."""
+        return self._offsets is not None
 
     def target_ids(self, token_ids: np.ndarray) -> np.ndarray:
         """As `FeatureHead`."""

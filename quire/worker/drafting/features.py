@@ -21,14 +21,14 @@ from quire.attention.metadata import AttentionMetadata
 from quire.core.scheduler_output import SchedulerOutput
 from quire.models.aux_states import AuxStates
 from quire.models.heads.feature_head import FeatureHead
-from quire.sample.ops.interface import SamplingOps
 from quire.worker.attention_groups import AttentionGroups
 from quire.worker.block_tables import BlockTables
 from quire.worker.drafting.chain import Chains, ragged_tokens
+from quire.worker.drafting.choice import DraftChoice
 from quire.worker.drafting.head_graphs import HeadGraphs
 from quire.worker.drafting.inputs import DraftInputs, ModelDrafts
 from quire.worker.drafting.pages import DraftPages
-from quire.worker.drafting.passes import likeliest, make_batch
+from quire.worker.drafting.passes import make_batch
 
 
 class FeatureDrafts:
@@ -47,7 +47,7 @@ class FeatureDrafts:
         attention: AttentionGroups,
         block_tables: BlockTables,
         pages: DraftPages,
-        ops: SamplingOps,
+        choice: DraftChoice,
         device: torch.device,
         max_model_len: int,
         aux: AuxStates | None = None,
@@ -57,7 +57,7 @@ class FeatureDrafts:
         self._attention = attention
         self._block_tables = block_tables
         self._pages = pages
-        self._ops = ops
+        self._choice = choice
         self._device = device
         self._max_model_len = max_model_len
         self._aux = aux
@@ -84,9 +84,12 @@ class FeatureDrafts:
         features = self._fill(inputs)
         active = known = np.flatnonzero(most > 0)
         features = features.index_select(0, self._index(known))
+        compute_logits = self._head.compute_logits
+        target_ids = self._head.target_ids if self._head.has_own_vocabulary else None
+        self._choice.begin(inputs.rows[known], inputs.num_tokens[known])
         while len(known):
-            best = likeliest(self._ops, self._head.compute_logits, features)
-            active = chains.extend(known, self._head.target_ids(best.token_ids), best.probabilities)
+            chosen = self._choice.choose(compute_logits, features, inputs.rows[known], target_ids)
+            active = chains.extend(known, *chosen)
             if not len(active):
                 break
             features = features.index_select(0, self._index(np.searchsorted(known, active)))

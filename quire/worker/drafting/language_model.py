@@ -1,7 +1,7 @@
 """DraftLanguageModel: a second, smaller language model of the same vocabulary drafts, token by token.
 
-Called by the draft step after sampling. Its layers have blocks of their own from the target's manager. Drafts are the
-likeliest tokens, whatever the request's sampling. Source: Leviathan et al. 2023, section 2.
+Called by the draft step after sampling. Its layers have blocks of their own from the target's manager. Source:
+Leviathan et al. 2023, section 2.
 
 Example: a row has 5 tokens, the model has computed the first 3 of them; 3 drafts are wanted:
 
@@ -16,11 +16,11 @@ import numpy as np
 import torch
 
 from quire.core.scheduler_output import SchedulerOutput
-from quire.sample.ops.interface import SamplingOps
 from quire.worker.drafting.chain import Chains, ragged_tokens, share_budget
+from quire.worker.drafting.choice import DraftChoice
 from quire.worker.drafting.inputs import DraftInputs, ModelDrafts
 from quire.worker.drafting.pages import DraftPages
-from quire.worker.drafting.passes import DraftPasses, likeliest, make_batch
+from quire.worker.drafting.passes import DraftPasses, make_batch
 
 
 class DraftLanguageModel:
@@ -35,14 +35,14 @@ class DraftLanguageModel:
         self,
         passes: DraftPasses,
         pages: DraftPages,
-        ops: SamplingOps,
+        choice: DraftChoice,
         device: torch.device,
         max_model_len: int,
         max_fill_tokens: int,
     ) -> None:
         self._passes = passes
         self._pages = pages
-        self._ops = ops
+        self._choice = choice
         self._device = device
         self._max_model_len = max_model_len
         self._max_fill_tokens = max_fill_tokens
@@ -83,10 +83,10 @@ class DraftLanguageModel:
 
     def _draft(self, inputs: DraftInputs, ready: np.ndarray, hidden: torch.Tensor, chains: Chains) -> None:
         """Draft for rows whose tokens are all computed; `hidden` is [num_ready, hidden_size]."""
-        first, active = ready, ready
+        first, active, compute_logits = ready, ready, self._passes.compute_logits
+        self._choice.begin(inputs.rows[ready], inputs.num_tokens[ready])
         while True:
-            best = likeliest(self._ops, self._passes.compute_logits, hidden)
-            active = chains.extend(active, best.token_ids, best.probabilities)
+            active = chains.extend(active, *self._choice.choose(compute_logits, hidden, inputs.rows[active]))
             if not len(active):
                 break
             rows, tokens = inputs.rows[active], chains.newest(active)

@@ -30,6 +30,7 @@ from quire.models.model_dir import read_model_dir
 from quire.worker.attention_groups import AttentionGroups
 from quire.worker.block_tables import BlockTables
 from quire.worker.device.ops import DeviceOps
+from quire.worker.drafting.choice import DraftChoice
 from quire.worker.drafting.features import FeatureDrafts
 from quire.worker.drafting.head_graphs import HeadGraphs
 from quire.worker.drafting.inputs import DraftModel
@@ -137,8 +138,8 @@ class Drafter(Protocol):
         """Every tensor that holds weights."""
         ...
 
-    def start(self, cache: DrafterCache) -> DraftModel:
-        """What drafts, warmed up."""
+    def start(self, cache: DrafterCache, choice: DraftChoice) -> DraftModel:
+        """What drafts, warmed up; its tokens are chosen by `choice`."""
         ...
 
 
@@ -199,7 +200,7 @@ def load_drafter(files: DrafterFiles | None, setup: WorkerSetup, ops: DeviceOps,
         backend=ops.attention, max_model_len=setup.limits.max_model_len,
     )  # fmt: skip
     if files.method == "medusa":
-        return MedusaDrafter(load_medusa(files.path, build), target, ops)
+        return MedusaDrafter(load_medusa(files.path, build), target)
     if files.method == "mtp":
         head = load_mtp(build)
     else:
@@ -248,7 +249,7 @@ class LanguageModelDrafter:
         """As `Drafter`."""
         return self._model.stored_tensors()
 
-    def start(self, cache: DrafterCache) -> DraftModel:
+    def start(self, cache: DrafterCache, choice: DraftChoice) -> DraftModel:
         """As `Drafter`."""
         setup, ops, longest = self._setup, self._ops, self._files.max_model_len
         attention = cache.attention(list(self.kv_cache_specs(setup.block_size)))
@@ -258,7 +259,7 @@ class LanguageModelDrafter:
         limits = setup.limits
         most_fill = max(min(MAX_FILL_TOKENS, limits.max_num_batched_tokens), limits.max_num_seqs)
         pages = _pages(cache, attention, self._files)
-        return DraftLanguageModel(passes, pages, ops.sampling, ops.device, longest, most_fill)
+        return DraftLanguageModel(passes, pages, choice, ops.device, longest, most_fill)
 
 
 class FeatureDrafter:
@@ -279,7 +280,7 @@ class FeatureDrafter:
         """As `Drafter`."""
         return self._head.stored_tensors()
 
-    def start(self, cache: DrafterCache) -> DraftModel:
+    def start(self, cache: DrafterCache, choice: DraftChoice) -> DraftModel:
         """As `Drafter`."""
         setup, ops = self._setup, self._ops
         attention = cache.attention(list(self.kv_cache_specs(setup.block_size)))
@@ -288,7 +289,7 @@ class FeatureDrafter:
         if self._head.is_native:
             graphs = HeadGraphs(self._head, ops.make_graphs, attention, cache.block_tables, ops.device)
         return FeatureDrafts(
-            self._head, attention, cache.block_tables, pages, ops.sampling, ops.device, longest, self.aux, graphs
+            self._head, attention, cache.block_tables, pages, choice, ops.device, longest, self.aux, graphs
         )
 
 
@@ -297,10 +298,9 @@ class MedusaDrafter:
 
     aux: AuxStates | None = None
 
-    def __init__(self, heads: MedusaHeads, target: CausalLM, ops: DeviceOps) -> None:
+    def __init__(self, heads: MedusaHeads, target: CausalLM) -> None:
         self._heads = heads
         self._target = target
-        self._ops = ops
 
     def kv_cache_specs(self, block_size: int) -> dict[str, KVCacheSpec]:
         """As `Drafter`: they keep nothing."""
@@ -311,9 +311,9 @@ class MedusaDrafter:
         packed = dict(self._heads.named_buffers())
         return {name: tensor.detach() for name, tensor in {**dict(self._heads.named_parameters()), **packed}.items()}
 
-    def start(self, cache: DrafterCache) -> DraftModel:
+    def start(self, cache: DrafterCache, choice: DraftChoice) -> DraftModel:
         """As `Drafter`."""
-        return MedusaDrafts(self._heads, self._target.compute_logits, self._ops.sampling)
+        return MedusaDrafts(self._heads, self._target.compute_logits, choice)
 
 
 def _prefixed(specs: Mapping[str, KVCacheSpec]) -> dict[str, KVCacheSpec]:

@@ -11,9 +11,8 @@ import torch
 
 from quire.core.scheduler_output import SchedulerOutput
 from quire.models.heads.medusa import ComputeLogits, MedusaHeads
-from quire.sample.ops.interface import SamplingOps
+from quire.worker.drafting.choice import Chosen, DraftChoice
 from quire.worker.drafting.inputs import DraftInputs, ModelDrafts
-from quire.worker.drafting.passes import Likeliest, likeliest
 
 MAX_LINES = 256
 """Most rows of logits at once, which bounds their memory."""
@@ -26,10 +25,10 @@ class MedusaDrafts:
         compute_logits: the target's.
     """
 
-    def __init__(self, heads: MedusaHeads, compute_logits: ComputeLogits, ops: SamplingOps) -> None:
+    def __init__(self, heads: MedusaHeads, compute_logits: ComputeLogits, choice: DraftChoice) -> None:
         self._heads = heads
         self._compute_logits = compute_logits
-        self._ops = ops
+        self._choice = choice
 
     def apply(self, scheduled: SchedulerOutput) -> None:
         """As `DraftModel`: there is nothing to keep."""
@@ -41,15 +40,20 @@ class MedusaDrafts:
         num_heads = min(self._heads.arch.num_heads, int(inputs.max_tokens.max()))
         index = torch.from_numpy(inputs.hidden_ends - 1).to(inputs.hidden.device)
         hidden = inputs.hidden.index_select(0, index)
-        parts = [self._guess(rows, num_heads) for rows in torch.split(hidden, max(1, MAX_LINES // num_heads))]
+        self._choice.begin(inputs.rows, inputs.num_tokens)
+        size = max(1, MAX_LINES // num_heads)
+        parts = [
+            self._guess(lines, inputs.rows[i * size : (i + 1) * size], num_heads)
+            for i, lines in enumerate(torch.split(hidden, size))
+        ]
         shape = len(inputs.rows), num_heads
         token_ids = np.concatenate([part.token_ids for part in parts]).reshape(shape)
-        probabilities = np.concatenate([part.probabilities for part in parts]).reshape(shape)
+        scores = np.concatenate([part.scores for part in parts]).reshape(shape)
         is_draft = np.logical_and.accumulate(token_ids >= 0, axis=1)
         is_draft &= np.arange(num_heads) < inputs.max_tokens[:, None]
-        return ModelDrafts(is_draft.sum(axis=1, dtype=np.int32), token_ids[is_draft], probabilities[is_draft])
+        return ModelDrafts(is_draft.sum(axis=1, dtype=np.int32), token_ids[is_draft], scores[is_draft])
 
-    def _guess(self, hidden: torch.Tensor, num_heads: int) -> Likeliest:
-        """The likeliest tokens of the first heads: one row's, then the next one's."""
+    def _guess(self, hidden: torch.Tensor, rows: np.ndarray, num_heads: int) -> Chosen:
+        """Tokens of the first heads: one row's, then the next one's."""
         states = self._heads.states(hidden)[:, :num_heads]
-        return likeliest(self._ops, lambda rows: self._heads.logits(rows, self._compute_logits), states)
+        return self._choice.choose(lambda lines: self._heads.logits(lines, self._compute_logits), states, rows)

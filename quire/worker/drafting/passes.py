@@ -1,29 +1,18 @@
-"""Passes of a drafting model over tokens of some rows: inputs, attention metadata, hidden states, likeliest tokens.
+"""Passes of a drafting model over tokens of some rows: inputs, attention metadata, hidden states.
 
 Called by the models that draft. Owns nothing but references; the keys and values go to the rows' own blocks.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import NamedTuple
-
 import numpy as np
 import torch
 
 from quire.models.interfaces import CausalLM
-from quire.sample.ops.interface import SamplingOps
 from quire.worker.attention_groups import AttentionGroups
 from quire.worker.block_tables import BlockTables
 from quire.worker.device.graphs import StepGraphs
 from quire.worker.input_batch import InputBatch
-
-
-class Likeliest(NamedTuple):
-    """The likeliest token of each line and its probability: [n] int32, -1 = none, and [n] float32."""
-
-    token_ids: np.ndarray
-    probabilities: np.ndarray
 
 
 class DraftPasses:
@@ -82,17 +71,3 @@ def make_batch(
         sampling_positions=seq_lens,
         logits_indices=query_start_loc[1:].astype(np.int64) - 1,
     )
-
-
-def likeliest(
-    ops: SamplingOps, compute_logits: Callable[[torch.Tensor], torch.Tensor], hidden_rows: torch.Tensor
-) -> Likeliest:
-    """The likeliest token of each of the `n` lines of logits that hidden states give."""
-    logits = ops.compute_logits(compute_logits, hidden_rows)
-    n = len(logits)
-    none, one = np.zeros(n, dtype=np.int32), np.ones(n, dtype=np.int32)
-    lines = ops.gather_logprobs(logits, none, one, np.arange(n, dtype=np.int32), "raw_logprobs")
-    token_ids, logprobs = lines.token_ids[:, 1].astype(np.int32), lines.logprobs[:, 1]
-    is_number = np.isfinite(logprobs) & (token_ids >= 0)
-    probabilities = np.exp(np.where(is_number, logprobs, 0.0)).astype(np.float32)
-    return Likeliest(np.where(is_number, token_ids, -1).astype(np.int32), np.minimum(probabilities, 1.0))

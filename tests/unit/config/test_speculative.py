@@ -90,6 +90,13 @@ def test_what_is_left_open_has_the_default_of_its_method() -> None:
     assert of(method="suffix").acceptance == "sampled"
     assert of(method="ngram", rejection_sample_method="block").acceptance == "rejection"
     assert of(method="mtp", draft_sample_method="probabilistic").acceptance == "rejection"
+    assert (
+        of(method="mtp").draft_sample_method
+        == of(method="ngram", acceptance="rejection").draft_sample_method
+        == "greedy"
+    )
+    assert of(method="mtp", acceptance="rejection").draws_drafts
+    assert not of(method="mtp", acceptance="rejection", draft_sample_method="greedy").draws_drafts
 
 
 @pytest.mark.parametrize(

@@ -119,8 +119,11 @@ def test_drafts_are_drawn_by_numbers_of_their_own_and_remembered_until_their_pla
     drawn = DrawnDrafts(states, 2, torch.device("cpu"), is_block=is_block)
     rows, logits = np.array([1, 3]), random_probs(3, 2)
     drawn.begin(rows, np.array([7, 9]))
-    first = drawn.draw(logits, rows)
-    second = drawn.draw(logits[:1], rows[:1])
+    first, scores = drawn.draw(logits, rows)
+    second, _ = drawn.draw(logits[:1], rows[:1])
+    np.testing.assert_allclose(
+        scores, [torch.softmax(logits[0] / 0.7, 0).max(), torch.softmax(logits[1], 0).max()], 1e-6
+    )
     probs = torch.softmax(logits[0] / 0.7, 0)
     cumulative = probs.double().cumsum(0).numpy()
     for i, token in enumerate((first[0], second[0])):
@@ -138,3 +141,22 @@ def test_drafts_are_drawn_by_numbers_of_their_own_and_remembered_until_their_pla
     assert other.token_ids.tolist() == [first[0] + 1, -1, first[1]] and other.drawn.tolist() == [2]
     drawn.forget(rows)
     assert not drawn.is_waiting(rows, np.array([7, 9])).any()
+
+
+def test_drafts_of_another_vocabulary_are_kept_by_the_targets_ids_and_broken_logits_end_a_chain():
+    states = SamplingStates(4, VOCAB_SIZE, torch.device("cpu"))
+    for row in (0, 2):
+        states.add_row(row, SamplingParams(temperature=1.0), np.array([1], dtype=np.int32), 1, seed=row)
+    drawn, rows, ids = (
+        DrawnDrafts(states, 2, torch.device("cpu")),
+        np.array([0, 2]),
+        np.array([9, 4, 7], dtype=np.int32),
+    )
+    drawn.begin(rows, np.array([7, 9]))
+    logits = torch.tensor([[0.1, 2.0, -1.0], [0.0, float("nan"), 1.0]])
+    found = drawn.draw(logits, rows, ids)
+    assert found.token_ids[0] in ids and found.token_ids[1] == -1
+    assert drawn.is_waiting(rows, np.array([7, 9])).tolist() == [True, False]
+    lines = drawn.of_lines(found.token_ids[:1], rows[:1], np.array([0]), np.array([True]))
+    torch.testing.assert_close(lines.probs[0, torch.from_numpy(ids).long()], torch.softmax(logits[0], 0))
+    assert lines.probs.sum() == pytest.approx(1.0)
