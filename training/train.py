@@ -2,7 +2,7 @@
 
 One pass over the corpus, in the order of its phases; the learning rate follows the share of tokens that are done. So
 the weights depend on the files of prepare.py and the seed alone, on one machine with one number of threads. A
-checkpoint is written every few minutes, atomically, and a new start continues exactly where it ended. State on disk:
+checkpoint is written every minute, atomically, and a new start continues exactly where it ended. State on disk:
 checkpoint.pt and train.log in the build folder.
 """
 
@@ -37,7 +37,7 @@ class Settings:
     weight_decay: float = 0.01
     warmup: float = 0.01
     seed: int = 0
-    save_every: float = 180.0
+    save_every: float = 60.0
     log_every: int = 20
     compile: bool = True
     device: str = "cpu"
@@ -193,6 +193,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=0, help="CPU threads (0: all)")
     parser.add_argument("--max-steps", type=int, default=0, help="stop after so many steps (0: at the end)")
     parser.add_argument("--eager", action="store_true", help="do not use torch.compile")
+    parser.add_argument("--save-every", type=float, default=60.0, help="seconds between checkpoints")
     args = parser.parse_args()
     if args.threads:
         torch.set_num_threads(args.threads)
@@ -205,6 +206,7 @@ def main() -> None:
         compile=not args.eager,
         device="cuda" if torch.cuda.is_available() else "cpu",
         max_steps=args.max_steps,
+        save_every=args.save_every,
     )
     trainer = Trainer(settings)
     parameters = sum(p.numel() for p in trainer.model.parameters())

@@ -20,7 +20,7 @@ from training.heads.acceptance import acceptance, eagle_drafts, standing
 from training.heads.build import check_target
 from training.heads.eagle import EagleHead
 from training.heads.export import HEADING, export, heads_section, read_head, update_readme
-from training.heads.train import DEPTH, TRAINERS, settings_of
+from training.heads.train import DEPTHS, MEDUSA_HEADS, TRAINERS, settings_of
 from training.model import Leaf, LeafConfig
 
 TINY = LeafConfig(
@@ -94,7 +94,7 @@ def test_an_exported_head_has_its_card_and_can_be_read(kind, heads, target):
     weights, folder, card = heads[kind]
     assert card["digest"] == digest(folder / "model.safetensors")
     assert json.loads((folder / "card.json").read_text()) == card
-    assert len(card["acceptance"]["greedy"]["all tasks"]["stand_by_position"]) == DEPTH
+    assert len(card["acceptance"]["greedy"]["all tasks"]["stand_by_position"]) == DEPTHS[kind]
     head, _ = read_head(kind, folder, distill.load_model(None, target))
     assert sum(p.numel() for p in head.parameters()) == card["parameters"]
     assert all(torch.equal(p, weights[k].to(torch.bfloat16).float()) for k, p in head.named_parameters())
@@ -109,7 +109,7 @@ def test_names_are_those_of_published_checkpoints(heads):
         *(f"{layer}self_attn.{x}_proj.weight" for x in "qkvo"),
         *(f"{layer}mlp.{x}_proj.weight" for x in ("gate", "up", "down")),
     }
-    assert names["medusa"] == {f"medusa_head.{i}.0.linear.{x}" for i in range(DEPTH) for x in ("weight", "bias")}
+    assert names["medusa"] == {f"medusa_head.{i}.0.linear.{x}" for i in range(MEDUSA_HEADS) for x in ("weight", "bias")}
     assert "model.embed_tokens.weight" in names["draft"]
     assert all((heads["draft"][1] / name).exists() for name in (*COPIED, "config.json"))
 
@@ -160,6 +160,25 @@ def test_the_card_gets_one_section_however_often_it_is_written(heads, tmp_path):
     for _ in range(2):
         update_readme(readme, heads_section(cards))
     assert readme.read_text().count(HEADING) == 1 and readme.read_text().startswith("# tiny\n\nText.\n")
+
+
+def test_answers_that_were_given_before_a_run_was_cut_off_are_kept(tmp_path, monkeypatch):
+    prompts = [distill.Prompt("tales", [i, i + 1], [False, False]) for i in range(5)]
+    asked = []
+
+    def answer(ids, temperatures, seeds):
+        asked.append((seeds, temperatures))
+        if len(asked) == 2:
+            raise KeyboardInterrupt
+        return [[one[0], seed] for one, seed in zip(ids, seeds)]
+
+    monkeypatch.setattr(distill, "PART", 2)
+    temperatures = [0.0, 0.7, 1.0, 0.0, 0.7]
+    with pytest.raises(KeyboardInterrupt):
+        distill.kept_answers(answer, tmp_path / "train", prompts, temperatures)
+    found = distill.kept_answers(answer, tmp_path / "train", prompts, temperatures)
+    assert found == [[i, i] for i in range(5)]
+    assert asked == [([0, 1], [0.0, 0.7]), ([2, 3], [1.0, 0.0]), ([2, 3], [1.0, 0.0]), ([4], [0.7])]
 
 
 def test_answers_of_another_target_are_not_mixed_in(target, tmp_path):

@@ -38,8 +38,9 @@ def folder(tmp_path_factory):
     return path
 
 
-def _trainer(folder, steps):
-    return Trainer(Settings(folder, batch_tokens=2048, compile=False, max_steps=steps, model=TINY, log_every=1000))
+def _trainer(folder, steps, name="checkpoint"):
+    settings = Settings(folder, batch_tokens=2048, compile=False, max_steps=steps, model=TINY, log_every=1000, name=name)
+    return Trainer(settings)
 
 
 def test_batches_cover_the_corpus_once(folder):
@@ -74,6 +75,20 @@ def test_resume_is_exact(folder):
     resumed.run()
     for name, value in resumed.model.state_dict().items():
         assert torch.equal(value, expected[name]), name
+
+
+def test_a_run_that_was_killed_between_two_checkpoints_repeats_the_steps_since(folder):
+    straight, killed = (_trainer(folder, 5, name) for name in ("straight", "killed"))
+    straight.run()
+    for _ in range(2):
+        killed.train_step()
+    killed.save()
+    killed.train_step()  # and no more
+    resumed = _trainer(folder, 5, "killed")
+    assert resumed.step == 2
+    resumed.run()
+    expected = straight.model.state_dict()
+    assert all(torch.equal(value, expected[name]) for name, value in resumed.model.state_dict().items())
 
 
 def test_export_and_reload(folder, tmp_path):

@@ -3,7 +3,8 @@
 `python -m training.heads.distill` asks the engine for answers (a share of them greedy, others at temperature 0.7 and 1,
 each with a seed of its own; tokens of the engine are the same on every machine) and runs the plain-torch target over
 prompt and answer once. The files are those of prepare.py and hidden.npy: the final hidden states of all tokens,
-bfloat16 as uint16. Logits are not stored, as they are a product of these with the embedding.
+bfloat16 as uint16; logits are not stored, as they are a product of these with the embedding. A run that was cut off
+goes on.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from training.tokenizer import render
 
 TEMPERATURES = (0.0, 0.0, 0.7, 1.0)  # of the answers to learn from, by turns
 MAX_TOKENS = 200
+PART = 1000  # prompts that are answered before their answers are kept
 LONGEST = 512  # tokens of prompt and answer; longer ones are left out
 CHAT_SEED = 901  # small talk has no held-out part: prompts of another seed
 
@@ -84,6 +86,25 @@ def hidden_states(model: Leaf, corpus: Corpus, out: np.ndarray, batch_tokens: in
         for row, doc in zip(hidden, docs):
             a, b = int(corpus.starts[doc]), int(corpus.starts[doc + 1])
             out[a:b] = row[: b - a].view(torch.uint16).numpy()
+
+
+def kept_answers(answer: Answer, folder: Path, prompts: list[Prompt], temperatures: list[float]) -> list[list[int]]:
+    """Answers to all prompts, prompt i with seed i; each `PART` is kept in `folder` as soon as it is there.
+
+    What an engine answers does not depend on what else it is asked, so those of a run that was cut off are the same.
+    """
+    found: list[list[int]] = []
+    folder.mkdir(parents=True, exist_ok=True)
+    for begin in range(0, len(prompts), PART):
+        file, end = folder / f"answers-{begin}.json", min(begin + PART, len(prompts))
+        if not file.exists():
+            part = answer([p.ids for p in prompts[begin:end]], temperatures[begin:end], list(range(begin, end)))
+            unfinished = file.with_suffix(".tmp")
+            unfinished.write_text(json.dumps(part))
+            unfinished.rename(file)
+            print(f"{folder.name}: {end} of {len(prompts)} answers", flush=True)
+        found += json.loads(file.read_text())
+    return found
 
 
 def write(folder: Path, prompts: list[Prompt], answers: list[list[int]], model: Leaf) -> None:
@@ -152,7 +173,7 @@ def main() -> None:
     sets["train"] = (learned, [TEMPERATURES[i % len(TEMPERATURES)] for i in range(len(learned))])
     for name, (prompts, temperatures) in sets.items():
         if not (args.out / name / "hidden.npy").exists():
-            answers = answer([p.ids for p in prompts], temperatures, list(range(len(prompts))))
+            answers = kept_answers(answer, args.out / name, prompts, temperatures)
             write(args.out / name, prompts, answers, model)
         print(f"{name}: {len(Corpus(args.out / name).tokens)} tokens", flush=True)
 

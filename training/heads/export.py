@@ -22,12 +22,12 @@ from training.export import COPIED, digest, hf_config
 from training.heads.acceptance import Drafts, acceptance, eagle_drafts, medusa_drafts, model_drafts
 from training.heads.eagle import EagleHead
 from training.heads.medusa import MedusaHeads
-from training.heads.train import DEPTH, MEDUSA_LAYERS, TRAINERS, draft_config
+from training.heads.train import DEPTHS, MEDUSA_HEADS, MEDUSA_LAYERS, TRAINERS, draft_config
 from training.model import Leaf, LeafConfig
 
 SIZE_LIMIT = 8_000_000  # bytes of all heads together
 HEADING = "## Speculation heads"
-TITLES = {"draft": "draft model", "eagle": "EAGLE-1 head", "medusa": f"{DEPTH} Medusa heads"}
+TITLES = {"draft": "draft model", "eagle": "EAGLE-1 head", "medusa": f"{MEDUSA_HEADS} Medusa heads"}
 
 
 def eagle_config(target: LeafConfig) -> dict[str, Any]:
@@ -43,7 +43,7 @@ def medusa_config(target: LeafConfig) -> dict[str, Any]:
         "model_type": "medusa",
         "hidden_size": target.hidden_size,
         "vocab_size": target.vocab_size,
-        "medusa_num_heads": DEPTH,
+        "medusa_num_heads": MEDUSA_HEADS,
         "medusa_num_layers": MEDUSA_LAYERS,
         "medusa_fc_bias": True,
         "original_lm_head": True,
@@ -69,7 +69,7 @@ def read_head(kind: str, folder: Path, target: Leaf) -> tuple[nn.Module, Drafts]
         model = EagleHead(target.config)
         drafts = eagle_drafts(model, embedding)
     else:
-        model = MedusaHeads(target.config.hidden_size, DEPTH, MEDUSA_LAYERS)
+        model = MedusaHeads(target.config.hidden_size, MEDUSA_HEADS, MEDUSA_LAYERS)
         drafts = medusa_drafts(model, embedding)
     model.load_state_dict(weights)
     return model.eval(), drafts
@@ -107,8 +107,8 @@ def export(kind: str, build: Path, target: Path, folder: Path) -> dict[str, Any]
         "tokens": state["tokens"],
         "digest": digest(file),
         "target_digest": digest(target / "model.safetensors"),
-        "drafts_per_step": DEPTH,
-        "acceptance": {name: acceptance(build / name, drafts, DEPTH) for name in ("greedy", "sampled")},
+        "drafts_per_step": DEPTHS[kind],
+        "acceptance": {name: acceptance(build / name, drafts, DEPTHS[kind]) for name in ("greedy", "sampled")},
     }
     (folder / "card.json").write_text(json.dumps(card, indent=2) + "\n")
     return card
@@ -131,10 +131,10 @@ def heads_section(cards: list[dict[str, Any]]) -> str:
     lines = [
         HEADING,
         "",
-        f"For speculative decoding, made by `make leaf-heads` from this model's own answers. A step drafts {DEPTH}",
-        "tokens; a draft stands if it and those before it are the tokens that this model gives. Shares of standing",
-        "drafts by position, and tokens that a step yields (1 without drafts), on answers to held-out prompts",
-        "(small talk: prompts of another seed), counted on the weights as they are here, in float32:",
+        "For speculative decoding, made by `make leaf-heads` from this model's own answers. A step drafts as many",
+        "tokens as there are shares in a cell; a draft stands if it and those before it are the tokens that this model",
+        "gives. Shares of standing drafts by position, and tokens that a step yields (1 without drafts), on answers to",
+        "held-out prompts (small talk: prompts of another seed), counted on the weights as they are here, in float32:",
         "",
         "| head | greedy | tokens a step | temperature 1 | tokens a step |",
         "| --- | --- | --- | --- | --- |",

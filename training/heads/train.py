@@ -24,8 +24,10 @@ from training.heads.medusa import MedusaHeads
 from training.model import Leaf, LeafConfig
 from training.train import Settings, Trainer
 
-DEPTH = 4  # tokens that are drafted in a step
+DEPTH = 4  # tokens that the draft model and the EAGLE head draft in a step, one after the other
+MEDUSA_HEADS = 6  # tokens that the Medusa heads draft at once: one more costs little
 MEDUSA_LAYERS = 1
+DEPTHS = {"draft": DEPTH, "eagle": DEPTH, "medusa": MEDUSA_HEADS}
 STATE_WEIGHT = 0.2  # of the distance of estimated hidden states, beside the distributions
 PASS_DECAY = 0.8  # a draft counts only if those before it stood
 
@@ -112,14 +114,16 @@ class MedusaTrainer(_HeadTrainer):
     """Trains all `MedusaHeads` at once."""
 
     def loss(self, docs: np.ndarray) -> tuple[Tensor, int]:
-        """The mean over heads: head i at hidden state t answers for token t + 2 + i."""
+        """The mean over heads, for the same tokens: head i has that at place t from the hidden state at t - 2 - i."""
         ids, weights, hidden = self.batch(docs)
+        heads = self.model.medusa_head
+        first, last = len(heads) + 1, ids.shape[1]
+        is_answer = weights[:, first:] == 1.0
+        wanted = F.linear(hidden[:, first - 1 : -1][is_answer], self.embedding).float().softmax(-1)
         losses = []
-        for i, head in enumerate(self.model.medusa_head):
-            is_answer = weights[:, 2 + i :] == 1.0
-            given = head(hidden[:, : ids.shape[1] - 2 - i][is_answer])
-            wanted = F.linear(hidden[:, 1 + i : -1][is_answer], self.embedding)
-            losses.append(soft_loss(wanted, F.linear(given, self.embedding)).mean())
+        for i, head in enumerate(heads):
+            given = F.linear(head(hidden[:, first - 2 - i : last - 2 - i][is_answer]), self.embedding)
+            losses.append(-(wanted * given.float().log_softmax(-1)).sum(-1).mean())
         return self.weigh(losses), ids[:, 1:].numel()
 
 
@@ -143,7 +147,7 @@ def _eagle(settings: Settings, target: Leaf) -> _HeadTrainer:
 
 
 def _medusa(settings: Settings, target: Leaf) -> _HeadTrainer:
-    return MedusaTrainer(settings, MedusaHeads(target.config.hidden_size, DEPTH, MEDUSA_LAYERS), target)
+    return MedusaTrainer(settings, MedusaHeads(target.config.hidden_size, MEDUSA_HEADS, MEDUSA_LAYERS), target)
 
 
 def _draft(settings: Settings, target: Leaf) -> _HeadTrainer:
