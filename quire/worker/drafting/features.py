@@ -83,7 +83,8 @@ class FeatureDrafts:
             return chains.drafts()
         features = self._fill(inputs)
         active = known = np.flatnonzero(most > 0)
-        features = features.index_select(0, self._index(known))
+        if len(known) < len(features):
+            features = features.index_select(0, self._index(known))
         compute_logits = self._head.compute_logits
         target_ids = self._head.target_ids if self._head.has_own_vocabulary else None
         self._choice.begin(inputs.rows[known], inputs.num_tokens[known])
@@ -92,7 +93,8 @@ class FeatureDrafts:
             active = chains.extend(known, *chosen)
             if not len(active):
                 break
-            features = features.index_select(0, self._index(np.searchsorted(known, active)))
+            if len(active) < len(known):
+                features = features.index_select(0, self._index(np.searchsorted(known, active)))
             positions = inputs.num_tokens[active] + chains.counts[active] - 2
             features = self._forward(
                 inputs.rows[active], positions, np.ones_like(positions), chains.newest(active), features

@@ -54,9 +54,14 @@ def make_batch(
     rows: np.ndarray, starts: np.ndarray, counts: np.ndarray, token_ids: np.ndarray, device: torch.device
 ) -> InputBatch:
     """A batch of `counts` tokens of each row from position `starts` on; all are [n], `token_ids` [sum of counts]."""
-    query_start_loc = np.zeros(len(rows) + 1, dtype=np.int32)
-    np.cumsum(counts, out=query_start_loc[1:])
-    positions = np.arange(len(token_ids), dtype=np.int64) + np.repeat(starts - query_start_loc[:-1], counts)
+    if len(token_ids) == len(rows):  # one each
+        query_start_loc = np.arange(len(rows) + 1, dtype=np.int32)
+        positions, token_rows = starts.astype(np.int64), rows
+    else:
+        query_start_loc = np.zeros(len(rows) + 1, dtype=np.int32)
+        np.cumsum(counts, out=query_start_loc[1:])
+        positions = np.arange(len(token_ids), dtype=np.int64) + np.repeat(starts - query_start_loc[:-1], counts)
+        token_rows = np.repeat(rows, counts)
     seq_lens = (starts + counts).astype(np.int32)
     return InputBatch(
         rows=rows,
@@ -65,7 +70,7 @@ def make_batch(
         seq_lens=seq_lens,
         input_ids=torch.from_numpy(token_ids).to(device),
         positions=torch.from_numpy(positions).to(device),
-        token_rows=np.repeat(rows, counts),
+        token_rows=token_rows,
         token_positions=positions,
         sampling_rows=rows,
         sampling_positions=seq_lens,
