@@ -39,7 +39,6 @@ class Settings:
     seed: int = 0
     save_every: float = 60.0
     log_every: int = 20
-    compile: bool = True
     device: str = "cpu"
     max_steps: int = 0
     model: LeafConfig = field(default_factory=LeafConfig)
@@ -54,7 +53,10 @@ def schedule(progress: float, warmup: float) -> float:
 
 
 def token_losses(model: Leaf, ids: Tensor, targets: Tensor) -> Tensor:
-    """Cross-entropy of every token, [batch, time] float32."""
+    """Cross-entropy of every token, [batch, time] float32.
+
+    Not compiled: code that is made anew in a resumed run, for the batch that happens to come first, may sum otherwise.
+    """
     logits = model.logits(model.hidden(ids)).float()
     return F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="none").view_as(targets)
 
@@ -76,7 +78,6 @@ class Trainer:
         self.epoch = self.index = self.step = self.tokens = 0
         self.elapsed = 0.0
         self.path = settings.folder / f"{settings.name}.pt"
-        self.losses = torch.compile(token_losses, dynamic=True) if settings.compile else token_losses
         self.sums: dict[str, list[float]] = {}
         self.plan = self.corpus.plan(settings.seed, 0, settings.batch_tokens)
         self.total = settings.epochs * self.corpus.padded_tokens(self.plan)
@@ -113,7 +114,7 @@ class Trainer:
     def loss(self, docs: np.ndarray) -> tuple[Tensor, int]:
         """The loss of a batch, and how many tokens it computed."""
         ids, targets, weights = self.corpus.batch(docs, self.s.device)
-        losses = self.losses(self.model, ids, targets)
+        losses = token_losses(self.model, ids, targets)
         self._count(docs, losses.detach(), weights)
         return (losses * weights).sum().div(weights.sum()), ids.numel()
 
@@ -192,7 +193,6 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--threads", type=int, default=0, help="CPU threads (0: all)")
     parser.add_argument("--max-steps", type=int, default=0, help="stop after so many steps (0: at the end)")
-    parser.add_argument("--eager", action="store_true", help="do not use torch.compile")
     parser.add_argument("--save-every", type=float, default=60.0, help="seconds between checkpoints")
     args = parser.parse_args()
     if args.threads:
@@ -203,7 +203,6 @@ def main() -> None:
         lr_muon=args.lr_muon,
         lr_adam=args.lr_adam,
         seed=args.seed,
-        compile=not args.eager,
         device="cuda" if torch.cuda.is_available() else "cpu",
         max_steps=args.max_steps,
         save_every=args.save_every,

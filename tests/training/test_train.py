@@ -39,7 +39,7 @@ def folder(tmp_path_factory):
 
 
 def _trainer(folder, steps, name="checkpoint"):
-    settings = Settings(folder, batch_tokens=2048, compile=False, max_steps=steps, model=TINY, log_every=1000, name=name)
+    settings = Settings(folder, batch_tokens=2048, max_steps=steps, model=TINY, log_every=1000, name=name)
     return Trainer(settings)
 
 

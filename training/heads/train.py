@@ -172,7 +172,6 @@ def settings_of(kind: str, folder: Path, epochs: int = 0, seed: int = 0, max_ste
         epochs=epochs or settings.epochs,
         seed=seed,
         max_steps=max_steps,
-        compile=False,
         name=kind,
         save_every=60.0,
     )
