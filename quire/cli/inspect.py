@@ -23,6 +23,7 @@ from typing import Any
 from quire import envs
 from quire.cli.serve import chosen_model
 from quire.config.build import SECTIONS, build_config
+from quire.engine.shipped_drafters import with_shipped_drafter
 from quire.entrypoints.args import add_engine_arguments, values_from_args
 from quire.errors import ModelError
 from quire.logger import configure_logging
@@ -56,10 +57,11 @@ def run(args: argparse.Namespace) -> int:
         check_int("tokens", args.tokens, 1, MAX_COUNT)
     values = values_from_args(args, SECTIONS)
     config = build_config(**{**values, **chosen_model(args, values.get("model"))})
-    speculative, directory = config.speculative, config.load.download_dir
+    directory = config.load.download_dir
     with contextlib.ExitStack() as stack:
         path = stack.enter_context(model_on_disk(config.model.model, config.model.revision, directory))
-        drafter = None
+        config, drafter = with_shipped_drafter(config, path), None
+        speculative = config.speculative
         if speculative is not None and speculative.model is not None:
             drafter = stack.enter_context(model_on_disk(speculative.model, speculative.revision, directory))
         found = inspect_model(config, path, args.requests, args.tokens, drafter)

@@ -18,13 +18,12 @@ HISTORY_METHODS = ("ngram", "suffix")
 MODEL_METHODS = ("draft_model", "eagle", "eagle3", "medusa", "mtp")
 """Methods that compute a model of their own, or heads of the target's."""
 METHODS = (*HISTORY_METHODS, *MODEL_METHODS)
-NEED_MODEL = ("draft_model", "eagle", "eagle3", "medusa")
 MAX_TOKENS = 128  # vLLM's bound, too
 DEFAULT_LOOKUP = 5
 POSTERIOR = (0.09, 0.3)  # threshold and alpha
 MODEL_KEYS = ("model", "revision", "quantization", "max_model_len")
 # Most drafts of a row where none are given; how many are verified in a step is the controller's choice.
-DEFAULT_TOKENS = {"ngram": 8, "suffix": 24, "draft_model": 4, "eagle": 4, "eagle3": 4, "medusa": 4, "mtp": 1}
+DEFAULT_TOKENS = {"ngram": 8, "suffix": 24, "draft_model": 4, "eagle": 4, "eagle3": 4, "medusa": 6, "mtp": 1}
 # vLLM's deprecated names of one method.
 MTP_ALIASES = frozenset({
     "bailing_hybrid_mtp", "bailing_hybrid_v3_mtp", "deepseek_mtp", "dots3_note_mtp", "ernie_mtp", "exaone4_5_mtp",
@@ -52,10 +51,13 @@ class SpeculativeConfig:
         '(["suffix", "eagle"]; "suffix,eagle"), of which the second is asked where the first has nothing. off = none.',
     )  # fmt: skip
     num_speculative_tokens: int | None = setting(
-        None, "Most draft tokens of a request in a step. Default by method: ngram 8, suffix 24, mtp 1, others 4; the "
-        "larger one of two.", minimum=1, maximum=MAX_TOKENS,
+        None, "Most draft tokens of a request in a step. Default by method: ngram 8, suffix 24, medusa 6, mtp 1, "
+        "others 4; the larger one of two.", minimum=1, maximum=MAX_TOKENS,
     )  # fmt: skip
-    model: str | None = setting(None, "Directory or name of the draft model or of the heads.")
+    model: str | None = setting(
+        None, "Directory or name of the draft model or of the heads. Default: what lies in the target's own directory, "
+        "in draft, eagle, eagle3 or medusa.",
+    )  # fmt: skip
     revision: str | None = setting(None, "Branch, tag or commit of `model` on the Hugging Face hub.")
     quantization: str | None = setting(None, "Quantization of `model`; default: as it is stored.")
     max_model_len: int | None = setting(
@@ -172,10 +174,7 @@ class SpeculativeConfig:
             self._set("prompt_lookup_max", high or low or DEFAULT_LOOKUP)
 
     def _check_models(self) -> None:
-        method = self.model_method
-        if self.model is None and method in NEED_MODEL:
-            raise config_error(f"method {method} needs a model", 'add "model": its directory or name')
-        if method is None:
+        if self.model_method is None:
             given = next((name for name in MODEL_KEYS if getattr(self, name) is not None), None)
             if given is not None:
                 raise config_error(

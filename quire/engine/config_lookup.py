@@ -12,6 +12,7 @@ from quire.config import QuireConfig
 from quire.config.overrides import NO_HF_FIELDS, parse_object
 from quire.config.resolve import Decision, UsageContext, resolve
 from quire.engine.named_plugins import block_sizes
+from quire.engine.shipped_drafters import with_shipped_drafter
 from quire.engine.vllm_environment import warn_of_vllm_environment, with_vllm_environment
 from quire.kernels.native.library import tier_problems
 from quire.logger import get_logger
@@ -59,6 +60,7 @@ def look_up(
     config, from_environment = with_vllm_environment(config)
     platform = platform or detect_platform(config.device.device)
     path = resolve_model_path(config.model.model, config.model.revision, config.load.download_dir)
+    config = with_shipped_drafter(config, path)
     model_dir = read_model_dir(path)
     overrides = parse_object("hf_overrides", config.model.hf_overrides)
     unused = [

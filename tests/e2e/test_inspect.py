@@ -171,6 +171,8 @@ def test_a_drafting_model_is_counted_with_its_weights_and_pages(capsys: pytest.C
     assert heads["total"] == heads["weights"] + heads["drafting_weights"] + heads["workspace"] + heads["kv_cache"]
     assert main(["inspect", "leaf", "--spec-method", "draft_model", "--spec-model", "leaf"]) == 0
     assert "MiB drafting model" in capsys.readouterr().out
+    medusa = inspected(capsys, "leaf", "--spec-method", "medusa")[1]["memory"]
+    assert 0 < medusa["drafting_weights"] < plain["weights"] / 10, "the heads that ship with leaf"
 
 
 def test_the_report_names_sizes_and_what_a_load_takes(capsys: pytest.CaptureFixture[str]):

@@ -43,7 +43,8 @@ def check_contents(wheel: Path) -> None:
     """One module, the embedded model, and nothing from outside of the package."""
     names = zipfile.ZipFile(wheel).namelist()
     assert sum("_quire_native" in name for name in names) == 1, "the wheel needs one native module"
-    assert any(name.startswith("quire/assets/") for name in names), "the wheel lacks quire/assets"
+    for name in ("", "medusa/"):
+        assert f"quire/assets/leaf/{name}model.safetensors" in names, f"the wheel lacks quire/assets/leaf/{name}"
     strangers = [name for name in names if not name.startswith("quire")]
     assert not strangers, f"the wheel holds {strangers}"
 

@@ -158,9 +158,6 @@ WRONG: dict[str, tuple[dict[str, Any], str, str]] = {
     "three methods": ({"method": "suffix,ngram,mtp"}, "3 methods", "at most two"),
     "one method twice": ({"method": ["ngram", "ngram_gpu"]}, "the same one twice", "once"),
     "two models": ({"method": "mtp,medusa", "model": "m"}, "both need a model", "after suffix"),
-    "draft model": ({"method": "draft_model"}, "method draft_model needs a model", '"model"'),
-    "eagle": ({"method": "suffix,eagle"}, "method eagle needs a model", '"model"'),
-    "medusa": ({"method": "medusa"}, "method medusa needs a model", '"model"'),
     "model without use": ({"method": "suffix", "model": "m"}, "model is given", "draft_model"),
     "quantization without use": ({"method": "ngram", "quantization": "int8"}, "quantization is given", "leave out"),
     "min above max": (
