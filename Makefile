@@ -98,8 +98,8 @@ leaf: $(VENV)/.dev                 ## make the embedded model anew (hours on two
 	$(BIN)/python -m training.build
 
 .PHONY: leaf-heads
-leaf-heads: $(VENV)/.dev           ## make its draft model, EAGLE head and Medusa heads anew from its own answers; THREADS=2
-	$(BIN)/python -m training.heads.build --threads $(or $(THREADS),2)
+leaf-heads: $(VENV)/.dev           ## make its draft model, EAGLE head and Medusa heads anew from its own answers; an hour of one core
+	$(BIN)/python -m training.heads.build
 
 eval-leaf: $(VENV)/.test           ## score the embedded model on held-out prompts, through the engine
 	$(BIN)/python -m training.evaluate --engine quire --measured --count 500 $(EVAL_FLAGS)

@@ -157,7 +157,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, default=Path("build/leaf-heads"))
     parser.add_argument("--target", type=Path, default=Path("quire/assets/leaf"), help="the model to speculate for")
-    parser.add_argument("--samples", type=int, default=24000, help="conversations to learn from")
+    parser.add_argument("--samples", type=int, default=16000, help="conversations to learn from")
     parser.add_argument("--held-out", type=int, default=40, help="prompts of each measured task")
     parser.add_argument("--seed", type=int, default=500)
     args = parser.parse_args()

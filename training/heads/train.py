@@ -157,9 +157,9 @@ def _draft(settings: Settings, target: Leaf) -> _HeadTrainer:
 
 TRAINERS: dict[str, Callable[[Settings, Leaf], _HeadTrainer]] = {"draft": _draft, "eagle": _eagle, "medusa": _medusa}
 SETTINGS = {
-    "draft": Settings(Path(), epochs=4, lr_muon=0.02, lr_adam=0.004),
-    "eagle": Settings(Path(), epochs=2, lr_muon=0.01, lr_adam=0.002),
-    "medusa": Settings(Path(), epochs=3, lr_muon=0.01, lr_adam=0.002),
+    "draft": Settings(Path(), epochs=1, lr_muon=0.02, lr_adam=0.004),
+    "eagle": Settings(Path(), epochs=1, lr_muon=0.01, lr_adam=0.002),
+    "medusa": Settings(Path(), epochs=2, lr_muon=0.01, lr_adam=0.002),
 }
 
 
@@ -186,7 +186,7 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=0, help="0: what is written down")
     parser.add_argument("--max-steps", type=int, default=0, help="stop after so many steps (0: at the end)")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--threads", type=int, default=2, help="the weights depend on it, in their last bits")
+    parser.add_argument("--threads", type=int, default=1, help="the weights depend on it, in their last bits")
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     settings = settings_of(args.kind, args.out / "train", args.epochs, args.seed, args.max_steps)
