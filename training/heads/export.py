@@ -149,6 +149,7 @@ def heads_section(cards: list[dict[str, Any]]) -> str:
         ],
         "",
         f"They belong to the model.safetensors whose SHA-256 is `{cards[0]['target_digest']}`.",
+        *[f"`{card['kind']}/`: {card['note']}" for card in cards if "note" in card],
         "",
     ]
     return "\n".join(lines)
