@@ -16,7 +16,7 @@ from quire.models.hub import resolve_model_path
 from training.corpus.registry import held_out_samples
 from training.tokenizer import prompt_text
 
-METHODS = ("eagle", "medusa")
+METHODS = ("draft_model", "eagle", "medusa")
 LEAF = resolve_model_path("leaf", None, None)
 SETTINGS: dict[str, Any] = {"max_model_len": 512, "max_num_seqs": 8, "num_threads": 1}
 PARAMS = SamplingParams(temperature=0, max_tokens=100)

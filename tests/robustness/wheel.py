@@ -43,7 +43,7 @@ def check_contents(wheel: Path) -> None:
     """One module, the embedded model, and nothing from outside of the package."""
     names = zipfile.ZipFile(wheel).namelist()
     assert sum("_quire_native" in name for name in names) == 1, "the wheel needs one native module"
-    for name in ("", "eagle/", "medusa/"):
+    for name in ("", "draft/", "eagle/", "medusa/"):
         assert f"quire/assets/leaf/{name}model.safetensors" in names, f"the wheel lacks quire/assets/leaf/{name}"
     strangers = [name for name in names if not name.startswith("quire")]
     assert not strangers, f"the wheel holds {strangers}"

@@ -46,7 +46,7 @@ def test_a_model_that_is_named_and_methods_without_one_stay_as_they_are(tmp_path
         assert with_shipped_drafter(config, tmp_path) is config
 
 
-@pytest.mark.parametrize("method", ["eagle", "medusa"])
+@pytest.mark.parametrize("method", ["draft_model", "eagle", "medusa"])
 def test_the_embedded_model_has_its_own(method: str) -> None:
     config, _, _ = look_up(build_config(model="leaf", speculative_config={"method": method}))
     assert model_of(config) == str(resolve_model_path("leaf", None, None) / FOLDERS[method])
