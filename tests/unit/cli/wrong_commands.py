@@ -159,7 +159,7 @@ WRONG: dict[str, tuple[str, str]] = {
     f"{SERVE} --tool-parser-plugin p.py": (NOT_YET, "entry point"),
     f"{SERVE} --reasoning-parser-plugin p.py": (NOT_YET, "entry point"),
     f"{SERVE} --runner pooling": (NOT_YET, "leave out runner"),
-    f"{SERVE} --kv-transfer-config {{}}x": (NOT_YET, "one engine"),
+    f"{SERVE} --kv-transfer-config {{}}x": ("is not a JSON object", "kv_connector"),
     f"{SERVE} --cpu-offload-gb 4": (NOT_YET, "--max-model-len"),
     f"{SERVE} --enable-sleep-mode": (NOT_YET, "start it again"),
     f"{SERVE} --enable-log-outputs": (NOT_YET, "--enable-log-requests"),
