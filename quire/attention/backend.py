@@ -167,6 +167,16 @@ class AttentionBackend(ABC):
             blocks = kv_cache.view(torch.uint8)  # eight-bit floats cannot be indexed everywhere
             blocks[:, target_ids] = blocks[:, source_ids]
 
+    def copy_slots(self, kv_cache: torch.Tensor, block_size: int, slots: torch.Tensor) -> None:
+        """Copy the keys and values of tokens onto those of others, in place.
+
+        Args:
+            kv_cache: of shape [keys or values, block, token of the block, ...] unless the backend says otherwise.
+            slots: [2, num_copies] int64; from and to; the latter are distinct, and none of the former.
+        """
+        tokens = kv_cache.view(torch.uint8).flatten(1, 2)
+        tokens[:, slots[1]] = tokens[:, slots[0]]
+
     def forward_fused(
         self,
         params: AttentionParams,

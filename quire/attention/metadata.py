@@ -25,6 +25,8 @@ class AttentionMetadata:
         slot_mapping: [num_tokens] int64; where each token's key and value go: block * block_size + offset.
         query_start_loc_np, seq_lens_np: the same values on the host.
         max_query_len, max_seq_len: in tokens.
+        copied_slots: [2, num_copies] int64; from and to: what is copied between this step's writes and its attention,
+            so that each path of a tree of drafts lies at contiguous positions. None = nothing is.
     """
 
     num_reqs: int
@@ -37,6 +39,7 @@ class AttentionMetadata:
     seq_lens_np: np.ndarray
     max_query_len: int
     max_seq_len: int
+    copied_slots: torch.Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

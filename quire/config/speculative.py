@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from quire.config.base import check_settings, setting
+from quire.config.token_tree import Tree, parse_tree
 from quire.errors import ConfigError, QuireError, nearest
 from quire.utils.checks import shown
 
@@ -79,6 +80,10 @@ class SpeculativeConfig:
         "of both probabilities. Default: probabilistic with acceptance rejection and a model, else greedy.",
         choices=("greedy", "probabilistic"),
     )  # fmt: skip
+    speculative_token_tree: str | None = setting(
+        None, "medusa: several tokens are drafted for a place, of which one may stand. Paths of ranks, as in "
+        "[(0,), (1,), (0, 0)]: the two likeliest tokens of the first head, and behind the first the second head's.",
+    )  # fmt: skip
     posterior_threshold: float = setting(
         POSTERIOR[0], "Of acceptance typical: a draft of at least this probability stands.", minimum=0.0, maximum=1.0
     )
@@ -129,6 +134,7 @@ class SpeculativeConfig:
             self._check_models()
             self._check_acceptance()
             self._check_lookup()
+            self._check_tree()
 
     @property
     def is_off(self) -> bool:
@@ -146,6 +152,11 @@ class SpeculativeConfig:
         return bool(self.method) and self.draft_sample_method == "probabilistic"
 
     @property
+    def tree(self) -> Tree:
+        """`speculative_token_tree`, parents first; empty = chains are drafted."""
+        return () if self.speculative_token_tree is None or self.is_off else parse_tree(self.speculative_token_tree)
+
+    @property
     def history_methods(self) -> tuple[str, ...]:
         """Those of `method` that guess from tokens alone, in order."""
         return tuple(name for name in self.method if name in HISTORY_METHODS)
@@ -161,7 +172,8 @@ class SpeculativeConfig:
     def _resolve(self) -> None:
         """Replace what is left open."""
         if self.num_speculative_tokens is None and self.method:
-            self._set("num_speculative_tokens", max(DEFAULT_TOKENS[name] for name in self.method))
+            defaults = {**DEFAULT_TOKENS, "medusa": len(self.tree) or DEFAULT_TOKENS["medusa"]}
+            self._set("num_speculative_tokens", max(defaults[name] for name in self.method))
         if self.acceptance is None:
             is_ratio = self.rejection_sample_method == "block" or self.draft_sample_method == "probabilistic"
             self._set("acceptance", "rejection" if is_ratio else "sampled")
@@ -200,6 +212,13 @@ class SpeculativeConfig:
                 f"posterior_threshold and posterior_alpha are of acceptance typical, not {self.acceptance}",
                 'leave them out, or add "acceptance": "typical" (answers then differ from those without drafts)',
             )
+
+    def _check_tree(self) -> None:
+        if self.tree and ("medusa" not in self.method or self.acceptance != "sampled"):
+            raise config_error(
+                f"speculative_token_tree is of method medusa and acceptance sampled, not {', '.join(self.method)} and "
+                f"{self.acceptance}", "leave it out",
+            )  # fmt: skip
 
     def _check_lookup(self) -> None:
         low, high = self.prompt_lookup_min, self.prompt_lookup_max

@@ -36,7 +36,6 @@ REFUSED: dict[str, tuple[tuple[Any, ...], str, str]] = {
     "attention_backend": ((None, "auto"), *_SHARED),
     "kv_cache_dtype": ((None, "auto"), *_SHARED),
     "draft_load_config": ((None, {}), "it is loaded like the target", "leave it out"),
-    "speculative_token_tree": (_NONE, "trees are chosen by the method", "leave it out"),
     "disable_by_batch_size": (
         _NONE, "the number of drafts follows from measured costs", "leave it out, or use enable_adaptive_verification",
     ),

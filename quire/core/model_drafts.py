@@ -28,6 +28,8 @@ class RowDrafts:
         counts: [n] int32; drafts of each.
         token_ids: [sum of counts] int32.
         scores: [sum of counts] float32; the model's probability of each.
+        parents: [sum of counts] int32; of trees (`core.draft_trees`): which of its row's drafts each follows, -1 = the
+            newest token; the likeliest paths come first, and the products of scores are theirs. None = chains.
     """
 
     rows: np.ndarray
@@ -35,3 +37,4 @@ class RowDrafts:
     counts: np.ndarray
     token_ids: np.ndarray
     scores: np.ndarray
+    parents: np.ndarray | None = None

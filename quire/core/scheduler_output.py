@@ -131,12 +131,15 @@ class DraftTokens:
         token_ids: [sum of counts] int32; in the order of the batch.
         state_block_ids: for each KV cache group of recurrent layers: [sum of counts] int32; blocks for the state before
             each draft, from which the row goes on if that draft is wrong.
+        parents: [sum of counts] int32; of trees (`core.draft_trees`): which of its row's drafts each follows, -1 = the
+            newest token, in depth-first order. None = each follows the one before it.
         is_of_model: [num_reqs] bool; rows whose drafts are those of the worker's own model. None = all, or not known.
     """
 
     counts: np.ndarray
     token_ids: np.ndarray
     state_block_ids: tuple[np.ndarray, ...] = ()
+    parents: np.ndarray | None = None
     is_of_model: np.ndarray | None = None
 
 

@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 from quire.config import QuireConfig
 from quire.config.speculative import SpeculativeConfig
+from quire.core.draft_trees import MOST_TREES, num_scratch_blocks
 from quire.core.drafts import DraftController, DraftProposer
+from quire.core.kv_spec import KVCacheConfig
 from quire.engine.core import EngineCore, never, nothing
 from quire.engine.grammar_gate import grammar_gate, make_grammars
 from quire.engine.kv_event_publisher import start_kv_events
@@ -20,11 +22,11 @@ from quire.engine.named_plugins import check_plugins
 from quire.engine.speculation_reports import SpeculationReports
 from quire.engine.step_recovery import StepRecovery
 from quire.engine.tier_factory import start_tier
-from quire.errors import UnsupportedError
+from quire.errors import ConfigError, UnsupportedError
 from quire.executor.base import Executor
 from quire.executor.drafting import DraftingExecutor, ModelProposer
 from quire.executor.registry import executor_class
-from quire.kv_cache.planning import concurrency, describe_pools, plan_kv_cache
+from quire.kv_cache.planning import concurrency, describe_pools, min_num_blocks, plan_kv_cache
 from quire.logger import get_logger
 from quire.platforms.interface import Platform
 from quire.sample.logits_processor import ProcessorSource
@@ -106,7 +108,9 @@ def _make_speculation(
     of_model = None
     if speculative.model_method is not None:
         marks_rows = speculative.draws_drafts and len(speculative.method) > 1
-        of_model = ModelProposer(speculative.model_method, speculative.num_tokens, marks_rows=marks_rows)
+        of_model = ModelProposer(
+            speculative.model_method, speculative.num_tokens, marks_rows=marks_rows, most_trees=MOST_TREES
+        )
         executor = DraftingExecutor(executor, of_model)
     proposer, controller = make_proposer(speculative, of_model), make_controller(speculative)
     return proposer, controller, SpeculationReports(stats_reader(proposer, controller)), executor
@@ -117,11 +121,17 @@ def _plan_memory(config: QuireConfig, executor: Executor) -> SchedulerSetup:
     max_len = config.max_model_len
     specs, available_bytes = executor.kv_cache_specs(), executor.available_kv_cache_bytes()
     max_chunk = min(config.scheduler.max_num_batched_tokens or max_len, max_len)
+    num_scratch = _num_scratch_blocks(config)
+    cache = config.cache
+    if num_scratch and cache.num_blocks is not None:
+        cache = dataclasses.replace(cache, num_blocks=cache.num_blocks + num_scratch)
     kv_cache_config = plan_kv_cache(
-        specs, available_bytes, config.cache, max_len, max_chunk, config.scheduler.max_num_seqs or 1,
+        specs, available_bytes, cache, max_len, max_chunk, config.scheduler.max_num_seqs or 1,
         config.num_draft_tokens,
     )  # fmt: skip
     executor.initialize_kv_cache(kv_cache_config)
+    if num_scratch:
+        kv_cache_config = _without_scratch(kv_cache_config, num_scratch, max_len)
     num_requests = concurrency(kv_cache_config, max_len, max_chunk)
     logger.info(
         "KV cache: %s, capacity %d tokens (%.1f requests of %d tokens)",
@@ -130,6 +140,23 @@ def _plan_memory(config: QuireConfig, executor: Executor) -> SchedulerSetup:
     return SchedulerSetup(
         scheduler=config.scheduler, cache=config.cache, kv_cache=kv_cache_config, max_model_len=max_len
     )
+
+
+def _num_scratch_blocks(config: QuireConfig) -> int:
+    """Blocks that the worker needs beside those of requests."""
+    tree = () if config.speculative is None else config.speculative.tree
+    return num_scratch_blocks(tree, config.scheduler.max_num_seqs or 1, config.cache.block_size or 1) if tree else 0
+
+
+def _without_scratch(kv_cache: KVCacheConfig, num_scratch: int, max_model_len: int) -> KVCacheConfig:
+    """What the scheduler has of the cache."""
+    num_blocks = kv_cache.pool_sizes()[0].num_blocks - num_scratch
+    if num_blocks < min_num_blocks(max_model_len, kv_cache.block_size):
+        raise ConfigError(
+            f"speculative_config: speculative_token_tree needs {num_scratch} blocks of the KV cache, too few are "
+            "left for a request", hint="use a smaller tree, or none", field="speculative_config",
+        )  # fmt: skip
+    return kv_cache.with_num_blocks(num_blocks)
 
 
 def _make_writer(config: QuireConfig, setup: SchedulerSetup) -> Callable[[Callable[[], float]], RecordWriter]:

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from quire.core.computed_step import ComputedStep
+from quire.core.draft_trees import first_path, with_trees
 from quire.core.drafts import DraftRows, Proposals, make_proposals
 from quire.core.engine_messages import EngineCoreRequest
 from quire.core.grammar_bitmask import GrammarBitmask
@@ -23,6 +24,26 @@ from quire.core.scheduler_output import SchedulerOutput
 from quire.executor.base import Executor
 
 _NO_DRAFTS = np.empty(0, dtype=np.int32)
+
+
+class _Kept(NamedTuple):
+    """Drafts behind the `num_tokens` tokens of a row, as in `RowDrafts`."""
+
+    num_tokens: int
+    token_ids: np.ndarray
+    scores: np.ndarray
+    parents: np.ndarray | None = None
+
+    def first_path(self) -> _Kept:
+        """The chain of a tree; each score is that of a draft behind the one before it."""
+        assert self.parents is not None, "called for trees"
+        path = first_path(self.parents)
+        chances = np.cumprod(self.scores)[path]
+        scores = chances / np.maximum(np.append(1.0, chances[:-1]), np.finfo(np.float32).tiny)
+        return _Kept(self.num_tokens, self.token_ids[path], np.minimum(scores, 1.0).astype(np.float32))
+
+
+_NOTHING = _Kept(-1, _NO_DRAFTS, _NO_DRAFTS)
 
 
 class ModelProposer:
@@ -36,43 +57,60 @@ class ModelProposer:
         num_tokens: most drafts of a row.
         marks_rows: others draft, too, and messages to the worker say which rows have drafts of the model: these are
             judged by what they were drawn from.
+        most_trees: with more rows than that, trees become chains of their likeliest path.
     """
 
-    def __init__(self, name: str, num_tokens: int, *, marks_rows: bool = False) -> None:
+    def __init__(self, name: str, num_tokens: int, *, marks_rows: bool = False, most_trees: int = 0) -> None:
         self.name = name
         self._num_tokens = num_tokens
-        self._kept: dict[int, tuple[int, np.ndarray, np.ndarray]] = {}
+        self._kept: dict[int, _Kept] = {}
         self._is_wanted = False
         self._marks_rows = marks_rows
         self._given: list[int] = []
+        self._most_trees = most_trees
+        self._trees: dict[int, np.ndarray] = {}
+        self._needs_chain = set[int]()
 
     def begin(self, request: EngineCoreRequest) -> None:
-        """As `DraftProposer`: nothing is kept of requests."""
+        """As `DraftProposer`: grammars go through drafts one behind the other."""
+        params = request.sampling_params
+        if params.structured_outputs is not None or params.thinking_token_budget is not None:
+            self._needs_chain.add(request.handle)
 
     def end(self, handle: int, token_ids: np.ndarray, num_prompt_tokens: int) -> None:
         """As `DraftProposer`."""
+        self._needs_chain.discard(handle)
 
     def propose(self, rows: DraftRows) -> Proposals:
         """As `DraftProposer`: what the worker drafted behind the tokens that these rows have."""
         self._is_wanted = True
         drafts, scores = list[np.ndarray](), list[np.ndarray]()
-        lengths, limits = rows.num_tokens.tolist(), rows.max_tokens.tolist()
-        for row, length, most in zip(rows.rows.tolist(), lengths, limits, strict=True):
-            num_tokens, ids, probabilities = self._kept.get(row, (length, _NO_DRAFTS, _NO_DRAFTS))
-            ids, probabilities = (ids, probabilities) if num_tokens == length else (_NO_DRAFTS, _NO_DRAFTS)
-            drafts.append(ids[:most])
-            self._given += [row] if len(ids) else []
-            scores.append(probabilities[:most])
+        lengths, limits, handles = rows.num_tokens.tolist(), rows.max_tokens.tolist(), rows.handles.tolist()
+        for row, length, most, handle in zip(rows.rows.tolist(), lengths, limits, handles, strict=True):
+            kept = self._kept.get(row, _NOTHING)
+            kept = kept if kept.num_tokens == length else _NOTHING
+            if kept.parents is not None:
+                if len(lengths) <= self._most_trees and handle not in self._needs_chain:
+                    self._trees[row] = kept.parents
+                else:
+                    kept = kept.first_path()
+            drafts.append(kept.token_ids[:most])
+            self._given += [row] if len(kept.token_ids) else []
+            scores.append(kept.scores[:most])
         proposals = make_proposals(drafts)
         return dataclasses.replace(proposals, scores=np.concatenate([*scores, _NO_DRAFTS]).astype(np.float32))
 
     def mark(self, scheduled: SchedulerOutput) -> SchedulerOutput:
-        """The message of the step that was planned last, which says of which rows the drafts are the model's."""
-        given, self._given = self._given, []
-        if not self._marks_rows or scheduled.drafts is None:
+        """The message of the step that was planned last, with what only the worker and this know of drafts."""
+        given, trees, self._given, self._trees = self._given, self._trees, [], {}
+        drafts = scheduled.drafts
+        if drafts is None:
             return scheduled
-        drafts = dataclasses.replace(scheduled.drafts, is_of_model=np.isin(scheduled.rows, given))
-        return dataclasses.replace(scheduled, drafts=drafts)
+        if self._marks_rows:
+            drafts = dataclasses.replace(drafts, is_of_model=np.isin(scheduled.rows, given))
+        if trees:
+            drafts = with_trees(drafts, scheduled.rows, trees)
+        return scheduled if drafts is scheduled.drafts else dataclasses.replace(scheduled, drafts=drafts)
 
     def request(self, scheduled: SchedulerOutput) -> DraftRequest | None:
         """What to ask with a step, which makes older drafts of its rows worthless; None = nothing."""
@@ -92,7 +130,8 @@ class ModelProposer:
             drafts.rows.tolist(), drafts.num_tokens.tolist(), (ends - drafts.counts).tolist(), ends.tolist(),
             strict=True,
         ):  # fmt: skip
-            self._kept[row] = length, drafts.token_ids[start:end], drafts.scores[start:end]
+            parents = None if drafts.parents is None else drafts.parents[start:end]
+            self._kept[row] = _Kept(length, drafts.token_ids[start:end], drafts.scores[start:end], parents)
 
 
 class DraftingExecutor(Executor):

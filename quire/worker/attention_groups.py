@@ -16,8 +16,11 @@ from quire.attention.metadata import AttentionMetadata, StateMetadata
 from quire.core.kv_spec import KVCacheConfig, MambaSpec
 from quire.core.scheduler_output import BlockCopies, StateBlocks
 from quire.worker.block_tables import BlockTables
-from quire.worker.input_batch import InputBatch
+from quire.worker.draft_trees import place_segments
+from quire.worker.input_batch import InputBatch, TreeBatch
 from quire.worker.kv_cache_tensors import CachePool
+
+_NO_IDS = np.empty(0, dtype=np.int32)
 
 
 class AttentionGroups:
@@ -28,6 +31,7 @@ class AttentionGroups:
         layer_names: every layer with a cache, in the model's order.
         kv_caches: the cache tensor of each layer, in the same order.
         pools: the blocks.
+        scratch_ids: [num_scratch_blocks] integers; blocks of the one pool that no request has, for trees of drafts.
 
     Attributes:
         groups: numbers of the groups that these layers are in; of others nothing is looked at.
@@ -39,12 +43,14 @@ class AttentionGroups:
         layer_names: Sequence[str],
         kv_caches: Sequence[torch.Tensor],
         pools: Sequence[CachePool],
+        scratch_ids: np.ndarray = _NO_IDS,
     ) -> None:
         group_of = {name: i for i, group in enumerate(kv_cache_config.groups) for name in group.layer_names}
         self._group_of_layer = [group_of[name] for name in layer_names]
         self.groups = frozenset(self._group_of_layer)
         self._kv_caches = tuple(kv_caches)
         self._pools = tuple(pools)
+        self._scratch_ids = scratch_ids
         with_state = [i for i, group in enumerate(kv_cache_config.groups) if isinstance(group.spec, MambaSpec)]
         # Of each group with states that these layers are in: its number among all that have states.
         self._state_numbers = {group: number for number, group in enumerate(with_state) if group in self.groups}
@@ -86,12 +92,36 @@ class AttentionGroups:
             }
         )
 
+    def keep_paths(self, batch: InputBatch, block_tables: BlockTables, tokens: np.ndarray) -> None:
+        """Bring keys and values of accepted drafts to where their rows' tokens are, in every layer.
+
+        Args:
+            batch: with trees.
+            tokens: [num_kept] integers; of the step, the accepted ones.
+        """
+        assert batch.trees is not None, "called for trees"
+        segments = np.searchsorted(batch.trees.start_loc, tokens, "right") - 1
+        tokens = tokens[~batch.trees.is_first[segments]]
+        backend = self._pools[0].backend
+        if not len(tokens) or backend is None:
+            return
+        (group,) = self.groups
+        block_size = block_tables.block_sizes[group]
+        placed = place_segments(
+            batch.trees, batch.token_positions, block_tables.tables[group], block_size, self._scratch_ids
+        )
+        own = block_tables.slots(group, batch.token_rows[tokens], batch.token_positions[tokens])
+        slots = torch.from_numpy(np.stack([placed.slots[tokens], own])).to(batch.input_ids.device)
+        for kv_cache in self._kv_caches:
+            backend.copy_slots(kv_cache, block_size, slots)
+
     def context_of(self, per_group: Mapping[int, AttentionMetadata | StateMetadata]) -> ForwardContext:
         """The context of a step, from the metadata of each of `groups`."""
         return ForwardContext(tuple(per_group[group] for group in self._group_of_layer), self._kv_caches)
 
-    @staticmethod
-    def _metadata(group: int, batch: InputBatch, block_tables: BlockTables) -> AttentionMetadata:
+    def _metadata(self, group: int, batch: InputBatch, block_tables: BlockTables) -> AttentionMetadata:
+        if batch.trees is not None:
+            return self._tree_metadata(batch, batch.trees, block_tables.tables[group], block_tables.block_sizes[group])
         device = batch.input_ids.device
         max_seq_len = int(batch.seq_lens.max())
         return AttentionMetadata(
@@ -107,6 +137,26 @@ class AttentionGroups:
             seq_lens_np=batch.seq_lens,
             max_query_len=int(np.diff(batch.query_start_loc).max()),
             max_seq_len=max_seq_len,
+        )
+
+    def _tree_metadata(
+        self, batch: InputBatch, trees: TreeBatch, table: np.ndarray, block_size: int
+    ) -> AttentionMetadata:
+        """Each segment of the step's trees is a request of its own."""
+        device = batch.input_ids.device
+        placed = place_segments(trees, batch.token_positions, table, block_size, self._scratch_ids)
+        return AttentionMetadata(
+            num_reqs=len(trees.rows),
+            num_tokens=batch.num_tokens,
+            query_start_loc=torch.from_numpy(trees.start_loc).to(device),
+            seq_lens=torch.from_numpy(trees.seq_lens).to(device),
+            block_table=torch.from_numpy(placed.table).to(device),
+            slot_mapping=torch.from_numpy(placed.slots).to(device),
+            query_start_loc_np=trees.start_loc,
+            seq_lens_np=trees.seq_lens,
+            max_query_len=int(np.diff(trees.start_loc).max()),
+            max_seq_len=int(trees.seq_lens.max()),
+            copied_slots=torch.from_numpy(placed.copied_slots).to(device),
         )
 
     @staticmethod

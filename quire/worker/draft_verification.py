@@ -44,7 +44,7 @@ class Verified(NamedTuple):
     positions: np.ndarray
 
 
-class _Part(NamedTuple):
+class Part(NamedTuple):
     """Tokens that were sampled together; `entries` [n] are the places of their rows in the batch."""
 
     entries: np.ndarray
@@ -77,7 +77,7 @@ def verify_drafts(
         parts = _in_turns(batch, drafts, choose, take_in, closed, np.flatnonzero(follows))
         if not follows.all():
             parts.append(_at_once(batch, drafts, choose, take_in, closed, np.flatnonzero(~follows)))
-    return _merged(parts, len(batch.sampling_rows))
+    return merged(parts, len(batch.sampling_rows))
 
 
 def _at_once(
@@ -87,7 +87,7 @@ def _at_once(
     take_in: TakeIn,
     closed: np.ndarray | None,
     entries: np.ndarray,
-) -> _Part:
+) -> Part:
     """All rows of logits of these entries are sampled; what is behind a wrong draft is dropped."""
     assert batch.logits_start_loc is not None, "called where some row has drafts"
     starts, counts = batch.logits_start_loc[entries], np.diff(batch.logits_start_loc)[entries]
@@ -106,7 +106,7 @@ def _at_once(
     if not is_kept.all():
         rows, positions, flat, sampled = rows[is_kept], positions[is_kept], flat[is_kept], _select(sampled, is_kept)
     take_in(rows, positions, sampled.token_ids)
-    return _Part(flat, sampled, rows, positions)
+    return Part(flat, sampled, rows, positions)
 
 
 def _select(sampled: SamplerOutput, is_kept: np.ndarray) -> SamplerOutput:
@@ -121,17 +121,17 @@ def _in_turns(
     take_in: TakeIn,
     closed: np.ndarray | None,
     entries: np.ndarray,
-) -> list[_Part]:
+) -> list[Part]:
     """The first row of logits of each of these entries, then the second of those whose draft was right, ..."""
     assert batch.logits_start_loc is not None, "called where some row has drafts"
     starts, num_logits = batch.logits_start_loc[:-1], np.diff(batch.logits_start_loc)
-    parts, turn = list[_Part](), 0
+    parts, turn = list[Part](), 0
     while len(entries):
         lines = starts[entries] + turn
         rows, positions = batch.sampling_rows[entries], batch.sampling_positions[entries] + turn
         sampled = choose(lines, rows, positions)
         take_in(rows, positions, sampled.token_ids)
-        parts.append(_Part(entries, sampled, rows, positions))
+        parts.append(Part(entries, sampled, rows, positions))
         turn += 1
         is_right = (num_logits[entries] > turn) & (sampled.token_ids == drafts[lines]) & ~sampled.is_invalid
         entries = entries[is_right]
@@ -140,7 +140,7 @@ def _in_turns(
     return parts
 
 
-def _merged(parts: list[_Part], num_entries: int) -> Verified:
+def merged(parts: list[Part], num_entries: int) -> Verified:
     """The tokens of all parts, in the order of the batch."""
     joined = _joined(parts) if len(parts) > 1 else parts[0]
     start_loc = np.zeros(num_entries + 1, dtype=np.int32)
@@ -149,7 +149,7 @@ def _merged(parts: list[_Part], num_entries: int) -> Verified:
     return Verified(sampled.token_ids, start_loc, sampled.logprobs, joined.rows[bad], joined.positions[bad])
 
 
-def _joined(parts: list[_Part]) -> _Part:
+def _joined(parts: list[Part]) -> Part:
     """One part: row by row, of each row the tokens in the order of the parts."""
     entries, rows, positions, token_ids, is_invalid = (
         np.concatenate(arrays)
@@ -162,7 +162,7 @@ def _joined(parts: list[_Part]) -> _Part:
     places[order] = np.arange(len(order), dtype=np.int32)
     logprobs = _joined_logprobs([part.sampled for part in parts], places)
     sampled = SamplerOutput(token_ids[order], logprobs, is_invalid[order])
-    return _Part(entries[order], sampled, rows[order], positions[order])
+    return Part(entries[order], sampled, rows[order], positions[order])
 
 
 def _joined_logprobs(parts: list[SamplerOutput], places: np.ndarray) -> LogprobsArrays | None:

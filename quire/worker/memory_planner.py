@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from quire.config.model_arch import ModelArch
+from quire.core.draft_trees import num_scratch_blocks
 from quire.core.kv_spec import KVCacheConfig, KVCacheSpec
 from quire.core.memory_budget import (
     check_allocation,
@@ -106,8 +107,11 @@ class MemoryPlanner:
         )
 
     def _useful_bytes(self, specs: Mapping[str, KVCacheSpec]) -> int:
-        """Blocks for every row at its longest, and null blocks."""
-        limits = self._setup.limits
-        return useful_bytes(
+        """Blocks for every row at its longest, null blocks, and those for trees of drafts."""
+        limits, found = self._setup.limits, self._setup.config.speculative
+        num_scratch = num_scratch_blocks(
+            () if found is None else found.tree, limits.max_num_seqs, self._setup.block_size
+        )
+        return num_scratch * sum(spec.page_size_bytes for spec in specs.values()) + useful_bytes(
             specs, self._setup.config.cache, limits.max_model_len, limits.max_num_seqs, limits.num_drafts
         )

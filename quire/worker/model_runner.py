@@ -19,6 +19,7 @@ import dataclasses
 import time
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 from quire.core.computed_step import ComputedStep
@@ -34,6 +35,7 @@ from quire.worker.block_tables import BlockTables
 from quire.worker.block_transfers import BlockTransfers, CopyTimes, no_copies
 from quire.worker.device.graphs import StepGraphs
 from quire.worker.draft_acceptance import DraftAcceptance
+from quire.worker.draft_trees import along_paths
 from quire.worker.drafting.draft_step import DraftStep
 from quire.worker.drafting.inputs import DraftModel
 from quire.worker.input_batch import InputBatch
@@ -91,7 +93,10 @@ class ModelRunner:
         self._attention = attention
         self._device = device
         self._acceptance = acceptance
-        self._sampling_step = SamplingStep(model, requests, sampling, sampling_ops, logprobs_mode, acceptance)
+        self._sampling_step = SamplingStep(
+            model, requests, sampling, sampling_ops, logprobs_mode, acceptance, self._keep_paths
+        )
+        self._kept_tokens: np.ndarray | None = None
         self._step_graphs = step_graphs
         self._transfers = transfers
         self._kv_tier: KVTierWorker | None = None
@@ -137,7 +142,11 @@ class ModelRunner:
         output = self._sampling_step.run(computed.batch, computed.hidden, grammar)
         if self._draft_step is not None and computed.draft_request is not None:
             start = time.perf_counter()
-            drafts = self._draft_step.run(computed.batch, computed.hidden, output, computed.draft_request)
+            batch, hidden = computed.batch, computed.hidden
+            if batch.trees is not None:
+                assert self._kept_tokens is not None and output.sampled_start_loc is not None, "it was sampled"
+                batch, hidden = along_paths(batch, hidden, self._kept_tokens, output.sampled_start_loc)
+            drafts = self._draft_step.run(batch, hidden, output, computed.draft_request)
             output = dataclasses.replace(output, proposals=drafts, drafting_s=time.perf_counter() - start)
         if self._kv_tier is not None:
             if not computed.batch.num_reqs:
@@ -148,8 +157,13 @@ class ModelRunner:
         swap_out_s, swap_in_s = computed.copy_times()
         return dataclasses.replace(output, swap_out_s=swap_out_s, swap_in_s=swap_in_s)
 
+    def _keep_paths(self, batch: InputBatch, tokens: np.ndarray) -> None:
+        """Of a step with trees, these tokens stand."""
+        self._attention.keep_paths(batch, self._block_tables, tokens)
+        self._kept_tokens = tokens
+
     def _forward(self, batch: InputBatch) -> torch.Tensor:
-        hidden = self._step_graphs.forward(batch)
+        hidden = None if batch.trees is not None else self._step_graphs.forward(batch)
         if hidden is not None:
             return hidden
         context = self._attention.forward_context(batch, self._block_tables)

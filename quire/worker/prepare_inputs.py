@@ -6,6 +6,7 @@ import numpy as np
 import torch
 
 from quire.core.scheduler_output import DraftTokens, SchedulerOutput, StateBlocks
+from quire.worker.draft_trees import make_tree_batch
 from quire.worker.input_batch import InputBatch
 from quire.worker.request_states import RequestStates
 
@@ -37,10 +38,15 @@ def prepare_inputs(
     seq_lens = (scheduled.num_computed_tokens + counts).astype(np.int32)
     sampling = scheduled.is_sampling
     sampling_positions, logits_indices = seq_lens[sampling], query_start_loc[1:][sampling].astype(np.int64) - 1
-    logits_start_loc = is_own_draft = None
+    logits_start_loc = is_own_draft = trees = None
     token_state_blocks: tuple[np.ndarray, ...] = ()
     if scheduled.drafts is not None:
-        requests.write_drafts(scheduled.rows, seq_lens, scheduled.drafts)
+        if scheduled.drafts.parents is None:
+            requests.write_drafts(scheduled.rows, seq_lens, scheduled.drafts)
+        else:
+            trees, token_positions = make_tree_batch(
+                scheduled.rows, query_start_loc, scheduled.num_computed_tokens, sampling, scheduled.drafts
+            )
         num_drafts = scheduled.drafts.counts[sampling]
         sampling_positions = sampling_positions - num_drafts
         logits_start_loc = np.zeros(len(num_drafts) + 1, dtype=np.int32)
@@ -51,6 +57,8 @@ def prepare_inputs(
             is_own_draft = scheduled.drafts.is_of_model[sampling] | (num_drafts == 0)
         token_state_blocks = _before_drafts(scheduled.drafts, query_start_loc, draft_states)
     input_ids = requests.token_ids[token_rows, token_positions]
+    if trees is not None:
+        input_ids[trees.draft_tokens] = trees.draft_token_ids
     return InputBatch(
         rows=scheduled.rows,
         num_computed_tokens=scheduled.num_computed_tokens,
@@ -65,6 +73,7 @@ def prepare_inputs(
         logits_indices=logits_indices,
         logits_start_loc=logits_start_loc,
         is_own_draft=is_own_draft,
+        trees=trees,
         states=states,
         token_state_blocks=token_state_blocks,
     )

@@ -6,6 +6,7 @@ Called by the model runner. Holds references; the state is in `RequestStates` an
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 
 import numpy as np
 import torch
@@ -24,6 +25,7 @@ from quire.worker.draft_verification import verify_drafts
 from quire.worker.input_batch import InputBatch
 from quire.worker.prompt_logprobs import compute_prompt_logprobs
 from quire.worker.request_states import RequestStates
+from quire.worker.tree_verification import verify_trees
 
 logger = get_logger(__name__)
 
@@ -35,6 +37,7 @@ class SamplingStep:
         ops: of the device that the model is on.
         logprobs_mode: what log-probability fields hold.
         acceptance: a rule by which drafts stand; None = a draft stands when it is the token that is sampled.
+        keep_paths: is called with a batch that has trees, and those of its tokens, rising, whose logits gave tokens.
     """
 
     def __init__(
@@ -45,6 +48,7 @@ class SamplingStep:
         ops: SamplingOps,
         logprobs_mode: str,
         acceptance: DraftAcceptance | None = None,
+        keep_paths: Callable[[InputBatch, np.ndarray], None] | None = None,
     ) -> None:
         self._model = model
         self._requests = requests
@@ -53,6 +57,7 @@ class SamplingStep:
         self._sampler = Sampler(sampling, ops, logprobs_mode)
         self._logprobs_mode = logprobs_mode
         self._acceptance = acceptance
+        self._keep_paths = keep_paths
 
     def run(self, batch: InputBatch, hidden: torch.Tensor, grammar: GrammarBitmask | None = None) -> ModelRunnerOutput:
         """Sample the step whose hidden states are `hidden` [num_tokens, hidden_size]."""
@@ -88,18 +93,21 @@ class SamplingStep:
         logits = self._logits(batch, hidden, grammar)
         if batch.logits_start_loc is None:
             batch = dataclasses.replace(batch, logits_start_loc=np.arange(len(logits) + 1, dtype=np.int32))
-        drafts = self._drafts_of(batch)
 
         def choose(lines: np.ndarray, rows: np.ndarray, positions: np.ndarray) -> SamplerOutput:
             chosen = logits if len(lines) == len(logits) else take_lines(logits, lines)
             return self._sampler.sample(chosen, rows, positions)
 
         closed = None if grammar is None else grammar.closed
-        if self._acceptance is None:
+        if batch.trees is not None:
+            verified, kept = verify_trees(batch, batch.trees, choose, self._take_in, closed)
+            assert self._keep_paths is not None, "trees are for runners that keep paths"
+            self._keep_paths(batch, kept)
+        elif self._acceptance is None:
             follows = self._sampling.follows_tokens(batch.sampling_rows)
-            verified = verify_drafts(batch, drafts, choose, self._take_in, closed, follows)
+            verified = verify_drafts(batch, self._drafts_of(batch), choose, self._take_in, closed, follows)
         else:
-            verified = self._acceptance.verify(batch, logits, drafts, closed)
+            verified = self._acceptance.verify(batch, logits, self._drafts_of(batch), closed)
         return ModelRunnerOutput(
             rows=batch.sampling_rows,
             sampled_token_ids=verified.token_ids,

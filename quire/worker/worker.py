@@ -8,16 +8,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
 
 from quire.config.engine import QuireConfig
 from quire.config.kv_transfer import KVTransferConfig
 from quire.core.computed_step import ComputedStep
+from quire.core.draft_trees import num_scratch_blocks
 from quire.core.grammar_bitmask import GrammarBitmask
-from quire.core.kv_spec import KVCacheConfig, KVCacheSpec
+from quire.core.kv_spec import AttentionSpec, KVCacheConfig, KVCacheSpec
 from quire.core.runner_output import ModelRunnerOutput
 from quire.core.scheduler_output import SchedulerOutput
 from quire.distributed.parallel_context import ParallelContext
+from quire.errors import ConfigError
 from quire.kv_offload.store import BlockStore
 from quire.kv_transfer.connector import KVConnectorRole
 from quire.kv_transfer.layout import KVCacheLayout
@@ -130,6 +133,7 @@ class Worker:
 
         Raises:
             NotEnoughMemoryError: the cache is larger than what is free.
+        ConfigError: trees cannot be drafted for this model.
         """
         self._memory.check_allocation(kv_cache_config)
         self._kv_cache_config = kv_cache_config
@@ -139,7 +143,8 @@ class Worker:
         kv_caches = ops.memory.allocate_kv_caches(kv_cache_config, layer_names, ops.attention, setup.kv_cache_dtype)
         num_own = len(self._model.kv_cache_specs(setup.block_size))
         own_caches = kv_caches.by_layer[:num_own]
-        attention = AttentionGroups(kv_cache_config, layer_names[:num_own], own_caches, kv_caches.pools)
+        scratch_ids = self._scratch_ids(kv_cache_config)
+        attention = AttentionGroups(kv_cache_config, layer_names[:num_own], own_caches, kv_caches.pools, scratch_ids)
         block_tables = BlockTables(kv_cache_config, max_num_seqs, max_model_len)
         sampling = SamplingStates(
             max_num_seqs, vocab_size, ops.device, self._custom_processors, ops.sampling.apply_penalties_inplace
@@ -179,6 +184,19 @@ class Worker:
             if acceptance is not None and acceptance.drawn is not None:
                 choice = DrawnTokens(ops.sampling, acceptance.drawn)
             self._runner.register_draft_model(self._drafter.start(cache, choice), setup.block_size)
+
+    def _scratch_ids(self, kv_cache_config: KVCacheConfig) -> np.ndarray:
+        """Blocks that no request has, for trees of drafts."""
+        setup, found = self._setup, self._setup.config.speculative
+        tree = () if found is None else found.tree
+        groups, num_blocks = kv_cache_config.groups, kv_cache_config.num_blocks
+        if tree and (len(groups) > 1 or not isinstance(groups[0].spec, AttentionSpec)):
+            raise ConfigError(
+                "speculative_config: speculative_token_tree needs a model whose layers have one kind of attention, and "
+                "keys and values for it", hint="leave it out", field="speculative_config",
+            )  # fmt: skip
+        num_scratch = num_scratch_blocks(tree, setup.limits.max_num_seqs, setup.block_size)
+        return np.arange(num_blocks - num_scratch, num_blocks)
 
     def kv_cache_identity(self) -> dict[str, Any]:
         """What decides which bytes a block of the cache, which must be allocated, has for given tokens."""

@@ -58,7 +58,14 @@ def gains(generator: torch.Generator) -> Tensor:
     return torch.empty(COMMON["hidden_size"]).normal_(1.0, 0.1, generator=generator)
 
 
-def make_medusa(directory: Path, *, num_heads: int = 3, num_blocks: int = 1, shares_projection: bool = False) -> Path:
+def make_medusa(
+    directory: Path,
+    *,
+    num_heads: int = 3,
+    num_blocks: int = 1,
+    shares_projection: bool = False,
+    vocab_size: int = COMMON["vocab_size"],
+) -> Path:
     """Medusa heads."""
     generator, hidden = torch.Generator().manual_seed(11), COMMON["hidden_size"]
     weights: Weights = {}
@@ -68,11 +75,11 @@ def make_medusa(directory: Path, *, num_heads: int = 3, num_blocks: int = 1, sha
             weights[f"{name}.weight"] = torch.empty(hidden, hidden).normal_(0.0, 0.2, generator=generator)
             weights[f"{name}.bias"] = torch.empty(hidden).normal_(0.0, 0.2, generator=generator)
         if not shares_projection:
-            projection = torch.empty(COMMON["vocab_size"], hidden).normal_(0.0, 0.2, generator=generator)
+            projection = torch.empty(vocab_size, hidden).normal_(0.0, 0.2, generator=generator)
             weights[f"medusa_head.{head}.{num_blocks}.weight"] = projection
     config = {
         "architectures": ["MedusaModel"], "model_type": "medusa", "hidden_size": hidden,
-        "vocab_size": COMMON["vocab_size"], "medusa_num_heads": num_heads, "medusa_num_layers": num_blocks,
+        "vocab_size": vocab_size, "medusa_num_heads": num_heads, "medusa_num_layers": num_blocks,
         "original_lm_head": shares_projection,
     }  # fmt: skip
     return write_head(directory, config, weights)

@@ -72,6 +72,17 @@ class NativeCpuBackend(AttentionBackend, ServesLatents):
             blocks = kv_cache.view(len(kv_cache), 1, 2, -1)  # of keys and values, or of latents
             copy_pages(self.runtime, blocks, source_ids, target_ids)
 
+    def copy_slots(self, kv_cache: torch.Tensor, block_size: int, slots: torch.Tensor) -> None:
+        """As `AttentionBackend.copy_slots`, in the blocks of the kernels."""
+        elements = kv_cache if kv_cache.itemsize > 1 else kv_cache.view(torch.uint8)
+        pair, head_size = 1 if kv_cache.dtype is torch.float32 else 2, kv_cache.shape[-1] // block_size
+        num_blocks, num_heads = kv_cache.shape[:2]
+        keys = elements[:, :, 0].view(num_blocks, num_heads, head_size // pair, block_size, pair)
+        values = elements[:, :, 1].view(num_blocks, num_heads, block_size // pair, head_size, pair)
+        (source, target), (from_, to) = slots // block_size, slots % block_size
+        keys[target, :, :, to] = keys[source, :, :, from_]
+        values[target, :, to // pair, :, to % pair] = values[source, :, from_ // pair, :, from_ % pair]
+
     def latent_backend(self) -> LatentBackend:
         """On the same runtime."""
         return NativeLatentBackend(self.runtime)
@@ -94,6 +105,8 @@ class NativeCpuBackend(AttentionBackend, ServesLatents):
         slots = metadata.slot_mapping[:num_tokens]
         if key is not None and value is not None:
             reshape_and_cache(self.runtime, key[:num_tokens], value[:num_tokens], kv_cache, slots)
+        if metadata.copied_slots is not None:
+            self.copy_slots(kv_cache, kv_cache.shape[-1] // params.head_size, metadata.copied_slots)
         return self._attend(params, query, kv_cache, metadata, sinks)
 
     def forward_fused(
@@ -132,6 +145,8 @@ class NativeCpuBackend(AttentionBackend, ServesLatents):
             kv_cache.shape[-1] // head_size, q_norm, k_norm, eps, v_norm=v_norm, norms_last=norms_last,
             query_scales=query_scales, norms_centered=norms_centered, limit=params.limit,
         )  # fmt: skip
+        if metadata.copied_slots is not None:
+            self.copy_slots(kv_cache, kv_cache.shape[-1] // head_size, metadata.copied_slots)
         query = qkv[:, : num_heads * head_size].view(-1, num_heads, head_size)
         return self._attend(params, query, kv_cache, metadata, sinks).flatten(1)
 

@@ -82,6 +82,8 @@ class TorchReferenceBackend(AttentionBackend, ServesLatents):
         for cache, new in zip(kv_cache, (key, value), strict=True):
             if new is not None:
                 cache.flatten(0, 1).index_copy_(0, slots, new[:num_tokens])
+        if metadata.copied_slots is not None:
+            self.copy_slots(kv_cache, kv_cache.shape[2], metadata.copied_slots)
         output = torch.empty(query.shape, dtype=query.dtype, device=query.device)
         output[num_tokens:] = 0
         plan = self._plan(params, metadata, kv_cache)

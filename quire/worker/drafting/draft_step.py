@@ -40,7 +40,12 @@ class DraftStep:
         inputs = gather_inputs(batch, hidden, output, self._requests, request, self._block_size)
         drafts = self._model.propose(inputs)
         return RowDrafts(
-            inputs.rows.astype(np.int32), inputs.num_tokens, drafts.counts, drafts.token_ids, drafts.scores
+            inputs.rows.astype(np.int32),
+            inputs.num_tokens,
+            drafts.counts,
+            drafts.token_ids,
+            drafts.scores,
+            drafts.parents,
         )
 
 

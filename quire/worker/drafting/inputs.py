@@ -40,11 +40,19 @@ class DraftInputs:
 
 
 class ModelDrafts(NamedTuple):
-    """Drafts of rows, in their order: counts [n] int32, then of all drafts ids (int32) and probabilities (float32)."""
+    """Drafts of rows, in their order.
+
+    Attributes:
+        counts: [n] int32.
+        token_ids: [num_drafts] int32.
+        scores: [num_drafts] float32; probabilities.
+        parents: [num_drafts] int32; of trees, as in `core.model_drafts.RowDrafts`.
+    """
 
     counts: np.ndarray
     token_ids: np.ndarray
     scores: np.ndarray
+    parents: np.ndarray | None = None
 
 
 class DraftModel(Protocol):

@@ -14,6 +14,7 @@ import torch
 
 from quire.config.engine import QuireConfig
 from quire.config.model_arch import ModelArch
+from quire.config.token_tree import Tree
 from quire.core.kv_spec import KVCacheConfig, KVCacheSpec
 from quire.distributed.parallel_context import ParallelContext
 from quire.errors import ConfigError
@@ -36,6 +37,7 @@ from quire.worker.drafting.head_graphs import HeadGraphs
 from quire.worker.drafting.inputs import DraftModel
 from quire.worker.drafting.language_model import DraftLanguageModel
 from quire.worker.drafting.medusa import MedusaDrafts
+from quire.worker.drafting.medusa_trees import MedusaTrees
 from quire.worker.drafting.pages import DraftPages
 from quire.worker.drafting.passes import DraftPasses
 from quire.worker.kv_cache_tensors import CachePool
@@ -58,6 +60,7 @@ class DrafterSettings:
         model, revision: directory, file or hub id; None = the target's own checkpoint.
         max_model_len: longest sequence that is drafted for; None = the model's own.
         num_tokens: most drafts of a row at once.
+        tree: paths that Medusa heads draft; empty = a chain.
     """
 
     method: str
@@ -65,6 +68,7 @@ class DrafterSettings:
     model: str | None = None
     revision: str | None = None
     max_model_len: int | None = None
+    tree: Tree = ()
 
 
 def drafter_settings(config: QuireConfig) -> DrafterSettings | None:
@@ -80,7 +84,7 @@ def drafter_settings(config: QuireConfig) -> DrafterSettings | None:
         raise _error("the drafting model is stored as the target is", "leave out quantization")
     return DrafterSettings(
         method=found.model_method, num_tokens=found.num_tokens, model=found.model, revision=found.revision,
-        max_model_len=found.max_model_len,
+        max_model_len=found.max_model_len, tree=found.tree,
     )  # fmt: skip
 
 
@@ -94,6 +98,7 @@ class DrafterFiles:
         arch: of a language model; None = heads.
         max_model_len: its longest sequence, in tokens.
         num_tokens: most drafts of a row at once.
+        tree: paths that Medusa heads draft.
     """
 
     method: str
@@ -101,6 +106,7 @@ class DrafterFiles:
     arch: ModelArch | None
     max_model_len: int
     num_tokens: int
+    tree: Tree = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -158,7 +164,7 @@ def find_drafter(setup: WorkerSetup) -> DrafterFiles | None:
         return DrafterFiles(method, Path(setup.config.model_path), None, longest, config.num_tokens)
     path = Path(resolve_model_path(config.model, config.revision, setup.config.load.download_dir))
     if method != "draft_model":
-        return DrafterFiles(method, path, None, longest, config.num_tokens)
+        return DrafterFiles(method, path, None, longest, config.num_tokens, config.tree)
     arch = read_model_dir(path).arch()
     _check_draft_model(arch, setup)
     longest = min(arch.max_position_embeddings, longest)
@@ -200,7 +206,7 @@ def load_drafter(files: DrafterFiles | None, setup: WorkerSetup, ops: DeviceOps,
         backend=ops.attention, max_model_len=setup.limits.max_model_len,
     )  # fmt: skip
     if files.method == "medusa":
-        return MedusaDrafter(load_medusa(files.path, build), target)
+        return MedusaDrafter(load_medusa(files.path, build), target, ops, files.tree)
     if files.method == "mtp":
         head = load_mtp(build)
     else:
@@ -298,9 +304,11 @@ class MedusaDrafter:
 
     aux: AuxStates | None = None
 
-    def __init__(self, heads: MedusaHeads, target: CausalLM) -> None:
+    def __init__(self, heads: MedusaHeads, target: CausalLM, ops: DeviceOps, tree: Tree) -> None:
         self._heads = heads
         self._target = target
+        self._ops = ops
+        self._tree = tree
 
     def kv_cache_specs(self, block_size: int) -> dict[str, KVCacheSpec]:
         """As `Drafter`: they keep nothing."""
@@ -313,7 +321,10 @@ class MedusaDrafter:
 
     def start(self, cache: DrafterCache, choice: DraftChoice) -> DraftModel:
         """As `Drafter`."""
-        return MedusaDrafts(self._heads, self._target.compute_logits, choice)
+        compute_logits = self._target.compute_logits
+        if self._tree:
+            return MedusaTrees(self._heads, compute_logits, self._ops.sampling, self._tree)
+        return MedusaDrafts(self._heads, compute_logits, choice)
 
 
 def _prefixed(specs: Mapping[str, KVCacheSpec]) -> dict[str, KVCacheSpec]:
