@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 
@@ -23,7 +24,12 @@ class LayerKernels(ABC):
     """The operations of the layers, by one implementation; those that are not abstract are plain torch here.
 
     An operation must give a row the same bits whatever rows are beside it.
+
+    Attributes:
+        rows_at_once: tokens that pass through all of a feed-forward network before the next ones begin.
     """
+
+    rows_at_once = sys.maxsize
 
     def packing(self) -> Mapping[str, str | int] | None:
         """What stored weights depend on besides the checkpoint; None = they are the checkpoint's own tensors."""

@@ -41,6 +41,10 @@ class Linear(nn.Module):
         """Multiply by the weight, add the bias."""
         return self.method.apply(self, x, self.bias, x.dtype)
 
+    def forward_into(self, x: torch.Tensor, out: torch.Tensor) -> None:
+        """`forward` into `out` [num_tokens, output_size], whose rows may be strided."""
+        self.method.apply_into(self, x, self.bias, out)
+
     def forward_gated(self, x: torch.Tensor) -> torch.Tensor:
         """silu(gates) * ups, where the outputs are gates, then ups: [num_tokens, output_size / 2]."""
         return self.method.apply_gated(self, x, self.bias)

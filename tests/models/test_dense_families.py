@@ -144,3 +144,18 @@ def test_what_a_family_does_not_compute_is_refused_by_its_field(family: str, fie
     raw = {**COMMON, **DENSE[family], "architectures": [f"{family}ForCausalLM"], **fields}
     with pytest.raises(ModelError, match=next(iter(fields))):
         parse_config(raw)
+
+
+@pytest.mark.parametrize("quantization", [None, "int4"], ids=str)
+def test_a_token_has_the_same_bits_whichever_tokens_pass_the_feed_forward_network_with_it(
+    tmp_path: Path, runtime: NativeRuntime, quantization: str | None
+):
+    make_dense("Olmo2", tmp_path)
+    ids = random_ids(50, seed=1)
+    steps = []
+    for rows_at_once in (len(ids), 7):
+        kernels = NativeKernels(runtime, torch.float32, quantization)
+        kernels.rows_at_once = rows_at_once
+        stepper = Stepper(load(tmp_path, kernels))
+        steps.append(stepper.step([(stepper.add(ids), len(ids))])[0])
+    assert torch.equal(*steps)

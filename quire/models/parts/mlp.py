@@ -40,10 +40,21 @@ class MLPPart(Part):
 
     def forward(self, x: torch.Tensor, positions: torch.Tensor, context: ForwardContext) -> torch.Tensor:
         """As `Part`."""
-        output: torch.Tensor = self.down_proj(self._activated(x))
+        output = self._by_rows(x, self.kernels.rows_at_once) if len(x) > self.kernels.rows_at_once else self._rows(x)
         if self.output_norm is not None:
             output = self.output_norm(output)
         return output if self.arch.output_scale == 1.0 else self.kernels.scale(output, self.arch.output_scale)
+
+    def _rows(self, x: torch.Tensor) -> torch.Tensor:
+        output: torch.Tensor = self.down_proj(self._activated(x))
+        return output
+
+    def _by_rows(self, x: torch.Tensor, num_rows: int) -> torch.Tensor:
+        """Some rows after the other: what the first product writes is still in cache when the second reads it."""
+        output = torch.empty(len(x), self.down_proj.output_size, dtype=x.dtype, device=x.device)
+        for rows, out in zip(torch.split(x, num_rows), torch.split(output, num_rows), strict=True):
+            self.down_proj.forward_into(self._activated(rows), out)
+        return output
 
     def _activated(self, x: torch.Tensor) -> torch.Tensor:
         activation = self.arch.activation
