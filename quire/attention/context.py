@@ -16,10 +16,12 @@ class ForwardContext:
     Attributes:
         metadata: per layer: the metadata of the layer's KV cache group.
         kv_caches: per layer: the cache tensor; in the attention backend's own layout, or bytes of states.
+        wanted: [num_wanted] int64, tokens whose hidden states are asked for, whatever those of others are; None = all.
     """
 
     metadata: tuple[AttentionMetadata | StateMetadata, ...]
     kv_caches: tuple[torch.Tensor, ...]
+    wanted: torch.Tensor | None = None
 
     def attention(self, layer_idx: int) -> tuple[torch.Tensor, AttentionMetadata]:
         """Cache and metadata of an attention layer."""

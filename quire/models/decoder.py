@@ -36,7 +36,12 @@ TIED_HEAD = r"(^|\.)lm_head\.weight$"
 
 
 class DecoderLayer(nn.Module):
-    """Mixers and feed-forward networks, whose outputs are added to the residual stream."""
+    """Mixers and feed-forward networks, whose outputs are added to the residual stream.
+
+    Attributes:
+        narrows: it returns the tokens alone that are wanted of the step; as the last layer can, where its feed-forward
+            networks follow its mixers.
+    """
 
     def __init__(self, build: BuildContext, layer: LayerArch, layer_idx: int, name: str) -> None:
         super().__init__()
@@ -48,6 +53,8 @@ class DecoderLayer(nn.Module):
         self.ffn_post_norm = _norm(build, layer.ffn_post_norm)
         has_end = layer.output_scale or layer.per_layer_input
         self.end = LayerEnd(build, layer) if has_end else None
+        is_last = layer_idx == len(build.arch.layers) - 1
+        self.narrows = is_last and self.end is None and not layer.is_post_norm and not layer.is_parallel
         self.mixers = tuple(self._add(build, MIXERS, *part, layer_idx, name) for part in layer.mixers())
         self.feed_forwards = tuple(
             self._add(build, FEED_FORWARDS, *part, layer_idx, name) for part in layer.feed_forwards()
@@ -88,6 +95,8 @@ class DecoderLayer(nn.Module):
             (self.mixers, self.mixer_norm, self.mixer_post_norm),
             (self.feed_forwards, self.ffn_norm, self.ffn_post_norm),
         ):
+            if parts is self.feed_forwards and self.narrows and context.wanted is not None:
+                x, residual = x[context.wanted], None if residual is None else residual[context.wanted]
             if parts:
                 entered, residual = self._enter(norm, x, residual)
                 x = self._finish(self._sum(parts, entered, residual, positions, context), post_norm)
@@ -176,6 +185,8 @@ class DecoderModel(nn.Module):
             DecoderLayer(build, layer, layer_idx, f"model.layers.{layer_idx}")
             for layer_idx, layer in enumerate(arch.layers)
         )
+        last = self.layers[-1]
+        self.narrows = isinstance(last, DecoderLayer) and last.narrows
         self.norm = _norm(build, arch.head.norm)
         self.per_layer_size = max(layer.per_layer_input for layer in arch.layers)
         self.per_layer_embedding: PerLayerEmbedding | None = None
@@ -193,7 +204,14 @@ class DecoderModel(nn.Module):
         return x if self.project_in is None else self.project_in(x)
 
     def forward(self, input_ids: torch.Tensor, positions: torch.Tensor, context: ForwardContext) -> torch.Tensor:
-        """[num_tokens] -> [num_tokens, hidden_size]."""
+        """[num_tokens] -> [num_tokens, hidden_size]; with `context.wanted` the other tokens have zeros, or theirs."""
+        hidden = self._hidden(input_ids, positions, context)
+        if context.wanted is None or not self.narrows:
+            return hidden
+        return hidden.new_zeros(len(input_ids), hidden.shape[1]).index_copy_(0, context.wanted, hidden)
+
+    def _hidden(self, input_ids: torch.Tensor, positions: torch.Tensor, context: ForwardContext) -> torch.Tensor:
+        """Of all tokens, or of those that the last layer leaves."""
         x, residual = self.embed(input_ids), None
         if self.embed_positions is not None:
             x = self.kernels.add(x, self.embed_positions.lookup(positions))

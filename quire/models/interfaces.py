@@ -88,7 +88,7 @@ class CausalLM(Protocol):
             input_ids, positions: [num_tokens] int32 or int64.
 
         Returns:
-            [num_tokens, hidden_size], normalised.
+            [num_tokens, hidden_size], normalised; of tokens that are not `context.wanted` anything finite.
         """
         ...
 

@@ -167,7 +167,18 @@ class ModelRunner:
         if hidden is not None:
             return hidden
         context = self._attention.forward_context(batch, self._block_tables)
+        wanted = self._wanted(batch)
+        if wanted is not None:
+            context = dataclasses.replace(context, wanted=wanted)
         return self._model.forward(batch.input_ids, batch.positions, context)
+
+    def _wanted(self, batch: InputBatch) -> torch.Tensor | None:
+        """The tokens whose hidden states will be read, where they are few: those that predict tokens."""
+        if self._draft_step is not None or 2 * len(batch.logits_indices) > batch.num_tokens:
+            return None
+        if (self._requests.num_prompt_logprobs[batch.rows] >= 0).any():
+            return None
+        return torch.from_numpy(batch.logits_indices).to(self._device)
 
     def _apply(self, scheduled: SchedulerOutput) -> None:
         """Bring rows and tables up to date: beams, frees, then additions, new blocks, copied blocks."""

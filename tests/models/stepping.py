@@ -84,8 +84,8 @@ class Stepper:
         self.sequences.append(sequence)
         return sequence
 
-    def step(self, work: list[tuple[Sequence, int]]) -> list[torch.Tensor]:
-        """Compute the next n tokens of each sequence; logits [n, vocab_size] of each."""
+    def step(self, work: list[tuple[Sequence, int]], wanted: list[int] | None = None) -> list[torch.Tensor]:
+        """Compute the next n tokens of each sequence; logits [n, vocab_size] of each, of `wanted` tokens alone."""
         input_ids = [t for seq, n in work for t in seq.token_ids[seq.num_computed : seq.num_computed + n]]
         positions = [p for seq, n in work for p in range(seq.num_computed, seq.num_computed + n)]
         for sequence, num_tokens in work:
@@ -94,7 +94,8 @@ class Stepper:
         seq_lens, page_lists = [seq.num_computed for seq, _ in work], [seq.blocks for seq, _ in work]
         device = self.kv_caches[0].device
         metadata = make_metadata(query_lens, seq_lens, page_lists, self.block_size, device)
-        context = ForwardContext((metadata,) * len(self.kv_caches), self.kv_caches)
+        tokens = None if wanted is None else torch.tensor(wanted, dtype=torch.int64, device=device)
+        context = ForwardContext((metadata,) * len(self.kv_caches), self.kv_caches, tokens)
         with torch.inference_mode():
             ids = torch.tensor(input_ids, dtype=torch.int32, device=device)
             hidden = self.model(ids, torch.tensor(positions, dtype=torch.int64, device=device), context)

@@ -159,3 +159,17 @@ def test_a_token_has_the_same_bits_whichever_tokens_pass_the_feed_forward_networ
         stepper = Stepper(load(tmp_path, kernels))
         steps.append(stepper.step([(stepper.add(ids), len(ids))])[0])
     assert torch.equal(*steps)
+
+
+@pytest.mark.parametrize("family", ["Granite", "Gemma2", "Gemma4", "Olmo2", "Cohere"])
+def test_wanted_tokens_have_the_bits_that_they_have_among_all(tmp_path: Path, runtime: NativeRuntime, family: str):
+    make_dense(family, tmp_path)
+    long, short = random_ids(40, seed=1), random_ids(10, seed=2)
+    stepper = Stepper(load(tmp_path, NativeKernels(runtime, torch.float32)))
+
+    def step(wanted: list[int] | None) -> torch.Tensor:
+        return torch.cat(stepper.step([(stepper.add(ids), len(ids)) for ids in (long, short)], wanted))
+
+    whole = step(None)
+    for wanted in ([39, 49], [0, 17, 40], []):
+        assert torch.equal(step(wanted)[wanted], whole[wanted])
