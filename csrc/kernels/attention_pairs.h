@@ -151,50 +151,85 @@ inline void pack_tile(const bf16* b, int64_t b_stride, int64_t k, int64_t num_co
   }
 }
 
+constexpr int64_t kTileSteps = 8;   // of 32 k
+constexpr int64_t kTileWords = 16;  // of a row: pairs of a tile
+constexpr int64_t kPackedRows = 4;  // whose chains and totals stay in registers, beside two columns of weights
+
+// Functions that take sums are always inlined, and loops over them unrolled: only then are they registers.
 template <int Rows, int Columns>
-[[gnu::always_inline]] inline void add_packed_step(const float* a, int64_t a_stride, const float* b,
-                                                   F16 (&even)[Rows][Columns], F16 (&odd)[Rows][Columns]) {
-  F16 b_even[Columns], b_odd[Columns];
-  for (int c = 0; c < Columns; ++c) {
-    b_even[c] = load(b + c * kStep);
-    b_odd[c] = load(b + c * kStep + 16);
-  }
+struct PackedSums {
+  __m512 even[Rows][Columns], odd[Rows][Columns], totals[Rows][Columns];
+};
+
+template <int Rows, int Columns>
+[[gnu::always_inline]] inline void clear(__m512 (&sums)[Rows][Columns]) {
+#pragma GCC unroll 4
   for (int r = 0; r < Rows; ++r) {
-    const F16 a_even = set1(a[r * a_stride]), a_odd = set1(a[r * a_stride + 1]);
+#pragma GCC unroll 2
+    for (int c = 0; c < Columns; ++c) sums[r][c] = _mm512_setzero_ps();
+  }
+}
+
+// A step of the chains of all rows; with `is_last` their sums too, each row's among the products of the next.
+template <int Rows, int Columns>
+[[gnu::always_inline]] inline void add_packed_step(const float* a, int64_t a_stride, const float* b, bool is_last,
+                                                   PackedSums<Rows, Columns>& sums) {
+  __m512 b_even[Columns], b_odd[Columns];
+#pragma GCC unroll 2
+  for (int c = 0; c < Columns; ++c) {
+    b_even[c] = _mm512_loadu_ps(b + c * kStep);
+    b_odd[c] = _mm512_loadu_ps(b + c * kStep + 16);
+  }
+#pragma GCC unroll 4
+  for (int r = 0; r < Rows; ++r) {
+    const __m512 a_even = _mm512_set1_ps(a[r * a_stride]), a_odd = _mm512_set1_ps(a[r * a_stride + 1]);
+#pragma GCC unroll 2
     for (int c = 0; c < Columns; ++c) {
-      add_chain_pairs_inplace(even[r][c].v, a_even.v, b_even[c].v);
-      add_chain_pairs_inplace(odd[r][c].v, a_odd.v, b_odd[c].v);
+      add_chain_pairs_inplace(sums.even[r][c], a_even, b_even[c]);
+      add_chain_pairs_inplace(sums.odd[r][c], a_odd, b_odd[c]);
+      if (!is_last) continue;
+      sums.totals[r][c] = _mm512_add_ps(sums.totals[r][c], _mm512_add_ps(sums.even[r][c], sums.odd[r][c]));
     }
   }
 }
 
-// out[r][0 .. 16 * Columns - 1] = (Adds ? out : 0) + a . b, of `num_steps` packed steps.
-template <bool Adds, int Rows, int Columns>
-inline void multiply_steps(const float* a, int64_t a_stride, const float* b, int64_t num_steps, float* out,
-                           int64_t out_stride) {
-  constexpr int kSteps = 8;  // of a tile of 32
-  for (int64_t tile = 0; tile < num_steps; tile += kSteps) {
-    F16 even[Rows][Columns], odd[Rows][Columns];
-    for (int r = 0; r < Rows; ++r) {
-      for (int c = 0; c < Columns; ++c) even[r][c] = odd[r][c] = zero();
-    }
-    const float *a_tile = a + 2 * tile, *b_tile = b + tile * Columns * kStep;
-    if (tile + kSteps <= num_steps) {
+// out[r][0 .. 16 * Columns - 1] = a . b over `num_steps` packed steps, `b_stride` floats from tile to tile.
+template <int Rows, int Columns>
+[[gnu::noinline]] static void multiply_steps(const float* a, int64_t a_stride, const float* b, int64_t b_stride,
+                                             int64_t num_steps, float* out, int64_t out_stride) {
+  PackedSums<Rows, Columns> sums;
+  clear(sums.totals);
+  for (; num_steps >= kTileSteps; num_steps -= kTileSteps, a += kTileWords, b += b_stride) {
+    clear(sums.even);
+    clear(sums.odd);
 #pragma GCC unroll 8
-      for (int i = 0; i < kSteps; ++i) {
-        add_packed_step(a_tile + 2 * i, a_stride, b_tile + i * Columns * kStep, even, odd);
-      }
-    } else {
-      for (int64_t i = 0; i < num_steps - tile; ++i) {
-        add_packed_step(a_tile + 2 * i, a_stride, b_tile + i * Columns * kStep, even, odd);
-      }
+    for (int64_t i = 0; i < kTileSteps; ++i) {
+      add_packed_step(a + 2 * i, a_stride, b + i * Columns * kStep, i + 1 == kTileSteps, sums);
     }
-    for (int r = 0; r < Rows; ++r) {
-      for (int c = 0; c < Columns; ++c) {
-        float* const to = out + r * out_stride + 16 * c;
-        const F16 before = Adds || tile > 0 ? load(to) : zero();
-        store(to, before + (even[r][c] + odd[r][c]));
-      }
+  }
+  if (num_steps > 0) {
+    clear(sums.even);
+    clear(sums.odd);
+    for (int64_t i = 1; i < num_steps; ++i, a += 2, b += Columns * kStep) add_packed_step(a, a_stride, b, false, sums);
+    add_packed_step(a, a_stride, b, true, sums);
+  }
+#pragma GCC unroll 4
+  for (int r = 0; r < Rows; ++r) {
+#pragma GCC unroll 2
+    for (int c = 0; c < Columns; ++c) _mm512_storeu_ps(out + r * out_stride + 16 * c, sums.totals[r][c]);
+  }
+}
+
+// The same of any number of rows.
+template <int Columns>
+inline void multiply_packed_rows(const float* a, int64_t a_stride, int64_t num_rows, const float* b, int64_t b_stride,
+                                 int64_t num_steps, float* out, int64_t out_stride) {
+  for (; num_rows > 0; num_rows -= kPackedRows, a += kPackedRows * a_stride, out += kPackedRows * out_stride) {
+    switch (num_rows) {
+      case 1: multiply_steps<1, Columns>(a, a_stride, b, b_stride, num_steps, out, out_stride); break;
+      case 2: multiply_steps<2, Columns>(a, a_stride, b, b_stride, num_steps, out, out_stride); break;
+      case 3: multiply_steps<3, Columns>(a, a_stride, b, b_stride, num_steps, out, out_stride); break;
+      default: multiply_steps<4, Columns>(a, a_stride, b, b_stride, num_steps, out, out_stride); break;
     }
   }
 }

@@ -15,7 +15,7 @@ constexpr int64_t kSplit = 256;
 // Rows of an item, unless the group alone has more.
 constexpr int64_t kItemRows = 64;
 // Where keys and values are packed first: enough for that to pay.
-constexpr int64_t kPackedItemRows = 240;
+constexpr int64_t kPackedItemRows = 480;
 
 struct Item {
   int64_t request;

@@ -22,8 +22,12 @@ template <>
 constexpr int64_t kBlockRows<bf16> = 4 * kRegisterRows<bf16>;
 #endif
 
+// Rows of an item. Queries, results so far and packed keys and values stay in level 2 up to heads of 256.
 template <class T>
-constexpr int64_t kMaxItemRows = kHasPairs<T> ? kPackedItemRows : kItemRows;
+inline int64_t max_item_rows(const PagedAttentionArgs& args) {
+  if (!kHasPairs<T>) return kItemRows;
+  return args.cache.head_size <= 128 ? kPackedItemRows : kPackedItemRows / 2;
+}
 
 // What a thread needs for one task.
 template <class T>
@@ -59,7 +63,7 @@ template <class T>
 int64_t lay_out(const PagedAttentionArgs& args, char* memory, Scratch<T>& scratch) {
   char* const start = memory;
   const int64_t padded = padded_head(args);
-  const int64_t num_rows = round_up(item_tokens(args, kMaxItemRows<T>) * group_size(args), kBlockRows<T>);
+  const int64_t num_rows = round_up(item_tokens(args, max_item_rows<T>(args)) * group_size(args), kBlockRows<T>);
   scratch.query_stride = (kHasPairs<T> ? padded / 2 : padded) + 16;
   scratch.query = take<float>(memory, num_rows * scratch.query_stride);
   scratch.maxima = take<float>(memory, num_rows);

@@ -163,27 +163,5 @@ inline void multiply_rows(const float* a, int64_t a_stride, int64_t num_rows, co
   });
 }
 
-#if defined(QUIRE_TIER_AVX512_BF16)
-// The same over packed columns; `a` holds pairs.
-template <bool Adds>
-inline void multiply_packed_rows(const float* a, int64_t a_stride, int64_t num_rows, const float* b, int64_t k,
-                                 int64_t num_columns, float* out, int64_t out_stride) {
-  const int64_t num_steps = ceil_div(k, 4);
-  for_row_groups<bf16>(num_rows, [&](auto rows, int64_t row) {
-    constexpr int num = decltype(rows)::value;
-    const float *a_row = a + row * a_stride, *columns = b;
-    float* out_row = out + row * out_stride;
-    for (int64_t column = 0; column < num_columns; column += 32) {
-      if (column + 16 < num_columns) {
-        multiply_steps<Adds, num, 2>(a_row, a_stride, columns, num_steps, out_row + column, out_stride);
-        columns += 2 * num_steps * kStep;
-      } else {
-        multiply_steps<Adds, num, 1>(a_row, a_stride, columns, num_steps, out_row + column, out_stride);
-      }
-    }
-  });
-}
-#endif
-
 }  // namespace
 }  // namespace quire::QUIRE_TIER
