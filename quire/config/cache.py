@@ -59,6 +59,16 @@ class CacheConfig:
         "tokens; 0 = none. On a CPU it is taken from the same memory as the KV cache.", minimum=0.0, maximum=2.0**20,
     )  # fmt: skip
 
+    kv_offloading_size: float = setting(
+        0.0, "GiB of host memory for KV-cache blocks of ended requests, for when the cache has no room for them; 0 = "
+        "none. On a CPU it is taken from the same memory as the KV cache.", minimum=0.0, maximum=2.0**20,
+    )  # fmt: skip
+    kv_offloading_backend: str = setting("native", "What keeps the blocks of kv_offloading_size.", choices=("native",))
+    kv_offloading_policy: str = setting(
+        "lru", "Which blocks go when host memory or kv_disk is full: lru = least recently used; lfu = least frequently "
+        "used; arc = adaptive, so that prompts that come once do not push out shared ones.",
+        choices=("lru", "lfu", "arc"),
+    )  # fmt: skip
     kv_disk: str | None = setting(
         None, "Directory that keeps the KV-cache blocks of ended requests across restarts, for all servers of the same "
         "model that name it; they are loaded where that is faster than computing. Must belong to this user.",
@@ -70,3 +80,10 @@ class CacheConfig:
 
     def __post_init__(self) -> None:
         check_settings(self)
+
+    @property
+    def offload_field(self) -> str | None:
+        """The setting that asks for a tier behind the cache; None = there is none."""
+        if self.kv_disk is not None:
+            return "kv_disk"
+        return "kv_offloading_size" if self.kv_offloading_size else None

@@ -28,8 +28,8 @@ def check_supported(config: QuireConfig) -> None:
             "kv_events_config needs enable_prefix_caching", hint="enable prefix caching, or leave out kv_events_config",
             field="kv_events_config",
         )  # fmt: skip
-    if config.cache.kv_disk is not None:
-        _check_kv_disk(config)
+    if config.cache.offload_field is not None:
+        _check_offload(config, config.cache.offload_field)
     if config.kv_transfer is not None:
         _check_connector(config)
     if config.observability.flight_recorder is not None and config.scheduler.has_plugin:
@@ -52,25 +52,26 @@ def check_supported(config: QuireConfig) -> None:
             )
 
 
-def _check_kv_disk(config: QuireConfig) -> None:
+def _check_offload(config: QuireConfig, field: str) -> None:
     if not config.cache.enable_prefix_caching:
-        raise ConfigError(
-            "kv_disk needs enable_prefix_caching", hint="enable prefix caching, or leave out kv_disk", field="kv_disk"
-        )
+        hint = f"enable prefix caching, or leave out {field}"
+        raise ConfigError(f"{field} needs enable_prefix_caching", hint=hint, field=field)
     others = {
         "flight_recorder": config.observability.flight_recorder is not None,
         "scheduler_cls": config.scheduler.scheduler_cls is not None,
     }
     for name, is_set in others.items():
         if is_set:
-            hint = f"leave out kv_disk or {name}"
-            raise UnsupportedError(f"kv_disk is not supported together with {name}", hint=hint, field="kv_disk")
+            hint = f"leave out {field} or {name}"
+            raise UnsupportedError(f"{field} is not supported together with {name}", hint=hint, field=field)
 
 
 def _check_connector(config: QuireConfig) -> None:
     """What a KV connector cannot be combined with."""
     others = {
-        "kv_disk": (config.cache.kv_disk is not None, "one place behind the KV cache is supported"),
+        config.cache.offload_field or "kv_disk": (
+            config.cache.offload_field is not None, "one place behind the KV cache is supported"
+        ),
         "flight_recorder": (
             config.observability.flight_recorder is not None,
             "recordings do not hold what it does",

@@ -153,13 +153,12 @@ MISSING: tuple[Missing, ...] = (
         },
     ),
     Missing(
-        "weights and KV blocks stay in the memory of one device; --swap-space holds blocks of preempted requests",
+        "weights stay in the memory of one device",
         "lower --max-model-len, or quantize",
         {
-            "kv_offloading_size": (None, 0), "kv_offloading_backend": (None, "native"), "cpu_offload_gb": (None, 0),
-            "offload_group_size": (None, 0), "offload_num_in_group": (None, 1), "offload_prefetch_step": (None, 1),
-            "offload_params": _NONE, "cpu_offload_params": _NONE, "offload_backend": _AUTO,
-            "pt_load_map_location": _NONE,
+            "cpu_offload_gb": (None, 0), "offload_group_size": (None, 0), "offload_num_in_group": (None, 1),
+            "offload_prefetch_step": (None, 1), "offload_params": _NONE, "cpu_offload_params": _NONE,
+            "offload_backend": _AUTO, "pt_load_map_location": _NONE,
         },
     ),
     Missing(

@@ -38,6 +38,32 @@ class RequestEvent:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class OffloadStats:
+    """What a tier behind the KV cache has done in some time.
+
+    Attributes:
+        num_loaded, num_stored: blocks, the latter those that were written to the disk; `*_bytes`: their payloads.
+        load_s, store_s: seconds that loads and stores took, each from its begin to its end.
+        num_dropped: blocks that were not stored, as too many waited or the disk was not usable.
+        num_evicted, num_evicted_from_host: blocks that were removed from the disk, and from host memory, to make room.
+        num_kept_out: times that blocks were there and not loaded, as to compute them takes less time.
+        faults: by kind, see `kv_offload.faults`.
+    """
+
+    num_loaded: int = 0
+    num_stored: int = 0
+    loaded_bytes: int = 0
+    stored_bytes: int = 0
+    load_s: float = 0.0
+    store_s: float = 0.0
+    num_dropped: int = 0
+    num_evicted: int = 0
+    num_evicted_from_host: int = 0
+    num_kept_out: int = 0
+    faults: dict[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulerStats:
     """State of the control plane after one step; counts are of this step alone unless named total.
 
@@ -47,6 +73,7 @@ class SchedulerStats:
         num_swap_preemptions: those of `num_preemptions` whose blocks went to the swap space.
         swapped_out_bytes, swapped_in_bytes: copied to the swap space and back.
         kv_event_batches_dropped: batches of KV events that were not sent, as too many waited.
+        offload: of the tier behind the cache; None = there is none, or it did nothing.
         num_state_checkpoints, state_checkpoint_bytes: recurrent states that are kept for later requests.
     """
 
@@ -66,6 +93,7 @@ class SchedulerStats:
     kv_event_batches_dropped: int = 0
     num_state_checkpoints: int = 0
     state_checkpoint_bytes: int = 0
+    offload: OffloadStats | None = None
 
 
 @dataclass(slots=True)

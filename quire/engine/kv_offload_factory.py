@@ -14,15 +14,21 @@ from quire.core.kv_spec import KVCacheConfig
 from quire.errors import UnsupportedError
 from quire.executor.base import Executor
 from quire.kv_offload.block_file import FORMAT_VERSION
+from quire.kv_offload.block_files import BlockFiles
+from quire.kv_offload.counts import OffloadCounts
 from quire.kv_offload.directory import BlockDirectory
 from quire.kv_offload.disk_index import DiskIndex
-from quire.kv_offload.disk_store import DiskStore
-from quire.kv_offload.policies.lru import LRUPolicy
+from quire.kv_offload.host_blocks import HostBlocks
+from quire.kv_offload.offload_store import OffloadStore
+from quire.kv_offload.policies import POLICIES
 from quire.logger import get_logger
 from quire.scheduler.kv_tier import KVTier
 from quire.scheduler.offloading import Offloading
 from quire.utils.memory import format_bytes
 
+GIB = 1 << 30
+BEHIND_SHARE = 0.2
+"""Of the host memory, what may wait to be written to the disk."""
 CLOSE_S = 5.0
 """Most seconds for which the end of an engine waits for blocks that are being stored."""
 
@@ -38,32 +44,41 @@ class Offload:
 
 
 def start_offload(config: QuireConfig, executor: Executor, kv_cache_config: KVCacheConfig) -> Offload | None:
-    """The configured disk behind the cache; None where there is none. The cache must be allocated.
+    """The configured host memory and disk behind the cache; None where there are none. The cache must be allocated.
 
     Raises:
         ConfigError: the directory cannot be used.
         UnsupportedError: the model's layers free blocks, so that a sequence is not what its blocks hold.
     """
-    if config.cache.kv_disk is None:
+    field = config.cache.offload_field
+    if field is None:
         return None
     if [group.spec.keeps_sequence for group in kv_cache_config.groups] != [True]:
         kinds = ", ".join(sorted({group.spec.describe() for group in kv_cache_config.groups}))
         raise UnsupportedError(
-            f"kv_disk is not supported for models with sliding windows or recurrent layers; this one has {kinds}",
-            hint="leave out kv_disk", field="kv_disk",
+            f"{field} is not supported for models with sliding windows or recurrent layers; this one has {kinds}",
+            hint=f"leave out {field}", field=field,
         )  # fmt: skip
-    identity: dict[str, Any] = executor.call_worker("kv_cache_identity")
-    directory = BlockDirectory(Path(config.cache.kv_disk).expanduser(), namespace_of(identity))
-    directory.create(identity)
-    index = DiskIndex(LRUPolicy(config.cache.kv_disk_size))
-    store = DiskStore(directory, index)
+    counts = OffloadCounts()
+    host_bytes = int(config.cache.kv_offloading_size * GIB)
+    behind_bytes = int(host_bytes * BEHIND_SHARE) if config.cache.kv_disk else 0
+    policy = POLICIES[config.cache.kv_offloading_policy]
+    host = HostBlocks(policy(host_bytes - behind_bytes)) if host_bytes else None
+    store = OffloadStore(_open_disk(config, executor, counts), host, counts, max_behind_bytes=behind_bytes)
     executor.call_worker("register_block_store", store)
-    logger.info(
-        "kv_disk: %d blocks in %s, %s of %s used", len(index), directory.root, format_bytes(index.num_bytes),
-        format_bytes(config.cache.kv_disk_size),
-    )  # fmt: skip
     tier = Offloading(store, kv_cache_config.block_size, kv_cache_config.num_blocks)
     return Offload(tier, lambda: store.close(CLOSE_S))
+
+
+def _open_disk(config: QuireConfig, executor: Executor, counts: OffloadCounts) -> BlockFiles | None:
+    path, size = config.cache.kv_disk, config.cache.kv_disk_size
+    if path is None:
+        return None
+    identity: dict[str, Any] = executor.call_worker("kv_cache_identity")
+    directory = BlockDirectory(Path(path).expanduser(), namespace_of(identity))
+    directory.create(identity)
+    logger.info("kv_disk: %s, up to %s", directory.root / directory.prefix.hex(), format_bytes(size))
+    return BlockFiles(directory, DiskIndex(POLICIES[config.cache.kv_offloading_policy](size)), counts)
 
 
 def namespace_of(identity: dict[str, Any]) -> bytes:

@@ -1,40 +1,12 @@
-"""OffloadCounts: what a store has done, counted by its threads and read by the scheduler. Totals since the start."""
+"""OffloadCounts: what a store has done, counted by its threads, and taken by the thread that runs the steps."""
 
 from __future__ import annotations
 
 import threading
-from collections import Counter
-from dataclasses import dataclass, field
+from typing import Any
 
+from quire.core.stats import OffloadStats
 from quire.kv_offload.faults import FaultKind
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OffloadTotals:
-    """Totals at one moment.
-
-    Attributes:
-        num_queries, num_hits: blocks that requests needed beyond the cache, and those of them that were loaded.
-        num_loaded, num_stored: blocks; `loaded_bytes`, `stored_bytes`: their payloads.
-        load_s, store_s: seconds that loads and stores took, each from its begin to its end.
-        num_dropped: blocks that were not stored, as too many waited or the store was not usable.
-        num_evicted: blocks that were removed to make room.
-        num_kept_out: times that blocks were there and not loaded, as to compute them takes less time.
-        faults: by kind.
-    """
-
-    num_queries: int = 0
-    num_hits: int = 0
-    num_loaded: int = 0
-    num_stored: int = 0
-    loaded_bytes: int = 0
-    stored_bytes: int = 0
-    load_s: float = 0.0
-    store_s: float = 0.0
-    num_dropped: int = 0
-    num_evicted: int = 0
-    num_kept_out: int = 0
-    faults: dict[FaultKind, int] = field(default_factory=dict)
 
 
 class OffloadCounts:
@@ -42,27 +14,43 @@ class OffloadCounts:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._counts: Counter[str] = Counter()
-        self._seconds: dict[str, float] = {"load_s": 0.0, "store_s": 0.0}
-        self._faults: Counter[FaultKind] = Counter()
+        self._totals = _Sums()
+        self._since_taken = _Sums()
+        self._is_changed = False
 
-    def add(self, **counts: int) -> None:
-        """Add to fields of `OffloadTotals`, by name."""
+    def add(self, **counts: float) -> None:
+        """Add to fields of `OffloadStats`, by name."""
         with self._lock:
-            self._counts.update(counts)
-
-    def add_seconds(self, name: str, seconds: float) -> None:
-        """Add to `load_s` or `store_s`."""
-        with self._lock:
-            self._seconds[name] += seconds
+            self._is_changed = True
+            for sums in (self._totals, self._since_taken):
+                for name, count in counts.items():
+                    sums.counts[name] = sums.counts.get(name, 0) + count
 
     def add_fault(self, kind: FaultKind) -> None:
         """Count one fault."""
         with self._lock:
-            self._faults[kind] += 1
+            self._is_changed = True
+            for sums in (self._totals, self._since_taken):
+                sums.faults[kind.value] = sums.faults.get(kind.value, 0) + 1
 
-    def totals(self) -> OffloadTotals:
-        """The totals now."""
+    def totals(self) -> OffloadStats:
+        """Since the start."""
         with self._lock:
-            load_s, store_s = self._seconds["load_s"], self._seconds["store_s"]
-            return OffloadTotals(**self._counts, load_s=load_s, store_s=store_s, faults=dict(self._faults))
+            return self._totals.freeze()
+
+    def take(self) -> OffloadStats | None:
+        """Since the last call; None = nothing was counted."""
+        if not self._is_changed:
+            return None
+        with self._lock:
+            taken, self._since_taken, self._is_changed = self._since_taken, _Sums(), False
+        return taken.freeze()
+
+
+class _Sums:
+    def __init__(self) -> None:
+        self.counts: dict[str, Any] = {}
+        self.faults: dict[str, int] = {}
+
+    def freeze(self) -> OffloadStats:
+        return OffloadStats(**self.counts, faults=dict(self.faults))

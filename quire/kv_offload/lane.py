@@ -1,4 +1,4 @@
-"""Lane: a thread that takes jobs from a queue, of which others can ask since when it is at one block."""
+"""Lane: a thread that takes items from a queue, of which others can ask since when it is at one block."""
 
 from __future__ import annotations
 
@@ -6,30 +6,33 @@ import threading
 import time
 from collections.abc import Callable
 from queue import SimpleQueue
+from typing import Generic, TypeVar
 
-from quire.kv_offload.job import Job
 from quire.logger import get_logger
 
 logger = get_logger(__name__)
 
+Item = TypeVar("Item")
+Note = Callable[[], None]
+"""Called before each part of an item that may hang."""
 
-class Lane:
-    """Does `work` with each job of `jobs`, until it finds None there.
+
+class Lane(Generic[Item]):
+    """Does `work` with each item of `items`, until it finds None there.
 
     Args:
-        work: is given the job, and what to call before each part of it that may hang.
-        fail: is given a job with which `work` raised.
+        fail: is given an item with which `work` raised.
     """
 
     def __init__(
         self,
         name: str,
-        jobs: SimpleQueue[Job | None],
-        work: Callable[[Job, Callable[[], None]], None],
-        fail: Callable[[Job], None],
+        items: SimpleQueue[Item | None],
+        work: Callable[[Item, Note], None],
+        fail: Callable[[Item], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._jobs, self._work, self._fail, self._clock = jobs, work, fail, clock
+        self._items, self._work, self._fail, self._clock = items, work, fail, clock
         self._busy_since: float | None = None
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
@@ -38,7 +41,7 @@ class Lane:
         self._thread.start()
 
     def busy_s(self, now: float) -> float:
-        """Seconds for which it has been at the same part of a job; 0 = it is at none."""
+        """Seconds for which it has been at the same part of an item; 0 = it is at none."""
         since = self._busy_since
         return 0.0 if since is None else now - since
 
@@ -48,12 +51,12 @@ class Lane:
             self._thread.join(seconds)
 
     def _run(self) -> None:
-        while (job := self._jobs.get()) is not None:
+        while (item := self._items.get()) is not None:
             try:
-                self._work(job, self._note)
+                self._work(item, self._note)
             except Exception:  # an error of ours must not end the thread, on which requests wait
                 logger.exception("a job of a KV offload thread failed")
-                self._fail(job)
+                self._fail(item)
             finally:
                 self._busy_since = None
 

@@ -9,11 +9,11 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from quire.kv_offload.counts import OffloadTotals
+from quire.core.stats import OffloadStats
 
 
 class BlockMemory(Protocol):
@@ -42,6 +42,13 @@ class FinishedJobs:
     failed: tuple[int, ...] = ()
 
 
+class Found(NamedTuple):
+    """Blocks that a store has, and how many of them are not in host memory, so that they take time."""
+
+    num_blocks: int
+    num_on_disk: int
+
+
 class BlockStore(ABC):
     """Blocks by key."""
 
@@ -50,7 +57,7 @@ class BlockStore(ABC):
         """Be given the cache, before the first job."""
 
     @abstractmethod
-    def lookup(self, keys: Sequence[bytes], first: int = 0) -> int:
+    def lookup(self, keys: Sequence[bytes], first: int = 0) -> Found:
         """How many of `keys[first:]`, from their beginning on, are here."""
 
     @abstractmethod
@@ -89,19 +96,19 @@ class BlockStore(ABC):
         """Blocks were not submitted, as too many waited."""
 
     @abstractmethod
-    def count_lookup(self, num_queries: int, num_hits: int) -> None:
-        """A request asked for blocks, and got some."""
-
-    @abstractmethod
     def count_kept_out(self) -> None:
         """Blocks were here and not loaded, as to compute them takes less time."""
 
     @abstractmethod
     def take_load_times(self) -> list[tuple[int, float]]:
-        """(blocks, seconds) of the loads that were done since the last call."""
+        """(blocks on the disk, seconds) of the loads from it that were done since the last call."""
 
     @abstractmethod
-    def totals(self) -> OffloadTotals:
+    def take_stats(self) -> OffloadStats | None:
+        """What was done since the last call; None = nothing."""
+
+    @abstractmethod
+    def totals(self) -> OffloadStats:
         """What was done since the start."""
 
     @abstractmethod

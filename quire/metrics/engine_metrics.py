@@ -22,6 +22,7 @@ from quire.metrics import buckets
 from quire.metrics.draft_metrics import DraftMetrics
 from quire.metrics.histogram import QuickHistogram
 from quire.metrics.http_metrics import HttpMetrics
+from quire.metrics.offload_metrics import OffloadMetrics
 from quire.metrics.server_metrics import QUEUE_LIMITS, Merged, ServerMetrics, page
 from quire.utils.phases import Phases
 from quire.version import __version__
@@ -51,6 +52,7 @@ class EngineMetrics:
         self.drafts: DraftMetrics | None = None
         if config.num_draft_tokens:
             self.drafts = DraftMetrics(self._labels, config.num_draft_tokens, self.registry)
+        self._offload = None if config.cache.offload_field is None else OffloadMetrics(self.registry)
         self._make_request_metrics()
         self._make_info(config)
 
@@ -73,6 +75,8 @@ class EngineMetrics:
             self._swapped_bytes.labels(direction="in").inc(stats.swapped_in_bytes)
         if stats.kv_event_batches_dropped:
             self._kv_batches_dropped.inc(stats.kv_event_batches_dropped)
+        if stats.offload is not None and self._offload is not None:
+            self._offload.record(stats.offload)
         if stats.num_scheduled_tokens:
             self._step_tokens.observe(stats.num_scheduled_tokens + stats.num_first_tokens)
         if self.drafts is not None:

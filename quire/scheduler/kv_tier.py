@@ -21,6 +21,7 @@ from quire.core.kv_transfer import ConnectorMessage
 from quire.core.request import Request
 from quire.core.runner_output import ModelRunnerOutput
 from quire.core.scheduler_output import NO_BLOCK_COPIES, BlockCopies, SchedulerOutput
+from quire.core.stats import OffloadStats
 from quire.kv_cache.cached_prefix import CachedPrefix
 from quire.kv_cache.swap_pool import SwappedBlocks
 from quire.scheduler.step_plan import StepPlan
@@ -127,6 +128,10 @@ class KVTier:
         """Forget a preempted request's blocks, if there are any: it ends, or they may hold anything."""
 
     # --- messages ---
+
+    def take_stats(self) -> OffloadStats | None:
+        """What the tier has done since the last call; None = nothing that is counted."""
+        return None
 
     def build_message(
         self, output: SchedulerOutput, request_on: Callable[[int], Request], block_ids_on: Callable[[int], np.ndarray]

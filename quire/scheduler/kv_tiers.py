@@ -16,6 +16,7 @@ from quire.core.kv_transfer import BlockTransfer, KVTransferMeta
 from quire.core.request import Request, RequestStatus
 from quire.core.runner_output import ModelRunnerOutput
 from quire.core.scheduler_output import SchedulerOutput
+from quire.core.stats import OffloadStats
 from quire.kv_cache.cached_prefix import CachedPrefix
 from quire.kv_cache.manager import KVCacheManager
 from quire.scheduler.candidate import Candidate
@@ -225,6 +226,10 @@ class KVTiers(RequestGroup):
         return [*in_flight, *self._loaded.values()]
 
     # --- messages ---
+
+    def take_stats(self) -> OffloadStats | None:
+        """What the further tier has done since the last call; None = nothing, or there is none."""
+        return None if self._tier is None else self._tier.take_stats()
 
     def take_messages(self) -> tuple[SwapCopies, KVTransferMeta | None]:
         """What begins with the next message; given out once. None = no transfers."""

@@ -1,4 +1,4 @@
-"""Offloading: the scheduler's half of a tier that keeps blocks in a store of ours (a disk).
+"""Offloading: the scheduler's half of a tier that keeps blocks in a store of ours (host memory, a disk).
 
 A `KVTier`, called through `KVTiers`. Owns the measured costs of loads and of prompts. All that a request computed is
 stored when it ends; what a later one needs is loaded where that takes less time than to compute it.
@@ -14,6 +14,7 @@ import numpy as np
 from quire.core.request import Request
 from quire.core.runner_output import ModelRunnerOutput
 from quire.core.scheduler_output import SchedulerOutput
+from quire.core.stats import OffloadStats
 from quire.kv_offload.store import BlockStore
 from quire.scheduler.kv_tier import ExternalHit, KVTier
 from quire.scheduler.swap_costs import Measurements, SwapCosts
@@ -55,21 +56,21 @@ class Offloading(KVTier):
     def get_num_new_matched_tokens(self, request: Request, num_computed_tokens: int) -> ExternalHit | None:
         """The blocks that are stored beyond what is cached, if to load them takes less time than to compute them."""
         first = num_computed_tokens // self._block_size
-        num_blocks = self._store.lookup(request.block_hashes, first)
-        if not num_blocks:
+        found = self._store.lookup(request.block_hashes, first)
+        if not found.num_blocks:
             return None
-        end = (first + num_blocks) * self._block_size
+        end = (first + found.num_blocks) * self._block_size
         compute_s = self._prompts.estimate_recompute_s(num_computed_tokens, end)
-        if self._is_slower(num_blocks, compute_s):
+        if found.num_on_disk and self._is_slower(found.num_on_disk, compute_s):
             self._store.count_kept_out()
             return None
         limit_s = LIMIT_UNKNOWN_S if compute_s is None else max(MIN_LIMIT_S, LIMIT_FACTOR * compute_s)
         return ExternalHit(end, is_async=True, time_limit_s=limit_s)
 
-    def _is_slower(self, num_blocks: int, compute_s: float | None) -> bool:
+    def _is_slower(self, num_on_disk: int, compute_s: float | None) -> bool:
         """Whether loading takes longer than computing, as far as both are known."""
-        block_s = self._loads.estimate(num_blocks)
-        if block_s is None or compute_s is None or block_s * num_blocks < compute_s:
+        block_s = self._loads.estimate(num_on_disk)
+        if block_s is None or compute_s is None or block_s * num_on_disk < compute_s:
             return False
         return self._clock() - self._last_load_at < RETRY_S
 
@@ -78,7 +79,7 @@ class Offloading(KVTier):
     def request_finished(self, request: Request, keys: Sequence[bytes], block_ids: np.ndarray) -> Sequence[bytes]:
         """The blocks from the first on that is not stored; none while many wait to be."""
         self._store.touch(keys)
-        missing = keys[self._store.lookup(keys) :]
+        missing = keys[self._store.lookup(keys).num_blocks :]
         num_storing = self._store.num_storing
         if num_storing and num_storing + len(missing) > self._max_storing:
             self._store.count_dropped(len(missing))
@@ -90,6 +91,10 @@ class Offloading(KVTier):
         self._store.give_up_stores()
 
     # --- messages ---
+
+    def take_stats(self) -> OffloadStats | None:
+        """As `KVTier`."""
+        return self._store.take_stats()
 
     def update_from_output(self, scheduled: SchedulerOutput, output: ModelRunnerOutput, seconds: float | None) -> None:
         """Note what prompts and loads cost."""

@@ -450,6 +450,7 @@ class Scheduler:
             kv_cache_usage=self._kv.usage,
             **({} if step is None else step.counts(self._tiers.swapping.num_bytes)),
             **({} if self._kv.can_take_back else self._kv.state_counts()),
+            offload=None if step is None or not len(step.rows) else self._tiers.take_stats(),  # others may be dropped
         )
 
     # --- state ---

@@ -49,7 +49,8 @@ class MemoryPlanner:
         if speculative is not None and speculative.draws_drafts:
             max_num_seqs = setup.limits.max_num_seqs
             workspace_bytes += drawn_drafts_bytes(max_num_seqs, speculative.num_tokens, setup.arch.vocab_size)
-        self._workspace_bytes = workspace_bytes + ops.graph_bytes
+        offload_bytes = int(setup.config.cache.kv_offloading_size * GIB) if ops.memory.is_host else 0
+        self._workspace_bytes = workspace_bytes + ops.graph_bytes + offload_bytes
         swap_bytes = int(setup.config.cache.swap_space * GIB)
         # The swap space is always the host's memory, which may be the device's.
         self._swap_bytes, self._host_swap_bytes = (swap_bytes, 0) if ops.memory.is_host else (0, swap_bytes)

@@ -1,4 +1,4 @@
-"""Offloading: the worker's half of a tier that keeps blocks in a store of ours (a disk).
+"""Offloading: the worker's half of a tier that keeps blocks in a store of ours (host memory, a disk).
 
 A `KVTierWorker`, called by the model runner: it hands transfers to the store, whose threads copy, and reports them.
 """

@@ -32,10 +32,11 @@ class Core:
 
     def __init__(self, path: Path, **settings: Any) -> None:
         self.num_computed = 0
+        self.faults: set[str] = set()
         platform = detect_platform("cpu")
-        given = {"max_model_len": 256, **settings}
+        given = {"max_model_len": 256, "kv_disk": str(path), **settings}
         config = build_config(
-            model="leaf", block_size=BLOCK_SIZE, num_gpu_blocks_override=40, kv_disk=str(path), **given
+            model="leaf", block_size=BLOCK_SIZE, num_gpu_blocks_override=40, **given
         )  # fmt: skip
         config, _ = resolve_config(config, platform)
         self.core: EngineCore = build_core(config, platform, PhaseTimer(), on_step=self._count)
@@ -52,6 +53,7 @@ class Core:
         while self.core.has_unfinished_requests():
             outputs += [one for one in [self.core.step()] if one is not None]
         assert self.core.reset_prefix_cache(), "a block is lost"
+        self.faults.update(kind for one in outputs if one.stats.offload for kind in one.stats.offload.faults)
         logprobs = [one.logprobs.logprobs.tobytes() for one in outputs if one.logprobs is not None]
         return [token for one in outputs for token in one.new_token_ids], logprobs, self.num_computed - before
 
@@ -76,6 +78,16 @@ def test_after_a_restart_and_in_a_second_process_the_prefix_is_loaded_and_gives_
     assert num_computed == NUM_COMPUTED
     for core in (first, start(attention_backend=backend)):
         assert core.answer(1) == (tokens, logprobs, NUM_COMPUTED - NUM_FULL)
+
+
+@pytest.mark.parametrize("kv_disk", [False, True], ids=["alone", "before a disk"])
+def test_host_memory_gives_the_same_bits(start, tmp_path, kv_disk):
+    settings = {} if kv_disk else {"kv_disk": None}
+    core = start(kv_offloading_size=0.01, kv_offloading_policy="arc", **settings)
+    tokens, logprobs, num_computed = core.answer(0)
+    assert num_computed == NUM_COMPUTED
+    assert core.answer(1) == (tokens, logprobs, NUM_COMPUTED - NUM_FULL)
+    assert (tmp_path / "kv").exists() is kv_disk
 
 
 def test_other_weights_layouts_and_salts_are_never_read(start):
@@ -106,6 +118,7 @@ def test_whatever_happened_to_the_files_the_answer_is_the_same(start, tmp_path):
     again = start()
     assert again.answer(0) == (tokens, logprobs, NUM_COMPUTED)
     assert again.answer(1) == (tokens, logprobs, NUM_COMPUTED - NUM_FULL), "what was damaged is stored anew"
+    assert "wrong_size" in again.faults
 
 
 def test_what_an_offline_engine_answers_is_there_for_the_next_one(tmp_path):

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import hashlib
+import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from quire.kv_offload.block_files import BlockFiles
+from quire.kv_offload.counts import OffloadCounts
 from quire.kv_offload.directory import BlockDirectory
 from quire.kv_offload.disk_index import DiskIndex
-from quire.kv_offload.disk_store import DiskStore
+from quire.kv_offload.host_blocks import HostBlocks
+from quire.kv_offload.offload_store import OffloadStore
 from quire.kv_offload.policies.lru import LRUPolicy
 from quire.kv_offload.store import BlockStore, FinishedJobs
 
@@ -43,10 +48,21 @@ def content(number: int) -> np.ndarray:
     return np.random.default_rng(number).integers(0, 256, BLOCK_BYTES, np.uint8)
 
 
-def make_store(path: Path, budget: int = 1 << 20, namespace: bytes = NAMESPACE, **settings: Any) -> DiskStore:
-    directory = BlockDirectory(path, namespace)
-    directory.create({"model": "a model"})
-    return DiskStore(directory, DiskIndex(LRUPolicy(budget)), **settings)
+def make_store(
+    path: Path | None, budget: int = 1 << 20, namespace: bytes = NAMESPACE, host_bytes: int = 0, **settings: Any
+) -> OffloadStore:
+    """A store on a directory (None = there is none) and on so much host memory."""
+    counts, files = OffloadCounts(), None
+    if path is not None:
+        directory = BlockDirectory(path, namespace)
+        directory.create({"model": "a model"})
+        files = BlockFiles(directory, DiskIndex(LRUPolicy(budget)), counts)
+    host = HostBlocks(LRUPolicy(host_bytes)) if host_bytes else None
+    return OffloadStore(files, host, counts, **settings)
+
+
+def num_found(store: BlockStore, keys: list[bytes], first: int = 0) -> int:
+    return store.lookup(keys, first).num_blocks
 
 
 def finished(store: BlockStore, num_jobs: int = 1) -> FinishedJobs:
@@ -76,3 +92,13 @@ def load_blocks(store: BlockStore, numbers: list[int], job_id: int = 1, first: i
     block_ids = list(range(first, first + len(numbers)))
     store.submit_load(job_id, [key(number) for number in numbers], block_ids, **limits)
     return finished(store)
+
+
+def wait_until(is_true: Callable[[], bool]) -> None:
+    """The threads of a store get there."""
+    event = threading.Event()
+    for _ in range(6000):
+        if is_true():
+            return
+        event.wait(0.01)
+    raise AssertionError("never")

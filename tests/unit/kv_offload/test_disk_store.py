@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from quire.errors import ConfigError
-from quire.kv_offload import disk_store
+from quire.kv_offload import block_files
 from quire.kv_offload.block_file import HEADER
 from quire.kv_offload.directory import BlockDirectory
 from quire.kv_offload.faults import FaultKind
@@ -23,7 +23,9 @@ from tests.unit.kv_offload.fakes import (
     key,
     load_blocks,
     make_store,
+    num_found,
     store_blocks,
+    wait_until,
 )
 
 FILE_BYTES = HEADER.size + BLOCK_BYTES
@@ -55,11 +57,11 @@ def test_stored_blocks_are_loaded_by_the_same_process_and_the_next_one(tmp_path,
     memory = ArrayMemory()
     store = stores(tmp_path / "kv", memory)
     assert store_blocks(store, memory, [0, 1, 2]).done == (0,)
-    assert store.lookup(KEYS) == 3 and store.lookup(KEYS, first=1) == 2 and store.lookup(KEYS[3:]) == 0
+    assert num_found(store, KEYS) == 3 and num_found(store, KEYS, first=1) == 2 and num_found(store, KEYS[3:]) == 0
     store.close(10.0)
     again_memory = ArrayMemory()
     again = stores(tmp_path / "kv", again_memory)
-    assert again.lookup(KEYS) == 3
+    assert num_found(again, KEYS) == 3
     assert load_blocks(again, [0, 1, 2]).done == (1,)
     for number in range(3):
         assert (again_memory.blocks[8 + number] == content(number)).all()
@@ -80,7 +82,7 @@ def test_another_model_finds_nothing_but_shares_the_bytes(tmp_path, stores):
     memory = ArrayMemory()
     store_blocks(stores(tmp_path, memory), memory, [0, 1, 2])
     other = stores(tmp_path, memory, namespace=hashlib.sha256(b"another").digest(), budget=4 * FILE_BYTES)
-    assert other.lookup(KEYS) == 0
+    assert num_found(other, KEYS) == 0
     store_blocks(other, memory, [0, 1], job_id=3)
     assert other.totals().num_evicted == 1 and len(list(tmp_path.rglob("*.kv"))) == 4
 
@@ -89,10 +91,10 @@ def test_a_neighbour_finds_what_is_stored_while_it_runs_and_misses_what_goes(tmp
     memory = ArrayMemory()
     first, second = stores(tmp_path, memory, rescan_s=0.01), stores(tmp_path, rescan_s=0.01)
     store_blocks(first, memory, [0, 1])
-    wait_until(lambda: second.lookup(KEYS) == 2)
+    wait_until(lambda: num_found(second, KEYS) == 2)
     assert load_blocks(second, [0, 1]).done == (1,)
     path_of(tmp_path, 1).unlink()
-    wait_until(lambda: second.lookup(KEYS) == 1)
+    wait_until(lambda: num_found(second, KEYS) == 1)
 
 
 def test_the_ends_of_sequences_go_first_and_so_does_what_is_unused_after_a_restart(tmp_path, stores):
@@ -104,7 +106,7 @@ def test_the_ends_of_sequences_go_first_and_so_does_what_is_unused_after_a_resta
     store.close(10.0)
     again = stores(tmp_path, memory, budget=4 * FILE_BYTES)
     store_blocks(again, memory, [4], job_id=4)
-    assert [again.lookup([one]) for one in KEYS] == [1, 1, 1, 0, 1, 0]
+    assert [num_found(again, [one]) for one in KEYS] == [1, 1, 1, 0, 1, 0]
 
 
 def test_a_smaller_budget_removes_what_is_too_much(tmp_path, stores):
@@ -112,7 +114,7 @@ def test_a_smaller_budget_removes_what_is_too_much(tmp_path, stores):
     store_blocks(stores(tmp_path, memory), memory, [0, 1, 2, 3])
     small = stores(tmp_path, memory, budget=2 * FILE_BYTES)
     wait_until(lambda: len(list(tmp_path.rglob("*.kv"))) == 2)
-    assert small.lookup(KEYS) == 2
+    assert num_found(small, KEYS) == 2
 
 
 @pytest.mark.parametrize("damage", ["bits", "cut", "swapped", "emptied", "gone", "directory"])
@@ -138,7 +140,7 @@ def test_a_damaged_block_fails_its_load_and_is_not_offered_again(tmp_path, store
     assert load_blocks(store, [0, 1, 2]).failed == (1,)
     assert (memory.blocks[9] == 255).all(), "a damaged block came into the cache"
     assert sum(store.totals().faults.values()) == 1
-    assert store.lookup(KEYS) == 1
+    assert num_found(store, KEYS) == 1
     if damage != "directory":
         store_blocks(store, memory, [0, 1, 2], job_id=5)
         assert load_blocks(store, [0, 1, 2], job_id=6).done == (6,)
@@ -161,7 +163,7 @@ def test_a_disk_that_takes_nothing_ends_stores_and_is_left_alone_for_a_while(
     with monkeypatch.context() as patch:
         patch.setattr("quire.kv_offload.block_file.os.write", refuse)
         assert store_blocks(store, memory, [0, 1], job_id=2).failed == (2,)
-    assert store.totals().faults == {kind: 1}
+    assert store.totals().faults == {kind.value: 1}
     assert store_blocks(store, memory, [0, 1], job_id=3).failed == (3,) and store.totals().num_dropped == 2
     assert load_blocks(store, [0], job_id=4).done == (4,)
     assert not list(tmp_path.rglob("*.tmp"))
@@ -171,20 +173,20 @@ def test_a_disk_that_does_not_answer_is_not_waited_for_and_may_come_back(tmp_pat
     memory = ArrayMemory()
     store = stores(tmp_path, memory, hang_s=0.05)
     store_blocks(store, memory, [0, 1])
-    answer, read = threading.Event(), disk_store.read_block_file
+    answer, read = threading.Event(), block_files.read_block_file
 
     def hang(*args: object) -> None:
         answer.wait(60)
         read(*args)
 
-    monkeypatch.setattr(disk_store, "read_block_file", hang)
+    monkeypatch.setattr(block_files, "read_block_file", hang)
     memory.blocks[8:] = 255
     assert load_blocks(store, [0, 1]).failed == (1,)
-    assert store.totals().faults == {FaultKind.HUNG: 1}
-    assert store.is_hung and store.lookup(KEYS) == 0
+    assert store.totals().faults == {FaultKind.HUNG.value: 1}
+    assert store.is_hung and num_found(store, KEYS) == 0
     assert store_blocks(store, memory, [2], job_id=2).failed == (2,)
     answer.set()
-    wait_until(lambda: store.lookup(KEYS) == 2)
+    wait_until(lambda: num_found(store, KEYS) == 2)
     assert (memory.blocks[8:] == 255).all(), "a load wrote to the cache after it was given up"
     assert load_blocks(store, [0, 1], job_id=3).done == (3,)
 
@@ -196,18 +198,18 @@ def test_a_load_that_takes_too_long_is_given_up(tmp_path, stores):
     memory.read_into = memory.write_from = lambda block_id, payload: None  # type: ignore[method-assign]
     store.submit_load(1, [key(0)], [8], time_limit_s=-1.0)
     assert store.get_finished().failed == (1,)
-    assert store.totals().faults == {FaultKind.SLOW: 1}
+    assert store.totals().faults == {FaultKind.SLOW.value: 1}
 
 
 def test_stores_are_given_up_when_their_blocks_are_needed(tmp_path, stores, monkeypatch):
-    begun, given_up, write = threading.Event(), threading.Event(), disk_store.write_block_file
+    begun, given_up, write = threading.Event(), threading.Event(), block_files.write_block_file
 
     def write_later(*args: object) -> None:
         begun.set()
         given_up.wait(60)
         write(*args)
 
-    monkeypatch.setattr(disk_store, "write_block_file", write_later)
+    monkeypatch.setattr(block_files, "write_block_file", write_later)
     store = stores(tmp_path)
     store.submit_store(0, KEYS, list(range(6)))
     assert store.num_storing == 6 and begun.wait(60)
@@ -216,7 +218,7 @@ def test_stores_are_given_up_when_their_blocks_are_needed(tmp_path, stores, monk
     given_up.set()
     assert store.totals().num_dropped == 6
     store.close(10.0)
-    assert store.lookup(KEYS) == 1, "the block that was being written is whole, and none was begun after it"
+    assert num_found(store, KEYS) == 1, "the block that was being written is whole, and none was begun after it"
 
 
 def test_what_a_killed_process_left_is_removed_in_time(tmp_path, stores):
@@ -229,7 +231,7 @@ def test_what_a_killed_process_left_is_removed_in_time(tmp_path, stores):
     for path in (old, new):
         path.write_bytes(b"torn")
     os.utime(old, (1, 1))
-    assert stores(tmp_path).lookup(KEYS) == 1
+    assert num_found(stores(tmp_path), KEYS) == 1
     assert not old.exists() and new.exists()
 
 
@@ -241,13 +243,3 @@ def test_a_directory_that_others_may_write_to_is_refused(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match="cannot be used"):
         make_store(tmp_path / "file" / "below")
-
-
-def wait_until(is_true) -> None:
-    """The threads of a store get there."""
-    event = threading.Event()
-    for _ in range(6000):
-        if is_true():
-            return
-        event.wait(0.01)
-    raise AssertionError("never")

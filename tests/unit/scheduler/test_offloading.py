@@ -9,8 +9,9 @@ import pytest
 
 from quire.core.request import Request
 from quire.core.runner_output import ModelRunnerOutput
-from quire.kv_offload.counts import OffloadCounts, OffloadTotals
-from quire.kv_offload.store import BlockMemory, BlockStore, FinishedJobs
+from quire.core.stats import OffloadStats
+from quire.kv_offload.counts import OffloadCounts
+from quire.kv_offload.store import BlockMemory, BlockStore, FinishedJobs, Found
 from quire.scheduler.offloading import LIMIT_UNKNOWN_S, MIN_LIMIT_S, RETRY_S, Offloading
 from tests.unit.scheduler.harness import Engine, make_request, make_scheduler
 
@@ -24,6 +25,7 @@ class PretendedStore(BlockStore):
 
     def __init__(self, num_here: int = 0) -> None:
         self.num_here = num_here
+        self.is_on_disk = True
         self.num_waiting = 0
         self.times: list[tuple[int, float]] = []
         self.given_up = 0
@@ -31,8 +33,9 @@ class PretendedStore(BlockStore):
 
     def start(self, memory: BlockMemory) -> None: ...
 
-    def lookup(self, keys: Sequence[bytes], first: int = 0) -> int:
-        return max(0, min(self.num_here, len(keys)) - first)
+    def lookup(self, keys: Sequence[bytes], first: int = 0) -> Found:
+        num_blocks = max(0, min(self.num_here, len(keys)) - first)
+        return Found(num_blocks, num_blocks if self.is_on_disk else 0)
 
     def touch(self, keys: Sequence[bytes]) -> None: ...
 
@@ -53,8 +56,6 @@ class PretendedStore(BlockStore):
     def count_dropped(self, num_blocks: int) -> None:
         self.counts.add(num_dropped=num_blocks)
 
-    def count_lookup(self, num_queries: int, num_hits: int) -> None: ...
-
     def count_kept_out(self) -> None:
         self.counts.add(num_kept_out=1)
 
@@ -62,7 +63,10 @@ class PretendedStore(BlockStore):
         times, self.times = self.times, []
         return times
 
-    def totals(self) -> OffloadTotals:
+    def take_stats(self) -> OffloadStats | None:
+        return self.counts.take()
+
+    def totals(self) -> OffloadStats:
         return self.counts.totals()
 
     def wait(self, seconds: float) -> None: ...
@@ -111,6 +115,9 @@ def test_what_is_there_beyond_the_cache_is_loaded_before_the_request_runs(tier):
 def test_a_load_that_takes_longer_than_computing_is_left_out_and_tried_again_later(tier, store, now):
     measure(tier, store, prompt_token_s=0.01, load_s=10.0)
     assert tier.get_num_new_matched_tokens(make_waiting(), 0) is None and store.totals().num_kept_out == 1
+    store.is_on_disk = False
+    assert tier.get_num_new_matched_tokens(make_waiting(), 0) is not None, "host memory is always faster"
+    store.is_on_disk = True
     now[0] += RETRY_S
     hit = tier.get_num_new_matched_tokens(make_waiting(), 0)
     assert hit is not None and hit.time_limit_s == MIN_LIMIT_S
