@@ -29,8 +29,8 @@ from quire.scheduler.interface import SchedulerInterface
 from quire.structured_output.manager import GrammarManager, no_pool
 
 MIN_IDLE_S, MAX_IDLE_S = 0.0001, 0.005
-MAX_TRANSFERS_S = 10.0
-"""For which a reset of the prefix cache waits for blocks under way."""
+PATIENCE_S, MAX_TRANSFERS_S = 1.0, 10.0
+"""For which a reset of the prefix cache waits for blocks under way: to end, and to be given up."""
 
 
 def nothing() -> None:
@@ -54,6 +54,7 @@ class EngineCore:
         on_shutdown: called when the core ends.
         kv_events: flushed after each step, and closed when the core ends.
         has_transfers: whether blocks are under way between the cache and a tier behind it.
+        give_up_transfers: ends those that can be, with the next steps.
         speculation: adds to outputs what was decided about drafts; None = nothing is drafted.
     """
 
@@ -69,6 +70,7 @@ class EngineCore:
         on_shutdown: Callable[[], None] = nothing,
         kv_events: KVEventFlusher = NO_KV_EVENTS,
         has_transfers: Callable[[], bool] = never,
+        give_up_transfers: Callable[[], None] = nothing,
         speculation: SpeculationReports | None = None,
     ) -> None:
         self._executor = executor
@@ -79,7 +81,7 @@ class EngineCore:
         self._grammars = grammars or GrammarManager(no_pool)
         self._on_shutdown = on_shutdown
         self._kv_events = kv_events
-        self._has_transfers = has_transfers
+        self._has_transfers, self._give_up_transfers = has_transfers, give_up_transfers
         self._speculation = speculation
         self._held: frozenset[int] = frozenset()
         self._idle_s = 0.0
@@ -166,8 +168,13 @@ class EngineCore:
 
     def _end_transfers(self) -> None:
         """Blocks under way are in use: run steps until there are none, or as long as is bearable."""
-        deadline = time.monotonic() + MAX_TRANSFERS_S
-        while self._has_transfers() and not self._scheduler.has_unfinished_requests() and time.monotonic() < deadline:
+        start = time.monotonic()
+        while self._has_transfers() and not self._scheduler.has_unfinished_requests():
+            waited_s = time.monotonic() - start
+            if waited_s > MAX_TRANSFERS_S:
+                return
+            if waited_s > PATIENCE_S:
+                self._give_up_transfers()
             self.step()
 
     def reset_prefix_cache(self, reset_running_requests: bool = False) -> bool:

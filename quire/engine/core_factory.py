@@ -82,7 +82,7 @@ def build_core(
             executor, scheduler, recovery, num_blocks, on_step, grammars=grammars, kv_events=kv_events,
             on_shutdown=nothing if offload is None else offload.close,
             has_transfers=never if tier is None else lambda: scheduler.has_transfers,
-            speculation=reports,
+            give_up_transfers=nothing if tier is None else tier.release_blocks, speculation=reports,
         )  # fmt: skip
     if kv_tier is not None:
         raise UnsupportedError("a recording does not hold what a KV tier decides", hint="leave out --flight-recorder")

@@ -82,6 +82,6 @@ def _open_disk(config: QuireConfig, executor: Executor, counts: OffloadCounts) -
 
 
 def namespace_of(identity: dict[str, Any]) -> bytes:
-    """32 bytes that name the blocks of an engine with this identity."""
-    text = json.dumps({"format": FORMAT_VERSION, **identity}, sort_keys=True)
+    """32 bytes that name the blocks of an engine with this identity, by whatever name its model is served."""
+    text = json.dumps({**identity, "format": FORMAT_VERSION, "model": None}, sort_keys=True)
     return hashlib.sha256(text.encode()).digest()

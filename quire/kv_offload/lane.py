@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -22,6 +24,7 @@ class Lane(Generic[Item]):
 
     Args:
         fail: is given an item with which `work` raised.
+        niceness: where the system has it by thread: how far others go before it when processors are short.
     """
 
     def __init__(
@@ -31,7 +34,10 @@ class Lane(Generic[Item]):
         work: Callable[[Item, Note], None],
         fail: Callable[[Item], None],
         clock: Callable[[], float] = time.monotonic,
+        *,
+        niceness: int = 0,
     ) -> None:
+        self._niceness = niceness
         self._items, self._work, self._fail, self._clock = items, work, fail, clock
         self._busy_since: float | None = None
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
@@ -51,6 +57,8 @@ class Lane(Generic[Item]):
             self._thread.join(seconds)
 
     def _run(self) -> None:
+        if self._niceness and sys.platform == "linux":
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), self._niceness)
         while (item := self._items.get()) is not None:
             try:
                 self._work(item, self._note)

@@ -37,6 +37,8 @@ RESCAN_S = 2.0
 FIRST_SCAN_S = 10.0
 """Most seconds that a start waits for the first look."""
 NUM_LOADERS = 2
+STORE_NICENESS = 10
+"""Of threads that write: steps go first."""
 NOTHING = FinishedJobs()
 
 
@@ -75,7 +77,7 @@ class OffloadStore(BlockStore):
         self._paused_until = -float("inf")
         self._live: dict[int, Job] = {}
         self._load_times: list[tuple[int, float]] = []
-        self._ended, self._closing, self._scanned = threading.Event(), threading.Event(), threading.Event()
+        self._closing, self._scanned = threading.Event(), threading.Event()
         self._memory: BlockMemory | None = None
         self._to_store: SimpleQueue[Job | None] = SimpleQueue()
         self._to_load: SimpleQueue[Job | None] = SimpleQueue()
@@ -85,7 +87,9 @@ class OffloadStore(BlockStore):
     def _make_lanes(self) -> tuple[list[Lane[Any]], list[Lane[Any]]]:
         """All threads, and those that wait for the disk."""
         clock = self._clock
-        storing = Lane("kv-store", self._to_store, self._store if self._host is None else self._keep, self._fail, clock)
+        store = self._store if self._host is None else self._keep
+        niceness = STORE_NICENESS if self._host is None else 0  # with host memory it loads from there, too
+        storing = Lane("kv-store", self._to_store, store, self._fail, clock, niceness=niceness)
         if self._files is None:
             return [storing], []
         disk: list[Lane[Any]] = [
@@ -93,7 +97,8 @@ class OffloadStore(BlockStore):
         ]
         if self._host is None:
             return [storing, *disk], [storing, *disk]
-        disk.append(Lane("kv-write", self._to_write, self._write_behind, self._drop_behind, clock))
+        write = self._write_behind
+        disk.append(Lane("kv-write", self._to_write, write, self._drop_behind, clock, niceness=STORE_NICENESS))
         return [storing, *disk], disk
 
     # --- called by the thread that runs the steps ---
@@ -229,11 +234,6 @@ class OffloadStore(BlockStore):
         """As `BlockStore`."""
         return self._counts.totals()
 
-    def wait(self, seconds: float) -> None:
-        """As `BlockStore`."""
-        self._ended.wait(seconds)
-        self._ended.clear()
-
     def close(self, seconds: float = 0.0) -> None:
         """As `BlockStore`."""
         self._closing.set()
@@ -340,7 +340,6 @@ class OffloadStore(BlockStore):
     def _note_block(self, job: Job) -> None:
         if job.note_block(self._clock()):
             self.touch(job.keys)
-            self._ended.set()
 
     def _end_by_fault(self, job: Job, number: int, error: OSError | BlockFault) -> None:
         """A block could not be read or written: its job has failed.
@@ -357,7 +356,6 @@ class OffloadStore(BlockStore):
 
     def _fail(self, job: Job) -> None:
         job.give_up()
-        self._ended.set()
 
     def _watch(self, files: BlockFiles) -> None:
         while True:

@@ -112,9 +112,5 @@ class BlockStore(ABC):
         """What was done since the start."""
 
     @abstractmethod
-    def wait(self, seconds: float) -> None:
-        """Return when a job ends, after `seconds` at the latest."""
-
-    @abstractmethod
     def close(self, seconds: float = 0.0) -> None:
         """End the threads, after at most `seconds` for what is being stored; harmless when repeated."""

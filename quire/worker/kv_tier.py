@@ -91,6 +91,3 @@ class KVTierWorker(ABC):
 
         A failure of a load that is not asynchronous is reported after its own step.
         """
-
-    def wait(self, seconds: float) -> None:  # noqa: B027
-        """Nothing computes until a transfer ends: return when one does, after `seconds` at the latest."""

@@ -44,9 +44,6 @@ from quire.worker.prepare_inputs import prepare_inputs
 from quire.worker.request_states import RequestStates
 from quire.worker.sampling_step import SamplingStep
 
-TRANSFER_WAIT_S = 0.002
-"""For how long a step in which nothing computes waits for transfers; requests that arrive wait as long."""
-
 
 @dataclass(frozen=True, slots=True)
 class _ComputedBatch(ComputedStep):
@@ -149,8 +146,6 @@ class ModelRunner:
             drafts = self._draft_step.run(batch, hidden, output, computed.draft_request)
             output = dataclasses.replace(output, proposals=drafts, drafting_s=time.perf_counter() - start)
         if self._kv_tier is not None:
-            if not computed.batch.num_reqs:
-                self._kv_tier.wait(TRANSFER_WAIT_S)
             output = dataclasses.replace(output, kv_transfers=self._kv_tier.get_finished())
         if computed.copy_times is no_copies:
             return output

@@ -31,7 +31,3 @@ class OffloadingWorker(KVTierWorker):
         """As `KVTierWorker`."""
         finished = self._store.get_finished()
         return KVTransferResults(finished.done, finished.failed)
-
-    def wait(self, seconds: float) -> None:
-        """As `KVTierWorker`."""
-        self._store.wait(seconds)

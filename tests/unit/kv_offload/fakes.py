@@ -72,7 +72,7 @@ def finished(store: BlockStore, num_jobs: int = 1) -> FinishedJobs:
     end = time.monotonic() + 60
     while len(done) + len(failed) < num_jobs:
         assert time.monotonic() < end, "a job is lost"
-        store.wait(0.05)
+        time.sleep(0.001)
         report = store.get_finished()
         done += report.done
         failed += report.failed

@@ -69,8 +69,6 @@ class PretendedStore(BlockStore):
     def totals(self) -> OffloadStats:
         return self.counts.totals()
 
-    def wait(self, seconds: float) -> None: ...
-
     def close(self, seconds: float = 0.0) -> None: ...
 
 
