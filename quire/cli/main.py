@@ -25,6 +25,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "pull": ("quire.cli.pull", "download a model from the hub"),
     "list": ("quire.cli.list", "list the downloaded models"),
     "rm": ("quire.cli.rm", "remove downloaded models"),
+    "cache": ("quire.cli.cache", "list, verify and clear a directory of KV-cache blocks"),
     "inspect": ("quire.cli.inspect", "describe a model, and say whether it runs on this machine"),
     "bench latency": ("quire.cli.bench_latency", "time one batch from prompt to last token"),
     "bench throughput": ("quire.cli.bench_throughput", "tokens per second over many requests"),
