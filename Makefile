@@ -114,6 +114,10 @@ test-replay: $(VENV)/.test         ## real serving over HTTP, recorded and repla
 test-same-bits: $(VENV)/.test      ## 200 mixed requests give the same bytes as in another tree (with a .venv); OTHER=DIR
 	$(BIN)/python -m tests.robustness.same_bits --other $(OTHER)
 
+.PHONY: test-kv-faults
+test-kv-faults: $(VENV)/.test      ## damaged, full, hanging and killed disks behind the KV cache: no wrong token; COUNT=10000, SEED=0
+	$(BIN)/python -m tests.robustness.kv_faults --count $(or $(COUNT),10000) --seed $(or $(SEED),0)
+
 .PHONY: test-speculation
 test-speculation: $(VENV)/.test    ## the same bytes with drafts: every method, kind of request, tier and format; COUNT=500, SEED=0
 	$(BIN)/python -m tests.robustness.speculation --count $(or $(COUNT),500) --seed $(or $(SEED),0)
