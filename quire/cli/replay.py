@@ -73,6 +73,8 @@ def _summary(watch: WaitWatch) -> dict[str, Any]:
         "steps": watch.num_steps,
         "scheduled_tokens": watch.num_scheduled_tokens,
         "sampled_tokens": watch.num_sampled_tokens,
+        "draft_tokens": watch.num_draft_tokens,
+        "accepted_draft_tokens": watch.num_accepted_tokens,
         "mean_running": mean(watch.running_s),
         "max_running": watch.max_running,
         "mean_waiting": mean(watch.waiting_s),
@@ -128,6 +130,9 @@ def _print(recording: Recording, result: ReplayResult, top: int, asked: list[Tim
         f"KV cache in use: {one_summary['mean_kv_cache_usage']:.0%}; preemptions: {one_summary['preemptions']}; "
         f"prefix cache hits: {one_summary['prefix_hit_rate']:.0%} of prompt tokens"
     )
+    if one_summary["draft_tokens"]:
+        num_drafted, num_accepted = one_summary["draft_tokens"], one_summary["accepted_draft_tokens"]
+        print(f"draft tokens: {num_drafted} verified, {num_accepted} accepted ({num_accepted / num_drafted:.0%})")
     if one_summary["waited_s_by_reason"]:
         print("waiting, summed over requests:")
         for reason, seconds in one_summary["waited_s_by_reason"].items():

@@ -10,12 +10,16 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from quire.core.drafts import DraftRows, Proposals
+from quire.config.speculative import MAX_TOKENS
+from quire.core.drafts import DraftRows, Proposals, SpeculatedStep, StepLoad
 from quire.core.engine_messages import EngineCoreRequest
 
 
 class RecordedDrafts:
-    """The drafts of the step that is replayed next, by row; a `DraftProposer`."""
+    """The drafts of the step that is replayed next, by row: a `DraftProposer`, and a `DraftController` that keeps all.
+
+    The scheduler needs both, as its recorded state says where it had them.
+    """
 
     name = "recorded"
 
@@ -45,3 +49,21 @@ class RecordedDrafts:
 
     def end(self, handle: int, token_ids: np.ndarray, num_prompt_tokens: int) -> None:
         """As `DraftProposer.end`."""
+
+    def most_tokens(self, num_rows: int, num_other_tokens: int, max_seq_len: int) -> int:
+        """As `DraftController.most_tokens`."""
+        return MAX_TOKENS
+
+    def num_skipped(self) -> int:
+        """As `DraftController.num_skipped`."""
+        return 0
+
+    def record_skipped(self, num_steps: int, seconds: float) -> None:
+        """As `DraftController.record_skipped`."""
+
+    def choose(self, load: StepLoad, proposals: Proposals) -> np.ndarray:
+        """As `DraftController.choose`: they were chosen before they were recorded."""
+        return proposals.counts
+
+    def record(self, step: SpeculatedStep) -> None:
+        """As `DraftController.record`."""

@@ -69,8 +69,10 @@ class Replay:
         self._readings: Iterator[float] = iter(())
         self._verdicts: Iterator[str] | None = None
         self._drafts = RecordedDrafts()
-        proposer = self._drafts if recording.head.setup.has_proposer else None
-        self._scheduler = make_scheduler(recording.head.setup, self._read_clock, (self._gate,), proposer)
+        drafts = self._drafts if recording.head.setup.has_proposer else None
+        self._scheduler = make_scheduler(
+            recording.head.setup, self._read_clock, (self._gate,), drafts, controller=drafts
+        )
         if recording.head.state is not None:
             restore(self._scheduler, recording.head.state)
         self._watch = WaitWatch()

@@ -82,6 +82,7 @@ class WaitWatch:
         self.num_prefix_hits = 0
         self.num_scheduled_tokens = 0
         self.num_sampled_tokens = 0
+        self.num_draft_tokens = self.num_accepted_tokens = 0
         self.usage_s = 0.0
         self.running_s = 0.0
         self.waiting_s = 0.0
@@ -166,6 +167,9 @@ class WaitWatch:
                 timeline.first_token_s = outputs.timestamp
             timeline.num_output_tokens += count
             self.num_sampled_tokens += count
+        if outputs.drafts is not None:
+            self.num_draft_tokens += int(outputs.drafts.num_drafted.sum())
+            self.num_accepted_tokens += int(outputs.drafts.num_accepted.sum())
         for event in outputs.events:
             timeline = self._timeline(event.handle)
             if event.kind is EventKind.PREEMPTED:

@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quire.cli.main import main
-from quire.core.drafts import DraftProposer
+from quire.core.drafts import DraftController, DraftProposer
 from quire.core.engine_messages import EngineCoreOutputs, EngineCoreRequest, FinishReason
 from quire.core.scheduler_output import ForcedTokens, SchedulerOutput
 from quire.core.stats import SchedulerStats
@@ -36,6 +36,7 @@ from quire.scheduler.setup import make_scheduler as make_scheduler_from_setup
 from tests.unit.scheduler import test_properties as properties
 from tests.unit.scheduler.harness import FULL, FakeWorker, make_request, make_setup
 from tests.unit.scheduler.pretended_model import Guesses
+from tests.unit.scheduler.test_draft_tokens import Two
 from tests.unit.scheduler.test_properties import (
     Abort,
     Fail,
@@ -66,6 +67,7 @@ class Recorded:
         max_bytes: int = MIB,
         gates: Sequence[Any] = (),
         proposer: DraftProposer | None = None,
+        controller: DraftController | None = None,
         **options: Any,
     ) -> None:
         setup = dataclasses.replace(make_setup(**config), has_proposer=proposer is not None)
@@ -75,7 +77,7 @@ class Recorded:
             self.writer = RecordWriter(directory, max_bytes, setup, clock, **options)
             return self.writer
 
-        self.scheduler = RecordedScheduler(setup, make_writer, gates, lambda: next(ticks) / 64, proposer)
+        self.scheduler = RecordedScheduler(setup, make_writer, gates, lambda: next(ticks) / 64, proposer, controller)
         kv_cache = setup.kv_cache
         self.worker = FakeWorker(
             kv_cache.num_blocks, kv_cache.block_size, config.get("groups", (FULL,)), kv_cache.num_swap_blocks
@@ -184,6 +186,38 @@ def test_a_recording_of_two_steps_in_flight_and_of_drafts_replays(tmp_path):
     recorded.close()
     result = replay(tmp_path)
     assert result.first_difference is None and result.num_steps == len(recorded.scheduled)
+
+
+class OnAndOff(Two):
+    """Closes every other time that it is asked, for three steps."""
+
+    num_asked = 0
+
+    def most_tokens(self, num_rows: int, num_other_tokens: int, max_seq_len: int) -> int:
+        self.num_asked += 1
+        return 3 * (self.num_asked % 2)
+
+    def num_skipped(self) -> int:
+        return 0 if self.num_asked % 2 else 3
+
+
+def test_what_a_controller_chose_is_replayed_without_it_from_any_file_and_summed_up(tmp_path, capsys):
+    recorded = Recorded(tmp_path, SCARCE, proposer=Guesses(4, 1), controller=OnAndOff())
+    recorded.add(*(make_request(handle, 5, max_tokens=30) for handle in range(2)))
+    for _ in range(14):
+        recorded.step()
+        recorded.begin_file()
+    recorded.run()
+    recorded.close()
+    counts = [0 if one.drafts is None else int(one.drafts.counts.sum()) for one in recorded.scheduled]
+    assert 0 in counts[1:12] and max(counts) > 1
+    assert replay(tmp_path).num_steps == len(recorded.scheduled)
+    assert all(replay(file).first_difference is None for file in (tmp_path, *tmp_path.iterdir()))
+    assert main(["replay", str(tmp_path)]) == 0
+    assert f"draft tokens: {sum(counts)} verified, " in capsys.readouterr().out
+    assert main(["replay", str(tmp_path), "--json"]) == 0
+    summary = json.loads(capsys.readouterr().out)["summary"]
+    assert summary["draft_tokens"] == sum(counts) >= summary["accepted_draft_tokens"] > 0
 
 
 def test_a_recording_holds_preemptions_aborts_priorities_and_prefix_hits(tmp_path):
