@@ -93,26 +93,11 @@ class Played:
     num_drafted: int
 
 
-class FixedBudget:
-    """Verifies the same number of drafts of each row in every step."""
-
-    def __init__(self, num_drafts: int) -> None:
-        self._num_drafts = num_drafts
-
-    def most_tokens(self, num_rows: int, num_other_tokens: int, max_seq_len: int) -> int:
-        return self._num_drafts
-
-    def num_skipped(self) -> int:
-        return 0
-
-    def record_skipped(self, num_steps: int, seconds: float) -> None:
-        pass
-
-    def choose(self, load: StepLoad, proposals: Proposals) -> np.ndarray:
-        return np.minimum(proposals.counts, self._num_drafts)
-
-    def record(self, step: SpeculatedStep) -> None:
-        pass
+def fixed_ratio(drafter: Drafter, cost: Cost, num_rows: int, num_drafts: int) -> float:
+    """The `Played.ratio` to be expected where every row always has so many drafts verified."""
+    chance, length = drafter.chance(0), min(num_drafts, drafter.length)
+    seconds = cost(num_rows * (1 + length)) + (drafter.seconds if length else 0.0)
+    return cost(num_rows) * sum(chance**i for i in range(length + 1)) / seconds
 
 
 def play(
