@@ -32,6 +32,7 @@ from quire.platforms.interface import Platform
 from quire.sample.logits_processor import ProcessorSource
 from quire.scheduler.kv_tier import KVTier
 from quire.scheduler.setup import SchedulerSetup, make_scheduler
+from quire.spec_decode.filtered import FilteredProposer
 from quire.spec_decode.registry import describe, make_controller, make_proposer, stats_reader
 from quire.utils.phases import PhaseTimer
 
@@ -71,6 +72,8 @@ def build_core(
         recovery = StepRecovery()
         setup = dataclasses.replace(_plan_memory(config, executor), has_proposer=proposer is not None)
     grammars = make_grammars(config)
+    if proposer is not None:
+        proposer = FilteredProposer(proposer, grammars.followed)
     gates = (grammar_gate(grammars, recovery.gate),)
     num_blocks = setup.kv_cache.pool_sizes()[0].num_blocks
     if config.observability.flight_recorder is None:

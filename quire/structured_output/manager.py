@@ -68,9 +68,13 @@ class GrammarManager:
     Args:
         make_pool: makes what compiles them, given the id that ends an answer; called for the first grammar.
         cache_bytes: compiled grammars are kept up to so many bytes.
+
+    Attributes:
+        followed: handles of the requests whose grammars have processes of their own, which see no drafts.
     """
 
     def __init__(self, make_pool: Callable[[int], CompilePool], cache_bytes: int = 256 << 20) -> None:
+        self.followed: set[int] = set()
         self._make_pool = make_pool
         self._pool: CompilePool | None = None
         self._cache_bytes = cache_bytes
@@ -212,6 +216,7 @@ class GrammarManager:
         assert self._pool is not None, "a request with a grammar was added"
         self._followers = self._followers or Followers(self._pool.setup)
         self._busy.add(answer.message.handle)
+        self.followed.add(answer.message.handle)
         answer.grammar = None
         answer.follower = self._followers.begin(
             _start_of(answer), answer.message.tenant, lambda reply: self._report(_replied(answer, reply))
@@ -284,6 +289,7 @@ class GrammarManager:
                 self._leave(answer)
             self._waiting.discard(one.handle)
             self._busy.discard(one.handle)
+            self.followed.discard(one.handle)
             self._failures.pop(one.handle, None)
         if not len(outputs.handles):
             return

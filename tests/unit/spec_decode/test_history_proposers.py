@@ -12,6 +12,7 @@ from quire.errors import NativeLibraryError
 from quire.spec_decode import histories
 from quire.spec_decode.answer_store import answer_namespace
 from quire.spec_decode.chained import ChainedProposer
+from quire.spec_decode.filtered import FilteredProposer
 from quire.spec_decode.ngram import NgramProposer
 from quire.spec_decode.suffix import SuffixProposer
 
@@ -159,3 +160,20 @@ def test_without_the_native_library_drafts_are_searched_in_python(monkeypatch: p
 
     monkeypatch.setattr(histories, "NativeHistories", refuse)
     assert ask(SuffixProposer(8), [1, 2, 3, 1, 2]) == [[3, 1]]
+
+
+def test_requests_that_are_excluded_get_no_drafts_and_their_answers_are_kept():
+    text, excluded = [1, 2, 3, 1, 2], set[int]()
+    proposer = FilteredProposer(SuffixProposer(4), excluded)
+    for handle in (5, 6, 7):
+        begin(proposer, handle)
+    whole = proposer.propose(rows_of(text, [9], text, handles=(5, 6, 7)))
+    excluded.add(5)
+    found = proposer.propose(rows_of(text, [9], text, handles=(5, 6, 7)))
+    assert found.counts.tolist() == [0, 0, whole.counts[2]] and found.match_lengths.tolist() == [0, 0, 2]
+    assert found.token_ids.tolist() == whole.token_ids[whole.counts[0] :].tolist() and len(found.token_ids)
+    excluded |= {6, 7}
+    assert not len(proposer.propose(rows_of(text, handles=(7,))).token_ids)
+    end(proposer, 5, [50, 51, 52, 53])
+    begin(proposer, 8)
+    assert ask(proposer, [50, 51], handles=(8,)) != [[]], "from the answer of a request that had no drafts"

@@ -224,6 +224,19 @@ def test_a_grammar_that_a_process_follows_is_not_taken_through_drafts():
     assert masks_with_drafts(manager, {0: [0, 1]}) == ({0: [0]}, [1, 2])
 
 
+def test_requests_whose_grammars_have_processes_are_named_while_they_run():
+    manager, pool = make(2)
+    expensive = Counting()
+    expensive.is_expensive = True
+    follower = SimpleNamespace(close=lambda: None)
+    manager._followers = SimpleNamespace(begin=lambda *given: follower, close=lambda: None)  # type: ignore[assignment]
+    pool.futures[0].set_result((expensive, 10))
+    assert not manager.followed and not manager.is_ready(0)
+    assert manager.followed == {0}, "the other one was not begun"
+    manager.note(outputs({}, ended=(0,)))
+    assert not manager.followed
+
+
 def test_masks_are_for_structured_rows_alone_and_follow_what_was_sampled():
     manager, pool = make(2)
     pool.futures[0].set_result((Counting(), 10))
