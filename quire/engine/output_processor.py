@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from quire.core.draft_stats import DraftOutcomes
 from quire.core.engine_messages import EngineCoreOutputs, FinishedRequest, FinishReason
 from quire.core.outputs import RequestOutput
 from quire.core.stats import EventKind
@@ -96,7 +97,8 @@ class OutputProcessor:
         processed = ProcessedStep()
         self._note_events(step)
         self._add_prompt_logprobs(step)
-        self._note_drafts(step)
+        if step.drafts is not None:
+            self._note_drafts(step.drafts)
         finished = {one.handle: one for one in step.finished}
         lines = _lines_by_handle(step)
         changed: dict[str, tuple[RequestGroup, list[RequestState]]] = {}
@@ -139,8 +141,8 @@ class OutputProcessor:
             if event.handle in self._by_handle:
                 self._by_handle[event.handle][1].note_event(event)
 
-    def _note_drafts(self, step: EngineCoreOutputs) -> None:
-        for handle, num_drafted, num_accepted in () if step.drafts is None else step.drafts.items():
+    def _note_drafts(self, drafts: DraftOutcomes) -> None:
+        for handle, num_drafted, num_accepted in drafts.items():
             if handle in self._by_handle:
                 state = self._by_handle[handle][1]
                 state.note_drafts(num_drafted, num_accepted, keeps_steps=self._keeps_draft_steps)

@@ -371,8 +371,9 @@ class Scheduler:
             advanced = self._advance(group, samples)
             handles = np.concatenate([handles, advanced.handles])
             token_ids = np.concatenate([token_ids, advanced.token_ids])
+        drafts = None if scheduled.drafts is None else step.draft_outcomes(output)
         return self._outbox.make_outputs(
-            handles, token_ids, self._make_stats(step), sampled.logprobs, prompt_logprobs, step.draft_outcomes(output)
+            handles, token_ids, self._make_stats(step), sampled.logprobs, prompt_logprobs, drafts
         )
 
     def _note_prompts(self, rows: np.ndarray) -> None:

@@ -63,10 +63,9 @@ class Step:
         drafts = self.output.drafts
         return None if drafts is None else DraftTokens(drafts.counts[self.output.is_sampling], drafts.token_ids)
 
-    def draft_outcomes(self, output: ModelRunnerOutput) -> DraftOutcomes | None:
-        """What the worker found of the step's drafts; None = it had none."""
-        if self.output.drafts is None:
-            return None
+    def draft_outcomes(self, output: ModelRunnerOutput) -> DraftOutcomes:
+        """What the worker found of the step's drafts; it has some."""
+        assert self.output.drafts is not None, "called for steps with drafts"
         counts = self.output.drafts.counts[self.output.is_sampling]
         starts, at = output.sampled_start_loc, np.flatnonzero(counts)
         num_accepted = np.zeros_like(counts) if starts is None else np.maximum(np.diff(starts) - 1, 0)
