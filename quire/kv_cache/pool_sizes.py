@@ -2,8 +2,8 @@
 
 Pools of states have a block for each request that runs and one for its newest checkpoint, those for checkpoints of
 requests that have ended, and some for states before drafts; together at most half of the memory, where there is
-attention, too. What is left is divided among pools of attention so that requests of a middling length run out of all of
-them at once.
+attention, too, unless that can use less. What is left is divided among pools of attention so that requests of a
+middling length run out of all of them at once.
 """
 
 from __future__ import annotations
@@ -100,6 +100,9 @@ def _sizes(pools: Sequence[Pool], budget_bytes: int, cache: CacheConfig, request
     if cache.num_blocks is None:
         least_bytes = sum((requests.num_held(pool) + 1) * _page_bytes(pool) for pool in others)
         share_bytes = (budget_bytes - least_bytes) * (STATE_SHARE if others else 1.0)
+        useful_blocks = [requests.max_num_seqs * requests.num_held(pool) + 1 for pool in others]
+        useful = sum(num * _page_bytes(pool) for num, pool in zip(useful_blocks, others, strict=True))
+        share_bytes = max(share_bytes, budget_bytes - useful)  # what attention would never need
     else:
         given = _sizes_of_attention(others, 0, cache, requests)
         left_bytes = budget_bytes - sum(num * _page_bytes(pool) for num, pool in zip(given, others, strict=True))

@@ -20,6 +20,7 @@ from quire.core.kv_spec import KVCacheSpec, MambaSpec
 from quire.core.memory_budget import (
     RECORDED_STEPS_BYTES,
     StepLimits,
+    drawn_drafts_bytes,
     estimate_weights_bytes,
     estimate_workspace_bytes,
     plan_memory,
@@ -190,6 +191,8 @@ def memory_need(
     weights = estimate_weights_bytes(arch, max_len, item, quantization, kept_bytes(config))
     workspace = max(estimate_workspace_bytes(arch, limits, item), drafting.workspace)
     workspace += _graph_bytes(config) * (2 if drafting.workspace else 1)
+    if config.speculative is not None and config.speculative.draws_drafts:
+        workspace += drawn_drafts_bytes(limits.max_num_seqs, limits.num_drafts, arch.vocab_size)
     budget = plan_memory(
         free_bytes=platform.memory_bytes,
         utilization=cache.memory_utilization,

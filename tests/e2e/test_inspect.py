@@ -165,6 +165,9 @@ def test_a_drafting_model_is_counted_with_its_weights_and_pages(capsys: pytest.C
     assert plain["drafting_weights"] == 0 and drafting["drafting_weights"] == drafting["weights"] == plain["weights"]
     assert drafting["kv_cache_token"] == 2 * plain["kv_cache_token"] and drafting["kv_cache"] == 2 * plain["kv_cache"]
     assert drafting["workspace"] > plain["workspace"], "graphs of both, and logits of drafts"
+    drawing = json.dumps({"method": "draft_model", "model": "leaf", "draft_sample_method": "probabilistic"})
+    drawn = inspected(capsys, "leaf", "--speculative-config", drawing)[1]["memory"]
+    assert drawn["workspace"] - drafting["workspace"] == 128 * 4 * 3072 * 4, "distributions of rows, drafts and tokens"
     heads = inspected(capsys, "leaf", "--spec-method", "eagle", "--spec-model", str(make_eagle(tmp_path)))[1]["memory"]
     assert heads["drafting_weights"] > 0
     assert plain["kv_cache_token"] < heads["kv_cache_token"] < drafting["kv_cache_token"]

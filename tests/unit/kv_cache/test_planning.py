@@ -13,6 +13,7 @@ from quire.core.kv_spec import FullAttentionSpec, KVCacheSpec, MambaSpec, Slidin
 from quire.errors import NotEnoughMemoryError, UnsupportedError
 from quire.kv_cache.block_counts import longest_sequence
 from quire.kv_cache.planning import concurrency, min_num_blocks, plan_kv_cache
+from quire.kv_cache.pool_sizes import useful_bytes
 
 PAGE_BYTES = 2 * 16 * 2 * 64 * 2
 
@@ -153,6 +154,15 @@ def test_states_take_at_most_half_of_the_memory_beside_attention_but_what_one_re
     assert [pool.num_blocks for pool in config.pools] == [5, 3]
     with pytest.raises(NotEnoughMemoryError, match="use max_model_len <= 49"):
         plan_kv_cache(hybrid(2, 6), least - 1, CacheConfig(), 65, max_num_seqs=500)
+
+
+@pytest.mark.parametrize("num_drafts", [0, 4])
+def test_all_that_is_of_use_has_room_for_every_state_and_every_block(num_drafts):
+    layers, load = hybrid(1, 9), {"max_num_seqs": 8, "num_drafts": num_drafts}
+    available = useful_bytes(layers, CacheConfig(block_size=16), 640, **load)
+    config = plan_kv_cache(layers, available, CacheConfig(block_size=16), 640, **load)
+    num_for_drafts = 16 if num_drafts else 0
+    assert [pool.num_blocks for pool in config.pools] == [8 * 40 + 1, 1 + 3 * 8 + num_for_drafts]
 
 
 def test_a_model_of_states_alone_has_one_pool_of_them():
