@@ -267,7 +267,9 @@ class EngineFaults:
         )
         config, _ = resolve_config(config, platform)
         self._core = build_core(config, platform, PhaseTimer())
-        self._store: OffloadStore = self._core._scheduler._tiers._tier._store  # type: ignore[attr-defined]
+        tier = self._core._scheduler._tiers._tier  # type: ignore[attr-defined]
+        tier._prompts.estimate_recompute_s = lambda start, end: None  # `leaf` may be faster than a disk: always load
+        self._store: OffloadStore = tier._store
         self._store._pause_s, self._store._hang_s = 0.0, HANG_S
         self._prompts = [[(i * step) % 900 + 5 for i in range(50)] for step in (37, 41, 43)]
         self._num_requests = 0
