@@ -3,7 +3,7 @@
 Read `model_runner` first. Modules by topic:
 
     a step       model_runner, prepare_inputs, input_batch, attention_groups, sampling_step,
-                 prompt_logprobs, draft_verification
+                 prompt_logprobs, draft_verification, layer_hooks
     rows         request_states, block_tables
     memory       memory_planner, kv_cache_tensors, block_transfers
     other memory kv_tier, offloading, kv_layout, connector_worker

@@ -22,6 +22,7 @@ from quire.core.kv_transfer import (
 from quire.kv_transfer.connector import KVConnector
 from quire.logger import get_logger
 from quire.worker.kv_tier import CacheBlocks, KVTierWorker
+from quire.worker.layer_hooks import LayerHooks
 
 logger = get_logger(__name__)
 
@@ -31,12 +32,13 @@ class ConnectorWorker(KVTierWorker):
 
     Args:
         connector: its worker half.
-        kv_caches: the cache of each layer, by name.
+        kv_caches: the cache of each layer, by name, in the order of the model; those of a drafting model behind.
     """
 
     def __init__(self, connector: KVConnector, kv_caches: Mapping[str, torch.Tensor]) -> None:
         self._connector = connector
         self._kv_caches = kv_caches
+        self._layer_names = list(kv_caches)
         self._name = connector.config.kv_connector
         self._loads: dict[int, BlockTransfer] = {}  # for which requests wait
         self._saves: dict[int, BlockTransfer] = {}
@@ -50,9 +52,13 @@ class ConnectorWorker(KVTierWorker):
         """As `KVTierWorker`. Raises what the connector raises: an engine that cannot use it does not start."""
         self._connector.register_kv_caches(self._kv_caches, blocks)
 
+    def begin_step(self) -> None:
+        """As `KVTierWorker`: nothing is left of a step that failed."""
+        self._end_metadata()
+        self._step_loads = ()
+
     def start_transfers(self, meta: KVTransferMeta) -> None:
         """As `KVTierWorker`. Of transfers that are repeated, those that the connector never saw will never begin."""
-        self._end_metadata()  # of a step that failed
         known = self._loads.keys() | self._saves.keys()
         repeated = [one.transfer_id for one in (*meta.loads, *meta.saves) if one.is_repeated]
         self._failed.update(number for number in repeated if number not in known)
@@ -77,6 +83,16 @@ class ConnectorWorker(KVTierWorker):
             return False
         return True
 
+    def layer_hooks(self) -> LayerHooks | None:
+        """As `KVTierWorker`: where the connector asks for them, and the step carries metadata."""
+        if not self._has_metadata or not self._connector.has_layer_hooks:
+            return None
+        return LayerHooks(self._connector, self._layer_names, self._fail_step)
+
+    def _fail_step(self, call: str) -> None:
+        self._note_error(call)
+        self._failed.update(one.transfer_id for one in self._step_loads)
+
     def finish_forward(self) -> None:
         """As `KVTierWorker`."""
         if self._has_metadata:
@@ -92,12 +108,12 @@ class ConnectorWorker(KVTierWorker):
         received: set[str] = set()
         invalid: set[int] = set()
         worker_meta: Any = None
-        stats: Mapping[str, float] = {}
+        stats: dict[str, float] = {}
         try:
             sent, received = self._connector.get_finished(finished)
             invalid = self._connector.get_block_ids_with_load_errors()
             worker_meta = self._connector.build_connector_worker_meta()
-            stats = self._connector.get_kv_connector_stats()
+            stats = dict(self._connector.get_kv_connector_stats())
         except Exception:  # as in `_start_load`; what is under way stays so, until it is reported
             self._note_error("get_finished")
         self._end_metadata()
@@ -114,6 +130,9 @@ class ConnectorWorker(KVTierWorker):
         for number in failed:
             self._loads.pop(number, None)
             self._saves.pop(number, None)
+        if self._num_errors:
+            stats["errors"] = stats.get("errors", 0) + self._num_errors
+            self._num_errors = 0
         report = KVConnectorOutput(
             finished_sending=frozenset(sent), finished_recving=frozenset(received),
             invalid_block_ids=frozenset(invalid), worker_meta=worker_meta, stats=stats,

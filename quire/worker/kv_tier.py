@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from quire.core.kv_transfer import KVTransferMeta, KVTransferResults
+from quire.worker.layer_hooks import LayerHooks
 
 
 class CacheBlocks:
@@ -72,12 +73,19 @@ class KVTierWorker(ABC):
     def register_kv_caches(self, blocks: CacheBlocks) -> None:
         """The cache, before the first step."""
 
+    def begin_step(self) -> None:  # noqa: B027 (most tiers have nothing to do)
+        """A step begins; the one before may have failed anywhere."""
+
     @abstractmethod
     def start_transfers(self, meta: KVTransferMeta) -> None:
         """Begin a step's transfers; loads that are not asynchronous are made when it returns.
 
         A transfer may come a second time, under its id, when the step that carried it failed.
         """
+
+    def layer_hooks(self) -> LayerHooks | None:
+        """Calls around each layer of the step that begins; None = there are none, as nearly always."""
+        return None
 
     def finish_forward(self) -> None:  # noqa: B027 - most tiers have nothing to do
         """The step has computed its tokens, and does not sample yet."""

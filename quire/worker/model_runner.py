@@ -40,6 +40,7 @@ from quire.worker.drafting.draft_step import DraftStep
 from quire.worker.drafting.inputs import DraftModel
 from quire.worker.input_batch import InputBatch
 from quire.worker.kv_tier import KVTierWorker
+from quire.worker.layer_hooks import LayerHooks
 from quire.worker.prepare_inputs import prepare_inputs
 from quire.worker.request_states import RequestStates
 from quire.worker.sampling_step import SamplingStep
@@ -116,8 +117,10 @@ class ModelRunner:
     def execute_model(self, scheduled: SchedulerOutput) -> ComputedStep:
         """Compute a step's tokens; what sampling needs is in the result."""
         copy_times = no_copies if self._transfers is None else self._transfers.run(scheduled)
-        if self._kv_tier is not None and scheduled.kv_transfers is not None:
-            self._kv_tier.start_transfers(scheduled.kv_transfers)
+        if self._kv_tier is not None:
+            self._kv_tier.begin_step()
+            if scheduled.kv_transfers is not None:
+                self._kv_tier.start_transfers(scheduled.kv_transfers)
         self._apply(scheduled)
         if self._draft_step is not None:
             self._draft_step.apply(scheduled)
@@ -127,10 +130,18 @@ class ModelRunner:
         if not batch.num_reqs:
             hidden = torch.empty(0, device=self._device)
         else:
-            hidden = self._forward(batch)
+            hooks = None if self._kv_tier is None else self._kv_tier.layer_hooks()
+            hidden = self._forward(batch) if hooks is None else self._forward_with(hooks, batch)
         if self._kv_tier is not None:
             self._kv_tier.finish_forward()
         return _ComputedBatch(batch, hidden, copy_times, scheduled.draft_request)
+
+    def _forward_with(self, hooks: LayerHooks, batch: InputBatch) -> torch.Tensor:
+        """As `_forward`, call by call, with a connector's calls around each layer."""
+        context = hooks.around(self._attention.forward_context(batch, self._block_tables))
+        hidden = self._model.forward(batch.input_ids, batch.positions, context)
+        hooks.leave()
+        return hidden
 
     @torch.inference_mode()
     def sample_tokens(self, computed: ComputedStep, grammar: GrammarBitmask | None = None) -> ModelRunnerOutput:

@@ -49,7 +49,8 @@ class Core:
         while self.core.has_work():
             outputs += [one for one in [self.core.step()] if one is not None]
         assert self.core.reset_prefix_cache(), "a block is lost"
-        logprobs = [one.logprobs.logprobs.tobytes() for one in outputs if one.logprobs is not None]
+        arrays = [one.logprobs.logprobs for one in outputs if one.logprobs is not None]
+        logprobs = [array.tobytes() for array in arrays if array.size]
         return [token for one in outputs for token in one.new_token_ids], logprobs, self.num_computed - before
 
 
