@@ -35,6 +35,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "plan": ("quire.cli.plan", "capacity planning by simulation"),
     "collect-env": ("quire.cli.collect_env", "describe this machine and installation"),
     "plugins": ("quire.cli.plugins", "list installed plugins"),
+    "connector-check": ("quire.cli.connector_check", "try whether a KV connector keeps its contract"),
     "completion": ("quire.cli.completion", "print a shell completion script"),
 }
 EXIT_ERROR = 2
