@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import IntEnum
+from typing import Any
 
 import numpy as np
 
@@ -106,6 +107,7 @@ class FinishedRequest:
         error: what went wrong.
         error_field: the field of the request that was wrong; None = the error is not the caller's.
         beam: the whole answer of a beam search; tokens sent before were placeholders (a heartbeat).
+        kv_transfer_params: of the response, from a KV connector.
     """
 
     handle: int
@@ -114,6 +116,7 @@ class FinishedRequest:
     error: str | None = None
     error_field: str | None = None
     beam: BeamAnswer | None = None
+    kv_transfer_params: dict[str, Any] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import msgspec
 
@@ -72,6 +73,7 @@ class RequestOutput(msgspec.Struct):
         num_cached_tokens: prompt tokens that were found in the prefix cache.
         metrics: timings of the request.
         prefix_cache: what the prefix cache did for it, and why not more; None before its turn.
+        kv_transfer_params: from the KV connector, for the engine that goes on with the request; None = nothing.
         prompt_progress: news of the prompt, where `return_progress` asked for it; such an output may have no new token.
     """
 
@@ -85,3 +87,4 @@ class RequestOutput(msgspec.Struct):
     metrics: RequestStateStats = msgspec.field(default_factory=RequestStateStats)
     prefix_cache: PrefixCacheInfo | None = None
     prompt_progress: PromptProgress | None = None
+    kv_transfer_params: dict[str, Any] | None = None

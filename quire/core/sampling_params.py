@@ -51,7 +51,9 @@ NOT_YET: dict[str, tuple[Any, ...]] = {
     "trace_decode_token_ids": (None,),
     "skip_clone": (False, True),  # parameters are copied where they must be
 }
-NOT_YET_EXTRA_ARGS = ("kv_transfer_params", "ec_transfer_params")
+NOT_YET_EXTRA_ARGS = ("ec_transfer_params",)
+KV_TRANSFER_PARAMS = "kv_transfer_params"
+"""Name among `extra_args` of what a request says to the KV connector."""
 
 logger = get_logger(__name__)
 
@@ -150,7 +152,7 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, repr_omit_defaults=True
         allowed_token_ids: only these can be sampled.
         bad_words: words that are never completed.
         bad_words_token_ids: internal; the token forms of `bad_words`, set by the input processor.
-        extra_args: free values for custom logits processors.
+        extra_args: free values for custom logits processors; `kv_transfer_params`: an object for the KV connector.
         skip_reading_prefix_cache: compute the whole prompt; None = only when prompt logprobs are asked for.
         beam_search: set by `BeamSearchParams`: the `n` completions are the best sequences of a beam search.
         structured_outputs: constraint on the output; `StructuredOutputsParams`, or a dict of its fields.
@@ -421,6 +423,21 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, repr_omit_defaults=True
                     field=name,
                 )
         check_plain("extra_args", self.extra_args)
+        params = self.extra_args.get(KV_TRANSFER_PARAMS)
+        if params is not None and not isinstance(params, dict):
+            raise wrong_type(KV_TRANSFER_PARAMS, params, "an object")
+
+    def check_transfer_params(self, *, has_connector: bool) -> None:
+        """Refuse parameters for a KV connector where there is none.
+
+        Raises:
+            ValidationError: there are some.
+        """
+        if not has_connector and self.extra_args and self.extra_args.get(KV_TRANSFER_PARAMS):
+            raise ValidationError(
+                "kv_transfer_params are for a KV connector, and this engine has none",
+                hint="leave it out, or start the engine with --kv-transfer-config", field=KV_TRANSFER_PARAMS,
+            )  # fmt: skip
 
     def _neutralise_greedy(self) -> None:
         if not self.is_greedy:

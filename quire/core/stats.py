@@ -72,6 +72,7 @@ class SchedulerStats:
             among `num_scheduled_tokens`, as the tokens before them are.
         num_swap_preemptions: those of `num_preemptions` whose blocks went to the swap space.
         swapped_out_bytes, swapped_in_bytes: copied to the swap space and back.
+        kv_connector: what the KV connector did, by event; None = nothing.
         kv_event_batches_dropped: batches of KV events that were not sent, as too many waited.
         offload: of the tier behind the cache; None = there is none, or it did nothing.
         num_state_checkpoints, state_checkpoint_bytes: recurrent states that are kept for later requests.
@@ -87,6 +88,7 @@ class SchedulerStats:
     num_swap_preemptions: int = 0
     swapped_out_bytes: int = 0
     swapped_in_bytes: int = 0
+    kv_connector: dict[str, float] | None = None
     kv_cache_usage: float = 0.0
     prefix_cache_queries: int = 0
     prefix_cache_hits: int = 0

@@ -100,6 +100,7 @@ def _limits(config: QuireConfig) -> InputLimits:
         vocab_size=_vocab_size(config),
         max_model_len=config.max_model_len,
         max_logprobs=config.model.max_logprobs,
+        has_connector=config.kv_transfer is not None,
     )
 
 

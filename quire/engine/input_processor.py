@@ -17,7 +17,7 @@ from quire.config.structured_outputs import StructuredOutputsConfig
 from quire.core.beam_search import num_top_tokens
 from quire.core.inputs import TextPrompt, TokensPrompt, parse_prompt, with_cache_salt
 from quire.core.request_options import DEFAULT_OPTIONS, RequestOptions
-from quire.core.sampling_params import SamplingParams
+from quire.core.sampling_params import KV_TRANSFER_PARAMS, SamplingParams
 from quire.core.structured_outputs import StructuredOutputsParams
 from quire.engine.generation_defaults import GenerationDefaults
 from quire.errors import ContextLengthError, UnsupportedError, ValidationError
@@ -39,11 +39,13 @@ class InputLimits:
         vocab_size: of the model; token ids are below it.
         max_model_len: prompt and output together, in tokens.
         max_logprobs: most log-probabilities per token; -1 = no limit.
+        has_connector: requests may have `kv_transfer_params`.
     """
 
     vocab_size: int
     max_model_len: int
     max_logprobs: int = 20
+    has_connector: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -163,11 +165,12 @@ class InputProcessor:
         )
         if self._validate_params is not None:
             self._validate_params(params)
-        elif params.extra_args:
+        elif params.extra_args and params.extra_args.keys() - {KV_TRANSFER_PARAMS}:
             raise ValidationError(
                 "extra_args (vllm_xargs) are read by logits processors, and this engine has none",
                 hint="leave out extra_args, or start the engine with --logits-processors", field="extra_args",
             )  # fmt: skip
+        params.check_transfer_params(has_connector=self._limits.has_connector)
         params = copy.copy(params)  # shallow: fields are replaced below, never changed in place
         room = self._limits.max_model_len - len(prompt_token_ids)
         params.max_tokens = room if params.max_tokens is None else min(params.max_tokens, room)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from quire.core.cache_info import MissReason, PrefixCacheInfo
 from quire.core.draft_stats import DraftStats
@@ -36,8 +37,8 @@ class RequestState:
 
     __slots__ = (
         "_arrival_ts", "_decodes_at_end", "_error", "_is_beam", "_keeps_stop_text", "_last_prefill", "_num_decoded",
-        "_num_taken", "_tells_progress", "detokenizer", "finish_reason", "handle", "index", "logprobs", "prefix_cache",
-        "stats", "stop_reason", "token_ids",
+        "_num_taken", "_tells_progress", "detokenizer", "finish_reason", "handle", "index", "kv_transfer_params",
+        "logprobs", "prefix_cache", "stats", "stop_reason", "token_ids",
     )  # fmt: skip
 
     def __init__(
@@ -53,6 +54,7 @@ class RequestState:
         self.index = index
         self.token_ids: list[int] = []
         self.finish_reason: str | None = None
+        self.kv_transfer_params: dict[str, Any] | None = None
         self.stop_reason: int | str | None = None
         self.prefix_cache: PrefixCacheInfo | None = None
         self.stats = RequestStateStats()
@@ -111,6 +113,8 @@ class RequestState:
         if self.stats.drafts is not None and len(new_token_ids) > 1:
             self.stats.drafts.num_steps_saved += len(new_token_ids) - 1
         is_stopped_here = self.finish_reason is not None
+        if finished is not None:
+            self.kv_transfer_params = finished.kv_transfer_params
         if finished is not None and not is_stopped_here:
             self.end(finished.finish_reason, finished.stop_reason)
             self._error = finished.error
@@ -261,6 +265,7 @@ class RequestGroup:
             metrics=self._metrics(is_finished=finished),
             prefix_cache=prefix_cache,
             prompt_progress=self.states[0].take_progress(len(self.prompt_token_ids)),
+            kv_transfer_params=self.states[0].kv_transfer_params,
         )
 
     def _take_prompt_logprobs(self, *, once: bool) -> list[LogprobLine | None] | None:

@@ -5,7 +5,9 @@ Called by `core_factory`; no state.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
+import uuid
 
 from quire.config import QuireConfig
 from quire.core.kv_spec import KVCacheConfig
@@ -41,6 +43,7 @@ def _start_connector(config: QuireConfig, executor: Executor, kv_cache_config: K
             f"KV connectors are not supported for sliding windows or recurrent layers; this model has {kinds}",
             hint="leave out kv_transfer_config", field="kv_transfer_config",
         )  # fmt: skip
+    transfer = dataclasses.replace(transfer, engine_id=transfer.engine_id or uuid.uuid4().hex)
     layout: KVCacheLayout = executor.call_worker("register_kv_connector", transfer)
     half = make_connector(connector_class(transfer), transfer, KVConnectorRole.SCHEDULER, layout)
     logger.info("KV connector: %s, %s, layout %.16s", transfer.kv_connector, transfer.kv_role, layout.digest)

@@ -5,7 +5,7 @@ Told by the prefix index, emptied by the engine core after each step. Owns what 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from quire.core.kv_events import MEDIUM, AllBlocksCleared, BlockHash, BlockRemoved, BlockStored, KVEvent
 from quire.core.request import ExtraKeys
@@ -53,6 +53,10 @@ class KVEventRecorder:
     def note_cleared(self) -> None:
         """No block can be found any longer."""
         self._events.append(AllBlocksCleared())
+
+    def add(self, events: Iterable[KVEvent]) -> None:
+        """What happened to blocks behind the cache."""
+        self._events += events
 
     def take(self) -> list[KVEvent]:
         """What has happened since the last call, in order."""

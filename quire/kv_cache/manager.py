@@ -17,6 +17,7 @@ Blocks of 4 tokens; request A, in row 0, has computed the prompt `1 2 3 4 5 6`; 
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import numpy as np
 
@@ -121,7 +122,7 @@ class KVCacheManager:
         """Share of blocks in use, of the pool that is used most, in [0, 1]."""
         return self._pool.usage
 
-    def state_counts(self) -> dict[str, int]:
+    def state_counts(self) -> dict[str, Any]:
         """What `SchedulerStats` says of recurrent states that are kept for later requests."""
         blocks = self._pool.prefix_index.blocks
         return {

@@ -13,7 +13,12 @@ from quire.kv_transfer.connector import CONTRACT_VERSION, KVConnector, KVConnect
 from quire.kv_transfer.layout import KVCacheLayout
 from quire.plugins import KV_CONNECTOR, import_object, load_plugin, plugin_names
 
-BUILT_IN: Mapping[str, str] = {}
+BUILT_IN: Mapping[str, str] = {
+    "ExampleConnector": "quire.kv_transfer.shared_files:SharedFilesConnector",
+    "SharedStorageConnector": "quire.kv_transfer.shared_files:SharedFilesConnector",  # its former name in vLLM
+    "HiCacheConnector": "quire.kv_transfer.hicache:HiCacheConnector",
+    "MultiConnector": "quire.kv_transfer.multi:MultiConnector",
+}
 """Name -> "module:Class", imported when it is named."""
 
 

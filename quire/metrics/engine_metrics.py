@@ -65,6 +65,8 @@ class EngineMetrics:
         for event in step.events:
             if event.cache_miss is not None:
                 self._prefix_misses[event.cache_miss.full_reason].inc()
+        for name, number in () if stats.kv_connector is None else stats.kv_connector.items():
+            self._connector.labels(event=name).inc(number)
         if stats.num_preemptions:
             self._preemptions.inc(stats.num_preemptions)
             num_swapped = stats.num_swap_preemptions
@@ -253,6 +255,10 @@ class EngineMetrics:
         self._kv_batches_dropped = Counter(
             "quire:kv_event_batches_dropped", "Batches of KV events dropped because the queue was full.",
             registry=self.registry,
+        )  # fmt: skip
+        self._connector = Counter(
+            "quire:kv_connector", "What the KV connector did: blocks loaded, failed, saved and unsaved, late loads, "
+            "errors, and its own counts.", ["event"], registry=self.registry,
         )  # fmt: skip
         for mode in ("recompute", "swap"):
             self._preemptions_by_mode.labels(mode=mode)

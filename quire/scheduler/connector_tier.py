@@ -9,11 +9,12 @@ connector of which a call raised that changes what it keeps account of is used n
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
 
+from quire.core.kv_events import KVEvent
 from quire.core.kv_transfer import ConnectorMessage
 from quire.core.request import Request
 from quire.core.runner_output import ModelRunnerOutput
@@ -27,6 +28,12 @@ from quire.scheduler.kv_tier import ExternalHit, KVTier
 logger = get_logger(__name__)
 
 Result = TypeVar("Result")
+
+ENDS = {
+    (False, True): "loaded_blocks", (False, False): "failed_blocks", (True, True): "saved_blocks",
+    (True, False): "unsaved_blocks",
+}  # fmt: skip
+"""Names of counts, by whether it was a save, and whether it was done."""
 
 
 class ConnectorTier(KVTier):
@@ -49,8 +56,9 @@ class ConnectorTier(KVTier):
         self._clock = clock
         self._finished: set[str] = set()
         self._deadlines: dict[int, float] = {}  # of requests that wait for a load, by handle
-        self._params: dict[int, Mapping[str, Any]] = {}  # for the responses of requests that ended, by handle
+        self._params: dict[int, dict[str, Any]] = {}  # for the responses of requests that ended, by handle
         self.fails_requests = self._config.fails_requests
+        self._counts: dict[str, float] = {}
         self.num_errors = 0
         self.is_off = False
 
@@ -93,6 +101,7 @@ class ConnectorTier(KVTier):
         if deadline is None or self._clock() < deadline:
             return False
         del self._deadlines[request.handle]
+        self._count("late_loads")
         logger.warning("request %s: its KV blocks were not loaded in time; it is computed", request.request_id)
         return True
 
@@ -114,11 +123,11 @@ class ConnectorTier(KVTier):
         nothing: tuple[bool, Mapping[str, Any] | None] = (False, None)
         is_delayed, params = self._change(lambda: self._connector.request_finished(view, block_ids), nothing)
         if params:
-            self._params[request.handle] = params
+            self._params[request.handle] = dict(params)
         return bool(is_delayed and block_ids)
 
-    def take_params(self, handle: int) -> Mapping[str, Any] | None:
-        """`kv_transfer_params` of the response of a request that has ended; given out once."""
+    def take_params(self, handle: int) -> dict[str, Any] | None:
+        """As `KVTier`."""
         return self._params.pop(handle, None)
 
     # --- messages ---
@@ -135,10 +144,33 @@ class ConnectorTier(KVTier):
         finished, self._finished = frozenset(self._finished), set()
         return ConnectorMessage(metadata, finished, has_failed=self.is_off)
 
+    def transfer_ended(self, keys: Sequence[bytes], *, is_save: bool, is_done: bool) -> None:
+        """As `KVTier`."""
+        self._count(ENDS[is_save, is_done], len(keys))
+
+    def take_counts(self) -> dict[str, float] | None:
+        """As `KVTier`: what became of blocks, late loads, errors, and the connector's own counts."""
+        if not self._counts:
+            return None
+        taken, self._counts = self._counts, {}
+        return taken
+
+    def _count(self, event: str, number: float = 1) -> None:
+        self._counts[event] = self._counts.get(event, 0) + number
+
+    def take_events(self) -> list[KVEvent]:
+        """As `KVTier`."""
+        nothing: Iterable[Any] = ()
+        events = self._call(lambda: list(self._connector.take_events()), nothing)
+        return [event for event in events if isinstance(event, KVEvent)]
+
     def update_from_output(self, scheduled: SchedulerOutput, output: ModelRunnerOutput, seconds: float | None) -> None:
         """As `KVTier`."""
         report = None if output.kv_transfers is None else output.kv_transfers.connector
         if report is not None:
+            for name, number in report.stats.items():
+                if number > 0:
+                    self._count(str(name), float(number))
             self._call(lambda: self._connector.update_connector_output(report), None)
 
     def _change(self, call: Callable[[], Result], otherwise: Result) -> Result:
@@ -157,5 +189,6 @@ class ConnectorTier(KVTier):
             return call()
         except Exception:  # a foreign class may raise anything; no request ends for it
             self.num_errors += 1
+            self._count("errors")
             logger.exception("KV connector %s failed in the scheduler", self._config.kv_connector)
             return otherwise

@@ -13,10 +13,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from quire.core.kv_events import KVEvent
 from quire.core.kv_transfer import ConnectorMessage
 from quire.core.request import Request
 from quire.core.runner_output import ModelRunnerOutput
@@ -105,6 +106,10 @@ class KVTier:
         """
         return ()
 
+    def take_params(self, handle: int) -> dict[str, Any] | None:
+        """What the response of a request that has ended is to carry (`kv_transfer_params`); given out once."""
+        return None
+
     def request_left(self, request: Request) -> None:
         """A request ends of which nothing may be kept, or which has no row."""
 
@@ -142,6 +147,14 @@ class KVTier:
             request_on, block_ids_on: request and blocks of a row.
         """
         return None
+
+    def take_counts(self) -> dict[str, float] | None:
+        """Counts since the last call, by event, where `sends_messages`; None = nothing happened."""
+        return None
+
+    def take_events(self) -> Sequence[KVEvent]:
+        """Blocks that can be found behind the cache, or no longer, since the last call, where `sends_messages`."""
+        return ()
 
     def take_copies(self) -> SwapCopies:
         """The copies since the last message; called once for each message that is sent."""

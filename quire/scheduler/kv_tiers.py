@@ -9,15 +9,17 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
+from quire.core.engine_messages import FinishedRequest
 from quire.core.kv_transfer import BlockTransfer, KVTransferMeta
 from quire.core.request import Request, RequestStatus
 from quire.core.runner_output import ModelRunnerOutput
 from quire.core.scheduler_output import SchedulerOutput
-from quire.core.stats import OffloadStats
 from quire.kv_cache.cached_prefix import CachedPrefix
+from quire.kv_cache.event_recorder import KVEventRecorder
 from quire.kv_cache.manager import KVCacheManager
 from quire.scheduler.candidate import Candidate
 from quire.scheduler.kv_tier import ExternalHit, KVTier, SwapCopies
@@ -72,6 +74,7 @@ class KVTiers(RequestGroup):
         self._saves: list[BlockTransfer] = []
         self._num_transfers = 0
         self._is_pending = False
+        self._recorder: KVEventRecorder | None = None
         self.lost: list[int] = []
         self.sends_messages = self._tier is not None and self._tier.sends_messages
 
@@ -179,7 +182,8 @@ class KVTiers(RequestGroup):
         self._loading.pop(request.handle, None)
         self._refused.discard(request.handle)
         may_keep = request.status is not RequestStatus.FINISHED_ERROR and not request.message.sampling_params.no_store
-        if self._tier is not None and request.row >= 0 and may_keep:
+        is_loading = any(one.fills_row and one.request is request for one in self._in_flight.values())
+        if self._tier is not None and request.row >= 0 and may_keep and not is_loading:  # a load may still fail
             self._save(request, self._tier)
         elif self._tier is not None:
             self._tier.request_left(request)
@@ -208,14 +212,18 @@ class KVTiers(RequestGroup):
         self.swapping.give_up(handle)
 
     def release_kept(self) -> bool:
-        """Give up what was loaded, whose requests are then computed, and saves that were not sent."""
-        handles, num_saves = list(self._loaded), len(self._saves)
+        """Give up what was loaded, whose requests are then computed, and saves that were not sent.
+
+        Not those of a connector: what it sends names their blocks.
+        """
+        saves = [] if self.sends_messages else self._saves
+        handles, num_saves = list(self._loaded), len(saves)
         for handle in handles:
             self._let_go_loaded(handle)
         self._refused.update(handles)
-        for transfer in self._saves:
+        for transfer in saves:
             self._end(transfer.transfer_id, is_done=False)
-        self._saves = []
+        self._saves = [one for one in self._saves if one.transfer_id in self._in_flight]
         if self._tier is not None and self._in_flight:
             self._tier.release_blocks()
         return bool(handles or num_saves)
@@ -226,10 +234,6 @@ class KVTiers(RequestGroup):
         return [*in_flight, *self._loaded.values()]
 
     # --- messages ---
-
-    def take_stats(self) -> OffloadStats | None:
-        """What the further tier has done since the last call; None = nothing, or there is none."""
-        return None if self._tier is None else self._tier.take_stats()
 
     def take_messages(self) -> tuple[SwapCopies, KVTransferMeta | None]:
         """What begins with the next message; given out once. None = no transfers."""
@@ -250,6 +254,32 @@ class KVTiers(RequestGroup):
         transfers = dataclasses.replace(output.kv_transfers or KVTransferMeta(), connector=message)
         return dataclasses.replace(output, kv_transfers=transfers)
 
+    def take_lost(self) -> list[int]:
+        """`lost`, which is empty from then on."""
+        lost, self.lost = self.lost, []
+        return lost
+
+    def add_params(self, finished: FinishedRequest) -> FinishedRequest:
+        """The end of a request with what the tier has to say in its response."""
+        params = None if self._tier is None else self._tier.take_params(finished.handle)
+        return finished if params is None else dataclasses.replace(finished, kv_transfer_params=params)
+
+    def counts(self, *, is_sent: bool) -> dict[str, Any]:
+        """What `SchedulerStats` says of tiers.
+
+        Args:
+            is_sent: counts since the last call are among it.
+        """
+        if self._tier is None or not is_sent:
+            return {"num_swapped": len(self.swapping)}
+        counts = self._tier.take_counts() if self.sends_messages else None
+        return {"num_swapped": len(self.swapping), "offload": self._tier.take_stats(), "kv_connector": counts}
+
+    def watch_blocks(self, recorder: KVEventRecorder) -> None:
+        """Report to `recorder` which blocks can be found, in the cache and behind it."""
+        self._kv.watch_blocks(recorder)
+        self._recorder = recorder
+
     def _blocks_of_row(self, row: int) -> np.ndarray:
         return self._kv.get_block_ids(row)[0]
 
@@ -264,6 +294,8 @@ class KVTiers(RequestGroup):
         self.swapping.update_from_output(scheduled, output, seconds)
         if self._tier is not None:
             self._tier.update_from_output(scheduled, output, seconds)
+            if self._recorder is not None and self.sends_messages:
+                self._recorder.add(self._tier.take_events())
         if not self._in_flight:
             return []
         meta, results = scheduled.kv_transfers, output.kv_transfers

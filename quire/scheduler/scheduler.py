@@ -178,6 +178,7 @@ class Scheduler:
         self._order.note_ended(request, num_tokens - request.num_prompt_tokens, is_complete=is_complete)
         self._requests.remove(request)
         self._groups.on_end(request)
+        finished = self._tiers.add_params(finished)
         self._outbox.note_finished(finished)
 
     def _release_rows(self, rows: Sequence[int]) -> None:
@@ -346,8 +347,7 @@ class Scheduler:
             alive = rows[self._in_flight.is_alive(step)]
             self._suspend(alive[np.isin(self._table.handle[alive], failed)].tolist())
         if self._tiers.lost:
-            lost, self._tiers.lost = self._tiers.lost, []
-            self.finish_requests(lost, FinishReason.ERROR, "its KV blocks could not be loaded")
+            self.finish_requests(self._tiers.take_lost(), FinishReason.ERROR, "its KV blocks could not be loaded")
         if output.errors:
             self._end_failed(rows[self._in_flight.is_alive(step)], output.errors)
         is_alive = self._in_flight.is_alive(step)
@@ -447,11 +447,10 @@ class Scheduler:
             step=max(0, self._in_flight.num_steps - 1),
             num_running=len(self._running),
             num_waiting=len(self._order.queue),
-            num_swapped=len(self._tiers.swapping),
+            **self._tiers.counts(is_sent=step is not None and len(step.rows) > 0),  # others may be dropped
             kv_cache_usage=self._kv.usage,
             **({} if step is None else step.counts(self._tiers.swapping.num_bytes)),
             **({} if self._kv.can_take_back else self._kv.state_counts()),
-            offload=None if step is None or not len(step.rows) else self._tiers.take_stats(),  # others may be dropped
         )
 
     # --- state ---
@@ -484,7 +483,7 @@ class Scheduler:
 
     def watch_blocks(self, recorder: KVEventRecorder) -> None:
         """Tell `recorder` which blocks can be found, from now on."""
-        self._kv.watch_blocks(recorder)
+        self._tiers.watch_blocks(recorder)
 
     def reset_prefix_cache(self, reset_running_requests: bool = False) -> bool:
         """Forget all cached blocks; False, and nothing done, while any block is in use, or swapped out.

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -72,7 +73,7 @@ class Step:
         handles = self.handles[self.output.is_sampling][at]
         return DraftOutcomes(handles, counts[at], num_accepted[at].astype(counts.dtype))
 
-    def counts(self, num_bytes: Callable[[np.ndarray], int]) -> dict[str, int]:
+    def counts(self, num_bytes: Callable[[np.ndarray], int]) -> dict[str, Any]:
         """What the step adds to `SchedulerStats`.
 
         Args:

@@ -179,7 +179,7 @@ def test_every_counter_and_histogram_agrees_with_a_replayed_count():
             engine.step(
                 num_new_tokens=tokens, num_scheduled_tokens=2 * tokens, num_preemptions=1, prefix_cache_queries=64,
                 prefix_cache_hits=32, num_swap_preemptions=tokens // 30 % 2, swapped_out_bytes=100, swapped_in_bytes=10,
-                kv_event_batches_dropped=2,
+                kv_event_batches_dropped=2, kv_connector={"loaded_blocks": 4},
                 misses=[CacheMiss(MissReason.COLD, 0), CacheMiss(MissReason.COLD, 0, MissReason.OTHER_SALT)],
             )  # fmt: skip
         page = httpx.get(server.url + "/metrics").text
@@ -191,6 +191,7 @@ def test_every_counter_and_histogram_agrees_with_a_replayed_count():
         "generation_tokens_total": 331, "iteration_tokens_total_count": 3, "iteration_tokens_total_sum": 662,
         "preemptions_total swap": 1, "preemptions_total recompute": 2,
         "swapped_bytes_total out": 300, "swapped_bytes_total in": 30, "kv_event_batches_dropped_total": 6,
+        "kv_connector_total loaded_blocks": 12,
         "prompt_tokens_total": prompts, "prompt_tokens_cached_total": cached,
         "prompt_tokens_by_source_total local_compute": prompts - cached,
         "prompt_tokens_by_source_total local_cache_hit": cached,

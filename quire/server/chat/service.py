@@ -145,6 +145,7 @@ class ChatService:
 
     def limit(self, request: Request, params: SamplingParams, asked: int | None) -> None:
         """Bring `params` within what the tenant may; new tokens are reported as they come where it pays for them."""
+        params.check_transfer_params(has_connector=self._state.engine.config.kv_transfer is not None)
         tenant = scope_of(request).tenant
         params.max_tokens = tenant.max_tokens(asked, params.max_tokens)
         if tenant.counts_tokens and params.output_kind is RequestOutputKind.FINAL_ONLY:

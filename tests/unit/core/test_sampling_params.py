@@ -180,8 +180,10 @@ def test_spaces_between_special_tokens_is_refused_only_where_it_would_matter() -
 
 
 def test_transfer_parameters_in_extra_args_are_refused_by_name() -> None:
-    with pytest.raises(UnsupportedError, match="kv_transfer_params"):
-        SamplingParams(extra_args={"kv_transfer_params": {}})
+    with pytest.raises(UnsupportedError, match="ec_transfer_params"):
+        SamplingParams(extra_args={"ec_transfer_params": {}})
+    with pytest.raises(ValidationError, match="kv_transfer_params must be an object"):
+        SamplingParams(extra_args={"kv_transfer_params": [1]})
 
 
 def test_deeply_nested_extra_args_are_refused() -> None:

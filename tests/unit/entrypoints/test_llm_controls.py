@@ -101,8 +101,8 @@ def test_repeated_bad_words_count_once():
 
 
 def test_arguments_for_other_engines_are_refused_by_name():
-    with pytest.raises(UnsupportedError, match="kv_transfer_params"):
-        SamplingParams(extra_args={"kv_transfer_params": {}})
+    with pytest.raises(UnsupportedError, match="ec_transfer_params"):
+        SamplingParams(extra_args={"ec_transfer_params": {}})
     with pytest.raises(UnsupportedError, match="flat_logprobs"):
         SamplingParams(flat_logprobs=True)
     assert SamplingParams(skip_clone=True).n == 1

@@ -34,6 +34,7 @@ class ScriptedConnector(KVConnector):
         fails: which loads fail.
         knows_late: lookups of a request that say "not known yet".
         raises: names of calls that raise.
+        params: of the responses.
     """
 
     quire_contract = 1
@@ -45,6 +46,7 @@ class ScriptedConnector(KVConnector):
         self.fails: Callable[[int], bool] = lambda number: False
         self.knows_late = 0
         self.raises: set[str] = set()
+        self.params: dict[str, Any] | None = None
         self.known: set[bytes] = set()
         self.lookups: dict[str, int] = {}
         self.loads: list[Any] = []
@@ -82,7 +84,7 @@ class ScriptedConnector(KVConnector):
         pairs = list(zip(request.block_hashes[: len(block_ids)], block_ids, strict=True))
         if pairs and self.config.is_kv_producer:
             self.saves.append((request.request_id, pairs))
-        return bool(pairs) and self.config.is_kv_producer, {"num_blocks": len(block_ids)}
+        return bool(pairs) and self.config.is_kv_producer, self.params
 
     def build_connector_meta(self, step: Any) -> Any:
         self._may_raise("build_connector_meta")
@@ -185,10 +187,11 @@ class ConnectorFakeWorker(FakeWorker):
     def _apply(self, scheduled: SchedulerOutput) -> None:
         for row in scheduled.freed_rows.tolist():
             self._lost.difference_update(self.rows[row].block_ids[0] if row in self.rows else ())
+        self._adapter.begin_step()
         if scheduled.kv_transfers is not None:
             self._adapter.start_transfers(scheduled.kv_transfers)
-            self._lost.update(self.half.errors)
-            if self.half.raises:
+            self._lost.update(getattr(self.half, "errors", ()))
+            if getattr(self.half, "raises", ()):
                 self._lost.update(*(one.block_ids.tolist() for one in scheduled.kv_transfers.loads))
         super()._apply(scheduled)
 
@@ -199,17 +202,22 @@ class ConnectorFakeWorker(FakeWorker):
     def spoil(self, scheduled: SchedulerOutput) -> None:
         super().spoil(scheduled)
         if scheduled.step % 2 and scheduled.kv_transfers is not None:  # it got so far
+            self._adapter.begin_step()
             self._adapter.start_transfers(scheduled.kv_transfers)
 
 
 def make_engine(
-    depth: int = 1, clock: Callable[[], float] = lambda: 0.0, transfer: dict[str, Any] | None = None, **config: Any
-) -> tuple[Engine, ScriptedConnector, ScriptedConnector]:
+    depth: int = 1,
+    clock: Callable[[], float] = lambda: 0.0,
+    transfer: dict[str, Any] | None = None,
+    kind: Any = ScriptedConnector,
+    **config: Any,
+) -> tuple[Engine, Any, Any]:
     """An engine with a connector: its scheduler half and its worker half, whose scripts may be changed."""
     config = {"block_size": 4, "max_model_len": 64, "num_blocks": 40, **config}
-    settings = KVTransferConfig(kv_connector="Scripted", **(transfer or {}))
+    settings = KVTransferConfig(**{"kv_connector": "Scripted", **(transfer or {})})
     layout = layout_of(config["block_size"])
-    halves = [ScriptedConnector(settings, role, layout) for role in KVConnectorRole]
+    halves = [kind(settings, role, layout) for role in KVConnectorRole]
     scheduler = make_scheduler(tier=ConnectorTier(halves[0], clock), max_steps_in_flight=depth, **config)
     engine = Engine(scheduler) if depth == 1 else LateEngine(scheduler, depth=depth)
     engine.worker = ConnectorFakeWorker(engine, config["num_blocks"], halves[1])

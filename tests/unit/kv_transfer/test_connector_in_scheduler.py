@@ -82,6 +82,13 @@ def test_a_request_of_which_it_is_not_known_yet_is_asked_for_again():
     assert engine.tokens[1] == answer_to(1) and front.lookups["r1-1"] == 4 and num_computed(engine) == 4
 
 
+def test_what_the_connector_gives_a_response_comes_with_the_end_of_its_request():
+    engine, front, _ = make_engine()
+    front.params = {"remote_engine_id": "x"}
+    run(engine, 0)
+    assert engine.finished[0].kv_transfer_params == {"remote_engine_id": "x"}
+
+
 @MODES
 def test_what_could_not_be_loaded_is_computed(is_async):
     engine, front, back = filled()

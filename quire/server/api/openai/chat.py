@@ -108,6 +108,8 @@ class ChatWriter:
                     message["content"] = self._echoed + (message["content"] or "")
             choices.append({**self._choice({"message": message}, answer), "finish_reason": reason})
         extra: dict[str, Any] = {"prompt_logprobs": prompt_logprobs(output.prompt_logprobs)}
+        if output.kv_transfer_params is not None:
+            extra["kv_transfer_params"] = output.kv_transfer_params
         return self.form.whole(choices, {**extra, **self._prompt_extra(output)})
 
     def _parsed_events(self, plan: ParsingPlan, output: RequestOutput, answer: CompletionOutput) -> list[bytes]:

@@ -85,7 +85,8 @@ class CompletionWriter:
             self.form.note(prompt_index, output)
             answers = sorted(output.outputs, key=lambda one: one.index)
             choices += [self._choice(prompt_index, output, answer) for answer in answers]
-        return self.form.whole(choices, {})
+        params = next((one.kv_transfer_params for one in outputs if one.kv_transfer_params is not None), None)
+        return self.form.whole(choices, {} if params is None else {"kv_transfer_params": params})
 
     def _choice(self, prompt_index: int, output: RequestOutput, answer: CompletionOutput) -> dict[str, Any]:
         index = prompt_index * self._n + answer.index

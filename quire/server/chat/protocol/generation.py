@@ -11,7 +11,7 @@ import msgspec
 from quire.config.server import LimitsConfig
 from quire.core.beam_search import checked_spec
 from quire.core.engine_messages import MAX_QUEUE_TIMEOUT_S
-from quire.core.sampling_params import RequestOutputKind, SamplingParams
+from quire.core.sampling_params import KV_TRANSFER_PARAMS, RequestOutputKind, SamplingParams
 from quire.errors import ValidationError
 from quire.server.chat.protocol.fields import SamplingFields, shared
 from quire.server.chat.protocol.response_format import structured_outputs
@@ -26,7 +26,6 @@ NOT_YET: dict[str, tuple[Any, ...]] = {
     "guided_regex": (),
     "guided_choice": (),
     "guided_grammar": (),
-    "kv_transfer_params": (),
     "ec_transfer_params": (),
     "repetition_detection": (),
     "stream_interval": (1,),
@@ -68,6 +67,7 @@ class GenerationFields(SamplingFields, kw_only=True):
     return_tokens_as_token_ids: bool | None = None
     return_prompt_text: bool | None = None
     response_format: dict[str, Any] | None = None
+    kv_transfer_params: dict[str, Any] | None = None
     use_beam_search: bool | None = None
     length_penalty: float | None = None
     early_stopping: bool | str | None = None
@@ -107,11 +107,17 @@ def sampling_params(
             "max_tokens": max_tokens,
             "logprobs": logprobs,
             "prompt_logprobs": prompt_logprobs,
-            "extra_args": request.vllm_xargs,
+            "extra_args": _extra_args(request),
             "structured_outputs": structured_outputs(request.response_format, request.structured_outputs),
             "output_kind": RequestOutputKind.DELTA if request.stream else RequestOutputKind.FINAL_ONLY,
         }
     )
+
+
+def _extra_args(request: GenerationFields) -> dict[str, Any] | None:
+    if not request.kv_transfer_params:
+        return request.vllm_xargs
+    return {**(request.vllm_xargs or {}), KV_TRANSFER_PARAMS: request.kv_transfer_params}
 
 
 def _check_beside_beams(request: GenerationFields, logprobs: int | None) -> None:
@@ -142,6 +148,8 @@ def check_common(request: GenerationFields, limits: LimitsConfig, num_prompts: i
         raise ValidationError(f"bad_words has more than {MAX_BAD_WORDS_CHARS} characters in total", field="bad_words")
     if request.vllm_xargs and len(msgspec.json.encode(request.vllm_xargs)) > MAX_XARGS_BYTES:
         raise ValidationError(f"vllm_xargs has more than {MAX_XARGS_BYTES} bytes", field="vllm_xargs")
+    if request.kv_transfer_params and len(msgspec.json.encode(request.kv_transfer_params)) > MAX_XARGS_BYTES:
+        raise ValidationError(f"kv_transfer_params has more than {MAX_XARGS_BYTES} bytes", field="kv_transfer_params")
     for name, neutral in (("length_penalty", 1.0), ("early_stopping", False)):
         if not request.use_beam_search and getattr(request, name) not in (None, neutral):
             raise ValidationError(f"{name} needs use_beam_search=true", hint=f"leave out {name}", field=name)
