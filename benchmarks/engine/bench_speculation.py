@@ -35,7 +35,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.engine.given_texts import given_text, proposing, writing_given_texts
+from benchmarks.engine.given_texts import give_texts, proposing, writing_given_texts
 from benchmarks.engine.step_cost import compare_trees
 from benchmarks.texts import KINDS, story_prompt
 from quire import LLM, SamplingParams
@@ -127,7 +127,7 @@ def run(llm: LLM, requests: list[Request], output_len: int) -> tuple[float, int,
     for number, request in enumerate(requests):
         params = SamplingParams(
             temperature=0, max_tokens=output_len, ignore_eos=True, detokenize=False,
-            output_kind=RequestOutputKind.FINAL_ONLY, extra_args=given_text(request.text),
+            output_kind=RequestOutputKind.FINAL_ONLY,
         )  # fmt: skip
         engine.add_request(f"{number}", {"prompt_token_ids": request.prompt}, params)
     num_steps = 0
@@ -144,6 +144,7 @@ def run_cell(cell: Cell, arms: dict[str, LLM], cell_seconds: float) -> Figures:
     end = time.perf_counter() + cell_seconds
     while time.perf_counter() < end or len(figures.plain_s) < MIN_ROUNDS:
         requests = make_requests(arms["plain"], cell, rng)
+        give_texts((request.prompt, request.text) for request in requests if request.text is not None)
         seconds: dict[str, float] = {}
         answers, num_steps = {}, 0
         for name in ("plain", "speculating") if number % 2 else ("speculating", "plain"):

@@ -8,7 +8,7 @@ and what is decoded is a text of its kind. It costs a few microseconds a step, i
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 from unittest import mock
@@ -26,12 +26,18 @@ from quire.scheduler.setup import SchedulerSetup
 from quire.spec_decode.controller import SpeculationController
 
 HUGE_LOGIT = 1e9
-FIELD = "given_text"
+_NONE = np.empty(0, dtype=np.int32)
+_given: dict[bytes, np.ndarray] = {}
 
 
-def given_text(ids: list[int] | None) -> dict[str, Any] | None:
-    """`SamplingParams.extra_args` of a request that is to get these tokens; None = what the model writes."""
-    return None if ids is None else {FIELD: ids}
+def give_texts(pairs: Iterable[tuple[list[int], list[int]]]) -> None:
+    """From now on these prompts are answered by these texts, and all others by what the model writes."""
+    _given.clear()
+    _given.update((_key(np.array(prompt)), np.array(text, dtype=np.int32)) for prompt, text in pairs)
+
+
+def _key(prompt_token_ids: np.ndarray) -> bytes:
+    return prompt_token_ids.astype(np.int32).tobytes()
 
 
 @contextmanager
@@ -47,7 +53,7 @@ def writing_given_texts(max_num_seqs: int, max_len: int) -> Iterator[None]:
         add_row(states, row, params, token_ids, num_prompt_tokens, *args, **kwargs)
         of_engine = texts.setdefault(id(states), np.full((max_num_seqs, max_len), -1, dtype=np.int32))
         of_engine[row] = -1
-        text = (params.extra_args or {}).get(FIELD, ())
+        text = _given.get(_key(token_ids[:num_prompt_tokens]), _NONE)
         of_engine[row, num_prompt_tokens : num_prompt_tokens + len(text)] = text
 
     def sample_with_text(
@@ -78,8 +84,8 @@ class Oracle:
 
     def begin(self, request: EngineCoreRequest) -> None:
         """Read the text."""
-        text = (request.sampling_params.extra_args or {}).get(FIELD, ())
-        self._texts[request.handle] = len(request.prompt_token_ids), np.array(text, dtype=np.int32)
+        text = _given.get(_key(np.asarray(request.prompt_token_ids)), _NONE)
+        self._texts[request.handle] = len(request.prompt_token_ids), text
 
     def propose(self, rows: DraftRows) -> Proposals:
         """What follows."""

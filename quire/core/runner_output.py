@@ -29,6 +29,7 @@ class ModelRunnerOutput:
             token was possible): the token is not to be used and the request ends with an error.
         swap_out_s, swap_in_s: seconds that the step's swaps took; None = it had none, or they were not measured.
         kv_transfers: blocks that were loaded or saved since the last report; None = there is no tier to do so.
+        is_capture: the step was captured, or compared with its replay: later ones like it take less time.
         proposals: drafts of a model for the rows that the step asked for; None = it asked for none.
         drafting_s: seconds of the step that this model took.
     """
@@ -42,5 +43,6 @@ class ModelRunnerOutput:
     swap_out_s: float | None = None
     swap_in_s: float | None = None
     kv_transfers: KVTransferResults | None = None
+    is_capture: bool = False
     proposals: RowDrafts | None = None
     drafting_s: float = 0.0

@@ -131,7 +131,8 @@ class EngineCore:
             return self.take_outputs()
         if masks is not None:
             self._end_failed_grammars()
-        outputs = self._scheduler.update_from_output(step, sampled, self._clock() - start)
+        seconds = None if sampled.is_capture else self._clock() - start  # which says nothing of steps to come
+        outputs = self._scheduler.update_from_output(step, sampled, seconds)
         if not step.output.total_num_scheduled_tokens:
             self._pause_idle()
         elif self._idle_s:

@@ -57,6 +57,7 @@ class _ComputedBatch(ComputedStep):
     hidden: torch.Tensor
     copy_times: CopyTimes
     draft_request: DraftRequest | None
+    is_capture: bool
 
 
 class ModelRunner:
@@ -134,7 +135,8 @@ class ModelRunner:
             hidden = self._forward(batch) if hooks is None else self._forward_with(hooks, batch)
         if self._kv_tier is not None:
             self._kv_tier.finish_forward()
-        return _ComputedBatch(batch, hidden, copy_times, scheduled.draft_request)
+        is_capture = batch.num_reqs > 0 and self._step_graphs.is_capture
+        return _ComputedBatch(batch, hidden, copy_times, scheduled.draft_request, is_capture)
 
     def _forward_with(self, hooks: LayerHooks, batch: InputBatch) -> torch.Tensor:
         """As `_forward`, call by call, with a connector's calls around each layer."""
@@ -156,6 +158,8 @@ class ModelRunner:
                 batch, hidden = along_paths(batch, hidden, self._kept_tokens, output.sampled_start_loc)
             drafts = self._draft_step.run(batch, hidden, output, computed.draft_request)
             output = dataclasses.replace(output, proposals=drafts, drafting_s=time.perf_counter() - start)
+        if computed.is_capture:
+            output = dataclasses.replace(output, is_capture=True)
         if self._kv_tier is not None:
             output = dataclasses.replace(output, kv_transfers=self._kv_tier.get_finished())
         if computed.copy_times is no_copies:

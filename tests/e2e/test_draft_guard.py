@@ -72,5 +72,5 @@ def test_a_proposer_that_becomes_bad_is_closed(monkeypatch: pytest.MonkeyPatch):
         assert answers() == expected
         [bucket] = controller.stats().buckets
         assert bucket.is_closed
-        assert proposer.num_asked < 100  # of 640 steps
+        assert proposer.num_asked < 200  # of 640 steps; of those that are captured nothing is learned
         assert controller.stats().reasons[Reason.CLOSED] > 400

@@ -24,6 +24,7 @@ class GraphsWithAux(StepGraphs):
         """As `StepGraphs`."""
         self._aux.begin()
         hidden = self._graphs.forward(batch)
+        self.is_capture = self._graphs.is_capture
         if hidden is None:
             return None
         # The first step of a size is captured while it runs; a later one that runs, too, is compared with its replay.

@@ -27,7 +27,13 @@ class StepModel(Protocol):
 
 
 class StepGraphs(ABC):
-    """Owns the graphs and the buffers at fixed addresses that they read and write."""
+    """Owns the graphs and the buffers at fixed addresses that they read and write.
+
+    Attributes:
+        is_capture: the last step was captured, or compared with its replay.
+    """
+
+    is_capture = False
 
     @abstractmethod
     def forward(self, batch: InputBatch) -> torch.Tensor | None:

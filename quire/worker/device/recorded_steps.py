@@ -35,8 +35,10 @@ from quire.worker.input_batch import InputBatch
 
 logger = get_logger(__name__)
 
-# Larger steps spend little of their time between kernels.
-MAX_TOKENS = 64
+# Larger steps spend little of their time between kernels; of large models fewer tokens fill the arena.
+MAX_TOKENS = 256
+# Of prompts: chunks that are so short that there will be others of their length.
+MAX_CHUNK = 8
 ARENA_BYTES = RECORDED_STEPS_BYTES
 
 
@@ -121,18 +123,23 @@ class RecordedSteps(StepGraphs):
     def forward(self, batch: InputBatch) -> torch.Tensor | None:
         """Hidden states [num_tokens, hidden_size] of a small step, valid until the next step; None = not one of these.
 
-        Writes the step's keys and values, as the model does.
+        Writes the step's keys and values, as the model does. Decodes and drafts are captured, and short prompts, which
+        replay what these have left: a graph costs two steps more.
         """
-        size = batch.num_tokens
+        self.is_capture, size = False, batch.num_tokens
         if size > self._max_tokens or size in self._refused:
             return None
         if batch.states and not (size == batch.num_reqs and batch.num_computed_tokens.all()):
             return None  # recurrent layers are recorded one token on from a state
-        self._load(batch)
         recorded = self._recorded.get(size)
+        is_ready = recorded is not None and recorded.is_proven
+        if not is_ready and len(batch.logits_indices) < size and np.diff(batch.query_start_loc).max() > MAX_CHUNK:
+            return None
+        self._load(batch)
+        self.is_capture = not is_ready
         if recorded is None:
             return self._record(size)
-        if not recorded.is_proven:
+        if not is_ready:
             return self._prove(size, recorded)
         recorded.graph.replay()
         return recorded.hidden
