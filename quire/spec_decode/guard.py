@@ -25,16 +25,20 @@ CONTROL_INTERVAL = 64
 # Of a class that is new: plain steps before the first trial; the control arm comes more often until there are some.
 FIRST_PLAIN_STEPS = 2
 FIRST_INTERVAL, NUM_EARLY_CONTROLS = 8, 4
-# What closes a class: this many steps, or a loss of as many plain steps, whichever comes first.
-MIN_STEPS, MIN_LOST_STEPS = 16, 1.0
-# Plain steps lost since drafts last gained that close a class too, however much they gained before.
-MOST_DRAWDOWN_STEPS = 8.0
+# What closes a class: this many steps, or a loss of as many plain steps, whichever comes first. Of a small model that is
+# less than a machine is away now and then, so nothing is concluded from a smaller loss in seconds.
+MIN_STEPS, MIN_LOST_STEPS, MIN_LOST_S = 16, 1.0, 0.005
+# Plain steps, or seconds, lost since drafts last gained that close a class too, however much they gained before.
+MOST_DRAWDOWN_STEPS, MOST_DRAWDOWN_S = 8.0, 0.02
 # Steps after which a class that is still open counts as proven: the next closing is a short one again.
 PROVEN_STEPS = 128
-# Steps of each kind that estimates remember; a step counts for no more than so many times what is usual.
+# Steps of each kind that estimates remember; a step counts for no more than so many times what is usual, or, if it is the
+# first, what a plain one takes.
 SPECULATED_KEPT, PLAIN_KEPT = 1 - 1 / 64, 1 - 1 / 16
-MOST_TIMES_USUAL = 3.0
-MAX_CLOSED_S = 8.0
+MOST_TIMES_USUAL, MOST_TIMES_PLAIN = 3.0, 10.0
+# The first closing: these seconds, or so many plain steps if these are shorter. Each is twice as long as the one before,
+# up to so many times the first.
+CLOSED_S, CLOSED_STEPS, MOST_TIMES_CLOSED = 1.0, 128, 8.0
 PAID_SHARE = 0.005
 
 
@@ -59,13 +63,14 @@ class Progress:
         self._seconds = 0.0
         self.num_steps = 0
 
-    def record(self, plain_s: float, seconds: float) -> None:
-        """Take in a step: predicted seconds of plain steps that do the same, and its own."""
-        if self.num_steps:
-            seconds = min(seconds, MOST_TIMES_USUAL * plain_s / self.speed)
+    def record(self, plain_s: float, seconds: float) -> float:
+        """Take in a step: predicted seconds of plain steps that do the same, and its own; the seconds that counted."""
+        most = MOST_TIMES_USUAL if self.num_steps else MOST_TIMES_PLAIN
+        seconds = min(seconds, most * plain_s / self.speed)
         self._plain_s = self._kept_share * self._plain_s + plain_s
         self._seconds = self._kept_share * self._seconds + seconds
         self.num_steps += 1
+        return seconds
 
     @property
     def speed(self) -> float:
@@ -157,8 +162,7 @@ class DraftGuard:
             guarded.plain.record(plain_s, seconds)
             return
         guarded.until_control -= 1
-        guarded.speculated.record(plain_s, seconds)
-        lost_s = seconds - plain_s / guarded.plain.speed
+        lost_s = guarded.speculated.record(plain_s, seconds) - plain_s / guarded.plain.speed
         guarded.lost_s += lost_s
         guarded.drawdown_s = max(0.0, guarded.drawdown_s + lost_s)
         if is_probe:
@@ -167,9 +171,10 @@ class DraftGuard:
 
     def _judge(self, guarded: GuardedBucket, plain_s: float) -> None:
         num_steps = guarded.speculated.num_steps
-        has_evidence = num_steps >= MIN_STEPS or guarded.lost_s > MIN_LOST_STEPS * plain_s
-        if (has_evidence and guarded.ratio < 1.0) or guarded.drawdown_s > MOST_DRAWDOWN_STEPS * plain_s:
-            self._close(guarded)
+        has_evidence = num_steps >= MIN_STEPS or guarded.lost_s > max(MIN_LOST_STEPS * plain_s, MIN_LOST_S)
+        is_falling = guarded.drawdown_s > max(MOST_DRAWDOWN_STEPS * plain_s, MOST_DRAWDOWN_S)
+        if is_falling or (has_evidence and guarded.ratio < 1.0):
+            self._close(guarded, min(CLOSED_S, CLOSED_STEPS * plain_s))
         elif num_steps == PROVEN_STEPS:
             guarded.num_closings = 0
 
@@ -179,9 +184,9 @@ class DraftGuard:
         guarded.speculated.reset()
         guarded.until_control = FIRST_INTERVAL
 
-    def _close(self, guarded: GuardedBucket) -> None:
+    def _close(self, guarded: GuardedBucket, first_s: float) -> None:
         guarded.is_closed = True
-        guarded.closed_until_s = self.busy_s + min(2.0**guarded.num_closings, MAX_CLOSED_S)
+        guarded.closed_until_s = self.busy_s + first_s * min(2.0**guarded.num_closings, MOST_TIMES_CLOSED)
         guarded.num_closings += 1
         self.num_closings += 1
         self.debt_s += max(0.0, guarded.lost_s)
