@@ -11,8 +11,8 @@ engines of one process, plain and speculating, run the same fresh requests in tu
 is all plain seconds over all speculating seconds, so trials that lose and are rare count, and the median of the rounds
 stands beside it. Prompts are in the prefix cache, so that decoding is what is timed. Kind "stories" is what the model
 writes by itself, greedily; all other texts are given (`given_texts`). A method is one of `speculative_config`, or
-`oracle:0.7`: drafts from the given text, each right with that probability, so that the controller is measured alone.
-Token ids of both engines must be equal.
+`oracle:0.7`: drafts from the given text, each right with that probability, so that the controller is measured alone;
+`off` compares plain decoding with itself. Token ids of both engines must be equal.
 
 With `--results FILE` each cell is added to a file when it is done, and those that are in it are not run again. The last
 lines are a table for docs/LOG.md and the worst cell's figure.
@@ -166,7 +166,9 @@ def make_arms(cell: Cell, args: argparse.Namespace) -> dict[str, LLM]:
     model = cell.target if cell.target == "leaf" else str(args.checkpoints / cell.target)
     settings = {"quantization": FORMATS[cell.format], "num_threads": args.num_threads}
     given = {name: value for name, value in settings.items() if value is not None}
-    drafting = "off" if cell.method.startswith("oracle:") else {"method": cell.method.split("+")}
+    drafting: Any = {"method": cell.method.split("+")}
+    if cell.method == "off" or cell.method.startswith("oracle:"):
+        drafting = "off"
     if args.heads is not None:
         drafting = {**drafting, "model": str(args.heads)} if isinstance(drafting, dict) else drafting
 
