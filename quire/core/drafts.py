@@ -129,7 +129,8 @@ class SpeculatedStep:
         kept: [num_rows] int32; drafts of each row of `proposals` that were verified.
         accepted: [num_rows] int32; those of them that stood.
         seconds: that the step took to compute and sample.
-        proposing_s: that proposers took, in planning and on the worker: for this step there, for the next one here.
+        proposing_s: that drafting took besides: proposing, choosing and reserving for this step, and what a proposer on
+            the worker took for the next one.
     """
 
     load: StepLoad

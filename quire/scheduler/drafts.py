@@ -114,8 +114,10 @@ class Drafts:
         if self._most_tokens is not None and most:
             most = min(most, self._ask_controller(self._most_tokens, load))
         if most > 0:
+            start = self._clock()
             self._ask(self._propose, drafted, decoding, most)
             self._reserve(plan, drafted)
+            drafted.proposing_s = self._clock() - start
 
     def _ask_controller(self, most_tokens: Callable[[int, int, int], int], load: StepLoad) -> int:
         assert self._num_skipped is not None and self._record_skipped is not None, "there is a controller"
@@ -141,12 +143,10 @@ class Drafts:
         rows, num_tokens, max_tokens = (of[max_tokens > 0] for of in (rows, num_tokens, max_tokens))
         if not len(rows):
             return
-        start = self._clock()
         drafted.rows = rows
         drafted.proposals = propose(
             DraftRows(rows, table.handle[rows], num_tokens, max_tokens.astype(np.int32), table.token_ids)
         )
-        drafted.proposing_s = self._clock() - start
 
     def _reserve(self, plan: StepPlan, drafted: _Drafted) -> None:
         """Plan the drafts that are chosen, as far as tokens and blocks are left."""

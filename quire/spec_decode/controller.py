@@ -128,6 +128,8 @@ class SpeculationController:
         self._total_proposing_s += step.proposing_s
         bucket = bucket_of(load.num_decoding, load.num_other_tokens, load.max_seq_len)
         seconds, is_open = step.seconds + step.proposing_s, step.proposals is not None
+        if not is_open and self._guard.passes(bucket, seconds):
+            return
         self._costs.record(bucket, load.num_decoding, load.num_other_tokens, num_drafts, step.seconds)
         plain_s = self._costs.plain_seconds(bucket, load.num_decoding, load.num_other_tokens)
         plain_s += int(step.accepted.sum()) * self._costs.token_seconds(bucket, load.num_decoding)

@@ -2,10 +2,10 @@
 
 Called by the draft controller. Owns, for each class of load, the measured progress of both kinds of steps. One step in
 CONTROL_INTERVAL of a class is plain; where speculation is slower than those, or has lost MOST_DRAWDOWN_STEPS since it
-last gained, the class is closed, for 1, 2, 4, ... seconds, and then tried again. Trials that are lost are paid for:
-their loss is a debt, of which each second of steps pays PAID_SHARE, and while there is one nothing is tried, in any
-class. So whatever happens, at most that share of the time, a first trial and a step in CONTROL_INTERVAL of what is
-gained are lost.
+last gained, the class is closed, for 1, 2, 4, ... seconds (less where steps are short), and then tried again. Trials
+that are lost are paid for: their loss is a debt, of which each second of steps pays PAID_SHARE, and while there is one
+nothing is tried, in any class. So whatever happens, at most that share of the time, a first trial and a step in
+CONTROL_INTERVAL of what is gained are lost.
 
 Time is that of the steps themselves: seconds in which nothing runs do not count. So what is decided follows from what
 was measured alone. Progress is counted in the seconds that plain steps would have needed for the same tokens, so
@@ -22,22 +22,25 @@ from enum import IntEnum
 from quire.spec_decode.load import LoadBucket
 
 CONTROL_INTERVAL = 64
+# Plain steps come several in a row, of which the first is not measured: what steps with drafts do drives out of the
+# caches what a plain step needs, so that one alone takes longer than plain decoding does.
+CONTROL_RUN = 4
 # Of a class that is new: plain steps before the first trial; the control arm comes more often until there are some.
 FIRST_PLAIN_STEPS = 2
-FIRST_INTERVAL, NUM_EARLY_CONTROLS = 8, 4
-# What closes a class: this many steps, or a loss of as many plain steps, whichever comes first. Of a small model that is
-# less than a machine is away now and then, so nothing is concluded from a smaller loss in seconds.
+FIRST_INTERVAL, FIRST_RUN, NUM_EARLY_CONTROLS = 8, 2, 4
+# What closes a class: this many steps, or a loss of as many plain steps, whichever comes first. Of a small model that
+# is less than a machine is away now and then, so nothing is concluded from a smaller loss in seconds.
 MIN_STEPS, MIN_LOST_STEPS, MIN_LOST_S = 16, 1.0, 0.005
 # Plain steps, or seconds, lost since drafts last gained that close a class too, however much they gained before.
 MOST_DRAWDOWN_STEPS, MOST_DRAWDOWN_S = 8.0, 0.02
 # Steps after which a class that is still open counts as proven: the next closing is a short one again.
 PROVEN_STEPS = 128
-# Steps of each kind that estimates remember; a step counts for no more than so many times what is usual, or, if it is the
-# first, what a plain one takes.
+# Steps of each kind that estimates remember; a step counts for no more than so many times what is usual, or, if it is
+# the first, what a plain one takes.
 SPECULATED_KEPT, PLAIN_KEPT = 1 - 1 / 64, 1 - 1 / 16
 MOST_TIMES_USUAL, MOST_TIMES_PLAIN = 3.0, 10.0
-# The first closing: these seconds, or so many plain steps if these are shorter. Each is twice as long as the one before,
-# up to so many times the first.
+# The first closing: these seconds, or so many plain steps if these are shorter. Each is twice as long as the one
+# before, up to so many times the first.
 CLOSED_S, CLOSED_STEPS, MOST_TIMES_CLOSED = 1.0, 128, 8.0
 PAID_SHARE = 0.005
 
@@ -85,7 +88,9 @@ class GuardedBucket:
     Attributes:
         is_closed: nothing is proposed before `closed_until_s`, on the guard's clock, and until a trial is afforded.
         num_closings: since it was last proven; each is twice as long as the one before.
-        until_control: steps until the next plain one.
+        until_control: steps with drafts until the next plain ones.
+        num_controls: plain steps that are left of a row of them.
+        was_open: the last step was not a plain one.
         lost_s: seconds lost since it was opened; negative = gained.
         drawdown_s: seconds lost since the time when least was.
     """
@@ -96,6 +101,8 @@ class GuardedBucket:
     closed_until_s: float = 0.0
     num_closings: int = 0
     until_control: int = 0
+    num_controls: int = 0
+    was_open: bool = False
     lost_s: float = 0.0
     drawdown_s: float = 0.0
 
@@ -132,10 +139,14 @@ class DraftGuard:
             if guarded.plain.num_steps < FIRST_PLAIN_STEPS:
                 return Arm.CONTROL
             self._open(guarded)
+        if guarded.num_controls > 0:
+            guarded.num_controls -= 1
+            return Arm.CONTROL
         if guarded.until_control > 0:
             return Arm.OPEN
         is_new = guarded.plain.num_steps < FIRST_PLAIN_STEPS + NUM_EARLY_CONTROLS
-        guarded.until_control = FIRST_INTERVAL if is_new else CONTROL_INTERVAL - 1
+        guarded.num_controls = (FIRST_RUN if is_new else CONTROL_RUN) - 1
+        guarded.until_control = FIRST_INTERVAL if is_new else (CONTROL_INTERVAL - 1) * CONTROL_RUN
         return Arm.CONTROL
 
     def may_spend(self) -> bool:
@@ -146,6 +157,15 @@ class DraftGuard:
         """Steps took so long; closed classes come nearer to their next trial."""
         self.busy_s += seconds
         self.debt_s = max(0.0, self.debt_s - PAID_SHARE * seconds)
+
+    def passes(self, bucket: LoadBucket, seconds: float) -> bool:
+        """Whether a plain step of this class, that took so long, follows one with drafts: then it is not measured."""
+        guarded = self.buckets.get(bucket)
+        if guarded is None or not guarded.was_open:
+            return False
+        guarded.was_open = False
+        self.pass_time(seconds)
+        return True
 
     def record(self, bucket: LoadBucket, is_open: bool, plain_s: float, seconds: float, is_probe: bool) -> None:
         """Take in a step.
@@ -162,6 +182,7 @@ class DraftGuard:
             guarded.plain.record(plain_s, seconds)
             return
         guarded.until_control -= 1
+        guarded.was_open = True
         lost_s = guarded.speculated.record(plain_s, seconds) - plain_s / guarded.plain.speed
         guarded.lost_s += lost_s
         guarded.drawdown_s = max(0.0, guarded.drawdown_s + lost_s)
@@ -182,7 +203,7 @@ class DraftGuard:
         guarded.is_closed = False
         guarded.lost_s = guarded.drawdown_s = 0.0
         guarded.speculated.reset()
-        guarded.until_control = FIRST_INTERVAL
+        guarded.until_control, guarded.num_controls = FIRST_INTERVAL, 0
 
     def _close(self, guarded: GuardedBucket, first_s: float) -> None:
         guarded.is_closed = True

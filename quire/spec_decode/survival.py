@@ -50,6 +50,9 @@ class Survival:
             return np.empty(0)
         cells, scores = self._locate(proposals).cells, self._bounded(proposals.scores)
         each = (self._accepted[cells] + PRIOR_WEIGHT * scores) / (self._observed[cells] + PRIOR_WEIGHT)
+        if len(counts) == 1:
+            of_one: np.ndarray = np.multiply.accumulate(each)
+            return of_one
         logs = np.cumsum(np.log(each))
         ends = np.cumsum(counts)
         before = np.concatenate(([0.0], logs))[ends - counts]  # of the rows before, for rows with drafts
@@ -93,12 +96,14 @@ class Survival:
     @staticmethod
     def _bounded(scores: np.ndarray) -> np.ndarray:
         """Nothing is certain."""
-        bounded: np.ndarray = np.clip(scores, LEAST_SCORE, MOST_SCORE)
+        bounded: np.ndarray = np.minimum(np.maximum(scores, LEAST_SCORE), MOST_SCORE)
         return bounded
 
 
 def positions_of(counts: np.ndarray) -> np.ndarray:
     """[sum of counts] 0, 1, ... within each row."""
+    if len(counts) == 1:
+        return np.arange(counts[0])
     starts = np.cumsum(counts) - counts
     positions: np.ndarray = np.arange(int(counts.sum())) - np.repeat(starts, counts)
     return positions
