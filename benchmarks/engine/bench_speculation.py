@@ -44,9 +44,9 @@ from quire.core.sampling_params import RequestOutputKind
 STORIES = "stories"
 FORMATS = {"bf16": None, "int8": "int8", "int4": "int4"}
 MAX_LEN = 1024
-# Tokens of an answer by requests at once, of a small model; of others half of it.
+# Tokens of an answer by requests at once, of a small model; of others a quarter of it.
 OUTPUT_LENS = {1: 256, 4: 256, 16: 192, 64: 128}
-MIN_ROUNDS = 3
+MIN_ROUNDS = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +66,7 @@ class Cell:
     def output_len(self) -> int:
         """Tokens of an answer."""
         known = OUTPUT_LENS[max(size for size in OUTPUT_LENS if size <= self.num_reqs)]
-        return known if self.target == "leaf" else known // 2
+        return known if self.target == "leaf" else known // 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,7 +259,7 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument("--heads", type=Path, help="a directory of the draft model or heads of the method")
     parser.add_argument("--kinds", default=",".join(KINDS), help=f"of {', '.join(KINDS)}, {STORIES}")
     parser.add_argument("--concurrency", default="1,4,16,64")
-    parser.add_argument("--cell-seconds", type=float, default=15.0, help="of each cell; at least three rounds")
+    parser.add_argument("--cell-seconds", type=float, default=15.0, help="of each cell; at least two rounds")
     parser.add_argument("--results", type=Path, help="a file of cells that are done")
     parser.add_argument("--num-threads", type=int)
     parser.add_argument("--kv-cache-gib", type=float, default=0.75)
