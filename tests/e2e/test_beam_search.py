@@ -7,6 +7,7 @@ import random
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 
@@ -21,6 +22,7 @@ NUM_BEAMS = 4
 SETTINGS: dict[str, Any] = {
     "dtype": "float32", "max_model_len": 160, "block_size": 16, "max_num_seqs": 32, "num_threads": 1,
 }  # fmt: skip
+NGRAMS = {"method": "ngram", "prompt_lookup_min": 1, "enable_adaptive_verification": False}
 PENALTIES = (0.8, 1.0, 1.2)
 STOPPINGS: tuple[bool | str, ...] = (True, False, "never")
 ENDS = ("none", "one", "three")
@@ -136,8 +138,9 @@ def test_sequences_and_scores_equal_those_of_transformers(checkpoint, reference,
         {"max_num_batched_tokens": 32},
         {"num_gpu_blocks_override": 22},
         {"max_num_seqs": 5},
+        {"num_gpu_blocks_override": 22, "speculative_config": NGRAMS},
     ],
-    ids=["caching off", "in chunks", "preempted", "few rows"],
+    ids=["caching off", "in chunks", "preempted", "few rows", "preempted, neighbours draft"],
 )
 def test_neither_beams_nor_their_neighbours_depend_on_the_crowd(checkpoint, settings):
     write_ends(checkpoint, [2])
@@ -152,7 +155,11 @@ def test_neither_beams_nor_their_neighbours_depend_on_the_crowd(checkpoint, sett
         outputs = llm.wait_for_completion(use_tqdm=False)
         searched, others = outputs[: len(PROMPTS)], outputs[len(PROMPTS) :]
         assert [search_output(one, search, llm.llm_engine.tokenizer) for one in searched] == expected
-    assert [one.outputs[0] for one in others] == expected_others
+    drafts = [one.outputs[0].spec_decode_metrics for one in (*searched, *others)]
+    if "speculative_config" in settings:
+        assert not any(drafts[: len(PROMPTS)]) and sum(one.num_accepted for one in drafts if one) > 0
+    found = [msgspec.structs.replace(one.outputs[0], spec_decode_metrics=None) for one in others]
+    assert found == expected_others
     if "num_gpu_blocks_override" in settings:
         for some in (searched, others):
             assert sum(one.metrics.num_preemptions for one in some) > 0

@@ -202,7 +202,7 @@ def preempted(engine: str, *, is_swapped: bool) -> Callable[[Cell], None]:
 
 
 def with_drafts(engine: str) -> Callable[[Cell], None]:
-    """As `in_a_crowd`, and tokens are guessed ahead."""
+    """As `in_a_crowd`, as streams, and tokens are guessed ahead."""
 
     def run(cell: Cell) -> None:
         assert cell.servers.crowd(engine).has_drafted

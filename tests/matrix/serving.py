@@ -202,7 +202,8 @@ class Servers:
             for _ in range(MAX_TRIES):
                 counts.gathers = len(names)
                 counts.interrupts_at = len(FEATURES) if is_urgent else 0
-                exchanges = asyncio.run(self._ask_all(engine, names))
+                fields = {"stream": True, "stream_options": USAGE} if engine in DRAFTING else {}
+                exchanges = asyncio.run(self._ask_all(engine, names, **fields))
                 responses: dict[str, list[Response]] = {name: [] for name in FEATURES}
                 for name, exchange in zip(names, exchanges, strict=True):
                     responses[name].append(response_of(exchange))

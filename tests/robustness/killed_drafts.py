@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import os
 import signal
 from collections.abc import Sequence
@@ -12,6 +13,7 @@ from typing import Any
 from quire import RequestOutput
 from quire.config.build import build_config
 from quire.core.outputs import CompletionOutput
+from quire.core.sampling_params import RequestOutputKind
 from quire.engine.async_llm import AsyncLLM
 from tests.robustness.ships_heads import PROCESSOR
 from tests.robustness.speculated_requests import Asked
@@ -83,7 +85,9 @@ async def _kill(settings: dict[str, Any], requests: Sequence[Asked], num_tokens:
     has_come = asyncio.Event()
 
     async def read(number: int, asked: Asked, stream: Stream) -> None:
-        async for output in engine.generate({"prompt_token_ids": asked.prompt}, asked.params, f"request-{number}"):
+        params = copy.copy(asked.params)
+        params.output_kind = RequestOutputKind.CUMULATIVE  # that of some kinds is the last output alone
+        async for output in engine.generate({"prompt_token_ids": asked.prompt}, params, f"request-{number}"):
             stream.add(output)
             if sum(one.num_tokens for one in streams) >= num_tokens:
                 has_come.set()

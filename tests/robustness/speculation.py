@@ -4,9 +4,9 @@ Requests of all kinds in turn (`speculated_requests`) are answered without draft
 `drafting_methods.METHODS` in each of `CIRCUMSTANCES`; tokens, texts, ends and the bits of log-probabilities must be
 equal. On the best tier of the machine `leaf` answers COUNT requests by every method in every circumstance, and random
 weights of the shape of a 0.5B model a tenth, preempted. On the other tiers in bfloat16, and on the best one in int8 and
-int4, every method is tried with a tenth, on every pair of a tier and a format a few of them. Drafts of every method
-must have been verified, some right, some wrong; where there are enough requests, for every kind. What is done is kept
-in DIRECTORY/results.jsonl and not done again while the engine is the same.
+int4, every method is tried with a tenth; on every pair of a tier and a format, and with a cache of eight bits, a few of
+them. Drafts of every method must have been verified, some right, some wrong; where there are enough requests, for every
+kind. What is done is kept in DIRECTORY/results.jsonl and not done again while the engine is the same.
 
 The last line is the number of answers that differ.
 """
@@ -53,7 +53,12 @@ CIRCUMSTANCES: dict[str, tuple[dict[str, Any], int]] = {
     CONTROLLED: ({}, 1),
     KILLED: ({"max_num_seqs": 96}, 1),
 }
-FORMATS = (None, "int8", "int4")
+BFLOAT16, FP8_CACHE = "bfloat16", "fp8 cache"
+# What is stored -> settings. All tiers compute weights in these formats; the cache's is the same for all.
+FORMATS: dict[str, dict[str, Any]] = {
+    BFLOAT16: {}, "int8": {"quantization": "int8"}, "int4": {"quantization": "int4"},
+    FP8_CACHE: {"kv_cache_dtype": "fp8_e4m3"},
+}  # fmt: skip
 SAMPLE = (ORACLE, "draft_model", "suffix, else eagle")
 """Methods that are tried with every pair of a tier and a format."""
 MANY = 20
@@ -113,16 +118,14 @@ class Bench:
     """A model with its requests, and their answers without drafts.
 
     Args:
-        quantization: of its weights; None = as they are stored.
         directory: of models that draft for it.
+        form: one of `FORMATS`.
     """
 
-    def __init__(
-        self, target: Target, count: int, directory: Path, quantization: str | None = None, seed: int = 0
-    ) -> None:
+    def __init__(self, target: Target, count: int, directory: Path, form: str = BFLOAT16, seed: int = 0) -> None:
         self._target = target
         self._seed = seed
-        self._settings = {**SETTINGS, **target.settings, "quantization": quantization}
+        self._settings = {**SETTINGS, **target.settings, **FORMATS[form]}
         with LLM(**self._settings) as llm:
             self.requests = make_requests(llm.llm_engine, count, seed, target.longest_prompt)
             self._expected = [answer_of(one) for one in generate(llm, self.requests)]
@@ -201,7 +204,7 @@ class Part:
 
     tier: str
     model: str
-    quantization: str | None
+    form: str
     count: int
     methods: tuple[str, ...]
     circumstances: tuple[str, ...]
@@ -209,7 +212,7 @@ class Part:
     @property
     def name(self) -> str:
         """For people."""
-        return f"{self.tier}, {self.model}, {self.quantization or 'bfloat16'}"
+        return f"{self.tier}, {self.model}, {self.form}"
 
     def key(self, method: str, circumstance: str) -> str:
         """Names a result of this tree."""
@@ -235,17 +238,19 @@ def plan(tiers: Sequence[str], count: int) -> Iterator[Part]:
     every, tenth, few = tuple(METHODS), max(1, round(count / 10)), max(1, round(count / 100))
     others = tuple(name for name in every if name != ORACLE)  # the oracle is of this process
     here = tuple(name for name in CIRCUMSTANCES if name not in (CONTROLLED, KILLED))
-    yield Part(tiers[0], LEAF, None, count, every, here)
-    yield Part(tiers[0], LEAF, None, count, others, (CONTROLLED, KILLED))
-    yield Part(tiers[0], RANDOM, None, tenth, every, (PREEMPTED,))
+    best = tiers[0]
+    yield Part(best, LEAF, BFLOAT16, count, every, here)
+    yield Part(best, LEAF, BFLOAT16, count, others, (CONTROLLED, KILLED))
+    yield Part(best, RANDOM, BFLOAT16, tenth, every, (PREEMPTED,))
+    yield Part(best, LEAF, FP8_CACHE, tenth, SAMPLE, (PLAIN, PREEMPTED))
     for tier in tiers:
-        for quantization in FORMATS:
-            if (tier, quantization) != (tiers[0], None):
-                methods = every if tier == tiers[0] or quantization is None else SAMPLE
-                yield Part(tier, LEAF, quantization, tenth, methods, (PLAIN,))
-                yield Part(tier, LEAF, quantization, tenth, (ORACLE,), (ALONE, PREEMPTED, SWAPPED))
-            if (tier == tiers[0]) != (quantization is None):
-                yield Part(tier, RANDOM, quantization, few, (ORACLE, "eagle"), (PLAIN,))
+        for form in (BFLOAT16, "int8", "int4"):
+            if (tier, form) != (best, BFLOAT16):
+                methods = every if tier == best or form == BFLOAT16 else SAMPLE
+                yield Part(tier, LEAF, form, tenth, methods, (PLAIN,))
+                yield Part(tier, LEAF, form, tenth, (ORACLE,), (ALONE, PREEMPTED, SWAPPED))
+            if (tier == best) != (form == BFLOAT16):
+                yield Part(tier, RANDOM, form, few, (ORACLE, "eagle"), (PLAIN,))
 
 
 def make_target(model: str, directory: Path) -> Target:
@@ -295,7 +300,7 @@ def run_part(part: Part, directory: Path, seed: int) -> None:
     if all(part.key(*one) in done for one in wanted):
         return
     models = directory / part.model
-    bench = Bench(make_target(part.model, models), part.count, models, part.quantization, seed)
+    bench = Bench(make_target(part.model, models), part.count, models, part.form, seed)
     for method in part.methods:
         outcomes = []
         for circumstance in part.circumstances:
