@@ -7,6 +7,7 @@ among such texts a good part of their drafts stands, and a good part does not.
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -151,6 +152,13 @@ def _llama(config: dict[str, Any]) -> dict[str, Any]:
             "rms_norm_eps": 1e-6, "rope_theta": 10000.0, "hidden_act": "silu", "torch_dtype": "bfloat16"}  # fmt: skip
 
 
+def _copy_all_but_weights(source: Path, directory: Path) -> None:
+    directory.mkdir(parents=True)
+    for file in source.iterdir():
+        if file.name != "model.safetensors":
+            shutil.copy(file, directory)
+
+
 def write_medusa(directory: Path, states: States, config: dict[str, Any], num_heads: int = 3) -> Path:
     """Medusa heads: the residual blocks do nothing, the projections estimate."""
     size, weights = config["hidden_size"], dict[str, Tensor]()
@@ -204,10 +212,7 @@ def write_with_mtp(directory: Path, states: States, source: Path) -> Path:
     weights["mtp.fc.weight"] = _fit(inputs, states.hidden[at + 1])
     for name in ("pre_fc_norm_embedding", "pre_fc_norm_hidden", "norm"):
         weights[f"mtp.{name}.weight"] = torch.ones(size)
-    directory.mkdir(parents=True)
-    for file in source.iterdir():
-        if file.name != "model.safetensors":
-            (directory / file.name).symlink_to(file.resolve())
+    _copy_all_but_weights(source, directory)
     stored = source / "model.safetensors"
     whole = {**(load_file(stored) if stored.exists() else {}), **_bfloat16(weights)}
     save_file(whole, directory / "model.safetensors", metadata={"format": "pt"})
@@ -216,11 +221,8 @@ def write_with_mtp(directory: Path, states: States, source: Path) -> Path:
 
 def write_disturbed(directory: Path, source: Path, share: float = 0.25) -> Path:
     """The model in `source` with noise on its projections, of this share of their spread: a draft model that errs."""
-    directory.mkdir(parents=True)
     generator = torch.Generator().manual_seed(7)
-    for file in source.iterdir():
-        if file.name != "model.safetensors":
-            (directory / file.name).symlink_to(file.resolve())
+    _copy_all_but_weights(source, directory)
     weights = load_file(source / "model.safetensors")
     for name, tensor in weights.items():
         if name.endswith("_proj.weight"):
