@@ -86,7 +86,7 @@ def states_of(texts: Sequence[Sequence[int]], config: dict[str, Any], **model: A
     aux_layers = (1, num_layers // 2, num_layers - 1)
     with LLM(**model, enable_prefix_caching=False, max_num_seqs=8) as llm:
         with _listening(aux_layers) as heard:
-            params = SamplingParams(max_tokens=1, temperature=0)
+            params = SamplingParams(max_tokens=1, temperature=0, prompt_logprobs=0)  # all states are read
             llm.generate([{"prompt_token_ids": list(text)} for text in texts], params, use_tqdm=False)
         target = heard.model
         assert target is not None and target.lm_head is target.model.embed_tokens, "its words are one table"
