@@ -155,7 +155,7 @@ def _llama(config: dict[str, Any]) -> dict[str, Any]:
 def _copy_all_but_weights(source: Path, directory: Path) -> None:
     directory.mkdir(parents=True)
     for file in source.iterdir():
-        if file.name != "model.safetensors":
+        if file.is_file() and file.name != "model.safetensors":
             shutil.copy(file, directory)
 
 
