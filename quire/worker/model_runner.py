@@ -128,6 +128,7 @@ class ModelRunner:
         states = self._block_tables.states(scheduled.states)
         draft_states = self._block_tables.draft_states(scheduled.drafts)
         batch = prepare_inputs(scheduled, self._requests, self._device, states, draft_states)
+        self._step_graphs.is_capture = False  # not every step is shown to them
         if not batch.num_reqs:
             hidden = torch.empty(0, device=self._device)
         else:
@@ -135,7 +136,7 @@ class ModelRunner:
             hidden = self._forward(batch) if hooks is None else self._forward_with(hooks, batch)
         if self._kv_tier is not None:
             self._kv_tier.finish_forward()
-        is_capture = batch.num_reqs > 0 and self._step_graphs.is_capture
+        is_capture = self._step_graphs.is_capture
         return _ComputedBatch(batch, hidden, copy_times, scheduled.draft_request, is_capture)
 
     def _forward_with(self, hooks: LayerHooks, batch: InputBatch) -> torch.Tensor:

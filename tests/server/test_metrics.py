@@ -9,12 +9,14 @@ from pathlib import Path
 import httpx
 import numpy as np
 import pytest
+from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from quire.core.cache_info import CacheMiss, MissReason
 from quire.core.draft_stats import DraftOutcomes
 from quire.core.speculation_stats import BucketStats, ControllerStats, Reason, SpeculationStats
 from quire.metrics.buckets import decades
+from quire.metrics.offload_metrics import OffloadMetrics
 from quire.server.http.timing_breakdown import PHASES
 from tests.server.engines import ScriptedEngine, rule, scripted_config
 from tests.server.servers import RunningServer
@@ -118,8 +120,8 @@ def documented() -> dict[str, tuple[str, set[str] | None]]:
 
 def test_the_page_and_the_reference_have_the_same_metrics(replayed):
     shown = {name: (kind, labels) for name, kind, labels in families(replayed[2])}
-    # Those of a server of several models: tests/server/test_many_models.py; of drafts: below
-    others = ("quire:model_", "quire:models_", "vllm:spec_decode_", "quire:spec_decode_")
+    # Those of a server of several models: tests/server/test_many_models.py; of drafts and of offloaded blocks: below
+    others = ("quire:model_", "quire:models_", "vllm:spec_decode_", "quire:spec_decode_", "quire:kv_offload_")
     known = {name: of for name, of in documented().items() if not name.startswith(others)}
     assert len(known) > 30 and shown.keys() == known.keys()
     for name, (kind, labels) in known.items():
@@ -253,6 +255,14 @@ def test_drafts_are_counted_under_the_names_of_vllm_where_they_are_configured():
     assert {name: (kind, labels) for name, kind, labels in families(page) if name.startswith("vllm:spec_d")} == known
     by_position = re.findall(r"accepted_tokens_per_pos_total\{.*position=\"(\d)\"\} (\S+)", page)
     assert by_position == [("0", "4.0"), ("1", "2.0"), ("2", "2.0")]
+
+
+def test_the_reference_has_the_metrics_of_offloaded_blocks():
+    registry = CollectorRegistry()
+    OffloadMetrics(registry)
+    known = {name: of for name, of in documented().items() if name.startswith("quire:kv_offload_")}
+    shown = {name: (kind, labels) for name, kind, labels in families(generate_latest(registry).decode())}
+    assert shown == known and len(known) == 10
 
 
 def decided(num_drafted: int, ratio: float) -> SpeculationStats:
