@@ -44,7 +44,7 @@ from quire.core.sampling_params import RequestOutputKind
 STORIES = "stories"
 FORMATS = {"bf16": None, "int8": "int8", "int4": "int4"}
 MAX_LEN = 1024
-# Tokens of an answer by requests at once, of a small model; of others a quarter of it.
+# Tokens of an answer by requests at once, of a small model; of others a half or a quarter of it.
 OUTPUT_LENS = {1: 256, 4: 256, 16: 192, 64: 128}
 MIN_ROUNDS = 2
 
@@ -66,7 +66,9 @@ class Cell:
     def output_len(self) -> int:
         """Tokens of an answer."""
         known = OUTPUT_LENS[max(size for size in OUTPUT_LENS if size <= self.num_reqs)]
-        return known if self.target == "leaf" else known // 4
+        if self.target == "leaf":
+            return known
+        return known // (2 if self.num_reqs == 1 else 4)
 
 
 @dataclass(frozen=True, slots=True)
