@@ -82,7 +82,10 @@ class QuantizedKernels(LayerKernels):
         return self._kernels.add_rms_norm(x, residual, weight, eps)
 
 
-def _as_without_quantization(name: str) -> Callable[..., Any]:
+def _as_without_quantization(name: str) -> Callable[..., Any] | property:
+    if not callable(getattr(LayerKernels, name)):
+        return property(lambda self: getattr(self._kernels, name))
+
     def operation(self: QuantizedKernels, *args: Any, **options: Any) -> Any:
         return getattr(self._kernels, name)(*args, **options)
 

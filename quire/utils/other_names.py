@@ -85,7 +85,7 @@ FLAGS: dict[str, str] = {
 COMMANDS: dict[str, str] = {
     "download": "quire pull MODEL", "get": "quire pull MODEL", "fetch": "quire pull MODEL",
     "install": "quire pull MODEL", "remove": "quire rm MODEL", "delete": "quire rm MODEL",
-    "uninstall": "quire rm MODEL", "models": _LIST, "cache": _LIST,
+    "uninstall": "quire rm MODEL", "models": _LIST,
     "push": "Quire does not publish models", "create": "name a model directory: quire serve DIRECTORY",
     "cp": "copy the model's directory; quire list --json shows where it is", "ls": _LIST,
     "show": "quire inspect MODEL describes a model; quire serve MODEL --print-config shows its settings",

@@ -15,6 +15,8 @@ class Plain(Quantization):
 
 
 class Marked(TorchKernels):
+    rows_at_once = 7
+
     def layer_norm(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, eps: float) -> torch.Tensor:
         return torch.full_like(x, 7.0)
 
@@ -23,6 +25,7 @@ def test_no_operation_falls_back_to_a_default_of_the_interface():
     public = {name for name in vars(LayerKernels) if not name.startswith("_")}
     assert public <= vars(QuantizedKernels).keys()
     kernels = QuantizedKernels(Marked(), Plain(Marked(), torch.float32))
+    assert kernels.rows_at_once == 7
     x = torch.ones(2, 4)
     assert kernels.layer_norm(x, x[0], None, 1e-5).eq(7.0).all()
     assert kernels.add(x, x.clone()).eq(2.0).all()
