@@ -35,8 +35,8 @@ MIN_STEPS, MIN_LOST_STEPS, MIN_LOST_S = 16, 1.0, 0.005
 MOST_DRAWDOWN_STEPS, MOST_DRAWDOWN_S = 8.0, 0.02
 # Steps after which a class that is still open counts as proven: the next closing is a short one again.
 PROVEN_STEPS = 128
-# Steps of each kind that estimates remember; a step counts for no more than so many times what is usual, or, if it is
-# the first, what a plain one takes.
+# Steps of each kind that estimates remember; a step counts for no more than so many times what is usual (of drafts that
+# gain: what plain steps take), or, if it is the first, what a plain one takes.
 SPECULATED_KEPT, PLAIN_KEPT = 1 - 1 / 64, 1 - 1 / 16
 MOST_TIMES_USUAL, MOST_TIMES_PLAIN = 3.0, 10.0
 # The first closing: these seconds, or so many plain steps if these are shorter. Each is twice as long as the one
@@ -69,7 +69,8 @@ class Progress:
     def record(self, plain_s: float, seconds: float) -> float:
         """Take in a step: predicted seconds of plain steps that do the same, and its own; the seconds that counted."""
         most = MOST_TIMES_USUAL if self.num_steps else MOST_TIMES_PLAIN
-        seconds = min(seconds, most * plain_s / self.speed)
+        # Not of what gainful steps take: where drafts have become wrong, a step takes a plain one's time, at least.
+        seconds = min(seconds, most * plain_s / min(self.speed, 1.0))
         self._plain_s = self._kept_share * self._plain_s + plain_s
         self._seconds = self._kept_share * self._seconds + seconds
         self.num_steps += 1
