@@ -50,15 +50,9 @@ def start_offload(config: QuireConfig, executor: Executor, kv_cache_config: KVCa
         ConfigError: the directory cannot be used.
         UnsupportedError: the model's layers free blocks, so that a sequence is not what its blocks hold.
     """
-    field = config.cache.offload_field
-    if field is None:
+    if config.cache.offload_field is None:
         return None
-    if [group.spec.keeps_sequence for group in kv_cache_config.groups] != [True]:
-        kinds = ", ".join(sorted({group.spec.describe() for group in kv_cache_config.groups}))
-        raise UnsupportedError(
-            f"{field} is not supported for models with sliding windows or recurrent layers; this one has {kinds}",
-            hint=f"leave out {field}", field=field,
-        )  # fmt: skip
+    require_whole_sequences(kv_cache_config, config.cache.offload_field)
     counts = OffloadCounts()
     host_bytes = int(config.cache.kv_offloading_size * GIB)
     behind_bytes = int(host_bytes * BEHIND_SHARE) if config.cache.kv_disk else 0
@@ -68,6 +62,17 @@ def start_offload(config: QuireConfig, executor: Executor, kv_cache_config: KVCa
     executor.call_worker("register_block_store", store)
     tier = Offloading(store, kv_cache_config.block_size, kv_cache_config.num_blocks)
     return Offload(tier, lambda: store.close(CLOSE_S))
+
+
+def require_whole_sequences(kv_cache_config: KVCacheConfig, field: str) -> None:
+    """Raise `UnsupportedError` unless a sequence is what its blocks hold; `field` asks for the tier."""
+    if [group.spec.keeps_sequence for group in kv_cache_config.groups] == [True]:
+        return
+    kinds = ", ".join(sorted({group.spec.describe() for group in kv_cache_config.groups}))
+    raise UnsupportedError(
+        f"{field} is not supported for models with sliding windows or recurrent layers; this one has {kinds}",
+        hint=f"leave out {field}", field=field,
+    )  # fmt: skip
 
 
 def _open_disk(config: QuireConfig, executor: Executor, counts: OffloadCounts) -> BlockFiles | None:

@@ -11,8 +11,7 @@ import uuid
 
 from quire.config import QuireConfig
 from quire.core.kv_spec import KVCacheConfig
-from quire.engine.kv_offload_factory import Offload, start_offload
-from quire.errors import UnsupportedError
+from quire.engine.kv_offload_factory import Offload, require_whole_sequences, start_offload
 from quire.executor.base import Executor
 from quire.kv_transfer.connector import KVConnectorRole
 from quire.kv_transfer.layout import KVCacheLayout
@@ -37,12 +36,7 @@ def _start_connector(config: QuireConfig, executor: Executor, kv_cache_config: K
     transfer = config.kv_transfer
     if transfer is None:
         return None
-    if [group.spec.keeps_sequence for group in kv_cache_config.groups] != [True]:
-        kinds = ", ".join(sorted({group.spec.describe() for group in kv_cache_config.groups}))
-        raise UnsupportedError(
-            f"KV connectors are not supported for sliding windows or recurrent layers; this model has {kinds}",
-            hint="leave out kv_transfer_config", field="kv_transfer_config",
-        )  # fmt: skip
+    require_whole_sequences(kv_cache_config, "kv_transfer_config")
     transfer = dataclasses.replace(transfer, engine_id=transfer.engine_id or uuid.uuid4().hex)
     layout: KVCacheLayout = executor.call_worker("register_kv_connector", transfer)
     half = make_connector(connector_class(transfer), transfer, KVConnectorRole.SCHEDULER, layout)

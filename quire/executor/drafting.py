@@ -114,8 +114,9 @@ class ModelProposer:
 
     def request(self, scheduled: SchedulerOutput) -> DraftRequest | None:
         """What to ask with a step, which makes older drafts of its rows worthless; None = nothing."""
-        for row in (*scheduled.freed_rows.tolist(), *scheduled.rows.tolist()):
-            self._kept.pop(row, None)
+        if self._kept:
+            for row in (*scheduled.freed_rows.tolist(), *scheduled.rows.tolist()):
+                self._kept.pop(row, None)
         is_decoding = scheduled.is_sampling & ~scheduled.is_prefill
         is_wanted, self._is_wanted = self._is_wanted or not is_decoding.any(), False
         rows = scheduled.rows[scheduled.is_sampling]

@@ -1,4 +1,4 @@
-"""One file that holds one block: its layout, written and read. Called by `DiskStore`'s threads; no state.
+"""One file that holds one block: its layout, written and read. Called by `BlockFiles`; no state.
 
 Layout: a header of 128 bytes (magic, format version, number of payload bytes, namespace, key, checksum), then the
 payload. Numbers are little-endian. The checksum is BLAKE2b-256 over the header's other fields and the payload, so that

@@ -1,4 +1,4 @@
-"""BlockDirectory: the files of a store, and what of them is new. Called by `DiskStore`'s threads.
+"""BlockDirectory: the files of a store, and what of them is new. Called by `BlockFiles`.
 
     PATH/CACHEDIR.TAG                                    # for programs that make backups
     PATH/<namespace: 32 digits>/about.json               # which model, for people and `quire cache list`
