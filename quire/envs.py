@@ -145,6 +145,18 @@ def prefer_sleeping_threads() -> None:
         os.environ.setdefault("GOMP_SPINCOUNT", "10000")
 
 
+def notify_socket() -> str | None:
+    """NOTIFY_SOCKET: the socket to which systemd wants reports, as sd_notify(3) says; None = it wants none."""
+    address = os.environ.get("NOTIFY_SOCKET", "")
+    return address if address.startswith(("/", "@")) and len(address) > 1 else None
+
+
+def watchdog_s() -> float:
+    """WATCHDOG_USEC in seconds, if it is for this process (WATCHDOG_PID): how often systemd wants a sign of life."""
+    usec, pid = os.environ.get("WATCHDOG_USEC", ""), os.environ.get("WATCHDOG_PID", "")
+    return int(usec) / 1e6 if usec.isdecimal() and pid in ("", str(os.getpid())) else 0.0
+
+
 def _choice(name: str, value: str, choices: tuple[str, ...]) -> str:
     if value in choices:
         return value

@@ -27,6 +27,7 @@ from quire.server.http.connection import protocol_factory
 from quire.server.http.connection_limits import ConnectionWatch
 from quire.server.http.listening import cannot_listen, claim_socket_path
 from quire.server.http.origins import is_loopback
+from quire.server.http.service_manager import ServiceManager
 from quire.server.http.tls import CertificateWatch, harden, named_errors, tls_options
 from quire.utils.phases import Phases
 
@@ -89,6 +90,7 @@ class DrainingServer(uvicorn.Server):
         self._draining: asyncio.Task[None] | None = None
         self._dead_since_s = 0.0
         self._watching: list[asyncio.Task[None]] = []
+        self._service_manager = ServiceManager.from_environment()
         self.on_started: Callable[[str], None] = lambda address: logger.info("listening on %s", address)
 
     @contextlib.contextmanager
@@ -131,6 +133,8 @@ class DrainingServer(uvicorn.Server):
             raise cannot_listen(self.config.host, self.config.port, reason or "startup failed") from None
         self._watch()
         self.on_started(self.address())
+        if self._service_manager is not None:
+            self._service_manager.ready(f"listening on {self.address()}")
 
     def show_start(self, server: Phases, core: Phases) -> None:
         """Let /metrics show startup times."""
@@ -162,6 +166,8 @@ class DrainingServer(uvicorn.Server):
         if config.http.enable_ssl_refresh and self.config.ssl is not None:
             certificates = CertificateWatch(self.config.ssl, config.http)
             self._watching.append(loop.create_task(certificates.run()))
+        if self._service_manager is not None:
+            self._watching.append(loop.create_task(self._service_manager.run()))
 
     def address(self) -> str:
         """Where the server listens, as a URL or the path of its socket."""
@@ -193,6 +199,9 @@ class DrainingServer(uvicorn.Server):
             "draining: %d requests in flight, rejecting new ones, deadline %g s",
             state.num_answers, self._shutdown_timeout_s,
         )  # fmt: skip
+        if self._service_manager is not None:
+            longest_s = self._shutdown_timeout_s + NOTICE_S + 4 * FINAL_EVENTS_S
+            self._service_manager.draining(f"draining {state.num_answers} requests", longest_s)
         deadline = time.monotonic() + self._shutdown_timeout_s
         await asyncio.sleep(NOTICE_S)  # a load balancer that asks /ready learns of it before the socket closes
         await self._wait(self._is_idle, deadline - time.monotonic())
