@@ -49,6 +49,13 @@ class KVCacheSpec(ABC):
     def describe(self) -> str:
         """What it is, for a message."""
 
+    def first_block_needed(self, num_blocks: int) -> int:
+        """Of a prefix of `num_blocks` blocks (at least one), the first that a request which begins with it needs.
+
+        All from there on are needed; the last one in any case, as it is what shows that the prefix is there.
+        """
+        return 0
+
     def unwindowed(self) -> KVCacheSpec:
         """What the layer needs when windows are only masked and no block is freed behind them."""
         return self
@@ -132,6 +139,11 @@ class SlidingWindowSpec(LocalAttentionSpec):
         """As `LocalAttentionSpec`."""
         return self.sliding_window
 
+    def first_block_needed(self, num_blocks: int) -> int:
+        """As `KVCacheSpec`."""
+        first_token = max(0, num_blocks * self.block_size - (self.sliding_window - 1))
+        return min(first_token // self.block_size, num_blocks - 1)
+
     def describe(self) -> str:
         """As `KVCacheSpec`."""
         return f"a sliding window of {self.sliding_window} tokens"
@@ -147,6 +159,11 @@ class ChunkedLocalAttentionSpec(LocalAttentionSpec):
     def num_tokens_seen(self) -> int:
         """As `LocalAttentionSpec`."""
         return self.attention_chunk_size
+
+    def first_block_needed(self, num_blocks: int) -> int:
+        """As `KVCacheSpec`."""
+        num_tokens = num_blocks * self.block_size
+        return min((num_tokens - num_tokens % self.attention_chunk_size) // self.block_size, num_blocks - 1)
 
     def describe(self) -> str:
         """As `KVCacheSpec`."""
@@ -220,6 +237,10 @@ class MambaSpec(KVCacheSpec):
     def most_blocks(self, max_chunk_tokens: int) -> int | None:
         """As `KVCacheSpec`: the state that a step reads, and the one that it writes."""
         return 2
+
+    def first_block_needed(self, num_blocks: int) -> int:
+        """As `KVCacheSpec`: the state at the end alone."""
+        return num_blocks - 1
 
     def describe(self) -> str:
         """As `KVCacheSpec`."""

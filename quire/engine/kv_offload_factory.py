@@ -11,7 +11,6 @@ from typing import Any
 
 from quire.config import QuireConfig
 from quire.core.kv_spec import KVCacheConfig
-from quire.errors import UnsupportedError
 from quire.executor.base import Executor
 from quire.kv_offload.block_file import FORMAT_VERSION
 from quire.kv_offload.block_files import BlockFiles
@@ -48,11 +47,9 @@ def start_offload(config: QuireConfig, executor: Executor, kv_cache_config: KVCa
 
     Raises:
         ConfigError: the directory cannot be used.
-        UnsupportedError: the model's layers free blocks, so that a sequence is not what its blocks hold.
     """
     if config.cache.offload_field is None:
         return None
-    require_whole_sequences(kv_cache_config, config.cache.offload_field)
     counts = OffloadCounts()
     host_bytes = int(config.cache.kv_offloading_size * GIB)
     behind_bytes = int(host_bytes * BEHIND_SHARE) if config.cache.kv_disk else 0
@@ -60,19 +57,8 @@ def start_offload(config: QuireConfig, executor: Executor, kv_cache_config: KVCa
     host = HostBlocks(policy(host_bytes - behind_bytes)) if host_bytes else None
     store = OffloadStore(_open_disk(config, executor, counts), host, counts, max_behind_bytes=behind_bytes)
     executor.call_worker("register_block_store", store)
-    tier = Offloading(store, kv_cache_config.block_size, kv_cache_config.num_blocks)
+    tier = Offloading(store, kv_cache_config)
     return Offload(tier, lambda: store.close(CLOSE_S))
-
-
-def require_whole_sequences(kv_cache_config: KVCacheConfig, field: str) -> None:
-    """Raise `UnsupportedError` unless a sequence is what its blocks hold; `field` asks for the tier."""
-    if [group.spec.keeps_sequence for group in kv_cache_config.groups] == [True]:
-        return
-    kinds = ", ".join(sorted({group.spec.describe() for group in kv_cache_config.groups}))
-    raise UnsupportedError(
-        f"{field} is not supported for models with sliding windows or recurrent layers; this one has {kinds}",
-        hint=f"leave out {field}", field=field,
-    )  # fmt: skip
 
 
 def _open_disk(config: QuireConfig, executor: Executor, counts: OffloadCounts) -> BlockFiles | None:

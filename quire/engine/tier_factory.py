@@ -11,7 +11,8 @@ import uuid
 
 from quire.config import QuireConfig
 from quire.core.kv_spec import KVCacheConfig
-from quire.engine.kv_offload_factory import Offload, require_whole_sequences, start_offload
+from quire.engine.kv_offload_factory import Offload, start_offload
+from quire.errors import UnsupportedError
 from quire.executor.base import Executor
 from quire.kv_transfer.connector import KVConnectorRole
 from quire.kv_transfer.layout import KVCacheLayout
@@ -27,7 +28,7 @@ def start_tier(config: QuireConfig, executor: Executor, kv_cache_config: KVCache
 
     Raises:
         ConfigError: it refuses its settings.
-        UnsupportedError: the model's layers free blocks, so that a sequence is not what its blocks hold.
+        UnsupportedError: a connector, and the model's layers free blocks: a sequence is not what its blocks hold.
     """
     return start_offload(config, executor, kv_cache_config) or _start_connector(config, executor, kv_cache_config)
 
@@ -36,7 +37,7 @@ def _start_connector(config: QuireConfig, executor: Executor, kv_cache_config: K
     transfer = config.kv_transfer
     if transfer is None:
         return None
-    require_whole_sequences(kv_cache_config, "kv_transfer_config")
+    _require_whole_sequences(kv_cache_config)
     transfer = dataclasses.replace(transfer, engine_id=transfer.engine_id or uuid.uuid4().hex)
     layout: KVCacheLayout = executor.call_worker("register_kv_connector", transfer)
     half = make_connector(connector_class(transfer), transfer, KVConnectorRole.SCHEDULER, layout)
@@ -48,3 +49,15 @@ def _start_connector(config: QuireConfig, executor: Executor, kv_cache_config: K
         half.shutdown()
 
     return Offload(ConnectorTier(half), close)
+
+
+def _require_whole_sequences(kv_cache_config: KVCacheConfig) -> None:
+    """Raise `UnsupportedError` unless a sequence is what its blocks hold."""
+    if [group.spec.keeps_sequence for group in kv_cache_config.groups] == [True]:
+        return
+    kinds = ", ".join(sorted({group.spec.describe() for group in kv_cache_config.groups}))
+    raise UnsupportedError(
+        "kv_transfer_config is not supported for models with sliding windows or recurrent layers; this one has "
+        f"{kinds}", hint="leave out kv_transfer_config; kv_disk and kv_offloading_size keep such blocks",
+        field="kv_transfer_config",
+    )  # fmt: skip

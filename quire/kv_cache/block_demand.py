@@ -36,6 +36,10 @@ class BlockDemand:
         """The demand with so many more blocks left free."""
         return BlockDemand(self.new, add_counts(self.reserved, counts) if self.reserved else counts)
 
+    def at_least(self, other: BlockDemand) -> BlockDemand:
+        """The demand with as many new blocks of each pool as the larger of the two has."""
+        return BlockDemand(tuple(map(max, self.new, other.new)), self.reserved)
+
     def lacking(self, num_free: PoolCounts) -> int:
         """Blocks that are missing, all pools together, where so many are free; 0 = it is met."""
         needed = add_counts(self.new, self.reserved) if self.reserved else self.new

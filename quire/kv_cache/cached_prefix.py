@@ -21,6 +21,7 @@ class CachedPrefix:
         num_unpublished: full blocks at its end that the row that gets them has to publish.
         num_common_tokens: tokens up to which there are cached blocks of all layers without a state; at least
             `num_tokens` where layers have states, else 0.
+        is_loaded: its last blocks, the states at its end among them, come from outside.
     """
 
     block_ids: tuple[np.ndarray, ...]
@@ -29,6 +30,7 @@ class CachedPrefix:
     node: int | None = ROOT
     num_unpublished: int = 0
     num_common_tokens: int = 0
+    is_loaded: bool = False
 
     def all_block_ids(self) -> np.ndarray:
         """Every block that holds some of it, [num_blocks] int32, in the order of its tokens within each group."""

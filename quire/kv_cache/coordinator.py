@@ -7,6 +7,7 @@ writes.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator, Sequence
 
 import numpy as np
@@ -48,6 +49,7 @@ class KVCacheCoordinator:
         for spec, pool in zip(specs, parts.pool_of_group, strict=True):
             self._most_of_pool[pool].append(spec.most_blocks(parts.max_chunk_tokens))
         self._keeps_sequences = keeps_sequences
+        self._specs = specs
         self.can_take_back = all(spec.can_take_back for spec in specs)
         self._groups = [make_manager(spec, parts, number) for number, spec in enumerate(specs)]
         self._states = [group for group in self._groups if isinstance(group, StateManager)]
@@ -155,7 +157,47 @@ class KVCacheCoordinator:
             group.share(row, shared, num_blocks)
         num_published = prefix.num_tokens // self._block_size - prefix.num_unpublished
         self._rows.start(row, request, prefix.node, num_published)
+        if prefix.is_loaded:
+            for group in self._states:
+                group.note_loaded(row, prefix.num_tokens // self._block_size)
         return tuple(group.extend(row, num_tokens) for group in self._groups)
+
+    def reserve(self, prefix: CachedPrefix, num_blocks: int) -> CachedPrefix:
+        """Become a user of what a longer prefix needs: of cached blocks, and of free ones behind them to be filled."""
+        plan = self._load_plan(prefix, num_blocks)
+        for shared, _ in plan:  # before any is taken
+            self._pool.share(shared)
+        block_ids = tuple(
+            np.concatenate([shared, self._pool.take(num_fresh, pool)])
+            for (shared, num_fresh), pool in zip(plan, self._pool_of_group, strict=True)
+        )
+        num_unpublished = prefix.num_unpublished + num_blocks - prefix.num_tokens // self._block_size
+        return dataclasses.replace(
+            prefix, block_ids=block_ids, num_tokens=num_blocks * self._block_size, num_unpublished=num_unpublished,
+            is_loaded=True,
+        )  # fmt: skip
+
+    def load_demand(self, prefix: CachedPrefix, num_blocks: int) -> BlockDemand:
+        """By how many blocks `reserve` shrinks the free lists."""
+        plan = self._load_plan(prefix, num_blocks)
+        return BlockDemand(self.by_pool([num_fresh + self._pool.num_free_among(shared) for shared, num_fresh in plan]))
+
+    def _load_plan(self, prefix: CachedPrefix, num_blocks: int) -> list[tuple[np.ndarray, int]]:
+        """Per group: which blocks of a cached prefix one of `num_blocks` blocks shares, and how many it adds."""
+        num_cached, plan = prefix.num_tokens // self._block_size, []
+        for spec, cached in zip(self._specs, prefix.block_ids, strict=True):
+            first = spec.first_block_needed(num_blocks)
+            shared = cached[max(0, first - (num_cached - len(cached))) :]
+            plan.append((shared, num_blocks - max(num_cached, first)))
+        return plan
+
+    def blocks_to_store(self, row: int, num_blocks: int) -> np.ndarray:
+        """[num_groups, .] int32: blocks with the ends of the prefixes of a row's first blocks; 0 = there is none.
+
+        Up to `num_blocks` blocks, as far as they are published.
+        """
+        nodes = self._rows.nodes_of(row, num_blocks)
+        return np.stack([group.blocks_to_store(row, nodes) for group in self._groups])
 
     def shared_on_restore(self, cached_block_ids: tuple[np.ndarray, ...]) -> tuple[np.ndarray, ...]:
         """Per group: blocks of a cached prefix that a restored row shares: of groups that keep whole sequences."""

@@ -16,7 +16,6 @@ Blocks of 4 tokens; request A, in row 0, has computed the prompt `1 2 3 4 5 6`; 
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 import numpy as np
@@ -46,7 +45,8 @@ class KVCacheManager:
     """Blocks of the admitted requests, by row, and the prefix cache.
 
     Attributes:
-        names_all_blocks: every full block of a request has a name, by which it can be kept outside and found there.
+        names_blocks: full blocks have names, by which they can be kept outside and found there.
+        keeps_sequence: a sequence is what its blocks hold: there is one group, which frees none.
         can_take_back: a row's last computed tokens can be taken back; not where a layer keeps a state of all of them.
 
     Args:
@@ -92,7 +92,7 @@ class KVCacheManager:
         }
         self._borders = Checkpoints(self.block_size, checkpoint_interval) if keeps_states else None
         self._hash_fn = hash_fn
-        self.names_all_blocks = self._is_caching and is_whole == [True]
+        self.names_blocks, self.keeps_sequence = enable_prefix_caching, is_whole == [True]
         self._explainer = MissExplainer(self._pool.prefix_index, self.block_size, self._coordinator.is_computing)
         self._no_prefix = CachedPrefix((np.empty(0, dtype=np.int32),) * len(is_whole), 0)
         longest = self._coordinator.longest_sequence
@@ -240,14 +240,19 @@ class KVCacheManager:
         Args:
             num_tokens: that all these blocks hold; as many blocks must be free.
         """
-        cached = prefix.block_ids[0]
-        self._pool.share(cached)
         self._tree.hold(prefix.node or ROOT)
-        fresh = self._pool.take(num_tokens // self.block_size - len(cached))
-        return dataclasses.replace(
-            prefix, block_ids=(np.concatenate([cached, fresh]),), num_tokens=num_tokens,
-            num_unpublished=prefix.num_unpublished + len(fresh),
-        )  # fmt: skip
+        return self._coordinator.reserve(prefix, num_tokens // self.block_size)
+
+    def load_demand(self, prefix: CachedPrefix, num_tokens: int) -> BlockDemand:
+        """What `reserve` takes."""
+        return self._coordinator.load_demand(prefix, num_tokens // self.block_size)
+
+    def blocks_to_store(self, row: int, num_tokens: int) -> np.ndarray:
+        """[num_groups, .] int32: blocks of a row's first `num_tokens` tokens to be kept outside, by number; 0 = none.
+
+        Of groups that free blocks those that are still cached, of recurrent states the checkpoints.
+        """
+        return self._coordinator.blocks_to_store(row, num_tokens // self.block_size)
 
     def pin(self, prefix: CachedPrefix) -> None:
         """Become a user of blocks in use, so that they stay when their requests leave."""

@@ -89,6 +89,15 @@ class RowPrefixes:
             node = self._tree.parent(node)
         return node, min(num_published, num_blocks)
 
+    def nodes_of(self, row: int, num_blocks: int) -> list[int]:
+        """The prefixes that end with each of a row's first `num_blocks` blocks, as far as they are published."""
+        node, num_reached = self.reached(row, num_blocks)
+        nodes: list[int] = []
+        while node is not None and len(nodes) < num_reached:
+            nodes.append(node)
+            node = self._tree.parent(node)
+        return nodes[::-1]
+
     def advance(self, rows: np.ndarray, num_computed_tokens: np.ndarray, token_ids: np.ndarray) -> FilledBlocks | None:
         """Bring rows to the ends of the blocks that a step has filled; None = it filled none.
 

@@ -40,6 +40,10 @@ class BlockFiles:
         """How many of `keys[first:]`, from their beginning on, are here."""
         return self._index.num_leading(self._prefix, keys, first)
 
+    def holds(self, keys: Sequence[bytes]) -> list[bool]:
+        """Which of `keys` are here."""
+        return self._index.holds(self._prefix, keys)
+
     def touch(self, keys: Sequence[bytes]) -> None:
         """Blocks of one sequence, in its order, were used: its first block is the last to go."""
         self._index.touch(self._prefix + key for key in reversed(keys))

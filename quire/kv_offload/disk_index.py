@@ -39,6 +39,12 @@ class DiskIndex:
                 end += 1
         return end - first
 
+    def holds(self, prefix: bytes, keys: Sequence[bytes]) -> list[bool]:
+        """Which names `prefix + key` are here."""
+        policy = self._policy
+        with self._lock:
+            return [prefix + key in policy for key in keys]
+
     def touch(self, names: Iterable[bytes]) -> None:
         """Files were used, the last name last."""
         with self._lock:

@@ -27,7 +27,7 @@ class Job:
     Attributes:
         keys, block_ids: of each block.
         begun_at, deadline: seconds on the store's clock; infinity = there is no deadline.
-        num_on_disk: blocks of a load that come from a disk.
+        bytes_on_disk: of a load, those that come from a disk.
         ended_at: the same, once it is done.
     """
 
@@ -40,11 +40,11 @@ class Job:
         deadline: float = float("inf"),
         *,
         is_store: bool,
-        num_on_disk: int = 0,
+        bytes_on_disk: int = 0,
     ) -> None:
         self.job_id, self.keys, self.block_ids = job_id, keys, block_ids
         self.begun_at, self.deadline, self.is_store = begun_at, deadline, is_store
-        self.num_on_disk = num_on_disk
+        self.bytes_on_disk = bytes_on_disk
         self._lock = threading.Lock()
         self.ended_at = begun_at
         self._num_left = len(keys)

@@ -23,7 +23,7 @@ from quire.kv_offload.faults import BlockFault, FaultKind
 from quire.kv_offload.host_blocks import HostBlocks
 from quire.kv_offload.job import Job, JobState
 from quire.kv_offload.lane import Lane, Note
-from quire.kv_offload.store import BlockMemory, BlockStore, FinishedJobs, Found
+from quire.kv_offload.store import BlockMemory, BlockStore, FinishedJobs, Found, Place
 from quire.logger import get_logger
 
 logger = get_logger(__name__)
@@ -136,6 +136,15 @@ class OffloadStore(BlockStore):
             end += 1
         return Found(end - first, num_on_disk)
 
+    def places(self, keys: Sequence[bytes]) -> np.ndarray:
+        """As `BlockStore`; of the disk nothing while it does not answer."""
+        found = np.zeros(len(keys), np.uint8)
+        if self._files is not None and not self.is_hung:
+            found[self._files.holds(keys)] = Place.DISK
+        if self._host is not None:
+            found[[key in self._host for key in keys]] = Place.HOST
+        return found
+
     def touch(self, keys: Sequence[bytes]) -> None:
         """As `BlockStore`; the first block is the last to go, as the others are of no use without it."""
         for part in (self._host, self._files):
@@ -164,11 +173,12 @@ class OffloadStore(BlockStore):
             return
         now = self._clock()
         deadline = float("inf") if time_limit_s is None else now + time_limit_s
-        num_on_disk = len(keys) if self._host is None else sum(key not in self._host for key in keys)
-        self._live[job_id] = job = Job(job_id, keys, block_ids, now, deadline, is_store=False, num_on_disk=num_on_disk)
-        if not num_on_disk:
+        host, size_of = self._host, self._ready_memory().num_bytes_of
+        on_disk = sum(size_of(one) for key, one in zip(keys, block_ids, strict=True) if host is None or key not in host)
+        self._live[job_id] = job = Job(job_id, keys, block_ids, now, deadline, is_store=False, bytes_on_disk=on_disk)
+        if not on_disk:
             self._to_store.put(job)
-        for _ in range(NUM_LOADERS if num_on_disk else 0):
+        for _ in range(NUM_LOADERS if on_disk else 0):
             self._to_load.put(job)
 
     def get_finished(self) -> FinishedJobs:
@@ -186,7 +196,7 @@ class OffloadStore(BlockStore):
     def _give_up_late(self) -> None:
         now, is_hung = self._clock(), self.is_hung
         for job in self._live.values():
-            waits_for_disk = self._host is None if job.is_store else job.num_on_disk > 0
+            waits_for_disk = self._host is None if job.is_store else job.bytes_on_disk > 0
             if is_hung and waits_for_disk and job.give_up():
                 self._counts.add_fault(FaultKind.HUNG)
             elif now > job.deadline and job.give_up():
@@ -199,8 +209,8 @@ class OffloadStore(BlockStore):
                 self._counts.add(store_s=seconds)
             else:
                 self._counts.add(load_s=seconds)
-            if job.num_on_disk:
-                self._load_times.append((job.num_on_disk, seconds))
+            if job.bytes_on_disk:
+                self._load_times.append((job.bytes_on_disk, seconds))
 
     def give_up_stores(self) -> None:
         """As `BlockStore`."""
@@ -250,10 +260,10 @@ class OffloadStore(BlockStore):
 
     def _store(self, job: Job, note: Note) -> None:
         """Write the blocks of the cache to the disk."""
-        files, payload, used_at_ns = self._ready_files(), self._buffer(), time.time_ns()
+        files, buffer, used_at_ns = self._ready_files(), self._buffer(), time.time_ns()
         while (number := job.take()) is not None:
             note()
-            key = job.keys[number]
+            key, payload = job.keys[number], self._part_of(buffer, job, number)
             if key not in files:
                 if not job.copy(self._ready_memory().read_into, number, payload):
                     return
@@ -279,7 +289,7 @@ class OffloadStore(BlockStore):
                     return
                 self._counts.add(num_loaded=1, loaded_bytes=len(payload))
             elif payload is None:
-                payload = self._buffer()
+                payload = np.empty(self._ready_memory().num_bytes_of(job.block_ids[number]), np.uint8)
                 if not job.copy(self._ready_memory().read_into, number, payload):
                     return
                 self._counts.add(num_evicted_from_host=self._host.put(key, payload))
@@ -324,7 +334,7 @@ class OffloadStore(BlockStore):
             key = job.keys[number]
             payload = None if self._host is None else self._host.get(key)
             if payload is None:
-                payload = buffer
+                payload = self._part_of(buffer, job, number)
                 try:
                     files.read(key, payload, used_at_ns - 1000 * number)
                 except (OSError, BlockFault) as error:
@@ -366,6 +376,10 @@ class OffloadStore(BlockStore):
 
     def _buffer(self) -> np.ndarray:
         return np.empty(self._ready_memory().num_block_bytes, dtype=np.uint8)
+
+    def _part_of(self, buffer: np.ndarray, job: Job, number: int) -> np.ndarray:
+        """As much of a buffer as block `number` of a job has bytes."""
+        return buffer[: self._ready_memory().num_bytes_of(job.block_ids[number])]
 
     def _ready_memory(self) -> BlockMemory:
         assert self._memory is not None, "a store is started before its first job"

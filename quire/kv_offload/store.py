@@ -9,6 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import IntEnum
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -20,17 +21,21 @@ class BlockMemory(Protocol):
     """The blocks of the KV cache, as bytes; called by the threads of a store.
 
     Attributes:
-        num_block_bytes: of one block in all layers.
+        num_block_bytes: of the largest block, in all layers.
     """
 
     num_block_bytes: int
 
+    def num_bytes_of(self, block_id: int) -> int:
+        """Bytes of a block in all layers; they differ from pool to pool."""
+        ...
+
     def read_into(self, block_id: int, payload: np.ndarray) -> None:
-        """Copy a block to `payload` ([num_block_bytes] uint8)."""
+        """Copy a block to `payload` ([num_bytes_of(block_id)] uint8)."""
         ...
 
     def write_from(self, block_id: int, payload: np.ndarray) -> None:
-        """Copy `payload` ([num_block_bytes] uint8) to a block."""
+        """Copy `payload` ([num_bytes_of(block_id)] uint8) to a block."""
         ...
 
 
@@ -40,6 +45,14 @@ class FinishedJobs:
 
     done: tuple[int, ...] = ()
     failed: tuple[int, ...] = ()
+
+
+class Place(IntEnum):
+    """Where a block is."""
+
+    NOWHERE = 0
+    HOST = 1
+    DISK = 2
 
 
 class Found(NamedTuple):
@@ -59,6 +72,10 @@ class BlockStore(ABC):
     @abstractmethod
     def lookup(self, keys: Sequence[bytes], first: int = 0) -> Found:
         """How many of `keys[first:]`, from their beginning on, are here."""
+
+    @abstractmethod
+    def places(self, keys: Sequence[bytes]) -> np.ndarray:
+        """[len(keys)] uint8: the `Place` of each."""
 
     @abstractmethod
     def touch(self, keys: Sequence[bytes]) -> None:
@@ -101,7 +118,7 @@ class BlockStore(ABC):
 
     @abstractmethod
     def take_load_times(self) -> list[tuple[int, float]]:
-        """(blocks on the disk, seconds) of the loads from it that were done since the last call."""
+        """(bytes from the disk, seconds) of the loads from it that were done since the last call."""
 
     @abstractmethod
     def take_stats(self) -> OffloadStats | None:

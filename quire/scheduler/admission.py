@@ -264,8 +264,10 @@ class Admission:
             num_reserved, rules = self._num_promised(plan), self._rules
             if others_running:
                 num_reserved = add_counts(num_reserved, (rules.watermark_blocks, *rules.more_watermark_blocks))
-        demand = self._kv.demand(candidate.prefix, num_tokens, candidate.swapped).beside(num_reserved)
-        return demand.lacking(self._kv.free_counts())
+        demand = self._kv.demand(candidate.prefix, num_tokens, candidate.swapped)
+        if candidate.is_loaded_first:
+            demand = demand.at_least(self._kv.load_demand(candidate.prefix, candidate.num_computed_tokens))
+        return demand.beside(num_reserved).lacking(self._kv.free_counts())
 
     def _room_to_return(self, candidate: Candidate) -> tuple[int, PoolCounts]:
         """Tokens that need blocks when a request comes back, and blocks to leave free: with others, for calm steps."""

@@ -62,9 +62,12 @@ class KVTier:
     Attributes:
         sends_messages: `build_message` is called for every step.
         fails_requests: a request whose load failed ends with an error, and is not computed instead.
+        keeps_groups: blocks of several KV cache groups, and of groups that free blocks, are kept, each by the name that
+            its group gives it (`kv_cache.stored_prefix`), and found together; loads are asynchronous.
     """
 
     sends_messages = False
+    keeps_groups = False
     fails_requests = False
 
     # --- at admission ---
@@ -96,13 +99,14 @@ class KVTier:
     # --- at the end ---
 
     def request_finished(self, request: Request, keys: Sequence[bytes], block_ids: np.ndarray) -> Sequence[bytes]:
-        """A request ends; which of its full blocks, by their names in order, are to be saved here.
+        """A request ends, or its prompt is computed; which of its full blocks are to be saved here.
 
         Args:
+            keys: their names, in the order of its tokens; where `keeps_groups`, of every group.
             block_ids: [len(keys)] int32.
 
         Returns:
-            A run of `keys`; empty = none. The blocks stay in the cache until the worker has saved them.
+            Some of `keys`; empty = none. The blocks stay in the cache until the worker has saved them.
         """
         return ()
 

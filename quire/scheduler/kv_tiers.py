@@ -21,6 +21,7 @@ from quire.core.scheduler_output import SchedulerOutput
 from quire.kv_cache.cached_prefix import CachedPrefix
 from quire.kv_cache.event_recorder import KVEventRecorder
 from quire.kv_cache.manager import KVCacheManager
+from quire.kv_cache.stored_prefix import group_name
 from quire.scheduler.candidate import Candidate
 from quire.scheduler.kv_tier import ExternalHit, KVTier, SwapCopies
 from quire.scheduler.request_group import RequestGroup
@@ -52,8 +53,8 @@ class KVTiers(RequestGroup):
     """Where keys and values are beside the cache.
 
     Args:
-        tier: None = there is the swap space alone. It is used where prefix caching names every block: not where that is
-            off, nor with layers that free blocks.
+        tier: None = there is the swap space alone. It is used where prefix caching names the blocks; with layers that
+            free blocks, and with several groups, where it `keeps_groups`.
 
     Attributes:
         swapping: the swap space.
@@ -65,7 +66,9 @@ class KVTiers(RequestGroup):
         self.swapping = swapping
         self._kv = kv
         self._table = table
-        self._tier = tier if kv.names_all_blocks else None
+        is_used = tier is not None and kv.names_blocks and (kv.keeps_sequence or tier.keeps_groups)
+        self._tier = tier if is_used else None
+        self._prompts: dict[int, Request] = {}  # by handle, running, whose prompts' blocks are to be saved early
         self._in_flight: dict[int, _InFlight] = {}
         self._loading: dict[int, int] = {}  # handle -> transfer, of requests that wait for it
         self._loaded: dict[int, CachedPrefix] = {}
@@ -136,7 +139,7 @@ class KVTiers(RequestGroup):
         blocks = self._kv.reserve(candidate.prefix, hit.num_tokens)
         assert self._tier is not None, "loads are those of a tier"
         self._tier.update_state_after_alloc(request, candidate.prefix, hit, blocks.block_ids)
-        self._loading[request.handle] = self._begin_load(candidate, blocks.block_ids[0], blocks)
+        self._loading[request.handle] = self._begin_load(candidate, blocks.block_ids, blocks)
         return Blocked(request.handle, WaitReason.WAITING_FOR_REMOTE_KVS, is_passed_over=True)
 
     def update_state_after_alloc(self, candidate: Candidate, block_ids: tuple[np.ndarray, ...]) -> None:
@@ -146,17 +149,23 @@ class KVTiers(RequestGroup):
             self.swapping.update_state_after_alloc(request, candidate.prefix, hit, block_ids)
         elif hit is not None and self._tier is not None:
             self._tier.update_state_after_alloc(request, candidate.prefix, hit, block_ids)
-            self._begin_load(candidate, block_ids[0], None)
+            assert self._kv.keeps_sequence, "blocks of several groups are loaded before a request is placed"
+            self._begin_load(candidate, (block_ids[0][: hit.num_tokens // self._kv.block_size],), None)
 
-    def _begin_load(self, candidate: Candidate, block_ids: np.ndarray, blocks: CachedPrefix | None) -> int:
-        hit = candidate.external
+    def _begin_load(self, candidate: Candidate, block_ids: tuple[np.ndarray, ...], blocks: CachedPrefix | None) -> int:
+        """Note a load into blocks that end, in each group, with the last one of what the tier has."""
+        hit, names = candidate.external, candidate.request.block_hashes
         assert hit is not None, "only what a tier has is loaded"
-        first, end = (num // self._kv.block_size for num in (candidate.prefix.num_tokens, hit.num_tokens))
-        keys = tuple(candidate.request.block_hashes[first:end])
-        ids, name = np.array(block_ids[first:end]), candidate.request.unique_id
+        num_cached, end = (num // self._kv.block_size for num in (candidate.prefix.num_tokens, hit.num_tokens))
+        keys, fresh_ids = list[bytes](), list[np.ndarray]()
+        for group, ids in enumerate(block_ids):
+            first = max(num_cached, end - len(ids))
+            keys += [group_name(name, group) for name in names[first:end]]
+            fresh_ids.append(ids[len(ids) - (end - first) :])
         transfer = BlockTransfer(
-            self._num_transfers, keys, ids, hit.is_async, time_limit_s=hit.time_limit_s, request_id=name
-        )
+            self._num_transfers, tuple(keys), np.concatenate(fresh_ids), hit.is_async,
+            time_limit_s=hit.time_limit_s, request_id=candidate.request.unique_id,
+        )  # fmt: skip
         self._loads.append(transfer)
         self._add(_InFlight(transfer, candidate.request, blocks))
         return transfer.transfer_id
@@ -168,6 +177,8 @@ class KVTiers(RequestGroup):
     def on_place(self, request: Request) -> None:
         """Its row uses what was loaded."""
         self._let_go_loaded(request.handle)
+        if self._tier is not None and not self._kv.keeps_sequence and not request.message.sampling_params.no_store:
+            self._prompts[request.handle] = request
 
     def _let_go_loaded(self, handle: int) -> None:
         loaded = self._loaded.pop(handle, None)
@@ -180,6 +191,7 @@ class KVTiers(RequestGroup):
         """What was loaded for it goes; what is being loaded goes when that is reported; what is saved, too."""
         self._let_go_loaded(request.handle)
         self._loading.pop(request.handle, None)
+        self._prompts.pop(request.handle, None)
         self._refused.discard(request.handle)
         may_keep = request.status is not RequestStatus.FINISHED_ERROR and not request.message.sampling_params.no_store
         is_loading = any(one.fills_row and one.request is request for one in self._in_flight.values())
@@ -191,17 +203,32 @@ class KVTiers(RequestGroup):
     def _save(self, request: Request, tier: KVTier) -> None:
         num_computed = int(self._table.num_computed_tokens[request.row])
         names = self._kv.name_blocks(request, self._table.token_ids[request.row, :num_computed])
-        block_ids = self._kv.get_block_ids(request.row)[0]
-        keys = tuple(tier.request_finished(request, names, block_ids[: len(names)]))
-        if not keys:
+        by_group = self._kv.blocks_to_store(request.row, num_computed)
+        numbers, groups = np.nonzero(by_group.T)
+        keys = [
+            group_name(names[number], group) for number, group in zip(numbers.tolist(), groups.tolist(), strict=True)
+        ]
+        block_ids = by_group[groups, numbers]
+        saved = tier.request_finished(request, keys, block_ids)
+        if not saved:
             return
-        first = names.index(keys[0])
-        block_ids = np.array(block_ids[first : first + len(keys)])
-        blocks = CachedPrefix((block_ids,), len(keys) * self._kv.block_size)
+        if len(saved) < len(keys):
+            chosen = set(saved)
+            block_ids = block_ids[[key in chosen for key in keys]]
+        blocks = CachedPrefix((block_ids,), 0)
         self._kv.pin(blocks)
-        transfer = BlockTransfer(self._num_transfers, keys, block_ids, request_id=request.unique_id)
+        transfer = BlockTransfer(self._num_transfers, tuple(saved), block_ids, request_id=request.unique_id)
         self._saves.append(transfer)
         self._add(_InFlight(transfer, request, blocks, is_save=True))
+
+    def _save_prompts(self, tier: KVTier) -> None:
+        """Save blocks of prompts that are computed: of layers that free blocks few are there when the request ends."""
+        for handle, request in list(self._prompts.items()):
+            if request.row < 0:
+                del self._prompts[handle]  # it lost its row, and comes again
+            elif self._table.num_computed_tokens[request.row] >= request.num_prompt_tokens:
+                del self._prompts[handle]
+                self._save(request, tier)
 
     def keeps(self, request: Request) -> bool:
         """Whether a tier keeps blocks of a preempted request, which comes back before those that wait."""
@@ -294,6 +321,8 @@ class KVTiers(RequestGroup):
         self.swapping.update_from_output(scheduled, output, seconds)
         if self._tier is not None:
             self._tier.update_from_output(scheduled, output, seconds)
+            if self._prompts:
+                self._save_prompts(self._tier)
             if self._recorder is not None and self.sends_messages:
                 self._recorder.add(self._tier.take_events())
         if not self._in_flight:

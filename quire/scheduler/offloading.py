@@ -11,11 +11,13 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from quire.core.kv_spec import KVCacheConfig
 from quire.core.request import Request
 from quire.core.runner_output import ModelRunnerOutput
 from quire.core.scheduler_output import SchedulerOutput
 from quire.core.stats import OffloadStats
-from quire.kv_offload.store import BlockStore
+from quire.kv_cache.stored_prefix import group_name, longest_stored_prefix
+from quire.kv_offload.store import BlockStore, Place
 from quire.scheduler.kv_tier import ExternalHit, KVTier
 from quire.scheduler.swap_costs import Measurements, SwapCosts
 
@@ -35,56 +37,90 @@ class Offloading(KVTier):
 
     Args:
         store: shared with the worker's half.
-        block_size: tokens per block.
-        num_blocks: of the cache.
+        kv_cache_config: groups, and number and size of blocks.
         clock: seconds.
     """
 
+    keeps_groups = True
+
     def __init__(
-        self, store: BlockStore, block_size: int, num_blocks: int, clock: Callable[[], float] = time.monotonic
+        self, store: BlockStore, kv_cache_config: KVCacheConfig, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._store = store
-        self._block_size = block_size
-        self._max_storing = int(num_blocks * MAX_STORING_SHARE)
+        self._block_size = kv_cache_config.block_size
+        self._max_storing = int(kv_cache_config.num_blocks * MAX_STORING_SHARE)
+        self._specs = [group.spec for group in kv_cache_config.groups]
+        page_bytes = kv_cache_config.pool_page_bytes()
+        self._block_bytes = [page_bytes[group.pool] for group in kv_cache_config.groups]
+        self._keeps_sequence = [spec.keeps_sequence for spec in self._specs] == [True]
         self._clock = clock
         self._prompts = SwapCosts()
         self._loads = Measurements()
         self._last_load_at = -RETRY_S
+        self._storing: set[bytes] = set()  # not findable yet
 
     # --- at admission ---
 
     def get_num_new_matched_tokens(self, request: Request, num_computed_tokens: int) -> ExternalHit | None:
         """The blocks that are stored beyond what is cached, if to load them takes less time than to compute them."""
         first = num_computed_tokens // self._block_size
-        found = self._store.lookup(request.block_hashes, first)
-        if not found.num_blocks:
+        most = (len(request.token_ids) - 1) // self._block_size  # one token is computed
+        names = request.block_hashes[:most]
+        num_blocks, bytes_on_disk = self._look_up(names, first) if most > first else (first, 0)
+        if num_blocks == first:
             return None
-        end = (first + found.num_blocks) * self._block_size
+        end = num_blocks * self._block_size
         compute_s = self._prompts.estimate_recompute_s(num_computed_tokens, end)
-        if found.num_on_disk and self._is_slower(found.num_on_disk, compute_s):
+        if bytes_on_disk and self._is_slower(bytes_on_disk, compute_s):
             self._store.count_kept_out()
             return None
         limit_s = LIMIT_UNKNOWN_S if compute_s is None else max(MIN_LIMIT_S, LIMIT_FACTOR * compute_s)
         return ExternalHit(end, is_async=True, time_limit_s=limit_s)
 
-    def _is_slower(self, num_on_disk: int, compute_s: float | None) -> bool:
+    def _look_up(self, names: Sequence[bytes], first: int) -> tuple[int, int]:
+        """Blocks of the longest prefix that is here, of which `first` are cached, and bytes of it on the disk."""
+        if self._keeps_sequence:
+            found = self._store.lookup(names, first)
+            return first + found.num_blocks, found.num_on_disk * self._block_bytes[0]
+        places: dict[int, np.ndarray] = {}
+
+        def find(group: int, start: int, end: int) -> np.ndarray:
+            places[group] = self._store.places([group_name(name, group) for name in names[start:end]])
+            is_here: np.ndarray = places[group] != Place.NOWHERE
+            return is_here
+
+        end = longest_stored_prefix(self._specs, find, first, len(names))
+        on_disk = 0
+        for group, found_places in places.items():
+            needed = found_places[max(0, self._specs[group].first_block_needed(max(1, end)) - first) : end - first]
+            on_disk += int(np.count_nonzero(needed == Place.DISK)) * self._block_bytes[group]
+        return end, on_disk
+
+    def _is_slower(self, bytes_on_disk: int, compute_s: float | None) -> bool:
         """Whether loading takes longer than computing, as far as both are known."""
-        block_s = self._loads.estimate(num_on_disk)
-        if block_s is None or compute_s is None or block_s * num_on_disk < compute_s:
+        byte_s = self._loads.estimate(bytes_on_disk)
+        if byte_s is None or compute_s is None or byte_s * bytes_on_disk < compute_s:
             return False
         return self._clock() - self._last_load_at < RETRY_S
 
     # --- at the end ---
 
     def request_finished(self, request: Request, keys: Sequence[bytes], block_ids: np.ndarray) -> Sequence[bytes]:
-        """The blocks from the first on that is not stored; none while many wait to be."""
+        """Those that are not stored; none while many wait to be."""
         self._store.touch(keys)
-        missing = keys[self._store.lookup(keys).num_blocks :]
+        is_missing = self._store.places(keys) == Place.NOWHERE
+        missing = [keys[i] for i in np.flatnonzero(is_missing).tolist() if keys[i] not in self._storing]
         num_storing = self._store.num_storing
         if num_storing and num_storing + len(missing) > self._max_storing:
             self._store.count_dropped(len(missing))
             return ()
+        self._storing.update(missing)
         return missing
+
+    def transfer_ended(self, keys: Sequence[bytes], *, is_save: bool, is_done: bool) -> None:
+        """As `KVTier`."""
+        if is_save:
+            self._storing.difference_update(keys)
 
     def release_blocks(self) -> None:
         """Free blocks are short: those that wait to be stored are given up."""
@@ -100,6 +136,6 @@ class Offloading(KVTier):
         """Note what prompts and loads cost."""
         if scheduled.total_num_scheduled_tokens:
             self._prompts.record(scheduled, output, seconds)
-        for num_blocks, load_s in self._store.take_load_times():
-            self._loads.record(num_blocks, load_s / num_blocks)
+        for num_bytes, load_s in self._store.take_load_times():
+            self._loads.record(num_bytes, load_s / num_bytes)
             self._last_load_at = self._clock()

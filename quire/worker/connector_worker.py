@@ -21,7 +21,7 @@ from quire.core.kv_transfer import (
 )
 from quire.kv_transfer.connector import KVConnector
 from quire.logger import get_logger
-from quire.worker.kv_tier import CacheBlocks, KVTierWorker
+from quire.worker.kv_tier import AnyBlocks, KVTierWorker, PooledBlocks
 from quire.worker.layer_hooks import LayerHooks
 
 logger = get_logger(__name__)
@@ -48,8 +48,9 @@ class ConnectorWorker(KVTierWorker):
         self._has_metadata = False
         self._num_errors = 0
 
-    def register_kv_caches(self, blocks: CacheBlocks) -> None:
+    def register_kv_caches(self, blocks: AnyBlocks) -> None:
         """As `KVTierWorker`. Raises what the connector raises: an engine that cannot use it does not start."""
+        assert not isinstance(blocks, PooledBlocks), "connectors are refused where there are several pools"
         self._connector.register_kv_caches(self._kv_caches, blocks)
 
     def begin_step(self) -> None:

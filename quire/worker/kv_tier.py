@@ -6,6 +6,7 @@ vLLM's `KVConnectorBase_V1`; the scheduler's half is `scheduler.kv_tier`.
 
 from __future__ import annotations
 
+import bisect
 import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
@@ -14,6 +15,7 @@ import numpy as np
 import torch
 
 from quire.core.kv_transfer import KVTransferMeta, KVTransferResults
+from quire.worker.kv_cache_tensors import CachePool
 from quire.worker.layer_hooks import LayerHooks
 
 
@@ -32,6 +34,10 @@ class CacheBlocks:
         self._parts = [cache.view(torch.uint8).movedim(dim, 0) for cache in kv_caches]
         self._ends = list(itertools.accumulate(part[0].numel() for part in self._parts))
         self.num_block_bytes = self._ends[-1]
+
+    def num_bytes_of(self, block_id: int) -> int:
+        """Bytes of a block: all have as many."""
+        return self.num_block_bytes
 
     def describe(self) -> list[list[int]]:
         """Per tensor: sizes and strides, in bytes, of one block as it lies in memory."""
@@ -66,11 +72,61 @@ class CacheBlocks:
         return torch.from_numpy(np.array(block_ids, dtype=np.int64)).to(self._parts[0].device)
 
 
+class PooledBlocks:
+    """Blocks of several pools, by the numbers that blocks have among all of them.
+
+    Args:
+        pools: of each pool its blocks, numbered from 0, and how many these are.
+
+    Attributes:
+        num_block_bytes: of one block of the pool whose blocks are the largest.
+    """
+
+    def __init__(self, pools: Sequence[tuple[CacheBlocks, int]]) -> None:
+        self._pools = [blocks for blocks, _ in pools]
+        self._first_ids = list(itertools.accumulate((num for _, num in pools[:-1]), initial=0))
+        self.num_block_bytes = max(blocks.num_block_bytes for blocks in self._pools)
+
+    def describe(self) -> list[list[list[int]]]:
+        """Per pool: as `CacheBlocks`."""
+        return [blocks.describe() for blocks in self._pools]
+
+    def num_bytes_of(self, block_id: int) -> int:
+        """Bytes of a block."""
+        return self._find(block_id)[0].num_block_bytes
+
+    def read_into(self, block_id: int, payload: np.ndarray) -> None:
+        """As `CacheBlocks`."""
+        pool, number = self._find(block_id)
+        pool.read_into(number, payload)
+
+    def write_from(self, block_id: int, payload: np.ndarray) -> None:
+        """As `CacheBlocks`."""
+        pool, number = self._find(block_id)
+        pool.write_from(number, payload)
+
+    def _find(self, block_id: int) -> tuple[CacheBlocks, int]:
+        pool = bisect.bisect_right(self._first_ids, block_id) - 1
+        return self._pools[pool], block_id - self._first_ids[pool]
+
+
+AnyBlocks = CacheBlocks | PooledBlocks
+
+
+def blocks_of(pools: Sequence[CachePool]) -> AnyBlocks:
+    """The blocks of a cache, those of the swap space left out."""
+    parts = [
+        (CacheBlocks([part.narrow(pool.dim, 0, pool.num_blocks) for part in pool.tensors], pool.dim), pool.num_blocks)
+        for pool in pools
+    ]
+    return parts[0][0] if len(parts) == 1 else PooledBlocks(parts)
+
+
 class KVTierWorker(ABC):
     """Copies between the KV cache and wherever the tier keeps blocks."""
 
     @abstractmethod
-    def register_kv_caches(self, blocks: CacheBlocks) -> None:
+    def register_kv_caches(self, blocks: AnyBlocks) -> None:
         """The cache, before the first step."""
 
     def begin_step(self) -> None:  # noqa: B027 (most tiers have nothing to do)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from quire.core.kv_transfer import KVTransferMeta, KVTransferResults
 from quire.kv_offload.store import BlockStore
-from quire.worker.kv_tier import CacheBlocks, KVTierWorker
+from quire.worker.kv_tier import AnyBlocks, KVTierWorker
 
 
 class OffloadingWorker(KVTierWorker):
@@ -16,7 +16,7 @@ class OffloadingWorker(KVTierWorker):
     def __init__(self, store: BlockStore) -> None:
         self._store = store
 
-    def register_kv_caches(self, blocks: CacheBlocks) -> None:
+    def register_kv_caches(self, blocks: AnyBlocks) -> None:
         """As `KVTierWorker`."""
         self._store.start(blocks)
 

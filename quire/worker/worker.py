@@ -42,7 +42,7 @@ from quire.worker.drafting.choice import DraftChoice, DrawnTokens, LikeliestToke
 from quire.worker.drafting.loading import DrafterCache, find_drafter, load_drafter
 from quire.worker.kv_cache_tensors import stored_spec
 from quire.worker.kv_layout import ConnectorCaches, describe_layout
-from quire.worker.kv_tier import CacheBlocks, KVTierWorker
+from quire.worker.kv_tier import AnyBlocks, KVTierWorker, blocks_of
 from quire.worker.memory_planner import MemoryPlanner
 from quire.worker.model_runner import ModelRunner
 from quire.worker.offloading import OffloadingWorker
@@ -94,7 +94,7 @@ class Worker:
             assert isinstance(self._model, DecoderForCausalLM), "heads need a decoder"
             self._model.model.aux_states = self._drafter.aux
         self._runner: ModelRunner | None = None
-        self._blocks: CacheBlocks | None = None
+        self._blocks: AnyBlocks | None = None
         self._kv_cache_config: KVCacheConfig | None = None
         self._connector_caches: ConnectorCaches | None = None
 
@@ -170,10 +170,9 @@ class Worker:
             kv_caches.transfers,
             acceptance,
         )
-        pool = kv_caches.pools[0]  # where there are several, the scheduler uses no tier
-        self._blocks = CacheBlocks([part.narrow(pool.dim, 0, pool.num_blocks) for part in pool.tensors], pool.dim)
+        self._blocks = blocks_of(kv_caches.pools)
         by_layer = dict(zip(layer_names, kv_caches.by_layer, strict=True))
-        self._connector_caches = ConnectorCaches(kv_cache_config, by_layer, pool)
+        self._connector_caches = ConnectorCaches(kv_cache_config, by_layer, kv_caches.pools[0])
         num_tokens = min(setup.block_size, max_model_len, setup.limits.max_num_batched_tokens)
         warm_up(self._model, attention, block_tables, num_tokens, ops.device)
         if self._drafter is not None:

@@ -77,6 +77,13 @@ class LocalAttentionManager(RowBlocks):
         self._num_freed[rows[due]] = first[due]
         self._pool.free_of_many(block_ids)
 
+    def blocks_to_store(self, row: int, nodes: Sequence[int]) -> np.ndarray:
+        """As `RowBlocks`; those that the row has freed as long as they are cached."""
+        block_ids = super().blocks_to_store(row, nodes)
+        for number in range(int(min(self._num_freed[row], len(nodes)))):
+            block_ids[number] = self._blocks.get(nodes[number], NULL_BLOCK_ID)
+        return block_ids
+
     def free(self, row: int) -> None:
         """Give up the row's blocks; cached ones stay findable until they are taken."""
         self._pool.free(self._block_table[row, self._num_freed[row] : self._num_blocks[row]])

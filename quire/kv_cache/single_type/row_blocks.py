@@ -141,6 +141,17 @@ class RowBlocks(ABC):
         first = self.first_block(num_blocks * self._block_size)
         return np.array([self._blocks[node] for node in nodes[first:num_blocks]], dtype=np.int32)
 
+    def blocks_to_store(self, row: int, nodes: Sequence[int]) -> np.ndarray:
+        """[len(nodes)] int32: the block with the end of each prefix of a row, 0 = there is none (any longer).
+
+        Args:
+            nodes: the prefixes that end with each of the row's first blocks, in order; all are computed.
+        """
+        return np.array(self._block_table[row, : len(nodes)])
+
+    def note_loaded(self, row: int, num_blocks: int) -> None:  # noqa: B027 (most kinds publish what their table has)
+        """The prefix of `num_blocks` blocks that a row was just given was loaded, and is to be published."""
+
     def free(self, row: int) -> None:
         """Give up the row's blocks; cached ones stay findable until they are taken."""
         self._pool.free(self.block_ids(row))

@@ -29,6 +29,7 @@ import numpy as np
 
 from quire.core.kv_spec import MambaSpec
 from quire.core.scheduler_output import NewBlocks, StateBlocks
+from quire.kv_cache.block_pool import NULL_BLOCK_ID
 from quire.kv_cache.prefix_tree import ROOT
 from quire.kv_cache.row_prefixes import FilledBlocks
 from quire.kv_cache.single_type.row_blocks import NO_BLOCKS, NO_IDS, ManagerParts, RowBlocks
@@ -220,6 +221,14 @@ class StateManager(RowBlocks):
     def cached_block_ids(self, nodes: Sequence[int], num_blocks: int) -> np.ndarray:
         """As `RowBlocks`: the checkpoint at the end of the prefix."""
         return np.array([self._blocks[nodes[num_blocks - 1]]], dtype=np.int32) if num_blocks else NO_IDS
+
+    def blocks_to_store(self, row: int, nodes: Sequence[int]) -> np.ndarray:
+        """As `RowBlocks`: the checkpoints."""
+        return np.array([self._blocks.get(node, NULL_BLOCK_ID) for node in nodes], dtype=np.int32)
+
+    def note_loaded(self, row: int, num_blocks: int) -> None:
+        """As `RowBlocks`: the state that the row reads first is a checkpoint."""
+        self._due[row] = [(num_blocks - 1, int(self._source[row]), False)]
 
     def free(self, row: int) -> None:
         """As `RowBlocks`."""

@@ -21,13 +21,13 @@ from quire.models.packing_key import packing_key
 from quire.models.registry import origin_of
 from quire.models.weight_files import find_weight_files
 from quire.version import __version__
-from quire.worker.kv_tier import CacheBlocks
+from quire.worker.kv_tier import AnyBlocks
 from quire.worker.setup import WorkerSetup
 
 MODEL_SETTINGS = ("dtype", "quantization", "model_impl", "hf_overrides", "max_model_len")
 
 
-def cache_identity(setup: WorkerSetup, kv_cache_config: KVCacheConfig, blocks: CacheBlocks) -> dict[str, Any]:
+def cache_identity(setup: WorkerSetup, kv_cache_config: KVCacheConfig, blocks: AnyBlocks) -> dict[str, Any]:
     """Everything that decides which bytes a block of the cache has for given tokens, as values that JSON can hold."""
     config = setup.config
     return {

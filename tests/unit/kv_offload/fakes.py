@@ -32,6 +32,9 @@ class ArrayMemory:
     def __init__(self, num_blocks: int = 16) -> None:
         self.blocks = np.zeros((num_blocks, BLOCK_BYTES), np.uint8)
 
+    def num_bytes_of(self, block_id: int) -> int:
+        return BLOCK_BYTES
+
     def read_into(self, block_id: int, payload: np.ndarray) -> None:
         payload[:] = self.blocks[block_id]
 

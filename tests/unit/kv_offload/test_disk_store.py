@@ -66,7 +66,7 @@ def test_stored_blocks_are_loaded_by_the_same_process_and_the_next_one(tmp_path,
     for number in range(3):
         assert (again_memory.blocks[8 + number] == content(number)).all()
     assert again.totals().num_loaded == 3 and again.totals().loaded_bytes == 3 * BLOCK_BYTES
-    assert [count for count, _ in again.take_load_times()] == [3] and not again.take_load_times()
+    assert [size for size, _ in again.take_load_times()] == [3 * BLOCK_BYTES] and not again.take_load_times()
 
 
 def test_what_is_stored_already_is_not_written_again(tmp_path, stores):

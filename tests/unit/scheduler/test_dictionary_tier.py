@@ -19,6 +19,7 @@ from quire.errors import ValidationError
 from quire.scheduler.waiting import WaitReason
 from tests.unit.dictionary_tier import DictionaryTier
 from tests.unit.scheduler import test_properties as properties
+from tests.unit.scheduler.cache_groups import make_spec
 from tests.unit.scheduler.harness import (
     FULL,
     Engine,
@@ -45,7 +46,8 @@ class TierWorker(FakeWorker):
         self, engine: Engine, num_blocks: int, delay: Callable[[int], int], fails: Callable[[int], bool]
     ) -> None:
         tiers, kv = engine.scheduler._tiers, engine.scheduler._kv
-        super().__init__(num_blocks, kv.block_size, (FULL,), tiers.swapping._pool.num_blocks)
+        num_swap_blocks = sum(pool.num_blocks for pool in tiers.swapping._pools)
+        super().__init__(num_blocks, kv.block_size, engine.groups, num_swap_blocks)
         self.may_be_empty = True
         self.blocks: dict[bytes, Any] = {}
         self._delay, self._fails = delay, fails
@@ -111,10 +113,12 @@ def make_engine(
     **config: Any,
 ) -> tuple[Engine, DictionaryTier]:
     config = {"block_size": 4, "max_model_len": properties.MAX_MODEL_LEN, "num_blocks": 40, **config}
-    tier = DictionaryTier(config["block_size"], is_async)
+    groups = config.get("groups", (FULL,))
+    specs = [] if groups == (FULL,) else [make_spec(kind, size, config["block_size"]) for kind, size in groups]
+    tier = DictionaryTier(config["block_size"], is_async, specs)
     scheduler = make_scheduler(tier=tier, max_steps_in_flight=depth, **config)
-    engine = Engine(scheduler) if depth == 1 else LateEngine(scheduler, depth=depth)
-    engine.worker = TierWorker(engine, config["num_blocks"], delay, fails)
+    engine = Engine(scheduler, groups=groups) if depth == 1 else LateEngine(scheduler, groups=groups, depth=depth)
+    engine.worker = TierWorker(engine, len(scheduler._kv._pool.ref_counts()), delay, fails)
     return engine, tier
 
 
@@ -212,7 +216,7 @@ def test_pages_of_an_aborted_load_and_of_a_save_are_free_when_that_is_reported_a
 @settings(max_examples=properties.EXAMPLES, deadline=None)
 @given(properties.scheduler_settings(), properties.scripts(), st.sampled_from([1, 2]))
 def test_whatever_is_loaded_late_or_lost_every_request_gets_its_answer_and_every_page_comes_back(config, script, depth):
-    config = {**config, "groups": (FULL,), "more_pools": (), "prefix_caching": True}
+    config = {**config, "prefix_caching": True}
     engine, tier = make_engine(
         is_async=lambda handle: handle % 2 > 0,
         delay=lambda number: zlib.crc32(b"%d" % number) % 4,

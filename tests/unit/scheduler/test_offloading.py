@@ -11,9 +11,9 @@ from quire.core.request import Request
 from quire.core.runner_output import ModelRunnerOutput
 from quire.core.stats import OffloadStats
 from quire.kv_offload.counts import OffloadCounts
-from quire.kv_offload.store import BlockMemory, BlockStore, FinishedJobs, Found
+from quire.kv_offload.store import BlockMemory, BlockStore, FinishedJobs, Found, Place
 from quire.scheduler.offloading import LIMIT_UNKNOWN_S, MIN_LIMIT_S, RETRY_S, Offloading
-from tests.unit.scheduler.harness import Engine, make_request, make_scheduler
+from tests.unit.scheduler.harness import FULL, Engine, make_kv_cache_config, make_request, make_scheduler
 
 BLOCK_SIZE = 4
 NO_IDS = np.empty(0, dtype=np.int32)  # the tier does not look at them
@@ -36,6 +36,9 @@ class PretendedStore(BlockStore):
     def lookup(self, keys: Sequence[bytes], first: int = 0) -> Found:
         num_blocks = max(0, min(self.num_here, len(keys)) - first)
         return Found(num_blocks, num_blocks if self.is_on_disk else 0)
+
+    def places(self, keys: Sequence[bytes]) -> np.ndarray:
+        return np.array([Place.DISK if key in NAMES[: self.num_here] else Place.NOWHERE for key in keys], np.uint8)
 
     def touch(self, keys: Sequence[bytes]) -> None: ...
 
@@ -84,7 +87,7 @@ def now() -> list[float]:
 
 @pytest.fixture
 def tier(store, now) -> Offloading:
-    return Offloading(store, BLOCK_SIZE, num_blocks=40, clock=lambda: now[0])
+    return Offloading(store, make_kv_cache_config(40, BLOCK_SIZE, (FULL,)), clock=lambda: now[0])
 
 
 def make_waiting(num_tokens: int = 40) -> Request:
@@ -130,18 +133,21 @@ def test_a_load_is_given_up_after_twice_the_time_of_computing(tier, store):
 def test_what_is_not_there_is_stored_unless_too_much_waits(tier, store):
     request = make_waiting()
     assert tier.request_finished(request, NAMES[:10], NO_IDS) == NAMES[8:10]
-    assert tier.request_finished(request, NAMES[:8], NO_IDS) == []
+    assert tier.request_finished(request, NAMES[:10], NO_IDS) == [], "they are being stored"
+    tier.transfer_ended(NAMES[8:10], is_save=True, is_done=False)
     store.num_here = 0
     assert len(tier.request_finished(request, NAMES, NO_IDS)) == 20  # nothing waits
+    tier.transfer_ended(NAMES, is_save=True, is_done=False)
     store.num_waiting = 1
     assert len(tier.request_finished(request, NAMES[:9], NO_IDS)) == 9
-    assert len(tier.request_finished(request, NAMES[:10], NO_IDS)) == 0
-    assert store.totals().num_dropped == 10
+    assert len(tier.request_finished(request, NAMES[9:], NO_IDS)) == 0
+    assert store.totals().num_dropped == 11
 
 
 def test_stores_are_given_up_where_blocks_are_short():
     store = PretendedStore()
-    engine = Engine(make_scheduler(tier=Offloading(store, BLOCK_SIZE, 12), block_size=BLOCK_SIZE, num_blocks=12))
+    tier = Offloading(store, make_kv_cache_config(12, BLOCK_SIZE, (FULL,)))
+    engine = Engine(make_scheduler(tier=tier, block_size=BLOCK_SIZE, num_blocks=12))
     engine.worker.may_be_empty = True
     engine.add(make_request(0, 30, max_tokens=2))
     engine.run()
