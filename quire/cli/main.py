@@ -38,6 +38,8 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "connector-check": ("quire.cli.connector_check", "try whether a KV connector keeps its contract"),
     "completion": ("quire.cli.completion", "print a shell completion script"),
 }
+# How a front end of vLLM's starts an engine: as Python's arguments, before those of `vllm`, which are this program's.
+AS_PYTHON = ["-m", "vllm.entrypoints.cli.main"]
 EXIT_ERROR = 2
 EXIT_INTERRUPTED = 130
 
@@ -80,6 +82,8 @@ def _run_guarded(argv: list[str]) -> int:
 
 
 def _run(argv: list[str]) -> int:
+    if argv[:2] == AS_PYTHON:
+        argv = argv[2:]
     if argv[:1] == ["help"]:
         argv = [*argv[1:], "--help"]
     if not argv or argv[0] in ("-h", "--help"):

@@ -114,7 +114,21 @@ def print_config(args: argparse.Namespace) -> int:
 def run(args: argparse.Namespace) -> int:
     """Serve until a signal ends it, or the engine has stopped for good; returns the exit status."""
     configure_logging()
+    engine, server = settings_from_args(args)
+    if server.headless.headless:
+        return _run_headless(args, build_config(**engine), server)
     return serve_until_signal(start_from_args(args, PhaseTimer("python and imports")))
+
+
+def _run_headless(args: argparse.Namespace, config: QuireConfig, server: ServerConfig) -> int:
+    """Serve a front end of vLLM's until it ends or a signal comes; returns the exit status."""
+    if args.models is not None:
+        raise ConfigError("headless serves one model", hint="leave out --models", field="models")
+    configure_logging(config.observability.log_level, config.observability.log_format)
+    from quire.hosts.engine_core.serve import serve  # late, as the rest of the framework
+
+    envs.prefer_sleeping_threads()
+    return serve(config, server.headless.front_end)
 
 
 def serve_until_signal(started: StartedServer) -> int:

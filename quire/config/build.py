@@ -20,7 +20,15 @@ from quire.config.kv_transfer import KVTransferSettings
 from quire.config.model import LoadConfig, ModelConfig
 from quire.config.not_yet import NO_EFFECT, NOT_YET, is_neutral, not_yet_error
 from quire.config.scheduler import SchedulerConfig
-from quire.config.server import ApiConfig, HttpConfig, LimitsConfig, ResponsesConfig, ServerConfig, TracingConfig
+from quire.config.server import (
+    ApiConfig,
+    HeadlessConfig,
+    HttpConfig,
+    LimitsConfig,
+    ResponsesConfig,
+    ServerConfig,
+    TracingConfig,
+)
 from quire.config.speculative_forms import SpeculationSettings, parse_speculation
 from quire.config.structured_outputs import StructuredOutputsConfig
 from quire.errors import ConfigError, UnsupportedError, nearest, unknown_name
@@ -50,7 +58,7 @@ _NESTED_NOT_YET: dict[str, tuple[Any, ...]] = {
 }  # fmt: skip
 SERVER_SECTIONS: dict[str, type] = {
     "http": HttpConfig, "api": ApiConfig, "limits": LimitsConfig, "tracing": TracingConfig,
-    "responses": ResponsesConfig,
+    "responses": ResponsesConfig, "headless": HeadlessConfig,
 }  # fmt: skip
 
 

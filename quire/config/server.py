@@ -260,6 +260,38 @@ class ResponsesConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class HeadlessConfig:
+    """An engine behind a front end of vLLM's, in place of the HTTP server."""
+
+    headless: bool = setting(
+        False, "No HTTP server: serve a front end that speaks vLLM's EngineCore protocol, such as vllm-rs serve, which "
+        "starts this command by itself (--python quire).",
+    )  # fmt: skip
+    data_parallel_address: str | None = setting(None, "With headless: address of the front end; default 127.0.0.1.")
+    data_parallel_rpc_port: int | None = setting(
+        None, "With headless: port on which the front end waits for engines.", minimum=1, maximum=65535
+    )
+
+    def __post_init__(self) -> None:
+        check_settings(self)
+        if self.headless and self.data_parallel_rpc_port is None:
+            raise ConfigError(
+                "headless needs the port of a front end",
+                hint="give data_parallel_rpc_port, or start the front end with vllm-rs serve MODEL --python quire",
+                field="data_parallel_rpc_port",
+            )  # fmt: skip
+        for name in ("data_parallel_address", "data_parallel_rpc_port"):
+            if getattr(self, name) is not None and not self.headless:
+                raise ConfigError(f"{name} has no effect without headless", hint=f"leave out {name}", field=name)
+
+    @property
+    def front_end(self) -> str:
+        """The ZeroMQ address of the front end."""
+        host = self.data_parallel_address or "127.0.0.1"
+        return f"tcp://{f'[{host}]' if ':' in host else host}:{self.data_parallel_rpc_port}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ServerConfig:
     """Settings of the HTTP server; those of the engine are separate."""
 
@@ -268,3 +300,4 @@ class ServerConfig:
     limits: LimitsConfig = field(default_factory=LimitsConfig)
     tracing: TracingConfig = field(default_factory=TracingConfig)
     responses: ResponsesConfig = field(default_factory=ResponsesConfig)
+    headless: HeadlessConfig = field(default_factory=HeadlessConfig)
