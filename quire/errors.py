@@ -119,6 +119,10 @@ class EngineDeadError(QuireServerError):
     """The engine stopped and cannot serve this call."""
 
 
+class CommunicationError(EngineDeadError):
+    """A process of the group that computes a model has ended, or did not come to a collective; says which."""
+
+
 class EngineRestartingError(EngineDeadError):
     """The engine core is being replaced, or is about to be; requests wait, and those that ran go on."""
 

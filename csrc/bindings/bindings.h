@@ -30,6 +30,7 @@ void bind_sampling(nb::module_& m);
 void bind_recurrent(nb::module_& m);
 void bind_state_space(nb::module_& m);
 void bind_step_graph(nb::module_& m);
+void bind_communicator(nb::module_& m);
 void bind_histories(nb::module_& m);
 
 }  // namespace quire

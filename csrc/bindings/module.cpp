@@ -14,5 +14,6 @@ NB_MODULE(_quire_native, m) {
   quire::bind_recurrent(m);
   quire::bind_state_space(m);
   quire::bind_step_graph(m);
+  quire::bind_communicator(m);
   quire::bind_histories(m);
 }

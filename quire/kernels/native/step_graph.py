@@ -13,7 +13,7 @@ from contextlib import contextmanager
 
 import torch
 
-from quire.errors import ShapeError
+from quire.errors import CommunicationError, ShapeError
 from quire.kernels.native.memory import huge_zeros
 from quire.kernels.native.runtime import NativeRuntime
 
@@ -87,7 +87,11 @@ class StepGraph:
 
         Raises:
             ShapeError: an index among the inputs leads out of a tensor; calls before that one have run.
+            CommunicationError: another rank has ended, or did not come.
         """
-        fault = self._runtime.library.replay_step(self._graph, self._runtime.pool)
+        try:
+            fault = self._runtime.library.replay_step(self._graph, self._runtime.pool)
+        except RuntimeError as error:
+            raise CommunicationError(str(error)) from None
         if fault is not None:
             raise ShapeError(fault, hint="indices of one step must belong to one cache and one batch")

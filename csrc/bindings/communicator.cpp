@@ -1,0 +1,96 @@
+#include "quire/communicator.h"
+
+#include <nanobind/stl/vector.h>
+
+#include <algorithm>
+#include <vector>
+
+#include "bindings/step_graph.h"
+
+namespace quire {
+
+namespace {
+
+constexpr int64_t kMaxCapacity = int64_t{1} << 34;
+
+Communicator* checked(Communicator& group, int64_t row_bytes) {
+  if (row_bytes > group.capacity()) throw nb::value_error("a row is larger than the buffer");
+  return &group;
+}
+
+int checked_rank(const Communicator& group, int rank, int lowest = 0) {
+  if (rank < lowest || rank >= group.size()) throw nb::value_error("no such rank");
+  return rank;
+}
+
+}  // namespace
+
+void bind_communicator(nb::module_& m) {
+  m.attr("MAX_RANKS") = kMaxRanks;
+  m.def("region_bytes", &Communicator::region_bytes);
+  nb::class_<Communicator>(m, "Communicator")
+      .def("__init__",
+           [](Communicator* self, int fd, int rank, int size, int64_t capacity, int64_t spin_us, int64_t timeout_us) {
+             if (size < 1 || size > kMaxRanks || rank < 0 || rank >= size) throw nb::value_error("rank");
+             const int64_t least = kCacheLine * size * size;
+             if (capacity < least || capacity > kMaxCapacity || capacity % kCacheLine) throw nb::value_error("capacity");
+             if (spin_us < 0 || timeout_us < 1) throw nb::value_error("times");
+             new (self) Communicator(fd, rank, size, capacity, spin_us, timeout_us);
+           })
+      .def_prop_ro("aborted", &Communicator::aborted)
+      .def("abort", &Communicator::abort)
+      .def("barrier",
+           [](Communicator& self, Pool& pool) {
+             nb::gil_scoped_release release;
+             barrier(pool, &self);
+           })
+      .def("gather",
+           [](Communicator& self, Pool& pool, uintptr_t own, int64_t own_stride, uintptr_t out, int64_t out_stride,
+              int64_t num_rows, const std::vector<int64_t>& starts, int root) {
+             GatherArgs args{};
+             args.communicator = checked(self, starts.back());
+             args.own = at<char>(own), args.own_stride = own_stride;
+             args.out = at<char>(out), args.out_stride = out_stride;
+             args.num_rows = num_rows;
+             args.root = checked_rank(self, root, -1);
+             if (static_cast<int>(starts.size()) != self.size() + 1) throw nb::value_error("one part for each rank");
+             std::copy(starts.begin(), starts.end(), args.starts);
+             run_noted(gather, pool, args);
+           })
+      .def("gather_rows",
+           [](Communicator& self, Pool& pool, uintptr_t ids, int64_t first, int64_t count, uintptr_t own, uintptr_t out,
+              int64_t num_rows, int64_t row_bytes) {
+             const GatherRowsArgs args{checked(self, row_bytes), at<int64_t>(ids), first,    count,
+                                       at<char>(own),            at<char>(out),    num_rows, row_bytes};
+             run_noted(gather_rows, pool, args);
+           })
+      .def("reduce",
+           [](Communicator& self, Pool& pool, uintptr_t data, int64_t num_elements, int dtype, bool is_scattered) {
+             const ReduceArgs args{&self, at<void>(data), num_elements, static_cast<DType>(dtype), is_scattered};
+             run_noted(reduce, pool, args);
+           })
+      .def("broadcast",
+           [](Communicator& self, Pool& pool, uintptr_t data, int64_t bytes, int root, bool is_patient) {
+             run_noted(broadcast, pool, BroadcastArgs{&self, at<char>(data), bytes, checked_rank(self, root), is_patient});
+           })
+      .def("all_to_all",
+           [](Communicator& self, Pool& pool, uintptr_t data, uintptr_t out, int64_t part_bytes) {
+             run_noted(all_to_all, pool, AllToAllArgs{&self, at<char>(data), at<char>(out), part_bytes});
+           })
+      .def("send",
+           [](Communicator& self, uintptr_t data, int64_t bytes, int to) {
+             checked_rank(self, to);
+             nb::gil_scoped_release release;
+             self.send(at<char>(data), bytes, to);
+           })
+      .def("receive", [](Communicator& self, uintptr_t data, int64_t bytes, int from, bool is_patient) {
+        checked_rank(self, from);
+        nb::gil_scoped_release release;
+        self.receive(at<char>(data), bytes, from, is_patient);
+      });
+  m.def("local_ids", [](Pool& pool, uintptr_t ids, uintptr_t out, int64_t num_ids, int64_t first, int64_t count) {
+    run_noted(local_ids, pool, LocalIdsArgs{at<int64_t>(ids), at<int64_t>(out), num_ids, first, count});
+  });
+}
+
+}  // namespace quire

@@ -1,0 +1,187 @@
+#include "quire/communicator.h"
+
+#include <linux/futex.h>
+#include <sched.h>
+#include <sys/mman.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <chrono>
+#include <cstring>
+#include <new>
+#include <stdexcept>
+#include <string>
+#include <system_error>
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
+namespace quire {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+constexpr int64_t kMailSlots = 2;
+constexpr int64_t kMailBytes = 256 << 10;  // of a slot
+constexpr int kSpinsPerClockRead = 64;
+// Who waits longer than this lets other threads of the machine go first; as the pool's workers do.
+constexpr std::chrono::microseconds kPolite{50};
+// A sleeper looks up this often, whatever happened to those who should have woken it.
+constexpr int64_t kSliceNs = 100'000'000;
+
+inline void cpu_relax() {
+#if defined(__x86_64__)
+  _mm_pause();
+#elif defined(__aarch64__)
+  asm volatile("yield");
+#endif
+}
+
+// Not FUTEX_PRIVATE: waiters are in other processes.
+void futex_wait(std::atomic<uint32_t>& word, uint32_t seen) {
+  const timespec slice{0, kSliceNs};
+  syscall(SYS_futex, &word, FUTEX_WAIT, seen, &slice, nullptr, 0);
+}
+
+void futex_wake(std::atomic<uint32_t>& word) { syscall(SYS_futex, &word, FUTEX_WAKE, INT32_MAX, nullptr, nullptr, 0); }
+
+// Counters wrap.
+bool has_reached(uint32_t value, uint32_t wanted) { return static_cast<int32_t>(value - wanted) >= 0; }
+
+}  // namespace
+
+// A counter with those who sleep until it rises.
+struct alignas(64) Communicator::Word {
+  std::atomic<uint32_t> value;
+  std::atomic<uint32_t> num_sleepers;
+};
+
+struct alignas(64) Communicator::Mail {
+  Word num_sent, num_taken;
+  alignas(64) char slots[kMailSlots][kMailBytes];
+};
+
+struct alignas(64) Communicator::Region {
+  std::atomic<int32_t> aborted;  // a rank, plus 1
+  Word arrived[kMaxRanks];
+};
+
+static_assert(std::atomic<uint32_t>::is_always_lock_free && std::atomic<int32_t>::is_always_lock_free);
+
+int64_t Communicator::region_bytes(int size, int64_t capacity) {
+  return static_cast<int64_t>(sizeof(Region)) + 2 * capacity + int64_t{size} * size * static_cast<int64_t>(sizeof(Mail));
+}
+
+Communicator::Communicator(int fd, int rank, int size, int64_t capacity, int64_t spin_us, int64_t timeout_us)
+    : bytes_(region_bytes(size, capacity)),
+      rank_(rank),
+      size_(size),
+      capacity_(capacity),
+      spin_us_(spin_us),
+      timeout_us_(timeout_us) {
+  void* address = mmap(nullptr, bytes_, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+  if (address == MAP_FAILED) throw std::system_error(errno, std::generic_category(), "the region cannot be mapped");
+  region_ = static_cast<Region*>(address);
+  buffers_ = static_cast<char*>(address) + sizeof(Region);
+  mails_ = buffers_ + 2 * capacity;
+}
+
+Communicator::~Communicator() { munmap(region_, bytes_); }
+
+Communicator::Mail& Communicator::mail(int from, int to) const {
+  return reinterpret_cast<Mail*>(mails_)[from * size_ + to];
+}
+
+void Communicator::abort(int rank) {
+  int32_t none = 0;
+  region_->aborted.compare_exchange_strong(none, rank + 1);
+  for (int other = 0; other < size_; ++other) {
+    futex_wake(region_->arrived[other].value);
+    for (int to = 0; to < size_; ++to) {
+      futex_wake(mail(other, to).num_sent.value);
+      futex_wake(mail(other, to).num_taken.value);
+    }
+  }
+}
+
+int Communicator::aborted() const { return region_->aborted.load() - 1; }
+
+void Communicator::fail(int other) const {
+  const int dead = aborted();
+  if (dead >= 0) throw std::runtime_error("rank " + std::to_string(dead) + " has ended");
+  throw std::runtime_error("rank " + std::to_string(other) + " did not come to " + what_ + " (operation " +
+                           std::to_string(operation_) + ") within " + std::to_string(timeout_us_ / 1000) + " ms");
+}
+
+void Communicator::publish(Word& word, uint32_t value) {
+  word.value.store(value);
+  if (word.num_sleepers.load() != 0) futex_wake(word.value);
+}
+
+void Communicator::wait(Word& word, uint32_t value, int other, bool forever) {
+  if (has_reached(word.value.load(std::memory_order_acquire), value)) return;
+  const auto start = Clock::now();
+  const auto spin_until = start + std::chrono::microseconds(spin_us_);
+  for (auto now = start; now < spin_until; now = Clock::now()) {
+    for (int i = 0; i < kSpinsPerClockRead; ++i) {
+      if (has_reached(word.value.load(std::memory_order_acquire), value)) return;
+      cpu_relax();
+    }
+    if (now > start + kPolite) sched_yield();
+  }
+  const auto deadline = start + std::chrono::microseconds(timeout_us_);
+  while (true) {
+    if (aborted() >= 0) fail(other);
+    word.num_sleepers.fetch_add(1);
+    const uint32_t seen = word.value.load();
+    if (!has_reached(seen, value)) futex_wait(word.value, seen);
+    word.num_sleepers.fetch_sub(1);
+    if (has_reached(word.value.load(std::memory_order_acquire), value)) return;
+    if (!forever && Clock::now() > deadline) fail(other);
+  }
+}
+
+char* Communicator::begin(const char* what) {
+  what_ = what;
+  ++operation_;
+  return buffers_ + (operation_ & 1) * capacity_;
+}
+
+void Communicator::wait_for_readers() {
+  for (int other = 0; other < size_; ++other) wait(region_->arrived[other], operation_ - 1, other, false);
+}
+
+void Communicator::arrive() { publish(region_->arrived[rank_], operation_); }
+
+void Communicator::wait_for(int other, bool forever) { wait(region_->arrived[other], operation_, other, forever); }
+
+void Communicator::wait_for_all() {
+  for (int other = 0; other < size_; ++other) wait_for(other);
+}
+
+void Communicator::send(const char* data, int64_t bytes, int to) {
+  what_ = "receive";
+  Mail& box = mail(rank_, to);
+  for (int64_t done = 0; done < bytes; done += kMailBytes) {
+    const uint32_t number = box.num_sent.value.load();
+    wait(box.num_taken, number + 1 - kMailSlots, to, false);
+    std::memcpy(box.slots[number % kMailSlots], data + done, min_i64(kMailBytes, bytes - done));
+    publish(box.num_sent, number + 1);
+  }
+}
+
+void Communicator::receive(char* data, int64_t bytes, int from, bool forever) {
+  what_ = "send";
+  Mail& box = mail(from, rank_);
+  for (int64_t done = 0; done < bytes; done += kMailBytes) {
+    const uint32_t number = box.num_taken.value.load();
+    wait(box.num_sent, number + 1, from, forever);
+    std::memcpy(data + done, box.slots[number % kMailSlots], min_i64(kMailBytes, bytes - done));
+    publish(box.num_taken, number + 1);
+  }
+}
+
+}  // namespace quire

@@ -1,0 +1,141 @@
+// Collectives between processes of one machine, in memory that they share.
+//
+// Every rank calls the same collectives in the same order; calls of one communicator come from one thread at a time.
+// Rank order is fixed on every rank, so all of them get the same bits. The region has two buffers that take turns, so
+// that one wait an operation is enough: a rank that has arrived at operation k has read the results of all before it,
+// and the buffer of k is that of k - 2.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+
+#include "quire/pool.h"
+#include "quire/types.h"
+
+namespace quire {
+
+constexpr int kMaxRanks = 64;
+
+class Communicator {
+ public:
+  // Of the region that all ranks map, which begins as zeros.
+  static int64_t region_bytes(int size, int64_t capacity);
+
+  // Maps the region behind `fd`. A wait spins for spin_us, then sleeps, and throws std::runtime_error after timeout_us.
+  // capacity: bytes that one round of an operation moves, a multiple of 64; larger ones take several rounds.
+  Communicator(int fd, int rank, int size, int64_t capacity, int64_t spin_us, int64_t timeout_us);
+  ~Communicator();
+  Communicator(const Communicator&) = delete;
+  Communicator& operator=(const Communicator&) = delete;
+
+  int rank() const { return rank_; }
+  int size() const { return size_; }
+  int64_t capacity() const { return capacity_; }
+
+  // All waits on all ranks end with an error that names `rank`, now and later.
+  void abort(int rank);
+  // The rank that `abort` was given first; -1 = none.
+  int aborted() const;
+
+  // An operation: `begin` gives its buffer, `wait_for_readers` before it is written, `arrive` once it is, `wait_for`
+  // the ranks that write before it is read.
+  char* begin(const char* what);
+  void wait_for_readers();
+  void arrive();
+  void wait_for(int other, bool forever = false);
+  void wait_for_all();
+
+  // From one rank to another, whatever the others do; in pieces.
+  void send(const char* data, int64_t bytes, int to);
+  void receive(char* data, int64_t bytes, int from, bool forever);
+
+ private:
+  struct Word;
+  struct Mail;
+  struct Region;
+  void wait(Word& word, uint32_t value, int other, bool forever);
+  static void publish(Word& word, uint32_t value);
+  Mail& mail(int from, int to) const;
+  [[noreturn]] void fail(int other) const;
+
+  Region* region_;
+  char* buffers_;
+  char* mails_;
+  int64_t bytes_;
+  int rank_;
+  int size_;
+  int64_t capacity_;
+  int64_t spin_us_;
+  int64_t timeout_us_;
+  uint32_t operation_ = 0;
+  const char* what_ = "";
+};
+
+// Columns of a matrix from all ranks: out[i] = the own[i] of rank 0, then that of rank 1, and so on.
+struct GatherArgs {
+  Communicator* communicator;
+  const char* own;
+  int64_t own_stride;  // bytes
+  char* out;
+  int64_t out_stride;  // bytes
+  int64_t num_rows;
+  int64_t starts[kMaxRanks + 1];  // bytes: where the columns of each rank begin; the last is the width of a row
+  int root;                       // the rank that alone gets the result; -1 = all
+};
+void gather(Pool& pool, const GatherArgs& args);
+
+// Rows of a table that is divided over the ranks: out[i] is the own[i] of the rank whose part of the table has ids[i].
+struct GatherRowsArgs {
+  Communicator* communicator;
+  const int64_t* ids;
+  int64_t first;  // the table's rows first .. first + count - 1 are here
+  int64_t count;
+  const char* own;
+  char* out;
+  int64_t num_rows;
+  int64_t row_bytes;
+};
+void gather_rows(Pool& pool, const GatherRowsArgs& args);
+
+// out[i] = ids[i] - first, or 0 where that is not in 0 .. count - 1.
+struct LocalIdsArgs {
+  const int64_t* ids;
+  int64_t* out;
+  int64_t num_ids;
+  int64_t first;
+  int64_t count;
+};
+void local_ids(Pool& pool, const LocalIdsArgs& args);
+
+// Sums over the ranks, in float32, pairwise by rank: ((0 + 1) + (2 + 3)) + ...; rounded once. In place.
+// scattered: each rank gets its part of `counts` elements alone, at the beginning of `data`.
+struct ReduceArgs {
+  Communicator* communicator;
+  void* data;
+  int64_t num_elements;
+  DType dtype;  // f32 or bf16
+  bool is_scattered;
+};
+void reduce(Pool& pool, const ReduceArgs& args);
+
+struct BroadcastArgs {
+  Communicator* communicator;
+  char* data;
+  int64_t bytes;
+  int root;
+  bool is_patient;  // receivers have no timeout
+};
+void broadcast(Pool& pool, const BroadcastArgs& args);
+
+// Part j of `data` goes to rank j: out = what each rank has for this one, in the order of the ranks.
+struct AllToAllArgs {
+  Communicator* communicator;
+  const char* data;
+  char* out;
+  int64_t part_bytes;
+};
+void all_to_all(Pool& pool, const AllToAllArgs& args);
+
+void barrier(Pool& pool, Communicator* const& communicator);
+
+}  // namespace quire

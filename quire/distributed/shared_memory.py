@@ -1,0 +1,104 @@
+"""SharedMemoryCommunicator: the ranks of one machine, over memory without a name; and that memory.
+
+A region is a file without a name (memfd): children inherit its descriptor, and it is gone with the last process that
+has it. Nothing can be left behind, and the size of /dev/shm, which is small in containers, does not matter.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+
+import torch
+
+from quire.distributed.communicator import Communicator
+from quire.errors import CommunicationError
+from quire.kernels.native.communicator import NativeCommunicator, region_bytes
+from quire.kernels.native.runtime import NativeRuntime
+
+DEFAULT_CAPACITY = 32 << 20
+
+
+def make_region(size: int, capacity: int = DEFAULT_CAPACITY) -> int:
+    """The descriptor of a new region for `size` ranks; pages are taken when they are first written.
+
+    Raises:
+        CommunicationError: the system has no such memory.
+    """
+    try:
+        fd = os.memfd_create("quire-ranks")
+        os.ftruncate(fd, region_bytes(size, capacity))
+    except OSError as error:
+        raise CommunicationError(f"no memory to share between {size} processes: {error}") from error
+    return fd
+
+
+class SharedMemoryCommunicator(Communicator):
+    """As `Communicator`, by kernels of the C++ library, which recorded steps can replay.
+
+    Args:
+        runtime: whose threads copy large results, and where results go while a step is recorded.
+        fd: of `make_region(size, capacity)`; the caller's to close.
+        spin_us: how long a wait spins before it sleeps.
+        timeout_s: after which a wait fails.
+    """
+
+    def __init__(
+        self,
+        runtime: NativeRuntime,
+        fd: int,
+        rank: int,
+        size: int,
+        *,
+        capacity: int = DEFAULT_CAPACITY,
+        spin_us: int = 1000,
+        timeout_s: float = 60.0,
+    ) -> None:
+        self.rank, self.size = rank, size
+        self._native = NativeCommunicator(runtime, fd, rank, size, capacity, spin_us, int(timeout_s * 1e6))
+
+    def barrier(self) -> None:
+        """As `Communicator.barrier`."""
+        self._native.barrier()
+
+    def all_gather(
+        self, own: torch.Tensor, widths: Sequence[int], out: torch.Tensor | None = None, root: int | None = None
+    ) -> torch.Tensor:
+        """As `Communicator.all_gather`."""
+        return self._native.gather(own, widths, out, root)
+
+    def gather_rows(self, ids: torch.Tensor, first: int, count: int, own: torch.Tensor) -> torch.Tensor:
+        """As `Communicator.gather_rows`."""
+        return self._native.gather_rows(ids, first, count, own)
+
+    def local_ids(self, ids: torch.Tensor, first: int, count: int) -> torch.Tensor:
+        """As `Communicator.local_ids`."""
+        return self._native.local_ids(ids, first, count)
+
+    def all_reduce(self, tensor: torch.Tensor) -> None:
+        """As `Communicator.all_reduce`."""
+        self._native.all_reduce(tensor)
+
+    def reduce_scatter(self, tensor: torch.Tensor) -> torch.Tensor:
+        """As `Communicator.reduce_scatter`."""
+        return self._native.reduce_scatter(tensor)
+
+    def broadcast(self, tensor: torch.Tensor, root: int = 0, *, is_patient: bool = False) -> None:
+        """As `Communicator.broadcast`."""
+        self._native.broadcast(tensor, root, is_patient=is_patient)
+
+    def all_to_all(self, tensor: torch.Tensor) -> torch.Tensor:
+        """As `Communicator.all_to_all`."""
+        return self._native.all_to_all(tensor)
+
+    def send(self, tensor: torch.Tensor, to: int) -> None:
+        """As `Communicator.send`; returns when the last 512 KiB may still be under way."""
+        self._native.send(tensor, to)
+
+    def receive(self, tensor: torch.Tensor, source: int, *, is_patient: bool = False) -> None:
+        """As `Communicator.receive`."""
+        self._native.receive(tensor, source, is_patient=is_patient)
+
+    def abort(self, rank: int) -> None:
+        """As `Communicator.abort`; may be called from any thread."""
+        self._native.abort(rank)
