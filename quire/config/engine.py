@@ -125,6 +125,11 @@ class QuireConfig:
         return self.transfer.connector
 
     @property
+    def has_kv_tier(self) -> bool:
+        """Whether blocks are kept behind the KV cache, by a connector or a store of ours."""
+        return self.kv_transfer is not None or self.cache.offload_field is not None
+
+    @property
     def max_model_len(self) -> int:
         """Most tokens of one request, prompt and output; of a resolved configuration."""
         assert self.model.max_model_len is not None, "resolve() sets max_model_len"

@@ -91,9 +91,9 @@ class AbortRequests(msgspec.Struct, frozen=True, tag="abort"):
 
 
 class UtilityCall(msgspec.Struct, frozen=True, tag="call"):
-    """Anything rare: "ping", "pause", "resume", "reset_prefix_cache" (`argument`: of running requests too).
+    """Anything rare: "ping", "pause", "resume", "reset_prefix_cache" (`argument`: of running requests too), "end".
 
-    Answered by a `UtilityResult`.
+    Answered by a `UtilityResult`; "end" by the end of the process, which first stores what is to be kept.
     """
 
     call_id: int

@@ -31,6 +31,8 @@ from quire.structured_output.manager import GrammarManager, no_pool
 MIN_IDLE_S, MAX_IDLE_S = 0.0001, 0.005
 PATIENCE_S, MAX_TRANSFERS_S = 1.0, 10.0
 """For which a reset of the prefix cache waits for blocks under way: to end, and to be given up."""
+END_TRANSFERS_S = 10.0
+"""For which a planned end waits for blocks that are under way to a tier; then they are given up."""
 
 
 def nothing() -> None:
@@ -167,14 +169,14 @@ class EngineCore:
         if self._has_transfers() and not self._scheduler.has_unfinished_requests():
             self.step()
 
-    def _end_transfers(self) -> None:
+    def _end_transfers(self, patience_s: float = PATIENCE_S, most_s: float = MAX_TRANSFERS_S) -> None:
         """Blocks under way are in use: run steps until there are none, or as long as is bearable."""
         start = time.monotonic()
         while self._has_transfers() and not self._scheduler.has_unfinished_requests():
             waited_s = time.monotonic() - start
-            if waited_s > MAX_TRANSFERS_S:
+            if waited_s > most_s:
                 return
-            if waited_s > PATIENCE_S:
+            if waited_s > patience_s:
                 self._give_up_transfers()
             self.step()
 
@@ -188,6 +190,11 @@ class EngineCore:
     def call_worker(self, method: str | Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Call a method of the worker, or a function of it; between steps, by the owner of this core."""
         return self._executor.call_worker(method, *args, **kwargs)
+
+    def end(self) -> None:
+        """A planned end: let a tier store what ended requests leave, for a bounded time. Others were aborted before."""
+        self._end_transfers(END_TRANSFERS_S, END_TRANSFERS_S + PATIENCE_S)
+        self.shutdown()
 
     def shutdown(self) -> None:
         """Release the executor; harmless when repeated."""

@@ -20,7 +20,7 @@ from pathlib import Path
 import msgspec
 
 from quire.config import QuireConfig
-from quire.core.wire import CoreFailed, CoreReady, CoreSetup
+from quire.core.wire import CoreFailed, CoreReady, CoreSetup, UtilityCall
 from quire.engine.core_link import CoreLink
 from quire.engine.hang_detector import HangDetector, Sample
 from quire.engine.heartbeat import Heartbeat, HeartbeatField, Phase
@@ -32,6 +32,8 @@ from quire.utils.phases import Phases
 
 HELLO_TIMEOUT_S = 60.0
 CLOSE_TIMEOUT_S = 5.0
+END_TIMEOUT_S = 40.0
+"""The same for a core with a tier behind its KV cache, which stores what is left: longer than that takes at most."""
 MIN_POLL_S, MAX_POLL_S = 0.02, 0.25
 MAX_ANSWER_BYTES = 1 << 20
 
@@ -133,9 +135,14 @@ class CoreProcess:
 
     def close(self, timeout_s: float = CLOSE_TIMEOUT_S) -> None:
         """End the child and remove everything of it; harmless when repeated."""
-        self._is_closing = True
+        is_first, self._is_closing = not self._is_closing, True
+        is_alive = self._thread.is_alive() and self._thread is not threading.current_thread()
+        if is_first and is_alive and self._config.has_kv_tier and isinstance(self._answer, CoreReady):
+            with contextlib.suppress(EngineDeadError):
+                self.link.send(UtilityCall(0, "end"))
+                self._thread.join(END_TIMEOUT_S)
         self._close_stdin()
-        if self._thread.is_alive() and self._thread is not threading.current_thread():
+        if is_alive:
             self._thread.join(timeout_s)
             self.kill()
             self._thread.join()

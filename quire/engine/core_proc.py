@@ -93,15 +93,18 @@ class EngineCoreProc:
         self._decoder: MessageDecoder[ToCore] = MessageDecoder(ToCore)
         self._clock_ns = clock_ns
         self._is_paused = False
+        self._has_ended = False
 
     def run(self) -> None:
-        """Serve until the process ends."""
-        while True:
+        """Serve until the core is asked to end, or the process ends."""
+        while not self._has_ended:
             self.run_once()
 
     def run_once(self) -> None:
         """Take in what has come, waiting when there is nothing to do, then run a step."""
         self._take_in()
+        if self._has_ended:
+            return
         outputs = self._core.take_outputs() if self._is_paused else self._step()
         if outputs is not None:
             self._send(StepOutputs(outputs))
@@ -117,7 +120,7 @@ class EngineCoreProc:
             self._progress.enter(Phase.IDLE)
             self._inputs.poll()
             self._progress.enter(Phase.BUSY)
-        while self._inputs.poll(0):
+        while not self._has_ended and self._inputs.poll(0):
             frames = self._inputs.recv_multipart(zmq.NOBLOCK)
             self._handle(frames)
             self._progress.note_received()
@@ -152,6 +155,11 @@ class EngineCoreProc:
 
     def _call(self, call: UtilityCall) -> None:
         value: bool | None = True
+        if call.method == "end":
+            self._progress.enter(Phase.IDLE)  # it does not hang
+            self._core.end()
+            self._has_ended = True
+            return
         if call.method in ("pause", "resume"):
             self._is_paused = call.method == "pause"
         elif call.method == "reset_prefix_cache":
@@ -209,6 +217,7 @@ def main() -> None:
     try:
         clock_ns = time.process_time_ns if setup.config.device.device == "cpu" else time.monotonic_ns
         EngineCoreProc(core, inputs, outputs, progress, clock_ns).run()
+        os._exit(0)  # at once: what was to be kept is
     except Exception:
         logger.exception("the engine core failed")
         os._exit(1)  # at once: nothing here is worth tidying up, and the parent waits for the end

@@ -28,7 +28,7 @@ from quire.utils.memory import format_bytes
 GIB = 1 << 30
 BEHIND_SHARE = 0.2
 """Of the host memory, what may wait to be written to the disk."""
-CLOSE_S = 5.0
+CLOSE_S = 20.0
 """Most seconds for which the end of an engine waits for blocks that are being stored."""
 
 logger = get_logger(__name__)

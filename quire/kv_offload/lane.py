@@ -51,6 +51,11 @@ class Lane(Generic[Item]):
         since = self._busy_since
         return 0.0 if since is None else now - since
 
+    @property
+    def is_alive(self) -> bool:
+        """Whether it was started and has not ended."""
+        return self._thread.is_alive()
+
     def join(self, seconds: float) -> None:
         """Wait until it has ended, for so long at most."""
         if self._thread.is_alive():

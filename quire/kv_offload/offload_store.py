@@ -36,6 +36,8 @@ RESCAN_S = 2.0
 """Seconds between looks for files of other servers."""
 FIRST_SCAN_S = 10.0
 """Most seconds that a start waits for the first look."""
+JOIN_S = 0.1
+"""Between two looks whether the disk still answers, while the end waits for it."""
 NUM_LOADERS = 2
 STORE_NICENESS = 10
 """Of threads that write: steps go first."""
@@ -254,7 +256,10 @@ class OffloadStore(BlockStore):
         for lane in self._lanes:
             if lane is self._lanes[-1]:
                 self._to_write.put(None)  # behind what the lanes before it have left to be written
-            lane.join(max(0.0, end - self._clock()))
+            while lane.is_alive and not self.is_hung and (left := end - self._clock()) > 0:
+                lane.join(min(left, JOIN_S))
+        if seconds and any(lane.is_alive for lane in self._lanes):
+            logger.warning("kv_disk: the engine ends before all blocks are stored; what is missing is computed again")
 
     # --- the threads ---
 

@@ -16,6 +16,7 @@ from quire.core.engine_messages import EngineCoreOutputs
 from quire.engine.config_lookup import resolve_config
 from quire.engine.core import EngineCore
 from quire.engine.core_factory import build_core
+from quire.engine.llm_engine import LLMEngine
 from quire.errors import QuireError
 from quire.platforms.detect import detect_platform
 from quire.utils.phases import PhaseTimer
@@ -128,6 +129,24 @@ def test_what_an_offline_engine_answers_is_there_for_the_next_one(tmp_path):
         output = llm.generate({"prompt_token_ids": PROMPT}, params)[0]
         assert output.num_cached_tokens == num_cached
         llm.shutdown()
+
+
+def test_a_planned_end_of_a_core_of_its_own_loses_nothing(tmp_path):
+    prompts = [[7 * i + j for j in range(200)] for i in range(4)]
+    params = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True)
+    settings: dict[str, Any] = {
+        "model": "leaf", "block_size": 16, "max_model_len": 256, "kv_disk": str(tmp_path / "kv"),
+        "num_gpu_blocks_override": 400,
+    }  # fmt: skip
+    engine = LLMEngine.from_config(build_config(**settings), in_process=False)
+    for number, prompt in enumerate(prompts):
+        engine.add_request(str(number), {"prompt_token_ids": prompt}, params)
+    while engine.has_unfinished_requests():
+        engine.step()
+    engine.shutdown()
+    with LLM(**settings) as llm:
+        outputs = llm.generate([{"prompt_token_ids": prompt} for prompt in prompts], params, use_tqdm=False)
+    assert [output.num_cached_tokens for output in outputs] == [192] * len(prompts)
 
 
 @pytest.mark.parametrize(

@@ -134,3 +134,13 @@ def test_the_prefix_cache_can_be_reset_between_requests(ends: Ends):
     ends.send(UtilityCall(2, "reset_prefix_cache"))
     assert ends.turn() == [UtilityResult(2, value=True)]
     assert ends.page.phase is Phase.BUSY
+
+
+def test_a_planned_end_ends_the_loop_and_takes_in_nothing_more(ends: Ends):
+    ends.send(request(1, [1, 2], max_tokens=1))
+    ends.turn()
+    ends.send(UtilityCall(1, "end"))
+    ends.send(request(2, [1]))
+    ends.proc.run()
+    assert not ends.proc._core.has_unfinished_requests()
+    assert ends.page.phase is Phase.IDLE, "it is not taken to hang"
