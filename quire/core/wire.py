@@ -13,6 +13,7 @@ import msgspec
 from quire import errors
 from quire.config.engine import QuireConfig
 from quire.core.engine_messages import EngineCoreOutputs, EngineCoreRequest
+from quire.core.live_state import EngineState
 from quire.errors import EngineDeadError, QuireError
 
 
@@ -91,7 +92,8 @@ class AbortRequests(msgspec.Struct, frozen=True, tag="abort"):
 
 
 class UtilityCall(msgspec.Struct, frozen=True, tag="call"):
-    """Anything rare: "ping", "pause", "resume", "reset_prefix_cache" (`argument`: of running requests too), "end".
+    """Anything rare: "ping", "pause", "resume", "live_state", "reset_prefix_cache" (`argument`: of running requests,
+    too), "end".
 
     Answered by a `UtilityResult`; "end" by the end of the process, which first stores what is to be kept.
     """
@@ -118,7 +120,7 @@ class UtilityResult(msgspec.Struct, frozen=True, tag="result"):
     """Answer to a `UtilityCall`: a value, or an error."""
 
     call_id: int
-    value: bool | None = None
+    value: bool | EngineState | None = None
     error: ErrorInfo | None = None
 
 

@@ -10,6 +10,7 @@ Read `core` and `front_end` first, then `llm_engine` (offline) or `async_llm` (s
     front ends         front_end, llm_engine, async_llm, protocol
     built by           config_lookup, factory, front_factory, mp_factory, parts, named_plugins, vllm_environment,
                        shipped_drafters
-    figures and events  stat_logger, stat_loggers, offline_metrics, speculation_reports, kv_event_publisher
+    figures and events  stat_logger, stat_loggers, offline_metrics, speculation_reports, kv_event_publisher,
+                       step_watch
     behind the cache   kv_offload_factory, tier_factory
 """

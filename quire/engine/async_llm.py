@@ -15,6 +15,7 @@ from quire.config.build import build_config
 from quire.config.resolve import UsageContext
 from quire.core.beam_search import BeamSearchOutput, BeamSearchParams
 from quire.core.engine_messages import EngineCoreOutputs, FinishReason
+from quire.core.live_state import EngineState
 from quire.core.outputs import RequestOutput
 from quire.core.request_options import DEFAULT_OPTIONS, RequestOptions
 from quire.core.sampling_params import RequestOutputKind, SamplingParams
@@ -246,6 +247,13 @@ class AsyncLLM(EngineClient):
         self._require_alive()
         self._supervisor.attach()
         return bool(await self._supervisor.call("reset_prefix_cache", reset_running_requests))
+
+    async def live_states(self) -> list[EngineState]:
+        """As `EngineClient.live_states`."""
+        self._require_alive()
+        self._supervisor.attach()
+        state = await self._supervisor.call("live_state")
+        return [state] if isinstance(state, EngineState) else []
 
     async def pause_generation(self) -> None:
         """Stop running steps; requests wait."""

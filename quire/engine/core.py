@@ -19,13 +19,18 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
+import msgspec
+
 from quire.core.engine_messages import EngineCoreOutputs, EngineCoreRequest, FinishReason
+from quire.core.live_state import EngineState
 from quire.engine.kv_event_publisher import NO_KV_EVENTS, KVEventFlusher
 from quire.engine.speculation_reports import SpeculationReports
 from quire.engine.step_recovery import StepRecovery
+from quire.engine.step_watch import StepWatch
 from quire.errors import EngineDeadError, QuireClientError
 from quire.executor.base import Executor
 from quire.scheduler.interface import SchedulerInterface
+from quire.scheduler.waiting import Blocked
 from quire.structured_output.manager import GrammarManager, no_pool
 
 MIN_IDLE_S, MAX_IDLE_S = 0.0001, 0.005
@@ -58,6 +63,7 @@ class EngineCore:
         has_transfers: whether blocks are under way between the cache and a tier behind it.
         give_up_transfers: ends those that can be, with the next steps.
         speculation: adds to outputs what was decided about drafts; None = nothing is drafted.
+        observe: the control plane at this moment, given the last refusal of admission; None = it cannot be looked at.
     """
 
     def __init__(
@@ -74,6 +80,7 @@ class EngineCore:
         has_transfers: Callable[[], bool] = never,
         give_up_transfers: Callable[[], None] = nothing,
         speculation: SpeculationReports | None = None,
+        observe: Callable[[Blocked | None], EngineState] | None = None,
     ) -> None:
         self._executor = executor
         self._scheduler = scheduler
@@ -85,6 +92,9 @@ class EngineCore:
         self._kv_events = kv_events
         self._has_transfers, self._give_up_transfers = has_transfers, give_up_transfers
         self._speculation = speculation
+        self._observe = observe
+        self._watch: StepWatch | None = None
+        self._blocked: Blocked | None = None  # the last refusal of admission
         self._held: frozenset[int] = frozenset()
         self._idle_s = 0.0
         self.num_blocks = num_blocks
@@ -135,6 +145,9 @@ class EngineCore:
             self._end_failed_grammars()
         seconds = None if sampled.is_capture else self._clock() - start  # which says nothing of steps to come
         outputs = self._scheduler.update_from_output(step, sampled, seconds)
+        self._blocked = step.plan.blocked
+        if self._watch is not None and not self._watch.note(step, self._clock() - start):
+            self._watch = None
         if not step.output.total_num_scheduled_tokens:
             self._pause_idle()
         elif self._idle_s:
@@ -155,6 +168,15 @@ class EngineCore:
             self._recovery.note(outputs)
             self._grammars.note(outputs)
         return outputs
+
+    def live_state(self) -> EngineState | None:
+        """What this core is doing, for people; called between steps. None = its scheduler cannot be looked at."""
+        if self._observe is None:
+            return None
+        if self._watch is None:
+            self._watch = StepWatch()
+        steps, chunks = self._watch.look()
+        return msgspec.structs.replace(self._observe(self._blocked), steps=steps, chunks=chunks)
 
     def has_unfinished_requests(self) -> bool:
         """True while any request waits or runs."""

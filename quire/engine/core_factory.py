@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,6 +32,7 @@ from quire.logger import get_logger
 from quire.platforms.interface import Platform
 from quire.sample.logits_processor import ProcessorSource
 from quire.scheduler.kv_tier import KVTier
+from quire.scheduler.live_state import live_state
 from quire.scheduler.setup import SchedulerSetup, make_scheduler
 from quire.spec_decode.filtered import FilteredProposer
 from quire.spec_decode.registry import describe, make_controller, make_proposer, stats_reader
@@ -86,6 +88,7 @@ def build_core(
             on_shutdown=nothing if offload is None else offload.close,
             has_transfers=never if tier is None else lambda: scheduler.has_transfers,
             give_up_transfers=nothing if tier is None else tier.release_blocks, speculation=reports,
+            observe=partial(live_state, scheduler),
         )  # fmt: skip
     if kv_tier is not None:
         raise UnsupportedError("a recording does not hold what a KV tier decides", hint="leave out --flight-recorder")
@@ -95,7 +98,7 @@ def build_core(
     kv_events = start_kv_events(config.observability.kv_events, setup.kv_cache, recorded.watch_blocks)
     return EngineCore(
         executor, recorded, recovery, num_blocks, on_step, grammars=grammars, on_shutdown=recorded.close,
-        kv_events=kv_events, speculation=reports,
+        kv_events=kv_events, speculation=reports, observe=recorded.live_state,
     )  # fmt: skip
 
 

@@ -24,6 +24,7 @@ import zmq
 
 from quire import envs
 from quire.core.engine_messages import EngineCoreOutputs, EngineCoreRequest
+from quire.core.live_state import EngineState
 from quire.core.serial import MessageDecoder, MessageEncoder
 from quire.core.wire import (
     AbortRequests,
@@ -154,7 +155,7 @@ class EngineCoreProc:
         self._send(RequestRefused(handle, ErrorInfo.of(error)))
 
     def _call(self, call: UtilityCall) -> None:
-        value: bool | None = True
+        value: bool | EngineState | None = True
         if call.method == "end":
             self._progress.enter(Phase.IDLE)  # it does not hang
             self._core.end()
@@ -164,6 +165,8 @@ class EngineCoreProc:
             self._is_paused = call.method == "pause"
         elif call.method == "reset_prefix_cache":
             value = self._core.reset_prefix_cache(call.argument)
+        elif call.method == "live_state":
+            value = self._core.live_state()
         elif call.method != "ping":
             unknown = ErrorInfo.of(MessageError(f"the engine core does not have a method {call.method!r}"))
             self._send(UtilityResult(call.call_id, error=unknown))

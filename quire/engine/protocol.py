@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 from quire.config import QuireConfig
 from quire.core.engine_messages import EngineCoreOutputs
+from quire.core.live_state import EngineState
 from quire.core.request_options import DEFAULT_OPTIONS, RequestOptions
 from quire.core.sampling_params import SamplingParams
 from quire.engine.generation_defaults import GenerationDefaults
@@ -79,6 +80,9 @@ class EngineClient(Protocol):
 
     async def reset_prefix_cache(self, reset_running_requests: bool = False) -> bool:
         """Forget all cached blocks, those of running requests if asked; False while any block is in use."""
+
+    async def live_states(self) -> list[EngineState]:
+        """What each engine core is doing, collected between two of its steps; waits for a core that restarts."""
 
     async def pause_generation(self) -> None:
         """Stop running steps; requests wait."""

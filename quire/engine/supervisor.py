@@ -18,6 +18,7 @@ from typing import Protocol
 import numpy as np
 
 from quire.core.engine_messages import EngineCoreOutputs, EngineCoreRequest
+from quire.core.live_state import EngineState
 from quire.core.wire import FromCore, RequestRefused, StepOutputs
 from quire.engine.core_client.async_mp import AsyncMPClient
 from quire.engine.core_launcher import CoreProcess
@@ -160,7 +161,7 @@ class Supervisor:
         for handle in set(wanted) - set(sent):
             self._end_aborted(handle)
 
-    async def call(self, method: str, argument: bool = False) -> bool | None:
+    async def call(self, method: str, argument: bool = False) -> bool | EngineState | None:
         """Call a utility of the core; waits for a core when there is none now."""
         while True:
             if self._restarting is not None:

@@ -14,6 +14,7 @@ import numpy as np
 
 from quire.core.drafts import DraftController, DraftProposer
 from quire.core.engine_messages import EngineCoreOutputs, EngineCoreRequest, FinishReason
+from quire.core.live_state import EngineState
 from quire.core.logprobs import LogprobsArrays
 from quire.core.runner_output import ModelRunnerOutput
 from quire.core.scheduler_output import SchedulerOutput
@@ -24,9 +25,11 @@ from quire.flight_recorder.writer import RecordWriter
 from quire.kv_cache.event_recorder import KVEventRecorder
 from quire.scheduler.admission import AdmissionGate, Candidate, GateDecision
 from quire.scheduler.interface import SchedulerInterface
+from quire.scheduler.live_state import live_state
 from quire.scheduler.setup import SchedulerSetup, make_scheduler
 from quire.scheduler.step import Step
 from quire.scheduler.step_plan import StepPlan
+from quire.scheduler.waiting import Blocked
 
 
 class RecordingClock:
@@ -155,6 +158,10 @@ class RecordedScheduler(SchedulerInterface):
         is_done = self._scheduler.reset_prefix_cache(reset_running_requests)
         self._writer.put(partial(records.Reset, is_done, self._clock.take(), reset_running_requests))
         return is_done
+
+    def live_state(self, blocked: Blocked | None) -> EngineState:
+        """As `scheduler.live_state`; nothing is recorded, as nothing changes."""
+        return live_state(self._scheduler, blocked)
 
     def close(self) -> None:
         """Write what is left; harmless when repeated."""

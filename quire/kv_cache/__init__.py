@@ -7,6 +7,6 @@ Read `manager` first, then `coordinator` and `block_pool`. Modules by topic:
     blocks                    block_pool, free_list, block_copies, swap_pool
     prefixes                  prefix_index, prefix_tree, siblings, salted_siblings, block_hash, checkpoints,
                               stored_prefix (what is kept outside)
-    explanations and events   miss_explainer, eviction_history, event_recorder
+    explanations and events   miss_explainer, eviction_history, event_recorder, live_state
     at startup                planning, grouping, pool_sizes
 """

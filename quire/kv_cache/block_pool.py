@@ -80,6 +80,10 @@ class BlockPool:
         """[num_blocks] int32, a copy: how many requests use each block."""
         return np.array(self._ref_counts)
 
+    def eviction_order(self, pool: int = 0) -> np.ndarray:
+        """[num_cached] int32: cached blocks of a pool that no request uses, the next to be evicted first."""
+        return (self._more_free[pool - 1] if pool else self._free).eviction_order()
+
     def has_other_users(self, block_ids: np.ndarray) -> np.ndarray:
         """[n] bool: whether blocks of one user have others beside it."""
         has_others: np.ndarray = self._ref_counts[block_ids] > 1

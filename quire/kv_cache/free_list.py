@@ -72,6 +72,10 @@ class FreeList:
             return np.array(plain)
         return np.concatenate([plain, *self._take_oldest(num_blocks - num_plain)])
 
+    def eviction_order(self) -> np.ndarray:
+        """[num_cached] int32: the free blocks that are cached, the next to be evicted first."""
+        return self._live_entries(self._head, self._tail)
+
     def _take_oldest(self, num_blocks: int) -> list[np.ndarray]:
         taken = []
         while num_blocks:

@@ -22,6 +22,7 @@ import numpy as np
 
 from quire.core.cache_info import CacheMiss, MissReason
 from quire.core.kv_spec import KVCacheConfig
+from quire.core.live_state import BlockMap, PrefixMap
 from quire.core.request import ExtraKeys, Request
 from quire.core.scheduler_output import BlockCopies, NewBlocks, StateBlocks
 from quire.kv_cache.block_copies import PendingCopies
@@ -32,6 +33,7 @@ from quire.kv_cache.cached_prefix import CachedPrefix
 from quire.kv_cache.checkpoints import Checkpoints
 from quire.kv_cache.coordinator import KVCacheCoordinator
 from quire.kv_cache.event_recorder import KVEventRecorder
+from quire.kv_cache.live_state import block_maps, prefix_map
 from quire.kv_cache.miss_explainer import MissExplainer
 from quire.kv_cache.prefix_tree import ROOT
 from quire.kv_cache.single_type.row_blocks import NO_IDS, ManagerParts
@@ -356,6 +358,15 @@ class KVCacheManager:
         own = np.concatenate(self.get_block_ids(request.row))
         shared = [ids for ids in self._coordinator.shared_on_restore(prefix.block_ids) if ids is not NO_IDS]
         return min((self._pool.num_leading_shared(ids, own) for ids in shared), default=0) * self.block_size
+
+    def live_state(self, rows: np.ndarray) -> tuple[list[BlockMap], PrefixMap]:
+        """Who has which blocks, and what can be found: summaries for people.
+
+        Args:
+            rows: [num_rows] the placed rows, those placed first first.
+        """
+        blocks = [np.concatenate(self.get_block_ids(row)) for row in rows.tolist()]
+        return block_maps(self._pool, rows, blocks), prefix_map(self._pool.prefix_index)
 
     def cache_full_blocks(self, rows: np.ndarray, num_computed_tokens: np.ndarray, token_ids: np.ndarray) -> None:
         """Publish the blocks of these rows that an executed step filled, and free those that no later query sees.

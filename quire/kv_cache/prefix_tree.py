@@ -124,6 +124,10 @@ class PrefixTree:
         parent: int = self._keys[node][0]
         return parent
 
+    def num_users(self, node: int) -> int:
+        """Rows, cached blocks, remembered misses and children that refer to it."""
+        return self._num_users[node]
+
     def tokens(self, node: int) -> bytes:
         """Tokens of the last block."""
         tokens: bytes = self._keys[node][1]

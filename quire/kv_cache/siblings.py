@@ -57,11 +57,11 @@ class Siblings:
             node = older.get(node, _NONE)
         return nodes
 
-    def all_after(self, parent: int) -> list[int]:
-        """Every node after `parent`."""
-        nodes = self.after(parent)
+    def all_after(self, parent: int, most: int | None = None) -> list[int]:
+        """Every node after `parent`; of each extra keys `most` at most."""
+        nodes = self.after(parent, most=most)
         for extra_keys in self._extra_keys.get(parent, ()):
-            nodes += self.after(parent, extra_keys)
+            nodes += self.after(parent, extra_keys, most)
         return nodes
 
     def clear(self) -> None:

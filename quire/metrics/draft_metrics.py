@@ -11,6 +11,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge
 
 from quire.core.draft_stats import DraftOutcomes, accepted_by_position
 from quire.core.speculation_stats import Reason, SpeculationStats
+from quire.metrics.live_totals import value_of
 
 
 class DraftMetrics:
@@ -87,6 +88,10 @@ class DraftMetrics:
         self._accepted.inc(int(outcomes.num_accepted.sum()))
         for count, series in zip(accepted_by_position(outcomes.num_accepted), self._by_position, strict=False):
             series.inc(count)
+
+    def totals(self) -> tuple[float, float]:
+        """(draft tokens verified, draft tokens accepted) so far."""
+        return value_of([self._draft_tokens]), value_of([self._accepted])
 
     def show(self, stats: SpeculationStats) -> None:
         """Take in what the engine core has decided since it started."""

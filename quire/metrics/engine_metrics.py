@@ -22,6 +22,7 @@ from quire.metrics import buckets
 from quire.metrics.draft_metrics import DraftMetrics
 from quire.metrics.histogram import QuickHistogram
 from quire.metrics.http_metrics import HttpMetrics
+from quire.metrics.live_totals import LiveTotals, value_of
 from quire.metrics.offload_metrics import OffloadMetrics
 from quire.metrics.server_metrics import QUEUE_LIMITS, Merged, ServerMetrics, page
 from quire.utils.phases import Phases
@@ -158,6 +159,21 @@ class EngineMetrics:
         """Show what the start of "server" or "engine_core" took."""
         for name, seconds in phases:
             self._start.labels(process=process, phase=name).set(seconds)
+
+    def totals(self) -> LiveTotals:
+        """What was counted so far, as numbers."""
+        drafts = (0.0, 0.0) if self.drafts is None else self.drafts.totals()
+        ttft, computed = self._ttft.distribution(), self._step_tokens.distribution().total
+        return LiveTotals(
+            value_of([self._generation_tokens]), computed, ttft.num_values, value_of([self._preemptions]),
+            value_of([self._prefix_queries]), value_of([self._prefix_hits]), *drafts,
+            ttft=ttft, itl=self._inter_token.distribution(),
+        )  # fmt: skip
+
+    @property
+    def last_stats(self) -> SchedulerStats:
+        """The control plane after the newest step."""
+        return self._last_stats
 
     def all_series(self) -> Merged:
         """The series of the server and of the engine."""

@@ -8,6 +8,8 @@ from collections.abc import Iterable, Sequence
 from prometheus_client.core import HistogramMetricFamily
 from prometheus_client.registry import Collector, CollectorRegistry
 
+from quire.metrics.live_totals import Distribution
+
 
 class QuickHistogram(Collector):
     """Counts by bucket, written and read on one thread.
@@ -31,6 +33,10 @@ class QuickHistogram(Collector):
         """Take in `value`, seen `count` times."""
         self._counts[bisect_left(self._bounds, value)] += count
         self._sum += value * count
+
+    def distribution(self) -> Distribution:
+        """All that was taken in."""
+        return Distribution(tuple(self._bounds), tuple(self._counts), self._sum)
 
     def describe(self) -> Iterable[HistogramMetricFamily]:
         """Name and kind, for the registry."""

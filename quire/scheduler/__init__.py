@@ -9,5 +9,5 @@ Read `scheduler` first, then `step_plan`, `admission` and `request_table`. Modul
     preemption        preemption, swapping, swap_costs
     other memory      kv_tier, kv_tiers, offloading, connector_tier
     request groups    request_group, forks, beam_groups, beam_search
-    from outside      interface, setup
+    from outside      interface, setup, live_state
 """

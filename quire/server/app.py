@@ -6,7 +6,7 @@ Called by the launcher and by tests.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 
 from starlette.applications import Starlette
@@ -28,7 +28,9 @@ from quire.server.api.responses.kept_routes import KeptRoutes
 from quire.server.chat.answered import RefusalRecord, Route, answered, refused
 from quire.server.chat.reading import BodyReader
 from quire.server.chat.running import cancelled
-from quire.server.chat.state import ServerParts, make_state
+from quire.server.chat.state import ServerParts, ServerState, make_state
+from quire.server.debug.planning import PlanRequest
+from quire.server.debug.routes import DebugRoutes
 from quire.server.docs_page import PAGE
 from quire.server.http.access import own_path
 from quire.server.http.errors import BAD_REQUEST, METHOD_NOT_ALLOWED, NOT_FOUND, ApiError
@@ -87,6 +89,7 @@ def make_app(engine: EngineClient, config: ServerConfig) -> Application:
     for path in ("/v1/models", "/v1/models/", "/models"):
         routes.add(path, info.models)
     routes.add("/v1/models/{model:path}", info.model)
+    routes.add_debug(lambda: [state], state.parts)
     routes.add_info(info.root, info.health, info.live, info.ready, info.version, info.load, info.metrics)
     if state.tenants.needs_key:
         routes.add("/reset_prefix_cache", OperatorRoutes(state).reset_prefix_cache, method="POST")
@@ -118,6 +121,7 @@ def make_pool_app(pool: ModelPool, policy: str) -> Application:
     routes.add("/v1/models/{model:path}", own.model)
     routes.add("/models/load", own.load, ModelName)
     routes.add("/models/unload", own.unload, ModelName)
+    routes.add_debug(pool.loaded_states, pool.parts)
     routes.add_info(own.root, own.health, own.live, own.ready, own.version, own.server_load, own.metrics)
     if pool.parts.tenants.needs_key:
         routes.add("/reset_prefix_cache", own.reset_prefix_cache, method="POST")
@@ -184,6 +188,7 @@ def _application(life: ServerLife) -> Application:
     app.add_middleware(
         RequestLog, is_logged=not config.http.disable_access_log, tracing=parts.tracing, error_forms=ERROR_FORMS,
         quiet_paths=frozenset(config.http.disable_access_log_for_endpoints), metrics=parts.metrics.http,
+        recent=parts.recent,
     )  # fmt: skip
     if config.http.allowed_origins:
         app.add_middleware(
@@ -223,6 +228,20 @@ class Routes:
         if not parts.config.http.disable_fastapi_docs:
             self.add("/openapi.json", self._openapi)
             self.add("/docs", _docs)
+
+    def add_debug(self, sources: Callable[[], Sequence[ServerState]], parts: ServerParts) -> None:
+        """What operators look at, unless it is off.
+
+        Args:
+            sources: the models that are served now.
+        """
+        if parts.config.http.disable_debug:
+            return
+        debug = DebugRoutes(sources, parts)
+        self.add("/debug/state", debug.state)
+        self.add("/debug/requests", debug.requests)
+        self.add("/debug/config", debug.config)
+        self.add("/debug/plan", debug.plan, PlanRequest)
 
     def add_info(
         self, root: Route, health: Route, live: Route, ready: Route, version: Route, load: Route, metrics: Route

@@ -17,6 +17,7 @@ from quire.config.build import build_config
 from quire.core.cache_info import CacheMiss
 from quire.core.draft_stats import DraftOutcomes, DraftStats
 from quire.core.engine_messages import EngineCoreOutputs
+from quire.core.live_state import EngineState
 from quire.core.outputs import CompletionOutput, Logprob, RequestOutput
 from quire.core.request_options import DEFAULT_OPTIONS, RequestOptions
 from quire.core.sampling_params import RequestOutputKind, SamplingParams
@@ -85,6 +86,7 @@ class ScriptedEngine(Pumped):
         fails_after: tokens after which every request fails; `dies_after` the same for the engine.
         holds: while set, nothing is emitted.
         drafts: what is said of every request's drafts.
+        states: what the engine says of its cores.
     """
 
     config: QuireConfig = field(default_factory=scripted_config)
@@ -97,6 +99,7 @@ class ScriptedEngine(Pumped):
     errored: bool = False
     num_restarts: int = 0
     num_resumed: int = 0
+    states: Sequence[EngineState] = ()
 
     def __post_init__(self) -> None:
         path = resolve_model_path("leaf", None, None)
@@ -197,6 +200,9 @@ class ScriptedEngine(Pumped):
 
     async def reset_prefix_cache(self, reset_running_requests: bool = False) -> bool:
         return not self.live or reset_running_requests
+
+    async def live_states(self) -> list[EngineState]:
+        return list(self.states)
 
     async def pause_generation(self) -> None:
         self.is_paused = True
@@ -354,6 +360,11 @@ class SteppedEngine(Pumped):
     async def reset_prefix_cache(self, reset_running_requests: bool = False) -> bool:
         with self._lock:
             return self._engine.reset_prefix_cache(reset_running_requests)
+
+    async def live_states(self) -> list[EngineState]:
+        with self._lock:
+            state = self._engine._client._core.live_state()
+        return [] if state is None else [state]
 
     async def pause_generation(self) -> None:
         self.is_paused = True

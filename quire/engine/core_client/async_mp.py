@@ -10,6 +10,7 @@ import itertools
 from collections.abc import Callable, Iterable
 
 from quire.core.engine_messages import EngineCoreRequest
+from quire.core.live_state import EngineState
 from quire.core.wire import AbortRequests, AddRequest, FromCore, UtilityCall, UtilityResult
 from quire.engine.core_launcher import CoreProcess
 from quire.errors import EngineDeadError
@@ -28,7 +29,7 @@ class AsyncMPClient:
     def __init__(self, core: CoreProcess, on_message: Callable[[FromCore], None]) -> None:
         self._core = core
         self._on_message = on_message
-        self._calls: dict[int, asyncio.Future[bool | None]] = {}
+        self._calls: dict[int, asyncio.Future[bool | EngineState | None]] = {}
         self._call_ids = itertools.count()
         self._loop = asyncio.get_running_loop()
         self._is_closed = False
@@ -44,7 +45,7 @@ class AsyncMPClient:
         """Ask for requests to end; each still gets a final output."""
         self._core.link.send(AbortRequests(list(handles)))
 
-    async def call(self, method: str, argument: bool = False) -> bool | None:
+    async def call(self, method: str, argument: bool = False) -> bool | EngineState | None:
         """Call a utility of the core; its value.
 
         Raises:
@@ -52,7 +53,7 @@ class AsyncMPClient:
             QuireError: what the core answered.
         """
         call_id = next(self._call_ids)
-        answer: asyncio.Future[bool | None] = self._loop.create_future()
+        answer: asyncio.Future[bool | EngineState | None] = self._loop.create_future()
         self._calls[call_id] = answer
         try:
             self._core.link.send(UtilityCall(call_id, method, argument))

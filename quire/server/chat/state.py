@@ -28,6 +28,7 @@ from quire.server.http.keep_alive import KeepAlive
 from quire.server.http.keys import ApiKeys
 from quire.server.http.places import Places
 from quire.server.http.prompt_workers import PromptWorkers
+from quire.server.http.recent_requests import RecentRequests
 from quire.server.http.tenants import Tenants
 from quire.server.http.tracing import Tracing, make_tracing
 from quire.utils.checks import shown
@@ -44,6 +45,7 @@ class ServerParts:
         workers: threads for prompts, shared by the tenants.
         body_budget: of the bodies of all requests.
         keep_alive: writes to silent streams.
+        recent: the latest requests, for the page; None = it is off.
         created: Unix time of the start.
     """
 
@@ -54,6 +56,7 @@ class ServerParts:
     workers: PromptWorkers
     body_budget: BodyBudget
     keep_alive: KeepAlive
+    recent: RecentRequests | None = None
     created: int = field(default_factory=lambda: int(time.time()))
 
     async def close(self) -> None:
@@ -168,6 +171,7 @@ def make_parts(config: ServerConfig, keys: ApiKeys) -> ServerParts:
         workers=PromptWorkers(),
         body_budget=BodyBudget(config.limits.max_bodies_bytes, lambda: tenants.has_several),
         keep_alive=KeepAlive(config.api.sse_keep_alive_interval),
+        recent=None if config.http.disable_debug else RecentRequests(),
     )
 
 

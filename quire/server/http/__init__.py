@@ -5,5 +5,5 @@ process       service_manager
 every request  middleware, request_scope, access, origins, errors, error_forms
 tenants       keys, key_watch, tenants, rate_limits
 load          admission, places, body_budget, prompt_workers, wait_estimate
-figures       timing_breakdown, tracing
+figures       timing_breakdown, tracing, recent_requests
 """

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from quire.config.server import LimitsConfig
 from quire.core.stats import SchedulerStats
@@ -144,6 +144,10 @@ class Admission:
             for ticket, count in self._queued()
         )
         return self._wait.wait_s(waiting)
+
+    def waits_s(self, waiting: Iterable[tuple[float, float, int | None]]) -> list[float | None]:
+        """Seconds until its turn of each of these, (answers, prompt tokens, `max_tokens`) in the order of service."""
+        return list(self._wait.waits_s(waiting))[:-1]
 
     @property
     def _num_places(self) -> int:

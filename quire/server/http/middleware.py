@@ -29,6 +29,7 @@ from quire.server.http.errors import (
     api_error_of,
 )
 from quire.server.http.origins import OriginRules
+from quire.server.http.recent_requests import RecentRequests
 from quire.server.http.request_scope import RequestScope, begin, scope_of
 from quire.server.http.tenants import Tenants
 from quire.server.http.timing_breakdown import make_receipt
@@ -37,7 +38,7 @@ from quire.server.http.tracing import EndedRequest, Tracing
 
 access_logger = get_logger("quire.access")
 
-QUIET_PATHS = frozenset((*PROBE_PATHS, "/metrics", "/load"))
+QUIET_PATHS = frozenset((*PROBE_PATHS, "/metrics", "/load", "/debug/state"))
 MAX_LOGGED_CHARS = 200
 MODEL_WAIT = b"x-quire-model-wait"
 """Header: seconds that a request waited for its model to be loaded."""
@@ -56,9 +57,11 @@ class RequestLog:
         error_forms: Sequence[ErrorForm] = (),
         quiet_paths: frozenset[str] = frozenset(),
         metrics: HttpMetrics | None = None,
+        recent: RecentRequests | None = None,
     ) -> None:
         self._app = app
         self._metrics = metrics
+        self._recent = recent
         self._quiet_paths = QUIET_PATHS | quiet_paths
         self._error_forms = error_forms
         self._tracing = tracing
@@ -93,6 +96,8 @@ class RequestLog:
             await send(message)
 
         self.num_running += 1
+        if self._recent is not None:
+            self._recent.begin(known, scope["path"])
         try:
             await self._app(scope, receive, send_with_id)
         except ClientGoneError:
@@ -103,6 +108,8 @@ class RequestLog:
             if self._metrics is not None:
                 route = scope.get("route")
                 self._metrics.record(scope["method"], None if route is None else route.path, status, seconds)
+            if self._recent is not None:
+                self._recent.end(known, status, start + seconds)
             if self._tracing is not None and known.is_metered:
                 self._tracing.record(_ended(scope, known, status, start + seconds))
             if self._is_logged and scope["path"] not in self._quiet_paths:

@@ -255,6 +255,10 @@ class Tenants:
         name = self._keys.tenant_of(authorization)
         return None if name is None else self._by_name[name]
 
+    def all(self) -> list[Tenant]:
+        """Every tenant that has a key; of a server without keys, the one that all requests are of."""
+        return list(self._by_name.values()) or [self.anonymous]
+
     def may_see_all(self, tenant: Tenant) -> bool:
         """True when `tenant` may read what is about the whole server: an operator may, and who is alone."""
         return tenant.is_operator or not self.has_several

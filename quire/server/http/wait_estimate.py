@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from quire.core.stats import SchedulerStats
 
@@ -54,13 +54,22 @@ class WaitEstimate:
         Returns:
             None while nothing was measured.
         """
+        *_, wait = self.waits_s(waiting)
+        return wait
+
+    def waits_s(self, waiting: Iterable[tuple[float, float, int | None]]) -> Iterator[float | None]:
+        """As `wait_s`, behind none of `waiting`, behind the first, behind the first two, and so on."""
         if self._tokens <= 0 or self._seconds <= 0:
-            return None
+            yield None
+            for _ in waiting:
+                yield None
+            return
         length = self._total_length / len(self._lengths) if self._lengths else 0.0
         missed = 1.0 - (self._hits / self._queries if self._queries else 0.0)
+        pace_s = self._seconds / self._tokens
         num_answers = work = 0.0
+        yield length * pace_s
         for count, prompt_tokens, max_tokens in waiting:
             num_answers += count
             work += missed * prompt_tokens + count * (length if max_tokens is None else min(length, max_tokens))
-        turn = work / num_answers if num_answers else length
-        return (work + turn) * self._seconds / self._tokens
+            yield (work + (work / num_answers if num_answers else length)) * pace_s

@@ -118,6 +118,10 @@ class ModelPool:
         self._watching: asyncio.Task[None] | None = None
         self._is_closed = False
 
+    def loaded_states(self) -> list[ServerState]:
+        """Of the models that are in memory, in the order of the file."""
+        return [model.state for model in self.models.values() if model.state is not None]
+
     # --- for requests ---
 
     async def use(self, model: ServedModel, timeout_s: float | None = None) -> Lease:

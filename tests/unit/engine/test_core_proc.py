@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ import pytest
 import zmq
 
 from quire.core.engine_messages import EngineCoreRequest, FinishReason
+from quire.core.live_state import EngineState
 from quire.core.sampling_params import SamplingParams
 from quire.core.serial import MessageDecoder, MessageEncoder
 from quire.core.wire import AbortRequests, AddRequest, FromCore, RequestRefused, StepOutputs, UtilityCall, UtilityResult
@@ -19,6 +22,7 @@ from quire.engine.core import EngineCore
 from quire.engine.core_proc import EngineCoreProc
 from quire.engine.heartbeat import Heartbeat, HeartbeatField, Phase
 from quire.engine.step_recovery import StepRecovery
+from quire.scheduler.live_state import live_state
 from tests.unit.engine.test_core import ScriptedExecutor
 from tests.unit.scheduler.harness import make_scheduler
 
@@ -37,7 +41,10 @@ class Ends:
         recovery = StepRecovery()
         executor: Any = ScriptedExecutor({})
         self.page = Heartbeat.create(path / "page")
-        core = EngineCore(executor, make_scheduler(gates=(recovery.gate,)), recovery, on_step=self.page.begin_step)
+        scheduler = make_scheduler(gates=(recovery.gate,))
+        core = EngineCore(
+            executor, scheduler, recovery, on_step=self.page.begin_step, observe=partial(live_state, scheduler)
+        )
         self.proc = EngineCoreProc(core, inputs, outputs, self.page)
         self._encoder = MessageEncoder()
         self._decoder: MessageDecoder[FromCore] = MessageDecoder(FromCore)
@@ -94,6 +101,20 @@ def test_garbage_is_left_out(ends: Ends, frames: list[bytes]):
     assert ends.turn() == []
     ends.send(UtilityCall(1, "ping"))
     assert ends.turn() == [UtilityResult(1, value=True)]
+
+
+def test_the_state_of_the_engine_is_sent_between_two_steps(ends: Ends):
+    ends.send(request(1, [1, 2, 3]))
+    ends.turn()
+    ends.send(UtilityCall(1, "live_state"))
+    ends.turn()
+    ends.send(UtilityCall(2, "live_state"))
+    message = ends.turn()[0]
+    assert isinstance(message, UtilityResult) and isinstance(message.value, EngineState)
+    (row,) = message.value.batch
+    assert (row.id, row.phase, row.prompt_tokens, row.output_tokens) == ("1", "decode", 3, 2)
+    assert [one.step for one in message.value.steps] == [1], "the step after the first look"
+    assert message.value.process.pid == os.getpid()
 
 
 def test_a_request_that_cannot_be_read_is_answered(ends: Ends):
